@@ -1,0 +1,1 @@
+"""Mooring: GPU-as-a-Service on the GPU servers you own."""
