@@ -1,0 +1,86 @@
+"""What the agent needs of a container engine; `docker.py` is the real one, `simulated.py` lives in memory."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from mooring.core.instance import Reason
+from mooring.schemas.agent import Assignment, Endpoint, ExecRequest, LogsRequest, Orphan, StreamFrame
+
+Progress = Callable[[Reason], None]
+Cancelled = Callable[[], bool]
+
+
+class RuntimeUnavailable(Exception):
+    """The engine does not answer: what it holds is unknown, which is never the same as nothing."""
+
+
+class StartRefused(Exception):
+    """A start that failed for good and left nothing behind; `reason` is what the user reads."""
+
+    def __init__(self, reason: Reason, *, distrust_gpus: bool = False) -> None:
+        super().__init__(reason.message)
+        self.reason = reason
+        self.distrust_gpus = distrust_gpus  # the container got other GPUs than assigned (R5)
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """One container that carries this control plane's labels."""
+
+    instance_id: str
+    attempt: int
+    container_id: str
+    status: str  # Docker's word: created, running, restarting, removing, paused, exited, dead
+    gpu_uuids: tuple[str, ...]
+    exit_code: int | None = None
+    oom_killed: bool = False
+    error: str | None = None
+    started_at: str | None = None
+    finished_at: str | None = None
+    image_digest: str | None = None
+    endpoints: tuple[Endpoint, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeFacts:
+    version: str | None
+    cpus: int
+    memory_mib: int
+    problem: Reason | None  # why nothing may be started here: toolkit too old, engine away, …
+    simulated: bool
+
+
+class Runtime(Protocol):
+    """Every call may block on the engine and may raise RuntimeUnavailable."""
+
+    def facts(self) -> RuntimeFacts: ...
+
+    def containers(self) -> tuple[list[Container], list[Orphan]]:
+        """All containers of this control plane, and labelled ones that belong to another."""
+
+    def start(self, assignment: Assignment, progress: Progress, cancelled: Cancelled) -> Container | None:
+        """Pull, create, start and verify, or adopt what an earlier call left; None when cancelled.
+
+        Raises:
+            StartRefused: it will not run, and nothing is left of it.
+        """
+
+    def restart(self, container: Container) -> None:
+        """Start an exited container again, for `restart: on_failure | always`."""
+
+    def stop(self, container: Container, timeout_s: int) -> None:
+        """SIGTERM, then SIGKILL; returns when its process has ended. Ended or gone already is success."""
+
+    def remove(self, container: Container) -> None:
+        """Remove a container that has ended. Gone already is success."""
+
+    def logs(self, container_id: str, request: LogsRequest) -> Iterator[StreamFrame]:
+        """Lines with their time; closing the iterator ends a follow."""
+
+    def exec(self, container_id: str, request: ExecRequest) -> Iterator[StreamFrame]: ...
+
+    def changes(self) -> Iterator[None]:
+        """Yields whenever something may have changed; a hint only. Ends or raises when the engine goes."""
+
+    def close(self) -> None: ...

@@ -1,0 +1,88 @@
+"""A GPU: the facts NVML gives once, the samples it gives live, and how a model is asked for."""
+
+import re
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from mooring.core.text import GpuUuid, Text
+
+
+class Health(StrEnum):
+    HEALTHY = "healthy"
+    QUARANTINED = "quarantined"  # present, but not given out until an admin or a self-test clears it
+    LOST = "lost"  # the node no longer lists it, or the driver says it fell off the bus
+
+
+class _Fact(BaseModel):
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+
+
+class NvLinkPeer(_Fact):
+    uuid: GpuUuid
+    links: Annotated[int, Field(ge=1, description="NVLink lanes between the two GPUs")]
+
+
+class MigDevice(_Fact):
+    uuid: GpuUuid
+    profile: Text
+    memory_mib: int | None
+
+
+class GpuFacts(_Fact):
+    """What the node says about one card. Null: the card or the driver does not tell."""
+
+    uuid: GpuUuid
+    index: Annotated[int, Field(ge=0, description="NVML's order; for display only, it may change at a reboot")]
+    model: Text
+    memory_mib: Annotated[int, Field(ge=0)]
+    pci_bus_id: Text | None = None
+    minor_number: int | None = None
+    numa_node: int | None = None
+    nvlink_peers: list[NvLinkPeer] = []
+    topology: Annotated[
+        dict[str, Text],
+        Field(description="other GPU's UUID -> nearest common ancestor: internal … system"),
+    ] = {}
+    mig_mode: Text | None = None
+    mig_devices: list[MigDevice] = []
+    compute_capability: Text | None = None
+    power_limit_w: float | None = None
+    fault: Annotated[Text | None, Field(description="why it cannot be used: gpu_lost, reset_required, …")] = None
+
+
+class Process(_Fact):
+    pid: Annotated[int, Field(description="on the node, not in the container")]
+    name: Text | None
+    memory_used_mib: int | None
+    instance_id: Text | None = None
+
+
+class Sample(_Fact):
+    """One reading of one GPU. What the card does not support is null, never 0."""
+
+    uuid: GpuUuid
+    index: int
+    sampled_at: Text
+    utilization_gpu_pct: float | None = None
+    utilization_memory_pct: float | None = None
+    memory_used_mib: int | None = None
+    memory_total_mib: int | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    temperature_c: float | None = None
+    sm_clock_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    fan_pct: float | None = None
+    energy_j: Annotated[float | None, Field(description="since the driver was loaded")] = None
+    processes: list[Process] | None = None
+
+
+def model_matches(asked: str | None, model: str) -> bool:
+    """Whether every word asked for is a word of the NVML name: `h100` is, `A10` is not of an `A100`."""
+    return asked is None or _words(asked) <= _words(model)
+
+
+def _words(name: str) -> frozenset[str]:
+    return frozenset(re.findall(r"[a-z0-9.]+", name.lower()))

@@ -1,0 +1,272 @@
+"""An instance: what is asked for, the states it lives through, and what a node's report makes of it.
+
+    pending -> scheduled -> starting -> running -> stopping -> stopped
+       |           |            |          |  \\
+       |           |            |          |   `-> succeeded (exit 0) | failed (other exit, with a reason)
+       `-----------+------------+----------+--> failed;  unreachable <-> any that holds GPUs, node silent
+    start: stopped | succeeded | failed -> pending.   delete: any -> (stopping ->) deleted
+"""
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from mooring.core.text import EnvName, EnvValue, ImageReference, LabelKey, LabelValue, LongText, Name, Text
+
+
+class State(StrEnum):
+    """Where an instance is. `deleted` is seen only in events and as the last answer of a wait."""
+
+    PENDING = "pending"
+    SCHEDULED = "scheduled"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    UNREACHABLE = "unreachable"
+    DELETED = "deleted"
+
+
+class DesiredState(StrEnum):
+    """The user's word, written only by the API's verbs (and by limits acting for the user)."""
+
+    RUNNING = "running"
+    STOPPED = "stopped"
+    DELETED = "deleted"
+
+
+HOLDS_GPUS = frozenset(
+    {State.SCHEDULED, State.STARTING, State.RUNNING, State.STOPPING, State.UNREACHABLE}
+)
+ENDED = frozenset({State.STOPPED, State.SUCCEEDED, State.FAILED})
+
+_FINAL = {State.STOPPED, State.SUCCEEDED, State.FAILED, State.DELETED}
+TRANSITIONS: dict[State, frozenset[State]] = {
+    State.PENDING: frozenset({State.SCHEDULED, State.STOPPED, State.FAILED, State.DELETED}),
+    # scheduled -> stopping: asked to stop before the node has said anything.
+    State.SCHEDULED: frozenset({State.STARTING, State.RUNNING, State.STOPPING, State.UNREACHABLE, *_FINAL}),
+    # starting -> scheduled and running -> scheduled: a restart is a new attempt on the same GPUs.
+    State.STARTING: frozenset({State.SCHEDULED, State.RUNNING, State.STOPPING, State.UNREACHABLE, *_FINAL}),
+    # running -> starting: the agent restarts an exited container under `restart: on_failure | always`.
+    State.RUNNING: frozenset({State.SCHEDULED, State.STARTING, State.STOPPING, State.UNREACHABLE, *_FINAL}),
+    State.STOPPING: frozenset({State.UNREACHABLE, *_FINAL}),
+    State.UNREACHABLE: frozenset({State.STARTING, State.RUNNING, State.STOPPING, *_FINAL}),
+    State.STOPPED: frozenset({State.PENDING, State.DELETED}),
+    State.SUCCEEDED: frozenset({State.PENDING, State.DELETED}),
+    State.FAILED: frozenset({State.PENDING, State.DELETED}),
+    State.DELETED: frozenset(),
+}
+
+
+def actions(state: State) -> list[str]:
+    """What a user may ask of an instance in this state, as shown in its `actions`."""
+    if state in ENDED:
+        return ["start", "delete"]
+    if state in {State.SCHEDULED, State.STARTING, State.RUNNING}:
+        return ["stop", "restart", "delete"]
+    if state is State.DELETED:
+        return []
+    return ["stop", "delete"]
+
+
+class Reason(BaseModel):
+    """Why an instance is in its state: a stable `code` (docs/errors.md) and a sentence for people."""
+
+    model_config = ConfigDict(frozen=True)
+
+    code: str
+    message: str
+
+
+class _Asked(BaseModel):
+    # Users' unknown fields are refused here; readers of rows and peers pass extra="ignore" instead, so an
+    # older release reads what a newer one wrote.
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class GpuRequest(_Asked):
+    """GPUs of one model on one node; absent or count 0 means none is visible in the container."""
+
+    count: Annotated[int, Field(ge=0, le=64, description="whole GPUs, all on one node")] = 0
+    model: Annotated[
+        Text | None,
+        Field(max_length=96, description="words of the NVML name, any case: `H100`, `RTX 4090`; null: any"),
+    ] = None
+    min_memory_mib: Annotated[int | None, Field(ge=1, le=2**31, description="of each GPU")] = None
+    share: Annotated[float | None, Field(gt=0, le=1, description="not supported yet")] = None
+    mig_profile: Annotated[Text | None, Field(max_length=32, description="not supported yet")] = None
+
+
+class Port(_Asked):
+    """A port of the container, published on a free port of the node (see `endpoints`)."""
+
+    container: Annotated[int, Field(ge=1, le=65535)]
+    protocol: Literal["tcp", "udp"] = "tcp"
+
+
+RESERVED_ENV_NAMES = frozenset({"CUDA_VISIBLE_DEVICES", "LD_PRELOAD", "LD_AUDIT"})
+RESERVED_ENV_PREFIXES = ("NVIDIA_", "DOCKER_RESOURCE_", "MOORING_")
+
+
+def is_reserved_env(name: str) -> bool:
+    """Whether the agent alone sets this variable (security rule R4): most of them choose or fake GPUs."""
+    return name in RESERVED_ENV_NAMES or name.startswith(RESERVED_ENV_PREFIXES)
+
+
+class InstanceSpec(_Asked):
+    """What the user asked for: never edited, stored as it came, and the whole input of scheduler and node."""
+
+    image: ImageReference
+    command: Annotated[list[LongText] | None, Field(max_length=1024)] = None
+    entrypoint: Annotated[list[LongText] | None, Field(max_length=64)] = None
+    working_dir: Annotated[Text | None, Field(max_length=4096, pattern=r"^/[^\x00]*$")] = None
+    user: Annotated[Text | None, Field(max_length=64, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:-]*$")] = None
+    env: Annotated[dict[EnvName, EnvValue], Field(max_length=512)] = {}
+    gpus: GpuRequest = GpuRequest()
+    cpus: Annotated[
+        float | None,
+        Field(ge=0.01, le=4096, description="null: the share of the node that goes with its GPUs, else 1"),
+    ] = None
+    memory_mib: Annotated[
+        int | None,
+        Field(ge=6, le=2**31, description="null: the share that goes with its GPUs, else 1024"),
+    ] = None
+    shm_mib: Annotated[int | None, Field(ge=1, le=2**31, description="null: half of the memory")] = None
+    ports: Annotated[list[Port], Field(max_length=64)] = []
+    max_duration_s: Annotated[int | None, Field(ge=1, le=10 * 366 * 86_400)] = None
+    restart: Literal["never", "on_failure", "always"] = "never"
+    on_capacity: Literal["queue", "fail"] = "queue"
+    on_node_loss: Literal["keep", "replace"] = "keep"
+    priority: Annotated[int, Field(ge=0, le=100)] = 50
+    node_selector: Annotated[dict[LabelKey, LabelValue], Field(max_length=64)] = {}
+
+    @field_validator("env")
+    @classmethod
+    def _no_reserved_env(cls, env: dict[str, str]) -> dict[str, str]:
+        if reserved := sorted(filter(is_reserved_env, env)):
+            raise PydanticCustomError(
+                "reserved_env",
+                "{names} is set by Mooring itself and cannot be given; remove it from env",
+                {"names": ", ".join(reserved)},
+            )
+        return env
+
+    @field_validator("ports")
+    @classmethod
+    def _no_port_twice(cls, ports: list[Port]) -> list[Port]:
+        if len({(port.container, port.protocol) for port in ports}) < len(ports):
+            raise PydanticCustomError("duplicate_port", "a port is listed twice")
+        return ports
+
+    @classmethod
+    def from_row(cls, spec: dict[str, Any]) -> Self:
+        """Read a stored spec; fields that a newer release wrote are ignored."""
+        return cls.model_validate(spec, extra="ignore", strict=False)
+
+
+def not_supported_yet(field: str, hint: str) -> PydanticCustomError:
+    """The refusal of a field that is part of the contract but would be ignored today."""
+    return PydanticCustomError(
+        "not_supported_yet", "{field} is not supported yet: {hint}", {"field": field, "hint": hint}
+    )
+
+
+def refuse_unsupported_priority(priority: int) -> int:
+    """All instances queue at one priority for now.
+
+    Raises:
+        PydanticCustomError: code `not_supported_yet`, for anything but the default.
+    """
+    if priority != InstanceSpec.model_fields["priority"].default:
+        raise not_supported_yet("priority", "leave it out (50)")
+    return priority
+
+
+class InstanceRequest(InstanceSpec):
+    """The body of a create: the spec plus what only the control plane reads."""
+
+    name: Name | None = None
+    labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=64)] = {}
+    project_id: Annotated[Text | None, Field(max_length=64, description="null: your own project")] = None
+
+    @field_validator("labels")
+    @classmethod
+    def _no_reserved_labels(cls, labels: dict[str, str]) -> dict[str, str]:
+        return refuse_reserved_labels(labels)
+
+    @field_validator("priority")
+    @classmethod
+    def _one_priority(cls, priority: int) -> int:
+        return refuse_unsupported_priority(priority)
+
+    @model_validator(mode="after")
+    def _only_what_works(self) -> Self:
+        if self.gpus.share is not None:
+            raise not_supported_yet("gpus.share", "ask for whole GPUs with gpus.count")
+        if self.gpus.mig_profile is not None:
+            raise not_supported_yet("gpus.mig_profile", "ask for whole GPUs with gpus.count")
+        if self.on_node_loss == "replace":
+            raise not_supported_yet("on_node_loss=replace", "use keep, and start it again yourself")
+        return self
+
+    def spec(self) -> dict[str, Any]:
+        """The spec alone, as stored in the instance's row."""
+        return self.model_dump(mode="json", exclude={"name", "labels", "project_id"})
+
+
+def refuse_reserved_labels(labels: dict[str, str]) -> dict[str, str]:
+    """Labels that begin with `mooring.` are the agent's memory on the container (security rule R6).
+
+    Raises:
+        PydanticCustomError: code `reserved_label`.
+    """
+    if reserved := [key for key in labels if key.startswith("mooring.")]:
+        raise PydanticCustomError(
+            "reserved_label",
+            "labels beginning with mooring. are reserved: {names}",
+            {"names": ", ".join(reserved)},
+        )
+    return labels
+
+
+class Phase(StrEnum):
+    """What a node sees of one attempt of an instance."""
+
+    ABSENT = "absent"  # the node knows of it and has no container for it
+    STARTING = "starting"  # pulling, creating, or waiting to restart
+    RUNNING = "running"
+    EXITED = "exited"  # the container is there and its process has ended
+    REFUSED = "refused"  # it could not be started; nothing of it is left
+
+
+def after_report(state: State, desired: DesiredState, phase: Phase, exit_code: int | None, began: bool) -> State:
+    """The state that a node's report of this attempt leads to.
+
+    Args:
+        began: whether the node has said before that this attempt was running. Only then is an absent
+            container a loss; before, the node simply has not got to it.
+    """
+    if desired is not DesiredState.RUNNING:
+        return _after_report_when_stopping(desired, phase)
+    if phase is Phase.STARTING:
+        return State.STARTING
+    if phase is Phase.RUNNING:
+        return State.RUNNING
+    if phase is Phase.EXITED:
+        return State.SUCCEEDED if exit_code == 0 else State.FAILED
+    if phase is Phase.ABSENT and not began:
+        return state
+    return State.FAILED
+
+
+def _after_report_when_stopping(desired: DesiredState, phase: Phase) -> State:
+    if phase in {Phase.STARTING, Phase.RUNNING}:
+        return State.STOPPING
+    if desired is DesiredState.STOPPED:
+        return State.STOPPED
+    # A delete ends only when nothing is left, an exited container included.
+    return State.STOPPING if phase is Phase.EXITED else State.DELETED

@@ -1,0 +1,37 @@
+"""String types every edge shares, so that what one database or Docker would refuse is refused at the door.
+
+PostgreSQL stores no NUL and no encoder takes a lone surrogate; SQLite would take the first, and the two
+databases must not differ in what they accept.
+"""
+
+from typing import Annotated
+
+from pydantic import StringConstraints
+
+# Lone surrogates never reach these types: the JSON parser refuses them (api/body.py) and a query string
+# is decoded with replacement.
+NO_NUL = r"^[^\x00]*$"
+DNS_LABEL = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+
+Text = Annotated[str, StringConstraints(pattern=NO_NUL, max_length=4096)]
+LongText = Annotated[str, StringConstraints(pattern=NO_NUL, max_length=32_768)]
+Name = Annotated[str, StringConstraints(pattern=DNS_LABEL, min_length=1, max_length=63)]
+LabelKey = Annotated[
+    str, StringConstraints(pattern=r"^[a-zA-Z0-9]([a-zA-Z0-9._/-]{0,61}[a-zA-Z0-9])?$", max_length=63)
+]
+LabelValue = Annotated[str, StringConstraints(pattern=NO_NUL, max_length=255)]
+EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
+EnvValue = Annotated[str, StringConstraints(pattern=NO_NUL, max_length=32_768)]
+GpuUuid = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", max_length=96)]
+ImageReference = Annotated[
+    str,
+    StringConstraints(
+        # The grammar of github.com/distribution/reference: host[:port]/path[:tag][@digest].
+        pattern=(
+            r"^([a-zA-Z0-9.-]+(:[0-9]{1,5})?/)?[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"
+            r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[a-f0-9]{64})?$"
+        ),
+        min_length=1,
+        max_length=512,
+    ),
+]

@@ -1,0 +1,186 @@
+"""What a node and the control plane say to each other (`/agent/v1`), whole truths in both directions."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from mooring.core.gpu import GpuFacts, Sample
+from mooring.core.instance import InstanceSpec, Phase, Reason
+from mooring.core.node import NodeFacts
+from mooring.core.text import GpuUuid, LongText, Name, Text
+
+
+class Peer(BaseModel):
+    """A message between releases: fields the reader does not know are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+class JoinRequest(Peer):
+    """`POST /agent/v1/join`, without credentials: the token is the credential, and works once."""
+
+    token: Text
+    node_name: Annotated[Name | None, Field(description="a name fixed in the token wins")] = None
+    hostname: Text
+
+
+class JoinAnswer(Peer):
+    """The node's own credential, shown this once; it reaches `/agent/v1` and this node's data only."""
+
+    node_id: Text
+    node_name: Text
+    credential: Text
+    control_plane_id: Text
+
+
+class SessionAnswer(Peer):
+    """`POST /agent/v1/session`: a number higher than every earlier agent of this node was given.
+
+    A request with a lower number is answered 409 `stale_session`.
+    """
+
+    session: int
+    control_plane_id: Text
+    node_id: Text
+
+
+class Endpoint(Peer):
+    container: int
+    protocol: Literal["tcp", "udp"]
+    host: Text
+    port: int
+
+
+class ObservedInstance(Peer):
+    """One attempt of an instance as the node sees it. `absent` is never sent: silence says it."""
+
+    instance_id: Text
+    attempt: int
+    phase: Phase
+    reason: Reason | None = None
+    container_id: Text | None = None
+    exit_code: int | None = None
+    started_at: Text | None = None
+    finished_at: Text | None = None
+    image_digest: Text | None = None
+    endpoints: list[Endpoint] = []
+
+
+class Orphan(Peer):
+    """A container with Mooring's labels that the answer neither assigned nor told to remove."""
+
+    container_id: Text
+    name: Text
+    instance_id: Text
+    control_plane_id: Text | None
+
+
+class Incident(Peer):
+    """Something that takes one GPU out of use until it is cleared. Repeated until a sync is answered."""
+
+    id: Text
+    uuid: GpuUuid
+    code: Text
+    message: Text
+
+
+class SyncRequest(Peer):
+    """Everything the node has. Null means unknown, never empty."""
+
+    session: int
+    seq: Annotated[int, Field(description="rises within a session; a late, older report is not applied")]
+    generation: Annotated[
+        int,
+        Field(description="of the desired state this report was made under; 0: none heard in this session"),
+    ]
+    wait_s: Annotated[float, Field(ge=0, le=60, description="hold the answer this long if there is no news")] = 0
+    facts: NodeFacts
+    problem: Reason | None = None
+    gpus: list[GpuFacts] | None
+    samples: list[Sample] = []
+    instances: list[ObservedInstance] | None
+    orphans: list[Orphan] = []
+    incidents: list[Incident] = []
+
+
+class Assignment(Peer):
+    """One attempt of an instance that should exist on the node."""
+
+    instance_id: Text
+    attempt: int
+    name: Text
+    project_id: Text
+    generation: int
+    want: Literal["running", "stopped"]
+    may_start: Annotated[
+        bool, Field(description="false once this attempt has run: then an absent container is a loss")
+    ]
+    stop_timeout_s: int
+    spec: InstanceSpec
+    gpu_uuids: list[GpuUuid]
+    cpus: float
+    memory_mib: int
+
+
+class Removal(Peer):
+    """An attempt of which nothing should be left: stopped in its time, then removed."""
+
+    instance_id: Text
+    attempt: int
+    stop_timeout_s: int
+
+
+class LogsRequest(Peer):
+    tail: int | None
+    since: Text | None
+    follow: bool
+
+
+class ExecRequest(Peer):
+    command: list[LongText]
+    timeout_s: int
+    max_output_bytes: int
+
+
+class StreamRequest(Peer):
+    """Bytes that a user waits for: the node dials `url` (null: where it syncs) and sends frames."""
+
+    id: Text
+    instance_id: Text
+    attempt: int
+    url: Text | None
+    logs: LogsRequest | None = None
+    exec: ExecRequest | None = None
+
+
+class StreamError(Peer):
+    code: str
+    message: str
+
+
+class StreamFrame(Peer):
+    """One line of the body of `POST /agent/v1/streams/{id}` (newline-delimited JSON).
+
+    A frame with nothing set only says that the node is still there; one with `end`, `exit_code` or
+    `error` is the last.
+    """
+
+    stream: Literal["stdout", "stderr"] | None = None
+    at: str | None = None
+    text: str | None = None
+    truncated: bool = False
+    exit_code: int | None = None
+    end: bool = False
+    error: StreamError | None = None
+
+
+class SyncAnswer(Peer):
+    """Everything the node should have, and what users ask of it right now."""
+
+    control_plane_id: Text
+    node_id: Text
+    generation: int
+    report_interval_s: float
+    assignments: list[Assignment] = []
+    removals: list[Removal] = []
+    streams: list[StreamRequest] = []
