@@ -1,0 +1,194 @@
+"""The engine's HTTP API as far as the agent uses it: each call once, typed, with a timeout, errors mapped.
+
+The low-level client of Docker's library: its high-level objects inspect on every turn.
+"""
+
+import threading
+import weakref
+from collections.abc import Mapping
+from typing import Any, cast
+
+from docker import APIClient
+from docker.utils import kwargs_from_env
+from docker.utils.utils import version_lt
+from requests import Response
+
+from mooring.agent.docker_errors import EngineRefused, engine_call
+from mooring.agent.docker_streams import ByteStream
+
+Document = dict[str, Any]
+
+# The newest API this code was written against. A newer engine still speaks it, so that an upgrade of Docker
+# changes nothing under us.
+NEWEST_API = "1.51"
+# Starting runs the NVIDIA hooks, which take seconds on a cold driver.
+_START_TIMEOUTS = 6
+_POOL_SIZE = 64
+
+
+class Engine:
+    """One engine; connects at the first call, so that an agent may start before it.
+
+    Every method may raise RuntimeUnavailable, and EngineRefused for an answer that is an error.
+    """
+
+    def __init__(self, environment: Mapping[str, str] | None = None, timeout_s: int = 10) -> None:
+        self._environment = dict(environment) if environment is not None else None
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._control: APIClient | None = None
+        self._streaming: APIClient | None = None
+        self._streams: weakref.WeakSet[ByteStream] = weakref.WeakSet()
+
+    def ping(self) -> None:
+        with engine_call("ping"):
+            self._client().ping()
+
+    def info(self) -> Document:
+        with engine_call("info"):
+            return cast(Document, self._client().info())
+
+    def image(self, reference: str) -> Document:
+        with engine_call("inspect image"):
+            return cast(Document, self._client().inspect_image(reference))
+
+    def create(self, config: Document, name: str) -> str:
+        with engine_call("create"):
+            created = self._client().create_container_from_config(config, name)
+            return str(created["Id"])
+
+    def start(self, container: str) -> None:
+        with engine_call("start"):
+            client = self._client()
+            self._check(
+                client,
+                client.post(
+                    self._url(client, f"/containers/{container}/start"),
+                    timeout=self._timeout_s * _START_TIMEOUTS,
+                ),
+            )
+
+    def container(self, container: str) -> Document:
+        with engine_call("inspect"):
+            return cast(Document, self._client().inspect_container(container))
+
+    def containers(self, label: str) -> list[Document]:
+        with engine_call("list"):
+            return cast(list[Document], self._client().containers(all=True, filters={"label": [label]}))
+
+    def stop(self, container: str, timeout_s: int) -> None:
+        with engine_call("stop"):
+            self._client().stop(container, timeout=timeout_s)
+
+    def wait(self, container: str, timeout_s: float) -> None:
+        with engine_call("wait"):
+            self._client().wait(container, timeout=timeout_s)  # type: ignore[arg-type]  # a float is fine
+
+    def remove(self, container: str, *, force: bool = False) -> None:
+        with engine_call("remove"):
+            self._client().remove_container(container, v=True, force=force)
+
+    def exec_create(self, container: str, command: list[str]) -> str:
+        with engine_call("exec"):
+            return str(self._client().exec_create(container, command)["Id"])
+
+    def exec_state(self, exec_id: str) -> Document:
+        with engine_call("inspect exec"):
+            return cast(Document, self._client().exec_inspect(exec_id))
+
+    def stream(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        json: Document | None = None,
+        headers: Mapping[str, str] | None = None,
+        headers_in_s: float | None = None,
+    ) -> ByteStream:
+        """Ask for a streamed answer; a refusal shows at the first read.
+
+        Args:
+            headers_in_s: how long the engine may take before it begins to answer.
+        """
+
+        def request() -> Response:
+            client = self._client(streaming=True)
+            url = self._url(client, path)
+            timeout = (self._timeout_s, headers_in_s)
+            return self._without_timeout(
+                client,
+                client.request(
+                    method, url, params=params, json=json, headers=headers, stream=True, timeout=timeout
+                ),
+            )
+
+        stream = ByteStream(request)
+        self._streams.add(stream)
+        return stream
+
+    def client(self) -> APIClient:
+        """For what the library knows and no request tells: registry credentials."""
+        with engine_call("connect"):
+            return self._client()
+
+    def close(self) -> None:
+        for stream in list(self._streams):
+            stream.close()
+        with self._lock:
+            self._forget_clients()
+
+    def forget_version(self) -> None:
+        """Negotiate again at the next call: the engine may have been replaced by another release."""
+        with self._lock:
+            self._forget_clients()
+
+    def _forget_clients(self) -> None:
+        for client in (self._control, self._streaming):
+            if client is not None:
+                client.close()
+        self._control = self._streaming = None
+
+    def _client(self, *, streaming: bool = False) -> APIClient:
+        with self._lock:
+            if self._control is None or self._streaming is None:
+                version = self._negotiate()
+                self._control = self._connect(version)
+                # Of its own, so that a hundred followed logs never keep a kill from a connection.
+                self._streaming = self._connect(version)
+            return self._streaming if streaming else self._control
+
+    def _negotiate(self) -> str:
+        client = self._connect("auto")  # without a timeout this blocked for 60 s on a frozen daemon
+        try:
+            return NEWEST_API if version_lt(NEWEST_API, client.api_version) else client.api_version
+        finally:
+            client.close()
+
+    def _connect(self, version: str) -> APIClient:
+        arguments = kwargs_from_env(self._environment)
+        return APIClient(version=version, timeout=self._timeout_s, max_pool_size=_POOL_SIZE, **arguments)
+
+    def _without_timeout(self, client: APIClient, response: Response) -> Response:
+        self._check(client, response)
+        # The timeout was for the headers; a quiet container may say nothing for days.
+        library = cast(Any, client)
+        library._disable_socket_timeout(library._get_raw_response_socket(response))
+        return response
+
+    @staticmethod
+    def _check(client: APIClient, response: Response) -> None:
+        try:
+            cast(Any, client)._raise_for_status(response)
+        except Exception:
+            response.close()
+            raise
+
+    @staticmethod
+    def _url(client: APIClient, path: str) -> str:
+        return f"{client.base_url}/v{client.api_version}{path}"
+
+
+def is_gone(refusal: EngineRefused) -> bool:
+    """Whether a refused stop or remove means that there is nothing left to do."""
+    return refusal.status == 404 or "already in progress" in refusal.message

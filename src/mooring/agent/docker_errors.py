@@ -1,0 +1,151 @@
+"""What an engine's failures mean: it is away, so everything is unknown, or it refused and said why.
+
+Docker's own library lets four families of exceptions through (docker, requests, urllib3, http.client), and
+which one depends on the moment the daemon dies; `engine_call` makes two of them.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPException
+
+from docker.errors import APIError, DockerException
+from requests.exceptions import RequestException
+from urllib3.exceptions import HTTPError
+
+from mooring.agent.runtime import RuntimeUnavailable
+from mooring.core.instance import Reason
+
+# A daemon on its way down, or one that has lost containerd, answers 500 with Go's words for it. Such an
+# answer says nothing about the container.
+_GOING_AWAY = re.compile(
+    r"context (canceled|deadline exceeded)|transport is closing|client connection is closing"
+    r"|code = Unavailable|containerd\.sock|shutting down|error reading from server: EOF",
+    re.IGNORECASE,
+)
+MAX_MESSAGE = 500
+
+
+class EngineRefused(RuntimeUnavailable):
+    """The engine's own "no". Who cannot make sense of it treats it as unknown, like its parent."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"the container engine refused ({status}): {message}")
+        self.status = status
+        self.message = message
+
+
+@contextmanager
+def engine_call(what: str) -> Iterator[None]:
+    """Turn whatever Docker's library raises into one of two errors.
+
+    Raises:
+        EngineRefused: the engine answered with an error.
+        RuntimeUnavailable: it did not answer, or not to the end; whether it obeyed is unknown.
+    """
+    try:
+        yield
+    except APIError as error:
+        message = str(error.explanation or error)
+        if _GOING_AWAY.search(message):
+            raise RuntimeUnavailable(f"{what}: the container engine is going away: {message}") from error
+        raise EngineRefused(error.status_code or 0, message) from error
+    except (RequestException, HTTPError, HTTPException, DockerException, OSError) as error:
+        raise RuntimeUnavailable(
+            f"{what}: the container engine does not answer ({type(error).__name__}: {error})"
+        ) from error
+
+
+# First match wins. `{what}` is what the engine quoted, `{command}` what was to run.
+_START_FAILURES = [
+    (
+        r"could not select device driver|unresolvable CDI device|CDI device injection failed",
+        "gpu_runtime_missing",
+        "the node's Docker cannot hand out its GPUs; its operator must install nvidia-container-toolkit",
+    ),
+    (
+        r"nvidia-container-cli|nvidia-container-runtime|nvidia-cdi-hook|libnvidia",
+        "gpu_runtime_failed",
+        "the NVIDIA container runtime failed on this node: {engine}",
+    ),
+    (
+        r"port is already allocated|address already in use",
+        "port_in_use",
+        "no free port was found on the node for this instance; start it again",
+    ),
+    (
+        r"unable to find (?:user|group) (?P<what>[^:\s]+)|no matching entries in (?:passwd|group) file",
+        "user_not_found",
+        "the image knows no user or group {what}",
+    ),
+    (
+        r"exec format error",
+        "command_not_executable",
+        "{command} was built for another kind of processor or is not a program",
+    ),
+    (
+        r'exec: "(?P<what>[^"]*)": permission denied|exec (?P<what2>\S+) failed: Permission denied'
+        r"|starting container process caused.*permission denied",
+        "command_not_executable",
+        "{command} is in the image but may not be executed",
+    ),
+    (
+        r"chdir to cwd|cannot mkdir|working directory|mkdir .*: not a directory",
+        "working_dir_unusable",
+        "the working directory cannot be used: {engine}",
+    ),
+    (
+        r'exec: "(?P<what>[^"]*)"|exec (?P<what2>\S+) failed: No such file|executable file not found',
+        "command_not_found",
+        "{command} was not found in the image",
+    ),
+    (
+        r"no command specified",
+        "command_missing",
+        "the image has no command of its own; set `command`",
+    ),
+    (
+        r"memory limit too low|minimum memory limit",
+        "memory_too_small",
+        "the memory limit is too low for the container to start; set a larger `memory_mib`",
+    ),
+    (
+        r"no space left on device",
+        "node_disk_full",
+        "the node's disk is full; start it again later, or on another node",
+    ),
+]
+
+
+def start_failure(engine_message: str, command: list[str]) -> Reason:
+    """What a user is told when the engine would not create or start the container."""
+    for pattern, code, message in _START_FAILURES:
+        if match := re.search(pattern, engine_message, re.IGNORECASE | re.DOTALL):
+            named = match.groupdict()
+            what = named.get("what") or named.get("what2") or (command[0] if command else "the command")
+            text = message.format(what=what, command=what, engine=_brief(engine_message))
+            return Reason(code=code, message=text)
+    return Reason(code="start_failed", message=f"the container did not start: {_brief(engine_message)}")
+
+
+def pull_failure(engine_message: str, image: str, status: int = 0) -> Reason:
+    """What a user is told when an image could not be pulled."""
+    if re.search(r"pull access denied|may require 'docker login'", engine_message):
+        return Reason(
+            code="image_not_found",
+            message=f"{image} does not exist, or is private and the node may not read it; check its name",
+        )
+    if status in {401, 403} or re.search(r"unauthorized|denied|forbidden|no basic auth", engine_message, re.I):
+        return Reason(code="image_access_denied", message=f"the registry does not let this node pull {image}")
+    if re.search(r"no matching manifest", engine_message):
+        return Reason(code="image_not_found", message=f"{image} is not built for this node's processor")
+    if re.search(r"not found|manifest unknown|name unknown|does not exist", engine_message, re.I):
+        return Reason(code="image_not_found", message=f"{image} does not exist; check its name and tag")
+    if "no space left on device" in engine_message:
+        return Reason(code="node_disk_full", message=f"the node's disk is too full to pull {image}")
+    return Reason(code="image_pull_failed", message=f"{image} could not be pulled: {_brief(engine_message)}")
+
+
+def _brief(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= MAX_MESSAGE else line[: MAX_MESSAGE - 1] + "…"

@@ -1,0 +1,103 @@
+"""The shapes in which GPU facts and samples leave the NVML child; `core/gpu.py` reads the same names.
+
+Null means that the card, or the driver, does not tell. Times are RFC 3339 in UTC with milliseconds.
+"""
+
+from typing import TypedDict
+
+
+class NvLinkPeer(TypedDict):
+    uuid: str
+    links: int
+
+
+class MigDevice(TypedDict):
+    uuid: str
+    profile: str
+    memory_mib: int | None
+
+
+class GpuFacts(TypedDict):
+    """What rarely changes about one card."""
+
+    uuid: str
+    index: int
+    model: str
+    memory_mib: int | None  # null: it has no memory of its own (GB10, Jetson)
+    pci_bus_id: str | None
+    minor_number: int | None
+    numa_node: int | None
+    nvlink_peers: list[NvLinkPeer]
+    topology: dict[str, str]  # other GPU's UUID -> internal, single, multiple, hostbridge, node, system
+    mig_mode: str | None  # enabled, disabled
+    mig_devices: list[MigDevice]
+    compute_capability: str | None
+    power_limit_w: float | None
+    fault: str | None  # gpu_lost, reset_required, row_remap_failed, recovery_…: do not give it out
+
+
+class Process(TypedDict):
+    pid: int  # of the host
+    name: str | None
+    memory_used_mib: int | None
+
+
+class Sample(TypedDict):
+    """One reading of one card; memory used excludes what the driver reserves for itself."""
+
+    uuid: str
+    index: int
+    sampled_at: str
+    utilization_gpu_pct: float | None
+    utilization_memory_pct: float | None
+    memory_used_mib: int | None
+    memory_total_mib: int | None
+    power_w: float | None  # Ampere and later, but not GA100: averaged over 1 s; else at this instant
+    power_limit_w: float | None
+    temperature_c: float | None
+    sm_clock_mhz: int | None
+    memory_clock_mhz: int | None
+    fan_pct: float | None
+    energy_j: float | None  # since the driver was loaded
+    processes: list[Process] | None
+
+
+class Xid(TypedDict):
+    """An error the driver reported; a null UUID may be any card of the node."""
+
+    uuid: str | None
+    xid: int
+    at: str
+
+
+class UnreadableGpu(TypedDict):
+    """A card that the driver counts but that cannot be read; one that does not even open has no UUID."""
+
+    index: int
+    uuid: str | None
+    code: str
+
+
+class NodeFault(TypedDict):
+    """Why no card of the node can be read.
+
+    `code`: driver_not_loaded, version_mismatch, no_permission, gpu_lost, unknown, … from NVML;
+    not_read_yet, nvml_hung, nvml_ended (the child died) and wrong_binding from the agent.
+    """
+
+    code: str
+    message: str
+
+
+class Inventory(TypedDict):
+    driver_version: str | None
+    cuda_version: str | None
+    gpus: list[GpuFacts]
+    unreadable: list[UnreadableGpu]
+
+
+class SampleAnswer(TypedDict):
+    samples: list[Sample]
+    faults: dict[str, str]  # UUID -> gpu_lost or reset_required, as far as samples showed
+    xids: list[Xid]
+    deaf: bool  # XID events are no longer heard: NVML must be started anew

@@ -1,0 +1,55 @@
+"""What a control plane needs before its first request: an identity, the default project, an admin key."""
+
+from dataclasses import dataclass
+from secrets import token_bytes
+
+from sqlalchemy import select, text
+from sqlalchemy.orm import Session
+
+from mooring.control import api_keys
+from mooring.core import ids
+from mooring.db.tables import ControlPlane, Project
+from mooring.db.types import new_id, now
+
+DEFAULT_PROJECT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this control plane is; fixed for the life of its database."""
+
+    control_plane_id: str
+    default_project_id: str
+    cursor_secret: bytes
+
+
+def ensure(session: Session, admin_key: str | None) -> tuple[Identity, str | None]:
+    """Make what is missing, once, however many replicas start together.
+
+    Returns:
+        The identity, and a newly made admin key that is shown this once.
+    """
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(text("SELECT pg_advisory_xact_lock(hashtext('mooring.bootstrap'))"))
+    identity = Identity(
+        control_plane_id=(control_plane := _control_plane(session)).id,
+        default_project_id=_default_project(session).id,
+        cursor_secret=control_plane.cursor_secret,
+    )
+    return identity, api_keys.install_admin_key(session, admin_key)
+
+
+def _control_plane(session: Session) -> ControlPlane:
+    row = session.scalar(select(ControlPlane))
+    if row is None:
+        row = ControlPlane(id=new_id(ids.CONTROL_PLANE), cursor_secret=token_bytes(32), created_at=now())
+        session.add(row)
+    return row
+
+
+def _default_project(session: Session) -> Project:
+    row = session.scalar(select(Project).where(Project.name == DEFAULT_PROJECT))
+    if row is None:
+        row = Project(id=new_id(ids.PROJECT), name=DEFAULT_PROJECT, created_at=now())
+        session.add(row)
+    return row

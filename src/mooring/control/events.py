@@ -1,0 +1,83 @@
+"""The history: every change appends one event in the transaction that makes it, and readers follow `seq`."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from sqlalchemy import delete, func, select, text
+from sqlalchemy.orm import Session
+
+from mooring.core import ids
+from mooring.core.errors import Gone
+from mooring.db.session import at_end, nudge
+from mooring.db.tables import Event
+from mooring.db.types import JsonObject, new_id, now
+
+INSTANCE_STATE_CHANGED = "instance.state_changed"
+NODE_STATE_CHANGED = "node.state_changed"
+GPU_HEALTH_CHANGED = "gpu.health_changed"
+_PENDING = "mooring.events"
+
+
+def append(
+    session: Session, kind: str, data: JsonObject, *, project_id: str | None = None, instance_id: str | None = None
+) -> None:
+    """Add an event to this transaction; it gets its `seq` when the transaction ends."""
+    event = Event(
+        id=new_id(ids.EVENT), type=kind, project_id=project_id, instance_id=instance_id, at=now(), data=data
+    )
+    if _PENDING not in session.info:
+        session.info[_PENDING] = []
+        at_end(session, _write)
+    session.info[_PENDING].append(event)
+    nudge(session, "events")
+
+
+def _write(session: Session) -> None:
+    # Numbers are drawn before the commit, so without a lock a reader could see 8 before 7 and never
+    # look back. Taken as the last lock of every transaction, it cannot deadlock with the rows' locks.
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(text("SELECT pg_advisory_xact_lock(hashtext('mooring.events'))"))
+    session.add_all(session.info.pop(_PENDING))
+    session.flush()
+
+
+def page(
+    session: Session,
+    *,
+    after: int,
+    limit: int,
+    project_id: str | None = None,
+    instance_id: str | None = None,
+) -> Sequence[Event]:
+    """Events after a `seq`, oldest first.
+
+    Raises:
+        Gone: the events right after it are no longer kept, so the caller would miss some.
+    """
+    if instance_id is None and after > 0:
+        _refuse_a_gap(session, after)
+    query = select(Event).where(Event.seq > after).order_by(Event.seq).limit(limit)
+    if project_id is not None:
+        query = query.where(Event.project_id == project_id)
+    if instance_id is not None:
+        query = query.where(Event.instance_id == instance_id)
+    return session.scalars(query).all()
+
+
+def _refuse_a_gap(session: Session, after: int) -> None:
+    oldest = session.scalar(select(func.min(Event.seq)))
+    if oldest is not None and after < oldest - 1:
+        raise Gone(
+            f"events up to {oldest - 1} are no longer kept; read the instances anew and follow from after=0",
+            oldest_seq=oldest,
+        )
+
+
+def newest_seq(session: Session) -> int:
+    return session.scalar(select(func.max(Event.seq))) or 0
+
+
+def forget_older_than(session: Session, days: int) -> None:
+    """Drop events past their keeping time, but never the newest: its number must not be given again."""
+    newest = newest_seq(session)
+    session.execute(delete(Event).where(Event.at < now() - timedelta(days=days), Event.seq < newest))

@@ -1,0 +1,121 @@
+"""GPUs: what nodes report of them becomes inventory, and what goes wrong with one takes it out of use."""
+
+from collections.abc import Sequence
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from mooring.control import events
+from mooring.core.errors import Conflict, NotFound
+from mooring.core.gpu import GpuFacts, Health
+from mooring.core.instance import Reason
+from mooring.db.session import nudge
+from mooring.db.tables import Allocation, Gpu, Node
+from mooring.schemas.agent import Incident
+
+
+def apply_inventory(session: Session, node: Node, reported: Sequence[GpuFacts], *, simulated: bool) -> None:
+    """Make the node's GPUs what it says they are; a card it no longer lists is lost, never deleted."""
+    listed = [gpu.uuid for gpu in reported]
+    known = {
+        gpu.uuid: gpu
+        for gpu in session.scalars(select(Gpu).where((Gpu.node_id == node.id) | Gpu.uuid.in_(listed)))
+    }
+    for facts in reported:
+        _take_in(session, node, known.get(facts.uuid), facts, simulated=simulated)
+    for uuid in known.keys() - set(listed):
+        _set_health(session, known[uuid], Health.LOST, Reason(code="gpu_missing", message="its node no longer lists it"))
+
+
+def _take_in(session: Session, node: Node, row: Gpu | None, facts: GpuFacts, *, simulated: bool) -> None:
+    if row is not None and row.node_id != node.id and not _may_move(session, row):
+        node.problem = Reason(
+            code="gpu_claimed_elsewhere",
+            message=f"{facts.uuid} belongs to node {row.node_id}; two agents must not serve one machine",
+        ).model_dump()
+        return
+    if row is None:
+        row = Gpu(uuid=facts.uuid, health=Health.HEALTHY)
+        session.add(row)
+    if _differs(row, node, facts):
+        row.node_id, row.index, row.model = node.id, facts.index, facts.model
+        row.memory_mib, row.facts, row.simulated = facts.memory_mib, facts.model_dump(mode="json"), simulated
+        nudge(session, "schedule")
+    _judge(session, row, facts)
+
+
+def _differs(row: Gpu, node: Node, facts: GpuFacts) -> bool:
+    return row.node_id != node.id or row.facts != facts.model_dump(mode="json")
+
+
+def _may_move(session: Session, row: Gpu) -> bool:
+    """A card may turn up in another machine once its old node is gone or has lost it, and nobody holds it."""
+    owner = session.get(Node, row.node_id)
+    let_go = owner is None or owner.deleted_at is not None or row.health is Health.LOST
+    return let_go and holder_of(session, row.uuid) is None
+
+
+def _judge(session: Session, row: Gpu, facts: GpuFacts) -> None:
+    if facts.fault:
+        health = Health.LOST if facts.fault == "gpu_lost" else Health.QUARANTINED
+        if row.health is not Health.LOST:
+            _set_health(session, row, health, Reason(code=facts.fault, message=f"the driver says {facts.fault}"))
+    elif row.health is Health.LOST:
+        _set_health(
+            session, row, Health.QUARANTINED,
+            Reason(code="gpu_returned", message="it was lost and is back; clear it once you trust it"),
+        )  # fmt: skip
+
+
+def _set_health(session: Session, row: Gpu, health: Health, reason: Reason | None) -> None:
+    told = reason.model_dump() if reason else None
+    if (row.health, row.health_reason) == (health, told):
+        return
+    before, row.health, row.health_reason = row.health, health, told
+    events.append(
+        session,
+        events.GPU_HEALTH_CHANGED,
+        {"gpu_uuid": row.uuid, "node_id": row.node_id, "from": str(before), "to": str(health), "reason": told},
+    )
+    nudge(session, "schedule")
+
+
+def apply_incidents(session: Session, node: Node, incidents: Sequence[Incident]) -> None:
+    """Quarantine what went wrong. A repeated incident does not undo an admin's clearing."""
+    for incident in incidents:
+        row = session.get(Gpu, incident.uuid)
+        if row is None or row.node_id != node.id or row.last_incident_id == incident.id:
+            continue
+        row.last_incident_id = incident.id
+        if row.health is not Health.LOST:
+            _set_health(session, row, Health.QUARANTINED, Reason(code=incident.code, message=incident.message))
+
+
+def clear(session: Session, uuid: str) -> Gpu:
+    """An admin's word that a quarantined GPU can be trusted again.
+
+    Raises:
+        NotFound: no such GPU.
+        Conflict: it is lost; only its node's report brings it back.
+    """
+    row = get(session, uuid)
+    if row.health is Health.LOST:
+        raise Conflict(f"{uuid} is lost; it can be cleared once its node lists it again", code="gpu_lost")
+    _set_health(session, row, Health.HEALTHY, None)
+    return row
+
+
+def get(session: Session, uuid: str) -> Gpu:
+    """Raises NotFound for a GPU of no node."""
+    row = session.get(Gpu, uuid)
+    node = session.get(Node, row.node_id) if row else None
+    if row is None or node is None or node.deleted_at is not None:
+        raise NotFound(f"no GPU {uuid}")
+    return row
+
+
+def holder_of(session: Session, uuid: str) -> str | None:
+    """The instance that holds the GPU now."""
+    return session.scalar(
+        select(Allocation.instance_id).where(Allocation.gpu_uuid == uuid, Allocation.to_at.is_(None))
+    )

@@ -1,0 +1,339 @@
+"""The verbs on instances, and `move`, the only writer of an instance's state.
+
+Verbs say what should be (`desired_state`); reports say what is; `move` writes down what follows.
+"""
+
+import re
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+from ulid import ULID
+
+from mooring.control import events, locks
+from mooring.core import ids
+from mooring.core.errors import InvalidTransition, NameTaken, NotFound, PreconditionFailed
+from mooring.core.instance import (
+    ENDED,
+    HOLDS_GPUS,
+    TRANSITIONS,
+    DesiredState,
+    InstanceRequest,
+    InstanceSpec,
+    Reason,
+    State,
+)
+from mooring.db.session import nudge
+from mooring.db.tables import Allocation, Instance, Node
+from mooring.db.types import new_id, now
+
+DEFAULT_STOP_TIMEOUT_S = 10
+QUEUED = Reason(code="queued", message="waiting for the scheduler to look at it")
+
+
+def create(session: Session, project_id: str, request: InstanceRequest) -> Instance:
+    """Insert a pending instance.
+
+    Raises:
+        NameTaken: a live instance of the project has this name.
+    """
+    name = request.name or _generated_name(request.image)
+    _refuse_taken_name(session, project_id, name)
+    moment = now()
+    row = Instance(
+        id=new_id(ids.INSTANCE), project_id=project_id, name=name, labels=request.labels, spec=request.spec(),
+        gpu_count=request.gpus.count, state=State.PENDING, desired_state=DesiredState.RUNNING,
+        reason=QUEUED.model_dump(), version=1, generation=1, attempt=0, node_generation=0,
+        stop_timeout_s=DEFAULT_STOP_TIMEOUT_S, endpoints=[], simulated=False,
+        max_duration_s=request.max_duration_s, created_at=moment, queued_at=moment,
+    )  # fmt: skip
+    session.add(row)
+    session.flush()
+    _record_move(session, row, None)
+    nudge(session, "queue")
+    return row
+
+
+def _generated_name(image: str) -> str:
+    repository = image.split("@")[0].rsplit("/", 1)[-1].split(":")[0].lower()
+    stem = re.sub(r"[^a-z0-9]+", "-", repository).strip("-")[:48]
+    return f"{stem}-{str(ULID())[-8:].lower()}"
+
+
+def _refuse_taken_name(session: Session, project_id: str, name: str) -> None:
+    # The unique index is the authority; this makes the common case a plain answer.
+    holder = session.scalar(
+        select(Instance.id).where(
+            Instance.project_id == project_id, Instance.name == name, Instance.deleted_at.is_(None)
+        )
+    )
+    if holder is not None:
+        raise name_taken(name)
+
+
+def name_taken(name: str) -> NameTaken:
+    return NameTaken(f"an instance named {name} exists; delete it or choose another name", name=name)
+
+
+def get(session: Session, instance_id: str) -> Instance:
+    """A live instance.
+
+    Raises:
+        NotFound: never existed, or is deleted.
+    """
+    row = session.get(Instance, instance_id)
+    if row is None or row.deleted_at is not None:
+        raise NotFound(f"no instance {instance_id}")
+    return row
+
+
+def patch(session: Session, instance_id: str, changes: Mapping[str, Any], if_match: int | None) -> Instance:
+    """Change name, labels or max_duration_s. A new duration counts from the start, not from now."""
+    row, _node = locks.instance(session, instance_id)
+    refuse_stale(row, if_match)
+    if changes.get("name", row.name) != row.name:
+        _refuse_taken_name(session, row.project_id, changes["name"])
+        row.name = changes["name"]
+    if "labels" in changes:
+        row.labels = changes["labels"]
+    if "max_duration_s" in changes:
+        row.max_duration_s = changes["max_duration_s"]
+        row.spec = {**row.spec, "max_duration_s": row.max_duration_s}
+        row.expires_at = _expiry(row)
+    touch(session, row)
+    return row
+
+
+def refuse_stale(row: Instance, if_match: int | None) -> None:
+    """Raises PreconditionFailed when the caller read another version than the present one."""
+    if if_match is not None and row.version != if_match:
+        raise PreconditionFailed(
+            f"the instance is at version {row.version}, not {if_match}; read it again", version=row.version
+        )
+
+
+def stop(session: Session, instance_id: str, timeout_s: int, reason: Reason) -> Instance:
+    """Ask for the container to end, keeping it for its logs. Asking twice is no error.
+
+    Raises:
+        InvalidTransition: it has ended already.
+    """
+    row, node = locks.instance(session, instance_id)
+    if row.state in ENDED:
+        raise _forbidden("stop", row)
+    if row.desired_state is DesiredState.RUNNING:
+        _ask(row, DesiredState.STOPPED, timeout_s)
+        _begin_ending(session, row, node, reason)
+    return row
+
+
+def start(session: Session, instance_id: str) -> Instance:
+    """Queue an ended instance again: a new placement, in a new container.
+
+    Raises:
+        InvalidTransition: it has not ended.
+    """
+    row, node = locks.instance(session, instance_id)
+    if row.state not in ENDED:
+        raise _forbidden("start", row)
+    _ask(row, DesiredState.RUNNING, DEFAULT_STOP_TIMEOUT_S)
+    _forget_last_run(row)
+    row.node_id, row.queued_at, row.scheduled_at = None, now(), None
+    _tell(session, node)  # it holds the old container, which is now to be removed
+    move(session, row, State.PENDING, QUEUED)
+    nudge(session, "queue")
+    return row
+
+
+def restart(session: Session, instance_id: str) -> Instance:
+    """A new attempt on the same node and GPUs; the old container is removed first.
+
+    Raises:
+        InvalidTransition: nothing of it is placed, or it is being stopped.
+    """
+    row, node = locks.instance(session, instance_id)
+    placed = row.state in {State.SCHEDULED, State.STARTING, State.RUNNING}
+    if node is None or not placed or row.desired_state is not DesiredState.RUNNING:
+        raise _forbidden("restart", row)
+    _ask(row, DesiredState.RUNNING, DEFAULT_STOP_TIMEOUT_S)
+    _forget_last_run(row)
+    row.attempt += 1
+    row.node_generation = _tell(session, node)
+    _reallocate(session, row)
+    if row.state is State.SCHEDULED:
+        touch(session, row)
+    else:
+        move(session, row, State.SCHEDULED, Reason(code="restarting", message="restart asked for by the user"))
+    return row
+
+
+def delete(session: Session, instance_id: str, if_match: int | None) -> Instance:
+    """Stop it and remove every trace; it answers 404 once its node has confirmed that."""
+    row, node = locks.instance(session, instance_id)
+    refuse_stale(row, if_match)
+    if row.desired_state is not DesiredState.DELETED:
+        was = row.desired_state
+        _ask(row, DesiredState.DELETED, row.stop_timeout_s if was is DesiredState.STOPPED else DEFAULT_STOP_TIMEOUT_S)
+        _begin_ending(session, row, node, Reason(code="deleted_by_user", message="delete asked for by the user"))
+    return row
+
+
+def _forbidden(verb: str, row: Instance) -> InvalidTransition:
+    hint = {"stop": "it has ended already", "start": "only an ended instance can be started"}.get(
+        verb, "only a placed one that is not being stopped can be restarted; start an ended one"
+    )
+    return InvalidTransition(f"cannot {verb} an instance that is {row.state}: {hint}", state=str(row.state))
+
+
+def _ask(row: Instance, desired: DesiredState, stop_timeout_s: int) -> None:
+    row.desired_state = desired
+    row.stop_timeout_s = stop_timeout_s
+    row.generation += 1
+
+
+def _forget_last_run(row: Instance) -> None:
+    row.exit_code = row.container_id = row.started_at = row.stopped_at = row.expires_at = None
+    row.endpoints = []
+
+
+def _begin_ending(session: Session, row: Instance, node: Node | None, reason: Reason) -> None:
+    _tell(session, node)
+    if row.state is State.UNREACHABLE:
+        touch(session, row, reason)  # its node decides, when it speaks again
+    elif row.state in HOLDS_GPUS and row.state is not State.STOPPING:
+        move(session, row, State.STOPPING, reason)
+    elif row.state not in HOLDS_GPUS:
+        # Nothing runs. What is left of an ended container, its node removes at its next report.
+        move(session, row, State.DELETED if row.desired_state is DesiredState.DELETED else State.STOPPED, reason)
+    else:
+        touch(session, row)
+
+
+def _tell(session: Session, node: Node | None) -> int:
+    """Raise the node's generation, so that its agent hears at once that something is different."""
+    if node is None:
+        return 0
+    node.generation += 1
+    nudge(session, f"node:{node.id}")
+    return node.generation
+
+
+def place(session: Session, row: Instance, node: Node, cpu_milli: int, memory_mib: int) -> None:
+    """Write down a placement that the caller has guarded; GPUs are taken by `allocate`."""
+    row.attempt += 1
+    row.node_id = node.id
+    row.node_generation = _tell(session, node)
+    row.cpu_milli, row.memory_mib = cpu_milli, memory_mib
+    facts = node.facts or {}
+    row.simulated = bool(facts.get("simulated_containers")) or (
+        row.gpu_count > 0 and bool(facts.get("simulated_gpus"))
+    )
+    move(session, row, State.SCHEDULED, None)
+
+
+def allocate(session: Session, row: Instance, gpu_uuids: list[str]) -> None:
+    moment = now()
+    session.add_all(
+        Allocation(
+            gpu_uuid=uuid, instance_id=row.id, project_id=row.project_id, attempt=row.attempt, from_at=moment
+        )
+        for uuid in gpu_uuids
+    )
+
+
+def held_gpus(session: Session, instance_ids: list[str]) -> dict[str, list[str]]:
+    """Instance id -> UUIDs of the GPUs it holds now."""
+    held: dict[str, list[str]] = {}
+    query = select(Allocation.instance_id, Allocation.gpu_uuid).where(
+        Allocation.instance_id.in_(instance_ids), Allocation.to_at.is_(None)
+    )
+    for instance_id, uuid in session.execute(query.order_by(Allocation.id)):
+        held.setdefault(instance_id, []).append(uuid)
+    return held
+
+
+def _reallocate(session: Session, row: Instance) -> None:
+    """The same GPUs under a new attempt: one interval of the ledger ends where the next begins."""
+    uuids = held_gpus(session, [row.id]).get(row.id, [])
+    _release(session, row)
+    session.flush()
+    allocate(session, row, uuids)
+
+
+def _release(session: Session, row: Instance) -> None:
+    session.execute(
+        update(Allocation)
+        .where(Allocation.instance_id == row.id, Allocation.to_at.is_(None))
+        .values(to_at=now())
+    )
+    nudge(session, "schedule")
+
+
+def move(session: Session, row: Instance, to: State, reason: Reason | None) -> None:
+    """Change the state: checked against TRANSITIONS, one version, one event, GPUs let go when none are due.
+
+    Raises:
+        InvalidTransition: the state machine has no such arrow; a bug in the caller.
+    """
+    if to not in TRANSITIONS[row.state]:
+        raise InvalidTransition(f"an instance cannot go from {row.state} to {to}", state=str(row.state))
+    before = row.state
+    row.state = to
+    row.version += 1
+    row.reason = reason.model_dump() if reason else None
+    _stamp(row, to)
+    if before in HOLDS_GPUS and to not in HOLDS_GPUS:
+        _release(session, row)
+    _record_move(session, row, before)
+
+
+def _stamp(row: Instance, to: State) -> None:
+    moment = now()
+    if to is State.SCHEDULED:
+        row.scheduled_at = moment
+    elif to is State.RUNNING and row.started_at is None:
+        row.started_at = moment
+        row.expires_at = _expiry(row)
+    elif to in ENDED:
+        row.stopped_at = row.stopped_at or moment
+        row.expires_at = None
+        row.endpoints = []
+    elif to is State.DELETED:
+        row.deleted_at, row.expires_at = moment, None
+
+
+def _expiry(row: Instance) -> datetime | None:
+    if row.started_at is None or row.max_duration_s is None:
+        return None
+    return row.started_at + timedelta(seconds=row.max_duration_s)
+
+
+def _record_move(session: Session, row: Instance, before: State | None) -> None:
+    events.append(
+        session,
+        events.INSTANCE_STATE_CHANGED,
+        {
+            "instance_id": row.id,
+            "from": str(before) if before else None,
+            "to": str(row.state),
+            "version": row.version,
+            "reason": row.reason,
+        },
+        project_id=row.project_id,
+        instance_id=row.id,
+    )
+    nudge(session, f"instance:{row.id}")
+
+
+def touch(session: Session, row: Instance, reason: Reason | None = None) -> None:
+    """Note a change that is not one of state: a new version, and its readers woken."""
+    row.version += 1
+    if reason is not None:
+        row.reason = reason.model_dump()
+    nudge(session, f"instance:{row.id}")
+
+
+def spec_of(row: Instance) -> InstanceSpec:
+    return InstanceSpec.from_row(row.spec)

@@ -1,0 +1,65 @@
+"""The order in which rows are locked, so that no two transactions wait for each other: placing, nodes by id,
+instances by id, then the end of the event log. SQLite has one writer and needs none of it.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from sqlalchemy import select, text
+from sqlalchemy.orm import Session
+
+from mooring.core.errors import Conflict, NotFound
+from mooring.db.tables import Instance, Node
+
+_TRIES = 5
+
+
+def placing(session: Session) -> None:
+    """Let one transaction at a time give out GPUs, over all replicas."""
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(text("SELECT pg_advisory_xact_lock(hashtext('mooring.placing'))"))
+
+
+def node(session: Session, node_id: str) -> Node | None:
+    return session.scalar(
+        select(Node).where(Node.id == node_id).with_for_update().execution_options(populate_existing=True)
+    )
+
+
+def nodes(session: Session, node_ids: Iterable[str]) -> dict[str, Node]:
+    query = select(Node).where(Node.id.in_(set(node_ids))).order_by(Node.id).with_for_update()
+    found = session.scalars(query.execution_options(populate_existing=True))
+    return {row.id: row for row in found}
+
+
+def instances(session: Session, instance_ids: Iterable[str]) -> dict[str, Instance]:
+    query = select(Instance).where(Instance.id.in_(set(instance_ids))).order_by(Instance.id).with_for_update()
+    found = session.scalars(query.execution_options(populate_existing=True))
+    return {row.id: row for row in found}
+
+
+def instances_on(session: Session, node_id: str) -> Sequence[Instance]:
+    """All live instances of a node that the caller has locked."""
+    query = (
+        select(Instance)
+        .where(Instance.node_id == node_id, Instance.deleted_at.is_(None))
+        .order_by(Instance.id)
+        .with_for_update()
+    )
+    return session.scalars(query.execution_options(populate_existing=True)).all()
+
+
+def instance(session: Session, instance_id: str) -> tuple[Instance, Node | None]:
+    """An instance and the node it is on, both locked, the node first.
+
+    Raises:
+        NotFound: no such instance, or it is deleted.
+    """
+    for _ in range(_TRIES):
+        node_id = session.scalar(select(Instance.node_id).where(Instance.id == instance_id))
+        on = node(session, node_id) if node_id else None
+        row = instances(session, [instance_id]).get(instance_id)
+        if row is None or row.deleted_at is not None:
+            raise NotFound(f"no instance {instance_id}")
+        if row.node_id == node_id:
+            return row, on
+    raise Conflict(f"instance {instance_id} keeps moving between nodes; try again")

@@ -1,0 +1,196 @@
+"""Nodes: joining, speaking, being told to take no more, and going."""
+
+from datetime import timedelta
+from secrets import token_urlsafe
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from mooring.control import events, instances, locks
+from mooring.core import credentials, ids
+from mooring.core.errors import Conflict, NodeInUse, NotFound, Unauthorized
+from mooring.core.instance import ENDED, HOLDS_GPUS, DesiredState, Reason, State
+from mooring.core.node import NodeState, state_of
+from mooring.db.session import nudge
+from mooring.db.tables import Instance, JoinToken, Node
+from mooring.db.types import new_id, now
+
+UNREACHABLE = Reason(code="node_unreachable", message="its node is silent; the container may well be running")
+NODE_LOST = Reason(code="node_lost", message="its node was declared dead and removed by an admin")
+
+
+def state_of_row(node: Node) -> NodeState:
+    return state_of(
+        silent=node.silent, problem=node.problem is not None, draining=node.draining, cordoned=node.cordoned
+    )
+
+
+def get(session: Session, node_id: str) -> Node:
+    """Raises NotFound for a node that never was or is deleted."""
+    node = session.get(Node, node_id)
+    if node is None or node.deleted_at is not None:
+        raise NotFound(f"no node {node_id}")
+    return node
+
+
+def _locked(session: Session, node_id: str) -> Node:
+    node = locks.node(session, node_id)
+    if node is None or node.deleted_at is not None:
+        raise NotFound(f"no node {node_id}")
+    return node
+
+
+def create_join_token(session: Session, ttl_s: int, node_name: str | None) -> tuple[JoinToken, str]:
+    """A single-use token and its secret, which is kept as a hash only (R20)."""
+    secret = f"mj_{token_urlsafe(32)}"
+    token = JoinToken(
+        id=new_id(ids.JOIN_TOKEN),
+        secret_hash=credentials.hashed(secret),
+        node_name=node_name,
+        created_at=now(),
+        expires_at=now() + timedelta(seconds=ttl_s),
+    )
+    session.add(token)
+    return token, secret
+
+
+def join(session: Session, secret: str, asked_name: str | None) -> tuple[Node, str]:
+    """Redeem a join token for a node with a credential of its own.
+
+    A name whose node exists already is refused: a token must not take over another machine's identity.
+
+    Raises:
+        Unauthorized: the token is unknown, used or expired; which of them is not told.
+        Conflict: code `node_name_taken`.
+    """
+    token = session.scalar(
+        select(JoinToken).where(JoinToken.secret_hash == credentials.hashed(secret)).with_for_update()
+    )
+    if token is None or token.used_at is not None or token.expires_at <= now():
+        raise Unauthorized("the join token is unknown, used or expired; ask an admin for a new one")
+    name = token.node_name or asked_name
+    if name is None:
+        raise Conflict("give the node a name: MOORING_NODE_NAME, or node_name in the token", code="node_name_missing")
+    if session.scalar(select(Node.id).where(Node.name == name, Node.deleted_at.is_(None))):
+        raise Conflict(
+            f"a node named {name} exists; delete it first, or set another MOORING_NODE_NAME",
+            code="node_name_taken",
+        )
+    node, credential = _new_node(name)
+    session.add(node)
+    token.used_at, token.node_id = now(), node.id
+    return node, credential
+
+
+def _new_node(name: str) -> tuple[Node, str]:
+    credential = f"mn_{token_urlsafe(32)}"
+    node = Node(
+        id=new_id(ids.NODE), name=name, credential_hash=credentials.hashed(credential), cordoned=False,
+        draining=False, silent=True, samples=[], orphans=[], session=0, seq=0, generation=0, heartbeats=0,
+        created_at=now(),
+    )  # fmt: skip
+    return node, credential
+
+
+def open_session(session: Session, node_id: str) -> Node:
+    """Let a newly started agent speak for the node, and no older one."""
+    node = _locked(session, node_id)
+    node.session += 1
+    node.seq = 0
+    nudge(session, f"node:{node.id}")  # an older agent's waiting call ends, and hears 409
+    return node
+
+
+def cordon(session: Session, node_id: str, *, cordoned: bool) -> Node:
+    """Place nothing new (or do again); taking the cordon off ends a drain too."""
+    node = _locked(session, node_id)
+    _mark(session, node, cordoned=cordoned, draining=node.draining and cordoned)
+    return node
+
+
+def drain(session: Session, node_id: str, deadline_s: int | None) -> Node:
+    """Place nothing new; what is left at the deadline is stopped (no deadline: it runs out by itself)."""
+    node = _locked(session, node_id)
+    node.drain_deadline_at = None if deadline_s is None else now() + timedelta(seconds=deadline_s)
+    _mark(session, node, cordoned=node.cordoned, draining=True)
+    return node
+
+
+def _mark(session: Session, node: Node, *, cordoned: bool, draining: bool) -> None:
+    changed = (node.cordoned, node.draining) != (cordoned, draining)
+    node.cordoned, node.draining = cordoned, draining
+    if not draining:
+        node.drain_deadline_at = None
+    if changed:
+        record(session, node)
+        nudge(session, "schedule")
+
+
+def record(session: Session, node: Node) -> None:
+    """Append the node's state as an event."""
+    events.append(
+        session,
+        events.NODE_STATE_CHANGED,
+        {
+            "node_id": node.id,
+            "node_name": node.name,
+            "state": str(state_of_row(node)),
+            "reason": node.problem,
+        },
+    )
+
+
+def silence(session: Session, node_id: str) -> None:
+    """Note that the node has not spoken for too long; what it holds is unknown, and stays held."""
+    node = locks.node(session, node_id)
+    if node is None or node.deleted_at is not None or node.silent:
+        return
+    node.silent = True
+    record(session, node)
+    for row in locks.instances_on(session, node_id):
+        if row.state in HOLDS_GPUS and row.state is not State.UNREACHABLE:
+            instances.move(session, row, State.UNREACHABLE, _while_silent(row))
+
+
+def _while_silent(row: Instance) -> Reason:
+    # A stop that was asked for keeps its reason: it is what the instance will end with.
+    if row.desired_state is not DesiredState.RUNNING and row.reason:
+        return Reason.model_validate(row.reason)
+    return UNREACHABLE
+
+
+def delete(session: Session, node_id: str, *, force: bool) -> None:
+    """Forget a node.
+
+    With `force` an admin vouches that the machine is dead: what it held has failed and its GPUs are let
+    go, which is the one way to let go of them without the node's own word.
+
+    Raises:
+        NodeInUse: instances live there, and `force` is not set.
+    """
+    node = _locked(session, node_id)
+    rows = [row for row in locks.instances_on(session, node_id) if row.state not in ENDED]
+    if rows and not force:
+        raise NodeInUse(
+            f"{len(rows)} instances live on {node.name}; drain it first, or, if the machine is dead, "
+            "delete it with ?force=true",
+            instances=len(rows),
+        )
+    for row in rows:
+        gone = row.desired_state is DesiredState.DELETED
+        instances.move(session, row, State.DELETED if gone else State.FAILED, NODE_LOST)
+    node.deleted_at = now()
+    record(session, node)
+    nudge(session, f"node:{node.id}")
+
+
+def count_by_state(session: Session) -> dict[NodeState, int]:
+    counts = dict.fromkeys(NodeState, 0)
+    for node in session.scalars(select(Node).where(Node.deleted_at.is_(None))):
+        counts[state_of_row(node)] += 1
+    return counts
+
+
+def held_instances(session: Session, node_id: str) -> int:
+    query = select(func.count()).select_from(Instance)
+    return session.scalar(query.where(Instance.node_id == node_id, Instance.state.in_(HOLDS_GPUS))) or 0

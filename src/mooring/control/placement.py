@@ -1,0 +1,216 @@
+"""Between the rows and the scheduler: the world read into a snapshot, a plan written down under guards."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import ColumnElement, func, select
+from sqlalchemy.orm import Session
+
+from mooring.control import instances, locks
+from mooring.control.nodes import state_of_row
+from mooring.core.gpu import Health
+from mooring.core.instance import HOLDS_GPUS, DesiredState, InstanceSpec, Reason, State
+from mooring.core.node import NodeState, allocatable_memory_mib
+from mooring.db.tables import Allocation, Gpu, Instance, Node
+from mooring.scheduler.model import GpuView, NodeView, Placement, Request, Unplaced
+
+NEVER_LOOKED_AT = Instance.reason["code"].as_string() == instances.QUEUED.code
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """CPUs and memory that a node's placed instances were given."""
+
+    cpu_milli: int = 0
+    memory_mib: int = 0
+
+
+def node_views(session: Session) -> tuple[NodeView, ...]:
+    """Every node as the scheduler sees it, in id order."""
+    nodes = session.scalars(select(Node).where(Node.deleted_at.is_(None)).order_by(Node.id)).all()
+    used = used_by_node(session)
+    gpus = _gpu_views(session)
+    return tuple(_node_view(node, used.get(node.id, Used()), gpus.get(node.id, ())) for node in nodes if node.facts)
+
+
+def used_by_node(session: Session, node_ids: Iterable[str] | None = None) -> dict[str, Used]:
+    query = (
+        select(Instance.node_id, func.sum(Instance.cpu_milli), func.sum(Instance.memory_mib))
+        .where(Instance.state.in_(HOLDS_GPUS), Instance.deleted_at.is_(None))
+        .group_by(Instance.node_id)
+    )
+    if node_ids is not None:
+        query = query.where(Instance.node_id.in_(set(node_ids)))
+    return {node_id: Used(int(cpus or 0), int(memory or 0)) for node_id, cpus, memory in session.execute(query)}
+
+
+def _gpu_views(session: Session) -> dict[str, tuple[GpuView, ...]]:
+    held = set(session.scalars(select(Allocation.gpu_uuid).where(Allocation.to_at.is_(None))))
+    grouped: dict[str, list[GpuView]] = defaultdict(list)
+    columns = (Gpu.node_id, Gpu.uuid, Gpu.index, Gpu.model, Gpu.memory_mib, Gpu.health, Gpu.facts)
+    for node_id, uuid, index, model, memory, health, facts in session.execute(select(*columns).order_by(Gpu.uuid)):
+        grouped[node_id].append(
+            GpuView(
+                uuid=uuid,
+                index=index,
+                model=model,
+                memory_mib=memory,
+                free=uuid not in held,
+                healthy=health is Health.HEALTHY,
+                nvlink={peer["uuid"]: peer["links"] for peer in facts.get("nvlink_peers", ())},
+                topology=facts.get("topology", {}),
+            )
+        )
+    return {node_id: tuple(views) for node_id, views in grouped.items()}
+
+
+def _node_view(node: Node, used: Used, gpus: Sequence[GpuView]) -> NodeView:
+    facts = node.facts or {}
+    cpu_milli, memory = facts["cpus"] * 1000, facts["memory_mib"]
+    return NodeView(
+        id=node.id,
+        name=node.name,
+        state=state_of_row(node),
+        labels=facts.get("labels", {}),
+        cpu_milli=cpu_milli,
+        memory_mib=memory,
+        cpu_milli_free=cpu_milli - used.cpu_milli,
+        memory_mib_free=allocatable_memory_mib(memory) - used.memory_mib,
+        gpus=tuple(gpus),
+    )
+
+
+def request_of(instance_id: str, queued_at: float, spec: InstanceSpec) -> Request:
+    """What the scheduler needs to know of an instance."""
+    return Request(
+        instance_id=instance_id,
+        queued_at=queued_at,
+        gpu_count=spec.gpus.count,
+        gpu_model=spec.gpus.model,
+        gpu_min_memory_mib=spec.gpus.min_memory_mib,
+        cpu_milli=None if spec.cpus is None else round(spec.cpus * 1000),
+        memory_mib=spec.memory_mib,
+        node_selector=spec.node_selector,
+    )
+
+
+def pending(session: Session, *conditions: ColumnElement[bool]) -> tuple[Request, ...]:
+    """The queue, oldest first, read as plain columns: it may be long."""
+    query = (
+        select(Instance.id, Instance.queued_at, Instance.spec)
+        .where(Instance.state == State.PENDING, *conditions)
+        .order_by(Instance.queued_at, Instance.id)
+    )
+    return tuple(_pending_request(*row) for row in session.execute(query).tuples())
+
+
+def _pending_request(instance_id: str, queued_at: object, spec: dict[str, object]) -> Request:
+    # The spec was checked when it came in; building the model again for each tick would cost ten times
+    # what the decision does.
+    gpus = spec.get("gpus") or {}
+    cpus, memory = spec.get("cpus"), spec.get("memory_mib")
+    assert isinstance(gpus, dict)
+    return Request(
+        instance_id=instance_id,
+        queued_at=queued_at.timestamp(),  # type: ignore[attr-defined]
+        gpu_count=gpus.get("count", 0),
+        gpu_model=gpus.get("model"),
+        gpu_min_memory_mib=gpus.get("min_memory_mib"),
+        cpu_milli=None if cpus is None else round(cpus * 1000),  # type: ignore[operator]
+        memory_mib=memory,  # type: ignore[arg-type]
+        node_selector=spec.get("node_selector") or {},  # type: ignore[arg-type]
+    )
+
+
+def assign(session: Session, placements: Sequence[Placement]) -> list[str]:
+    """Write down the placements that still hold, each whole or not at all.
+
+    The plan was made from a snapshot and may be wrong by now; the guards here and the unique index on
+    live allocations are the authority.
+
+    Returns:
+        The ids of the instances that were placed.
+    """
+    locks.placing(session)
+    nodes = locks.nodes(session, (placement.node_id for placement in placements))
+    rows = locks.instances(session, (placement.instance_id for placement in placements))
+    guard = _Guard(session, placements, nodes)
+    placed = []
+    for placement in placements:
+        row = rows.get(placement.instance_id)
+        if row is not None and _still_pending(row) and guard.takes(placement):
+            node = nodes[placement.node_id]
+            instances.place(session, row, node, placement.cpu_milli, placement.memory_mib)
+            instances.allocate(session, row, list(placement.gpu_uuids))
+            placed.append(row.id)
+    return placed
+
+
+def _still_pending(row: Instance) -> bool:
+    return row.state is State.PENDING and row.desired_state is DesiredState.RUNNING and row.deleted_at is None
+
+
+class _Guard:
+    """What is free on the locked nodes right now, and less with every placement that it lets through."""
+
+    def __init__(self, session: Session, placements: Sequence[Placement], nodes: dict[str, Node]) -> None:
+        self._nodes = nodes
+        uuids = {uuid for placement in placements for uuid in placement.gpu_uuids}
+        self._taken = set(
+            session.scalars(
+                select(Allocation.gpu_uuid).where(Allocation.gpu_uuid.in_(uuids), Allocation.to_at.is_(None))
+            )
+        )
+        usable = select(Gpu.uuid, Gpu.node_id).where(Gpu.uuid.in_(uuids), Gpu.health == Health.HEALTHY)
+        self._home = dict(session.execute(usable).tuples().all())
+        self._used = used_by_node(session, nodes)
+
+    def takes(self, placement: Placement) -> bool:
+        node = self._nodes.get(placement.node_id)
+        if node is None or node.deleted_at is not None or state_of_row(node) is not NodeState.READY:
+            return False
+        if not all(self._free(uuid, node.id) for uuid in placement.gpu_uuids):
+            return False
+        if not self._fits(node, placement):
+            return False
+        self._taken.update(placement.gpu_uuids)
+        used = self._used.get(node.id, Used())
+        self._used[node.id] = Used(used.cpu_milli + placement.cpu_milli, used.memory_mib + placement.memory_mib)
+        return True
+
+    def _free(self, uuid: str, node_id: str) -> bool:
+        return uuid not in self._taken and self._home.get(uuid) == node_id
+
+    def _fits(self, node: Node, placement: Placement) -> bool:
+        facts, used = node.facts or {}, self._used.get(node.id, Used())
+        cpus = used.cpu_milli + placement.cpu_milli <= facts["cpus"] * 1000
+        return cpus and used.memory_mib + placement.memory_mib <= allocatable_memory_mib(facts["memory_mib"])
+
+
+def explain_unplaced(session: Session, unplaced: Sequence[Unplaced]) -> None:
+    """Tell each waiting instance why it waits; only where the sentence is a new one."""
+    rows = locks.instances(session, (item.instance_id for item in unplaced))
+    for item in unplaced:
+        row = rows.get(item.instance_id)
+        reason = waiting_reason(item)
+        if row is not None and row.state is State.PENDING and row.reason != reason.model_dump():
+            instances.touch(session, row, reason)
+
+
+def waiting_reason(item: Unplaced) -> Reason:
+    return Reason(code="waiting_for_capacity" if item.ever else "never_placeable", message=item.summary)
+
+
+def queue_positions(session: Session, instance_ids: Sequence[str]) -> dict[str, int]:
+    """Place in the queue of those that are pending, from 1, over all projects."""
+    ranked = (
+        select(
+            Instance.id,
+            func.row_number().over(order_by=(Instance.queued_at, Instance.id)).label("position"),
+        )
+        .where(Instance.state == State.PENDING)
+        .subquery()
+    )
+    query = select(ranked.c.id, ranked.c.position).where(ranked.c.id.in_(instance_ids))
+    return dict(session.execute(query).tuples().all())

@@ -1,0 +1,238 @@
+"""A node's report, applied: what it says, and what its silence says, about everything placed on it."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from mooring.control import gpus, instances, locks, nodes
+from mooring.core.errors import StaleSession, Unauthorized
+from mooring.core.instance import HOLDS_GPUS, DesiredState, Phase, Reason, State, after_report
+from mooring.core.text import Text
+from mooring.db.session import nudge
+from mooring.db.tables import Instance, Node, Stream
+from mooring.db.types import now
+from mooring.schemas.agent import (
+    Assignment,
+    ObservedInstance,
+    Orphan,
+    Removal,
+    StreamRequest,
+    SyncAnswer,
+    SyncRequest,
+)
+
+LOST = Reason(code="container_lost", message="the node no longer has its container; it was removed by someone else")
+
+
+def apply(session: Session, node_id: str, report: SyncRequest) -> Node:
+    """Take a report in, once and in order.
+
+    Raises:
+        Unauthorized: the node was deleted.
+        StaleSession: a newer agent speaks for this node.
+    """
+    node = locks.node(session, node_id)
+    if node is None or node.deleted_at is not None:
+        raise Unauthorized("this node was deleted; join it again with a new token")
+    if report.session != node.session:
+        raise StaleSession("another agent with this node's identity has started since; this one must stop")
+    if report.seq > node.seq:
+        _heed(session, node, report)
+    return node
+
+
+def _heed(session: Session, node: Node, report: SyncRequest) -> None:
+    _hear_node(session, node, report)
+    if report.gpus is not None:
+        gpus.apply_inventory(session, node, report.gpus, simulated=report.facts.simulated_gpus)
+    gpus.apply_incidents(session, node, report.incidents)
+    if report.instances is not None:
+        for row, seen in _matched(locks.instances_on(session, node.id), report):
+            _observe(session, row, seen)
+        _note_orphans(session, node, report)
+
+
+def _hear_node(session: Session, node: Node, report: SyncRequest) -> None:
+    node.seq = report.seq
+    node.heartbeats += 1
+    node.last_heartbeat_at = now()
+    if report.samples or report.gpus is None:
+        node.samples = [sample.model_dump(mode="json") for sample in report.samples]
+    facts = report.facts.model_dump(mode="json")
+    problem = report.problem.model_dump() if report.problem else None
+    if (node.silent, node.facts, node.problem) != (False, facts, problem):
+        changed = (node.silent, node.problem) != (False, problem)
+        node.silent, node.facts, node.problem = False, facts, problem
+        nudge(session, "schedule")
+        if changed:
+            nodes.record(session, node)
+
+
+def _matched(
+    rows: Sequence[Instance], report: SyncRequest
+) -> list[tuple[Instance, ObservedInstance | None]]:
+    """Each placed instance with what was seen of its present attempt; None where silence is an answer.
+
+    A report made before its node had heard of the attempt is silent about it for no reason, and says
+    nothing.
+    """
+    seen = {(item.instance_id, item.attempt): item for item in report.instances or ()}
+    return [
+        (row, seen.get((row.id, row.attempt)))
+        for row in rows
+        if row.state in HOLDS_GPUS
+        and ((row.id, row.attempt) in seen or report.generation >= row.node_generation)
+    ]
+
+
+def _observe(session: Session, row: Instance, seen: ObservedInstance | None) -> None:
+    phase = seen.phase if seen else Phase.ABSENT
+    exit_code = seen.exit_code if seen else None
+    to = after_report(row.state, row.desired_state, phase, exit_code, began=row.started_at is not None)
+    if seen:
+        changed = _note(row, seen)
+    else:
+        changed = False
+    if to is not row.state:
+        _settle_times(row, seen, to)
+        instances.move(session, row, to, _reason(row, seen, to))
+    elif changed or (seen and seen.reason and seen.reason.model_dump() != row.reason and to is State.STARTING):
+        instances.touch(session, row, seen.reason if seen else None)
+
+
+def _note(row: Instance, seen: ObservedInstance) -> bool:
+    """Copy what the node knows of the container; whether any of it is new."""
+    endpoints = [endpoint.model_dump() for endpoint in seen.endpoints]
+    before = (row.container_id, row.image_digest, row.endpoints, row.exit_code)
+    row.container_id = seen.container_id or row.container_id
+    row.image_digest = seen.image_digest or row.image_digest
+    row.exit_code = seen.exit_code
+    if seen.phase is Phase.RUNNING:
+        row.endpoints = endpoints
+    return before != (row.container_id, row.image_digest, row.endpoints, row.exit_code)
+
+
+def _settle_times(row: Instance, seen: ObservedInstance | None, to: State) -> None:
+    """Take the node's own times where they can be true; its clock may be off."""
+    if seen is None:
+        return
+    earliest = row.scheduled_at or row.created_at
+    if to is State.RUNNING and row.started_at is None and row.max_duration_s is None:
+        row.started_at = _between(earliest, seen.started_at)
+    if seen.phase is Phase.EXITED:
+        row.started_at = row.started_at or _between(earliest, seen.started_at)
+        row.stopped_at = _between(row.started_at or earliest, seen.finished_at)
+
+
+def _between(earliest: datetime, told: Text | None) -> datetime:
+    moment = now()
+    try:
+        heard = datetime.fromisoformat(told) if told else moment
+    except ValueError:
+        heard = moment
+    return min(max(earliest, heard), moment) if heard.tzinfo else moment
+
+
+def _reason(row: Instance, seen: ObservedInstance | None, to: State) -> Reason | None:
+    """Why it ended: what the user or a limit asked for outweighs how the process took it."""
+    if row.desired_state is not DesiredState.RUNNING and row.reason:
+        return Reason.model_validate(row.reason)
+    if seen is None:
+        return LOST if to is State.FAILED else None
+    return seen.reason
+
+
+def answer(session: Session, node: Node, report: SyncRequest, control_plane_id: str, interval_s: float) -> SyncAnswer:
+    """Everything the node should have now, and what it reported that nothing should be left of."""
+    # Besides what holds GPUs here, an ended instance matters for as long as its container is there.
+    rows = _reported_rows(session, report) | _due_rows(session, node)
+    node_rows = [row for row in rows.values() if row.node_id == node.id and row.deleted_at is None]
+    held = instances.held_gpus(session, [row.id for row in node_rows])
+    removals, _strangers = _classify(node, rows, report)
+    return SyncAnswer(
+        control_plane_id=control_plane_id,
+        node_id=node.id,
+        generation=node.generation,
+        report_interval_s=interval_s,
+        assignments=[
+            _assignment(row, held.get(row.id, []))
+            for row in node_rows
+            if row.desired_state is not DesiredState.DELETED
+        ],
+        removals=removals,
+        streams=[
+            StreamRequest.model_validate(stream.request)
+            for stream in session.scalars(select(Stream).where(Stream.node_id == node.id))
+        ],
+    )
+
+
+def _reported_rows(session: Session, report: SyncRequest) -> dict[str, Instance]:
+    reported = {item.instance_id for item in report.instances or ()}
+    if not reported:
+        return {}
+    return {row.id: row for row in session.scalars(select(Instance).where(Instance.id.in_(reported)))}
+
+
+def _due_rows(session: Session, node: Node) -> dict[str, Instance]:
+    query = select(Instance).where(
+        Instance.node_id == node.id, Instance.state.in_(HOLDS_GPUS), Instance.deleted_at.is_(None)
+    )
+    return {row.id: row for row in session.scalars(query)}
+
+
+def _classify(
+    node: Node, rows: dict[str, Instance], report: SyncRequest
+) -> tuple[list[Removal], list[ObservedInstance]]:
+    """Split what should not be there: known and over (removed), or never heard of (left alone).
+
+    An attempt above the one on record means that this database is older than the node, a restored
+    backup: nothing is killed on the word of a database that has forgotten.
+    """
+    removals, strangers = [], []
+    for item in report.instances or ():
+        row = rows.get(item.instance_id)
+        if row is None or item.attempt > row.attempt:
+            strangers.append(item)
+        elif item.attempt < row.attempt or row.node_id != node.id or row.desired_state is DesiredState.DELETED:
+            removals.append(
+                Removal(instance_id=row.id, attempt=item.attempt, stop_timeout_s=row.stop_timeout_s)
+            )
+    return removals, strangers
+
+
+def _note_orphans(session: Session, node: Node, report: SyncRequest) -> None:
+    """Keep what the node holds and nobody here knows, for admins to look at."""
+    _removals, strangers = _classify(node, _reported_rows(session, report), report)
+    listed = [orphan.model_dump() for orphan in (*report.orphans, *map(_orphan, strangers))]
+    if listed != node.orphans:
+        node.orphans = listed
+
+
+def _orphan(item: ObservedInstance) -> Orphan:
+    return Orphan(
+        container_id=item.container_id or "",
+        name=f"mooring-{item.instance_id}-{item.attempt}",
+        instance_id=item.instance_id,
+        control_plane_id=None,
+    )
+
+
+def _assignment(row: Instance, gpu_uuids: list[str]) -> Assignment:
+    runs = row.desired_state is DesiredState.RUNNING and row.state in HOLDS_GPUS
+    return Assignment(
+        instance_id=row.id,
+        attempt=row.attempt,
+        name=row.name,
+        project_id=row.project_id,
+        generation=row.generation,
+        want="running" if runs else "stopped",
+        may_start=row.started_at is None,
+        stop_timeout_s=row.stop_timeout_s,
+        spec=instances.spec_of(row),
+        gpu_uuids=gpu_uuids,
+        cpus=(row.cpu_milli or 0) / 1000,
+        memory_mib=row.memory_mib or 0,
+    )

@@ -1,0 +1,15 @@
+"""Ids: a prefix that names the noun, then a ULID in lower case, so that ids sort by creation time."""
+
+from typing import Final
+
+INSTANCE: Final = "ins"
+NODE: Final = "nod"
+PROJECT: Final = "prj"
+API_KEY: Final = "key"
+EVENT: Final = "evt"
+JOIN_TOKEN: Final = "tok"  # noqa: S105 - a prefix, not a secret
+STREAM: Final = "str"
+CONTROL_PLANE: Final = "cpl"
+REQUEST: Final = "req"
+
+PATTERN: Final = r"^[a-z]{3}_[0-9a-hjkmnp-tv-z]{26}$"

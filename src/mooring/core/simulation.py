@@ -1,0 +1,88 @@
+"""Fleets of made-up nodes: `2x8xH100` is two nodes of eight H100, a comma adds more."""
+
+import re
+from dataclasses import dataclass
+from types import MappingProxyType
+
+MAX_NODES = 1000
+MAX_GPUS_PER_NODE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class GpuModel:
+    """What NVML says of a card: its full name, `memory_mib` as `nvidia-smi` shows it, and its fabric.
+
+    `nvlink` is the lanes to every other card behind an NVSwitch; a `cube_mesh` (V100) has no switch.
+    """
+
+    name: str
+    memory_mib: int
+    power_limit_w: int
+    idle_power_w: int
+    compute_capability: str
+    sm_clock_mhz: int
+    memory_clock_mhz: int
+    nvlink: int = 0
+    cube_mesh: bool = False
+    has_fan: bool = False
+
+
+MODELS = MappingProxyType(
+    {
+        "B200": GpuModel("NVIDIA B200", 183_359, 1000, 145, "10.0", 1965, 3996, nvlink=18),
+        "H200": GpuModel("NVIDIA H200", 143_771, 700, 76, "9.0", 1980, 3201, nvlink=18),
+        "H100": GpuModel("NVIDIA H100 80GB HBM3", 81_559, 700, 70, "9.0", 1980, 2619, nvlink=18),
+        "A100": GpuModel("NVIDIA A100-SXM4-80GB", 81_920, 400, 62, "8.0", 1410, 1593, nvlink=12),
+        "V100": GpuModel("Tesla V100-SXM2-32GB", 32_768, 300, 42, "7.0", 1530, 877, cube_mesh=True),
+        "L40S": GpuModel("NVIDIA L40S", 46_068, 350, 36, "8.9", 2520, 9001),
+        "L4": GpuModel("NVIDIA L4", 23_034, 72, 16, "8.9", 2040, 6251),
+        "A10": GpuModel("NVIDIA A10", 23_028, 150, 20, "8.6", 1695, 6251),
+        "T4": GpuModel("Tesla T4", 15_360, 70, 10, "7.5", 1590, 5001),
+        "RTX 4090": GpuModel("NVIDIA GeForce RTX 4090", 24_564, 450, 22, "8.9", 3105, 10_501, has_fan=True),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedFleet:
+    """`nodes` equal nodes with `gpus` cards each of a `model` of MODELS."""
+
+    nodes: int
+    gpus: int
+    model: str
+
+
+def parse_simulate(text: str) -> SimulatedFleet:
+    """One fleet, `2x8xH100`; raises ValueError that says what is wrong with it."""
+    parts = re.fullmatch(r"\s*(\d{1,6})\s*x\s*(\d{1,6})\s*x\s*(\S.*?)\s*", text, re.IGNORECASE)
+    if parts is None:
+        raise ValueError(f"{text!r} is not NODESxGPUSxMODEL, like 2x8xH100")
+    nodes, gpus = int(parts[1]), int(parts[2])
+    if not 1 <= nodes <= MAX_NODES:
+        raise ValueError(f"{text!r}: {nodes} nodes, but 1 to {MAX_NODES} can be simulated")
+    if not 0 <= gpus <= MAX_GPUS_PER_NODE:
+        raise ValueError(f"{text!r}: {gpus} GPUs per node, but 0 to {MAX_GPUS_PER_NODE} can be simulated")
+    return SimulatedFleet(nodes, gpus, model_key(parts[3]))
+
+
+def parse_fleets(text: str) -> tuple[SimulatedFleet, ...]:
+    """A list of fleets, `2x8xH100,1x4xA100`; of nothing but blanks, none."""
+    if not text.strip():
+        return ()
+    fleets = tuple(parse_simulate(part) for part in text.split(","))
+    if sum(fleet.nodes for fleet in fleets) > MAX_NODES:
+        raise ValueError(f"{text!r}: more than {MAX_NODES} nodes")
+    return fleets
+
+
+def model_key(text: str) -> str:
+    """The key of MODELS that is meant: case, blanks, `-` and `_` do not matter (`rtx4090`)."""
+    wanted = _squeezed(text)
+    for key in MODELS:
+        if _squeezed(key) == wanted:
+            return key
+    raise ValueError(f"{text!r} is not a GPU model that can be simulated: {', '.join(MODELS)}")
+
+
+def _squeezed(name: str) -> str:
+    return re.sub(r"[\s_-]", "", name).lower()

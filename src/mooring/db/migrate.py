@@ -1,0 +1,46 @@
+"""Alembic, driven from the program: the migrations travel inside the wheel."""
+
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Engine
+
+from mooring.db.session import normalized
+
+
+def config(url: str) -> Config:
+    """Alembic's configuration for this database, wherever the package is installed."""
+    made = Config()
+    made.set_main_option("script_location", str(_scripts()))
+    made.attributes["url"] = normalized(url)
+    return made
+
+
+def upgrade(url: str, revision: str = "head") -> None:
+    command.upgrade(config(url), revision)
+
+
+def downgrade(url: str, revision: str) -> None:
+    command.downgrade(config(url), revision)
+
+
+def current(engine: Engine) -> str | None:
+    """The revision the database is at, null when it has never been migrated."""
+    with engine.connect() as connection:
+        return MigrationContext.configure(connection).get_current_revision()
+
+
+def newest() -> str | None:
+    """The revision this program expects."""
+    made = Config()
+    made.set_main_option("script_location", str(_scripts()))
+    return ScriptDirectory.from_config(made).get_current_head()
+
+
+def _scripts() -> Path:
+    installed = Path(__file__).parent.parent / "migrations"
+    # In a checkout (an editable install) they lie at the top of the repository.
+    return installed if installed.is_dir() else Path(__file__).parents[3] / "migrations"

@@ -1,0 +1,139 @@
+"""The database: short transactions, opened by the edges only, and nudges that go out after the commit.
+
+SQLite: WAL, `synchronous=FULL`, one writer at a time behind an in-process lock and `BEGIN IMMEDIATE`.
+PostgreSQL: row locks, and `NOTIFY` in the transaction so that other replicas are nudged too.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
+
+from mooring.db.signals import Signals
+
+NOTIFY_CHANNEL = "mooring"
+_NUDGES = "mooring.nudges"
+_AT_END = "mooring.at_end"
+_WRITE_LOCK_TIMEOUT_S = 10.0
+
+
+def normalized(url: str) -> URL:
+    """A plain `postgresql://` or `postgres://` URL with the driver that Mooring ships."""
+    parsed = make_url(url)
+    if parsed.drivername in {"postgres", "postgresql"}:
+        return parsed.set(drivername="postgresql+psycopg")
+    return parsed
+
+
+def nudge(session: Session, *topics: str) -> None:
+    """Wake the topics' waiters once this transaction has committed."""
+    session.info.setdefault(_NUDGES, set()).update(topics)
+
+
+def at_end(session: Session, last: Callable[[Session], None]) -> None:
+    """Run this as the last writing of the transaction, after every row has been locked and flushed."""
+    session.info.setdefault(_AT_END, []).append(last)
+
+
+class Database:
+    """An engine and the two ways into it: `read()` and `write()`."""
+
+    def __init__(self, url: str, signals: Signals, *, pool_size: int = 20) -> None:
+        self.url = normalized(url)
+        self.signals = signals
+        self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        self.engine = _sqlite_engine(self.url) if self.is_sqlite else _postgresql_engine(self.url, pool_size)
+        self._writer = threading.Lock()
+
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        """A session that is rolled back at the end, whatever was done in it."""
+        with Session(self.engine, autoflush=False, expire_on_commit=False) as session:
+            yield session
+
+    @contextmanager
+    def write(self) -> Iterator[Session]:
+        """A session that commits at the end of the block, or rolls back if the block raises.
+
+        Raises:
+            OperationalError: the writer's lock was not to be had in time, or the database is away.
+        """
+        with self._one_writer(), Session(self.engine, expire_on_commit=False) as session:
+            if self.is_sqlite:
+                session.connection(execution_options={"mooring_immediate": True})
+            yield session
+            session.flush()
+            for last in session.info.pop(_AT_END, ()):
+                last(session)
+            topics: set[str] = session.info.pop(_NUDGES, set())
+            if topics and not self.is_sqlite:
+                _notify(session, topics)
+            session.commit()
+        self.signals.fire(topics)
+
+    @contextmanager
+    def _one_writer(self) -> Iterator[None]:
+        # SQLite's own busy wait polls and starves; a lock in the process hands over at once.
+        if not self.is_sqlite:
+            yield
+            return
+        if not self._writer.acquire(timeout=_WRITE_LOCK_TIMEOUT_S):
+            raise OperationalError("BEGIN IMMEDIATE", None, TimeoutError("the writer's lock is taken"))
+        try:
+            yield
+        finally:
+            self._writer.release()
+
+    def dispose(self) -> None:
+        self.engine.dispose()
+
+
+def _notify(session: Session, topics: set[str]) -> None:
+    session.execute(
+        text("SELECT pg_notify(:channel, topic) FROM unnest(CAST(:topics AS text[])) AS topic"),
+        {"channel": NOTIFY_CHANNEL, "topics": sorted(topics)},
+    )
+
+
+def _sqlite_engine(url: URL) -> Engine:
+    if url.database:
+        Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+    engine = create_engine(url, connect_args={"timeout": 10}, pool_size=40, max_overflow=20)
+    event.listen(engine, "connect", _prepare_sqlite)
+    event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _prepare_sqlite(connection: Any, _record: Any) -> None:
+    connection.isolation_level = None  # the begin hook below decides how transactions start
+    cursor = connection.cursor()
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=10000"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    # A writer that starts as a reader fails with "database is locked" when it upgrades, whatever the
+    # timeout; so writers say from the start what they are.
+    immediate = connection.get_execution_options().get("mooring_immediate", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
+
+
+def _postgresql_engine(url: URL, pool_size: int) -> Engine:
+    return create_engine(
+        url,
+        pool_size=pool_size,
+        max_overflow=pool_size,
+        pool_timeout=3,
+        pool_pre_ping=True,
+        connect_args={
+            "connect_timeout": 3,
+            "options": "-c statement_timeout=15000 -c lock_timeout=10000 -c timezone=UTC",
+        },
+    )

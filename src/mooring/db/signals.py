@@ -1,0 +1,78 @@
+"""Nudges: they only shorten a wait. Whoever is woken looks at rows, and all works without them, later.
+
+Topics: `schedule`, `events`, `node:<id>`, `instance:<id>`, `stream:<id>`.
+"""
+
+import asyncio
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+Wake = Callable[[], None]
+
+
+class Signals:
+    """Wakes the waiters of this process. Subscribe first, then read, then wait: no change is missed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._wakes: dict[str, set[Wake]] = defaultdict(set)
+
+    def fire(self, topics: Iterable[str]) -> None:
+        with self._lock:
+            wakes = {wake for topic in topics for wake in self._wakes.get(topic, ())}
+        for wake in wakes:
+            wake()
+
+    @contextmanager
+    def subscribed(self, *topics: str) -> Iterator["Waiter"]:
+        """For `async` code: a waiter that any of the topics wakes."""
+        waiter = Waiter()
+        with self._listening(waiter.wake, topics):
+            yield waiter
+
+    @contextmanager
+    def waking(self, event: threading.Event, *topics: str) -> Iterator[None]:
+        """For threads: sets the event when any of the topics fires."""
+        with self._listening(event.set, topics):
+            yield
+
+    @contextmanager
+    def _listening(self, wake: Wake, topics: tuple[str, ...]) -> Iterator[None]:
+        with self._lock:
+            for topic in topics:
+                self._wakes[topic].add(wake)
+        try:
+            yield
+        finally:
+            with self._lock:
+                for topic in topics:
+                    self._forget(topic, wake)
+
+    def _forget(self, topic: str, wake: Wake) -> None:
+        self._wakes[topic].discard(wake)
+        if not self._wakes[topic]:
+            del self._wakes[topic]
+
+
+class Waiter:
+    """One coroutine's ear; `wake` may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._event = asyncio.Event()
+
+    def wake(self) -> None:
+        # A server that is shutting down has closed the loop under a thread that still commits.
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._event.set)
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Whether it was woken before the time was up; then it listens anew."""
+        try:
+            await asyncio.wait_for(self._event.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        self._event.clear()
+        return True

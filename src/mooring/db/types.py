@@ -1,0 +1,58 @@
+"""Column types and values that behave the same on SQLite and PostgreSQL."""
+
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import BigInteger, DateTime, Dialect, Integer, String
+from sqlalchemy.types import JSON, TypeDecorator
+from ulid import ULID
+
+
+def now() -> datetime:
+    """The wall clock, UTC, cut to the milliseconds that the API shows."""
+    moment = datetime.now(UTC)
+    return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
+
+
+def new_id(prefix: str) -> str:
+    """A fresh id such as `ins_01k…` (see core/ids.py)."""
+    return f"{prefix}_{str(ULID()).lower()}"
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """An aware UTC datetime. SQLite stores no zone, so it is taken off on the way in and put back."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None or dialect.name != "sqlite":
+            return value
+        return value.astimezone(UTC).replace(tzinfo=None)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class Word(TypeDecorator[StrEnum]):
+    """An enumeration kept as plain text, so that SQL reads well and a new word needs no new type."""
+
+    impl = String
+    cache_ok = True
+
+    def __init__(self, words: type[StrEnum]) -> None:
+        super().__init__()
+        self.words = words
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> StrEnum | None:
+        return None if value is None else self.words(value)
+
+
+# SQLite gives an autoincrement only to INTEGER; on PostgreSQL the event log outlives 32 bits.
+BigId = BigInteger().with_variant(Integer, "sqlite")
+# none_as_null: an absent value is SQL NULL, so that `IS NULL` means what it says.
+Json: JSON = JSON(none_as_null=True)
+JsonObject = dict[str, Any]

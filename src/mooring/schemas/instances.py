@@ -1,0 +1,180 @@
+"""Instances on the wire."""
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field, field_validator
+
+from mooring.core.gpu import Sample
+from mooring.core.instance import (
+    DesiredState,
+    InstanceRequest,
+    InstanceSpec,
+    Reason,
+    State,
+    refuse_reserved_labels,
+    refuse_unsupported_priority,
+)
+from mooring.core.text import LabelKey, LabelValue, LongText, Name, Text
+from mooring.schemas.agent import Endpoint
+from mooring.schemas.base import Answer, Body, Json, Timestamp
+
+CREATE_EXAMPLE: Json = {
+    "name": "train-1",
+    "image": "pytorch/pytorch:2.8.0-cuda12.9-cudnn9-runtime",
+    "command": ["python", "train.py"],
+    "env": {"EPOCHS": "10"},
+    "gpus": {"count": 2, "model": "H100", "min_memory_mib": 40000},
+    "cpus": 8,
+    "memory_mib": 65536,
+    "shm_mib": 8192,
+    "ports": [{"container": 8888, "protocol": "tcp"}],
+    "labels": {"team": "vision"},
+    "max_duration_s": 86400,
+    "node_selector": {"zone": "a"},
+}
+
+
+class InstanceCreate(InstanceRequest):
+    """What to run. Only `image` is required; without `gpus` the container sees none."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [CREATE_EXAMPLE, {"image": "busybox:1.36"}]})
+
+
+class InstancePatch(Body):
+    """The fields to change; those left out stay as they are."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"labels": {"team": "speech"}}]})
+
+    name: Name | None = None
+    labels: Annotated[dict[LabelKey, LabelValue] | None, Field(max_length=64)] = None
+    max_duration_s: Annotated[int | None, Field(ge=1, le=10 * 366 * 86_400)] = None
+    priority: Annotated[int, Field(ge=0, le=100)] = 50
+
+    @field_validator("labels")
+    @classmethod
+    def _no_reserved_labels(cls, labels: dict[str, str] | None) -> dict[str, str] | None:
+        return None if labels is None else refuse_reserved_labels(labels)
+
+    @field_validator("priority")
+    @classmethod
+    def _one_priority(cls, priority: int) -> int:
+        return refuse_unsupported_priority(priority)
+
+
+class InstanceStop(Body):
+    model_config = ConfigDict(json_schema_extra={"examples": [{"timeout_s": 10}]})
+
+    timeout_s: Annotated[int, Field(ge=0, le=3600, description="between SIGTERM and SIGKILL")] = 10
+
+
+class Device(Answer):
+    uuid: str
+    index: int
+    model: str
+    memory_mib: int
+
+
+class Granted(Answer):
+    """What the placement gives: what was asked for, or the share that goes with its GPUs."""
+
+    cpus: float
+    memory_mib: int
+
+
+class Instance(InstanceSpec):
+    """An instance: every field of its request, and what became of it."""
+
+    model_config = ConfigDict(extra="ignore", strict=False)
+
+    id: str
+    name: str
+    project_id: str
+    labels: dict[str, str]
+    state: State
+    desired_state: DesiredState
+    reason: Reason | None
+    version: int
+    generation: int
+    attempt: int
+    node_id: str | None
+    node_name: str | None
+    granted: Granted | None
+    devices: list[Device]
+    endpoints: list[Endpoint]
+    container_id: str | None
+    image_digest: str | None
+    exit_code: int | None
+    queue_position: int | None
+    actions: list[str]
+    simulated: bool
+    created_at: Timestamp
+    scheduled_at: Timestamp | None
+    started_at: Timestamp | None
+    stopped_at: Timestamp | None
+    expires_at: Timestamp | None
+
+
+class InstanceList(Answer):
+    items: list[Instance]
+    next_cursor: str | None
+
+
+class RefusalItem(Answer):
+    node_id: str
+    node_name: str
+    code: str
+    wanted: str
+    had: str
+
+
+class DryRun(Answer):
+    """Whether it could start right now, where, and why not elsewhere."""
+
+    placeable: bool
+    node_id: str | None
+    devices: list[Device]
+    refusals: list[RefusalItem]
+
+
+class Alternatives(Answer):
+    """What would start now: the largest number of such GPUs, and models with enough of them free."""
+
+    max_count_now: int
+    models_now: list[str]
+
+
+class Explanation(Answer):
+    state: State
+    reason: Reason | None
+    queue_position: int | None
+    node_id: str | None
+    refusals: list[RefusalItem]
+    would_fit: Alternatives | None
+
+
+class WaitResult(Answer):
+    reached: bool
+    instance: Instance
+
+
+class ExecBody(Body):
+    model_config = ConfigDict(json_schema_extra={"examples": [{"command": ["nvidia-smi"], "timeout_s": 30}]})
+
+    command: Annotated[list[LongText], Field(min_length=1, max_length=1024)]
+    timeout_s: Annotated[int, Field(ge=1, le=3600)] = 30
+
+
+class ExecResult(Answer):
+    exit_code: int
+    stdout: str
+    stderr: str
+    truncated: Annotated[bool, Field(description="more than 1 MiB was printed and the rest is left out")]
+
+
+class MetricsList(Answer):
+    items: list[Sample]
+
+
+WaitState = Literal[
+    "pending", "scheduled", "starting", "running", "stopping", "stopped", "succeeded", "failed", "deleted"
+]

@@ -1,0 +1,113 @@
+"""Nodes, their GPUs, what can be asked for, and the tokens that machines join with."""
+
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+
+from mooring.core.gpu import Health, MigDevice, NvLinkPeer
+from mooring.core.instance import Reason
+from mooring.core.node import NodeState
+from mooring.core.text import Name
+from mooring.schemas.agent import Orphan
+from mooring.schemas.base import Answer, Body, Timestamp
+
+
+class Gpu(Answer):
+    uuid: str
+    node_id: str
+    node_name: str
+    index: int
+    model: str
+    memory_mib: int
+    pci_bus_id: str | None
+    numa_node: int | None
+    compute_capability: str | None
+    nvlink_peers: list[NvLinkPeer]
+    mig_mode: str | None
+    mig_devices: list[MigDevice]
+    health: Health
+    reason: Reason | None
+    instance_id: Annotated[str | None, Field(description="its holder, as far as the caller may know")]
+    simulated: bool
+
+
+class GpuList(Answer):
+    items: list[Gpu]
+    next_cursor: str | None
+
+
+class Versions(Answer):
+    agent: str | None
+    docker: str | None
+    driver: str | None
+    cuda: str | None
+
+
+class Node(Answer):
+    id: str
+    name: str
+    state: NodeState
+    reason: Reason | None
+    cordoned: bool
+    draining: bool
+    drain_deadline_at: Timestamp | None
+    hostname: str | None
+    address: str | None
+    labels: dict[str, str]
+    cpus: int | None
+    memory_mib: int | None
+    cpus_free: float | None
+    memory_mib_free: int | None
+    versions: Versions
+    gpus: list[Gpu]
+    orphans: Annotated[list[Orphan], Field(description="containers with our labels that nobody here knows")]
+    simulated: bool
+    last_heartbeat_at: Timestamp | None
+    created_at: Timestamp
+
+
+class NodeList(Answer):
+    items: list[Node]
+    next_cursor: str | None
+
+
+class Drain(Body):
+    model_config = ConfigDict(json_schema_extra={"examples": [{"deadline_s": 3600}]})
+
+    deadline_s: Annotated[
+        int | None, Field(ge=0, le=30 * 86_400, description="then what is left is stopped; null: never")
+    ] = None
+
+
+class InstanceType(Answer):
+    """A number of GPUs of one model, as nodes have them."""
+
+    name: str
+    gpu_model: str
+    gpu_count: int
+    gpu_memory_mib: int
+    total: Annotated[int, Field(description="how many of these the healthy inventory could hold at once")]
+    available: Annotated[int, Field(description="how many of these could start now")]
+    max_gpus_per_node_now: int
+    price_micros_per_hour: int | None
+    currency: str | None
+    simulated: bool
+
+
+class InstanceTypeList(Answer):
+    items: list[InstanceType]
+    next_cursor: str | None
+
+
+class JoinTokenCreate(Body):
+    model_config = ConfigDict(json_schema_extra={"examples": [{"ttl_s": 3600, "node_name": "gpu-7"}]})
+
+    ttl_s: Annotated[int, Field(ge=1, le=86_400)] = 3600
+    node_name: Annotated[Name | None, Field(description="the only name the token is good for")] = None
+
+
+class JoinToken(Answer):
+    id: str
+    token: Annotated[str, Field(description="shown this once; good for one join")]
+    node_name: str | None
+    expires_at: Timestamp
