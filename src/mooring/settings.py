@@ -11,7 +11,9 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 class Settings(BaseSettings):
     """Names are api.md's, less the prefix; docs/operating.md explains each."""
 
-    model_config = SettingsConfigDict(env_prefix="MOORING_", frozen=True, env_ignore_empty=True, extra="ignore")
+    model_config = SettingsConfigDict(
+        env_prefix="MOORING_", frozen=True, env_ignore_empty=True, extra="ignore"
+    )
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8700

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from secrets import token_urlsafe
 
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from mooring.core import credentials, ids
@@ -44,11 +44,14 @@ def identify(session: Session, secret: str) -> Caller:
     return Caller(row.id, row.project_id, frozenset(row.scopes))
 
 
+def use_is_stale(session: Session, key_id: str) -> bool:
+    """Whether the moment of last use on record is more than a minute old."""
+    used_at = session.scalar(select(ApiKey.last_used_at).where(ApiKey.id == key_id))
+    return used_at is None or used_at < now() - _LAST_USED_STEP
+
+
 def note_use(session: Session, key_id: str) -> None:
-    """Remember that a key is in use, to the minute."""
-    row = session.get(ApiKey, key_id)
-    if row is not None and (row.last_used_at is None or row.last_used_at < now() - _LAST_USED_STEP):
-        row.last_used_at = now()
+    session.execute(update(ApiKey).where(ApiKey.id == key_id).values(last_used_at=now()))
 
 
 def identify_node(session: Session, credential: str) -> str:
@@ -58,8 +61,14 @@ def identify_node(session: Session, credential: str) -> str:
         Unauthorized: unknown, or its node was deleted.
     """
     node = session.scalar(select(Node).where(Node.credential_hash == credentials.hashed(credential)))
-    if node is None or node.deleted_at is not None or not credentials.matches(credential, node.credential_hash):
-        raise Unauthorized("the node's credential is unknown, or its node was deleted; join it with a new token")
+    if (
+        node is None
+        or node.deleted_at is not None
+        or not credentials.matches(credential, node.credential_hash)
+    ):
+        raise Unauthorized(
+            "the node's credential is unknown, or its node was deleted; join it with a new token"
+        )
     return node.id
 
 

@@ -19,7 +19,12 @@ _PENDING = "mooring.events"
 
 
 def append(
-    session: Session, kind: str, data: JsonObject, *, project_id: str | None = None, instance_id: str | None = None
+    session: Session,
+    kind: str,
+    data: JsonObject,
+    *,
+    project_id: str | None = None,
+    instance_id: str | None = None,
 ) -> None:
     """Add an event to this transaction; it gets its `seq` when the transaction ends."""
     event = Event(

@@ -24,7 +24,12 @@ def apply_inventory(session: Session, node: Node, reported: Sequence[GpuFacts], 
     for facts in reported:
         _take_in(session, node, known.get(facts.uuid), facts, simulated=simulated)
     for uuid in known.keys() - set(listed):
-        _set_health(session, known[uuid], Health.LOST, Reason(code="gpu_missing", message="its node no longer lists it"))
+        _set_health(
+            session,
+            known[uuid],
+            Health.LOST,
+            Reason(code="gpu_missing", message="its node no longer lists it"),
+        )
 
 
 def _take_in(session: Session, node: Node, row: Gpu | None, facts: GpuFacts, *, simulated: bool) -> None:
@@ -59,7 +64,9 @@ def _judge(session: Session, row: Gpu, facts: GpuFacts) -> None:
     if facts.fault:
         health = Health.LOST if facts.fault == "gpu_lost" else Health.QUARANTINED
         if row.health is not Health.LOST:
-            _set_health(session, row, health, Reason(code=facts.fault, message=f"the driver says {facts.fault}"))
+            _set_health(
+                session, row, health, Reason(code=facts.fault, message=f"the driver says {facts.fault}")
+            )
     elif row.health is Health.LOST:
         _set_health(
             session, row, Health.QUARANTINED,
@@ -75,7 +82,13 @@ def _set_health(session: Session, row: Gpu, health: Health, reason: Reason | Non
     events.append(
         session,
         events.GPU_HEALTH_CHANGED,
-        {"gpu_uuid": row.uuid, "node_id": row.node_id, "from": str(before), "to": str(health), "reason": told},
+        {
+            "gpu_uuid": row.uuid,
+            "node_id": row.node_id,
+            "from": str(before),
+            "to": str(health),
+            "reason": told,
+        },
     )
     nudge(session, "schedule")
 
@@ -88,7 +101,9 @@ def apply_incidents(session: Session, node: Node, incidents: Sequence[Incident])
             continue
         row.last_incident_id = incident.id
         if row.health is not Health.LOST:
-            _set_health(session, row, Health.QUARANTINED, Reason(code=incident.code, message=incident.message))
+            _set_health(
+                session, row, Health.QUARANTINED, Reason(code=incident.code, message=incident.message)
+            )
 
 
 def clear(session: Session, uuid: str) -> Gpu:

@@ -41,7 +41,9 @@ def claim(session: Session, caller: str, key: str, fingerprint: str) -> Answer |
         select(IdempotencyKey).where(IdempotencyKey.caller == caller, IdempotencyKey.key == key)
     )
     if row is None or (row.fingerprint == fingerprint and row.status is None):
-        raise IdempotencyInProgress("the first request with this Idempotency-Key is still running; repeat it later")
+        raise IdempotencyInProgress(
+            "the first request with this Idempotency-Key is still running; repeat it later"
+        )
     if row.fingerprint != fingerprint:
         raise IdempotencyKeyReused("this Idempotency-Key was used for a different request; choose a new one")
     return Answer(row.status or 200, row.body or b"", dict(row.headers or {}))

@@ -165,7 +165,9 @@ def restart(session: Session, instance_id: str) -> Instance:
     if row.state is State.SCHEDULED:
         touch(session, row)
     else:
-        move(session, row, State.SCHEDULED, Reason(code="restarting", message="restart asked for by the user"))
+        move(
+            session, row, State.SCHEDULED, Reason(code="restarting", message="restart asked for by the user")
+        )
     return row
 
 
@@ -175,8 +177,14 @@ def delete(session: Session, instance_id: str, if_match: int | None) -> Instance
     refuse_stale(row, if_match)
     if row.desired_state is not DesiredState.DELETED:
         was = row.desired_state
-        _ask(row, DesiredState.DELETED, row.stop_timeout_s if was is DesiredState.STOPPED else DEFAULT_STOP_TIMEOUT_S)
-        _begin_ending(session, row, node, Reason(code="deleted_by_user", message="delete asked for by the user"))
+        _ask(
+            row,
+            DesiredState.DELETED,
+            row.stop_timeout_s if was is DesiredState.STOPPED else DEFAULT_STOP_TIMEOUT_S,
+        )
+        _begin_ending(
+            session, row, node, Reason(code="deleted_by_user", message="delete asked for by the user")
+        )
     return row
 
 
@@ -206,7 +214,12 @@ def _begin_ending(session: Session, row: Instance, node: Node | None, reason: Re
         move(session, row, State.STOPPING, reason)
     elif row.state not in HOLDS_GPUS:
         # Nothing runs. What is left of an ended container, its node removes at its next report.
-        move(session, row, State.DELETED if row.desired_state is DesiredState.DELETED else State.STOPPED, reason)
+        move(
+            session,
+            row,
+            State.DELETED if row.desired_state is DesiredState.DELETED else State.STOPPED,
+            reason,
+        )
     else:
         touch(session, row)
 

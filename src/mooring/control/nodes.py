@@ -70,7 +70,9 @@ def join(session: Session, secret: str, asked_name: str | None) -> tuple[Node, s
         raise Unauthorized("the join token is unknown, used or expired; ask an admin for a new one")
     name = token.node_name or asked_name
     if name is None:
-        raise Conflict("give the node a name: MOORING_NODE_NAME, or node_name in the token", code="node_name_missing")
+        raise Conflict(
+            "give the node a name: MOORING_NODE_NAME, or node_name in the token", code="node_name_missing"
+        )
     if session.scalar(select(Node.id).where(Node.name == name, Node.deleted_at.is_(None))):
         raise Conflict(
             f"a node named {name} exists; delete it first, or set another MOORING_NODE_NAME",

@@ -31,25 +31,33 @@ def node_views(session: Session) -> tuple[NodeView, ...]:
     nodes = session.scalars(select(Node).where(Node.deleted_at.is_(None)).order_by(Node.id)).all()
     used = used_by_node(session)
     gpus = _gpu_views(session)
-    return tuple(_node_view(node, used.get(node.id, Used()), gpus.get(node.id, ())) for node in nodes if node.facts)
+    return tuple(
+        _node_view(node, used.get(node.id, Used()), gpus.get(node.id, ())) for node in nodes if node.facts
+    )
 
 
 def used_by_node(session: Session, node_ids: Iterable[str] | None = None) -> dict[str, Used]:
     query = (
         select(Instance.node_id, func.sum(Instance.cpu_milli), func.sum(Instance.memory_mib))
-        .where(Instance.state.in_(HOLDS_GPUS), Instance.deleted_at.is_(None))
+        .where(Instance.state.in_(HOLDS_GPUS), Instance.node_id.is_not(None), Instance.deleted_at.is_(None))
         .group_by(Instance.node_id)
     )
     if node_ids is not None:
         query = query.where(Instance.node_id.in_(set(node_ids)))
-    return {node_id: Used(int(cpus or 0), int(memory or 0)) for node_id, cpus, memory in session.execute(query)}
+    return {
+        node_id: Used(int(cpus or 0), int(memory or 0))
+        for node_id, cpus, memory in session.execute(query)
+        if node_id
+    }
 
 
 def _gpu_views(session: Session) -> dict[str, tuple[GpuView, ...]]:
     held = set(session.scalars(select(Allocation.gpu_uuid).where(Allocation.to_at.is_(None))))
     grouped: dict[str, list[GpuView]] = defaultdict(list)
     columns = (Gpu.node_id, Gpu.uuid, Gpu.index, Gpu.model, Gpu.memory_mib, Gpu.health, Gpu.facts)
-    for node_id, uuid, index, model, memory, health, facts in session.execute(select(*columns).order_by(Gpu.uuid)):
+    for node_id, uuid, index, model, memory, health, facts in session.execute(
+        select(*columns).order_by(Gpu.uuid)
+    ):
         grouped[node_id].append(
             GpuView(
                 uuid=uuid,
@@ -176,7 +184,9 @@ class _Guard:
             return False
         self._taken.update(placement.gpu_uuids)
         used = self._used.get(node.id, Used())
-        self._used[node.id] = Used(used.cpu_milli + placement.cpu_milli, used.memory_mib + placement.memory_mib)
+        self._used[node.id] = Used(
+            used.cpu_milli + placement.cpu_milli, used.memory_mib + placement.memory_mib
+        )
         return True
 
     def _free(self, uuid: str, node_id: str) -> bool:
@@ -199,7 +209,10 @@ def explain_unplaced(session: Session, unplaced: Sequence[Unplaced]) -> None:
 
 
 def waiting_reason(item: Unplaced) -> Reason:
-    return Reason(code="waiting_for_capacity" if item.ever else "never_placeable", message=item.summary)
+    """`never_placeable` only once there are nodes to judge by."""
+    if item.ever or not item.refusals:
+        return Reason(code="waiting_for_capacity" if item.refusals else "no_nodes", message=item.summary)
+    return Reason(code="never_placeable", message=item.summary)
 
 
 def queue_positions(session: Session, instance_ids: Sequence[str]) -> dict[str, int]:

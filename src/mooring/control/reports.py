@@ -23,7 +23,9 @@ from mooring.schemas.agent import (
     SyncRequest,
 )
 
-LOST = Reason(code="container_lost", message="the node no longer has its container; it was removed by someone else")
+LOST = Reason(
+    code="container_lost", message="the node no longer has its container; it was removed by someone else"
+)
 
 
 def apply(session: Session, node_id: str, report: SyncRequest) -> Node:
@@ -36,11 +38,16 @@ def apply(session: Session, node_id: str, report: SyncRequest) -> Node:
     node = locks.node(session, node_id)
     if node is None or node.deleted_at is not None:
         raise Unauthorized("this node was deleted; join it again with a new token")
-    if report.session != node.session:
-        raise StaleSession("another agent with this node's identity has started since; this one must stop")
+    refuse_stale_session(node, report)
     if report.seq > node.seq:
         _heed(session, node, report)
     return node
+
+
+def refuse_stale_session(node: Node, report: SyncRequest) -> None:
+    """Raises StaleSession when a newer agent speaks for the node."""
+    if report.session != node.session:
+        raise StaleSession("another agent with this node's identity has started since; this one must stop")
 
 
 def _heed(session: Session, node: Node, report: SyncRequest) -> None:
@@ -70,9 +77,7 @@ def _hear_node(session: Session, node: Node, report: SyncRequest) -> None:
             nodes.record(session, node)
 
 
-def _matched(
-    rows: Sequence[Instance], report: SyncRequest
-) -> list[tuple[Instance, ObservedInstance | None]]:
+def _matched(rows: Sequence[Instance], report: SyncRequest) -> list[tuple[Instance, ObservedInstance | None]]:
     """Each placed instance with what was seen of its present attempt; None where silence is an answer.
 
     A report made before its node had heard of the attempt is silent about it for no reason, and says
@@ -98,7 +103,9 @@ def _observe(session: Session, row: Instance, seen: ObservedInstance | None) -> 
     if to is not row.state:
         _settle_times(row, seen, to)
         instances.move(session, row, to, _reason(row, seen, to))
-    elif changed or (seen and seen.reason and seen.reason.model_dump() != row.reason and to is State.STARTING):
+    elif changed or (
+        seen and seen.reason and seen.reason.model_dump() != row.reason and to is State.STARTING
+    ):
         instances.touch(session, row, seen.reason if seen else None)
 
 
@@ -144,7 +151,9 @@ def _reason(row: Instance, seen: ObservedInstance | None, to: State) -> Reason |
     return seen.reason
 
 
-def answer(session: Session, node: Node, report: SyncRequest, control_plane_id: str, interval_s: float) -> SyncAnswer:
+def answer(
+    session: Session, node: Node, report: SyncRequest, control_plane_id: str, interval_s: float
+) -> SyncAnswer:
     """Everything the node should have now, and what it reported that nothing should be left of."""
     # Besides what holds GPUs here, an ended instance matters for as long as its container is there.
     rows = _reported_rows(session, report) | _due_rows(session, node)
@@ -196,7 +205,9 @@ def _classify(
         row = rows.get(item.instance_id)
         if row is None or item.attempt > row.attempt:
             strangers.append(item)
-        elif item.attempt < row.attempt or row.node_id != node.id or row.desired_state is DesiredState.DELETED:
+        elif (
+            item.attempt < row.attempt or row.node_id != node.id or row.desired_state is DesiredState.DELETED
+        ):
             removals.append(
                 Removal(instance_id=row.id, attempt=item.attempt, stop_timeout_s=row.stop_timeout_s)
             )

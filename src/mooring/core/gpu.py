@@ -34,7 +34,9 @@ class GpuFacts(_Fact):
     """What the node says about one card. Null: the card or the driver does not tell."""
 
     uuid: GpuUuid
-    index: Annotated[int, Field(ge=0, description="NVML's order; for display only, it may change at a reboot")]
+    index: Annotated[
+        int, Field(ge=0, description="NVML's order; for display only, it may change at a reboot")
+    ]
     model: Text
     memory_mib: Annotated[int, Field(ge=0)]
     pci_bus_id: Text | None = None
@@ -49,7 +51,9 @@ class GpuFacts(_Fact):
     mig_devices: list[MigDevice] = []
     compute_capability: Text | None = None
     power_limit_w: float | None = None
-    fault: Annotated[Text | None, Field(description="why it cannot be used: gpu_lost, reset_required, …")] = None
+    fault: Annotated[Text | None, Field(description="why it cannot be used: gpu_lost, reset_required, …")] = (
+        None
+    )
 
 
 class Process(_Fact):

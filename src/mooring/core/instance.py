@@ -39,9 +39,7 @@ class DesiredState(StrEnum):
     DELETED = "deleted"
 
 
-HOLDS_GPUS = frozenset(
-    {State.SCHEDULED, State.STARTING, State.RUNNING, State.STOPPING, State.UNREACHABLE}
-)
+HOLDS_GPUS = frozenset({State.SCHEDULED, State.STARTING, State.RUNNING, State.STOPPING, State.UNREACHABLE})
 ENDED = frozenset({State.STOPPED, State.SUCCEEDED, State.FAILED})
 
 _FINAL = {State.STOPPED, State.SUCCEEDED, State.FAILED, State.DELETED}
@@ -243,7 +241,9 @@ class Phase(StrEnum):
     REFUSED = "refused"  # it could not be started; nothing of it is left
 
 
-def after_report(state: State, desired: DesiredState, phase: Phase, exit_code: int | None, began: bool) -> State:
+def after_report(
+    state: State, desired: DesiredState, phase: Phase, exit_code: int | None, began: bool
+) -> State:
     """The state that a node's report of this attempt leads to.
 
     Args:

@@ -48,9 +48,7 @@ def fair_share(total: int, gpus_asked: int, gpus_total: int) -> int:
     return total * gpus_asked // gpus_total
 
 
-def state_of(
-    *, silent: bool, problem: bool, draining: bool, cordoned: bool
-) -> NodeState:
+def state_of(*, silent: bool, problem: bool, draining: bool, cordoned: bool) -> NodeState:
     """The one state shown, worst first: a cordoned node that falls silent is unreachable."""
     if silent:
         return NodeState.UNREACHABLE

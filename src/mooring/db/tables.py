@@ -29,8 +29,14 @@ NAMING = {
 
 class Base(DeclarativeBase):
     metadata = MetaData(naming_convention=NAMING)
-    type_annotation_map = {datetime: UtcDateTime, JsonObject: Json, list[Any]: Json,
-                           State: Word(State), DesiredState: Word(DesiredState), Health: Word(Health)}  # noqa: RUF012
+    type_annotation_map = {
+        datetime: UtcDateTime,
+        JsonObject: Json,
+        list[Any]: Json,
+        State: Word(State),
+        DesiredState: Word(DesiredState),
+        Health: Word(Health),
+    }  # noqa: RUF012
 
 
 def one_of(column: str, values: type[State] | type[DesiredState] | type[Health]) -> CheckConstraint:
@@ -87,8 +93,13 @@ class JoinToken(Base):
 class Node(Base):
     __tablename__ = "nodes"
     __table_args__ = (
-        Index("uq_nodes_name", "name", unique=True, sqlite_where=text("deleted_at IS NULL"),
-              postgresql_where=text("deleted_at IS NULL")),
+        Index(
+            "uq_nodes_name",
+            "name",
+            unique=True,
+            sqlite_where=text("deleted_at IS NULL"),
+            postgresql_where=text("deleted_at IS NULL"),
+        ),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -139,15 +150,34 @@ class Instance(Base):
     __table_args__ = (
         one_of("state", State),
         one_of("desired_state", DesiredState),
-        Index("uq_instances_project_id_name", "project_id", "name", unique=True,
-              sqlite_where=text("deleted_at IS NULL"), postgresql_where=text("deleted_at IS NULL")),
+        Index(
+            "uq_instances_project_id_name",
+            "project_id",
+            "name",
+            unique=True,
+            sqlite_where=text("deleted_at IS NULL"),
+            postgresql_where=text("deleted_at IS NULL"),
+        ),
         # What the loops look for, each over the few rows that matter and not the whole history.
-        Index("ix_instances_pending", "queued_at", "id", sqlite_where=text("state = 'pending'"),
-              postgresql_where=text("state = 'pending'")),
-        Index("ix_instances_node", "node_id", sqlite_where=text("deleted_at IS NULL"),
-              postgresql_where=text("deleted_at IS NULL")),
-        Index("ix_instances_expires_at", "expires_at", sqlite_where=text("expires_at IS NOT NULL"),
-              postgresql_where=text("expires_at IS NOT NULL")),
+        Index(
+            "ix_instances_pending",
+            "queued_at",
+            "id",
+            sqlite_where=text("state = 'pending'"),
+            postgresql_where=text("state = 'pending'"),
+        ),
+        Index(
+            "ix_instances_node",
+            "node_id",
+            sqlite_where=text("deleted_at IS NULL"),
+            postgresql_where=text("deleted_at IS NULL"),
+        ),
+        Index(
+            "ix_instances_expires_at",
+            "expires_at",
+            sqlite_where=text("expires_at IS NOT NULL"),
+            postgresql_where=text("expires_at IS NOT NULL"),
+        ),
         Index("ix_instances_project_id_id", "project_id", "id"),
     )
 
@@ -191,8 +221,13 @@ class Allocation(Base):
     __tablename__ = "allocations"
     __table_args__ = (
         # The promise that a GPU is never given twice, kept by the database and not by checks in code.
-        Index("uq_allocations_live_gpu", "gpu_uuid", unique=True, sqlite_where=text("to_at IS NULL"),
-              postgresql_where=text("to_at IS NULL")),
+        Index(
+            "uq_allocations_live_gpu",
+            "gpu_uuid",
+            unique=True,
+            sqlite_where=text("to_at IS NULL"),
+            postgresql_where=text("to_at IS NULL"),
+        ),
         Index("ix_allocations_instance_id", "instance_id"),
     )
 

@@ -93,7 +93,9 @@ class SyncRequest(Peer):
         int,
         Field(description="of the desired state this report was made under; 0: none heard in this session"),
     ]
-    wait_s: Annotated[float, Field(ge=0, le=60, description="hold the answer this long if there is no news")] = 0
+    wait_s: Annotated[
+        float, Field(ge=0, le=60, description="hold the answer this long if there is no news")
+    ] = 0
     facts: NodeFacts
     problem: Reason | None = None
     gpus: list[GpuFacts] | None

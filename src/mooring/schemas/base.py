@@ -44,7 +44,6 @@ class Problem(BaseModel):
     errors: list[FieldError] | None = None
 
 
-
 def timestamp(moment: datetime | None) -> str | None:
     """RFC 3339, UTC, milliseconds: `2026-11-21T08:00:00.123Z`."""
     if moment is None:

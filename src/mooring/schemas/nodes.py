@@ -91,7 +91,6 @@ class InstanceType(Answer):
     max_gpus_per_node_now: int
     price_micros_per_hour: int | None
     currency: str | None
-    simulated: bool
 
 
 class InstanceTypeList(Answer):

@@ -1,0 +1,158 @@
+"""`/agent/v1`: what nodes call. A node dials out; it needs no open port and sees its own data only (R21)."""
+
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated, TypeVar
+
+from fastapi import APIRouter, Depends
+from pydantic import BaseModel, ValidationError
+from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mooring.api.auth import CurrentNode
+from mooring.api.body import require_json_type
+from mooring.api.context import Context, Ctx
+from mooring.api.errors import invalid
+from mooring.api.responses import errors
+from mooring.control import nodes, reports, streams
+from mooring.core.errors import Gone, NotFound
+from mooring.db.tables import Node
+from mooring.schemas.agent import JoinAnswer, JoinRequest, SessionAnswer, StreamFrame, SyncAnswer, SyncRequest
+
+router = APIRouter(prefix="/agent/v1", tags=["agent"])
+
+_MAX_FRAME_BYTES = 256 * 1024
+
+Message = TypeVar("Message", bound=BaseModel)
+
+
+async def _sync_request(request: Request) -> SyncRequest:
+    # Parsed in one pass from the bytes: a report of eight GPUs comes from every node every five seconds.
+    require_json_type(request)
+    return _parsed(SyncRequest, await request.body())
+
+
+async def _join_request(request: Request) -> JoinRequest:
+    require_json_type(request)
+    return _parsed(JoinRequest, await request.body())
+
+
+def _parsed(kind: type[Message], body: bytes) -> Message:
+    """Raises Invalid. What a newer agent adds is ignored."""
+    try:
+        return kind.model_validate_json(body, extra="ignore")
+    except ValidationError as error:
+        raise invalid([{**item, "loc": ("body", *item["loc"])} for item in error.errors()]) from None
+
+
+def _body(kind: type[SyncRequest] | type[JoinRequest]) -> dict[str, object]:
+    schema = {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}
+    return {"requestBody": {"required": True, "content": {"application/json": schema}}}
+
+
+@router.post(
+    "/join",
+    status_code=201,
+    response_model=JoinAnswer,
+    responses=errors(409, body=True),
+    openapi_extra=_body(JoinRequest),
+    operation_id="join_node",
+)
+def join_node(body: Annotated[JoinRequest, Depends(_join_request)], context: Ctx) -> JoinAnswer:
+    """Redeem a join token for a credential of the node's own. A token works once."""
+    with context.database.write() as session:
+        node, credential = nodes.join(session, body.token, body.node_name)
+    return JoinAnswer(
+        node_id=node.id,
+        node_name=node.name,
+        credential=credential,
+        control_plane_id=context.identity.control_plane_id,
+    )
+
+
+@router.post("/session", response_model=SessionAnswer, responses=errors(), operation_id="open_node_session")
+def open_session(node_id: CurrentNode, context: Ctx) -> SessionAnswer:
+    """A newly started agent takes over; an older one of the same node hears 409 from now on."""
+    with context.database.write() as session:
+        number = nodes.open_session(session, node_id).session
+    return SessionAnswer(session=number, control_plane_id=context.identity.control_plane_id, node_id=node_id)
+
+
+@router.post(
+    "/sync",
+    response_model=SyncAnswer,
+    responses=errors(409, body=True),
+    openapi_extra=_body(SyncRequest),
+    operation_id="sync_node",
+)
+async def sync(
+    report: Annotated[SyncRequest, Depends(_sync_request)], node_id: CurrentNode, context: Ctx
+) -> Response:
+    """Everything the node has, for everything it should have.
+
+    With `wait_s` the answer is held until there is news: a higher generation, or a stream to dial in for.
+    """
+    deadline = time.monotonic() + report.wait_s
+    with context.database.signals.subscribed(f"node:{node_id}") as waiter:
+        answer = await run_in_threadpool(_report, context, node_id, report)
+        while not _is_news(answer, report) and (left := deadline - time.monotonic()) > 0:
+            if await waiter.wait(left):
+                answer = await run_in_threadpool(_look, context, node_id, report)
+    return Response(answer.model_dump_json(), media_type="application/json")
+
+
+def _is_news(answer: SyncAnswer, report: SyncRequest) -> bool:
+    return answer.generation != report.generation or bool(answer.streams)
+
+
+def _report(context: Context, node_id: str, report: SyncRequest) -> SyncAnswer:
+    with context.database.write() as session:
+        node = reports.apply(session, node_id, report)
+        session.flush()
+        answer = _answer(context, session, node, report)
+    context.heard_nodes.add(node_id)
+    return answer
+
+
+def _look(context: Context, node_id: str, report: SyncRequest) -> SyncAnswer:
+    with context.database.read() as session:
+        node = nodes.get(session, node_id)
+        reports.refuse_stale_session(node, report)
+        return _answer(context, session, node, report)
+
+
+def _answer(context: Context, session: Session, node: Node, report: SyncRequest) -> SyncAnswer:
+    interval = context.settings.report_interval_s
+    return reports.answer(session, node, report, context.identity.control_plane_id, interval)
+
+
+@router.post("/streams/{stream_id}", status_code=204, responses=errors(404, 410), operation_id="bring_stream")
+async def bring_stream(stream_id: str, request: Request, node_id: CurrentNode, context: Ctx) -> Response:
+    """Frames of logs or of an exec, one JSON object a line, for as long as somebody reads them."""
+    channel = context.channels.find(stream_id)
+    if channel is None or channel.node_id != node_id:
+        raise NotFound(f"nobody waits for stream {stream_id} here")
+    await run_in_threadpool(_picked_up, context, stream_id)
+    async for frame in _frames(request):
+        if not await channel.put(frame):
+            raise Gone("nobody reads this stream any more", code="stream_closed")
+    await channel.put(None)
+    return Response(status_code=204)
+
+
+def _picked_up(context: Context, stream_id: str) -> None:
+    with context.database.write() as session:
+        streams.forget(session, stream_id)
+
+
+async def _frames(request: Request) -> AsyncIterator[StreamFrame]:
+    left = b""
+    async for chunk in request.stream():
+        *lines, left = (left + chunk).split(b"\n")
+        for line in lines:
+            if line:
+                yield _parsed(StreamFrame, line)
+        if len(left) > _MAX_FRAME_BYTES:
+            raise invalid([{"loc": ("body",), "type": "frame_too_long", "msg": "a frame is too long"}])

@@ -1,0 +1,33 @@
+"""What every endpoint may use; made once by the composition root and hung on the app."""
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from fastapi import Depends
+from starlette.requests import HTTPConnection
+
+from mooring.api.auth import KeyCache
+from mooring.api.channels import Channels
+from mooring.control.bootstrap import Identity
+from mooring.db.session import Database
+from mooring.settings import Settings
+
+
+@dataclass(frozen=True)
+class Context:
+    settings: Settings
+    database: Database
+    identity: Identity
+    keys: KeyCache
+    channels: Channels
+    # With `mooring up`, /readyz waits for the first reports of this many local nodes.
+    awaited_nodes: int = 0
+    heard_nodes: set[str] = field(default_factory=set)
+
+
+async def _context(connection: HTTPConnection) -> Context:
+    context: Context = connection.app.state.context
+    return context
+
+
+Ctx = Annotated[Context, Depends(_context)]

@@ -1,0 +1,91 @@
+"""The outermost middleware: request ids, the size of bodies, and characters that no layer below can take."""
+
+import re
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from mooring.api.errors import problem_response
+from mooring.core import ids
+from mooring.core.errors import BadRequest, MooringError, TooLarge
+from mooring.db.types import new_id
+
+MAX_BODY_BYTES = 1024 * 1024
+MAX_SYNC_BYTES = 16 * 1024 * 1024
+_REQUEST_ID = re.compile(r"^[A-Za-z0-9._:-]{1,128}$")
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+
+class Edge:
+    """Plain ASGI: a middleware made of requests and responses would buffer the streams."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        request_id = _request_id(scope)
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        refusal = _refusal(scope)
+        if refusal is not None:
+            response = problem_response(Request(scope), refusal)
+            await response(scope, receive, send_with_id)
+            return
+        await self.app(scope, _limited(receive, _limit(scope)), send_with_id)
+
+
+def _request_id(scope: MutableMapping[str, Any]) -> str:
+    given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"").decode(
+        "latin-1"
+    )
+    return given if _REQUEST_ID.match(given) else new_id(ids.REQUEST)
+
+
+def _refusal(scope: MutableMapping[str, Any]) -> MooringError | None:
+    if b"%00" in scope.get("query_string", b"") or "\x00" in scope["path"]:
+        return BadRequest("the path or query holds a NUL character")
+    length = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+    if not length.isdigit():
+        return BadRequest("Content-Length is not a number")
+    if int(length) > _limit(scope):
+        return _too_large(_limit(scope))
+    return None
+
+
+def _limit(scope: MutableMapping[str, Any]) -> int:
+    path: str = scope["path"]
+    if path.startswith("/agent/v1/streams/"):
+        return 2**63  # a stream is read piece by piece and never held as a whole
+    return MAX_SYNC_BYTES if path.startswith("/agent/v1/") else MAX_BODY_BYTES
+
+
+def _too_large(limit: int) -> TooLarge:
+    return TooLarge(f"a request body may have {limit} bytes at most")
+
+
+def _limited(receive: Receive, limit: int) -> Receive:
+    """Count a body sent in chunks too, where no length was announced."""
+    received = 0
+
+    async def limited() -> Message:
+        nonlocal received
+        message = await receive()
+        received += len(message.get("body", b""))
+        if received > limit:
+            raise _too_large(limit)
+        return message
+
+    return limited

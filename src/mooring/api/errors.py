@@ -1,0 +1,176 @@
+"""Every error as `application/problem+json` (RFC 9457), whoever raised it."""
+
+import logging
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from pydantic_core import to_json
+from sqlalchemy.exc import DataError, IntegrityError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mooring.core import errors
+from mooring.core.errors import MooringError
+from mooring.schemas.base import PROBLEM_MEDIA_TYPE
+
+log = logging.getLogger(__name__)
+
+# The nearest ancestor in this table decides; the tree is drawn in core/errors.py.
+STATUS: Mapping[type[MooringError], int] = {
+    errors.BadRequest: 400,
+    errors.Unauthorized: 401,
+    errors.Forbidden: 403,
+    errors.NotFound: 404,
+    errors.MethodNotAllowed: 405,
+    errors.Conflict: 409,
+    errors.Gone: 410,
+    errors.PreconditionFailed: 412,
+    errors.TooLarge: 413,
+    errors.UnsupportedMediaType: 415,
+    errors.Invalid: 422,
+    errors.TooManyRequests: 429,
+    errors.Unavailable: 503,
+    MooringError: 500,
+}
+RETRY_AFTER_S = 2
+_BY_STATUS: Mapping[int, type[MooringError]] = {status: kind for kind, status in STATUS.items()}
+
+
+def status_of(error: MooringError) -> int:
+    return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
+
+
+def problem_response(request: Request, error: MooringError) -> Response:
+    """The problem document of an error, with the headers that go with its status."""
+    status = status_of(error)
+    document = {
+        "type": f"urn:mooring:error:{error.error_code}",
+        "title": error.title,
+        "status": status,
+        "detail": error.message,
+        "instance": request.url.path,
+        "code": error.error_code,
+        "request_id": getattr(request.state, "request_id", ""),
+        "retryable": error.retryable,
+        **error.fields,
+    }
+    return Response(to_json(document), status, _headers(status), PROBLEM_MEDIA_TYPE)
+
+
+def _headers(status: int) -> dict[str, str]:
+    if status == HTTPStatus.UNAUTHORIZED:
+        return {"WWW-Authenticate": "Bearer"}
+    if status in {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}:
+        return {"Retry-After": str(RETRY_AFTER_S)}
+    return {}
+
+
+def install(app: FastAPI) -> None:
+    """Make every way for a request to fail end in `problem_response`."""
+    app.add_exception_handler(MooringError, _on_mooring_error)
+    app.add_exception_handler(RequestValidationError, _on_validation_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(IntegrityError, _on_integrity_error)
+    for kind in (OperationalError, InterfaceError, PoolTimeout):
+        app.add_exception_handler(kind, _on_database_away)
+    app.add_exception_handler(DataError, _on_data_error)
+    app.add_exception_handler(Exception, _on_bug)
+
+
+async def _on_mooring_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, MooringError)
+    return problem_response(request, error)
+
+
+async def _on_validation_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return problem_response(request, invalid(error.errors()))
+
+
+def invalid(found: Any) -> errors.Invalid:
+    """The 422 for pydantic's findings. Where all are of one kind that has a code of its own, that is the code."""
+    listed = [_field_error(item) for item in found]
+    own = {item["code"] for item in listed}
+    code = (
+        own.pop()
+        if len(own) == 1 and own <= {"not_supported_yet", "reserved_env", "reserved_label"}
+        else None
+    )
+    where = "; ".join(f"{item['pointer']}: {item['message']}" for item in listed[:3])
+    more = f" (and {len(listed) - 3} more)" if len(listed) > 3 else ""  # noqa: PLR2004
+    return errors.Invalid(where + more, code=code, errors=listed)
+
+
+def _field_error(item: Mapping[str, Any]) -> dict[str, str]:
+    source, *path = item["loc"]
+    pointer = (
+        "/" + "/".join(_escaped(str(part)) for part in path)
+        if source == "body"
+        else str(path[-1] if path else "")
+    )
+    return {"pointer": pointer, "code": _code(item), "message": _message(item)}
+
+
+def _message(item: Mapping[str, Any]) -> str:
+    if item["type"] == "extra_forbidden":
+        return "there is no such field; see /docs for what there is"
+    return str(item["msg"]).removeprefix("Value error, ")
+
+
+def _escaped(part: str) -> str:
+    # A key of the body may hold anything, half a surrogate pair included.
+    return part.replace("~", "~0").replace("/", "~1").encode("utf-8", "replace").decode()[:200]
+
+
+def _code(item: Mapping[str, Any]) -> str:
+    kind = str(item["type"])
+    return {"extra_forbidden": "unknown_field", "missing": "required"}.get(kind, kind)
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if isinstance(error.__cause__, MooringError):
+        return problem_response(request, error.__cause__)  # FastAPI wraps what reading a body raises
+    kind = _BY_STATUS.get(error.status_code, errors.BadRequest)
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        made: MooringError = kind(f"there is nothing at {request.url.path}; see /docs for what there is")
+    elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        made = kind(f"{request.method} is not possible at {request.url.path}")
+    else:
+        made = kind(str(error.detail))
+    response = problem_response(request, made)
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _on_integrity_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, IntegrityError)
+    # Two requests passed the friendly check at once; the unique index let one of them through.
+    if "name" in str(error.orig):
+        return problem_response(request, errors.NameTaken("another request took this name just now"))
+    log.warning("refused by a constraint: %s", error.orig)
+    message = "another request changed the same thing just now; try again"
+    return problem_response(request, errors.Conflict(message))
+
+
+async def _on_database_away(request: Request, error: Exception) -> Response:
+    log.warning("the database does not answer: %s", error)
+    message = "the database does not answer just now; nothing was changed that was not acknowledged"
+    return problem_response(request, errors.Unavailable(message, code="database_unavailable"))
+
+
+async def _on_data_error(request: Request, error: Exception) -> Response:
+    log.warning("refused by the database: %s", error)
+    return problem_response(request, errors.Invalid("a value is out of the range that can be stored"))
+
+
+async def _on_bug(request: Request, error: Exception) -> Response:
+    request_id = getattr(request.state, "request_id", "")
+    log.error("unhandled error in request %s", request_id, exc_info=error)
+    message = "this is a bug in Mooring; its log has the cause under the request_id"
+    return problem_response(request, MooringError(message))

@@ -1,0 +1,85 @@
+"""`/v1/events`: every change, in order; as a page, a long poll or a stream."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response, StreamingResponse
+
+from mooring.api import answers, sse, views
+from mooring.api.auth import CurrentCaller
+from mooring.api.body import StrictRoute
+from mooring.api.context import Context, Ctx
+from mooring.api.responses import errors
+from mooring.control import events
+from mooring.core.errors import BadRequest
+from mooring.schemas.base import Json
+from mooring.schemas.events import EventList
+
+router = APIRouter(prefix="/v1", tags=["events"], route_class=StrictRoute)
+
+_SEQ_LIMIT = 2**63
+_BATCH = 200
+
+
+@router.get(
+    "/events",
+    response_model=EventList,
+    responses={200: {"content": {sse.MEDIA_TYPE: {"schema": {"type": "string"}}}}, **errors(410)},
+    operation_id="list_events",
+)
+async def list_events(
+    context: Ctx,
+    _caller: CurrentCaller,
+    after: Annotated[int, Query(ge=0, lt=_SEQ_LIMIT, description="the last `seq` you have")] = 0,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    wait_s: Annotated[float, Query(ge=0, le=60, allow_inf_nan=False, description="hold an empty answer")] = 0,
+    accept: Annotated[str | None, Header(include_in_schema=False)] = None,
+    last_event_id: Annotated[str | None, Header(max_length=32)] = None,
+) -> Response:
+    """Events after a `seq`, oldest first; with `Accept: text/event-stream` they follow as they happen."""
+    after = _resumed(last_event_id, after)
+    if sse.wanted(accept):
+        await run_in_threadpool(_read, context, after, 1)  # a 410 must be a status, not a broken stream
+        return StreamingResponse(_follow(context, after), media_type=sse.MEDIA_TYPE, headers=sse.HEADERS)
+    items = await _wait_for_some(context, after, limit, wait_s)
+    last = items[-1]["seq"] if items else after
+    return answers.respond(answers.answer({"items": items, "next_cursor": None, "last_seq": last}))
+
+
+def _resumed(last_event_id: str | None, after: int) -> int:
+    if last_event_id is None:
+        return after
+    if not (last_event_id.isascii() and last_event_id.isdigit()) or int(last_event_id) >= _SEQ_LIMIT:
+        raise BadRequest("Last-Event-ID must be the id of an event, a whole number")
+    return int(last_event_id)
+
+
+def _read(context: Context, after: int, limit: int) -> list[Json]:
+    with context.database.read() as session:
+        return [views.event(row) for row in events.page(session, after=after, limit=limit)]
+
+
+async def _wait_for_some(context: Context, after: int, limit: int, wait_s: float) -> list[Json]:
+    deadline = time.monotonic() + wait_s
+    with context.database.signals.subscribed("events") as waiter:
+        while True:
+            items = await run_in_threadpool(_read, context, after, limit)
+            left = deadline - time.monotonic()
+            if items or left <= 0:
+                return items
+            await waiter.wait(min(left, 5.0))
+
+
+async def _follow(context: Context, after: int) -> AsyncIterator[bytes]:
+    while True:
+        items = await _wait_for_some(context, after, _BATCH, sse.KEEPALIVE_S)
+        if not items:
+            yield sse.KEEPALIVE
+        for item in items:
+            after = item["seq"]
+            yield sse.frame(item, after)
+        await asyncio.sleep(0)  # a long backlog must not starve the other requests

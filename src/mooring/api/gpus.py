@@ -1,0 +1,80 @@
+"""`/v1/gpus` and `/v1/instance-types`: every card, live figures, and what can be asked for."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from pydantic import Field
+from sqlalchemy import select
+from starlette.responses import Response
+
+from mooring.api import answers, lists, views
+from mooring.api.answers import CurrentCall
+from mooring.api.auth import Admin, CurrentCaller
+from mooring.api.body import StrictRoute
+from mooring.api.context import Ctx
+from mooring.api.responses import errors
+from mooring.control import gpus, instance_types
+from mooring.core.errors import Unavailable
+from mooring.core.gpu import Health, Sample
+from mooring.core.text import Text
+from mooring.db import tables
+from mooring.schemas.nodes import Gpu, GpuList, InstanceTypeList
+
+router = APIRouter(prefix="/v1", tags=["gpus"], route_class=StrictRoute)
+
+
+class GpuQuery(lists.PageQuery):
+    node_id: Annotated[Text | None, Field(max_length=64)] = None
+    health: Health | None = None
+
+
+@router.get("/gpus", response_model=GpuList, responses=errors(), operation_id="list_gpus")
+def list_gpus(context: Ctx, _caller: CurrentCaller, asked: Annotated[GpuQuery, Query()]) -> Response:
+    """Every GPU of every node, with its holder and its health."""
+    query = select(tables.Gpu).join(tables.Node).where(tables.Node.deleted_at.is_(None))
+    for column in ("node_id", "health"):
+        if (value := getattr(asked, column)) is not None:
+            query = query.where(getattr(tables.Gpu, column) == value)
+    with context.database.read() as session:
+        rows, cursor = lists.page(session, query, tables.Gpu.uuid, asked, context.identity.cursor_secret)
+        content = {"items": views.gpus(session, rows), "next_cursor": cursor}
+    return answers.respond(answers.answer(content))
+
+
+@router.get("/gpus/{uuid}", response_model=Gpu, responses=errors(404), operation_id="get_gpu")
+def get_gpu(uuid: str, context: Ctx, _caller: CurrentCaller) -> Response:
+    """One GPU as it is now."""
+    with context.database.read() as session:
+        return answers.respond(answers.answer(views.gpus(session, [gpus.get(session, uuid)])[0]))
+
+
+@router.get(
+    "/gpus/{uuid}/metrics", response_model=Sample, responses=errors(404), operation_id="get_gpu_metrics"
+)
+def get_gpu_metrics(uuid: str, context: Ctx, _caller: CurrentCaller) -> Response:
+    """Its newest sample; what the card does not support is null."""
+    with context.database.read() as session:
+        found = views.samples(session, [gpus.get(session, uuid).uuid])
+    if not found:
+        raise Unavailable(f"the node of {uuid} has told no figures; is it reachable?", code="no_sample")
+    return answers.respond(answers.answer(found[0]))
+
+
+@router.post("/gpus/{uuid}/clear", response_model=Gpu, responses=errors(404, 409), operation_id="clear_gpu")
+def clear_gpu(uuid: str, context: Ctx, _admin: Admin, call: CurrentCall) -> Response:
+    """Trust a quarantined GPU again and give it out."""
+    return answers.once(
+        context.database,
+        call,
+        lambda session: answers.answer(views.gpus(session, [gpus.clear(session, uuid)])[0]),
+    )
+
+
+@router.get(
+    "/instance-types", response_model=InstanceTypeList, responses=errors(), operation_id="list_instance_types"
+)
+def list_instance_types(context: Ctx, _caller: CurrentCaller) -> Response:
+    """What the inventory offers: model x count, and how many of each could start now."""
+    with context.database.read() as session:
+        items = [views.instance_type(kind) for kind in instance_types.derive(session)]
+    return answers.respond(answers.answer({"items": items, "next_cursor": None}))

@@ -1,0 +1,279 @@
+"""`/v1/instances`: ask for containers, look at them, move them on."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Body, Query
+from pydantic import Field
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+from starlette.responses import Response
+
+from mooring.api import answers, lists, views, waiting
+from mooring.api.answers import CurrentCall, IfMatch
+from mooring.api.auth import CurrentCaller
+from mooring.api.body import StrictRoute
+from mooring.api.context import Context, Ctx
+from mooring.api.responses import errors
+from mooring.control import events, explaining, instances
+from mooring.control.idempotency import Answer
+from mooring.core.instance import Reason, State
+from mooring.core.text import Text
+from mooring.db import tables
+from mooring.schemas.base import Json
+from mooring.schemas.events import InstanceEvents
+from mooring.schemas.instances import (
+    DryRun,
+    Explanation,
+    Instance,
+    InstanceCreate,
+    InstanceList,
+    InstancePatch,
+    InstanceStop,
+    MetricsList,
+    WaitResult,
+    WaitState,
+)
+
+router = APIRouter(prefix="/v1/instances", tags=["instances"], route_class=StrictRoute)
+
+BY_USER = Reason(code="stopped_by_user", message="stop asked for by the user")
+
+
+class InstanceQuery(lists.PageQuery):
+    state: State | None = None
+    name: Annotated[Text | None, Field(max_length=63)] = None
+    node_id: Annotated[Text | None, Field(max_length=64)] = None
+    project_id: Annotated[Text | None, Field(max_length=64)] = None
+    label: Annotated[list[Text], Field(max_length=16, description="`key:value`; several must all match")] = []
+
+
+@router.post(
+    "",
+    status_code=201,
+    response_model=Instance,
+    responses={
+        200: {"model": DryRun, "description": "`dry_run`: nothing was created"},
+        **errors(404, 409, body=True),
+    },
+    operation_id="create_instance",
+)
+def create_instance(
+    body: InstanceCreate,
+    context: Ctx,
+    call: CurrentCall,
+    dry_run: Annotated[bool, Query(description="only say whether and where it would start now")] = False,
+) -> Response:
+    """Start a container that holds its GPUs.
+
+    It is usually `pending` in the answer: wait for it with `/wait`, or read `reason` to see why it waits. With
+    `on_capacity: fail` it is placed at once or refused with 409.
+    """
+    if dry_run:
+        return answers.respond(answers.answer(_dry_run(context, body)))
+
+    def act(session: Session) -> Answer:
+        project_id = explaining.project_of(session, body, context.identity.default_project_id)
+        row = instances.create(session, project_id, body)
+        if body.on_capacity == "fail":
+            explaining.place_now(session, row)
+        return _shown(session, row, status=201, location=True)
+
+    return answers.once(context.database, call, act)
+
+
+def _dry_run(context: Context, body: InstanceCreate) -> Json:
+    with context.database.read() as session:
+        explaining.project_of(session, body, context.identity.default_project_id)
+        outcome = explaining.dry_run(session, body)
+        return {
+            "placeable": outcome.placement is not None,
+            "node_id": outcome.placement.node_id if outcome.placement else None,
+            "devices": views.devices_of(session, outcome.placement.gpu_uuids if outcome.placement else ()),
+            "refusals": [views.refusal(refusal) for refusal in outcome.refusals],
+        }
+
+
+def _shown(session: Session, row: tables.Instance, status: int = 200, *, location: bool = False) -> Answer:
+    session.flush()
+    headers = answers.etag(row.version)
+    if location:
+        headers["Location"] = f"/v1/instances/{row.id}"
+    return answers.answer(views.instance(session, row), status, headers)
+
+
+@router.get("", response_model=InstanceList, responses=errors(), operation_id="list_instances")
+def list_instances(
+    context: Ctx, _caller: CurrentCaller, asked: Annotated[InstanceQuery, Query()]
+) -> Response:
+    """Live instances, newest first."""
+    query = select(tables.Instance).where(tables.Instance.deleted_at.is_(None))
+    for column in ("state", "name", "node_id", "project_id"):
+        if (value := getattr(asked, column)) is not None:
+            query = query.where(getattr(tables.Instance, column) == value)
+    for label in asked.label:
+        key, _, value = label.partition(":")
+        query = query.where(tables.Instance.labels[key].as_string() == value)
+    with context.database.read() as session:
+        rows, cursor = lists.page(session, query, tables.Instance.id, asked, context.identity.cursor_secret)
+        content = {"items": views.instances(session, rows), "next_cursor": cursor}
+    return answers.respond(answers.answer(content))
+
+
+@router.get("/{instance_id}", response_model=Instance, responses=errors(404), operation_id="get_instance")
+def get_instance(instance_id: str, context: Ctx, _caller: CurrentCaller) -> Response:
+    """One instance as it is now."""
+    with context.database.read() as session:
+        return answers.respond(_shown(session, instances.get(session, instance_id)))
+
+
+@router.patch(
+    "/{instance_id}",
+    response_model=Instance,
+    responses=errors(404, 409, 412, body=True),
+    operation_id="update_instance",
+)
+def update_instance(
+    instance_id: str, body: InstancePatch, context: Ctx, _caller: CurrentCaller, if_match: IfMatch
+) -> Response:
+    """Change name, labels or the longest duration; null takes the duration's limit away."""
+    changes = body.model_dump(exclude_unset=True)
+    with context.database.write() as session:
+        answer = _shown(session, instances.patch(session, instance_id, changes, if_match))
+    return answers.respond(answer)
+
+
+@router.delete(
+    "/{instance_id}",
+    status_code=202,
+    response_model=Instance,
+    responses=errors(404, 409, 412),
+    operation_id="delete_instance",
+)
+def delete_instance(instance_id: str, context: Ctx, _caller: CurrentCaller, if_match: IfMatch) -> Response:
+    """Stop it and remove every trace; it answers 404 once that is done."""
+    with context.database.write() as session:
+        answer = _shown(session, instances.delete(session, instance_id, if_match), status=202)
+    return answers.respond(answer)
+
+
+@router.post(
+    "/{instance_id}/stop",
+    status_code=202,
+    response_model=Instance,
+    responses=errors(404, 409, body=True),
+    operation_id="stop_instance",
+)
+def stop_instance(
+    instance_id: str,
+    context: Ctx,
+    call: CurrentCall,
+    body: Annotated[InstanceStop, Body()] = InstanceStop(),  # noqa: B008 - frozen
+) -> Response:
+    """End its process: SIGTERM, then SIGKILL after `timeout_s`. Its logs stay until it is deleted."""
+    return answers.once(
+        context.database,
+        call,
+        lambda session: _shown(
+            session, instances.stop(session, instance_id, body.timeout_s, BY_USER), status=202
+        ),
+    )
+
+
+@router.post(
+    "/{instance_id}/start",
+    status_code=202,
+    response_model=Instance,
+    responses=errors(404, 409),
+    operation_id="start_instance",
+)
+def start_instance(instance_id: str, context: Ctx, call: CurrentCall) -> Response:
+    """Queue an ended instance again; it may be placed elsewhere, in a new container."""
+    return answers.once(
+        context.database,
+        call,
+        lambda session: _shown(session, instances.start(session, instance_id), status=202),
+    )
+
+
+@router.post(
+    "/{instance_id}/restart",
+    status_code=202,
+    response_model=Instance,
+    responses=errors(404, 409),
+    operation_id="restart_instance",
+)
+def restart_instance(instance_id: str, context: Ctx, call: CurrentCall) -> Response:
+    """A new container on the same GPUs, after the old one is gone."""
+    return answers.once(
+        context.database,
+        call,
+        lambda session: _shown(session, instances.restart(session, instance_id), status=202),
+    )
+
+
+@router.get(
+    "/{instance_id}/wait", response_model=WaitResult, responses=errors(404), operation_id="wait_for_instance"
+)
+async def wait_for_instance(
+    instance_id: str,
+    context: Ctx,
+    _caller: CurrentCaller,
+    state: WaitState = "running",
+    timeout_s: Annotated[float, Query(ge=1, le=60, allow_inf_nan=False)] = 30,
+) -> Response:
+    """Answer when it reaches a state, or when it no longer can, or at the timeout."""
+    return answers.respond(answers.answer(await waiting.wait(context, instance_id, State(state), timeout_s)))
+
+
+@router.get(
+    "/{instance_id}/metrics",
+    response_model=MetricsList,
+    responses=errors(404),
+    operation_id="get_instance_metrics",
+)
+def get_instance_metrics(instance_id: str, context: Ctx, _caller: CurrentCaller) -> Response:
+    """The newest sample of each of its GPUs."""
+    with context.database.read() as session:
+        row = instances.get(session, instance_id)
+        uuids = instances.held_gpus(session, [row.id]).get(row.id, [])
+        items = views.samples(session, uuids)
+    return answers.respond(answers.answer({"items": items}))
+
+
+@router.get(
+    "/{instance_id}/events",
+    response_model=InstanceEvents,
+    responses=errors(404),
+    operation_id="list_instance_events",
+)
+def list_instance_events(
+    instance_id: str,
+    context: Ctx,
+    _caller: CurrentCaller,
+    after: Annotated[int, Query(ge=0, lt=2**63, description="the last `seq` you have")] = 0,
+    limit: Annotated[int, Query(ge=1, le=200)] = 200,
+) -> Response:
+    """Its history, oldest first."""
+    with context.database.read() as session:
+        row = instances.get(session, instance_id)
+        found = events.page(session, after=after, limit=limit, instance_id=row.id)
+        content = {"items": [views.event(event) for event in found], "next_cursor": None}
+    return answers.respond(answers.answer(content))
+
+
+@router.get(
+    "/{instance_id}/explain",
+    response_model=Explanation,
+    responses=errors(404),
+    operation_id="explain_instance",
+)
+def explain_instance(instance_id: str, context: Ctx, _caller: CurrentCaller) -> Response:
+    """Why it is where it is; while it waits, why each node refuses it and what would fit."""
+    with context.database.read() as session:
+        row = instances.get(session, instance_id)
+        shown = views.instance(session, row)
+        why = explaining.explain(session, row)
+        content = {name: shown[name] for name in ("state", "reason", "queue_position", "node_id")}
+        content["refusals"] = [views.refusal(refusal) for refusal in why.refusals]
+        content["would_fit"] = views.alternatives(why.alternatives)
+    return answers.respond(answers.answer(content))

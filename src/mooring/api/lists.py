@@ -1,0 +1,79 @@
+"""Pages of lists: newest first by id, with a signed cursor that is good for the same filters only."""
+
+import base64
+import binascii
+import hashlib
+import hmac
+from collections.abc import Sequence
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import Select
+from sqlalchemy.orm import InstrumentedAttribute, Session
+
+from mooring.core.errors import BadRequest
+from mooring.core.text import Text
+
+
+Row = TypeVar("Row")
+
+
+class PageQuery(BaseModel):
+    """The parameters of every list; unknown ones are refused, since a misspelt filter would match all."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    limit: Annotated[int, Field(ge=1, le=200)] = 50
+    cursor: Annotated[Text | None, Field(max_length=512, description="`next_cursor` of the page before")] = (
+        None
+    )
+
+    def filters(self) -> dict[str, Any]:
+        return self.model_dump(exclude={"limit", "cursor"}, exclude_none=True, mode="json")
+
+
+def page(
+    session: Session,
+    query: Select[Row],
+    key: InstrumentedAttribute[str],
+    asked: PageQuery,
+    secret: bytes,
+) -> tuple[Sequence[Row], str | None]:
+    """One page and the cursor of the next, null on the last.
+
+    Raises:
+        BadRequest: code `bad_cursor`: made up, or from another list or other filters.
+    """
+    scope = f"{key.class_.__name__}{sorted(asked.filters().items())}"
+    if asked.cursor is not None:
+        query = query.where(key < _opened(asked.cursor, scope, secret))
+    rows = session.scalars(query.order_by(key.desc()).limit(asked.limit + 1)).all()
+    if len(rows) <= asked.limit:
+        return rows, None
+    last = getattr(rows[asked.limit - 1], key.key)
+    return rows[: asked.limit], _sealed(last, scope, secret)
+
+
+def _sealed(last: str, scope: str, secret: bytes) -> str:
+    return base64.urlsafe_b64encode(_mac(last, scope, secret) + last.encode()).decode().rstrip("=")
+
+
+def _opened(cursor: str, scope: str, secret: bytes) -> str:
+    try:
+        raw = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+        last = raw[16:].decode()
+    except (binascii.Error, UnicodeDecodeError, ValueError):
+        raise _bad_cursor() from None
+    if not hmac.compare_digest(raw[:16], _mac(last, scope, secret)):
+        raise _bad_cursor()
+    return last
+
+
+def _bad_cursor() -> BadRequest:
+    return BadRequest(
+        "the cursor is not one of this list with these filters; start again without it", code="bad_cursor"
+    )
+
+
+def _mac(last: str, scope: str, secret: bytes) -> bytes:
+    return hmac.new(secret, f"{scope}\n{last}".encode(), hashlib.sha256).digest()[:16]

@@ -1,0 +1,59 @@
+"""The OpenAPI document: what FastAPI derives, with our error model in the place of its own."""
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic.json_schema import models_json_schema
+
+from mooring.schemas.agent import JoinRequest, SyncRequest
+from mooring.schemas.base import Json, Problem
+
+DESCRIPTION = """GPU-as-a-Service on the GPU servers you own.
+
+Send your key as `Authorization: Bearer <key>` (the **Authorize** button here). Every error is
+`application/problem+json` with a stable `code`. POSTs take an `Idempotency-Key`. Sizes end in `_mib`, durations
+in `_s`; a value that the hardware does not support is `null`.
+"""
+TAGS = [
+    {"name": "instances", "description": "Containers that hold GPUs."},
+    {"name": "nodes", "description": "The machines, and how they join."},
+    {"name": "gpus", "description": "The cards, their health and live figures."},
+    {"name": "events", "description": "Every change, in order."},
+    {"name": "service", "description": "Health and figures of the service itself."},
+    {"name": "agent", "description": "What nodes call; for agents only."},
+]
+_REF = "#/components/schemas/{model}"
+
+
+def install(app: FastAPI) -> None:
+    """Make `/openapi.json` serve the amended document, built once."""
+
+    def document() -> Json:
+        if app.openapi_schema is None:
+            app.openapi_schema = _document(app)
+        return app.openapi_schema
+
+    app.openapi = document  # type: ignore[method-assign]
+
+
+def _document(app: FastAPI) -> Json:
+    made = get_openapi(
+        title="Mooring",
+        version=app.version,
+        description=DESCRIPTION,
+        routes=app.routes,
+        tags=TAGS,
+        license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        servers=[{"url": "/"}],
+    )
+    schemas: dict[str, Any] = made["components"]["schemas"]
+    # FastAPI's own error model is never sent.
+    schemas.pop("HTTPValidationError", None)
+    schemas.pop("ValidationError", None)
+    _keys, extra = models_json_schema(
+        [(Problem, "serialization"), (JoinRequest, "validation"), (SyncRequest, "validation")],
+        ref_template=_REF,
+    )
+    schemas.update({name: schema for name, schema in extra["$defs"].items() if name not in schemas})
+    return made

@@ -1,0 +1,33 @@
+"""The error answers that an operation declares in the OpenAPI document."""
+
+from typing import Any
+
+from mooring.schemas.base import PROBLEM_MEDIA_TYPE
+
+_WHAT = {
+    400: "The request cannot be read, or a cursor is bad.",
+    401: "No credentials, or bad ones.",
+    403: "The key may not do this.",
+    404: "It does not exist, or belongs to somebody else.",
+    409: "The present state forbids it.",
+    410: "The events asked for are no longer kept.",
+    412: "It changed since you read it.",
+    413: "The body is larger than 1 MiB.",
+    415: "The body is not JSON.",
+    422: "The request is well-formed and asks for something impossible.",
+    429: "Too many requests; see Retry-After.",
+    503: "The database or the node does not answer just now; see Retry-After.",
+}
+_ALWAYS = (400, 401, 403, 422, 503)
+_WITH_BODY = (413, 415)
+
+Responses = dict[int | str, dict[str, Any]]
+
+
+def errors(*statuses: int, body: bool = False) -> Responses:
+    """The usual errors and these; `body` adds those of a request with a JSON body."""
+    listed = sorted({*_ALWAYS, *statuses, *(_WITH_BODY if body else ())})
+    schema = {"schema": {"$ref": "#/components/schemas/Problem"}}
+    return {
+        status: {"description": _WHAT[status], "content": {PROBLEM_MEDIA_TYPE: schema}} for status in listed
+    }

@@ -1,0 +1,249 @@
+"""Logs and exec: a user asks, the instance's node dials in, and bytes pass through."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, aclosing
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+
+from mooring.api import answers, sse
+from mooring.api.answers import CurrentCall
+from mooring.api.auth import CurrentCaller
+from mooring.api.body import StrictRoute
+from mooring.api.channels import Channel
+from mooring.api.context import Context, Ctx
+from mooring.api.responses import errors
+from mooring.control import idempotency, streams
+from mooring.core import ids
+from mooring.core.errors import BadRequest, Conflict, MooringError, NotRunning, Unavailable
+from mooring.db.types import new_id
+from mooring.schemas.agent import ExecRequest, LogsRequest, StreamError, StreamFrame
+from mooring.schemas.base import Json
+from mooring.schemas.instances import ExecBody, ExecResult
+
+router = APIRouter(prefix="/v1/instances", tags=["instances"], route_class=StrictRoute)
+
+MAX_OUTPUT_BYTES = 1024 * 1024
+# The node hears at once of what is asked; this long it may take to dial in, and later to be silent.
+DIAL_IN_S = 10.0
+SILENCE_S = 20.0
+
+
+class Stream:
+    """One stream from its first frame to its end; `close` tells the node to stop."""
+
+    def __init__(self, context: Context, node_id: str, stream_id: str) -> None:
+        self._context = context
+        self.id = stream_id
+        self._exits = ExitStack()
+        self.channel: Channel = self._exits.enter_context(context.channels.opened(stream_id, node_id))
+
+    async def first(self) -> StreamFrame:
+        """The first frame, which proves that the node is there.
+
+        Raises:
+            Unavailable: code `node_timeout`.
+            MooringError: what the node says is in the way.
+        """
+        try:
+            frame = await anext(self.channel.frames(DIAL_IN_S))
+        except (TimeoutError, StopAsyncIteration):
+            raise Unavailable("the instance's node did not dial in; try again", code="node_timeout") from None
+        if frame.error is not None:
+            raise _refused(frame.error)
+        return frame
+
+    async def rest(self, first: StreamFrame) -> AsyncIterator[StreamFrame]:
+        """All frames, ended by a broken node as by a finished one; the last frame tells them apart."""
+        yield first
+        if _is_last(first):
+            return
+        try:
+            async with aclosing(self.channel.frames(SILENCE_S)) as frames:
+                async for frame in frames:
+                    yield frame
+                    if _is_last(frame):
+                        return
+        except TimeoutError:
+            yield StreamFrame(error=StreamError(code="node_timeout", message="the node fell silent"))
+
+    async def close(self) -> None:
+        self._exits.close()
+        await run_in_threadpool(_forget, self._context, self.id)
+
+
+def _is_last(frame: StreamFrame) -> bool:
+    return frame.end or frame.error is not None or frame.exit_code is not None
+
+
+def _refused(error: StreamError) -> MooringError:
+    if error.code in {"not_running", "no_container"}:
+        return NotRunning(error.message)
+    if error.code in {"docker_unavailable", "node_timeout"}:
+        return Unavailable(error.message, code=error.code)
+    return Conflict(error.message, code=error.code)
+
+
+async def _open(context: Context, instance_id: str, asked: LogsRequest | ExecRequest) -> Stream:
+    node_id = await run_in_threadpool(_node_of, context, instance_id, asked)
+    # The channel is there before the node can hear of the stream.
+    stream = Stream(context, node_id, new_id(ids.STREAM))
+    try:
+        await run_in_threadpool(_ask, context, instance_id, stream.id, asked)
+    except BaseException:
+        await asyncio.shield(stream.close())
+        raise
+    return stream
+
+
+def _node_of(context: Context, instance_id: str, asked: LogsRequest | ExecRequest) -> str:
+    with context.database.read() as session:
+        return streams.check(session, instance_id, running=isinstance(asked, ExecRequest))[1]
+
+
+def _ask(context: Context, instance_id: str, stream_id: str, asked: LogsRequest | ExecRequest) -> None:
+    with context.database.write() as session:
+        row, _node_id = streams.check(session, instance_id, running=isinstance(asked, ExecRequest))
+        streams.ask(session, row, stream_id, asked, context.settings.advertise_url)
+
+
+def _forget(context: Context, stream_id: str) -> None:
+    with context.database.write() as session:
+        streams.forget(session, stream_id)
+
+
+@router.get(
+    "/{instance_id}/logs",
+    response_class=PlainTextResponse,
+    responses={200: {"content": {sse.MEDIA_TYPE: {"schema": {"type": "string"}}}}, **errors(404, 409)},
+    operation_id="get_instance_logs",
+)
+async def get_instance_logs(
+    instance_id: str,
+    context: Ctx,
+    _caller: CurrentCaller,
+    tail: Annotated[int | None, Query(ge=0, le=1_000_000, description="the last so many lines")] = 100,
+    since: Annotated[datetime | None, Query(description="lines from this moment on")] = None,
+    follow: Annotated[bool, Query(description="go on until the container ends")] = False,
+    accept: Annotated[str | None, Header(include_in_schema=False)] = None,
+    last_event_id: Annotated[str | None, Header(max_length=64)] = None,
+) -> Response:
+    """What its container printed; also of one that has ended, until it is deleted or started again."""
+    resumed = _moment(last_event_id)
+    asked = LogsRequest(
+        tail=None if resumed else tail, since=resumed or (since.isoformat() if since else None), follow=follow
+    )
+    stream = await _open(context, instance_id, asked)
+    try:
+        first = await stream.first()
+    except BaseException:
+        await stream.close()
+        raise
+    if sse.wanted(accept):
+        body = _as_events(stream, first, resumed)
+        return StreamingResponse(body, media_type=sse.MEDIA_TYPE, headers=sse.HEADERS)
+    return StreamingResponse(_as_text(stream, first), media_type="text/plain; charset=utf-8")
+
+
+def _moment(last_event_id: str | None) -> str | None:
+    if last_event_id is None:
+        return None
+    try:
+        datetime.fromisoformat(last_event_id)
+    except ValueError:
+        raise BadRequest("Last-Event-ID must be the id of a log line, which is its time") from None
+    return last_event_id
+
+
+async def _as_text(stream: Stream, first: StreamFrame) -> AsyncIterator[bytes]:
+    try:
+        async for frame in stream.rest(first):
+            if frame.text is not None:
+                yield f"{frame.text}\n".encode()
+            elif frame.error is not None:
+                yield f"[mooring: the stream broke off: {frame.error.message}]\n".encode()
+    finally:
+        await asyncio.shield(stream.close())
+
+
+async def _as_events(stream: Stream, first: StreamFrame, resumed: str | None) -> AsyncIterator[bytes]:
+    try:
+        async for frame in stream.rest(first):
+            if frame.text is not None and frame.at != resumed:
+                yield sse.frame({"stream": frame.stream, "line": frame.text, "at": frame.at}, frame.at)
+            elif frame.error is not None:
+                yield sse.frame({"error": frame.error.model_dump()})
+            elif frame.text is None:
+                yield sse.KEEPALIVE
+    finally:
+        await asyncio.shield(stream.close())
+
+
+@router.post(
+    "/{instance_id}/exec",
+    response_model=ExecResult,
+    responses=errors(404, 409, body=True),
+    operation_id="exec_in_instance",
+)
+async def exec_in_instance(instance_id: str, body: ExecBody, context: Ctx, call: CurrentCall) -> Response:
+    """Run a command in its container and wait for it. Of its output the first MiB is given back."""
+    key = call.idempotency_key
+    if key is not None:
+        # A command runs outside of any transaction: the key is taken first, and answered afterwards.
+        stored = await run_in_threadpool(_claim, context, call.caller.key_id, key, call.fingerprint)
+        if stored is not None:
+            return answers.respond(stored, replayed=True)
+    try:
+        answer = answers.answer(await _exec(context, instance_id, body))
+    except BaseException:
+        if key is not None:
+            await asyncio.shield(run_in_threadpool(_abandon, context, call.caller.key_id, key))
+        raise
+    if key is not None:
+        await run_in_threadpool(_store, context, call.caller.key_id, key, answer)
+    return answers.respond(answer)
+
+
+def _claim(context: Context, caller: str, key: str, fingerprint: str) -> idempotency.Answer | None:
+    with context.database.write() as session:
+        return idempotency.claim(session, caller, key, fingerprint)
+
+
+def _store(context: Context, caller: str, key: str, answer: idempotency.Answer) -> None:
+    with context.database.write() as session:
+        idempotency.store(session, caller, key, answer)
+
+
+def _abandon(context: Context, caller: str, key: str) -> None:
+    with context.database.write() as session:
+        idempotency.abandon(session, caller, key)
+
+
+async def _exec(context: Context, instance_id: str, body: ExecBody) -> Json:
+    asked = ExecRequest(command=body.command, timeout_s=body.timeout_s, max_output_bytes=MAX_OUTPUT_BYTES)
+    stream = await _open(context, instance_id, asked)
+    try:
+        return await _collected(stream, await stream.first())
+    finally:
+        await asyncio.shield(stream.close())
+
+
+async def _collected(stream: Stream, first: StreamFrame) -> Json:
+    printed: dict[str, list[str]] = {"stdout": [], "stderr": []}
+    truncated = False
+    async for frame in stream.rest(first):
+        if frame.error is not None:
+            raise _refused(frame.error)
+        truncated = truncated or frame.truncated
+        if frame.stream is not None and frame.text is not None:
+            printed[frame.stream].append(frame.text)
+        if frame.exit_code is not None:
+            output = {name: "".join(parts) for name, parts in printed.items()}
+            return {"exit_code": frame.exit_code, **output, "truncated": truncated}
+    raise Unavailable(
+        "the node ended the stream without an exit code; the command may have run", code="node_timeout"
+    )

@@ -1,0 +1,225 @@
+"""Rows as they are shown. Plain dicts, since a page of a hundred is built for every second request."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from mooring.control import placement
+from mooring.control.instance_types import InstanceType
+from mooring.control.nodes import state_of_row
+from mooring.core.instance import State, actions
+from mooring.core.node import allocatable_memory_mib
+from mooring.db import tables
+from mooring.scheduler.model import Refusal
+from mooring.scheduler.reasons import Alternatives
+from mooring.schemas.base import Json, timestamp
+
+
+def instances(session: Session, rows: Sequence[tables.Instance]) -> list[Json]:
+    """Instances with what other tables know of them: three queries, however many rows."""
+    ids = [row.id for row in rows]
+    devices = _devices(session, ids)
+    names = _node_names(session, {row.node_id for row in rows if row.node_id})
+    waiting = [row.id for row in rows if row.state is State.PENDING]
+    positions = placement.queue_positions(session, waiting) if waiting else {}
+    return [
+        _instance(row, devices.get(row.id, []), names.get(row.node_id or ""), positions.get(row.id))
+        for row in rows
+    ]
+
+
+def instance(session: Session, row: tables.Instance) -> Json:
+    return instances(session, [row])[0]
+
+
+def _instance(row: tables.Instance, devices: list[Json], node_name: str | None, position: int | None) -> Json:
+    granted = None
+    if row.node_id is not None and row.cpu_milli is not None:
+        granted = {"cpus": row.cpu_milli / 1000, "memory_mib": row.memory_mib}
+    return {
+        "id": row.id,
+        "name": row.name,
+        "project_id": row.project_id,
+        **row.spec,
+        "labels": row.labels,
+        "state": row.state,
+        "desired_state": row.desired_state,
+        "reason": row.reason,
+        "version": row.version,
+        "generation": row.generation,
+        "attempt": row.attempt,
+        "node_id": row.node_id,
+        "node_name": node_name,
+        "granted": granted,
+        "devices": devices,
+        "endpoints": row.endpoints,
+        "container_id": row.container_id,
+        "image_digest": row.image_digest,
+        "exit_code": row.exit_code,
+        "queue_position": position,
+        "actions": actions(row.state),
+        "simulated": row.simulated,
+        "created_at": timestamp(row.created_at),
+        "scheduled_at": timestamp(row.scheduled_at),
+        "started_at": timestamp(row.started_at),
+        "stopped_at": timestamp(row.stopped_at),
+        "expires_at": timestamp(row.expires_at),
+    }
+
+
+def _devices(session: Session, instance_ids: Sequence[str]) -> dict[str, list[Json]]:
+    gpu, held = tables.Gpu, tables.Allocation
+    query = (
+        select(held.instance_id, gpu.uuid, gpu.index, gpu.model, gpu.memory_mib)
+        .join(gpu, gpu.uuid == held.gpu_uuid)
+        .where(held.instance_id.in_(instance_ids), held.to_at.is_(None))
+        .order_by(held.instance_id, gpu.index)
+    )
+    devices: dict[str, list[Json]] = defaultdict(list)
+    for instance_id, uuid, index, model, memory in session.execute(query):
+        devices[instance_id].append({"uuid": uuid, "index": index, "model": model, "memory_mib": memory})
+    return devices
+
+
+def devices_of(session: Session, uuids: Sequence[str]) -> list[Json]:
+    """The devices of a placement that was not made."""
+    gpu = tables.Gpu
+    query = (
+        select(gpu.uuid, gpu.index, gpu.model, gpu.memory_mib).where(gpu.uuid.in_(uuids)).order_by(gpu.index)
+    )
+    return [
+        {"uuid": uuid, "index": index, "model": model, "memory_mib": memory}
+        for uuid, index, model, memory in session.execute(query)
+    ]
+
+
+def _node_names(session: Session, node_ids: set[str]) -> dict[str, str]:
+    if not node_ids:
+        return {}
+    query = select(tables.Node.id, tables.Node.name).where(tables.Node.id.in_(node_ids))
+    return dict(session.execute(query).tuples().all())
+
+
+def nodes(session: Session, rows: Sequence[tables.Node]) -> list[Json]:
+    ids = [row.id for row in rows]
+    used = placement.used_by_node(session, ids)
+    query = select(tables.Gpu).where(tables.Gpu.node_id.in_(ids)).order_by(tables.Gpu.index, tables.Gpu.uuid)
+    grouped: dict[str, list[Json]] = defaultdict(list)
+    for shown in gpus(session, session.scalars(query).all()):
+        grouped[shown["node_id"]].append(shown)
+    return [_node(row, used.get(row.id, placement.Used()), grouped[row.id]) for row in rows]
+
+
+def _node(row: tables.Node, used: placement.Used, gpus: list[Json]) -> Json:
+    facts: Mapping[str, Any] = row.facts or {}
+    known = bool(facts)
+    return {
+        "id": row.id,
+        "name": row.name,
+        "state": state_of_row(row),
+        "reason": _node_reason(row),
+        "cordoned": row.cordoned,
+        "draining": row.draining,
+        "drain_deadline_at": timestamp(row.drain_deadline_at),
+        "hostname": facts.get("hostname"),
+        "address": facts.get("address"),
+        "labels": facts.get("labels", {}),
+        "cpus": facts.get("cpus"),
+        "memory_mib": facts.get("memory_mib"),
+        "cpus_free": facts["cpus"] - used.cpu_milli / 1000 if known else None,
+        "memory_mib_free": allocatable_memory_mib(facts["memory_mib"]) - used.memory_mib if known else None,
+        "versions": {name: facts.get(f"{name}_version") for name in ("agent", "docker", "driver", "cuda")},
+        "gpus": gpus,
+        "orphans": row.orphans,
+        "simulated": bool(facts.get("simulated_containers") or facts.get("simulated_gpus")),
+        "last_heartbeat_at": timestamp(row.last_heartbeat_at),
+        "created_at": timestamp(row.created_at),
+    }
+
+
+def _node_reason(row: tables.Node) -> Json | None:
+    if not row.silent:
+        return row.problem
+    if row.last_heartbeat_at is None:
+        return {"code": "never_heard", "message": "it has joined, and its agent has not reported yet"}
+    return {
+        "code": "node_unreachable",
+        "message": "its agent is silent; is it running, and does it reach us?",
+    }
+
+
+def gpus(session: Session, rows: Sequence[tables.Gpu]) -> list[Json]:
+    names = _node_names(session, {row.node_id for row in rows})
+    holders = _holders(session, [row.uuid for row in rows])
+    return [_gpu(row, names.get(row.node_id, ""), holders.get(row.uuid)) for row in rows]
+
+
+def _holders(session: Session, uuids: Iterable[str]) -> dict[str, str]:
+    held = tables.Allocation
+    query = select(held.gpu_uuid, held.instance_id).where(
+        held.gpu_uuid.in_(list(uuids)), held.to_at.is_(None)
+    )
+    return dict(session.execute(query).tuples().all())
+
+
+def _gpu(row: tables.Gpu, node_name: str, holder: str | None) -> Json:
+    facts = row.facts
+    return {
+        "uuid": row.uuid,
+        "node_id": row.node_id,
+        "node_name": node_name,
+        "index": row.index,
+        "model": row.model,
+        "memory_mib": row.memory_mib,
+        "pci_bus_id": facts.get("pci_bus_id"),
+        "numa_node": facts.get("numa_node"),
+        "compute_capability": facts.get("compute_capability"),
+        "nvlink_peers": facts.get("nvlink_peers", []),
+        "mig_mode": facts.get("mig_mode"),
+        "mig_devices": facts.get("mig_devices", []),
+        "health": row.health,
+        "reason": row.health_reason,
+        "instance_id": holder,
+        "simulated": row.simulated,
+    }
+
+
+def event(row: tables.Event) -> Json:
+    return {"id": row.id, "seq": row.seq, "type": row.type, "at": timestamp(row.at), "data": row.data}
+
+
+def refusal(item: Refusal) -> Json:
+    return asdict(item)
+
+
+def alternatives(fits: Alternatives | None) -> Json | None:
+    return (
+        None if fits is None else {"max_count_now": fits.max_count_now, "models_now": list(fits.models_now)}
+    )
+
+
+def samples(session: Session, uuids: Sequence[str]) -> list[Json]:
+    """The newest sample of each GPU, as its node last told it; a silent node's would not be live."""
+    gpu, node = tables.Gpu, tables.Node
+    query = select(node).where(
+        node.id.in_(select(gpu.node_id).where(gpu.uuid.in_(uuids))),
+        node.silent.is_(False),
+        node.deleted_at.is_(None),
+    )
+    wanted = set(uuids)
+    found = [sample for row in session.scalars(query) for sample in row.samples if sample["uuid"] in wanted]
+    return sorted(found, key=lambda sample: (sample["index"], sample["uuid"]))
+
+
+def instance_type(kind: InstanceType) -> Json:
+    words = kind.gpu_model.removeprefix("NVIDIA ").lower().split()
+    return {
+        "name": f"{'-'.join(words)}-x{kind.gpu_count}",
+        **asdict(kind),
+        "price_micros_per_hour": None,
+        "currency": None,
+    }

@@ -1,0 +1,62 @@
+"""Waiting for an instance to get somewhere, without holding a session while it waits."""
+
+import time
+
+from starlette.concurrency import run_in_threadpool
+
+from mooring.api import views
+from mooring.api.context import Context
+from mooring.control import instances
+from mooring.core.errors import NotFound
+from mooring.core.instance import ENDED, State
+from mooring.db.tables import Instance
+from mooring.schemas.base import Json
+
+# Passing through counts: whoever waits for `starting` is not left waiting because it was quick.
+_ORDER = [State.PENDING, State.SCHEDULED, State.STARTING, State.RUNNING]
+
+
+def reached(state: State, target: State) -> bool:
+    """Whether an instance in this state is where it was waited for."""
+    if target in _ORDER[1:3] and state in _ORDER:
+        return _ORDER.index(state) >= _ORDER.index(target)
+    return state is target
+
+
+def out_of_reach(state: State, target: State) -> bool:
+    """Whether only another verb of a user could still bring it there."""
+    if reached(state, target):
+        return False
+    if state is State.DELETED:
+        return True
+    return state in ENDED and target is not State.DELETED
+
+
+async def wait(context: Context, instance_id: str, target: State, timeout_s: float) -> Json:
+    """`{"reached", "instance"}` as soon as it is decided, or at the timeout.
+
+    Raises:
+        NotFound: no such instance.
+    """
+    deadline = time.monotonic() + timeout_s
+    known = False
+    with context.database.signals.subscribed(f"instance:{instance_id}") as waiter:
+        while True:
+            shown = await run_in_threadpool(_read, context, instance_id, known)
+            known = True
+            state, left = State(shown["state"]), deadline - time.monotonic()
+            if reached(state, target):
+                return {"reached": True, "instance": shown}
+            if left <= 0 or out_of_reach(state, target):
+                return {"reached": False, "instance": shown}
+            # Another replica's change comes as a notification; should one be lost, look now and then.
+            await waiter.wait(min(left, 5.0))
+
+
+def _read(context: Context, instance_id: str, known: bool) -> Json:  # noqa: FBT001
+    with context.database.read() as session:
+        # Once it was seen, its deletion is an answer and not a 404.
+        row = session.get(Instance, instance_id) if known else instances.get(session, instance_id)
+        if row is None:
+            raise NotFound(f"no instance {instance_id}")
+        return views.instance(session, row)

@@ -1,0 +1,99 @@
+"""Dry runs, immediate placements and explanations: the scheduler asked about one request."""
+
+from dataclasses import dataclass
+
+from sqlalchemy.orm import Session
+
+from mooring.control import instances, locks, placement
+from mooring.core.errors import InsufficientCapacity, NotFound
+from mooring.core.instance import InstanceRequest, State
+from mooring.db.tables import Instance, Project
+from mooring.scheduler.model import NodeView, Placement, Refusal, Request
+from mooring.scheduler.reasons import Alternatives, explain as refusals_of, would_fit
+from mooring.scheduler.schedule import place_one
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the scheduler says of one request in the present world."""
+
+    placement: Placement | None
+    refusals: tuple[Refusal, ...]
+    alternatives: Alternatives | None
+
+
+NOTHING_TO_EXPLAIN = Outcome(None, (), None)
+
+
+def project_of(session: Session, request: InstanceRequest, default: str) -> str:
+    """The project to create in.
+
+    Raises:
+        NotFound: the request names one that does not exist.
+    """
+    if request.project_id is None or request.project_id == default:
+        return default
+    if session.get(Project, request.project_id) is None:
+        raise NotFound(f"no project {request.project_id}")
+    return request.project_id
+
+
+def dry_run(session: Session, request: InstanceRequest) -> Outcome:
+    return _ask(placement.node_views(session), placement.request_of("", 0, request))
+
+
+def explain(session: Session, row: Instance) -> Outcome:
+    """Why a pending instance waits; for any other there is nothing to explain but its reason."""
+    if row.state is not State.PENDING:
+        return NOTHING_TO_EXPLAIN
+    return _ask(placement.node_views(session), _request(row))
+
+
+def place_now(session: Session, row: Instance) -> None:
+    """Place an instance in the transaction that creates it.
+
+    Raises:
+        InsufficientCapacity: no node can host it now; the fields say what would fit.
+    """
+    session.flush()
+    # The lock comes before the look, so that no other transaction takes what is seen here.
+    locks.placing(session)
+    request = _request(row)
+    outcome = _ask(placement.node_views(session), request)
+    if outcome.placement is None or not placement.assign(session, [outcome.placement]):
+        raise _insufficient(outcome)
+
+
+def _request(row: Instance) -> Request:
+    return placement.request_of(row.id, row.queued_at.timestamp(), instances.spec_of(row))
+
+
+def _ask(nodes: tuple[NodeView, ...], request: Request) -> Outcome:
+    placed = place_one(nodes, request)
+    if placed is not None:
+        return Outcome(placed, _others(nodes, request, placed.node_id), None)
+    return Outcome(None, refusals_of(nodes, request), would_fit(nodes, request))
+
+
+def _others(nodes: tuple[NodeView, ...], request: Request, chosen: str) -> tuple[Refusal, ...]:
+    return refusals_of([node for node in nodes if node.id != chosen], request)
+
+
+def _insufficient(outcome: Outcome) -> InsufficientCapacity:
+    fits = outcome.alternatives
+    most = fits.max_count_now if fits else 0
+    hint = f"up to {most} such GPUs would start now" if most else "leave on_capacity out to wait in the queue"
+    return InsufficientCapacity(
+        f"no node can host this now; {hint}",
+        would_fit={"max_count_now": most, "models_now": list(fits.models_now) if fits else []},
+        refusals=[
+            {
+                "node_id": refusal.node_id,
+                "node_name": refusal.node_name,
+                "code": refusal.code,
+                "wanted": refusal.wanted,
+                "had": refusal.had,
+            }
+            for refusal in outcome.refusals
+        ],
+    )

@@ -1,0 +1,52 @@
+"""Streams that users ask of nodes. A row is there from the asking until the node dials in or the user goes."""
+
+from sqlalchemy import delete
+from sqlalchemy.orm import Session
+
+from mooring.control import instances, nodes
+from mooring.core.errors import NotRunning, Unavailable
+from mooring.core.instance import State
+from mooring.db.session import nudge
+from mooring.db.tables import Instance, Stream
+from mooring.db.types import now
+from mooring.schemas.agent import ExecRequest, LogsRequest, StreamRequest
+
+
+def check(session: Session, instance_id: str, *, running: bool) -> tuple[Instance, str]:
+    """The instance and its node, if the node can be asked about a container of it.
+
+    Raises:
+        NotFound: no such instance.
+        NotRunning: it has no container, or (`running`) none that runs.
+        Unavailable: its node is silent.
+    """
+    row = instances.get(session, instance_id)
+    if row.node_id is None or row.state in {State.PENDING, State.SCHEDULED}:
+        raise NotRunning(f"the instance is {row.state} and has no container yet", state=str(row.state))
+    if running and row.state not in {State.RUNNING, State.STOPPING, State.UNREACHABLE}:
+        raise NotRunning(f"the instance is {row.state}, not running", state=str(row.state))
+    if nodes.get(session, row.node_id).silent:
+        raise Unavailable("the instance's node is silent; try again when it is back", code="node_unreachable")
+    return row, row.node_id
+
+
+def ask(
+    session: Session, row: Instance, stream_id: str, asked: LogsRequest | ExecRequest, url: str | None
+) -> None:
+    """Leave word for the node, and wake its waiting call."""
+    request = StreamRequest(
+        id=stream_id,
+        instance_id=row.id,
+        attempt=row.attempt,
+        url=url,
+        logs=asked if isinstance(asked, LogsRequest) else None,
+        exec=asked if isinstance(asked, ExecRequest) else None,
+    )
+    session.add(
+        Stream(id=stream_id, node_id=row.node_id, request=request.model_dump(mode="json"), created_at=now())
+    )
+    nudge(session, f"node:{row.node_id}")
+
+
+def forget(session: Session, stream_id: str) -> None:
+    session.execute(delete(Stream).where(Stream.id == stream_id))

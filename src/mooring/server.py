@@ -1,0 +1,113 @@
+"""The composition root: settings -> database -> app and loops -> uvicorn."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import uvicorn
+
+from mooring.api.app import create_app
+from mooring.api.auth import KeyCache
+from mooring.api.channels import Channels
+from mooring.api.context import Context
+from mooring.control import bootstrap
+from mooring.control.bootstrap import Identity
+from mooring.db import migrate
+from mooring.db.notifications import Listener
+from mooring.db.session import Database
+from mooring.db.signals import Signals
+from mooring.loops.limits import Limits
+from mooring.loops.loop import Loop
+from mooring.loops.node_health import NodeHealth
+from mooring.loops.retention import Retention
+from mooring.loops.scheduling import Scheduling
+from mooring.settings import Settings
+
+log = logging.getLogger(__name__)
+
+# How long a request may go on once the process has been told to end; long polls are cut off then.
+_GRACE_S = 2
+
+
+@dataclass(frozen=True)
+class ControlPlane:
+    """An open database with its identity, before anything is served."""
+
+    settings: Settings
+    database: Database
+    identity: Identity
+    new_admin_key: str | None
+
+
+def open_control_plane(settings: Settings) -> ControlPlane:
+    """Migrate the database and make sure of what the first request needs."""
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    migrate.upgrade(settings.resolved_database_url)
+    database = Database(settings.resolved_database_url, Signals())
+    given = settings.bootstrap_admin_key
+    with database.write() as session:
+        identity, new_key = bootstrap.ensure(session, given.get_secret_value() if given else None)
+    return ControlPlane(settings, database, identity, new_key)
+
+
+def serve(
+    plane: ControlPlane, *, awaited_nodes: int = 0, on_started: Callable[[str], None] | None = None
+) -> None:
+    """Serve until SIGTERM or SIGINT. `on_started` is called with the URL once requests are answered."""
+    context = Context(
+        settings=plane.settings,
+        database=plane.database,
+        identity=plane.identity,
+        keys=KeyCache(plane.database),
+        channels=Channels(),
+        awaited_nodes=awaited_nodes,
+    )
+    loops = _loops(plane)
+    listener = None if plane.database.is_sqlite else Listener(plane.database)
+    for part in (*loops, *([listener] if listener else ())):
+        part.start()
+    try:
+        _Server(_config(context), on_started).run()
+    finally:
+        for part in (*loops, *([listener] if listener else ())):
+            part.stop()
+        plane.database.dispose()
+
+
+def _loops(plane: ControlPlane) -> tuple[Loop, ...]:
+    settings = plane.settings
+    return (
+        Scheduling(plane.database),
+        NodeHealth(plane.database, settings.unreachable_after_s),
+        Limits(plane.database, settings.start_timeout_s),
+        Retention(plane.database, settings.events_kept_days),
+    )
+
+
+def _config(context: Context) -> uvicorn.Config:
+    return uvicorn.Config(
+        create_app(context),
+        host=context.settings.host,
+        port=context.settings.port,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=context.settings.behind_tls_proxy,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=_GRACE_S,
+    )
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, telling where it listens once it does (port 0 is any free one)."""
+
+    def __init__(self, config: uvicorn.Config, on_started: Callable[[str], None] | None) -> None:
+        super().__init__(config)
+        self._on_started = on_started
+
+    async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
+        await super().startup(sockets)  # type: ignore[arg-type]
+        if self.started and self._on_started is not None:
+            port = self.servers[0].sockets[0].getsockname()[1]
+            host = "127.0.0.1" if self.config.host in {"0.0.0.0", "localhost"} else self.config.host  # noqa: S104
+            self._on_started(f"http://{f'[{host}]' if ':' in host else host}:{port}")
