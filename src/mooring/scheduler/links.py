@@ -1,0 +1,85 @@
+"""Which GPUs of a node to give: the best connected together, and the rest as well connected as can be."""
+
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+from math import comb
+
+from mooring.scheduler.model import GpuView
+
+# How near two GPUs are on PCIe; what the driver does not tell is farther than anything it does.
+_CLOSENESS = {"internal": 6, "single": 5, "multiple": 4, "hostbridge": 3, "node": 2, "system": 1}
+
+# One NVLink lane outweighs the closeness of all pairs of a node: 64 GPUs have 2016 pairs, 2016 * 6 < 2**14.
+_LANE = 2**14
+
+# 600 sets take 0.6 ms. All choices of up to 11 GPUs, and of 2 or 3 out of 16, are below it.
+_MAX_SETS = 600
+
+
+def choose(free: Iterable[GpuView], count: int) -> tuple[str, ...]:
+    """The UUIDs of the `count` GPUs to give, lowest index first.
+
+    The sum of NVLink lanes within the set comes first, then PCIe closeness, then the same two sums over
+    the GPUs that stay free, then the lowest indexes. One GPU has no links within, so the second half
+    decides: it is taken from where it breaks the fewest links.
+    """
+    gpus = sorted(free, key=lambda gpu: (gpu.index, gpu.uuid))
+    links = _links(gpus)
+    if count >= len(gpus) or _all_equal(links):
+        return tuple(gpu.uuid for gpu in gpus[:count])
+    return tuple(gpus[place].uuid for place in _best_set(links, count))
+
+
+def _links(gpus: Sequence[GpuView]) -> list[list[int]]:
+    return [[0 if a is b else _link(a, b) for b in gpus] for a in gpus]
+
+
+def _link(a: GpuView, b: GpuView) -> int:
+    """Either card may know of the link: a driver that hides it on one side has not unplugged it."""
+    lanes = max(a.nvlink.get(b.uuid, 0), b.nvlink.get(a.uuid, 0))
+    closeness = max(_closeness(a, b), _closeness(b, a))
+    return lanes * _LANE + closeness
+
+
+def _closeness(a: GpuView, b: GpuView) -> int:
+    return _CLOSENESS.get(a.topology.get(b.uuid, ""), 0)
+
+
+def _all_equal(links: list[list[int]]) -> bool:
+    """An NVSwitch, or nothing known: every set is as good as every other."""
+    return len({link for a, row in enumerate(links) for link in row[:a]}) <= 1
+
+
+def _best_set(links: list[list[int]], count: int) -> tuple[int, ...]:
+    places = range(len(links))
+    sets: Iterable[tuple[int, ...]]
+    if comb(len(links), count) <= _MAX_SETS:
+        sets = combinations(places, count)
+    else:
+        sets = [_grown_from(seed, links, count) for seed in places]
+    degrees = [sum(row) for row in links]
+    # max() keeps the first of equals, and combinations() come lowest indexes first.
+    return max(sets, key=lambda chosen: _worth(chosen, links, degrees))
+
+
+def _worth(chosen: tuple[int, ...], links: list[list[int]], degrees: list[int]) -> tuple[int, int]:
+    """The links within the set, then those among the rest, which are all less the set's own and the cut.
+
+    links(rest) = links(all) - sum of degrees(set) + links(set), and links(all) is the same for all sets.
+    """
+    within = sum(links[a][b] for a, b in combinations(chosen, 2))
+    return within, within - sum(degrees[place] for place in chosen)
+
+
+def _grown_from(seed: int, links: list[list[int]], count: int) -> tuple[int, ...]:
+    """A good set that holds `seed`, not always the best: 12,870 sets of 8 out of 16 take 26 ms."""
+    chosen = [seed]
+    while len(chosen) < count:
+        rest = [place for place in range(len(links)) if place not in chosen]
+        chosen.append(max(rest, key=lambda place: _gain(place, chosen, links)))
+    return tuple(sorted(chosen))
+
+
+def _gain(place: int, chosen: list[int], links: list[list[int]]) -> tuple[int, int]:
+    within = sum(links[place][other] for other in chosen)
+    return within, within - sum(links[place])

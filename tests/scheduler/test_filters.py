@@ -1,0 +1,108 @@
+"""Each rule alone: what it refuses, and in which words."""
+
+from typing import Any
+
+import pytest
+
+from mooring.core.node import NodeState
+from mooring.scheduler.filters import fits, needs, refusals
+from mooring.scheduler.model import NodeView, Request
+from tests.scheduler.worlds import A10, H100, T4, gpus, h100s, node, request
+
+FULL = gpus(H100, 8, in_use=(0, 1, 2, 3, 4, 5), quarantined=(6,))
+
+REFUSED: list[tuple[NodeView, Request, list[tuple[str, str, str]]]] = [
+    (node(state=NodeState.CORDONED), request(0), [("node_cordoned", "ready", "cordoned")]),
+    (node(state=NodeState.DRAINING), request(0), [("node_draining", "ready", "draining")]),
+    (node(state=NodeState.NOT_READY), request(0), [("node_not_ready", "ready", "not_ready")]),
+    (node(state=NodeState.UNREACHABLE), request(0), [("node_unreachable", "ready", "unreachable")]),
+    (
+        node(labels={"zone": "b"}),
+        request(0, node_selector={"zone": "a", "disk": "nvme"}),
+        [("selector_mismatch", "disk=nvme", "no label disk"), ("selector_mismatch", "zone=a", "zone=b")],
+    ),
+    (node(cpu_milli_free=500), request(0), [("insufficient_cpu", "1", "0.5")]),
+    (
+        node(memory_mib_free=65_000),
+        request(0, memory_mib=65_536),
+        [("insufficient_memory", "64 GiB", "65000 MiB")],
+    ),
+    (node(), request(2), [("no_gpu", "2 free GPUs of one model", "no GPU")]),
+    (
+        node(cards=gpus([T4, A10, A10])),
+        request(1, "H100"),
+        [("gpu_model_mismatch", "H100", "NVIDIA A10, Tesla T4")],
+    ),
+    (node(cards=gpus(H100)), request(1, "A10"), [("gpu_model_mismatch", "A10", H100)]),
+    (
+        node(cards=gpus([T4, A10])),
+        request(1, gpu_min_memory_mib=40_960),
+        [("insufficient_gpu_memory", "40 GiB", "23028 MiB")],
+    ),
+    (
+        node(cards=FULL),
+        request(2, "H100"),
+        [("insufficient_gpus", "2 free H100", "1 free of 8 (6 in use, 1 quarantined)")],
+    ),
+    (node(cards=gpus(T4)), request(2), [("insufficient_gpus", "2 free GPUs of one model", "1 free of 1")]),
+    (
+        node(cards=gpus([T4, A10])),
+        request(2),
+        [("insufficient_gpus", "2 free GPUs of one model", "1 free of 1 NVIDIA A10")],
+    ),
+    (
+        node(cards=gpus([T4, A10], in_use=(1,))),
+        request(1, gpu_min_memory_mib=20_480),
+        [("insufficient_gpus", "1 free GPU of at least 20 GiB", "0 free of 1 (1 in use)")],
+    ),
+]
+
+
+@pytest.mark.parametrize(("where", "asked", "expected"), REFUSED)
+def test_refused(where: NodeView, asked: Request, expected: list[tuple[str, str, str]]) -> None:
+    told = list(refusals(where, asked))
+    assert [(each.code, each.wanted, each.had) for each in told] == expected
+    assert {(each.node_id, each.node_name) for each in told} == {("n1", "gpu-n1")}
+
+
+def test_all_refusals_of_a_node_are_told() -> None:
+    where = node(cards=FULL, state=NodeState.DRAINING, cpu_milli_free=0, memory_mib_free=0)
+    asked = request(2, "H100", node_selector={"zone": "a"})
+    assert [each.code for each in refusals(where, asked)] == [
+        "node_draining",
+        "selector_mismatch",
+        "insufficient_cpu",
+        "insufficient_memory",
+        "insufficient_gpus",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("where", "asked"),
+    [
+        (node(cpus=1, memory_mib=1536), request(0)),  # 1536 MiB, of which 512 are kept
+        (node(cards=gpus(T4, 2), labels={"zone": "a"}), request(2, node_selector={"zone": "a"})),
+        (node(cards=gpus([T4, A10])), request(1, "a10", gpu_min_memory_mib=23_028)),
+        (node(cards=FULL), request(1, "h100")),
+        (h100s("n1"), request(8, "H100", cpu_milli=64_000)),
+    ],
+)
+def test_just_fits(where: NodeView, asked: Request) -> None:
+    assert fits(where, asked)
+
+
+@pytest.mark.parametrize(
+    ("where", "changes", "expected"),
+    [
+        (h100s("n1"), {"count": 2}, (16_000, (524_288 - 10_485) // 4)),
+        (h100s("n1"), {"count": 2, "cpu_milli": 500}, (500, (524_288 - 10_485) // 4)),
+        (h100s("n1"), {"count": 2, "memory_mib": 64}, (16_000, 64)),
+        (h100s("n1"), {"count": 16}, (64_000, 524_288 - 10_485)),  # no more than the node
+        (node(), {"count": 2}, (0, 0)),
+        (node(cards=gpus(H100, 3), cpus=1), {"count": 1}, (333, (524_288 - 10_485) // 3)),
+        (h100s("n1"), {"count": 0}, (1000, 1024)),
+        (node(), {"count": 0, "cpu_milli": 250, "memory_mib": 6}, (250, 6)),
+    ],
+)
+def test_needs(where: NodeView, changes: dict[str, Any], expected: tuple[int, int]) -> None:
+    assert needs(request(**{"cpu_milli": None, "memory_mib": None} | changes), where) == expected
