@@ -50,28 +50,49 @@ def open_control_plane(settings: Settings) -> ControlPlane:
     return ControlPlane(settings, database, identity, new_key)
 
 
-def serve(
-    plane: ControlPlane, *, awaited_nodes: int = 0, on_started: Callable[[str], None] | None = None
-) -> None:
-    """Serve until SIGTERM or SIGINT. `on_started` is called with the URL once requests are answered."""
-    context = Context(
-        settings=plane.settings,
-        database=plane.database,
-        identity=plane.identity,
-        keys=KeyCache(plane.database),
-        channels=Channels(),
-        awaited_nodes=awaited_nodes,
-    )
-    loops = _loops(plane)
-    listener = None if plane.database.is_sqlite else Listener(plane.database)
-    for part in (*loops, *([listener] if listener else ())):
-        part.start()
-    try:
-        _Server(_config(context), on_started).run()
-    finally:
-        for part in (*loops, *([listener] if listener else ())):
-            part.stop()
-        plane.database.dispose()
+class Service:
+    """The control plane, serving: loops and HTTP in one process.
+
+    Args:
+        awaited_nodes: /readyz waits for the first report of so many nodes.
+        on_started: called with the URL once requests are answered.
+    """
+
+    def __init__(
+        self,
+        plane: ControlPlane,
+        *,
+        awaited_nodes: int = 0,
+        on_started: Callable[[str], None] | None = None,
+    ) -> None:
+        context = Context(
+            settings=plane.settings,
+            database=plane.database,
+            identity=plane.identity,
+            keys=KeyCache(plane.database),
+            channels=Channels(),
+            awaited_nodes=awaited_nodes,
+        )
+        self._database = plane.database
+        self._parts: tuple[Loop | Listener, ...] = _loops(plane)
+        if not plane.database.is_sqlite:
+            self._parts += (Listener(plane.database),)
+        self._server = _Server(_config(context), plane.database.signals, on_started)
+
+    def run(self) -> None:
+        """Serve until SIGTERM, SIGINT or `stop`."""
+        for part in self._parts:
+            part.start()
+        try:
+            self._server.run()
+        finally:
+            for part in self._parts:
+                part.stop()
+            self._database.dispose()
+
+    def stop(self) -> None:
+        """End `run`, from another thread."""
+        self._server.should_exit = True
 
 
 def _loops(plane: ControlPlane) -> tuple[Loop, ...]:
@@ -101,9 +122,16 @@ def _config(context: Context) -> uvicorn.Config:
 class _Server(uvicorn.Server):
     """uvicorn, telling where it listens once it does (port 0 is any free one)."""
 
-    def __init__(self, config: uvicorn.Config, on_started: Callable[[str], None] | None) -> None:
+    def __init__(
+        self, config: uvicorn.Config, signals: Signals, on_started: Callable[[str], None] | None
+    ) -> None:
         super().__init__(config)
         self._on_started = on_started
+        self._signals = signals
+
+    async def shutdown(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
+        self._signals.close()  # long polls answer now, so that closing need not wait for them
+        await super().shutdown(sockets)  # type: ignore[arg-type]
 
     async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
         await super().startup(sockets)  # type: ignore[arg-type]

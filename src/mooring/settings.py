@@ -34,7 +34,7 @@ class Settings(BaseSettings):
     @field_validator("bootstrap_admin_key")
     @classmethod
     def _long_enough(cls, key: SecretStr | None) -> SecretStr | None:
-        if key is not None and len(key.get_secret_value()) < 32:  # noqa: PLR2004
+        if key is not None and len(key.get_secret_value()) < 32:
             raise ValueError("MOORING_BOOTSTRAP_ADMIN_KEY needs 32 characters or more")
         return key
 
@@ -43,7 +43,7 @@ class Settings(BaseSettings):
         if not (is_loopback(self.host) or self.behind_tls_proxy):
             raise ValueError(
                 f"refusing to serve plain HTTP on {self.host}: keys would cross the network in the clear. "
-                "Put a TLS proxy in front and set MOORING_BEHIND_TLS_PROXY=true, or use MOORING_HOST=127.0.0.1"
+                "Put a TLS proxy in front and set MOORING_BEHIND_TLS_PROXY=true, or use 127.0.0.1"
             )
         return self
 

@@ -97,7 +97,8 @@ async def sync(
     deadline = time.monotonic() + report.wait_s
     with context.database.signals.subscribed(f"node:{node_id}") as waiter:
         answer = await run_in_threadpool(_report, context, node_id, report)
-        while not _is_news(answer, report) and (left := deadline - time.monotonic()) > 0:
+        signals = context.database.signals
+        while not (_is_news(answer, report) or signals.closing) and (left := deadline - time.monotonic()) > 0:
             if await waiter.wait(left):
                 answer = await run_in_threadpool(_look, context, node_id, report)
     return Response(answer.model_dump_json(), media_type="application/json")
@@ -136,7 +137,7 @@ async def bring_stream(stream_id: str, request: Request, node_id: CurrentNode, c
         raise NotFound(f"nobody waits for stream {stream_id} here")
     await run_in_threadpool(_picked_up, context, stream_id)
     async for frame in _frames(request):
-        if not await channel.put(frame):
+        if not await channel.put(frame) and not frame.is_last:
             raise Gone("nobody reads this stream any more", code="stream_closed")
     await channel.put(None)
     return Response(status_code=204)

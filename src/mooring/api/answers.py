@@ -51,7 +51,7 @@ CurrentCall = Annotated[Call, Depends(_call)]
 
 
 def once(database: Database, call: Call, act: Callable[[Session], Answer]) -> Response:
-    """Do it in one transaction with its stored answer, or replay the answer it had (api.md, Idempotency-Key)."""
+    """Do it in one transaction with its stored answer, or replay the answer it had."""
     with database.write() as session:
         key, caller = call.idempotency_key, call.caller.key_id
         if key is None:
@@ -88,7 +88,7 @@ def _if_match(
         return None
     value = if_match.strip().removeprefix("W/").strip('"')
     # What was never an ETag of ours matches no version.
-    return int(value) if value.isascii() and value.isdigit() and len(value) < 10 else -1  # noqa: PLR2004
+    return int(value) if value.isascii() and value.isdigit() and len(value) < 10 else -1
 
 
 IfMatch = Annotated[int | None, Depends(_if_match)]

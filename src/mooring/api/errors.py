@@ -93,7 +93,7 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
 
 
 def invalid(found: Any) -> errors.Invalid:
-    """The 422 for pydantic's findings. Where all are of one kind that has a code of its own, that is the code."""
+    """The 422 for pydantic's findings; where all are of one kind with a code of its own, that is the code."""
     listed = [_field_error(item) for item in found]
     own = {item["code"] for item in listed}
     code = (
@@ -102,7 +102,7 @@ def invalid(found: Any) -> errors.Invalid:
         else None
     )
     where = "; ".join(f"{item['pointer']}: {item['message']}" for item in listed[:3])
-    more = f" (and {len(listed) - 3} more)" if len(listed) > 3 else ""  # noqa: PLR2004
+    more = f" (and {len(listed) - 3} more)" if len(listed) > 3 else ""
     return errors.Invalid(where + more, code=code, errors=listed)
 
 

@@ -69,13 +69,13 @@ async def _wait_for_some(context: Context, after: int, limit: int, wait_s: float
         while True:
             items = await run_in_threadpool(_read, context, after, limit)
             left = deadline - time.monotonic()
-            if items or left <= 0:
+            if items or left <= 0 or context.database.signals.closing:
                 return items
             await waiter.wait(min(left, 5.0))
 
 
 async def _follow(context: Context, after: int) -> AsyncIterator[bytes]:
-    while True:
+    while not context.database.signals.closing:
         items = await _wait_for_some(context, after, _BATCH, sse.KEEPALIVE_S)
         if not items:
             yield sse.KEEPALIVE

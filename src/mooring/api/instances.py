@@ -65,8 +65,8 @@ def create_instance(
 ) -> Response:
     """Start a container that holds its GPUs.
 
-    It is usually `pending` in the answer: wait for it with `/wait`, or read `reason` to see why it waits. With
-    `on_capacity: fail` it is placed at once or refused with 409.
+    It is usually `pending` in the answer: wait for it with `/wait`, or read `reason` to see why it waits.
+    With `on_capacity: fail` it is placed at once or refused with 409.
     """
     if dry_run:
         return answers.respond(answers.answer(_dry_run(context, body)))

@@ -14,7 +14,6 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 from mooring.core.errors import BadRequest
 from mooring.core.text import Text
 
-
 Row = TypeVar("Row")
 
 

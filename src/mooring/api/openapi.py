@@ -12,8 +12,8 @@ from mooring.schemas.base import Json, Problem
 DESCRIPTION = """GPU-as-a-Service on the GPU servers you own.
 
 Send your key as `Authorization: Bearer <key>` (the **Authorize** button here). Every error is
-`application/problem+json` with a stable `code`. POSTs take an `Idempotency-Key`. Sizes end in `_mib`, durations
-in `_s`; a value that the hardware does not support is `null`.
+`application/problem+json` with a stable `code`. POSTs take an `Idempotency-Key`. Sizes end in `_mib`,
+durations in `_s`; a value that the hardware does not support is `null`.
 """
 TAGS = [
     {"name": "instances", "description": "Containers that hold GPUs."},

@@ -60,13 +60,13 @@ class Stream:
     async def rest(self, first: StreamFrame) -> AsyncIterator[StreamFrame]:
         """All frames, ended by a broken node as by a finished one; the last frame tells them apart."""
         yield first
-        if _is_last(first):
+        if first.is_last:
             return
         try:
             async with aclosing(self.channel.frames(SILENCE_S)) as frames:
                 async for frame in frames:
                     yield frame
-                    if _is_last(frame):
+                    if frame.is_last:
                         return
         except TimeoutError:
             yield StreamFrame(error=StreamError(code="node_timeout", message="the node fell silent"))
@@ -74,10 +74,6 @@ class Stream:
     async def close(self) -> None:
         self._exits.close()
         await run_in_threadpool(_forget, self._context, self.id)
-
-
-def _is_last(frame: StreamFrame) -> bool:
-    return frame.end or frame.error is not None or frame.exit_code is not None
 
 
 def _refused(error: StreamError) -> MooringError:

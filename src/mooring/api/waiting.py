@@ -47,13 +47,13 @@ async def wait(context: Context, instance_id: str, target: State, timeout_s: flo
             state, left = State(shown["state"]), deadline - time.monotonic()
             if reached(state, target):
                 return {"reached": True, "instance": shown}
-            if left <= 0 or out_of_reach(state, target):
+            if left <= 0 or context.database.signals.closing or out_of_reach(state, target):
                 return {"reached": False, "instance": shown}
             # Another replica's change comes as a notification; should one be lost, look now and then.
             await waiter.wait(min(left, 5.0))
 
 
-def _read(context: Context, instance_id: str, known: bool) -> Json:  # noqa: FBT001
+def _read(context: Context, instance_id: str, known: bool) -> Json:
     with context.database.read() as session:
         # Once it was seen, its deletion is an answer and not a 404.
         row = session.get(Instance, instance_id) if known else instances.get(session, instance_id)

@@ -9,7 +9,8 @@ from mooring.core.errors import InsufficientCapacity, NotFound
 from mooring.core.instance import InstanceRequest, State
 from mooring.db.tables import Instance, Project
 from mooring.scheduler.model import NodeView, Placement, Refusal, Request
-from mooring.scheduler.reasons import Alternatives, explain as refusals_of, would_fit
+from mooring.scheduler.reasons import Alternatives, would_fit
+from mooring.scheduler.reasons import explain as refusals_of
 from mooring.scheduler.schedule import place_one
 
 

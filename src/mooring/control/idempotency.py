@@ -1,4 +1,4 @@
-"""Idempotency keys: the answer of a POST, stored with its effect, so that a repeat gives it back unchanged."""
+"""Idempotency keys: a POST's answer, stored with its effect, so that a repeat gives it back unchanged."""
 
 from dataclasses import dataclass
 from datetime import timedelta

@@ -57,7 +57,7 @@ def create(session: Session, project_id: str, request: InstanceRequest) -> Insta
 
 
 def _generated_name(image: str) -> str:
-    repository = image.split("@")[0].rsplit("/", 1)[-1].split(":")[0].lower()
+    repository = image.split("@", maxsplit=1)[0].rsplit("/", 1)[-1].split(":", maxsplit=1)[0].lower()
     stem = re.sub(r"[^a-z0-9]+", "-", repository).strip("-")[:48]
     return f"{stem}-{str(ULID())[-8:].lower()}"
 

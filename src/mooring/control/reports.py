@@ -96,10 +96,7 @@ def _observe(session: Session, row: Instance, seen: ObservedInstance | None) -> 
     phase = seen.phase if seen else Phase.ABSENT
     exit_code = seen.exit_code if seen else None
     to = after_report(row.state, row.desired_state, phase, exit_code, began=row.started_at is not None)
-    if seen:
-        changed = _note(row, seen)
-    else:
-        changed = False
+    changed = _note(row, seen) if seen else False
     if to is not row.state:
         _settle_times(row, seen, to)
         instances.move(session, row, to, _reason(row, seen, to))

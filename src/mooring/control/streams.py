@@ -1,4 +1,4 @@
-"""Streams that users ask of nodes. A row is there from the asking until the node dials in or the user goes."""
+"""Streams that users ask of nodes: a row from the asking until the node dials in or the user goes."""
 
 from sqlalchemy import delete
 from sqlalchemy.orm import Session

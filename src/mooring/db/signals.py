@@ -18,12 +18,20 @@ class Signals:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._wakes: dict[str, set[Wake]] = defaultdict(set)
+        self.closing = False
 
     def fire(self, topics: Iterable[str]) -> None:
         with self._lock:
             wakes = {wake for topic in topics for wake in self._wakes.get(topic, ())}
         for wake in wakes:
             wake()
+
+    def close(self) -> None:
+        """The process is about to end: wake everybody, and let nobody wait again."""
+        self.closing = True
+        with self._lock:
+            topics = list(self._wakes)
+        self.fire(topics)
 
     @contextmanager
     def subscribed(self, *topics: str) -> Iterator["Waiter"]:

@@ -36,7 +36,7 @@ class Base(DeclarativeBase):
         State: Word(State),
         DesiredState: Word(DesiredState),
         Health: Word(Health),
-    }  # noqa: RUF012
+    }
 
 
 def one_of(column: str, values: type[State] | type[DesiredState] | type[Health]) -> CheckConstraint:

@@ -62,5 +62,5 @@ class Loop(ABC):
         if failures:
             self._stopping.wait(min(2.0 ** (failures - 1), _LONGEST_BACKOFF_S))
             return
-        self._stopping.wait(took_s * self.rest_factor if took_s > 0.02 else 0)  # noqa: PLR2004
+        self._stopping.wait(took_s * self.rest_factor if took_s > 0.02 else 0)
         self._woken.wait(self.interval_s)

@@ -175,6 +175,10 @@ class StreamFrame(Peer):
     end: bool = False
     error: StreamError | None = None
 
+    @property
+    def is_last(self) -> bool:
+        return self.end or self.error is not None or self.exit_code is not None
+
 
 class SyncAnswer(Peer):
     """Everything the node should have, and what users ask of it right now."""

@@ -14,7 +14,7 @@ from mooring.core.instance import (
     refuse_reserved_labels,
     refuse_unsupported_priority,
 )
-from mooring.core.text import LabelKey, LabelValue, LongText, Name, Text
+from mooring.core.text import LabelKey, LabelValue, LongText, Name
 from mooring.schemas.agent import Endpoint
 from mooring.schemas.base import Answer, Body, Json, Timestamp
 

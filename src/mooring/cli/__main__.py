@@ -1,0 +1,5 @@
+"""`python -m mooring.cli`: the `mooring` command without an installed script."""
+
+from mooring.cli.main import app
+
+app()

@@ -1,0 +1,150 @@
+"""The `mooring` command."""
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+from pydantic import ValidationError
+
+from mooring import __version__
+
+if TYPE_CHECKING:
+    from mooring.agent.settings import AgentSettings
+
+app = typer.Typer(
+    name="mooring",
+    help="GPU-as-a-Service on the GPU servers you own.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+db = typer.Typer(help="The database's schema.", no_args_is_help=True)
+app.add_typer(db, name="db")
+
+Loaded = TypeVar("Loaded")
+
+# Each command imports what it runs: an agent must not carry the control plane in its memory.
+
+
+@app.callback()
+def _main() -> None:
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", stream=sys.stderr
+    )
+    for noisy in ("httpx", "httpcore", "alembic", "urllib3"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(__version__)
+
+
+@app.command()
+def up() -> None:
+    """The control plane with this machine as its node, in one process tree that ends as one."""
+    from mooring.cli.up import run  # noqa: PLC0415
+    from mooring.settings import Settings  # noqa: PLC0415
+
+    raise typer.Exit(run(_settings(Settings)))
+
+
+@app.command()
+def server() -> None:
+    """The control plane alone; nodes join with `mooring agent`."""
+    from mooring.cli.up import serve_alone  # noqa: PLC0415
+    from mooring.settings import Settings  # noqa: PLC0415
+
+    serve_alone(_settings(Settings))
+
+
+@app.command()
+def agent(
+    local: Annotated[bool, typer.Option(hidden=True, help="started by `mooring up`: ends with it")] = False,
+) -> None:
+    """This machine as a node: MOORING_SERVER_URL=… MOORING_JOIN_TOKEN=… mooring agent."""
+    from mooring.agent.main import run  # noqa: PLC0415
+    from mooring.agent.settings import AgentSettings  # noqa: PLC0415
+
+    settings = _settings(AgentSettings)
+    if local:
+        tokens = _tokens(settings)
+        raise typer.Exit(run(settings, lambda _name: next(tokens, None), simulate_missing=True, parent_fd=0))
+    raise typer.Exit(run(settings))
+
+
+def _tokens(settings: "AgentSettings") -> Iterator[str]:
+    """`mooring up` hands a token for each of its nodes, joined by commas; each works once."""
+    given = settings.join_token.get_secret_value() if settings.join_token else ""
+    yield from filter(None, given.split(","))
+
+
+@app.command()
+def doctor() -> None:
+    """Check whether this machine is fit to be a node, and say how to mend what is not."""
+    from mooring.agent.settings import AgentSettings  # noqa: PLC0415
+    from mooring.cli.doctor import examine  # noqa: PLC0415
+
+    raise typer.Exit(examine(_settings(AgentSettings)))
+
+
+@db.command()
+def upgrade(revision: Annotated[str, typer.Argument()] = "head") -> None:
+    """Migrate to a revision; safe to repeat."""
+    from mooring.db import migrate  # noqa: PLC0415
+
+    migrate.upgrade(_database_url(), revision)
+    typer.echo(f"the database is at {_current()}")
+
+
+@db.command()
+def downgrade(revision: Annotated[str, typer.Argument(help="such as -1, or base")]) -> None:
+    """Migrate back. Back up first: what newer tables hold is dropped."""
+    from mooring.db import migrate  # noqa: PLC0415
+
+    migrate.downgrade(_database_url(), revision)
+    typer.echo(f"the database is at {_current()}")
+
+
+@db.command()
+def current() -> None:
+    """Print the revision the database is at, and the one this program expects."""
+    from mooring.db import migrate  # noqa: PLC0415
+
+    typer.echo(f"the database is at {_current()}; this program expects {migrate.newest()}")
+
+
+def _database_url() -> str:
+    from mooring.settings import Settings  # noqa: PLC0415
+
+    settings = _settings(Settings)
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    return settings.resolved_database_url
+
+
+def _current() -> str:
+    from sqlalchemy import create_engine  # noqa: PLC0415
+
+    from mooring.db import migrate  # noqa: PLC0415
+    from mooring.db.session import normalized  # noqa: PLC0415
+
+    engine = create_engine(normalized(_database_url()))
+    try:
+        return migrate.current(engine) or "no revision"
+    finally:
+        engine.dispose()
+
+
+def _settings(load: Callable[[], Loaded]) -> Loaded:
+    """Settings from the environment, or an exit that names each that is wrong."""
+    try:
+        return load()
+    except ValidationError as error:
+        for item in error.errors():
+            name = "_".join(str(part) for part in item["loc"])
+            prefix = f"MOORING_{name.upper()}: " if name else ""
+            typer.echo(f"{prefix}{item['msg'].removeprefix('Value error, ')}", err=True)
+        raise typer.Exit(2) from None

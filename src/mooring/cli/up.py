@@ -1,0 +1,115 @@
+"""`mooring up` and `mooring server`: serving, with or without this machine as a node, and what they print."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import typer
+
+from mooring.agent.settings import AgentSettings
+from mooring.control import nodes
+from mooring.server import ControlPlane, Service, open_control_plane
+from mooring.settings import Settings
+
+_TOKEN_TTL_S = 3600
+
+
+def serve_alone(settings: Settings) -> None:
+    """The control plane in this process, until it is told to end."""
+    plane = open_control_plane(settings)
+
+    def started(url: str) -> None:
+        _print_banner(plane, url)
+        typer.echo("  Add a node   see docs/operating.md: POST /v1/join-tokens, then mooring agent")
+
+    Service(plane, on_started=started).run()
+
+
+def run(settings: Settings) -> int:
+    """The control plane in this process and the local node in a child of it.
+
+    Returns:
+        The exit status: the node's own if it gave up, else 0.
+    """
+    plane = open_control_plane(settings)
+    local = LocalNode(plane, AgentSettings())
+
+    def started(url: str) -> None:
+        _print_banner(plane, url)
+        _print_first_steps(plane, url)
+        local.start(url)
+
+    try:
+        Service(plane, awaited_nodes=local.node_count, on_started=started).run()
+    finally:
+        local.stop()
+    return local.exit_status
+
+
+class LocalNode:
+    """The agent as a child process. Each of the two ends when the other does."""
+
+    def __init__(self, plane: ControlPlane, settings: AgentSettings) -> None:
+        self._plane = plane
+        self._settings = settings
+        self.node_count = sum(fleet.nodes for fleet in settings.simulate) or 1
+        self.exit_status = 0
+        self._child: subprocess.Popen[bytes] | None = None
+        self._stopping = False
+
+    def start(self, url: str) -> None:
+        environment = os.environ | {"MOORING_SERVER_URL": url, "MOORING_JOIN_TOKEN": ",".join(self._tokens())}
+        # Its standard input is a pipe from here: when this process ends, however it does, the agent
+        # reads the end of it and goes too.
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", "mooring.cli", "agent", "--local"],
+            stdin=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,  # Ctrl-C is for the parent, which ends the agent in its turn
+        )
+        threading.Thread(target=self._watch, args=(self._child,), name="local-node", daemon=True).start()
+
+    def _tokens(self) -> list[str]:
+        with self._plane.database.write() as session:
+            made = [nodes.create_join_token(session, _TOKEN_TTL_S, None) for _ in range(self.node_count)]
+            return [secret for _token, secret in made]
+
+    def _watch(self, child: subprocess.Popen[bytes]) -> None:
+        status = child.wait()
+        if not self._stopping and status != 0:
+            typer.echo(f"the local node ended with status {status}; ending", err=True)
+            self.exit_status = status
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def stop(self) -> None:
+        """End the agent; its containers run on, and it finds them again at the next start."""
+        self._stopping = True
+        if self._child is None:
+            return
+        self._child.terminate()
+        try:
+            self._child.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+
+
+def _print_banner(plane: ControlPlane, url: str) -> None:
+    typer.echo(f"\nMooring is up.\n\n  API          {url}/v1\n  Docs         {url}/docs")
+    if plane.new_admin_key is not None:
+        typer.echo(f"  Admin key    {plane.new_admin_key}   (shown this once; keep it)")
+    typer.echo(f"  Data         {Path(plane.settings.data_dir).resolve()}")
+
+
+def _print_first_steps(plane: ControlPlane, url: str) -> None:
+    key = plane.new_admin_key or "$MOORING_KEY"
+    body = '{"image": "busybox:1.36", "command": ["sleep", "3600"], "gpus": {"count": 1}}'
+    typer.echo(
+        "\nTry it"
+        + (":" if plane.new_admin_key else ", with the admin key of the first start in MOORING_KEY:")
+        + f'\n\n  curl -s {url}/v1/instances -H "Authorization: Bearer {key}" \\\n'
+        f"    -H 'Content-Type: application/json' -d '{body}'\n"
+    )
