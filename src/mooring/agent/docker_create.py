@@ -64,6 +64,7 @@ class Image:
     id: str
     digest: str
     env: tuple[str, ...] = ()
+    entrypoint: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
 
 
@@ -129,9 +130,7 @@ def device_requests(uuids: Sequence[str], abilities: Abilities) -> list[dict[str
         return []
     if _has_cdi_for(uuids, abilities):
         return [{"Driver": "cdi", "DeviceIDs": [f"{CDI_KIND}={uuid}" for uuid in uuids]}]
-    return [
-        {"Driver": "nvidia", "DeviceIDs": list(uuids), "Capabilities": [["gpu", "compute", "utility"]]}
-    ]
+    return [{"Driver": "nvidia", "DeviceIDs": list(uuids), "Capabilities": [["gpu", "compute", "utility"]]}]
 
 
 def labels(assignment: Assignment, image: Image, control_plane_id: str) -> dict[str, str]:
@@ -157,10 +156,11 @@ def spec_hash(assignment: Assignment) -> str:
 
 
 def command_line(spec: InstanceSpec, image: Image) -> list[str]:
-    """What will run, for messages: Docker drops the image's command when the entrypoint is given."""
-    if spec.entrypoint is not None:
-        return [*spec.entrypoint, *(spec.command or [])]
-    return spec.command if spec.command is not None else list(image.command)
+    """What will run, for messages. Docker drops the image's command when an entrypoint is given."""
+    if spec.entrypoint:
+        return [*spec.entrypoint, *(spec.command or ())]
+    entrypoint = image.entrypoint if spec.entrypoint is None else ()
+    return [*entrypoint, *(spec.command or image.command)]
 
 
 def _host_config(assignment: Assignment, abilities: Abilities, limits: Limits) -> dict[str, Any]:

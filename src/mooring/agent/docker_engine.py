@@ -15,12 +15,15 @@ from requests import Response
 
 from mooring.agent.docker_errors import EngineRefused, engine_call
 from mooring.agent.docker_streams import ByteStream
+from mooring.agent.docker_transport import share_connections
+from mooring.agent.runtime import RuntimeUnavailable
 
 Document = dict[str, Any]
 
 # The newest API this code was written against. A newer engine still speaks it, so that an upgrade of Docker
 # changes nothing under us.
 NEWEST_API = "1.51"
+_OLDEST_API = "1.41"
 # Starting runs the NVIDIA hooks, which take seconds on a cold driver.
 _START_TIMEOUTS = 6
 _POOL_SIZE = 64
@@ -39,6 +42,7 @@ class Engine:
         self._control: APIClient | None = None
         self._streaming: APIClient | None = None
         self._streams: weakref.WeakSet[ByteStream] = weakref.WeakSet()
+        self._closed = False
 
     def ping(self) -> None:
         with engine_call("ping"):
@@ -46,15 +50,15 @@ class Engine:
 
     def info(self) -> Document:
         with engine_call("info"):
-            return cast(Document, self._client().info())
+            return self._client().info()
 
     def image(self, reference: str) -> Document:
         with engine_call("inspect image"):
-            return cast(Document, self._client().inspect_image(reference))
+            return cast(Document, _untyped(self._client()).inspect_image(reference))
 
     def create(self, config: Document, name: str) -> str:
         with engine_call("create"):
-            created = self._client().create_container_from_config(config, name)
+            created = _untyped(self._client()).create_container_from_config(config, name)
             return str(created["Id"])
 
     def start(self, container: str) -> None:
@@ -74,7 +78,7 @@ class Engine:
 
     def containers(self, label: str) -> list[Document]:
         with engine_call("list"):
-            return cast(list[Document], self._client().containers(all=True, filters={"label": [label]}))
+            return list(self._client().containers(all=True, filters={"label": [label]}))
 
     def stop(self, container: str, timeout_s: int) -> None:
         with engine_call("stop"):
@@ -94,7 +98,7 @@ class Engine:
 
     def exec_state(self, exec_id: str) -> Document:
         with engine_call("inspect exec"):
-            return cast(Document, self._client().exec_inspect(exec_id))
+            return self._client().exec_inspect(exec_id)
 
     def stream(
         self,
@@ -124,7 +128,11 @@ class Engine:
             )
 
         stream = ByteStream(request)
-        self._streams.add(stream)
+        with self._lock:
+            self._streams.add(stream)
+            closed = self._closed
+        if closed:
+            stream.close()
         return stream
 
     def client(self) -> APIClient:
@@ -133,10 +141,13 @@ class Engine:
             return self._client()
 
     def close(self) -> None:
-        for stream in list(self._streams):
-            stream.close()
+        """For good: streams end, and every later call finds the engine unavailable."""
         with self._lock:
+            self._closed = True
+            streams = list(self._streams)
             self._forget_clients()
+        for stream in streams:
+            stream.close()
 
     def forget_version(self) -> None:
         """Negotiate again at the next call: the engine may have been replaced by another release."""
@@ -151,6 +162,8 @@ class Engine:
 
     def _client(self, *, streaming: bool = False) -> APIClient:
         with self._lock:
+            if self._closed:
+                raise RuntimeUnavailable("the agent has let go of the container engine")
             if self._control is None or self._streaming is None:
                 version = self._negotiate()
                 self._control = self._connect(version)
@@ -159,27 +172,31 @@ class Engine:
             return self._streaming if streaming else self._control
 
     def _negotiate(self) -> str:
-        client = self._connect("auto")  # without a timeout this blocked for 60 s on a frozen daemon
+        # Not the library's own "auto": that asks from within its constructor, before `share_connections`.
+        client = self._connect(_OLDEST_API)
         try:
-            return NEWEST_API if version_lt(NEWEST_API, client.api_version) else client.api_version
+            newest = str(client.version(api_version=False)["ApiVersion"])
         finally:
             client.close()
+        return NEWEST_API if version_lt(NEWEST_API, newest) else newest
 
     def _connect(self, version: str) -> APIClient:
         arguments = kwargs_from_env(self._environment)
-        return APIClient(version=version, timeout=self._timeout_s, max_pool_size=_POOL_SIZE, **arguments)
+        client = APIClient(version=version, timeout=self._timeout_s, max_pool_size=_POOL_SIZE, **arguments)
+        share_connections(client, self._timeout_s, _POOL_SIZE)
+        return client
 
     def _without_timeout(self, client: APIClient, response: Response) -> Response:
         self._check(client, response)
         # The timeout was for the headers; a quiet container may say nothing for days.
-        library = cast(Any, client)
+        library = _untyped(client)
         library._disable_socket_timeout(library._get_raw_response_socket(response))
         return response
 
     @staticmethod
     def _check(client: APIClient, response: Response) -> None:
         try:
-            cast(Any, client)._raise_for_status(response)
+            _untyped(client)._raise_for_status(response)
         except Exception:
             response.close()
             raise
@@ -192,3 +209,7 @@ class Engine:
 def is_gone(refusal: EngineRefused) -> bool:
     """Whether a refused stop or remove means that there is nothing left to do."""
     return refusal.status == 404 or "already in progress" in refusal.message
+
+
+def _untyped(client: APIClient) -> Any:  # what its stubs leave out
+    return client

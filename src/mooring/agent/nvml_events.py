@@ -34,21 +34,21 @@ class XidListener:
         xids = [self._waiting.popleft() for _ in range(len(self._waiting))]
         return {"xids": xids, "deaf": self._deaf}
 
-    def _listen(self, events: Any) -> None:  # noqa: ANN401
+    def _listen(self, events: Any) -> None:
         while not self._deaf:
             try:
                 self._note(nvml.nvmlEventSetWait_v2(events, WAIT_MS))
             except FAILURES as failure:
                 self._deaf = number_of(failure) != nvml.NVML_ERROR_TIMEOUT
 
-    def _note(self, event: Any) -> None:  # noqa: ANN401
+    def _note(self, event: Any) -> None:
         """A MIG slice's XID goes under its card: it can be every slice's trouble."""
         if event.eventType == nvml.nvmlEventTypeXidCriticalError:
             uuid = self._uuids.get(_address(event.device))
             self._waiting.append({"uuid": uuid, "xid": event.eventData, "at": rfc3339(time.time())})
 
 
-def _registered(gpus: list[Gpu]) -> Any:  # noqa: ANN401
+def _registered(gpus: list[Gpu]) -> Any:
     """An event set that hears every card which can be heard; None: no card can."""
     events = ask(nvml.nvmlEventSetCreate)
     if events is None:
@@ -65,7 +65,7 @@ def _registered(gpus: list[Gpu]) -> Any:  # noqa: ANN401
     return None
 
 
-def _register(gpu: Gpu, events: Any) -> int:  # noqa: ANN401
+def _register(gpu: Gpu, events: Any) -> int:
     """NVML's number for how it went; NOT_SUPPORTED, and others, leave the set usable."""
     try:
         supported = nvml.nvmlDeviceGetSupportedEventTypes(gpu.handle)
@@ -77,5 +77,5 @@ def _register(gpu: Gpu, events: Any) -> int:  # noqa: ANN401
     return int(nvml.NVML_SUCCESS)
 
 
-def _address(handle: Any) -> int | None:  # noqa: ANN401
+def _address(handle: Any) -> int | None:
     return cast(handle, c_void_p).value

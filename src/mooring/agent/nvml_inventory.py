@@ -95,7 +95,7 @@ def _remembered(gpu: Gpu, identity: Facts) -> Facts:
     for name, value in identity.items():
         if value is not None:
             gpu.identity[name] = value
-    return {"model": "unknown", **identity, **gpu.identity}
+    return {**identity, "model": "unknown", **gpu.identity}
 
 
 def _memory_mib(gpu: Gpu) -> int | None:
@@ -105,7 +105,7 @@ def _memory_mib(gpu: Gpu) -> int | None:
     return None if memory is None else memory.total >> 20
 
 
-def _bus_id(handle: Any) -> str:  # noqa: ANN401
+def _bus_id(handle: Any) -> str:
     return str(nvml.nvmlDeviceGetPciInfo(handle).busId)
 
 
@@ -139,7 +139,7 @@ def _mig_devices(gpu: Gpu) -> list[dict[str, Any]]:
     return [mig for mig in slices if mig["uuid"]]
 
 
-def _mig_device(handle: Any) -> dict[str, Any]:  # noqa: ANN401
+def _mig_device(handle: Any) -> dict[str, Any]:
     name = ask(device_name, handle) or "unknown"
     memory = ask(nvml.nvmlDeviceGetMemoryInfo, handle)
     return {
@@ -180,7 +180,7 @@ def _far_end(gpu: Gpu, link: int) -> Link:
     return gpu.far_ends[link]
 
 
-def _remote_bus_id(handle: Any, link: int) -> str:  # noqa: ANN401
+def _remote_bus_id(handle: Any, link: int) -> str:
     return str(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId)
 
 

@@ -1,7 +1,7 @@
 """One live reading of a card: a handful of NVML calls, each of which may fail without harm to the others.
 
-A reading writes its fields into the sample. One that a card does not support is replaced by its older
-form, or falls out of the card's list, and is not asked again before NVML is started anew.
+A reading writes its fields into the sample. One that a card does not support is replaced by its parts, by
+its older form or by nothing in the card's list, and is not asked again before NVML is started anew.
 """
 
 import os
@@ -15,7 +15,6 @@ Sample = dict[str, Any]
 Handle = Any
 
 NO_PID = 0xFFFF_FFFF
-NAMES_KEPT = 4096
 BLANK: Sample = {
     "uuid": "",
     "index": 0,
@@ -34,58 +33,91 @@ BLANK: Sample = {
     "processes": None,
 }
 
-_names: dict[int, tuple[int, str | None]] = {}  # pid -> (inode of /proc/<pid>, name)
+# Fields of structures, past pynvml's __getattribute__: 0.06 us each instead of 0.3.
+_utilization_gpu = nvml.c_nvmlUtilization_t.gpu.__get__
+_utilization_memory = nvml.c_nvmlUtilization_t.memory.__get__
+_used_v1 = nvml.c_nvmlMemory_t.used.__get__
+_total_v1 = nvml.c_nvmlMemory_t.total.__get__
+_used = nvml.c_nvmlMemory_v2_t.used.__get__
+_total = nvml.c_nvmlMemory_v2_t.total.__get__
+
+_names: dict[int, str | None] = {}  # of the pids that were looked up since the last inventory
+
+
+def forget_processes() -> None:
+    """Looks every pid up again, as another process may have it by now."""
+    _names.clear()
 
 
 def sample_of(gpu: Gpu, at: str) -> Sample:
     """What the card shows now; all nulls, and `gpu.fault` set, where it cannot be read."""
-    sample = {**BLANK, "uuid": gpu.uuid, "index": gpu.index, "sampled_at": at}
+    sample = _blank(gpu, at)
+    handle = gpu.handle
     gpu.fault = None
     try:
         for reading in gpu.readings:
             try:
-                reading(gpu.handle, sample)
+                reading(handle, sample)
             except FAILURES as failure:
                 _missed(gpu, reading, sample, failure)
     except GpuFaultError as fault:
         gpu.fault = fault.code
-        return {**BLANK, "uuid": gpu.uuid, "index": gpu.index, "sampled_at": at}
+        return _blank(gpu, at)
+    return sample
+
+
+def _blank(gpu: Gpu, at: str) -> Sample:
+    sample = BLANK.copy()
+    sample["uuid"], sample["index"], sample["sampled_at"] = gpu.uuid, gpu.index, at
     return sample
 
 
 def _missed(gpu: Gpu, reading: Call, sample: Sample, failure: Exception) -> None:
-    """Takes an unsupported reading off the card's list, and tries its older form instead."""
-    if not judged(failure):
+    """Tries what there is instead; an unsupported reading leaves its place in the card's list to that."""
+    instead = INSTEAD.get(reading, ())
+    if judged(failure):
+        at = gpu.readings.index(reading)
+        gpu.readings = (*gpu.readings[:at], *instead, *gpu.readings[at + 1 :])
+    elif reading is not _usual:
         return
-    older = OLDER.get(reading)
-    substitute = (older,) if older else ()
-    at = gpu.readings.index(reading)
-    gpu.readings = (*gpu.readings[:at], *substitute, *gpu.readings[at + 1 :])
-    if older:
+    for substitute in instead:
         try:
-            older(gpu.handle, sample)
+            substitute(gpu.handle, sample)
         except FAILURES as again:
-            _missed(gpu, older, sample, again)
+            _missed(gpu, substitute, sample, again)
+
+
+def _usual(handle: Handle, sample: Sample) -> None:
+    """What nearly every card tells, in one go: calls of always the same function are cheaper in Python."""
+    _utilization(handle, sample)
+    _memory(handle, sample)
+    _power(handle, sample)
+    _power_limit(handle, sample)
+    _temperature(handle, sample)
+    _sm_clock(handle, sample)
+    _memory_clock(handle, sample)
+    _energy(handle, sample)
+    _compute(handle, sample)
+    _graphics(handle, sample)
 
 
 def _utilization(handle: Handle, sample: Sample) -> None:
     rates = nvml.nvmlDeviceGetUtilizationRates(handle)
-    sample["utilization_gpu_pct"] = rates.gpu
-    sample["utilization_memory_pct"] = rates.memory
+    sample["utilization_gpu_pct"] = _utilization_gpu(rates)
+    sample["utilization_memory_pct"] = _utilization_memory(rates)
 
 
 def _memory(handle: Handle, sample: Sample) -> None:
     """Bytes; version 2 does not count what the driver reserves for itself as used."""
-    _write_memory(sample, nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2))
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2)
+    sample["memory_used_mib"] = _used(memory) >> 20
+    sample["memory_total_mib"] = _total(memory) >> 20
 
 
 def _memory_v1(handle: Handle, sample: Sample) -> None:
-    _write_memory(sample, nvml.nvmlDeviceGetMemoryInfo(handle))
-
-
-def _write_memory(sample: Sample, memory: Any) -> None:  # noqa: ANN401
-    sample["memory_used_mib"] = memory.used >> 20
-    sample["memory_total_mib"] = memory.total >> 20
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    sample["memory_used_mib"] = _used_v1(memory) >> 20
+    sample["memory_total_mib"] = _total_v1(memory) >> 20
 
 
 def _power(handle: Handle, sample: Sample) -> None:
@@ -123,11 +155,11 @@ def _energy(handle: Handle, sample: Sample) -> None:
 
 
 def _compute(handle: Handle, sample: Sample) -> None:
-    _add_processes(sample, nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle))
+    sample["processes"] = _processes(nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle))
 
 
 def _compute_v2(handle: Handle, sample: Sample) -> None:
-    _add_processes(sample, nvml.nvmlDeviceGetComputeRunningProcesses_v2(handle))
+    sample["processes"] = _processes(nvml.nvmlDeviceGetComputeRunningProcesses_v2(handle))
 
 
 def _graphics(handle: Handle, sample: Sample) -> None:
@@ -139,62 +171,54 @@ def _graphics_v2(handle: Handle, sample: Sample) -> None:
 
 
 def _add_processes(sample: Sample, seen: list[Any]) -> None:
-    """Adds those that exist: drivers 535.43 to 535.86 gave scrambled pids to newer callers."""
+    """A process that computes and draws is listed once."""
     if sample["processes"] is None:
-        sample["processes"] = []
-    listed = {process["pid"] for process in sample["processes"]}
-    for process in seen:
-        pid = process.pid
-        inode = _inode_of(pid)
-        if inode and pid not in listed:
-            listed.add(pid)
-            used = process.usedGpuMemory
-            sample["processes"].append(
-                {
-                    "pid": pid,
-                    "name": _name_of(pid, inode),
-                    "memory_used_mib": None if used is None else used >> 20,
-                }
-            )
+        sample["processes"] = _processes(seen)
+    elif seen:
+        listed = {process["pid"] for process in sample["processes"]}
+        sample["processes"] += [process for process in _processes(seen) if process["pid"] not in listed]
 
 
-def _inode_of(pid: int) -> int:
-    """That of /proc/<pid>, which another process of the same pid does not share; 0: no such process."""
-    if not 0 < pid < NO_PID:
-        return 0
-    try:
-        return os.stat(f"/proc/{pid}").st_ino  # noqa: PTH116 - pathlib would double what a sample costs
-    except OSError:
-        return 0
+def _processes(seen: list[Any]) -> list[dict[str, Any]]:
+    """Those that exist, each once: drivers 535.43 to 535.86 gave scrambled pids to newer callers."""
+    if not seen:
+        return []
+    existing = {process.pid: process for process in seen if process.pid in _names or _exists(process.pid)}
+    return [
+        {"pid": pid, "name": _names[pid], "memory_used_mib": _mib(process.usedGpuMemory)}
+        for pid, process in existing.items()
+    ]
 
 
-def _name_of(pid: int, inode: int) -> str | None:
-    known = _names.get(pid)
-    if known and known[0] == inode:
-        return known[1]
-    if len(_names) >= NAMES_KEPT:
-        _names.clear()
-    name: str | None = ask(process_name, pid)
-    _names[pid] = (inode, name)
-    return name
+def _exists(pid: int) -> bool:
+    """Looks the process up, and its name when it is there."""
+    if not (0 < pid < NO_PID and os.path.exists(f"/proc/{pid}")):  # noqa: PTH110 - pathlib costs 5 times as much
+        return False
+    _names[pid] = ask(process_name, pid)
+    return True
 
 
-READINGS: tuple[Call, ...] = (
-    _utilization,
-    _memory,
-    _power,
-    _power_limit,
-    _temperature,
-    _sm_clock,
-    _memory_clock,
-    _fan,
-    _energy,
-    _compute,
-    _graphics,
-)
-OLDER: dict[Call, Call] = {
-    _memory: _memory_v1,
-    _temperature: _temperature_v1,
-    _compute: _compute_v2,
-    _graphics: _graphics_v2,
+def _mib(used: int | None) -> int | None:
+    """Bytes to MiB; None: the driver does not tell."""
+    return None if used is None else used >> 20
+
+
+READINGS: tuple[Call, ...] = (_usual, _fan)
+INSTEAD: dict[Call, tuple[Call, ...]] = {
+    _usual: (
+        _utilization,
+        _memory,
+        _power,
+        _power_limit,
+        _temperature,
+        _sm_clock,
+        _memory_clock,
+        _energy,
+        _compute,
+        _graphics,
+    ),
+    _memory: (_memory_v1,),
+    _temperature: (_temperature_v1,),
+    _compute: (_compute_v2,),
+    _graphics: (_graphics_v2,),
 }

@@ -101,7 +101,7 @@ def _node_names(session: Session, node_ids: set[str]) -> dict[str, str]:
     if not node_ids:
         return {}
     query = select(tables.Node.id, tables.Node.name).where(tables.Node.id.in_(node_ids))
-    return dict(session.execute(query).tuples().all())
+    return dict(session.execute(query).all())
 
 
 def nodes(session: Session, rows: Sequence[tables.Node]) -> list[Json]:
@@ -163,7 +163,7 @@ def _holders(session: Session, uuids: Iterable[str]) -> dict[str, str]:
     query = select(held.gpu_uuid, held.instance_id).where(
         held.gpu_uuid.in_(list(uuids)), held.to_at.is_(None)
     )
-    return dict(session.execute(query).tuples().all())
+    return dict(session.execute(query).all())
 
 
 def _gpu(row: tables.Gpu, node_name: str, holder: str | None) -> Json:

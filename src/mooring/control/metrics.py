@@ -49,7 +49,7 @@ def _counted(name: str, text: str, label: str, counts: dict[str, int]) -> Metric
 
 def _instances_by_state(session: Session) -> dict[str, int]:
     query = select(Instance.state, func.count()).where(Instance.deleted_at.is_(None)).group_by(Instance.state)
-    return {str(state): count for state, count in session.execute(query).tuples()}
+    return {str(state): count for state, count in session.execute(query)}
 
 
 def _gpus_by_use(session: Session) -> dict[str, int]:
@@ -62,7 +62,7 @@ def _gpus_by_use(session: Session) -> dict[str, int]:
         .group_by(Gpu.health)
     )
     counts = {"held": 0, "free": 0, "quarantined": 0, "lost": 0}
-    for health, used, total in session.execute(query).tuples():
+    for health, used, total in session.execute(query):
         counts["held"] += used
         counts["free" if health == "healthy" else str(health)] += total - used
     return counts
@@ -76,7 +76,7 @@ def _gpu_families(session: Session) -> list[GaugeMetricFamily]:
         "DCGM_FI_DEV_FB_FREE", "Framebuffer memory free (in MiB).", labels=LABELS
     )
     holders = _holders(session)
-    models = dict(session.execute(select(Gpu.uuid, Gpu.model)).tuples().all())
+    models = dict(session.execute(select(Gpu.uuid, Gpu.model)).all())
     for node in session.scalars(select(Node).where(Node.silent.is_(False), Node.deleted_at.is_(None))):
         for sample in node.samples:
             uuid = sample["uuid"]

@@ -110,7 +110,7 @@ def pending(session: Session, *conditions: ColumnElement[bool]) -> tuple[Request
         .where(Instance.state == State.PENDING, *conditions)
         .order_by(Instance.queued_at, Instance.id)
     )
-    return tuple(_pending_request(*row) for row in session.execute(query).tuples())
+    return tuple(_pending_request(*row) for row in session.execute(query))
 
 
 def _pending_request(instance_id: str, queued_at: object, spec: dict[str, object]) -> Request:
@@ -171,7 +171,7 @@ class _Guard:
             )
         )
         usable = select(Gpu.uuid, Gpu.node_id).where(Gpu.uuid.in_(uuids), Gpu.health == Health.HEALTHY)
-        self._home = dict(session.execute(usable).tuples().all())
+        self._home = dict(session.execute(usable).all())
         self._used = used_by_node(session, nodes)
 
     def takes(self, placement: Placement) -> bool:
@@ -226,4 +226,4 @@ def queue_positions(session: Session, instance_ids: Sequence[str]) -> dict[str, 
         .subquery()
     )
     query = select(ranked.c.id, ranked.c.position).where(ranked.c.id.in_(instance_ids))
-    return dict(session.execute(query).tuples().all())
+    return dict(session.execute(query).all())

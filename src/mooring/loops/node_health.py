@@ -29,7 +29,7 @@ class NodeHealth(Loop):
         moment = time.monotonic()
         query = select(Node.id, Node.heartbeats).where(Node.deleted_at.is_(None), Node.silent.is_(False))
         with self.database.read() as session:
-            counts = dict(session.execute(query).tuples().all())
+            counts = dict(session.execute(query).all())
         self._seen = {
             node_id: seen if (seen := self._seen.get(node_id)) and seen[0] == count else (count, moment)
             for node_id, count in counts.items()

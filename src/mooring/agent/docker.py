@@ -1,0 +1,313 @@
+"""The real container engine behind `Runtime`: instances are Docker containers that carry our labels.
+
+    start:  image there? (pull) -> create by name (or adopt) -> start -> inspect and verify (R5)
+
+In the good case that is four requests. Every failed start removes what it made, and every answer that
+does not come leaves everything unknown: the next call finds what there is by the container's name.
+"""
+
+import logging
+import os
+import resource
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from mooring.agent import docker_command, docker_verify
+from mooring.agent.docker_create import (
+    CDI_KIND,
+    SPEC,
+    Abilities,
+    Image,
+    Limits,
+    command_line,
+    container_config,
+    container_name,
+    spec_hash,
+)
+from mooring.agent.docker_engine import Document, Engine, is_gone
+from mooring.agent.docker_errors import EngineRefused, start_failure
+from mooring.agent.docker_exec import exec_frames
+from mooring.agent.docker_logs import log_frames
+from mooring.agent.docker_observe import Observer, container_of, is_ours
+from mooring.agent.docker_pull import Images
+from mooring.agent.docker_verify import MinorOf
+from mooring.agent.runtime import (
+    Cancelled,
+    Container,
+    Progress,
+    RuntimeFacts,
+    RuntimeUnavailable,
+    StartRefused,
+)
+from mooring.core.instance import Reason
+from mooring.schemas.agent import Assignment, ExecRequest, LogsRequest, Orphan, StreamFrame
+
+_INFO_EVERY_S = 60.0  # `docker info` runs two programs; what we read from it changes with a daemon restart
+_PORT_TRIES = 3
+_EVENTS = '{"type":["container"],"label":["mooring.instance"],"event":["create","start","die","destroy"]}'
+
+log = logging.getLogger(__name__)
+
+
+class DockerRuntime:
+    """Containers of one control plane on one engine. Every method may be called from any thread.
+
+    Args:
+        control_plane_id: may be set later, once the node has joined; until then no container is ours.
+        address: the host of published ports, as users reach it.
+        minor_of: UUID -> minor number of a card, as far as NVML tells.
+        preflight: why nothing may be started here, in spite of an engine that answers (R1).
+    """
+
+    def __init__(
+        self,
+        *,
+        address: str,
+        control_plane_id: str | None = None,
+        simulated_gpus: bool = False,
+        limits: Limits | None = None,
+        minor_of: MinorOf = lambda _uuid: None,
+        preflight: Callable[[], Reason | None] = lambda: None,
+        environment: Mapping[str, str] | None = None,
+        timeout_s: int = 10,
+    ) -> None:
+        self.control_plane_id = control_plane_id
+        self._address = address
+        self._simulated_gpus = simulated_gpus
+        self._limits = limits or limits_here()
+        self._minor_of = minor_of
+        self._preflight = preflight
+        self._engine = Engine(environment, timeout_s)
+        self._images = Images(self._engine)
+        self._observer = Observer(self._engine, address)
+        self._info_lock = threading.Lock()
+        self._info: tuple[float, Document] | None = None
+
+    def facts(self) -> RuntimeFacts:
+        """What the engine says about its machine; if it is away, that is a fact too, and no error."""
+        try:
+            self._engine.ping()
+            info = self.info()
+        except RuntimeUnavailable as error:
+            self._info = None
+            self._engine.forget_version()
+            return _facts_without_engine(str(error))
+        return RuntimeFacts(
+            version=info["ServerVersion"],
+            cpus=info["NCPU"],
+            memory_mib=info["MemTotal"] // 2**20,
+            problem=self._preflight(),
+            simulated=False,
+        )
+
+    def info(self) -> Document:
+        """The engine's `docker info`, a minute old at most.
+
+        Raises:
+            RuntimeUnavailable: the engine does not answer.
+        """
+        with self._info_lock:
+            if self._info is None or time.monotonic() - self._info[0] > _INFO_EVERY_S:
+                self._info = (time.monotonic(), self._engine.info())
+            return self._info[1]
+
+    def containers(self) -> tuple[list[Container], list[Orphan]]:
+        return self._observer.containers(self.control_plane_id)
+
+    def start(self, assignment: Assignment, progress: Progress, cancelled: Cancelled) -> Container | None:
+        abilities = self._abilities()
+        image = self._images.ensure(assignment.spec.image, progress, cancelled)
+        if image is None or cancelled():
+            return None
+        container_id, status = self._create_or_adopt(assignment, image, abilities)
+        if status == "created" and cancelled():
+            self._remove_by_force(container_id)
+            return None
+        if status not in {"created", "running"}:
+            return self._observer.read(container_id)  # it ran, and ended, before anybody heard of it
+        command = command_line(assignment.spec, image)
+        return self._run(container_id, assignment.gpu_uuids, command, started=status == "running")
+
+    def restart(self, container: Container) -> None:
+        """Start an exited container again.
+
+        Raises:
+            StartRefused: it did not start, or got other devices; nothing is left of it.
+        """
+        try:
+            command = command_of(self._engine.container(container.container_id))
+        except EngineRefused as refusal:
+            raise _gone_or(refusal) from refusal
+        self._run(container.container_id, container.gpu_uuids, command)
+
+    def stop(self, container: Container, timeout_s: int) -> None:
+        try:
+            self._engine.stop(container.container_id, timeout_s)
+        except EngineRefused as refusal:
+            if not is_gone(refusal):
+                raise
+
+    def remove(self, container: Container) -> None:
+        self._remove(container.container_id)
+
+    def logs(self, container_id: str, request: LogsRequest) -> Iterator[StreamFrame]:
+        return log_frames(self._engine, container_id, request)
+
+    def exec(self, container_id: str, request: ExecRequest) -> Iterator[StreamFrame]:
+        return exec_frames(self._engine, container_id, request)
+
+    def changes(self) -> Iterator[None]:
+        """Yields at every start, end and removal of a container with our labels, until `close`.
+
+        Raises:
+            RuntimeUnavailable: the engine went away. (A frozen one is not noticed: this is only a hint.)
+        """
+        stream = self._engine.stream("GET", "/events", params={"filters": _EVENTS}, headers_in_s=10)
+        try:
+            while stream.read():
+                yield
+        finally:
+            stream.close()
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def _abilities(self) -> Abilities:
+        return abilities_of(self.info(), simulated_gpus=self._simulated_gpus)
+
+    def _create_or_adopt(self, assignment: Assignment, image: Image, abilities: Abilities) -> tuple[str, str]:
+        if self.control_plane_id is None:
+            raise RuntimeUnavailable("this node has not joined a control plane")
+        config = container_config(assignment, image, abilities, self._limits, self.control_plane_id)
+        name = container_name(assignment.instance_id, assignment.attempt)
+        try:
+            return self._engine.create(config, name), "created"
+        except EngineRefused as refusal:
+            if refusal.status != 409:
+                reason = start_failure(refusal.message, command_line(assignment.spec, image))
+                raise StartRefused(reason) from refusal
+        return self._adopt(assignment, name)
+
+    def _adopt(self, assignment: Assignment, name: str) -> tuple[str, str]:
+        """What an earlier call left under this name: one that timed out, or an agent that was killed.
+
+        Raises:
+            StartRefused: the name is held by something else, which is left alone.
+            RuntimeUnavailable: it is just being created, or removed.
+        """
+        found = self._engine.container(name)
+        labels = found["Config"]["Labels"] or {}
+        if not is_ours(labels, self.control_plane_id) or labels.get(SPEC) != spec_hash(assignment):
+            message = f"a container named {name} is on the node already and is not this instance's"
+            raise StartRefused(Reason(code="container_name_taken", message=message))
+        log.info("adopted container %s, %s", name, found["State"]["Status"])
+        return found["Id"], found["State"]["Status"]
+
+    def _run(
+        self, container_id: str, uuids: Sequence[str], command: list[str], *, started: bool = False
+    ) -> Container:
+        """Start it, unless it runs already, and see that it runs what and with what it should."""
+        self._observer.forget(container_id)
+        try:
+            if not started:
+                self._start(container_id)
+            inspected = self._engine.container(container_id)
+        except EngineRefused as refusal:
+            self._remove_by_force(container_id)
+            raise StartRefused(start_failure(refusal.message, command)) from refusal
+        self._refuse_wrong_devices(inspected, uuids)
+        return container_of(self._once_it_runs(inspected, command), self._address)
+
+    def _start(self, container_id: str) -> None:
+        for tries_left in reversed(range(_PORT_TRIES)):
+            try:
+                self._engine.start(container_id)
+            except EngineRefused as refusal:
+                # The engine takes its next free port at each try; another process may hold that one.
+                if not tries_left or start_failure(refusal.message, []).code != "port_in_use":
+                    raise
+            else:
+                return
+
+    def _refuse_wrong_devices(self, inspected: Document, uuids: Sequence[str]) -> None:
+        seen = docker_verify.cards_in(inspected["Id"], inspected["State"]["Pid"])
+        reason = docker_verify.mismatch(
+            inspected, uuids, simulated=self._simulated_gpus
+        ) or docker_verify.foreign_devices(seen, uuids, self._minor_of)
+        if reason is not None:
+            self._remove_by_force(inspected["Id"])
+            raise StartRefused(reason, distrust_gpus=True)
+
+    def _once_it_runs(self, inspected: Document, command: list[str]) -> Document:
+        container_id = inspected["Id"]
+        has_init, pid = inspected["HostConfig"].get("Init"), inspected["State"]["Pid"]
+        if not has_init or not docker_command.ended_at_once(pid):
+            return inspected
+        docker_command.wait_for_end(self._engine, container_id)
+        inspected = self._engine.container(container_id)
+        if (reason := docker_command.why_not_run(self._engine, inspected, command)) is not None:
+            self._remove_by_force(container_id)
+            raise StartRefused(reason)
+        return inspected
+
+    def _remove_by_force(self, container_id: str) -> None:
+        self._remove(container_id, force=True)
+
+    def _remove(self, container_id: str, *, force: bool = False) -> None:
+        self._observer.forget(container_id)
+        try:
+            self._engine.remove(container_id, force=force)
+        except EngineRefused as refusal:
+            if not is_gone(refusal):
+                raise
+
+
+def abilities_of(info: Mapping[str, Any], *, simulated_gpus: bool) -> Abilities:
+    """What `docker info` says the engine can do."""
+    devices = [device.get("ID", "") for device in info.get("DiscoveredDevices") or []]
+    # Its version could not be read: docker-init (Debian: package tini) is not there, and a start with it
+    # would fail.
+    init_commit = (info.get("InitCommit") or {}).get("ID")
+    return Abilities(
+        cdi_devices=frozenset(device for device in devices if device.startswith(f"{CDI_KIND}=")),
+        has_init=init_commit != "N/A",
+        simulated_gpus=simulated_gpus,
+    )
+
+
+def limits_here() -> Limits:
+    """The default limits, with no more open files than this machine lets an engine give.
+
+    An engine without CAP_SYS_RESOURCE (inside a container or a sandbox) fails every start that asks for
+    more than it has itself; the agent is started beside it and has the same.
+    """
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    default = Limits()
+    if most == resource.RLIM_INFINITY or most >= default.open_files:
+        return default
+    return replace(default, open_files=most)
+
+
+def command_of(inspected: Document) -> list[str]:
+    return [*(inspected["Config"].get("Entrypoint") or []), *(inspected["Config"].get("Cmd") or [])]
+
+
+def _gone_or(refusal: EngineRefused) -> Exception:
+    if refusal.status != 404:
+        return refusal
+    return StartRefused(Reason(code="container_gone", message="its container was removed from the node"))
+
+
+def _facts_without_engine(why: str) -> RuntimeFacts:
+    log.warning("%s", why)
+    pages, page_bytes = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    return RuntimeFacts(
+        version=None,
+        cpus=os.cpu_count() or 1,
+        memory_mib=pages * page_bytes // 2**20,
+        problem=Reason(code="docker_unavailable", message="Docker does not answer on this node"),
+        simulated=False,
+    )

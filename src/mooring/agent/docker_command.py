@@ -1,0 +1,91 @@
+"""Whether a container's command was found, when its first process is Docker's own `docker-init`.
+
+docker-init reaps zombies and passes SIGTERM on, so a stop need not wait for the grace period of a program
+that is not made to be process 1. Its price: the engine has started a container even if the command in it
+does not exist, and the container ends at once with 127, as a shell's "not found" does. So we look.
+"""
+
+import re
+import time
+from pathlib import Path
+
+from mooring.agent.docker_engine import Document, Engine
+from mooring.agent.docker_errors import start_failure
+from mooring.agent.docker_streams import Demultiplexer
+from mooring.core.instance import Reason
+
+_NOT_FOUND_CODES = {126, 127}
+_LOOK_EVERY_S = 0.001
+# Measured: under 5 ms on an idle machine. When it takes longer, the report of an exited container tells.
+_PATIENCE_S = 0.3
+_ENGINE_NOTICES_S = 5.0
+_FATAL = re.compile(r"\[FATAL +tini \(\d+\)\] (exec .* failed: .*)")
+
+
+def ended_at_once(pid: int, proc: Path = Path("/proc")) -> bool:
+    """Wait until docker-init has become the parent of the command; true if it ended instead."""
+    if pid == 0:
+        return True
+    until = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < until:
+        try:
+            if _runs_something_else(pid, proc):
+                return False
+        except ProcessLookupError:
+            return True
+        except OSError:
+            return not (proc / str(pid)).exists()  # else: not ours to look at, so not known
+        time.sleep(_LOOK_EVERY_S)
+    return False
+
+
+def why_not_run(engine: Engine, inspected: Document, command: list[str]) -> Reason | None:
+    """Why the command of an ended container never ran, in docker-init's words; None if it did run.
+
+    Raises:
+        RuntimeUnavailable: the engine went away.
+    """
+    if inspected["State"]["ExitCode"] not in _NOT_FOUND_CODES:
+        return None
+    match = _FATAL.search(_last_words(engine, inspected["Id"]))
+    return start_failure(match.group(1), command) if match else None
+
+
+def wait_for_end(engine: Engine, container_id: str) -> None:
+    """Until the engine, too, knows that the container's process has ended."""
+    engine.wait(container_id, _ENGINE_NOTICES_S)
+
+
+def _runs_something_else(pid: int, proc: Path) -> bool:
+    """Whether it has a child that no longer is a copy of itself.
+
+    Raises:
+        ProcessLookupError: it has ended.
+    """
+    if _state(pid, proc) == "Z":
+        raise ProcessLookupError(pid)
+    own = _program(pid, proc)
+    children = (proc / str(pid) / "task" / str(pid) / "children").read_text().split()
+    return any(_program(int(child), proc) != own for child in children)
+
+
+def _program(pid: int, proc: Path) -> tuple[int, int]:
+    found = (proc / str(pid) / "exe").stat()
+    return found.st_dev, found.st_ino
+
+
+def _state(pid: int, proc: Path) -> str:
+    return (proc / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()[0]
+
+
+def _last_words(engine: Engine, container_id: str) -> str:
+    stream = engine.stream(
+        "GET", f"/containers/{container_id}/logs", params={"stderr": "1", "tail": "5"}, headers_in_s=10
+    )
+    parts, demultiplexer = [], Demultiplexer()
+    try:
+        while chunk := stream.read(10):
+            parts += [payload for _, payload in demultiplexer.feed(chunk)]
+    finally:
+        stream.close()
+    return b"".join(parts).decode(errors="replace")

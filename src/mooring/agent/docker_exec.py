@@ -1,0 +1,152 @@
+"""A command run in a container, as frames: what it prints, then how it ended."""
+
+import codecs
+import logging
+import os
+import signal
+import time
+from collections.abc import Generator, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from mooring.agent.docker_engine import Engine
+from mooring.agent.docker_errors import EngineRefused
+from mooring.agent.docker_streams import ByteStream, Demultiplexer, StreamName
+from mooring.agent.runtime import RuntimeUnavailable
+from mooring.schemas.agent import ExecRequest, StreamError, StreamFrame
+
+_STILL_THERE_EVERY_S = 10.0
+_ENDS_WITHIN_S = 2.0  # the stream may end a moment before the engine knows the exit code
+_LOOK_EVERY_S = 0.01
+
+log = logging.getLogger(__name__)
+
+
+def exec_frames(engine: Engine, container_id: str, request: ExecRequest) -> Iterator[StreamFrame]:
+    """Frames, of which the last has `exit_code` or `error`. Closing the iterator kills the command.
+
+    Raises:
+        RuntimeUnavailable: the engine went away before the end.
+    """
+    try:
+        exec_id = engine.exec_create(container_id, request.command)
+        stream = engine.stream(
+            "POST", f"/exec/{exec_id}/start", json={"Tty": False, "Detach": False}, headers_in_s=10
+        )
+        yield from _run(engine, stream, exec_id, container_id, request)
+    except EngineRefused as refusal:
+        if refusal.status not in {404, 409}:
+            raise
+        yield _error("not_running", "the instance is not running; start it first")
+
+
+def _run(
+    engine: Engine, stream: ByteStream, exec_id: str, container_id: str, request: ExecRequest
+) -> Iterator[StreamFrame]:
+    ended = False
+    try:
+        ended = yield from _output(stream, request)
+        yield StreamFrame(exit_code=_exit_code(engine, exec_id)) if ended else _timed_out(request)
+    finally:
+        # Also when the reader went away: nobody is left to hold it to its timeout.
+        if not ended:
+            with suppress(RuntimeUnavailable):
+                kill_exec(engine, exec_id, container_id)
+        stream.close()
+
+
+def _output(stream: ByteStream, request: ExecRequest) -> Generator[StreamFrame, None, bool]:
+    """Gives out what comes; its value is whether the command ended, in time."""
+    deadline = time.monotonic() + request.timeout_s
+    output = Output(request.max_output_bytes)
+    while (left := deadline - time.monotonic()) > 0:
+        chunk = stream.read(min(left, _STILL_THERE_EVERY_S))
+        if chunk == b"":
+            yield from output.rest()
+            return True
+        yield from output.frames(chunk) if chunk else [StreamFrame()]
+    return False
+
+
+class Output:
+    """Bytes to text, each stream on its own, up to a limit; after that it only swallows."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._left = max_bytes
+        self._told = False
+        self._demultiplexer = Demultiplexer()
+        make = codecs.getincrementaldecoder("utf-8")
+        self._decoders: dict[StreamName, codecs.IncrementalDecoder] = {
+            "stdout": make("replace"),
+            "stderr": make("replace"),
+        }
+
+    def frames(self, chunk: bytes) -> Iterator[StreamFrame]:
+        for stream, payload in self._demultiplexer.feed(chunk):
+            kept, cut = payload[: self._left], len(payload) > self._left
+            self._left -= len(kept)
+            text = self._decoders[stream].decode(kept)
+            if text or (cut and not self._told):
+                yield StreamFrame(stream=stream, text=text, truncated=cut)
+            self._told = self._told or cut
+
+    def rest(self) -> Iterator[StreamFrame]:
+        for stream, decoder in self._decoders.items():
+            if not self._told and (text := decoder.decode(b"", final=True)):
+                yield StreamFrame(stream=stream, text=text)
+
+
+def kill_exec(engine: Engine, exec_id: str, container_id: str, proc: Path = Path("/proc")) -> bool:
+    """Kill what an exec started, and its children; whether that was possible.
+
+    The engine has no call for it. A privileged agent on the host can, as the pid it names is the host's.
+    """
+    state = engine.exec_state(exec_id)
+    if not state["Running"] or not state["Pid"]:
+        return True
+    for pid in _with_descendants(state["Pid"], proc):
+        if not _kill(pid, container_id, proc):
+            log.warning("the command of exec %s could not be killed and runs on in its container", exec_id)
+            return False
+    return True
+
+
+def _kill(pid: int, container_id: str, proc: Path) -> bool:
+    try:
+        # Pids are given out again, and an agent in a pid namespace of its own would hit a stranger.
+        if container_id not in (proc / str(pid) / "cgroup").read_text():
+            return False
+        os.kill(pid, signal.SIGKILL)
+    except (ProcessLookupError, FileNotFoundError):
+        return True
+    except PermissionError:
+        return False
+    return True
+
+
+def _with_descendants(pid: int, proc: Path) -> list[int]:
+    found = [pid]
+    for parent in found:
+        with suppress(OSError):
+            children = (proc / str(parent) / "task" / str(parent) / "children").read_text()
+            found += map(int, children.split())
+    return found
+
+
+def _exit_code(engine: Engine, exec_id: str) -> int:
+    until = time.monotonic() + _ENDS_WITHIN_S
+    while time.monotonic() < until:
+        state = engine.exec_state(exec_id)
+        if state["ExitCode"] is not None and not state["Running"]:
+            return int(state["ExitCode"])
+        time.sleep(_LOOK_EVERY_S)
+    # An engine that dies, or lets the stream go while the command runs on: not known.
+    raise RuntimeUnavailable("the engine ended the output of a command that has not ended")
+
+
+def _timed_out(request: ExecRequest) -> StreamFrame:
+    return _error("exec_timeout", f"the command did not end within {request.timeout_s} s and was killed")
+
+
+def _error(code: str, message: str) -> StreamFrame:
+    return StreamFrame(error=StreamError(code=code, message=message))

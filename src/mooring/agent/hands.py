@@ -1,0 +1,142 @@
+"""Does what was decided, in threads, and tells what became of it.
+
+Starts have threads of their own: a pull that hangs must not keep a container from being stopped.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from threading import Event
+from typing import Final, Protocol
+
+from mooring.agent.knowledge import Knowledge
+from mooring.agent.reconcile import Action, Cancel, Doing, Key, Remove, Restart, Start, Stop, key_of
+from mooring.agent.runtime import Container, Runtime, RuntimeUnavailable, StartRefused
+from mooring.agent.workers import Workers
+from mooring.core.instance import Reason
+from mooring.schemas.agent import Assignment
+
+AWAY: Final = Reason(
+    code="docker_unavailable", message="The node's container engine does not answer; it is tried again"
+)
+BROKEN: Final = Reason(
+    code="agent_error", message="The node's agent failed at this, see its log; it is tried again"
+)
+
+Change = Callable[[Knowledge], None]
+Distrust = Callable[[Iterable[str], str, Reason], None]
+
+log = logging.getLogger(__name__)
+
+
+class Tell(Protocol):
+    """Takes in a change of what is known; `look` asks for a listing, `hurry` for a report at once."""
+
+    def __call__(self, change: Change, *, look: bool = False, hurry: bool = True) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """The threads that act. Nodes of one process may share them."""
+
+    starts: Workers
+    endings: Workers
+    streams: Workers
+
+    @classmethod
+    def hired(cls) -> "Crew":
+        """Stops wait for as long as users gave their programs to end, so there are many hands for them."""
+        return cls(Workers("start", 16), Workers("end", 64), Workers("stream", 64))
+
+
+class Hands:
+    def __init__(self, runtime: Runtime, crew: Crew, tell: Tell, distrust: Distrust) -> None:
+        self._runtime, self._crew, self._tell, self._distrust = runtime, crew, tell, distrust
+
+    def do(self, action: Action, known: Knowledge) -> None:
+        """Begin one action; `known` notes that it is under way before any thread sees it."""
+        match action:
+            case Start(assignment):
+                cancel = known.begin(key_of(assignment), Doing.START, assignment.gpu_uuids)
+                self._crew.starts.submit(partial(self._start, assignment, cancel))
+            case Cancel(key):
+                log.info("%s/%s: start cancelled", *key)
+                known.cancel(key)
+            case Restart(container):
+                known.begin(key_of(container), Doing.RESTART, container.gpu_uuids)
+                self._crew.starts.submit(partial(self._restart, container))
+            case Stop(container, timeout_s):
+                known.begin(key_of(container), Doing.STOP, container.gpu_uuids)
+                self._crew.endings.submit(partial(self._stop, container, timeout_s))
+            case Remove(container):
+                known.begin(key_of(container), Doing.REMOVE, container.gpu_uuids)
+                self._crew.endings.submit(partial(self._remove, container))
+
+    def _start(self, assignment: Assignment, cancel: Event) -> None:
+        key, began = key_of(assignment), time.monotonic()
+
+        def progress(reason: Reason) -> None:
+            self._tell(lambda known: known.progressed(key, reason), hurry=False)
+
+        try:
+            container = self._runtime.start(assignment, progress, cancel.is_set)
+        except StartRefused as refusal:
+            self._refused(key, assignment.gpu_uuids, refusal)
+        except Exception as error:
+            self._failed(key, "start", error)
+        else:
+            self._started(key, container)
+            log.info("%s/%s: %s in %.3f s", *key, container or "gave up", time.monotonic() - began)
+
+    def _started(self, key: Key, container: Container | None) -> None:
+        if container is None:
+            self._tell(lambda known: known.settling(key), look=True)
+        else:
+            self._tell(lambda known: known.started(key, container))
+
+    def _restart(self, container: Container) -> None:
+        key = key_of(container)
+        try:
+            self._runtime.restart(container)
+        except StartRefused as refusal:
+            self._refused(key, container.gpu_uuids, refusal)
+        except Exception as error:
+            self._failed(key, "restart", error)
+        else:
+            log.info("%s/%s: restarted after exit code %s", *key, container.exit_code)
+            self._tell(lambda known: known.settling(key), look=True)
+
+    def _stop(self, container: Container, timeout_s: int) -> None:
+        key = key_of(container)
+        try:
+            self._runtime.stop(container, timeout_s)
+        except Exception as error:
+            self._failed(key, "stop", error)
+        else:
+            log.info("%s/%s: stopped", *key)
+            self._tell(lambda known: known.settling(key), look=True)
+
+    def _remove(self, container: Container) -> None:
+        key = key_of(container)
+        try:
+            self._runtime.remove(container)
+        except Exception as error:
+            self._failed(key, "removal", error)
+        else:
+            log.info("%s/%s: removed", *key)
+            self._tell(lambda known: known.removed(key))
+
+    def _refused(self, key: Key, gpu_uuids: Iterable[str], refusal: StartRefused) -> None:
+        log.warning("%s/%s: not started, %s: %s", *key, refusal.reason.code, refusal.reason.message)
+        if refusal.distrust_gpus:
+            self._distrust(gpu_uuids, f"{key[0]}/{key[1]}", refusal.reason)
+        self._tell(lambda known: known.refused(key, refusal.reason))
+
+    def _failed(self, key: Key, what: str, error: Exception) -> None:
+        """A bug is treated as an engine that is away: it is tried again, ever more slowly."""
+        away = isinstance(error, RuntimeUnavailable)
+        log.warning("%s/%s: %s failed: %s", *key, what, error, exc_info=None if away else error)
+        reason = AWAY if away else BROKEN
+        self._tell(lambda known: known.failed(key, reason, time.monotonic()), look=True)

@@ -1,0 +1,278 @@
+"""The agent of one node: looks at its engine, hears what should be, decides, acts and reports.
+
+    eye (run)   listing, every 15 s and at the engine's hints ──┐
+    ear, mouth  answers of the control plane ───────────────────┼─> Knowledge ─> plan ─> hands
+    hands       what became of each action ─────────────────────┘        └─> picture ─> next report
+
+Whoever brings news decides at once, in its own thread and under one lock: nothing under it waits for the
+engine or the network, and a start begins within a millisecond of the answer that asked for it.
+"""
+
+import logging
+import threading
+import time
+from dataclasses import replace
+from typing import Final
+
+from mooring.agent.control_plane import ControlPlane
+from mooring.agent.exchange import Exchange, Report
+from mooring.agent.gpus import GpuReader
+from mooring.agent.hands import Change, Crew, Hands
+from mooring.agent.knowledge import Knowledge, Picture, Verdict
+from mooring.agent.runtime import Runtime, RuntimeFacts, RuntimeUnavailable
+from mooring.agent.state import Identity, NodeState
+from mooring.agent.streams import Streams
+from mooring.agent.telemetry import ContainerOf, Machine, Telemetry, gpu_problem, node_facts, unknown_engine
+from mooring.core.instance import Reason
+from mooring.schemas.agent import SessionAnswer, SyncAnswer, SyncRequest
+
+RESYNC_S: Final = 15.0
+LOOK_AGAIN_S: Final = 1.0  # after an engine that did not answer
+LOOK_GAP_S: Final = 0.01  # a burst of hints is one listing
+FIRST_LOOK_S: Final = 2.0  # for so long the first report waits for the engine
+ENGINE_AWAY: Final = Reason(
+    code="docker_unavailable", message="The container engine does not answer on this node"
+)
+NOT_SAVED: Final = Reason(
+    code="state_not_saved", message="The agent cannot write to its data directory (full?); see its log"
+)
+
+log = logging.getLogger(__name__)
+
+
+class Agent:
+    """`run` blocks until `stop`, or until another agent has taken over. Neither touches a container."""
+
+    def __init__(
+        self,
+        *,
+        identity: Identity,
+        state: NodeState,
+        runtime: Runtime,
+        gpus: GpuReader,
+        control_plane: ControlPlane,
+        machine: Machine,
+        container_of: ContainerOf = lambda _: None,
+        crew: Crew | None = None,
+    ) -> None:
+        crew = crew or Crew.hired()
+        self._identity, self._state, self._runtime, self._machine = identity, state, runtime, machine
+        self._lock = threading.Lock()  # of everything in this block
+        self._knowledge = Knowledge(identity.control_plane_id, state.generation())
+        self._picture = Picture()
+        self._session = self._seq = 0
+        self._due: float | None = None
+        self._saved = True
+
+        self._engine: RuntimeFacts | None = None
+        self._engine_asked_at = 0.0
+        self._telemetry = Telemetry(gpus, container_of)
+        self._telemetry_lock = threading.Lock()
+        self._ended, self._looked, self._wake = threading.Event(), threading.Event(), threading.Event()
+        self._look_wanted = True
+        self._look_at = 0.0
+        self._exit_code = 0
+        self._hands = Hands(runtime, crew, self._tell, self._telemetry.distrust)
+        self._streams = Streams(runtime, control_plane, self._knowledge.container, crew.streams)
+        self._exchange = Exchange(
+            control_plane,
+            opened=self._opened,
+            make=self._report,
+            take=self._take,
+            end=self._end,
+            ended=self._ended,
+        )
+
+    def run(self) -> int:
+        """The process's exit code: 0 after `stop`, 3 when taken over, 4 when the credential is refused."""
+        threading.Thread(target=self._watch_engine, name="engine-hints", daemon=True).start()
+        self._exchange.start()
+        while not self._ended.is_set():
+            if self._look_wanted or time.monotonic() >= self._look_at:
+                self._look()
+            elif self._due is not None and time.monotonic() >= self._due:
+                self._tell(lambda _: None)
+            self._wake.wait(self._idle_s())
+            self._wake.clear()
+        return self._exit_code
+
+    def stop(self) -> None:
+        self._end(0)
+
+    def _end(self, exit_code: int) -> None:
+        """Whatever is decided after this has no effect; what is under way ends with the process."""
+        with self._lock:
+            if not self._ended.is_set():
+                self._exit_code = exit_code
+                self._ended.set()
+        self._wake.set()
+        self._looked.set()
+        self._exchange.hush()
+
+    # --- the eye
+
+    def _idle_s(self) -> float:
+        until = self._look_at if self._due is None else min(self._look_at, self._due)
+        return 0 if self._look_wanted else max(0, until - time.monotonic())
+
+    def _want_look(self) -> None:
+        self._look_wanted = True
+        self._wake.set()
+
+    def _watch_engine(self) -> None:
+        """The engine's events only say when to look: one that is missed is made up for by the resync."""
+        while not self._ended.is_set():
+            try:
+                for _ in self._runtime.changes():
+                    self._want_look()
+            except RuntimeUnavailable as error:
+                log.info("the engine's events broke off: %s", error)
+            except Exception:
+                log.exception("the engine's events broke off")
+            self._ended.wait(LOOK_AGAIN_S)
+            self._want_look()
+
+    def _look(self) -> None:
+        self._look_wanted = False
+        was_away = self._knowledge.containers is None
+        found = self._list()
+        if found and (was_away or time.monotonic() - self._engine_asked_at >= RESYNC_S):
+            self._ask_engine()
+        self._looked.set()
+        self._look_at = time.monotonic() + (RESYNC_S if found else LOOK_AGAIN_S)
+        self._ended.wait(LOOK_GAP_S)
+
+    def _list(self) -> bool:
+        """Whether the engine said what it has; if not, nothing is known and nothing is done."""
+        with self._lock:
+            number = self._knowledge.begin_listing()
+        try:
+            containers, strangers = self._runtime.containers()
+        except Exception as error:
+            self._lost_sight(error)
+            return False
+
+        def listed(known: Knowledge) -> None:
+            self._look_wanted |= known.listed(number, containers, strangers)
+
+        self._tell(listed)
+        return True
+
+    def _lost_sight(self, error: Exception) -> None:
+        if self._knowledge.containers is not None or self._engine is None:
+            expected = isinstance(error, RuntimeUnavailable)
+            log.error("the container engine does not answer: %s", error, exc_info=None if expected else error)
+        self._set_engine(replace(self._engine or unknown_engine(), problem=ENGINE_AWAY))
+        self._tell(Knowledge.unlisted)
+
+    def _ask_engine(self) -> None:
+        try:
+            facts = self._runtime.facts()
+        except RuntimeUnavailable:
+            facts = replace(self._engine or unknown_engine(), problem=ENGINE_AWAY)
+        self._engine_asked_at = time.monotonic()
+        if self._set_engine(facts):
+            self._tell(lambda _: None, always=True)
+
+    def _set_engine(self, facts: RuntimeFacts) -> bool:
+        """Whether they are others than before."""
+        with self._lock:
+            before, self._engine = self._engine, facts
+            self._knowledge.problem = facts.problem
+        return facts != before
+
+    # --- decisions
+
+    def _tell(self, change: Change, *, look: bool = False, hurry: bool = True, always: bool = False) -> None:
+        """Take in a change, act on it, and report if that shows."""
+        with self._lock:
+            if self._ended.is_set():
+                return
+            change(self._knowledge)
+            shows = self._decide()
+        if look:
+            self._want_look()
+        if shows or always:
+            self._exchange.soon(hurry=hurry)
+
+    def _decide(self) -> bool:
+        """Begin what is to be done; whether the picture of the node is another one now."""
+        plan = self._knowledge.plan(time.monotonic())
+        for action in plan.actions if plan else ():
+            self._hands.do(action, self._knowledge)
+        self._set_due(plan.due if plan else None)
+        before, self._picture = self._picture, self._knowledge.picture()
+        return (before.instances, before.orphans) != (self._picture.instances, self._picture.orphans)
+
+    def _set_due(self, due: float | None) -> None:
+        sooner = due is not None and (self._due is None or due < self._due)
+        self._due = due
+        if sooner:
+            self._wake.set()
+
+    # --- the control plane
+
+    def _opened(self, answer: SessionAnswer) -> bool:
+        self._looked.wait(FIRST_LOOK_S)
+        with self._lock:
+            if answer.control_plane_id != self._identity.control_plane_id:
+                log.error("the server is another control plane, %s: not obeyed", answer.control_plane_id)
+                return False
+            self._session = answer.session
+        log.info("session %s with the control plane", answer.session)
+        return True
+
+    def _report(self, wait_s: float) -> Report:
+        with self._telemetry_lock:
+            reading = self._telemetry.reading()
+            gpus = self._telemetry.inventory(reading)
+            samples = self._telemetry.samples(reading, list((self._knowledge.containers or {}).values()))
+        incidents = self._telemetry.incidents()
+        with self._lock:  # a higher seq never carries an older picture
+            self._seq += 1
+            engine = self._engine or unknown_engine()
+            request = SyncRequest(
+                session=self._session,
+                seq=self._seq,
+                generation=self._picture.generation,
+                wait_s=wait_s,
+                facts=node_facts(self._machine, engine, reading),
+                problem=self._knowledge.mistrust
+                or engine.problem
+                or gpu_problem(reading.error)
+                or self._unsaved(),
+                gpus=gpus,
+                samples=samples,
+                instances=self._picture.instances,
+                orphans=self._picture.orphans,
+                incidents=incidents,
+            )
+            return Report(request, self._knowledge.highest)
+
+    def _unsaved(self) -> Reason | None:
+        return None if self._saved else NOT_SAVED
+
+    def _take(self, report: Report, answer: SyncAnswer) -> Verdict:
+        with self._lock:
+            if self._ended.is_set():
+                return Verdict.REFUSED
+            verdict = self._knowledge.hear(answer, report.highest)
+            if verdict is Verdict.TAKEN:
+                self._save(answer.generation, report.highest)
+                self._decide()
+        if verdict is not Verdict.REFUSED:
+            self._telemetry.answered(report.request.incidents)
+            self._streams.serve(answer.streams)
+        return verdict
+
+    def _save(self, generation: int, before: int) -> None:
+        """On disk before anything is done under it; a full disk must not stop the node, but shows."""
+        if generation == before and self._saved:
+            return
+        try:
+            self._state.save_generation(generation)
+        except OSError:
+            log.exception("generation %s cannot be saved", generation)
+            self._saved = False
+        else:
+            self._saved = True

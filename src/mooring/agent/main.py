@@ -1,0 +1,283 @@
+"""Composition of the agent: settings -> identity -> runtime and GPU reader -> one `Agent` per node."""
+
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from mooring.agent import preflight
+from mooring.agent.control_plane import Away, ControlPlane, InsecureUrl, Refused
+from mooring.agent.docker import DockerRuntime
+from mooring.agent.exchange import EXIT_UNAUTHORIZED, Backoff
+from mooring.agent.gpus import GpuReader, NvmlGpuReader, Pace
+from mooring.agent.hands import Crew
+from mooring.agent.loop import Agent
+from mooring.agent.processes import ProcessContainers
+from mooring.agent.runtime import Runtime
+from mooring.agent.settings import AgentSettings
+from mooring.agent.simulated import SimulatedRuntime
+from mooring.agent.simulated_gpus import SimulatedGpuReader
+from mooring.agent.state import Identity, NodeState, StateError
+from mooring.agent.telemetry import ContainerOf, Machine
+
+EXIT_NOT_SET_UP: Final = 2
+GPUS_WITHIN_S: Final = 5.0  # before a machine is taken for one without
+CPUS_PER_GPU: Final = 24
+MEMORY_MIB_PER_GPU: Final = 262_144
+
+TokenFor = Callable[[str], str | None]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What one node is made of."""
+
+    runtime: Runtime
+    gpus: GpuReader
+    machine: Machine
+    container_of: ContainerOf
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A node before it has joined."""
+
+    name: str
+    directory: Path
+    parts: Callable[[Identity], Parts]
+
+
+def run(
+    settings: AgentSettings,
+    token_for: TokenFor | None = None,
+    *,
+    simulate_missing: bool = False,
+    parent_fd: int | None = None,
+) -> int:
+    """Be the nodes that the settings ask for, until a signal; the process's exit code.
+
+    0 after SIGTERM or SIGINT, 2 not set up (no token, directory in use, insecure URL), 3 another agent has
+    taken over, 4 token or credential refused. Containers are never touched on the way out.
+
+    Args:
+        token_for: the join token for a node of this name, asked for only if it has not joined yet;
+            by default the settings' own.
+        simulate_missing: without Docker, simulate containers (and GPUs, if there are none either).
+        parent_fd: when this pipe is closed at its other end, the process ends as after a signal.
+    """
+    _log_to_stderr()
+    fleet = _Fleet(settings, token_for or (lambda _: _own_token(settings)))
+    _end_with(fleet.stopping, parent_fd)
+    try:
+        fleet.begin(_plans(settings, simulate_missing))
+        fleet.stopping.wait()
+    except (StateError, InsecureUrl) as error:
+        log.critical("%s", error)
+        return EXIT_NOT_SET_UP
+    finally:
+        fleet.end()
+    return fleet.exit_code
+
+
+class _Fleet:
+    """The agents of this process. The first that ends by itself ends all."""
+
+    def __init__(self, settings: AgentSettings, token_for: TokenFor) -> None:
+        self.stopping = threading.Event()
+        self.exit_code = 0
+        self._settings, self._token_for = settings, token_for
+        self._crew = Crew.hired()
+        self._agents: list[Agent] = []
+        self._parts: list[Parts] = []
+        self._lock: NodeState | None = None
+
+    def begin(self, plans: Iterator[Plan]) -> None:
+        lock = NodeState(self._settings.state_dir)
+        lock.lock()
+        self._lock = lock
+        for plan in plans:
+            self._begin_one(plan)
+            if self.stopping.is_set():
+                return
+
+    def end(self) -> None:
+        for agent in self._agents:
+            agent.stop()
+        for parts in self._parts:
+            parts.gpus.close()
+        if self._lock is not None:
+            self._lock.unlock()
+
+    def _begin_one(self, plan: Plan) -> None:
+        control_plane = ControlPlane(self._settings.server_url, insecure_http=self._settings.insecure_http)
+        state = NodeState(plan.directory)
+        identity = state.identity() or self._join(plan, state, control_plane)
+        if identity is None:
+            self.stopping.set()
+            return
+        control_plane.identify(identity)
+        parts = plan.parts(identity)
+        self._parts.append(parts)
+        agent = Agent(
+            identity=identity,
+            state=state,
+            runtime=parts.runtime,
+            gpus=parts.gpus,
+            control_plane=control_plane,
+            machine=parts.machine,
+            container_of=parts.container_of,
+            crew=self._crew,
+        )
+        self._agents.append(agent)
+        log.info(
+            "node %s (%s) reports to %s", identity.node_name, identity.node_id, self._settings.server_url
+        )
+        threading.Thread(target=self._run, args=[agent], name=identity.node_name, daemon=True).start()
+
+    def _run(self, agent: Agent) -> None:
+        exit_code = agent.run()
+        self.exit_code = self.exit_code or exit_code
+        self.stopping.set()
+
+    def _join(self, plan: Plan, state: NodeState, control_plane: ControlPlane) -> Identity | None:
+        """Who this node is from now on; None when it is refused, or told to stop."""
+        token = self._token_for(plan.name)
+        if token is None:
+            log.critical(
+                "node %s has not joined yet: make a join token and set MOORING_JOIN_TOKEN",
+                plan.name,
+            )
+            self.exit_code = EXIT_NOT_SET_UP
+            return None
+        backoff = Backoff()
+        while not self.stopping.is_set():
+            try:
+                identity = Identity.given(control_plane.join(token, plan.name, socket.gethostname()))
+            except Away as error:
+                log.warning("cannot join yet: %s", error)
+                self.stopping.wait(backoff.pause_s())
+            except Refused as error:
+                log.critical("the join token was not accepted (%s): make a new one, each works once", error)
+                self.exit_code = EXIT_UNAUTHORIZED
+                return None
+            else:
+                state.joined(identity)
+                log.info("joined %s as node %s", self._settings.server_url, identity.node_name)
+                return identity
+        return None
+
+
+def _plans(settings: AgentSettings, simulate_missing: bool) -> Iterator[Plan]:
+    if not settings.simulate:
+        yield Plan(
+            settings.resolved_node_name,
+            settings.state_dir,
+            partial(_this_machine, settings, simulate_missing=simulate_missing),
+        )
+        return
+    fleets = [fleet for fleet in settings.simulate for _ in range(fleet.nodes)]
+    for number, fleet in enumerate(fleets, 1):
+        name = f"{settings.node_name or 'sim'}-{number}"
+        made_up = partial(_made_up, settings, gpu_count=fleet.gpus, model=fleet.model)
+        yield Plan(name, settings.state_dir / name, made_up)
+
+
+def _this_machine(settings: AgentSettings, identity: Identity, *, simulate_missing: bool) -> Parts:
+    gpus = NvmlGpuReader(Pace(sample_interval_s=settings.sample_interval_s))
+    machine = _machine(settings, socket.gethostname())
+    docker = DockerRuntime(
+        address=machine.address,
+        control_plane_id=identity.control_plane_id,
+        minor_of=lambda uuid: _minor_of(gpus, uuid),
+        preflight=lambda: preflight.problem(
+            preflight.read_toolkit(),
+            has_gpus=bool(gpus.latest().inventory),
+            allow_unsafe_toolkit=settings.allow_unsafe_toolkit,
+        ),
+    )
+    container_of = ProcessContainers().container_of
+    if not simulate_missing or docker.facts().version is not None:
+        return Parts(docker, gpus, machine, container_of)
+    docker.close()
+    log.warning("Docker does not answer on this machine: containers are SIMULATED, nothing really runs")
+    gpus.wait_first(GPUS_WITHIN_S)
+    if gpus.latest().inventory:
+        return Parts(_simulated_runtime(machine), gpus, machine, container_of)
+    gpus.close()
+    log.warning("There is no NVIDIA GPU on this machine either: 8 H100 are SIMULATED")
+    return _made_up(settings, identity, gpu_count=8, model="H100")
+
+
+def _made_up(settings: AgentSettings, identity: Identity, *, gpu_count: int, model: str) -> Parts:
+    machine = _machine(settings, identity.node_name)
+    size = max(1, gpu_count)
+    runtime = SimulatedRuntime(
+        cpus=CPUS_PER_GPU * size, memory_mib=MEMORY_MIB_PER_GPU * size, address=machine.address
+    )
+    gpus = SimulatedGpuReader(identity.node_id, gpu_count, model, busy=runtime.holds)
+    return Parts(runtime, gpus, machine, lambda _: None)
+
+
+def _simulated_runtime(machine: Machine) -> SimulatedRuntime:
+    memory_mib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**20
+    return SimulatedRuntime(cpus=os.cpu_count() or 1, memory_mib=memory_mib, address=machine.address)
+
+
+def _machine(settings: AgentSettings, hostname: str) -> Machine:
+    address = settings.node_address or address_towards(settings.server_url)
+    return Machine(hostname, address, settings.node_labels)
+
+
+def address_towards(url: str) -> str:
+    """This machine's address on the way to the server. No packet is sent: UDP only picks the route."""
+    parts = urlsplit(url)
+    try:
+        family, kind, _, _, target = socket.getaddrinfo(
+            parts.hostname, parts.port or 443, type=socket.SOCK_DGRAM
+        )[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"
+
+
+def _minor_of(gpus: GpuReader, uuid: str) -> int | None:
+    for gpu in gpus.latest().inventory or ():
+        if gpu["uuid"] == uuid:
+            return gpu["minor_number"]
+    return None
+
+
+def _own_token(settings: AgentSettings) -> str | None:
+    return settings.join_token.get_secret_value() if settings.join_token else None
+
+
+def _end_with(stopping: threading.Event, parent_fd: int | None) -> None:
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: stopping.set())
+    if parent_fd is not None:
+        threading.Thread(target=_await_end_of, args=[parent_fd, stopping], name="parent", daemon=True).start()
+
+
+def _await_end_of(parent_fd: int, stopping: threading.Event) -> None:
+    """A parent that was killed says nothing, but its end of the pipe closes."""
+    while os.read(parent_fd, 1):
+        pass
+    log.info("the parent process is gone")
+    stopping.set()
+
+
+def _log_to_stderr() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it would log every call

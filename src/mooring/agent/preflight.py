@@ -1,0 +1,262 @@
+"""Whether this machine may host strangers' containers (R1, R2): what `mooring doctor` and the agent check."""
+
+import os
+import re
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, cast
+
+from mooring.agent.docker_create import CDI_KIND
+from mooring.agent.gpu_types import Inventory, NodeFault
+from mooring.core.instance import Reason
+
+# Older ones let an image take over the host: CVE-2024-0132, CVE-2025-23359, CVE-2025-23266.
+TOOLKIT_FLOOR = (1, 17, 8)
+TOOLKIT_CONFIG = Path("/etc/nvidia-container-runtime/config.toml")
+_UNSAFE_OPTION = "allow-cuda-compat-libs-from-container"
+_LOW_DISK_MIB = 20 * 1024
+_ASK_TIMEOUT_S = 10
+
+Info = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of `mooring doctor`; `ok` None is a warning: it works, and is not as it should be."""
+
+    name: str
+    ok: bool | None
+    detail: str
+    mend: str = ""
+
+    @classmethod
+    def fine(cls, name: str, detail: str) -> Self:
+        return cls(name, ok=True, detail=detail)
+
+    @classmethod
+    def warning(cls, name: str, detail: str, mend: str) -> Self:
+        return cls(name, ok=None, detail=detail, mend=mend)
+
+    @classmethod
+    def broken(cls, name: str, detail: str, mend: str) -> Self:
+        return cls(name, ok=False, detail=detail, mend=mend)
+
+
+@dataclass(frozen=True, slots=True)
+class Toolkit:
+    """NVIDIA Container Toolkit as found on this machine."""
+
+    version: tuple[int, int, int] | None  # None: not installed, or it did not say
+    unsafe_option: bool
+
+
+def read_toolkit(config: Path = TOOLKIT_CONFIG, path: str | None = None) -> Toolkit:
+    """Ask `nvidia-ctk` on the PATH, and read the toolkit's configuration."""
+    return Toolkit(_toolkit_version(path), _has_unsafe_option(config))
+
+
+def problem(toolkit: Toolkit, *, has_gpus: bool, allow_unsafe_toolkit: bool = False) -> Reason | None:
+    """Why no instance may be started on this node (R1); CPU nodes need no toolkit."""
+    if not has_gpus or allow_unsafe_toolkit:
+        return None
+    floor = _dotted(TOOLKIT_FLOOR)
+    if toolkit.version is None:
+        return Reason(
+            code="toolkit_missing",
+            message=f"nvidia-ctk was not found; install nvidia-container-toolkit {floor} or later",
+        )
+    if toolkit.version < TOOLKIT_FLOOR:
+        return Reason(
+            code="toolkit_too_old",
+            message=f"nvidia-container-toolkit {_dotted(toolkit.version)} lets images break out to the node; "
+            f"install {floor} or later",
+        )
+    if toolkit.unsafe_option:
+        return Reason(
+            code="toolkit_unsafe_option",
+            message=f"{_UNSAFE_OPTION} is on in {TOOLKIT_CONFIG}, which lets images break out to the node; "
+            "remove it",
+        )
+    return None
+
+
+def checks(
+    info: Callable[[], Info],
+    toolkit: Toolkit,
+    nvml: Inventory | NodeFault | None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    allow_unsafe_toolkit: bool = False,
+) -> list[Check]:
+    """Everything worth knowing, in the order in which it should be mended.
+
+    Args:
+        info: asks the engine; may raise RuntimeUnavailable, whose text becomes the detail.
+        nvml: what the GPU reader says; None where the machine has no NVIDIA driver.
+    """
+    uuids = [gpu["uuid"] for gpu in cast(Inventory, nvml)["gpus"]] if nvml and "gpus" in nvml else []
+    found = [_nvml(nvml), _toolkit(toolkit, has_gpus=bool(uuids), allow_unsafe=allow_unsafe_toolkit)]
+    environment = os.environ if environment is None else environment
+    try:
+        answer = info()
+    except Exception as error:  # whatever it is, the operator must read it
+        return [Check.broken("docker", str(error), "start Docker, or set DOCKER_HOST"), *found]
+    return [*engine_checks(answer, uuids, environment), *found]
+
+
+def engine_checks(info: Info, uuids: list[str], environment: Mapping[str, str]) -> list[Check]:
+    """What the engine's own description tells."""
+    return [
+        Check.fine("docker", f"version {info['ServerVersion']}"),
+        _socket(environment),
+        _default_runtime(info),
+        _live_restore(info),
+        _cgroups(info, has_gpus=bool(uuids)),
+        _init(info),
+        _storage(info),
+        _disk(info),
+        _cdi(info, uuids),
+    ]
+
+
+def warnings(found: list[Check]) -> list[str]:
+    """What the agent logs at its start."""
+    return [f"{check.name}: {check.detail}; {check.mend}" for check in found if check.ok is None]
+
+
+def _toolkit_version(path: str | None) -> tuple[int, int, int] | None:
+    program = shutil.which("nvidia-ctk", path=path)
+    if program is None:
+        return None
+    try:
+        said = subprocess.run(  # noqa: S603 - a fixed name from the PATH, fixed arguments
+            [program, "--version"], capture_output=True, text=True, timeout=_ASK_TIMEOUT_S, check=False
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    match = re.search(r"version v?(\d+)\.(\d+)\.(\d+)", said)
+    return (int(match[1]), int(match[2]), int(match[3])) if match else None
+
+
+def _has_unsafe_option(config: Path) -> bool:
+    try:
+        content = tomllib.loads(config.read_text())
+    except (OSError, UnicodeDecodeError):
+        return False
+    except tomllib.TOMLDecodeError:
+        return True  # what cannot be read cannot be called safe
+    features = content.get("features")
+    return bool(isinstance(features, dict) and features.get(_UNSAFE_OPTION))
+
+
+def _toolkit(toolkit: Toolkit, *, has_gpus: bool, allow_unsafe: bool) -> Check:
+    name, detail = "nvidia-container-toolkit", "not found"
+    if toolkit.version is not None:
+        detail = f"version {_dotted(toolkit.version)}"
+    reason = problem(toolkit, has_gpus=has_gpus)
+    if reason is None:
+        return Check.fine(name, detail if has_gpus else f"{detail}; not needed without GPUs")
+    if allow_unsafe:
+        return Check.warning(name, f"{reason.message} (allowed here)", "do not allow it with strangers")
+    return Check.broken(name, detail, reason.message)
+
+
+def _nvml(nvml: Inventory | NodeFault | None) -> Check:
+    if nvml is None:
+        return Check.fine("nvidia driver", "none; this node offers CPUs only")
+    if "gpus" not in nvml:
+        return Check.broken("nvidia driver", nvml["message"], "see that `nvidia-smi` works on the node")
+    inventory = cast(Inventory, nvml)
+    if inventory["unreadable"]:
+        detail = f"{len(inventory['unreadable'])} GPUs cannot be read"
+        return Check.warning("nvidia driver", detail, "see `nvidia-smi` and the kernel's log")
+    detail = f"version {inventory['driver_version']}, {len(inventory['gpus'])} GPUs"
+    return Check.fine("nvidia driver", detail)
+
+
+def _socket(environment: Mapping[str, str]) -> Check:
+    docker_host = environment.get("DOCKER_HOST", "")
+    # Plain TCP is root for everybody who reaches the port (R8).
+    if docker_host.startswith(("tcp://", "http://")) and not environment.get("DOCKER_TLS_VERIFY"):
+        mend = "let Docker listen on its unix socket only"
+        return Check.warning("docker socket", f"{docker_host} is not protected by TLS", mend)
+    return Check.fine("docker socket", docker_host or "the default unix socket")
+
+
+def _default_runtime(info: Info) -> Check:
+    runtime = info.get("DefaultRuntime", "")
+    if runtime == "nvidia":
+        return Check.warning(
+            "default runtime",
+            "nvidia: containers that others start on this node may see every GPU",
+            'remove "default-runtime" from /etc/docker/daemon.json',
+        )
+    return Check.fine("default runtime", runtime)
+
+
+def _live_restore(info: Info) -> Check:
+    if info.get("LiveRestoreEnabled"):
+        return Check.fine("live-restore", "on")
+    detail = "off: a restart of Docker stops every instance on this node"
+    return Check.warning("live-restore", detail, 'set "live-restore": true in /etc/docker/daemon.json')
+
+
+def _cgroups(info: Info, *, has_gpus: bool) -> Check:
+    driver, version = info.get("CgroupDriver", "unknown"), info.get("CgroupVersion", "1")
+    detail = f"version {version}, driver {driver}"
+    if not has_gpus or driver != "systemd" or info.get("DiscoveredDevices"):
+        return Check.fine("cgroups", detail)
+    # https://github.com/NVIDIA/nvidia-container-toolkit/issues/48
+    detail += ": `systemctl daemon-reload` takes the GPUs away from running containers"
+    return Check.warning("cgroups", detail, "enable CDI in Docker, or set native.cgroupdriver=cgroupfs")
+
+
+def _init(info: Info) -> Check:
+    if (info.get("InitCommit") or {}).get("ID") == "N/A":
+        detail = "docker-init was not found: programs that ignore SIGTERM take their whole grace period"
+        return Check.warning("docker-init", detail, "install tini (Debian), or Docker's own packages")
+    return Check.fine("docker-init", str(info.get("InitBinary", "docker-init")))
+
+
+def _storage(info: Info) -> Check:
+    driver = info.get("Driver", "unknown")
+    status = dict(entry for entry in info.get("DriverStatus") or [] if len(entry) == 2)
+    backing = status.get("Backing Filesystem", "unknown")
+    detail = f"{driver} on {backing}"
+    if driver == "overlay2" and backing != "xfs":
+        detail += ": instances' disk use cannot be limited"
+        return Check.warning("storage", detail, "put Docker's data on xfs mounted with pquota")
+    return Check.fine("storage", detail)
+
+
+def _disk(info: Info) -> Check:
+    root = str(info.get("DockerRootDir", "/var/lib/docker"))
+    try:
+        free_mib = shutil.disk_usage(root).free // 2**20
+    except OSError as error:
+        return Check.warning("disk", f"{root} cannot be seen: {error}", "run the agent on its host")
+    detail = f"{free_mib // 1024} GiB free in {root}"
+    if free_mib < _LOW_DISK_MIB:
+        return Check.warning("disk", f"{detail}: too little for CUDA images", "run `docker image prune -a`")
+    return Check.fine("disk", detail)
+
+
+def _cdi(info: Info, uuids: list[str]) -> Check:
+    if not uuids:
+        return Check.fine("cdi", "no GPUs to list")
+    listed = {device.get("ID") for device in info.get("DiscoveredDevices") or []}
+    missing = [uuid for uuid in uuids if f"{CDI_KIND}={uuid}" not in listed]
+    if not missing:
+        return Check.fine("cdi", f"lists all {len(uuids)} GPUs")
+    if missing != uuids:
+        mend = "run `nvidia-ctk cdi generate` again"
+        return Check.warning("cdi", f"does not list {', '.join(missing)}", mend)
+    return Check.fine("cdi", "not used; GPUs are handed out by Docker's nvidia driver")
+
+
+def _dotted(version: tuple[int, int, int]) -> str:
+    return ".".join(map(str, version))

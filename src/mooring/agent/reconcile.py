@@ -1,0 +1,298 @@
+"""What a node does next, decided from what it should have and what it has. No clock, no threads, no memory.
+
+    absent --Start--> created --Start (adopts)--> running --Stop--> exited --Remove--> absent
+                                                     ^                 |
+                                                     `--Restart--------'  the user's policy, after a pause
+
+A container that is neither assigned nor to be removed is never touched.
+"""
+
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from operator import itemgetter
+from typing import Final
+
+from mooring.agent.runtime import Container
+from mooring.core.instance import Reason
+from mooring.schemas.agent import Assignment, Removal
+
+Key = tuple[str, int]  # instance id, attempt
+
+ENDED: Final = frozenset({"exited", "dead"})
+LONGEST_PAUSE_S: Final = 60
+STEADY_AFTER_S: Final = 60  # a container that ran this long is restarted as if it had never failed
+
+
+class Doing(StrEnum):
+    START = "start"
+    RESTART = "restart"
+    STOP = "stop"
+    REMOVE = "remove"
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """An action under way, or one whose effect no listing has shown yet."""
+
+    doing: Doing
+    gpu_uuids: tuple[str, ...] = ()
+    cancelled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """An action failed because of the engine: not again before `until`."""
+
+    tries: int
+    until: float
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Restarts:
+    """The exit that the next restart follows, how many came shortly before, and when it is due."""
+
+    finished_at: str | None
+    tries: int
+    pause_s: int
+    due: float
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Everything a decision depends on."""
+
+    assignments: Mapping[Key, Assignment]
+    removals: Mapping[Key, Removal]
+    containers: Mapping[Key, Container]
+    work: Mapping[Key, Work]
+    now: float
+    spent: Set[Key] = frozenset()  # has run, or was refused: an absent container stays absent
+    pauses: Mapping[Key, Pause] = field(default_factory=dict)
+    restarts: Mapping[Key, Restarts] = field(default_factory=dict)
+    problem: Reason | None = None  # why nothing may be started on this node
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    assignment: Assignment
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """End a start that is under way."""
+
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    container: Container
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    container: Container
+    timeout_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    container: Container
+
+
+Action = Start | Cancel | Restart | Stop | Remove
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    actions: tuple[Action, ...]
+    waiting: Mapping[Key, Reason]  # why a wanted start does not happen now
+    restarts: Mapping[Key, Restarts]
+    due: float | None  # when time alone will make another plan
+
+
+def decide(world: World) -> Plan:
+    """What to do now. Endings come first: a start may need what they let go of, at the next decision."""
+    endings = tuple(_endings(world))
+    beginnings = _Beginnings(world)
+    for key in sorted(world.assignments, key=_newest_attempt_first):
+        beginnings.consider(key, world.assignments[key])
+    return Plan(
+        (*endings, *beginnings.actions),
+        beginnings.waiting,
+        beginnings.restarts,
+        _next_due(world, beginnings.restarts),
+    )
+
+
+def key_of(thing: Assignment | Removal | Container) -> Key:
+    return thing.instance_id, thing.attempt
+
+
+def is_live(container: Container) -> bool:
+    """Whether it may hold GPUs: anything but a container that never began or has ended."""
+    return container.status != "created" and container.status not in ENDED
+
+
+def will_restart(assignment: Assignment | None, container: Container) -> bool:
+    """Whether the user's policy asks to start this exited container again."""
+    if assignment is None or assignment.want != "running" or container.status not in ENDED:
+        return False
+    policy = assignment.spec.restart
+    return policy == "always" or (policy == "on_failure" and container.exit_code != 0)
+
+
+def _newest_attempt_first(key: Key) -> tuple[str, int]:
+    instance_id, attempt = key
+    return instance_id, -attempt
+
+
+def _endings(world: World) -> Iterator[Action]:
+    for key, removal in sorted(world.removals.items()):
+        yield from _end(world, key, removal.stop_timeout_s, remove=True)
+    for key, assignment in sorted(world.assignments.items()):
+        if assignment.want == "stopped" and key not in world.removals:
+            yield from _end(world, key, assignment.stop_timeout_s, remove=False)
+    for key, work in sorted(world.work.items(), key=itemgetter(0)):
+        if key not in world.assignments and key not in world.removals:
+            yield from _cancel(key, work)
+
+
+def _end(world: World, key: Key, stop_timeout_s: int, *, remove: bool) -> Iterator[Action]:
+    work, container = world.work.get(key), world.containers.get(key)
+    if work is not None:
+        yield from _cancel(key, work)
+    elif container is None or container.status == "removing" or _paused(world, key):
+        return
+    elif is_live(container):
+        yield Stop(container, stop_timeout_s)
+    elif remove or container.status == "created":  # one that never ran has no logs worth keeping
+        yield Remove(container)
+
+
+def _cancel(key: Key, work: Work) -> Iterator[Action]:
+    if work.doing is Doing.START and not work.cancelled:
+        yield Cancel(key)
+
+
+def _paused(world: World, key: Key) -> bool:
+    pause = world.pauses.get(key)
+    return pause is not None and world.now < pause.until
+
+
+class _Beginnings:
+    """Collects starts and restarts, and what the ones already chosen will hold."""
+
+    def __init__(self, world: World) -> None:
+        self.actions: list[Action] = []
+        self.waiting: dict[Key, Reason] = {}
+        self.restarts: dict[Key, Restarts] = {}
+        self._world = world
+        self._attempts: dict[str, Key] = {}
+        self._gpus: dict[str, Key] = {}
+        self._present = _present(world)
+
+    def consider(self, key: Key, assignment: Assignment) -> None:
+        if key in self._world.removals or assignment.want != "running":
+            return
+        if key in self._world.restarts:
+            self.restarts[key] = self._world.restarts[key]
+        if key in self._world.work:
+            self._hold(key, assignment.gpu_uuids)
+            return
+        container = self._world.containers.get(key)
+        if container is not None and will_restart(assignment, container):
+            self._restart(key, assignment, container)
+        elif self._may_start(key, assignment, container):
+            self._begin(key, assignment, Start(assignment))
+
+    def _may_start(self, key: Key, assignment: Assignment, container: Container | None) -> bool:
+        if not assignment.may_start:
+            return False
+        if container is None:
+            return key not in self._world.spent
+        return container.status == "created"
+
+    def _restart(self, key: Key, assignment: Assignment, container: Container) -> None:
+        planned = _restart_after(container, self._world.restarts.get(key), self._world.now)
+        self.restarts[key] = planned
+        if self._world.now >= planned.due:
+            self._begin(key, assignment, Restart(container))
+
+    def _begin(self, key: Key, assignment: Assignment, action: Start | Restart) -> None:
+        if obstacle := self._obstacle(key, assignment):
+            self.waiting[key] = obstacle
+        else:
+            self.actions.append(action)
+            self._hold(key, assignment.gpu_uuids)
+
+    def _hold(self, key: Key, gpu_uuids: list[str]) -> None:
+        self._attempts.setdefault(key[0], key)
+        for uuid in gpu_uuids:
+            self._gpus.setdefault(uuid, key)
+
+    def _obstacle(self, key: Key, assignment: Assignment) -> Reason | None:
+        if self._world.problem is not None:
+            return self._world.problem
+        if _paused(self._world, key):
+            return self._world.pauses[key].reason
+        instance_id, attempt = key
+        for other in (*self._present.attempts.get(instance_id, ()), self._attempts.get(instance_id, key)):
+            if other != key:
+                return _waits(f"attempt {attempt} waits until attempt {other[1]} is gone from the node")
+        for uuid in assignment.gpu_uuids:
+            holder = self._gpus.get(uuid) or self._present.gpus.get(uuid, key)
+            if holder != key:
+                return _waits(f"{uuid} is still held by a container that is being removed")
+        return None
+
+
+def _waits(message: str) -> Reason:
+    return Reason(code="waiting_for_removal", message=message)
+
+
+@dataclass(frozen=True, slots=True)
+class _Present:
+    """What is on the node, or may come to be there by work under way."""
+
+    attempts: Mapping[str, list[Key]]
+    gpus: Mapping[str, Key]
+
+
+def _present(world: World) -> _Present:
+    attempts: dict[str, list[Key]] = {}
+    gpus: dict[str, Key] = {}
+    for key in {**world.containers, **world.work}:
+        attempts.setdefault(key[0], []).append(key)
+    for key, container in world.containers.items():
+        if is_live(container):
+            gpus.update(dict.fromkeys(container.gpu_uuids, key))
+    for key, work in world.work.items():
+        gpus.update(dict.fromkeys(work.gpu_uuids, key))
+    return _Present(attempts, gpus)
+
+
+def _restart_after(container: Container, before: Restarts | None, now: float) -> Restarts:
+    """The same plan as before while the exit is the same one, else a longer pause."""
+    if before is not None and before.finished_at == container.finished_at:
+        return before
+    tries = 0 if before is None or ran_s(container) >= STEADY_AFTER_S else before.tries + 1
+    pause_s = LONGEST_PAUSE_S if tries >= 6 else 2**tries
+    return Restarts(container.finished_at, tries, pause_s, now + pause_s)
+
+
+def ran_s(container: Container) -> float:
+    """How long it ran, by the engine's clock; 0 if that cannot be told."""
+    try:
+        began = datetime.fromisoformat(container.started_at or "")
+        return (datetime.fromisoformat(container.finished_at or "") - began).total_seconds()
+    except (ValueError, TypeError):  # TypeError: one time with a zone and one without
+        return 0
+
+
+def _next_due(world: World, restarts: Mapping[Key, Restarts]) -> float | None:
+    times = [pause.until for pause in world.pauses.values()] + [planned.due for planned in restarts.values()]
+    return min((time for time in times if time > world.now), default=None)

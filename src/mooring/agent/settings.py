@@ -1,0 +1,85 @@
+"""The agent's settings: read once from the environment (`MOORING_*`), frozen, passed in."""
+
+import re
+import socket
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, SecretStr, TypeAdapter, ValidationError, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from mooring.core.simulation import SimulatedFleet, parse_fleets
+from mooring.core.text import LabelKey, LabelValue, Name
+
+LABELS: TypeAdapter[dict[str, str]] = TypeAdapter(dict[LabelKey, LabelValue])
+
+
+class AgentSettings(BaseSettings):
+    """docs/operating.md explains each."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="MOORING_", frozen=True, env_ignore_empty=True, extra="ignore"
+    )
+
+    server_url: Annotated[str, Field(description="the control plane; https, unless on this machine")] = (
+        "http://127.0.0.1:8700"
+    )
+    join_token: Annotated[SecretStr | None, Field(description="needed once, for the first start")] = None
+    node_name: Annotated[Name | None, Field(description="null: the host's name")] = None
+    node_address: Annotated[
+        str | None,
+        Field(description="where users reach published ports; null: the address used to the server"),
+    ] = None
+    node_labels: Annotated[dict[str, str], NoDecode, Field(description="zone=a,rack=3")] = {}
+    data_dir: Annotated[Path, Field(description="the agent keeps its state in <data_dir>/agent")] = Path(
+        ".mooring"
+    )
+    simulate: Annotated[
+        tuple[SimulatedFleet, ...],
+        NoDecode,
+        Field(description="2x8xH100: made-up nodes instead of this machine; a comma adds more"),
+    ] = ()
+    allow_unsafe_toolkit: Annotated[
+        bool, Field(description="start GPU containers in spite of a container toolkit with known holes")
+    ] = False
+    insecure_http: Annotated[
+        bool, Field(description="send the node's credential to another machine in the clear")
+    ] = False
+    sample_interval_s: Annotated[float, Field(gt=0, le=60, description="how often GPUs are read")] = 1.0
+
+    @field_validator("node_labels", mode="before")
+    @classmethod
+    def _pairs(cls, given: object) -> object:
+        if not isinstance(given, str):
+            return given
+        pairs = [part.strip().partition("=") for part in given.split(",") if part.strip()]
+        if bad := [key for key, equals, _ in pairs if not (key and equals)]:
+            raise ValueError(f"{bad[0]!r} is not key=value; write zone=a,rack=3")
+        return {key: value for key, _, value in pairs}
+
+    @field_validator("node_labels")
+    @classmethod
+    def _valid_labels(cls, labels: dict[str, str]) -> dict[str, str]:
+        try:
+            return LABELS.validate_python(labels)
+        except ValidationError as error:
+            raise ValueError(f"not a valid label: {error.errors()[0]['loc'][0]}") from error
+
+    @field_validator("simulate", mode="before")
+    @classmethod
+    def _fleets(cls, given: object) -> object:
+        return parse_fleets(given) if isinstance(given, str) else given
+
+    @property
+    def resolved_node_name(self) -> str:
+        return self.node_name or dns_label(socket.gethostname())
+
+    @property
+    def state_dir(self) -> Path:
+        return self.data_dir / "agent"
+
+
+def dns_label(hostname: str) -> str:
+    """The first part of a host's name, with what a node's name must not have replaced by `-`."""
+    label = re.sub(r"[^a-z0-9-]+", "-", hostname.split(".", maxsplit=1)[0].lower())[:63].strip("-")
+    return label or "node"

@@ -1,0 +1,257 @@
+"""A container engine that exists only in memory: for machines without Docker, for tests and for scale.
+
+Its programs are read off their command line: `sleep N` ends well after N s, `true` and `false` at once,
+`sh -c "exit 3"` (also after a sleep) with 3; everything else runs until it is stopped. An image with
+`missing` in its name cannot be pulled. Nothing runs: a container ends when somebody looks after its time.
+"""
+
+import hashlib
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from mooring.agent.runtime import (
+    Cancelled,
+    Container,
+    Progress,
+    RuntimeFacts,
+    RuntimeUnavailable,
+    StartRefused,
+)
+from mooring.agent.simulated_output import exec_frames, line_frames
+from mooring.agent.timestamps import rfc3339
+from mooring.core.instance import InstanceSpec, Reason
+from mooring.schemas.agent import Assignment, Endpoint, ExecRequest, LogsRequest, Orphan, StreamFrame
+
+FIRST_PORT: Final = 32_768
+CANCEL_POLL_S: Final = 0.01
+SIGTERM_EXIT: Final = 143
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Program:
+    """How long a command line runs (None: until it is stopped), and how it ends."""
+
+    runs_s: float | None
+    exit_code: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Life:
+    """A container from its newest start; `ends_at` is on the runtime's clock."""
+
+    container: Container
+    program: _Program
+    ends_at: float | None = None
+
+
+class SimulatedRuntime:
+    """A Runtime. `clock` counts seconds from anywhere; while `away` is set, the engine does not answer."""
+
+    def __init__(
+        self,
+        *,
+        cpus: int = 192,
+        memory_mib: int = 2_097_152,
+        address: str = "127.0.0.1",
+        start_s: float = 0.05,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.away = False
+        self._cpus, self._memory_mib, self._address, self._start_s = cpus, memory_mib, address, start_s
+        self._clock = clock
+        self._epoch = time.time() - clock()
+        self._lives: dict[str, _Life] = {}  # by container id
+        self._holders: dict[str, str] = {}  # GPU -> the container that last got it
+        self._images: set[str] = set()
+        self._ports = 0
+        self._changed = threading.Condition()
+        self._changes = 0
+        self._closed = False
+
+    def facts(self) -> RuntimeFacts:
+        self._answer()
+        return RuntimeFacts("simulated", self._cpus, self._memory_mib, problem=None, simulated=True)
+
+    def containers(self) -> tuple[list[Container], list[Orphan]]:
+        self._answer()
+        with self._changed:
+            self._end_those_due()
+            return [life.container for life in self._lives.values()], []
+
+    def start(self, assignment: Assignment, progress: Progress, cancelled: Cancelled) -> Container | None:
+        self._answer()
+        spec, container_id = assignment.spec, _container_id(assignment)
+        if spec.image not in self._images:
+            progress(Reason(code="pulling_image", message=f"Pulling {spec.image}"))
+        if "missing" in spec.image:
+            raise StartRefused(Reason(code="image_not_found", message=f"There is no image {spec.image}"))
+        if not self._passed(self._start_s, cancelled):
+            return None
+        self._answer()
+        with self._changed:
+            self._images.add(spec.image)
+            if container_id not in self._lives:
+                self._lives[container_id] = self._created(assignment, container_id)
+            return self._begun(container_id)
+
+    def restart(self, container: Container) -> None:
+        self._answer()
+        with self._changed:
+            self._end_those_due()
+            if container.container_id not in self._lives:
+                raise StartRefused(Reason(code="container_gone", message="Its container is gone"))
+            self._begun(container.container_id)
+
+    def stop(self, container: Container, timeout_s: int) -> None:
+        self._answer()
+        with self._changed:
+            self._end_those_due()
+            life = self._lives.get(container.container_id)
+            if life is not None and life.container.status == "running":
+                self._end(life, SIGTERM_EXIT, self._clock())
+
+    def remove(self, container: Container) -> None:
+        self._answer()
+        with self._changed:
+            if self._lives.pop(container.container_id, None) is not None:
+                self._notify()
+
+    def logs(self, container_id: str, request: LogsRequest) -> Iterator[StreamFrame]:
+        return line_frames(lambda: self._life_of(container_id), self._now, self._wait_a_second, request)
+
+    def exec(self, container_id: str, request: ExecRequest) -> Iterator[StreamFrame]:
+        self._answer()
+        return exec_frames(self._life_of(container_id), request.command)
+
+    def changes(self) -> Iterator[None]:
+        """Also yields at the time when the next program ends by itself."""
+        seen = self._changes
+        while not self._closed:
+            with self._changed:
+                if self._changes == seen:
+                    self._changed.wait(self._until_next_end())
+                self._end_those_due()
+                news, seen = self._changes != seen, self._changes
+            if news:
+                yield
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._notify()
+
+    def holds(self, gpu_uuid: str) -> bool:
+        """Whether a container with this card is running."""
+        with self._changed:
+            life = self._lives.get(self._holders.get(gpu_uuid, ""))
+            if life is None or life.container.status != "running":
+                return False
+            return life.ends_at is None or life.ends_at > self._clock()
+
+    def _answer(self) -> None:
+        if self.away:
+            raise RuntimeUnavailable("the simulated engine is away")
+
+    def _passed(self, duration_s: float, cancelled: Cancelled) -> bool:
+        """Whether the time passed before the start was cancelled."""
+        until = time.monotonic() + duration_s
+        while not cancelled():
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                return True
+            time.sleep(min(left_s, CANCEL_POLL_S))
+        return False
+
+    def _created(self, assignment: Assignment, container_id: str) -> _Life:
+        container = Container(
+            instance_id=assignment.instance_id,
+            attempt=assignment.attempt,
+            container_id=container_id,
+            status="created",
+            gpu_uuids=tuple(assignment.gpu_uuids),
+            image_digest=f"sha256:{hashlib.sha256(assignment.spec.image.encode()).hexdigest()}",
+            endpoints=tuple(self._endpoints(assignment.spec)),
+        )
+        return _Life(container, program_of(assignment.spec))
+
+    def _endpoints(self, spec: InstanceSpec) -> Iterator[Endpoint]:
+        for port in spec.ports:
+            host_port = FIRST_PORT + self._ports % (65_536 - FIRST_PORT)
+            self._ports += 1
+            yield Endpoint(
+                container=port.container, protocol=port.protocol, host=self._address, port=host_port
+            )
+
+    def _begun(self, container_id: str) -> Container:
+        """Starts it, unless it runs."""
+        life = self._lives[container_id]
+        if life.container.status == "running":
+            return life.container
+        now = self._clock()
+        running = replace(
+            life.container, status="running", started_at=self._time(now), exit_code=None, finished_at=None
+        )
+        ends_at = None if life.program.runs_s is None else now + life.program.runs_s
+        self._lives[container_id] = _Life(running, life.program, ends_at)
+        self._holders.update(dict.fromkeys(running.gpu_uuids, container_id))
+        self._notify()
+        return running
+
+    def _end_those_due(self) -> None:
+        now = self._clock()
+        for life in list(self._lives.values()):
+            if life.ends_at is not None and life.ends_at <= now:
+                self._end(life, life.program.exit_code, life.ends_at)
+
+    def _end(self, life: _Life, exit_code: int, at: float) -> None:
+        ended = replace(life.container, status="exited", exit_code=exit_code, finished_at=self._time(at))
+        self._lives[ended.container_id] = _Life(ended, life.program)
+        self._notify()
+
+    def _notify(self) -> None:
+        self._changes += 1
+        self._changed.notify_all()
+
+    def _until_next_end(self) -> float | None:
+        ends = [life.ends_at for life in self._lives.values() if life.ends_at is not None]
+        return max(0, min(ends) - self._clock()) if ends else None
+
+    def _life_of(self, container_id: str) -> Container | None:
+        self._answer()
+        with self._changed:
+            self._end_those_due()
+            life = self._lives.get(container_id)
+            return life.container if life else None
+
+    def _wait_a_second(self) -> None:
+        with self._changed:
+            self._changed.wait(1)
+
+    def _now(self) -> float:
+        return self._epoch + self._clock()
+
+    def _time(self, at: float) -> str:
+        return rfc3339(self._epoch + at)
+
+
+def program_of(spec: InstanceSpec) -> _Program:
+    """What the command line would do."""
+    argv = [*(spec.entrypoint or ()), *(spec.command or ())]
+    line = argv[2] if argv[:2] == ["sh", "-c"] and len(argv) == 3 else " ".join(argv)
+    if line in {"true", "false"}:
+        return _Program(0, int(line == "false"))
+    parts = re.fullmatch(r"(?:sleep (\d+(?:\.\d+)?))?\s*(?:;|&&)?\s*(?:exit (\d{1,3}))?", line.strip())
+    if parts is None or not line.strip():
+        return _Program(None)
+    return _Program(float(parts[1] or 0), int(parts[2] or 0))
+
+
+def _container_id(assignment: Assignment) -> str:
+    """64 digits like Docker's, and the same for the same attempt: a start is adopted, not repeated."""
+    return hashlib.sha256(f"{assignment.instance_id}/{assignment.attempt}".encode()).hexdigest()

@@ -1,0 +1,161 @@
+"""What a report says of the machine and its cards, and the incidents that take cards out of use.
+
+While NVML fails, the node has a problem (nothing new is placed) and the last inventory stands for a
+minute: cards do not change because a driver call hangs. After that they are unknown.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from mooring import __version__
+from mooring.agent.gpu_types import NodeFault, Xid
+from mooring.agent.gpu_types import Sample as RawSample
+from mooring.agent.gpus import NOT_READ_YET, GpuReader, GpuReading
+from mooring.agent.reconcile import is_live
+from mooring.agent.runtime import Container, RuntimeFacts
+from mooring.core.gpu import GpuFacts, Sample
+from mooring.core.instance import Reason
+from mooring.core.node import NodeFacts
+from mooring.core.xid import verdict
+from mooring.schemas.agent import Incident
+
+INVENTORY_KEPT_S: Final = 60
+
+ContainerOf = Callable[[int], str | None]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the agent knows of its machine from its settings."""
+
+    hostname: str
+    address: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+class Telemetry:
+    """Reads the GPU reader without waiting for it. Called by one thread at a time, but for `distrust`."""
+
+    def __init__(
+        self, gpus: GpuReader, container_of: ContainerOf, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._reader, self._container_of, self._clock = gpus, container_of, clock
+        self._failing_since: float | None = None
+        self._inventory: tuple[object, list[GpuFacts]] = (None, [])
+        self._xids_seen: set[tuple[str | None, int, str]] = set()
+        self._incidents: dict[str, Incident] = {}
+        self._lock = threading.Lock()
+
+    def reading(self) -> GpuReading:
+        reading = self._reader.latest()
+        if reading.error is None:
+            self._failing_since = None
+        elif self._failing_since is None:
+            self._failing_since = self._clock()
+        self._hear_xids(reading.xids)
+        return reading
+
+    def inventory(self, reading: GpuReading) -> list[GpuFacts] | None:
+        if reading.inventory is None or self._failing_for_long():
+            return None
+        if reading.inventory is not self._inventory[0]:
+            facts = [GpuFacts.model_validate(gpu) for gpu in reading.inventory]
+            self._inventory = (reading.inventory, facts)
+            for gpu in reading.unreadable:
+                log.error("GPU %s cannot be read (%s), so it is not offered", gpu["index"], gpu["code"])
+        return self._inventory[1]
+
+    def samples(self, reading: GpuReading, containers: Iterable[Container]) -> list[Sample]:
+        """The live samples, with the instance of every process that runs in one."""
+        instances: dict[str, str] = {}
+        for container in containers:
+            instances[container.container_id] = container.instance_id
+            if is_live(container):
+                instances.update(dict.fromkeys(container.gpu_uuids, container.instance_id))
+        return [self._attributed(sample, instances, reading.simulated) for sample in reading.samples]
+
+    def distrust(self, gpu_uuids: Iterable[str], cause: str, reason: Reason) -> None:
+        """Report these cards until the control plane has heard it; `cause` tells two incidents apart."""
+        with self._lock:
+            for uuid in gpu_uuids:
+                incident_id = f"{reason.code}/{cause}/{uuid}"
+                self._incidents[incident_id] = Incident(
+                    id=incident_id, uuid=uuid, code=reason.code, message=reason.message
+                )
+
+    def incidents(self) -> list[Incident]:
+        with self._lock:
+            return list(self._incidents.values())
+
+    def answered(self, incidents: Iterable[Incident]) -> None:
+        """A report that carried these was answered."""
+        with self._lock:
+            for incident in incidents:
+                self._incidents.pop(incident.id, None)
+
+    def _failing_for_long(self) -> bool:
+        return self._failing_since is not None and self._clock() - self._failing_since > INVENTORY_KEPT_S
+
+    def _hear_xids(self, xids: Iterable[Xid]) -> None:
+        heard = {(xid["uuid"], xid["xid"], xid["at"]) for xid in xids}
+        for uuid, number, at in heard - self._xids_seen:
+            if verdict(number) == "application":
+                continue
+            log.error("XID %s on GPU %s at %s", number, uuid or "(unknown)", at)
+            if uuid is not None:
+                message = f"The driver reported XID {number} at {at}"
+                self.distrust([uuid], at, Reason(code=f"xid_{number}", message=message))
+        self._xids_seen = heard
+
+    def _attributed(self, sample: RawSample, instances: Mapping[str, str], simulated: bool) -> Sample:
+        """`instances` are by container and by GPU: a made-up process runs in the card's holder."""
+        if not sample["processes"]:
+            return Sample.model_validate(sample)
+        named = []
+        for process in sample["processes"]:
+            place = sample["uuid"] if simulated else self._container_of(process["pid"])
+            named.append({**process, "instance_id": instances.get(place or "")})
+        return Sample.model_validate({**sample, "processes": named})
+
+
+def gpu_problem(error: NodeFault | None) -> Reason | None:
+    """Why nothing should be placed on this node, if its cards cannot be read."""
+    if error is None or error == NOT_READ_YET:
+        return None
+    return Reason(code=error["code"], message=error["message"])
+
+
+def node_facts(machine: Machine, engine: RuntimeFacts, reading: GpuReading) -> NodeFacts:
+    return NodeFacts(
+        hostname=machine.hostname,
+        address=machine.address,
+        cpus=engine.cpus,
+        memory_mib=engine.memory_mib,
+        labels=dict(machine.labels),
+        agent_version=__version__,
+        docker_version=engine.version,
+        driver_version=reading.driver_version,
+        cuda_version=reading.cuda_version,
+        simulated_containers=engine.simulated,
+        simulated_gpus=reading.simulated,
+    )
+
+
+def unknown_engine() -> RuntimeFacts:
+    """What is said of the machine before its container engine has said anything."""
+    pages, page_bytes = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    message = "The container engine of this node has not answered yet"
+    return RuntimeFacts(
+        version=None,
+        cpus=os.cpu_count() or 1,
+        memory_mib=pages * page_bytes // 2**20,
+        problem=Reason(code="docker_unavailable", message=message),
+        simulated=False,
+    )

@@ -1,0 +1,149 @@
+"""Nodes for tests of the control plane: one that says exactly what the test says, and one that lives."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from mooring.agent.control_plane import ControlPlane
+from mooring.agent.loop import Agent
+from mooring.agent.simulated import SimulatedRuntime
+from mooring.agent.simulated_gpus import SimulatedGpuReader
+from mooring.agent.state import Identity, NodeState
+from mooring.agent.telemetry import Machine
+from mooring.core.gpu import GpuFacts
+from mooring.core.node import NodeFacts
+from mooring.schemas.agent import (
+    Assignment,
+    JoinAnswer,
+    ObservedInstance,
+    SessionAnswer,
+    SyncAnswer,
+    SyncRequest,
+)
+from tests.service import Client
+
+
+def join_token(client: Client, **fields: Any) -> str:
+    answer = client.post("/v1/join-tokens", json=fields)
+    assert answer.status_code == 201, answer.text
+    return str(answer.json()["token"])
+
+
+class WireNode:
+    """Speaks the agent's protocol and does nothing by itself: each `sync` is one report and its answer."""
+
+    def __init__(self, admin: Client, name: str, *, gpus: int = 8, model: str = "NVIDIA H100 80GB HBM3") -> None:
+        self.name = name
+        self.http = httpx.Client(base_url=admin.base_url, timeout=70)
+        joined = self.http.post(
+            "/agent/v1/join", json={"token": join_token(admin), "node_name": name, "hostname": name}
+        )
+        assert joined.status_code == 201, joined.text
+        self.identity = JoinAnswer.model_validate(joined.json())
+        self.http.headers["Authorization"] = f"Bearer {self.identity.credential}"
+        self.facts = NodeFacts(
+            hostname=name, address="127.0.0.1", cpus=64, memory_mib=524_288, labels={"zone": "a"},
+            agent_version="0.1.0", docker_version="20.10.24",
+        )  # fmt: skip
+        self.gpus = [
+            GpuFacts(uuid=f"GPU-{name}-{index}", index=index, model=model, memory_mib=81_559)
+            for index in range(gpus)
+        ]
+        self.generation = 0
+        self.seq = 0
+        self.session = 0
+        self.open_session()
+
+    @property
+    def id(self) -> str:
+        return self.identity.node_id
+
+    def open_session(self) -> None:
+        answer = self.http.post("/agent/v1/session")
+        assert answer.status_code == 200, answer.text
+        self.session = SessionAnswer.model_validate(answer.json()).session
+        self.generation = self.seq = 0
+
+    def post_sync(self, *instances: ObservedInstance, **fields: Any) -> httpx.Response:
+        """One report: these instances and nothing else (`instances=None`: unknown)."""
+        self.seq += 1
+        request = SyncRequest.model_validate(
+            {
+                "session": self.session, "seq": self.seq, "generation": self.generation, "facts": self.facts,
+                "gpus": self.gpus, "instances": list(instances), **fields,
+            }
+        )  # fmt: skip
+        return self.http.post(
+            "/agent/v1/sync",
+            content=request.model_dump_json(),
+            headers={"Content-Type": "application/json"},
+        )
+
+    def sync(self, *instances: ObservedInstance, **fields: Any) -> SyncAnswer:
+        """A report that is answered, and what it says taken to heart."""
+        answer = self.post_sync(*instances, **fields)
+        assert answer.status_code == 200, answer.text
+        heard = SyncAnswer.model_validate_json(answer.content)
+        self.generation = heard.generation
+        return heard
+
+    def close(self) -> None:
+        self.http.close()
+
+
+def seen(assignment: Assignment, phase: str, **fields: Any) -> ObservedInstance:
+    """What a node says of an assignment's container."""
+    return ObservedInstance.model_validate(
+        {
+            "instance_id": assignment.instance_id,
+            "attempt": assignment.attempt,
+            "phase": phase,
+            "container_id": f"{assignment.instance_id}-{assignment.attempt}",
+            **fields,
+        }
+    )
+
+
+class SimulatedNode:
+    """The product's own agent over simulated containers and GPUs, in threads of this process."""
+
+    def __init__(self, agent: Agent, runtime: SimulatedRuntime, identity: Identity) -> None:
+        self.agent = agent
+        self.runtime = runtime
+        self.id = identity.node_id
+        self.name = identity.node_name
+
+
+@contextmanager
+def simulated_node(
+    admin: Client, directory: Path, name: str, *, gpus: int = 8, model: str = "H100", start_s: float = 0.0
+) -> Iterator[SimulatedNode]:
+    """A node that joins, reports and does what it is told, for the length of the block."""
+    control_plane = ControlPlane(str(admin.base_url))
+    state = NodeState(directory)
+    identity = Identity.given(control_plane.join(join_token(admin), name, name))
+    state.joined(identity)
+    control_plane.identify(identity)
+    runtime = SimulatedRuntime(cpus=24 * max(1, gpus), memory_mib=262_144 * max(1, gpus), start_s=start_s)
+    reader = SimulatedGpuReader(identity.node_id, gpus, model, busy=runtime.holds)
+    agent = Agent(
+        identity=identity,
+        state=state,
+        runtime=runtime,
+        gpus=reader,
+        control_plane=control_plane,
+        machine=Machine(name, "127.0.0.1", {}),
+    )
+    thread = threading.Thread(target=agent.run, name=name)
+    thread.start()
+    try:
+        yield SimulatedNode(agent, runtime, identity)
+    finally:
+        agent.stop()
+        thread.join(20)
+        runtime.close()
+        control_plane.close()

@@ -1,0 +1,100 @@
+"""A control plane as users meet it: served over HTTP on loopback, on a database of its own."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+from pydantic import SecretStr
+
+from mooring.server import ControlPlane, Service, open_control_plane
+from mooring.settings import Settings
+
+ADMIN_KEY = "an-admin-key-of-the-tests-0123456789"
+
+
+class Client(httpx.Client):
+    """An HTTP client with an admin key, and the calls that tests make most."""
+
+    def __init__(self, url: str, key: str = ADMIN_KEY) -> None:
+        super().__init__(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=70)
+
+    def create(self, **fields: Any) -> dict[str, Any]:
+        """Create an instance of a small image; 201 is expected."""
+        answer = self.post("/v1/instances", json={"image": "mooring-test/busybox:1", **fields})
+        assert answer.status_code == 201, answer.text
+        return _object(answer)
+
+    def instance(self, instance_id: str) -> dict[str, Any]:
+        answer = self.get(f"/v1/instances/{instance_id}")
+        assert answer.status_code == 200, answer.text
+        return _object(answer)
+
+    def wait(self, instance_id: str, state: str, timeout_s: float = 30) -> dict[str, Any]:
+        """The instance once it is in this state."""
+        answer = self.get(f"/v1/instances/{instance_id}/wait", params={"state": state, "timeout_s": timeout_s})
+        assert answer.status_code == 200, answer.text
+        outcome = _object(answer)
+        assert outcome["reached"], f"not {state}: {outcome['instance']['state']} {outcome['instance']['reason']}"
+        return dict(outcome["instance"])
+
+    def items(self, path: str, **params: Any) -> list[dict[str, Any]]:
+        answer = self.get(path, params=params)
+        assert answer.status_code == 200, answer.text
+        return list(_object(answer)["items"])
+
+
+def _object(answer: httpx.Response) -> dict[str, Any]:
+    return dict(answer.json())
+
+
+class RunningService:
+    """A service in a thread of this process, with its settings and its open database."""
+
+    def __init__(self, plane: ControlPlane, service: Service, url: str) -> None:
+        self.plane = plane
+        self.service = service
+        self.url = url
+
+    @property
+    def client(self) -> Client:
+        return Client(self.url)
+
+
+def settings_for(database_url: str, data_dir: Path, **more: Any) -> Settings:
+    """Quick timings, a free port, a known admin key."""
+    return Settings(
+        **{
+            "database_url": database_url,
+            "data_dir": data_dir,
+            "port": 0,
+            "bootstrap_admin_key": SecretStr(ADMIN_KEY),
+            "report_interval_s": 1.0,
+            **more,
+        }
+    )
+
+
+@contextmanager
+def running(settings: Settings) -> Iterator[RunningService]:
+    """Serve for the length of the block."""
+    plane = open_control_plane(settings)
+    started: list[str] = []
+    ready = threading.Event()
+
+    def on_started(url: str) -> None:
+        started.append(url)
+        ready.set()
+
+    service = Service(plane, on_started=on_started)
+    thread = threading.Thread(target=service.run, name="service")
+    thread.start()
+    try:
+        assert ready.wait(20), "the service did not start"
+        yield RunningService(plane, service, started[0])
+    finally:
+        service.stop()
+        thread.join(20)
+        assert not thread.is_alive(), "the service did not end"
