@@ -1,0 +1,206 @@
+"""A node: a private Docker daemon in its own network namespace, which believes that it has NVIDIA GPUs."""
+
+import os
+import shutil
+import socket
+from pathlib import Path
+
+import docker
+import docker.errors
+
+from tests.testbed import images, isolation
+from tests.testbed.parts import program, search_path
+from tests.testbed.processes import Daemon
+from tests.testbed.workspace import Workspace
+
+CLIENT_TIMEOUT_S = 10
+# The same in every node: namespaces keep them apart.
+CONTAINERS_SUBNET = "172.30.0.1/24"
+TOOLKIT_VERSION = "1.17.8"
+
+CONTAINERD_CONFIGURATION = """\
+version = 2
+root = "{folder}/containerd"
+state = "{folder}/run/containerd"
+disabled_plugins = [{disabled}]
+[grpc]
+  address = "{folder}/containerd.sock"
+"""
+# Docker uses none of these, and each would look for kernel parts that the machine may not have.
+UNUSED_PLUGINS = (
+    "io.containerd.grpc.v1.cri",
+    "io.containerd.internal.v1.opt",
+    "io.containerd.snapshotter.v1.aufs",
+    "io.containerd.snapshotter.v1.btrfs",
+    "io.containerd.snapshotter.v1.devmapper",
+    "io.containerd.snapshotter.v1.zfs",
+)
+
+# dockerd registers its "nvidia" device driver when it finds this name in its PATH at its start.
+HOOK = "nvidia-container-runtime-hook"
+TOOLKIT = "nvidia-ctk"
+STUBS = {
+    HOOK: "#!/bin/sh\nexit 0\n",
+    TOOLKIT: f'#!/bin/sh\necho "NVIDIA Container Toolkit CLI version {TOOLKIT_VERSION}"\n',
+}
+
+
+class DockerNode:
+    """One machine of the fleet, as far as Docker and the network are concerned.
+
+    containerd is a daemon of its own, as on any real node. Left to itself dockerd 20.10 would use the system's
+    containerd where one runs, and otherwise start one that dies together with it.
+    """
+
+    def __init__(self, workspace: Workspace, *, live_restore: bool = True) -> None:
+        self._workspace = workspace
+        self._host = workspace.take_host()
+        self._client: docker.DockerClient | None = None
+        self.name = f"{workspace.prefix}-{self._host}"
+        self.address = workspace.node_address(self._host)
+        self.folder = workspace.folder(self.name)
+        self.socket = self.folder / "docker.sock"
+        self.url = f"unix://{self.socket}"
+        self.bin_dir = _write_stubs(self.folder / "bin")
+        isolation.make_bridge(workspace.prefix, workspace.root_address)
+        self.namespace = isolation.make_namespace(
+            self.name, workspace.prefix, self.address, workspace.root_address
+        )
+        self.containerd = Daemon("containerd", self._containerd_argv(), self.folder, self.environment)
+        self.dockerd = Daemon("dockerd", self._dockerd_argv(live_restore), self.folder, self.environment)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment of a program on this node: the stubs of NVIDIA's toolkit come first in its PATH."""
+        return {**os.environ, "PATH": f"{self.bin_dir}{os.pathsep}{search_path()}"}
+
+    @property
+    def client(self) -> docker.DockerClient:
+        """A client that lives as long as the node; dockerd may come and go underneath it."""
+        if self._client is None:
+            self._client = docker.DockerClient(base_url=self.url, timeout=CLIENT_TIMEOUT_S)
+        return self._client
+
+    def inside(self, *argv: str) -> list[str]:
+        """The command that runs `argv` in the node's network.
+
+        Not `ip netns exec`: that mounts /sys anew, and dockerd then finds no devices control group.
+        """
+        return [program("nsenter"), f"--net={self.namespace}", *argv]
+
+    def start(self) -> None:
+        """Starts what does not run; a node that is up stays as it is."""
+        (self.folder / "run").mkdir(exist_ok=True)
+        if not self.containerd.running:
+            self.containerd.start(lambda: _accepts(self.folder / "containerd.sock"))
+        if not self.dockerd.running:
+            # The next process with the dead daemon's pid would pass for it.
+            self._pidfile.unlink(missing_ok=True)
+            self.dockerd.start(lambda: _answers_ping(self.socket))
+
+    def load_images(self) -> None:
+        images.import_images(self.client)
+
+    def stop(self) -> None:
+        """The orderly end of dockerd; with live-restore its containers run on."""
+        self.dockerd.stop()
+
+    def kill(self) -> None:
+        """kill -9 of dockerd alone."""
+        self.dockerd.kill()
+
+    def freeze(self) -> None:
+        """dockerd takes connections and answers nothing; containers run on."""
+        self.dockerd.freeze()
+
+    def thaw(self) -> None:
+        self.dockerd.thaw()
+
+    def cut(self) -> None:
+        """Takes the node off the network: packets to and from it vanish."""
+        isolation.set_link(self.name, "down")
+
+    def mend(self) -> None:
+        isolation.set_link(self.name, "up")
+
+    def power_off(self) -> None:
+        """The machine loses power: containers die with it, and `start` boots it with only its disk left."""
+        isolation.end_processes(self.name, self.folder)
+        self.dockerd.kill()
+        self.containerd.kill()
+        isolation.unmount_within(self.folder)
+        isolation.remove_control_groups(self.name)
+        self._remove_shim_sockets()
+        shutil.rmtree(self.folder / "run", ignore_errors=True)
+
+    def remove_containers(self) -> None:
+        """Leaves the node as a test found it: no container runs or is left over."""
+        for container in self.client.containers.list(all=True, sparse=True):
+            try:
+                container.remove(force=True, v=True)
+            except docker.errors.NotFound:
+                continue
+
+    def destroy(self) -> None:
+        if self._client is not None:
+            self._client.close()
+        self.power_off()
+        isolation.clear(self.name, self.folder)
+        shutil.rmtree(self.folder)
+        self._workspace.give_back_host(self._host)
+
+    @property
+    def _pidfile(self) -> Path:
+        return self.folder / "dockerd.pid"
+
+    def _containerd_argv(self) -> list[str]:
+        disabled = ", ".join(f'"{plugin}"' for plugin in UNUSED_PLUGINS)
+        configuration = self.folder / "containerd.toml"
+        configuration.write_text(CONTAINERD_CONFIGURATION.format(folder=self.folder, disabled=disabled))
+        return self.inside(program("containerd"), "--config", str(configuration))
+
+    def _dockerd_argv(self, live_restore: bool) -> list[str]:
+        return self.inside(
+            program("dockerd"),
+            f"--host={self.url}",
+            f"--data-root={self.folder}/data",
+            f"--exec-root={self.folder}/run/docker",
+            f"--pidfile={self._pidfile}",
+            f"--containerd={self.folder}/containerd.sock",
+            f"--bip={CONTAINERS_SUBNET}",
+            f"--insecure-registry={self._workspace.subnet}",
+            # A system with systemd would want a slice's name in place of a group's.
+            "--exec-opt=native.cgroupdriver=cgroupfs",
+            f"--cgroup-parent=/{self.name}",
+            *(("--live-restore",) if live_restore else ()),
+        )
+
+    def _remove_shim_sockets(self) -> None:
+        """containerd 1.6 keeps all shims' sockets in one folder of the machine, whatever its own state folder is."""
+        for address in (self.folder / "run" / "containerd").glob("*/*/*/address"):
+            Path(address.read_text().removeprefix("unix://")).unlink(missing_ok=True)
+
+
+def _write_stubs(folder: Path) -> Path:
+    folder.mkdir()
+    for name, script in STUBS.items():
+        stub = folder / name
+        stub.write_text(script)
+        stub.chmod(0o755)
+    return folder
+
+
+def _accepts(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0
+
+
+def _answers_ping(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(CLIENT_TIMEOUT_S)
+        try:
+            probe.connect(str(path))
+            probe.sendall(b"GET /_ping HTTP/1.0\r\n\r\n")
+            return b" 200 " in probe.recv(64)
+        except OSError:
+            return False

@@ -1,0 +1,142 @@
+"""Fixtures for the real parts; each starts when a test first asks for it and ends with the session.
+
+Under CI=true a fixture fails the test when its part is missing; elsewhere it skips it. What a session fixture
+gives is shared: a test that kills, freezes or fills it takes a part of its own from a `new_…` factory.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import pytest
+
+from tests.testbed import images, isolation
+from tests.testbed.dockerd import DockerNode
+from tests.testbed.parts import require
+from tests.testbed.postgres import PostgresCluster
+from tests.testbed.registry import Registry
+from tests.testbed.workspace import Workspace
+
+
+class NewDockerNode(Protocol):
+    """Starts a node and loads the images."""
+
+    def __call__(self, *, live_restore: bool = True) -> DockerNode: ...
+
+
+class NewPostgresCluster(Protocol):
+    """Starts a server; it flushes to the disk unless told otherwise."""
+
+    def __call__(self, *, durable: bool = True) -> PostgresCluster: ...
+
+
+@pytest.fixture(scope="session")
+def workspace() -> Iterator[Workspace]:
+    """This session's folder, subnet and ports; all that was made in it goes away with it."""
+    made = Workspace()
+    yield made
+    made.release()
+
+
+@pytest.fixture(scope="session")
+def root_address(workspace: Workspace) -> str:
+    """The address that nodes reach this process at: a control plane under test listens there."""
+    require("docker")
+    isolation.make_bridge(workspace.prefix, workspace.root_address)
+    return workspace.root_address
+
+
+@pytest.fixture(scope="session")
+def docker_nodes(workspace: Workspace) -> Iterator[Callable[[int], list[DockerNode]]]:
+    """The first `count` nodes of the session, running; later calls get the same ones."""
+    require("docker")
+    nodes: list[DockerNode] = []
+
+    def first(count: int) -> list[DockerNode]:
+        while len(nodes) < count:
+            nodes.append(_started(DockerNode(workspace)))
+        return nodes[:count]
+
+    yield first
+    for node in nodes:
+        node.destroy()
+
+
+@pytest.fixture(scope="session")
+def docker_node(docker_nodes: Callable[[int], list[DockerNode]]) -> DockerNode:
+    return docker_nodes(1)[0]
+
+
+@pytest.fixture
+def new_docker_node(workspace: Workspace) -> Iterator[NewDockerNode]:
+    """Nodes of this test alone."""
+    require("docker")
+    nodes: list[DockerNode] = []
+
+    def new(*, live_restore: bool = True) -> DockerNode:
+        nodes.append(_started(DockerNode(workspace, live_restore=live_restore)))
+        return nodes[-1]
+
+    yield new
+    for node in nodes:
+        node.destroy()
+
+
+def _started(node: DockerNode) -> DockerNode:
+    node.start()
+    node.load_images()
+    return node
+
+
+@pytest.fixture(scope="session")
+def busybox_image() -> str:
+    """The reference of an image that every node has."""
+    return images.BUSYBOX
+
+
+@pytest.fixture(scope="session")
+def cuda_env_image() -> str:
+    """As `busybox_image`, with NVIDIA_VISIBLE_DEVICES=all baked in."""
+    return images.CUDA_ENV
+
+
+@pytest.fixture(scope="session")
+def registry(workspace: Workspace) -> Iterator[Registry]:
+    require("registry")
+    made = Registry(workspace)
+    made.start()
+    yield made
+    made.kill()
+
+
+@pytest.fixture(scope="session")
+def postgres_cluster(workspace: Workspace) -> Iterator[PostgresCluster]:
+    """The session's server; it does not flush to the disk."""
+    require("postgres")
+    made = PostgresCluster(workspace, durable=False)
+    made.start()
+    yield made
+    made.destroy()
+
+
+@pytest.fixture
+def new_postgres_cluster(workspace: Workspace) -> Iterator[NewPostgresCluster]:
+    """Running servers of this test alone."""
+    require("postgres")
+    clusters: list[PostgresCluster] = []
+
+    def new(*, durable: bool = True) -> PostgresCluster:
+        clusters.append(PostgresCluster(workspace, durable=durable))
+        clusters[-1].start()
+        return clusters[-1]
+
+    yield new
+    for cluster in clusters:
+        cluster.destroy()
+
+
+@pytest.fixture
+def database_url(postgres_cluster: PostgresCluster) -> Iterator[str]:
+    """An empty database of this test alone."""
+    url = postgres_cluster.create_database()
+    yield url
+    postgres_cluster.drop_database(url)

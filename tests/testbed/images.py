@@ -1,0 +1,84 @@
+"""Container images made on the spot: no registry and no network is needed."""
+
+import io
+import subprocess
+import tarfile
+from functools import cache
+from pathlib import Path
+
+import docker
+
+from tests.testbed.parts import program
+
+BUSYBOX = "mooring-test/busybox:1"
+# As CUDA images do: its container sees all GPUs of the machine unless somebody overrides the variable.
+CUDA_ENV = "mooring-test/cuda-env:1"
+BAKED_VARIABLE = "NVIDIA_VISIBLE_DEVICES=all"
+
+# The first process of a container gets no default signal handling from the kernel: a bare `sleep` would
+# ignore SIGTERM and every stop would last until the kill.
+WAITER = "/bin/wait-for-term"
+WAITER_SCRIPT = b"#!/bin/sh\ntrap 'exit 0' TERM INT\nwhile :; do sleep 3600 & wait $!; done\n"
+COMMAND = f'CMD ["{WAITER}"]'
+
+PASSWD = b"""\
+root:x:0:0:root:/root:/bin/sh
+user:x:1000:1000:user:/home/user:/bin/sh
+nobody:x:65534:65534::/:/bin/false
+"""
+GROUP = b"root:x:0:\nuser:x:1000:\nnogroup:x:65534:\n"
+
+
+@cache
+def busybox_layer() -> bytes:
+    """A root file system as a tar archive: busybox under all its names, and the files that programs expect."""
+    busybox = program("busybox")
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for folder in ("bin", "dev", "etc", "home", "home/user", "proc", "root", "sys", "var"):
+            _add_folder(archive, folder)
+        _add_folder(archive, "tmp", 0o1777)
+        _add_file(archive, "bin/busybox", Path(busybox).read_bytes(), 0o755)
+        _add_file(archive, WAITER.lstrip("/"), WAITER_SCRIPT, 0o755)
+        _add_file(archive, "etc/passwd", PASSWD)
+        _add_file(archive, "etc/group", GROUP)
+        for applet in sorted(_applets(busybox)):
+            _add_link(archive, f"bin/{applet}", "busybox")
+    return buffer.getvalue()
+
+
+def _applets(busybox: str) -> set[str]:
+    listed = subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True)
+    return set(listed.stdout.split()) - {"busybox"}
+
+
+def single_file_layer(name: str, content: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        _add_file(archive, name, content)
+    return buffer.getvalue()
+
+
+def _add_folder(archive: tarfile.TarFile, name: str, mode: int = 0o755) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.type, entry.mode = tarfile.DIRTYPE, mode
+    archive.addfile(entry)
+
+
+def _add_file(archive: tarfile.TarFile, name: str, content: bytes, mode: int = 0o644) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mode = len(content), mode
+    archive.addfile(entry, io.BytesIO(content))
+
+
+def _add_link(archive: tarfile.TarFile, name: str, target: str) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.type, entry.linkname = tarfile.SYMTYPE, target
+    archive.addfile(entry)
+
+
+def import_images(client: docker.DockerClient) -> None:
+    """Both images share one layer, which dockerd stores once."""
+    for reference, changes in ((BUSYBOX, [COMMAND]), (CUDA_ENV, [COMMAND, f"ENV {BAKED_VARIABLE}"])):
+        repository, tag = reference.split(":")
+        client.api.import_image_from_data(busybox_layer(), repository=repository, tag=tag, changes=changes)

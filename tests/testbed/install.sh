@@ -1,0 +1,89 @@
+#!/usr/bin/env bash
+# Installs the real parts that the tests drive: dockerd, PostgreSQL, a registry, busybox and the tools around them.
+#
+# On Debian as root it installs what is missing. Elsewhere it says what is missing and how to get it; that is an
+# error only under CI=true, where a test that needs a missing part must fail rather than skip. No system service is
+# started and no system database cluster is made: the tests run private daemons of their own.
+set -euo pipefail
+
+export DEBIAN_FRONTEND=noninteractive
+# Debian keeps daemons in sbin and PostgreSQL's server outside PATH, also where the caller's PATH leaves them out.
+PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
+POLICY=/usr/sbin/policy-rc.d
+NO_MAIN_CLUSTER=/etc/postgresql-common/createcluster.d/mooring-testbed.conf
+
+# The Debian packages whose part is not on this machine, one per line.
+missing_packages() {
+    command -v dockerd >/dev/null && command -v containerd >/dev/null && command -v runc >/dev/null || echo docker.io
+    command -v initdb >/dev/null || compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || echo postgresql
+    command -v busybox >/dev/null && ! ldd "$(command -v busybox)" >/dev/null 2>&1 || echo busybox-static
+    command -v docker-registry >/dev/null || echo docker-registry
+    command -v ip >/dev/null || echo iproute2
+    command -v iptables >/dev/null || echo iptables
+    command -v nsenter >/dev/null && command -v setpriv >/dev/null || echo util-linux
+    command -v gcc >/dev/null || echo gcc
+    [[ -e /usr/include/stdio.h ]] || echo libc6-dev
+    command -v make >/dev/null || echo make
+    command -v git >/dev/null || echo git
+}
+
+is_debian() {
+    [[ -r /etc/os-release ]] && grep -qE '^(ID|ID_LIKE)=.*debian' /etc/os-release && command -v apt-get >/dev/null
+}
+
+undo_holds() {
+    for hold in "${holds[@]}"; do rm -f "$hold"; done
+}
+
+# Keeps apt from starting services and from making the system's own PostgreSQL cluster, for this run only. A policy
+# that the machine already has is its owner's decision and stays in force.
+hold_services() {
+    holds=()
+    trap undo_holds EXIT
+    if [[ ! -e $POLICY ]]; then
+        holds+=("$POLICY")
+        printf '#!/bin/sh\nexit 101\n' >"$POLICY"
+        chmod 755 "$POLICY"
+    fi
+    if [[ ! -e $NO_MAIN_CLUSTER ]]; then
+        holds+=("$NO_MAIN_CLUSTER")
+        mkdir -p "$(dirname "$NO_MAIN_CLUSTER")"
+        echo 'create_main_cluster = false' >"$NO_MAIN_CLUSTER"
+    fi
+}
+
+apt_install() {
+    apt-get install --yes --quiet --no-install-recommends -o Dpkg::Use-Pty=0 "$@"
+}
+
+install_packages() {
+    echo "tests/testbed/install.sh: installing $*"
+    hold_services
+    # The lists may be absent (a fresh container image) or stale (a version that the mirror has dropped).
+    apt_install "$@" || { apt-get update --quiet && apt_install "$@"; }
+}
+
+say_how_to_get() {
+    {
+        echo "tests/testbed/install.sh: these parts of the test bed are missing (Debian package names):"
+        printf '    %s\n' "$@"
+        echo "Get them on Debian, as root:"
+        echo "    apt-get update && apt-get install --no-install-recommends $*"
+        echo "Elsewhere install what provides the same programs. Without them the tests that need them are skipped"
+        echo "here; under CI=true they fail."
+    } >&2
+}
+
+main() {
+    local packages
+    mapfile -t packages < <(missing_packages)
+    ((${#packages[@]})) || return 0
+    if is_debian && ((EUID == 0)); then
+        install_packages "${packages[@]}"
+        return 0
+    fi
+    say_how_to_get "${packages[@]}"
+    [[ ${CI:-} != true ]]
+}
+
+main "$@"

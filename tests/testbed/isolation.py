@@ -1,0 +1,144 @@
+"""What the kernel keeps for a node: its network namespace, control groups and mounts; made and cleared away.
+
+Everything of a node carries the node's name, so that it can be found again without the process that made it.
+"""
+
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+from tests.testbed.parts import program
+from tests.testbed.processes import kill_all, processes_within
+from tests.testbed.waiting import wait_until
+
+NAMESPACES = Path("/run/netns")
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
+NETWORK_INTERFACES = Path("/sys/class/net")
+
+
+def _ip(*arguments: str, namespace: str = "") -> str:
+    argv = [program("ip"), *(("-netns", namespace) if namespace else ()), *arguments]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(argv)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def make_bridge(name: str, address: str) -> None:
+    """The root side of the nodes' network; it has no way out of this machine."""
+    if (NETWORK_INTERFACES / name).exists():
+        return
+    _ip("link", "add", name, "type", "bridge")
+    _ip("address", "add", f"{address}/24", "dev", name)
+    _ip("link", "set", name, "up")
+
+
+def make_namespace(name: str, bridge: str, address: str, gateway: str) -> Path:
+    """A network namespace with one leg in the bridge; returns the file that names it."""
+    _ip("netns", "add", name)
+    _ip("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
+    _ip("link", "set", name, "master", bridge, "up")
+    _ip("link", "set", "lo", "up", namespace=name)
+    _ip("address", "add", f"{address}/24", "dev", "eth0", namespace=name)
+    _ip("link", "set", "eth0", "up", namespace=name)
+    _ip("route", "add", "default", "via", gateway, namespace=name)
+    return NAMESPACES / name
+
+
+def set_link(name: str, state: str) -> None:
+    """Pulls a namespace's plug ("down") or puts it back ("up"): packets vanish, no connection is refused."""
+    _ip("link", "set", name, state)
+
+
+def end_processes(name: str, folder: Path) -> None:
+    """Kills all that runs for a node: daemons, shims, proxies, containers, and what tests started inside it.
+
+    Daemons and shims work in the node's folder, proxies and agents live in its namespace, containers are in
+    its control group; no process of a node is in none of the three.
+    """
+    kill_all(lambda: _processes_of(name, folder))
+
+
+def _processes_of(name: str, folder: Path) -> set[int]:
+    return {*processes_within(folder), *_in_namespace(name), *_in_control_groups(name)}
+
+
+def _in_namespace(name: str) -> list[int]:
+    if not (NAMESPACES / name).exists():
+        return []
+    return [int(pid) for pid in _ip("netns", "pids", name).split()]
+
+
+def _in_control_groups(name: str) -> list[int]:
+    pids: list[int] = []
+    for top in _control_groups(name):
+        for members in top.rglob("cgroup.procs"):
+            _thaw(members.parent)
+            # A group can go away, and a threaded one refuses, while it is read.
+            with suppress(OSError):
+                pids += map(int, members.read_text().split())
+    return [pid for pid in pids if pid]
+
+
+def _thaw(group: Path) -> None:
+    """A paused container of cgroup v1 does not die of SIGKILL before it is thawed."""
+    state = group / "freezer.state"
+    if state.exists():
+        with suppress(OSError):
+            state.write_text("THAWED")
+
+
+def _control_groups(name: str) -> list[Path]:
+    """One per hierarchy with cgroup v1, one in all with v2."""
+    return [path for path in (CONTROL_GROUPS / name, *CONTROL_GROUPS.glob(f"*/{name}")) if path.is_dir()]
+
+
+def remove_control_groups(name: str) -> None:
+    """A group stays busy for a moment after its last process has died."""
+    wait_until(lambda: all(_removed(group) for group in _control_groups(name)), 10, 0.02)
+
+
+def _removed(group: Path) -> bool:
+    folders = [path for path in group.rglob("*") if path.is_dir()]
+    try:
+        for folder in [*reversed(folders), group]:
+            folder.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def unmount_within(folder: Path) -> None:
+    """Later mounts lie on earlier ones, so they go first."""
+    inside = f"{folder}/"
+    points = [line.split(" ")[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    for point in reversed(points):
+        if point.startswith(inside):
+            subprocess.run(["umount", "--lazy", point], check=True)
+
+
+def clear(name: str, folder: Path) -> None:
+    """Removes a node from the kernel; its folder is the caller's.
+
+    The link goes first and by name: with its namespace it would go too, but some time later.
+    """
+    end_processes(name, folder)
+    unmount_within(folder)
+    remove_control_groups(name)
+    if (NETWORK_INTERFACES / name).exists():
+        _ip("link", "delete", name)
+    if (NAMESPACES / name).exists():
+        _ip("netns", "delete", name)
+
+
+def clear_all(prefix: str, folder: Path) -> None:
+    """Removes the nodes of one workspace, also of one whose run was killed, and their bridge."""
+    names = {path.name for path in NAMESPACES.glob(f"{prefix}-*")} if NAMESPACES.exists() else set()
+    names |= {path.name for pattern in ("", "*/") for path in CONTROL_GROUPS.glob(f"{pattern}{prefix}-*")}
+    for name in names:
+        clear(name, folder)
+    unmount_within(folder)
+    if (NETWORK_INTERFACES / prefix).exists():
+        _ip("link", "delete", prefix)

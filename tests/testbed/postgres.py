@@ -1,0 +1,137 @@
+"""A private PostgreSQL server on a loopback port."""
+
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+import psutil
+import psycopg
+from psycopg import sql
+
+from tests.testbed.parts import program
+from tests.testbed.processes import Daemon, kill_all, processes_within
+from tests.testbed.workspace import Workspace
+
+# PostgreSQL refuses to run as root.
+SYSTEM_USER = "postgres"
+ROLE = "mooring"
+PASSWORD = "testbed"
+HOST = "127.0.0.1"
+MAX_CONNECTIONS = 200
+
+
+class PostgresCluster:
+    """One server with its own data folder; it keeps its port and its data over stop, kill and start.
+
+    Without `durable` nothing is flushed to the disk: faster, and safe against a killed server, whose writes the
+    kernel still holds, though not against a machine that loses power.
+    """
+
+    def __init__(self, workspace: Workspace, *, durable: bool = True) -> None:
+        self._workspace = workspace
+        self._port = workspace.take_port()
+        self._folder = workspace.folder(f"postgres-{self._port}")
+        self._data = self._folder / "data"
+        self._numbers = itertools.count(1)
+        self._initialise()
+        self.daemon = Daemon("postgres", self._server_argv(durable), self._folder)
+
+    def url(self, database: str = "postgres") -> str:
+        return f"postgresql://{ROLE}:{PASSWORD}@{HOST}:{self._port}/{database}"
+
+    def create_database(self, template: str = "template1") -> str:
+        """A fresh database's URL; `template`, a name or a URL, is copied and must have no connection open."""
+        name = f"test_{next(self._numbers)}"
+        self._execute("CREATE DATABASE {} TEMPLATE {}", name, urlsplit(template).path.lstrip("/"))
+        return self.url(name)
+
+    def drop_database(self, url: str) -> None:
+        """Ends the connections that are open to it."""
+        self._execute("DROP DATABASE {} WITH (FORCE)", urlsplit(url).path.lstrip("/"))
+
+    def start(self) -> None:
+        if not self.daemon.running:
+            self.daemon.start(self._answers)
+
+    def stop(self) -> None:
+        """A fast shutdown: clients are disconnected, committed work is kept."""
+        self.daemon.stop(signal.SIGINT)
+
+    def kill(self) -> None:
+        """kill -9 of all its processes: the next start recovers from the log.
+
+        A backend that outlived the server would hold its shared memory, and the next start would be refused.
+        """
+        kill_all(self._pids)
+        self.daemon.kill()
+
+    def freeze(self) -> None:
+        """Connections are taken, by the kernel, and nothing is answered."""
+        self._signal_all(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._signal_all(signal.SIGCONT)
+
+    def destroy(self) -> None:
+        self.kill()
+        shutil.rmtree(self._folder)
+        self._workspace.give_back_port(self._port)
+
+    def _pids(self) -> list[int]:
+        return processes_within(self._folder)
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        """The server first: it then starts no backend that the signal would miss."""
+        server = psutil.Process(self.daemon.pid)
+        server.send_signal(number)
+        for process in server.children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+
+    def _initialise(self) -> None:
+        password = self._folder / "password"
+        password.write_text(PASSWORD)
+        if os.geteuid() == 0:
+            shutil.chown(self._folder, SYSTEM_USER, SYSTEM_USER)
+        options = ["--auth=scram-sha-256", f"--username={ROLE}", f"--pwfile={password}", "--no-sync"]
+        argv = [program("initdb"), f"--pgdata={self._data}", "--encoding=UTF8", "--locale=C", *options]
+        done = subprocess.run(_as_owner(argv), capture_output=True, text=True, check=False, cwd=self._folder)
+        if done.returncode:
+            raise RuntimeError(f"initdb: {done.stdout}{done.stderr}")
+
+    def _server_argv(self, durable: bool) -> list[str]:
+        flush = "on" if durable else "off"
+        settings = {
+            "listen_addresses": HOST,
+            "port": str(self._port),
+            "unix_socket_directories": "",
+            "max_connections": str(MAX_CONNECTIONS),
+            "fsync": flush,
+            "full_page_writes": flush,
+        }
+        options = itertools.chain.from_iterable(("-c", f"{key}={value}") for key, value in settings.items())
+        return _as_owner([program("postgres"), "-D", str(self._data), *options])
+
+    def _answers(self) -> bool:
+        try:
+            psycopg.connect(self.url(), connect_timeout=2).close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    def _execute(self, statement: str, *names: str) -> None:
+        with psycopg.connect(self.url(), autocommit=True) as connection:
+            connection.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
+
+
+def _as_owner(argv: Sequence[str]) -> list[str]:
+    """setpriv becomes the program it runs, so the pid that we know is the server's."""
+    if os.geteuid() != 0:
+        return list(argv)
+    user = f"--reuid={SYSTEM_USER}"
+    return [program("setpriv"), user, f"--regid={SYSTEM_USER}", "--init-groups", "--", *argv]

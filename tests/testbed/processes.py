@@ -1,0 +1,115 @@
+"""Real daemons as child processes, and the faults that happen to them."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from tests.testbed.waiting import wait_until
+
+LOG_TAIL_BYTES = 6000
+
+
+class Daemon:
+    """One program that runs until it is told otherwise; its output goes to a file in its folder."""
+
+    def __init__(
+        self, name: str, argv: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.name = name
+        self._argv = list(argv)
+        self._folder = folder
+        self._environment = environment
+        self._process: subprocess.Popen[bytes] | None = None
+        self.log = folder / f"{name}.log"
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise RuntimeError(f"{self.name} was never started")
+        return self._process.pid
+
+    def start(self, ready: Callable[[], bool], timeout_s: float = 30) -> None:
+        """Runs the program and returns once `ready` holds.
+
+        Its own session keeps a Ctrl-C meant for pytest away from it. Its working folder, which its children
+        inherit, is how a later run finds what a killed run left behind.
+        """
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._argv,
+                cwd=self._folder,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            wait_until(lambda: not self.running or ready(), timeout_s)
+        except AssertionError:
+            raise AssertionError(
+                f"{self.name}: not ready after {timeout_s:g} s:\n{self.log_tail()}"
+            ) from None
+        if not self.running:
+            raise AssertionError(f"{self.name} ended with {self._process.poll()}:\n{self.log_tail()}")
+
+    def log_tail(self) -> str:
+        return self.log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace") if self.log.exists() else ""
+
+    def stop(self, with_signal: signal.Signals = signal.SIGTERM, timeout_s: float = 30) -> None:
+        """The orderly way; a daemon that does not take it in time is a failure."""
+        if self._process is None:
+            return
+        self._process.send_signal(with_signal)
+        self._process.wait(timeout_s)
+
+    def kill(self) -> None:
+        """kill -9; what the daemon started may live on."""
+        if self._process is None:
+            return
+        self._process.kill()
+        self._process.wait()
+
+    def freeze(self) -> None:
+        """The daemon keeps its sockets and answers nothing."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+
+def kill_all(find: Callable[[], Iterable[int]]) -> None:
+    """Kills what `find` finds until it finds nothing: a process may start another as it is being killed."""
+
+    def none_left() -> bool:
+        pids = set(find()) - {os.getpid()}
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return not pids
+
+    wait_until(none_left, 30, 0.02)
+
+
+def processes_within(folder: Path) -> list[int]:
+    """The processes whose working folder is in `folder`; zombies have none."""
+    inside = f"{folder}/"
+    return [pid for pid in _all_pids() if f"{_working_folder(pid)}/".startswith(inside)]
+
+
+def _all_pids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _working_folder(pid: int) -> str:
+    try:
+        return str(Path(f"/proc/{pid}/cwd").readlink())
+    except OSError:
+        return ""

@@ -1,0 +1,131 @@
+"""A real image registry on the root side of the nodes' network, and images to pull from it."""
+
+import gzip
+import hashlib
+import json
+import random
+import socket
+from pathlib import Path
+
+import httpx
+
+from tests.testbed import images, isolation
+from tests.testbed.parts import program
+from tests.testbed.processes import Daemon
+from tests.testbed.workspace import Workspace
+
+MEGABYTE = 1_000_000
+MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
+CONFIGURATION = "application/vnd.docker.container.image.v1+json"
+LAYER = "application/vnd.docker.image.rootfs.diff.tar.gzip"
+
+
+class Registry:
+    """Debian's docker-registry; nodes take its subnet for insecure registries and pull over plain HTTP."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        isolation.make_bridge(workspace.prefix, workspace.root_address)
+        self._host = workspace.root_address
+        self._port = workspace.take_port()
+        self.name = f"{self._host}:{self._port}"
+        self.url = f"http://{self.name}"
+        folder = workspace.folder(f"registry-{self._port}")
+        argv = [program("docker-registry"), "serve", str(self._write_configuration(folder))]
+        self.daemon = Daemon("docker-registry", argv, folder)
+
+    def start(self) -> None:
+        if not self.daemon.running:
+            self.daemon.start(self._accepts)
+
+    def stop(self) -> None:
+        self.daemon.stop()
+
+    def kill(self) -> None:
+        self.daemon.kill()
+
+    def freeze(self) -> None:
+        """A pull that runs makes no more progress and gets no error."""
+        self.daemon.freeze()
+
+    def thaw(self) -> None:
+        self.daemon.thaw()
+
+    def add_image(
+        self, repository: str, tag: str = "1", *, extra_layers: int = 0, layer_bytes: int = MEGABYTE
+    ) -> str:
+        """Publishes busybox with `extra_layers` more layers of noise; returns the reference to pull it by.
+
+        The noise does not compress, so a pull has to move all of it; it depends on the name, so that no layer
+        is there already from another image's pull.
+        """
+        noise = random.Random(f"{repository}:{tag}")
+        layers = [images.busybox_layer()]
+        for number in range(extra_layers):
+            layers.append(images.single_file_layer(f"layer-{number}", noise.randbytes(layer_bytes)))
+        with httpx.Client(base_url=self.url, timeout=30) as client:
+            manifest = _upload(client, repository, layers)
+            put = client.put(
+                f"/v2/{repository}/manifests/{tag}", content=manifest, headers={"Content-Type": MANIFEST}
+            )
+            put.raise_for_status()
+        return f"{self.name}/{repository}:{tag}"
+
+    def digest(self, reference: str) -> str:
+        """The digest (`sha256:…`) of the manifest that a reference names now."""
+        repository, _, tag = reference.removeprefix(f"{self.name}/").rpartition(":")
+        manifest = f"{self.url}/v2/{repository}/manifests/{tag}"
+        answer = httpx.head(manifest, headers={"Accept": MANIFEST}).raise_for_status()
+        return str(answer.headers["Docker-Content-Digest"])
+
+    def _write_configuration(self, folder: Path) -> Path:
+        configuration = {
+            "version": "0.1",
+            "log": {"level": "info"},
+            "storage": {"filesystem": {"rootdirectory": str(folder / "data")}},
+            "http": {"addr": self.name},
+        }
+        # JSON is YAML.
+        path = folder / "config.yml"
+        path.write_text(json.dumps(configuration))
+        return path
+
+    def _accepts(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex((self._host, self._port)) == 0
+
+
+def _upload(client: httpx.Client, repository: str, layers: list[bytes]) -> bytes:
+    """Uploads an image's layers and configuration; returns the manifest that binds them."""
+    configuration = {
+        "architecture": "amd64",
+        "os": "linux",
+        "config": {"Cmd": [images.WAITER], "Env": ["PATH=/bin"]},
+        "rootfs": {"type": "layers", "diff_ids": [_digest(layer) for layer in layers]},
+    }
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": MANIFEST,
+        "config": _upload_blob(client, repository, json.dumps(configuration).encode(), CONFIGURATION),
+        "layers": [_upload_blob(client, repository, _compressed(layer), LAYER) for layer in layers],
+    }
+    return json.dumps(manifest).encode()
+
+
+def _upload_blob(
+    client: httpx.Client, repository: str, content: bytes, media_type: str
+) -> dict[str, str | int]:
+    digest = _digest(content)
+    upload = client.post(f"/v2/{repository}/blobs/uploads/").raise_for_status().headers["Location"]
+    location = httpx.URL(upload).copy_merge_params({"digest": digest})
+    headers = {"Content-Type": "application/octet-stream"}
+    client.put(location, content=content, headers=headers).raise_for_status()
+    return {"mediaType": media_type, "digest": digest, "size": len(content)}
+
+
+def _compressed(layer: bytes) -> bytes:
+    """The fixed time makes the same layer the same blob in every image."""
+    return gzip.compress(layer, compresslevel=1, mtime=0)
+
+
+def _digest(content: bytes) -> str:
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"

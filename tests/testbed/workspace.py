@@ -1,0 +1,134 @@
+"""One test run's share of the machine: a folder, a subnet, a range of ports and a prefix for names."""
+
+import fcntl
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from tests.testbed import isolation
+from tests.testbed.processes import kill_all, processes_within
+
+# Not below /tmp, which is often a tmpfs: overlay2 needs a real filesystem. Not below the repository: its path
+# may be too long for a Unix socket's address (107 bytes), and PostgreSQL's own user must be able to reach it.
+BASE = Path("/var/tmp") / f"mooring-testbed-{os.geteuid()}"
+SLOTS = range(1, 200)
+FIRST_PORT = 18000
+PORTS_PER_SLOT = 64
+FIRST_NODE_HOST = 10
+LAST_NODE_HOST = 250
+
+
+class Workspace:
+    """A numbered slot that this process holds by a file lock.
+
+    The kernel drops the lock when its holder dies, however it dies: a folder without a held lock is what a
+    killed run left behind, and the next run clears it away. A pid in its place would some day name another.
+    """
+
+    def __init__(self) -> None:
+        BASE.mkdir(mode=0o755, exist_ok=True)
+        self.slot, self._lock = _claim()
+        self.prefix = f"mtb{self.slot}"
+        self.root = _folder_of(self.slot)
+        self.root.mkdir(mode=0o755)
+        first_port = FIRST_PORT + self.slot * PORTS_PER_SLOT
+        self._free_ports = list(range(first_port, first_port + PORTS_PER_SLOT))
+        self._free_hosts = list(range(FIRST_NODE_HOST, LAST_NODE_HOST))
+
+    @property
+    def subnet(self) -> str:
+        return f"10.213.{self.slot}.0/24"
+
+    @property
+    def root_address(self) -> str:
+        """Where the root side of the nodes' network listens."""
+        return f"10.213.{self.slot}.1"
+
+    def node_address(self, host: int) -> str:
+        return f"10.213.{self.slot}.{host}"
+
+    def take_host(self) -> int:
+        """A host number of the subnet for one node, until `give_back_host`."""
+        return self._free_hosts.pop(0)
+
+    def give_back_host(self, host: int) -> None:
+        self._free_hosts.append(host)
+
+    def take_port(self) -> int:
+        """A port of this slot alone, until `give_back_port`.
+
+        It lies below the kernel's ephemeral range: a daemon that is started again finds it still free.
+        """
+        port = next(port for port in self._free_ports if _is_free(port))
+        self._free_ports.remove(port)
+        return port
+
+    def give_back_port(self, port: int) -> None:
+        self._free_ports.append(port)
+
+    def folder(self, name: str) -> Path:
+        made = self.root / name
+        made.mkdir(mode=0o755)
+        return made
+
+    def release(self) -> None:
+        """Removes all that was made in this slot and lets go of it."""
+        _clear(self.slot)
+        self._lock.close()
+
+
+def _claim() -> tuple[int, IO[str]]:
+    """The first free slot, locked; whatever dead runs left in this or other slots is cleared away."""
+    for slot in _slots_in_use():
+        lock = _try_lock(slot)
+        if lock is not None:
+            _clear(slot)
+            lock.close()
+    for slot in SLOTS:
+        lock = _try_lock(slot)
+        if lock is not None:
+            lock.write(f"{os.getpid()}\n")
+            lock.flush()
+            return slot, lock
+    raise RuntimeError(f"all slots in {BASE} are taken")
+
+
+def _slots_in_use() -> Iterator[int]:
+    for folder in BASE.iterdir():
+        if folder.is_dir() and folder.name.isdigit():
+            yield int(folder.name)
+
+
+def _try_lock(slot: int) -> IO[str] | None:
+    lock = (BASE / f"{slot}.lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        return None
+    return lock
+
+
+def _folder_of(slot: int) -> Path:
+    return BASE / str(slot)
+
+
+def _clear(slot: int) -> None:
+    folder = _folder_of(slot)
+    kill_all(lambda: processes_within(folder))
+    if os.geteuid() == 0:
+        isolation.clear_all(f"mtb{slot}", folder)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True

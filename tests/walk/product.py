@@ -1,0 +1,136 @@
+"""The whole product as its users run it: a server process, agent processes on nodes, real containers."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import psutil
+
+from tests.nodes import join_token
+from tests.service import ADMIN_KEY, Client
+from tests.testbed.dockerd import DockerNode
+from tests.testbed.nvml.standin import NvmlStandin
+from tests.testbed.waiting import wait_until
+
+MOORING = [sys.executable, "-m", "mooring.cli"]
+
+
+class Program:
+    """One `mooring` process; what it prints goes to a file."""
+
+    def __init__(self, argv: list[str], environment: dict[str, str], log: Path) -> None:
+        self.argv, self.environment, self.log = argv, environment, log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        with self.log.open("ab") as output:
+            self._process = subprocess.Popen(
+                self.argv, env=self.environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
+
+    def kill(self) -> None:
+        """kill -9, as the kernel or a power cut would."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> int:
+        return self._end(signal.SIGTERM)
+
+    def wait(self, timeout_s: float = 20) -> int:
+        """Its exit status, once it has ended by itself."""
+        assert self._process is not None
+        return self._process.wait(timeout_s)
+
+    def _end(self, number: signal.Signals) -> int:
+        if self._process is None:
+            return 0
+        if self._process.poll() is None:
+            self._process.send_signal(number)
+        return self._process.wait(20)
+
+    def tail(self) -> str:
+        return self.log.read_text()[-3000:] if self.log.exists() else ""
+
+
+class ServerProcess(Program):
+    """`mooring server`, on an address that nodes in their namespaces reach."""
+
+    def __init__(self, folder: Path, host: str, port: int, **settings: str) -> None:
+        environment = {
+            **os.environ,
+            "MOORING_DATA_DIR": str(folder),
+            "MOORING_HOST": host,
+            "MOORING_PORT": str(port),
+            "MOORING_BEHIND_TLS_PROXY": "true",  # the namespaces of this machine are the only network
+            "MOORING_BOOTSTRAP_ADMIN_KEY": ADMIN_KEY,
+            **settings,
+        }
+        super().__init__([*MOORING, "server"], environment, folder / "server.log")
+        folder.mkdir(parents=True, exist_ok=True)
+        self.url = f"http://{host}:{port}"
+
+    @property
+    def client(self) -> Client:
+        return Client(self.url)
+
+    def start(self) -> None:
+        super().start()
+        wait_until(self._is_ready, 30)
+
+    def _is_ready(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, self.tail()
+        try:
+            return httpx.get(f"{self.url}/readyz").status_code == 200
+        except httpx.TransportError:
+            return False
+
+
+class AgentProcess(Program):
+    """`mooring agent` on a node of the test bed, with the NVML stand-in for its cards."""
+
+    def __init__(self, node: DockerNode, server: ServerProcess, folder: Path, gpus: int = 8) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.node = node
+        self.gpu_uuids = [f"GPU-{node.name}-{index:04d}" for index in range(gpus)]
+        self.nvml = NvmlStandin(folder, *self.fleet())
+        environment = {
+            **self.nvml.environment,
+            **node.environment,
+            "DOCKER_HOST": node.url,
+            "MOORING_DATA_DIR": str(folder),
+            "MOORING_NODE_NAME": node.name,
+            "MOORING_SERVER_URL": server.url,
+            "MOORING_INSECURE_HTTP": "true",
+        }
+        environment["LD_LIBRARY_PATH"] = self.nvml.environment["LD_LIBRARY_PATH"]
+        super().__init__(node.inside(*MOORING, "agent"), environment, folder / "agent.log")
+        with server.client as admin:
+            self.environment["MOORING_JOIN_TOKEN"] = join_token(admin)
+
+    def fleet(self) -> list[str]:
+        """The stand-in's configuration: cards with UUIDs of this node."""
+        return [f"gpus {len(self.gpu_uuids)}"] + [
+            f"set {index} uuid {uuid}" for index, uuid in enumerate(self.gpu_uuids)
+        ]
+
+    def await_ready(self, admin: Client) -> str:
+        """The node's id, once its agent has reported Docker and all GPUs."""
+        return wait_until(lambda: self._ready_id(admin), 30)
+
+    def _ready_id(self, admin: Client) -> str | None:
+        assert self._process is not None
+        assert self._process.poll() is None, self.tail()
+        found = admin.items("/v1/nodes", name=self.node.name)
+        ready = bool(found) and found[0]["state"] == "ready" and len(found[0]["gpus"]) == len(self.gpu_uuids)
+        return found[0]["id"] if ready else None
+
+    def children(self) -> list[psutil.Process]:
+        return psutil.Process(self.pid).children(recursive=True)
