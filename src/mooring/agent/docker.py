@@ -11,7 +11,7 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -114,6 +114,10 @@ class DockerRuntime:
                 self._info = (time.monotonic(), self._engine.info())
             return self._info[1]
 
+    def holds(self, gpu_uuid: str) -> bool:
+        """Whether a running container holds this GPU: for GPUs that only pretend to be busy."""
+        return self._observer.holds(gpu_uuid)
+
     def containers(self) -> tuple[list[Container], list[Orphan]]:
         return self._observer.containers(self.control_plane_id)
 
@@ -153,10 +157,10 @@ class DockerRuntime:
     def remove(self, container: Container) -> None:
         self._remove(container.container_id)
 
-    def logs(self, container_id: str, request: LogsRequest) -> Iterator[StreamFrame]:
+    def logs(self, container_id: str, request: LogsRequest) -> Generator[StreamFrame, None, None]:
         return log_frames(self._engine, container_id, request)
 
-    def exec(self, container_id: str, request: ExecRequest) -> Iterator[StreamFrame]:
+    def exec(self, container_id: str, request: ExecRequest) -> Generator[StreamFrame, None, None]:
         return exec_frames(self._engine, container_id, request)
 
     def changes(self) -> Iterator[None]:

@@ -16,13 +16,17 @@ from mooring.agent.runtime import RuntimeUnavailable
 from mooring.schemas.agent import ExecRequest, StreamError, StreamFrame
 
 _STILL_THERE_EVERY_S = 10.0
-_ENDS_WITHIN_S = 2.0  # the stream may end a moment before the engine knows the exit code
+_NOTED_WITHIN_S = 2.0  # the engine notes pid and exit code a moment after the stream shows their effect
 _LOOK_EVERY_S = 0.01
+
+PROC = Path("/proc")
 
 log = logging.getLogger(__name__)
 
 
-def exec_frames(engine: Engine, container_id: str, request: ExecRequest) -> Iterator[StreamFrame]:
+def exec_frames(
+    engine: Engine, container_id: str, request: ExecRequest
+) -> Generator[StreamFrame, None, None]:
     """Frames, of which the last has `exit_code` or `error`. Closing the iterator kills the command.
 
     Raises:
@@ -96,27 +100,47 @@ class Output:
                 yield StreamFrame(stream=stream, text=text)
 
 
-def kill_exec(engine: Engine, exec_id: str, container_id: str, proc: Path = Path("/proc")) -> bool:
+def kill_exec(engine: Engine, exec_id: str, container_id: str, proc: Path = PROC) -> bool:
     """Kill what an exec started, and its children; whether that was possible.
 
     The engine has no call for it. A privileged agent on the host can, as the pid it names is the host's.
+
+    Raises:
+        RuntimeUnavailable: the engine does not tell which process it is.
     """
-    state = engine.exec_state(exec_id)
-    if not state["Running"] or not state["Pid"]:
+    pid = _pid_of(engine, exec_id)
+    if pid is None:
         return True
-    for pid in _with_descendants(state["Pid"], proc):
-        if not _kill(pid, container_id, proc):
-            log.warning("the command of exec %s could not be killed and runs on in its container", exec_id)
+    # Stopped first, from the top: a process that is listed and then forks would leave a child behind.
+    pids = [pid]
+    for parent in pids:
+        if not _signal(parent, signal.SIGSTOP, container_id, proc):
+            log.warning("the command of exec %s cannot be killed and runs on in its container", exec_id)
             return False
-    return True
+        pids += _children(parent, proc)
+    killed = [_signal(each, signal.SIGKILL, container_id, proc) for each in pids]
+    return all(killed)
 
 
-def _kill(pid: int, container_id: str, proc: Path) -> bool:
+def _pid_of(engine: Engine, exec_id: str) -> int | None:
+    """The process of an exec that runs; its output may come before the engine has noted its pid."""
+    until = time.monotonic() + _NOTED_WITHIN_S
+    while (state := engine.exec_state(exec_id))["Running"]:
+        if state["Pid"]:
+            return int(state["Pid"])
+        if time.monotonic() > until:
+            raise RuntimeUnavailable("the engine names no process for a command that runs")
+        time.sleep(_LOOK_EVERY_S)
+    return None
+
+
+def _signal(pid: int, number: signal.Signals, container_id: str, proc: Path) -> bool:
+    """Whether it was sent, or there is nobody left to send it to."""
     try:
         # Pids are given out again, and an agent in a pid namespace of its own would hit a stranger.
         if container_id not in (proc / str(pid) / "cgroup").read_text():
             return False
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)
     except (ProcessLookupError, FileNotFoundError):
         return True
     except PermissionError:
@@ -124,23 +148,22 @@ def _kill(pid: int, container_id: str, proc: Path) -> bool:
     return True
 
 
-def _with_descendants(pid: int, proc: Path) -> list[int]:
-    found = [pid]
-    for parent in found:
-        with suppress(OSError):
-            children = (proc / str(parent) / "task" / str(parent) / "children").read_text()
-            found += map(int, children.split())
-    return found
+def _children(pid: int, proc: Path) -> list[int]:
+    with suppress(OSError):
+        return [
+            int(child) for child in (proc / str(pid) / "task" / str(pid) / "children").read_text().split()
+        ]
+    return []
 
 
 def _exit_code(engine: Engine, exec_id: str) -> int:
-    until = time.monotonic() + _ENDS_WITHIN_S
+    until = time.monotonic() + _NOTED_WITHIN_S
     while time.monotonic() < until:
         state = engine.exec_state(exec_id)
         if state["ExitCode"] is not None and not state["Running"]:
             return int(state["ExitCode"])
         time.sleep(_LOOK_EVERY_S)
-    # An engine that dies, or lets the stream go while the command runs on: not known.
+    # An engine that is shut down lets the stream go while the command runs on.
     raise RuntimeUnavailable("the engine ended the output of a command that has not ended")
 
 

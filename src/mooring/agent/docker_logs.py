@@ -2,7 +2,7 @@
 
 import codecs
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from datetime import UTC, datetime
 from typing import Final
 
@@ -24,7 +24,7 @@ _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
 _ENDED = {"exited", "dead"}
 
 
-def log_frames(engine: Engine, container_id: str, request: LogsRequest) -> Iterator[StreamFrame]:
+def log_frames(engine: Engine, container_id: str, request: LogsRequest) -> Generator[StreamFrame, None, None]:
     """Frames, of which the last has `end` or `error`; empty ones in between say that we are still here.
 
     Raises:

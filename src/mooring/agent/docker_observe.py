@@ -58,6 +58,13 @@ class Observer:
                 return None
             raise
 
+    def holds(self, gpu_uuid: str) -> bool:
+        """Whether a container that ran at the last listing holds this GPU."""
+        known = list(self._known.values())
+        return any(
+            gpu_uuid in seen.container.gpu_uuids for seen in known if seen.container.status == "running"
+        )
+
     def forget(self, container_id: str) -> None:
         """It was changed by us, perhaps back into what it looked like before."""
         self._known.pop(container_id, None)

@@ -28,8 +28,9 @@ def mismatch(inspected: dict[str, Any], uuids: Iterable[str], *, simulated: bool
     given, counted = _requested(host)
     if given != wanted or counted:
         return _reason(f"it was given {_names(given)} instead of {_names(wanted)}")
+    by_driver = any(request["Driver"] != "cdi" for request in host.get("DeviceRequests") or [])
     visible = _values(inspected["Config"]["Env"] or [], VISIBLE_DEVICES)
-    if visible not in ([NO_DEVICES], [",".join(uuids)] if wanted else []):
+    if visible != [",".join(uuids) if by_driver else NO_DEVICES]:
         return _reason(f"{VISIBLE_DEVICES} is {visible}")
     if host["Runtime"] != "runc" or host["Privileged"] or host.get("Devices"):
         return _reason("it runs with other rights than it was created with")

@@ -83,9 +83,18 @@ class Exchange:
         self._spoke_at = 0.0
         self._something_to_say = threading.Condition()
         self._away = False
+        self._ear = threading.Thread(target=self._listen, name="ear", daemon=True)
+        self._mouth = threading.Thread(target=self._speak, name="mouth", daemon=True)
 
     def start(self) -> None:
-        threading.Thread(target=self._listen, name="ear", daemon=True).start()
+        self._ear.start()
+
+    def join(self, timeout_s: float) -> None:
+        """After the end: lets a call that is about to be answered come to its own end."""
+        until = time.monotonic() + timeout_s
+        for thread in (self._ear, self._mouth):
+            if thread.is_alive():
+                thread.join(max(0, until - time.monotonic()))
 
     def soon(self, *, hurry: bool = True) -> None:
         """Report now; without hurry, at most once a second."""
@@ -104,7 +113,7 @@ class Exchange:
         while not self._ended.is_set() and not self._open_session():
             self._ended.wait(backoff.pause_s())
         backoff.reset()
-        threading.Thread(target=self._speak, name="mouth", daemon=True).start()
+        self._mouth.start()
         wait_s = 0.0
         while not self._ended.is_set():
             if self._call_and_rest(wait_s):

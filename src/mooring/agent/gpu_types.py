@@ -23,7 +23,7 @@ class GpuFacts(TypedDict):
     uuid: str
     index: int
     model: str
-    memory_mib: int | None  # null: it has no memory of its own (GB10, Jetson)
+    memory_mib: int
     pci_bus_id: str | None
     minor_number: int | None
     numa_node: int | None
@@ -33,7 +33,7 @@ class GpuFacts(TypedDict):
     mig_devices: list[MigDevice]
     compute_capability: str | None
     power_limit_w: float | None
-    fault: str | None  # gpu_lost, reset_required, row_remap_failed, recovery_…: do not give it out
+    fault: str | None  # gpu_lost, reset_required, row_remap_failed, recovery_…, memory_unknown
 
 
 class Process(TypedDict):
@@ -71,7 +71,10 @@ class Xid(TypedDict):
 
 
 class UnreadableGpu(TypedDict):
-    """A card that the driver counts but that cannot be read; one that does not even open has no UUID."""
+    """A card that the driver counts but that cannot be read; one that does not even open has no UUID.
+
+    `code`: one of NVML's, odd_uuid, or memory_unknown (GB10 and Jetson, which have none of their own).
+    """
 
     index: int
     uuid: str | None

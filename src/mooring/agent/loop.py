@@ -30,6 +30,7 @@ RESYNC_S: Final = 15.0
 LOOK_AGAIN_S: Final = 1.0  # after an engine that did not answer
 LOOK_GAP_S: Final = 0.01  # a burst of hints is one listing
 FIRST_LOOK_S: Final = 2.0  # for so long the first report waits for the engine
+LAST_WORD_S: Final = 0.5  # for so long the end waits for a call under way
 ENGINE_AWAY: Final = Reason(
     code="docker_unavailable", message="The container engine does not answer on this node"
 )
@@ -94,6 +95,7 @@ class Agent:
                 self._tell(lambda _: None)
             self._wake.wait(self._idle_s())
             self._wake.clear()
+        self._exchange.join(LAST_WORD_S)
         return self._exit_code
 
     def stop(self) -> None:

@@ -31,6 +31,8 @@ EXIT_NOT_SET_UP: Final = 2
 GPUS_WITHIN_S: Final = 5.0  # before a machine is taken for one without
 CPUS_PER_GPU: Final = 24
 MEMORY_MIB_PER_GPU: Final = 262_144
+SIMULATED_GPUS: Final = 8
+SIMULATED_MODEL: Final = "H100"
 
 TokenFor = Callable[[str], str | None]
 
@@ -193,9 +195,35 @@ def _plans(settings: AgentSettings, simulate_missing: bool) -> Iterator[Plan]:
 
 def _this_machine(settings: AgentSettings, identity: Identity, *, simulate_missing: bool) -> Parts:
     gpus = NvmlGpuReader(Pace(sample_interval_s=settings.sample_interval_s))
-    machine = _machine(settings, socket.gethostname())
-    docker = DockerRuntime(
-        address=machine.address,
+    docker = _docker(settings, identity, gpus)
+    if not simulate_missing:
+        return _really(settings, docker, gpus)
+    gpus.wait_first(GPUS_WITHIN_S)
+    has_docker, has_gpus = docker.facts().version is not None, bool(gpus.latest().inventory)
+    if has_docker and has_gpus:
+        return _really(settings, docker, gpus)
+    if has_docker:
+        log.warning("There is no NVIDIA GPU on this machine: containers are real, their 8 H100 are SIMULATED")
+        gpus.close()
+        docker.close()
+        return _docker_with_made_up_gpus(settings, identity)
+    docker.close()
+    log.warning("Docker does not answer on this machine: containers are SIMULATED, nothing really runs")
+    if has_gpus:
+        machine = _machine(settings, socket.gethostname())
+        return Parts(_simulated_runtime(machine), gpus, machine, ProcessContainers().container_of)
+    log.warning("There is no NVIDIA GPU on this machine either: 8 H100 are SIMULATED")
+    gpus.close()
+    return _made_up(settings, identity, gpu_count=SIMULATED_GPUS, model=SIMULATED_MODEL)
+
+
+def _really(settings: AgentSettings, docker: DockerRuntime, gpus: GpuReader) -> Parts:
+    return Parts(docker, gpus, _machine(settings, socket.gethostname()), ProcessContainers().container_of)
+
+
+def _docker(settings: AgentSettings, identity: Identity, gpus: GpuReader) -> DockerRuntime:
+    return DockerRuntime(
+        address=_machine(settings, socket.gethostname()).address,
         control_plane_id=identity.control_plane_id,
         minor_of=lambda uuid: _minor_of(gpus, uuid),
         preflight=lambda: preflight.problem(
@@ -204,17 +232,15 @@ def _this_machine(settings: AgentSettings, identity: Identity, *, simulate_missi
             allow_unsafe_toolkit=settings.allow_unsafe_toolkit,
         ),
     )
-    container_of = ProcessContainers().container_of
-    if not simulate_missing or docker.facts().version is not None:
-        return Parts(docker, gpus, machine, container_of)
-    docker.close()
-    log.warning("Docker does not answer on this machine: containers are SIMULATED, nothing really runs")
-    gpus.wait_first(GPUS_WITHIN_S)
-    if gpus.latest().inventory:
-        return Parts(_simulated_runtime(machine), gpus, machine, container_of)
-    gpus.close()
-    log.warning("There is no NVIDIA GPU on this machine either: 8 H100 are SIMULATED")
-    return _made_up(settings, identity, gpu_count=8, model="H100")
+
+
+def _docker_with_made_up_gpus(settings: AgentSettings, identity: Identity) -> Parts:
+    machine = _machine(settings, socket.gethostname())
+    docker = DockerRuntime(
+        address=machine.address, control_plane_id=identity.control_plane_id, simulated_gpus=True
+    )
+    gpus = SimulatedGpuReader(identity.node_id, SIMULATED_GPUS, SIMULATED_MODEL, busy=docker.holds)
+    return Parts(docker, gpus, machine, lambda _: None)
 
 
 def _made_up(settings: AgentSettings, identity: Identity, *, gpu_count: int, model: str) -> Parts:

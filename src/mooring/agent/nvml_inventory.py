@@ -95,6 +95,8 @@ def _remembered(gpu: Gpu, identity: Facts) -> Facts:
     for name, value in identity.items():
         if value is not None:
             gpu.identity[name] = value
+    if "memory_mib" not in gpu.identity:
+        raise GpuFaultError("memory_unknown")  # it could be given to nobody who asks for an amount
     return {**identity, "model": "unknown", **gpu.identity}
 
 

@@ -1,0 +1,62 @@
+"""`mooring doctor`: is this machine fit to be a node, and if not, what mends it."""
+
+from typing import Final
+
+import typer
+
+from mooring.agent import preflight
+from mooring.agent.docker import DockerRuntime
+from mooring.agent.gpu_types import Inventory, NodeFault
+from mooring.agent.gpus import GpuReading, NvmlGpuReader
+from mooring.agent.preflight import Check
+from mooring.agent.settings import AgentSettings
+
+_GPUS_WITHIN_S: Final = 15.0
+_MARKS: Final = {True: ("ok  ", "green"), None: ("warn", "yellow"), False: ("FAIL", "red")}
+
+
+def examine(settings: AgentSettings) -> int:
+    """Print every check; the exit status is 1 if one of them failed."""
+    found = _checks(settings)
+    for check in found:
+        _print(check)
+    failed = sum(check.ok is False for check in found)
+    warned = sum(check.ok is None for check in found)
+    typer.echo(f"\n{len(found)} checks, {failed} failed, {warned} with a warning")
+    return 1 if failed else 0
+
+
+def _checks(settings: AgentSettings) -> list[Check]:
+    gpus = NvmlGpuReader()
+    docker = DockerRuntime(address="127.0.0.1")
+    try:
+        gpus.wait_first(_GPUS_WITHIN_S)
+        return preflight.checks(
+            docker.info,
+            preflight.read_toolkit(),
+            _inventory(gpus.latest()),
+            allow_unsafe_toolkit=settings.allow_unsafe_toolkit,
+        )
+    finally:
+        docker.close()
+        gpus.close()
+
+
+def _inventory(reading: GpuReading) -> Inventory | NodeFault | None:
+    if reading.error is not None:
+        return reading.error
+    if not reading.inventory and not reading.unreadable:
+        return None
+    return Inventory(
+        driver_version=reading.driver_version,
+        cuda_version=reading.cuda_version,
+        gpus=list(reading.inventory or ()),
+        unreadable=list(reading.unreadable),
+    )
+
+
+def _print(check: Check) -> None:
+    mark, colour = _MARKS[check.ok]
+    typer.echo(f"{typer.style(mark, fg=colour)}  {check.name:<26} {check.detail}")
+    if check.mend and check.ok is not True:
+        typer.echo(f"      -> {check.mend}")
