@@ -7,7 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from mooring.api.errors import problem_response
+from mooring.api.errors import on_bug, problem_response
 from mooring.core import ids
 from mooring.core.errors import BadRequest, MooringError, TooLarge
 from mooring.db.types import new_id
@@ -33,9 +33,12 @@ class Edge:
             return
         request_id = _request_id(scope)
         scope.setdefault("state", {})["request_id"] = request_id
+        began = False
 
         async def send_with_id(message: Message) -> None:
+            nonlocal began
             if message["type"] == "http.response.start":
+                began = True
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
             await send(message)
 
@@ -44,7 +47,14 @@ class Edge:
             response = problem_response(Request(scope), refusal)
             await response(scope, receive, send_with_id)
             return
-        await self.app(scope, _limited(receive, _limit(scope)), send_with_id)
+        try:
+            await self.app(scope, _limited(receive, _limit(scope)), send_with_id)
+        except Exception as error:
+            # Starlette's own catch-all lies outside of this: its answer would lack the request's id, and
+            # its raising again would cost the client the connection.
+            if began:
+                raise
+            await on_bug(Request(scope), error)(scope, receive, send_with_id)
 
 
 def _request_id(scope: MutableMapping[str, Any]) -> str:

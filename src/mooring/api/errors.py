@@ -1,7 +1,8 @@
 """Every error as `application/problem+json` (RFC 9457), whoever raised it."""
 
 import logging
-from collections.abc import Mapping
+import sqlite3
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -38,6 +39,8 @@ STATUS: Mapping[type[MooringError], int] = {
     MooringError: 500,
 }
 RETRY_AFTER_S = 2
+# A body of a hundred thousand unknown fields would otherwise be answered with ten times its size.
+_MOST_FIELD_ERRORS = 100
 _BY_STATUS: Mapping[int, type[MooringError]] = {status: kind for kind, status in STATUS.items()}
 
 
@@ -79,7 +82,6 @@ def install(app: FastAPI) -> None:
     for kind in (OperationalError, InterfaceError, PoolTimeout):
         app.add_exception_handler(kind, _on_database_away)
     app.add_exception_handler(DataError, _on_data_error)
-    app.add_exception_handler(Exception, _on_bug)
 
 
 async def _on_mooring_error(request: Request, error: Exception) -> Response:
@@ -92,9 +94,9 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
     return problem_response(request, invalid(error.errors()))
 
 
-def invalid(found: Any) -> errors.Invalid:
+def invalid(found: Sequence[Any]) -> errors.Invalid:
     """The 422 for pydantic's findings; where all are of one kind with a code of its own, that is the code."""
-    listed = [_field_error(item) for item in found]
+    listed = [_field_error(item) for item in found[:_MOST_FIELD_ERRORS]]
     own = {item["code"] for item in listed}
     code = (
         own.pop()
@@ -102,7 +104,7 @@ def invalid(found: Any) -> errors.Invalid:
         else None
     )
     where = "; ".join(f"{item['pointer']}: {item['message']}" for item in listed[:3])
-    more = f" (and {len(listed) - 3} more)" if len(listed) > 3 else ""
+    more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
     return errors.Invalid(where + more, code=code, errors=listed)
 
 
@@ -151,14 +153,20 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 async def _on_integrity_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, IntegrityError)
     # Two requests passed the friendly check at once; the unique index let one of them through.
-    if "name" in str(error.orig):
+    refused_by = str(error.orig)
+    if "uq_instances_project_id_name" in refused_by or "instances.project_id, instances.name" in refused_by:
         return problem_response(request, errors.NameTaken("another request took this name just now"))
+    if "uq_nodes_name" in refused_by or "nodes.name" in refused_by:
+        message = "another machine joined under this name just now"
+        return problem_response(request, errors.Conflict(message, code="node_name_taken"))
     log.warning("refused by a constraint: %s", error.orig)
     message = "another request changed the same thing just now; try again"
     return problem_response(request, errors.Conflict(message))
 
 
 async def _on_database_away(request: Request, error: Exception) -> Response:
+    if getattr(getattr(error, "orig", None), "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR:
+        return on_bug(request, error)  # a bad statement, which SQLite tells no better; trying again is no help
     log.warning("the database does not answer: %s", error)
     message = "the database does not answer just now; nothing was changed that was not acknowledged"
     return problem_response(request, errors.Unavailable(message, code="database_unavailable"))
@@ -169,7 +177,8 @@ async def _on_data_error(request: Request, error: Exception) -> Response:
     return problem_response(request, errors.Invalid("a value is out of the range that can be stored"))
 
 
-async def _on_bug(request: Request, error: Exception) -> Response:
+def on_bug(request: Request, error: Exception) -> Response:
+    """The 500 for what nobody expected; the log has the cause."""
     request_id = getattr(request.state, "request_id", "")
     log.error("unhandled error in request %s", request_id, exc_info=error)
     message = "this is a bug in Mooring; its log has the cause under the request_id"

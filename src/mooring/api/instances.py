@@ -17,7 +17,7 @@ from mooring.api.responses import errors
 from mooring.control import events, explaining, instances
 from mooring.control.idempotency import Answer
 from mooring.core.instance import Reason, State
-from mooring.core.text import Text
+from mooring.core.text import LabelFilter, Text
 from mooring.db import tables
 from mooring.schemas.base import Json
 from mooring.schemas.events import InstanceEvents
@@ -44,7 +44,9 @@ class InstanceQuery(lists.PageQuery):
     name: Annotated[Text | None, Field(max_length=63)] = None
     node_id: Annotated[Text | None, Field(max_length=64)] = None
     project_id: Annotated[Text | None, Field(max_length=64)] = None
-    label: Annotated[list[Text], Field(max_length=16, description="`key:value`; several must all match")] = []
+    label: Annotated[
+        list[LabelFilter], Field(max_length=16, description="`key:value`; several must all match")
+    ] = []
 
 
 @router.post(

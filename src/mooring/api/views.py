@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from mooring.control import placement
 from mooring.control.instance_types import InstanceType
 from mooring.control.nodes import state_of_row
-from mooring.core.instance import State, actions
+from mooring.core.instance import HOLDS_GPUS, State, actions
 from mooring.core.node import allocatable_memory_mib
 from mooring.db import tables
 from mooring.scheduler.model import Refusal
@@ -20,11 +20,11 @@ from mooring.schemas.base import Json, timestamp
 
 
 def instances(session: Session, rows: Sequence[tables.Instance]) -> list[Json]:
-    """Instances with what other tables know of them: three queries, however many rows."""
-    ids = [row.id for row in rows]
-    devices = _devices(session, ids)
+    """Instances with what other tables know of them: three queries at most, however many rows."""
+    holders = [row.id for row in rows if row.gpu_count and row.state in HOLDS_GPUS]
+    devices = _devices(session, holders) if holders else {}
     names = _node_names(session, {row.node_id for row in rows if row.node_id})
-    waiting = [row.id for row in rows if row.state is State.PENDING]
+    waiting = [row for row in rows if row.state is State.PENDING]
     positions = placement.queue_positions(session, waiting) if waiting else {}
     return [
         _instance(row, devices.get(row.id, []), names.get(row.node_id or ""), positions.get(row.id))

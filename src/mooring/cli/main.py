@@ -70,14 +70,14 @@ def agent(
     from mooring.agent.settings import AgentSettings  # noqa: PLC0415
 
     settings = _settings(AgentSettings)
+    tokens = _tokens(settings)
     if local:
-        tokens = _tokens(settings)
         raise typer.Exit(run(settings, lambda _name: next(tokens, None), simulate_missing=True, parent_fd=0))
-    raise typer.Exit(run(settings))
+    raise typer.Exit(run(settings, lambda _name: next(tokens, None)))
 
 
 def _tokens(settings: "AgentSettings") -> Iterator[str]:
-    """`mooring up` hands a token for each of its nodes, joined by commas; each works once."""
+    """One token for each node, joined by commas: simulated nodes need several, and each works once."""
     given = settings.join_token.get_secret_value() if settings.join_token else ""
     yield from filter(None, given.split(","))
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import timedelta
 
-from sqlalchemy import delete, func, select, text
+from sqlalchemy import delete, func, insert, select, text
 from sqlalchemy.orm import Session
 
 from mooring.core import ids
@@ -27,9 +27,14 @@ def append(
     instance_id: str | None = None,
 ) -> None:
     """Add an event to this transaction; it gets its `seq` when the transaction ends."""
-    event = Event(
-        id=new_id(ids.EVENT), type=kind, project_id=project_id, instance_id=instance_id, at=now(), data=data
-    )
+    event = {
+        "id": new_id(ids.EVENT),
+        "type": kind,
+        "project_id": project_id,
+        "instance_id": instance_id,
+        "at": now(),
+        "data": data,
+    }
     if _PENDING not in session.info:
         session.info[_PENDING] = []
         at_end(session, _write)
@@ -42,8 +47,8 @@ def _write(session: Session) -> None:
     # look back. Taken as the last lock of every transaction, it cannot deadlock with the rows' locks.
     if session.get_bind().dialect.name == "postgresql":
         session.execute(text("SELECT pg_advisory_xact_lock(hashtext('mooring.events'))"))
-    session.add_all(session.info.pop(_PENDING))
-    session.flush()
+    # Nobody needs them back, and the table's own insert costs a third of the mapped one.
+    session.execute(insert(Event.__table__), session.info.pop(_PENDING))  # type: ignore[arg-type]
 
 
 def page(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from mooring.control import events
+from mooring.control import events, locks
 from mooring.core.errors import Conflict, NotFound
 from mooring.core.gpu import GpuFacts, Health
 from mooring.core.instance import Reason
@@ -14,31 +14,40 @@ from mooring.db.tables import Allocation, Gpu, Node
 from mooring.schemas.agent import Incident
 
 
-def apply_inventory(session: Session, node: Node, reported: Sequence[GpuFacts], *, simulated: bool) -> None:
-    """Make the node's GPUs what it says they are; a card it no longer lists is lost, never deleted."""
-    listed = [gpu.uuid for gpu in reported]
+def apply_inventory(
+    session: Session, node: Node, reported: Sequence[GpuFacts], *, simulated: bool
+) -> Reason | None:
+    """Make the node's GPUs what it says they are; a card it no longer lists is lost, never deleted.
+
+    Returns:
+        What is wrong with the node: it lists a card of another one.
+    """
+    claimed = None
+    listed = {gpu.uuid: gpu for gpu in reported}
     known = {
         gpu.uuid: gpu
-        for gpu in session.scalars(select(Gpu).where((Gpu.node_id == node.id) | Gpu.uuid.in_(listed)))
+        for gpu in session.scalars(select(Gpu).where((Gpu.node_id == node.id) | Gpu.uuid.in_(list(listed))))
     }
-    for facts in reported:
-        _take_in(session, node, known.get(facts.uuid), facts, simulated=simulated)
-    for uuid in known.keys() - set(listed):
+    for uuid, facts in listed.items():
+        row = known.get(uuid)
+        if row is not None and row.node_id != node.id and not _may_move(session, row):
+            claimed = Reason(
+                code="gpu_claimed_elsewhere",
+                message=f"{uuid} belongs to node {row.node_id}; two agents must not serve one machine",
+            )
+        else:
+            _take_in(session, node, row, facts, simulated=simulated)
+    for uuid in sorted(known.keys() - listed.keys()):
         _set_health(
             session,
             known[uuid],
             Health.LOST,
             Reason(code="gpu_missing", message="its node no longer lists it"),
         )
+    return claimed
 
 
 def _take_in(session: Session, node: Node, row: Gpu | None, facts: GpuFacts, *, simulated: bool) -> None:
-    if row is not None and row.node_id != node.id and not _may_move(session, row):
-        node.problem = Reason(
-            code="gpu_claimed_elsewhere",
-            message=f"{facts.uuid} belongs to node {row.node_id}; two agents must not serve one machine",
-        ).model_dump()
-        return
     if row is None:
         row = Gpu(uuid=facts.uuid, health=Health.HEALTHY)
         session.add(row)
@@ -95,15 +104,25 @@ def _set_health(session: Session, row: Gpu, health: Health, reason: Reason | Non
 
 def apply_incidents(session: Session, node: Node, incidents: Sequence[Incident]) -> None:
     """Quarantine what went wrong. A repeated incident does not undo an admin's clearing."""
+    of_gpu: dict[str, list[Incident]] = {}
     for incident in incidents:
-        row = session.get(Gpu, incident.uuid)
-        if row is None or row.node_id != node.id or row.last_incident_id == incident.id:
+        of_gpu.setdefault(incident.uuid, []).append(incident)
+    for uuid, told in of_gpu.items():
+        row = session.get(Gpu, uuid)
+        if row is None or row.node_id != node.id:
             continue
-        row.last_incident_id = incident.id
-        if row.health is not Health.LOST:
-            _set_health(
-                session, row, Health.QUARANTINED, Reason(code=incident.code, message=incident.message)
-            )
+        for incident in _unheard(row, told):
+            row.last_incident_id = incident.id
+            if row.health is not Health.LOST:
+                _set_health(
+                    session, row, Health.QUARANTINED, Reason(code=incident.code, message=incident.message)
+                )
+
+
+def _unheard(row: Gpu, told: Sequence[Incident]) -> Sequence[Incident]:
+    """Those after the newest one on record: a node repeats all of them, in order, until it is answered."""
+    known = [at for at, incident in enumerate(told) if incident.id == row.last_incident_id]
+    return told[known[-1] + 1 :] if known else told
 
 
 def clear(session: Session, uuid: str) -> Gpu:
@@ -114,6 +133,9 @@ def clear(session: Session, uuid: str) -> Gpu:
         Conflict: it is lost; only its node's report brings it back.
     """
     row = get(session, uuid)
+    # Reports write health under their node's lock: one that comes in right now must not be overwritten.
+    locks.node(session, row.node_id)
+    session.refresh(row)
     if row.health is Health.LOST:
         raise Conflict(f"{uuid} is lost; it can be cleared once its node lists it again", code="gpu_lost")
     _set_health(session, row, Health.HEALTHY, None)

@@ -13,7 +13,8 @@ from mooring.db.types import now
 
 KEPT = timedelta(hours=24)
 # An act that outlived its transaction (an exec) and never stored an answer: its replica died.
-ABANDONED = timedelta(minutes=15)
+# The longest exec, an hour, must not be taken for one of those and run a second time.
+ABANDONED = timedelta(minutes=70)
 
 
 @dataclass(frozen=True, slots=True)

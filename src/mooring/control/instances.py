@@ -39,8 +39,9 @@ def create(session: Session, project_id: str, request: InstanceRequest) -> Insta
     Raises:
         NameTaken: a live instance of the project has this name.
     """
+    if request.name is not None:
+        _refuse_taken_name(session, project_id, request.name)
     name = request.name or _generated_name(request.image)
-    _refuse_taken_name(session, project_id, name)
     moment = now()
     row = Instance(
         id=new_id(ids.INSTANCE), project_id=project_id, name=name, labels=request.labels, spec=request.spec(),
@@ -318,7 +319,7 @@ def _stamp(row: Instance, to: State) -> None:
 
 
 def _expiry(row: Instance) -> datetime | None:
-    if row.started_at is None or row.max_duration_s is None:
+    if row.started_at is None or row.max_duration_s is None or row.state in ENDED:
         return None
     return row.started_at + timedelta(seconds=row.max_duration_s)
 

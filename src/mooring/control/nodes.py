@@ -136,7 +136,7 @@ def record(session: Session, node: Node) -> None:
         {
             "node_id": node.id,
             "node_name": node.name,
-            "state": str(state_of_row(node)),
+            "state": "deleted" if node.deleted_at else str(state_of_row(node)),
             "reason": node.problem,
         },
     )

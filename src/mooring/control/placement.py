@@ -1,20 +1,25 @@
 """Between the rows and the scheduler: the world read into a snapshot, a plan written down under guards."""
 
+import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import ColumnElement, Text, cast, func, select, tuple_, update
 from sqlalchemy.orm import Session
+from sqlalchemy.sql.dml import ReturningUpdate
 
 from mooring.control import instances, locks
 from mooring.control.nodes import state_of_row
 from mooring.core.gpu import Health
 from mooring.core.instance import HOLDS_GPUS, DesiredState, InstanceSpec, Reason, State
 from mooring.core.node import NodeState, allocatable_memory_mib
+from mooring.db.session import nudge
 from mooring.db.tables import Allocation, Gpu, Instance, Node
 from mooring.scheduler.model import GpuView, NodeView, Placement, Request, Unplaced
 
+_FEW = 3
 NEVER_LOOKED_AT = Instance.reason["code"].as_string() == instances.QUEUED.code
 
 
@@ -54,7 +59,8 @@ def used_by_node(session: Session, node_ids: Iterable[str] | None = None) -> dic
 def _gpu_views(session: Session) -> dict[str, tuple[GpuView, ...]]:
     held = set(session.scalars(select(Allocation.gpu_uuid).where(Allocation.to_at.is_(None))))
     grouped: dict[str, list[GpuView]] = defaultdict(list)
-    columns = (Gpu.node_id, Gpu.uuid, Gpu.index, Gpu.model, Gpu.memory_mib, Gpu.health, Gpu.facts)
+    facts_text = cast(Gpu.facts, Text)
+    columns = (Gpu.node_id, Gpu.uuid, Gpu.index, Gpu.model, Gpu.memory_mib, Gpu.health, facts_text)
     for node_id, uuid, index, model, memory, health, facts in session.execute(
         select(*columns).order_by(Gpu.uuid)
     ):
@@ -66,11 +72,24 @@ def _gpu_views(session: Session) -> dict[str, tuple[GpuView, ...]]:
                 memory_mib=memory,
                 free=uuid not in held,
                 healthy=health is Health.HEALTHY,
-                nvlink={peer["uuid"]: peer["links"] for peer in facts.get("nvlink_peers", ())},
-                topology=facts.get("topology", {}),
+                nvlink=(links := _links(facts)).nvlink,
+                topology=links.topology,
             )
         )
     return {node_id: tuple(views) for node_id, views in grouped.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Links:
+    nvlink: Mapping[str, int]
+    topology: Mapping[str, str]
+
+
+@lru_cache(maxsize=100_000)
+def _links(facts: str) -> _Links:
+    """A GPU's connections, from its facts as stored. They hardly ever change and every look needs them."""
+    read = json.loads(facts)
+    return _Links({peer["uuid"]: peer["links"] for peer in read["nvlink_peers"]}, read["topology"])
 
 
 def _node_view(node: Node, used: Used, gpus: Sequence[GpuView]) -> NodeView:
@@ -199,13 +218,31 @@ class _Guard:
 
 
 def explain_unplaced(session: Session, unplaced: Sequence[Unplaced]) -> None:
-    """Tell each waiting instance why it waits; only where the sentence is a new one."""
-    rows = locks.instances(session, (item.instance_id for item in unplaced))
+    """Tell each waiting instance why it waits; only where the sentence is a new one.
+
+    One statement for each sentence: a thousand that wait for the same thing are told at once.
+    """
+    waiting: dict[tuple[str, str], list[str]] = defaultdict(list)
     for item in unplaced:
-        row = rows.get(item.instance_id)
         reason = waiting_reason(item)
-        if row is not None and row.state is State.PENDING and row.reason != reason.model_dump():
-            instances.touch(session, row, reason)
+        waiting[reason.code, reason.message].append(item.instance_id)
+    for (code, message), instance_ids in sorted(waiting.items()):
+        told = session.scalars(_tell(instance_ids, Reason(code=code, message=message))).all()
+        nudge(session, *(f"instance:{instance_id}" for instance_id in told))
+
+
+def _tell(instance_ids: list[str], reason: Reason) -> ReturningUpdate[str]:
+    return (
+        update(Instance)
+        .where(
+            Instance.id.in_(instance_ids),
+            Instance.state == State.PENDING,
+            Instance.reason["message"].as_string() != reason.message,
+        )
+        .values(reason=reason.model_dump(), version=Instance.version + 1)
+        .returning(Instance.id)
+        .execution_options(synchronize_session=False)
+    )
 
 
 def waiting_reason(item: Unplaced) -> Reason:
@@ -215,8 +252,10 @@ def waiting_reason(item: Unplaced) -> Reason:
     return Reason(code="never_placeable", message=item.summary)
 
 
-def queue_positions(session: Session, instance_ids: Sequence[str]) -> dict[str, int]:
+def queue_positions(session: Session, instances_waiting: Sequence[Instance]) -> dict[str, int]:
     """Place in the queue of those that are pending, from 1, over all projects."""
+    if len(instances_waiting) <= _FEW:
+        return {row.id: _position(session, row) for row in instances_waiting}
     ranked = (
         select(
             Instance.id,
@@ -225,5 +264,13 @@ def queue_positions(session: Session, instance_ids: Sequence[str]) -> dict[str, 
         .where(Instance.state == State.PENDING)
         .subquery()
     )
-    query = select(ranked.c.id, ranked.c.position).where(ranked.c.id.in_(instance_ids))
+    waiting = [row.id for row in instances_waiting]
+    query = select(ranked.c.id, ranked.c.position).where(ranked.c.id.in_(waiting))
     return dict(session.execute(query).all())
+
+
+def _position(session: Session, row: Instance) -> int:
+    """Counting those ahead in the index is cheaper than ranking all, for a few."""
+    ahead = tuple_(Instance.queued_at, Instance.id) < (row.queued_at, row.id)
+    query = select(func.count()).select_from(Instance).where(Instance.state == State.PENDING, ahead)
+    return 1 + (session.scalar(query) or 0)

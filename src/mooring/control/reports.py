@@ -51,9 +51,10 @@ def refuse_stale_session(node: Node, report: SyncRequest) -> None:
 
 
 def _heed(session: Session, node: Node, report: SyncRequest) -> None:
-    _hear_node(session, node, report)
+    claimed = None
     if report.gpus is not None:
-        gpus.apply_inventory(session, node, report.gpus, simulated=report.facts.simulated_gpus)
+        claimed = gpus.apply_inventory(session, node, report.gpus, simulated=report.facts.simulated_gpus)
+    _hear_node(session, node, report, report.problem or claimed)
     gpus.apply_incidents(session, node, report.incidents)
     if report.instances is not None:
         for row, seen in _matched(locks.instances_on(session, node.id), report):
@@ -61,14 +62,14 @@ def _heed(session: Session, node: Node, report: SyncRequest) -> None:
         _note_orphans(session, node, report)
 
 
-def _hear_node(session: Session, node: Node, report: SyncRequest) -> None:
+def _hear_node(session: Session, node: Node, report: SyncRequest, problem_told: Reason | None) -> None:
     node.seq = report.seq
     node.heartbeats += 1
     node.last_heartbeat_at = now()
     if report.samples or report.gpus is None:
         node.samples = [sample.model_dump(mode="json") for sample in report.samples]
     facts = report.facts.model_dump(mode="json")
-    problem = report.problem.model_dump() if report.problem else None
+    problem = problem_told.model_dump() if problem_told else None
     if (node.silent, node.facts, node.problem) != (False, facts, problem):
         changed = (node.silent, node.problem) != (False, problem)
         node.silent, node.facts, node.problem = False, facts, problem

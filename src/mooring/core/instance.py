@@ -76,8 +76,8 @@ class Reason(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    code: str
-    message: str
+    code: Text
+    message: Text
 
 
 class _Asked(BaseModel):
@@ -259,7 +259,8 @@ def after_report(
     if phase is Phase.EXITED:
         return State.SUCCEEDED if exit_code == 0 else State.FAILED
     if phase is Phase.ABSENT and not began:
-        return state
+        # Its node speaks again and is about to start it.
+        return State.STARTING if state is State.UNREACHABLE else state
     return State.FAILED
 
 

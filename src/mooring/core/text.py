@@ -20,6 +20,12 @@ LabelKey = Annotated[
     str, StringConstraints(pattern=r"^[a-zA-Z0-9]([a-zA-Z0-9._/-]{0,61}[a-zA-Z0-9])?$", max_length=63)
 ]
 LabelValue = Annotated[str, StringConstraints(pattern=NO_NUL, max_length=255)]
+LabelFilter = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^[a-zA-Z0-9]([a-zA-Z0-9._/-]{0,61}[a-zA-Z0-9])?:[^\x00]*$", max_length=63 + 1 + 255
+    ),
+]
 EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
 EnvValue = Annotated[str, StringConstraints(pattern=NO_NUL, max_length=32_768)]
 GpuUuid = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", max_length=96)]

@@ -111,7 +111,8 @@ class Node(Base):
     silent: Mapped[bool] = mapped_column(default=True)
     problem: Mapped[JsonObject | None]
     facts: Mapped[JsonObject | None]
-    samples: Mapped[list[Any]] = mapped_column(default=list)
+    # Written with every report and read only for figures.
+    samples: Mapped[list[Any]] = mapped_column(default=list, deferred=True)
     orphans: Mapped[list[Any]] = mapped_column(default=list)
     # The newest agent's session and its last applied report: older ones are refused or skipped.
     session: Mapped[int] = mapped_column(default=0)

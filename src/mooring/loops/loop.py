@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from mooring.db.session import Database
 
 log = logging.getLogger(__name__)
-_LONGEST_BACKOFF_S = 30.0
+_LONGEST_BACKOFF_S = 5.0
 
 
 class Loop(ABC):

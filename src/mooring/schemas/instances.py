@@ -45,15 +45,16 @@ class InstancePatch(Body):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"labels": {"team": "speech"}}]})
 
-    name: Name | None = None
-    labels: Annotated[dict[LabelKey, LabelValue] | None, Field(max_length=64)] = None
+    # Only what was sent is read, so the defaults never are; null is no name and no set of labels.
+    name: Annotated[Name, Field(default_factory=str)]
+    labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=64)] = {}
     max_duration_s: Annotated[int | None, Field(ge=1, le=10 * 366 * 86_400)] = None
     priority: Annotated[int, Field(ge=0, le=100)] = 50
 
     @field_validator("labels")
     @classmethod
-    def _no_reserved_labels(cls, labels: dict[str, str] | None) -> dict[str, str] | None:
-        return None if labels is None else refuse_reserved_labels(labels)
+    def _no_reserved_labels(cls, labels: dict[str, str]) -> dict[str, str]:
+        return refuse_reserved_labels(labels)
 
     @field_validator("priority")
     @classmethod

@@ -1,0 +1,128 @@
+"""Create -> running through the product, beside the same create + start made directly with the Docker SDK.
+
+    python -m benchmarks.create_to_running [rounds]
+
+Both sides make the same container (the direct one copies what the product made), in turns, on the same
+dockerd. The product's time ends when a waiting client reads `running`.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import docker
+from tests.service import Client
+from tests.testbed.waiting import wait_until
+
+from benchmarks import stack
+from benchmarks.figures import median, percentile, verdict
+
+BODY = {"command": ["sleep", "1000"], "gpus": {"count": 1}, "cpus": 0.1, "memory_mib": 64}
+AT_ONCE = 8
+
+
+def main(rounds: int) -> int:
+    with stack.on_docker() as made:
+        direct = Direct(made.node.url, template(made))
+        for _ in range(3):  # both sides warm
+            through_product(made.server.client)
+            direct.once()
+        pairs = [(through_product(made.admin), direct.once()) for _ in range(rounds)]
+        ratios = [throughput_ratio(made, direct) for _ in range(max(3, rounds // 5))]
+    product, plain = [list(side) for side in zip(*pairs, strict=True)]
+    print(f"create -> running, {rounds} rounds: product median {median(product) * 1e3:.0f} ms, "
+          f"p95 {percentile(product, 0.95) * 1e3:.0f} ms; direct median {median(plain) * 1e3:.0f} ms, "
+          f"p95 {percentile(plain, 0.95) * 1e3:.0f} ms")  # fmt: skip
+    held = [
+        verdict("median ratio", median(product) / median(plain), 1.15, "x"),
+        verdict("p95 ratio", percentile(product, 0.95) / percentile(plain, 0.95), 1.3, "x"),
+        verdict(f"throughput of {AT_ONCE} at once, ratio", median(ratios), 0.9, "x", at_least=True),
+    ]
+    return 0 if all(held) else 1
+
+
+def template(made: stack.Stack) -> dict[str, Any]:
+    """The engine's own words for the container that the product makes."""
+    running = made.admin.wait(made.admin.create(**BODY)["id"], "running")
+    attributes = made.node.client.api.inspect_container(running["container_id"])
+    remove(made.admin, running["id"])
+    config = {name: attributes["Config"][name] for name in ("Image", "Hostname", "Cmd", "Env", "Entrypoint")}
+    return {**config, "Labels": {"copied": "yes"}, "HostConfig": attributes["HostConfig"]}
+
+
+def through_product(client: Client) -> float:
+    """Seconds from the create to reading `running`."""
+    began = time.perf_counter()
+    instance_id = client.create(**BODY)["id"]
+    client.wait(instance_id, "running")
+    took = time.perf_counter() - began
+    remove(client, instance_id)
+    return took
+
+
+def remove(client: Client, instance_id: str) -> None:
+    client.post(f"/v1/instances/{instance_id}/stop", json={"timeout_s": 0})
+    client.delete(f"/v1/instances/{instance_id}")
+    wait_until(lambda: client.get(f"/v1/instances/{instance_id}").status_code == 404, 30)
+
+
+class Direct:
+    """Create + start with the SDK's own client, as a script would."""
+
+    def __init__(self, url: str, config: dict[str, Any]) -> None:
+        self._api = docker.APIClient(base_url=url, version="auto", timeout=60, max_pool_size=AT_ONCE)
+        self._config = config
+
+    def once(self) -> float:
+        began = time.perf_counter()
+        container = self._api.create_container_from_config(self._config)["Id"]
+        self._api.start(container)
+        took = time.perf_counter() - began
+        self._api.remove_container(container, force=True, v=True)
+        return took
+
+    def many(self) -> list[str]:
+        def one(_number: int) -> str:
+            container = str(self._api.create_container_from_config(self._config)["Id"])
+            self._api.start(container)
+            return container
+
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            return list(pool.map(one, range(AT_ONCE)))
+
+    def remove(self, containers: list[str]) -> None:
+        for container in containers:
+            self._api.remove_container(container, force=True, v=True)
+
+
+def throughput_ratio(made: stack.Stack, direct: Direct) -> float:
+    """How much of the direct throughput the product reaches with so many at once."""
+    containers: list[str] = []
+    plain = _timed(lambda: containers.extend(direct.many()))
+    direct.remove(containers)
+    clients = [made.server.client for _ in range(AT_ONCE)]
+    made_ids: list[str] = []
+
+    def one(client: Client) -> str:
+        instance_id = str(client.create(**BODY)["id"])
+        client.wait(instance_id, "running", 60)
+        return instance_id
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        product = _timed(lambda: made_ids.extend(pool.map(one, clients)))
+        list(pool.map(remove, clients, made_ids))
+    for client in clients:
+        client.close()
+    return plain / product
+
+
+def _timed(act: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    act()
+    return time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 30))

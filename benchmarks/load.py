@@ -1,0 +1,55 @@
+"""Sixteen HTTP clients in a process of their own, as cheap as Python has them: the server shares the machine."""
+
+import http.client
+import json
+import time
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from urllib.parse import urlsplit
+
+from tests.service import ADMIN_KEY
+
+CLIENTS = 16
+HEADERS = {"Authorization": f"Bearer {ADMIN_KEY}", "Content-Type": "application/json"}
+
+
+@dataclass(frozen=True)
+class Load:
+    """What the clients saw."""
+
+    seconds: float
+    latencies_s: list[float]
+
+    @property
+    def rate(self) -> float:
+        return len(self.latencies_s) / self.seconds
+
+
+def closed_loop(url: str, method: str, path: str, body: dict[str, object] | None, seconds: float) -> Load:
+    """Each client asks again as soon as it is answered; any answer but 2xx is an error."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        return process.submit(_clients, url, method, path, body, seconds).result()
+
+
+def _clients(url: str, method: str, path: str, body: dict[str, object] | None, seconds: float) -> Load:
+    content = None if body is None else json.dumps(body).encode()
+    began = time.perf_counter()
+    until = began + seconds
+
+    def client(_number: int) -> list[float]:
+        connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
+        taken = []
+        while (asked := time.perf_counter()) < until:
+            connection.request(method, path, content, HEADERS)
+            answer = connection.getresponse()
+            text = answer.read()
+            if answer.status >= 300:
+                raise RuntimeError(f"{answer.status}: {text[:300]!r}")
+            taken.append(time.perf_counter() - asked)
+        connection.close()
+        return taken
+
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        latencies = [one for taken in pool.map(client, range(CLIENTS)) for one in taken]
+    return Load(time.perf_counter() - began, latencies)

@@ -1,0 +1,117 @@
+"""The product on the test bed, for benchmarks: the same parts as in the end-to-end tests."""
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from tests.nodes import join_token
+from tests.service import Client
+from tests.testbed.dockerd import DockerNode
+from tests.testbed.waiting import wait_until
+from tests.testbed.workspace import Workspace
+from tests.walk.product import MOORING, AgentProcess, Program, ServerProcess
+
+from mooring.core.simulation import parse_fleets
+
+
+@contextmanager
+def workspace() -> Iterator[Workspace]:
+    made = Workspace()
+    try:
+        yield made
+    finally:
+        made.release()
+
+
+@contextmanager
+def folder() -> Iterator[Path]:
+    made = Path(tempfile.mkdtemp(prefix="mooring-bench-"))
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made)
+
+
+@dataclass(frozen=True)
+class Stack:
+    server: ServerProcess
+    agent: AgentProcess
+    node: DockerNode
+    admin: Client
+
+
+@contextmanager
+def on_docker(gpus: int = 8) -> Iterator[Stack]:
+    """A server and one node with a real dockerd and made-up cards."""
+    with ExitStack() as exits:
+        bed, base = exits.enter_context(workspace()), exits.enter_context(folder())
+        node = DockerNode(bed)
+        exits.callback(node.destroy)
+        node.start()
+        node.load_images()
+        server = ServerProcess(base / "server", bed.root_address, bed.take_port())
+        server.start()
+        exits.callback(server.stop)
+        agent = AgentProcess(node, server, base / "agent", gpus)
+        agent.start()
+        exits.callback(agent.stop)
+        admin = exits.enter_context(server.client)
+        agent.await_ready(admin)
+        yield Stack(server, agent, node, admin)
+
+
+@contextmanager
+def server_alone(host: str = "127.0.0.1", **settings: str) -> Iterator[ServerProcess]:
+    """A server on loopback, without nodes."""
+    with workspace() as bed, folder() as base:
+        server = ServerProcess(base / "server", host, bed.take_port(), **settings)
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+
+
+@contextmanager
+def simulated_fleet(server: ServerProcess, fleet: str) -> Iterator[None]:
+    """Simulated nodes in one other process, all reporting."""
+    wanted = sum(made.nodes for made in parse_fleets(fleet))
+    with folder() as base, server.client as admin:
+        tokens = ",".join(join_token(admin) for _ in range(wanted))
+        environment = {
+            **os.environ,
+            "MOORING_DATA_DIR": str(base),
+            "MOORING_SERVER_URL": server.url,
+            "MOORING_SIMULATE": fleet,
+            "MOORING_JOIN_TOKEN": tokens,
+        }
+        program = Program([*MOORING, "agent"], environment, base / "agent.log")
+        program.start()
+        try:
+            wait_until(lambda: _ready_nodes(admin) == wanted, 60)
+            yield
+        finally:
+            program.stop()
+
+
+def _ready_nodes(admin: Client) -> int:
+    return sum(node["state"] == "ready" for node in admin.items("/v1/nodes", limit=200))
+
+
+def cpu_share(pid: int, seconds: float) -> float:
+    """Percent of one core that a process and its children take over some time."""
+    before, began = cpu_seconds(pid), time.perf_counter()
+    time.sleep(seconds)
+    return 100 * (cpu_seconds(pid) - before) / (time.perf_counter() - began)
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process and its present children, so far."""
+    process = psutil.Process(pid)
+    return sum(sum(part.cpu_times()[:2]) for part in (process, *process.children(recursive=True)))
