@@ -21,9 +21,7 @@ def main(seconds: float) -> int:
         processes = [psutil.Process(made.agent.pid), *made.agent.children()]
         resident = sum(process.memory_info().rss for process in processes) / 2**20
         shared = sum(process.memory_full_info().pss for process in processes) / 2**20
-    print(
-        f"{len(processes)} processes, {resident:.0f} MiB resident ({shared:.0f} MiB with shared pages counted once)"
-    )
+    print(f"{len(processes)} processes, {resident:.0f} MiB resident ({shared:.0f} MiB proportional)")
     held = [
         verdict("agent's CPU", share, 1, " % of a core"),
         verdict("agent's resident memory", resident, 120, " MiB"),

@@ -1,4 +1,4 @@
-"""Sixteen HTTP clients in a process of their own, as cheap as Python has them: the server shares the machine."""
+"""Sixteen HTTP clients in a process of their own, as cheap as Python has them."""
 
 import http.client
 import json

@@ -1,9 +1,13 @@
-"""Runs the migrations, each in a transaction of its own, on SQLite (batch mode) or PostgreSQL."""
+"""Runs the migrations so that one which is killed half-way has not happened.
 
-from typing import Any
+PostgreSQL: each in a transaction of its own. SQLite (batch mode): all in one, which also keeps a second
+process out.
+"""
+
+from typing import Any, Literal
 
 from alembic import context
-from sqlalchemy import Connection, create_engine, text
+from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import URL
 
 from mooring.db.session import normalized
@@ -17,7 +21,7 @@ def _url() -> URL:
     return given if isinstance(given, URL) else normalized(Settings().resolved_database_url)
 
 
-def _render_type(kind: str, item: Any, _context: Any) -> str | bool:
+def _render_type(kind: str, item: Any, _context: Any) -> str | Literal[False]:
     # A migration must not change when the program's own types do, so it names the plain ones.
     if kind == "type" and isinstance(item, UtcDateTime):
         return "sa.DateTime(timezone=True)"
@@ -26,18 +30,33 @@ def _render_type(kind: str, item: Any, _context: Any) -> str | bool:
     return False
 
 
+def _make_ddl_transactional(engine: Engine) -> None:
+    """Python's sqlite3 runs each CREATE TABLE by itself; a process that was killed left some of them."""
+
+    @event.listens_for(engine, "connect")
+    def _leave_transactions_to_us(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
 def _migrate(connection: Connection) -> None:
-    if connection.dialect.name == "postgresql":
-        # A migration that waits behind a long transaction would make every later query wait behind it.
-        connection.execute(text("SET lock_timeout = '5s'"))
+    is_sqlite = connection.dialect.name == "sqlite"
+    if not is_sqlite:
         # Two replicas that start together: the second waits, then finds nothing to do.
         connection.execute(text("SELECT pg_advisory_lock(hashtext('mooring.migrations'))"))
+        # A migration that waits behind a long transaction would make every later query wait behind it.
+        # Set last: it would bound the wait for the first replica too.
+        connection.execute(text("SET lock_timeout = '5s'"))
         connection.commit()
     context.configure(
         connection=connection,
         target_metadata=Base.metadata,
-        render_as_batch=connection.dialect.name == "sqlite",
-        transaction_per_migration=True,
+        render_as_batch=is_sqlite,
+        transactional_ddl=True,
+        transaction_per_migration=not is_sqlite,
         compare_type=True,
         render_item=_render_type,
     )
@@ -45,7 +64,9 @@ def _migrate(connection: Connection) -> None:
         context.run_migrations()
 
 
-engine = create_engine(_url())
+engine = create_engine(_url(), connect_args={"timeout": 60} if _url().get_backend_name() == "sqlite" else {})
+if engine.dialect.name == "sqlite":
+    _make_ddl_transactional(engine)
 with engine.connect() as connection:
     _migrate(connection)
 engine.dispose()

@@ -16,7 +16,9 @@ DATABASES = ("sqlite", "postgresql")
 
 
 @pytest.fixture(scope="session")
-def migrated_template(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Callable[[str], str]:
+def migrated_template(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Callable[[str], str]:
     """A migrated, empty database of each kind, to copy from: migrating for every test would take minutes."""
     made: dict[str, str] = {}
 

@@ -36,7 +36,9 @@ def join_token(client: Client, **fields: Any) -> str:
 class WireNode:
     """Speaks the agent's protocol and does nothing by itself: each `sync` is one report and its answer."""
 
-    def __init__(self, admin: Client, name: str, *, gpus: int = 8, model: str = "NVIDIA H100 80GB HBM3") -> None:
+    def __init__(
+        self, admin: Client, name: str, *, gpus: int = 8, model: str = "NVIDIA H100 80GB HBM3"
+    ) -> None:
         self.name = name
         self.http = httpx.Client(base_url=admin.base_url, timeout=70)
         joined = self.http.post(

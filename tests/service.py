@@ -34,10 +34,14 @@ class Client(httpx.Client):
 
     def wait(self, instance_id: str, state: str, timeout_s: float = 30) -> dict[str, Any]:
         """The instance once it is in this state."""
-        answer = self.get(f"/v1/instances/{instance_id}/wait", params={"state": state, "timeout_s": timeout_s})
+        answer = self.get(
+            f"/v1/instances/{instance_id}/wait", params={"state": state, "timeout_s": timeout_s}
+        )
         assert answer.status_code == 200, answer.text
         outcome = _object(answer)
-        assert outcome["reached"], f"not {state}: {outcome['instance']['state']} {outcome['instance']['reason']}"
+        assert outcome["reached"], (
+            f"not {state}: {outcome['instance']['state']} {outcome['instance']['reason']}"
+        )
         return dict(outcome["instance"])
 
     def items(self, path: str, **params: Any) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from mooring.api.app import create_app
 from mooring.api.auth import KeyCache
 from mooring.api.channels import Channels
 from mooring.api.context import Context
+from mooring.api.protocol import HttpProtocol
 from mooring.control import bootstrap
 from mooring.control.bootstrap import Identity
 from mooring.db import migrate
@@ -112,6 +113,8 @@ def _config(context: Context) -> uvicorn.Config:
         port=context.settings.port,
         log_level="warning",
         access_log=False,
+        http=HttpProtocol,
+        ws="none",
         server_header=False,
         proxy_headers=context.settings.behind_tls_proxy,
         timeout_keep_alive=75,

@@ -65,8 +65,18 @@ def _judged(client: Client, instance_id: str) -> dict[str, str] | None:
     ("phase", "fields", "state", "code"),
     [
         ("exited", {"exit_code": 0}, "succeeded", None),
-        ("exited", {"exit_code": 3, "reason": {"code": "exited_nonzero", "message": "exit 3"}}, "failed", "exited_nonzero"),
-        ("refused", {"reason": {"code": "image_not_found", "message": "no such image"}}, "failed", "image_not_found"),
+        (
+            "exited",
+            {"exit_code": 3, "reason": {"code": "exited_nonzero", "message": "exit 3"}},
+            "failed",
+            "exited_nonzero",
+        ),
+        (
+            "refused",
+            {"reason": {"code": "image_not_found", "message": "no such image"}},
+            "failed",
+            "image_not_found",
+        ),
     ],
 )
 def test_an_end_is_told_with_its_reason_and_frees_the_gpus(

@@ -48,8 +48,8 @@ STUBS = {
 class DockerNode:
     """One machine of the fleet, as far as Docker and the network are concerned.
 
-    containerd is a daemon of its own, as on any real node. Left to itself dockerd 20.10 would use the system's
-    containerd where one runs, and otherwise start one that dies together with it.
+    containerd is a daemon of its own, as on any real node. Left to itself dockerd 20.10 would use the
+    system's containerd where one runs, and otherwise start one that dies together with it.
     """
 
     def __init__(self, workspace: Workspace, *, live_restore: bool = True) -> None:
@@ -130,7 +130,6 @@ class DockerNode:
         self.containerd.kill()
         isolation.unmount_within(self.folder)
         isolation.remove_control_groups(self.name)
-        self._remove_shim_sockets()
         shutil.rmtree(self.folder / "run", ignore_errors=True)
 
     def remove_containers(self) -> None:
@@ -174,11 +173,6 @@ class DockerNode:
             f"--cgroup-parent=/{self.name}",
             *(("--live-restore",) if live_restore else ()),
         )
-
-    def _remove_shim_sockets(self) -> None:
-        """containerd 1.6 keeps all shims' sockets in one folder of the machine, whatever its own state folder is."""
-        for address in (self.folder / "run" / "containerd").glob("*/*/*/address"):
-            Path(address.read_text().removeprefix("unix://")).unlink(missing_ok=True)
 
 
 def _write_stubs(folder: Path) -> Path:

@@ -31,7 +31,7 @@ GROUP = b"root:x:0:\nuser:x:1000:\nnogroup:x:65534:\n"
 
 @cache
 def busybox_layer() -> bytes:
-    """A root file system as a tar archive: busybox under all its names, and the files that programs expect."""
+    """A root file system as a tar archive: busybox under all its names and the files programs expect."""
     busybox = program("busybox")
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:

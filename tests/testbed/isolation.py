@@ -14,6 +14,8 @@ from tests.testbed.waiting import wait_until
 NAMESPACES = Path("/run/netns")
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 NETWORK_INTERFACES = Path("/sys/class/net")
+# Below the folder of a node: type of runtime, namespace, container.
+SHIM_ADDRESSES = "run/containerd/*/*/*/address"
 
 
 def _ip(*arguments: str, namespace: str = "") -> str:
@@ -56,7 +58,19 @@ def end_processes(name: str, folder: Path) -> None:
     Daemons and shims work in the node's folder, proxies and agents live in its namespace, containers are in
     its control group; no process of a node is in none of the three.
     """
+    sockets = shim_sockets(folder)
     kill_all(lambda: _processes_of(name, folder))
+    for socket in sockets:
+        socket.unlink(missing_ok=True)
+
+
+def shim_sockets(folder: Path) -> list[Path]:
+    """containerd 1.6 keeps all shims' sockets in one folder; only its state says which are its own.
+
+    It forgets one that dies before it, so they are asked for before anything is killed.
+    """
+    addresses = [*folder.glob(SHIM_ADDRESSES), *folder.glob(f"*/{SHIM_ADDRESSES}")]
+    return [Path(address.read_text().removeprefix("unix://")) for address in addresses]
 
 
 def _processes_of(name: str, folder: Path) -> set[int]:

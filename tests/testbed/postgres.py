@@ -5,7 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from urllib.parse import urlsplit
 
@@ -13,6 +13,7 @@ import psutil
 import psycopg
 from psycopg import sql
 
+from tests.testbed import processes
 from tests.testbed.parts import program
 from tests.testbed.processes import Daemon, kill_all, processes_within
 from tests.testbed.workspace import Workspace
@@ -28,8 +29,8 @@ MAX_CONNECTIONS = 200
 class PostgresCluster:
     """One server with its own data folder; it keeps its port and its data over stop, kill and start.
 
-    Without `durable` nothing is flushed to the disk: faster, and safe against a killed server, whose writes the
-    kernel still holds, though not against a machine that loses power.
+    Without `durable` nothing is flushed to the disk: faster, and safe against a killed server, whose writes
+    the kernel still holds, though not against a machine that loses power.
     """
 
     def __init__(self, workspace: Workspace, *, durable: bool = True) -> None:
@@ -72,10 +73,10 @@ class PostgresCluster:
 
     def freeze(self) -> None:
         """Connections are taken, by the kernel, and nothing is answered."""
-        self._signal_all(signal.SIGSTOP)
+        self._to_all(processes.freeze)
 
     def thaw(self) -> None:
-        self._signal_all(signal.SIGCONT)
+        self._to_all(processes.thaw)
 
     def destroy(self) -> None:
         self.kill()
@@ -85,13 +86,12 @@ class PostgresCluster:
     def _pids(self) -> list[int]:
         return processes_within(self._folder)
 
-    def _signal_all(self, number: signal.Signals) -> None:
-        """The server first: it then starts no backend that the signal would miss."""
-        server = psutil.Process(self.daemon.pid)
-        server.send_signal(number)
-        for process in server.children(recursive=True):
-            with suppress(psutil.NoSuchProcess):
-                process.send_signal(number)
+    def _to_all(self, act: Callable[[int], None]) -> None:
+        """The server first: once frozen it starts no backend that would be missed."""
+        act(self.daemon.pid)
+        for backend in psutil.Process(self.daemon.pid).children(recursive=True):
+            with suppress(ProcessLookupError):
+                act(backend.pid)
 
     def _initialise(self) -> None:
         password = self._folder / "password"

@@ -10,6 +10,8 @@ from pathlib import Path
 from tests.testbed.waiting import wait_until
 
 LOG_TAIL_BYTES = 6000
+# Stopped, or dead already.
+STOPPED_STATES = "TZX"
 
 
 class Daemon:
@@ -79,10 +81,36 @@ class Daemon:
 
     def freeze(self) -> None:
         """The daemon keeps its sockets and answers nothing."""
-        os.kill(self.pid, signal.SIGSTOP)
+        freeze(self.pid)
 
     def thaw(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
+        thaw(self.pid)
+
+
+def freeze(pid: int) -> None:
+    """Stops a process, and returns when it has stopped.
+
+    The signal alone is only a wish: a thread that runs on another processor may still answer a request.
+    """
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: _is_stopped(pid))
+
+
+def thaw(pid: int) -> None:
+    os.kill(pid, signal.SIGCONT)
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return all(_state(thread) in STOPPED_STATES for thread in Path(f"/proc/{pid}/task").iterdir())
+    except (FileNotFoundError, ProcessLookupError):
+        # A thread ended as it was being looked at.
+        return not Path(f"/proc/{pid}").exists()
+
+
+def _state(thread: Path) -> str:
+    """The field after the name, which stands in parentheses and may itself hold some."""
+    return (thread / "stat").read_text().rpartition(") ")[2][0]
 
 
 def kill_all(find: Callable[[], Iterable[int]]) -> None:

@@ -118,9 +118,9 @@ def _folder_of(slot: int) -> Path:
 
 def _clear(slot: int) -> None:
     folder = _folder_of(slot)
-    kill_all(lambda: processes_within(folder))
     if os.geteuid() == 0:
         isolation.clear_all(f"mtb{slot}", folder)
+    kill_all(lambda: processes_within(folder))
     shutil.rmtree(folder, ignore_errors=True)
 
 

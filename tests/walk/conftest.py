@@ -1,4 +1,8 @@
-"""The product on the test bed: one server, agents on as many nodes as a test asks for."""
+"""The product on the test bed: one server, agents on two nodes, shared by the tests of a module.
+
+A test gets it whole and idle, and whatever it has done to it: afterwards everything is mended, the invariants
+are checked, its instances are deleted, and nothing may be left of them.
+"""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,47 +11,148 @@ import pytest
 
 from tests.service import Client
 from tests.testbed.dockerd import DockerNode
+from tests.testbed.postgres import PostgresCluster
+from tests.testbed.waiting import wait_until
 from tests.testbed.workspace import Workspace
+from tests.walk.checker import Found, Invariants, all_instances, containers_on
 from tests.walk.product import AgentProcess, ServerProcess
 
+SETTLE_S = 60  # I12
 
-@pytest.fixture
-def server(workspace: Workspace, root_address: str, tmp_path: Path) -> Iterator[ServerProcess]:
-    port = workspace.take_port()
-    made = ServerProcess(tmp_path / "server", root_address, port)
-    made.start()
+
+class World:
+    """A server, its agents and their nodes."""
+
+    def __init__(self, server: ServerProcess, nodes: list[DockerNode], folder: Path) -> None:
+        self.server = server
+        self.server.start()
+        self.admin: Client = server.client
+        self.agents = [AgentProcess(node, server, folder / node.name) for node in nodes]
+        self.strangers: set[str] = set()
+        for agent in self.agents:
+            agent.start()
+        self.ready()
+
+    @property
+    def nodes(self) -> list[DockerNode]:
+        return [agent.node for agent in self.agents]
+
+    def agent_of(self, instance: dict[str, object]) -> AgentProcess:
+        return next(agent for agent in self.agents if agent.node.name == instance["node_name"])
+
+    def containers(self) -> list[Found]:
+        return [found for node in self.nodes for found in containers_on(node)]
+
+    def container(self, instance: dict[str, object]) -> Found:
+        """The one container of an instance."""
+        found = [each for each in self.containers() if each.instance == instance["id"]]
+        assert len(found) == 1, found
+        return found[0]
+
+    def mend(self) -> None:
+        """Whatever was killed runs again, whatever was frozen goes on."""
+        for agent in self.agents:
+            for daemon in (agent.node.containerd, agent.node.dockerd):
+                if daemon.running:
+                    daemon.thaw()
+            agent.node.mend()
+            agent.node.start()
+        if not self.server.running:
+            self.server.start()
+        self.server.thaw()
+        for agent in self.agents:
+            if not agent.running:
+                agent.start()
+            agent.thaw()
+
+    def ready(self) -> None:
+        for agent in self.agents:
+            agent.await_ready(self.admin)
+
+    def invariants(self) -> Invariants:
+        return Invariants(self.admin, self.nodes, self.server.database_url, self.strangers)
+
+    def check(self, within_s: float = SETTLE_S) -> None:
+        """Everything settles, and agrees."""
+        looking = self.invariants()
+        try:
+            wait_until(lambda: not looking.unmet(), within_s, 0.1)
+        except AssertionError:
+            raise AssertionError("\n".join(looking.problems or looking.unmet())) from None
+
+    def clear(self) -> None:
+        """Delete every instance; nothing may be left anywhere."""
+        for instance_id, instance in all_instances(self.admin).items():
+            if "stop" in instance["actions"]:
+                self.admin.post(f"/v1/instances/{instance_id}/stop", json={"timeout_s": 0})
+            answer = self.admin.delete(f"/v1/instances/{instance_id}")
+            assert answer.status_code in {202, 404}, answer.text
+        wait_until(lambda: not all_instances(self.admin), SETTLE_S, 0.05)
+        self.check()
+        assert {found.name for found in self.containers()} == self.strangers
+        held = [gpu for gpu in self.admin.items("/v1/gpus", limit=200) if gpu["instance_id"]]
+        assert not held
+
+    def close(self) -> None:
+        self.admin.close()
+        for agent in self.agents:
+            agent.close()
+        self.server.stop()
+
+
+NewServer = Callable[..., ServerProcess]
+
+
+@pytest.fixture(scope="module")
+def new_server(
+    workspace: Workspace, root_address: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[NewServer]:
+    """Servers with settings of their own, not started."""
+    made: list[tuple[ServerProcess, int]] = []
+
+    def new(**settings: str) -> ServerProcess:
+        port = workspace.take_port()
+        server = ServerProcess(tmp_path_factory.mktemp("server"), root_address, port, **settings)
+        made.append((server, port))
+        return server
+
+    yield new
+    for server, port in made:
+        server.stop()
+        workspace.give_back_port(port)
+
+
+@pytest.fixture(scope="module")
+def shared_world(
+    request: pytest.FixtureRequest,
+    new_server: NewServer,
+    docker_nodes: Callable[[int], list[DockerNode]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[World]:
+    """On SQLite, unless a module asks for `postgresql` by an indirect parameter."""
+    settings = {}
+    if getattr(request, "param", "sqlite") == "postgresql":
+        cluster: PostgresCluster = request.getfixturevalue("postgres_cluster")
+        settings["MOORING_DATABASE_URL"] = cluster.create_database()
+    nodes = docker_nodes(2)
+    made = World(new_server(**settings), nodes, tmp_path_factory.mktemp("agents"))
     yield made
-    made.stop()
-    workspace.give_back_port(port)
+    made.close()
+    for node in nodes:
+        node.remove_containers()
 
 
 @pytest.fixture
-def admin(server: ServerProcess) -> Iterator[Client]:
-    with server.client as made:
-        yield made
+def world(shared_world: World) -> Iterator[World]:
+    shared_world.mend()
+    shared_world.ready()
+    yield shared_world
+    shared_world.mend()
+    shared_world.ready()
+    shared_world.check()
+    shared_world.clear()
 
 
 @pytest.fixture
-def agents(
-    server: ServerProcess, admin: Client, docker_nodes: Callable[[int], list[DockerNode]], tmp_path: Path
-) -> Iterator[Callable[[int], list[AgentProcess]]]:
-    """The agents of the first `count` nodes, ready."""
-    made: list[AgentProcess] = []
-
-    def first(count: int) -> list[AgentProcess]:
-        for node in docker_nodes(count)[len(made) :]:
-            made.append(AgentProcess(node, server, tmp_path / node.name))
-            made[-1].start()
-        for agent in made:
-            agent.await_ready(admin)
-        return made
-
-    yield first
-    for agent in made:
-        agent.stop()
-        agent.node.remove_containers()
-
-
-@pytest.fixture
-def agent(agents: Callable[[int], list[AgentProcess]]) -> AgentProcess:
-    return agents(1)[0]
+def admin(world: World) -> Client:
+    return world.admin

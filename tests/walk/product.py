@@ -14,8 +14,18 @@ from tests.service import ADMIN_KEY, Client
 from tests.testbed.dockerd import DockerNode
 from tests.testbed.nvml.standin import NvmlStandin
 from tests.testbed.waiting import wait_until
+from tests.walk.proxy import EngineProxy
 
 MOORING = [sys.executable, "-m", "mooring.cli"]
+
+
+def clean_environment() -> dict[str, str]:
+    """This process's environment without what would configure Mooring or Docker behind a test's back."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("MOORING_", "DOCKER_")) and name != "LD_LIBRARY_PATH"
+    }
 
 
 class Program:
@@ -30,6 +40,10 @@ class Program:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def start(self) -> None:
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
@@ -40,8 +54,15 @@ class Program:
         """kill -9, as the kernel or a power cut would."""
         self._end(signal.SIGKILL)
 
-    def stop(self) -> int:
-        return self._end(signal.SIGTERM)
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """The orderly way; its exit status."""
+        return self._end(number)
+
+    def freeze(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
 
     def wait(self, timeout_s: float = 20) -> int:
         """Its exit status, once it has ended by itself."""
@@ -53,10 +74,17 @@ class Program:
             return 0
         if self._process.poll() is None:
             self._process.send_signal(number)
+            self._process.send_signal(signal.SIGCONT)
         return self._process.wait(20)
 
+    def printed(self) -> str:
+        return self.log.read_text() if self.log.exists() else ""
+
     def tail(self) -> str:
-        return self.log.read_text()[-3000:] if self.log.exists() else ""
+        return self.printed()[-3000:]
+
+    def children(self) -> list[psutil.Process]:
+        return psutil.Process(self.pid).children(recursive=True)
 
 
 class ServerProcess(Program):
@@ -64,29 +92,30 @@ class ServerProcess(Program):
 
     def __init__(self, folder: Path, host: str, port: int, **settings: str) -> None:
         environment = {
-            **os.environ,
+            **clean_environment(),
             "MOORING_DATA_DIR": str(folder),
             "MOORING_HOST": host,
             "MOORING_PORT": str(port),
             "MOORING_BEHIND_TLS_PROXY": "true",  # the namespaces of this machine are the only network
             "MOORING_BOOTSTRAP_ADMIN_KEY": ADMIN_KEY,
+            "MOORING_REPORT_INTERVAL_S": "1",
             **settings,
         }
         super().__init__([*MOORING, "server"], environment, folder / "server.log")
         folder.mkdir(parents=True, exist_ok=True)
         self.url = f"http://{host}:{port}"
+        self.database_url = settings.get("MOORING_DATABASE_URL", f"sqlite:///{folder / 'mooring.db'}")
 
     @property
     def client(self) -> Client:
         return Client(self.url)
 
-    def start(self) -> None:
+    def start(self, within_s: float = 30) -> None:
         super().start()
-        wait_until(self._is_ready, 30)
+        wait_until(self._is_ready, within_s)
 
     def _is_ready(self) -> bool:
-        assert self._process is not None
-        assert self._process.poll() is None, self.tail()
+        assert self.running, self.tail()
         try:
             return httpx.get(f"{self.url}/readyz").status_code == 200
         except httpx.TransportError:
@@ -94,23 +123,31 @@ class ServerProcess(Program):
 
 
 class AgentProcess(Program):
-    """`mooring agent` on a node of the test bed, with the NVML stand-in for its cards."""
+    """`mooring agent` on a node of the test bed, with the NVML stand-in for its cards.
 
-    def __init__(self, node: DockerNode, server: ServerProcess, folder: Path, gpus: int = 8) -> None:
+    It reaches Docker through `engine`, which a test may have tamper with single calls.
+    """
+
+    def __init__(
+        self, node: DockerNode, server: ServerProcess, folder: Path, gpus: int = 8, **settings: str
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.node = node
+        self.node, self.folder = node, folder
+        self.engine = EngineProxy(node)
         self.gpu_uuids = [f"GPU-{node.name}-{index:04d}" for index in range(gpus)]
         self.nvml = NvmlStandin(folder, *self.fleet())
         environment = {
-            **self.nvml.environment,
-            **node.environment,
-            "DOCKER_HOST": node.url,
+            **clean_environment(),
+            "PATH": node.environment["PATH"],
+            "LD_LIBRARY_PATH": self.nvml.environment["LD_LIBRARY_PATH"],
+            "MOORING_NVML_STANDIN": self.nvml.environment["MOORING_NVML_STANDIN"],
+            "DOCKER_HOST": self.engine.url,
             "MOORING_DATA_DIR": str(folder),
             "MOORING_NODE_NAME": node.name,
             "MOORING_SERVER_URL": server.url,
             "MOORING_INSECURE_HTTP": "true",
+            **settings,
         }
-        environment["LD_LIBRARY_PATH"] = self.nvml.environment["LD_LIBRARY_PATH"]
         super().__init__(node.inside(*MOORING, "agent"), environment, folder / "agent.log")
         with server.client as admin:
             self.environment["MOORING_JOIN_TOKEN"] = join_token(admin)
@@ -121,16 +158,17 @@ class AgentProcess(Program):
             f"set {index} uuid {uuid}" for index, uuid in enumerate(self.gpu_uuids)
         ]
 
+    def close(self) -> None:
+        """Ends the agent, and then the way to its engine."""
+        self.stop()
+        self.engine.close()
+
     def await_ready(self, admin: Client) -> str:
         """The node's id, once its agent has reported Docker and all GPUs."""
         return wait_until(lambda: self._ready_id(admin), 30)
 
     def _ready_id(self, admin: Client) -> str | None:
-        assert self._process is not None
-        assert self._process.poll() is None, self.tail()
+        assert self.running, self.tail()
         found = admin.items("/v1/nodes", name=self.node.name)
         ready = bool(found) and found[0]["state"] == "ready" and len(found[0]["gpus"]) == len(self.gpu_uuids)
         return found[0]["id"] if ready else None
-
-    def children(self) -> list[psutil.Process]:
-        return psutil.Process(self.pid).children(recursive=True)

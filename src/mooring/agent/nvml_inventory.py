@@ -125,9 +125,10 @@ def _mig_mode(gpu: Gpu) -> str | None:
     """With MIG on, cards do not support what they did before, so a change forgets what was learnt."""
     modes = gpu.ask(nvml.nvmlDeviceGetMigMode)
     mode = gpu.mig_mode if modes is None else MIG_MODES.get(modes[0])
-    if mode != gpu.mig_mode:
-        gpu.mig_mode, gpu.readings = mode, READINGS
+    if gpu.mig_mode not in {None, mode}:
+        gpu.readings = READINGS
         gpu.unsupported.clear()
+    gpu.mig_mode = mode
     return mode
 
 

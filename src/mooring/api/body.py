@@ -40,7 +40,7 @@ class StrictRequest(Request):
 def require_json_type(request: Request) -> None:
     """Raises UnsupportedMediaType for a body that does not say it is JSON."""
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
-    if kind != "application/json" and not kind.endswith("+json"):
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise UnsupportedMediaType(
             f"send JSON with the header Content-Type: application/json (got {kind or 'none'!r})"
         )

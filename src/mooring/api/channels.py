@@ -27,6 +27,9 @@ class Channel:
 
     async def put(self, frame: StreamFrame | None) -> bool:
         """Bring a frame, None for the end; whether anybody still reads."""
+        if not (self.is_closed or self._frames.full()):
+            self._frames.put_nowait(frame)
+            return True
         putting = asyncio.ensure_future(self._frames.put(frame))
         closing = asyncio.ensure_future(self._closed.wait())
         await asyncio.wait({putting, closing}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,17 +1,18 @@
-"""The outermost middleware: request ids, the size of bodies, and characters that no layer below can take."""
+"""The outermost middleware: request ids, sizes, characters that no layer below can take, and bugs."""
 
 import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp
 
 from mooring.api.errors import on_bug, problem_response
 from mooring.core import ids
-from mooring.core.errors import BadRequest, MooringError, TooLarge
+from mooring.core.errors import BadRequest, HeadersTooLarge, MooringError, TooLarge
 from mooring.db.types import new_id
 
+MAX_HEAD_BYTES = 64 * 1024
 MAX_BODY_BYTES = 1024 * 1024
 MAX_SYNC_BYTES = 16 * 1024 * 1024
 _REQUEST_ID = re.compile(r"^[A-Za-z0-9._:-]{1,128}$")
@@ -49,6 +50,8 @@ class Edge:
             return
         try:
             await self.app(scope, _limited(receive, _limit(scope)), send_with_id)
+        except ClientDisconnect:
+            return  # nobody is there to be answered
         except Exception as error:
             # Starlette's own catch-all lies outside of this: its answer would lack the request's id, and
             # its raising again would cost the client the connection.
@@ -65,6 +68,8 @@ def _request_id(scope: MutableMapping[str, Any]) -> str:
 
 
 def _refusal(scope: MutableMapping[str, Any]) -> MooringError | None:
+    if _head_bytes(scope) > MAX_HEAD_BYTES:
+        return HeadersTooLarge(f"path, query and headers may have {MAX_HEAD_BYTES} bytes together")
     if b"%00" in scope.get("query_string", b"") or "\x00" in scope["path"]:
         return BadRequest("the path or query holds a NUL character")
     length = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
@@ -73,6 +78,11 @@ def _refusal(scope: MutableMapping[str, Any]) -> MooringError | None:
     if int(length) > _limit(scope):
         return _too_large(_limit(scope))
     return None
+
+
+def _head_bytes(scope: MutableMapping[str, Any]) -> int:
+    headers = sum(len(name) + len(value) for name, value in scope["headers"])
+    return len(scope.get("raw_path") or b"") + len(scope.get("query_string", b"")) + headers
 
 
 def _limit(scope: MutableMapping[str, Any]) -> int:

@@ -35,6 +35,7 @@ STATUS: Mapping[type[MooringError], int] = {
     errors.UnsupportedMediaType: 415,
     errors.Invalid: 422,
     errors.TooManyRequests: 429,
+    errors.HeadersTooLarge: 431,
     errors.Unavailable: 503,
     MooringError: 500,
 }
@@ -103,18 +104,17 @@ def invalid(found: Sequence[Any]) -> errors.Invalid:
         if len(own) == 1 and own <= {"not_supported_yet", "reserved_env", "reserved_label"}
         else None
     )
-    where = "; ".join(f"{item['pointer']}: {item['message']}" for item in listed[:3])
+    where = "; ".join(f"{item['pointer'] or 'the body'}: {item['message']}" for item in listed[:3])
     more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
     return errors.Invalid(where + more, code=code, errors=listed)
 
 
 def _field_error(item: Mapping[str, Any]) -> dict[str, str]:
     source, *path = item["loc"]
-    pointer = (
-        "/" + "/".join(_escaped(str(part)) for part in path)
-        if source == "body"
-        else str(path[-1] if path else "")
-    )
+    if source == "body":
+        pointer = "".join(f"/{_escaped(str(part))}" for part in path)
+    else:
+        pointer = str(path[0] if path else "")
     return {"pointer": pointer, "code": _code(item), "message": _message(item)}
 
 

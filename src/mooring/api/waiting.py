@@ -8,7 +8,7 @@ from mooring.api import views
 from mooring.api.context import Context
 from mooring.control import instances
 from mooring.core.errors import NotFound
-from mooring.core.instance import ENDED, State
+from mooring.core.instance import ENDED, DesiredState, State
 from mooring.db.tables import Instance
 from mooring.schemas.base import Json
 
@@ -23,13 +23,17 @@ def reached(state: State, target: State) -> bool:
     return state is target
 
 
-def out_of_reach(state: State, target: State) -> bool:
-    """Whether only another verb of a user could still bring it there."""
-    if reached(state, target):
+def out_of_reach(state: State, desired: DesiredState, target: State) -> bool:
+    """Whether only another verb of a user could still bring it there; a delete can always follow."""
+    if reached(state, target) or state is State.DELETED:
+        return not reached(state, target)
+    if target is State.DELETED:
         return False
-    if state is State.DELETED:
+    if state in ENDED or target is State.PENDING:
         return True
-    return state in ENDED and target is not State.DELETED
+    if target in _ORDER:
+        return desired is not DesiredState.RUNNING
+    return desired is DesiredState.DELETED and target is not State.STOPPING
 
 
 async def wait(context: Context, instance_id: str, target: State, timeout_s: float) -> Json:
@@ -44,10 +48,11 @@ async def wait(context: Context, instance_id: str, target: State, timeout_s: flo
         while True:
             shown = await run_in_threadpool(_read, context, instance_id, known)
             known = True
-            state, left = State(shown["state"]), deadline - time.monotonic()
+            state, desired = State(shown["state"]), DesiredState(shown["desired_state"])
+            left = deadline - time.monotonic()
             if reached(state, target):
                 return {"reached": True, "instance": shown}
-            if left <= 0 or context.database.signals.closing or out_of_reach(state, target):
+            if left <= 0 or context.database.signals.closing or out_of_reach(state, desired, target):
                 return {"reached": False, "instance": shown}
             # Another replica's change comes as a notification; should one be lost, look now and then.
             await waiter.wait(min(left, 5.0))

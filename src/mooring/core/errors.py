@@ -21,6 +21,7 @@
     ├── Invalid              422  validation_failed · not_supported_yet · reserved_env · …
     │   └── IdempotencyKeyReused  idempotency_key_reused
     ├── TooManyRequests      429  too_many_requests
+    ├── HeadersTooLarge      431  headers_too_large
     └── Unavailable          503  database_unavailable · node_unreachable · node_timeout
 
 The message is for the user: what is wrong and what to do next. Fields carry the numbers behind it.
@@ -112,6 +113,10 @@ class TooLarge(MooringError):
 
 class UnsupportedMediaType(MooringError):
     code, title = "unsupported_media_type", "Unsupported media type"
+
+
+class HeadersTooLarge(MooringError):
+    code, title = "headers_too_large", "Request head too large"
 
 
 class Invalid(MooringError):

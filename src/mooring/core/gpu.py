@@ -35,10 +35,10 @@ class GpuFacts(_Fact):
 
     uuid: GpuUuid
     index: Annotated[
-        int, Field(ge=0, description="NVML's order; for display only, it may change at a reboot")
+        int, Field(ge=0, lt=2**31, description="NVML's order; for display only, it may change at a reboot")
     ]
     model: Text
-    memory_mib: Annotated[int, Field(ge=0)]
+    memory_mib: Annotated[int, Field(ge=0, lt=2**31)]
     pci_bus_id: Text | None = None
     minor_number: int | None = None
     numa_node: int | None = None

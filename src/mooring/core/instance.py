@@ -10,10 +10,20 @@
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from mooring.core.text import EnvName, EnvValue, ImageReference, LabelKey, LabelValue, LongText, Name, Text
+from mooring.core.text import (
+    EnvName,
+    EnvValue,
+    ImageReference,
+    LabelKey,
+    LabelValue,
+    LongText,
+    Name,
+    Text,
+    printable,
+)
 
 
 class State(StrEnum):
@@ -76,8 +86,8 @@ class Reason(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    code: Text
-    message: Text
+    code: Annotated[str, AfterValidator(printable)]
+    message: Annotated[str, AfterValidator(printable)]
 
 
 class _Asked(BaseModel):

@@ -23,8 +23,8 @@ class NodeFacts(BaseModel):
 
     hostname: Text
     address: Annotated[Text, Field(description="where published ports are reached")]
-    cpus: Annotated[int, Field(ge=1)]
-    memory_mib: Annotated[int, Field(ge=1)]
+    cpus: Annotated[int, Field(ge=1, le=2**20)]
+    memory_mib: Annotated[int, Field(ge=1, lt=2**31)]
     labels: dict[LabelKey, LabelValue] = {}
     agent_version: Text
     docker_version: Text | None = None

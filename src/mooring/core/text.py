@@ -41,3 +41,15 @@ ImageReference = Annotated[
         max_length=512,
     ),
 ]
+
+
+_LONGEST_MESSAGE = 2000
+
+
+def printable(message: str) -> str:
+    """A message from Docker or a driver made fit to store and show: no control characters, no novel.
+
+    A NUL in one container's error would otherwise make PostgreSQL refuse its whole node's report.
+    """
+    cleaned = "".join(character if character.isprintable() else " " for character in message)
+    return cleaned if len(cleaned) <= _LONGEST_MESSAGE else f"{cleaned[:_LONGEST_MESSAGE]}…"

@@ -1,5 +1,6 @@
 """Alembic, driven from the program: the migrations travel inside the wheel."""
 
+from functools import cache
 from pathlib import Path
 
 from alembic import command
@@ -33,8 +34,9 @@ def current(engine: Engine) -> str | None:
         return MigrationContext.configure(connection).get_current_revision()
 
 
+@cache
 def newest() -> str | None:
-    """The revision this program expects."""
+    """The revision this program expects: it cannot change while the program runs."""
     made = Config()
     made.set_main_option("script_location", str(_scripts()))
     return ScriptDirectory.from_config(made).get_current_head()

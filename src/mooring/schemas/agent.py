@@ -16,6 +16,11 @@ class Peer(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
 
+# What the columns hold: 64 bits for what counts up, 32 for the rest.
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Small = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+
+
 class JoinRequest(Peer):
     """`POST /agent/v1/join`, without credentials: the token is the credential, and works once."""
 
@@ -45,25 +50,25 @@ class SessionAnswer(Peer):
 
 
 class Endpoint(Peer):
-    container: int
+    container: Small
     protocol: Literal["tcp", "udp"]
     host: Text
-    port: int
+    port: Small
 
 
 class ObservedInstance(Peer):
     """One attempt of an instance as the node sees it. `absent` is never sent: silence says it."""
 
     instance_id: Text
-    attempt: int
+    attempt: Count
     phase: Phase
     reason: Reason | None = None
     container_id: Text | None = None
-    exit_code: int | None = None
+    exit_code: Small | None = None
     started_at: Text | None = None
     finished_at: Text | None = None
     image_digest: Text | None = None
-    endpoints: list[Endpoint] = []
+    endpoints: Annotated[list[Endpoint], Field(max_length=1024)] = []
 
 
 class Orphan(Peer):
@@ -87,10 +92,10 @@ class Incident(Peer):
 class SyncRequest(Peer):
     """Everything the node has. Null means unknown, never empty."""
 
-    session: int
-    seq: Annotated[int, Field(description="rises within a session; a late, older report is not applied")]
+    session: Count
+    seq: Annotated[Count, Field(description="rises within a session; a late, older report is not applied")]
     generation: Annotated[
-        int,
+        Count,
         Field(description="of the desired state this report was made under; 0: none heard in this session"),
     ]
     wait_s: Annotated[
@@ -98,11 +103,11 @@ class SyncRequest(Peer):
     ] = 0
     facts: NodeFacts
     problem: Reason | None = None
-    gpus: list[GpuFacts] | None
-    samples: list[Sample] = []
-    instances: list[ObservedInstance] | None
-    orphans: list[Orphan] = []
-    incidents: list[Incident] = []
+    gpus: Annotated[list[GpuFacts], Field(max_length=256)] | None
+    samples: Annotated[list[Sample], Field(max_length=256)] = []
+    instances: Annotated[list[ObservedInstance], Field(max_length=10_000)] | None
+    orphans: Annotated[list[Orphan], Field(max_length=10_000)] = []
+    incidents: Annotated[list[Incident], Field(max_length=1000)] = []
 
 
 class Assignment(Peer):

@@ -1,0 +1,43 @@
+# `make` alone says what there is.
+.DEFAULT_GOAL := help
+.PHONY: help up test check lock clean
+.DELETE_ON_ERROR:
+# What a recipe runs is loud enough by itself.
+.SILENT:
+
+BIN := .venv/bin
+# For `make test ARGS='-k join -x'`.
+ARGS ?=
+# The interpreter of a new .venv; empty: the first fit one in PATH.
+PYTHON ?=
+export PYTHON
+
+help: ## this list
+	awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+up: .venv/.run ## the control plane with this machine as its node, on http://127.0.0.1:8700
+	exec $(BIN)/mooring up
+
+test: .venv/.dev ## all tests (installs the test bed's parts first); ARGS='-k join -x' for pytest
+	tests/testbed/install.sh
+	$(BIN)/pytest $(ARGS)
+
+check: .venv/.dev ## style, types and who may import whom
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+lock: ## pin requirements*.txt anew, after a change of pyproject.toml
+	scripts/lock.sh
+
+clean: ## remove what was made here, .venv too; never .mooring, which is your data
+	rm -rf .venv build dist .mypy_cache .ruff_cache .import_linter_cache .hypothesis .testbed
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Files of their own, so that they are made again when a pin changes and at no other time.
+.venv/.run: requirements.txt requirements-build.txt pyproject.toml
+	scripts/venv.sh run
+
+.venv/.dev: requirements-dev.txt pyproject.toml
+	scripts/venv.sh dev

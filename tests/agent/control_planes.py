@@ -1,0 +1,199 @@
+"""A control plane small enough to see through, that speaks `/agent/v1` over real HTTP."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, cast
+
+from pydantic import BaseModel
+
+from mooring.schemas.agent import (
+    Assignment,
+    JoinAnswer,
+    JoinRequest,
+    ObservedInstance,
+    Removal,
+    SessionAnswer,
+    StreamFrame,
+    StreamRequest,
+    SyncAnswer,
+    SyncRequest,
+)
+
+CREDENTIAL = "node-credential-canary"
+TOKEN = "join-token"
+
+
+@dataclass
+class TinyControlPlane:
+    """What it should be told is set here, and what it was told is kept here."""
+
+    control_plane_id: str = "cpl_tests"
+    generation: int = 1
+    report_interval_s: float = 0.2
+    assignments: list[Assignment] = field(default_factory=list)
+    removals: list[Removal] = field(default_factory=list)
+    streams: list[StreamRequest] = field(default_factory=list)
+    failure: tuple[int, str] | None = None  # status and code of every answer, while set
+    reports: list[tuple[float, SyncRequest]] = field(default_factory=list)
+    uploads: dict[str, list[StreamFrame]] = field(default_factory=dict)
+    upload_status: int = 204
+    sessions: int = 0
+    calls: int = 0
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    url: str = ""
+    closed: bool = False
+
+    def wants(
+        self,
+        *assignments: Assignment,
+        removals: tuple[Removal, ...] = (),
+        generation: int | None = None,
+    ) -> None:
+        """From now on the node should have these."""
+        with self.changed:
+            self.assignments, self.removals = list(assignments), list(removals)
+            self.generation = self.generation + 1 if generation is None else generation
+            self.changed.notify_all()
+
+    def ask(self, *streams: StreamRequest) -> None:
+        with self.changed:
+            self.streams.extend(streams)
+            self.changed.notify_all()
+
+    def hang_up(self) -> None:
+        """Answer every call that waits, and let none wait from now on."""
+        with self.changed:
+            self.closed = True
+            self.changed.notify_all()
+
+    def last(self) -> SyncRequest | None:
+        with self.changed:
+            return self.reports[-1][1] if self.reports else None
+
+    def instances(self) -> dict[tuple[str, int], ObservedInstance]:
+        """What the newest report says; of unknown instances, nothing."""
+        report = self.last()
+        found = (report.instances if report else None) or []
+        return {(one.instance_id, one.attempt): one for one in found}
+
+    def phase(self, assignment: Assignment) -> str | None:
+        seen = self.instances().get((assignment.instance_id, assignment.attempt))
+        return seen.phase if seen else None
+
+    def sync(self, request: SyncRequest) -> SyncAnswer:
+        until = time.monotonic() + request.wait_s
+        with self.changed:
+            self.reports.append((time.monotonic(), request))
+            self.changed.notify_all()
+            while self._nothing_new(request) and (left_s := until - time.monotonic()) > 0:
+                self.changed.wait(left_s)
+            streams, self.streams = self.streams, []
+            return SyncAnswer(
+                control_plane_id=self.control_plane_id,
+                node_id="nod_1",
+                generation=self.generation,
+                report_interval_s=self.report_interval_s,
+                assignments=self.assignments,
+                removals=self.removals,
+                streams=streams,
+            )
+
+    def _nothing_new(self, request: SyncRequest) -> bool:
+        return request.generation == self.generation and not self.streams and not self.closed
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def do_POST(self) -> None:
+        told = cast(_Server, self.server).told
+        told.calls += 1
+        if self.path.startswith("/agent/v1/streams/"):
+            self._stream(told, self.path.rpartition("/")[2])
+            return
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if told.failure is not None:
+            status, code = told.failure
+            self._answer(status, f'{{"code": "{code}"}}'.encode())
+        elif self.path == "/agent/v1/join":
+            self._join(told, JoinRequest.model_validate_json(body))
+        elif self.headers["Authorization"] != f"Bearer {CREDENTIAL}":
+            self._answer(401, b'{"code": "unauthorized"}')
+        elif self.path == "/agent/v1/session":
+            told.sessions += 1
+            opened = SessionAnswer(
+                session=told.sessions, control_plane_id=told.control_plane_id, node_id="nod_1"
+            )
+            self._model(opened)
+        else:
+            self._model(told.sync(SyncRequest.model_validate_json(body)))
+
+    def _join(self, told: TinyControlPlane, request: JoinRequest) -> None:
+        if request.token != TOKEN:
+            self._answer(401, b'{"code": "unauthorized"}')
+            return
+        self._model(
+            JoinAnswer(
+                node_id="nod_1",
+                node_name=request.node_name or "unnamed",
+                credential=CREDENTIAL,
+                control_plane_id=told.control_plane_id,
+            )
+        )
+
+    def _stream(self, told: TinyControlPlane, stream_id: str) -> None:
+        if told.upload_status != 204:
+            self.close_connection = True
+            self._answer(told.upload_status, b'{"code": "not_found"}')
+            return
+        frames = told.uploads.setdefault(stream_id, [])
+        while size := int(self.rfile.readline(), 16):
+            line = self.rfile.read(size)
+            self.rfile.readline()
+            frames.append(StreamFrame.model_validate_json(line))
+            if told.closed:
+                self.close_connection = True
+                return
+        self.rfile.readline()
+        self._answer(204, b"")
+
+    def _model(self, answer: BaseModel) -> None:
+        self._answer(200, answer.model_dump_json().encode())
+
+    def _answer(self, status: int, body: bytes) -> None:
+        try:
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+        except OSError:
+            self.close_connection = True  # an agent of a test that is over
+
+    def log_message(self, *_: Any) -> None:
+        """Tests are quiet."""
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    told: TinyControlPlane
+
+
+@contextmanager
+def control_plane(port: int = 0, **told: Any) -> Iterator[TinyControlPlane]:
+    with _Server(("127.0.0.1", port), _Handler) as server:
+        server.told = TinyControlPlane(**told)
+        server.told.url = f"http://127.0.0.1:{server.server_address[1]}"
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        thread.start()
+        try:
+            yield server.told
+        finally:
+            server.told.hang_up()
+            server.shutdown()
+            thread.join()

@@ -1,0 +1,133 @@
+"""What the Docker tests share: assignments, runtimes on a node, and hands that do what no agent would."""
+
+import itertools
+import subprocess
+import sys
+from typing import Any
+
+from mooring.agent.docker import DockerRuntime
+from mooring.agent.docker_create import Abilities, Image, Limits, container_config, container_name
+from mooring.agent.runtime import Container
+from mooring.schemas.agent import Assignment, ExecRequest
+from tests.testbed import images
+from tests.testbed.dockerd import DockerNode
+from tests.testbed.waiting import wait_until
+
+CONTROL_PLANE = "cp-tests"
+_numbers = itertools.count(1)
+
+
+def assignment(
+    *, instance_id: str | None = None, gpu_uuids: tuple[str, ...] = (), cpus: float = 1, **spec: Any
+) -> Assignment:
+    """One of an instance of its own, unless it is named."""
+    number = next(_numbers)
+    return Assignment.model_validate(
+        {
+            "instance_id": instance_id or f"inst-{number}",
+            "attempt": 1,
+            "name": f"name-{number}",
+            "project_id": "proj-1",
+            "generation": 7,
+            "want": "running",
+            "may_start": True,
+            "stop_timeout_s": 5,
+            "spec": {"image": images.BUSYBOX, "command": ["sleep", "1000"], **spec},
+            "gpu_uuids": gpu_uuids,
+            "cpus": cpus,
+            "memory_mib": 64,
+        }
+    )
+
+
+def runtime_on(node: DockerNode, **options: Any) -> DockerRuntime:
+    """An agent's runtime on this node; to be closed."""
+    return DockerRuntime(
+        **{
+            "address": node.address,
+            "control_plane_id": CONTROL_PLANE,
+            "environment": {"DOCKER_HOST": node.url},
+            **options,
+        }
+    )
+
+
+def start(runtime: DockerRuntime, given: Assignment) -> Container:
+    """A start that is not cancelled and must come to something."""
+    container = runtime.start(given, lambda _reason: None, lambda: False)
+    assert container is not None
+    return container
+
+
+def the_ended(runtime: DockerRuntime) -> Container:
+    """The first container of the listing that has ended, once there is one."""
+
+    def look() -> Container | None:
+        return next((found for found in runtime.containers()[0] if found.status == "exited"), None)
+
+    found = wait_until(look)
+    assert found is not None
+    return found
+
+
+def output_of(runtime: DockerRuntime, container: Container, command: list[str]) -> str:
+    request = ExecRequest(command=command, timeout_s=10, max_output_bytes=100_000)
+    return "".join(frame.text or "" for frame in runtime.exec(container.container_id, request))
+
+
+def all_containers(node: DockerNode) -> list[str]:
+    return [entry["Id"] for entry in node.client.api.containers(all=True)]
+
+
+def image_with(node: DockerNode, name: str, changes: list[str]) -> str:
+    """An image like busybox's with these lines of a Dockerfile."""
+    repository = f"mooring-test/{name}"
+    layer = images.busybox_layer()
+    node.client.api.import_image_from_data(layer, repository=repository, tag="1", changes=changes)
+    return f"{repository}:1"
+
+
+def create_by_hand(
+    node: DockerNode,
+    given: Assignment,
+    *,
+    labels: dict[str, str] | None = None,
+    host: dict[str, Any] | None = None,
+    env: list[str] | None = None,
+) -> str:
+    """A container as the agent would have made it, but for what is changed; {} takes all labels away."""
+    api: Any = node.client.api
+    image = api.inspect_image(given.spec.image)["Id"]
+    config = container_config(
+        given, Image(id=image, digest=image), Abilities(), Limits(open_files=1024), CONTROL_PLANE
+    )
+    if labels is not None:
+        config["Labels"] = config["Labels"] | labels if labels else {}
+    config["HostConfig"] |= host or {}
+    config["Env"] = env or config["Env"]
+    name = container_name(given.instance_id, given.attempt)
+    return str(api.create_container_from_config(config, name)["Id"])
+
+
+class PortsTaken:
+    """Holds TCP ports of a node from outside Docker, first and last included."""
+
+    SCRIPT = (
+        "import socket, sys\n"
+        "held = []\n"
+        "for port in range(int(sys.argv[1]), int(sys.argv[2]) + 1):\n"
+        "    one = socket.socket(); one.bind(('', port)); one.listen(); held.append(one)\n"
+        "print('held', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+
+    def __init__(self, node: DockerNode, first: int, last: int) -> None:
+        self._argv = node.inside(sys.executable, "-c", self.SCRIPT, str(first), str(last))
+
+    def __enter__(self) -> None:
+        self._process = subprocess.Popen(self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == b"held\n"
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()

@@ -1,0 +1,80 @@
+"""NVML's process with the stand-in's library in it, for tests that speak to it directly."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from mooring.agent.nvml_child import NvmlChild
+from mooring.core.gpu import GpuFacts, Sample
+from tests.testbed.nvml.standin import NvmlStandin
+from tests.testbed.waiting import wait_until
+
+Ask = Callable[[str], dict[str, Any]]
+Standin = Callable[..., NvmlStandin]
+
+# What each call of a sample fills; the memory and process calls have an older form that can stand in.
+SAMPLED = {
+    "nvmlDeviceGetUtilizationRates": {"utilization_gpu_pct", "utilization_memory_pct"},
+    "nvmlDeviceGetMemoryInfo_v2": {"memory_used_mib", "memory_total_mib"},
+    "nvmlDeviceGetPowerUsage": {"power_w"},
+    "nvmlDeviceGetEnforcedPowerLimit": {"power_limit_w"},
+    "nvmlDeviceGetTemperatureV": {"temperature_c"},
+    "nvmlDeviceGetClockInfo": {"sm_clock_mhz", "memory_clock_mhz"},
+    "nvmlDeviceGetFanSpeed": {"fan_pct"},
+    "nvmlDeviceGetTotalEnergyConsumption": {"energy_j"},
+}
+UNSUPPORTED = (3, 13, 25, 26)
+PASSING = (2, 4, 5, 6, 7, 8, 10, 11, 12, 14, 17, 19, 20, 21, 22, 23, 24, 27, 29, 30, 999, 4711)
+GPU_FAULTS = {15: "gpu_lost", 16: "reset_required", 28: "gpu_lost"}
+NODE_FAULTS = {1: "uninitialized", 9: "driver_not_loaded", 18: "version_mismatch"}
+
+
+@contextmanager
+def asking(standin: NvmlStandin) -> Iterator[Ask]:
+    """A running child, and the way to ask it for `inventory` and `sample`: `{"error", "answer"}`."""
+    child = NvmlChild(standin.environment)
+    try:
+        yield lambda operation: child.ask({"op": operation}, 10)
+    finally:
+        child.kill()
+        assert child.reaped()
+
+
+def asked_once(standin: NvmlStandin, operation: str) -> dict[str, Any]:
+    with asking(standin) as ask:
+        return ask(operation)
+
+
+def asked_until(ask: Ask, operation: str, accepted: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+    """The first answer that is accepted: the stand-in needs 2 ms to see its new configuration."""
+    answers: list[dict[str, Any]] = []
+
+    def asked() -> bool:
+        answers.append(ask(operation))
+        return bool(accepted(answers[-1]))
+
+    try:
+        wait_until(asked, timeout_s=5)
+    except AssertionError:
+        raise AssertionError(f"never accepted: {answers[-1]}") from None
+    return answers[-1]
+
+
+def samples_of(answer: dict[str, Any]) -> list[dict[str, Any]]:
+    assert answer["error"] is None, answer
+    samples: list[dict[str, Any]] = answer["answer"]["samples"]
+    for sample in samples:
+        Sample.model_validate(sample, extra="forbid")
+    return samples
+
+
+def gpus_of(answer: dict[str, Any]) -> list[dict[str, Any]]:
+    assert answer["error"] is None, answer
+    gpus: list[dict[str, Any]] = answer["answer"]["gpus"]
+    for gpu in gpus:
+        GpuFacts.model_validate(gpu, extra="forbid")
+    return gpus
+
+
+def nulls_of(sample: dict[str, Any]) -> set[str]:
+    return {name for name, value in sample.items() if value is None}

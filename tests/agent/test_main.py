@@ -1,0 +1,172 @@
+"""The agent's process: joining, several nodes in one, and how it ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from mooring.agent.main import address_towards
+from mooring.agent.settings import AgentSettings, dns_label
+from mooring.core.simulation import SimulatedFleet
+from tests.agent.control_planes import TOKEN, TinyControlPlane, control_plane
+from tests.agent.worlds import assignment
+from tests.testbed.waiting import wait_until
+
+PROGRAM = """
+import sys
+from mooring.agent.main import run
+from mooring.agent.settings import AgentSettings
+sys.exit(run(AgentSettings(), parent_fd=int(sys.argv[1]) if len(sys.argv) > 1 else None))
+"""
+
+
+@pytest.fixture
+def server() -> Iterator[TinyControlPlane]:
+    with control_plane() as told:
+        yield told
+
+
+@contextmanager
+def agent(
+    server: TinyControlPlane, data_dir: Path, parent_fd: int | None = None, /, **environment: str
+) -> Iterator[subprocess.Popen[str]]:
+    settings = {
+        "SERVER_URL": server.url,
+        "DATA_DIR": str(data_dir),
+        "JOIN_TOKEN": TOKEN,
+        "SIMULATE": "1x2xT4",
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *([str(parent_fd)] if parent_fd is not None else [])],
+        env={
+            **os.environ,
+            **{f"MOORING_{name}": value for name, value in {**settings, **environment}.items()},
+        },
+        pass_fds=[parent_fd] if parent_fd is not None else [],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def ended(process: subprocess.Popen[str], within_s: float = 20) -> tuple[int, str]:
+    _, said = process.communicate(timeout=within_s)
+    return process.returncode, said
+
+
+def test_joins_and_runs_what_it_is_told(server: TinyControlPlane, tmp_path: Path) -> None:
+    asked = assignment()
+    server.wants(asked)
+    with agent(server, tmp_path) as process:
+        wait_until(lambda: server.phase(asked) == "running", timeout_s=20)
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        code, said = ended(process)
+        assert time.monotonic() - began < 1.5
+    assert code == 0
+    assert "joined" in said and TOKEN not in said and "canary" not in said
+    report = server.last()
+    assert report is not None and report.gpus is not None
+    assert [gpu.model for gpu in report.gpus] == ["Tesla T4", "Tesla T4"]
+
+
+def test_remembers_that_it_has_joined(server: TinyControlPlane, tmp_path: Path) -> None:
+    for session in (1, 2):
+        with agent(server, tmp_path, JOIN_TOKEN=TOKEN if session == 1 else "") as process:
+            wait_until(lambda: server.sessions == session and server.reports, timeout_s=20)  # noqa: B023
+            process.send_signal(signal.SIGINT)
+            assert ended(process)[0] == 0
+
+
+def test_a_fleet_is_one_process(server: TinyControlPlane, tmp_path: Path) -> None:
+    with agent(server, tmp_path, SIMULATE="2x8xH100,1x1xL4", NODE_NAME="made-up"):
+        wait_until(lambda: len({one.facts.hostname for _, one in server.reports}) == 3, timeout_s=20)
+    assert {one.facts.hostname for _, one in server.reports} == {"made-up-1", "made-up-2", "made-up-3"}
+
+
+def test_ends_with_its_parent(server: TinyControlPlane, tmp_path: Path) -> None:
+    read, write = os.pipe()
+    with agent(server, tmp_path, read) as process:
+        os.close(read)
+        wait_until(lambda: server.reports, timeout_s=20)
+        os.close(write)
+        code, said = ended(process)
+    assert (code, "the parent process is gone" in said) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("environment", "code", "words"),
+    [
+        ({"JOIN_TOKEN": ""}, 2, "set MOORING_JOIN_TOKEN"),
+        ({"JOIN_TOKEN": "guessed"}, 4, "each works once"),
+        ({"SERVER_URL": "http://10.255.255.1:8700"}, 2, "in the clear"),
+    ],
+)
+def test_says_why_it_cannot_begin(
+    server: TinyControlPlane, tmp_path: Path, environment: dict[str, str], code: int, words: str
+) -> None:
+    with agent(server, tmp_path, **environment) as process:
+        ended_with, said = ended(process)
+    assert (ended_with, words in said) == (code, True)
+
+
+def test_one_agent_in_a_directory(server: TinyControlPlane, tmp_path: Path) -> None:
+    with agent(server, tmp_path):
+        wait_until(lambda: server.reports, timeout_s=20)
+        with agent(server, tmp_path) as second:
+            code, said = ended(second)
+    assert (code, "another agent runs in" in said) == (2, True)
+
+
+def test_ends_when_another_agent_takes_over(server: TinyControlPlane, tmp_path: Path) -> None:
+    with agent(server, tmp_path) as process:
+        wait_until(lambda: server.reports, timeout_s=20)
+        server.failure = (409, "stale_session")
+        code, said = ended(process)
+    assert (code, "has taken over" in said) == (3, True)
+
+
+def test_settings_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOORING_NODE_LABELS", "zone=a, rack=3")
+    monkeypatch.setenv("MOORING_SIMULATE", "2x8xh100")
+    monkeypatch.setenv("MOORING_NODE_NAME", "")
+    settings = AgentSettings()
+    assert settings.node_labels == {"zone": "a", "rack": "3"}
+    assert settings.simulate == (SimulatedFleet(2, 8, "H100"),)
+    assert settings.node_name is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("NODE_LABELS", "zone"), ("NODE_LABELS", "-=a"), ("SIMULATE", "8"), ("NODE_NAME", "GPU 1")],
+)
+def test_settings_that_make_no_sense_are_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(f"MOORING_{name}", value)
+    with pytest.raises(ValidationError):
+        AgentSettings()
+
+
+@pytest.mark.parametrize(
+    ("hostname", "label"),
+    [("gpu-7.example.com", "gpu-7"), ("GPU_7", "gpu-7"), ("-", "node"), ("a" * 70, "a" * 63)],
+)
+def test_a_hosts_name_becomes_a_nodes(hostname: str, label: str) -> None:
+    assert dns_label(hostname) == label
+
+
+def test_the_address_is_the_one_used_towards_the_server() -> None:
+    assert address_towards("http://127.0.0.1:8700") == "127.0.0.1"
+    assert address_towards("https://no-such-host.invalid") == "127.0.0.1"

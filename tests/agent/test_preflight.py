@@ -1,0 +1,154 @@
+"""What makes a machine unfit, or less fit than it should be, to host strangers."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mooring.agent.preflight import Toolkit, checks, problem, read_toolkit, warnings
+from mooring.agent.runtime import RuntimeUnavailable
+
+SAFE = Toolkit((1, 17, 8), unsafe_option=False)
+GOOD_INFO = {
+    "ServerVersion": "28.2.2",
+    "DefaultRuntime": "runc",
+    "LiveRestoreEnabled": True,
+    "CgroupDriver": "cgroupfs",
+    "CgroupVersion": "2",
+    "InitBinary": "docker-init",
+    "InitCommit": {"ID": "de40ad0"},
+    "Driver": "overlay2",
+    "DriverStatus": [["Backing Filesystem", "xfs"]],
+    "DockerRootDir": "/",
+    "DiscoveredDevices": [{"Source": "cdi", "ID": "nvidia.com/gpu=GPU-a"}],
+}
+GPU: Any = {"uuid": "GPU-a"}
+NVML: Any = {"driver_version": "580.1", "cuda_version": "13.0", "gpus": [GPU], "unreadable": []}
+
+
+@pytest.mark.parametrize(
+    ("toolkit", "code"),
+    [
+        (SAFE, None),
+        (Toolkit((1, 18, 0), unsafe_option=False), None),
+        (Toolkit((2, 0, 0), unsafe_option=False), None),
+        (Toolkit((1, 17, 7), unsafe_option=False), "toolkit_too_old"),
+        (Toolkit((1, 9, 99), unsafe_option=False), "toolkit_too_old"),
+        (Toolkit(None, unsafe_option=False), "toolkit_missing"),
+        (Toolkit((1, 17, 8), unsafe_option=True), "toolkit_unsafe_option"),
+    ],
+)
+def test_the_floor_of_the_toolkit(toolkit: Toolkit, code: Any) -> None:
+    reason = problem(toolkit, has_gpus=True)
+    assert (reason and reason.code) == code
+    assert problem(toolkit, has_gpus=False) is None
+    assert problem(toolkit, has_gpus=True, allow_unsafe_toolkit=True) is None
+
+
+@pytest.mark.parametrize(
+    ("says", "version"),
+    [
+        (
+            "NVIDIA Container Toolkit CLI version 1.17.8\ncommit: f202b80a9b9d0db00d9b1d73c0128c8962c55f4d",
+            (1, 17, 8),
+        ),
+        ("NVIDIA Container Toolkit CLI version 1.18.0-rc.1", (1, 18, 0)),
+        ("no idea", None),
+    ],
+)
+def test_the_version_is_asked_of_nvidia_ctk(tmp_path: Path, says: str, version: Any) -> None:
+    tool = tmp_path / "nvidia-ctk"
+    tool.write_text(f"#!/bin/sh\necho '{says}'\n")
+    tool.chmod(0o755)
+    assert read_toolkit(tmp_path / "none.toml", str(tmp_path)).version == version
+
+
+def test_no_toolkit_on_the_path(tmp_path: Path) -> None:
+    assert read_toolkit(tmp_path / "none.toml", str(tmp_path)) == Toolkit(None, unsafe_option=False)
+
+
+def test_a_toolkit_that_does_not_run_is_no_toolkit(tmp_path: Path) -> None:
+    (tmp_path / "nvidia-ctk").write_text("")
+    (tmp_path / "nvidia-ctk").chmod(0o755)
+    assert read_toolkit(tmp_path / "none.toml", str(tmp_path)).version is None
+
+
+@pytest.mark.parametrize(
+    ("content", "unsafe"),
+    [
+        ("", False),
+        ("[features]\nallow-cuda-compat-libs-from-container = true\n", True),
+        ("[features]\nallow-cuda-compat-libs-from-container = false\n", False),
+        ("#allow-cuda-compat-libs-from-container = true\n", False),
+        ("this is [ no toml", True),
+    ],
+)
+def test_the_unsafe_option(tmp_path: Path, content: str, unsafe: bool) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(content)
+    assert read_toolkit(config, str(tmp_path)).unsafe_option is unsafe
+
+
+def test_a_good_machine() -> None:
+    found = checks(lambda: GOOD_INFO, SAFE, NVML, environment={})
+    # This machine's own disk is none of the test's business.
+    assert [check.name for check in found if check.ok is not True and check.name != "disk"] == []
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"DefaultRuntime": "nvidia"}, "default runtime"),
+        ({"LiveRestoreEnabled": False}, "live-restore"),
+        ({"CgroupDriver": "systemd", "DiscoveredDevices": None}, "cgroups"),
+        ({"InitCommit": {"ID": "N/A"}}, "docker-init"),
+        ({"DriverStatus": [["Backing Filesystem", "extfs"]]}, "storage"),
+        ({"DockerRootDir": "/nowhere/at/all"}, "disk"),
+    ],
+)
+def test_what_works_and_is_not_as_it_should_be_is_a_warning(change: dict[str, Any], name: str) -> None:
+    found = {check.name: check for check in checks(lambda: GOOD_INFO | change, SAFE, NVML, environment={})}
+    assert found[name].ok is None
+    assert found[name].mend
+    assert any(line.startswith(name) for line in warnings(list(found.values())))
+
+
+@pytest.mark.parametrize(
+    ("environment", "ok"),
+    [
+        ({}, True),
+        ({"DOCKER_HOST": "unix:///x.sock"}, True),
+        ({"DOCKER_HOST": "tcp://10.0.0.1:2375"}, None),
+        ({"DOCKER_HOST": "tcp://10.0.0.1:2376", "DOCKER_TLS_VERIFY": "1"}, True),
+    ],
+)
+def test_docker_on_plain_tcp(environment: dict[str, str], ok: bool | None) -> None:
+    found = {check.name: check for check in checks(lambda: GOOD_INFO, SAFE, None, environment=environment)}
+    assert found["docker socket"].ok is ok
+
+
+def test_cdi_that_lists_some_gpus_only() -> None:
+    both = NVML | {"gpus": [GPU, {"uuid": "GPU-b"}]}
+    found = {check.name: check for check in checks(lambda: GOOD_INFO, SAFE, both, environment={})}
+    assert found["cdi"].ok is None
+    assert "GPU-b" in found["cdi"].detail
+
+
+def test_nothing_that_is_broken_hides_the_rest() -> None:
+    def away() -> dict[str, Any]:
+        raise RuntimeUnavailable("the container engine does not answer")
+
+    fault: Any = {"code": "driver_not_loaded", "message": "the driver is not loaded"}
+    found = checks(away, Toolkit(None, unsafe_option=False), fault, environment={})
+    assert [(check.name, check.ok) for check in found] == [
+        ("docker", False),
+        ("nvidia driver", False),
+        ("nvidia-container-toolkit", True),
+    ]
+
+
+def test_an_old_toolkit_is_broken_and_when_allowed_a_warning() -> None:
+    old = Toolkit((1, 14, 0), unsafe_option=False)
+    for allow, ok in ((False, False), (True, None)):
+        found = checks(lambda: GOOD_INFO, old, NVML, environment={}, allow_unsafe_toolkit=allow)
+        assert [check.ok for check in found if check.name == "nvidia-container-toolkit"] == [ok]

@@ -1,0 +1,131 @@
+"""Small worlds for tests of the agent: assignments, containers, and a toy engine."""
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+from mooring.agent.reconcile import (
+    Action,
+    Cancel,
+    Doing,
+    Key,
+    Plan,
+    Remove,
+    Restart,
+    Start,
+    Stop,
+    Work,
+    World,
+    decide,
+    key_of,
+)
+from mooring.agent.runtime import Container
+from mooring.schemas.agent import Assignment, Removal
+
+_numbers = itertools.count(1)
+
+
+def assignment(*, instance_id: str | None = None, gpu_uuids: tuple[str, ...] = (), **spec: Any) -> Assignment:
+    """One of an instance of its own, unless it is named."""
+    number = next(_numbers)
+    return Assignment.model_validate(
+        {
+            "instance_id": instance_id or f"ins_{number}",
+            "attempt": 1,
+            "name": f"name-{number}",
+            "project_id": "prj_1",
+            "generation": 7,
+            "want": "running",
+            "may_start": True,
+            "stop_timeout_s": 5,
+            "spec": {"image": "mooring/test:1", "command": ["sleep", "1000"], **spec},
+            "gpu_uuids": gpu_uuids,
+            "cpus": 1,
+            "memory_mib": 64,
+        }
+    )
+
+
+def wanted(
+    instance_id: str = "a", attempt: int = 1, *, gpus: tuple[str, ...] = (), **changes: Any
+) -> Assignment:
+    spec = changes.pop("spec", {})
+    made = assignment(instance_id=instance_id, gpu_uuids=gpus, **spec)
+    return made.model_copy(update={"attempt": attempt, **changes})
+
+
+def removal(instance_id: str = "a", attempt: int = 1) -> Removal:
+    return Removal(instance_id=instance_id, attempt=attempt, stop_timeout_s=7)
+
+
+def container(instance_id: str = "a", attempt: int = 1, status: str = "running", **more: Any) -> Container:
+    more.setdefault("gpu_uuids", ())
+    return Container(instance_id, attempt, f"c-{instance_id}-{attempt}", status, **more)
+
+
+def exited(
+    instance_id: str = "a",
+    attempt: int = 1,
+    *,
+    exit_code: int | None = 1,
+    at: str = "2026-11-21T08:00:05Z",
+    **more: Any,
+) -> Container:
+    more.setdefault("started_at", "2026-11-21T08:00:00Z")
+    return container(instance_id, attempt, "exited", exit_code=exit_code, finished_at=at, **more)
+
+
+def world(*things: Assignment | Removal | Container, now: float = 100, **more: Any) -> World:
+    return World(
+        assignments={key_of(one): one for one in things if isinstance(one, Assignment)},
+        removals={key_of(one): one for one in things if isinstance(one, Removal)},
+        containers={key_of(one): one for one in things if isinstance(one, Container)},
+        now=now,
+        work=more.pop("work", {}),
+        **more,
+    )
+
+
+class ToyEngine:
+    """Work takes a step to do; which piece is done when is the test's choice."""
+
+    def __init__(self, containers: dict[Key, Container]) -> None:
+        self.containers = containers
+        self.work: dict[Key, Work] = {}
+        self.began: set[Key] = set()
+        self.actions: dict[Key, Action] = {}
+
+    def plan(self, before: World) -> Plan:
+        plan = decide(
+            replace(
+                before, containers=dict(self.containers), work=dict(self.work), spent=frozenset(self.began)
+            )
+        )
+        for action in plan.actions:
+            self._begin(action)
+        return plan
+
+    def finish(self, key: Key) -> None:
+        """The work on `key`, whatever it was, is done."""
+        work, action = self.work.pop(key), self.actions.pop(key)
+        if isinstance(action, Start) and not work.cancelled:
+            self.began.add(key)
+            self.containers[key] = container(*key, gpu_uuids=tuple(action.assignment.gpu_uuids))
+        elif isinstance(action, Restart):
+            self.containers[key] = replace(self.containers[key], status="running")
+        elif isinstance(action, Stop):
+            self.containers[key] = replace(
+                self.containers[key], status="exited", exit_code=143, finished_at="2026-11-21T09:00:00Z"
+            )
+        elif isinstance(action, Remove):
+            del self.containers[key]
+
+    def _begin(self, action: Action) -> None:
+        if isinstance(action, Cancel):
+            self.work[action.key] = replace(self.work[action.key], cancelled=True)
+            return
+        thing = action.assignment if isinstance(action, Start) else action.container
+        key = key_of(thing)
+        assert key not in self.work, "one action at a time"
+        self.work[key] = Work(Doing(type(action).__name__.lower()), tuple(thing.gpu_uuids))
+        self.actions[key] = action

@@ -1,0 +1,117 @@
+"""What stands between an agent and its Docker, so that a test can act in the middle of one call."""
+
+import itertools
+import re
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from tests.testbed.dockerd import DockerNode
+
+Action = Callable[[], None]
+_CHUNK = 65_536
+_NUMBERS = itertools.count(1)
+
+
+class EngineProxy:
+    """A Unix socket whose bytes go to dockerd and back unchanged, but for the calls that a test has named."""
+
+    def __init__(self, node: DockerNode) -> None:
+        self._node = node
+        self._path = node.folder / f"proxy-{next(_NUMBERS)}.sock"
+        self.url = f"unix://{self._path}"
+        self._before: tuple[re.Pattern[bytes], Action] | None = None
+        self._silenced: re.Pattern[bytes] | None = None
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(self._path))
+        self._listener.listen(128)
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    def before_next(self, call: str, action: Action) -> None:
+        """Run `action` when the next call that matches comes, just before Docker gets it."""
+        self._before = (re.compile(call.encode()), action)
+
+    def swallow_answer_of_next(self, call: str) -> None:
+        """Docker gets the next call that matches and obeys; its answer never arrives."""
+        self._silenced = re.compile(call.encode())
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        with self._lock:
+            for each in self._open:
+                with suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(10)
+        self._path.unlink(missing_ok=True)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            self._start(_Pair(self, client).run)
+
+    def _start(self, target: Action) -> None:
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        self._threads.append(threading.Thread(target=target, daemon=True))
+        self._threads[-1].start()
+
+    def _asked(self, request: bytes) -> bool:
+        """Act on a request that is about to go to Docker; whether its answer is to be swallowed."""
+        with self._lock:
+            before, silenced = self._before, self._silenced
+            hit = before is not None and before[0].match(request) is not None
+            silent = silenced is not None and silenced.match(request) is not None
+            self._before = None if hit else before
+            self._silenced = None if silent else silenced
+        if before is not None and hit:
+            before[1]()
+        return silent
+
+
+class _Pair:
+    """One connection of the agent's and its counterpart to Docker."""
+
+    def __init__(self, proxy: EngineProxy, client: socket.socket) -> None:
+        self._proxy, self._client = proxy, client
+        self._silent = False
+
+    def run(self) -> None:
+        with self._client, socket.socket(socket.AF_UNIX) as engine:
+            with self._proxy._lock:
+                self._proxy._open |= {self._client, engine}
+            try:
+                engine.connect(str(self._proxy._node.socket))
+                back = threading.Thread(target=self._answers, args=[engine], daemon=True)
+                back.start()
+                self._requests(engine)
+                back.join()
+            except OSError:
+                pass  # one of the two went away: closing both tells the other
+            finally:
+                with self._proxy._lock:
+                    self._proxy._open -= {self._client, engine}
+
+    def _requests(self, engine: socket.socket) -> None:
+        with suppress(OSError):
+            while chunk := self._client.recv(_CHUNK):
+                self._silent = self._proxy._asked(chunk) or self._silent
+                engine.sendall(chunk)
+        with suppress(OSError):
+            engine.shutdown(socket.SHUT_WR)
+
+    def _answers(self, engine: socket.socket) -> None:
+        with suppress(OSError):
+            while chunk := engine.recv(_CHUNK):
+                if not self._silent:
+                    self._client.sendall(chunk)
+        with suppress(OSError):
+            self._client.shutdown(socket.SHUT_RDWR)
