@@ -64,7 +64,9 @@ def _migrate(connection: Connection) -> None:
         context.run_migrations()
 
 
-engine = create_engine(_url(), connect_args={"timeout": 60} if _url().get_backend_name() == "sqlite" else {})
+url = _url()
+# The seconds that a second process on SQLite waits for the first.
+engine = create_engine(url, connect_args={"timeout": 60} if url.get_backend_name() == "sqlite" else {})
 if engine.dialect.name == "sqlite":
     _make_ddl_transactional(engine)
 with engine.connect() as connection:

@@ -16,6 +16,7 @@ from tests.testbed.waiting import wait_until
 from tests.walk.conftest import World
 
 SMALL: dict[str, Any] = {"cpus": 0.1, "memory_mib": 64}
+WAITER = "/bin/wait-for-term"
 IGNORES_TERM = ["sh", "-c", "trap '' TERM; while :; do sleep 0.05; done"]
 
 
@@ -49,7 +50,8 @@ def test_an_end_that_the_policy_accepts_is_final(
 def test_an_end_that_the_policy_does_not_accept_is_followed_by_a_start_in_the_same_container(
     admin: Client, world: World, policy: str, exit_code: int
 ) -> None:
-    command = ["sh", "-c", f"echo began >> /tmp/starts; [ $(wc -l < /tmp/starts) -lt 2 ] && exit {exit_code}; exec {WAITER}"]
+    first = f"[ $(wc -l < /tmp/starts) -lt 2 ] && sleep 1 && exit {exit_code}"
+    command = ["sh", "-c", f"echo began >> /tmp/starts; {first}; exec {WAITER}"]
     made = admin.create(restart=policy, command=command, gpus={"count": 1}, **SMALL)
 
     def ran_twice() -> bool:
@@ -70,9 +72,6 @@ def test_an_end_that_the_policy_does_not_accept_is_followed_by_a_start_in_the_sa
     # Its user's stop outweighs the policy.
     admin.post(f"/v1/instances/{made['id']}/stop")
     assert admin.wait(made["id"], "stopped")["reason"]["code"] == "stopped_by_user"
-
-
-WAITER = "/bin/wait-for-term"
 
 
 def test_the_restart_verb_is_a_new_attempt_on_the_same_gpus(admin: Client, world: World) -> None:

@@ -155,7 +155,9 @@ class Agent:
             return False
 
         def listed(known: Knowledge) -> None:
-            self._look_wanted |= known.listed(number, containers, strangers)
+            # Not `|=`: that reads the flag first, and would undo a hint that comes meanwhile.
+            if known.listed(number, containers, strangers):
+                self._look_wanted = True
 
         self._tell(listed)
         return True

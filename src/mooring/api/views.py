@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from mooring.control import placement
 from mooring.control.instance_types import InstanceType
+from mooring.control.instances import QUEUED
 from mooring.control.nodes import state_of_row
 from mooring.core.instance import HOLDS_GPUS, State, actions
 from mooring.core.node import allocatable_memory_mib
@@ -24,12 +25,17 @@ def instances(session: Session, rows: Sequence[tables.Instance]) -> list[Json]:
     holders = [row.id for row in rows if row.gpu_count and row.state in HOLDS_GPUS]
     devices = _devices(session, holders) if holders else {}
     names = _node_names(session, {row.node_id for row in rows if row.node_id})
-    waiting = [row for row in rows if row.state is State.PENDING]
+    waiting = [row for row in rows if row.state is State.PENDING and _was_looked_at(row)]
     positions = placement.queue_positions(session, waiting) if waiting else {}
     return [
         _instance(row, devices.get(row.id, []), names.get(row.node_id or ""), positions.get(row.id))
         for row in rows
     ]
+
+
+def _was_looked_at(row: tables.Instance) -> bool:
+    """A place in the queue is told from the scheduler's first look on; most are placed by that look."""
+    return row.reason is not None and row.reason["code"] != QUEUED.code
 
 
 def instance(session: Session, row: tables.Instance) -> Json:

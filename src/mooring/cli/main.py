@@ -3,6 +3,7 @@
 import logging
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
@@ -12,6 +13,7 @@ from mooring import __version__
 
 if TYPE_CHECKING:
     from mooring.agent.settings import AgentSettings
+    from mooring.db.session import Database
 
 app = typer.Typer(
     name="mooring",
@@ -82,6 +84,30 @@ def _tokens(settings: "AgentSettings") -> Iterator[str]:
     yield from filter(None, given.split(","))
 
 
+def _name(given: str | None) -> str | None:
+    from pydantic import TypeAdapter  # noqa: PLC0415
+
+    from mooring.core.text import Name  # noqa: PLC0415
+
+    try:
+        return given and TypeAdapter[str](Name).validate_python(given)
+    except ValidationError as error:
+        raise typer.BadParameter(error.errors()[0]["msg"]) from None
+
+
+@app.command("join-token")
+def join_token(
+    ttl_s: Annotated[int, typer.Option(min=1, max=86_400, help="how long it may be redeemed")] = 3600,
+    node_name: Annotated[str | None, typer.Option(callback=_name, help="the only node it lets in")] = None,
+) -> None:
+    """Print a join token made straight in the database: on the server's host no key is needed."""
+    from mooring.control import nodes  # noqa: PLC0415
+
+    with _database() as database, database.write() as session:
+        _token, secret = nodes.create_join_token(session, ttl_s, node_name)
+    typer.echo(secret)
+
+
 @app.command()
 def doctor() -> None:
     """Check whether this machine is fit to be a node, and say how to mend what is not."""
@@ -123,6 +149,23 @@ def _database_url() -> str:
     settings = _settings(Settings)
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     return settings.resolved_database_url
+
+
+@contextmanager
+def _database() -> "Iterator[Database]":
+    """A database that a server has migrated before; making one is the server's, which shows its admin key."""
+    from mooring.db import migrate  # noqa: PLC0415
+    from mooring.db.session import Database  # noqa: PLC0415
+    from mooring.db.signals import Signals  # noqa: PLC0415
+
+    opened = Database(_database_url(), Signals())
+    try:
+        if migrate.current(opened.engine) != migrate.newest():
+            typer.echo("the database is not at this program's revision; start the server first", err=True)
+            raise typer.Exit(1)
+        yield opened
+    finally:
+        opened.dispose()
 
 
 def _current() -> str:

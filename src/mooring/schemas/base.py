@@ -1,6 +1,6 @@
 """The shapes that every answer shares."""
 
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -45,10 +45,8 @@ class Problem(BaseModel):
 
 
 def timestamp(moment: datetime | None) -> str | None:
-    """RFC 3339, UTC, milliseconds: `2026-11-21T08:00:00.123Z`."""
-    if moment is None:
-        return None
-    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    """RFC 3339 with milliseconds: `2026-11-21T08:00:00.123Z`. The moment is in UTC, as every stored one."""
+    return None if moment is None else f"{moment.isoformat(timespec='milliseconds')[:-6]}Z"
 
 
 Timestamp = Annotated[Text, Field(json_schema_extra={"format": "date-time"})]

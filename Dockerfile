@@ -1,0 +1,37 @@
+# One image for all of Mooring: `server` by default, `agent` on a node (docker-compose.yml shows both).
+#
+# BASE is any image with glibc and Python 3.11 or later with its venv module.
+ARG BASE=python:3.12-slim
+
+FROM ${BASE} AS build
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
+WORKDIR /src
+# Packages change less often than the program, so they come first: their layer is built again only with the pins.
+COPY requirements.txt requirements-build.txt ./
+RUN python3 -m venv /build \
+    && /build/bin/pip install --require-hashes -r requirements-build.txt \
+    && python3 -m venv --without-pip /opt/mooring \
+    && /build/bin/pip --python /opt/mooring/bin/python3 install --require-hashes --no-compile -r requirements.txt
+COPY pyproject.toml README.md ./
+COPY src src
+COPY migrations migrations
+RUN /build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
+    && /build/bin/pip --python /opt/mooring/bin/python3 install --no-deps --no-compile /wheels/*.whl \
+    && python3 -m compileall -q /opt/mooring/lib
+
+FROM ${BASE}
+# The group too has a fixed number: a volume made by one release is read by the next.
+RUN groupadd --gid 10001 mooring \
+    && useradd --uid 10001 --gid mooring --no-create-home --shell /usr/sbin/nologin mooring \
+    && install -d -o mooring -g mooring -m 0700 /var/lib/mooring
+COPY --from=build /opt/mooring /opt/mooring
+ENV PATH=/opt/mooring/bin:$PATH PYTHONUNBUFFERED=1 MOORING_DATA_DIR=/var/lib/mooring
+VOLUME /var/lib/mooring
+EXPOSE 8700
+# Not root: the server needs nothing of its machine. An agent does (Docker's socket), and is run with --user 0.
+USER mooring
+# Of the server; an agent listens nowhere, so it is run with --no-healthcheck.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
+    CMD ["python3", "-c", "import os, urllib.request as r; r.urlopen(f'http://127.0.0.1:{os.environ.get(\"MOORING_PORT\", 8700)}/readyz', timeout=4)"]
+ENTRYPOINT ["mooring"]
+CMD ["server"]

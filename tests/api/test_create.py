@@ -1,0 +1,153 @@
+"""What a create takes, what it refuses, and names."""
+
+from typing import Any
+
+import pytest
+
+from tests.api.conftest import Corner
+from tests.problems import problem
+from tests.service import Client
+from tests.together import together
+
+IMAGE = "mooring-test/busybox:1"
+
+
+def test_every_field_of_the_request_is_shown_again(corner: Corner) -> None:
+    asked = {
+        "name": "full", "image": "registry.example:5000/team/tool:1.2@sha256:" + "a" * 64,
+        "command": ["python", "-c", "print('ä\\n😀')"], "entrypoint": ["/bin/sh"], "working_dir": "/work",
+        "user": "1000:1000", "env": {"A": "", "B": "x\ny"},
+        "gpus": {"count": 64, "model": "H100", "min_memory_mib": 40000, "share": None, "mig_profile": None},
+        "cpus": 0.5, "memory_mib": 65536, "shm_mib": 8192, "ports": [{"container": 8888, "protocol": "udp"}],
+        "labels": {"team": "vision", "a.b/c": "1"}, "max_duration_s": 86400, "restart": "on_failure",
+        "on_capacity": "queue", "on_node_loss": "keep", "priority": 50,
+        "node_selector": {"corner": corner.node.name},
+    }  # fmt: skip
+    answer = corner.client.post("/v1/instances", json=asked)
+    assert answer.status_code == 201, answer.text
+    shown = answer.json()
+    assert {key: shown[key] for key in asked} == asked
+    assert answer.headers["location"] == f"/v1/instances/{shown['id']}"
+    assert answer.headers["etag"] == '"1"'
+    assert (shown["state"], shown["desired_state"], shown["attempt"], shown["generation"]) == (
+        "pending", "running", 0, 1,
+    )  # fmt: skip
+    assert shown["created_at"].endswith("Z")
+    assert len(shown["created_at"]) == len("2026-11-21T08:00:00.123Z")
+    read = corner.client.instance(shown["id"])
+    assert {**read, "reason": None, "version": 1} == {**shown, "reason": None}
+
+
+def test_only_an_image_is_needed(shared: Client) -> None:
+    made = shared.create()
+    assert made["gpus"] == {"count": 0, "model": None, "min_memory_mib": None, "share": None, "mig_profile": None}
+    assert (made["devices"], made["labels"], made["env"], made["restart"]) == ([], {}, {}, "never")
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "pointer"),
+    [
+        ({"gpus": {"count": 1, "share": 0.5}}, "not_supported_yet", ""),
+        ({"gpus": {"count": 1, "mig_profile": "1g.10gb"}}, "not_supported_yet", ""),
+        ({"on_node_loss": "replace"}, "not_supported_yet", ""),
+        ({"priority": 10}, "not_supported_yet", "/priority"),
+        ({"env": {"NVIDIA_VISIBLE_DEVICES": "all"}}, "reserved_env", "/env"),
+        ({"env": {"CUDA_VISIBLE_DEVICES": "0"}}, "reserved_env", "/env"),
+        ({"env": {"LD_PRELOAD": "/x.so"}}, "reserved_env", "/env"),
+        ({"env": {"LD_AUDIT": "/x.so"}}, "reserved_env", "/env"),
+        ({"env": {"DOCKER_RESOURCE_GPU": "x"}}, "reserved_env", "/env"),
+        ({"env": {"MOORING_TOKEN": "x"}}, "reserved_env", "/env"),
+        ({"labels": {"mooring.gpus": "GPU-1"}}, "reserved_label", "/labels"),
+        ({"privileged": True}, "validation_failed", "/privileged"),
+        ({"binds": ["/:/host"]}, "validation_failed", "/binds"),
+        ({"state": "running"}, "validation_failed", "/state"),
+        ({"gpus": {"count": 1, "uuids": ["GPU-1"]}}, "validation_failed", "/gpus/uuids"),
+        ({"gpus": {"count": -1}}, "validation_failed", "/gpus/count"),
+        ({"gpus": {"count": 65}}, "validation_failed", "/gpus/count"),
+        ({"gpus": {"count": 1.0}}, "validation_failed", "/gpus/count"),
+        ({"gpus": {"count": True}}, "validation_failed", "/gpus/count"),
+        ({"gpus": {"count": 2**70}}, "validation_failed", "/gpus/count"),
+        ({"gpus": []}, "validation_failed", "/gpus"),
+        ({"image": ""}, "validation_failed", "/image"),
+        ({"image": "UPPER/case"}, "validation_failed", "/image"),
+        ({"image": "a b"}, "validation_failed", "/image"),
+        ({"image": "a\n"}, "validation_failed", "/image"),
+        ({"image": "a" * 513}, "validation_failed", "/image"),
+        ({"name": "-a"}, "validation_failed", "/name"),
+        ({"name": "a\n"}, "validation_failed", "/name"),
+        ({"name": 1}, "validation_failed", "/name"),
+        ({"command": "python"}, "validation_failed", "/command"),
+        ({"command": ["x"] * 1025}, "validation_failed", "/command"),
+        ({"command": ["x" * 32_769]}, "validation_failed", "/command/0"),
+        ({"working_dir": "relative"}, "validation_failed", "/working_dir"),
+        ({"user": "root; rm"}, "validation_failed", "/user"),
+        ({"env": {"1A": "x"}}, "validation_failed", "/env/1A"),
+        ({"env": {"A=B": "x"}}, "validation_failed", "/env/A=B"),
+        ({"env": {"A": 1}}, "validation_failed", "/env/A"),
+        ({"env": {f"A{n}": "" for n in range(513)}}, "validation_failed", "/env"),
+        ({"cpus": 0}, "validation_failed", "/cpus"),
+        ({"cpus": -1}, "validation_failed", "/cpus"),
+        ({"memory_mib": 5}, "validation_failed", "/memory_mib"),
+        ({"memory_mib": 2**70}, "validation_failed", "/memory_mib"),
+        ({"ports": [{"container": 0}]}, "validation_failed", "/ports/0/container"),
+        ({"ports": [{"container": 80}, {"container": 80}]}, "validation_failed", "/ports"),
+        ({"ports": [{"container": 80, "host": 80}]}, "validation_failed", "/ports/0/host"),
+        ({"labels": {"k": "v" * 256}}, "validation_failed", "/labels/k"),
+        ({"labels": {"k~/x": 1}}, "validation_failed", "/labels/k~0~1x"),
+        ({"max_duration_s": 0}, "validation_failed", "/max_duration_s"),
+        ({"restart": "unless-stopped"}, "validation_failed", "/restart"),
+        ({"on_capacity": "later"}, "validation_failed", "/on_capacity"),
+    ],
+)
+def test_what_is_refused_is_named(
+    shared: Client, fields: dict[str, Any], code: str, pointer: str
+) -> None:
+    document = problem(shared.post("/v1/instances", json={"image": IMAGE, **fields}), 422, code)
+    assert any(error["pointer"].startswith(pointer) for error in document["errors"]), document["errors"]
+    assert document["retryable"] is False
+
+
+def test_the_gpus_share_of_a_node_is_granted_where_nothing_was_asked(corner: Corner) -> None:
+    share = corner.placed(gpus={"count": 2})
+    assert (share.cpus, share.memory_mib) == (16, 524_288 * 98 // 100 * 2 // 8)
+    shown = corner.client.instance(share.instance_id)
+    assert shown["granted"] == {"cpus": 16, "memory_mib": share.memory_mib}
+    assert (shown["cpus"], shown["memory_mib"]) == (None, None)
+    exact = corner.placed(cpus=0.25, memory_mib=64)
+    assert (exact.cpus, exact.memory_mib) == (0.25, 64)
+
+
+def test_names_are_generated_from_the_image(shared: Client) -> None:
+    answer = shared.post("/v1/instances", json={"image": "reg.example:5000/Team/My_Tool:1".lower()})
+    assert answer.json()["name"].startswith("my-tool-")
+    names = {shared.create()["name"] for _ in range(20)}
+    assert len(names) == 20
+
+
+def test_a_name_is_taken_while_its_holder_is_not_deleted(corner: Corner) -> None:
+    first = corner.placed(name="mine")
+    taken = corner.client.post("/v1/instances", json={"image": IMAGE, "name": "mine"})
+    assert problem(taken, 409, "name_taken")["name"] == "mine"
+    corner.client.delete(f"/v1/instances/{first.instance_id}")
+    problem(corner.client.post("/v1/instances", json={"image": IMAGE, "name": "mine"}), 409, "name_taken")
+    corner.sync()
+    assert corner.create(name="mine")["id"] != first.instance_id
+
+
+def test_of_many_creates_of_one_name_one_is_made(shared: Client) -> None:
+    answers = together(
+        16, lambda _number: shared.post("/v1/instances", json={"image": IMAGE, "name": "raced"})
+    )
+    assert sorted(answer.status_code for answer in answers) == [201] + [409] * 15
+    for answer in answers:
+        if answer.status_code == 409:
+            problem(answer, 409, "name_taken")
+    assert len(shared.items("/v1/instances", name="raced")) == 1
+
+
+def test_a_project_that_does_not_exist_is_404_and_the_default_may_be_named(shared: Client) -> None:
+    default = shared.create()["project_id"]
+    assert shared.create(project_id=default)["project_id"] == default
+    for query in ("", "?dry_run=true"):
+        unknown = shared.post(f"/v1/instances{query}", json={"image": IMAGE, "project_id": "prj_none"})
+        problem(unknown, 404, "not_found")
