@@ -190,12 +190,12 @@ def test_an_error_among_the_progress_is_raised() -> None:
 @pytest.mark.parametrize(
     ("reference", "repo_digests", "digest"),
     [
-        ("x:1", [], "sha256:id"),
+        ("x:1", [], None),
         ("r/x:1", ["other/x@sha256:1", "r/x@sha256:2"], "sha256:2"),
         ("busybox", ["docker.io/library/busybox@sha256:3"], "sha256:3"),
     ],
 )
-def test_the_digest_that_is_shown(reference: str, repo_digests: list[str], digest: str) -> None:
+def test_the_digest_that_is_shown(reference: str, repo_digests: list[str], digest: str | None) -> None:
     assert (
         image_of({"Id": "sha256:id", "RepoDigests": repo_digests, "Config": None}, reference).digest == digest
     )

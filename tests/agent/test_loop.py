@@ -10,6 +10,7 @@ import pytest
 
 from mooring.agent.control_plane import ControlPlane
 from mooring.agent.gpus import GpuReader, GpuReading
+from mooring.agent.hands import Crew
 from mooring.agent.loop import Agent
 from mooring.agent.runtime import Cancelled, Container, Progress, StartRefused
 from mooring.agent.simulated import SimulatedRuntime
@@ -33,6 +34,8 @@ class CountingRuntime(SimulatedRuntime):
         super().__init__(start_s=start_s)
         self.asked: list[tuple[str, str]] = []
         self.refusal: StartRefused | None = None
+        self.may_remove = threading.Event()
+        self.may_remove.set()
 
     def start(self, assignment: Assignment, progress: Progress, cancelled: Cancelled) -> Container | None:
         self.asked.append(("start", assignment.instance_id))
@@ -50,6 +53,7 @@ class CountingRuntime(SimulatedRuntime):
 
     def remove(self, container: Container) -> None:
         self.asked.append(("remove", container.instance_id))
+        assert self.may_remove.wait(10)
         super().remove(container)
 
 
@@ -59,6 +63,7 @@ class Node:
     def __init__(self, server: TinyControlPlane, directory: Path) -> None:
         self.server, self.directory = server, directory
         self.runtime = CountingRuntime()
+        self.crew = Crew.hired()
         self.gpus: GpuReader = SimulatedGpuReader("gpu-1", 2, busy=self._holds)
         joining = ControlPlane(server.url)
         self.identity = Identity.given(joining.join(TOKEN, "gpu-1", "host-1"))
@@ -77,6 +82,7 @@ class Node:
             gpus=self.gpus,
             control_plane=calls,
             machine=Machine("host-1", "10.0.0.7", {"zone": "a"}),
+            crew=self.crew,
         )
         thread = threading.Thread(target=lambda: self.exit_codes.append(agent.run()))
         thread.start()
@@ -91,6 +97,11 @@ class Node:
             assert not thread.is_alive()
             calls.close()
         self.runtime.close()
+
+    def idle(self) -> bool:
+        """Whether no thread that acts has anything left to do."""
+        crew = self.crew
+        return all(one._unclaimed == one._threads for one in (crew.starts, crew.endings))
 
     def _holds(self, uuid: str) -> bool:
         return self.runtime.holds(uuid)  # of the runtime of now: some tests exchange it
@@ -234,6 +245,24 @@ def test_a_second_agent_of_this_node_ends_the_first(node: Node) -> None:
     wait_until(lambda: node.exit_codes == [3])
     assert node.runtime.containers()[0][0].status == "running"
     assert node.runtime.asked == [("start", asked.instance_id)]
+
+
+def test_what_ends_after_the_agent_was_taken_over_leads_to_nothing(node: Node) -> None:
+    node.begin()
+    first = assignment()
+    second = first.model_copy(update={"attempt": 2})
+    node.server.wants(first)
+    node.running(first)
+    node.runtime.may_remove.clear()
+    node.server.wants(second, removals=(gone(first),))
+    wait_until(lambda: ("remove", first.instance_id) in node.runtime.asked)
+    node.server.failure = (409, "stale_session")
+    wait_until(lambda: node.exit_codes == [3])
+    before = list(node.runtime.asked)
+    node.runtime.may_remove.set()  # it made room for the second attempt, which is another agent's to start
+    wait_until(lambda: node.runtime.containers() == ([], []))
+    wait_until(node.idle)
+    assert node.runtime.asked == before
 
 
 def test_a_credential_that_is_not_known_any_more_ends_the_agent(node: Node) -> None:

@@ -158,6 +158,18 @@ def test_restarts_as_the_policy_says(policy: str, exit_code: int, restarts: bool
     assert later.actions == ((Restart(ended),) if restarts else ())
 
 
+@pytest.mark.parametrize("status", ["created", "exited"])
+def test_a_container_begins_only_if_the_cards_it_was_made_with_are_free(status: str) -> None:
+    """Found by the property below: its assignment no longer names a card that the container still has."""
+    asked = wanted("a", gpus=(), spec={"restart": "always"})
+    made_with = container("a", status=status, gpu_uuids=(GPU,))
+    holder = container("b", gpu_uuids=(GPU,))
+    waited = decide(world(asked, made_with, holder))
+    plan = decide(world(asked, made_with, holder, restarts=waited.restarts, now=101))
+    assert plan.actions == ()
+    assert plan.waiting[A1].code == "waiting_for_removal"
+
+
 def test_restarts_pause_ever_longer_until_a_minute_and_start_over_after_a_steady_run() -> None:
     asked, pauses = wanted(spec={"restart": "always"}), []
     restarts: dict[Key, Restarts] = {}

@@ -69,7 +69,7 @@ def test_only_an_image_is_needed(shared: Client) -> None:
         ({"gpus": {"count": 2**70}}, "validation_failed", "/gpus/count"),
         ({"gpus": []}, "validation_failed", "/gpus"),
         ({"image": ""}, "validation_failed", "/image"),
-        ({"image": "UPPER/case"}, "validation_failed", "/image"),
+        ({"image": "team/UPPER"}, "validation_failed", "/image"),
         ({"image": "a b"}, "validation_failed", "/image"),
         ({"image": "a\n"}, "validation_failed", "/image"),
         ({"image": "a" * 513}, "validation_failed", "/image"),

@@ -59,10 +59,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A local image: `id` is what runs, `digest` what is shown."""
+    """A local image: `id` is what runs, `digest` what is shown, null if it never was in a registry."""
 
     id: str
-    digest: str
+    digest: str | None
     env: tuple[str, ...] = ()
     entrypoint: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
@@ -143,7 +143,7 @@ def labels(assignment: Assignment, image: Image, control_plane_id: str) -> dict[
         f"{LABEL}generation": str(assignment.generation),
         SPEC: spec_hash(assignment),
         GPUS: ",".join(assignment.gpu_uuids),
-        IMAGE: image.digest,
+        IMAGE: image.digest or "",
         CONTROL_PLANE: control_plane_id,
     }
 

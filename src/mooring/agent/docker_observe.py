@@ -104,7 +104,7 @@ def container_of(inspected: Document, address: str) -> Container:
         error=state.get("Error") or None,
         started_at=_time(state["StartedAt"]),
         finished_at=_time(state["FinishedAt"]) if ended else None,
-        image_digest=labels.get(IMAGE),
+        image_digest=labels.get(IMAGE) or None,
         endpoints=_endpoints(inspected["NetworkSettings"].get("Ports") or {}, address),
     )
 

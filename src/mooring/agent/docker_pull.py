@@ -135,12 +135,12 @@ def image_of(inspected: dict[str, Any], reference: str) -> Image:
     )
 
 
-def _digest(inspected: dict[str, Any], reference: str) -> str:
-    """The registry's digest; an image that never was in a registry is named by its own id."""
+def _digest(inspected: dict[str, Any], reference: str) -> str | None:
+    """The registry's digest; an image that never was in a registry has none."""
     known = [entry.rsplit("@", 1) for entry in inspected.get("RepoDigests") or []]
     repository = parse_repository_tag(reference)[0]
     same = [digest for name, digest in known if name == repository]
-    return str((same or [digest for _, digest in known] or [inspected["Id"]])[0])
+    return next(iter(same or [digest for _, digest in known]), None)
 
 
 @dataclass

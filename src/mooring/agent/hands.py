@@ -88,7 +88,8 @@ class Hands:
             self._failed(key, "start", error)
         else:
             self._started(key, container)
-            log.info("%s/%s: %s in %.3f s", *key, container or "gave up", time.monotonic() - began)
+            outcome = container.status if container else "gave up"
+            log.info("%s/%s: %s after %.3f s", *key, outcome, time.monotonic() - began)
 
     def _started(self, key: Key, container: Container | None) -> None:
         if container is None:

@@ -207,7 +207,7 @@ class _Beginnings:
         if container is not None and will_restart(assignment, container):
             self._restart(key, assignment, container)
         elif self._may_start(key, assignment, container):
-            self._begin(key, assignment, Start(assignment))
+            self._begin(key, _cards(assignment, container), Start(assignment))
 
     def _may_start(self, key: Key, assignment: Assignment, container: Container | None) -> bool:
         if not assignment.may_start:
@@ -220,21 +220,21 @@ class _Beginnings:
         planned = _restart_after(container, self._world.restarts.get(key), self._world.now)
         self.restarts[key] = planned
         if self._world.now >= planned.due:
-            self._begin(key, assignment, Restart(container))
+            self._begin(key, _cards(assignment, container), Restart(container))
 
-    def _begin(self, key: Key, assignment: Assignment, action: Start | Restart) -> None:
-        if obstacle := self._obstacle(key, assignment):
+    def _begin(self, key: Key, gpu_uuids: list[str], action: Start | Restart) -> None:
+        if obstacle := self._obstacle(key, gpu_uuids):
             self.waiting[key] = obstacle
         else:
             self.actions.append(action)
-            self._hold(key, assignment.gpu_uuids)
+            self._hold(key, gpu_uuids)
 
     def _hold(self, key: Key, gpu_uuids: list[str]) -> None:
         self._attempts.setdefault(key[0], key)
         for uuid in gpu_uuids:
             self._gpus.setdefault(uuid, key)
 
-    def _obstacle(self, key: Key, assignment: Assignment) -> Reason | None:
+    def _obstacle(self, key: Key, gpu_uuids: list[str]) -> Reason | None:
         if self._world.problem is not None:
             return self._world.problem
         if _paused(self._world, key):
@@ -243,11 +243,16 @@ class _Beginnings:
         for other in (*self._present.attempts.get(instance_id, ()), self._attempts.get(instance_id, key)):
             if other != key:
                 return _waits(f"attempt {attempt} waits until attempt {other[1]} is gone from the node")
-        for uuid in assignment.gpu_uuids:
+        for uuid in gpu_uuids:
             holder = self._gpus.get(uuid) or self._present.gpus.get(uuid, key)
             if holder != key:
                 return _waits(f"{uuid} is still held by a container that is being removed")
         return None
+
+
+def _cards(assignment: Assignment, container: Container | None) -> list[str]:
+    """A container that is there gets the cards it was made with, whatever its assignment says by now."""
+    return [*assignment.gpu_uuids, *(container.gpu_uuids if container else ())]
 
 
 def _waits(message: str) -> Reason:

@@ -1,0 +1,252 @@
+"""Builds the image, starts docker-compose.yml on a private dockerd and has it run an instance with a GPU.
+
+    sudo .venv/bin/python scripts/try_images.py
+
+For Debian as root, with debootstrap and docker-compose besides the test bed's parts. It takes minutes and some
+Debian packages from the network, so CI does not run it; run it after a change of Dockerfile or docker-compose.yml.
+
+No image comes from a registry: Debian with its own Python and PostgreSQL stands in for python:3.12-slim and for
+postgres:16, a wheelhouse inside it for the package index, and the test bed's stand-ins for NVIDIA's parts.
+"""
+
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.testbed.dockerd import DockerNode  # noqa: E402
+from tests.testbed.images import BUSYBOX  # noqa: E402
+from tests.testbed.nvml import standin  # noqa: E402
+from tests.testbed.waiting import wait_until  # noqa: E402
+from tests.testbed.workspace import Workspace  # noqa: E402
+
+SUITE = "bookworm"
+PACKAGES = "python3,python3-venv,postgresql,ca-certificates"
+BASE = "mooring-try/python:3"
+POSTGRES = "mooring-try/postgres:1"
+API = "http://127.0.0.1:8700"
+
+# What docker-compose.yml uses of the official image's behaviour.
+POSTGRES_ENTRYPOINT = """\
+#!/bin/bash
+set -e
+bin=$(echo /usr/lib/postgresql/*/bin)
+data=/var/lib/postgresql/data
+mkdir -p "$data" && chown postgres: "$data"
+as() { setpriv --reuid=postgres --regid=postgres --init-groups -- "$@"; }
+if [ ! -e "$data/PG_VERSION" ]; then
+    install -m 600 -o postgres /dev/stdin /tmp/password <<<"$POSTGRES_PASSWORD"
+    as "$bin/initdb" --pgdata="$data" --username="$POSTGRES_USER" --pwfile=/tmp/password --auth=scram-sha-256 \\
+        --encoding=UTF8
+    rm /tmp/password
+    echo 'host all all all scram-sha-256' >>"$data/pg_hba.conf"
+    echo "CREATE DATABASE $POSTGRES_DB" | as "$bin/postgres" --single -D "$data" postgres
+fi
+exec setpriv --reuid=postgres --regid=postgres --init-groups -- "$bin/postgres" -D "$data" -c 'listen_addresses=*'
+"""
+
+
+def main() -> None:
+    workspace = Workspace()
+    scratch = Path(tempfile.mkdtemp(dir="/var/tmp"))
+    try:
+        base = make_base(scratch)
+        node = DockerNode(workspace)
+        node.start()
+        node.load_images()
+        say("importing the base image")
+        subprocess.run(f"tar -C {base} -c . | docker import - {BASE}", shell=True, check=True, env=docker_environment(node))
+        try_out(node, scratch)
+    finally:
+        say("clearing away")
+        workspace.release()
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def make_base(scratch: Path) -> Path:
+    tree = scratch / "base"
+    say("making the base image's tree")
+    run("debootstrap", "--variant=minbase", f"--include={PACKAGES}", SUITE, str(tree), quiet=True)
+    say("filling its wheelhouse with the pinned packages")
+    python = run(str(tree / "usr/bin/python3"), "-c", "import sys; print('%d.%d' % sys.version_info[:2])").strip()
+    pins = [option for name in ("requirements.txt", "requirements-build.txt") for option in ("-r", str(ROOT / name))]
+    run(
+        sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--require-hashes",
+        "--only-binary=:all:", f"--python-version={python}", "--dest", str(tree / "wheels"), *pins, quiet=True,
+    )  # fmt: skip
+    (tree / "etc/pip.conf").write_text("[global]\nno-index = true\nfind-links = /wheels\n")
+    shutil.rmtree(tree / "var/cache/apt/archives", ignore_errors=True)
+    return tree
+
+
+def try_out(node: DockerNode, scratch: Path) -> None:
+    compose = Compose(node, scratch)
+    make_postgres(node, scratch / "postgres")
+    say("docker build")
+    compose.run("build", "--quiet") if False else compose.run("build")
+    say_size(node)
+    say("docker-compose up")
+    compose.run("up", "--detach")
+    try:
+        watch_an_instance(node, compose)
+        restart(node, compose)
+    except BaseException:
+        compose.run("ps")
+        compose.run("logs", "--tail=40")
+        raise
+    finally:
+        compose.run("down", "--volumes")
+
+
+def make_postgres(node: DockerNode, folder: Path) -> None:
+    folder.mkdir()
+    (folder / "entrypoint").write_text(POSTGRES_ENTRYPOINT)
+    (folder / "entrypoint").chmod(0o755)
+    (folder / "Dockerfile").write_text(f'FROM {BASE}\nCOPY entrypoint /\nENTRYPOINT ["/entrypoint"]\n')
+    run("docker", "build", "--quiet", "--tag", POSTGRES, str(folder), env=docker_environment(node))
+
+
+def say_size(node: DockerNode) -> None:
+    """Of what the Dockerfile adds: the base here is not the one that users have."""
+    sizes = {name: node.client.images.get(name).attrs["Size"] for name in (BASE, "mooring:local")}
+    say(f"the image adds {(sizes['mooring:local'] - sizes[BASE]) / 1e6:.0f} MB to its base")
+
+
+class Compose:
+    """docker-compose.yml as it is, with a file beside it that puts the stand-ins into the agent."""
+
+    def __init__(self, node: DockerNode, scratch: Path) -> None:
+        self.admin_key = secrets.token_hex(24)
+        self._environment = docker_environment(node) | {
+            "BASE": BASE,
+            "POSTGRES_IMAGE": POSTGRES,
+            "POSTGRES_PASSWORD": secrets.token_hex(24),
+            "MOORING_ADMIN_KEY": self.admin_key,
+            "MOORING_NODE_NAME": "gpu-1",
+            "DOCKER_SOCKET": str(node.socket),
+            "NVIDIA_CTK": str(node.bin_dir / "nvidia-ctk"),
+            "NVIDIA_RUNTIME_CONFIG": str(make_folder(scratch / "nvidia-container-runtime")),
+        }
+        self._files = [self._given(scratch), self._stand_ins(scratch)]
+
+    def _given(self, scratch: Path) -> str:
+        """Compose 1, all that Debian 12 has, refuses this one option of Compose 2 (and does the same unasked)."""
+        given = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+        for volume in given["services"]["agent"]["volumes"]:
+            if isinstance(volume, dict):
+                assert volume.pop("bind") == {"create_host_path": False}
+        return _written(scratch / "docker-compose.json", given)
+
+    def _stand_ins(self, scratch: Path) -> str:
+        configuration = make_folder(scratch / "nvml")
+        (configuration / "nvml.txt").write_text("gpus 2\n")
+        agent = {
+            "environment": {"LD_LIBRARY_PATH": "/nvml", "MOORING_NVML_STANDIN": "/nvml-configuration/nvml.txt"},
+            "volumes": [f"{standin.build()}:/nvml:ro", f"{configuration}:/nvml-configuration:ro"],
+        }
+        return _written(scratch / "stand-ins.json", {"services": {"agent": agent}})
+
+    def run(self, *words: str) -> None:
+        files = [option for file in self._files for option in ("-f", file)]
+        fixed = ["--project-directory", str(ROOT), "--project-name", "mooring-try"]
+        run("docker-compose", *files, *fixed, *words, env=self._environment, quiet=True)
+
+
+def _written(path: Path, content: object) -> str:
+    path.write_text(json.dumps(content))
+    return str(path)
+
+
+def make_folder(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+def watch_an_instance(node: DockerNode, compose: Compose) -> None:
+    client = Client(node, compose.admin_key)
+    say("waiting for the node")
+    ready = wait_until(lambda: client.ready_nodes(), 90, 0.5)
+    assert [each["name"] for each in ready] == ["gpu-1"], ready
+    body = {"image": BUSYBOX, "command": ["sleep", "3600"], "gpus": {"count": 1}, "user": "1000"}
+    made = client.call("POST", "/v1/instances", body)
+    wait_until(lambda: client.call("GET", f"/v1/instances/{made['id']}")["state"] == "running", 60, 0.2)
+    instance = client.call("GET", f"/v1/instances/{made['id']}")
+    container = node.client.containers.get(instance["container_id"])
+    uuids = [device["uuid"] for device in instance["devices"]]
+    assert f"NVIDIA_VISIBLE_DEVICES={uuids[0]}" in container.exec_run("env").output.decode().splitlines()
+    said = client.call("POST", f"/v1/instances/{made['id']}/exec", {"command": ["id", "-u"]})
+    assert (said["exit_code"], said["stdout"]) == (0, "1000\n"), said
+    say(f"instance {made['id']} runs with {uuids[0]}; simulated: {instance['simulated']}")
+
+
+def restart(node: DockerNode, compose: Compose) -> None:
+    """The agent's identity and the instances outlive their containers; a second `up` does not join again."""
+    client = Client(node, compose.admin_key)
+    before = client.call("GET", "/v1/instances")["items"]
+    say("docker-compose down and up again")
+    compose.run("down")
+    compose.run("up", "--detach")
+    wait_until(lambda: client.ready_nodes(), 90, 0.5)
+    after = client.call("GET", "/v1/instances")["items"]
+    assert [(each["id"], each["container_id"]) for each in after] == [(each["id"], each["container_id"]) for each in before]
+    wait_until(lambda: client.call("GET", f"/v1/instances/{before[0]['id']}")["state"] == "running", 60, 0.2)
+    assert len(client.call("GET", "/v1/nodes")["items"]) == 1
+    say("the same node, the same container")
+
+
+class Client:
+    """The API as published on the node's loopback."""
+
+    def __init__(self, node: DockerNode, key: str) -> None:
+        self._node, self._key = node, key
+
+    def call(self, method: str, path: str, body: object = None) -> Any:
+        words = ["curl", "--silent", "--show-error", "--fail-with-body", "--max-time", "30", "-X", method]
+        words += ["-H", f"Authorization: Bearer {self._key}", API + path]
+        if body is not None:
+            words += ["-H", "Content-Type: application/json", "--data", json.dumps(body)]
+        return json.loads(run(*self._node.inside(*words)))
+
+    def ready_nodes(self) -> list[Any]:
+        try:
+            nodes = self.call("GET", "/v1/nodes")["items"]
+        except subprocess.CalledProcessError:
+            return []
+        return [node for node in nodes if node["state"] == "ready"]
+
+
+def docker_environment(node: DockerNode) -> dict[str, str]:
+    return node.environment | {"DOCKER_HOST": node.url, "DOCKER_BUILDKIT": "0"}
+
+
+def run(*words: str, env: dict[str, str] | None = None, quiet: bool = False) -> str:
+    done = subprocess.run(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode:
+        print(done.stdout[-4000:], file=sys.stderr)
+        done.check_returncode()
+    if words[-2:-1] == ("logs",) or "ps" in words[-1:]:
+        print(done.stdout)
+    return done.stdout
+
+
+def say(text: str) -> None:
+    print(f"{time.monotonic() - STARTED:6.1f} s  {text}", flush=True)
+
+
+STARTED = time.monotonic()
+
+if __name__ == "__main__":
+    if os.geteuid() != 0:
+        sys.exit("scripts/try_images.py: needs root")
+    main()

@@ -1,0 +1,120 @@
+"""`/wait`: as soon as it is decided, whichever way."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.api.conftest import Corner
+from tests.nodes import seen
+from tests.problems import problem
+from tests.service import Client
+
+
+class Waiting:
+    """A `/wait` in a thread of its own."""
+
+    def __init__(self, client: Client, instance_id: str, state: str, timeout_s: float = 60) -> None:
+        self._answer: Any = None
+
+        def ask() -> None:
+            with Client(str(client.base_url)) as own:
+                self._answer = own.get(
+                    f"/v1/instances/{instance_id}/wait", params={"state": state, "timeout_s": timeout_s}
+                )
+
+        self._thread = threading.Thread(target=ask)
+        self._thread.start()
+
+    def answer(self) -> dict[str, Any]:
+        self._thread.join(20)
+        assert not self._thread.is_alive(), "still waiting"
+        assert self._answer.status_code == 200, self._answer.text
+        return dict(self._answer.json())
+
+
+def _waiters_are_in(corner: Corner, instance_id: str) -> bool:
+    return f"instance:{instance_id}" in corner.service.plane.database.signals._wakes
+
+
+@pytest.fixture
+def waiting(corner: Corner) -> Callable[..., Waiting]:
+    from tests.testbed.waiting import wait_until  # noqa: PLC0415
+
+    def begin(instance_id: str, state: str, timeout_s: float = 60) -> Waiting:
+        made = Waiting(corner.client, instance_id, state, timeout_s)
+        wait_until(lambda: _waiters_are_in(corner, instance_id))
+        return made
+
+    return begin
+
+
+def test_it_answers_when_the_state_is_reached(corner: Corner, waiting: Callable[..., Waiting]) -> None:
+    assignment = corner.placed()
+    waits = waiting(assignment.instance_id, "running")
+    corner.sync(seen(assignment, "running"))
+    outcome = waits.answer()
+    assert (outcome["reached"], outcome["instance"]["state"]) == (True, "running")
+
+
+def test_it_answers_at_once_when_it_is_there_or_has_passed_through(corner: Corner) -> None:
+    assignment = corner.running()
+    for state in ("running", "starting", "scheduled"):
+        outcome = corner.client.get(
+            f"/v1/instances/{assignment.instance_id}/wait", params={"state": state, "timeout_s": 60}
+        ).json()
+        assert outcome["reached"] is True
+
+
+def test_it_answers_when_it_is_out_of_reach(corner: Corner, waiting: Callable[..., Waiting]) -> None:
+    assignment = corner.placed()
+    waits = waiting(assignment.instance_id, "running")
+    corner.sync(seen(assignment, "refused", reason={"code": "image_not_found", "message": "no"}))
+    outcome = waits.answer()
+    assert (outcome["reached"], outcome["instance"]["state"]) == (False, "failed")
+    assert outcome["instance"]["reason"]["code"] == "image_not_found"
+
+
+@pytest.mark.parametrize(
+    ("verb", "target"), [("stop", "running"), ("stop", "pending"), ("delete", "stopped"), ("delete", "running")]
+)
+def test_a_verb_puts_a_state_out_of_reach(
+    corner: Corner, waiting: Callable[..., Waiting], verb: str, target: str
+) -> None:
+    assignment = corner.placed()
+    waits = waiting(assignment.instance_id, target) if target != "pending" else None
+    path = f"/v1/instances/{assignment.instance_id}"
+    answer = corner.client.delete(path) if verb == "delete" else corner.client.post(f"{path}/{verb}")
+    assert answer.status_code == 202
+    waits = waits or Waiting(corner.client, assignment.instance_id, target)
+    outcome = waits.answer()
+    assert (outcome["reached"], outcome["instance"]["state"]) == (False, "stopping")
+
+
+@pytest.mark.parametrize(("target", "reached"), [("deleted", True), ("running", False), ("failed", False)])
+def test_one_deleted_while_it_is_waited_for_is_told_not_404(
+    corner: Corner, waiting: Callable[..., Waiting], target: str, reached: bool
+) -> None:
+    made = corner.create(gpus={"count": 60})
+    waits = waiting(made["id"], target)
+    corner.client.delete(f"/v1/instances/{made['id']}")
+    outcome = waits.answer()
+    assert (outcome["reached"], outcome["instance"]["state"]) == (reached, "deleted")
+    problem(corner.client.get(f"/v1/instances/{made['id']}/wait"), 404, "not_found")
+
+
+def test_it_gives_up_at_the_timeout(corner: Corner) -> None:
+    made = corner.create(gpus={"count": 60})
+    answer = corner.client.get(f"/v1/instances/{made['id']}/wait?state=running&timeout_s=1")
+    assert answer.json()["reached"] is False
+    assert 0.9 < answer.elapsed.total_seconds() < 5
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["timeout_s=0.5", "timeout_s=61", "timeout_s=NaN", "timeout_s=1e999", "timeout_s=-1", "state=unreachable",
+     "state=nonsense", "timeout_s="],
+)  # fmt: skip
+def test_a_wait_out_of_bounds_is_refused(shared: Client, query: str) -> None:
+    problem(shared.get(f"/v1/instances/{shared.create()['id']}/wait?{query}"), 422, "validation_failed")
