@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def main() -> None:
         node.start()
         node.load_images()
         say("importing the base image")
-        subprocess.run(f"tar -C {base} -c . | docker import - {BASE}", shell=True, check=True, env=docker_environment(node))
+        import_tree(node, base, BASE)
         try_out(node, scratch)
     finally:
         say("clearing away")
@@ -77,33 +78,45 @@ def main() -> None:
 def make_base(scratch: Path) -> Path:
     tree = scratch / "base"
     say("making the base image's tree")
-    run("debootstrap", "--variant=minbase", f"--include={PACKAGES}", SUITE, str(tree), quiet=True)
+    run("debootstrap", "--variant=minbase", f"--include={PACKAGES}", SUITE, str(tree))
     say("filling its wheelhouse with the pinned packages")
-    python = run(str(tree / "usr/bin/python3"), "-c", "import sys; print('%d.%d' % sys.version_info[:2])").strip()
-    pins = [option for name in ("requirements.txt", "requirements-build.txt") for option in ("-r", str(ROOT / name))]
+    python = run(
+        str(tree / "usr/bin/python3"), "-c", "import sys; print('%d.%d' % sys.version_info[:2])"
+    ).strip()
+    files = (str(ROOT / name) for name in ("requirements.txt", "requirements-build.txt"))
+    pins = [option for file in files for option in ("-r", file)]
     run(
         sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--require-hashes",
-        "--only-binary=:all:", f"--python-version={python}", "--dest", str(tree / "wheels"), *pins, quiet=True,
+        "--only-binary=:all:", f"--python-version={python}", "--dest", str(tree / "wheels"), *pins,
     )  # fmt: skip
     (tree / "etc/pip.conf").write_text("[global]\nno-index = true\nfind-links = /wheels\n")
     shutil.rmtree(tree / "var/cache/apt/archives", ignore_errors=True)
     return tree
 
 
+def import_tree(node: DockerNode, tree: Path, reference: str) -> None:
+    archive = subprocess.Popen(["tar", "-C", str(tree), "-c", "."], stdout=subprocess.PIPE)
+    imported = ["docker", "import", "-", reference]
+    subprocess.run(
+        imported, stdin=archive.stdout, stdout=subprocess.DEVNULL, env=docker_environment(node), check=True
+    )
+    assert archive.wait() == 0
+
+
 def try_out(node: DockerNode, scratch: Path) -> None:
     compose = Compose(node, scratch)
     make_postgres(node, scratch / "postgres")
     say("docker build")
-    compose.run("build", "--quiet") if False else compose.run("build")
+    compose.run("build")
     say_size(node)
     say("docker-compose up")
     compose.run("up", "--detach")
     try:
         watch_an_instance(node, compose)
         restart(node, compose)
+        look_at_the_server(node, compose)
     except BaseException:
-        compose.run("ps")
-        compose.run("logs", "--tail=40")
+        print(compose.run("ps"), compose.run("logs", "--tail=40"), file=sys.stderr)
         raise
     finally:
         compose.run("down", "--volumes")
@@ -152,15 +165,18 @@ class Compose:
         configuration = make_folder(scratch / "nvml")
         (configuration / "nvml.txt").write_text("gpus 2\n")
         agent = {
-            "environment": {"LD_LIBRARY_PATH": "/nvml", "MOORING_NVML_STANDIN": "/nvml-configuration/nvml.txt"},
+            "environment": {
+                "LD_LIBRARY_PATH": "/nvml",
+                "MOORING_NVML_STANDIN": "/nvml-configuration/nvml.txt",
+            },
             "volumes": [f"{standin.build()}:/nvml:ro", f"{configuration}:/nvml-configuration:ro"],
         }
         return _written(scratch / "stand-ins.json", {"services": {"agent": agent}})
 
-    def run(self, *words: str) -> None:
+    def run(self, *words: str) -> str:
         files = [option for file in self._files for option in ("-f", file)]
         fixed = ["--project-directory", str(ROOT), "--project-name", "mooring-try"]
-        run("docker-compose", *files, *fixed, *words, env=self._environment, quiet=True)
+        return run("docker-compose", *files, *fixed, *words, env=self._environment)
 
 
 def _written(path: Path, content: object) -> str:
@@ -176,7 +192,7 @@ def make_folder(path: Path) -> Path:
 def watch_an_instance(node: DockerNode, compose: Compose) -> None:
     client = Client(node, compose.admin_key)
     say("waiting for the node")
-    ready = wait_until(lambda: client.ready_nodes(), 90, 0.5)
+    ready = wait_until(client.ready_nodes, 90, 0.5)
     assert [each["name"] for each in ready] == ["gpu-1"], ready
     body = {"image": BUSYBOX, "command": ["sleep", "3600"], "gpus": {"count": 1}, "user": "1000"}
     made = client.call("POST", "/v1/instances", body)
@@ -197,12 +213,31 @@ def restart(node: DockerNode, compose: Compose) -> None:
     say("docker-compose down and up again")
     compose.run("down")
     compose.run("up", "--detach")
-    wait_until(lambda: client.ready_nodes(), 90, 0.5)
+    wait_until(client.ready_nodes, 90, 0.5)
     after = client.call("GET", "/v1/instances")["items"]
-    assert [(each["id"], each["container_id"]) for each in after] == [(each["id"], each["container_id"]) for each in before]
+    assert containers_of(after) == containers_of(before)
     wait_until(lambda: client.call("GET", f"/v1/instances/{before[0]['id']}")["state"] == "running", 60, 0.2)
     assert len(client.call("GET", "/v1/nodes")["items"]) == 1
     say("the same node, the same container")
+
+
+def containers_of(instances: list[Any]) -> list[tuple[str, str]]:
+    return [(instance["id"], instance["container_id"]) for instance in instances]
+
+
+def look_at_the_server(node: DockerNode, compose: Compose) -> None:
+    said = compose.run("exec", "-T", "server", "sh", "-c", "id -u; mooring join-token --node-name gpu-2")
+    user, token = said.split()
+    assert user != "0"
+    assert token.startswith("mj_")
+    container = node.client.containers.get(compose.run("ps", "--quiet", "server").strip())
+    assert container.attrs["State"]["Health"]["Status"] == "healthy"
+    started = time.monotonic()
+    container.stop()
+    took, status = time.monotonic() - started, container.wait()["StatusCode"]
+    say(
+        f"the server, healthy and not root, hands out join tokens, and stops in {took:.1f} s with status {status}"
+    )
 
 
 class Client:
@@ -230,13 +265,13 @@ def docker_environment(node: DockerNode) -> dict[str, str]:
     return node.environment | {"DOCKER_HOST": node.url, "DOCKER_BUILDKIT": "0"}
 
 
-def run(*words: str, env: dict[str, str] | None = None, quiet: bool = False) -> str:
-    done = subprocess.run(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+def run(*words: str, env: Mapping[str, str] | None = None) -> str:
+    done = subprocess.run(
+        words, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
     if done.returncode:
         print(done.stdout[-4000:], file=sys.stderr)
         done.check_returncode()
-    if words[-2:-1] == ("logs",) or "ps" in words[-1:]:
-        print(done.stdout)
     return done.stdout
 
 

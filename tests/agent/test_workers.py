@@ -41,9 +41,12 @@ def test_uses_a_thread_again() -> None:
 
 
 def test_outlives_a_task_that_fails(caplog: pytest.LogCaptureFixture) -> None:
+    def broken() -> None:
+        raise ValueError("broken")
+
     workers, done = Workers("w", 1), threading.Event()
     with caplog.at_level(logging.ERROR):
-        workers.submit(lambda: {}["absent"])
+        workers.submit(broken)
         workers.submit(done.set)
         assert done.wait(5)
     assert "a task of w failed" in caplog.text

@@ -8,6 +8,8 @@ from tests.service import Client
 from tests.testbed.waiting import wait_until
 
 IMAGE = "mooring-test/busybox:1"
+# Else three GPUs come with three eighths of the node, and CPUs and memory are refused beside them.
+SMALL = {"cpus": 1, "memory_mib": 1024}
 
 
 def _fail(client: Client, **fields: object) -> httpx.Response:
@@ -50,7 +52,7 @@ def test_fail_places_at_once_or_says_what_would_fit(client: Client, node: WireNo
     assert (shown["state"], shown["attempt"], len(shown["devices"])) == ("scheduled", 1, 6)
     assert [item.instance_id for item in node.sync().assignments] == [shown["id"]]
 
-    refused = problem(_fail(client, gpus={"count": 3}, name="no"), 409, "insufficient_capacity")
+    refused = problem(_fail(client, gpus={"count": 3}, name="no", **SMALL), 409, "insufficient_capacity")
     assert refused["retryable"] is True
     assert refused["would_fit"] == {"max_count_now": 2, "models_now": []}
     assert [refusal["code"] for refusal in refused["refusals"]] == ["insufficient_gpus"]
@@ -69,7 +71,7 @@ def test_fail_without_any_node(client: Client) -> None:
 def test_explain_follows_the_world(client: Client, node: WireNode) -> None:
     first = client.create(gpus={"count": 6})
     client.wait(first["id"], "scheduled")
-    waiting = client.create(gpus={"count": 4})
+    waiting = client.create(gpus={"count": 4}, **SMALL)
     wait_until(lambda: client.instance(waiting["id"])["reason"]["code"] == "waiting_for_capacity")
     explained = client.get(f"/v1/instances/{waiting['id']}/explain").json()
     assert (explained["state"], explained["queue_position"], explained["node_id"]) == ("pending", 1, None)

@@ -24,6 +24,8 @@ missing_packages() {
     command -v gcc >/dev/null || echo gcc
     [[ -e /usr/include/stdio.h ]] || echo libc6-dev
     command -v make >/dev/null || echo make
+    command -v curl >/dev/null || echo curl
+    command -v jq >/dev/null || echo jq
     command -v git >/dev/null || echo git
 }
 

@@ -23,6 +23,7 @@ class Part:
 
 PARTS = {
     "compiler": Part(("gcc",)),
+    "curl": Part(("bash", "curl", "jq")),
     "docker": Part(
         ("dockerd", "containerd", "runc", "busybox", "ip", "iptables", "nsenter"), needs_root=True
     ),

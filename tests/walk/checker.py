@@ -113,7 +113,7 @@ class Invariants:
         self._database(after, gpus)
         return self.problems
 
-    def _say(self, holds: bool, text: str) -> None:  # noqa: FBT001
+    def _say(self, holds: bool, text: str) -> None:
         if not holds:
             self.problems.append(text)
 
@@ -206,7 +206,9 @@ class Invariants:
             last[who] = data["to"], data["version"]
         for row in session.scalars(select(tables.Instance)):
             shown = instances.get(row.id)
-            self._say(last[row.id][0] == row.state, f"I13: {row.id} is {row.state}, its events {last[row.id]}")
+            self._say(
+                last[row.id][0] == row.state, f"I13: {row.id} is {row.state}, its events {last[row.id]}"
+            )
             self._say((shown is not None) == (row.deleted_at is None), f"I2: {row.id} is not what is shown")
             gone = row.deleted_at is not None and row.state is State.DELETED
             self._say(gone or row.deleted_at is None, f"{row.id} is deleted and {row.state}")

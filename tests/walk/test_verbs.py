@@ -1,4 +1,4 @@
-"""What users ask of an instance after its create, on real containers: verbs, policies, limits and refusals."""
+"""What becomes of an instance after its create, on real containers: verbs, policies, limits, refusals."""
 
 import subprocess
 import sys
@@ -67,7 +67,9 @@ def test_an_end_that_the_policy_does_not_accept_is_followed_by_a_start_in_the_sa
         for event in admin.items(f"/v1/instances/{made['id']}/events")
         if event["type"] == "instance.state_changed"
     ]
-    codes = [change["reason"]["code"] for change in changes if change["to"] == "starting" and change["reason"]]
+    codes = [
+        change["reason"]["code"] for change in changes if change["to"] == "starting" and change["reason"]
+    ]
     assert "restarting" in codes, changes
     # Its user's stop outweighs the policy.
     admin.post(f"/v1/instances/{made['id']}/stop")
@@ -153,21 +155,11 @@ def test_a_missing_image_ends_in_a_reason(admin: Client, world: World, registry:
     assert not world.containers()
 
 
-@contextmanager
-def frozen_in_mid_pull(registry: Registry, image: str) -> Iterator[None]:
-    """The registry falls silent once it has told which layers there are."""
-    manifest = image.removeprefix(f"{registry.name}/").replace(":", "/manifests/")
-    marker = f"/v2/{manifest}"
-    before = registry.daemon.log.read_text().count(marker)
-
-    def told() -> bool:
-        return registry.daemon.log.read_text().count(marker) > before
-
-    yield
-    try:
-        wait_until(told, 20, 0.001)
-    finally:
-        registry.freeze()
+def freeze_in_mid_pull(registry: Registry, image: str) -> None:
+    """The registry falls silent once it has told which layers there are, and has sent the first bytes."""
+    name = image.removeprefix(f"{registry.name}/").split(":")[0]
+    wait_until(lambda: f'"GET /v2/{name}/blobs/' in registry.daemon.log.read_text(), 20, 0.001)
+    registry.freeze()
 
 
 def reason_with(admin: Client, instance: dict[str, Any], words: str) -> dict[str, Any] | None:
@@ -178,16 +170,16 @@ def reason_with(admin: Client, instance: dict[str, Any], words: str) -> dict[str
 def test_a_pull_shows_its_progress_and_is_cancelled_by_a_delete(
     admin: Client, world: World, registry: Registry
 ) -> None:
-    images = [registry.add_image(f"slow-{number}", extra_layers=4, layer_bytes=2_000_000) for number in (1, 2)]
+    large = registry.add_image("large", extra_layers=4, layer_bytes=8_000_000)
+    small = registry.add_image("small", extra_layers=1)
     try:
-        pulled = admin.create(image=images[0], gpus={"count": 1}, **SMALL)
-        import time; from pathlib import Path
-        time.sleep(6); Path("/tmp/reglog").write_text(registry.daemon.log.read_text())
+        pulled = admin.create(image=large, gpus={"count": 1}, **SMALL)
+        freeze_in_mid_pull(registry, large)
         shown = wait_until(lambda: reason_with(admin, pulled, "layers"), 20)
         assert shown["state"] == "starting"
         assert shown["reason"]["code"] == "pulling_image"
         assert "of 5 layers" in shown["reason"]["message"]
-        cancelled = admin.create(image=images[1], gpus={"count": 1}, **SMALL)
+        cancelled = admin.create(image=small, gpus={"count": 1}, **SMALL)
         admin.wait(cancelled["id"], "starting")
         admin.delete(f"/v1/instances/{cancelled['id']}")
         gone(admin, cancelled)
@@ -195,7 +187,7 @@ def test_a_pull_shows_its_progress_and_is_cancelled_by_a_delete(
     finally:
         registry.thaw()
     running = admin.wait(pulled["id"], "running")
-    assert running["image_digest"] == registry.digest(images[0])
+    assert running["image_digest"] == registry.digest(large)
 
 
 # --- starts that Docker refuses

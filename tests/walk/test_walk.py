@@ -48,7 +48,11 @@ def test_a_create_becomes_a_container_with_exactly_its_gpus(admin: Client, world
 @pytest.fixture
 def one_on_each(admin: Client, world: World) -> list[dict[str, Any]]:
     """Two instances that need a whole node each."""
-    command = ["sh", "-c", "echo out; echo err >&2; trap 'echo end; exit 0' TERM; while :; do sleep 0.05; done"]
+    command = [
+        "sh",
+        "-c",
+        "echo out; echo err >&2; trap 'echo end; exit 0' TERM; while :; do sleep 0.05; done",
+    ]
     made = [admin.create(gpus={"count": 8}, command=command) for _ in world.agents]
     running = [admin.wait(instance["id"], "running") for instance in made]
     assert {instance["node_name"] for instance in running} == {node.name for node in world.nodes}

@@ -1,0 +1,192 @@
+"""A GPU is given out once, however many ask at the same moment, and by whatever way."""
+
+from collections import Counter
+from datetime import datetime
+from typing import Any
+
+import pytest
+from sqlalchemy.exc import IntegrityError
+
+from mooring.control import placement
+from mooring.db.tables import Allocation
+from mooring.db.types import now
+from mooring.scheduler.model import Placement
+from tests.nodes import WireNode, seen
+from tests.service import Client, RunningService
+from tests.testbed.waiting import wait_until
+from tests.together import together
+
+BODY = {"image": "mooring-test/busybox:1", "gpus": {"count": 1}, "cpus": 1, "memory_mib": 64}
+
+
+def _holders(client: Client) -> list[str]:
+    return [gpu["instance_id"] for gpu in client.items("/v1/gpus") if gpu["instance_id"]]
+
+
+def test_of_64_that_cannot_wait_8_get_the_8_gpus(client: Client, node: WireNode) -> None:
+    answers = together(64, lambda _n: client.post("/v1/instances", json=BODY | {"on_capacity": "fail"}))
+    assert Counter(answer.status_code for answer in answers) == {201: 8, 409: 56}
+    won = sorted(answer.json()["id"] for answer in answers if answer.status_code == 201)
+    assert sorted(_holders(client)) == won
+    assert {answer.json()["code"] for answer in answers if answer.status_code == 409} == {
+        "insufficient_capacity"
+    }
+    assert len(client.items("/v1/instances", limit=200)) == 8
+    assert sorted(item.instance_id for item in node.sync(instances=None).assignments) == won
+
+
+def test_of_64_that_wait_8_are_placed(client: Client, node: WireNode) -> None:
+    made = together(64, lambda _n: client.post("/v1/instances", json=BODY))
+    assert {answer.status_code for answer in made} == {201}
+
+    def settled() -> bool:
+        listed = client.items("/v1/instances", limit=200)
+        reasons = [(item["reason"] or {}).get("code") for item in listed]
+        return len(listed) == 64 and "queued" not in reasons
+
+    wait_until(settled, 30)
+    states = Counter(item["state"] for item in client.items("/v1/instances", limit=200))
+    assert states == {"scheduled": 8, "pending": 56}
+    assert len(set(_holders(client))) == 8
+
+
+def test_verbs_and_reports_that_cross_leave_a_state_that_makes_sense(client: Client, node: WireNode) -> None:
+    made = client.create(gpus={"count": 1})
+    client.wait(made["id"], "scheduled")
+    (assignment,) = node.sync().assignments
+    running = seen(assignment, "running")
+    node.sync(running)
+
+    def act(number: int) -> int:
+        if number == 0:
+            return node.post_sync(running).status_code
+        verb = ("stop", "restart", "start")[number % 3]
+        return client.post(f"/v1/instances/{made['id']}/{verb}").status_code
+
+    assert set(together(13, act)) <= {200, 202, 409}
+    events = client.items(f"/v1/instances/{made['id']}/events")
+    versions = [event["data"]["version"] for event in events]
+    assert versions == sorted(set(versions))
+    for before, after in zip(events, events[1:], strict=False):
+        assert after["data"]["from"] == before["data"]["to"]
+
+
+@pytest.fixture
+def pending(client: Client, node: WireNode) -> tuple[str, str]:
+    """Two that wait, since the node takes nothing; then it does, and the scheduler is kept out."""
+    client.post(f"/v1/nodes/{node.id}/cordon")
+    one, two = (client.create(gpus={"count": 4}, cpus=1, memory_mib=64)["id"] for _ in range(2))
+    wait_until(lambda: client.instance(two)["reason"]["code"] != "queued")
+    wait_until(lambda: client.instance(one)["reason"]["code"] != "queued")
+    return one, two
+
+
+def _assign(service: RunningService, node_id: str, *plans: Placement) -> list[str]:
+    # The cordon is taken off inside the transaction: the scheduler never sees the node without it.
+    with service.plane.database.write() as session:
+        from mooring.db.tables import Node  # noqa: PLC0415
+
+        node = session.get_one(Node, node_id)
+        node.cordoned = False
+        placed = placement.assign(session, plans)
+        node.cordoned = True
+    return placed
+
+
+def _plan(instance_id: str, node: WireNode, *indexes: int, **more: Any) -> Placement:
+    return Placement(
+        **{
+            "instance_id": instance_id, "node_id": node.id, "cpu_milli": 1000, "memory_mib": 64,
+            "gpu_uuids": tuple(node.gpus[index].uuid for index in indexes), **more,
+        }
+    )  # fmt: skip
+
+
+def test_two_plans_that_overlap_the_second_is_refused_whole(
+    service: RunningService, client: Client, node: WireNode, pending: tuple[str, str]
+) -> None:
+    one, two = pending
+    assert _assign(service, node.id, _plan(one, node, 0, 1, 2, 3)) == [one]
+    assert _assign(service, node.id, _plan(two, node, 3, 4, 5, 6)) == []
+    shown = client.instance(two)
+    assert (shown["state"], shown["attempt"], shown["devices"]) == ("pending", 0, [])
+    assert Counter(_holders(client)) == {one: 4}
+    assert _assign(service, node.id, _plan(two, node, 4, 5, 6, 7)) == [two]
+
+
+def test_one_plan_that_overlaps_itself_is_let_through_once(
+    service: RunningService, client: Client, node: WireNode, pending: tuple[str, str]
+) -> None:
+    one, two = pending
+    plans = _plan(one, node, 0, 1, 2, 3), _plan(two, node, 3, 4, 5, 6), _plan(one, node, 4, 5, 6, 7)
+    assert _assign(service, node.id, *plans) == [one]
+    assert Counter(_holders(client)) == {one: 4}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"node_id": "nod_none"},
+        {"cpu_milli": 64_001},
+        {"memory_mib": 524_288},
+        {"gpu_uuids": ("GPU-of-nobody",)},
+        {"instance_id": "ins_none"},
+    ],
+)
+def test_a_plan_that_does_not_hold_is_refused(
+    service: RunningService, node: WireNode, pending: tuple[str, str], more: dict[str, Any]
+) -> None:
+    more = dict(more)
+    assert _assign(service, node.id, _plan(more.pop("instance_id", pending[0]), node, 0, **more)) == []
+
+
+def test_a_plan_for_what_is_no_longer_free_healthy_or_wanted_is_refused(
+    service: RunningService, client: Client, node: WireNode, pending: tuple[str, str]
+) -> None:
+    one, two = pending
+    incident = {"id": "i-1", "uuid": node.gpus[0].uuid, "code": "xid_79", "message": "fell off the bus"}
+    node.sync(incidents=[incident])
+    assert _assign(service, node.id, _plan(one, node, 0)) == []
+    client.post(f"/v1/instances/{one}/stop")
+    assert _assign(service, node.id, _plan(one, node, 1)) == []
+    with service.plane.database.write() as session:  # with the cordon on
+        assert placement.assign(session, [_plan(two, node, 1)]) == []
+
+
+def test_cpus_and_memory_are_not_given_twice_either(
+    service: RunningService, node: WireNode, pending: tuple[str, str]
+) -> None:
+    one, two = pending
+    plans = _plan(one, node, cpu_milli=40_000), _plan(two, node, cpu_milli=40_000)
+    assert _assign(service, node.id, *plans) == [one]
+    assert _assign(service, node.id, _plan(two, node, cpu_milli=24_001)) == []
+    assert _assign(service, node.id, _plan(two, node, cpu_milli=24_000)) == [two]
+
+
+def test_the_database_itself_refuses_a_second_holder(
+    service: RunningService, client: Client, node: WireNode
+) -> None:
+    one = client.create(gpus={"count": 8})
+    two = client.create(gpus={"count": 8})
+    client.wait(one["id"], "scheduled")
+
+    def insert(to_at: datetime | None) -> None:
+        with service.plane.database.write() as session:
+            session.add(
+                Allocation(
+                    gpu_uuid=node.gpus[0].uuid, instance_id=two["id"], project_id=two["project_id"],
+                    attempt=1, from_at=now(), to_at=to_at,
+                )
+            )  # fmt: skip
+
+    with pytest.raises(IntegrityError):
+        insert(None)
+    insert(now())  # the past is no holder
+
+
+def test_an_unknown_state_is_refused_by_the_database(service: RunningService, client: Client) -> None:
+    from sqlalchemy import text  # noqa: PLC0415
+
+    made = client.create()
+    with pytest.raises(IntegrityError), service.plane.database.write() as session:
+        session.execute(text("UPDATE instances SET state = 'limbo' WHERE id = :id"), {"id": made["id"]})
