@@ -5,8 +5,6 @@ import re
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from tests.nodes import simulated_node
 from tests.service import ADMIN_KEY, running, settings_for
 from tests.testbed.parts import program, require
@@ -26,21 +24,24 @@ def session() -> tuple[list[str], str]:
     return commands, shown
 
 
-def test_the_session_of_the_readme(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_the_session_of_the_readme(tmp_path: Path) -> None:
     require("curl")
     commands, shown = session()
     settings = settings_for(f"sqlite:///{tmp_path / 'mooring.db'}", tmp_path)
-    with running(settings) as service, service.client as admin:
-        with simulated_node(admin, tmp_path / "node", "sim-1"):
-            script = "\n".join(commands).replace("http://127.0.0.1:8700", service.url)
-            ran = subprocess.run(
-                [program("bash"), "-euc", script],
-                env={**os.environ, "MOORING_KEY": ADMIN_KEY},
-                capture_output=True,
-                text=True,
-                timeout=60,
-                check=False,
-            )
+    with (
+        running(settings) as service,
+        service.client as admin,
+        simulated_node(admin, tmp_path / "node", "sim-1"),
+    ):
+        script = "\n".join(commands).replace("http://127.0.0.1:8700", service.url)
+        ran = subprocess.run(
+            [program("bash"), "-euc", script],
+            env={**os.environ, "MOORING_KEY": ADMIN_KEY},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
     assert ran.stderr == ""
     assert steady(ran.stdout.strip()) == steady(shown.strip())
 
