@@ -2,12 +2,12 @@
 
     sudo .venv/bin/python scripts/try_images.py
 
-For Debian as root, with debootstrap and docker-compose besides the test bed's parts. It takes minutes and some
-Debian packages from the network, so CI does not run it; run it after a change of Dockerfile or of
+For Debian as root, with debootstrap and docker-compose besides the test bed's parts. It takes minutes and
+some Debian packages from the network, so CI does not run it; run it after a change of Dockerfile or of
 docker-compose.yml.
 
 No image comes from a registry: Debian with its own Python and PostgreSQL stands in for python:3.12-slim and
-for postgres:16, a wheelhouse inside it for the package index, and the test bed's stand-ins for NVIDIA's parts.
+for postgres:16, a wheelhouse in it for the package index, and the test bed's stand-ins for NVIDIA's parts.
 """
 
 import json
@@ -48,8 +48,8 @@ mkdir -p "$data" && chown postgres: "$data"
 owner="setpriv --reuid=postgres --regid=postgres --init-groups --"
 if [ ! -e "$data/PG_VERSION" ]; then
     install -m 600 -o postgres /dev/stdin /tmp/password <<<"$POSTGRES_PASSWORD"
-    $owner "$bin/initdb" --pgdata="$data" --username="$POSTGRES_USER" --pwfile=/tmp/password --encoding=UTF8 \\
-        --auth=scram-sha-256
+    $owner "$bin/initdb" --pgdata="$data" --username="$POSTGRES_USER" --pwfile=/tmp/password \\
+        --auth=scram-sha-256 --encoding=UTF8
     rm /tmp/password
     echo 'host all all all scram-sha-256' >>"$data/pg_hba.conf"
     echo "CREATE DATABASE $POSTGRES_DB" | $owner "$bin/postgres" --single -D "$data" postgres

@@ -107,7 +107,8 @@ def test_each_verb_in_each_state(corner: Corner, state: str, verb: str) -> None:
     assert answer.status_code == 202, answer.text
     assert answer.json()["state"] == leads_to
     assert answer.headers["etag"] == f'"{answer.json()["version"]}"'
-    _leaves_no_gpu_behind(corner, answer.json())
+    if verb != "start":  # what is started is soon placed again
+        _leaves_no_gpu_behind(corner, answer.json())
 
 
 def _ask(client: Client, instance_id: str, verb: str) -> Any:

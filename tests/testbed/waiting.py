@@ -7,7 +7,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def wait_until(predicate: Callable[[], T], timeout_s: float = 10, interval_s: float = 0.01) -> T:
+def wait_until(predicate: Callable[[], T | None], timeout_s: float = 10, interval_s: float = 0.01) -> T:
     """The first true answer of `predicate`; fails the test when there is none in time."""
     deadline = time.monotonic() + timeout_s
     while True:

@@ -6,6 +6,7 @@ In the good case that is four requests. Every failed start removes what it made,
 does not come leaves everything unknown: the next call finds what there is by the container's name.
 """
 
+import json
 import logging
 import os
 import resource
@@ -170,8 +171,13 @@ class DockerRuntime:
             RuntimeUnavailable: the engine went away. (A frozen one is not noticed: this is only a hint.)
         """
         stream = self._engine.stream("GET", "/events", params={"filters": _EVENTS}, headers_in_s=10)
+        rest = b""
         try:
-            while stream.read():
+            while chunk := stream.read():
+                *lines, rest = (rest + chunk).split(b"\n")
+                for event in map(json.loads, filter(None, map(bytes.strip, lines))):
+                    if event["Action"] == "die":
+                        self._observer.doubt(event["Actor"]["ID"])
                 yield
         finally:
             stream.close()

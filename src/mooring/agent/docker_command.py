@@ -5,6 +5,7 @@ that is not made to be process 1. Its price: the engine has started a container 
 does not exist, and the container ends at once with 127, as a shell's "not found" does. So we look.
 """
 
+import logging
 import re
 import time
 from pathlib import Path
@@ -21,24 +22,24 @@ _PATIENCE_S = 3.0
 _ENGINE_NOTICES_S = 5.0
 _FATAL = re.compile(r"\[FATAL +tini \(\d+\)\] (exec .* failed: .*)")
 
+log = logging.getLogger(__name__)
+
 
 def ended_at_once(pid: int, proc: Path = Path("/proc")) -> bool:
     """Wait until docker-init has become the parent of the command; true if it ended instead."""
-    if pid == 0:
-        return True
+    if not (proc / "thread-self" / "children").exists():
+        return False  # a kernel without CONFIG_PROC_CHILDREN: not known
     until = time.monotonic() + _PATIENCE_S
     while time.monotonic() < until:
+        if pid == 0 or _has_ended(pid, proc):
+            return True
         try:
             if _runs_something_else(pid, proc):
                 return False
-        except ProcessLookupError:
-            return True
-        except FileNotFoundError:
-            # Its child has none of these files either, once it has ended and before docker-init has noticed.
-            if not (proc / str(pid)).exists():
-                return True
-        except OSError:
+        except PermissionError:
             return False  # not ours to look at, so not known
+        except OSError:
+            log.debug("process %s or its child ended between two looks", pid)
         time.sleep(_LOOK_EVERY_S)
     return False
 
@@ -60,26 +61,30 @@ def wait_for_end(engine: Engine, container_id: str) -> None:
     engine.wait(container_id, _ENGINE_NOTICES_S)
 
 
+def _has_ended(pid: int, proc: Path) -> bool:
+    try:
+        return (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
 def _runs_something_else(pid: int, proc: Path) -> bool:
     """Whether it has a child that no longer is a copy of itself.
 
+    Its own program is read last: before docker-init it is runc, which has no children, so where there is a
+    child the parent is docker-init by now.
+
     Raises:
-        ProcessLookupError: it has ended.
+        OSError: one of them ended meanwhile, or is not ours to look at.
     """
-    if _state(pid, proc) == "Z":
-        raise ProcessLookupError(pid)
-    own = _program(pid, proc)
     children = (proc / str(pid) / "task" / str(pid) / "children").read_text().split()
-    return any(_program(int(child), proc) != own for child in children)
+    programs = {_program(int(child), proc) for child in children}
+    return bool(programs - {_program(pid, proc)}) if programs else False
 
 
 def _program(pid: int, proc: Path) -> tuple[int, int]:
     found = (proc / str(pid) / "exe").stat()
     return found.st_dev, found.st_ino
-
-
-def _state(pid: int, proc: Path) -> str:
-    return (proc / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()[0]
 
 
 def _last_words(engine: Engine, container_id: str) -> str:

@@ -31,6 +31,7 @@ class Observer:
         self._engine = engine
         self._address = address
         self._known: dict[str, _Known] = {}
+        self._doubted: set[str] = set()
 
     def containers(self, control_plane_id: str | None) -> tuple[list[Container], list[Orphan]]:
         """Ours, and labelled ones that belong to another control plane or make no sense.
@@ -45,8 +46,9 @@ class Observer:
                 ours.append(self._observe(entry))
             else:
                 orphans.append(_orphan(entry))
-        for gone in self._known.keys() - {entry["Id"] for entry in listed}:
+        for gone in (self._known.keys() | self._doubted) - {entry["Id"] for entry in listed}:
             self.forget(gone)
+            self._doubted.discard(gone)
         return [container for container in ours if container is not None], orphans
 
     def read(self, container_id: str) -> Container | None:
@@ -69,8 +71,18 @@ class Observer:
         """It was changed by us, perhaps back into what it looked like before."""
         self._known.pop(container_id, None)
 
+    def doubt(self, container_id: str) -> None:
+        """Something happened to it that the engine's list may not show yet.
+
+        The engine tells of an end before its list does, some 100 ms later; "inspect" waits in between.
+        """
+        self._doubted.add(container_id)
+
     def _observe(self, entry: Document) -> Container | None:
         container_id, looks = entry["Id"], _looks(entry)
+        if container_id in self._doubted:
+            self._doubted.discard(container_id)  # before it is read: what happens later is another doubt
+            self.forget(container_id)
         known = self._known.get(container_id)
         if known and known.looks == looks and time.monotonic() - known.read_at < _MAX_AGE_S:
             return known.container

@@ -1,0 +1,44 @@
+"""Answers are made as plain dicts; here they are held against the models that document them."""
+
+from pydantic import BaseModel
+
+from mooring.core.gpu import Sample
+from mooring.schemas import events, instances, nodes
+from tests.nodes import WireNode, seen
+from tests.service import Client
+
+
+def conforms(client: Client, path: str, model: type[BaseModel]) -> None:
+    """Every member of the answer is in the model and every member of the model is in the answer."""
+    answer = client.get(path)
+    assert answer.status_code == 200, answer.text
+    read = model.model_validate(answer.json(), extra="forbid", strict=False)
+    assert read.model_dump(mode="json").keys() == answer.json().keys()
+
+
+def test_every_answer_is_what_its_model_says(client: Client, node: WireNode) -> None:
+    made = client.create(gpus={"count": 2}, ports=[{"container": 80}])
+    client.create(gpus={"count": 9})
+    client.wait(made["id"], "scheduled")
+    (assignment,) = node.sync().assignments
+    endpoint = {"container": 80, "protocol": "tcp", "host": "10.0.0.1", "port": 32768}
+    sample = {"uuid": assignment.gpu_uuids[0], "index": 0, "sampled_at": "2026-11-21T08:00:00.000Z"}
+    node.sync(seen(assignment, "running", endpoints=[endpoint]), samples=[sample])
+
+    one = f"/v1/instances/{made['id']}"
+    for path, model in {
+        one: instances.Instance,
+        "/v1/instances": instances.InstanceList,
+        f"{one}/wait?state=running": instances.WaitResult,
+        f"{one}/metrics": instances.MetricsList,
+        f"{one}/events": events.InstanceEvents,
+        f"{one}/explain": instances.Explanation,
+        "/v1/events": events.EventList,
+        "/v1/nodes": nodes.NodeList,
+        f"/v1/nodes/{node.id}": nodes.Node,
+        "/v1/gpus": nodes.GpuList,
+        f"/v1/gpus/{assignment.gpu_uuids[0]}": nodes.Gpu,
+        f"/v1/gpus/{assignment.gpu_uuids[0]}/metrics": Sample,
+        "/v1/instance-types": nodes.InstanceTypeList,
+    }.items():
+        conforms(client, path, model)

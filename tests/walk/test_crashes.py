@@ -1,0 +1,162 @@
+"""kill -9 of the control plane at every step of the walk: nothing acknowledged is lost or runs twice."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+
+from tests.service import Client
+from tests.testbed.registry import Registry
+from tests.testbed.waiting import wait_until
+from tests.walk.checker import all_instances
+from tests.walk.conftest import World
+from tests.walk.test_verbs import IGNORES_TERM, SMALL, freeze_in_mid_pull, gone, holders
+
+pytestmark = pytest.mark.parametrize("shared_world", ["sqlite", "postgresql"], indirect=True, scope="module")
+
+READY_WITHIN_S = 5
+
+
+def kill_and_start(world: World) -> None:
+    world.server.kill()
+    world.server.start(READY_WITHIN_S)
+
+
+@pytest.fixture
+def kept(admin: Client, world: World) -> Iterator[None]:
+    """Two instances that run before the crash, one a node: they notice nothing of it."""
+    made = [admin.create(gpus={"count": 2}, name=f"kept-{number}") for number in (1, 2)]
+    for instance in made:
+        admin.wait(instance["id"], "running")
+    before = {instance["id"]: world.container(instance) for instance in made}
+    yield
+    wait_until(lambda: all(admin.instance(instance_id)["state"] == "running" for instance_id in before), 20)
+    assert {instance_id: world.container({"id": instance_id}) for instance_id in before} == before
+    for instance_id in before:
+        states = [event["data"]["to"] for event in admin.items(f"/v1/instances/{instance_id}/events")]
+        assert states == ["pending", "scheduled", *(["starting"] * (len(states) - 3)), "running"]
+
+
+@pytest.mark.usefixtures("kept")
+def test_right_after_the_acknowledgement_of_a_create(admin: Client, world: World) -> None:
+    made = [admin.create(gpus={"count": 1}, **SMALL) for _ in range(3)]
+    kill_and_start(world)
+    for instance in made:
+        assert admin.wait(instance["id"], "running")["attempt"] == 1
+
+
+@pytest.mark.usefixtures("kept")
+def test_between_placement_and_the_nodes_hearing_of_it(admin: Client, world: World) -> None:
+    for agent in world.agents:
+        agent.freeze()
+    made = admin.create(gpus={"count": 4}, **SMALL)
+    placed = admin.wait(made["id"], "scheduled")
+    kill_and_start(world)
+    shown = admin.instance(made["id"])
+    assert (shown["state"], shown["devices"]) == ("scheduled", placed["devices"])
+    for agent in world.agents:
+        agent.thaw()
+    running = admin.wait(made["id"], "running")
+    assert (running["attempt"], running["devices"]) == (1, placed["devices"])
+
+
+@pytest.mark.usefixtures("kept")
+def test_during_a_start(admin: Client, world: World, registry: Registry) -> None:
+    image = registry.add_image(f"start-{uuid4().hex}", extra_layers=2, layer_bytes=8_000_000)
+    made = admin.create(image=image, gpus={"count": 4}, **SMALL)
+    freeze_in_mid_pull(registry, image)
+    try:
+        admin.wait(made["id"], "starting")
+        kill_and_start(world)
+        wait_until(lambda: admin.instance(made["id"])["state"] == "starting")
+    finally:
+        registry.thaw()
+    assert admin.wait(made["id"], "running")["attempt"] == 1
+
+
+@pytest.mark.usefixtures("kept")
+def test_during_an_ending(admin: Client, world: World) -> None:
+    stopped, deleted = (admin.create(command=IGNORES_TERM, gpus={"count": 2}, **SMALL) for _ in range(2))
+    for instance in (stopped, deleted):
+        admin.wait(instance["id"], "running")
+        admin.post(f"/v1/instances/{instance['id']}/stop", json={"timeout_s": 5})
+    admin.delete(f"/v1/instances/{deleted['id']}")
+    kill_and_start(world)
+    for instance in (stopped, deleted):
+        if world.container(instance).runs:
+            assert instance["id"] in holders(admin)
+    assert admin.wait(stopped["id"], "stopped")["exit_code"] == 137
+    gone(admin, deleted)
+
+
+class Clients:
+    """Users who create, and repeat under the same key what was not answered, until they are told to end."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._ended = threading.Event()
+        self.acknowledged: dict[str, str] = {}  # name -> id
+        self.asked: list[str] = []
+        self._threads = [threading.Thread(target=self._use) for _ in range(4)]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def end(self) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join(60)
+            assert not thread.is_alive()
+
+    def _use(self) -> None:
+        with self._world.server.client as client:
+            while not self._ended.is_set():
+                name = f"storm-{uuid4().hex[:12]}"
+                self.asked.append(name)
+                self.acknowledged[name] = wait_until(self._creating(client, name), 60, 0.05)
+
+    def _creating(self, client: Client, name: str) -> Callable[[], str | None]:
+        body: dict[str, Any] = {
+            "image": "mooring-test/busybox:1",
+            "name": name,
+            "gpus": {"count": 1},
+            **SMALL,
+        }
+        key = {"Idempotency-Key": uuid4().hex}
+
+        def create() -> str | None:
+            try:
+                answer = client.post("/v1/instances", json=body, headers=key)
+            except httpx.TransportError:
+                return None
+            # 409: an earlier try of this very request is still under way, or so it seemed.
+            assert answer.status_code in {201, 409, 503}, answer.text
+            return str(answer.json()["id"]) if answer.status_code == 201 else None
+
+        return create
+
+
+@pytest.mark.usefixtures("kept")
+def test_in_a_storm_of_creates(admin: Client, world: World) -> None:
+    clients = Clients(world)
+    clients.start()
+    try:
+        for _ in range(3):
+            more = len(clients.acknowledged) + 8
+            wait_until(lambda: len(clients.acknowledged) >= more, 30)  # noqa: B023 - used at once
+            kill_and_start(world)
+    finally:
+        clients.end()
+    shown = {item["name"]: item["id"] for item in all_instances(admin).values() if "storm" in item["name"]}
+    assert shown == clients.acknowledged
+    assert set(shown) == set(clients.asked)
+    began = time.monotonic()
+    world.check()
+    assert time.monotonic() - began < 60
+    free = [gpu for gpu in admin.items("/v1/gpus", limit=200) if gpu["instance_id"] is None]
+    assert not free, "instances wait while GPUs are free"

@@ -1,0 +1,304 @@
+"""What happens to a node: its agent dies, its Docker dies or freezes, it falls silent, others meddle with it."""
+
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from tests.service import Client
+from tests.testbed.registry import Registry
+from tests.testbed.waiting import wait_until
+from tests.walk.conftest import World
+from tests.walk.product import AgentProcess
+from tests.walk.test_verbs import IGNORES_TERM, SMALL, freeze_in_mid_pull, holders
+
+CREATE = r"POST /v[0-9.]+/containers/create"
+START = r"POST /v[0-9.]+/containers/[0-9a-f]+/start"
+
+
+@pytest.fixture
+def agent(world: World) -> Iterator[AgentProcess]:
+    """The agent of the one node that is given anything."""
+    other = world.admin.items("/v1/nodes", name=world.nodes[1].name)[0]["id"]
+    world.admin.post(f"/v1/nodes/{other}/cordon")
+    yield world.agents[0]
+    world.admin.post(f"/v1/nodes/{other}/uncordon")
+
+
+@pytest.fixture
+def kept(admin: Client, world: World, agent: AgentProcess) -> Iterator[dict[str, Any]]:
+    """An instance on that node whose process notices nothing of what happens."""
+    made = admin.create(name="kept", gpus={"count": 2}, **SMALL)
+    running = admin.wait(made["id"], "running")
+    assert running["node_name"] == agent.node.name
+    before = world.container(running)
+    yield running
+    world.mend()
+    wait_until(lambda: admin.instance(made["id"])["state"] == "running", 30)
+    assert world.container(running) == before
+
+
+def node_of(admin: Client, agent: AgentProcess) -> dict[str, Any]:
+    return admin.items("/v1/nodes", name=agent.node.name)[0]
+
+
+def states_of(admin: Client, instance: dict[str, Any]) -> list[str]:
+    events = admin.items(f"/v1/instances/{instance['id']}/events")
+    return [event["data"]["to"] for event in events if event["type"] == "instance.state_changed"]
+
+
+# --- the agent
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_killed_agent_adopts_what_runs(admin: Client, world: World, agent: AgentProcess) -> None:
+    made = admin.create(gpus={"count": 1}, **SMALL)
+    admin.wait(made["id"], "running")
+    before = world.container(made)
+    agent.kill()
+    assert world.container(made) == before
+    agent.start()
+    ran = wait_until(lambda: _executed(admin, made), 30, 0.1)
+    assert ran["stdout"] == "here\n"
+    assert world.container(made) == before
+    admin.post(f"/v1/instances/{made['id']}/stop")
+    assert admin.wait(made["id"], "stopped")["exit_code"] == 0
+
+
+def _executed(admin: Client, instance: dict[str, Any]) -> dict[str, Any] | None:
+    answer = admin.post(f"/v1/instances/{instance['id']}/exec", json={"command": ["echo", "here"]})
+    return answer.json() if answer.status_code == 200 else None
+
+
+@pytest.mark.usefixtures("kept")
+@pytest.mark.parametrize("call", [CREATE, START])
+def test_an_agent_killed_in_the_middle_of_a_start_finishes_it_once(
+    admin: Client, world: World, agent: AgentProcess, call: str
+) -> None:
+    killed = threading.Event()
+
+    def kill() -> None:
+        agent.kill()
+        killed.set()
+
+    agent.engine.before_next(call, kill)
+    made = admin.create(gpus={"count": 1}, **SMALL)
+    assert killed.wait(20)
+    left = wait_until(lambda: [each for each in world.containers() if each.instance == made["id"]])
+    agent.start()
+    running = admin.wait(made["id"], "running")
+    assert (running["attempt"], running["container_id"]) == (1, left[0].id)
+
+
+@pytest.mark.usefixtures("kept")
+def test_an_agent_killed_in_mid_pull_pulls_again(
+    admin: Client, world: World, agent: AgentProcess, registry: Registry
+) -> None:
+    image = registry.add_image(f"killed-{uuid4().hex}", extra_layers=2, layer_bytes=8_000_000)
+    made = admin.create(image=image, gpus={"count": 1}, **SMALL)
+    freeze_in_mid_pull(registry, image)
+    try:
+        admin.wait(made["id"], "starting")
+        agent.kill()
+        agent.start()
+    finally:
+        registry.thaw()
+    assert admin.wait(made["id"], "running")["attempt"] == 1
+    assert world.container(made).runs
+
+
+@pytest.mark.usefixtures("kept")
+def test_of_two_agents_with_one_identity_the_older_ends(
+    admin: Client, world: World, agent: AgentProcess, tmp_path: Path
+) -> None:
+    twin = AgentProcess(agent.node, world.server, tmp_path)
+    shutil.copytree(agent.folder / "agent", tmp_path / "agent")
+    twin.start()
+    try:
+        assert agent.wait() == 3
+        assert "taken over" in agent.printed()
+        made = admin.create(gpus={"count": 1}, **SMALL)
+        admin.wait(made["id"], "running")
+        assert world.container(made).runs
+    finally:
+        twin.close()
+
+
+# --- Docker
+
+
+def test_a_create_that_dies_with_a_frozen_docker_is_adopted(
+    admin: Client, world: World, agent: AgentProcess, kept: dict[str, Any]
+) -> None:
+    frozen = threading.Event()
+
+    def freeze() -> None:
+        agent.node.freeze()
+        frozen.set()
+
+    agent.engine.before_next(CREATE, freeze)
+    made = admin.create(gpus={"count": 1}, **SMALL)
+    assert frozen.wait(20)
+    node = wait_until(lambda: _not_ready(admin, agent), 40, 0.1)
+    assert node["reason"]["code"] == "docker_unavailable"
+    shown = admin.instance(made["id"])
+    assert (shown["state"], shown["reason"]["code"]) == ("starting", "docker_unavailable")
+    assert holders(admin) == {made["id"], kept["id"]}
+    assert admin.instance(kept["id"])["state"] == "running"
+    agent.node.thaw()
+    running = admin.wait(made["id"], "running", 40)
+    assert running["attempt"] == 1
+    assert world.container(made).id == running["container_id"]
+    wait_until(lambda: node_of(admin, agent)["state"] == "ready", 20)
+
+
+def _not_ready(admin: Client, agent: AgentProcess) -> dict[str, Any] | None:
+    node = node_of(admin, agent)
+    return node if node["state"] == "not_ready" else None
+
+
+def test_a_docker_that_is_down_is_unknown_and_never_free(
+    admin: Client, world: World, agent: AgentProcess, kept: dict[str, Any]
+) -> None:
+    stopping = admin.create(gpus={"count": 1}, **SMALL)
+    admin.wait(stopping["id"], "running")
+    agent.node.kill()
+    node = wait_until(lambda: _not_ready(admin, agent), 20, 0.05)
+    assert node["reason"]["code"] == "docker_unavailable"
+    admin.post(f"/v1/instances/{stopping['id']}/stop")
+    waiting = admin.create(gpus={"count": 1}, **SMALL)
+    reason = wait_until(lambda: _waits(admin, waiting), 10)
+    assert node["name"] not in reason["message"] or "not" in reason["message"]
+    assert admin.instance(stopping["id"])["state"] == "stopping"
+    assert holders(admin) == {kept["id"], stopping["id"]}
+    agent.node.start()
+    assert admin.wait(stopping["id"], "stopped")["reason"]["code"] == "stopped_by_user"
+    admin.wait(waiting["id"], "running")
+    assert states_of(admin, kept)[-1] == "running"
+    assert states_of(admin, kept).count("running") == 1
+
+
+def _waits(admin: Client, instance: dict[str, Any]) -> dict[str, Any] | None:
+    shown = admin.instance(instance["id"])
+    return shown["reason"] if shown["reason"]["code"] != "queued" else None
+
+
+# --- silence
+
+
+@pytest.fixture
+def impatient(world: World) -> Iterator[None]:
+    """A control plane that calls a node unreachable after two seconds."""
+    world.server.environment["MOORING_UNREACHABLE_AFTER_S"] = "2"
+    world.server.stop()
+    world.server.start()
+    world.ready()
+    yield
+    del world.server.environment["MOORING_UNREACHABLE_AFTER_S"]
+    world.mend()
+    world.server.stop()
+    world.server.start()
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("fault", ["agent stopped", "agent frozen", "network cut"])
+def test_a_silent_node_keeps_everything_until_it_speaks_again(
+    admin: Client, world: World, agent: AgentProcess, kept: dict[str, Any], fault: str
+) -> None:
+    stopping = admin.create(gpus={"count": 1}, **SMALL)
+    admin.wait(stopping["id"], "running")
+    begin, end = {
+        "agent stopped": (agent.stop, agent.start),
+        "agent frozen": (agent.freeze, agent.thaw),
+        "network cut": (agent.node.cut, agent.node.mend),
+    }[fault]
+    begin()
+    wait_until(lambda: admin.instance(kept["id"])["state"] == "unreachable", 20, 0.05)
+    assert node_of(admin, agent)["state"] == "unreachable"
+    assert admin.instance(kept["id"])["reason"]["code"] == "node_unreachable"
+    assert admin.post(f"/v1/instances/{stopping['id']}/stop").status_code == 202
+    assert admin.post(f"/v1/instances/{kept['id']}/exec", json={"command": ["id"]}).status_code == 503
+    assert holders(admin) == {kept["id"], stopping["id"]}
+    assert world.container(stopping).runs
+    end()
+    assert admin.wait(stopping["id"], "stopped", 40)["reason"]["code"] == "stopped_by_user"
+    wait_until(lambda: admin.instance(kept["id"])["state"] == "running", 20)
+    assert states_of(admin, kept)[-3:] == ["running", "unreachable", "running"]
+
+
+# --- other people on the node
+
+
+def test_an_orphan_is_listed_and_left_alone(admin: Client, world: World, agent: AgentProcess) -> None:
+    identity = json.loads((agent.folder / "agent" / "node.json").read_text())
+    labels = {
+        "mooring.instance": "ins_00000000000000000000000000",
+        "mooring.attempt": "1",
+        "mooring.control_plane": identity["control_plane_id"],
+        "mooring.gpus": ",".join(agent.gpu_uuids),
+    }
+    device_request = {"Driver": "nvidia", "DeviceIDs": agent.gpu_uuids, "Capabilities": [["gpu"]]}
+    orphans = {
+        f"orphan-{uuid4().hex}": labels,
+        f"foreign-{uuid4().hex}": {**labels, "mooring.control_plane": "cpl_another", "mooring.gpus": ""},
+    }
+    api = agent.node.client.api
+    for name, its_labels in orphans.items():
+        gpus = [device_request] if its_labels["mooring.gpus"] else []
+        created = api.create_container(
+            "mooring-test/busybox:1",
+            name=name,
+            labels=its_labels,
+            host_config=api.create_host_config(device_requests=gpus),
+        )
+        api.start(created["Id"])
+        world.strangers.add(name)
+    try:
+        wait_until(
+            lambda: {item["name"] for item in node_of(admin, agent)["orphans"]} >= set(orphans) or None, 20
+        )
+        # Its GPUs are free by the database, and taken in reality.
+        made = admin.create(gpus={"count": 8}, **SMALL)
+        wait_until(lambda: _reason_code(admin, made) == "waiting_for_removal", 20)
+        assert {each.name for each in world.containers() if each.runs} == set(orphans)
+    finally:
+        for name in orphans:
+            api.remove_container(name, force=True)
+            world.strangers.discard(name)
+    admin.wait(made["id"], "running")
+    wait_until(lambda: not node_of(admin, agent)["orphans"], 20)
+
+
+def _reason_code(admin: Client, instance: dict[str, Any]) -> str | None:
+    return (admin.instance(instance["id"])["reason"] or {}).get("code")
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_container_that_others_remove_or_kill_has_failed(
+    admin: Client, world: World, agent: AgentProcess
+) -> None:
+    removed, killed = (admin.create(gpus={"count": 1}, **SMALL) for _ in range(2))
+    for made in (removed, killed):
+        admin.wait(made["id"], "running")
+    agent.node.client.api.remove_container(world.container(removed).id, force=True)
+    agent.node.client.api.kill(world.container(killed).id)
+    assert admin.wait(removed["id"], "failed")["reason"]["code"] == "container_lost"
+    ended = admin.wait(killed["id"], "failed")
+    assert (ended["reason"]["code"], ended["exit_code"]) == ("killed", 137)
+    assert not {removed["id"], killed["id"]} & holders(admin)
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_container_removed_while_it_is_being_stopped_is_stopped(
+    admin: Client, world: World, agent: AgentProcess
+) -> None:
+    made = admin.create(command=IGNORES_TERM, gpus={"count": 1}, **SMALL)
+    admin.wait(made["id"], "running")
+    admin.post(f"/v1/instances/{made['id']}/stop", json={"timeout_s": 60})
+    agent.node.client.api.remove_container(world.container(made).id, force=True)
+    assert admin.wait(made["id"], "stopped")["reason"]["code"] == "stopped_by_user"
