@@ -14,7 +14,7 @@ INSTANCES = 1000
 
 
 def main(seconds: float) -> int:
-    with stack.server_alone() as server, stack.simulated_fleet(server, "100x8xH100"):
+    with stack.server_alone() as server, stack.simulated_fleet(server, "60x8xH100"):
         with server.client as admin:
             fill(admin, INSTANCES)
         made = load.closed_loop(server.url, "GET", "/v1/instances?limit=100", None, seconds)

@@ -20,6 +20,10 @@ from tests.walk.product import MOORING, AgentProcess, Program, ServerProcess
 from mooring.core.simulation import parse_fleets
 
 
+# Tests hurry their nodes; what is measured is the default.
+AS_SHIPPED = {"MOORING_REPORT_INTERVAL_S": "5"}
+
+
 @contextmanager
 def workspace() -> Iterator[Workspace]:
     made = Workspace()
@@ -55,7 +59,7 @@ def on_docker(gpus: int = 8) -> Iterator[Stack]:
         exits.callback(node.destroy)
         node.start()
         node.load_images()
-        server = ServerProcess(base / "server", bed.root_address, bed.take_port())
+        server = ServerProcess(base / "server", bed.root_address, bed.take_port(), **AS_SHIPPED)
         server.start()
         exits.callback(server.stop)
         agent = AgentProcess(node, server, base / "agent", gpus)
@@ -70,7 +74,7 @@ def on_docker(gpus: int = 8) -> Iterator[Stack]:
 def server_alone(host: str = "127.0.0.1", **settings: str) -> Iterator[ServerProcess]:
     """A server on loopback, without nodes."""
     with workspace() as bed, folder() as base:
-        server = ServerProcess(base / "server", host, bed.take_port(), **settings)
+        server = ServerProcess(base / "server", host, bed.take_port(), **AS_SHIPPED, **settings)
         server.start()
         try:
             yield server

@@ -38,7 +38,8 @@ install_python() {
     echo "installing python3 and python3-venv by apt-get (once)…" >&2
     local get=(env DEBIAN_FRONTEND=noninteractive apt-get install --yes -qq --no-install-recommends)
     # The lists may be absent (a fresh container image) or stale.
-    "${get[@]}" python3 python3-venv >&2 || { apt-get update -qq >&2 && "${get[@]}" python3 python3-venv >&2; }
+    "${get[@]}" python3 python3-venv >/dev/null ||
+        { apt-get update -qq >&2 && "${get[@]}" python3 python3-venv >/dev/null; }
 }
 
 say_what_is_missing() {

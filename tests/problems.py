@@ -1,6 +1,7 @@
 """What every error answer must look like."""
 
 from typing import Any
+from urllib.parse import unquote
 
 import httpx
 
@@ -16,7 +17,7 @@ def problem(answer: httpx.Response, status: int, code: str | None = None) -> dic
     assert document["status"] == status
     assert document["type"] == f"urn:mooring:error:{document['code']}"
     assert document["request_id"] == answer.headers["x-request-id"]
-    assert document["instance"] == answer.request.url.path
+    assert document["instance"] == unquote(answer.request.url.raw_path.partition(b"?")[0].decode())
     if code is not None:
         assert document["code"] == code, document
     return document

@@ -1,7 +1,8 @@
 """The composition root: settings -> database -> app and loops -> uvicorn."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import uvicorn
@@ -78,7 +79,7 @@ class Service:
         self._parts: tuple[Loop | Listener, ...] = _loops(plane)
         if not plane.database.is_sqlite:
             self._parts += (Listener(plane.database),)
-        self._server = _Server(_config(context), plane.database.signals, on_started)
+        self._server = _Server(_config(context), context, on_started)
 
     def run(self) -> None:
         """Serve until SIGTERM, SIGINT or `stop`."""
@@ -126,14 +127,24 @@ class _Server(uvicorn.Server):
     """uvicorn, telling where it listens once it does (port 0 is any free one)."""
 
     def __init__(
-        self, config: uvicorn.Config, signals: Signals, on_started: Callable[[str], None] | None
+        self, config: uvicorn.Config, context: Context, on_started: Callable[[str], None] | None
     ) -> None:
         super().__init__(config)
         self._on_started = on_started
-        self._signals = signals
+        self._context = context
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        # uvicorn raises the signal anew once it has ended: parts would not be stopped, and an end that was
+        # asked for would look like a crash.
+        with super().capture_signals():
+            yield
+            self._captured_signals.clear()
 
     async def shutdown(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
-        self._signals.close()  # long polls answer now, so that closing need not wait for them
+        # Long polls and streams end now, so that closing need not wait for them.
+        self._context.database.signals.close()
+        self._context.channels.break_off()
         await super().shutdown(sockets)  # type: ignore[arg-type]
 
     async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]

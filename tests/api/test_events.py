@@ -168,16 +168,13 @@ def test_a_stream_with_nothing_to_say_shows_that_it_lives(
     assert sse.KEEPALIVE_S == 15
     monkeypatch.setattr(sse, "KEEPALIVE_S", 0.1)
     with client.stream("GET", "/v1/events", headers=EVENTS) as answer:
-        assert Stream(answer).part() == {"": ": still here"}
+        assert Stream(answer).part() == {"": "still here"}
 
 
-@pytest.mark.parametrize("given", ["-1", "x", "1.5", "1 ", "", "٣", "9" * 31])
+@pytest.mark.parametrize("given", ["-1", "x", "1.5", "", "٣", "9" * 31])
 def test_a_last_event_id_that_is_none_is_refused(shared: Client, given: str) -> None:
     headers = EVENTS | {"Last-Event-ID": given.encode()}
     answer = shared.get("/v1/events", headers=headers)  # type: ignore[arg-type]
-    if given == "1 ":
-        assert given.strip() == "1"  # a header's blanks are no part of it
-        return
     problem(answer, 400, "bad_request")
 
 

@@ -22,7 +22,7 @@ class EngineProxy:
         self._path = node.folder / f"proxy-{next(_NUMBERS)}.sock"
         self.url = f"unix://{self._path}"
         self._before: tuple[re.Pattern[bytes], Action] | None = None
-        self._silenced: re.Pattern[bytes] | None = None
+        self._after: tuple[re.Pattern[bytes], Action] | None = None
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         self._listener = socket.socket(socket.AF_UNIX)
@@ -35,9 +35,9 @@ class EngineProxy:
         """Run `action` when the next call that matches comes, just before Docker gets it."""
         self._before = (re.compile(call.encode()), action)
 
-    def swallow_answer_of_next(self, call: str) -> None:
-        """Docker gets the next call that matches and obeys; its answer never arrives."""
-        self._silenced = re.compile(call.encode())
+    def after_next(self, call: str, action: Action) -> None:
+        """Run `action` when Docker has obeyed the next call that matches, before the agent hears of it."""
+        self._after = (re.compile(call.encode()), action)
 
     def close(self) -> None:
         with suppress(OSError):
@@ -64,17 +64,20 @@ class EngineProxy:
         self._threads.append(threading.Thread(target=target, daemon=True))
         self._threads[-1].start()
 
-    def _asked(self, request: bytes) -> bool:
-        """Act on a request that is about to go to Docker; whether its answer is to be swallowed."""
+    def _asked(self, request: bytes) -> Action | None:
+        """Act on a request that is about to go to Docker; what is to be done before its answer goes back."""
+        before = self._take("_before", request)
+        if before is not None:
+            before()
+        return self._take("_after", request)
+
+    def _take(self, name: str, request: bytes) -> Action | None:
         with self._lock:
-            before, silenced = self._before, self._silenced
-            hit = before is not None and before[0].match(request) is not None
-            silent = silenced is not None and silenced.match(request) is not None
-            self._before = None if hit else before
-            self._silenced = None if silent else silenced
-        if before is not None and hit:
-            before[1]()
-        return silent
+            wanted: tuple[re.Pattern[bytes], Action] | None = getattr(self, name)
+            if wanted is None or not wanted[0].match(request):
+                return None
+            setattr(self, name, None)
+            return wanted[1]
 
 
 class _Pair:
@@ -82,7 +85,7 @@ class _Pair:
 
     def __init__(self, proxy: EngineProxy, client: socket.socket) -> None:
         self._proxy, self._client = proxy, client
-        self._silent = False
+        self._before_answer: Action | None = None
 
     def run(self) -> None:
         with self._client, socket.socket(socket.AF_UNIX) as engine:
@@ -103,7 +106,7 @@ class _Pair:
     def _requests(self, engine: socket.socket) -> None:
         with suppress(OSError):
             while chunk := self._client.recv(_CHUNK):
-                self._silent = self._proxy._asked(chunk) or self._silent
+                self._before_answer = self._proxy._asked(chunk) or self._before_answer
                 engine.sendall(chunk)
         with suppress(OSError):
             engine.shutdown(socket.SHUT_WR)
@@ -111,7 +114,9 @@ class _Pair:
     def _answers(self, engine: socket.socket) -> None:
         with suppress(OSError):
             while chunk := engine.recv(_CHUNK):
-                if not self._silent:
-                    self._client.sendall(chunk)
+                action, self._before_answer = self._before_answer, None
+                if action is not None:
+                    action()
+                self._client.sendall(chunk)
         with suppress(OSError):
             self._client.shutdown(socket.SHUT_RDWR)

@@ -1,14 +1,15 @@
-"""What happens to a node: its agent dies, its Docker dies or freezes, it falls silent, others meddle with it."""
+"""What may happen to a node: its agent or its Docker dies or freezes, it falls silent, others meddle."""
 
 import json
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
+from docker.types import DeviceRequest
 
 from tests.service import Client
 from tests.testbed.registry import Registry
@@ -86,7 +87,7 @@ def test_an_agent_killed_in_the_middle_of_a_start_finishes_it_once(
         agent.kill()
         killed.set()
 
-    agent.engine.before_next(call, kill)
+    agent.engine.after_next(call, kill)
     made = admin.create(gpus={"count": 1}, **SMALL)
     assert killed.wait(20)
     left = wait_until(lambda: [each for each in world.containers() if each.instance == made["id"]])
@@ -212,11 +213,12 @@ def test_a_silent_node_keeps_everything_until_it_speaks_again(
 ) -> None:
     stopping = admin.create(gpus={"count": 1}, **SMALL)
     admin.wait(stopping["id"], "running")
-    begin, end = {
+    faults: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
         "agent stopped": (agent.stop, agent.start),
         "agent frozen": (agent.freeze, agent.thaw),
         "network cut": (agent.node.cut, agent.node.mend),
-    }[fault]
+    }
+    begin, end = faults[fault]
     begin()
     wait_until(lambda: admin.instance(kept["id"])["state"] == "unreachable", 20, 0.05)
     assert node_of(admin, agent)["state"] == "unreachable"
@@ -242,14 +244,15 @@ def test_an_orphan_is_listed_and_left_alone(admin: Client, world: World, agent: 
         "mooring.control_plane": identity["control_plane_id"],
         "mooring.gpus": ",".join(agent.gpu_uuids),
     }
-    device_request = {"Driver": "nvidia", "DeviceIDs": agent.gpu_uuids, "Capabilities": [["gpu"]]}
+    all_gpus = DeviceRequest(driver="nvidia", device_ids=agent.gpu_uuids, capabilities=[["gpu"]])
     orphans = {
         f"orphan-{uuid4().hex}": labels,
         f"foreign-{uuid4().hex}": {**labels, "mooring.control_plane": "cpl_another", "mooring.gpus": ""},
     }
     api = agent.node.client.api
+    made_ids = set()
     for name, its_labels in orphans.items():
-        gpus = [device_request] if its_labels["mooring.gpus"] else []
+        gpus = [all_gpus] if its_labels["mooring.gpus"] else []
         created = api.create_container(
             "mooring-test/busybox:1",
             name=name,
@@ -257,10 +260,11 @@ def test_an_orphan_is_listed_and_left_alone(admin: Client, world: World, agent: 
             host_config=api.create_host_config(device_requests=gpus),
         )
         api.start(created["Id"])
+        made_ids.add(created["Id"])
         world.strangers.add(name)
     try:
         wait_until(
-            lambda: {item["name"] for item in node_of(admin, agent)["orphans"]} >= set(orphans) or None, 20
+            lambda: {item["container_id"] for item in node_of(admin, agent)["orphans"]} == made_ids, 20
         )
         # Its GPUs are free by the database, and taken in reality.
         made = admin.create(gpus={"count": 8}, **SMALL)

@@ -199,8 +199,8 @@ def _this_machine(settings: AgentSettings, identity: Identity, *, simulate_missi
     docker = _docker(settings, identity, gpus)
     if not simulate_missing:
         return _really(settings, docker, gpus)
-    gpus.wait_first(GPUS_WITHIN_S)
-    has_docker, has_gpus = docker.facts().version is not None, bool(gpus.latest().inventory)
+    real = _real_parts(NodeState(settings.state_dir), docker, gpus)
+    has_docker, has_gpus = "docker" in real, "gpus" in real
     if has_docker and has_gpus:
         return _really(settings, docker, gpus)
     if has_docker:
@@ -216,6 +216,21 @@ def _this_machine(settings: AgentSettings, identity: Identity, *, simulate_missi
     log.warning("There is no NVIDIA GPU on this machine either: 8 H100 are SIMULATED")
     gpus.close()
     return _made_up(settings, identity, gpu_count=SIMULATED_GPUS, model=SIMULATED_MODEL)
+
+
+def _real_parts(state: NodeState, docker: DockerRuntime, gpus: GpuReader) -> frozenset[str]:
+    """What this machine has, or ever had.
+
+    A Docker that is only down just now may hold running containers: to make one up in its place would tell
+    the control plane that they are gone and their GPUs free.
+    """
+    before = state.real_parts()
+    gpus.wait_first(GPUS_WITHIN_S)
+    found = {"docker": docker.facts().version is not None, "gpus": bool(gpus.latest().inventory)}
+    real = before.union(part for part, is_there in found.items() if is_there)
+    if real != before:
+        state.save_real_parts(real)
+    return real
 
 
 def _really(settings: AgentSettings, docker: DockerRuntime, gpus: GpuReader) -> Parts:

@@ -3,6 +3,7 @@
     <directory>/lock         held while an agent runs here
     <directory>/node.json    Identity, readable by the owner only
     <directory>/generation   one number
+    <directory>/real         what `mooring up` has found on this machine: docker, gpus
 
 Everything else is in the labels of the containers.
 """
@@ -77,7 +78,8 @@ class NodeState:
 
     def joined(self, identity: Identity) -> None:
         """Remember who we are now; generations count anew."""
-        (self._directory / "generation").unlink(missing_ok=True)
+        for name in ("generation", "real"):
+            (self._directory / name).unlink(missing_ok=True)
         self._write("node.json", identity.model_dump_json().encode())
 
     def generation(self) -> int:
@@ -94,6 +96,16 @@ class NodeState:
     def save_generation(self, generation: int) -> None:
         """On disk when this returns."""
         self._write("generation", str(generation).encode())
+
+    def real_parts(self) -> frozenset[str]:
+        """What has been seen to be real here, and is never to be simulated again."""
+        try:
+            return frozenset((self._directory / "real").read_text().split())
+        except FileNotFoundError:
+            return frozenset()
+
+    def save_real_parts(self, parts: frozenset[str]) -> None:
+        self._write("real", " ".join(sorted(parts)).encode())
 
     def _write(self, name: str, content: bytes) -> None:
         new = self._directory / f"{name}.new"

@@ -1,5 +1,6 @@
 """`/agent/v1`: what nodes call. A node dials out; it needs no open port and sees its own data only (R21)."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from typing import Annotated, TypeVar
@@ -13,6 +14,7 @@ from starlette.responses import Response
 
 from mooring.api.auth import CurrentNode
 from mooring.api.body import require_json_type
+from mooring.api.channels import Channel
 from mooring.api.context import Context, Ctx
 from mooring.api.errors import invalid
 from mooring.api.responses import errors
@@ -24,6 +26,7 @@ from mooring.schemas.agent import JoinAnswer, JoinRequest, SessionAnswer, Stream
 router = APIRouter(prefix="/agent/v1", tags=["agent"])
 
 _MAX_FRAME_BYTES = 256 * 1024
+_FAREWELL_S = 0.5
 
 Message = TypeVar("Message", bound=BaseModel)
 
@@ -136,11 +139,29 @@ async def bring_stream(stream_id: str, request: Request, node_id: CurrentNode, c
     if channel is None or channel.node_id != node_id:
         raise NotFound(f"nobody waits for stream {stream_id} here")
     await run_in_threadpool(_picked_up, context, stream_id)
+    bringing, closed = (
+        asyncio.ensure_future(_bring(request, channel)),
+        asyncio.ensure_future(channel.closed()),
+    )
+    try:
+        await asyncio.wait({bringing, closed}, return_when=asyncio.FIRST_COMPLETED)
+        # A reader goes as soon as it has the last frame, which the node may be about to follow with its end.
+        await asyncio.wait({bringing}, timeout=_FAREWELL_S)
+        if bringing.done():
+            bringing.result()
+    finally:
+        bringing.cancel()
+        closed.cancel()
+    if not bringing.done():
+        raise Gone("nobody reads this stream any more", code="stream_closed")
+    return Response(status_code=204)
+
+
+async def _bring(request: Request, channel: Channel) -> None:
     async for frame in _frames(request):
         if not await channel.put(frame) and not frame.is_last:
             raise Gone("nobody reads this stream any more", code="stream_closed")
     await channel.put(None)
-    return Response(status_code=204)
 
 
 def _picked_up(context: Context, stream_id: str) -> None:

@@ -43,7 +43,7 @@ async def _call(
 ) -> Call:
     if idempotency_key is None:
         return Call(caller, None, "")
-    head = f"{request.method} {request.url.path}?{request.url.query}\n".encode()
+    head = f"{request.method} {request.scope['path']}?".encode() + request.scope["query_string"] + b"\n"
     return Call(caller, idempotency_key, hashlib.sha256(head + await request.body()).hexdigest())
 
 

@@ -2,11 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
-from mooring.schemas.agent import StreamFrame
+from mooring.schemas.agent import StreamError, StreamFrame
 
 _BUFFERED_FRAMES = 256
+_ENDING = StreamFrame(
+    error=StreamError(code="server_ending", message="the control plane is being stopped; ask again soon")
+)
 
 
 class Channel:
@@ -24,6 +27,15 @@ class Channel:
     def close(self) -> None:
         """The reader is gone: whoever brings frames is told at its next one."""
         self._closed.set()
+
+    async def closed(self) -> None:
+        await self._closed.wait()
+
+    def break_off(self) -> None:
+        """The process is about to end: tell both sides, and wait for neither."""
+        with suppress(asyncio.QueueFull):
+            self._frames.put_nowait(_ENDING)
+        self.close()
 
     async def put(self, frame: StreamFrame | None) -> bool:
         """Bring a frame, None for the end; whether anybody still reads."""
@@ -59,6 +71,10 @@ class Channels:
 
     def find(self, stream_id: str) -> Channel | None:
         return self._open.get(stream_id)
+
+    def break_off(self) -> None:
+        for channel in self._open.values():
+            channel.break_off()
 
     @contextmanager
     def opened(self, stream_id: str, node_id: str) -> Iterator[Channel]:

@@ -57,7 +57,8 @@ def problem_response(request: Request, error: MooringError) -> Response:
         "title": error.title,
         "status": status,
         "detail": error.message,
-        "instance": request.url.path,
+        # Not `request.url`, which the Host header and control characters can bend.
+        "instance": request.scope["path"],
         "code": error.error_code,
         "request_id": getattr(request.state, "request_id", ""),
         "retryable": error.retryable,
@@ -140,9 +141,9 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         return problem_response(request, error.__cause__)  # FastAPI wraps what reading a body raises
     kind = _BY_STATUS.get(error.status_code, errors.BadRequest)
     if error.status_code == HTTPStatus.NOT_FOUND:
-        made: MooringError = kind(f"there is nothing at {request.url.path}; see /docs for what there is")
+        made: MooringError = kind(f"there is nothing at {request.scope['path']}; see /docs for what there is")
     elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        made = kind(f"{request.method} is not possible at {request.url.path}")
+        made = kind(f"{request.method} is not possible at {request.scope['path']}")
     else:
         made = kind(str(error.detail))
     response = problem_response(request, made)

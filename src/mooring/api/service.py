@@ -22,17 +22,17 @@ from mooring.schemas.base import Answer
 router = APIRouter(tags=["service"])
 
 
-class Health(Answer):
+class Status(Answer):
     status: str
 
 
-@router.get("/healthz", response_model=Health, operation_id="get_health")
+@router.get("/healthz", response_model=Status, operation_id="get_health")
 async def get_health() -> Response:
     """The process lives."""
     return answers.respond(answers.answer({"status": "ok"}))
 
 
-@router.get("/readyz", response_model=Health, responses=errors(), operation_id="get_readiness")
+@router.get("/readyz", response_model=Status, responses=errors(), operation_id="get_readiness")
 def get_readiness(context: Ctx) -> Response:
     """The database answers and is migrated; with `mooring up`, the local node has reported."""
     try:

@@ -79,7 +79,7 @@ class Stream:
 def _refused(error: StreamError) -> MooringError:
     if error.code in {"not_running", "no_container"}:
         return NotRunning(error.message)
-    if error.code in {"docker_unavailable", "node_timeout"}:
+    if error.code in {"docker_unavailable", "node_timeout", "server_ending"}:
         return Unavailable(error.message, code=error.code)
     return Conflict(error.message, code=error.code)
 

@@ -60,6 +60,16 @@ def _heed(session: Session, node: Node, report: SyncRequest) -> None:
         for row, seen in _matched(locks.instances_on(session, node.id), report):
             _observe(session, row, seen)
         _note_orphans(session, node, report)
+    elif report.problem is not None:
+        _explain_unknown(session, node, report.problem)
+
+
+def _explain_unknown(session: Session, node: Node, problem: Reason) -> None:
+    """The node cannot tell what it has: nothing changes but what those are told who wait for it."""
+    for row in locks.instances_on(session, node.id):
+        waits = row.state in {State.SCHEDULED, State.STARTING, State.UNREACHABLE}
+        if waits and row.desired_state is DesiredState.RUNNING and row.reason != problem.model_dump():
+            instances.touch(session, row, problem)
 
 
 def _hear_node(session: Session, node: Node, report: SyncRequest, problem_told: Reason | None) -> None:

@@ -22,7 +22,7 @@
     │   └── IdempotencyKeyReused  idempotency_key_reused
     ├── TooManyRequests      429  too_many_requests
     ├── HeadersTooLarge      431  headers_too_large
-    └── Unavailable          503  database_unavailable · node_unreachable · node_timeout
+    └── Unavailable          503  database_unavailable · node_unreachable · node_timeout · server_ending
 
 The message is for the user: what is wrong and what to do next. Fields carry the numbers behind it.
 """

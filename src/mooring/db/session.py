@@ -107,6 +107,7 @@ def _sqlite_engine(url: URL) -> Engine:
     engine = create_engine(url, connect_args={"timeout": 10}, pool_size=40, max_overflow=20)
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
+    event.listen(engine, "checkin", _end_sqlite)
     return engine
 
 
@@ -123,6 +124,13 @@ def _begin_sqlite(connection: Connection) -> None:
     # timeout; so writers say from the start what they are.
     immediate = connection.get_execution_options().get("mooring_immediate", False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
+
+
+def _end_sqlite(connection: Any, _record: Any) -> None:
+    # A COMMIT that fails, for want of disk say, leaves its transaction open, and SQLAlchemy (2.1) returns
+    # the connection to the pool as it is: its lock would then keep every other writer out for good.
+    if connection is not None and connection.in_transaction:
+        connection.rollback()
 
 
 def _postgresql_engine(url: URL, pool_size: int) -> Engine:

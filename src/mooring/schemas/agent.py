@@ -8,6 +8,24 @@ from mooring.core.gpu import GpuFacts, Sample
 from mooring.core.instance import InstanceSpec, Phase, Reason
 from mooring.core.node import NodeFacts
 from mooring.core.text import GpuUuid, LongText, Name, Text
+from mooring.schemas.base import Json
+
+JOIN_EXAMPLE: Json = {"token": "mj_…", "node_name": "gpu-7", "hostname": "gpu-7.example"}
+SYNC_EXAMPLE: Json = {
+    "session": 1,
+    "seq": 42,
+    "generation": 7,
+    "wait_s": 5,
+    "facts": {
+        "hostname": "gpu-7.example",
+        "address": "10.0.0.7",
+        "cpus": 192,
+        "memory_mib": 2063937,
+        "agent_version": "0.1.0",
+    },
+    "gpus": [{"uuid": "GPU-7f3c", "index": 0, "model": "NVIDIA H100 80GB HBM3", "memory_mib": 81559}],
+    "instances": [{"instance_id": "ins_01k…", "attempt": 1, "phase": "running", "container_id": "4f3c…"}],
+}
 
 
 class Peer(BaseModel):
@@ -23,6 +41,8 @@ Small = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 
 class JoinRequest(Peer):
     """`POST /agent/v1/join`, without credentials: the token is the credential, and works once."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [JOIN_EXAMPLE]})
 
     token: Text
     node_name: Annotated[Name | None, Field(description="a name fixed in the token wins")] = None
@@ -91,6 +111,8 @@ class Incident(Peer):
 
 class SyncRequest(Peer):
     """Everything the node has. Null means unknown, never empty."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [SYNC_EXAMPLE]})
 
     session: Count
     seq: Annotated[Count, Field(description="rises within a session; a late, older report is not applied")]

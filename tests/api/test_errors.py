@@ -1,0 +1,87 @@
+"""Every error is a problem document, whoever raised it, and every answer has a request id."""
+
+import pytest
+from sqlalchemy import text
+
+from tests.problems import problem
+from tests.service import Client, RunningService
+from tests.together import together
+
+
+@pytest.mark.parametrize("path", ["/", "/v1", "/v2/instances", "/v1/instance", "/agent/v1/nothing", "/docs/x", "/%F0%9F"])
+def test_a_path_that_is_not_there(shared: Client, path: str) -> None:
+    problem(shared.get(path), 404, "not_found")
+
+
+@pytest.mark.parametrize("path", ["/v1/instances/", "/v1/nodes/", "/healthz/", "/docs/", "/v1/instances/x/stop/"])
+def test_a_trailing_slash_is_another_path_and_redirects_nowhere(shared: Client, path: str) -> None:
+    answer = shared.get(path, follow_redirects=False)
+    problem(answer, 404, "not_found")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("PUT", "/v1/instances"), ("DELETE", "/v1/instances"), ("PATCH", "/v1/nodes/x"), ("POST", "/healthz"),
+     ("GET", "/agent/v1/sync"), ("OPTIONS", "/v1/instances"), ("TRACE", "/v1/instances"), ("PROPFIND", "/v1/gpus")],
+)  # fmt: skip
+def test_a_method_that_is_not_there(shared: Client, method: str, path: str) -> None:
+    answer = shared.request(method, path)
+    problem(answer, 405, "method_not_allowed")
+    assert answer.headers["allow"]
+
+
+def test_request_ids_are_echoed_where_they_are_harmless(shared: Client) -> None:
+    for given in ("abc", "A-1_b.c:2", "x" * 128):
+        for path in ("/healthz", "/v1/nothing", "/v1/instances/none"):
+            answer = shared.get(path, headers={"X-Request-Id": given})
+            assert answer.headers.get_list("x-request-id") == [given]
+            if answer.status_code == 404:
+                assert answer.json()["request_id"] == given
+    for given in ("x" * 129, "a b", "<script>", "é", "", 'a"b', "a;b"):
+        answer = shared.get("/v1/nothing", headers=[("X-Request-Id", given.encode())])
+        made = problem(answer, 404)["request_id"]
+        assert made.startswith("req_")
+    assert shared.get("/healthz").headers["x-request-id"] != shared.get("/healthz").headers["x-request-id"]
+
+
+def test_without_credentials_everything_but_health_and_docs_is_401(shared: Client) -> None:
+    document = shared.get("/openapi.json").json()
+    with Client(str(shared.base_url), key="nobody") as stranger:
+        for path, operations in document["paths"].items():
+            for method in operations:
+                if path in {"/healthz", "/readyz", "/agent/v1/join"}:
+                    continue
+                answer = stranger.request(
+                    method, path.replace("{", "").replace("}", ""), content=b"{}" if method != "get" else None,
+                    headers={"Content-Type": "application/json"},
+                )  # fmt: skip
+                if path == "/agent/v1/sync":  # its body is read first
+                    assert answer.status_code in {401, 422}
+                    continue
+                problem(answer, 401, "unauthorized")
+                assert answer.headers["www-authenticate"] == "Bearer"
+        assert stranger.get("/docs").status_code == stranger.get("/openapi.json").status_code == 200
+
+
+def test_a_bug_is_a_500_with_its_request_id_and_costs_nobody_the_connection(
+    service: RunningService, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    # A table taken away under the service: what no code expects, and no retry mends.
+    with service.plane.database.engine.begin() as connection:
+        connection.execute(text("ALTER TABLE instances RENAME TO instances_gone"))
+    for _ in range(3):
+        answer = client.get("/v1/instances", headers={"X-Request-Id": "find-me"})
+        document = problem(answer, 500, "internal_error")
+        assert document["request_id"] == "find-me"
+        assert document["retryable"] is False
+        assert "instances" not in document["detail"]  # the cause is for the log
+    assert "find-me" in caplog.text
+    with service.plane.database.engine.begin() as connection:
+        connection.execute(text("ALTER TABLE instances_gone RENAME TO instances"))
+    assert client.get("/v1/instances").status_code == 200
+
+
+def test_many_strangers_at_once(shared: Client) -> None:
+    with Client(str(shared.base_url), key="nobody") as stranger:
+        codes = together(32, lambda _n: stranger.get("/v1/instances").status_code)
+    assert set(codes) == {401}

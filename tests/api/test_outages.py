@@ -1,0 +1,121 @@
+"""PostgreSQL dies, comes back, hangs: the service says so and carries on by itself."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from mooring.db import migrate
+from tests.nodes import WireNode, seen
+from tests.problems import problem
+from tests.service import Client, RunningService, running, settings_for
+from tests.testbed.fixtures import NewPostgresCluster
+from tests.testbed.postgres import PostgresCluster
+from tests.testbed.waiting import wait_until
+
+
+@pytest.fixture
+def cluster(new_postgres_cluster: NewPostgresCluster) -> PostgresCluster:
+    return new_postgres_cluster(durable=False)
+
+
+@pytest.fixture
+def service(cluster: PostgresCluster, tmp_path: Path) -> Iterator[RunningService]:
+    url = cluster.create_database()
+    migrate.upgrade(url)
+    with running(settings_for(url, tmp_path / "data")) as made:
+        yield made
+
+
+def test_a_database_that_dies_and_comes_back(cluster: PostgresCluster, client: Client, node: WireNode) -> None:
+    before = client.create(gpus={"count": 1})
+    client.wait(before["id"], "scheduled")
+    (assignment,) = node.sync().assignments
+    node.sync(seen(assignment, "running"))
+    cluster.kill()
+
+    for answer in (
+        client.get("/v1/instances"),
+        client.get(f"/v1/instances/{before['id']}"),
+        client.post("/v1/instances", json={"image": "a"}, headers={"Idempotency-Key": "while-away"}),
+        client.delete(f"/v1/instances/{before['id']}"),
+        client.get(f"/v1/instances/{before['id']}/wait"),
+        client.get("/v1/events"),
+        client.get("/metrics"),
+        client.get("/readyz"),
+        node.post_sync(seen(assignment, "running")),
+    ):
+        document = problem(answer, 503, "database_unavailable")
+        assert document["retryable"] is True
+        assert int(answer.headers["retry-after"]) >= 1
+        assert "postgresql" not in document["detail"]
+    assert client.get("/healthz").status_code == 200
+
+    cluster.start()
+    wait_until(lambda: client.get("/readyz").status_code == 200, 20)
+    assert client.instance(before["id"])["state"] == "running"
+    assert [item["id"] for item in client.items("/v1/instances")] == [before["id"]]
+    # The loops have found back too, each by itself.
+    after = client.post("/v1/instances", json={"image": "a"}, headers={"Idempotency-Key": "while-away"})
+    assert after.status_code == 201
+    client.wait(after.json()["id"], "scheduled")
+    node.sync(seen(assignment, "running"))
+
+
+def test_a_restart_under_load_costs_503s_and_no_500(cluster: PostgresCluster, client: Client) -> None:
+    import threading  # noqa: PLC0415
+
+    statuses: set[int] = set()
+    acknowledged: list[str] = []
+    done = threading.Event()
+
+    def load() -> None:
+        with Client(str(client.base_url)) as own:
+            while not done.is_set():
+                answer = own.post("/v1/instances", json={"image": "a", "gpus": {"count": 64}})
+                statuses.add(answer.status_code)
+                if answer.status_code == 201:
+                    acknowledged.append(answer.json()["id"])
+
+    threads = [threading.Thread(target=load) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: len(acknowledged) > 20, 30)
+    cluster.stop()
+    wait_until(lambda: 503 in statuses)
+    cluster.start()
+    count = len(acknowledged)
+    wait_until(lambda: len(acknowledged) > count + 20, 30)
+    done.set()
+    for thread in threads:
+        thread.join(30)
+    assert statuses == {201, 503}
+    known: set[str] = set()
+    cursor: str | None = ""
+    while cursor is not None:
+        page = client.get("/v1/instances", params={"limit": 200} | ({"cursor": cursor} if cursor else {})).json()
+        known |= {item["id"] for item in page["items"]}
+        cursor = page["next_cursor"]
+    assert set(acknowledged) <= known
+
+
+def test_a_database_that_hangs_makes_requests_wait_and_none_a_500(
+    cluster: PostgresCluster, client: Client
+) -> None:
+    made = client.create(gpus={"count": 64})
+    cluster.freeze()
+    try:
+        for _ in range(3):
+            try:
+                answer = client.get(f"/v1/instances/{made['id']}", timeout=0.5)
+            except httpx.TimeoutException:
+                continue
+            problem(answer, 503, "database_unavailable")
+        # What needs no database is answered meanwhile.
+        assert client.get("/healthz", timeout=5).status_code == 200
+        assert client.get("/docs", timeout=5).status_code == 200
+    finally:
+        cluster.thaw()
+    wait_until(lambda: client.get("/readyz").status_code == 200, 20)
+    assert client.instance(made["id"])["id"] == made["id"]

@@ -1,0 +1,146 @@
+"""Health, readiness, figures for Prometheus, and the documents."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy import text
+
+from mooring.server import Service, open_control_plane
+from tests.api.conftest import Corner
+from tests.api.test_auth import make_key
+from tests.nodes import WireNode, seen
+from tests.problems import problem
+from tests.service import Client, RunningService, running, settings_for
+
+
+def test_healthz_and_readyz_need_no_key(shared: Client) -> None:
+    with Client(str(shared.base_url), key="nobody") as stranger:
+        assert stranger.get("/healthz").json() == {"status": "ok"}
+        assert stranger.get("/readyz").json() == {"status": "ready"}
+
+
+def test_a_database_that_is_not_migrated_is_not_ready(service: RunningService, client: Client) -> None:
+    with service.plane.database.engine.begin() as connection:
+        (at,) = connection.execute(text("SELECT version_num FROM alembic_version")).one()
+        connection.execute(text("UPDATE alembic_version SET version_num = 'older'"))
+    answer = client.get("/readyz")
+    assert problem(answer, 503, "not_migrated")["retryable"] is True
+    assert answer.headers["retry-after"]
+    with service.plane.database.engine.begin() as connection:
+        connection.execute(text("DELETE FROM alembic_version"))
+    problem(client.get("/readyz"), 503, "not_migrated")
+    with service.plane.database.engine.begin() as connection:
+        connection.execute(text("INSERT INTO alembic_version VALUES (:at)"), {"at": at})
+    assert client.get("/readyz").status_code == 200
+
+
+def test_with_a_local_node_it_is_ready_once_that_has_reported(database_url: str, tmp_path: Path) -> None:
+    plane = open_control_plane(settings_for(database_url, tmp_path / "data"))
+    import threading  # noqa: PLC0415
+
+    urls: list[str] = []
+    started = threading.Event()
+
+    def on_started(url: str) -> None:
+        urls.append(url)
+        started.set()
+
+    made = Service(plane, awaited_nodes=1, on_started=on_started)
+    thread = threading.Thread(target=made.run)
+    thread.start()
+    try:
+        assert started.wait(20)
+        with Client(urls[0]) as client:
+            problem(client.get("/readyz"), 503, "waiting_for_node")
+            node = WireNode(client, "local")
+            problem(client.get("/readyz"), 503, "waiting_for_node")
+            node.sync()
+            assert client.get("/readyz").status_code == 200
+            node.close()
+    finally:
+        made.stop()
+        thread.join(20)
+
+
+SAMPLE: dict[str, Any] = {
+    "index": 0, "sampled_at": "2026-11-21T08:00:00Z", "utilization_gpu_pct": 97, "utilization_memory_pct": 41,
+    "memory_used_mib": 1000, "memory_total_mib": 81559, "power_w": 612.5, "temperature_c": 61,
+    "sm_clock_mhz": 1980, "memory_clock_mhz": 2619, "fan_pct": None, "energy_j": 12.5,
+}  # fmt: skip
+
+
+def _series(client: Client) -> dict[str, list[tuple[dict[str, str], float]]]:
+    answer = client.get("/metrics")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/plain")
+    found: dict[str, list[tuple[dict[str, str], float]]] = {}
+    for family in text_string_to_metric_families(answer.text):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return found
+
+
+def test_figures_have_dcgm_exporters_names(corner: Corner) -> None:
+    uuid = corner.node.gpus[0].uuid
+    assignment = corner.running(gpus={"count": 8})
+    corner.sync(seen(assignment, "running"), samples=[{"uuid": uuid, **SAMPLE}])
+    series = _series(corner.client)
+    expected = {
+        "DCGM_FI_DEV_GPU_UTIL": 97, "DCGM_FI_DEV_MEM_COPY_UTIL": 41, "DCGM_FI_DEV_FB_USED": 1000,
+        "DCGM_FI_DEV_FB_FREE": 80559, "DCGM_FI_DEV_POWER_USAGE": 612.5, "DCGM_FI_DEV_GPU_TEMP": 61,
+        "DCGM_FI_DEV_SM_CLOCK": 1980, "DCGM_FI_DEV_MEM_CLOCK": 2619,
+        "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": 12_500,
+    }  # fmt: skip
+    labels = {
+        "UUID": uuid, "gpu": "0", "modelName": "NVIDIA H100 80GB HBM3", "Hostname": corner.node.name,
+        "instance_id": assignment.instance_id, "project": "default",
+    }  # fmt: skip
+    for name, value in expected.items():
+        assert [point for told, point in series[name] if told == labels] == [value], name
+    # What the card does not support is absent, never 0.
+    assert not any(told["UUID"] == uuid for told, _ in series.get("DCGM_FI_DEV_FAN_SPEED", []))
+
+
+def test_the_services_own_figures(client: Client, node: WireNode) -> None:
+    client.wait(client.create(gpus={"count": 3})["id"], "scheduled")
+    client.create(gpus={"count": 64})
+    node.sync(instances=None, incidents=[{"id": "i", "uuid": node.gpus[7].uuid, "code": "x", "message": "x"}])
+    series = {
+        name: {next(iter(labels.values())): value for labels, value in points}
+        for name, points in _series(client).items()
+        if name.startswith("mooring_")
+    }
+    assert series["mooring_instances"] == {"scheduled": 1, "pending": 1}
+    assert series["mooring_nodes"] == {
+        "ready": 1, "cordoned": 0, "draining": 0, "not_ready": 0, "unreachable": 0,
+    }  # fmt: skip
+    assert sum(series["mooring_gpus"].values()) == 8
+    assert (series["mooring_gpus"]["held"], series["mooring_gpus"]["lost"]) == (3, 0)
+
+
+def test_figures_need_a_key_with_the_scope(shared_service: RunningService, shared: Client) -> None:
+    with Client(shared_service.url, key="nobody") as stranger:
+        problem(stranger.get("/metrics"), 401, "unauthorized")
+        del stranger.headers["Authorization"]
+        problem(stranger.get("/metrics"), 401, "unauthorized")
+    with Client(shared_service.url, key=make_key(shared_service, "metrics:read")) as reader:
+        assert reader.get("/metrics").status_code == 200
+    with Client(shared_service.url, key=make_key(shared_service, "instances:read")) as other:
+        problem(other.get("/metrics"), 403, "forbidden")
+
+
+def test_figures_can_be_made_public(database_url: str, tmp_path: Path) -> None:
+    settings = settings_for(database_url, tmp_path / "data", metrics_public=True)
+    with running(settings) as service, Client(service.url, key="nobody") as stranger:
+        assert stranger.get("/metrics").status_code == 200
+        problem(stranger.get("/v1/instances"), 401, "unauthorized")
+
+
+@pytest.mark.parametrize("value", ["0.1", "1e5"])
+def test_samples_are_numbers_whatever_their_form(corner: Corner, value: str) -> None:
+    sample = {"uuid": corner.node.gpus[0].uuid, **SAMPLE, "power_w": float(value)}
+    corner.sync(samples=[sample])
+    points = [v for labels, v in _series(corner.client)["DCGM_FI_DEV_POWER_USAGE"] if labels["UUID"] == sample["uuid"]]
+    assert points == [float(value)]

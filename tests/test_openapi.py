@@ -1,0 +1,217 @@
+"""The OpenAPI document: valid, complete, and what api.md promises."""
+
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from openapi_spec_validator import validate
+
+from tests.service import Client, running, settings_for
+
+ENDPOINTS = {
+    "POST /v1/instances": "create_instance",
+    "GET /v1/instances": "list_instances",
+    "GET /v1/instances/{instance_id}": "get_instance",
+    "PATCH /v1/instances/{instance_id}": "update_instance",
+    "DELETE /v1/instances/{instance_id}": "delete_instance",
+    "POST /v1/instances/{instance_id}/stop": "stop_instance",
+    "POST /v1/instances/{instance_id}/start": "start_instance",
+    "POST /v1/instances/{instance_id}/restart": "restart_instance",
+    "GET /v1/instances/{instance_id}/wait": "wait_for_instance",
+    "GET /v1/instances/{instance_id}/logs": "get_instance_logs",
+    "POST /v1/instances/{instance_id}/exec": "exec_in_instance",
+    "GET /v1/instances/{instance_id}/metrics": "get_instance_metrics",
+    "GET /v1/instances/{instance_id}/events": "list_instance_events",
+    "GET /v1/instances/{instance_id}/explain": "explain_instance",
+    "GET /v1/nodes": "list_nodes",
+    "GET /v1/nodes/{node_id}": "get_node",
+    "POST /v1/nodes/{node_id}/cordon": "cordon_node",
+    "POST /v1/nodes/{node_id}/uncordon": "uncordon_node",
+    "POST /v1/nodes/{node_id}/drain": "drain_node",
+    "DELETE /v1/nodes/{node_id}": "delete_node",
+    "GET /v1/gpus": "list_gpus",
+    "GET /v1/gpus/{uuid}": "get_gpu",
+    "GET /v1/gpus/{uuid}/metrics": "get_gpu_metrics",
+    "POST /v1/gpus/{uuid}/clear": "clear_gpu",
+    "GET /v1/instance-types": "list_instance_types",
+    "POST /v1/join-tokens": "create_join_token",
+    "GET /v1/events": "list_events",
+    "GET /healthz": "get_health",
+    "GET /readyz": "get_readiness",
+    "GET /metrics": "get_metrics",
+    "POST /agent/v1/join": "join_node",
+    "POST /agent/v1/session": "open_node_session",
+    "POST /agent/v1/sync": "sync_node",
+    "POST /agent/v1/streams/{stream_id}": "bring_stream",
+}
+METHODS = {"get", "put", "post", "delete", "options", "head", "patch", "trace"}
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    folder: Path = tmp_path_factory.mktemp("openapi")
+    with running(settings_for(f"sqlite:///{folder / 'mooring.db'}", folder)) as service, service.client as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def document(client: Client) -> dict[str, Any]:
+    client.headers.pop("Authorization")
+    return dict(client.get("/openapi.json").json())
+
+
+def _operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for path, item in document["paths"].items():
+        for method in item.keys() & METHODS:
+            yield f"{method.upper()} {path}", item[method]
+
+
+def _schema(document: dict[str, Any], content: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a body, to be validated against on its own."""
+    return {**content["schema"], "components": document["components"]}
+
+
+def test_it_is_valid(document: dict[str, Any]) -> None:
+    assert document["openapi"].startswith("3.1")
+    validate(document)
+    for schema in document["components"]["schemas"].values():
+        Draft202012Validator.check_schema(schema)
+
+
+def test_it_lists_what_the_contract_lists(document: dict[str, Any]) -> None:
+    assert {name: operation["operationId"] for name, operation in _operations(document)} == ENDPOINTS
+
+
+def test_every_operation_is_described(document: dict[str, Any]) -> None:
+    tags = {tag["name"] for tag in document["tags"]}
+    for name, operation in _operations(document):
+        assert len(operation["tags"]) == 1, name
+        assert operation["tags"][0] in tags, name
+        assert len(operation["description"]) > 15, name
+        assert operation["summary"], name
+        for parameter in operation.get("parameters", ()):
+            assert parameter["schema"], (name, parameter)
+
+
+def test_every_operation_lists_its_errors_as_problems(document: dict[str, Any]) -> None:
+    for name, operation in _operations(document):
+        refused = {code: answer for code, answer in operation["responses"].items() if code >= "4"}
+        for code, answer in refused.items():
+            assert list(answer["content"]) == ["application/problem+json"], (name, code)
+            schema = answer["content"]["application/problem+json"]["schema"]
+            assert schema == {"$ref": "#/components/schemas/Problem"}, (name, code)
+            assert answer["description"], (name, code)
+        if name != "GET /healthz":
+            assert {"401", "422", "503"} <= refused.keys(), name
+        if "{" in name and not name.startswith("POST /agent"):
+            assert "404" in refused, name
+        if "requestBody" in operation:
+            assert {"413", "415"} <= refused.keys(), name
+        assert any(code < "300" for code in operation["responses"]), name
+
+
+def test_problems_have_the_members_that_are_sent(document: dict[str, Any]) -> None:
+    problem = document["components"]["schemas"]["Problem"]
+    assert set(problem["required"]) >= {
+        "type", "title", "status", "detail", "code", "request_id", "retryable",
+    }  # fmt: skip
+    assert {"instance", "errors"} <= problem["properties"].keys()
+
+
+def test_every_json_body_has_examples_that_validate(document: dict[str, Any]) -> None:
+    seen = 0
+    for name, operation in _operations(document):
+        content = operation.get("requestBody", {}).get("content", {}).get("application/json")
+        if content is None:
+            continue
+        schema = _schema(document, content)
+        reference = content["schema"]["$ref"].rsplit("/", 1)[-1]
+        examples = document["components"]["schemas"][reference].get("examples")
+        assert examples, name
+        for example in examples:
+            Draft202012Validator(schema).validate(example)
+        seen += 1
+    assert seen == 8
+
+
+def test_examples_are_taken_by_the_service_itself(client: Client, document: dict[str, Any]) -> None:
+    with Client(str(client.base_url)) as admin:
+        for example in document["components"]["schemas"]["InstanceCreate"]["examples"]:
+            assert admin.post("/v1/instances", json=example).status_code == 201
+            assert admin.post("/v1/instances?dry_run=true", json=example).status_code == 200
+        for example in document["components"]["schemas"]["JoinTokenCreate"]["examples"]:
+            assert admin.post("/v1/join-tokens", json=example).status_code == 201
+
+
+def test_answers_are_what_the_document_says(client: Client, document: dict[str, Any]) -> None:
+    with Client(str(client.base_url)) as admin:
+        made = admin.create(gpus={"count": 64}, ports=[{"container": 80}])
+        for path, template in {
+            "/v1/instances": "/v1/instances",
+            f"/v1/instances/{made['id']}": "/v1/instances/{instance_id}",
+            f"/v1/instances/{made['id']}/explain": "/v1/instances/{instance_id}/explain",
+            f"/v1/instances/{made['id']}/events": "/v1/instances/{instance_id}/events",
+            f"/v1/instances/{made['id']}/metrics": "/v1/instances/{instance_id}/metrics",
+            f"/v1/instances/{made['id']}/wait?state=pending": "/v1/instances/{instance_id}/wait",
+            "/v1/nodes": "/v1/nodes",
+            "/v1/gpus": "/v1/gpus",
+            "/v1/instance-types": "/v1/instance-types",
+            "/v1/events": "/v1/events",
+            "/healthz": "/healthz",
+        }.items():
+            answer = admin.get(path)
+            content = document["paths"][template]["get"]["responses"]["200"]["content"]["application/json"]
+            Draft202012Validator(_schema(document, content)).validate(answer.json())
+        missing = admin.get("/v1/instances/none")
+        problem = document["paths"]["/v1/instances/{instance_id}"]["get"]["responses"]["404"]["content"]
+        Draft202012Validator(_schema(document, problem["application/problem+json"])).validate(missing.json())
+
+
+def test_operations_need_credentials_of_the_right_kind(document: dict[str, Any]) -> None:
+    schemes = document["components"]["securitySchemes"]
+    assert {name: scheme["scheme"] for name, scheme in schemes.items()} == {
+        "ApiKey": "bearer", "NodeCredential": "bearer",
+    }  # fmt: skip
+    for name, operation in _operations(document):
+        needed = [scheme for entry in operation.get("security", ()) for scheme in entry]
+        if name in {"GET /healthz", "GET /readyz", "POST /agent/v1/join"}:
+            assert needed == [], name
+        else:
+            assert needed == ["NodeCredential" if "/agent/v1" in name else "ApiKey"], name
+
+
+def test_names_in_it_are_readable(document: dict[str, Any]) -> None:
+    for name in document["components"]["schemas"]:
+        assert re.fullmatch(r"[A-Z][A-Za-z]+", name), name
+
+
+class _References(HTMLParser):
+    """The addresses that a page loads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [value for name, value in attrs if name in {"src", "href"} and value]
+
+
+def test_the_docs_page_asks_nobody_but_us(client: Client) -> None:
+    page = client.get("/docs")
+    assert page.headers["content-type"].startswith("text/html")
+    references = _References()
+    references.feed(page.text)
+    assert len(references.found) >= 3
+    assert "://" not in page.text
+    assert "'/openapi.json'" in page.text
+    for address in references.found:
+        assert address.startswith("/docs/assets/")
+        asset = client.get(address)
+        assert asset.status_code == 200
+        assert len(asset.content) > 500
+    stylesheet = client.get("/docs/assets/swagger-ui.css").text
+    assert not re.search(r"url\(\s*['\"]?(https?:)?//", stylesheet)

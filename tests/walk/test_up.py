@@ -1,0 +1,302 @@
+"""`mooring up` and its sisters, as typed into a shell: what they print, and that they end as one."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.service import Client
+from tests.testbed.dockerd import DockerNode
+from tests.testbed.nvml.standin import NvmlStandin
+from tests.testbed.waiting import wait_until
+from tests.testbed.workspace import Workspace
+from tests.walk.checker import containers_on
+from tests.walk.product import MOORING, Program, clean_environment
+
+NO_DOCKER = {"DOCKER_HOST": "unix:///nonexistent/docker.sock"}
+
+
+class Up(Program):
+    """`mooring up` in a data directory; everything it prints since its last start is in `printed`."""
+
+    def __init__(self, folder: Path, port: int, **environment: str) -> None:
+        folder.mkdir(exist_ok=True)
+        self.url = f"http://127.0.0.1:{port}"
+        settings = {"MOORING_DATA_DIR": str(folder / "data"), "MOORING_PORT": str(port)}
+        super().__init__([*MOORING, "up"], clean_environment() | settings | environment, folder / "up.log")
+
+    def start(self) -> None:
+        self.log.unlink(missing_ok=True)
+        super().start()
+        wait_until(self._is_ready, 40)
+        wait_until(lambda: "curl" in self.printed())
+
+    def _is_ready(self) -> bool:
+        assert self.running, self.tail()
+        try:
+            return httpx.get(f"{self.url}/readyz").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    @property
+    def key(self) -> str:
+        found = re.search(r"Admin key +(\S+)", self.printed())
+        assert found is not None, self.printed()
+        return found[1]
+
+    @property
+    def curl(self) -> str:
+        """The command it shows, word for word."""
+        found = re.search(r"^ *curl .*?(?<!\\)$", self.printed(), re.MULTILINE | re.DOTALL)
+        assert found is not None, self.printed()
+        return found[0]
+
+
+@pytest.fixture
+def up(workspace: Workspace, tmp_path: Path) -> Iterator[Callable[..., Up]]:
+    made: list[Up] = []
+    port = workspace.take_port()
+
+    def new(**environment: str) -> Up:
+        made.append(Up(tmp_path, port, **environment))
+        made[-1].start()
+        return made[-1]
+
+    yield new
+    for each in made:
+        each.kill()
+    workspace.give_back_port(port)
+
+
+def pasted(command: str, **environment: str) -> dict[str, Any]:
+    """What a user's shell makes of it."""
+    shell = {"PATH": os.environ["PATH"], **environment}
+    ran = subprocess.run(["bash", "-c", command], env=shell, capture_output=True, text=True, check=True)
+    return dict(json.loads(ran.stdout))
+
+
+def nothing_left_of(processes: list[psutil.Process], within_s: float = 10) -> None:
+    wait_until(
+        lambda: not [each for each in processes if each.is_running() and not _is_zombie(each)], within_s
+    )
+
+
+def _is_zombie(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_a_made_up_fleet_from_the_first_start_to_the_second(up: Callable[..., Up]) -> None:
+    first = up(MOORING_SIMULATE="2x8xH100")
+    key, data = first.key, Path(first.environment["MOORING_DATA_DIR"])
+    printed = first.printed()
+    assert f"{first.url}/v1" in printed
+    assert httpx.get(f"{first.url}/docs").status_code == 200
+    assert str(data) in printed
+    assert printed.count(key) == 2, "in the banner and in the curl line"
+
+    made = pasted(first.curl)
+    with Client(first.url, key) as admin:
+        running = admin.wait(made["id"], "running")
+        assert running["simulated"]
+        nodes = admin.items("/v1/nodes")
+        assert [len(node["gpus"]) for node in nodes] == [8, 8]
+        assert all(node["simulated"] and node["state"] == "ready" for node in nodes)
+        assert all(gpu["simulated"] for gpu in admin.items("/v1/gpus"))
+        project = running["project_id"]
+
+        # Ctrl-C, while somebody follows logs and events and waits for something.
+        processes = [psutil.Process(first.pid), *first.children()]
+        assert len(processes) > 1
+        with _busy_clients(first.url, key, made["id"]):
+            began = time.monotonic()
+            status = first.stop(signal.SIGINT)
+            took_s = time.monotonic() - began
+        assert (status, took_s < 3) == (0, True), f"{status} after {took_s:.1f} s:\n{first.tail()}"
+        nothing_left_of(processes)
+        assert "Traceback" not in first.printed()
+
+    second = up(MOORING_SIMULATE="2x8xH100")
+    assert key not in second.printed()
+    with Client(second.url, key) as admin:
+        assert admin.instance(made["id"])["project_id"] == project
+        assert {node["id"] for node in admin.items("/v1/nodes")} == {node["id"] for node in nodes}
+        again = pasted(second.curl, MOORING_KEY=key)
+        assert admin.wait(again["id"], "running")["simulated"]
+    assert second.stop(signal.SIGTERM) == 0
+
+
+class _busy_clients:  # noqa: N801 - used as a function
+    """Threads that read what has no end, until the server cuts them off."""
+
+    def __init__(self, url: str, key: str, instance_id: str) -> None:
+        follow = f"/v1/instances/{instance_id}"
+        self._calls: list[tuple[str, dict[str, Any], str]] = [
+            (f"{follow}/logs", {"follow": True}, "text/event-stream"),
+            ("/v1/events", {}, "text/event-stream"),
+            (f"{follow}/wait", {"state": "stopped", "timeout_s": 60}, "application/json"),
+        ]
+        self._client = Client(url, key)
+        self._begun = threading.Barrier(len(self._calls) + 1)
+        self._threads = [threading.Thread(target=self._read, args=call) for call in self._calls]
+
+    def __enter__(self) -> None:
+        for thread in self._threads:
+            thread.start()
+        self._begun.wait(20)
+
+    def __exit__(self, *_: object) -> None:
+        for thread in self._threads:
+            thread.join(20)
+        self._client.close()
+
+    def _read(self, path: str, params: dict[str, Any], accept: str) -> None:
+        begun = False
+        try:
+            if accept == "application/json":
+                self._begun.wait(20)
+                begun = True
+            with self._client.stream("GET", path, params=params, headers={"Accept": accept}) as answer:
+                if not begun:
+                    self._begun.wait(20)
+                answer.read()
+        except httpx.HTTPError:
+            pass  # cut off, as it should be
+
+
+def test_kill_9_of_the_parent_ends_everything(up: Callable[..., Up], tmp_path: Path) -> None:
+    cards = NvmlStandin(tmp_path, "gpus 2")
+    library = {name: cards.environment[name] for name in ("LD_LIBRARY_PATH", "MOORING_NVML_STANDIN")}
+    running = up(**NO_DOCKER, **library)
+    with Client(running.url, running.key) as admin:
+        gpus = wait_until(lambda: admin.items("/v1/gpus"))
+        assert [gpu["simulated"] for gpu in gpus] == [False, False]
+        [node] = admin.items("/v1/nodes")
+        assert node["simulated"], "its containers are made up, and it must say so"
+    assert "containers are SIMULATED" in running.printed()
+    children = running.children()
+    assert len(children) >= 2, "the agent, and the process that calls NVML"
+    running.kill()
+    nothing_left_of(children)
+
+
+def test_an_agent_that_dies_ends_the_parent(up: Callable[..., Up]) -> None:
+    running = up(MOORING_SIMULATE="1x1xH100")
+    [agent] = running.children()
+    agent.kill()
+    assert running.wait() != 0
+    assert "local node ended" in running.printed()
+
+
+def test_real_containers_with_made_up_gpus(
+    up: Callable[..., Up], docker_nodes: Callable[[int], list[DockerNode]]
+) -> None:
+    [node] = docker_nodes(1)
+    running = up(DOCKER_HOST=node.url)
+    assert "GPU" in running.printed()
+    assert "SIMULATED" in running.printed()
+    with Client(running.url, running.key) as admin:
+        made = admin.create(image="mooring-test/cuda-env:1", gpus={"count": 2})
+        shown = admin.wait(made["id"], "running")
+        assert shown["simulated"]
+        assert [device["model"] for device in shown["devices"]] == ["NVIDIA H100 80GB HBM3"] * 2
+        [container] = containers_on(node)
+        assert container.runs
+        assert (container.requested, container.visible) == ((), "void")
+        ran = admin.post(f"/v1/instances/{made['id']}/exec", json={"command": ["echo", "real"]})
+        assert ran.json()["stdout"] == "real\n"
+        without = admin.create(cpus=0.1, memory_mib=64)
+        assert not admin.wait(without["id"], "running")["simulated"]
+
+        # It ends, its containers do not, and the next start finds them.
+        before = containers_on(node)
+        assert running.stop(signal.SIGINT) == 0
+        assert containers_on(node) == before
+        running.start()
+        wait_until(
+            lambda: admin.post(f"/v1/instances/{made['id']}/exec", json={"command": ["id"]}).is_success, 20
+        )
+        assert containers_on(node) == before
+        for instance in (made, without):
+            admin.delete(f"/v1/instances/{instance['id']}")
+        wait_until(lambda: not containers_on(node), 20)
+
+
+def test_a_docker_that_is_down_at_the_next_start_is_not_replaced_by_a_made_up_one(
+    up: Callable[..., Up], docker_nodes: Callable[[int], list[DockerNode]]
+) -> None:
+    [node] = docker_nodes(1)
+    running = up(DOCKER_HOST=node.url)
+    with Client(running.url, running.key) as admin:
+        made = admin.create(gpus={"count": 2})
+        admin.wait(made["id"], "running")
+        running.stop()
+        node.stop()
+        try:
+            running.start()
+            shown = wait_until(lambda: _not_ready(admin), 20)
+            assert shown["reason"]["code"] == "docker_unavailable"
+            assert admin.instance(made["id"])["state"] == "running"
+        finally:
+            node.start()
+        wait_until(lambda: admin.items("/v1/nodes")[0]["state"] == "ready", 20)
+        assert admin.instance(made["id"])["state"] == "running"
+        admin.delete(f"/v1/instances/{made['id']}")
+        wait_until(lambda: not containers_on(node), 20)
+
+
+def _not_ready(admin: Client) -> dict[str, Any] | None:
+    [node] = admin.items("/v1/nodes")
+    return node if node["state"] == "not_ready" else None
+
+
+# --- the other commands
+
+
+def mooring(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    argv = [*MOORING, *arguments]
+    whole = clean_environment() | environment
+    return subprocess.run(argv, env=whole, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_server_refuses_to_serve_plain_http_to_the_world(tmp_path: Path) -> None:
+    ran = mooring("server", MOORING_HOST="0.0.0.0", MOORING_DATA_DIR=str(tmp_path))
+    assert ran.returncode == 2
+    assert "MOORING_BEHIND_TLS_PROXY" in ran.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_db_commands(tmp_path: Path) -> None:
+    settings = {"MOORING_DATA_DIR": str(tmp_path)}
+    assert "no revision" in mooring("db", "current", **settings).stdout
+    upgraded = mooring("db", "upgrade", **settings)
+    assert upgraded.returncode == 0
+    revision = upgraded.stdout.split()[-1]
+    assert mooring("db", "current", **settings).stdout.count(revision) == 2
+    downgraded = mooring("db", "downgrade", "base", **settings)
+    assert (downgraded.returncode, "no revision" in downgraded.stdout) == (0, True)
+
+
+def test_doctor_says_what_is_wrong(docker_nodes: Callable[[int], list[DockerNode]], tmp_path: Path) -> None:
+    [node] = docker_nodes(1)
+    fine = mooring("doctor", DOCKER_HOST=node.url, PATH=node.environment["PATH"])
+    assert fine.returncode == 0, fine.stdout
+    assert re.search(r"^ok +docker +version", fine.stdout, re.MULTILINE)
+    cards = NvmlStandin(tmp_path, "gpus 2")
+    library = {name: cards.environment[name] for name in ("LD_LIBRARY_PATH", "MOORING_NVML_STANDIN")}
+    broken = mooring("doctor", **NO_DOCKER, **library)
+    assert broken.returncode == 1
+    assert re.search(r"^FAIL +docker +", broken.stdout, re.MULTILINE)
+    assert "2 GPUs" in broken.stdout
