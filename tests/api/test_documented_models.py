@@ -42,3 +42,42 @@ def test_every_answer_is_what_its_model_says(client: Client, node: WireNode) -> 
         "/v1/instance-types": nodes.InstanceTypeList,
     }.items():
         conforms(client, path, model)
+
+
+def test_lists_show_what_gets_show_at_every_step(client: Client, node: WireNode) -> None:
+    """Lists are made of texts kept by version: whatever changes an instance must change its version."""
+    made = client.create(gpus={"count": 2}, ports=[{"container": 80}])
+    one = f"/v1/instances/{made['id']}"
+
+    def agree() -> None:
+        (listed,) = client.items("/v1/instances")
+        assert listed == client.instance(made["id"])
+
+    agree()
+    client.wait(made["id"], "scheduled")
+    agree()
+    (assignment,) = node.sync().assignments
+    endpoint = {"container": 80, "protocol": "tcp", "host": "10.0.0.1", "port": 32768}
+    for phase, fields in [
+        ("starting", {"reason": {"code": "pulling_image", "message": "1 of 3 layers"}}),
+        ("starting", {"reason": {"code": "pulling_image", "message": "2 of 3 layers"}}),
+        ("running", {"started_at": "2026-11-21T08:00:00.000Z"}),
+        ("running", {"endpoints": [endpoint]}),
+        ("running", {"endpoints": [endpoint], "image_digest": "sha256:1"}),
+    ]:
+        node.sync(seen(assignment, phase, **fields))
+        agree()
+    client.patch(one, json={"labels": {"a": "b"}, "max_duration_s": 3600, "name": "other"})
+    agree()
+    client.post(f"{one}/restart")
+    agree()
+    (second,) = node.sync().assignments
+    node.sync(seen(second, "running"))
+    client.post(f"{one}/stop")
+    agree()
+    node.sync(seen(second, "exited", exit_code=137))
+    agree()
+    node.sync()
+    agree()
+    client.post(f"{one}/start")
+    agree()

@@ -60,9 +60,11 @@ def states_of(admin: Client, instance: dict[str, Any]) -> list[str]:
 def test_a_killed_agent_adopts_what_runs(admin: Client, world: World, agent: AgentProcess) -> None:
     made = admin.create(gpus={"count": 1}, **SMALL)
     admin.wait(made["id"], "running")
-    before = world.container(made)
+    before, children = world.container(made), agent.children()
     agent.kill()
     assert world.container(made) == before
+    assert children, "a process that calls NVML"
+    wait_until(lambda: not any(each.is_running() for each in children))
     agent.start()
     ran = wait_until(lambda: _executed(admin, made), 30, 0.1)
     assert ran["stdout"] == "here\n"

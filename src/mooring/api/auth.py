@@ -18,7 +18,8 @@ from mooring.db.session import Database
 # A revoked key must stop working within a second on every replica; looking it up for each request would
 # cost more than most requests do.
 REMEMBERED_S = 0.5
-_LIMIT = 10_000
+NODE_REMEMBERED_S = 60.0
+_LIMIT = 20_000
 
 user_scheme = HTTPBearer(
     auto_error=False, scheme_name="ApiKey", description="An API key: `Authorization: Bearer mk_…`"
@@ -31,16 +32,32 @@ _node_scheme = HTTPBearer(
 
 
 class KeyCache:
-    """Callers by the hash of their key, for half a second. Failures are not remembered."""
+    """Callers by the hash of their key, for half a second; nodes for a minute; failures not at all."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._lock = Lock()
         self._callers: dict[str, tuple[float, Caller]] = {}
+        self._nodes: dict[str, tuple[float, str]] = {}
 
     def remembered(self, secret: str) -> Caller | None:
         found = self._callers.get(credentials.hashed(secret))
         return found[1] if found and time.monotonic() - found[0] < REMEMBERED_S else None
+
+    def node(self, credential: str) -> str | None:
+        """The node of a credential seen in the last minute. Whoever acts on it looks at the node itself."""
+        found = self._nodes.get(credentials.hashed(credential))
+        return found[1] if found and time.monotonic() - found[0] < NODE_REMEMBERED_S else None
+
+    def look_up_node(self, credential: str) -> str:
+        """Raises Unauthorized."""
+        with self._database.read() as session:
+            node_id = api_keys.identify_node(session, credential)
+        with self._lock:
+            if len(self._nodes) >= _LIMIT:
+                self._nodes.clear()
+            self._nodes[credentials.hashed(credential)] = (time.monotonic(), node_id)
+        return node_id
 
     def caller(self, secret: str) -> Caller:
         """Whose key this is; may look it up, so not for the event loop.
@@ -89,13 +106,10 @@ async def _admin(caller: Annotated[Caller, Depends(_caller)]) -> Caller:
 async def _node(
     request: Request, given: Annotated[HTTPAuthorizationCredentials | None, Security(_node_scheme)]
 ) -> str:
-    database: Database = request.app.state.context.database
-
-    def identify(secret: str) -> str:
-        with database.read() as session:
-            return api_keys.identify_node(session, secret)
-
-    return await run_in_threadpool(identify, secret_of(given))
+    keys: KeyCache = request.app.state.context.keys
+    secret = secret_of(given)
+    remembered = keys.node(secret)
+    return remembered if remembered is not None else await run_in_threadpool(keys.look_up_node, secret)
 
 
 CurrentCaller = Annotated[Caller, Depends(_caller)]

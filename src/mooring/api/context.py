@@ -8,6 +8,7 @@ from starlette.requests import HTTPConnection
 
 from mooring.api.auth import KeyCache
 from mooring.api.channels import Channels
+from mooring.api.rendered import RenderedInstances
 from mooring.control.bootstrap import Identity
 from mooring.db.session import Database
 from mooring.settings import Settings
@@ -20,6 +21,7 @@ class Context:
     identity: Identity
     keys: KeyCache
     channels: Channels
+    rendered: RenderedInstances = field(default_factory=RenderedInstances)
     # With `mooring up`, /readyz waits for the first reports of this many local nodes.
     awaited_nodes: int = 0
     heard_nodes: set[str] = field(default_factory=set)

@@ -167,7 +167,9 @@ async def _on_integrity_error(request: Request, error: Exception) -> Response:
 
 async def _on_database_away(request: Request, error: Exception) -> Response:
     if getattr(getattr(error, "orig", None), "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR:
-        return on_bug(request, error)  # a bad statement, which SQLite tells no better; trying again is no help
+        return on_bug(
+            request, error
+        )  # a bad statement, which SQLite tells no better; trying again is no help
     log.warning("the database does not answer: %s", error)
     message = "the database does not answer just now; nothing was changed that was not acknowledged"
     return problem_response(request, errors.Unavailable(message, code="database_unavailable"))

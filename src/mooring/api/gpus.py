@@ -37,7 +37,7 @@ def list_gpus(context: Ctx, _caller: CurrentCaller, asked: Annotated[GpuQuery, Q
             query = query.where(getattr(tables.Gpu, column) == value)
     with context.database.read() as session:
         rows, cursor = lists.page(session, query, tables.Gpu.uuid, asked, context.identity.cursor_secret)
-        content = {"items": views.gpus(session, rows), "next_cursor": cursor}
+        content = {"items": views.gpus(session, [row[0] for row in rows]), "next_cursor": cursor}
     return answers.respond(answers.answer(content))
 
 

@@ -4,11 +4,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Body, Query
 from pydantic import Field
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 from starlette.responses import Response
 
-from mooring.api import answers, lists, views, waiting
+from mooring.api import answers, lists, rendered, views, waiting
 from mooring.api.answers import CurrentCall, IfMatch
 from mooring.api.auth import CurrentCaller
 from mooring.api.body import StrictRoute
@@ -108,7 +107,7 @@ def list_instances(
     context: Ctx, _caller: CurrentCaller, asked: Annotated[InstanceQuery, Query()]
 ) -> Response:
     """Live instances, newest first."""
-    query = select(tables.Instance).where(tables.Instance.deleted_at.is_(None))
+    query = rendered.heads().where(tables.Instance.deleted_at.is_(None))
     for column in ("state", "name", "node_id", "project_id"):
         if (value := getattr(asked, column)) is not None:
             query = query.where(getattr(tables.Instance, column) == value)
@@ -116,9 +115,8 @@ def list_instances(
         key, _, value = label.partition(":")
         query = query.where(tables.Instance.labels[key].as_string() == value)
     with context.database.read() as session:
-        rows, cursor = lists.page(session, query, tables.Instance.id, asked, context.identity.cursor_secret)
-        content = {"items": views.instances(session, rows), "next_cursor": cursor}
-    return answers.respond(answers.answer(content))
+        page = context.rendered.page(session, query, asked, context.identity.cursor_secret)
+    return Response(page, media_type="application/json")
 
 
 @router.get("/{instance_id}", response_model=Instance, responses=errors(404), operation_id="get_instance")

@@ -5,16 +5,14 @@ import binascii
 import hashlib
 import hmac
 from collections.abc import Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import Select
+from sqlalchemy import Row, Select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from mooring.core.errors import BadRequest
 from mooring.core.text import Text
-
-Row = TypeVar("Row")
 
 
 class PageQuery(BaseModel):
@@ -33,11 +31,11 @@ class PageQuery(BaseModel):
 
 def page(
     session: Session,
-    query: Select[Row],
+    query: Select[Any],
     key: InstrumentedAttribute[str],
     asked: PageQuery,
     secret: bytes,
-) -> tuple[Sequence[Row], str | None]:
+) -> tuple[Sequence[Row[Any]], str | None]:
     """One page and the cursor of the next, null on the last.
 
     Raises:
@@ -46,11 +44,11 @@ def page(
     scope = f"{key.class_.__name__}{sorted(asked.filters().items())}"
     if asked.cursor is not None:
         query = query.where(key < _opened(asked.cursor, scope, secret))
-    rows = session.scalars(query.order_by(key.desc()).limit(asked.limit + 1)).all()
+    query = query.add_columns(key.label("page_key")).order_by(key.desc()).limit(asked.limit + 1)
+    rows = session.execute(query).all()
     if len(rows) <= asked.limit:
         return rows, None
-    last = getattr(rows[asked.limit - 1], key.key)
-    return rows[: asked.limit], _sealed(last, scope, secret)
+    return rows[: asked.limit], _sealed(rows[asked.limit - 1].page_key, scope, secret)
 
 
 def _sealed(last: str, scope: str, secret: bytes) -> str:

@@ -36,7 +36,7 @@ def list_nodes(context: Ctx, _caller: CurrentCaller, asked: Annotated[NodeQuery,
         query = query.where(tables.Node.name == asked.name)
     with context.database.read() as session:
         rows, cursor = lists.page(session, query, tables.Node.id, asked, context.identity.cursor_secret)
-        content = {"items": views.nodes(session, rows), "next_cursor": cursor}
+        content = {"items": views.nodes(session, [row[0] for row in rows]), "next_cursor": cursor}
     return answers.respond(answers.answer(content))
 
 

@@ -23,8 +23,8 @@ class HttpProtocol(HttpToolsProtocol):
         )
         body = to_json(problem.model_dump(exclude={"errors"}))
         head = (
-            f"HTTP/1.1 400 Bad Request\r\nContent-Type: {PROBLEM_MEDIA_TYPE}\r\nContent-Length: {len(body)}\r\n"
-            f"X-Request-Id: {request_id}\r\nConnection: close\r\n\r\n"
+            f"HTTP/1.1 400 Bad Request\r\nContent-Type: {PROBLEM_MEDIA_TYPE}\r\n"
+            f"Content-Length: {len(body)}\r\nX-Request-Id: {request_id}\r\nConnection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)
         self.transport.close()

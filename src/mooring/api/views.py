@@ -20,17 +20,12 @@ from mooring.scheduler.reasons import Alternatives
 from mooring.schemas.base import Json, timestamp
 
 
-def instances(session: Session, rows: Sequence[tables.Instance]) -> list[Json]:
-    """Instances with what other tables know of them: three queries at most, however many rows."""
-    holders = [row.id for row in rows if row.gpu_count and row.state in HOLDS_GPUS]
-    devices = _devices(session, holders) if holders else {}
-    names = _node_names(session, {row.node_id for row in rows if row.node_id})
-    waiting = [row for row in rows if row.state is State.PENDING and _was_looked_at(row)]
-    positions = placement.queue_positions(session, waiting) if waiting else {}
-    return [
-        _instance(row, devices.get(row.id, []), names.get(row.node_id or ""), positions.get(row.id))
-        for row in rows
-    ]
+def instance(session: Session, row: tables.Instance) -> Json:
+    """One instance as it is now."""
+    (shown,) = lasting(session, [row])
+    waits = row.state is State.PENDING and _was_looked_at(row)
+    position = placement.queue_positions(session, [row])[row.id] if waits else None
+    return {**shown, "queue_position": position}
 
 
 def _was_looked_at(row: tables.Instance) -> bool:
@@ -38,11 +33,18 @@ def _was_looked_at(row: tables.Instance) -> bool:
     return row.reason is not None and row.reason["code"] != QUEUED.code
 
 
-def instance(session: Session, row: tables.Instance) -> Json:
-    return instances(session, [row])[0]
+def lasting(session: Session, rows: Sequence[tables.Instance]) -> list[Json]:
+    """All that stays the same for as long as the version does: all but the place in the queue.
+
+    Two queries, however many rows.
+    """
+    holders = [row.id for row in rows if row.gpu_count and row.state in HOLDS_GPUS]
+    devices = _devices(session, holders) if holders else {}
+    names = _node_names(session, {row.node_id for row in rows if row.node_id})
+    return [_instance(row, devices.get(row.id, []), names.get(row.node_id or "")) for row in rows]
 
 
-def _instance(row: tables.Instance, devices: list[Json], node_name: str | None, position: int | None) -> Json:
+def _instance(row: tables.Instance, devices: list[Json], node_name: str | None) -> Json:
     granted = None
     if row.node_id is not None and row.cpu_milli is not None:
         granted = {"cpus": row.cpu_milli / 1000, "memory_mib": row.memory_mib}
@@ -66,7 +68,6 @@ def _instance(row: tables.Instance, devices: list[Json], node_name: str | None, 
         "container_id": row.container_id,
         "image_digest": row.image_digest,
         "exit_code": row.exit_code,
-        "queue_position": position,
         "actions": actions(row.state),
         "simulated": row.simulated,
         "created_at": timestamp(row.created_at),

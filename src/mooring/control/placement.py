@@ -5,8 +5,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
-from sqlalchemy import ColumnElement, Text, cast, func, select, tuple_, update
+from sqlalchemy import ColumnElement, Row, Text, cast, func, select, tuple_, update
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.dml import ReturningUpdate
 
@@ -252,7 +253,7 @@ def waiting_reason(item: Unplaced) -> Reason:
     return Reason(code="never_placeable", message=item.summary)
 
 
-def queue_positions(session: Session, instances_waiting: Sequence[Instance]) -> dict[str, int]:
+def queue_positions(session: Session, instances_waiting: Sequence[Instance | Row[Any]]) -> dict[str, int]:
     """Place in the queue of those that are pending, from 1, over all projects."""
     if len(instances_waiting) <= _FEW:
         return {row.id: _position(session, row) for row in instances_waiting}
@@ -269,7 +270,7 @@ def queue_positions(session: Session, instances_waiting: Sequence[Instance]) -> 
     return dict(session.execute(query).all())
 
 
-def _position(session: Session, row: Instance) -> int:
+def _position(session: Session, row: Instance | Row[Any]) -> int:
     """Counting those ahead in the index is cheaper than ranking all, for a few."""
     ahead = tuple_(Instance.queued_at, Instance.id) < (row.queued_at, row.id)
     query = select(func.count()).select_from(Instance).where(Instance.state == State.PENDING, ahead)

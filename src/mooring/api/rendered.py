@@ -1,0 +1,69 @@
+"""Instances as JSON text, kept by version: pages are asked for again and again, and little of them changes.
+
+All that an instance shows changes its `version` in the same transaction (that is what makes it an ETag), but
+for its place in the queue, which is put in at the end.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from threading import Lock
+from typing import Any
+
+from pydantic_core import to_json
+from sqlalchemy import Row, Select, select
+from sqlalchemy.orm import Session
+
+from mooring.api import lists, views
+from mooring.control import placement
+from mooring.control.instances import QUEUED
+from mooring.core.instance import State
+from mooring.db.tables import Instance
+
+_KEPT = 20_000  # about 30 MiB
+
+Key = tuple[str, int]
+Heads = Sequence[Row[Any]]
+
+
+def heads() -> Select[Any]:
+    """What is read of every instance of a page; the rest only of those whose text is not at hand."""
+    looked_at = Instance.reason["code"].as_string().is_distinct_from(QUEUED.code)
+    return select(
+        Instance.id, Instance.version, Instance.state, Instance.queued_at, looked_at.label("looked_at")
+    )
+
+
+class RenderedInstances:
+    """Texts of the instances shown last, without their closing place in the queue."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._texts: OrderedDict[Key, bytes] = OrderedDict()
+
+    def page(self, session: Session, query: Select[Any], asked: lists.PageQuery, secret: bytes) -> bytes:
+        """The whole answer for a page of a query made of `heads`."""
+        rows, cursor = lists.page(session, query, Instance.id, asked, secret)
+        texts = self._texts_of(session, rows)
+        waiting = [row for row in rows if row.state is State.PENDING and row.looked_at]
+        positions = placement.queue_positions(session, waiting) if waiting else {}
+        items = (
+            b"%b,%b}" % (texts[row.id], b'"queue_position":' + to_json(positions.get(row.id))) for row in rows
+        )
+        return b'{"items":[%b],"next_cursor":%b}' % (b",".join(items), to_json(cursor))
+
+    def _texts_of(self, session: Session, rows: Heads) -> dict[str, bytes]:
+        known = {row.id: text for row in rows if (text := self._texts.get((row.id, row.version)))}
+        missing = [row.id for row in rows if row.id not in known]
+        return known | self._rendered(session, missing) if missing else known
+
+    def _rendered(self, session: Session, instance_ids: list[str]) -> dict[str, bytes]:
+        rows = session.scalars(select(Instance).where(Instance.id.in_(instance_ids))).all()
+        made = {
+            row.id: to_json(shown)[:-1] for row, shown in zip(rows, views.lasting(session, rows), strict=True)
+        }
+        with self._lock:
+            for row in rows:
+                self._texts[row.id, row.version] = made[row.id]
+            while len(self._texts) > _KEPT:
+                self._texts.popitem(last=False)
+        return made
