@@ -77,8 +77,10 @@ class Stream:
 
 
 def _refused(error: StreamError) -> MooringError:
-    if error.code in {"not_running", "no_container"}:
+    if error.code in {"not_running", "not_found"}:  # found was the instance; its container is gone
         return NotRunning(error.message)
+    if error.code == MooringError.code:
+        return Unavailable(error.message, code="node_failed")
     if error.code in {"docker_unavailable", "node_timeout", "server_ending"}:
         return Unavailable(error.message, code=error.code)
     return Conflict(error.message, code=error.code)

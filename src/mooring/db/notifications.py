@@ -40,5 +40,7 @@ class Listener:
         with psycopg.connect(url, autocommit=True, connect_timeout=3) as connection:
             connection.execute(f"LISTEN {NOTIFY_CHANNEL}")
             while not self._stop.is_set():
-                topics = {notice.payload for notice in connection.notifies(timeout=_POLL_S)}
+                # Without `stop_after` what came in at once would be told only when the time is up.
+                notices = connection.notifies(timeout=_POLL_S, stop_after=1)
+                topics = {notice.payload for notice in notices}
                 self._database.signals.fire(topics)

@@ -1,0 +1,136 @@
+"""The instance's states, and what a report makes of them."""
+
+from itertools import product
+
+import pytest
+from pydantic import ValidationError
+
+from mooring.core.instance import (
+    ENDED,
+    HOLDS_GPUS,
+    TRANSITIONS,
+    DesiredState,
+    InstanceRequest,
+    InstanceSpec,
+    Phase,
+    State,
+    actions,
+    after_report,
+    is_reserved_env,
+)
+
+RUN, STOP, DELETE = DesiredState.RUNNING, DesiredState.STOPPED, DesiredState.DELETED
+
+# What is wanted, what is seen, the exit code, whether it had begun -> where it leads from each state.
+REPORTS = [
+    (RUN, Phase.STARTING, None, False, State.STARTING),
+    (RUN, Phase.STARTING, None, True, State.STARTING),
+    (RUN, Phase.RUNNING, None, False, State.RUNNING),
+    (RUN, Phase.RUNNING, None, True, State.RUNNING),
+    (RUN, Phase.EXITED, 0, True, State.SUCCEEDED),
+    (RUN, Phase.EXITED, 0, False, State.SUCCEEDED),
+    (RUN, Phase.EXITED, 1, True, State.FAILED),
+    (RUN, Phase.EXITED, None, True, State.FAILED),
+    (RUN, Phase.REFUSED, None, False, State.FAILED),
+    (RUN, Phase.ABSENT, None, True, State.FAILED),
+    (STOP, Phase.STARTING, None, False, State.STOPPING),
+    (STOP, Phase.RUNNING, None, True, State.STOPPING),
+    (STOP, Phase.EXITED, 143, True, State.STOPPED),
+    (STOP, Phase.REFUSED, None, False, State.STOPPED),
+    (STOP, Phase.ABSENT, None, True, State.STOPPED),
+    (STOP, Phase.ABSENT, None, False, State.STOPPED),
+    (DELETE, Phase.STARTING, None, False, State.STOPPING),
+    (DELETE, Phase.RUNNING, None, True, State.STOPPING),
+    (DELETE, Phase.EXITED, 0, True, State.STOPPING),  # a container is left
+    (DELETE, Phase.REFUSED, None, False, State.DELETED),
+    (DELETE, Phase.ABSENT, None, True, State.DELETED),
+    (DELETE, Phase.ABSENT, None, False, State.DELETED),
+]
+
+
+@pytest.mark.parametrize("state", sorted(HOLDS_GPUS))
+@pytest.mark.parametrize(("desired", "phase", "exit_code", "began", "leads_to"), REPORTS)
+def test_what_a_report_makes_of_it(
+    state: State, desired: DesiredState, phase: Phase, exit_code: int | None, began: bool, leads_to: State
+) -> None:
+    assert after_report(state, desired, phase, exit_code, began) is leads_to
+
+
+@pytest.mark.parametrize("state", sorted(HOLDS_GPUS - {State.UNREACHABLE}))
+def test_absent_before_it_began_is_not_yet(state: State) -> None:
+    assert after_report(state, RUN, Phase.ABSENT, None, began=False) is state
+
+
+def test_absent_before_it_began_on_a_node_that_is_back() -> None:
+    assert after_report(State.UNREACHABLE, RUN, Phase.ABSENT, None, began=False) is State.STARTING
+
+
+def test_every_report_leads_along_an_arrow() -> None:
+    """A verb has moved what is wanted to stop out of the states of one that runs before a report comes."""
+    stopping = {State.STOPPING, State.UNREACHABLE}
+    for state, desired, phase, code, began in product(HOLDS_GPUS, DesiredState, Phase, (None, 0, 1), (True, False)):
+        if desired is not RUN and state not in stopping:
+            continue
+        if desired is RUN and state is State.STOPPING:
+            continue
+        to = after_report(state, desired, phase, code, began)
+        assert to is state or to in TRANSITIONS[state], (state, desired, phase, code, began, to)
+
+
+def test_the_states_fall_into_kinds() -> None:
+    assert set(TRANSITIONS) == set(State)
+    assert HOLDS_GPUS.isdisjoint(ENDED)
+    assert set(State) - HOLDS_GPUS - ENDED == {State.PENDING, State.DELETED}
+    assert TRANSITIONS[State.DELETED] == frozenset()
+    for state in HOLDS_GPUS:
+        assert State.PENDING not in TRANSITIONS[state]  # GPUs are let go by an end, never by going back
+    for state in State:
+        assert state is State.DELETED or State.DELETED in TRANSITIONS[state]
+        assert state not in TRANSITIONS[state]
+
+
+def test_actions_are_verbs_that_are_allowed() -> None:
+    assert actions(State.DELETED) == []
+    for state in State:
+        if state is not State.DELETED:
+            assert "delete" in actions(state)
+            assert ("start" in actions(state)) == (state in ENDED)
+            assert ("stop" in actions(state)) == (state not in ENDED)
+
+
+@pytest.mark.parametrize(
+    ("name", "reserved"),
+    [("NVIDIA_VISIBLE_DEVICES", True), ("NVIDIA_X", True), ("CUDA_VISIBLE_DEVICES", True), ("LD_PRELOAD", True),
+     ("LD_AUDIT", True), ("DOCKER_RESOURCE_X", True), ("MOORING_X", True), ("CUDA_LAUNCH_BLOCKING", False),
+     ("LD_LIBRARY_PATH", False), ("MY_NVIDIA_X", False), ("nvidia_visible_devices", False), ("PATH", False)],
+)  # fmt: skip
+def test_which_variables_are_the_agents(name: str, reserved: bool) -> None:
+    assert is_reserved_env(name) is reserved
+
+
+def test_a_stored_spec_is_read_whatever_a_newer_release_added() -> None:
+    request = InstanceRequest(image="busybox:1", name="x", labels={"a": "b"})
+    spec = request.spec()
+    assert spec.keys().isdisjoint({"name", "labels", "project_id"})
+    newer = {**spec, "hologram": True, "gpus": {**spec["gpus"], "flavour": "x"}}
+    assert InstanceSpec.from_row(newer) == InstanceSpec.from_row(spec)
+    assert InstanceSpec.from_row(spec).model_dump(mode="json") == spec
+
+
+@pytest.mark.parametrize(
+    "image",
+    ["busybox", "busybox:1", "library/busybox", "ghcr.io/a/b-c_d.e:v1", "localhost:5000/x", "a@sha256:" + "0" * 64,
+     "a:b@sha256:" + "0" * 64, "a__b/c--d", "UPPER.example/x"],
+)  # fmt: skip
+def test_images_that_have_a_name(image: str) -> None:
+    assert InstanceRequest(image=image).image == image
+
+
+@pytest.mark.parametrize(
+    "image",
+    ["", " a", "a ", "a:", "a:b:c", "a@sha256:0", "a//b", "/a", "a/", "-a", "a:-b", "a\nb", "a\x00", "é", "a" * 513,
+     "http://a/b", "a;rm", "$(id)", "--privileged"],
+)  # fmt: skip
+def test_images_that_have_none(image: str) -> None:
+    with pytest.raises(ValidationError):
+        InstanceRequest(image=image)

@@ -1,0 +1,209 @@
+"""Transactions: whole or not at all, one writer at a time on SQLite, and nudges after the commit only."""
+
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+from sqlalchemy import select, text
+from sqlalchemy.exc import IntegrityError, OperationalError
+
+from mooring.control import bootstrap
+from mooring.db import session as sessions
+from mooring.db.session import Database, at_end, normalized, nudge
+from mooring.db.signals import Signals
+from mooring.db.tables import ApiKey, Project
+from mooring.db.types import new_id, now
+from tests.together import together
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Database]:
+    made = Database(database_url, Signals())
+    yield made
+    made.dispose()
+
+
+def _project(name: str) -> Project:
+    return Project(id=new_id("prj"), name=name, created_at=now())
+
+
+def _names(database: Database) -> list[str]:
+    with database.read() as session:
+        return sorted(session.scalars(select(Project.name)))
+
+
+def test_a_write_that_raises_leaves_nothing_and_nudges_nobody(database: Database) -> None:
+    woken = threading.Event()
+    with database.signals.waking(woken, "topic"):
+        with pytest.raises(RuntimeError, match="no"), database.write() as session:
+            session.add(_project("a"))
+            session.flush()
+            nudge(session, "topic")
+            raise RuntimeError("no")
+        assert (_names(database), woken.is_set()) == ([], False)
+        with database.write() as session:
+            session.add(_project("a"))
+            nudge(session, "topic")
+            assert not woken.is_set()
+        assert (_names(database), woken.is_set()) == (["a"], True)
+
+
+def test_what_is_read_is_never_written(database: Database) -> None:
+    with database.read() as session:
+        session.add(_project("a"))
+        session.flush()
+    assert _names(database) == []
+
+
+def test_what_is_for_the_end_comes_last(database: Database) -> None:
+    order: list[str] = []
+    with database.write() as session:
+        at_end(session, lambda _session: order.append("end"))
+        session.add(_project("a"))
+        order.append("body")
+    assert order == ["body", "end"]
+
+    def refuse(_session: object) -> None:
+        raise RuntimeError("too late")
+
+    with pytest.raises(RuntimeError, match="too late"), database.write() as session:
+        at_end(session, refuse)
+        session.add(_project("b"))
+    assert _names(database) == ["a"]
+
+
+def test_writers_one_after_another_lose_nothing(database: Database) -> None:
+    with database.write() as session:
+        session.add(_project("counter-0"))
+
+    def count(_number: int) -> None:
+        for _ in range(5):
+            with database.write() as session:
+                row = session.scalars(select(Project).with_for_update()).one()
+                row.name = f"counter-{int(row.name.split('-')[1]) + 1}"
+
+    together(8, count)
+    assert _names(database) == ["counter-40"]
+
+
+def test_a_reader_sees_one_moment_and_keeps_no_writer_out(database: Database) -> None:
+    with database.read() as session:
+        assert session.scalars(select(Project)).all() == []
+        with database.write() as other:
+            other.add(_project("a"))
+    assert _names(database) == ["a"]
+
+
+def test_a_writer_that_does_not_get_its_turn_says_that_the_database_is_away(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not database.is_sqlite:
+        pytest.skip("PostgreSQL has many writers")
+    monkeypatch.setattr(sessions, "_WRITE_LOCK_TIMEOUT_S", 0.05)
+    with database.write(), pytest.raises(OperationalError), database.write():
+        pass
+    with database.write() as session:
+        session.add(_project("a"))
+
+
+def test_a_commit_that_fails_gives_the_connection_back_clean(database: Database) -> None:
+    if not database.is_sqlite:
+        pytest.skip("PostgreSQL ends a transaction whose commit fails")
+    with database.engine.begin() as connection:
+        reference = "REFERENCES projects (id) DEFERRABLE INITIALLY DEFERRED"
+        connection.execute(text(f"CREATE TABLE child (id TEXT {reference})"))
+    for _ in range(3):
+        with pytest.raises(IntegrityError), database.write() as session:
+            session.execute(text("INSERT INTO child VALUES ('nobody')"))
+        # The lock of a transaction left open would keep every writer of every process out.
+        other = Database(database.url.render_as_string(hide_password=False), Signals())
+        with other.write() as session:
+            session.add(_project(new_id("x")))
+        other.dispose()
+
+
+def test_foreign_keys_are_kept(database: Database) -> None:
+    with pytest.raises(IntegrityError), database.write() as session:
+        session.add(
+            ApiKey(
+                id="k", name="k", project_id="nobody", scopes=[], secret_hash="x", created_at=now()
+            )
+        )  # fmt: skip
+
+
+def test_times_come_back_as_they_went_in(database: Database) -> None:
+    moment = datetime(2026, 11, 21, 8, 0, 0, 123_000, tzinfo=timezone(timedelta(hours=5, minutes=30)))
+    with database.write() as session:
+        row = _project("a")
+        row.created_at = moment
+        session.add(row)
+    with database.read() as session:
+        (read,) = session.scalars(select(Project.created_at))
+    assert read == moment
+    assert read.tzinfo is UTC
+    assert now().microsecond % 1000 == 0
+
+
+def test_many_replicas_agree_on_who_they_are(database: Database) -> None:
+    def begin(_number: int) -> tuple[str, str | None]:
+        with database.write() as session:
+            identity, key = bootstrap.ensure(session, None)
+        return identity.control_plane_id, key
+
+    made = together(8, begin)
+    assert len({identity for identity, _key in made}) == 1
+    assert sum(key is not None for _identity, key in made) == 1
+    with database.read() as session:
+        assert len(session.scalars(select(ApiKey)).all()) == 1
+
+
+def test_an_admin_key_that_was_given_is_installed_once(database: Database) -> None:
+    for key in ("a" * 32, "a" * 32, "b" * 32):
+        with database.write() as session:
+            assert bootstrap.ensure(session, key)[1] is None
+    with database.read() as session:
+        assert len(session.scalars(select(ApiKey)).all()) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "driver"),
+    [("postgresql://u:p@h/d", "postgresql+psycopg"), ("postgres://u:p@h/d", "postgresql+psycopg"),
+     ("postgresql+psycopg://h/d", "postgresql+psycopg"), ("sqlite:///x", "sqlite")],
+)  # fmt: skip
+def test_plain_urls_get_the_driver_that_is_shipped(given: str, driver: str) -> None:
+    assert normalized(given).drivername == driver
+
+
+def test_what_one_replica_commits_wakes_the_waiters_of_another(database_url: str) -> None:
+    from mooring.db.notifications import Listener  # noqa: PLC0415
+
+    here, there = Database(database_url, Signals()), Database(database_url, Signals())
+    if here.is_sqlite:
+        here.dispose()
+        there.dispose()
+        pytest.skip("SQLite has one process")
+    listener = Listener(there)
+    listener.start()
+    woken = threading.Event()
+    try:
+        with there.signals.waking(woken, "topic"):
+            for _ in range(100):
+                with here.write() as session:
+                    nudge(session, "topic")
+                if woken.wait(0.1):
+                    break
+            assert woken.is_set()
+            # And at once, not when the listener next looks.
+            began = time.monotonic()
+            for _ in range(8):
+                woken.clear()
+                with here.write() as session:
+                    nudge(session, "topic")
+                assert woken.wait(5)
+            assert time.monotonic() - began < 1.5
+    finally:
+        listener.stop()
+        here.dispose()
+        there.dispose()

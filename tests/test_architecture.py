@@ -1,0 +1,190 @@
+"""Rules that hold everywhere in the source, each where a machine can see it."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "mooring"
+FILES = sorted(SOURCE.rglob("*.py"))
+MAX_LINES = 400
+# Who may open a transaction: the edges, and nobody in the middle.
+EDGES = ("api/", "loops/", "server.py", "cli/", "db/")
+CODE = re.compile(r"[a-z][a-z0-9_]*")
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(SOURCE).as_posix()
+
+
+def _nodes(path: Path) -> Iterator[ast.AST]:
+    return ast.walk(ast.parse(path.read_text()))
+
+
+def _called(node: ast.AST) -> str:
+    """The last name of what is called: `commit` of `session.commit()`."""
+    if not isinstance(node, ast.Call):
+        return ""
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+
+
+@pytest.mark.parametrize("path", FILES, ids=_name)
+def test_files_can_be_read_in_one_sitting(path: Path) -> None:
+    text = path.read_text()
+    assert text.count("\n") < MAX_LINES
+    if text.strip() and path.name != "__main__.py":
+        assert ast.get_docstring(ast.parse(text)), f"{_name(path)} does not say what it is for"
+
+
+def test_only_the_session_commits() -> None:
+    commits = [
+        (_name(path), node.lineno)
+        for path in FILES
+        for node in _nodes(path)
+        if _called(node) in {"commit", "rollback"} and isinstance(node, ast.Call)
+    ]
+    assert {name for name, _line in commits} == {"db/session.py"}, commits
+
+
+def test_sessions_are_opened_at_the_edges_only() -> None:
+    for path in FILES:
+        opened = [
+            node.lineno
+            for node in _nodes(path)
+            if _called(node) in {"Session", "sessionmaker", "scoped_session"} or _opens(node)
+        ]
+        assert not opened or _name(path).startswith(EDGES), (_name(path), opened)
+
+
+def _opens(node: ast.AST) -> bool:
+    """`database.read()` or `….database.write()`, under whatever name the database goes."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    owner = ast.unparse(node.func.value)
+    return node.func.attr in {"read", "write"} and owner.endswith(("database", "db"))
+
+
+def test_verbs_know_neither_http_nor_network() -> None:
+    for path in FILES:
+        if not _name(path).startswith(("control/", "scheduler/", "core/", "schemas/")):
+            continue
+        imported = {
+            name.split(".")[0]
+            for node in _nodes(path)
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names])
+        }
+        assert not imported & {"fastapi", "starlette", "uvicorn", "httpx", "requests", "socket"}, _name(path)
+
+
+def test_no_dependency_does_anything_after_the_answer() -> None:
+    """FastAPI runs what follows the `yield` of a dependency once the answer is out: a commit there that
+    fails has been acknowledged.
+    """
+    injected, generators = set(), {}
+    for path in FILES:
+        if not _name(path).startswith("api/"):
+            continue
+        for node in _nodes(path):
+            if _called(node) in {"Depends", "Security"} and isinstance(node, ast.Call) and node.args:
+                injected.add(ast.unparse(node.args[0]).split(".")[-1])
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and any(
+                isinstance(part, ast.Yield | ast.YieldFrom) for part in ast.walk(node)
+            ):
+                generators[node.name] = _name(path)
+    assert len(injected) > 5
+    assert injected & generators.keys() == set()
+
+
+def test_one_function_writes_an_instances_state() -> None:
+    for path in FILES:
+        for function in _nodes(path):
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            writes = [
+                target
+                for node in ast.walk(function)
+                if isinstance(node, ast.Assign)
+                for target in ast.walk(ast.Tuple(elts=node.targets, ctx=ast.Store()))
+                if isinstance(target, ast.Attribute) and target.attr == "state" and ast.unparse(target.value) == "row"
+            ]
+            assert not writes or (_name(path), function.name) == ("control/instances.py", "move")
+
+
+def codes_in_source() -> dict[str, str]:
+    """Every code that the source can send, and where it stands."""
+    found: dict[str, str] = {}
+    for path in FILES:
+        if path.name.startswith("simulated_output"):
+            continue
+        for node in _nodes(path):
+            for word in _codes(node):
+                if CODE.fullmatch(word):
+                    found.setdefault(word, f"{_name(path)}:{getattr(node, 'lineno', 0)}")
+    return found
+
+
+def _codes(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Call):
+        yield from _texts([keyword.value for keyword in node.keywords if keyword.arg == "code"])
+        if _called(node) in {"PydanticCustomError", "_error", "_refuse"}:
+            yield from _texts(node.args[:1])
+        if _called(node) == "_refusal":
+            yield from _texts(node.args[1:2])
+    elif isinstance(node, ast.Dict):
+        pairs = zip(node.keys, node.values, strict=True)
+        yield from _texts([value for key, value in pairs if isinstance(key, ast.Constant) and key.value == "code"])
+    elif isinstance(node, ast.Assign):
+        target = ast.unparse(node.targets[0])
+        if target == "(code, title)" and isinstance(node.value, ast.Tuple):
+            yield from _texts(node.value.elts[:1])
+        yield from _tables(target, node.value)
+    elif isinstance(node, ast.AnnAssign) and node.value is not None:
+        target = ast.unparse(node.target)
+        if target == "code":
+            yield from _texts([node.value])
+        yield from _tables(target, node.value)
+
+
+def _tables(target: str, value: ast.expr) -> Iterator[str]:
+    """The tables that map what Docker and NVML say to codes."""
+    if target in {"CODES", "RECOVERY_ACTIONS"} and isinstance(value, ast.Dict):
+        yield from _texts(value.values)
+    if target == "_START_FAILURES" and isinstance(value, ast.List):
+        yield from _texts([entry.elts[1] for entry in value.elts if isinstance(entry, ast.Tuple)])
+
+
+def _texts(values: list[ast.expr]) -> Iterator[str]:
+    for value in values:
+        for part in ast.walk(value):
+            if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                yield part.value
+
+
+def test_every_code_is_documented() -> None:
+    documented = set(re.findall(r"`([a-z][a-z0-9_]*)(?:<number>)?`", (ROOT / "docs" / "errors.md").read_text()))
+    sent = codes_in_source()
+    assert len(sent) > 90
+    missing = {code: where for code, where in sent.items() if code not in documented and not code.endswith("_")}
+    assert not missing, missing
+
+
+def test_every_documented_error_is_sent() -> None:
+    errors = (ROOT / "docs" / "errors.md").read_text().split("## Errors")[1].split("\n## ")[0]
+    documented = re.findall(r"^\| `([a-z_]+)` \| (\d{3})", errors, re.MULTILINE)
+    assert len(documented) == len(dict(documented))
+    sent = codes_in_source()
+    assert [code for code, _status in documented if code not in sent] == []
+
+
+def test_the_documented_statuses_are_the_ones_that_are_sent() -> None:
+    from mooring.api.errors import status_of  # noqa: PLC0415
+    from mooring.core import errors as tree  # noqa: PLC0415
+
+    text = (ROOT / "docs" / "errors.md").read_text()
+    for kind in vars(tree).values():
+        if isinstance(kind, type) and issubclass(kind, tree.MooringError):
+            assert f"| `{kind.code}` | {status_of(kind('x'))} |" in text

@@ -1,0 +1,68 @@
+"""Settings: what is refused at the start rather than regretted later."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from mooring.settings import Settings, is_loopback
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os  # noqa: PLC0415
+
+    for name in os.environ:
+        if name.startswith("MOORING_"):
+            monkeypatch.delenv(name)
+
+
+def test_the_defaults_are_the_contracts(tmp_path: Path) -> None:
+    settings = Settings()
+    assert (settings.host, settings.port, settings.data_dir) == ("127.0.0.1", 8700, Path(".mooring"))
+    assert (settings.rate_limits, settings.metrics_public, settings.behind_tls_proxy) == ("on", False, False)
+    assert Settings(data_dir=tmp_path).resolved_database_url == f"sqlite:///{tmp_path / 'mooring.db'}"
+
+
+def test_they_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "PORT": "9000", "RATE_LIMITS": "off", "METRICS_PUBLIC": "true", "DATABASE_URL": "postgresql://x/y",
+        "BOOTSTRAP_ADMIN_KEY": "k" * 32, "HOST": "",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(f"MOORING_{name}", value)
+    settings = Settings()
+    assert (settings.port, settings.rate_limits, settings.metrics_public) == (9000, "off", True)
+    assert settings.resolved_database_url == "postgresql://x/y"
+    assert settings.host == "127.0.0.1"  # set to nothing is not set
+    assert "kkk" not in repr(settings)
+
+
+@pytest.mark.parametrize("key", ["k", "k" * 31])
+def test_a_short_admin_key_is_refused(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    monkeypatch.setenv("MOORING_BOOTSTRAP_ADMIN_KEY", key)
+    with pytest.raises(ValidationError, match="32 characters"):
+        Settings()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "gpu.example", "192.168.1.1"])
+def test_plain_http_to_the_world_is_refused(host: str) -> None:
+    with pytest.raises(ValidationError, match="MOORING_BEHIND_TLS_PROXY"):
+        Settings(host=host)
+    assert Settings(host=host, behind_tls_proxy=True).host == host
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
+def test_loopback_is_fine(host: str) -> None:
+    assert is_loopback(host)
+    assert Settings(host=host).host == host
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("PORT", "-1"), ("PORT", "65536"), ("PORT", "x"), ("RATE_LIMITS", "maybe"), ("METRICS_PUBLIC", "perhaps"),
+     ("START_TIMEOUT_S", "0"), ("EVENTS_KEPT_DAYS", "0"), ("REPORT_INTERVAL_S", "0"), ("UNREACHABLE_AFTER_S", "-1")],
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(f"MOORING_{name}", value)
+    with pytest.raises(ValidationError):
+        Settings()
