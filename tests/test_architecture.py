@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from mooring.api.errors import status_of
+from mooring.core import errors as tree
+
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "mooring"
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -44,7 +47,7 @@ def test_only_the_session_commits() -> None:
         (_name(path), node.lineno)
         for path in FILES
         for node in _nodes(path)
-        if _called(node) in {"commit", "rollback"} and isinstance(node, ast.Call)
+        if isinstance(node, ast.Call) and _called(node) in {"commit", "rollback"}
     ]
     assert {name for name, _line in commits} == {"db/session.py"}, commits
 
@@ -54,7 +57,8 @@ def test_sessions_are_opened_at_the_edges_only() -> None:
         opened = [
             node.lineno
             for node in _nodes(path)
-            if _called(node) in {"Session", "sessionmaker", "scoped_session"} or _opens(node)
+            if isinstance(node, ast.Call)
+            and (_called(node) in {"Session", "sessionmaker", "scoped_session"} or _opens(node))
         ]
         assert not opened or _name(path).startswith(EDGES), (_name(path), opened)
 
@@ -75,7 +79,9 @@ def test_verbs_know_neither_http_nor_network() -> None:
             name.split(".")[0]
             for node in _nodes(path)
             if isinstance(node, ast.Import | ast.ImportFrom)
-            for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names])
+            for name in (
+                [node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
+            )
         }
         assert not imported & {"fastapi", "starlette", "uvicorn", "httpx", "requests", "socket"}, _name(path)
 
@@ -109,7 +115,9 @@ def test_one_function_writes_an_instances_state() -> None:
                 for node in ast.walk(function)
                 if isinstance(node, ast.Assign)
                 for target in ast.walk(ast.Tuple(elts=node.targets, ctx=ast.Store()))
-                if isinstance(target, ast.Attribute) and target.attr == "state" and ast.unparse(target.value) == "row"
+                if isinstance(target, ast.Attribute)
+                and target.attr == "state"
+                and ast.unparse(target.value) == "row"
             ]
             assert not writes or (_name(path), function.name) == ("control/instances.py", "move")
 
@@ -136,7 +144,9 @@ def _codes(node: ast.AST) -> Iterator[str]:
             yield from _texts(node.args[1:2])
     elif isinstance(node, ast.Dict):
         pairs = zip(node.keys, node.values, strict=True)
-        yield from _texts([value for key, value in pairs if isinstance(key, ast.Constant) and key.value == "code"])
+        yield from _texts(
+            [value for key, value in pairs if isinstance(key, ast.Constant) and key.value == "code"]
+        )
     elif isinstance(node, ast.Assign):
         target = ast.unparse(node.targets[0])
         if target == "(code, title)" and isinstance(node.value, ast.Tuple):
@@ -165,10 +175,14 @@ def _texts(values: list[ast.expr]) -> Iterator[str]:
 
 
 def test_every_code_is_documented() -> None:
-    documented = set(re.findall(r"`([a-z][a-z0-9_]*)(?:<number>)?`", (ROOT / "docs" / "errors.md").read_text()))
+    documented = set(
+        re.findall(r"`([a-z][a-z0-9_]*)(?:<number>)?`", (ROOT / "docs" / "errors.md").read_text())
+    )
     sent = codes_in_source()
     assert len(sent) > 90
-    missing = {code: where for code, where in sent.items() if code not in documented and not code.endswith("_")}
+    missing = {
+        code: where for code, where in sent.items() if code not in documented and not code.endswith("_")
+    }
     assert not missing, missing
 
 
@@ -181,9 +195,6 @@ def test_every_documented_error_is_sent() -> None:
 
 
 def test_the_documented_statuses_are_the_ones_that_are_sent() -> None:
-    from mooring.api.errors import status_of  # noqa: PLC0415
-    from mooring.core import errors as tree  # noqa: PLC0415
-
     text = (ROOT / "docs" / "errors.md").read_text()
     for kind in vars(tree).values():
         if isinstance(kind, type) and issubclass(kind, tree.MooringError):

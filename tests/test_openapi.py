@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from openapi_spec_validator import validate
 
 from tests.service import Client, running, settings_for
@@ -54,7 +54,10 @@ METHODS = {"get", "put", "post", "delete", "options", "head", "patch", "trace"}
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     folder: Path = tmp_path_factory.mktemp("openapi")
-    with running(settings_for(f"sqlite:///{folder / 'mooring.db'}", folder)) as service, service.client as made:
+    with (
+        running(settings_for(f"sqlite:///{folder / 'mooring.db'}", folder)) as service,
+        service.client as made,
+    ):
         yield made
 
 
@@ -117,8 +120,14 @@ def test_every_operation_lists_its_errors_as_problems(document: dict[str, Any]) 
 def test_problems_have_the_members_that_are_sent(document: dict[str, Any]) -> None:
     problem = document["components"]["schemas"]["Problem"]
     assert set(problem["required"]) >= {
-        "type", "title", "status", "detail", "code", "request_id", "retryable",
-    }  # fmt: skip
+        "type",
+        "title",
+        "status",
+        "detail",
+        "code",
+        "request_id",
+        "retryable",
+    }
     assert {"instance", "errors"} <= problem["properties"].keys()
 
 
@@ -174,8 +183,9 @@ def test_answers_are_what_the_document_says(client: Client, document: dict[str, 
 def test_operations_need_credentials_of_the_right_kind(document: dict[str, Any]) -> None:
     schemes = document["components"]["securitySchemes"]
     assert {name: scheme["scheme"] for name, scheme in schemes.items()} == {
-        "ApiKey": "bearer", "NodeCredential": "bearer",
-    }  # fmt: skip
+        "ApiKey": "bearer",
+        "NodeCredential": "bearer",
+    }
     for name, operation in _operations(document):
         needed = [scheme for entry in operation.get("security", ()) for scheme in entry]
         if name in {"GET /healthz", "GET /readyz", "POST /agent/v1/join"}:

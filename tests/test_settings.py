@@ -1,5 +1,6 @@
 """Settings: what is refused at the start rather than regretted later."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,6 @@ from mooring.settings import Settings, is_loopback
 
 @pytest.fixture(autouse=True)
 def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    import os  # noqa: PLC0415
-
     for name in os.environ:
         if name.startswith("MOORING_"):
             monkeypatch.delenv(name)
@@ -26,9 +25,13 @@ def test_the_defaults_are_the_contracts(tmp_path: Path) -> None:
 
 def test_they_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
-        "PORT": "9000", "RATE_LIMITS": "off", "METRICS_PUBLIC": "true", "DATABASE_URL": "postgresql://x/y",
-        "BOOTSTRAP_ADMIN_KEY": "k" * 32, "HOST": "",
-    }.items():  # fmt: skip
+        "PORT": "9000",
+        "RATE_LIMITS": "off",
+        "METRICS_PUBLIC": "true",
+        "DATABASE_URL": "postgresql://x/y",
+        "BOOTSTRAP_ADMIN_KEY": "k" * 32,
+        "HOST": "",
+    }.items():
         monkeypatch.setenv(f"MOORING_{name}", value)
     settings = Settings()
     assert (settings.port, settings.rate_limits, settings.metrics_public) == (9000, "off", True)
@@ -59,9 +62,18 @@ def test_loopback_is_fine(host: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("PORT", "-1"), ("PORT", "65536"), ("PORT", "x"), ("RATE_LIMITS", "maybe"), ("METRICS_PUBLIC", "perhaps"),
-     ("START_TIMEOUT_S", "0"), ("EVENTS_KEPT_DAYS", "0"), ("REPORT_INTERVAL_S", "0"), ("UNREACHABLE_AFTER_S", "-1")],
-)  # fmt: skip
+    [
+        ("PORT", "-1"),
+        ("PORT", "65536"),
+        ("PORT", "x"),
+        ("RATE_LIMITS", "maybe"),
+        ("METRICS_PUBLIC", "perhaps"),
+        ("START_TIMEOUT_S", "0"),
+        ("EVENTS_KEPT_DAYS", "0"),
+        ("REPORT_INTERVAL_S", "0"),
+        ("UNREACHABLE_AFTER_S", "-1"),
+    ],
+)
 def test_what_makes_no_sense_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(f"MOORING_{name}", value)
     with pytest.raises(ValidationError):

@@ -1,5 +1,6 @@
 """Who reaches what: keys of users and credentials of nodes."""
 
+import threading
 from datetime import timedelta
 from secrets import token_urlsafe
 
@@ -24,27 +25,33 @@ def make_key(service: RunningService, *scopes: str, **fields: object) -> str:
         session.add(
             ApiKey(
                 **{
-                    "id": new_id(ids.API_KEY), "name": "test", "project_id": None, "scopes": list(scopes),
-                    "secret_hash": credentials.hashed(secret), "created_at": now(), **fields,
+                    "id": new_id(ids.API_KEY),
+                    "name": "test",
+                    "project_id": None,
+                    "scopes": list(scopes),
+                    "secret_hash": credentials.hashed(secret),
+                    "created_at": now(),
+                    **fields,
                 }
             )
-        )  # fmt: skip
+        )
     return secret
 
 
 def test_a_nodes_credential_reaches_no_user_path_and_a_users_key_no_agent_path(corner: Corner) -> None:
     document = corner.client.get("/openapi.json").json()
-    body = {"headers": {"Content-Type": "application/json"}, "content": b"{}"}
     for path, operations in document["paths"].items():
         for method in operations:
             plain = path.replace("{", "").replace("}", "")
             if path.startswith("/v1") or path == "/metrics":
-                answer = corner.node.http.request(method, plain, **(body if method != "get" else {}))
+                answer = corner.node.http.request(method, plain, json=None if method == "get" else {})
                 problem(answer, 401, "unauthorized")
             elif path in {"/agent/v1/session", "/agent/v1/streams/{stream_id}"}:
                 problem(corner.client.request(method, plain), 401, "unauthorized")
     sync = corner.node.post_sync().request
-    as_user = corner.client.post("/agent/v1/sync", content=sync.content, headers={"Content-Type": "application/json"})
+    as_user = corner.client.post(
+        "/agent/v1/sync", content=sync.content, headers={"Content-Type": "application/json"}
+    )
     problem(as_user, 401, "unauthorized")
 
 
@@ -53,13 +60,13 @@ def test_a_node_brings_only_its_own_streams(corner: Corner) -> None:
 
 
 def test_a_stream_of_one_node_is_not_another_nodes(corner: Corner) -> None:
-    import threading  # noqa: PLC0415
-
     assignment = corner.running()
     thief = WireNode(corner.client, f"eaves-{corner.node.name}")
     answers: list[httpx.Response] = []
     path = f"/v1/instances/{assignment.instance_id}/exec"
-    asking = threading.Thread(target=lambda: answers.append(corner.client.post(path, json={"command": ["id"]})))
+    asking = threading.Thread(
+        target=lambda: answers.append(corner.client.post(path, json={"command": ["id"]}))
+    )
     asking.start()
     (stream,) = wait_until(lambda: corner.sync(seen(assignment, "running")).streams)
     frames = b'{"stream": "stdout", "text": "root\\n"}\n{"exit_code": 0}\n'
@@ -100,7 +107,9 @@ def test_only_admins_move_machines(shared_service: RunningService, corner: Corne
     assert corner.client.get(node).json()["state"] == "ready"
 
 
-def test_keys_are_kept_as_hashes_and_their_use_is_noted(shared_service: RunningService, shared: Client) -> None:
+def test_keys_are_kept_as_hashes_and_their_use_is_noted(
+    shared_service: RunningService, shared: Client
+) -> None:
     shared.get("/v1/instances")
     with shared_service.plane.database.read() as session:
         row = session.scalars(select(ApiKey).where(ApiKey.secret_hash == credentials.hashed(ADMIN_KEY))).one()

@@ -91,18 +91,31 @@ def test_instance_types_count_what_is_there_and_what_is_free(client: Client, nod
     kinds = {kind["gpu_count"]: kind for kind in client.items("/v1/instance-types")}
     assert sorted(kinds) == [1, 2, 4, 8]
     assert kinds[8] == {
-        "name": "h100-80gb-hbm3-x8", "gpu_model": "NVIDIA H100 80GB HBM3", "gpu_memory_mib": 81559,
-        "gpu_count": 8, "total": 1, "available": 1, "max_gpus_per_node_now": 8,
-        "price_micros_per_hour": None, "currency": None,
-    }  # fmt: skip
+        "name": "h100-80gb-hbm3-x8",
+        "gpu_model": "NVIDIA H100 80GB HBM3",
+        "gpu_memory_mib": 81559,
+        "gpu_count": 8,
+        "total": 1,
+        "available": 1,
+        "max_gpus_per_node_now": 8,
+        "price_micros_per_hour": None,
+        "currency": None,
+    }
     client.wait(client.create(gpus={"count": 3})["id"], "scheduled")
     kinds = {kind["gpu_count"]: kind for kind in client.items("/v1/instance-types")}
-    assert [(kinds[n]["total"], kinds[n]["available"]) for n in (1, 2, 4, 8)] == [(8, 5), (4, 2), (2, 1), (1, 0)]
+    assert [(kinds[n]["total"], kinds[n]["available"]) for n in (1, 2, 4, 8)] == [
+        (8, 5),
+        (4, 2),
+        (2, 1),
+        (1, 0),
+    ]
     client.post(f"/v1/nodes/{node.id}/cordon")
     assert {kind["available"] for kind in client.items("/v1/instance-types")} == {0}
 
 
-def test_what_waits_is_placed_oldest_first_when_something_becomes_free(client: Client, node: WireNode) -> None:
+def test_what_waits_is_placed_oldest_first_when_something_becomes_free(
+    client: Client, node: WireNode
+) -> None:
     holder = client.create(gpus={"count": 8})
     client.wait(holder["id"], "scheduled")
     queue = [client.create(gpus={"count": 8})["id"] for _ in range(3)]

@@ -14,15 +14,26 @@ IMAGE = "mooring-test/busybox:1"
 
 def test_every_field_of_the_request_is_shown_again(corner: Corner) -> None:
     asked = {
-        "name": "full", "image": "registry.example:5000/team/tool:1.2@sha256:" + "a" * 64,
-        "command": ["python", "-c", "print('ä\\n😀')"], "entrypoint": ["/bin/sh"], "working_dir": "/work",
-        "user": "1000:1000", "env": {"A": "", "B": "x\ny"},
+        "name": "full",
+        "image": "registry.example:5000/team/tool:1.2@sha256:" + "a" * 64,
+        "command": ["python", "-c", "print('ä\\n😀')"],
+        "entrypoint": ["/bin/sh"],
+        "working_dir": "/work",
+        "user": "1000:1000",
+        "env": {"A": "", "B": "x\ny"},
         "gpus": {"count": 64, "model": "H100", "min_memory_mib": 40000, "share": None, "mig_profile": None},
-        "cpus": 0.5, "memory_mib": 65536, "shm_mib": 8192, "ports": [{"container": 8888, "protocol": "udp"}],
-        "labels": {"team": "vision", "a.b/c": "1"}, "max_duration_s": 86400, "restart": "on_failure",
-        "on_capacity": "queue", "on_node_loss": "keep", "priority": 50,
+        "cpus": 0.5,
+        "memory_mib": 65536,
+        "shm_mib": 8192,
+        "ports": [{"container": 8888, "protocol": "udp"}],
+        "labels": {"team": "vision", "a.b/c": "1"},
+        "max_duration_s": 86400,
+        "restart": "on_failure",
+        "on_capacity": "queue",
+        "on_node_loss": "keep",
+        "priority": 50,
         "node_selector": {"corner": corner.node.name},
-    }  # fmt: skip
+    }
     answer = corner.client.post("/v1/instances", json=asked)
     assert answer.status_code == 201, answer.text
     shown = answer.json()
@@ -30,8 +41,11 @@ def test_every_field_of_the_request_is_shown_again(corner: Corner) -> None:
     assert answer.headers["location"] == f"/v1/instances/{shown['id']}"
     assert answer.headers["etag"] == '"1"'
     assert (shown["state"], shown["desired_state"], shown["attempt"], shown["generation"]) == (
-        "pending", "running", 0, 1,
-    )  # fmt: skip
+        "pending",
+        "running",
+        0,
+        1,
+    )
     assert shown["created_at"].endswith("Z")
     assert len(shown["created_at"]) == len("2026-11-21T08:00:00.123Z")
     read = corner.client.instance(shown["id"])
@@ -40,7 +54,13 @@ def test_every_field_of_the_request_is_shown_again(corner: Corner) -> None:
 
 def test_only_an_image_is_needed(shared: Client) -> None:
     made = shared.create()
-    assert made["gpus"] == {"count": 0, "model": None, "min_memory_mib": None, "share": None, "mig_profile": None}
+    assert made["gpus"] == {
+        "count": 0,
+        "model": None,
+        "min_memory_mib": None,
+        "share": None,
+        "mig_profile": None,
+    }
     assert (made["devices"], made["labels"], made["env"], made["restart"]) == ([], {}, {}, "never")
 
 
@@ -99,9 +119,7 @@ def test_only_an_image_is_needed(shared: Client) -> None:
         ({"on_capacity": "later"}, "validation_failed", "/on_capacity"),
     ],
 )
-def test_what_is_refused_is_named(
-    shared: Client, fields: dict[str, Any], code: str, pointer: str
-) -> None:
+def test_what_is_refused_is_named(shared: Client, fields: dict[str, Any], code: str, pointer: str) -> None:
     document = problem(shared.post("/v1/instances", json={"image": IMAGE, **fields}), 422, code)
     assert any(error["pointer"].startswith(pointer) for error in document["errors"]), document["errors"]
     assert document["retryable"] is False

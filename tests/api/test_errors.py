@@ -8,12 +8,16 @@ from tests.service import Client, RunningService
 from tests.together import together
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v2/instances", "/v1/instance", "/agent/v1/nothing", "/docs/x", "/%F0%9F"])
+@pytest.mark.parametrize(
+    "path", ["/", "/v1", "/v2/instances", "/v1/instance", "/agent/v1/nothing", "/docs/x", "/%F0%9F"]
+)
 def test_a_path_that_is_not_there(shared: Client, path: str) -> None:
     problem(shared.get(path), 404, "not_found")
 
 
-@pytest.mark.parametrize("path", ["/v1/instances/", "/v1/nodes/", "/healthz/", "/docs/", "/v1/instances/x/stop/"])
+@pytest.mark.parametrize(
+    "path", ["/v1/instances/", "/v1/nodes/", "/healthz/", "/docs/", "/v1/instances/x/stop/"]
+)
 def test_a_trailing_slash_is_another_path_and_redirects_nowhere(shared: Client, path: str) -> None:
     answer = shared.get(path, follow_redirects=False)
     problem(answer, 404, "not_found")
@@ -21,9 +25,17 @@ def test_a_trailing_slash_is_another_path_and_redirects_nowhere(shared: Client, 
 
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("PUT", "/v1/instances"), ("DELETE", "/v1/instances"), ("PATCH", "/v1/nodes/x"), ("POST", "/healthz"),
-     ("GET", "/agent/v1/sync"), ("OPTIONS", "/v1/instances"), ("TRACE", "/v1/instances"), ("PROPFIND", "/v1/gpus")],
-)  # fmt: skip
+    [
+        ("PUT", "/v1/instances"),
+        ("DELETE", "/v1/instances"),
+        ("PATCH", "/v1/nodes/x"),
+        ("POST", "/healthz"),
+        ("GET", "/agent/v1/sync"),
+        ("OPTIONS", "/v1/instances"),
+        ("TRACE", "/v1/instances"),
+        ("PROPFIND", "/v1/gpus"),
+    ],
+)
 def test_a_method_that_is_not_there(shared: Client, method: str, path: str) -> None:
     answer = shared.request(method, path)
     problem(answer, 405, "method_not_allowed")
@@ -38,7 +50,7 @@ def test_request_ids_are_echoed_where_they_are_harmless(shared: Client) -> None:
             if answer.status_code == 404:
                 assert answer.json()["request_id"] == given
     for given in ("x" * 129, "a b", "<script>", "é", "", 'a"b', "a;b"):
-        answer = shared.get("/v1/nothing", headers=[("X-Request-Id", given.encode())])
+        answer = shared.get("/v1/nothing", headers=[(b"X-Request-Id", given.encode())])
         made = problem(answer, 404)["request_id"]
         assert made.startswith("req_")
     assert shared.get("/healthz").headers["x-request-id"] != shared.get("/healthz").headers["x-request-id"]
@@ -52,9 +64,11 @@ def test_without_credentials_everything_but_health_and_docs_is_401(shared: Clien
                 if path in {"/healthz", "/readyz", "/agent/v1/join"}:
                     continue
                 answer = stranger.request(
-                    method, path.replace("{", "").replace("}", ""), content=b"{}" if method != "get" else None,
+                    method,
+                    path.replace("{", "").replace("}", ""),
+                    content=b"{}" if method != "get" else None,
                     headers={"Content-Type": "application/json"},
-                )  # fmt: skip
+                )
                 if path == "/agent/v1/sync":  # its body is read first
                     assert answer.status_code in {401, 422}
                     continue

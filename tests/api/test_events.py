@@ -17,7 +17,7 @@ from mooring.db.types import now
 from tests.api.conftest import Corner
 from tests.nodes import WireNode, seen
 from tests.problems import problem
-from tests.service import Client, RunningService
+from tests.service import Client, RunningService, running, settings_for
 from tests.testbed.waiting import wait_until
 from tests.together import together
 
@@ -208,8 +208,6 @@ def test_what_is_too_old_is_gone_and_the_newest_is_never_forgotten(
 
 
 def test_a_follower_ends_with_the_service(database_url: str, tmp_path: Any) -> None:
-    from tests.service import running, settings_for  # noqa: PLC0415
-
     with running(settings_for(database_url, tmp_path / "data")) as service, service.client as client:
         ended = threading.Event()
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from mooring.control import nodes
 from tests.api.conftest import Corner
 from tests.nodes import WireNode, seen
 from tests.problems import problem
@@ -24,9 +25,12 @@ def _incident(corner: Corner, index: int, number: str, code: str = "xid_79") -> 
 def test_a_gpu_is_shown_with_what_its_node_says_of_it(corner: Corner) -> None:
     peer = {"uuid": corner.node.gpus[1].uuid, "links": 18}
     facts: dict[str, Any] = {
-        "pci_bus_id": "00000000:1B:00.0", "numa_node": 0, "compute_capability": "9.0", "mig_mode": "disabled",
+        "pci_bus_id": "00000000:1B:00.0",
+        "numa_node": 0,
+        "compute_capability": "9.0",
+        "mig_mode": "disabled",
         "nvlink_peers": [peer],
-    }  # fmt: skip
+    }
     corner.sync(gpus=[{**corner.node.gpus[0].model_dump(), **facts}, *corner.node.gpus[1:]])
     shown = _gpu(corner, 0)
     assert {key: shown[key] for key in facts} == facts
@@ -97,9 +101,11 @@ def test_an_incident_counts_once_however_often_it_is_told(corner: Corner) -> Non
         if event["data"].get("gpu_uuid") == first["uuid"]
     ]
     assert kinds == [
-        ("healthy", "quarantined"), ("quarantined", "quarantined"), ("quarantined", "healthy"),
         ("healthy", "quarantined"),
-    ]  # fmt: skip
+        ("quarantined", "quarantined"),
+        ("quarantined", "healthy"),
+        ("healthy", "quarantined"),
+    ]
 
 
 def _events(client: Client) -> list[dict[str, Any]]:
@@ -127,7 +133,9 @@ def test_one_card_on_two_nodes_is_a_problem_of_the_second(corner: Corner, shared
     assert (shown["state"], shown["reason"]["code"]) == ("not_ready", "gpu_claimed_elsewhere")
     assert [gpu["uuid"] for gpu in shown["gpus"]] == [twin.gpus[0].uuid]
     assert _gpu(corner, 0)["node_id"] == corner.node.id
-    told = [e["data"] for e in _events(shared) if e["data"].get("node_id") == twin.id and "state" in e["data"]]
+    told = [
+        e["data"] for e in _events(shared) if e["data"].get("node_id") == twin.id and "state" in e["data"]
+    ]
     assert [(data["state"], data["reason"] and data["reason"]["code"]) for data in told] == [
         ("not_ready", "gpu_claimed_elsewhere")
     ]
@@ -164,7 +172,12 @@ def test_a_card_listed_twice_is_one(corner: Corner) -> None:
 
 
 def test_samples_are_shown_while_the_node_is_heard(corner: Corner) -> None:
-    sample = {"uuid": corner.node.gpus[0].uuid, "index": 0, "sampled_at": "2026-11-21T08:00:00Z", "power_w": 71.5}
+    sample = {
+        "uuid": corner.node.gpus[0].uuid,
+        "index": 0,
+        "sampled_at": "2026-11-21T08:00:00Z",
+        "power_w": 71.5,
+    }
     path = f"/v1/gpus/{sample['uuid']}/metrics"
     assert problem(corner.client.get(path), 503, "no_sample")["retryable"] is True
     assignment = corner.running(gpus={"count": 8})
@@ -173,8 +186,6 @@ def test_samples_are_shown_while_the_node_is_heard(corner: Corner) -> None:
     assert (shown["power_w"], shown["temperature_c"], shown["processes"]) == (71.5, None, None)
     of_instance = corner.client.items(f"/v1/instances/{assignment.instance_id}/metrics")
     assert [item["uuid"] for item in of_instance] == [sample["uuid"]]
-    from mooring.control import nodes  # noqa: PLC0415
-
     with corner.service.plane.database.write() as session:
         nodes.silence(session, corner.node.id)
     problem(corner.client.get(path), 503, "no_sample")

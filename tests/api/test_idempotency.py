@@ -40,7 +40,8 @@ def test_a_repeat_gets_the_first_answer_byte_for_byte(corner: Corner) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", ["body", "bytes", "path", "query"],
+    "change",
+    ["body", "bytes", "path", "query"],
 )
 def test_a_key_is_for_one_request(corner: Corner, change: str) -> None:
     key, body = f"one-{corner.node.name}", {"image": IMAGE, "labels": {"a": "1"}}
@@ -70,9 +71,11 @@ def test_of_a_hundred_with_one_key_one_acts_and_all_hear_the_same(shared: Client
 def test_a_refusal_is_not_kept(corner: Corner) -> None:
     key = f"refused-{corner.node.name}"
     body = {
-        "image": IMAGE, "on_capacity": "fail", "gpus": {"count": 8},
+        "image": IMAGE,
+        "on_capacity": "fail",
+        "gpus": {"count": 8},
         "node_selector": {"corner": corner.node.name},
-    }  # fmt: skip
+    }
     holder = corner.running(gpus={"count": 1})
     problem(_post(corner.client, "/v1/instances", key, body), 409, "insufficient_capacity")
     corner.client.delete(f"/v1/instances/{holder.instance_id}")

@@ -1,4 +1,4 @@
-"""What ends an instance without its user: its longest duration, a drain's deadline, a start that takes too long."""
+"""What ends an instance without its user: its longest duration, a drain's deadline, a start that takes long."""
 
 from tests.api.conftest import Corner
 from tests.nodes import seen
@@ -57,8 +57,9 @@ def test_one_that_does_not_start_in_time_is_stopped(corner: Corner) -> None:
     # The shared service has a start timeout of two seconds.
     slow = corner.placed()
     quick = corner.running()
-    corner.sync(seen(slow, "starting", reason={"code": "pulling", "message": "1 of 9 layers"}),
-                seen(quick, "running"))  # fmt: skip
+    corner.sync(
+        seen(slow, "starting", reason={"code": "pulling", "message": "1 of 9 layers"}), seen(quick, "running")
+    )
     assert _state(corner, slow.instance_id) == ("starting", "pulling")
     wait_until(lambda: _state(corner, slow.instance_id) == ("stopping", "start_timeout"))
     corner.sync(seen(quick, "running"))

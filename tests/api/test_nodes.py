@@ -41,7 +41,9 @@ def test_of_two_tokens_for_one_name_one_joins(shared: Client) -> None:
             problem(answer, 409, "node_name_taken")
 
 
-def test_a_token_that_is_used_wrong_or_expired_joins_nobody(shared_service: RunningService, shared: Client) -> None:
+def test_a_token_that_is_used_wrong_or_expired_joins_nobody(
+    shared_service: RunningService, shared: Client
+) -> None:
     used = join_token(shared)
     assert _join(shared, used, "first-come").status_code == 201
     expired = join_token(shared, ttl_s=60)
@@ -85,7 +87,9 @@ def test_a_name_that_is_taken_does_not_use_the_token_up(shared: Client) -> None:
     assert second.json()["node_id"] != first["node_id"]
 
 
-@pytest.mark.parametrize("body", [{"ttl_s": 0}, {"ttl_s": 86_401}, {"ttl_s": 1.5}, {"node_name": "A b"}, {"x": 1}])
+@pytest.mark.parametrize(
+    "body", [{"ttl_s": 0}, {"ttl_s": 86_401}, {"ttl_s": 1.5}, {"node_name": "A b"}, {"x": 1}]
+)
 def test_a_token_out_of_bounds_is_refused(shared: Client, body: dict[str, object]) -> None:
     problem(shared.post("/v1/join-tokens", json=body), 422, "validation_failed")
 

@@ -1,5 +1,6 @@
 """PostgreSQL dies, comes back, hangs: the service says so and carries on by itself."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,7 +29,9 @@ def service(cluster: PostgresCluster, tmp_path: Path) -> Iterator[RunningService
         yield made
 
 
-def test_a_database_that_dies_and_comes_back(cluster: PostgresCluster, client: Client, node: WireNode) -> None:
+def test_a_database_that_dies_and_comes_back(
+    cluster: PostgresCluster, client: Client, node: WireNode
+) -> None:
     before = client.create(gpus={"count": 1})
     client.wait(before["id"], "scheduled")
     (assignment,) = node.sync().assignments
@@ -64,8 +67,6 @@ def test_a_database_that_dies_and_comes_back(cluster: PostgresCluster, client: C
 
 
 def test_a_restart_under_load_costs_503s_and_no_500(cluster: PostgresCluster, client: Client) -> None:
-    import threading  # noqa: PLC0415
-
     statuses: set[int] = set()
     acknowledged: list[str] = []
     done = threading.Event()
@@ -94,7 +95,9 @@ def test_a_restart_under_load_costs_503s_and_no_500(cluster: PostgresCluster, cl
     known: set[str] = set()
     cursor: str | None = ""
     while cursor is not None:
-        page = client.get("/v1/instances", params={"limit": 200} | ({"cursor": cursor} if cursor else {})).json()
+        page = client.get(
+            "/v1/instances", params={"limit": 200} | ({"cursor": cursor} if cursor else {})
+        ).json()
         known |= {item["id"] for item in page["items"]}
         cursor = page["next_cursor"]
     assert set(acknowledged) <= known

@@ -2,13 +2,15 @@
 
 from collections import Counter
 from datetime import datetime
+from itertools import pairwise
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
 from mooring.control import placement
-from mooring.db.tables import Allocation
+from mooring.db.tables import Allocation, Node
 from mooring.db.types import now
 from mooring.scheduler.model import Placement
 from tests.nodes import WireNode, seen
@@ -67,7 +69,7 @@ def test_verbs_and_reports_that_cross_leave_a_state_that_makes_sense(client: Cli
     events = client.items(f"/v1/instances/{made['id']}/events")
     versions = [event["data"]["version"] for event in events]
     assert versions == sorted(set(versions))
-    for before, after in zip(events, events[1:], strict=False):
+    for before, after in pairwise(events):
         assert after["data"]["from"] == before["data"]["to"]
 
 
@@ -84,8 +86,6 @@ def pending(client: Client, node: WireNode) -> tuple[str, str]:
 def _assign(service: RunningService, node_id: str, *plans: Placement) -> list[str]:
     # The cordon is taken off inside the transaction: the scheduler never sees the node without it.
     with service.plane.database.write() as session:
-        from mooring.db.tables import Node  # noqa: PLC0415
-
         node = session.get_one(Node, node_id)
         node.cordoned = False
         placed = placement.assign(session, plans)
@@ -185,8 +185,6 @@ def test_the_database_itself_refuses_a_second_holder(
 
 
 def test_an_unknown_state_is_refused_by_the_database(service: RunningService, client: Client) -> None:
-    from sqlalchemy import text  # noqa: PLC0415
-
     made = client.create()
     with pytest.raises(IntegrityError), service.plane.database.write() as session:
         session.execute(text("UPDATE instances SET state = 'limbo' WHERE id = :id"), {"id": made["id"]})

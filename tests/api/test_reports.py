@@ -148,7 +148,9 @@ def test_a_report_that_comes_late_is_answered_and_not_applied(corner: Corner) ->
     assert (node["state"], {gpu["health"] for gpu in node["gpus"]}) == ("ready", {"healthy"})
 
 
-def test_a_report_of_an_attempt_above_the_one_on_record_is_an_orphan_and_never_removed(corner: Corner) -> None:
+def test_a_report_of_an_attempt_above_the_one_on_record_is_an_orphan_and_never_removed(
+    corner: Corner,
+) -> None:
     # This database is older than the node: it was restored from a backup.
     assignment = corner.running()
     newer = seen(assignment, "running").model_copy(update={"attempt": 7})
@@ -165,8 +167,11 @@ def test_what_nobody_here_knows_is_listed_and_left_alone(corner: Corner) -> None
         {"instance_id": "ins_unknown", "attempt": 1, "phase": "running", "container_id": "c0ffee"}
     )
     foreign = {
-        "container_id": "beef", "name": "mooring-x-1", "instance_id": "x", "control_plane_id": "cpl_other",
-    }  # fmt: skip
+        "container_id": "beef",
+        "name": "mooring-x-1",
+        "instance_id": "x",
+        "control_plane_id": "cpl_other",
+    }
     heard = corner.sync(stranger, orphans=[foreign])
     assert (heard.assignments, heard.removals) == ([], [])
     orphans = corner.client.get(f"/v1/nodes/{corner.node.id}").json()["orphans"]
@@ -244,4 +249,6 @@ def test_an_unchanged_report_changes_nothing(corner: Corner) -> None:
     for _ in range(3):
         corner.sync(seen(assignment, "running"))
     assert corner.client.instance(assignment.instance_id)["version"] == version
-    assert [e for e in corner.client.items("/v1/events", after=last) if e["data"].get("node_id") == corner.node.id] == []
+    assert [
+        e for e in corner.client.items("/v1/events", after=last) if e["data"].get("node_id") == corner.node.id
+    ] == []

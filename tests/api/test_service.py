@@ -1,5 +1,6 @@
 """Health, readiness, figures for Prometheus, and the documents."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,6 @@ def test_a_database_that_is_not_migrated_is_not_ready(service: RunningService, c
 
 def test_with_a_local_node_it_is_ready_once_that_has_reported(database_url: str, tmp_path: Path) -> None:
     plane = open_control_plane(settings_for(database_url, tmp_path / "data"))
-    import threading  # noqa: PLC0415
-
     urls: list[str] = []
     started = threading.Event()
 
@@ -65,10 +64,19 @@ def test_with_a_local_node_it_is_ready_once_that_has_reported(database_url: str,
 
 
 SAMPLE: dict[str, Any] = {
-    "index": 0, "sampled_at": "2026-11-21T08:00:00Z", "utilization_gpu_pct": 97, "utilization_memory_pct": 41,
-    "memory_used_mib": 1000, "memory_total_mib": 81559, "power_w": 612.5, "temperature_c": 61,
-    "sm_clock_mhz": 1980, "memory_clock_mhz": 2619, "fan_pct": None, "energy_j": 12.5,
-}  # fmt: skip
+    "index": 0,
+    "sampled_at": "2026-11-21T08:00:00Z",
+    "utilization_gpu_pct": 97,
+    "utilization_memory_pct": 41,
+    "memory_used_mib": 1000,
+    "memory_total_mib": 81559,
+    "power_w": 612.5,
+    "temperature_c": 61,
+    "sm_clock_mhz": 1980,
+    "memory_clock_mhz": 2619,
+    "fan_pct": None,
+    "energy_j": 12.5,
+}
 
 
 def _series(client: Client) -> dict[str, list[tuple[dict[str, str], float]]]:
@@ -88,15 +96,24 @@ def test_figures_have_dcgm_exporters_names(corner: Corner) -> None:
     corner.sync(seen(assignment, "running"), samples=[{"uuid": uuid, **SAMPLE}])
     series = _series(corner.client)
     expected = {
-        "DCGM_FI_DEV_GPU_UTIL": 97, "DCGM_FI_DEV_MEM_COPY_UTIL": 41, "DCGM_FI_DEV_FB_USED": 1000,
-        "DCGM_FI_DEV_FB_FREE": 80559, "DCGM_FI_DEV_POWER_USAGE": 612.5, "DCGM_FI_DEV_GPU_TEMP": 61,
-        "DCGM_FI_DEV_SM_CLOCK": 1980, "DCGM_FI_DEV_MEM_CLOCK": 2619,
+        "DCGM_FI_DEV_GPU_UTIL": 97,
+        "DCGM_FI_DEV_MEM_COPY_UTIL": 41,
+        "DCGM_FI_DEV_FB_USED": 1000,
+        "DCGM_FI_DEV_FB_FREE": 80559,
+        "DCGM_FI_DEV_POWER_USAGE": 612.5,
+        "DCGM_FI_DEV_GPU_TEMP": 61,
+        "DCGM_FI_DEV_SM_CLOCK": 1980,
+        "DCGM_FI_DEV_MEM_CLOCK": 2619,
         "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": 12_500,
-    }  # fmt: skip
+    }
     labels = {
-        "UUID": uuid, "gpu": "0", "modelName": "NVIDIA H100 80GB HBM3", "Hostname": corner.node.name,
-        "instance_id": assignment.instance_id, "project": "default",
-    }  # fmt: skip
+        "UUID": uuid,
+        "gpu": "0",
+        "modelName": "NVIDIA H100 80GB HBM3",
+        "Hostname": corner.node.name,
+        "instance_id": assignment.instance_id,
+        "project": "default",
+    }
     for name, value in expected.items():
         assert [point for told, point in series[name] if told == labels] == [value], name
     # What the card does not support is absent, never 0.
@@ -114,8 +131,12 @@ def test_the_services_own_figures(client: Client, node: WireNode) -> None:
     }
     assert series["mooring_instances"] == {"scheduled": 1, "pending": 1}
     assert series["mooring_nodes"] == {
-        "ready": 1, "cordoned": 0, "draining": 0, "not_ready": 0, "unreachable": 0,
-    }  # fmt: skip
+        "ready": 1,
+        "cordoned": 0,
+        "draining": 0,
+        "not_ready": 0,
+        "unreachable": 0,
+    }
     assert sum(series["mooring_gpus"].values()) == 8
     assert (series["mooring_gpus"]["held"], series["mooring_gpus"]["lost"]) == (3, 0)
 
@@ -142,5 +163,9 @@ def test_figures_can_be_made_public(database_url: str, tmp_path: Path) -> None:
 def test_samples_are_numbers_whatever_their_form(corner: Corner, value: str) -> None:
     sample = {"uuid": corner.node.gpus[0].uuid, **SAMPLE, "power_w": float(value)}
     corner.sync(samples=[sample])
-    points = [v for labels, v in _series(corner.client)["DCGM_FI_DEV_POWER_USAGE"] if labels["UUID"] == sample["uuid"]]
+    points = [
+        v
+        for labels, v in _series(corner.client)["DCGM_FI_DEV_POWER_USAGE"]
+        if labels["UUID"] == sample["uuid"]
+    ]
     assert points == [float(value)]

@@ -10,6 +10,7 @@ from tests.api.conftest import Corner
 from tests.nodes import seen
 from tests.problems import problem
 from tests.service import Client
+from tests.testbed.waiting import wait_until
 
 
 class Waiting:
@@ -40,8 +41,6 @@ def _waiters_are_in(corner: Corner, instance_id: str) -> bool:
 
 @pytest.fixture
 def waiting(corner: Corner) -> Callable[..., Waiting]:
-    from tests.testbed.waiting import wait_until  # noqa: PLC0415
-
     def begin(instance_id: str, state: str, timeout_s: float = 60) -> Waiting:
         made = Waiting(corner.client, instance_id, state, timeout_s)
         wait_until(lambda: _waiters_are_in(corner, instance_id))
@@ -77,7 +76,8 @@ def test_it_answers_when_it_is_out_of_reach(corner: Corner, waiting: Callable[..
 
 
 @pytest.mark.parametrize(
-    ("verb", "target"), [("stop", "running"), ("stop", "pending"), ("delete", "stopped"), ("delete", "running")]
+    ("verb", "target"),
+    [("stop", "running"), ("stop", "pending"), ("delete", "stopped"), ("delete", "running")],
 )
 def test_a_verb_puts_a_state_out_of_reach(
     corner: Corner, waiting: Callable[..., Waiting], verb: str, target: str
@@ -113,8 +113,16 @@ def test_it_gives_up_at_the_timeout(corner: Corner) -> None:
 
 @pytest.mark.parametrize(
     "query",
-    ["timeout_s=0.5", "timeout_s=61", "timeout_s=NaN", "timeout_s=1e999", "timeout_s=-1", "state=unreachable",
-     "state=nonsense", "timeout_s="],
-)  # fmt: skip
+    [
+        "timeout_s=0.5",
+        "timeout_s=61",
+        "timeout_s=NaN",
+        "timeout_s=1e999",
+        "timeout_s=-1",
+        "state=unreachable",
+        "state=nonsense",
+        "timeout_s=",
+    ],
+)
 def test_a_wait_out_of_bounds_is_refused(shared: Client, query: str) -> None:
     problem(shared.get(f"/v1/instances/{shared.create()['id']}/wait?{query}"), 422, "validation_failed")

@@ -11,22 +11,42 @@ H100 = "NVIDIA H100 80GB HBM3"
 @pytest.mark.parametrize(
     ("asked", "model", "matches"),
     [
-        (None, H100, True), ("H100", H100, True), ("h100", H100, True), ("NVIDIA H100", H100, True),
-        ("H100 80GB", H100, True), ("80gb h100", H100, True), (H100, H100, True), ("A100", H100, False),
-        ("H10", H100, False), ("H100 40GB", H100, False), ("A10", "NVIDIA A100-SXM4-80GB", False),
-        ("A100", "NVIDIA A100-SXM4-80GB", True), ("A10", "NVIDIA A10", True), ("L4", "NVIDIA L40S", False),
-        ("RTX 4090", "NVIDIA GeForce RTX 4090", True), ("4090", "NVIDIA GeForce RTX 4090", True), ("", H100, True),
+        (None, H100, True),
+        ("H100", H100, True),
+        ("h100", H100, True),
+        ("NVIDIA H100", H100, True),
+        ("H100 80GB", H100, True),
+        ("80gb h100", H100, True),
+        (H100, H100, True),
+        ("A100", H100, False),
+        ("H10", H100, False),
+        ("H100 40GB", H100, False),
+        ("A10", "NVIDIA A100-SXM4-80GB", False),
+        ("A100", "NVIDIA A100-SXM4-80GB", True),
+        ("A10", "NVIDIA A10", True),
+        ("L4", "NVIDIA L40S", False),
+        ("RTX 4090", "NVIDIA GeForce RTX 4090", True),
+        ("4090", "NVIDIA GeForce RTX 4090", True),
+        ("", H100, True),
     ],
-)  # fmt: skip
+)
 def test_a_model_is_asked_for_by_words_of_its_name(asked: str | None, model: str, matches: bool) -> None:
     assert model_matches(asked, model) is matches
 
 
 @pytest.mark.parametrize(
     "fields",
-    [{"uuid": ""}, {"uuid": "a b"}, {"uuid": "a\x00"}, {"index": -1}, {"memory_mib": -1}, {"memory_mib": 2**40},
-     {"power_limit_w": float("nan")}, {"nvlink_peers": [{"uuid": "a", "links": 0}]}],
-)  # fmt: skip
+    [
+        {"uuid": ""},
+        {"uuid": "a b"},
+        {"uuid": "a\x00"},
+        {"index": -1},
+        {"memory_mib": -1},
+        {"memory_mib": 2**40},
+        {"power_limit_w": float("nan")},
+        {"nvlink_peers": [{"uuid": "a", "links": 0}]},
+    ],
+)
 def test_facts_that_cannot_be(fields: dict[str, object]) -> None:
     good = {"uuid": "GPU-1", "index": 0, "model": H100, "memory_mib": 81559}
     assert GpuFacts.model_validate(good).fault is None

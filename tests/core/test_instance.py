@@ -68,7 +68,9 @@ def test_absent_before_it_began_on_a_node_that_is_back() -> None:
 def test_every_report_leads_along_an_arrow() -> None:
     """A verb has moved what is wanted to stop out of the states of one that runs before a report comes."""
     stopping = {State.STOPPING, State.UNREACHABLE}
-    for state, desired, phase, code, began in product(HOLDS_GPUS, DesiredState, Phase, (None, 0, 1), (True, False)):
+    for state, desired, phase, code, began in product(
+        HOLDS_GPUS, DesiredState, Phase, (None, 0, 1), (True, False)
+    ):
         if desired is not RUN and state not in stopping:
             continue
         if desired is RUN and state is State.STOPPING:
@@ -100,10 +102,21 @@ def test_actions_are_verbs_that_are_allowed() -> None:
 
 @pytest.mark.parametrize(
     ("name", "reserved"),
-    [("NVIDIA_VISIBLE_DEVICES", True), ("NVIDIA_X", True), ("CUDA_VISIBLE_DEVICES", True), ("LD_PRELOAD", True),
-     ("LD_AUDIT", True), ("DOCKER_RESOURCE_X", True), ("MOORING_X", True), ("CUDA_LAUNCH_BLOCKING", False),
-     ("LD_LIBRARY_PATH", False), ("MY_NVIDIA_X", False), ("nvidia_visible_devices", False), ("PATH", False)],
-)  # fmt: skip
+    [
+        ("NVIDIA_VISIBLE_DEVICES", True),
+        ("NVIDIA_X", True),
+        ("CUDA_VISIBLE_DEVICES", True),
+        ("LD_PRELOAD", True),
+        ("LD_AUDIT", True),
+        ("DOCKER_RESOURCE_X", True),
+        ("MOORING_X", True),
+        ("CUDA_LAUNCH_BLOCKING", False),
+        ("LD_LIBRARY_PATH", False),
+        ("MY_NVIDIA_X", False),
+        ("nvidia_visible_devices", False),
+        ("PATH", False),
+    ],
+)
 def test_which_variables_are_the_agents(name: str, reserved: bool) -> None:
     assert is_reserved_env(name) is reserved
 
@@ -119,18 +132,46 @@ def test_a_stored_spec_is_read_whatever_a_newer_release_added() -> None:
 
 @pytest.mark.parametrize(
     "image",
-    ["busybox", "busybox:1", "library/busybox", "ghcr.io/a/b-c_d.e:v1", "localhost:5000/x", "a@sha256:" + "0" * 64,
-     "a:b@sha256:" + "0" * 64, "a__b/c--d", "UPPER.example/x"],
-)  # fmt: skip
+    [
+        "busybox",
+        "busybox:1",
+        "library/busybox",
+        "ghcr.io/a/b-c_d.e:v1",
+        "localhost:5000/x",
+        "a@sha256:" + "0" * 64,
+        "a:b@sha256:" + "0" * 64,
+        "a__b/c--d",
+        "UPPER.example/x",
+    ],
+)
 def test_images_that_have_a_name(image: str) -> None:
     assert InstanceRequest(image=image).image == image
 
 
 @pytest.mark.parametrize(
     "image",
-    ["", " a", "a ", "a:", "a:b:c", "a@sha256:0", "a//b", "/a", "a/", "-a", "a:-b", "a\nb", "a\x00", "é", "a" * 513,
-     "http://a/b", "a;rm", "$(id)", "--privileged"],
-)  # fmt: skip
+    [
+        "",
+        " a",
+        "a ",
+        "a:",
+        "a:b:c",
+        "a@sha256:0",
+        "a//b",
+        "/a",
+        "a/",
+        "-a",
+        "a:-b",
+        "a\nb",
+        "a\x00",
+        "é",
+        "a" * 513,
+        "http://a/b",
+        "a;rm",
+        "$(id)",
+        "--privileged",
+    ],
+)
 def test_images_that_have_none(image: str) -> None:
     with pytest.raises(ValidationError):
         InstanceRequest(image=image)

@@ -11,6 +11,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 
 from mooring.control import bootstrap
 from mooring.db import session as sessions
+from mooring.db.notifications import Listener
 from mooring.db.session import Database, at_end, normalized, nudge
 from mooring.db.signals import Signals
 from mooring.db.tables import ApiKey, Project
@@ -177,8 +178,6 @@ def test_plain_urls_get_the_driver_that_is_shipped(given: str, driver: str) -> N
 
 
 def test_what_one_replica_commits_wakes_the_waiters_of_another(database_url: str) -> None:
-    from mooring.db.notifications import Listener  # noqa: PLC0415
-
     here, there = Database(database_url, Signals()), Database(database_url, Signals())
     if here.is_sqlite:
         here.dispose()

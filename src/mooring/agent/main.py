@@ -187,6 +187,7 @@ def _plans(settings: AgentSettings, simulate_missing: bool) -> Iterator[Plan]:
             partial(_this_machine, settings, simulate_missing=simulate_missing),
         )
         return
+    log.warning("MOORING_SIMULATE is set: nodes, GPUs and containers are SIMULATED, nothing really runs")
     fleets = [fleet for fleet in settings.simulate for _ in range(fleet.nodes)]
     for number, fleet in enumerate(fleets, 1):
         name = f"{settings.node_name or 'sim'}-{number}"
