@@ -1,5 +1,7 @@
 """The same key gets the same answer, whatever happens in between."""
 
+import threading
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -14,8 +16,10 @@ from mooring.db.signals import Signals
 from mooring.db.tables import IdempotencyKey
 from mooring.db.types import now
 from tests.api.conftest import Corner
+from tests.nodes import seen
 from tests.problems import problem
 from tests.service import Client, RunningService
+from tests.testbed.waiting import wait_until
 from tests.together import together
 
 IMAGE = "mooring-test/busybox:1"
@@ -96,6 +100,35 @@ def test_verbs_act_once_per_key(corner: Corner, verb: str) -> None:
     assert first.status_code == second.status_code == 202
     assert second.content == first.content
     assert corner.client.instance(assignment.instance_id)["generation"] == 2
+
+
+def test_a_command_runs_once_per_key_and_again_if_its_node_refused_it(corner: Corner) -> None:
+    assignment = corner.running()
+    path, key = f"/v1/instances/{assignment.instance_id}/exec", f"exec-{corner.node.name}"
+    answers: list[httpx.Response] = []
+
+    def ask_and_bring(frames: bytes, while_it_runs: Callable[[], None] = lambda: None) -> httpx.Response:
+        asking = threading.Thread(
+            target=lambda: answers.append(_post(corner.client, path, key, {"command": ["id"]}))
+        )
+        asking.start()
+        (stream,) = wait_until(lambda: corner.sync(seen(assignment, "running")).streams)
+        while_it_runs()
+        assert corner.node.http.post(f"/agent/v1/streams/{stream.id}", content=frames).status_code == 204
+        asking.join(20)
+        return answers[-1]
+
+    def same_key_meanwhile() -> None:
+        problem(_post(corner.client, path, key, {"command": ["id"]}), 409, "idempotency_in_progress")
+        problem(_post(corner.client, path, key, {"command": ["other"]}), 422, "idempotency_key_reused")
+
+    refusal = b'{"error": {"code": "docker_unavailable", "message": "no"}}\n'
+    problem(ask_and_bring(refusal, same_key_meanwhile), 503, "docker_unavailable")
+    done = ask_and_bring(b'{"stream": "stdout", "text": "root"}\n{"exit_code": 7}\n')
+    assert done.json() == {"exit_code": 7, "stdout": "root", "stderr": "", "truncated": False}
+    again = _post(corner.client, path, key, {"command": ["id"]})  # and no node is asked
+    assert (again.content, again.headers["idempotency-replayed"]) == (done.content, "true")
+    assert corner.sync(seen(assignment, "running")).streams == []
 
 
 def test_a_join_token_is_made_once_per_key(shared: Client) -> None:

@@ -1,4 +1,4 @@
-"""What ends an instance without its user: its longest duration, a drain's deadline, a start that takes long."""
+"""What ends an instance without its user: its longest duration, a drain's deadline, a slow start."""
 
 from tests.api.conftest import Corner
 from tests.nodes import seen

@@ -308,3 +308,16 @@ def test_a_container_removed_while_it_is_being_stopped_is_stopped(
     admin.post(f"/v1/instances/{made['id']}/stop", json={"timeout_s": 60})
     agent.node.client.api.remove_container(world.container(made).id, force=True)
     assert admin.wait(made["id"], "stopped")["reason"]["code"] == "stopped_by_user"
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_container_removed_while_the_agent_was_away_is_not_started_again(
+    admin: Client, world: World, agent: AgentProcess
+) -> None:
+    made = admin.create(gpus={"count": 1}, restart="always", **SMALL)
+    admin.wait(made["id"], "running")
+    agent.kill()
+    agent.node.client.api.remove_container(world.container(made).id, force=True)
+    agent.start()
+    assert admin.wait(made["id"], "failed")["reason"]["code"] == "container_lost"
+    assert not [found for found in world.containers() if found.instance == made["id"]]

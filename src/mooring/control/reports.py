@@ -99,7 +99,7 @@ def _matched(rows: Sequence[Instance], report: SyncRequest) -> list[tuple[Instan
         (row, seen.get((row.id, row.attempt)))
         for row in rows
         if row.state in HOLDS_GPUS
-        and ((row.id, row.attempt) in seen or True)
+        and ((row.id, row.attempt) in seen or report.generation >= row.node_generation)
     ]
 
 
