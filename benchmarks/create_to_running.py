@@ -77,15 +77,18 @@ class Direct:
 
     def once(self) -> float:
         began = time.perf_counter()
-        container = self._api.create_container_from_config(self._config)["Id"]
+        container = self._create()
         self._api.start(container)
         took = time.perf_counter() - began
         self._api.remove_container(container, force=True, v=True)
         return took
 
+    def _create(self) -> str:
+        return str(self._api.create_container_from_config(self._config)["Id"])  # type: ignore[no-untyped-call]
+
     def many(self) -> list[str]:
         def one(_number: int) -> str:
-            container = str(self._api.create_container_from_config(self._config)["Id"])
+            container = self._create()
             self._api.start(container)
             return container
 

@@ -19,7 +19,6 @@ from tests.walk.product import MOORING, AgentProcess, Program, ServerProcess
 
 from mooring.core.simulation import parse_fleets
 
-
 # Tests hurry their nodes; what is measured is the default.
 AS_SHIPPED = {"MOORING_REPORT_INTERVAL_S": "5"}
 

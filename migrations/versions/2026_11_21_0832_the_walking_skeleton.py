@@ -252,7 +252,6 @@ def upgrade() -> None:
         )
 
 
-
 def downgrade() -> None:
     with op.batch_alter_table("allocations", schema=None) as batch_op:
         batch_op.drop_index(

@@ -120,7 +120,7 @@ class Node:
             report = self.server.last()
             return report if report and shows(report) else None
 
-        return wait_until(newest)  # type: ignore[return-value]
+        return wait_until(newest)
 
     def heard_again(self, times: int = 3) -> None:
         """Waits for some more reports, so that whatever was told has had its effect."""

@@ -59,7 +59,7 @@ class Node:
             frames = self.frames(stream_id)
             return frames[-1] if frames and frames[-1] != StreamFrame() and frames[-1].text is None else None
 
-        return wait_until(last)  # type: ignore[return-value]
+        return wait_until(last)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from mooring.core.gpu import Sample
 from mooring.schemas import events, instances, nodes
 from tests.nodes import WireNode, seen
 from tests.service import Client
+from tests.testbed.waiting import wait_until
 
 
 def conforms(client: Client, path: str, model: type[BaseModel]) -> None:
@@ -22,11 +23,15 @@ def test_every_answer_is_what_its_model_says(client: Client, node: WireNode) -> 
     client.wait(made["id"], "scheduled")
     (assignment,) = node.sync().assignments
     endpoint = {"container": 80, "protocol": "tcp", "host": "10.0.0.1", "port": 32768}
-    sample = {"uuid": assignment.gpu_uuids[0], "index": 0, "sampled_at": "2026-11-21T08:00:00.000Z"}
+    sample: dict[str, object] = {
+        "uuid": assignment.gpu_uuids[0],
+        "index": 0,
+        "sampled_at": "2026-11-21T08:00:00.000Z",
+    }
     node.sync(seen(assignment, "running", endpoints=[endpoint]), samples=[sample])
 
     one = f"/v1/instances/{made['id']}"
-    for path, model in {
+    documented: dict[str, type[BaseModel]] = {
         one: instances.Instance,
         "/v1/instances": instances.InstanceList,
         f"{one}/wait?state=running": instances.WaitResult,
@@ -40,7 +45,8 @@ def test_every_answer_is_what_its_model_says(client: Client, node: WireNode) -> 
         f"/v1/gpus/{assignment.gpu_uuids[0]}": nodes.Gpu,
         f"/v1/gpus/{assignment.gpu_uuids[0]}/metrics": Sample,
         "/v1/instance-types": nodes.InstanceTypeList,
-    }.items():
+    }
+    for path, model in documented.items():
         conforms(client, path, model)
 
 
@@ -49,22 +55,26 @@ def test_lists_show_what_gets_show_at_every_step(client: Client, node: WireNode)
     made = client.create(gpus={"count": 2}, ports=[{"container": 80}])
     one = f"/v1/instances/{made['id']}"
 
-    def agree() -> None:
+    def same() -> bool:
         (listed,) = client.items("/v1/instances")
-        assert listed == client.instance(made["id"])
+        return listed == client.instance(made["id"])
+
+    def agree() -> None:
+        wait_until(same, 5)  # between the two answers the scheduler may have had a look
 
     agree()
     client.wait(made["id"], "scheduled")
     agree()
     (assignment,) = node.sync().assignments
     endpoint = {"container": 80, "protocol": "tcp", "host": "10.0.0.1", "port": 32768}
-    for phase, fields in [
+    steps: list[tuple[str, dict[str, object]]] = [
         ("starting", {"reason": {"code": "pulling_image", "message": "1 of 3 layers"}}),
         ("starting", {"reason": {"code": "pulling_image", "message": "2 of 3 layers"}}),
         ("running", {"started_at": "2026-11-21T08:00:00.000Z"}),
         ("running", {"endpoints": [endpoint]}),
         ("running", {"endpoints": [endpoint], "image_digest": "sha256:1"}),
-    ]:
+    ]
+    for phase, fields in steps:
         node.sync(seen(assignment, phase, **fields))
         agree()
     client.patch(one, json={"labels": {"a": "b"}, "max_duration_s": 3600, "name": "other"})

@@ -122,13 +122,29 @@ def test_a_command_runs_once_per_key_and_again_if_its_node_refused_it(corner: Co
         problem(_post(corner.client, path, key, {"command": ["id"]}), 409, "idempotency_in_progress")
         problem(_post(corner.client, path, key, {"command": ["other"]}), 422, "idempotency_key_reused")
 
-    refusal = b'{"error": {"code": "docker_unavailable", "message": "no"}}\n'
-    problem(ask_and_bring(refusal, same_key_meanwhile), 503, "docker_unavailable")
+    refusal = b'{"error": {"code": "not_running", "message": "no"}}\n'
+    problem(ask_and_bring(refusal, same_key_meanwhile), 409, "not_running")
     done = ask_and_bring(b'{"stream": "stdout", "text": "root"}\n{"exit_code": 7}\n')
     assert done.json() == {"exit_code": 7, "stdout": "root", "stderr": "", "truncated": False}
     again = _post(corner.client, path, key, {"command": ["id"]})  # and no node is asked
     assert (again.content, again.headers["idempotency-replayed"]) == (done.content, "true")
     assert corner.sync(seen(assignment, "running")).streams == []
+
+
+def test_a_command_that_may_have_run_is_not_run_again_by_a_repeat(corner: Corner) -> None:
+    assignment = corner.running()
+    path, key = f"/v1/instances/{assignment.instance_id}/exec", f"lost-{corner.node.name}"
+    answers: list[httpx.Response] = []
+    asking = threading.Thread(
+        target=lambda: answers.append(_post(corner.client, path, key, {"command": ["id"]}))
+    )
+    asking.start()
+    (stream,) = wait_until(lambda: corner.sync(seen(assignment, "running")).streams)
+    lost = b'{"stream": "stdout", "text": "half"}\n{"error": {"code": "docker_unavailable", "message": ""}}\n'
+    corner.node.http.post(f"/agent/v1/streams/{stream.id}", content=lost)
+    asking.join(20)
+    problem(answers[0], 503, "docker_unavailable")
+    problem(_post(corner.client, path, key, {"command": ["id"]}), 409, "idempotency_in_progress")
 
 
 def test_a_join_token_is_made_once_per_key(shared: Client) -> None:

@@ -176,6 +176,15 @@ def test_a_node_with_ended_instances_only_can_be_deleted(corner: Corner) -> None
     assert corner.client.delete(f"/v1/instances/{assignment.instance_id}").json()["state"] == "deleted"
 
 
+def test_an_agent_of_a_session_that_a_restored_database_has_forgotten_goes_on(corner: Corner) -> None:
+    corner.sync()
+    with corner.service.plane.database.write() as session:
+        session.execute(update(Node).where(Node.id == corner.node.id).values(session=0, seq=10**6))
+    assert corner.node.post_sync().status_code == 200
+    corner.node.session -= 1
+    problem(corner.node.post_sync(), 409, "stale_session")
+
+
 def test_a_newer_agent_takes_over_and_the_older_one_hears_409_even_while_it_waits(corner: Corner) -> None:
     corner.sync()
     old, answers = corner.node.session, []

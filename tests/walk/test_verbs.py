@@ -46,6 +46,11 @@ def test_an_end_that_the_policy_accepts_is_final(
     assert not world.container(made).runs
 
 
+def test_an_end_is_noticed_long_before_the_next_full_look(admin: Client) -> None:
+    made = admin.create(command=["sleep", "1"], gpus={"count": 1}, **SMALL)
+    admin.wait(made["id"], "succeeded", 10)
+
+
 @pytest.mark.parametrize(("policy", "exit_code"), [("on_failure", 3), ("always", 0)])
 def test_an_end_that_the_policy_does_not_accept_is_followed_by_a_start_in_the_same_container(
     admin: Client, world: World, policy: str, exit_code: int

@@ -31,6 +31,7 @@ MAX_OUTPUT_BYTES = 1024 * 1024
 # The node hears at once of what is asked; this long it may take to dial in, and later to be silent.
 DIAL_IN_S = 10.0
 SILENCE_S = 20.0
+_NOTHING_RAN = frozenset({"not_found", "not_running", "node_unreachable"})
 
 
 class Stream:
@@ -197,8 +198,9 @@ async def exec_in_instance(instance_id: str, body: ExecBody, context: Ctx, call:
             return answers.respond(stored, replayed=True)
     try:
         answer = answers.answer(await _exec(context, instance_id, body))
-    except BaseException:
-        if key is not None:
+    except MooringError as error:
+        # Where it may have run, a repeat must not run it again.
+        if key is not None and error.error_code in _NOTHING_RAN:
             await asyncio.shield(run_in_threadpool(_abandon, context, call.caller.key_id, key))
         raise
     if key is not None:

@@ -39,6 +39,9 @@ def apply(session: Session, node_id: str, report: SyncRequest) -> Node:
     if node is None or node.deleted_at is not None:
         raise Unauthorized("this node was deleted; join it again with a new token")
     refuse_stale_session(node, report)
+    if report.session > node.session:
+        # Only a database that was restored knows a lower number than an agent was given.
+        node.session, node.seq = report.session, 0
     if report.seq > node.seq:
         _heed(session, node, report)
     return node
@@ -46,7 +49,7 @@ def apply(session: Session, node_id: str, report: SyncRequest) -> Node:
 
 def refuse_stale_session(node: Node, report: SyncRequest) -> None:
     """Raises StaleSession when a newer agent speaks for the node."""
-    if report.session != node.session:
+    if report.session < node.session:
         raise StaleSession("another agent with this node's identity has started since; this one must stop")
 
 
