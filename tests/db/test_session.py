@@ -19,6 +19,11 @@ from mooring.db.types import new_id, now
 from tests.together import together
 
 
+def only(kind: str) -> pytest.MarkDecorator:
+    """For what one of the two databases cannot do, or cannot get wrong."""
+    return pytest.mark.parametrize("database_url", [kind], indirect=True)
+
+
 @pytest.fixture
 def database(database_url: str) -> Iterator[Database]:
     made = Database(database_url, Signals())
@@ -97,11 +102,10 @@ def test_a_reader_sees_one_moment_and_keeps_no_writer_out(database: Database) ->
     assert _names(database) == ["a"]
 
 
+@only("sqlite")  # PostgreSQL has many writers
 def test_a_writer_that_does_not_get_its_turn_says_that_the_database_is_away(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not database.is_sqlite:
-        pytest.skip("PostgreSQL has many writers")
     monkeypatch.setattr(sessions, "_WRITE_LOCK_TIMEOUT_S", 0.05)
     with database.write(), pytest.raises(OperationalError), database.write():
         pass
@@ -109,9 +113,8 @@ def test_a_writer_that_does_not_get_its_turn_says_that_the_database_is_away(
         session.add(_project("a"))
 
 
+@only("sqlite")  # PostgreSQL ends a transaction whose commit fails
 def test_a_commit_that_fails_gives_the_connection_back_clean(database: Database) -> None:
-    if not database.is_sqlite:
-        pytest.skip("PostgreSQL ends a transaction whose commit fails")
     with database.engine.begin() as connection:
         reference = "REFERENCES projects (id) DEFERRABLE INITIALLY DEFERRED"
         connection.execute(text(f"CREATE TABLE child (id TEXT {reference})"))
@@ -177,12 +180,9 @@ def test_plain_urls_get_the_driver_that_is_shipped(given: str, driver: str) -> N
     assert normalized(given).drivername == driver
 
 
+@only("postgresql")  # SQLite has one process
 def test_what_one_replica_commits_wakes_the_waiters_of_another(database_url: str) -> None:
     here, there = Database(database_url, Signals()), Database(database_url, Signals())
-    if here.is_sqlite:
-        here.dispose()
-        there.dispose()
-        pytest.skip("SQLite has one process")
     listener = Listener(there)
     listener.start()
     woken = threading.Event()
