@@ -48,7 +48,9 @@ from mooring.schemas.agent import Assignment, ExecRequest, LogsRequest, Orphan, 
 
 _INFO_EVERY_S = 60.0  # `docker info` runs two programs; what we read from it changes with a daemon restart
 _PORT_TRIES = 3
-_EVENTS = '{"type":["container"],"label":["mooring.instance"],"event":["create","start","die","destroy"]}'
+# Ends only: of what begins here the agent knows from its own calls, and a look in the middle of a start would
+# make dockerd work on both at once. What others begin is found at the next resync.
+_EVENTS = '{"type":["container"],"label":["mooring.instance"],"event":["die","destroy"]}'
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +167,7 @@ class DockerRuntime:
         return exec_frames(self._engine, container_id, request)
 
     def changes(self) -> Iterator[None]:
-        """Yields at every start, end and removal of a container with our labels, until `close`.
+        """Yields at every end and removal of a container with our labels, until `close`.
 
         Raises:
             RuntimeUnavailable: the engine went away. (A frozen one is not noticed: this is only a hint.)
