@@ -31,7 +31,7 @@ def main(rounds: int) -> int:
             through_product(made.server.client)
             direct.once()
         pairs = [one_pair(made.admin, direct, product_first=number % 2 == 0) for number in range(rounds)]
-        ratios = [throughput_ratio(made, direct) for _ in range(max(3, rounds // 5))]
+        ratios = [throughput_ratio(made, direct) for _ in range(max(5, rounds // 4))]
     product, plain = [list(side) for side in zip(*pairs, strict=True)]
     print(f"create -> running, {rounds} rounds: product median {median(product) * 1e3:.0f} ms, "
           f"p95 {percentile(product, 0.95) * 1e3:.0f} ms; direct median {median(plain) * 1e3:.0f} ms, "
