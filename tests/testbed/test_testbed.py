@@ -309,8 +309,9 @@ class TestRegistry:
     def test_a_pull_shows_its_progress(self, node: DockerNode, registry: Registry) -> None:
         reference = registry.add_image("progress", extra_layers=3, layer_bytes=4 * MEGABYTE)
         lines = list(node.client.api.pull(reference, stream=True, decode=True))
-        # Of a layer that comes quickly Docker shows no "Downloading", only its end.
-        assert len({line["id"] for line in lines if line["status"] == "Pull complete"}) == 4
+        # Of a layer that comes quickly Docker shows no "Downloading", and the base may be there already.
+        there = {"Pull complete", "Already exists"}
+        assert len({line["id"] for line in lines if line["status"] in there}) == 4
         totals = [line["progressDetail"]["total"] for line in lines if line["status"] == "Downloading"]
         assert max(totals) > 4 * MEGABYTE
         assert f"Digest: {registry.digest(reference)}" in [line["status"] for line in lines]
