@@ -14,7 +14,7 @@ INSTANCES = 1000
 
 
 def main(seconds: float) -> int:
-    with stack.server_alone() as server, stack.simulated_fleet(server, "60x8xH100"):
+    with stack.server_alone() as server, stack.simulated_fleet(server, "10x16xH100"):
         with server.client as admin:
             fill(admin, INSTANCES)
         made = load.closed_loop(server.url, "GET", "/v1/instances?limit=100", None, seconds)
@@ -28,7 +28,7 @@ def main(seconds: float) -> int:
 def fill(admin: Client, count: int) -> None:
     """Instances in three states: running with GPUs, running without, pending."""
     for number in range(count):
-        gpus = {"count": 9} if number % 10 == 0 else {"count": number % 2}
+        gpus = {"count": 17} if number % 10 == 0 else {"count": int(number % 6 == 0)}
         admin.create(name=f"listed-{number}", gpus=gpus, cpus=0.1, memory_mib=64, labels={"team": "vision"})
 
 
