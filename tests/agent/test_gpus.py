@@ -197,7 +197,11 @@ def test_a_killed_child_is_replaced(started: Started) -> None:
     _until(reader, _well)
 
 
-@pytest.mark.skipif(not os.access(FREEZER, os.W_OK), reason="needs root and the freezer of cgroup v1")
+@pytest.mark.skipif(
+    # Under CI it runs, and fails, rather than being skipped in silence.
+    os.environ.get("CI") != "true" and not os.access(FREEZER, os.W_OK),
+    reason="needs root and the freezer of cgroup v1",
+)
 def test_children_that_outlive_sigkill_are_not_waited_for_nor_piled_up(started: Started) -> None:
     """A frozen process does not die of SIGKILL before it is thawed, like one in an uninterruptible call."""
     cell = FREEZER / f"mooring-test-{os.getpid()}"

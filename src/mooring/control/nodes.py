@@ -3,7 +3,7 @@
 from datetime import timedelta
 from secrets import token_urlsafe
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from mooring.control import events, instances, locks
@@ -191,8 +191,3 @@ def count_by_state(session: Session) -> dict[NodeState, int]:
     for node in session.scalars(select(Node).where(Node.deleted_at.is_(None))):
         counts[state_of_row(node)] += 1
     return counts
-
-
-def held_instances(session: Session, node_id: str) -> int:
-    query = select(func.count()).select_from(Instance)
-    return session.scalar(query.where(Instance.node_id == node_id, Instance.state.in_(HOLDS_GPUS))) or 0
