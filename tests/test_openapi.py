@@ -100,20 +100,29 @@ def test_every_operation_is_described(document: dict[str, Any]) -> None:
             assert parameter["schema"], (name, parameter)
 
 
+def _answer(document: dict[str, Any], operation: dict[str, Any], code: str) -> dict[str, Any]:
+    """One answer of an operation, also where it is one that operations share."""
+    answer: dict[str, Any] = operation["responses"][code]
+    if "$ref" in answer:
+        answer = document["components"]["responses"][answer["$ref"].rsplit("/", 1)[-1]]
+    return answer
+
+
 def test_every_operation_lists_its_errors_as_problems(document: dict[str, Any]) -> None:
     for name, operation in _operations(document):
-        refused = {code: answer for code, answer in operation["responses"].items() if code >= "4"}
+        refused = {code: _answer(document, operation, code) for code in operation["responses"] if code >= "4"}
         for code, answer in refused.items():
             assert list(answer["content"]) == ["application/problem+json"], (name, code)
             schema = answer["content"]["application/problem+json"]["schema"]
             assert schema == {"$ref": "#/components/schemas/Problem"}, (name, code)
             assert answer["description"], (name, code)
-        if name != "GET /healthz":
-            assert {"401", "422", "503"} <= refused.keys(), name
+        assert {"400", "413", "431", "500"} <= refused.keys(), name
+        if name not in {"GET /healthz", "GET /readyz"}:
+            assert {"401", "403", "422", "429", "503"} <= refused.keys(), name
         if "{" in name and not name.startswith("POST /agent"):
             assert "404" in refused, name
         if "requestBody" in operation:
-            assert {"413", "415"} <= refused.keys(), name
+            assert "415" in refused, name
         assert any(code < "300" for code in operation["responses"]), name
 
 
@@ -127,8 +136,9 @@ def test_problems_have_the_members_that_are_sent(document: dict[str, Any]) -> No
         "code",
         "request_id",
         "retryable",
+        "instance",
     }
-    assert {"instance", "errors"} <= problem["properties"].keys()
+    assert "errors" in problem["properties"]
 
 
 def test_every_json_body_has_examples_that_validate(document: dict[str, Any]) -> None:
@@ -176,7 +186,7 @@ def test_answers_are_what_the_document_says(client: Client, document: dict[str, 
             content = document["paths"][template]["get"]["responses"]["200"]["content"]["application/json"]
             Draft202012Validator(_schema(document, content)).validate(answer.json())
         missing = admin.get("/v1/instances/none")
-        problem = document["paths"]["/v1/instances/{instance_id}"]["get"]["responses"]["404"]["content"]
+        problem = _answer(document, document["paths"]["/v1/instances/{instance_id}"]["get"], "404")["content"]
         Draft202012Validator(_schema(document, problem["application/problem+json"])).validate(missing.json())
 
 
@@ -192,6 +202,59 @@ def test_operations_need_credentials_of_the_right_kind(document: dict[str, Any])
             assert needed == [], name
         else:
             assert needed == ["NodeCredential" if "/agent/v1" in name else "ApiKey"], name
+
+
+def test_headers_that_come_with_an_error_are_listed(document: dict[str, Any]) -> None:
+    for name, operation in _operations(document):
+        for code in operation["responses"]:
+            headers = _answer(document, operation, code)["headers"]
+            assert {"X-Request-Id", "RateLimit", "RateLimit-Policy"} <= headers.keys(), (name, code)
+            assert ("Retry-After" in headers) == (code in {"429", "503"}), (name, code)
+            assert ("WWW-Authenticate" in headers) == (code == "401"), (name, code)
+
+
+def test_what_an_answer_shows_is_linked_to_what_can_be_done_with_it(document: dict[str, Any]) -> None:
+    made = document["paths"]["/v1/instances"]["post"]["responses"]["201"]["links"]
+    listed = document["paths"]["/v1/gpus"]["get"]["responses"]["200"]["links"]
+    assert made["stop_instance"]["parameters"] == {"instance_id": "$response.body#/id"}
+    assert {"get_instance", "delete_instance", "wait_for_instance", "exec_in_instance"} <= made.keys()
+    assert listed["get_gpu"]["parameters"] == {"uuid": "$response.body#/items/0/uuid"}
+
+
+def _values(schema: Any) -> Iterator[dict[str, Any]]:
+    """The schemas of single values anywhere in the document."""
+    if isinstance(schema, list):
+        for part in schema:
+            yield from _values(part)
+    elif isinstance(schema, dict):
+        if isinstance(schema.get("type"), str):
+            yield schema
+        for key, part in schema.items():
+            if key not in {"example", "examples", "default"}:
+                yield from _values(part)
+
+
+def test_every_value_has_a_limit(document: dict[str, Any]) -> None:
+    for schema in _values([document["components"]["schemas"], document["paths"]]):
+        if "enum" in schema or "const" in schema:
+            continue
+        if schema["type"] == "integer":
+            assert ("minimum" in schema) != ("exclusiveMinimum" in schema), schema
+            assert ("maximum" in schema) != ("exclusiveMaximum" in schema), schema
+            highest = schema.get("maximum", schema.get("exclusiveMaximum", 0) - 1)
+            assert schema["format"] == ("int32" if highest < 2**31 else "int64") or schema.get(
+                "minimum"
+            ) == -(2**63)
+        elif schema["type"] == "string":
+            assert schema["maxLength"] > 0, schema
+        elif schema["type"] == "array":
+            assert schema["maxItems"] > 0, schema
+
+
+def test_no_parameter_may_be_null(document: dict[str, Any]) -> None:
+    for name, operation in _operations(document):
+        for parameter in operation.get("parameters", ()):
+            assert "anyOf" not in parameter["schema"], (name, parameter)
 
 
 def test_names_in_it_are_readable(document: dict[str, Any]) -> None:

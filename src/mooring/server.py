@@ -9,12 +9,13 @@ from dataclasses import dataclass
 import uvicorn
 
 from mooring.api.app import create_app
-from mooring.api.auth import KeyCache
+from mooring.api.auth import Credentials
 from mooring.api.channels import Channels
 from mooring.api.context import Context
 from mooring.api.protocol import HttpProtocol
-from mooring.control import bootstrap
+from mooring.control import bootstrap, sealing
 from mooring.control.bootstrap import Identity
+from mooring.control.sealing import Sealer
 from mooring.db import migrate
 from mooring.db.notifications import Listener
 from mooring.db.session import Database
@@ -42,6 +43,7 @@ class ControlPlane:
     settings: Settings
     database: Database
     identity: Identity
+    sealer: Sealer
     new_admin_key: str | None
 
 
@@ -50,10 +52,12 @@ def open_control_plane(settings: Settings) -> ControlPlane:
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     migrate.upgrade(settings.resolved_database_url)
     database = Database(settings.resolved_database_url, Signals())
-    given = settings.bootstrap_admin_key
+    given, keys = settings.bootstrap_admin_key, settings.encryption_keys
+    sealer = Sealer(keys.get_secret_value().split(",") if keys else sealing.keys_in(settings.data_dir))
     with database.write() as session:
         identity, new_key = bootstrap.ensure(session, given.get_secret_value() if given else None)
-    return ControlPlane(settings, database, identity, new_key)
+        sealing.check(session, sealer)
+    return ControlPlane(settings, database, identity, sealer, new_key)
 
 
 class Service:
@@ -75,7 +79,8 @@ class Service:
             settings=plane.settings,
             database=plane.database,
             identity=plane.identity,
-            keys=KeyCache(plane.database),
+            credentials=Credentials(plane.database),
+            sealer=plane.sealer,
             channels=Channels(),
             awaited_nodes=awaited_nodes,
         )

@@ -1,5 +1,6 @@
 """The server's settings: read once from the environment (`MOORING_*`), frozen, passed in."""
 
+import base64
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -20,6 +21,10 @@ class Settings(BaseSettings):
     data_dir: Path = Path(".mooring")
     database_url: str | None = None
     bootstrap_admin_key: SecretStr | None = None
+    encryption_keys: Annotated[
+        SecretStr | None,
+        Field(description="Fernet keys, comma-separated, newest first; null: a file in the data directory"),
+    ] = None
     rate_limits: Literal["on", "off"] = "on"
     metrics_public: bool = False
     behind_tls_proxy: bool = False
@@ -37,6 +42,21 @@ class Settings(BaseSettings):
         if key is not None and len(key.get_secret_value()) < 32:
             raise ValueError("MOORING_BOOTSTRAP_ADMIN_KEY needs 32 characters or more")
         return key
+
+    @field_validator("encryption_keys")
+    @classmethod
+    def _fernet_keys(cls, keys: SecretStr | None) -> SecretStr | None:
+        for key in keys.get_secret_value().split(",") if keys else ():
+            try:
+                decoded = base64.urlsafe_b64decode(key.strip())
+            except ValueError:
+                decoded = b""
+            if len(decoded) != 32:
+                raise ValueError(
+                    "MOORING_ENCRYPTION_KEYS needs keys of 32 bytes in URL-safe base64; make one with: "
+                    "openssl rand -base64 32 | tr '+/' '-_'"
+                )
+        return keys
 
     @model_validator(mode="after")
     def _no_plain_http_to_the_world(self) -> Self:

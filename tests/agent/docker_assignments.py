@@ -40,6 +40,11 @@ def assignment(
     )
 
 
+def with_more(given: Assignment, **fields: Any) -> Assignment:
+    """The same with other fields than those of the spec: secrets, a registry, a pinned digest."""
+    return Assignment.model_validate({**given.model_dump(), **fields})
+
+
 def runtime_on(node: DockerNode, **options: Any) -> DockerRuntime:
     """An agent's runtime on this node; to be closed."""
     return DockerRuntime(

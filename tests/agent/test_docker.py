@@ -20,6 +20,7 @@ from tests.agent.docker_assignments import (
     runtime_on,
     start,
     the_ended,
+    with_more,
 )
 from tests.testbed.dockerd import DockerNode
 from tests.testbed.fixtures import NewDockerNode
@@ -58,6 +59,18 @@ def test_a_start_is_confined_labelled_and_listed(node: DockerNode, runtime: Dock
     assert inspected["Config"]["Labels"]["mooring.spec"] == spec_hash(given)
     assert inspected["HostConfig"]["NanoCpus"] == 500_000_000
     assert inspected["HostConfig"]["CapDrop"] == ["ALL"]
+
+
+@pytest.mark.parametrize(
+    ("profile", "capabilities"), [("standard", "00000000000404fb"), ("strict", "0" * 16)]
+)
+def test_root_in_the_container_can_do_what_the_projects_profile_allows(
+    runtime: DockerRuntime, profile: str, capabilities: str
+) -> None:
+    container = start(runtime, with_more(assignment(), security_profile=profile))
+    status = output_of(runtime, container, ["cat", "/proc/1/status"])
+    assert f"CapEff:\t{capabilities}" in status
+    assert f"CapBnd:\t{capabilities}" in status
 
 
 @pytest.mark.parametrize(("uuids", "visible"), [((), "void"), (("GPU-aaaa",), "GPU-aaaa")])

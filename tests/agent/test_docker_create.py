@@ -15,7 +15,7 @@ from mooring.agent.docker_create import (
     spec_hash,
 )
 from mooring.schemas.agent import Assignment
-from tests.agent.docker_assignments import CONTROL_PLANE, assignment
+from tests.agent.docker_assignments import CONTROL_PLANE, assignment, with_more
 
 IMAGE = Image(id="sha256:1", digest="sha256:2", entrypoint=("e0",), command=("c0",))
 CUDA = Image(
@@ -40,7 +40,7 @@ def config_of(given: Assignment, abilities: Abilities = DRIVER, image: Image = I
 # R6: a field that appears here unasked is the bug this test is for.
 ALLOWED = {
     "Image", "Hostname", "Entrypoint", "Cmd", "WorkingDir", "User", "Env", "Labels", "ExposedPorts", "Tty",
-    "OpenStdin", "HostConfig",
+    "OpenStdin", "HostConfig", "NetworkingConfig",
 }  # fmt: skip
 ALLOWED_OF_THE_HOST = {
     "Runtime", "Privileged", "CapDrop", "CapAdd", "SecurityOpt", "NetworkMode", "IpcMode", "Memory",
@@ -61,12 +61,18 @@ def test_the_container_is_confined() -> None:
     assert host["Privileged"] is False
     assert host["CapDrop"] == ["ALL"]
     assert not {"NET_RAW", "MKNOD", "SYS_ADMIN", "SYS_PTRACE"} & set(host["CapAdd"])
+    assert {"CHOWN", "SETUID"} <= set(host["CapAdd"])
     assert host["SecurityOpt"] == ["no-new-privileges:true"]
-    assert host["NetworkMode"] == "bridge"
+    assert host["NetworkMode"] == "mooring-proj-1"
     assert host["Memory"] == host["MemorySwap"] == 64 * 2**20
     assert host["PidsLimit"] == 4096
     assert host["RestartPolicy"] == {"Name": "no"}
     assert host["LogConfig"]["Config"] == {"max-size": "50m", "max-file": "3"}
+
+
+def test_a_strict_project_has_no_capability() -> None:
+    host = config_of(with_more(assignment(), security_profile="strict"))["HostConfig"]
+    assert (host["CapDrop"], host["CapAdd"]) == (["ALL"], [])
 
 
 @pytest.mark.parametrize(

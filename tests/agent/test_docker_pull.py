@@ -10,6 +10,7 @@ from mooring.agent.docker import DockerRuntime
 from mooring.agent.docker_errors import EngineRefused
 from mooring.agent.docker_pull import _Layers as Layers
 from mooring.agent.docker_pull import image_of
+from mooring.agent.image_names import ImageName
 from mooring.agent.runtime import Container, RuntimeUnavailable, StartRefused
 from mooring.core.instance import Reason
 from tests.agent.docker_assignments import assignment, runtime_on, start
@@ -193,9 +194,11 @@ def test_an_error_among_the_progress_is_raised() -> None:
         ("x:1", [], None),
         ("r/x:1", ["other/x@sha256:1", "r/x@sha256:2"], "sha256:2"),
         ("busybox", ["docker.io/library/busybox@sha256:3"], "sha256:3"),
+        ("docker.io/library/busybox", ["r/x@sha256:2", "busybox@sha256:3"], "sha256:3"),
+        ("r/x:1", ["mirror/x@sha256:1"], "sha256:1"),
+        ("r/x@sha256:9", ["r/x@sha256:2", "r/x@sha256:9"], "sha256:9"),
     ],
 )
 def test_the_digest_that_is_shown(reference: str, repo_digests: list[str], digest: str | None) -> None:
-    assert (
-        image_of({"Id": "sha256:id", "RepoDigests": repo_digests, "Config": None}, reference).digest == digest
-    )
+    inspected = {"Id": "sha256:id", "RepoDigests": repo_digests, "Config": None}
+    assert image_of(inspected, ImageName.parse(reference)).digest == digest

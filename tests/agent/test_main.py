@@ -145,11 +145,34 @@ def test_settings_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings.node_labels == {"zone": "a", "rack": "3"}
     assert settings.simulate == (SimulatedFleet(2, 8, "H100"),)
     assert settings.node_name is None
+    assert (settings.network_isolation, settings.runtime) == ("required", "runc")
+    assert settings.management_addresses is None
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [("none", []), ("10.0.0.0/8, 192.0.2.7,fd12::/16", ["10.0.0.0/8", "192.0.2.7/32", "fd12::/16"])],
+)
+def test_management_addresses(monkeypatch: pytest.MonkeyPatch, given: str, read: list[str]) -> None:
+    monkeypatch.setenv("MOORING_MANAGEMENT_ADDRESSES", given)
+    addresses = AgentSettings().management_addresses
+    assert addresses is not None
+    assert [str(network) for network in addresses] == read
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("NODE_LABELS", "zone"), ("NODE_LABELS", "-=a"), ("SIMULATE", "8"), ("NODE_NAME", "GPU 1")],
+    [
+        ("NODE_LABELS", "zone"),
+        ("NODE_LABELS", "-=a"),
+        ("SIMULATE", "8"),
+        ("NODE_NAME", "GPU 1"),
+        ("MANAGEMENT_ADDRESSES", "10.0.0.1/8"),
+        ("MANAGEMENT_ADDRESSES", "mooring.example"),
+        ("NETWORK_ISOLATION", "off"),
+        ("RUNTIME", "--privileged"),
+        ("RUNTIME", "nvidia"),
+    ],
 )
 def test_settings_that_make_no_sense_are_refused(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str

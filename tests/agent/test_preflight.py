@@ -5,13 +5,23 @@ from typing import Any
 
 import pytest
 
-from mooring.agent.preflight import Toolkit, checks, problem, read_toolkit, warnings
+from mooring.agent.firewall import FirewallUnavailable
+from mooring.agent.preflight import (
+    Toolkit,
+    checks,
+    isolation,
+    problem,
+    read_toolkit,
+    runtime_problem,
+    warnings,
+)
 from mooring.agent.runtime import RuntimeUnavailable
 
 SAFE = Toolkit((1, 17, 8), unsafe_option=False)
 GOOD_INFO = {
     "ServerVersion": "28.2.2",
     "DefaultRuntime": "runc",
+    "Runtimes": {"runc": {"path": "runc"}, "kata-qemu": {"path": "kata"}},
     "LiveRestoreEnabled": True,
     "CgroupDriver": "cgroupfs",
     "CgroupVersion": "2",
@@ -93,6 +103,25 @@ def test_a_good_machine() -> None:
     found = checks(lambda: GOOD_INFO, SAFE, NVML, environment={})
     # This machine's own disk is none of the test's business.
     assert [check.name for check in found if check.ok is not True and check.name != "disk"] == []
+
+
+@pytest.mark.parametrize(("runtime", "known"), [("runc", True), ("kata-qemu", True), ("runsc", False)])
+def test_a_runtime_that_docker_does_not_know_is_refused(runtime: str, known: bool) -> None:
+    reason = runtime_problem(GOOD_INFO, runtime)
+    assert (reason and reason.code) == (None if known else "runtime_missing")
+    found = checks(lambda: GOOD_INFO, SAFE, NVML, environment={}, runtime=runtime)
+    assert [check.ok for check in found if check.name == "runtime"] == [known]
+
+
+@pytest.mark.parametrize(("required", "ok"), [(True, False), (False, None)])
+def test_what_isolation_lacks_is_said_either_way(required: bool, ok: bool | None) -> None:
+    def cannot() -> bool:
+        raise FirewallUnavailable("iptables was not found: install the package iptables")
+
+    found = isolation(cannot, required=required)
+    assert (found.ok, "install the package iptables" in found.mend) == (ok, True)
+    assert isolation(lambda: True, required=required).ok
+    assert isolation(lambda: False, required=required).ok
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,11 @@ from typing import Any
 
 import httpx
 import pytest
+from cryptography.fernet import Fernet
 from sqlalchemy import update
 
 from mooring.control import idempotency
+from mooring.control.sealing import Sealer
 from mooring.core.errors import IdempotencyInProgress
 from mooring.db.session import Database
 from mooring.db.signals import Signals
@@ -23,6 +25,9 @@ from tests.testbed.waiting import wait_until
 from tests.together import together
 
 IMAGE = "mooring-test/busybox:1"
+
+
+SEALER = Sealer([Fernet.generate_key().decode()])
 
 
 def _post(client: Client, path: str, key: str, body: Any = None) -> httpx.Response:
@@ -185,7 +190,7 @@ def test_an_act_outside_of_a_transaction_holds_its_key_until_it_is_answered_or_a
 ) -> None:
     def claim() -> idempotency.Answer | None:
         with database.write() as session:
-            return idempotency.claim(session, "me", "key", "print")
+            return idempotency.claim(session, SEALER, "me", "key", "print")
 
     assert claim() is None
     with pytest.raises(IdempotencyInProgress):
@@ -202,7 +207,7 @@ def test_an_act_outside_of_a_transaction_holds_its_key_until_it_is_answered_or_a
         idempotency.abandon(session, "me", "key")
     assert claim() is None
     with database.write() as session:
-        idempotency.store(session, "me", "key", idempotency.Answer(200, b"{}", {"A": "b"}))
+        idempotency.store(session, SEALER, "me", "key", idempotency.Answer(200, b"{}", {"A": "b"}))
     assert claim() == idempotency.Answer(200, b"{}", {"A": "b"})
     with database.write() as session:
         session.execute(update(IdempotencyKey).values(created_at=now() - timedelta(hours=25)))
@@ -212,7 +217,7 @@ def test_an_act_outside_of_a_transaction_holds_its_key_until_it_is_answered_or_a
 
 def test_keys_of_different_callers_do_not_meet(database: Database) -> None:
     with database.write() as session:
-        assert idempotency.claim(session, "me", "key", "print") is None
-        idempotency.store(session, "me", "key", idempotency.Answer(200, b"mine", {}))
+        assert idempotency.claim(session, SEALER, "me", "key", "print") is None
+        idempotency.store(session, SEALER, "me", "key", idempotency.Answer(200, b"mine", {}))
     with database.write() as session:
-        assert idempotency.claim(session, "you", "key", "other print") is None
+        assert idempotency.claim(session, SEALER, "you", "key", "other print") is None

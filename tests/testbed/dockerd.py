@@ -133,12 +133,13 @@ class DockerNode:
         shutil.rmtree(self.folder / "run", ignore_errors=True)
 
     def remove_containers(self) -> None:
-        """Leaves the node as a test found it: no container runs or is left over."""
+        """Leaves the node as a test found it: no container or network of its is left over."""
         for container in self.client.containers.list(all=True, sparse=True):
             try:
                 container.remove(force=True, v=True)
             except docker.errors.NotFound:
                 continue
+        self.client.networks.prune()
 
     def destroy(self) -> None:
         if self._client is not None:

@@ -117,6 +117,16 @@ def registry(workspace: Workspace) -> Iterator[Registry]:
 
 
 @pytest.fixture(scope="session")
+def private_registry(workspace: Workspace) -> Iterator[Registry]:
+    """One that wants a name and a password of `registry.PASSWORDS`."""
+    require("registry")
+    made = Registry(workspace, private=True)
+    made.start()
+    yield made
+    made.kill()
+
+
+@pytest.fixture(scope="session")
 def postgres_cluster(workspace: Workspace) -> Iterator[PostgresCluster]:
     """The session's server; it does not flush to the disk."""
     require("postgres")

@@ -27,6 +27,8 @@ missing_packages() {
     command -v curl >/dev/null || echo curl
     command -v jq >/dev/null || echo jq
     command -v git >/dev/null || echo git
+    command -v node >/dev/null || echo nodejs
+    command -v npm >/dev/null || echo npm
 }
 
 is_debian() {
@@ -82,10 +84,11 @@ main() {
     ((${#packages[@]})) || return 0
     if is_debian && ((EUID == 0)); then
         install_packages "${packages[@]}"
-        return 0
+        return
     fi
     say_how_to_get "${packages[@]}"
     [[ ${CI:-} != true ]]
 }
 
 main "$@"
+"$(dirname "$0")/../contract/install.sh"

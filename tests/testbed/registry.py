@@ -6,6 +6,7 @@ import json
 import random
 import socket
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -19,16 +20,27 @@ MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 CONFIGURATION = "application/vnd.docker.container.image.v1+json"
 LAYER = "application/vnd.docker.image.rootfs.diff.tar.gzip"
 
+PASSWORDS = {"alice": "alice-keeps-this", "bob": "bob-keeps-that"}
+# The same by bcrypt, all that the registry takes; written here so that no test needs a program that makes it.
+HTPASSWD = """\
+alice:$2b$04$AAJUEqTGuV1LmQHHV8hl0e0ZlksPpEmG/01K/wnmyUhY4.eMFQfHC
+bob:$2b$04$qu/lfxHp4.7lKEgpOe1FueTO6AepFCSxiVfk0B/NcY58TxrIzTJDq
+"""
+
 
 class Registry:
-    """Debian's docker-registry; nodes take its subnet for insecure registries and pull over plain HTTP."""
+    """Debian's docker-registry; nodes take its subnet for insecure registries and pull over plain HTTP.
 
-    def __init__(self, workspace: Workspace) -> None:
+    A private one answers nobody but those of PASSWORDS, and lets each of them read all.
+    """
+
+    def __init__(self, workspace: Workspace, *, private: bool = False) -> None:
         isolation.make_bridge(workspace.prefix, workspace.root_address)
         self._host = workspace.root_address
         self._port = workspace.take_port()
         self.name = f"{self._host}:{self._port}"
         self.url = f"http://{self.name}"
+        self._private = private
         folder = workspace.folder(f"registry-{self._port}")
         argv = [program("docker-registry"), "serve", str(self._write_configuration(folder))]
         self.daemon = Daemon("docker-registry", argv, folder)
@@ -51,18 +63,24 @@ class Registry:
         self.daemon.thaw()
 
     def add_image(
-        self, repository: str, tag: str = "1", *, extra_layers: int = 0, layer_bytes: int = MEGABYTE
+        self,
+        repository: str,
+        tag: str = "1",
+        *,
+        extra_layers: int = 0,
+        layer_bytes: int = MEGABYTE,
+        edition: int = 1,
     ) -> str:
         """Publishes busybox with `extra_layers` more layers of noise; returns the reference to pull it by.
 
         The noise does not compress, so a pull has to move all of it; it depends on the name, so that no layer
-        is there already from another image's pull.
+        is there already from another image's pull. Another edition moves the tag to another image.
         """
-        noise = random.Random(f"{repository}:{tag}")
+        noise = random.Random(f"{repository}:{tag}" + "*" * (edition - 1))
         layers = [images.busybox_layer()]
         for number in range(extra_layers):
             layers.append(images.single_file_layer(f"layer-{number}", noise.randbytes(layer_bytes)))
-        with httpx.Client(base_url=self.url, timeout=30) as client:
+        with self._client() as client:
             manifest = _upload(client, repository, layers)
             put = client.put(
                 f"/v2/{repository}/manifests/{tag}", content=manifest, headers={"Content-Type": MANIFEST}
@@ -73,17 +91,25 @@ class Registry:
     def digest(self, reference: str) -> str:
         """The digest (`sha256:…`) of the manifest that a reference names now."""
         repository, _, tag = reference.removeprefix(f"{self.name}/").rpartition(":")
-        manifest = f"{self.url}/v2/{repository}/manifests/{tag}"
-        answer = httpx.head(manifest, headers={"Accept": MANIFEST}).raise_for_status()
-        return str(answer.headers["Docker-Content-Digest"])
+        with self._client() as client:
+            answer = client.head(f"/v2/{repository}/manifests/{tag}", headers={"Accept": MANIFEST})
+        return str(answer.raise_for_status().headers["Docker-Content-Digest"])
+
+    def _client(self) -> httpx.Client:
+        auth = ("alice", PASSWORDS["alice"]) if self._private else None
+        return httpx.Client(base_url=self.url, auth=auth, timeout=30)
 
     def _write_configuration(self, folder: Path) -> Path:
-        configuration = {
+        configuration: dict[str, Any] = {
             "version": "0.1",
             "log": {"level": "info"},
             "storage": {"filesystem": {"rootdirectory": str(folder / "data")}},
             "http": {"addr": self.name},
         }
+        if self._private:
+            accounts = folder / "htpasswd"
+            accounts.write_text(HTPASSWD)
+            configuration["auth"] = {"htpasswd": {"realm": "mooring-tests", "path": str(accounts)}}
         # JSON is YAML.
         path = folder / "config.yml"
         path.write_text(json.dumps(configuration))

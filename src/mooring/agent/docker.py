@@ -12,13 +12,15 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from mooring.agent import docker_command, docker_verify
 from mooring.agent.docker_create import (
     CDI_KIND,
+    RUNC,
     SPEC,
     Abilities,
     Image,
@@ -32,9 +34,12 @@ from mooring.agent.docker_engine import Document, Engine, is_gone
 from mooring.agent.docker_errors import EngineRefused, start_failure
 from mooring.agent.docker_exec import exec_frames
 from mooring.agent.docker_logs import log_frames
+from mooring.agent.docker_network import Networks
 from mooring.agent.docker_observe import Observer, container_of, is_ours
 from mooring.agent.docker_pull import Images
 from mooring.agent.docker_verify import MinorOf
+from mooring.agent.preflight import runtime_problem
+from mooring.agent.private_images import PrivateImages
 from mooring.agent.runtime import (
     Cancelled,
     Container,
@@ -42,7 +47,9 @@ from mooring.agent.runtime import (
     RuntimeFacts,
     RuntimeUnavailable,
     StartRefused,
+    secret_values,
 )
+from mooring.agent.withheld import Withheld
 from mooring.core.instance import Reason
 from mooring.schemas.agent import Assignment, ExecRequest, LogsRequest, Orphan, StreamFrame
 
@@ -51,6 +58,9 @@ _PORT_TRIES = 3
 # Ends only: of what begins here the agent knows from its own calls, and a look in the middle of a start would
 # make dockerd work on both at once. What others begin is found at the next resync.
 _EVENTS = '{"type":["container"],"label":["mooring.instance"],"event":["die","destroy"]}'
+
+# The bridges that must be covered -> why nothing may be started without the rules.
+Isolate = Callable[[Collection[str]], Reason | None]
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +73,9 @@ class DockerRuntime:
         address: the host of published ports, as users reach it.
         minor_of: UUID -> minor number of a card, as far as NVML tells.
         preflight: why nothing may be started here, in spite of an engine that answers (R1).
+        isolate: keeps containers from what they must not reach, or says why it cannot (R10).
+        private_images: what is remembered of them on disk; nothing by default.
+        container_runtime: the name that the engine knows it by (R14).
     """
 
     def __init__(
@@ -74,26 +87,37 @@ class DockerRuntime:
         limits: Limits | None = None,
         minor_of: MinorOf = lambda _uuid: None,
         preflight: Callable[[], Reason | None] = lambda: None,
+        isolate: Isolate = lambda _bridges: None,
+        private_images: PrivateImages | None = None,
+        container_runtime: str = RUNC,
         environment: Mapping[str, str] | None = None,
         timeout_s: int = 10,
     ) -> None:
         self.control_plane_id = control_plane_id
         self._address = address
         self._simulated_gpus = simulated_gpus
-        self._limits = limits or limits_here()
+        self._limits = replace(limits or limits_here(), runtime=container_runtime)
         self._minor_of = minor_of
-        self._preflight = preflight
+        self._preflight, self._isolate = preflight, isolate
+        self._isolated = False  # yet, in this process: rules do not outlive a reboot, networks do
         self._engine = Engine(environment, timeout_s)
-        self._images = Images(self._engine)
+        self._images = Images(self._engine, private_images)
         self._observer = Observer(self._engine, address)
+        self._networks = Networks(self._engine)
         self._info_lock = threading.Lock()
         self._info: tuple[float, Document] | None = None
 
     def facts(self) -> RuntimeFacts:
-        """What the engine says about its machine; if it is away, that is a fact too, and no error."""
+        """What the engine says about its machine; if it is away, that is a fact too, and no error.
+
+        Asked every few seconds, so this is also where networks nobody needs go, and lost rules come back.
+        """
         try:
             self._engine.ping()
             info = self.info()
+            if self.control_plane_id is not None:
+                self._networks.sweep(self.control_plane_id)
+            unsafe = self._guard()
         except RuntimeUnavailable as error:
             self._info = None
             self._engine.forget_version()
@@ -102,7 +126,7 @@ class DockerRuntime:
             version=info["ServerVersion"],
             cpus=info["NCPU"],
             memory_mib=info["MemTotal"] // 2**20,
-            problem=self._preflight(),
+            problem=self._preflight() or runtime_problem(info, self._limits.runtime) or unsafe,
             simulated=False,
         )
 
@@ -126,17 +150,23 @@ class DockerRuntime:
 
     def start(self, assignment: Assignment, progress: Progress, cancelled: Cancelled) -> Container | None:
         abilities = self._abilities()
-        image = self._images.ensure(assignment.spec.image, progress, cancelled)
-        if image is None or cancelled():
+        secret_values(assignment)  # before a pull of minutes
+        image = self._images.ensure(assignment, progress, cancelled)
+        if image is None:
             return None
-        container_id, status = self._create_or_adopt(assignment, image, abilities)
+        with self._network_of(assignment.project_id) as control_plane_id:
+            if cancelled():
+                return None
+            config = container_config(assignment, image, abilities, self._limits, control_plane_id)
+            container_id, status = self._create_or_adopt(assignment, image, config)
         if status == "created" and cancelled():
             self._remove_by_force(container_id)
             return None
         if status not in {"created", "running"}:
             return self._observer.read(container_id)  # it ran, and ended, before anybody heard of it
         command = command_line(assignment.spec, image)
-        return self._run(container_id, assignment.gpu_uuids, command, started=status == "running")
+        withheld = Withheld.of(assignment)
+        return self._run(container_id, assignment.gpu_uuids, command, withheld, started=status == "running")
 
     def restart(self, container: Container) -> None:
         """Start an exited container again.
@@ -145,10 +175,11 @@ class DockerRuntime:
             StartRefused: it did not start, or got other devices; nothing is left of it.
         """
         try:
-            command = command_of(self._engine.container(container.container_id))
+            inspected = self._engine.container(container.container_id)
         except EngineRefused as refusal:
             raise _gone_or(refusal) from refusal
-        self._run(container.container_id, container.gpu_uuids, command)
+        withheld = Withheld.of_container(inspected)
+        self._run(container.container_id, container.gpu_uuids, command_of(inspected), withheld)
 
     def stop(self, container: Container, timeout_s: int) -> None:
         try:
@@ -190,10 +221,7 @@ class DockerRuntime:
     def _abilities(self) -> Abilities:
         return abilities_of(self.info(), simulated_gpus=self._simulated_gpus)
 
-    def _create_or_adopt(self, assignment: Assignment, image: Image, abilities: Abilities) -> tuple[str, str]:
-        if self.control_plane_id is None:
-            raise RuntimeUnavailable("this node has not joined a control plane")
-        config = container_config(assignment, image, abilities, self._limits, self.control_plane_id)
+    def _create_or_adopt(self, assignment: Assignment, image: Image, config: Document) -> tuple[str, str]:
         name = container_name(assignment.instance_id, assignment.attempt)
         try:
             return self._engine.create(config, name), "created"
@@ -202,6 +230,30 @@ class DockerRuntime:
                 reason = start_failure(refusal.message, command_line(assignment.spec, image))
                 raise StartRefused(reason) from refusal
         return self._adopt(assignment, name)
+
+    def _guard(self) -> Reason | None:
+        """Why nothing may be started here: containers cannot be kept from what they must not reach."""
+        ours = self.control_plane_id
+        reason = self._isolate([] if ours is None else self._networks.bridges(ours))
+        self._isolated = reason is None
+        return reason
+
+    @contextmanager
+    def _network_of(self, project_id: str) -> Iterator[str]:
+        """The project's network, with the rules around it.
+
+        Yields:
+            The id of the control plane that it is of.
+
+        Raises:
+            RuntimeUnavailable: without them, to be tried again; the next look at the node says why.
+        """
+        if self.control_plane_id is None:
+            raise RuntimeUnavailable("this node has not joined a control plane")
+        with self._networks.held(project_id, self.control_plane_id) as is_new:
+            if (is_new or not self._isolated) and (reason := self._guard()) is not None:
+                raise RuntimeUnavailable(reason.message)
+            yield self.control_plane_id
 
     def _adopt(self, assignment: Assignment, name: str) -> tuple[str, str]:
         """What an earlier call left under this name: one that timed out, or an agent that was killed.
@@ -219,13 +271,20 @@ class DockerRuntime:
         return found["Id"], found["State"]["Status"]
 
     def _run(
-        self, container_id: str, uuids: Sequence[str], command: list[str], *, started: bool = False
+        self,
+        container_id: str,
+        uuids: Sequence[str],
+        command: list[str],
+        withheld: Withheld,
+        *,
+        started: bool = False,
     ) -> Container:
         """Start it, unless it runs already, and see that it runs what and with what it should."""
         self._observer.forget(container_id)
         try:
             if not started:
-                self._start(container_id)
+                with withheld.masking():
+                    self._start(container_id)
             inspected = self._engine.container(container_id)
         except EngineRefused as refusal:
             self._remove_by_force(container_id)
@@ -247,7 +306,7 @@ class DockerRuntime:
     def _refuse_wrong_devices(self, inspected: Document, uuids: Sequence[str]) -> None:
         seen = docker_verify.cards_in(inspected["Id"], inspected["State"]["Pid"])
         reason = docker_verify.mismatch(
-            inspected, uuids, simulated=self._simulated_gpus
+            inspected, uuids, simulated=self._simulated_gpus, runtime=self._limits.runtime
         ) or docker_verify.foreign_devices(seen, uuids, self._minor_of)
         if reason is not None:
             self._remove_by_force(inspected["Id"])

@@ -5,33 +5,42 @@ Whatever is not written here cannot be asked for: no binds, no devices, no privi
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mooring.core.instance import InstanceSpec
+from mooring.agent.runtime import secret_values
+from mooring.core.instance import InstanceSpec, SecurityProfile
 from mooring.schemas.agent import Assignment
 
 LABEL = "mooring."
 INSTANCE, ATTEMPT, GPUS = f"{LABEL}instance", f"{LABEL}attempt", f"{LABEL}gpus"
 SPEC, CONTROL_PLANE, IMAGE = f"{LABEL}spec", f"{LABEL}control_plane", f"{LABEL}image"
+PROJECT = f"{LABEL}project"
+SECRET_ENV = f"{LABEL}secret_env"  # the names of the variables whose values are secrets
 
 CDI_KIND = "nvidia.com/gpu"
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 NO_DEVICES = "void"
 
-# R7, profile `standard`: enough for apt, pip and sshd as root; never NET_RAW, MKNOD or SYS_ADMIN.
-STANDARD_CAPABILITIES = (
-    "CHOWN",
-    "DAC_OVERRIDE",
-    "FOWNER",
-    "FSETID",
-    "KILL",
-    "SETGID",
-    "SETUID",
-    "NET_BIND_SERVICE",
-    "SYS_CHROOT",
-)
+BRIDGE_PREFIX = "mr-"  # of the kernel's interfaces, by which the firewall knows them
+RUNC = "runc"
+
+# R7. The standard ones are enough for apt, pip and sshd as root; never NET_RAW, MKNOD or SYS_ADMIN.
+CAPABILITIES: Mapping[SecurityProfile, tuple[str, ...]] = {
+    "standard": (
+        "CHOWN",
+        "DAC_OVERRIDE",
+        "FOWNER",
+        "FSETID",
+        "KILL",
+        "SETGID",
+        "SETUID",
+        "NET_BIND_SERVICE",
+        "SYS_CHROOT",
+    ),
+    "strict": (),
+}
 
 # What an image may bake in to be given devices that nobody assigned. A name without `=` takes it away.
 _DEVICE_ENV = {
@@ -54,7 +63,7 @@ class Limits:
     open_files: int = 65_536
     log_max_size: str = "50m"
     log_max_files: int = 3
-    capabilities: tuple[str, ...] = STANDARD_CAPABILITIES
+    runtime: str = RUNC  # R14: or a stronger one that the operator chose, such as runsc
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +91,16 @@ def container_name(instance_id: str, attempt: int) -> str:
     return f"mooring-{instance_id}-{attempt}"
 
 
+def network_name(project_id: str) -> str:
+    """One network per project and node; a project belongs to one control plane."""
+    return f"mooring-{project_id}"
+
+
+def bridge_name(project_id: str, control_plane_id: str) -> str:
+    """Of the network's interface: 15 characters, as many as the kernel takes."""
+    return BRIDGE_PREFIX + hashlib.sha256(f"{control_plane_id}/{project_id}".encode()).hexdigest()[:12]
+
+
 def container_config(
     assignment: Assignment, image: Image, abilities: Abilities, limits: Limits, control_plane_id: str
 ) -> dict[str, Any]:
@@ -100,6 +119,10 @@ def container_config(
         "Tty": False,
         "OpenStdin": False,
         "HostConfig": _host_config(assignment, abilities, limits),
+        # Beside the name that Docker gives them, containers of one project know each other by the instance's.
+        "NetworkingConfig": {
+            "EndpointsConfig": {network_name(assignment.project_id): {"Aliases": [assignment.name]}}
+        },
     }
 
 
@@ -107,6 +130,7 @@ def environment(assignment: Assignment, image: Image, abilities: Abilities) -> l
     """The user's variables, then ours; the engine adds the image's where neither names them."""
     baked = (entry.split("=", 1)[0] for entry in image.env)
     taken_away = [name for name in baked if name in _DEVICE_ENV or name.startswith(_DEVICE_ENV_PREFIX)]
+    given = {name: value for name, value in assignment.spec.env.items() if isinstance(value, str)}
     ours = {
         VISIBLE_DEVICES: visible_devices(assignment.gpu_uuids, abilities),
         "MOORING_INSTANCE_ID": assignment.instance_id,
@@ -114,7 +138,8 @@ def environment(assignment: Assignment, image: Image, abilities: Abilities) -> l
     }
     if abilities.simulated_gpus and assignment.gpu_uuids:
         ours["MOORING_SIMULATED_GPUS"] = ",".join(assignment.gpu_uuids)
-    return [*(f"{name}={value}" for name, value in (assignment.spec.env | ours).items()), *taken_away]
+    variables = given | secret_values(assignment) | ours
+    return [*(f"{name}={value}" for name, value in variables.items()), *taken_away]
 
 
 def visible_devices(uuids: Sequence[str], abilities: Abilities) -> str:
@@ -135,16 +160,18 @@ def device_requests(uuids: Sequence[str], abilities: Abilities) -> list[dict[str
 
 def labels(assignment: Assignment, image: Image, control_plane_id: str) -> dict[str, str]:
     """The agent's memory: all that it must know about a container after a restart."""
+    secret_env = ",".join(sorted(secret_values(assignment)))
     return {
         INSTANCE: assignment.instance_id,
         ATTEMPT: str(assignment.attempt),
         f"{LABEL}name": assignment.name,
-        f"{LABEL}project": assignment.project_id,
+        PROJECT: assignment.project_id,
         f"{LABEL}generation": str(assignment.generation),
         SPEC: spec_hash(assignment),
         GPUS: ",".join(assignment.gpu_uuids),
         IMAGE: image.digest or "",
         CONTROL_PLANE: control_plane_id,
+        **({SECRET_ENV: secret_env} if secret_env else {}),
     }
 
 
@@ -167,12 +194,13 @@ def _host_config(assignment: Assignment, abilities: Abilities, limits: Limits) -
     spec = assignment.spec
     memory = assignment.memory_mib * 2**20
     return {
-        "Runtime": "runc",  # R2: a default runtime `nvidia` gives every GPU to an image that bakes in `all`
+        # R2: a default runtime `nvidia` would give every GPU to an image that bakes in `all`.
+        "Runtime": limits.runtime,
         "Privileged": False,
         "CapDrop": ["ALL"],
-        "CapAdd": list(limits.capabilities),
+        "CapAdd": list(CAPABILITIES[assignment.security_profile]),
         "SecurityOpt": ["no-new-privileges:true"],
-        "NetworkMode": "bridge",
+        "NetworkMode": network_name(assignment.project_id),
         "IpcMode": "private",
         "Memory": memory,
         "MemorySwap": memory,  # the same number: no swap at all

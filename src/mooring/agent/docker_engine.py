@@ -56,6 +56,17 @@ class Engine:
         with engine_call("inspect image"):
             return cast(Document, _untyped(self._client()).inspect_image(reference))
 
+    def image_ids(self) -> set[str]:
+        with engine_call("list images"):
+            return {str(image["Id"]) for image in self._client().images()}
+
+    def ask_registry(self, image: str, headers: Mapping[str, str]) -> None:
+        """Have the engine look an image up in its registry; a refusal is the registry's, or about it."""
+        with engine_call("ask a registry"):
+            client = self._client()
+            url = self._url(client, f"/distribution/{image}/json")
+            self._check(client, client.get(url, headers=dict(headers)))
+
     def create(self, config: Document, name: str) -> str:
         with engine_call("create"):
             created = _untyped(self._client()).create_container_from_config(config, name)
@@ -91,6 +102,23 @@ class Engine:
     def remove(self, container: str, *, force: bool = False) -> None:
         with engine_call("remove"):
             self._client().remove_container(container, v=True, force=force)
+
+    def networks(self, label: str) -> list[Document]:
+        with engine_call("list networks"):
+            return cast(list[Document], self._client().networks(filters={"label": [label]}))
+
+    def network(self, name: str) -> Document:
+        with engine_call("inspect network"):
+            return cast(Document, _untyped(self._client()).inspect_network(name))
+
+    def create_network(self, config: Document) -> None:
+        with engine_call("create network"):
+            client = self._client()
+            self._check(client, client.post(self._url(client, "/networks/create"), json=config))
+
+    def remove_network(self, network: str) -> None:
+        with engine_call("remove network"):
+            self._client().remove_network(network)
 
     def exec_create(self, container: str, command: list[str]) -> str:
         with engine_call("exec"):

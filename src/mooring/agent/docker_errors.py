@@ -110,6 +110,18 @@ _START_FAILURES = [
         "the memory limit is too low for the container to start; set a larger `memory_mib`",
     ),
     (
+        # "fully subnetted" since Docker 24; before it "could not find an available, non-overlapping …".
+        r"address pools? (?:among the defaults|have been fully subnetted)",
+        "network_unavailable",
+        "the node has no address range left for another project's network; its operator must add to "
+        '"default-address-pools" in /etc/docker/daemon.json',
+    ),
+    (
+        r"network \S+ not found",
+        "network_unavailable",
+        "the project's network was removed from the node meanwhile; start the instance again",
+    ),
+    (
         r"no space left on device",
         "node_disk_full",
         "the node's disk is full; start it again later, or on another node",
@@ -128,15 +140,25 @@ def start_failure(engine_message: str, command: list[str]) -> Reason:
     return Reason(code="start_failed", message=f"the container did not start: {_brief(engine_message)}")
 
 
-def pull_failure(engine_message: str, image: str, status: int = 0) -> Reason:
-    """What a user is told when an image could not be pulled."""
+def pull_failure(engine_message: str, image: str, status: int = 0, *, credentials: bool = False) -> Reason:
+    """What a user is told when an image could not be pulled.
+
+    Args:
+        credentials: whether the project's own were shown to the registry.
+    """
     if re.search(r"pull access denied|may require 'docker login'", engine_message):
+        whose = "the project's credentials do not give" if credentials else "the node has no"
         return Reason(
             code="image_not_found",
-            message=f"{image} does not exist, or is private and the node may not read it; check its name",
+            message=f"{image} does not exist, or is private and {whose} access to it; check its name",
         )
-    if status in {401, 403} or re.search(r"unauthorized|denied|forbidden|basic auth", engine_message, re.I):
-        return Reason(code="image_access_denied", message=f"the registry does not let this node pull {image}")
+    if is_denial(engine_message, status):
+        why = (
+            "the registry does not accept the project's credentials for it, or they do not reach so far"
+            if credentials
+            else "the registry does not let this node have it without credentials"
+        )
+        return Reason(code="image_access_denied", message=f"{image} could not be pulled: {why}")
     if re.search(r"no matching manifest", engine_message):
         return Reason(code="image_not_found", message=f"{image} is not built for this node's processor")
     if re.search(r"not found|manifest unknown|name unknown|does not exist", engine_message, re.I):
@@ -144,6 +166,14 @@ def pull_failure(engine_message: str, image: str, status: int = 0) -> Reason:
     if "no space left on device" in engine_message:
         return Reason(code="node_disk_full", message=f"the node's disk is too full to pull {image}")
     return Reason(code="image_pull_failed", message=f"{image} could not be pulled: {_brief(engine_message)}")
+
+
+def is_denial(engine_message: str, status: int) -> bool:
+    """Whether the registry answered, and would not."""
+    said_no = re.search(
+        r"unauthorized|denied|forbidden|basic auth|authentication required", engine_message, re.I
+    )
+    return status in {401, 403} or said_no is not None
 
 
 def _brief(text: str) -> str:

@@ -10,6 +10,7 @@ from mooring.agent.docker_create import ATTEMPT, CONTROL_PLANE, GPUS, IMAGE, INS
 from mooring.agent.docker_engine import Document, Engine
 from mooring.agent.docker_errors import EngineRefused
 from mooring.agent.runtime import Container
+from mooring.agent.withheld import Withheld
 from mooring.schemas.agent import Endpoint, Orphan
 
 _NEVER = "0001-01-01T00:00:00Z"  # Go's zero time
@@ -113,7 +114,7 @@ def container_of(inspected: Document, address: str) -> Container:
         gpu_uuids=gpus_of(labels),
         exit_code=state["ExitCode"] if ended else None,
         oom_killed=bool(state.get("OOMKilled")),
-        error=state.get("Error") or None,
+        error=Withheld.of_container(inspected).mask(state.get("Error") or "") or None,
         started_at=_time(state["StartedAt"]),
         finished_at=_time(state["FinishedAt"]) if ended else None,
         image_digest=labels.get(IMAGE) or None,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from mooring.agent.docker_create import CDI_KIND, NO_DEVICES, VISIBLE_DEVICES
+from mooring.agent.docker_create import CDI_KIND, NO_DEVICES, RUNC, VISIBLE_DEVICES
 from mooring.core.instance import Reason
 
 MinorOf = Callable[[str], int | None]
@@ -21,7 +21,9 @@ _FIRST_CONTROL_MINOR = 254  # nvidia-modeset, nvidiactl: no cards
 log = logging.getLogger(__name__)
 
 
-def mismatch(inspected: dict[str, Any], uuids: Iterable[str], *, simulated: bool) -> Reason | None:
+def mismatch(
+    inspected: dict[str, Any], uuids: Iterable[str], *, simulated: bool, runtime: str = RUNC
+) -> Reason | None:
     """Why the container is not what was asked for, by the engine's own description of it."""
     host = inspected["HostConfig"]
     wanted = set() if simulated else set(uuids)
@@ -32,7 +34,7 @@ def mismatch(inspected: dict[str, Any], uuids: Iterable[str], *, simulated: bool
     visible = _values(inspected["Config"]["Env"] or [], VISIBLE_DEVICES)
     if visible != [",".join(uuids) if by_driver else NO_DEVICES]:
         return _reason(f"{VISIBLE_DEVICES} is {visible}")
-    if host["Runtime"] != "runc" or host["Privileged"] or host.get("Devices"):
+    if host["Runtime"] != runtime or host["Privileged"] or host.get("Devices"):
         return _reason("it runs with other rights than it was created with")
     return None
 

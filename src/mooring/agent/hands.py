@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from mooring.agent.knowledge import Knowledge
 from mooring.agent.reconcile import Action, Cancel, Doing, Key, Remove, Restart, Start, Stop, key_of
-from mooring.agent.runtime import Container, Runtime, RuntimeUnavailable, StartRefused
+from mooring.agent.runtime import Container, Runtime, RuntimeUnavailable, StartDelayed, StartRefused
 from mooring.agent.workers import Workers
 from mooring.core.instance import Reason
 from mooring.schemas.agent import Assignment
@@ -139,5 +139,5 @@ class Hands:
         """A bug is treated as an engine that is away: it is tried again, ever more slowly."""
         away = isinstance(error, RuntimeUnavailable)
         log.warning("%s/%s: %s failed: %s", *key, what, error, exc_info=None if away else error)
-        reason = AWAY if away else BROKEN
+        reason = error.reason if isinstance(error, StartDelayed) else AWAY if away else BROKEN
         self._tell(lambda known: known.failed(key, reason, time.monotonic()), look=True)

@@ -16,9 +16,11 @@ from mooring.agent import preflight
 from mooring.agent.control_plane import Away, ControlPlane, InsecureUrl, Refused
 from mooring.agent.docker import DockerRuntime
 from mooring.agent.exchange import EXIT_UNAUTHORIZED, Backoff
+from mooring.agent.firewall import Firewall, Isolation, management_addresses
 from mooring.agent.gpus import GpuReader, NvmlGpuReader, Pace
 from mooring.agent.hands import Crew
 from mooring.agent.loop import Agent
+from mooring.agent.private_images import PrivateImages
 from mooring.agent.processes import ProcessContainers
 from mooring.agent.runtime import Runtime
 from mooring.agent.settings import AgentSettings
@@ -248,13 +250,26 @@ def _docker(settings: AgentSettings, identity: Identity, gpus: GpuReader) -> Doc
             has_gpus=bool(gpus.latest().inventory),
             allow_unsafe_toolkit=settings.allow_unsafe_toolkit,
         ),
+        isolate=_isolation(settings).problem,
+        private_images=PrivateImages.of_node(NodeState(settings.state_dir)),
+        container_runtime=settings.runtime,
     )
+
+
+def _isolation(settings: AgentSettings) -> Isolation:
+    firewall = Firewall(management_addresses(settings.management_addresses, settings.server_url))
+    return Isolation(firewall, required=settings.network_isolation == "required")
 
 
 def _docker_with_made_up_gpus(settings: AgentSettings, identity: Identity) -> Parts:
     machine = _machine(settings, socket.gethostname())
     docker = DockerRuntime(
-        address=machine.address, control_plane_id=identity.control_plane_id, simulated_gpus=True
+        address=machine.address,
+        control_plane_id=identity.control_plane_id,
+        simulated_gpus=True,
+        isolate=_isolation(settings).problem,
+        private_images=PrivateImages.of_node(NodeState(settings.state_dir)),
+        container_runtime=settings.runtime,
     )
     gpus = SimulatedGpuReader(identity.node_id, SIMULATED_GPUS, SIMULATED_MODEL, busy=docker.holds)
     return Parts(docker, gpus, machine, lambda _: None)

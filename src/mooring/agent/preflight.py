@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, cast
 
-from mooring.agent.docker_create import CDI_KIND
+from mooring.agent.docker_create import CDI_KIND, RUNC
 from mooring.agent.gpu_types import Inventory, NodeFault
 from mooring.core.instance import Reason
 
@@ -84,6 +84,35 @@ def problem(toolkit: Toolkit, *, has_gpus: bool, allow_unsafe_toolkit: bool = Fa
     return None
 
 
+def runtime_problem(info: Info, runtime: str) -> Reason | None:
+    """Why no instance may be started on this node (R14): the engine lacks the runtime that is asked for."""
+    if not (listed := info.get("Runtimes")) or runtime in listed:
+        return None
+    return Reason(
+        code="runtime_missing",
+        message=f"Docker has no runtime {runtime} (it has {', '.join(sorted(listed))}); add it under "
+        '"runtimes" in /etc/docker/daemon.json, or change MOORING_RUNTIME',
+    )
+
+
+def isolation(look: Callable[[], bool], *, required: bool) -> Check:
+    """Whether containers can be kept from this machine, other projects and cloud metadata (R10).
+
+    Args:
+        look: whether the rules are in force; raises where they cannot be made, with what mends it.
+    """
+    name = "network isolation"
+    try:
+        stands = look()
+    except Exception as error:  # whatever it is, the operator must read it
+        if not required:
+            detail = "none: containers reach this machine, and cloud metadata"
+            return Check.warning(name, detail, f"do not let strangers in; {error}")
+        mend = f"{error}. Where no strangers' containers run: MOORING_NETWORK_ISOLATION=best_effort"
+        return Check.broken(name, "not possible: containers would reach this machine", mend)
+    return Check.fine(name, "rules are in force" if stands else "possible; the agent makes its rules")
+
+
 def checks(
     info: Callable[[], Info],
     toolkit: Toolkit,
@@ -91,6 +120,7 @@ def checks(
     *,
     environment: Mapping[str, str] | None = None,
     allow_unsafe_toolkit: bool = False,
+    runtime: str = RUNC,
 ) -> list[Check]:
     """Everything worth knowing, in the order in which it should be mended.
 
@@ -105,14 +135,17 @@ def checks(
         answer = info()
     except Exception as error:  # whatever it is, the operator must read it
         return [Check.broken("docker", str(error), "start Docker, or set DOCKER_HOST"), *found]
-    return [*engine_checks(answer, uuids, environment), *found]
+    return [*engine_checks(answer, uuids, environment, runtime), *found]
 
 
-def engine_checks(info: Info, uuids: list[str], environment: Mapping[str, str]) -> list[Check]:
+def engine_checks(
+    info: Info, uuids: list[str], environment: Mapping[str, str], runtime: str = RUNC
+) -> list[Check]:
     """What the engine's own description tells."""
     return [
         Check.fine("docker", f"version {info['ServerVersion']}"),
         _socket(environment),
+        _runtime(info, runtime),
         _default_runtime(info),
         _live_restore(info),
         _cgroups(info, has_gpus=bool(uuids)),
@@ -185,6 +218,13 @@ def _socket(environment: Mapping[str, str]) -> Check:
         mend = "let Docker listen on its unix socket only"
         return Check.warning("docker socket", f"{docker_host} is not protected by TLS", mend)
     return Check.fine("docker socket", docker_host or "the default unix socket")
+
+
+def _runtime(info: Info, runtime: str) -> Check:
+    reason = runtime_problem(info, runtime)
+    if reason is None:
+        return Check.fine("runtime", runtime)
+    return Check.broken("runtime", f"Docker does not know {runtime}", reason.message)
 
 
 def _default_runtime(info: Info) -> Check:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from mooring.core.instance import Reason
+from mooring.core.instance import Reason, SecretReference
 from mooring.schemas.agent import Assignment, Endpoint, ExecRequest, LogsRequest, Orphan, StreamFrame
 
 Progress = Callable[[Reason], None]
@@ -15,6 +15,14 @@ class RuntimeUnavailable(Exception):
     """The engine does not answer: what it holds is unknown, which is never the same as nothing."""
 
 
+class StartDelayed(RuntimeUnavailable):
+    """A start that is to be tried again: something else than the engine does not answer."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason.message)
+        self.reason = reason
+
+
 class StartRefused(Exception):
     """A start that failed for good and left nothing behind; `reason` is what the user reads."""
 
@@ -22,6 +30,23 @@ class StartRefused(Exception):
         super().__init__(reason.message)
         self.reason = reason
         self.distrust_gpus = distrust_gpus  # the container got other GPUs than assigned (R5)
+
+
+def secret_values(assignment: Assignment) -> dict[str, str]:
+    """The values of the variables that name a secret.
+
+    Raises:
+        StartRefused: `secret_unavailable`: the control plane did not send one of them.
+    """
+    wanted = {
+        name: value.secret
+        for name, value in assignment.spec.env.items()
+        if isinstance(value, SecretReference)
+    }
+    if missing := sorted(secret for name, secret in wanted.items() if name not in assignment.secrets):
+        message = f"the project has no secret {', '.join(missing)} any more; create it, then start again"
+        raise StartRefused(Reason(code="secret_unavailable", message=message))
+    return {name: assignment.secrets[name] for name in wanted}
 
 
 @dataclass(frozen=True, slots=True)

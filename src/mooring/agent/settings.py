@@ -2,8 +2,9 @@
 
 import re
 import socket
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, TypeAdapter, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -45,6 +46,22 @@ class AgentSettings(BaseSettings):
     insecure_http: Annotated[
         bool, Field(description="send the node's credential to another machine in the clear")
     ] = False
+    network_isolation: Annotated[
+        Literal["required", "best_effort"],
+        Field(description="where containers cannot be kept from this machine: start none, or warn"),
+    ] = "required"
+    management_addresses: Annotated[
+        tuple[IPv4Network | IPv6Network, ...] | None,
+        NoDecode,
+        Field(description="10.0.0.0/24,fd12::/16 or none: not for containers; null: the control plane's"),
+    ] = None
+    runtime: Annotated[
+        str,
+        Field(
+            pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+            description="Docker's name of what runs containers: runc, or a stronger one (runsc, kata-…)",
+        ),
+    ] = "runc"
     sample_interval_s: Annotated[float, Field(gt=0, le=60, description="how often GPUs are read")] = 1.0
 
     @field_validator("node_labels", mode="before")
@@ -69,6 +86,24 @@ class AgentSettings(BaseSettings):
     @classmethod
     def _fleets(cls, given: object) -> object:
         return parse_fleets(given) if isinstance(given, str) else given
+
+    @field_validator("management_addresses", mode="before")
+    @classmethod
+    def _networks(cls, given: object) -> object:
+        if not isinstance(given, str):
+            return given
+        words = [] if given.strip() == "none" else [word.strip() for word in given.split(",") if word.strip()]
+        try:
+            return tuple(ip_network(word) for word in words)
+        except ValueError as error:
+            raise ValueError(f"{error}; write 10.0.0.0/24,192.0.2.7 or none") from error
+
+    @field_validator("runtime")
+    @classmethod
+    def _not_nvidias(cls, runtime: str) -> str:
+        if runtime.startswith("nvidia"):
+            raise ValueError("GPUs are handed out one by one; that runtime goes by what an image asks for")
+        return runtime
 
     @property
     def resolved_node_name(self) -> str:

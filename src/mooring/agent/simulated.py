@@ -20,6 +20,7 @@ from mooring.agent.runtime import (
     RuntimeFacts,
     RuntimeUnavailable,
     StartRefused,
+    secret_values,
 )
 from mooring.agent.simulated_output import exec_frames, line_frames
 from mooring.agent.timestamps import rfc3339
@@ -86,6 +87,7 @@ class SimulatedRuntime:
 
     def start(self, assignment: Assignment, progress: Progress, cancelled: Cancelled) -> Container | None:
         self._answer()
+        secret_values(assignment)
         spec, container_id = assignment.spec, _container_id(assignment)
         if spec.image not in self._images:
             progress(Reason(code="pulling_image", message=f"Pulling {spec.image}"))

@@ -1,9 +1,10 @@
 """What the agent remembers on disk: who it is, and the newest desired state it has ever seen.
 
-    <directory>/lock         held while an agent runs here
-    <directory>/node.json    Identity, readable by the owner only
-    <directory>/generation   one number
-    <directory>/real         what `mooring up` has found on this machine: docker, gpus
+    <directory>/lock            held while an agent runs here
+    <directory>/node.json       Identity, readable by the owner only
+    <directory>/generation      one number
+    <directory>/real            what `mooring up` has found on this machine: docker, gpus
+    <directory>/private_images  which images only their registries may hand out; no credential is in it
 
 Everything else is in the labels of the containers.
 """
@@ -80,7 +81,7 @@ class NodeState:
         """Remember who we are now; generations count anew."""
         for name in ("generation", "real"):
             (self._directory / name).unlink(missing_ok=True)
-        self._write("node.json", identity.model_dump_json().encode())
+        self.write("node.json", identity.model_dump_json().encode())
 
     def generation(self) -> int:
         path = self._directory / "generation"
@@ -95,7 +96,7 @@ class NodeState:
 
     def save_generation(self, generation: int) -> None:
         """On disk when this returns."""
-        self._write("generation", str(generation).encode())
+        self.write("generation", str(generation).encode())
 
     def real_parts(self) -> frozenset[str]:
         """What has been seen to be real here, and is never to be simulated again."""
@@ -105,9 +106,17 @@ class NodeState:
             return frozenset()
 
     def save_real_parts(self, parts: frozenset[str]) -> None:
-        self._write("real", " ".join(sorted(parts)).encode())
+        self.write("real", " ".join(sorted(parts)).encode())
 
-    def _write(self, name: str, content: bytes) -> None:
+    def read(self, name: str) -> bytes | None:
+        """A file of another part of the agent; None: there is none."""
+        try:
+            return (self._directory / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def write(self, name: str, content: bytes) -> None:
+        """On disk, and readable by the owner only, when this returns."""
         new = self._directory / f"{name}.new"
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:

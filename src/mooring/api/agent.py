@@ -12,18 +12,18 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mooring.api.auth import CurrentNode
 from mooring.api.body import require_json_type
 from mooring.api.channels import Channel
 from mooring.api.context import Context, Ctx
 from mooring.api.errors import invalid
+from mooring.api.gate import CurrentNode, GatedRoute
 from mooring.api.responses import errors
 from mooring.control import nodes, reports, streams
 from mooring.core.errors import Gone, NotFound
 from mooring.db.tables import Node
 from mooring.schemas.agent import JoinAnswer, JoinRequest, SessionAnswer, StreamFrame, SyncAnswer, SyncRequest
 
-router = APIRouter(prefix="/agent/v1", tags=["agent"])
+router = APIRouter(prefix="/agent/v1", tags=["agent"], route_class=GatedRoute)
 
 _MAX_FRAME_BYTES = 256 * 1024
 _FAREWELL_S = 0.5
@@ -63,10 +63,13 @@ def _body(kind: type[SyncRequest] | type[JoinRequest]) -> dict[str, object]:
     openapi_extra=_body(JoinRequest),
     operation_id="join_node",
 )
-def join_node(body: Annotated[JoinRequest, Depends(_join_request)], context: Ctx) -> JoinAnswer:
+def join_node(
+    body: Annotated[JoinRequest, Depends(_join_request)], request: Request, context: Ctx
+) -> JoinAnswer:
     """Redeem a join token for a credential of the node's own. A token works once."""
     with context.database.write() as session:
-        node, credential = nodes.join(session, body.token, body.node_name)
+        address = request.client.host if request.client else None
+        node, credential = nodes.join(session, body.token, body.node_name, address)
     return JoinAnswer(
         node_id=node.id,
         node_name=node.name,

@@ -11,11 +11,11 @@ from sqlalchemy.orm import Session
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mooring.api.auth import CurrentCaller
-from mooring.control import idempotency
-from mooring.control.api_keys import Caller
+from mooring.api.context import Context
+from mooring.api.gate import CurrentAccess
+from mooring.control import audit, idempotency
 from mooring.control.idempotency import Answer
-from mooring.db.session import Database
+from mooring.core.access import Access
 from mooring.schemas.base import Json
 
 
@@ -23,14 +23,14 @@ from mooring.schemas.base import Json
 class Call:
     """A POST that may carry an Idempotency-Key."""
 
-    caller: Caller
+    access: Access
     idempotency_key: str | None
     fingerprint: str
 
 
 async def _call(
     request: Request,
-    caller: CurrentCaller,
+    access: CurrentAccess,
     idempotency_key: Annotated[
         str | None,
         Header(
@@ -42,32 +42,55 @@ async def _call(
     ] = None,
 ) -> Call:
     if idempotency_key is None:
-        return Call(caller, None, "")
+        return Call(access, None, "")
     head = f"{request.method} {request.scope['path']}?".encode() + request.scope["query_string"] + b"\n"
-    return Call(caller, idempotency_key, hashlib.sha256(head + await request.body()).hexdigest())
+    return Call(access, idempotency_key, hashlib.sha256(head + await request.body()).hexdigest())
 
 
 CurrentCall = Annotated[Call, Depends(_call)]
 
 
-def once(database: Database, call: Call, act: Callable[[Session], Answer]) -> Response:
-    """Do it in one transaction with its stored answer, or replay the answer it had."""
-    with database.write() as session:
-        key, caller = call.idempotency_key, call.caller.key_id
+Act = Callable[[Session], Answer]
+
+
+def once(context: Context, call: Call, act: Act) -> Response:
+    """Do it in one transaction with its stored answer and its row of the audit log, or replay its answer."""
+    key, caller = call.idempotency_key, call.access.caller.id
+    with context.database.write() as session:
         if key is None:
-            answer = act(session)
+            answer = _audited(session, call.access, act)
         else:
-            stored = idempotency.claim(session, caller, key, call.fingerprint)
+            stored = idempotency.claim(session, context.sealer, caller, key, call.fingerprint)
             if stored is not None:
                 return respond(stored, replayed=True)
-            answer = act(session)
-            idempotency.store(session, caller, key, answer)
+            answer = _audited(session, call.access, act)
+            idempotency.store(session, context.sealer, caller, key, answer)
     # Only here has it been committed; an answer sent earlier could acknowledge what is then lost.
     return respond(answer)
 
 
-def answer(content: Json, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
-    return Answer(status, to_json(content), dict(headers or {}))
+def done(context: Context, access: Access, act: Act) -> Response:
+    """Do it in one transaction with its row of the audit log; for what may be repeated as it is."""
+    with context.database.write() as session:
+        answer = _audited(session, access, act)
+    return respond(answer)
+
+
+def _audited(session: Session, access: Access, act: Act) -> Answer:
+    answer = act(session)
+    if audit.recorded(session) != 1:
+        raise AssertionError(f"{access.action} must write exactly one row of the audit log")
+    return answer
+
+
+def answer(
+    content: Json, status: int = 200, headers: Mapping[str, str] | None = None, *, sealed: bool = False
+) -> Answer:
+    """An answer of JSON. `sealed`: it shows a secret, so what is kept for a replay is encrypted."""
+    return Answer(status, to_json(content), dict(headers or {}), sealed)
+
+
+NO_CONTENT = Answer(204, b"", {})
 
 
 def respond(made: Answer, *, replayed: bool = False) -> Response:

@@ -3,7 +3,24 @@
 from fastapi import FastAPI
 
 from mooring import __version__
-from mooring.api import agent, docs, errors, events, gpus, instances, nodes, openapi, service, streams
+from mooring.api import (
+    agent,
+    api_keys,
+    audit,
+    docs,
+    errors,
+    events,
+    gate,
+    gpus,
+    instances,
+    me,
+    nodes,
+    openapi,
+    projects,
+    service,
+    streams,
+    users,
+)
 from mooring.api.context import Context
 from mooring.api.edge import Edge
 
@@ -19,8 +36,12 @@ def create_app(context: Context) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.context = context
-    for module in (instances, streams, nodes, gpus, events, service, agent, docs):
+    parts = (
+        instances, streams, nodes, gpus, events, projects, users, api_keys, me, audit, service, agent, docs,
+    )  # fmt: skip
+    for module in parts:
         app.include_router(module.router)
+    gate.refuse_ungated(app.routes)
     errors.install(app)
     openapi.install(app)
     app.add_middleware(Edge)

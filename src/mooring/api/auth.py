@@ -1,18 +1,14 @@
-"""Who is calling: bearer keys of users and admins, credentials of nodes."""
+"""Credentials and whom they stand for, remembered for a moment."""
 
 import time
 from threading import Lock
-from typing import Annotated
+from typing import Generic, TypeVar
 
-from fastapi import Depends, Security
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
 
 from mooring.control import api_keys
-from mooring.control.api_keys import Caller
 from mooring.core import credentials
-from mooring.core.errors import Unauthorized
+from mooring.core.access import Caller
 from mooring.db.session import Database
 
 # A revoked key must stop working within a second on every replica; looking it up for each request would
@@ -21,97 +17,70 @@ REMEMBERED_S = 0.5
 NODE_REMEMBERED_S = 60.0
 _LIMIT = 20_000
 
-user_scheme = HTTPBearer(
-    auto_error=False, scheme_name="ApiKey", description="An API key: `Authorization: Bearer mk_…`"
-)
-_node_scheme = HTTPBearer(
-    auto_error=False,
-    scheme_name="NodeCredential",
-    description="A node's credential: `Authorization: Bearer mn_…`",
-)
+Known = TypeVar("Known")
 
 
-class KeyCache:
-    """Callers by the hash of their key, for half a second; nodes for a minute; failures not at all."""
+class _Memory(Generic[Known]):
+    """Values by the hash of a secret, for a time. Failures are not remembered."""
+
+    def __init__(self, kept_s: float) -> None:
+        self._kept_s = kept_s
+        self._lock = Lock()
+        self._known: dict[str, tuple[float, Known]] = {}
+
+    def get(self, hashed: str) -> Known | None:
+        found = self._known.get(hashed)
+        return found[1] if found and time.monotonic() - found[0] < self._kept_s else None
+
+    def put(self, hashed: str, known: Known, since: float) -> None:
+        with self._lock:
+            if len(self._known) >= _LIMIT:
+                self._known.clear()
+            self._known[hashed] = (since, known)
+
+
+class Credentials:
+    """Callers by their key, for half a second; nodes by their credential, for a minute."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._lock = Lock()
-        self._callers: dict[str, tuple[float, Caller]] = {}
-        self._nodes: dict[str, tuple[float, str]] = {}
+        self._callers: _Memory[Caller] = _Memory(REMEMBERED_S)
+        self._nodes: _Memory[str] = _Memory(NODE_REMEMBERED_S)
 
-    def remembered(self, secret: str) -> Caller | None:
-        found = self._callers.get(credentials.hashed(secret))
-        return found[1] if found and time.monotonic() - found[0] < REMEMBERED_S else None
-
-    def node(self, credential: str) -> str | None:
-        """The node of a credential seen in the last minute. Whoever acts on it looks at the node itself."""
-        found = self._nodes.get(credentials.hashed(credential))
-        return found[1] if found and time.monotonic() - found[0] < NODE_REMEMBERED_S else None
-
-    def look_up_node(self, credential: str) -> str:
-        """Raises Unauthorized."""
-        with self._database.read() as session:
-            node_id = api_keys.identify_node(session, credential)
-        with self._lock:
-            if len(self._nodes) >= _LIMIT:
-                self._nodes.clear()
-            self._nodes[credentials.hashed(credential)] = (time.monotonic(), node_id)
-        return node_id
-
-    def caller(self, secret: str) -> Caller:
-        """Whose key this is; may look it up, so not for the event loop.
+    async def caller(self, secret: str) -> Caller:
+        """Whom the key stands for.
 
         Raises:
-            Unauthorized: nobody's.
+            Unauthorized: nobody.
         """
-        return self.remembered(secret) or self.look_up(secret)
+        hashed = credentials.hashed(secret)
+        known = self._callers.get(hashed)
+        return known if known is not None else await run_in_threadpool(self._look_up, secret, hashed)
 
-    def look_up(self, secret: str) -> Caller:
-        """Raises Unauthorized."""
+    async def node(self, secret: str) -> str:
+        """The node of a credential seen in the last minute. Whoever acts on it looks at the node itself.
+
+        Raises:
+            Unauthorized: none.
+        """
+        hashed = credentials.hashed(secret)
+        known = self._nodes.get(hashed)
+        return known if known is not None else await run_in_threadpool(self._look_up_node, secret, hashed)
+
+    def _look_up(self, secret: str, hashed: str) -> Caller:
+        # The clock is read before the look: what is revoked during it is not remembered for longer.
+        since = time.monotonic()
         with self._database.read() as session:
-            caller = api_keys.identify(session, secret)
-            stale = api_keys.use_is_stale(session, caller.key_id)
+            caller, stale = api_keys.identify(session, secret)
         if stale:
             with self._database.write() as session:
-                api_keys.note_use(session, caller.key_id)
-        with self._lock:
-            if len(self._callers) >= _LIMIT:
-                self._callers.clear()
-            self._callers[credentials.hashed(secret)] = (time.monotonic(), caller)
+                api_keys.note_use(session, caller.id)
+        self._callers.put(hashed, caller, since)
         return caller
 
-
-def secret_of(given: HTTPAuthorizationCredentials | None) -> str:
-    """Raises Unauthorized when the request carries no bearer credentials."""
-    if given is None:
-        raise Unauthorized("send your API key: -H 'Authorization: Bearer <key>'")
-    return given.credentials
-
-
-async def _caller(
-    request: Request, given: Annotated[HTTPAuthorizationCredentials | None, Security(user_scheme)]
-) -> Caller:
-    keys: KeyCache = request.app.state.context.keys
-    secret = secret_of(given)
-    remembered = keys.remembered(secret)
-    return remembered if remembered is not None else await run_in_threadpool(keys.look_up, secret)
-
-
-async def _admin(caller: Annotated[Caller, Depends(_caller)]) -> Caller:
-    caller.require(api_keys.ADMIN)
-    return caller
-
-
-async def _node(
-    request: Request, given: Annotated[HTTPAuthorizationCredentials | None, Security(_node_scheme)]
-) -> str:
-    keys: KeyCache = request.app.state.context.keys
-    secret = secret_of(given)
-    remembered = keys.node(secret)
-    return remembered if remembered is not None else await run_in_threadpool(keys.look_up_node, secret)
-
-
-CurrentCaller = Annotated[Caller, Depends(_caller)]
-Admin = Annotated[Caller, Depends(_admin)]
-CurrentNode = Annotated[str, Depends(_node)]
+    def _look_up_node(self, secret: str, hashed: str) -> str:
+        since = time.monotonic()
+        with self._database.read() as session:
+            node_id = api_keys.identify_node(session, secret)
+        self._nodes.put(hashed, node_id, since)
+        return node_id

@@ -5,17 +5,14 @@ a 400 or 422 here and never a 500 from a database.
 """
 
 import json
-from collections.abc import Callable, Coroutine
 from typing import Any
 
-from fastapi.routing import APIRoute
 from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import Response
 
+from mooring.api.gate import GatedRoute, Handler
 from mooring.core.errors import BadRequest, UnsupportedMediaType
-
-Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 class StrictRequest(Request):
@@ -50,11 +47,11 @@ def _without_control(message: str) -> str:
     return json.dumps(message, ensure_ascii=True)[1:-1]
 
 
-class StrictRoute(APIRoute):
-    """A route that hands its endpoint a StrictRequest."""
+class StrictRoute(GatedRoute):
+    """A gated route that hands its endpoint a StrictRequest."""
 
-    def get_route_handler(self) -> Handler:
-        inner = super().get_route_handler()
+    def open_handler(self) -> Handler:
+        inner = super().open_handler()
 
         async def handle(request: Request) -> Response:
             strict = StrictRequest(request.scope, request.receive)

@@ -6,10 +6,11 @@ from typing import Annotated
 from fastapi import Depends
 from starlette.requests import HTTPConnection
 
-from mooring.api.auth import KeyCache
+from mooring.api.auth import Credentials
 from mooring.api.channels import Channels
 from mooring.api.rendered import RenderedInstances
 from mooring.control.bootstrap import Identity
+from mooring.control.sealing import Sealer
 from mooring.db.session import Database
 from mooring.settings import Settings
 
@@ -19,7 +20,8 @@ class Context:
     settings: Settings
     database: Database
     identity: Identity
-    keys: KeyCache
+    credentials: Credentials
+    sealer: Sealer
     channels: Channels
     rendered: RenderedInstances = field(default_factory=RenderedInstances)
     # With `mooring up`, /readyz waits for the first reports of this many local nodes.

@@ -6,7 +6,9 @@ from fastapi import APIRouter
 from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.responses import HTMLResponse, Response
 
-router = APIRouter(include_in_schema=False)
+from mooring.api.gate import GatedRoute
+
+router = APIRouter(include_in_schema=False, route_class=GatedRoute)
 
 _ASSETS = {
     "swagger-ui-bundle.js": "text/javascript",

@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from mooring.core import errors
 from mooring.core.errors import MooringError
-from mooring.schemas.base import PROBLEM_MEDIA_TYPE
+from mooring.schemas.base import LONGEST_DETAIL, LONGEST_PATH, PROBLEM_MEDIA_TYPE
 
 log = logging.getLogger(__name__)
 
@@ -56,15 +56,19 @@ def problem_response(request: Request, error: MooringError) -> Response:
         "type": f"urn:mooring:error:{error.error_code}",
         "title": error.title,
         "status": status,
-        "detail": error.message,
+        "detail": _at_most(error.message, LONGEST_DETAIL),
         # Not `request.url`, which the Host header and control characters can bend.
-        "instance": request.scope["path"],
+        "instance": request.scope["path"][:LONGEST_PATH],
         "code": error.error_code,
         "request_id": getattr(request.state, "request_id", ""),
         "retryable": error.retryable,
         **error.fields,
     }
     return Response(to_json(document), status, _headers(status), PROBLEM_MEDIA_TYPE)
+
+
+def _at_most(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
 def _headers(status: int) -> dict[str, str]:
@@ -116,7 +120,7 @@ def _field_error(item: Mapping[str, Any]) -> dict[str, str]:
         pointer = "".join(f"/{_escaped(str(part))}" for part in path)
     else:
         pointer = str(path[0] if path else "")
-    return {"pointer": pointer, "code": _code(item), "message": _message(item)}
+    return {"pointer": pointer, "code": _code(item), "message": _at_most(_message(item), LONGEST_DETAIL)}
 
 
 def _message(item: Mapping[str, Any]) -> str:

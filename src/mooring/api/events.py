@@ -10,11 +10,12 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
 from mooring.api import answers, sse, views
-from mooring.api.auth import CurrentCaller
 from mooring.api.body import StrictRoute
 from mooring.api.context import Context, Ctx
+from mooring.api.gate import CurrentAccess
 from mooring.api.responses import errors
 from mooring.control import events
+from mooring.core.access import Access
 from mooring.core.errors import BadRequest
 from mooring.schemas.base import Json
 from mooring.schemas.events import EventList
@@ -33,7 +34,7 @@ _BATCH = 200
 )
 async def list_events(
     context: Ctx,
-    _caller: CurrentCaller,
+    access: CurrentAccess,
     after: Annotated[int, Query(ge=0, lt=_SEQ_LIMIT, description="the last `seq` you have")] = 0,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     wait_s: Annotated[float, Query(ge=0, le=60, allow_inf_nan=False, description="hold an empty answer")] = 0,
@@ -43,9 +44,13 @@ async def list_events(
     """Events after a `seq`, oldest first; with `Accept: text/event-stream` they follow as they happen."""
     after = _resumed(last_event_id, after)
     if sse.wanted(accept):
-        await run_in_threadpool(_read, context, after, 1)  # a 410 must be a status, not a broken stream
-        return StreamingResponse(_follow(context, after), media_type=sse.MEDIA_TYPE, headers=sse.HEADERS)
-    items = await _wait_for_some(context, after, limit, wait_s)
+        await run_in_threadpool(
+            _read, context, access, after, 1
+        )  # a 410 must be a status, not a broken stream
+        return StreamingResponse(
+            _follow(context, access, after), media_type=sse.MEDIA_TYPE, headers=sse.HEADERS
+        )
+    items = await _wait_for_some(context, access, after, limit, wait_s)
     last = items[-1]["seq"] if items else after
     return answers.respond(answers.answer({"items": items, "next_cursor": None, "last_seq": last}))
 
@@ -58,25 +63,30 @@ def _resumed(last_event_id: str | None, after: int) -> int:
     return int(last_event_id)
 
 
-def _read(context: Context, after: int, limit: int) -> list[Json]:
+def _read(context: Context, access: Access, after: int, limit: int) -> list[Json]:
     with context.database.read() as session:
-        return [views.event(row) for row in events.page(session, after=after, limit=limit)]
+        return [
+            views.event(row)
+            for row in events.page(session, after=after, limit=limit, projects=access.projects)
+        ]
 
 
-async def _wait_for_some(context: Context, after: int, limit: int, wait_s: float) -> list[Json]:
+async def _wait_for_some(
+    context: Context, access: Access, after: int, limit: int, wait_s: float
+) -> list[Json]:
     deadline = time.monotonic() + wait_s
     with context.database.signals.subscribed("events") as waiter:
         while True:
-            items = await run_in_threadpool(_read, context, after, limit)
+            items = await run_in_threadpool(_read, context, access, after, limit)
             left = deadline - time.monotonic()
             if items or left <= 0 or context.database.signals.closing:
                 return items
             await waiter.wait(min(left, 5.0))
 
 
-async def _follow(context: Context, after: int) -> AsyncIterator[bytes]:
+async def _follow(context: Context, access: Access, after: int) -> AsyncIterator[bytes]:
     while not context.database.signals.closing:
-        items = await _wait_for_some(context, after, _BATCH, sse.KEEPALIVE_S)
+        items = await _wait_for_some(context, access, after, _BATCH, sse.KEEPALIVE_S)
         if not items:
             yield sse.KEEPALIVE
         for item in items:

@@ -5,15 +5,18 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from pydantic import Field
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 from starlette.responses import Response
 
 from mooring.api import answers, lists, views
 from mooring.api.answers import CurrentCall
-from mooring.api.auth import Admin, CurrentCaller
 from mooring.api.body import StrictRoute
 from mooring.api.context import Ctx
+from mooring.api.gate import CurrentAccess
 from mooring.api.responses import errors
 from mooring.control import gpus, instance_types
+from mooring.control.idempotency import Answer
+from mooring.core.access import Access
 from mooring.core.errors import Unavailable
 from mooring.core.gpu import Health, Sample
 from mooring.core.text import Text
@@ -29,7 +32,7 @@ class GpuQuery(lists.PageQuery):
 
 
 @router.get("/gpus", response_model=GpuList, responses=errors(), operation_id="list_gpus")
-def list_gpus(context: Ctx, _caller: CurrentCaller, asked: Annotated[GpuQuery, Query()]) -> Response:
+def list_gpus(context: Ctx, access: CurrentAccess, asked: Annotated[GpuQuery, Query()]) -> Response:
     """Every GPU of every node, with its holder and its health."""
     query = select(tables.Gpu).join(tables.Node).where(tables.Node.deleted_at.is_(None))
     for column in ("node_id", "health"):
@@ -37,43 +40,49 @@ def list_gpus(context: Ctx, _caller: CurrentCaller, asked: Annotated[GpuQuery, Q
             query = query.where(getattr(tables.Gpu, column) == value)
     with context.database.read() as session:
         rows, cursor = lists.page(session, query, tables.Gpu.uuid, asked, context.identity.cursor_secret)
-        content = {"items": views.gpus(session, [row[0] for row in rows]), "next_cursor": cursor}
+        content = {"items": views.gpus(session, access, [row[0] for row in rows]), "next_cursor": cursor}
     return answers.respond(answers.answer(content))
 
 
 @router.get("/gpus/{uuid}", response_model=Gpu, responses=errors(404), operation_id="get_gpu")
-def get_gpu(uuid: str, context: Ctx, _caller: CurrentCaller) -> Response:
+def get_gpu(uuid: str, context: Ctx, access: CurrentAccess) -> Response:
     """One GPU as it is now."""
     with context.database.read() as session:
-        return answers.respond(answers.answer(views.gpus(session, [gpus.get(session, uuid)])[0]))
+        return answers.respond(_shown(session, access, gpus.get(session, uuid)))
+
+
+def _shown(session: Session, access: Access, row: tables.Gpu) -> Answer:
+    return answers.answer(views.gpus(session, access, [row])[0])
 
 
 @router.get(
     "/gpus/{uuid}/metrics", response_model=Sample, responses=errors(404), operation_id="get_gpu_metrics"
 )
-def get_gpu_metrics(uuid: str, context: Ctx, _caller: CurrentCaller) -> Response:
+def get_gpu_metrics(uuid: str, context: Ctx, access: CurrentAccess) -> Response:
     """Its newest sample; what the card does not support is null."""
     with context.database.read() as session:
-        found = views.samples(session, [gpus.get(session, uuid).uuid])
+        row = gpus.get(session, uuid)
+        gpus.require_visible_figures(session, access, row.uuid)
+        found = views.samples(session, [row.uuid])
     if not found:
         raise Unavailable(f"the node of {uuid} has told no figures; is it reachable?", code="no_sample")
     return answers.respond(answers.answer(found[0]))
 
 
 @router.post("/gpus/{uuid}/clear", response_model=Gpu, responses=errors(404, 409), operation_id="clear_gpu")
-def clear_gpu(uuid: str, context: Ctx, _admin: Admin, call: CurrentCall) -> Response:
+def clear_gpu(uuid: str, context: Ctx, call: CurrentCall) -> Response:
     """Trust a quarantined GPU again and give it out."""
-    return answers.once(
-        context.database,
-        call,
-        lambda session: answers.answer(views.gpus(session, [gpus.clear(session, uuid)])[0]),
-    )
+
+    def act(session: Session) -> Answer:
+        return _shown(session, call.access, gpus.clear(session, call.access, uuid))
+
+    return answers.once(context, call, act)
 
 
 @router.get(
     "/instance-types", response_model=InstanceTypeList, responses=errors(), operation_id="list_instance_types"
 )
-def list_instance_types(context: Ctx, _caller: CurrentCaller) -> Response:
+def list_instance_types(context: Ctx, access: CurrentAccess) -> Response:
     """What the inventory offers: model x count, and how many of each could start now."""
     with context.database.read() as session:
         items = [views.instance_type(kind) for kind in instance_types.derive(session)]

@@ -9,12 +9,13 @@ from starlette.responses import Response
 
 from mooring.api import answers, lists, rendered, views, waiting
 from mooring.api.answers import CurrentCall, IfMatch
-from mooring.api.auth import CurrentCaller
 from mooring.api.body import StrictRoute
 from mooring.api.context import Context, Ctx
+from mooring.api.gate import CurrentAccess
 from mooring.api.responses import errors
-from mooring.control import events, explaining, instances
+from mooring.control import events, explaining, instances, projects
 from mooring.control.idempotency import Answer
+from mooring.core.access import Access
 from mooring.core.instance import Reason, State
 from mooring.core.text import LabelFilter, Text
 from mooring.db import tables
@@ -70,21 +71,23 @@ def create_instance(
     With `on_capacity: fail` it is placed at once or refused with 409.
     """
     if dry_run:
-        return answers.respond(answers.answer(_dry_run(context, body)))
+        return answers.respond(answers.answer(_dry_run(context, call.access, body)))
 
     def act(session: Session) -> Answer:
-        project_id = explaining.project_of(session, body, context.identity.default_project_id)
-        row = instances.create(session, project_id, body)
+        project_id = projects.chosen(
+            session, call.access, body.project_id, context.identity.default_project_id
+        )
+        row = instances.create(session, call.access, project_id, body)
         if body.on_capacity == "fail":
             explaining.place_now(session, row)
         return _shown(session, row, status=201, location=True)
 
-    return answers.once(context.database, call, act)
+    return answers.once(context, call, act)
 
 
-def _dry_run(context: Context, body: InstanceCreate) -> Json:
+def _dry_run(context: Context, access: Access, body: InstanceCreate) -> Json:
     with context.database.read() as session:
-        explaining.project_of(session, body, context.identity.default_project_id)
+        projects.chosen(session, access, body.project_id, context.identity.default_project_id)
         outcome = explaining.dry_run(session, body)
         return {
             "placeable": outcome.placement is not None,
@@ -103,11 +106,11 @@ def _shown(session: Session, row: tables.Instance, status: int = 200, *, locatio
 
 
 @router.get("", response_model=InstanceList, responses=errors(), operation_id="list_instances")
-def list_instances(
-    context: Ctx, _caller: CurrentCaller, asked: Annotated[InstanceQuery, Query()]
-) -> Response:
+def list_instances(context: Ctx, access: CurrentAccess, asked: Annotated[InstanceQuery, Query()]) -> Response:
     """Live instances, newest first."""
     query = rendered.heads().where(tables.Instance.deleted_at.is_(None))
+    if access.projects is not None:
+        query = query.where(tables.Instance.project_id.in_(access.projects))
     for column in ("state", "name", "node_id", "project_id"):
         if (value := getattr(asked, column)) is not None:
             query = query.where(getattr(tables.Instance, column) == value)
@@ -120,10 +123,10 @@ def list_instances(
 
 
 @router.get("/{instance_id}", response_model=Instance, responses=errors(404), operation_id="get_instance")
-def get_instance(instance_id: str, context: Ctx, _caller: CurrentCaller) -> Response:
+def get_instance(instance_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """One instance as it is now."""
     with context.database.read() as session:
-        return answers.respond(_shown(session, instances.get(session, instance_id)))
+        return answers.respond(_shown(session, instances.get(session, access, instance_id)))
 
 
 @router.patch(
@@ -133,13 +136,15 @@ def get_instance(instance_id: str, context: Ctx, _caller: CurrentCaller) -> Resp
     operation_id="update_instance",
 )
 def update_instance(
-    instance_id: str, body: InstancePatch, context: Ctx, _caller: CurrentCaller, if_match: IfMatch
+    instance_id: str, body: InstancePatch, context: Ctx, access: CurrentAccess, if_match: IfMatch
 ) -> Response:
     """Change name, labels or the longest duration; null takes the duration's limit away."""
     changes = body.model_dump(exclude_unset=True)
-    with context.database.write() as session:
-        answer = _shown(session, instances.patch(session, instance_id, changes, if_match))
-    return answers.respond(answer)
+    return answers.done(
+        context,
+        access,
+        lambda session: _shown(session, instances.patch(session, access, instance_id, changes, if_match)),
+    )
 
 
 @router.delete(
@@ -149,11 +154,13 @@ def update_instance(
     responses=errors(404, 409, 412),
     operation_id="delete_instance",
 )
-def delete_instance(instance_id: str, context: Ctx, _caller: CurrentCaller, if_match: IfMatch) -> Response:
+def delete_instance(instance_id: str, context: Ctx, access: CurrentAccess, if_match: IfMatch) -> Response:
     """Stop it and remove every trace; it answers 404 once that is done."""
-    with context.database.write() as session:
-        answer = _shown(session, instances.delete(session, instance_id, if_match), status=202)
-    return answers.respond(answer)
+    return answers.done(
+        context,
+        access,
+        lambda session: _shown(session, instances.delete(session, access, instance_id, if_match), status=202),
+    )
 
 
 @router.post(
@@ -171,10 +178,10 @@ def stop_instance(
 ) -> Response:
     """End its process: SIGTERM, then SIGKILL after `timeout_s`. Its logs stay until it is deleted."""
     return answers.once(
-        context.database,
+        context,
         call,
         lambda session: _shown(
-            session, instances.stop(session, instance_id, body.timeout_s, BY_USER), status=202
+            session, instances.stop(session, call.access, instance_id, body.timeout_s, BY_USER), status=202
         ),
     )
 
@@ -189,9 +196,9 @@ def stop_instance(
 def start_instance(instance_id: str, context: Ctx, call: CurrentCall) -> Response:
     """Queue an ended instance again; it may be placed elsewhere, in a new container."""
     return answers.once(
-        context.database,
+        context,
         call,
-        lambda session: _shown(session, instances.start(session, instance_id), status=202),
+        lambda session: _shown(session, instances.start(session, call.access, instance_id), status=202),
     )
 
 
@@ -205,9 +212,9 @@ def start_instance(instance_id: str, context: Ctx, call: CurrentCall) -> Respons
 def restart_instance(instance_id: str, context: Ctx, call: CurrentCall) -> Response:
     """A new container on the same GPUs, after the old one is gone."""
     return answers.once(
-        context.database,
+        context,
         call,
-        lambda session: _shown(session, instances.restart(session, instance_id), status=202),
+        lambda session: _shown(session, instances.restart(session, call.access, instance_id), status=202),
     )
 
 
@@ -217,12 +224,14 @@ def restart_instance(instance_id: str, context: Ctx, call: CurrentCall) -> Respo
 async def wait_for_instance(
     instance_id: str,
     context: Ctx,
-    _caller: CurrentCaller,
+    access: CurrentAccess,
     state: WaitState = "running",
     timeout_s: Annotated[float, Query(ge=1, le=60, allow_inf_nan=False)] = 30,
 ) -> Response:
     """Answer when it reaches a state, or when it no longer can, or at the timeout."""
-    return answers.respond(answers.answer(await waiting.wait(context, instance_id, State(state), timeout_s)))
+    return answers.respond(
+        answers.answer(await waiting.wait(context, access, instance_id, State(state), timeout_s))
+    )
 
 
 @router.get(
@@ -231,10 +240,10 @@ async def wait_for_instance(
     responses=errors(404),
     operation_id="get_instance_metrics",
 )
-def get_instance_metrics(instance_id: str, context: Ctx, _caller: CurrentCaller) -> Response:
+def get_instance_metrics(instance_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """The newest sample of each of its GPUs."""
     with context.database.read() as session:
-        row = instances.get(session, instance_id)
+        row = instances.get(session, access, instance_id)
         uuids = instances.held_gpus(session, [row.id]).get(row.id, [])
         items = views.samples(session, uuids)
     return answers.respond(answers.answer({"items": items}))
@@ -249,13 +258,13 @@ def get_instance_metrics(instance_id: str, context: Ctx, _caller: CurrentCaller)
 def list_instance_events(
     instance_id: str,
     context: Ctx,
-    _caller: CurrentCaller,
+    access: CurrentAccess,
     after: Annotated[int, Query(ge=0, lt=2**63, description="the last `seq` you have")] = 0,
     limit: Annotated[int, Query(ge=1, le=200)] = 200,
 ) -> Response:
     """Its history, oldest first."""
     with context.database.read() as session:
-        row = instances.get(session, instance_id)
+        row = instances.get(session, access, instance_id)
         found = events.page(session, after=after, limit=limit, instance_id=row.id)
         content = {"items": [views.event(event) for event in found], "next_cursor": None}
     return answers.respond(answers.answer(content))
@@ -267,10 +276,10 @@ def list_instance_events(
     responses=errors(404),
     operation_id="explain_instance",
 )
-def explain_instance(instance_id: str, context: Ctx, _caller: CurrentCaller) -> Response:
+def explain_instance(instance_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """Why it is where it is; while it waits, why each node refuses it and what would fit."""
     with context.database.read() as session:
-        row = instances.get(session, instance_id)
+        row = instances.get(session, access, instance_id)
         shown = views.instance(session, row)
         why = explaining.explain(session, row)
         content = {name: shown[name] for name in ("state", "reason", "queue_position", "node_id")}

@@ -9,13 +9,14 @@ from sqlalchemy.orm import Session
 from starlette.responses import Response
 
 from mooring.api import answers, lists, views
-from mooring.api.answers import CurrentCall
-from mooring.api.auth import Admin, CurrentCaller
+from mooring.api.answers import Call, CurrentCall
 from mooring.api.body import StrictRoute
-from mooring.api.context import Ctx
+from mooring.api.context import Context, Ctx
+from mooring.api.gate import CurrentAccess
 from mooring.api.responses import errors
 from mooring.control import nodes
 from mooring.control.idempotency import Answer
+from mooring.core.access import Access
 from mooring.core.text import Text
 from mooring.db import tables
 from mooring.schemas.base import timestamp
@@ -29,49 +30,50 @@ class NodeQuery(lists.PageQuery):
 
 
 @router.get("/nodes", response_model=NodeList, responses=errors(), operation_id="list_nodes")
-def list_nodes(context: Ctx, _caller: CurrentCaller, asked: Annotated[NodeQuery, Query()]) -> Response:
+def list_nodes(context: Ctx, access: CurrentAccess, asked: Annotated[NodeQuery, Query()]) -> Response:
     """The machines with their GPUs, newest first."""
     query = select(tables.Node).where(tables.Node.deleted_at.is_(None))
     if asked.name is not None:
         query = query.where(tables.Node.name == asked.name)
     with context.database.read() as session:
         rows, cursor = lists.page(session, query, tables.Node.id, asked, context.identity.cursor_secret)
-        content = {"items": views.nodes(session, [row[0] for row in rows]), "next_cursor": cursor}
+        content = {"items": views.nodes(session, access, [row[0] for row in rows]), "next_cursor": cursor}
     return answers.respond(answers.answer(content))
 
 
 @router.get("/nodes/{node_id}", response_model=Node, responses=errors(404), operation_id="get_node")
-def get_node(node_id: str, context: Ctx, _caller: CurrentCaller) -> Response:
+def get_node(node_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """One machine as it is now."""
     with context.database.read() as session:
-        return answers.respond(_shown(session, nodes.get(session, node_id)))
+        return answers.respond(_shown(session, access, nodes.get(session, node_id)))
 
 
-def _shown(session: Session, row: tables.Node) -> Answer:
+def _shown(session: Session, access: Access, row: tables.Node) -> Answer:
     session.flush()
-    return answers.answer(views.nodes(session, [row])[0])
+    return answers.answer(views.nodes(session, access, [row])[0])
 
 
 @router.post(
     "/nodes/{node_id}/cordon", response_model=Node, responses=errors(404, 409), operation_id="cordon_node"
 )
-def cordon_node(node_id: str, context: Ctx, _admin: Admin, call: CurrentCall) -> Response:
+def cordon_node(node_id: str, context: Ctx, call: CurrentCall) -> Response:
     """Place nothing new on it; what runs there runs on."""
-    return answers.once(
-        context.database, call, lambda session: _shown(session, nodes.cordon(session, node_id, cordoned=True))
-    )
+    return _cordoned(context, call, node_id, cordoned=True)
+
+
+def _cordoned(context: Context, call: Call, node_id: str, *, cordoned: bool) -> Response:
+    def act(session: Session) -> Answer:
+        return _shown(session, call.access, nodes.cordon(session, call.access, node_id, cordoned=cordoned))
+
+    return answers.once(context, call, act)
 
 
 @router.post(
     "/nodes/{node_id}/uncordon", response_model=Node, responses=errors(404, 409), operation_id="uncordon_node"
 )
-def uncordon_node(node_id: str, context: Ctx, _admin: Admin, call: CurrentCall) -> Response:
+def uncordon_node(node_id: str, context: Ctx, call: CurrentCall) -> Response:
     """Place on it again; ends a drain too."""
-    return answers.once(
-        context.database,
-        call,
-        lambda session: _shown(session, nodes.cordon(session, node_id, cordoned=False)),
-    )
+    return _cordoned(context, call, node_id, cordoned=False)
 
 
 @router.post(
@@ -83,29 +85,31 @@ def uncordon_node(node_id: str, context: Ctx, _admin: Admin, call: CurrentCall) 
 def drain_node(
     node_id: str,
     context: Ctx,
-    _admin: Admin,
     call: CurrentCall,
     body: Annotated[Drain, Body()] = Drain(),  # noqa: B008 - frozen
 ) -> Response:
     """Place nothing new on it; what is left there at the deadline is stopped."""
-    return answers.once(
-        context.database,
-        call,
-        lambda session: _shown(session, nodes.drain(session, node_id, body.deadline_s)),
-    )
+
+    def act(session: Session) -> Answer:
+        return _shown(session, call.access, nodes.drain(session, call.access, node_id, body.deadline_s))
+
+    return answers.once(context, call, act)
 
 
 @router.delete("/nodes/{node_id}", status_code=204, responses=errors(404, 409), operation_id="delete_node")
 def delete_node(
     node_id: str,
     context: Ctx,
-    _admin: Admin,
+    access: CurrentAccess,
     force: Annotated[bool, Query(description="the machine is dead: what it held has failed")] = False,
 ) -> Response:
     """Forget a machine. Refused while instances live there, unless it is declared dead."""
-    with context.database.write() as session:
-        nodes.delete(session, node_id, force=force)
-    return Response(status_code=204)
+
+    def act(session: Session) -> Answer:
+        nodes.delete(session, access, node_id, force=force)
+        return answers.NO_CONTENT
+
+    return answers.done(context, access, act)
 
 
 @router.post(
@@ -115,17 +119,17 @@ def delete_node(
     responses=errors(409, body=True),
     operation_id="create_join_token",
 )
-def create_join_token(body: JoinTokenCreate, context: Ctx, _admin: Admin, call: CurrentCall) -> Response:
+def create_join_token(body: JoinTokenCreate, context: Ctx, call: CurrentCall) -> Response:
     """A token that one machine can join with, once: `MOORING_JOIN_TOKEN=… mooring agent`."""
 
     def act(session: Session) -> Answer:
-        token, secret = nodes.create_join_token(session, body.ttl_s, body.node_name)
+        token, secret = nodes.create_join_token(session, call.access, body.ttl_s, body.node_name)
         content = {
             "id": token.id,
             "token": secret,
             "node_name": token.node_name,
             "expires_at": timestamp(token.expires_at),
         }
-        return answers.answer(content, 201)
+        return answers.answer(content, 201, sealed=True)
 
-    return answers.once(context.database, call, act)
+    return answers.once(context, call, act)

@@ -6,6 +6,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
+from mooring.api import openapi_answers, openapi_limits, openapi_links
 from mooring.schemas.agent import JoinRequest, SyncRequest
 from mooring.schemas.base import Json, Problem
 
@@ -45,7 +46,13 @@ def _document(app: FastAPI) -> Json:
         routes=app.routes,
         tags=TAGS,
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
-        servers=[{"url": "/"}],
+        servers=[
+            {
+                "url": "/",
+                "description": "the installation that sent this, production or test",
+                "x-internal": False,
+            }
+        ],
     )
     schemas: dict[str, Any] = made["components"]["schemas"]
     # FastAPI's own error model is never sent.
@@ -56,4 +63,7 @@ def _document(app: FastAPI) -> Json:
         ref_template=_REF,
     )
     schemas.update({name: schema for name, schema in extra["$defs"].items() if name not in schemas})
+    openapi_answers.complete(made)
+    openapi_links.add(made)
+    openapi_limits.state(made)
     return made

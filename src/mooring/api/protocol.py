@@ -17,6 +17,7 @@ class HttpProtocol(HttpToolsProtocol):
             title=BadRequest.title,
             status=400,
             detail=msg,
+            instance=None,
             code="malformed_request",
             request_id=request_id,
             retryable=False,

@@ -10,24 +10,32 @@ _WHAT = {
     403: "The key may not do this.",
     404: "It does not exist, or belongs to somebody else.",
     409: "The present state forbids it.",
-    410: "The events asked for are no longer kept.",
+    410: "What was asked for is no longer kept.",
     412: "It changed since you read it.",
     413: "The body is larger than 1 MiB.",
     415: "The body is not JSON.",
     422: "The request is well-formed and asks for something impossible.",
     429: "Too many requests; see Retry-After.",
+    431: "Path, query and headers are larger than 64 KiB.",
+    500: "A bug in Mooring; its log has the cause under the request_id.",
     503: "The database or the node does not answer just now; see Retry-After.",
 }
-_ALWAYS = (400, 401, 403, 422, 503)
-_WITH_BODY = (413, 415)
+# What the layers around every operation may answer, before it is looked at.
+ANY_REQUEST = (400, 413, 431, 500)
+WITH_CREDENTIALS = (401, 403, 429)
+_ALWAYS = (*WITH_CREDENTIALS, 422, 503)
+_WITH_BODY = (415,)
 
 Responses = dict[int | str, dict[str, Any]]
 
 
 def errors(*statuses: int, body: bool = False) -> Responses:
     """The usual errors and these; `body` adds those of a request with a JSON body."""
-    listed = sorted({*_ALWAYS, *statuses, *(_WITH_BODY if body else ())})
+    listed = sorted({*ANY_REQUEST, *_ALWAYS, *statuses, *(_WITH_BODY if body else ())})
+    return {status: problem(status) for status in listed}
+
+
+def problem(status: int) -> dict[str, Any]:
+    """One error answer, as the document has it."""
     schema = {"schema": {"$ref": "#/components/schemas/Problem"}}
-    return {
-        status: {"description": _WHAT[status], "content": {PROBLEM_MEDIA_TYPE: schema}} for status in listed
-    }
+    return {"description": _WHAT[status], "content": {PROBLEM_MEDIA_TYPE: schema}}

@@ -1,9 +1,6 @@
 """Health, readiness and Prometheus figures of the service itself."""
 
-from typing import Annotated
-
-from fastapi import APIRouter, Security
-from fastapi.security import HTTPAuthorizationCredentials
+from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -11,15 +8,15 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.responses import PlainTextResponse, Response
 
 from mooring.api import answers
-from mooring.api.auth import secret_of, user_scheme
 from mooring.api.context import Context, Ctx
+from mooring.api.gate import CurrentAccess, GatedRoute
 from mooring.api.responses import errors
-from mooring.control import api_keys, metrics
+from mooring.control import metrics
 from mooring.core.errors import Unavailable
 from mooring.db import migrate
 from mooring.schemas.base import Answer
 
-router = APIRouter(tags=["service"])
+router = APIRouter(tags=["service"], route_class=GatedRoute)
 
 
 class Status(Answer):
@@ -59,12 +56,8 @@ class _Once(Collector):
 
 
 @router.get("/metrics", response_class=PlainTextResponse, responses=errors(), operation_id="get_metrics")
-def get_metrics(
-    context: Ctx, given: Annotated[HTTPAuthorizationCredentials | None, Security(user_scheme)]
-) -> Response:
+def get_metrics(context: Ctx, _access: CurrentAccess) -> Response:
     """Prometheus text, for an admin key or one with the scope `metrics:read`."""
-    if not context.settings.metrics_public:
-        context.keys.caller(secret_of(given)).require(api_keys.METRICS)
     return Response(_rendered(context), media_type=CONTENT_TYPE_LATEST)
 
 

@@ -12,13 +12,14 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from mooring.api import answers, sse
 from mooring.api.answers import CurrentCall
-from mooring.api.auth import CurrentCaller
 from mooring.api.body import StrictRoute
 from mooring.api.channels import Channel
 from mooring.api.context import Context, Ctx
+from mooring.api.gate import CurrentAccess
 from mooring.api.responses import errors
 from mooring.control import idempotency, streams
 from mooring.core import ids
+from mooring.core.access import Access
 from mooring.core.errors import BadRequest, Conflict, MooringError, NotRunning, Unavailable
 from mooring.db.types import new_id
 from mooring.schemas.agent import ExecRequest, LogsRequest, StreamError, StreamFrame
@@ -87,27 +88,31 @@ def _refused(error: StreamError) -> MooringError:
     return Conflict(error.message, code=error.code)
 
 
-async def _open(context: Context, instance_id: str, asked: LogsRequest | ExecRequest) -> Stream:
-    node_id = await run_in_threadpool(_node_of, context, instance_id, asked)
+async def _open(
+    context: Context, access: Access, instance_id: str, asked: LogsRequest | ExecRequest
+) -> Stream:
+    node_id = await run_in_threadpool(_node_of, context, access, instance_id, asked)
     # The channel is there before the node can hear of the stream.
     stream = Stream(context, node_id, new_id(ids.STREAM))
     try:
-        await run_in_threadpool(_ask, context, instance_id, stream.id, asked)
+        await run_in_threadpool(_ask, context, access, instance_id, stream.id, asked)
     except BaseException:
         await asyncio.shield(stream.close())
         raise
     return stream
 
 
-def _node_of(context: Context, instance_id: str, asked: LogsRequest | ExecRequest) -> str:
+def _node_of(context: Context, access: Access, instance_id: str, asked: LogsRequest | ExecRequest) -> str:
     with context.database.read() as session:
-        return streams.check(session, instance_id, running=isinstance(asked, ExecRequest))[1]
+        return streams.check(session, access, instance_id, running=isinstance(asked, ExecRequest))[1]
 
 
-def _ask(context: Context, instance_id: str, stream_id: str, asked: LogsRequest | ExecRequest) -> None:
+def _ask(
+    context: Context, access: Access, instance_id: str, stream_id: str, asked: LogsRequest | ExecRequest
+) -> None:
     with context.database.write() as session:
-        row, _node_id = streams.check(session, instance_id, running=isinstance(asked, ExecRequest))
-        streams.ask(session, row, stream_id, asked, context.settings.advertise_url)
+        row, _node_id = streams.check(session, access, instance_id, running=isinstance(asked, ExecRequest))
+        streams.ask(session, access, row, stream_id, asked, context.settings.advertise_url)
 
 
 def _forget(context: Context, stream_id: str) -> None:
@@ -124,7 +129,7 @@ def _forget(context: Context, stream_id: str) -> None:
 async def get_instance_logs(
     instance_id: str,
     context: Ctx,
-    _caller: CurrentCaller,
+    access: CurrentAccess,
     tail: Annotated[int | None, Query(ge=0, le=1_000_000, description="the last so many lines")] = 100,
     since: Annotated[datetime | None, Query(description="lines from this moment on")] = None,
     follow: Annotated[bool, Query(description="go on until the container ends")] = False,
@@ -136,7 +141,7 @@ async def get_instance_logs(
     asked = LogsRequest(
         tail=None if resumed else tail, since=resumed or (since.isoformat() if since else None), follow=follow
     )
-    stream = await _open(context, instance_id, asked)
+    stream = await _open(context, access, instance_id, asked)
     try:
         first = await stream.first()
     except BaseException:
@@ -193,29 +198,29 @@ async def exec_in_instance(instance_id: str, body: ExecBody, context: Ctx, call:
     key = call.idempotency_key
     if key is not None:
         # A command runs outside of any transaction: the key is taken first, and answered afterwards.
-        stored = await run_in_threadpool(_claim, context, call.caller.key_id, key, call.fingerprint)
+        stored = await run_in_threadpool(_claim, context, call.access.caller.id, key, call.fingerprint)
         if stored is not None:
             return answers.respond(stored, replayed=True)
     try:
-        answer = answers.answer(await _exec(context, instance_id, body))
+        answer = answers.answer(await _exec(context, call.access, instance_id, body))
     except MooringError as error:
         # Where it may have run, a repeat must not run it again.
         if key is not None and error.error_code in _NOTHING_RAN:
-            await asyncio.shield(run_in_threadpool(_abandon, context, call.caller.key_id, key))
+            await asyncio.shield(run_in_threadpool(_abandon, context, call.access.caller.id, key))
         raise
     if key is not None:
-        await run_in_threadpool(_store, context, call.caller.key_id, key, answer)
+        await run_in_threadpool(_store, context, call.access.caller.id, key, answer)
     return answers.respond(answer)
 
 
 def _claim(context: Context, caller: str, key: str, fingerprint: str) -> idempotency.Answer | None:
     with context.database.write() as session:
-        return idempotency.claim(session, caller, key, fingerprint)
+        return idempotency.claim(session, context.sealer, caller, key, fingerprint)
 
 
 def _store(context: Context, caller: str, key: str, answer: idempotency.Answer) -> None:
     with context.database.write() as session:
-        idempotency.store(session, caller, key, answer)
+        idempotency.store(session, context.sealer, caller, key, answer)
 
 
 def _abandon(context: Context, caller: str, key: str) -> None:
@@ -223,9 +228,9 @@ def _abandon(context: Context, caller: str, key: str) -> None:
         idempotency.abandon(session, caller, key)
 
 
-async def _exec(context: Context, instance_id: str, body: ExecBody) -> Json:
+async def _exec(context: Context, access: Access, instance_id: str, body: ExecBody) -> Json:
     asked = ExecRequest(command=body.command, timeout_s=body.timeout_s, max_output_bytes=MAX_OUTPUT_BYTES)
-    stream = await _open(context, instance_id, asked)
+    stream = await _open(context, access, instance_id, asked)
     try:
         return await _collected(stream, await stream.first())
     finally:

@@ -8,16 +8,18 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from mooring.control import placement
+from mooring.control import api_keys, placement
 from mooring.control.instance_types import InstanceType
 from mooring.control.instances import QUEUED
 from mooring.control.nodes import state_of_row
+from mooring.core.access import SCOPES, Access, Caller, Permission, role_of
 from mooring.core.instance import HOLDS_GPUS, State, actions
 from mooring.core.node import allocatable_memory_mib
 from mooring.db import tables
 from mooring.scheduler.model import Refusal
 from mooring.scheduler.reasons import Alternatives
 from mooring.schemas.base import Json, timestamp
+from mooring.schemas.projects import QuotaValues
 
 
 def instance(session: Session, row: tables.Instance) -> Json:
@@ -111,14 +113,16 @@ def _node_names(session: Session, node_ids: set[str]) -> dict[str, str]:
     return dict(session.execute(query).all())
 
 
-def nodes(session: Session, rows: Sequence[tables.Node]) -> list[Json]:
+def nodes(session: Session, access: Access, rows: Sequence[tables.Node]) -> list[Json]:
+    """Nodes with their GPUs; what belongs to other projects, orphans included, is for admins."""
     ids = [row.id for row in rows]
     used = placement.used_by_node(session, ids)
     query = select(tables.Gpu).where(tables.Gpu.node_id.in_(ids)).order_by(tables.Gpu.index, tables.Gpu.uuid)
     grouped: dict[str, list[Json]] = defaultdict(list)
-    for shown in gpus(session, session.scalars(query).all()):
+    for shown in gpus(session, access, session.scalars(query).all()):
         grouped[shown["node_id"]].append(shown)
-    return [_node(row, used.get(row.id, placement.Used()), grouped[row.id]) for row in rows]
+    listed = [_node(row, used.get(row.id, placement.Used()), grouped[row.id]) for row in rows]
+    return listed if access.caller.is_admin else [{**node, "orphans": []} for node in listed]
 
 
 def _node(row: tables.Node, used: placement.Used, gpus: list[Json]) -> Json:
@@ -159,18 +163,23 @@ def _node_reason(row: tables.Node) -> Json | None:
     }
 
 
-def gpus(session: Session, rows: Sequence[tables.Gpu]) -> list[Json]:
+def gpus(session: Session, access: Access, rows: Sequence[tables.Gpu]) -> list[Json]:
+    """GPUs with their holders, as far as those are the caller's business."""
     names = _node_names(session, {row.node_id for row in rows})
-    holders = _holders(session, [row.uuid for row in rows])
+    holders = _holders(session, access, [row.uuid for row in rows])
     return [_gpu(row, names.get(row.node_id, ""), holders.get(row.uuid)) for row in rows]
 
 
-def _holders(session: Session, uuids: Iterable[str]) -> dict[str, str]:
+def _holders(session: Session, access: Access, uuids: Iterable[str]) -> dict[str, str]:
     held = tables.Allocation
-    query = select(held.gpu_uuid, held.instance_id).where(
+    query = select(held.gpu_uuid, held.instance_id, held.project_id).where(
         held.gpu_uuid.in_(list(uuids)), held.to_at.is_(None)
     )
-    return dict(session.execute(query).all())
+    return {
+        uuid: instance_id
+        for uuid, instance_id, project_id in session.execute(query)
+        if access.caller.sees(project_id)
+    }
 
 
 def _gpu(row: tables.Gpu, node_name: str, holder: str | None) -> Json:
@@ -229,4 +238,111 @@ def instance_type(kind: InstanceType) -> Json:
         **asdict(kind),
         "price_micros_per_hour": None,
         "currency": None,
+    }
+
+
+def project(row: tables.Project) -> Json:
+    return {
+        "id": row.id,
+        "name": row.name,
+        "labels": row.labels,
+        "quotas": NO_QUOTAS | row.quotas,
+        "weight": row.weight,
+        "allowed_images": row.allowed_images,
+        "security_profile": row.security_profile,
+        "version": row.version,
+        "created_at": timestamp(row.created_at),
+    }
+
+
+NO_QUOTAS: Json = QuotaValues().model_dump(mode="json")
+
+
+def members(session: Session, rows: Sequence[tables.Member]) -> list[Json]:
+    query = select(tables.User).where(tables.User.id.in_([row.user_id for row in rows]))
+    people = {person.id: person for person in session.scalars(query)}
+    return [_member(row, people[row.user_id]) for row in rows]
+
+
+def _member(row: tables.Member, person: tables.User) -> Json:
+    return {
+        "project_id": row.project_id,
+        "user_id": row.user_id,
+        "name": person.name,
+        "email": person.email,
+        "role": row.role,
+        "created_at": timestamp(row.created_at),
+    }
+
+
+def user(row: tables.User) -> Json:
+    return {
+        "id": row.id,
+        "name": row.name,
+        "email": row.email,
+        "is_admin": row.is_admin,
+        "sso": row.issuer is not None,
+        "version": row.version,
+        "created_at": timestamp(row.created_at),
+    }
+
+
+def api_key(row: tables.ApiKey) -> Json:
+    return {
+        "id": row.id,
+        "name": row.name,
+        "prefix": row.prefix,
+        "project_id": row.project_id,
+        "user_id": row.user_id,
+        "role": row.role,
+        "scopes": row.scopes,
+        "created_at": timestamp(row.created_at),
+        "expires_at": timestamp(row.expires_at),
+        "last_used_at": timestamp(row.last_used_at),
+    }
+
+
+def me(session: Session, caller: Caller) -> Json:
+    """Who the caller is. Everything is read anew but what they may do, which is as the gate saw it."""
+    key = session.get(tables.ApiKey, caller.id) if caller.kind == "key" else None
+    person = session.get(tables.User, caller.user_id) if caller.user_id else None
+    names = api_keys.names(session, caller.permissions)
+    projects = [
+        {"id": project_id, "name": names[project_id], "role": role, "scopes": _scopes(held)}
+        for project_id, held in sorted(caller.permissions.items())
+        if project_id in names
+        for role in (role_of(held),)
+    ]
+    own = next((item for item in projects if item["id"] == caller.project_id), None)
+    return {
+        "kind": caller.kind,
+        "key": api_key(key) if key else None,
+        "user": user(person) if person else None,
+        "project": own,
+        "role": own["role"] if own else None,
+        "scopes": own["scopes"] if own else _scopes(caller.everywhere),
+        "is_admin": caller.is_admin,
+        "projects": projects,
+    }
+
+
+def _scopes(held: frozenset[Permission]) -> list[str]:
+    return sorted(held & SCOPES)
+
+
+def audit_entry(row: tables.AuditEntry) -> Json:
+    return {
+        "id": row.id,
+        "seq": row.seq,
+        "at": timestamp(row.at),
+        "actor": row.actor,
+        "address": row.address,
+        "request_id": row.request_id,
+        "action": row.action,
+        "project_id": row.project_id,
+        "target_id": row.target_id,
+        "before": row.before,
+        "after": row.after,
+        "previous_hash": row.previous_hash,
+        "hash": row.hash,
     }

@@ -7,9 +7,8 @@ from starlette.concurrency import run_in_threadpool
 from mooring.api import views
 from mooring.api.context import Context
 from mooring.control import instances
-from mooring.core.errors import NotFound
+from mooring.core.access import Access
 from mooring.core.instance import ENDED, DesiredState, State
-from mooring.db.tables import Instance
 from mooring.schemas.base import Json
 
 # Passing through counts: whoever waits for `starting` is not left waiting because it was quick.
@@ -36,17 +35,17 @@ def out_of_reach(state: State, desired: DesiredState, target: State) -> bool:
     return desired is DesiredState.DELETED and target is not State.STOPPING
 
 
-async def wait(context: Context, instance_id: str, target: State, timeout_s: float) -> Json:
+async def wait(context: Context, access: Access, instance_id: str, target: State, timeout_s: float) -> Json:
     """`{"reached", "instance"}` as soon as it is decided, or at the timeout.
 
     Raises:
-        NotFound: no such instance.
+        NotFound, Forbidden: as `instances.get`.
     """
     deadline = time.monotonic() + timeout_s
     known = False
     with context.database.signals.subscribed(f"instance:{instance_id}") as waiter:
         while True:
-            shown = await run_in_threadpool(_read, context, instance_id, known)
+            shown = await run_in_threadpool(_read, context, access, instance_id, known)
             known = True
             state, desired = State(shown["state"]), DesiredState(shown["desired_state"])
             left = deadline - time.monotonic()
@@ -58,10 +57,7 @@ async def wait(context: Context, instance_id: str, target: State, timeout_s: flo
             await waiter.wait(min(left, 5.0))
 
 
-def _read(context: Context, instance_id: str, known: bool) -> Json:
+def _read(context: Context, access: Access, instance_id: str, known: bool) -> Json:
     with context.database.read() as session:
         # Once it was seen, its deletion is an answer and not a 404.
-        row = session.get(Instance, instance_id) if known else instances.get(session, instance_id)
-        if row is None:
-            raise NotFound(f"no instance {instance_id}")
-        return views.instance(session, row)
+        return views.instance(session, instances.get(session, access, instance_id, even_deleted=known))

@@ -6,6 +6,7 @@ import typer
 
 from mooring.agent import preflight
 from mooring.agent.docker import DockerRuntime
+from mooring.agent.firewall import Firewall
 from mooring.agent.gpu_types import Inventory, NodeFault
 from mooring.agent.gpus import GpuReading, NvmlGpuReader
 from mooring.agent.preflight import Check
@@ -31,12 +32,15 @@ def _checks(settings: AgentSettings) -> list[Check]:
     docker = DockerRuntime(address="127.0.0.1")
     try:
         gpus.wait_first(_GPUS_WITHIN_S)
-        return preflight.checks(
+        found = preflight.checks(
             docker.info,
             preflight.read_toolkit(),
             _inventory(gpus.latest()),
             allow_unsafe_toolkit=settings.allow_unsafe_toolkit,
+            runtime=settings.runtime,
         )
+        required = settings.network_isolation == "required"
+        return [*found, preflight.isolation(Firewall().check, required=required)]
     finally:
         docker.close()
         gpus.close()

@@ -102,9 +102,10 @@ def join_token(
 ) -> None:
     """Print a join token made straight in the database: on the server's host no key is needed."""
     from mooring.control import nodes  # noqa: PLC0415
+    from mooring.core.access import on_host  # noqa: PLC0415
 
     with _database() as database, database.write() as session:
-        _token, secret = nodes.create_join_token(session, ttl_s, node_name)
+        _token, secret = nodes.create_join_token(session, on_host("join_token.create"), ttl_s, node_name)
     typer.echo(secret)
 
 

@@ -11,8 +11,9 @@ import typer
 
 from mooring.agent.settings import AgentSettings
 from mooring.control import nodes
+from mooring.core.access import on_host
 from mooring.server import ControlPlane, Service, open_control_plane
-from mooring.settings import Settings
+from mooring.settings import Settings, is_loopback
 
 _TOKEN_TTL_S = 3600
 
@@ -62,6 +63,9 @@ class LocalNode:
 
     def start(self, url: str) -> None:
         environment = os.environ | {"MOORING_SERVER_URL": url, "MOORING_JOIN_TOKEN": ",".join(self._tokens())}
+        if is_loopback(self._plane.settings.host):
+            # To try it out nobody needs root: only who is on this machine can ask for containers.
+            environment.setdefault("MOORING_NETWORK_ISOLATION", "best_effort")
         # Its standard input is a pipe from here: when this process ends, however it does, the agent
         # reads the end of it and goes too.
         self._child = subprocess.Popen(
@@ -74,7 +78,10 @@ class LocalNode:
 
     def _tokens(self) -> list[str]:
         with self._plane.database.write() as session:
-            made = [nodes.create_join_token(session, _TOKEN_TTL_S, None) for _ in range(self.node_count)]
+            access = on_host("join_token.create")
+            made = [
+                nodes.create_join_token(session, access, _TOKEN_TTL_S, None) for _ in range(self.node_count)
+            ]
             return [secret for _token, secret in made]
 
     def _watch(self, child: subprocess.Popen[bytes]) -> None:

@@ -1,57 +1,217 @@
 """API keys: who a caller is. Kept as hashes, looked up by index, compared in constant time (R19)."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from secrets import token_urlsafe
+from typing import Any
 
-from sqlalchemy import func, select, update
+from sqlalchemy import ColumnElement, func, or_, select, true, update
 from sqlalchemy.orm import Session
 
+from mooring.control import audit
 from mooring.core import credentials, ids
-from mooring.core.errors import Forbidden, Unauthorized
-from mooring.db.tables import ApiKey, Node
+from mooring.core.access import (
+    NONE,
+    ROLE_PERMISSIONS,
+    SERVICE_WIDE,
+    Access,
+    Caller,
+    Permission,
+    Role,
+    key_permissions,
+    lacking,
+)
+from mooring.core.errors import Invalid, NotFound, Unauthorized
+from mooring.db.tables import ApiKey, Member, Node, Project, User
 from mooring.db.types import new_id, now
 
-ADMIN = "admin"
-METRICS = "metrics:read"
 _LAST_USED_STEP = timedelta(minutes=1)
+_PREFIX_LENGTH = 9
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
-    """Whom a key stands for. Admin keys belong to no project and may act in all."""
+class KeyRequest:
+    """What a new key should be; see `schemas/api_keys.py`."""
 
-    key_id: str
+    name: str
     project_id: str | None
-    scopes: frozenset[str]
-
-    @property
-    def is_admin(self) -> bool:
-        return ADMIN in self.scopes
-
-    def require(self, *scopes: str) -> None:
-        """Raises Forbidden when the key has none of the scopes and is no admin key."""
-        if not self.is_admin and self.scopes.isdisjoint(scopes):
-            raise Forbidden(f"this key lacks the scope {' or '.join(scopes)}; use another key")
+    user_id: str | None
+    role: Role | None
+    scopes: frozenset[Permission]
+    expires_at: datetime | None
 
 
-def identify(session: Session, secret: str) -> Caller:
-    """Raises Unauthorized for a key that is unknown, revoked or expired; which of them is not told."""
+def identify(session: Session, secret: str) -> tuple[Caller, bool]:
+    """Whose key this is, and whether its moment of last use on record is more than a minute old.
+
+    Raises:
+        Unauthorized: it is unknown, revoked or expired; which of them is not told.
+    """
     row = session.scalar(select(ApiKey).where(ApiKey.secret_hash == credentials.hashed(secret)))
-    usable = row is not None and row.revoked_at is None and (row.expires_at is None or row.expires_at > now())
-    if row is None or not usable or not credentials.matches(secret, row.secret_hash):
-        raise Unauthorized("the API key is unknown, revoked or expired")
-    return Caller(row.id, row.project_id, frozenset(row.scopes))
+    if row is None or not _usable(row) or not credentials.matches(secret, row.secret_hash):
+        raise _unknown()
+    stale = row.last_used_at is None or row.last_used_at < now() - _LAST_USED_STEP
+    return _caller(session, row), stale
 
 
-def use_is_stale(session: Session, key_id: str) -> bool:
-    """Whether the moment of last use on record is more than a minute old."""
-    used_at = session.scalar(select(ApiKey.last_used_at).where(ApiKey.id == key_id))
-    return used_at is None or used_at < now() - _LAST_USED_STEP
+def _usable(row: ApiKey) -> bool:
+    return row.revoked_at is None and (row.expires_at is None or row.expires_at > now())
+
+
+def _unknown() -> Unauthorized:
+    return Unauthorized("the API key is unknown, revoked or expired")
+
+
+def _caller(session: Session, row: ApiKey) -> Caller:
+    held = permissions_of(row)
+    if row.user_id is not None:
+        held &= _users_permissions(session, row.user_id, row.project_id)
+    return Caller(
+        id=row.id,
+        kind="key",
+        name=row.name,
+        user_id=row.user_id,
+        project_id=row.project_id,
+        role=row.role,
+        permissions={row.project_id: held} if row.project_id else {},
+        everywhere=NONE if row.project_id else held,
+    )
+
+
+def permissions_of(row: ApiKey) -> frozenset[Permission]:
+    return key_permissions(row.role, frozenset(Permission(scope) for scope in row.scopes))
+
+
+def _users_permissions(session: Session, user_id: str, project_id: str | None) -> frozenset[Permission]:
+    """What a person may do at most with a key of theirs, as of now."""
+    user = session.get(User, user_id)
+    if user is None or user.deleted_at is not None:
+        raise _unknown()
+    if user.is_admin:
+        return frozenset(Permission)
+    if project_id is None:
+        return NONE
+    role = session.scalar(
+        select(Member.role).where(Member.project_id == project_id, Member.user_id == user_id)
+    )
+    return ROLE_PERMISSIONS[role] if role else NONE
 
 
 def note_use(session: Session, key_id: str) -> None:
     session.execute(update(ApiKey).where(ApiKey.id == key_id).values(last_used_at=now()))
+
+
+def create(session: Session, access: Access, asked: KeyRequest, default_project: str) -> tuple[ApiKey, str]:
+    """A key and its secret, which is kept as a hash only.
+
+    Raises:
+        NotFound: no such project or user, as far as the caller may know.
+        Forbidden: the key would do more than the caller may, or be somebody else's.
+        Invalid: it could do nothing, or mixes what a project's key can and cannot.
+    """
+    project_id = _project(access, asked, default_project)
+    held = key_permissions(asked.role, asked.scopes)
+    _refuse_more_than_own(access, project_id, held)
+    if asked.user_id is None or asked.user_id != access.caller.user_id:
+        _require_owner(access, project_id)
+        _refuse_stranger(session, asked.user_id, project_id)
+    if asked.expires_at is not None and asked.expires_at <= now():
+        raise Invalid("expires_at lies in the past", code="expired")
+    secret = f"mk_{token_urlsafe(32)}"
+    row = _row(asked, project_id, secret)
+    session.add(row)
+    session.flush()
+    audit.record(session, access, row.id, project_id, after=_described(row))
+    return row, secret
+
+
+def _project(access: Access, asked: KeyRequest, default: str) -> str | None:
+    if asked.role is None and not asked.scopes:
+        raise Invalid("say what the key may do: role (viewer, member, owner), scopes, or both")
+    if not asked.scopes & SERVICE_WIDE:
+        return access.project(asked.project_id, default)
+    if asked.project_id is not None or asked.role is not None:
+        wide = ", ".join(sorted(asked.scopes & SERVICE_WIDE))
+        raise Invalid(f"a key with the scope {wide} belongs to no project: leave project_id and role out")
+    return None
+
+
+def _refuse_more_than_own(access: Access, project_id: str | None, held: frozenset[Permission]) -> None:
+    for permission in sorted(held):
+        if not access.caller.may(permission, project_id):
+            raise lacking(permission)
+
+
+def _require_owner(access: Access, project_id: str | None) -> None:
+    if not access.caller.may(Permission.OWN, project_id):
+        raise lacking(Permission.OWN)
+
+
+def _refuse_stranger(session: Session, user_id: str | None, project_id: str | None) -> None:
+    if user_id is None:
+        return
+    user = session.get(User, user_id)
+    is_member = session.get(Member, (project_id, user_id)) is not None
+    if user is None or user.deleted_at is not None or not (user.is_admin or is_member):
+        raise NotFound(f"no user {user_id} in this project")
+
+
+def _row(asked: KeyRequest, project_id: str | None, secret: str) -> ApiKey:
+    return ApiKey(
+        id=new_id(ids.API_KEY), name=asked.name, prefix=secret[:_PREFIX_LENGTH], project_id=project_id,
+        user_id=asked.user_id, role=asked.role, scopes=sorted(asked.scopes),
+        secret_hash=credentials.hashed(secret), created_at=now(), expires_at=asked.expires_at,
+    )  # fmt: skip
+
+
+def _described(row: ApiKey) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "prefix": row.prefix,
+        "user_id": row.user_id,
+        "role": row.role,
+        "scopes": row.scopes,
+        "expires_at": row.expires_at.isoformat() if row.expires_at else None,
+    }
+
+
+def visible(access: Access) -> ColumnElement[bool]:
+    """The keys that a caller may see: an owner all of the project's, everybody their own."""
+    if access.caller.is_admin:
+        return true()
+    owned = {project for project, held in access.caller.permissions.items() if Permission.OWN in held}
+    mine = ApiKey.id == access.caller.id
+    if access.caller.user_id is not None:
+        mine = or_(mine, ApiKey.user_id == access.caller.user_id)
+    return or_(mine, ApiKey.project_id.in_(owned))
+
+
+def live() -> ColumnElement[bool]:
+    return ApiKey.revoked_at.is_(None)
+
+
+def get(session: Session, access: Access, key_id: str) -> ApiKey:
+    """Raises NotFound: unknown, revoked, or somebody else's."""
+    row = session.scalar(select(ApiKey).where(ApiKey.id == key_id, live(), visible(access)).with_for_update())
+    if row is None:
+        raise NotFound(f"no API key {key_id}")
+    return row
+
+
+def revoke(session: Session, access: Access, key_id: str) -> None:
+    """End a key for good; every replica refuses it within a second.
+
+    Raises:
+        NotFound: as `get`.
+    """
+    row = get(session, access, key_id)
+    row.revoked_at = now()
+    audit.record(session, access, row.id, row.project_id, before=_described(row))
+
+
+def revoke_all(session: Session, keys: ColumnElement[bool]) -> None:
+    session.execute(update(ApiKey).where(keys, live()).values(revoked_at=now()))
 
 
 def identify_node(session: Session, credential: str) -> str:
@@ -90,7 +250,14 @@ def install_admin_key(session: Session, given: str | None) -> str | None:
 
 
 def _admin_key(secret: str) -> ApiKey:
-    return ApiKey(
-        id=new_id(ids.API_KEY), name="bootstrap admin", project_id=None, scopes=[ADMIN],
-        secret_hash=credentials.hashed(secret), created_at=now(),
-    )  # fmt: skip
+    asked = KeyRequest("bootstrap admin", None, None, None, frozenset({Permission.ADMIN}), None)
+    row = _row(asked, None, secret)
+    if not secret.startswith("mk_"):
+        row.prefix = ""  # an operator's own key: its first characters may be half of a passphrase
+    return row
+
+
+def names(session: Session, project_ids: Iterable[str]) -> dict[str, str]:
+    """Project id -> name."""
+    query = select(Project.id, Project.name).where(Project.id.in_(set(project_ids)))
+    return dict(session.execute(query).all())

@@ -6,7 +6,7 @@ from secrets import token_bytes
 from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
-from mooring.control import api_keys
+from mooring.control import api_keys, projects
 from mooring.core import ids
 from mooring.db.tables import ControlPlane, Project
 from mooring.db.types import new_id, now
@@ -48,8 +48,8 @@ def _control_plane(session: Session) -> ControlPlane:
 
 
 def _default_project(session: Session) -> Project:
-    row = session.scalar(select(Project).where(Project.name == DEFAULT_PROJECT))
+    row = session.scalar(select(Project).where(Project.name == DEFAULT_PROJECT, Project.deleted_at.is_(None)))
     if row is None:
-        row = Project(id=new_id(ids.PROJECT), name=DEFAULT_PROJECT, created_at=now())
+        row = projects.new(DEFAULT_PROJECT, {})
         session.add(row)
     return row

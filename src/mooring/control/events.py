@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from datetime import timedelta
 
-from sqlalchemy import delete, func, insert, select, text
+from sqlalchemy import delete, func, insert, select
 from sqlalchemy.orm import Session
 
+from mooring.control import locks
 from mooring.core import ids
 from mooring.core.errors import Gone
 from mooring.db.session import at_end, nudge
@@ -45,8 +46,7 @@ def append(
 def _write(session: Session) -> None:
     # Numbers are drawn before the commit, so without a lock a reader could see 8 before 7 and never
     # look back. Taken as the last lock of every transaction, it cannot deadlock with the rows' locks.
-    if session.get_bind().dialect.name == "postgresql":
-        session.execute(text("SELECT pg_advisory_xact_lock(hashtext('mooring.events'))"))
+    locks.end_of_logs(session)
     # Nobody needs them back, and the table's own insert costs a third of the mapped one.
     session.execute(insert(Event.__table__), session.info.pop(_PENDING))  # type: ignore[arg-type]
 
@@ -56,10 +56,10 @@ def page(
     *,
     after: int,
     limit: int,
-    project_id: str | None = None,
+    projects: frozenset[str] | None = None,
     instance_id: str | None = None,
 ) -> Sequence[Event]:
-    """Events after a `seq`, oldest first.
+    """Events after a `seq`, oldest first; of some projects only, or of all and of the machines too.
 
     Raises:
         Gone: the events right after it are no longer kept, so the caller would miss some.
@@ -67,8 +67,8 @@ def page(
     if instance_id is None and after > 0:
         _refuse_a_gap(session, after)
     query = select(Event).where(Event.seq > after).order_by(Event.seq).limit(limit)
-    if project_id is not None:
-        query = query.where(Event.project_id == project_id)
+    if projects is not None:
+        query = query.where(Event.project_id.in_(projects))
     if instance_id is not None:
         query = query.where(Event.instance_id == instance_id)
     return session.scalars(query).all()

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from sqlalchemy.orm import Session
 
 from mooring.control import instances, locks, placement
-from mooring.core.errors import InsufficientCapacity, NotFound
+from mooring.core.errors import InsufficientCapacity
 from mooring.core.instance import InstanceRequest, State
-from mooring.db.tables import Instance, Project
+from mooring.db.tables import Instance
 from mooring.scheduler.model import NodeView, Placement, Refusal, Request
 from mooring.scheduler.reasons import Alternatives, would_fit
 from mooring.scheduler.reasons import explain as refusals_of
@@ -24,19 +24,6 @@ class Outcome:
 
 
 NOTHING_TO_EXPLAIN = Outcome(None, (), None)
-
-
-def project_of(session: Session, request: InstanceRequest, default: str) -> str:
-    """The project to create in.
-
-    Raises:
-        NotFound: the request names one that does not exist.
-    """
-    if request.project_id is None or request.project_id == default:
-        return default
-    if session.get(Project, request.project_id) is None:
-        raise NotFound(f"no project {request.project_id}")
-    return request.project_id
 
 
 def dry_run(session: Session, request: InstanceRequest) -> Outcome:

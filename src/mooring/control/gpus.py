@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from mooring.control import events, locks
-from mooring.core.errors import Conflict, NotFound
+from mooring.control import audit, events, locks
+from mooring.core.access import Access
+from mooring.core.errors import Conflict, Forbidden, NotFound
 from mooring.core.gpu import GpuFacts, Health
 from mooring.core.instance import Reason
 from mooring.db.session import nudge
@@ -125,7 +126,7 @@ def _unheard(row: Gpu, told: Sequence[Incident]) -> Sequence[Incident]:
     return told[known[-1] + 1 :] if known else told
 
 
-def clear(session: Session, uuid: str) -> Gpu:
+def clear(session: Session, access: Access, uuid: str) -> Gpu:
     """An admin's word that a quarantined GPU can be trusted again.
 
     Raises:
@@ -138,6 +139,11 @@ def clear(session: Session, uuid: str) -> Gpu:
     session.refresh(row)
     if row.health is Health.LOST:
         raise Conflict(f"{uuid} is lost; it can be cleared once its node lists it again", code="gpu_lost")
+    audit.record(
+        session, access, uuid, None,
+        before={"health": str(row.health), "reason": row.health_reason},
+        after={"health": str(Health.HEALTHY)},
+    )  # fmt: skip
     _set_health(session, row, Health.HEALTHY, None)
     return row
 
@@ -149,6 +155,18 @@ def get(session: Session, uuid: str) -> Gpu:
     if row is None or node is None or node.deleted_at is not None:
         raise NotFound(f"no GPU {uuid}")
     return row
+
+
+def require_visible_figures(session: Session, access: Access, uuid: str) -> None:
+    """A GPU's figures tell what its holder does.
+
+    Raises:
+        Forbidden: another project holds it.
+    """
+    query = select(Allocation.project_id).where(Allocation.gpu_uuid == uuid, Allocation.to_at.is_(None))
+    holder = session.scalar(query)
+    if holder is not None and not access.caller.sees(holder):
+        raise Forbidden(f"{uuid} is held by another project; its figures are for its holder and admins")
 
 
 def holder_of(session: Session, uuid: str) -> str | None:

@@ -7,6 +7,7 @@ from sqlalchemy import delete, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
+from mooring.control.sealing import Sealer
 from mooring.core.errors import IdempotencyInProgress, IdempotencyKeyReused
 from mooring.db.tables import IdempotencyKey
 from mooring.db.types import now
@@ -24,9 +25,10 @@ class Answer:
     status: int
     body: bytes
     headers: dict[str, str]
+    sealed: bool = False
 
 
-def claim(session: Session, caller: str, key: str, fingerprint: str) -> Answer | None:
+def claim(session: Session, sealer: Sealer, caller: str, key: str, fingerprint: str) -> Answer | None:
     """Take the key for this request, or give back the answer it already has.
 
     Two requests with one key meet at the primary key: the second waits for the first one's transaction.
@@ -47,7 +49,8 @@ def claim(session: Session, caller: str, key: str, fingerprint: str) -> Answer |
         )
     if row.fingerprint != fingerprint:
         raise IdempotencyKeyReused("this Idempotency-Key was used for a different request; choose a new one")
-    return Answer(row.status or 200, row.body or b"", dict(row.headers or {}))
+    body = row.body or b""
+    return Answer(row.status or 200, sealer.open(body) if row.sealed else body, dict(row.headers or {}))
 
 
 def _forget_old(session: Session, caller: str, key: str) -> None:
@@ -64,10 +67,11 @@ def _inserted(session: Session, caller: str, key: str, fingerprint: str) -> bool
     return session.scalar(statement) is not None
 
 
-def store(session: Session, caller: str, key: str, answer: Answer) -> None:
+def store(session: Session, sealer: Sealer, caller: str, key: str, answer: Answer) -> None:
     """Keep the answer of a claimed key."""
     row = session.get_one(IdempotencyKey, (caller, key))
-    row.status, row.body, row.headers = answer.status, answer.body, dict(answer.headers)
+    row.status, row.headers, row.sealed = answer.status, dict(answer.headers), answer.sealed
+    row.body = sealer.seal(answer.body) if answer.sealed else answer.body
 
 
 def abandon(session: Session, caller: str, key: str) -> None:

@@ -12,8 +12,9 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 from ulid import ULID
 
-from mooring.control import events, locks
+from mooring.control import audit, events, locks
 from mooring.core import ids
+from mooring.core.access import Access
 from mooring.core.errors import InvalidTransition, NameTaken, NotFound, PreconditionFailed
 from mooring.core.instance import (
     ENDED,
@@ -33,8 +34,8 @@ DEFAULT_STOP_TIMEOUT_S = 10
 QUEUED = Reason(code="queued", message="waiting for the scheduler to look at it")
 
 
-def create(session: Session, project_id: str, request: InstanceRequest) -> Instance:
-    """Insert a pending instance.
+def create(session: Session, access: Access, project_id: str, request: InstanceRequest) -> Instance:
+    """Insert a pending instance into a project that the caller was let into (`Access.project`).
 
     Raises:
         NameTaken: a live instance of the project has this name.
@@ -54,7 +55,13 @@ def create(session: Session, project_id: str, request: InstanceRequest) -> Insta
     session.flush()
     _record_move(session, row, None)
     nudge(session, "queue")
+    audit.record(session, access, row.id, project_id, after=_described(row))
     return row
+
+
+def _described(row: Instance) -> dict[str, Any]:
+    """What the audit log tells of an instance; its env and command may hold what is nobody's business."""
+    return {"name": row.name, "image": row.spec["image"], "gpus": row.spec["gpus"]}
 
 
 def _generated_name(image: str) -> str:
@@ -78,22 +85,27 @@ def name_taken(name: str) -> NameTaken:
     return NameTaken(f"an instance named {name} exists; delete it or choose another name", name=name)
 
 
-def get(session: Session, instance_id: str) -> Instance:
-    """A live instance.
+def get(session: Session, access: Access, instance_id: str, *, even_deleted: bool = False) -> Instance:
+    """A live instance, or one that was deleted a moment ago.
 
     Raises:
-        NotFound: never existed, or is deleted.
+        NotFound: never existed, is deleted, or is another project's.
+        Forbidden: the caller may see it, and not do this with it.
     """
     row = session.get(Instance, instance_id)
-    if row is None or row.deleted_at is not None:
+    if row is None or (row.deleted_at is not None and not even_deleted):
         raise NotFound(f"no instance {instance_id}")
+    access.require(row.project_id, f"no instance {instance_id}")
     return row
 
 
-def patch(session: Session, instance_id: str, changes: Mapping[str, Any], if_match: int | None) -> Instance:
+def patch(
+    session: Session, access: Access, instance_id: str, changes: Mapping[str, Any], if_match: int | None
+) -> Instance:
     """Change name, labels or max_duration_s. A new duration counts from the start, not from now."""
-    row, _node = locks.instance(session, instance_id)
+    row, _node = locks.instance(session, access, instance_id)
     refuse_stale(row, if_match)
+    before = _patchable(row)
     if changes.get("name", row.name) != row.name:
         _refuse_taken_name(session, row.project_id, changes["name"])
         row.name = changes["name"]
@@ -104,7 +116,13 @@ def patch(session: Session, instance_id: str, changes: Mapping[str, Any], if_mat
         row.spec = {**row.spec, "max_duration_s": row.max_duration_s}
         row.expires_at = _expiry(row)
     touch(session, row)
+    was, became = audit.changes(before, _patchable(row))
+    audit.record(session, access, row.id, row.project_id, before=was, after=became)
     return row
+
+
+def _patchable(row: Instance) -> dict[str, Any]:
+    return {"name": row.name, "labels": row.labels, "max_duration_s": row.max_duration_s}
 
 
 def refuse_stale(row: Instance, if_match: int | None) -> None:
@@ -115,28 +133,34 @@ def refuse_stale(row: Instance, if_match: int | None) -> None:
         )
 
 
-def stop(session: Session, instance_id: str, timeout_s: int, reason: Reason) -> Instance:
+def stop(session: Session, access: Access, instance_id: str, timeout_s: int, reason: Reason) -> Instance:
     """Ask for the container to end, keeping it for its logs. Asking twice is no error.
 
     Raises:
         InvalidTransition: it has ended already.
     """
-    row, node = locks.instance(session, instance_id)
+    row, node = locks.instance(session, access, instance_id)
     if row.state in ENDED:
         raise _forbidden("stop", row)
     if row.desired_state is DesiredState.RUNNING:
         _ask(row, DesiredState.STOPPED, timeout_s)
         _begin_ending(session, row, node, reason)
+    _record_verb(session, access, row)
     return row
 
 
-def start(session: Session, instance_id: str) -> Instance:
+def _record_verb(session: Session, access: Access, row: Instance) -> None:
+    after = {"name": row.name, "desired_state": str(row.desired_state), "attempt": row.attempt}
+    audit.record(session, access, row.id, row.project_id, after=after)
+
+
+def start(session: Session, access: Access, instance_id: str) -> Instance:
     """Queue an ended instance again: a new placement, in a new container.
 
     Raises:
         InvalidTransition: it has not ended.
     """
-    row, node = locks.instance(session, instance_id)
+    row, node = locks.instance(session, access, instance_id)
     if row.state not in ENDED:
         raise _forbidden("start", row)
     _ask(row, DesiredState.RUNNING, DEFAULT_STOP_TIMEOUT_S)
@@ -145,16 +169,17 @@ def start(session: Session, instance_id: str) -> Instance:
     _tell(session, node)  # it holds the old container, which is now to be removed
     move(session, row, State.PENDING, QUEUED)
     nudge(session, "queue")
+    _record_verb(session, access, row)
     return row
 
 
-def restart(session: Session, instance_id: str) -> Instance:
+def restart(session: Session, access: Access, instance_id: str) -> Instance:
     """A new attempt on the same node and GPUs; the old container is removed first.
 
     Raises:
         InvalidTransition: nothing of it is placed, or it is being stopped.
     """
-    row, node = locks.instance(session, instance_id)
+    row, node = locks.instance(session, access, instance_id)
     placed = row.state in {State.SCHEDULED, State.STARTING, State.RUNNING}
     if node is None or not placed or row.desired_state is not DesiredState.RUNNING:
         raise _forbidden("restart", row)
@@ -169,12 +194,13 @@ def restart(session: Session, instance_id: str) -> Instance:
         move(
             session, row, State.SCHEDULED, Reason(code="restarting", message="restart asked for by the user")
         )
+    _record_verb(session, access, row)
     return row
 
 
-def delete(session: Session, instance_id: str, if_match: int | None) -> Instance:
+def delete(session: Session, access: Access, instance_id: str, if_match: int | None) -> Instance:
     """Stop it and remove every trace; it answers 404 once its node has confirmed that."""
-    row, node = locks.instance(session, instance_id)
+    row, node = locks.instance(session, access, instance_id)
     refuse_stale(row, if_match)
     if row.desired_state is not DesiredState.DELETED:
         was = row.desired_state
@@ -186,6 +212,7 @@ def delete(session: Session, instance_id: str, if_match: int | None) -> Instance
         _begin_ending(
             session, row, node, Reason(code="deleted_by_user", message="delete asked for by the user")
         )
+    _record_verb(session, access, row)
     return row
 
 

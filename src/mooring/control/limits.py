@@ -6,6 +6,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from mooring.control import instances
+from mooring.core.access import SYSTEM
 from mooring.core.errors import InvalidTransition, NotFound
 from mooring.core.instance import HOLDS_GPUS, DesiredState, Reason, State
 from mooring.db.tables import Instance, Node
@@ -39,6 +40,6 @@ def due(session: Session, start_timeout_s: int) -> list[tuple[str, Reason]]:
 def stop(session: Session, instance_id: str, reason: Reason) -> None:
     """Stop it as its user would; one that has ended or gone meanwhile needs nothing."""
     try:
-        instances.stop(session, instance_id, instances.DEFAULT_STOP_TIMEOUT_S, reason)
+        instances.stop(session, SYSTEM, instance_id, instances.DEFAULT_STOP_TIMEOUT_S, reason)
     except (InvalidTransition, NotFound):
         return

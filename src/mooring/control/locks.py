@@ -7,10 +7,17 @@ from collections.abc import Iterable, Sequence
 from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
+from mooring.core.access import Access
 from mooring.core.errors import Conflict, NotFound
 from mooring.db.tables import Instance, Node
 
 _TRIES = 5
+
+
+def end_of_logs(session: Session) -> None:
+    """The last lock of every transaction that appends to the events or to the audit log."""
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(text("SELECT pg_advisory_xact_lock(hashtext('mooring.events'))"))
 
 
 def placing(session: Session) -> None:
@@ -48,11 +55,12 @@ def instances_on(session: Session, node_id: str) -> Sequence[Instance]:
     return session.scalars(query.execution_options(populate_existing=True)).all()
 
 
-def instance(session: Session, instance_id: str) -> tuple[Instance, Node | None]:
+def instance(session: Session, access: Access, instance_id: str) -> tuple[Instance, Node | None]:
     """An instance and the node it is on, both locked, the node first.
 
     Raises:
-        NotFound: no such instance, or it is deleted.
+        NotFound: no such instance, or it is deleted or another project's.
+        Forbidden: the caller may see it, and not do this with it.
     """
     for _ in range(_TRIES):
         node_id = session.scalar(select(Instance.node_id).where(Instance.id == instance_id))
@@ -60,6 +68,7 @@ def instance(session: Session, instance_id: str) -> tuple[Instance, Node | None]
         row = instances(session, [instance_id]).get(instance_id)
         if row is None or row.deleted_at is not None:
             raise NotFound(f"no instance {instance_id}")
+        access.require(row.project_id, f"no instance {instance_id}")
         if row.node_id == node_id:
             return row, on
     raise Conflict(f"instance {instance_id} keeps moving between nodes; try again")

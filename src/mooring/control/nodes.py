@@ -6,8 +6,9 @@ from secrets import token_urlsafe
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from mooring.control import events, instances, locks
+from mooring.control import audit, events, instances, locks
 from mooring.core import credentials, ids
+from mooring.core.access import Access, Caller, Permission
 from mooring.core.errors import Conflict, NodeInUse, NotFound, Unauthorized
 from mooring.core.instance import ENDED, HOLDS_GPUS, DesiredState, Reason, State
 from mooring.core.node import NodeState, state_of
@@ -40,7 +41,9 @@ def _locked(session: Session, node_id: str) -> Node:
     return node
 
 
-def create_join_token(session: Session, ttl_s: int, node_name: str | None) -> tuple[JoinToken, str]:
+def create_join_token(
+    session: Session, access: Access, ttl_s: int, node_name: str | None
+) -> tuple[JoinToken, str]:
     """A single-use token and its secret, which is kept as a hash only (R20)."""
     secret = f"mj_{token_urlsafe(32)}"
     token = JoinToken(
@@ -51,10 +54,14 @@ def create_join_token(session: Session, ttl_s: int, node_name: str | None) -> tu
         expires_at=now() + timedelta(seconds=ttl_s),
     )
     session.add(token)
+    after = {"node_name": node_name, "expires_at": token.expires_at.isoformat()}
+    audit.record(session, access, token.id, None, after=after)
     return token, secret
 
 
-def join(session: Session, secret: str, asked_name: str | None) -> tuple[Node, str]:
+def join(
+    session: Session, secret: str, asked_name: str | None, address: str | None = None
+) -> tuple[Node, str]:
     """Redeem a join token for a node with a credential of its own.
 
     A name whose node exists already is refused: a token must not take over another machine's identity.
@@ -81,6 +88,8 @@ def join(session: Session, secret: str, asked_name: str | None) -> tuple[Node, s
     node, credential = _new_node(name)
     session.add(node)
     token.used_at, token.node_id = now(), node.id
+    joined = Access(Caller(token.id, "join_token", name), Permission.ADMIN, "node.join", address)
+    audit.record(session, joined, node.id, None, after={"name": name})
     return node, credential
 
 
@@ -103,23 +112,28 @@ def open_session(session: Session, node_id: str) -> Node:
     return node
 
 
-def cordon(session: Session, node_id: str, *, cordoned: bool) -> Node:
+def cordon(session: Session, access: Access, node_id: str, *, cordoned: bool) -> Node:
     """Place nothing new (or do again); taking the cordon off ends a drain too."""
     node = _locked(session, node_id)
-    _mark(session, node, cordoned=cordoned, draining=node.draining and cordoned)
+    _mark(session, access, node, cordoned=cordoned, draining=node.draining and cordoned)
     return node
 
 
-def drain(session: Session, node_id: str, deadline_s: int | None) -> Node:
+def drain(session: Session, access: Access, node_id: str, deadline_s: int | None) -> Node:
     """Place nothing new; what is left at the deadline is stopped (no deadline: it runs out by itself)."""
     node = _locked(session, node_id)
     node.drain_deadline_at = None if deadline_s is None else now() + timedelta(seconds=deadline_s)
-    _mark(session, node, cordoned=node.cordoned, draining=True)
+    _mark(session, access, node, cordoned=node.cordoned, draining=True)
     return node
 
 
-def _mark(session: Session, node: Node, *, cordoned: bool, draining: bool) -> None:
+def _mark(session: Session, access: Access, node: Node, *, cordoned: bool, draining: bool) -> None:
     changed = (node.cordoned, node.draining) != (cordoned, draining)
+    audit.record(
+        session, access, node.id, None,
+        before={"cordoned": node.cordoned, "draining": node.draining},
+        after={"name": node.name, "cordoned": cordoned, "draining": draining},
+    )  # fmt: skip
     node.cordoned, node.draining = cordoned, draining
     if not draining:
         node.drain_deadline_at = None
@@ -161,7 +175,7 @@ def _while_silent(row: Instance) -> Reason:
     return UNREACHABLE
 
 
-def delete(session: Session, node_id: str, *, force: bool) -> None:
+def delete(session: Session, access: Access, node_id: str, *, force: bool) -> None:
     """Forget a node.
 
     With `force` an admin vouches that the machine is dead: what it held has failed and its GPUs are let
@@ -182,6 +196,7 @@ def delete(session: Session, node_id: str, *, force: bool) -> None:
         gone = row.desired_state is DesiredState.DELETED
         instances.move(session, row, State.DELETED if gone else State.FAILED, NODE_LOST)
     node.deleted_at = now()
+    audit.record(session, access, node.id, None, before={"name": node.name}, after={"forced": force})
     record(session, node)
     nudge(session, f"node:{node.id}")
 

@@ -3,7 +3,8 @@
 from sqlalchemy import delete
 from sqlalchemy.orm import Session
 
-from mooring.control import instances, nodes
+from mooring.control import audit, instances, nodes
+from mooring.core.access import Access
 from mooring.core.errors import NotRunning, Unavailable
 from mooring.core.instance import State
 from mooring.db.session import nudge
@@ -12,15 +13,15 @@ from mooring.db.types import now
 from mooring.schemas.agent import ExecRequest, LogsRequest, StreamRequest
 
 
-def check(session: Session, instance_id: str, *, running: bool) -> tuple[Instance, str]:
+def check(session: Session, access: Access, instance_id: str, *, running: bool) -> tuple[Instance, str]:
     """The instance and its node, if the node can be asked about a container of it.
 
     Raises:
-        NotFound: no such instance.
+        NotFound, Forbidden: as `instances.get`.
         NotRunning: it has no container, or (`running`) none that runs.
         Unavailable: its node is silent.
     """
-    row = instances.get(session, instance_id)
+    row = instances.get(session, access, instance_id)
     if row.node_id is None or row.state in {State.PENDING, State.SCHEDULED}:
         raise NotRunning(f"the instance is {row.state} and has no container yet", state=str(row.state))
     if running and row.state not in {State.RUNNING, State.STOPPING, State.UNREACHABLE}:
@@ -31,9 +32,17 @@ def check(session: Session, instance_id: str, *, running: bool) -> tuple[Instanc
 
 
 def ask(
-    session: Session, row: Instance, stream_id: str, asked: LogsRequest | ExecRequest, url: str | None
+    session: Session,
+    access: Access,
+    row: Instance,
+    stream_id: str,
+    asked: LogsRequest | ExecRequest,
+    url: str | None,
 ) -> None:
     """Leave word for the node, and wake its waiting call."""
+    if isinstance(asked, ExecRequest):
+        # Its arguments may hold a secret; the program says what was done.
+        audit.record(session, access, row.id, row.project_id, after={"program": asked.command[0][:255]})
     request = StreamRequest(
         id=stream_id,
         instance_id=row.id,

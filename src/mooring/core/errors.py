@@ -3,7 +3,8 @@
     MooringError
     ├── BadRequest           400  bad_request · bad_cursor · bad_json
     ├── Unauthorized         401  unauthorized
-    ├── Forbidden            403  forbidden
+    ├── Forbidden            403  forbidden · image_not_allowed
+    │   └── QuotaExceeded         quota_exceeded
     ├── NotFound             404  not_found
     ├── MethodNotAllowed     405  method_not_allowed
     ├── Conflict             409
@@ -12,6 +13,7 @@
     │   ├── InsufficientCapacity  insufficient_capacity
     │   ├── IdempotencyInProgress idempotency_in_progress
     │   ├── NodeInUse             node_in_use
+    │   ├── ProjectInUse          project_in_use
     │   ├── StaleSession          stale_session
     │   └── NotRunning            not_running
     ├── Gone                 410  events_expired
@@ -57,6 +59,12 @@ class Forbidden(MooringError):
     code, title = "forbidden", "Not allowed"
 
 
+class QuotaExceeded(Forbidden):
+    """More than the project may hold at once. Fields: `quota`, `limit`, `used`, `asked`."""
+
+    code, title = "quota_exceeded", "Quota exceeded"
+
+
 class NotFound(MooringError):
     code, title = "not_found", "Not found"
 
@@ -85,6 +93,10 @@ class InsufficientCapacity(Conflict):
 class IdempotencyInProgress(Conflict):
     code, title = "idempotency_in_progress", "The first request with this key is still running"
     retryable = True
+
+
+class ProjectInUse(Conflict):
+    code, title = "project_in_use", "Instances live in this project"
 
 
 class NodeInUse(Conflict):

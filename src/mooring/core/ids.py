@@ -11,5 +11,9 @@ JOIN_TOKEN: Final = "tok"  # noqa: S105 - a prefix, not a secret
 STREAM: Final = "str"
 CONTROL_PLANE: Final = "cpl"
 REQUEST: Final = "req"
+USER: Final = "usr"
+SECRET: Final = "sec"  # noqa: S105 - a prefix, not a secret
+REGISTRY: Final = "reg"
+AUDIT_ENTRY: Final = "aud"
 
 PATTERN: Final = r"^[a-z]{3}_[0-9a-hjkmnp-tv-z]{26}$"

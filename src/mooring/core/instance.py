@@ -21,6 +21,7 @@ from mooring.core.text import (
     LabelValue,
     LongText,
     Name,
+    SecretName,
     Text,
     printable,
 )
@@ -116,6 +117,15 @@ class Port(_Asked):
     protocol: Literal["tcp", "udp"] = "tcp"
 
 
+class SecretReference(_Asked):
+    """The value of a variable that only its container sees: a secret of the project, by name (R17)."""
+
+    secret: SecretName
+
+
+# R7: `standard` is enough for apt, pip and sshd as root; `strict` has no capability at all.
+SecurityProfile = Literal["standard", "strict"]
+
 RESERVED_ENV_NAMES = frozenset({"CUDA_VISIBLE_DEVICES", "LD_PRELOAD", "LD_AUDIT"})
 RESERVED_ENV_PREFIXES = ("NVIDIA_", "DOCKER_RESOURCE_", "MOORING_")
 
@@ -133,7 +143,10 @@ class InstanceSpec(_Asked):
     entrypoint: Annotated[list[LongText] | None, Field(max_length=64)] = None
     working_dir: Annotated[Text | None, Field(max_length=4096, pattern=r"^/[^\x00]*$")] = None
     user: Annotated[Text | None, Field(max_length=64, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:-]*$")] = None
-    env: Annotated[dict[EnvName, EnvValue], Field(max_length=512)] = {}
+    env: Annotated[
+        dict[EnvName, EnvValue | SecretReference],
+        Field(max_length=512, description='a value, or `{"secret": "<name>"}`'),
+    ] = {}
     gpus: GpuRequest = GpuRequest()
     cpus: Annotated[
         float | None,
@@ -154,7 +167,7 @@ class InstanceSpec(_Asked):
 
     @field_validator("env")
     @classmethod
-    def _no_reserved_env(cls, env: dict[str, str]) -> dict[str, str]:
+    def _no_reserved_env(cls, env: dict[str, str | SecretReference]) -> dict[str, str | SecretReference]:
         if reserved := sorted(filter(is_reserved_env, env)):
             raise PydanticCustomError(
                 "reserved_env",

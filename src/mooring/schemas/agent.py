@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from mooring.core.gpu import GpuFacts, Sample
-from mooring.core.instance import InstanceSpec, Phase, Reason
+from mooring.core.instance import InstanceSpec, Phase, Reason, SecurityProfile
 from mooring.core.node import NodeFacts
-from mooring.core.text import GpuUuid, LongText, Name, Text
+from mooring.core.text import EnvName, EnvValue, GpuUuid, LongText, Name, Text
 from mooring.schemas.base import Json
 
 JOIN_EXAMPLE: Json = {"token": "mj_…", "node_name": "gpu-7", "hostname": "gpu-7.example"}
@@ -132,6 +132,14 @@ class SyncRequest(Peer):
     incidents: Annotated[list[Incident], Field(max_length=1000)] = []
 
 
+class RegistryAuth(Peer):
+    """Credentials for one pull; never written down by the node (security rule R16)."""
+
+    server: Annotated[Text, Field(description="the registry's host[:port], as in the image's reference")]
+    username: Text
+    password: Annotated[Text, Field(repr=False)]
+
+
 class Assignment(Peer):
     """One attempt of an instance that should exist on the node."""
 
@@ -149,6 +157,16 @@ class Assignment(Peer):
     gpu_uuids: list[GpuUuid]
     cpus: float
     memory_mib: int
+    image_digest: Annotated[
+        Text | None, Field(description="what the image resolved to at its first start; this runs (R15)")
+    ] = None
+    security_profile: SecurityProfile = "standard"
+    # Both only for as long as the attempt may still be started.
+    secrets: Annotated[
+        dict[EnvName, EnvValue],
+        Field(repr=False, description="the values of those variables of spec.env that name a secret"),
+    ] = {}
+    registry: RegistryAuth | None = None
 
 
 class Removal(Peer):

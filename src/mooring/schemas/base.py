@@ -3,9 +3,7 @@
 from datetime import datetime
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
-
-from mooring.core.text import Text
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 
@@ -22,10 +20,16 @@ class Body(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
+LONGEST_DETAIL = 4096
+# A path has no more characters than a request's head may have bytes; api/edge.py counts them.
+LONGEST_PATH = 65_536
+ErrorCode = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]+$", max_length=64)]
+
+
 class FieldError(Answer):
     pointer: Annotated[str, Field(description="JSON pointer into the body, or the name of a parameter")]
-    code: str
-    message: str
+    code: ErrorCode
+    message: Annotated[str, Field(max_length=LONGEST_DETAIL)]
 
 
 class Problem(BaseModel):
@@ -33,15 +37,20 @@ class Problem(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    type: str
-    title: str
-    status: int
-    detail: str
-    instance: Annotated[str | None, Field(description="the path that was asked for")] = None
-    code: str
-    request_id: str
+    type: Annotated[str, StringConstraints(pattern=r"^urn:mooring:error:[a-z0-9_]+$", max_length=128)]
+    title: Annotated[str, Field(max_length=128)]
+    status: Annotated[int, Field(ge=400, le=599)]
+    detail: Annotated[str, Field(max_length=LONGEST_DETAIL)]
+    instance: Annotated[
+        str | None,
+        Field(max_length=LONGEST_PATH, description="the path that was asked for; null: it could not be read"),
+    ]
+    code: ErrorCode
+    request_id: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._:-]+$", max_length=128)]
     retryable: bool
-    errors: list[FieldError] | None = None
+    errors: Annotated[
+        list[FieldError], Field(max_length=100, description="with 422: each place that is wrong")
+    ] = []
 
 
 def timestamp(moment: datetime | None) -> str | None:
@@ -49,5 +58,9 @@ def timestamp(moment: datetime | None) -> str | None:
     return None if moment is None else f"{moment.isoformat(timespec='milliseconds')[:-6]}Z"
 
 
-Timestamp = Annotated[Text, Field(json_schema_extra={"format": "date-time"})]
+Timestamp = Annotated[
+    str,
+    StringConstraints(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$", max_length=24),
+    Field(json_schema_extra={"format": "date-time"}),
+]
 Json = dict[str, Any]

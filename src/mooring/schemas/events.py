@@ -1,6 +1,8 @@
 """Events on the wire."""
 
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from mooring.schemas.base import Answer, Timestamp
 
@@ -14,11 +16,11 @@ class Event(Answer):
 
 
 class EventList(Answer):
-    items: list[Event]
+    items: Annotated[list[Event], Field(max_length=200)]
     next_cursor: str | None = None
     last_seq: int
 
 
 class InstanceEvents(Answer):
-    items: list[Event]
+    items: Annotated[list[Event], Field(max_length=200)]
     next_cursor: str | None = None

@@ -116,7 +116,7 @@ class Instance(InstanceSpec):
 
 
 class InstanceList(Answer):
-    items: list[Instance]
+    items: Annotated[list[Instance], Field(max_length=200)]
     next_cursor: str | None
 
 
@@ -165,10 +165,13 @@ class ExecBody(Body):
     timeout_s: Annotated[int, Field(ge=1, le=3600)] = 30
 
 
+MAX_OUTPUT_BYTES = 1024 * 1024
+
+
 class ExecResult(Answer):
     exit_code: int
-    stdout: str
-    stderr: str
+    stdout: Annotated[str, Field(max_length=MAX_OUTPUT_BYTES)]
+    stderr: Annotated[str, Field(max_length=MAX_OUTPUT_BYTES)]
     truncated: Annotated[bool, Field(description="more than 1 MiB was printed and the rest is left out")]
 
 

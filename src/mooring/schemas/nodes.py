@@ -32,7 +32,7 @@ class Gpu(Answer):
 
 
 class GpuList(Answer):
-    items: list[Gpu]
+    items: Annotated[list[Gpu], Field(max_length=200)]
     next_cursor: str | None
 
 
@@ -67,7 +67,7 @@ class Node(Answer):
 
 
 class NodeList(Answer):
-    items: list[Node]
+    items: Annotated[list[Node], Field(max_length=200)]
     next_cursor: str | None
 
 

@@ -1,0 +1,161 @@
+"""R10: one bridge network per project and node, made when first needed, removed when nothing is left on it.
+
+Members of a project find one another by the instance's name, in Docker's own name server. IPv6 stays off.
+"""
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from mooring.agent.docker_create import CONTROL_PLANE, INSTANCE, PROJECT, bridge_name, network_name
+from mooring.agent.docker_engine import Document, Engine, is_gone
+from mooring.agent.docker_errors import EngineRefused, start_failure
+from mooring.agent.runtime import StartRefused
+from mooring.core.instance import Reason
+
+BRIDGE_OPTION: Final = "com.docker.network.bridge.name"
+_NO_RANGE_LEFT: Final = "network_unavailable"
+
+log = logging.getLogger(__name__)
+
+
+class Networks:
+    """The networks of one control plane's projects on one engine. May be called from any thread."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._changing = threading.Lock()  # of networks at the engine
+        self._counting = threading.Lock()
+        self._held: Counter[str] = Counter()  # by project: containers just being made
+
+    @contextmanager
+    def held(self, project_id: str, control_plane_id: str) -> Iterator[bool]:
+        """The project's network, which is there, and stays, while a container is made on it.
+
+        Yields:
+            Whether it was made just now.
+
+        Raises:
+            StartRefused: it cannot be made.
+            RuntimeUnavailable
+        """
+        with self._counting:
+            self._held[project_id] += 1
+        try:
+            with self._changing:
+                is_new = self._ensure(project_id, control_plane_id)
+            yield is_new
+        finally:
+            with self._counting:
+                self._held[project_id] -= 1
+
+    def bridges(self, control_plane_id: str) -> list[str]:
+        """The kernel's names of all networks of ours."""
+        return [network["Options"][BRIDGE_OPTION] for network in self._ours(control_plane_id)]
+
+    def sweep(self, control_plane_id: str) -> None:
+        """Remove networks that no container is left for, stopped ones included: they may start again.
+
+        Not while another thread makes one: the engine may hang, and who sweeps has better things to do.
+        """
+        if self._changing.acquire(blocking=False):
+            try:
+                self._sweep(control_plane_id)
+            finally:
+                self._changing.release()
+
+    def _sweep(self, control_plane_id: str) -> None:
+        networks = self._ours(control_plane_id)
+        with self._counting:
+            idle = [network for network in networks if not self._held[network["Labels"][PROJECT]]]
+        if not idle:
+            return
+        # Only now: whoever let go of a network before has its container in this list.
+        in_use = {container["Labels"].get(PROJECT) for container in self._engine.containers(INSTANCE)}
+        for network in idle:
+            if network["Labels"][PROJECT] not in in_use:
+                self._remove(network)
+
+    def _remove(self, network: Document) -> None:
+        try:
+            self._engine.remove_network(network["Id"])
+        except EngineRefused as refusal:
+            if not is_gone(refusal):  # somebody attached a container of theirs
+                log.warning("network %s is not removed: %s", network["Name"], refusal.message)
+        else:
+            log.info("removed network %s: no instance of its project is left here", network["Name"])
+
+    def _ours(self, control_plane_id: str) -> list[Document]:
+        networks = self._engine.networks(f"{CONTROL_PLANE}={control_plane_id}")
+        return [
+            network
+            for network in networks
+            if PROJECT in network["Labels"] and BRIDGE_OPTION in (network["Options"] or {})
+        ]
+
+    def _ensure(self, project_id: str, control_plane_id: str) -> bool:
+        if self._is_there(project_id, control_plane_id):
+            return False
+        config = _config(project_id, control_plane_id)
+        try:
+            self._engine.create_network(config)
+        except EngineRefused as refusal:
+            if self._is_there(project_id, control_plane_id):
+                return False  # another agent was quicker
+            if start_failure(refusal.message, []).code != _NO_RANGE_LEFT:
+                raise _unavailable(f"Docker refused to make one: {refusal.message}") from refusal
+            self._sweep(control_plane_id)
+            self._create_at_last(config)
+        return True
+
+    def _create_at_last(self, config: Document) -> None:
+        try:
+            self._engine.create_network(config)
+        except EngineRefused as refusal:
+            raise StartRefused(start_failure(refusal.message, [])) from refusal
+
+    def _is_there(self, project_id: str, control_plane_id: str) -> bool:
+        """
+        Raises:
+            StartRefused: something else has its name.
+        """
+        name = network_name(project_id)
+        try:
+            found = self._engine.network(name)
+        except EngineRefused as refusal:
+            if refusal.status == 404:
+                return False
+            raise
+        labels, options = found["Labels"] or {}, found["Options"] or {}
+        bridge = bridge_name(project_id, control_plane_id)
+        # The engine also finds a network by the beginning of its id.
+        if found["Name"] != name:
+            return False
+        # Labels can be written by hand; without this bridge our rules would not hold on it.
+        if labels.get(CONTROL_PLANE) != control_plane_id or options.get(BRIDGE_OPTION) != bridge:
+            raise _unavailable(
+                f"the name {name} is taken on the node, by a network that is not this control plane's"
+            )
+        return True
+
+
+def _config(project_id: str, control_plane_id: str) -> Document:
+    return {
+        "Name": network_name(project_id),
+        "CheckDuplicate": True,
+        "Driver": "bridge",
+        "Internal": False,
+        "Attachable": False,
+        "EnableIPv6": False,
+        "Options": {BRIDGE_OPTION: bridge_name(project_id, control_plane_id)},
+        "Labels": {CONTROL_PLANE: control_plane_id, PROJECT: project_id},
+    }
+
+
+def _unavailable(why: str) -> StartRefused:
+    return StartRefused(
+        Reason(code="network_unavailable", message=f"the node has no network for this project: {why}")
+    )

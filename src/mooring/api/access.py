@@ -1,0 +1,120 @@
+"""Who may call what: one row for every operation. A route without its row cannot be made (see `api/gate.py`).
+
+An operation that is written into the audit log has a name there; `api/answers.py` sees to it that the row
+is really written. The tests walk this table against the OpenAPI document with every kind of credential.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from mooring.core.access import Permission
+
+
+class Who(StrEnum):
+    PUBLIC = "public"
+    NODE = "node"
+    CALLER = "caller"
+
+
+class ActionClass(StrEnum):
+    """What is counted together by the rate limits."""
+
+    READ = "read"
+    WRITE = "write"
+    STREAM = "stream"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Who may call an operation.
+
+    Attributes:
+        permission: that the caller must have in the project it acts in (or, for `admin`, at all).
+        action: its name in the audit log; null: it changes nothing.
+    """
+
+    who: Who
+    permission: Permission = Permission.ADMIN
+    action: str | None = None
+    action_class: ActionClass = ActionClass.READ
+
+
+def _reads(permission: Permission, action_class: ActionClass = ActionClass.READ) -> Rule:
+    return Rule(Who.CALLER, permission, None, action_class)
+
+
+def _does(permission: Permission, action: str) -> Rule:
+    return Rule(Who.CALLER, permission, action, ActionClass.WRITE)
+
+
+_PUBLIC = Rule(Who.PUBLIC)
+_NODE = Rule(Who.NODE)
+_READ, _WRITE, _EXEC = Permission.READ, Permission.WRITE, Permission.EXEC
+_OWN, _ADMIN, _STREAM = Permission.OWN, Permission.ADMIN, ActionClass.STREAM
+
+RULES: Final[Mapping[str, Rule]] = {
+    # instances
+    "list_instances": _reads(_READ),
+    "get_instance": _reads(_READ),
+    "wait_for_instance": _reads(_READ, _STREAM),
+    "get_instance_logs": _reads(_READ, _STREAM),
+    "get_instance_metrics": _reads(_READ),
+    "list_instance_events": _reads(_READ),
+    "explain_instance": _reads(_READ),
+    "create_instance": _does(_WRITE, "instance.create"),
+    "update_instance": _does(_WRITE, "instance.update"),
+    "delete_instance": _does(_WRITE, "instance.delete"),
+    "stop_instance": _does(_WRITE, "instance.stop"),
+    "start_instance": _does(_WRITE, "instance.start"),
+    "restart_instance": _does(_WRITE, "instance.restart"),
+    "exec_in_instance": _does(_EXEC, "instance.exec"),
+    # machines: everybody sees what there is, less what others do with it (api/views.py)
+    "list_nodes": _reads(_READ),
+    "get_node": _reads(_READ),
+    "list_gpus": _reads(_READ),
+    "get_gpu": _reads(_READ),
+    "get_gpu_metrics": _reads(_READ),
+    "list_instance_types": _reads(_READ),
+    "cordon_node": _does(_ADMIN, "node.cordon"),
+    "uncordon_node": _does(_ADMIN, "node.uncordon"),
+    "drain_node": _does(_ADMIN, "node.drain"),
+    "delete_node": _does(_ADMIN, "node.delete"),
+    "clear_gpu": _does(_ADMIN, "gpu.clear"),
+    "create_join_token": _does(_ADMIN, "join_token.create"),
+    # events
+    "list_events": _reads(_READ, _STREAM),
+    # projects and people
+    "list_projects": _reads(_READ),
+    "get_project": _reads(_READ),
+    "create_project": _does(_ADMIN, "project.create"),
+    "update_project": _does(_OWN, "project.update"),  # quotas, weight, images and profile: admins only
+    "delete_project": _does(_ADMIN, "project.delete"),
+    "list_members": _reads(_READ),
+    "put_member": _does(_OWN, "member.put"),
+    "delete_member": _does(_OWN, "member.delete"),
+    "list_users": _reads(_OWN),  # an owner finds one person by e-mail; admins see all
+    "get_user": _reads(_ADMIN),
+    "create_user": _does(_ADMIN, "user.create"),
+    "update_user": _does(_ADMIN, "user.update"),
+    "delete_user": _does(_ADMIN, "user.delete"),
+    # keys: everybody their own, owners their project's
+    "get_me": Rule(Who.CALLER, _READ),
+    "list_api_keys": _reads(_READ),
+    "get_api_key": _reads(_READ),
+    "create_api_key": _does(_READ, "api_key.create"),
+    "delete_api_key": _does(_READ, "api_key.delete"),
+    "list_audit_log": _reads(_OWN),
+    # the service
+    "get_health": _PUBLIC,
+    "get_readiness": _PUBLIC,
+    "get_metrics": _reads(Permission.METRICS),
+    "docs": _PUBLIC,
+    "asset": _PUBLIC,
+    # nodes
+    "join_node": _PUBLIC,  # the token in its body is the credential
+    "open_node_session": _NODE,
+    "sync_node": _NODE,
+    "bring_stream": _NODE,
+}

@@ -1,0 +1,82 @@
+"""`/v1/audit-log`: who did what; a page, or everything as JSON lines."""
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query
+from pydantic import Field
+from pydantic_core import to_json
+from sqlalchemy import Select, select
+from starlette.responses import Response, StreamingResponse
+
+from mooring.api import answers, lists, views
+from mooring.api.body import StrictRoute
+from mooring.api.context import Context, Ctx
+from mooring.api.gate import CurrentAccess
+from mooring.api.responses import errors
+from mooring.core.access import Access
+from mooring.core.text import Text
+from mooring.db.tables import AuditEntry
+from mooring.schemas.audit import AuditLog
+
+router = APIRouter(prefix="/v1", tags=["audit"], route_class=StrictRoute)
+
+JSON_LINES = "application/x-ndjson"
+_BATCH = 500
+
+
+class AuditQuery(lists.PageQuery):
+    project_id: Annotated[Text | None, Field(max_length=64)] = None
+    action: Annotated[Text | None, Field(max_length=64)] = None
+    actor_id: Annotated[Text | None, Field(max_length=64)] = None
+    target_id: Annotated[Text | None, Field(max_length=96)] = None
+
+
+@router.get(
+    "/audit-log",
+    response_model=AuditLog,
+    responses={200: {"content": {JSON_LINES: {"schema": {"type": "string"}}}}, **errors()},
+    operation_id="list_audit_log",
+)
+def list_audit_log(
+    context: Ctx,
+    access: CurrentAccess,
+    asked: Annotated[AuditQuery, Query()],
+    accept: Annotated[str | None, Header(include_in_schema=False)] = None,
+) -> Response:
+    """Every privileged action, newest first; owners see their projects'.
+
+    With `Accept: application/x-ndjson`, all of it as JSON lines, oldest first, for keeping elsewhere.
+    """
+    query = _wanted(access, asked)
+    if accept is not None and JSON_LINES in accept:
+        return StreamingResponse(_lines(context, query), media_type=JSON_LINES)
+    with context.database.read() as session:
+        rows, cursor = lists.page(session, query, AuditEntry.id, asked, context.identity.cursor_secret)
+        content = {"items": [views.audit_entry(row[0]) for row in rows], "next_cursor": cursor}
+    return answers.respond(answers.answer(content))
+
+
+def _wanted(access: Access, asked: AuditQuery) -> Select[Any]:
+    query = select(AuditEntry)
+    if access.projects is not None:
+        query = query.where(AuditEntry.project_id.in_(access.projects))
+    for column in ("project_id", "action", "target_id"):
+        if (value := getattr(asked, column)) is not None:
+            query = query.where(getattr(AuditEntry, column) == value)
+    if asked.actor_id is not None:
+        query = query.where(AuditEntry.actor["id"].as_string() == asked.actor_id)
+    return query
+
+
+def _lines(context: Context, query: Select[Any]) -> Iterator[bytes]:
+    # Page by page: a client that reads slowly must not hold a transaction open.
+    after = 0
+    while True:
+        with context.database.read() as session:
+            page = query.where(AuditEntry.seq > after).order_by(AuditEntry.seq).limit(_BATCH)
+            lines = [to_json(views.audit_entry(row)) + b"\n" for row in session.scalars(page)]
+            after = session.scalar(select(page.subquery().c.seq).order_by(page.subquery().c.seq.desc())) or 0
+        if not lines:
+            return
+        yield b"".join(lines)

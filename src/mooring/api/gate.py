@@ -1,0 +1,120 @@
+"""The gate that every request passes before anything of it is read: who is it, and may they do this at all?
+
+What is left to the verbs is the look at the single thing, for which they are given the `Access` made here.
+"""
+
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any
+
+from fastapi import Depends, Security
+from fastapi.routing import APIRoute
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+
+from mooring.api.access import RULES, Rule, Who
+from mooring.api.auth import Credentials
+from mooring.core.access import Access, Caller, Permission, lacking
+from mooring.core.errors import Unauthorized
+
+_user_scheme = HTTPBearer(
+    auto_error=False,
+    scheme_name="ApiKey",
+    description="An API key, or a token of your organisation's sign-on: `Authorization: Bearer mk_…`",
+)
+_node_scheme = HTTPBearer(
+    auto_error=False,
+    scheme_name="NodeCredential",
+    description="A node's credential: `Authorization: Bearer mn_…`",
+)
+
+
+_ANYBODY = Caller("anybody", "system", "anybody", everywhere=frozenset({Permission.METRICS}))
+
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+
+class GatedRoute(APIRoute):
+    """A route that nobody passes whom its row of `api/access.py` does not let in."""
+
+    def get_route_handler(self) -> Handler:
+        inner, rule = self.open_handler(), rule_of(self)
+
+        async def handle(request: Request) -> Response:
+            await _pass(request, rule)
+            return await inner(request)
+
+        return handle
+
+    def open_handler(self) -> Handler:
+        """The handler behind the gate."""
+        return super().get_route_handler()
+
+
+def rule_of(route: APIRoute) -> Rule:
+    """Raises LookupError for a route that the table does not have, at the start of the program."""
+    name = route.operation_id or route.name
+    if name not in RULES:
+        raise LookupError(f"{name} has no row in api/access.py: say who may call it")
+    return RULES[name]
+
+
+def refuse_ungated(routes: list[BaseRoute]) -> None:
+    """Raises LookupError for a route that was added around the gate."""
+    for route in routes:
+        if isinstance(route, APIRoute) and not isinstance(route, GatedRoute):
+            raise LookupError(  # noqa: TRY004 - a route without its row, as above
+                f"{route.path} is no GatedRoute: give its router route_class=GatedRoute"
+            )
+
+
+async def _pass(request: Request, rule: Rule) -> None:
+    if rule.who is Who.PUBLIC:
+        return
+    context = request.app.state.context
+    credentials: Credentials = context.credentials
+    if rule.permission is Permission.METRICS and context.settings.metrics_public:
+        request.state.access = Access(_ANYBODY, rule.permission)
+        return
+    secret = _bearer(request)
+    if rule.who is Who.NODE:
+        request.state.node_id = await credentials.node(secret)
+        return
+    caller = await credentials.caller(secret)
+    if not caller.may_somewhere(rule.permission):
+        raise lacking(rule.permission)
+    request.state.access = Access(
+        caller,
+        rule.permission,
+        rule.action,
+        request.client.host if request.client else None,
+        request.state.request_id,
+    )
+
+
+def _bearer(request: Request) -> str:
+    """Raises Unauthorized when the request carries no bearer credentials."""
+    kind, _, secret = request.headers.get("authorization", "").partition(" ")
+    if kind.lower() != "bearer" or not secret.strip():
+        raise Unauthorized("send your API key: -H 'Authorization: Bearer <key>'")
+    return secret.strip()
+
+
+async def _access(
+    request: Request, _shown: Annotated[HTTPAuthorizationCredentials | None, Security(_user_scheme)]
+) -> Access:
+    access: Access = request.state.access
+    return access
+
+
+async def _node_id(
+    request: Request, _shown: Annotated[HTTPAuthorizationCredentials | None, Security(_node_scheme)]
+) -> str:
+    node_id: str = request.state.node_id
+    return node_id
+
+
+# The schemes stand here for the OpenAPI document only; the gate has decided long before.
+CurrentAccess = Annotated[Access, Depends(_access)]
+CurrentNode = Annotated[str, Depends(_node_id)]

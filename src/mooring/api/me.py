@@ -1,0 +1,20 @@
+"""`/v1/me`: who the caller is."""
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from mooring.api import answers, views
+from mooring.api.body import StrictRoute
+from mooring.api.context import Ctx
+from mooring.api.gate import CurrentAccess
+from mooring.api.responses import errors
+from mooring.schemas.api_keys import Me
+
+router = APIRouter(prefix="/v1", tags=["keys"], route_class=StrictRoute)
+
+
+@router.get("/me", response_model=Me, responses=errors(), operation_id="get_me")
+def get_me(context: Ctx, access: CurrentAccess) -> Response:
+    """Who your credentials say you are, and what you may do."""
+    with context.database.read() as session:
+        return answers.respond(answers.answer(views.me(session, access.caller)))

@@ -1,0 +1,112 @@
+"""The audit log: who did what, written in the transaction of the deed, each row chained to the last (R32)."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from sqlalchemy import insert, select
+from sqlalchemy.orm import Session
+
+from mooring.control import locks
+from mooring.core import ids
+from mooring.core.access import Access
+from mooring.db.session import at_end
+from mooring.db.tables import AuditEntry
+from mooring.db.types import JsonObject, new_id, now
+
+FIRST_HASH = "0" * 64
+_PENDING = "mooring.audit"
+_BATCH = 1000
+
+
+def record(
+    session: Session,
+    access: Access,
+    target_id: str | None,
+    project_id: str | None,
+    *,
+    before: Mapping[str, Any] | None = None,
+    after: Mapping[str, Any] | None = None,
+) -> None:
+    """Write down the deed of this transaction; what the service does by itself is no deed.
+
+    Args:
+        before, after: the fields that the deed changes. Never a secret's value, nor anything of `env`.
+    """
+    if access.action is None:
+        return
+    if _PENDING not in session.info:
+        session.info[_PENDING] = []
+        at_end(session, _write)
+    session.info[_PENDING].append(
+        {
+            "id": new_id(ids.AUDIT_ENTRY),
+            "at": now(),
+            "actor": {
+                "kind": access.caller.kind,
+                "id": access.caller.id,
+                "name": access.caller.name,
+                "user_id": access.caller.user_id,
+            },
+            "address": access.address,
+            "request_id": access.request_id,
+            "action": access.action,
+            "project_id": project_id,
+            "target_id": target_id,
+            "before": None if before is None else dict(before),
+            "after": None if after is None else dict(after),
+        }
+    )
+
+
+def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Of two descriptions of one thing, the fields that differ."""
+    differ = [name for name in after if before.get(name) != after[name]]
+    return {name: before.get(name) for name in differ}, {name: after[name] for name in differ}
+
+
+def recorded(session: Session) -> int:
+    """How many deeds this transaction has written down so far."""
+    return len(session.info.get(_PENDING, ()))
+
+
+def _write(session: Session) -> None:
+    locks.end_of_logs(session)
+    previous = session.scalar(select(AuditEntry.hash).order_by(AuditEntry.seq.desc()).limit(1)) or FIRST_HASH
+    for entry in session.info.pop(_PENDING):
+        entry["previous_hash"], entry["hash"] = previous, _hash(previous, entry)
+        session.execute(insert(AuditEntry.__table__), entry)  # type: ignore[arg-type]
+        previous = entry["hash"]
+
+
+_HASHED = (
+    "id", "at", "actor", "address", "request_id", "action", "project_id", "target_id", "before", "after",
+)  # fmt: skip
+
+
+def _hash(previous: str, entry: Mapping[str, Any]) -> str:
+    """SHA-256 over the hash before and the entry as JSON with sorted keys and no spaces."""
+    content = {name: entry[name] for name in _HASHED}
+    content["at"] = entry["at"].isoformat(timespec="milliseconds")
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(f"{previous}\n{text}".encode()).hexdigest()
+
+
+def first_broken(session: Session) -> int | None:
+    """The `seq` of the first row that does not follow from the one before it; null: the chain holds."""
+    previous = FIRST_HASH
+    for row in _all(session):
+        if row.previous_hash != previous or row.hash != _hash(previous, _entry(row)):
+            return row.seq
+        previous = row.hash
+    return None
+
+
+def _entry(row: AuditEntry) -> JsonObject:
+    return {name: getattr(row, name) for name in _HASHED}
+
+
+def _all(session: Session) -> Iterator[AuditEntry]:
+    query = select(AuditEntry).order_by(AuditEntry.seq).execution_options(yield_per=_BATCH)
+    yield from session.scalars(query)

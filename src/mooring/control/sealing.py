@@ -1,0 +1,70 @@
+"""What is read again and must not lie in the database in clear: encrypted with the operator's key (R16, R17).
+
+Fernet (AES-128-CBC with HMAC-SHA256) of the `cryptography` package; several keys allow a rotation: the first
+one encrypts, all of them decrypt.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from cryptography.fernet import Fernet, InvalidToken, MultiFernet
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from mooring.db.tables import ControlPlane
+
+KEY_FILE = "encryption.key"
+_CHECK = b"mooring"
+
+
+class WrongEncryptionKey(Exception):
+    """The key given is not the one that this database was written with. The message is for the operator."""
+
+
+class Sealer:
+    """Encrypts and decrypts short texts."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._fernet = MultiFernet([Fernet(key) for key in keys])
+
+    def seal(self, text: bytes) -> bytes:
+        return self._fernet.encrypt(text)
+
+    def open(self, sealed: bytes) -> bytes:
+        """Raises InvalidToken for what was sealed with another key, or changed since."""
+        return self._fernet.decrypt(sealed)
+
+
+def keys_in(data_dir: Path) -> list[str]:
+    """The keys of the data directory's own file; made at the first start, readable by its owner only."""
+    path = data_dir / KEY_FILE
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return path.read_text().split()
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(Fernet.generate_key() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    return path.read_text().split()
+
+
+def check(session: Session, sealer: Sealer) -> None:
+    """At each start: is this the key that the database knows?
+
+    Raises:
+        WrongEncryptionKey: it is another one.
+    """
+    row = session.scalars(select(ControlPlane)).one()
+    if row.key_check is None:
+        row.key_check = sealer.seal(_CHECK)
+        return
+    try:
+        sealer.open(row.key_check)
+    except InvalidToken:
+        raise WrongEncryptionKey(
+            "the encryption key is not the one this database was written with: secrets, registry passwords "
+            "and stored answers could not be read. Put the old key into MOORING_ENCRYPTION_KEYS (after a "
+            f"comma, behind the new one), or copy the old {KEY_FILE} into this server's data directory"
+        ) from None

@@ -1,0 +1,42 @@
+"""What all tables share: names of constraints, and types that both databases keep alike."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import (
+    CheckConstraint,
+    MetaData,
+)
+from sqlalchemy.orm import DeclarativeBase
+
+from mooring.core.access import Role
+from mooring.core.gpu import Health
+from mooring.core.instance import DesiredState, State
+from mooring.db.types import Json, JsonObject, UtcDateTime, Word
+
+NAMING = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "ck": "ck_%(table_name)s_%(constraint_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+    "pk": "pk_%(table_name)s",
+}
+
+
+class Base(DeclarativeBase):
+    metadata = MetaData(naming_convention=NAMING)
+    type_annotation_map = {
+        datetime: UtcDateTime,
+        JsonObject: Json,
+        list[Any]: Json,
+        State: Word(State),
+        DesiredState: Word(DesiredState),
+        Health: Word(Health),
+        Role: Word(Role),
+    }
+
+
+def one_of(column: str, values: type[StrEnum]) -> CheckConstraint:
+    """A check that holds an enumeration in the database itself, whoever writes."""
+    return CheckConstraint(f"{column} IN ({', '.join(repr(str(value)) for value in values)})", name=column)

@@ -1,0 +1,84 @@
+"""What happened and who did it, and what was answered."""
+
+from datetime import datetime
+
+from sqlalchemy import (
+    Index,
+    LargeBinary,
+)
+from sqlalchemy.orm import Mapped, mapped_column
+
+from mooring.db.tables.base import Base
+from mooring.db.types import BigId, JsonObject
+
+
+class ControlPlane(Base):
+    """One row: who this control plane is, to its nodes and to the cursors it signs."""
+
+    __tablename__ = "control_plane"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    cursor_secret: Mapped[bytes] = mapped_column(LargeBinary)
+    # A known text under the encryption key, by which a wrong key is noticed at the start.
+    key_check: Mapped[bytes | None] = mapped_column(LargeBinary)
+    created_at: Mapped[datetime]
+
+
+class Event(Base):
+    """The history, append-only. `seq` is the order of commits (see control/events.py)."""
+
+    __tablename__ = "events"
+    __table_args__ = (
+        Index("ix_events_instance_id_seq", "instance_id", "seq"),
+        # SQLite would otherwise give the number of a deleted last row to the next one.
+        {"sqlite_autoincrement": True},
+    )
+
+    seq: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)
+    id: Mapped[str]
+    type: Mapped[str]
+    project_id: Mapped[str | None]
+    instance_id: Mapped[str | None]
+    at: Mapped[datetime]
+    data: Mapped[JsonObject]
+
+
+class AuditEntry(Base):
+    """Who did what. Append-only by triggers; a row's hash covers its content and the hash before it."""
+
+    __tablename__ = "audit_log"
+    __table_args__ = (
+        Index("ix_audit_log_project_id_seq", "project_id", "seq"),
+        {"sqlite_autoincrement": True},
+    )
+
+    seq: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)
+    id: Mapped[str]
+    at: Mapped[datetime]
+    actor: Mapped[JsonObject]
+    address: Mapped[str | None]
+    request_id: Mapped[str | None]
+    action: Mapped[str]
+    project_id: Mapped[str | None]
+    target_id: Mapped[str | None]
+    # The fields that changed, as they were and as they are; null: there was, or is, nothing.
+    before: Mapped[JsonObject | None]
+    after: Mapped[JsonObject | None]
+    previous_hash: Mapped[str]
+    hash: Mapped[str]
+
+
+class IdempotencyKey(Base):
+    """The stored answer of a POST, written in the transaction of its effect. No status: still running."""
+
+    __tablename__ = "idempotency_keys"
+
+    caller: Mapped[str] = mapped_column(primary_key=True)
+    key: Mapped[str] = mapped_column(primary_key=True)
+    fingerprint: Mapped[str]
+    status: Mapped[int | None]
+    headers: Mapped[JsonObject | None]
+    # An answer that shows a secret this once is kept encrypted.
+    sealed: Mapped[bool] = mapped_column(default=False)
+    body: Mapped[bytes | None] = mapped_column(LargeBinary)
+    created_at: Mapped[datetime] = mapped_column(index=True)

@@ -1,0 +1,100 @@
+"""Nodes, their GPUs, and the tokens that machines join with."""
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    ForeignKey,
+    Index,
+    text,
+)
+from sqlalchemy.orm import Mapped, mapped_column
+
+from mooring.core.gpu import Health
+from mooring.db.tables.base import Base, one_of
+from mooring.db.types import JsonObject
+
+
+class JoinToken(Base):
+    """A token that a machine becomes a node with, once. Only its hash is kept."""
+
+    __tablename__ = "join_tokens"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    secret_hash: Mapped[str] = mapped_column(unique=True)
+    node_name: Mapped[str | None]
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime]
+    used_at: Mapped[datetime | None]
+    node_id: Mapped[str | None]
+
+
+class Node(Base):
+    __tablename__ = "nodes"
+    __table_args__ = (
+        Index(
+            "uq_nodes_name",
+            "name",
+            unique=True,
+            sqlite_where=text("deleted_at IS NULL"),
+            postgresql_where=text("deleted_at IS NULL"),
+        ),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    credential_hash: Mapped[str] = mapped_column(unique=True)
+    cordoned: Mapped[bool] = mapped_column(default=False)
+    draining: Mapped[bool] = mapped_column(default=False)
+    drain_deadline_at: Mapped[datetime | None]
+    silent: Mapped[bool] = mapped_column(default=True)
+    problem: Mapped[JsonObject | None]
+    facts: Mapped[JsonObject | None]
+    # Written with every report and read only for figures.
+    samples: Mapped[list[Any]] = mapped_column(default=list, deferred=True)
+    orphans: Mapped[list[Any]] = mapped_column(default=list)
+    # The newest agent's session and its last applied report: older ones are refused or skipped.
+    session: Mapped[int] = mapped_column(default=0)
+    seq: Mapped[int] = mapped_column(BigInteger, default=0)
+    # Rises with every change of what the node should have; a report made under a lower one is silent
+    # about what came after.
+    generation: Mapped[int] = mapped_column(BigInteger, default=0)
+    # Counts reports. Silence is measured by how long this stands still on a monotonic clock, never by
+    # comparing wall clocks.
+    heartbeats: Mapped[int] = mapped_column(BigInteger, default=0)
+    last_heartbeat_at: Mapped[datetime | None]
+    created_at: Mapped[datetime]
+    deleted_at: Mapped[datetime | None]
+
+
+class Gpu(Base):
+    """A card, known by its NVML UUID, on exactly one node."""
+
+    __tablename__ = "gpus"
+    __table_args__ = (one_of("health", Health),)
+
+    uuid: Mapped[str] = mapped_column(primary_key=True)
+    node_id: Mapped[str] = mapped_column(ForeignKey("nodes.id"), index=True)
+    index: Mapped[int]
+    model: Mapped[str]
+    memory_mib: Mapped[int]
+    facts: Mapped[JsonObject]
+    health: Mapped[Health] = mapped_column()
+    health_reason: Mapped[JsonObject | None]
+    last_incident_id: Mapped[str | None]
+    simulated: Mapped[bool]
+
+
+# Of an instance: it has not ended.
+
+
+class Stream(Base):
+    """Logs or an exec that a user waits for and a node has not dialled in for yet."""
+
+    __tablename__ = "streams"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    node_id: Mapped[str] = mapped_column(ForeignKey("nodes.id"), index=True)
+    request: Mapped[JsonObject]
+    created_at: Mapped[datetime]

@@ -1,0 +1,131 @@
+"""Projects, the people in them, their keys, secrets and registries."""
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import (
+    Float,
+    ForeignKey,
+    Index,
+    LargeBinary,
+    text,
+)
+from sqlalchemy.orm import Mapped, mapped_column
+
+from mooring.core.access import Role
+from mooring.db.tables.base import Base, one_of
+from mooring.db.types import JsonObject
+
+
+class Project(Base):
+    """A tenant: it owns instances, keys, secrets and quotas."""
+
+    __tablename__ = "projects"
+    __table_args__ = (
+        Index(
+            "uq_projects_name",
+            "name",
+            unique=True,
+            sqlite_where=text("deleted_at IS NULL"),
+            postgresql_where=text("deleted_at IS NULL"),
+        ),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    labels: Mapped[JsonObject]
+    # As schemas/projects.py: Quotas shows them; a limit that is absent or null does not limit.
+    quotas: Mapped[JsonObject]
+    weight: Mapped[float] = mapped_column(Float)
+    # Patterns of core/images.py; null: every image.
+    allowed_images: Mapped[list[Any] | None]
+    security_profile: Mapped[str]
+    version: Mapped[int]
+    created_at: Mapped[datetime]
+    deleted_at: Mapped[datetime | None]
+
+
+class User(Base):
+    """A person. Who signs on by OIDC is known by issuer and subject, and made at the first request."""
+
+    __tablename__ = "users"
+    __table_args__ = (
+        Index("uq_users_issuer_subject", "issuer", "subject", unique=True),
+        Index(
+            "uq_users_email",
+            "email",
+            unique=True,
+            sqlite_where=text("deleted_at IS NULL"),
+            postgresql_where=text("deleted_at IS NULL"),
+        ),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    email: Mapped[str | None]
+    is_admin: Mapped[bool]
+    issuer: Mapped[str | None]
+    subject: Mapped[str | None]
+    version: Mapped[int]
+    created_at: Mapped[datetime]
+    deleted_at: Mapped[datetime | None]
+
+
+class Member(Base):
+    """A user's role in a project."""
+
+    __tablename__ = "members"
+    __table_args__ = (one_of("role", Role),)
+
+    project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"), primary_key=True)
+    user_id: Mapped[str] = mapped_column(ForeignKey("users.id"), primary_key=True, index=True)
+    role: Mapped[Role] = mapped_column()
+    created_at: Mapped[datetime]
+
+
+class ApiKey(Base):
+    """A key of a project (or of none: an admin's). With a user it can do no more than that user can."""
+
+    __tablename__ = "api_keys"
+    __table_args__ = (Index("ix_api_keys_project_id_id", "project_id", "id"),)
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    # The first characters of the key, by which people tell theirs apart.
+    prefix: Mapped[str]
+    project_id: Mapped[str | None] = mapped_column(ForeignKey("projects.id"))
+    user_id: Mapped[str | None] = mapped_column(ForeignKey("users.id"), index=True)
+    role: Mapped[Role | None] = mapped_column()
+    scopes: Mapped[list[Any]]
+    secret_hash: Mapped[str] = mapped_column(index=True)
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime | None]
+    revoked_at: Mapped[datetime | None]
+    last_used_at: Mapped[datetime | None]
+
+
+class Secret(Base):
+    """A value that only containers see; kept encrypted."""
+
+    __tablename__ = "secrets"
+    __table_args__ = (Index("uq_secrets_project_id_name", "project_id", "name", unique=True),)
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
+    name: Mapped[str]
+    sealed_value: Mapped[bytes] = mapped_column(LargeBinary)
+    created_at: Mapped[datetime]
+
+
+class Registry(Base):
+    """A project's credentials for one image registry; the password is kept encrypted."""
+
+    __tablename__ = "registries"
+    __table_args__ = (Index("uq_registries_project_id_server", "project_id", "server", unique=True),)
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
+    server: Mapped[str]
+    username: Mapped[str]
+    sealed_password: Mapped[bytes] = mapped_column(LargeBinary)
+    created_at: Mapped[datetime]

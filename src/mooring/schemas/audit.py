@@ -1,0 +1,35 @@
+"""The audit log on the wire."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from mooring.schemas.base import Answer, Timestamp
+
+
+class Actor(Answer):
+    kind: Literal["key", "user", "join_token", "system"]
+    id: str
+    name: str
+    user_id: str | None
+
+
+class AuditEntry(Answer):
+    id: str
+    seq: int
+    at: Timestamp
+    actor: Actor
+    address: str | None
+    request_id: str | None
+    action: str
+    project_id: str | None
+    target_id: str | None
+    before: Annotated[dict[str, Any] | None, Field(description="the fields that changed, as they were")]
+    after: Annotated[dict[str, Any] | None, Field(description="and as they are")]
+    previous_hash: str
+    hash: Annotated[str, Field(description="SHA-256 over the entry and the hash before it")]
+
+
+class AuditLog(Answer):
+    items: list[AuditEntry]
+    next_cursor: str | None

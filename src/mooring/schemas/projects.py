@@ -1,0 +1,142 @@
+"""Projects, their members and the users on the wire."""
+
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+
+from mooring.core.access import Role
+from mooring.core.instance import SecurityProfile
+from mooring.core.text import LabelKey, LabelValue, Name, Text
+from mooring.schemas.base import Answer, Body, Json, Timestamp
+
+QUOTAS_EXAMPLE: Json = {"gpus": 8, "gpus_by_model": {"H100": 4}, "instances": 20, "gpu_hours_per_day": 100}
+
+Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=64)]
+Amount = Annotated[int, Field(ge=0, le=2**31)]
+Hours = Annotated[float, Field(ge=0, le=1e9)]
+Email = Annotated[Text, Field(min_length=3, max_length=254, pattern=r"^[^@\s]+@[^@\s]+$")]
+DisplayName = Annotated[Text, Field(min_length=1, max_length=128)]
+ImagePattern = Annotated[
+    Text,
+    Field(
+        min_length=1,
+        max_length=512,
+        pattern=r"^[a-z0-9.*-]+(:[0-9]{1,5})?(/[a-z0-9._*-]+)*$",
+        description="registry/repository; `*` stands for any characters, `/` included",
+    ),
+]
+
+
+class QuotaValues(Body):
+    """Limits of a project; null is no limit. Those on things held count what waits in the queue too."""
+
+    gpus: Annotated[Amount | None, Field(description="GPUs at once")] = None
+    gpus_by_model: Annotated[
+        dict[Annotated[Text, Field(min_length=1, max_length=96)], Amount],
+        Field(max_length=64, description="GPUs at once, by words of the model's name"),
+    ] = {}
+    instances: Annotated[Amount | None, Field(description="instances that have not ended")] = None
+    cpus: Annotated[float | None, Field(ge=0, le=2**31)] = None
+    memory_mib: Annotated[int | None, Field(ge=0, le=2**53)] = None
+    gpu_hours_per_day: Annotated[Hours | None, Field(description="of the UTC day; then all waits")] = None
+    gpu_hours_per_month: Annotated[Hours | None, Field(description="of the UTC month")] = None
+
+
+class ProjectCreate(Body):
+    model_config = ConfigDict(json_schema_extra={"examples": [{"name": "vision"}]})
+
+    name: Name
+    labels: Labels = {}
+
+
+class ProjectPatch(Body):
+    """The fields to change. Name and labels: owners too; quotas (merged), weight, images: admins."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"quotas": QUOTAS_EXAMPLE, "allowed_images": ["docker.io/pytorch/*"]}]
+        }
+    )
+
+    # Only what was sent is read, so these defaults never are.
+    name: Annotated[Name, Field(default_factory=str)]
+    labels: Labels = {}
+    quotas: QuotaValues = QuotaValues()
+    weight: Annotated[
+        float, Field(gt=0, le=1000, description="its part of the machines, when all want more")
+    ] = 1
+    allowed_images: Annotated[
+        list[ImagePattern] | None, Field(max_length=256, description="null: every image")
+    ] = None
+    security_profile: Annotated[
+        SecurityProfile, Field(description="`strict`: containers without any capability")
+    ] = "standard"
+
+
+class Project(Answer):
+    id: str
+    name: str
+    labels: dict[str, str]
+    quotas: QuotaValues
+    weight: float
+    allowed_images: list[str] | None
+    security_profile: SecurityProfile
+    version: int
+    created_at: Timestamp
+
+
+class ProjectList(Answer):
+    items: list[Project]
+    next_cursor: str | None
+
+
+class MemberPut(Body):
+    model_config = ConfigDict(json_schema_extra={"examples": [{"role": "member"}]})
+
+    role: Annotated[Role, Field(strict=False)]
+
+
+class Member(Answer):
+    project_id: str
+    user_id: str
+    name: str
+    email: str | None
+    role: Role
+    created_at: Timestamp
+
+
+class MemberList(Answer):
+    items: list[Member]
+    next_cursor: str | None
+
+
+class UserCreate(Body):
+    model_config = ConfigDict(json_schema_extra={"examples": [{"name": "Ada", "email": "ada@example.com"}]})
+
+    name: DisplayName
+    email: Email | None = None
+    is_admin: bool = False
+
+
+class UserPatch(Body):
+    model_config = ConfigDict(json_schema_extra={"examples": [{"is_admin": True}]})
+
+    # Only what was sent is read, so these defaults never are.
+    name: Annotated[DisplayName, Field(default_factory=str)]
+    email: Email | None = None
+    is_admin: bool = False
+
+
+class User(Answer):
+    id: str
+    name: str
+    email: str | None
+    is_admin: bool
+    sso: Annotated[bool, Field(description="signs on by OIDC")]
+    version: int
+    created_at: Timestamp
+
+
+class UserList(Answer):
+    items: list[User]
+    next_cursor: str | None

@@ -1,0 +1,167 @@
+"""R17: a container sees the project's secrets, and nothing else of the node does. On a real engine."""
+
+import hashlib
+import json
+import logging
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mooring.agent.control_plane import ControlPlane
+from mooring.agent.docker import DockerRuntime
+from mooring.agent.docker_create import Abilities, Image, environment, labels
+from mooring.agent.docker_errors import EngineRefused
+from mooring.agent.loop import Agent
+from mooring.agent.runtime import Runtime, RuntimeUnavailable, StartRefused
+from mooring.agent.simulated import SimulatedRuntime
+from mooring.agent.simulated_gpus import SimulatedGpuReader
+from mooring.agent.state import Identity, NodeState
+from mooring.agent.telemetry import Machine
+from mooring.agent.withheld import MASK, Withheld
+from mooring.schemas.agent import Assignment
+from tests.agent.control_planes import TOKEN, TinyControlPlane, control_plane
+from tests.agent.docker_assignments import CONTROL_PLANE, assignment, runtime_on, with_more
+from tests.testbed.dockerd import DockerNode
+from tests.testbed.waiting import wait_until
+
+CANARY = 'canary "quoted"\\ and\ttabbed, 4f1c'
+PASSWORD = "registry-canary-77aa"
+
+
+@pytest.fixture
+def node(docker_node: DockerNode) -> Iterator[DockerNode]:
+    yield docker_node
+    docker_node.remove_containers()
+
+
+@pytest.fixture
+def runtime(node: DockerNode) -> Iterator[DockerRuntime]:
+    made = runtime_on(node)
+    yield made
+    made.close()
+
+
+def with_secret(**spec: Any) -> Assignment:
+    given = assignment(env={"PLAIN": "told", "TOKEN": {"secret": "my-token"}}, **spec)
+    registry = {"server": "r.example", "username": "alice", "password": PASSWORD}
+    return with_more(given, secrets={"TOKEN": CANARY, "UNASKED": "not in the spec"}, registry=registry)
+
+
+def test_a_reference_becomes_its_value_and_only_in_the_environment() -> None:
+    given, image = with_secret(), Image(id="sha256:1", digest=None)
+    env = environment(given, image, Abilities())
+    assert f"TOKEN={CANARY}" in env and "PLAIN=told" in env
+    assert not any("UNASKED" in entry for entry in env)
+    told = labels(given, image, CONTROL_PLANE)
+    assert told["mooring.secret_env"] == "TOKEN"
+    assert "canary" not in json.dumps(told)
+
+
+@pytest.mark.parametrize("simulated", [False, True])
+def test_without_its_secret_it_is_refused(runtime: DockerRuntime, *, simulated: bool) -> None:
+    given = with_more(with_secret(), secrets={})
+    engine: Runtime = SimulatedRuntime() if simulated else runtime
+    with pytest.raises(StartRefused, match="my-token") as caught:
+        engine.start(given, lambda _reason: None, lambda: False)
+    assert caught.value.reason.code == "secret_unavailable"
+
+
+@contextmanager
+def agent_on(runtime: DockerRuntime, directory: Path) -> Iterator[TinyControlPlane]:
+    """The whole agent, and the control plane that it talks to."""
+    with control_plane() as server:
+        calls = ControlPlane(server.url)
+        identity = Identity.given(calls.join(TOKEN, "gpu-1", "host-1"))
+        calls.identify(identity)
+        state = NodeState(directory)
+        state.joined(identity)
+        runtime.control_plane_id = identity.control_plane_id
+        agent = Agent(
+            identity=identity,
+            state=state,
+            runtime=runtime,
+            gpus=SimulatedGpuReader("gpu-1", 1),
+            control_plane=calls,
+            machine=Machine("host-1", "127.0.0.1"),
+        )
+        thread = threading.Thread(target=agent.run)
+        thread.start()
+        yield server
+        server.hang_up()
+        agent.stop()
+        thread.join(5)
+        calls.close()
+
+
+def test_nothing_that_the_agent_writes_or_says_holds_a_secret(
+    node: DockerNode, runtime: DockerRuntime, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What runs, what fails and what is restarted: files, logs at DEBUG, reports and labels."""
+    caplog.set_level(logging.DEBUG)
+    digest = hashlib.sha256(CANARY.encode()).hexdigest()
+    check = f'test "$(printf %s "$TOKEN" | sha256sum)" = "{digest}  -" && sleep 1000'
+    good = with_secret(command=["sh", "-c", check])
+    failing = [
+        with_secret(command=["/no/such/program"]),
+        with_secret(working_dir="/etc/passwd/x"),
+        with_secret(image=f"{node.address}:1/nobody/listens:1"),
+        with_more(with_secret(), secrets={}),
+    ]
+    with agent_on(runtime, tmp_path) as server:
+        server.wants(good, *failing)
+        wait_until(lambda: server.phase(good) == "running")
+        wait_until(lambda: all(server.phase(one) == "refused" for one in failing), 30)
+        reasons = [server.instances()[one.instance_id, 1].reason for one in failing]
+        container = server.instances()[good.instance_id, 1].container_id
+        inspected = node.client.api.inspect_container(str(container))
+        server.wants(good.model_copy(update={"want": "stopped", "may_start": False, "secrets": {}}))
+        wait_until(lambda: server.phase(good) == "exited")
+    assert f"TOKEN={CANARY}" in inspected["Config"]["Env"]
+    assert {reason.code for reason in reasons if reason} >= {"command_not_found", "secret_unavailable"}
+    said = {
+        "files": "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file()),
+        "logs": caplog.text,
+        "reports": "".join(report.model_dump_json() for _, report in server.reports),
+        "labels": json.dumps(inspected["Config"]["Labels"]),
+        "repr": repr([good, *failing]),
+    }
+    for where, text in said.items():
+        assert text, where
+        for canary in ("canary", PASSWORD, "not in the spec"):
+            assert canary not in text.replace("node-credential-canary", ""), where
+
+
+@pytest.mark.parametrize(
+    "quoted",
+    [
+        f"bad env TOKEN={CANARY} here",
+        f"bad env {json.dumps('TOKEN=' + CANARY)} here",
+        f"bad env {CANARY}",
+        f"401 for alice:{PASSWORD}",
+        "401 for Basic YWxpY2U6cmVnaXN0cnktY2FuYXJ5LTc3YWE=",
+    ],
+)
+def test_what_an_engine_quotes_is_masked(quoted: str) -> None:
+    withheld = Withheld.of(with_secret())
+    with pytest.raises(EngineRefused) as refused, withheld.masking():
+        raise EngineRefused(400, quoted)
+    with pytest.raises(RuntimeUnavailable) as away, withheld.masking():
+        raise RuntimeUnavailable(quoted)
+    for error in (refused.value, away.value):
+        text = "".join(traceback.format_exception(error))
+        assert MASK in text
+        assert "canary" not in text and "YWxp" not in text
+    assert refused.value.status == 400
+
+
+def test_a_later_agent_knows_what_to_mask_from_the_container() -> None:
+    labels = {"mooring.secret_env": "TOKEN,OTHER"}
+    inspected = {"Config": {"Labels": labels, "Env": [f"TOKEN={CANARY}", "PLAIN=told", "OTHER=1"]}}
+    masked = Withheld.of_container(inspected).mask(f"PLAIN=told OTHER=1 {CANARY} 1 of 1")
+    assert masked == f"PLAIN=told {MASK} {MASK} 1 of 1"
+    assert Withheld.of_container({"Config": {"Labels": None, "Env": None}}).mask("all of it") == "all of it"

@@ -1,0 +1,247 @@
+"""What a client of one OpenAPI document could not live with in a later one.
+
+Additions are no breaks: operations, optional fields and parameters of requests, fields and enum values of
+answers, statuses, wider limits of requests. Clients ignore members that they do not know (schemas/base.py).
+
+The tools for this that are well kept are Go programs, which neither npm nor pip brings. This one knows the
+JSON Schema that FastAPI and pydantic write, and no more.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+Schema = dict[str, Any]
+METHODS = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
+_UPPER = ("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties")
+_LOWER = ("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties")
+
+
+def breaks(old: Schema, new: Schema) -> list[str]:
+    """Each break in words, none where every client of `old` can talk to `new`."""
+    return list(dict.fromkeys(_Comparison(old, new).operations()))
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    old: Schema
+    new: Schema
+
+    def operations(self) -> Iterator[str]:
+        later = dict(_operations(self.new))
+        for name, before in _operations(self.old):
+            if name not in later:
+                yield f"{name}: the operation is gone"
+                continue
+            for found in self._operation(before, later[name]):
+                yield f"{name}: {found}"
+
+    def _operation(self, before: Schema, after: Schema) -> Iterator[str]:
+        if before.get("operationId") != after.get("operationId"):
+            yield f"operationId was {before.get('operationId')!r}, is {after.get('operationId')!r}"
+        yield from self._credentials(before, after)
+        yield from self._parameters(before, after)
+        yield from self._body(before.get("requestBody"), after.get("requestBody"))
+        yield from self._answers(before, after)
+
+    def _credentials(self, before: Schema, after: Schema) -> Iterator[str]:
+        accepted = after.get("security", [])
+        for ways in before.get("security", []) or [{}]:
+            if accepted and not any(way.keys() <= ways.keys() for way in accepted):
+                yield f"the credentials {sorted(ways) or 'none'} are no longer enough"
+
+    def _parameters(self, before: Schema, after: Schema) -> Iterator[str]:
+        earlier, later = self._by_name(self.old, before), self._by_name(self.new, after)
+        for name, parameter in later.items():
+            if parameter.get("required") and not earlier.get(name, {}).get("required"):
+                yield f"{name} is required"
+        for name, parameter in earlier.items():
+            if name not in later:
+                yield f"{name} is gone"
+            else:
+                yield from self._request(parameter["schema"], later[name]["schema"], name)
+
+    @staticmethod
+    def _by_name(document: Schema, operation: Schema) -> dict[str, Schema]:
+        found = (_resolved(document, parameter) for parameter in operation.get("parameters", ()))
+        return {f"{parameter['in']} parameter {parameter['name']}": parameter for parameter in found}
+
+    def _body(self, before: Schema | None, after: Schema | None) -> Iterator[str]:
+        before, after = before or {}, after or {}
+        if after.get("required") and not before.get("required"):
+            yield "the request's body is required"
+        for kind, content in before.get("content", {}).items():
+            if kind not in after.get("content", {}):
+                yield f"the request's body can no longer be {kind}"
+            else:
+                later = after["content"][kind].get("schema", {})
+                yield from self._request(content.get("schema", {}), later, "request")
+
+    def _answers(self, before: Schema, after: Schema) -> Iterator[str]:
+        for status, answer in before["responses"].items():
+            if status not in after["responses"]:
+                yield f"status {status} is gone"
+                continue
+            earlier = _resolved(self.old, answer).get("content", {})
+            later = _resolved(self.new, after["responses"][status]).get("content", {})
+            for kind, content in earlier.items():
+                if kind not in later:
+                    yield f"{status} is no longer {kind}"
+                else:
+                    schema = later[kind].get("schema", {})
+                    yield from self._answer(content.get("schema", {}), schema, f"{status}")
+
+    def _request(
+        self, before: Schema, after: Schema, at: str, seen: frozenset[tuple[str, str]] = frozenset()
+    ) -> Iterator[str]:
+        """Whatever was taken must be taken."""
+        seen, known = _visited(before, after, seen)
+        if known:
+            return
+        later = list(_branches(self.new, after))
+        for branch in _branches(self.old, before):
+            like = [other for other in later if _kind(other) in {_kind(branch), "any"}]
+            # An integer is a number.
+            like += [other for other in later if (_kind(branch), _kind(other)) == ("integer", "number")]
+            if not like:
+                yield f"{at} may no longer be {_kind(branch)}"
+                continue
+            yield from _least([list(self._request_branch(branch, other, at, seen)) for other in like])
+
+    def _request_branch(
+        self, before: Schema, after: Schema, at: str, seen: frozenset[tuple[str, str]]
+    ) -> Iterator[str]:
+        yield from _fewer_values(before, after, at)
+        yield from _narrower(before, after, at)
+        yield from self._request_fields(before, after, at, seen)
+        for key in ("items", "additionalProperties", "propertyNames"):
+            earlier, later = before.get(key, True), after.get(key, True)
+            if later is False and earlier is not False:
+                yield f"{at} takes no other fields any more"
+            elif isinstance(later, dict) and earlier is not False:
+                yield from self._request({} if earlier is True else earlier, later, f"{at}/*", seen)
+
+    def _request_fields(
+        self, before: Schema, after: Schema, at: str, seen: frozenset[tuple[str, str]]
+    ) -> Iterator[str]:
+        for name in after.get("required", ()):
+            if name not in before.get("required", ()):
+                yield f"{at}/{name} is required"
+        fields = after.get("properties", {})
+        for name, field in before.get("properties", {}).items():
+            if name in fields:
+                yield from self._request(field, fields[name], f"{at}/{name}", seen)
+            else:
+                yield f"{at}/{name} is gone"
+
+    def _answer(
+        self, before: Schema, after: Schema, at: str, seen: frozenset[tuple[str, str]] = frozenset()
+    ) -> Iterator[str]:
+        """Whatever is sent must be what was expected."""
+        seen, known = _visited(before, after, seen)
+        if known:
+            return
+        earlier = list(_branches(self.old, before))
+        for branch in _branches(self.new, after):
+            like = [other for other in earlier if _kind(other) in {_kind(branch), "any"}]
+            like += [other for other in earlier if (_kind(other), _kind(branch)) == ("number", "integer")]
+            if not like:
+                yield f"{at} may now be {_kind(branch)}"
+                continue
+            yield from _least([list(self._answer_branch(other, branch, at, seen)) for other in like])
+
+    def _answer_branch(
+        self, before: Schema, after: Schema, at: str, seen: frozenset[tuple[str, str]]
+    ) -> Iterator[str]:
+        if before.get("format") != after.get("format") and before.get("type") == "string":
+            yield f"{at} had the format {before.get('format')}, has {after.get('format')}"
+        fields = after.get("properties", {})
+        for name, field in before.get("properties", {}).items():
+            if name not in fields:
+                yield f"{at}/{name} is gone"
+                continue
+            if name in before.get("required", ()) and name not in after.get("required", ()):
+                yield f"{at}/{name} may be left out"
+            yield from self._answer(field, fields[name], f"{at}/{name}", seen)
+        for key in ("items", "additionalProperties"):
+            earlier, later = before.get(key), after.get(key)
+            if isinstance(earlier, dict) and isinstance(later, dict):
+                yield from self._answer(earlier, later, f"{at}/*", seen)
+
+
+def _operations(document: Schema) -> Iterator[tuple[str, Schema]]:
+    for path, item in document["paths"].items():
+        for method in METHODS:
+            if method in item:
+                yield f"{method.upper()} {path}", item[method]
+
+
+def _resolved(document: Schema, schema: Schema) -> Schema:
+    while "$ref" in schema:
+        place: Any = document
+        for part in schema["$ref"].removeprefix("#/").split("/"):
+            place = place[part]
+        schema = place
+    return schema
+
+
+def _branches(document: Schema, schema: Schema) -> Iterator[Schema]:
+    """The alternatives of a schema, each of one type."""
+    schema = _resolved(document, schema)
+    alternatives = schema.get("anyOf") or schema.get("oneOf")
+    if alternatives:
+        for part in alternatives:
+            yield from _branches(document, part)
+    elif isinstance(schema.get("type"), list):
+        for kind in schema["type"]:
+            yield {**schema, "type": kind}
+    elif len(schema.get("allOf", ())) == 1:
+        yield from _branches(document, schema["allOf"][0])
+    else:
+        yield schema
+
+
+def _kind(schema: Schema) -> str:
+    return str(schema.get("type", "any"))
+
+
+def _visited(
+    before: Schema, after: Schema, seen: frozenset[tuple[str, str]]
+) -> tuple[frozenset[tuple[str, str]], bool]:
+    """Schemas that hold themselves are followed once."""
+    pair = (before.get("$ref", ""), after.get("$ref", ""))
+    return (seen | {pair}, pair in seen) if all(pair) else (seen, False)
+
+
+def _least(findings: list[list[str]]) -> list[str]:
+    """Of several alternatives that could stand for one, the best fit."""
+    return min(findings, key=len)
+
+
+def _values(schema: Schema) -> list[Any] | None:
+    return [schema["const"]] if "const" in schema else schema.get("enum")
+
+
+def _fewer_values(before: Schema, after: Schema, at: str) -> Iterator[str]:
+    earlier, later = _values(before), _values(after)
+    if later is None:
+        return
+    if earlier is None:
+        yield f"{at} takes only {later} now"
+        return
+    for value in earlier:
+        if value not in later:
+            yield f"{at} no longer takes {value!r}"
+
+
+def _narrower(before: Schema, after: Schema, at: str) -> Iterator[str]:
+    for key in (*_UPPER, *_LOWER):
+        if key not in after:
+            continue
+        was, limit = before.get(key), after[key]
+        if was is None or (limit < was if key in _UPPER else limit > was):
+            yield f"{at} had the {key} {was}, has {limit}"
+    for key in ("pattern", "format", "multipleOf", "uniqueItems"):
+        # Whether one pattern takes all that another did cannot be told from here.
+        if key in after and after[key] != before.get(key) and before.get("type") == after.get("type"):
+            yield f"{at} had the {key} {before.get(key)}, has {after[key]}"
