@@ -18,6 +18,7 @@ LIVE = sa.text("deleted_at IS NULL")
 FILLED = {
     "api_keys": ("prefix",),
     "idempotency_keys": ("sealed",),
+    "nodes": ("renewal_due",),
     "projects": ("labels", "quotas", "weight", "security_profile", "version"),
 }
 
@@ -158,6 +159,13 @@ def upgrade() -> None:
             postgresql_where=ACTIVE,
         )
 
+    with op.batch_alter_table("nodes") as batch_op:
+        batch_op.add_column(sa.Column("next_credential_hash", sa.String(), nullable=True))
+        batch_op.add_column(sa.Column("renewal_due", sa.Boolean(), nullable=False, server_default=sa.false()))
+        batch_op.create_unique_constraint(
+            batch_op.f("uq_nodes_next_credential_hash"), ["next_credential_hash"]
+        )
+
     with op.batch_alter_table("projects") as batch_op:
         batch_op.add_column(
             sa.Column("labels", sa.JSON(none_as_null=True), nullable=False, server_default="{}")
@@ -204,6 +212,11 @@ def downgrade() -> None:
         batch_op.drop_column("weight")
         batch_op.drop_column("quotas")
         batch_op.drop_column("labels")
+
+    with op.batch_alter_table("nodes") as batch_op:
+        batch_op.drop_constraint(batch_op.f("uq_nodes_next_credential_hash"), type_="unique")
+        batch_op.drop_column("renewal_due")
+        batch_op.drop_column("next_credential_hash")
 
     with op.batch_alter_table("instances") as batch_op:
         batch_op.drop_index("ix_instances_project_active", sqlite_where=ACTIVE, postgresql_where=ACTIVE)

@@ -12,7 +12,15 @@ import httpx
 from pydantic import BaseModel, SecretStr, ValidationError
 
 from mooring.agent.state import Identity
-from mooring.schemas.agent import JoinAnswer, JoinRequest, SessionAnswer, StreamFrame, SyncAnswer, SyncRequest
+from mooring.schemas.agent import (
+    CredentialAnswer,
+    JoinAnswer,
+    JoinRequest,
+    SessionAnswer,
+    StreamFrame,
+    SyncAnswer,
+    SyncRequest,
+)
 
 ANSWER_WITHIN_S: Final = 10.0  # beyond what the server was asked to wait
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -69,6 +77,11 @@ class ControlPlane:
     def open_session(self) -> SessionAnswer:
         return self._post("/agent/v1/session", None, SessionAnswer)
 
+    def renew_credential(self) -> SecretStr:
+        """A new credential, good at once; the present one ends with the first use of it."""
+        answer = self._post("/agent/v1/credential", None, CredentialAnswer)
+        return SecretStr(answer.credential)
+
     def sync(self, request: SyncRequest) -> SyncAnswer:
         return self._post("/agent/v1/sync", request, SyncAnswer, request.wait_s)
 
@@ -91,13 +104,19 @@ class ControlPlane:
 
     def _post(self, path: str, request: BaseModel | None, shape: type[Answer], wait_s: float = 0) -> Answer:
         body = b"{}" if request is None else request.model_dump_json().encode()
+        used = self._credential
         headers = {**self._headers(), "Content-Type": "application/json"}
         timeout = httpx.Timeout(ANSWER_WITHIN_S, read=wait_s + ANSWER_WITHIN_S)
         try:
             response = self._client.post(self._url + path, content=body, headers=headers, timeout=timeout)
         except httpx.HTTPError as error:
             raise Away(_what(error)) from error
-        _raise_for(response)
+        try:
+            _raise_for(response)
+        except Unauthorized:
+            if used is not self._credential:
+                raise Away("the credential was renewed during the call") from None
+            raise
         try:
             # extra, strict: a newer release's fields are ignored, also inside of a spec.
             return shape.model_validate_json(response.content, extra="ignore", strict=False)

@@ -62,6 +62,7 @@ class Exchange:
         opened: told the session's number before the first report; False if it is another control plane's.
         make: the report of now; `wait_s` goes into it.
         take: what becomes of an answer.
+        renew: fetches a new credential, as the answer asked.
         end: called with the exit code when this agent may no longer speak for its node.
     """
 
@@ -72,11 +73,13 @@ class Exchange:
         opened: Callable[[SessionAnswer], bool],
         make: Callable[[float], Report],
         take: Callable[[Report, SyncAnswer], Verdict],
+        renew: Callable[[], None],
         end: Callable[[int], None],
         ended: threading.Event,
     ) -> None:
         self._control_plane = control_plane
         self._opened, self._make, self._take, self._end = opened, make, take, end
+        self._renew = renew
         self._ended = ended
         self._interval_s = LONGEST_PAUSE_S
         self._due: float | None = None
@@ -174,9 +177,17 @@ class Exchange:
             return None
         self._answered()
         self._interval_s = answer.report_interval_s
+        if answer.renew_credential:
+            self._renewed()
         if self._take(report, answer) is Verdict.REFUSED:
             return None
         return answer.generation != report.request.generation or bool(answer.streams)
+
+    def _renewed(self) -> None:
+        try:
+            self._renew()
+        except ControlPlaneError as error:
+            log.warning("no new credential (%s); asked for again with the next report", error)
 
     def _failed(self, error: ControlPlaneError) -> None:
         if self._ended.is_set():

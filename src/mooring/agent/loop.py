@@ -19,6 +19,7 @@ from mooring.agent.exchange import Exchange, Report
 from mooring.agent.gpus import GpuReader
 from mooring.agent.hands import Change, Crew, Hands
 from mooring.agent.knowledge import Knowledge, Picture, Verdict
+from mooring.agent.release import RELEASE_WITHIN_S, ReleaseGate
 from mooring.agent.runtime import Runtime, RuntimeFacts, RuntimeUnavailable
 from mooring.agent.state import Identity, NodeState
 from mooring.agent.streams import Streams
@@ -55,10 +56,12 @@ class Agent:
         machine: Machine,
         container_of: ContainerOf = lambda _: None,
         crew: Crew | None = None,
+        release_within_s: float = RELEASE_WITHIN_S,
     ) -> None:
         crew = crew or Crew.hired()
         self._identity, self._state, self._runtime, self._machine = identity, state, runtime, machine
         self._lock = threading.Lock()  # of everything in this block
+        self._renewal = threading.Lock()
         self._knowledge = Knowledge(identity.control_plane_id, state.generation())
         self._picture = Picture()
         self._session = self._seq = 0
@@ -73,13 +76,16 @@ class Agent:
         self._look_wanted = True
         self._look_at = 0.0
         self._exit_code = 0
-        self._hands = Hands(runtime, crew, self._tell, self._telemetry.distrust)
+        self._gate = ReleaseGate(gpus, container_of, release_within_s)
+        self._hands = Hands(runtime, crew, self._tell, self._telemetry.distrust, self._gate)
         self._streams = Streams(runtime, control_plane, self._knowledge.container, crew.streams)
+        self._control_plane = control_plane
         self._exchange = Exchange(
             control_plane,
             opened=self._opened,
             make=self._report,
             take=self._take,
+            renew=self._renew_credential,
             end=self._end,
             ended=self._ended,
         )
@@ -110,6 +116,14 @@ class Agent:
         self._wake.set()
         self._looked.set()
         self._exchange.hush()
+
+    def _renew_credential(self) -> None:
+        # On disk before it is used: its first use ends the one before, also for an agent that starts anew.
+        with self._renewal:
+            credential = self._control_plane.renew_credential()
+            self._identity = self._identity.model_copy(update={"credential": credential})
+            self._state.renewed(self._identity)
+            self._control_plane.identify(self._identity)
 
     # --- the eye
 
@@ -227,31 +241,34 @@ class Agent:
         return True
 
     def _report(self, wait_s: float) -> Report:
+        with self._lock:  # a higher seq never carries an older picture
+            self._seq += 1
+            session, seq, highest, picture = self._session, self._seq, self._knowledge.highest, self._picture
+            containers = list((self._knowledge.containers or {}).values())
+            in_use = self._knowledge.gpus_in_use()
+            engine = self._engine or unknown_engine()
+            problem = self._knowledge.mistrust or engine.problem
+        # Read after the picture: the end of an instance is never told without what is wrong with its cards.
         with self._telemetry_lock:
             reading = self._telemetry.reading()
             gpus = self._telemetry.inventory(reading)
-            samples = self._telemetry.samples(reading, list((self._knowledge.containers or {}).values()))
-        incidents = self._telemetry.incidents()
-        with self._lock:  # a higher seq never carries an older picture
-            self._seq += 1
-            engine = self._engine or unknown_engine()
-            request = SyncRequest(
-                session=self._session,
-                seq=self._seq,
-                generation=self._picture.generation,
-                wait_s=wait_s,
-                facts=node_facts(self._machine, engine, reading),
-                problem=self._knowledge.mistrust
-                or engine.problem
-                or gpu_problem(reading.error)
-                or self._unsaved(),
-                gpus=gpus,
-                samples=samples,
-                instances=self._picture.instances,
-                orphans=self._picture.orphans,
-                incidents=incidents,
-            )
-            return Report(request, self._knowledge.highest)
+            samples = self._telemetry.samples(reading, containers)
+        if in_use is not None:
+            self._gate.learn(reading, in_use)
+        request = SyncRequest(
+            session=session,
+            seq=seq,
+            generation=picture.generation,
+            wait_s=wait_s,
+            facts=node_facts(self._machine, engine, reading),
+            problem=problem or gpu_problem(reading.error) or self._unsaved(),
+            gpus=gpus,
+            samples=samples,
+            instances=picture.instances,
+            orphans=picture.orphans,
+            incidents=self._telemetry.incidents(),
+        )
+        return Report(request, highest)
 
     def _unsaved(self) -> Reason | None:
         return None if self._saved else NOT_SAVED

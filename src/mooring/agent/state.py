@@ -83,6 +83,10 @@ class NodeState:
             (self._directory / name).unlink(missing_ok=True)
         self.write("node.json", identity.model_dump_json().encode())
 
+    def renewed(self, identity: Identity) -> None:
+        """The same node with another credential."""
+        self.write("node.json", identity.model_dump_json().encode())
+
     def generation(self) -> int:
         path = self._directory / "generation"
         try:

@@ -80,6 +80,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "cordon_node": _does(_ADMIN, "node.cordon"),
     "uncordon_node": _does(_ADMIN, "node.uncordon"),
     "drain_node": _does(_ADMIN, "node.drain"),
+    "renew_credential": _does(_ADMIN, "node.ask_to_renew_credential"),
     "delete_node": _does(_ADMIN, "node.delete"),
     "clear_gpu": _does(_ADMIN, "gpu.clear"),
     "create_join_token": _does(_ADMIN, "join_token.create"),
@@ -106,6 +107,17 @@ RULES: Final[Mapping[str, Rule]] = {
     "create_api_key": _does(_READ, "api_key.create"),
     "delete_api_key": _does(_READ, "api_key.delete"),
     "list_audit_log": _reads(_OWN),
+    # what containers are started with: members use secrets, so they may make them
+    "list_secrets": _reads(_READ),
+    "get_secret": _reads(_READ),
+    "create_secret": _does(_WRITE, "secret.create"),
+    "replace_secret": _does(_WRITE, "secret.replace"),
+    "delete_secret": _does(_WRITE, "secret.delete"),
+    "list_registries": _reads(_READ),
+    "get_registry": _reads(_READ),
+    "create_registry": _does(_OWN, "registry.create"),
+    "replace_registry": _does(_OWN, "registry.replace"),
+    "delete_registry": _does(_OWN, "registry.delete"),
     # the service
     "get_health": _PUBLIC,
     "get_readiness": _PUBLIC,
@@ -115,6 +127,7 @@ RULES: Final[Mapping[str, Rule]] = {
     # nodes
     "join_node": _PUBLIC,  # the token in its body is the credential
     "open_node_session": _NODE,
+    "renew_node_credential": _NODE,
     "sync_node": _NODE,
     "bring_stream": _NODE,
 }

@@ -16,12 +16,20 @@ from mooring.api.body import require_json_type
 from mooring.api.channels import Channel
 from mooring.api.context import Context, Ctx
 from mooring.api.errors import invalid
-from mooring.api.gate import CurrentNode, GatedRoute
+from mooring.api.gate import CurrentNode, GatedRoute, NodeCaller
 from mooring.api.responses import errors
 from mooring.control import nodes, reports, streams
 from mooring.core.errors import Gone, NotFound
 from mooring.db.tables import Node
-from mooring.schemas.agent import JoinAnswer, JoinRequest, SessionAnswer, StreamFrame, SyncAnswer, SyncRequest
+from mooring.schemas.agent import (
+    CredentialAnswer,
+    JoinAnswer,
+    JoinRequest,
+    SessionAnswer,
+    StreamFrame,
+    SyncAnswer,
+    SyncRequest,
+)
 
 router = APIRouter(prefix="/agent/v1", tags=["agent"], route_class=GatedRoute)
 
@@ -79,11 +87,24 @@ def join_node(
 
 
 @router.post("/session", response_model=SessionAnswer, responses=errors(), operation_id="open_node_session")
-def open_session(node_id: CurrentNode, context: Ctx) -> SessionAnswer:
+def open_session(node: CurrentNode, context: Ctx) -> SessionAnswer:
     """A newly started agent takes over; an older one of the same node hears 409 from now on."""
     with context.database.write() as session:
-        number = nodes.open_session(session, node_id).session
-    return SessionAnswer(session=number, control_plane_id=context.identity.control_plane_id, node_id=node_id)
+        number = nodes.open_session(session, node.id, node.credential_hash).session
+    return SessionAnswer(session=number, control_plane_id=context.identity.control_plane_id, node_id=node.id)
+
+
+@router.post(
+    "/credential",
+    status_code=201,
+    response_model=CredentialAnswer,
+    responses=errors(409),
+    operation_id="renew_node_credential",
+)
+def renew_credential(node: CurrentNode, context: Ctx) -> CredentialAnswer:
+    """A new credential of the node's own. The first call made with it ends the present one."""
+    with context.database.write() as session:
+        return CredentialAnswer(credential=nodes.renew_credential(session, node.id, node.credential_hash))
 
 
 @router.post(
@@ -94,19 +115,19 @@ def open_session(node_id: CurrentNode, context: Ctx) -> SessionAnswer:
     operation_id="sync_node",
 )
 async def sync(
-    report: Annotated[SyncRequest, Depends(_sync_request)], node_id: CurrentNode, context: Ctx
+    report: Annotated[SyncRequest, Depends(_sync_request)], node: CurrentNode, context: Ctx
 ) -> Response:
     """Everything the node has, for everything it should have.
 
     With `wait_s` the answer is held until there is news: a higher generation, or a stream to dial in for.
     """
     deadline = time.monotonic() + report.wait_s
-    with context.database.signals.subscribed(f"node:{node_id}") as waiter:
-        answer = await run_in_threadpool(_report, context, node_id, report)
+    with context.database.signals.subscribed(f"node:{node.id}") as waiter:
+        answer = await run_in_threadpool(_report, context, node, report)
         signals = context.database.signals
         while not (_is_news(answer, report) or signals.closing) and (left := deadline - time.monotonic()) > 0:
             if await waiter.wait(left):
-                answer = await run_in_threadpool(_look, context, node_id, report)
+                answer = await run_in_threadpool(_look, context, node.id, report)
     return Response(answer.model_dump_json(), media_type="application/json")
 
 
@@ -114,12 +135,12 @@ def _is_news(answer: SyncAnswer, report: SyncRequest) -> bool:
     return answer.generation != report.generation or bool(answer.streams)
 
 
-def _report(context: Context, node_id: str, report: SyncRequest) -> SyncAnswer:
+def _report(context: Context, caller: NodeCaller, report: SyncRequest) -> SyncAnswer:
     with context.database.write() as session:
-        node = reports.apply(session, node_id, report)
+        node = reports.apply(session, caller.id, caller.credential_hash, report)
         session.flush()
         answer = _answer(context, session, node, report)
-    context.heard_nodes.add(node_id)
+    context.heard_nodes.add(caller.id)
     return answer
 
 
@@ -132,14 +153,15 @@ def _look(context: Context, node_id: str, report: SyncRequest) -> SyncAnswer:
 
 def _answer(context: Context, session: Session, node: Node, report: SyncRequest) -> SyncAnswer:
     interval = context.settings.report_interval_s
-    return reports.answer(session, node, report, context.identity.control_plane_id, interval)
+    plane = context.identity.control_plane_id
+    return reports.answer(session, context.sealer, node, report, plane, interval)
 
 
 @router.post("/streams/{stream_id}", status_code=204, responses=errors(404, 410), operation_id="bring_stream")
-async def bring_stream(stream_id: str, request: Request, node_id: CurrentNode, context: Ctx) -> Response:
+async def bring_stream(stream_id: str, request: Request, node: CurrentNode, context: Ctx) -> Response:
     """Frames of logs or of an exec, one JSON object a line, for as long as somebody reads them."""
     channel = context.channels.find(stream_id)
-    if channel is None or channel.node_id != node_id:
+    if channel is None or channel.node_id != node.id:
         raise NotFound(f"nobody waits for stream {stream_id} here")
     await run_in_threadpool(_picked_up, context, stream_id)
     bringing, closed = (

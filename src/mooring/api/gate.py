@@ -4,6 +4,7 @@ What is left to the verbs is the look at the single thing, for which they are gi
 """
 
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import Depends, Security
@@ -16,6 +17,7 @@ from starlette.routing import BaseRoute
 from mooring.api.access import RULES, Rule, Who
 from mooring.api.auth import Credentials
 from mooring.core.access import Access, Caller, Permission, lacking
+from mooring.core.credentials import hashed
 from mooring.core.errors import Unauthorized
 
 _user_scheme = HTTPBearer(
@@ -33,6 +35,14 @@ _node_scheme = HTTPBearer(
 _ANYBODY = Caller("anybody", "system", "anybody", everywhere=frozenset({Permission.METRICS}))
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCaller:
+    """The node of a credential seen not long ago; who acts on it compares the hash with the node's own."""
+
+    id: str
+    credential_hash: str
 
 
 class GatedRoute(APIRoute):
@@ -79,7 +89,7 @@ async def _pass(request: Request, rule: Rule) -> None:
         return
     secret = _bearer(request)
     if rule.who is Who.NODE:
-        request.state.node_id = await credentials.node(secret)
+        request.state.node = NodeCaller(await credentials.node(secret), hashed(secret))
         return
     caller = await credentials.caller(secret)
     if not caller.may_somewhere(rule.permission):
@@ -108,13 +118,13 @@ async def _access(
     return access
 
 
-async def _node_id(
+async def _node(
     request: Request, _shown: Annotated[HTTPAuthorizationCredentials | None, Security(_node_scheme)]
-) -> str:
-    node_id: str = request.state.node_id
-    return node_id
+) -> NodeCaller:
+    node: NodeCaller = request.state.node
+    return node
 
 
 # The schemes stand here for the OpenAPI document only; the gate has decided long before.
 CurrentAccess = Annotated[Access, Depends(_access)]
-CurrentNode = Annotated[str, Depends(_node_id)]
+CurrentNode = Annotated[NodeCaller, Depends(_node)]

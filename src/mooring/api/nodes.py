@@ -48,9 +48,9 @@ def get_node(node_id: str, context: Ctx, access: CurrentAccess) -> Response:
         return answers.respond(_shown(session, access, nodes.get(session, node_id)))
 
 
-def _shown(session: Session, access: Access, row: tables.Node) -> Answer:
+def _shown(session: Session, access: Access, row: tables.Node, status: int = 200) -> Answer:
     session.flush()
-    return answers.answer(views.nodes(session, access, [row])[0])
+    return answers.answer(views.nodes(session, access, [row])[0], status)
 
 
 @router.post(
@@ -92,6 +92,22 @@ def drain_node(
 
     def act(session: Session) -> Answer:
         return _shown(session, call.access, nodes.drain(session, call.access, node_id, body.deadline_s))
+
+    return answers.once(context, call, act)
+
+
+@router.post(
+    "/nodes/{node_id}/renew-credential",
+    status_code=202,
+    response_model=Node,
+    responses=errors(404, 409),
+    operation_id="renew_credential",
+)
+def renew_credential(node_id: str, context: Ctx, call: CurrentCall) -> Response:
+    """Have its agent fetch a new credential with its next report; the old one ends as the new one is used."""
+
+    def act(session: Session) -> Answer:
+        return _shown(session, call.access, nodes.ask_to_renew(session, call.access, node_id), 202)
 
     return answers.once(context, call, act)
 

@@ -128,12 +128,17 @@ def create(session: Session, access: Access, asked: KeyRequest, default_project:
 
 def _project(access: Access, asked: KeyRequest, default: str) -> str | None:
     if asked.role is None and not asked.scopes:
-        raise Invalid("say what the key may do: role (viewer, member, owner), scopes, or both")
+        raise Invalid(
+            "say what the key may do: role (viewer, member, owner), scopes, or both", code="no_permissions"
+        )
     if not asked.scopes & SERVICE_WIDE:
         return access.project(asked.project_id, default)
     if asked.project_id is not None or asked.role is not None:
         wide = ", ".join(sorted(asked.scopes & SERVICE_WIDE))
-        raise Invalid(f"a key with the scope {wide} belongs to no project: leave project_id and role out")
+        raise Invalid(
+            f"a key with the scope {wide} belongs to no project: leave project_id and role out",
+            code="scope_of_no_project",
+        )
     return None
 
 
@@ -220,12 +225,10 @@ def identify_node(session: Session, credential: str) -> str:
     Raises:
         Unauthorized: unknown, or its node was deleted.
     """
-    node = session.scalar(select(Node).where(Node.credential_hash == credentials.hashed(credential)))
-    if (
-        node is None
-        or node.deleted_at is not None
-        or not credentials.matches(credential, node.credential_hash)
-    ):
+    hashed = credentials.hashed(credential)
+    present, following = Node.credential_hash == hashed, Node.next_credential_hash == hashed
+    node = session.scalar(select(Node).where(present | following))
+    if node is None or node.deleted_at is not None:
         raise Unauthorized(
             "the node's credential is unknown, or its node was deleted; join it with a new token"
         )

@@ -93,8 +93,12 @@ def join(
     return node, credential
 
 
+def _new_credential() -> str:
+    return f"mn_{token_urlsafe(32)}"
+
+
 def _new_node(name: str) -> tuple[Node, str]:
-    credential = f"mn_{token_urlsafe(32)}"
+    credential = _new_credential()
     node = Node(
         id=new_id(ids.NODE), name=name, credential_hash=credentials.hashed(credential), cordoned=False,
         draining=False, silent=True, samples=[], orphans=[], session=0, seq=0, generation=0, heartbeats=0,
@@ -103,9 +107,44 @@ def _new_node(name: str) -> tuple[Node, str]:
     return node, credential
 
 
-def open_session(session: Session, node_id: str) -> Node:
+def recognise(node: Node, credential_hash: str) -> None:
+    """Take a credential for what it is now; the first use of a new one ends the one before.
+
+    Raises:
+        Unauthorized: it was the node's, and is no more.
+    """
+    if credential_hash == node.next_credential_hash:
+        node.credential_hash, node.next_credential_hash, node.renewal_due = credential_hash, None, False
+    elif credential_hash != node.credential_hash:
+        raise Unauthorized("this credential was replaced by a newer one")
+
+
+def renew_credential(session: Session, node_id: str, credential_hash: str) -> str:
+    """A new credential for a node that shows its present one; kept as a hash only (R20).
+
+    One that was fetched before and never used is forgotten.
+    """
+    node = _locked(session, node_id)
+    recognise(node, credential_hash)
+    credential = _new_credential()
+    node.next_credential_hash = credentials.hashed(credential)
+    itself = Access(Caller(node.id, "node", node.name), Permission.ADMIN, "node.renew_credential")
+    audit.record(session, itself, node.id, None)
+    return credential
+
+
+def ask_to_renew(session: Session, access: Access, node_id: str) -> Node:
+    """Have the node fetch a new credential with its next report."""
+    node = _locked(session, node_id)
+    node.renewal_due = True
+    audit.record(session, access, node.id, None, after={"name": node.name, "renewal_due": True})
+    return node
+
+
+def open_session(session: Session, node_id: str, credential_hash: str) -> Node:
     """Let a newly started agent speak for the node, and no older one."""
     node = _locked(session, node_id)
+    recognise(node, credential_hash)
     node.session += 1
     node.seq = 0
     nudge(session, f"node:{node.id}")  # an older agent's waiting call ends, and hears 409

@@ -6,7 +6,8 @@ from datetime import datetime
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from mooring.control import gpus, instances, locks, nodes
+from mooring.control import assignments, gpus, instances, locks, nodes
+from mooring.control.sealing import Sealer
 from mooring.core.errors import StaleSession, Unauthorized
 from mooring.core.instance import HOLDS_GPUS, DesiredState, Phase, Reason, State, after_report
 from mooring.core.text import Text
@@ -14,7 +15,6 @@ from mooring.db.session import nudge
 from mooring.db.tables import Instance, Node, Stream
 from mooring.db.types import now
 from mooring.schemas.agent import (
-    Assignment,
     ObservedInstance,
     Orphan,
     Removal,
@@ -28,16 +28,17 @@ LOST = Reason(
 )
 
 
-def apply(session: Session, node_id: str, report: SyncRequest) -> Node:
+def apply(session: Session, node_id: str, credential_hash: str, report: SyncRequest) -> Node:
     """Take a report in, once and in order.
 
     Raises:
-        Unauthorized: the node was deleted.
+        Unauthorized: the node was deleted, or the credential is not its own any more.
         StaleSession: a newer agent speaks for this node.
     """
     node = locks.node(session, node_id)
     if node is None or node.deleted_at is not None:
         raise Unauthorized("this node was deleted; join it again with a new token")
+    nodes.recognise(node, credential_hash)
     refuse_stale_session(node, report)
     if report.session > node.session:
         # Only a database that was restored knows a lower number than an agent was given.
@@ -125,7 +126,8 @@ def _note(row: Instance, seen: ObservedInstance) -> bool:
     endpoints = [endpoint.model_dump() for endpoint in seen.endpoints]
     before = (row.container_id, row.image_digest, row.endpoints, row.exit_code)
     row.container_id = seen.container_id or row.container_id
-    row.image_digest = seen.image_digest or row.image_digest
+    # The first one stays for the instance's life: every later attempt runs the same image (R15).
+    row.image_digest = row.image_digest or seen.image_digest
     row.exit_code = seen.exit_code
     if seen.phase is Phase.RUNNING:
         row.endpoints = endpoints
@@ -163,24 +165,29 @@ def _reason(row: Instance, seen: ObservedInstance | None, to: State) -> Reason |
 
 
 def answer(
-    session: Session, node: Node, report: SyncRequest, control_plane_id: str, interval_s: float
+    session: Session,
+    sealer: Sealer,
+    node: Node,
+    report: SyncRequest,
+    control_plane_id: str,
+    interval_s: float,
 ) -> SyncAnswer:
     """Everything the node should have now, and what it reported that nothing should be left of."""
     # Besides what holds GPUs here, an ended instance matters for as long as its container is there.
     rows = _reported_rows(session, report) | _due_rows(session, node)
-    node_rows = [row for row in rows.values() if row.node_id == node.id and row.deleted_at is None]
-    held = instances.held_gpus(session, [row.id for row in node_rows])
+    due = [
+        row
+        for row in rows.values()
+        if row.node_id == node.id and row.deleted_at is None and row.desired_state is not DesiredState.DELETED
+    ]
     removals, _strangers = _classify(node, rows, report)
     return SyncAnswer(
         control_plane_id=control_plane_id,
         node_id=node.id,
         generation=node.generation,
         report_interval_s=interval_s,
-        assignments=[
-            _assignment(row, held.get(row.id, []))
-            for row in node_rows
-            if row.desired_state is not DesiredState.DELETED
-        ],
+        renew_credential=node.renewal_due,
+        assignments=assignments.of(session, sealer, due),
         removals=removals,
         streams=[
             StreamRequest.model_validate(stream.request)
@@ -239,22 +246,4 @@ def _orphan(item: ObservedInstance) -> Orphan:
         name=f"mooring-{item.instance_id}-{item.attempt}",
         instance_id=item.instance_id,
         control_plane_id=None,
-    )
-
-
-def _assignment(row: Instance, gpu_uuids: list[str]) -> Assignment:
-    runs = row.desired_state is DesiredState.RUNNING and row.state in HOLDS_GPUS
-    return Assignment(
-        instance_id=row.id,
-        attempt=row.attempt,
-        name=row.name,
-        project_id=row.project_id,
-        generation=row.generation,
-        want="running" if runs else "stopped",
-        may_start=row.started_at is None,
-        stop_timeout_s=row.stop_timeout_s,
-        spec=instances.spec_of(row),
-        gpu_uuids=gpu_uuids,
-        cpus=(row.cpu_milli or 0) / 1000,
-        memory_mib=row.memory_mib or 0,
     )

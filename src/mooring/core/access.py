@@ -71,7 +71,7 @@ class Caller:
     """
 
     id: str
-    kind: Literal["key", "user", "join_token", "system"]
+    kind: Literal["key", "user", "join_token", "node", "system"]
     name: str
     user_id: str | None = None
     project_id: str | None = None

@@ -31,7 +31,8 @@ SYNC_EXAMPLE: Json = {
 class Peer(BaseModel):
     """A message between releases: fields the reader does not know are ignored."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+    # What is wrong with a message is told without the message: it may carry secrets.
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, hide_input_in_errors=True)
 
 
 # What the columns hold: 64 bits for what counts up, 32 for the rest.
@@ -67,6 +68,12 @@ class SessionAnswer(Peer):
     session: int
     control_plane_id: Text
     node_id: Text
+
+
+class CredentialAnswer(Peer):
+    """`POST /agent/v1/credential`: good at once; the one before ends with the first use of this one."""
+
+    credential: Text
 
 
 class Endpoint(Peer):
@@ -114,7 +121,8 @@ class SyncRequest(Peer):
 
     model_config = ConfigDict(json_schema_extra={"examples": [SYNC_EXAMPLE]})
 
-    session: Count
+    # Nodes raise it at each start only; the room above keeps the next start's number in the column.
+    session: Annotated[int, Field(ge=0, lt=2**30)]
     seq: Annotated[Count, Field(description="rises within a session; a late, older report is not applied")]
     generation: Annotated[
         Count,
@@ -232,6 +240,9 @@ class SyncAnswer(Peer):
     node_id: Text
     generation: int
     report_interval_s: float
+    renew_credential: Annotated[
+        bool, Field(description="an admin asks the node to take a new credential")
+    ] = False
     assignments: list[Assignment] = []
     removals: list[Removal] = []
     streams: list[StreamRequest] = []

@@ -8,7 +8,7 @@ from mooring.schemas.base import Answer, Timestamp
 
 
 class Actor(Answer):
-    kind: Literal["key", "user", "join_token", "system"]
+    kind: Literal["key", "user", "join_token", "node", "system"]
     id: str
     name: str
     user_id: str | None

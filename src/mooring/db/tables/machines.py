@@ -45,6 +45,9 @@ class Node(Base):
     id: Mapped[str] = mapped_column(primary_key=True)
     name: Mapped[str]
     credential_hash: Mapped[str] = mapped_column(unique=True)
+    # The one that the node has fetched and not used yet: both are good until it does (R20).
+    next_credential_hash: Mapped[str | None] = mapped_column(unique=True)
+    renewal_due: Mapped[bool] = mapped_column(default=False)
     cordoned: Mapped[bool] = mapped_column(default=False)
     draining: Mapped[bool] = mapped_column(default=False)
     drain_deadline_at: Mapped[datetime | None]

@@ -1,0 +1,79 @@
+"""A node's credential: renewed on an admin's word, and ended for good (R20)."""
+
+import json
+from pathlib import Path
+
+import httpx
+
+from mooring.core import credentials
+from mooring.db.tables import Node
+from tests.api.conftest import Corner
+from tests.nodes import WireNode, simulated_node
+from tests.problems import problem
+from tests.service import Client, RunningService
+from tests.testbed.waiting import wait_until
+
+
+def renewed(node: WireNode) -> str:
+    answer = node.http.post("/agent/v1/credential")
+    assert answer.status_code == 201, answer.text
+    return str(answer.json()["credential"])
+
+
+def use(node: WireNode, credential: str) -> None:
+    node.http.headers["Authorization"] = f"Bearer {credential}"
+
+
+def test_a_node_hears_that_it_should_renew_and_the_first_use_ends_the_old_one(corner: Corner) -> None:
+    node, old = corner.node, corner.node.identity.credential
+    assert not node.sync().renew_credential
+    asked = corner.client.post(f"/v1/nodes/{node.id}/renew-credential")
+    assert asked.status_code == 202
+    assert asked.json()["id"] == node.id
+    assert node.sync().renew_credential
+    new = renewed(node)
+    node.sync()  # both are good until the new one is used: an agent may die before it has written it down
+    use(node, new)
+    assert not node.sync().renew_credential
+    use(node, old)
+    # Also on a replica that remembers the old one for a while yet.
+    problem(node.post_sync(), 401, "unauthorized")
+    problem(node.http.post("/agent/v1/session"), 401, "unauthorized")
+    problem(node.http.post("/agent/v1/credential"), 401, "unauthorized")
+    use(node, new)
+    node.sync()
+
+
+def test_one_that_was_fetched_and_never_used_is_forgotten_by_the_next(corner: Corner) -> None:
+    node = corner.node
+    lost, kept = renewed(node), renewed(node)
+    use(node, lost)
+    problem(node.http.post("/agent/v1/session"), 401, "unauthorized")
+    use(node, kept)
+    node.sync()
+
+
+def test_only_hashes_are_kept(service: RunningService, client: Client, node: WireNode) -> None:
+    new = renewed(node)
+    with service.plane.database.read() as session:
+        row = session.get_one(Node, node.id)
+        assert row.next_credential_hash == credentials.hashed(new)
+        assert row.credential_hash == credentials.hashed(node.identity.credential)
+
+
+def test_an_agent_renews_writes_it_down_and_goes_on(client: Client, tmp_path: Path) -> None:
+    def on_disk() -> str:
+        return str(json.loads((tmp_path / "node.json").read_text())["credential"])
+
+    with simulated_node(client, tmp_path, "renews") as node:
+        wait_until(lambda: client.get(f"/v1/nodes/{node.id}").json()["state"] == "ready")
+        old = on_disk()
+        assert client.post(f"/v1/nodes/{node.id}/renew-credential").status_code == 202
+        wait_until(lambda: on_disk() != old)
+        made = client.create(gpus={"count": 1})
+        client.wait(made["id"], "running")
+        refused = httpx.post(
+            f"{client.base_url}/agent/v1/session", headers={"Authorization": f"Bearer {old}"}, timeout=10
+        )
+        problem(refused, 401, "unauthorized")
+        assert client.get(f"/v1/nodes/{node.id}").json()["state"] == "ready"
