@@ -1,6 +1,6 @@
 # One image for all of Mooring: `server` by default, `agent` on a node (docker-compose.yml shows both).
 #
-# BASE is any image with glibc and Python 3.11 or later with its venv module.
+# BASE is any Debian-like image with Python 3.11 or later with its venv module.
 ARG BASE=python:3.12-slim
 
 FROM ${BASE} AS build
@@ -20,6 +20,9 @@ RUN /build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
     && python3 -m compileall -q /opt/mooring/lib
 
 FROM ${BASE}
+# For agents, which keep instances away from the node with packet filter rules.
+RUN command -v iptables >/dev/null \
+    || { apt-get update && apt-get install --yes --no-install-recommends iptables && rm -rf /var/lib/apt/lists/*; }
 # The group too has a fixed number: a volume made by one release is read by the next.
 RUN groupadd --gid 10001 mooring \
     && useradd --uid 10001 --gid mooring --no-create-home --shell /usr/sbin/nologin mooring \

@@ -10,6 +10,7 @@ No image comes from a registry: Debian with its own Python and PostgreSQL stands
 for postgres:16, a wheelhouse in it for the package index, and the test bed's stand-ins for NVIDIA's parts.
 """
 
+import base64
 import json
 import os
 import re
@@ -33,7 +34,7 @@ from tests.testbed.waiting import wait_until  # noqa: E402
 from tests.testbed.workspace import Workspace  # noqa: E402
 
 SUITE = "bookworm"
-PACKAGES = "python3,python3-venv,postgresql,ca-certificates"
+PACKAGES = "python3,python3-venv,postgresql,ca-certificates,iptables"
 BASE = "mooring-try/python:3"
 POSTGRES = "mooring-try/postgres:1"
 API = "http://127.0.0.1:8700"
@@ -146,6 +147,7 @@ class Compose:
             "POSTGRES_IMAGE": POSTGRES,
             "POSTGRES_PASSWORD": secrets.token_hex(24),
             "MOORING_ADMIN_KEY": self.admin_key,
+            "MOORING_ENCRYPTION_KEYS": base64.urlsafe_b64encode(secrets.token_bytes(32)).decode(),
             "MOORING_NODE_NAME": "gpu-1",
             "DOCKER_SOCKET": str(node.socket),
             "NVIDIA_CTK": str(node.bin_dir / "nvidia-ctk"),

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from mooring.agent.docker import limits_here
+from mooring.agent.runtime import StartRefused
 from tests.agent.docker_assignments import assignment, output_of, runtime_on, start, the_ended
 from tests.testbed.dockerd import DockerNode
 from tests.testbed.waiting import wait_until
@@ -45,7 +46,15 @@ def test_the_runtime_that_the_operator_chose_runs_it_or_nothing_does(node: Docke
     container = start(runtime, assignment())
     host = node.client.api.inspect_container(container.container_id)["HostConfig"]
     assert (host["Runtime"], runtime.facts().problem) == (other_name, None)
+    runtime.stop(container, 1)
     runtime.close()
+    changed = runtime_on(node)
+    with pytest.raises(StartRefused) as caught:
+        changed.restart(container)
+    # Nothing is wrong with its GPUs.
+    assert (caught.value.reason.code, caught.value.distrust_gpus) == ("runtime_changed", False)
+    assert changed.containers() == ([], [])
+    changed.close()
     absent = runtime_on(node, container_runtime="runsc")
     problem = absent.facts().problem
     assert problem is not None

@@ -1,7 +1,7 @@
 """One network per project on a real dockerd: who reaches whom, and when networks come and go."""
 
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from mooring.agent.docker import DockerRuntime
 from mooring.agent.docker_create import bridge_name, network_name
 from mooring.agent.runtime import Container, StartRefused
 from mooring.schemas.agent import Assignment
-from tests.agent.docker_assignments import CONTROL_PLANE, assignment, runtime_on, start
+from tests.agent.docker_assignments import CONTROL_PLANE, assignment, output_of, runtime_on, start
 from tests.agent.test_firewall import SERVED, answers, firewall_of, reached, take_rules_away
 from tests.testbed.dockerd import DockerNode
 from tests.testbed.waiting import wait_until
@@ -89,7 +89,8 @@ def test_a_project_meets_by_name_and_another_project_is_out_of_reach(
 def test_a_network_is_labelled_and_its_interface_known_by_name(
     node: DockerNode, runtime: DockerRuntime
 ) -> None:
-    start(runtime, of_project("proj-1"))
+    container = start(runtime, of_project("proj-1"))
+    assert "eth0" not in output_of(runtime, container, ["cat", "/proc/net/if_inet6"])
     found = node.client.api.inspect_network("mooring-proj-1")
     assert found["Labels"] == {"mooring.control_plane": CONTROL_PLANE, "mooring.project": "proj-1"}
     assert (found["Driver"], found["EnableIPv6"], found["Attachable"]) == ("bridge", False, False)
@@ -100,15 +101,9 @@ def test_a_network_is_labelled_and_its_interface_known_by_name(
 def test_many_starts_at_once_make_one_network(node: DockerNode, runtime: DockerRuntime) -> None:
     second_agent = runtime_on(node)
     given = [of_project("proj-1") for _ in range(4)]
-    starts = [
-        threading.Thread(target=start, args=[by, one])
-        for by, one in zip([runtime, second_agent] * 2, given, strict=True)
-    ]
-    for thread in starts:
-        thread.start()
-    for thread in starts:
-        thread.join()
-    assert [container.status for container in runtime.containers()[0]] == ["running"] * 4
+    with ThreadPoolExecutor() as starts:
+        started = list(starts.map(start, [runtime, second_agent] * 2, given))
+    assert [container.status for container in started] == ["running"] * 4
     assert len(node.client.api.networks(names=["mooring-proj-1"])) == 1
     second_agent.close()
 

@@ -55,10 +55,12 @@ SERVED = ["sh", "-c", f"echo {HELLO} > /tmp/index.html; exec httpd -f -p 80 -h /
 def listening(inside: Callable[..., list[str]]) -> Iterator[None]:
     process = subprocess.Popen(inside(sys.executable, "-c", SERVER), stdout=subprocess.PIPE)
     assert process.stdout is not None
-    assert process.stdout.readline() == b"listening\n"
-    yield
-    process.kill()
-    process.communicate()
+    try:
+        assert process.stdout.readline() == b"listening\n"
+        yield
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @dataclass(frozen=True)

@@ -178,6 +178,10 @@ class DockerRuntime:
             inspected = self._engine.container(container.container_id)
         except EngineRefused as refusal:
             raise _gone_or(refusal) from refusal
+        if inspected["HostConfig"]["Runtime"] != self._limits.runtime:
+            self._remove_by_force(container.container_id)
+            message = "the node's operator has changed what runs containers; start the instance again"
+            raise StartRefused(Reason(code="runtime_changed", message=message))
         withheld = Withheld.of_container(inspected)
         self._run(container.container_id, container.gpu_uuids, command_of(inspected), withheld)
 

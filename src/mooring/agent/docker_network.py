@@ -5,6 +5,7 @@ Members of a project find one another by the instance's name, in Docker's own na
 
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,9 @@ from mooring.core.instance import Reason
 
 BRIDGE_OPTION: Final = "com.docker.network.bridge.name"
 _NO_RANGE_LEFT: Final = "network_unavailable"
+_CONFLICTS: Final = {403, 409}  # its interface exists, or its name
+_APPEARS_WITHIN_S: Final = 5.0
+_LOOK_AGAIN_S: Final = 0.05
 
 log = logging.getLogger(__name__)
 
@@ -103,13 +107,21 @@ class Networks:
         try:
             self._engine.create_network(config)
         except EngineRefused as refusal:
-            if self._is_there(project_id, control_plane_id):
-                return False  # another agent was quicker
-            if start_failure(refusal.message, []).code != _NO_RANGE_LEFT:
+            if start_failure(refusal.message, []).code == _NO_RANGE_LEFT:
+                self._sweep(control_plane_id)
+                self._create_at_last(config)
+            elif refusal.status not in _CONFLICTS:
                 raise _unavailable(f"Docker refused to make one: {refusal.message}") from refusal
-            self._sweep(control_plane_id)
-            self._create_at_last(config)
+            elif not self._appears(project_id, control_plane_id):
+                raise  # unknown, to be tried again
         return True
+
+    def _appears(self, project_id: str, control_plane_id: str) -> bool:
+        """Another agent, or a call of ours that timed out, makes it: the interface comes before the name."""
+        until = time.monotonic() + _APPEARS_WITHIN_S
+        while not (there := self._is_there(project_id, control_plane_id)) and time.monotonic() < until:
+            time.sleep(_LOOK_AGAIN_S)
+        return there
 
     def _create_at_last(self, config: Document) -> None:
         try:

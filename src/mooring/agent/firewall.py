@@ -149,9 +149,12 @@ class Firewall:
     def _variant(self, bridges: Collection[str]) -> str:
         """The iptables that Docker's rules are in."""
         for variant in _VARIANTS:
-            if variant and self._which(f"{_PROGRAMS[4]}{variant}") is None:
+            try:
+                listing = self._listing(4, variant)
+            except FirewallUnavailable:
+                if not variant:  # the one that this machine uses; of the others one is often not there
+                    raise
                 continue
-            listing = self._listing(4, variant)
             words = {word for line in listing for word in line.split()}
             if _has_docker_chain(listing) and words.issuperset(bridges):
                 return variant

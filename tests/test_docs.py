@@ -1,0 +1,31 @@
+"""The pages that promise something name the test that keeps them to it."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SECURITY = (ROOT / "docs" / "security.md").read_text()
+RULES = 32
+
+
+def test_every_security_rule_is_there_once_with_a_place_that_holds_it() -> None:
+    rules = re.findall(r"^\| (R\d+) \| (.+?) \|", SECURITY, re.MULTILINE)
+    assert [name for name, _held in rules] == [f"R{number}" for number in range(1, RULES + 1)]
+    for name, held in rules:
+        for module in re.findall(
+            r"\b((?:agent|api|control|core|db|schemas)/[a-z_/]+\.py|settings\.py)", held
+        ):
+            assert (ROOT / "src" / "mooring" / module).exists(), f"{name}: {module}"
+
+
+def test_every_test_that_is_named_exists() -> None:
+    named = set(re.findall(r"`(tests/[a-z_/]+\.py)`", SECURITY))
+    assert len(named) > 30
+    assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
+        for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name}: {target}"
