@@ -1,32 +1,38 @@
-"""The README's session, run word for word: what it shows is what the product prints."""
+"""The sessions of the README and the docs, run word for word: what they show is what the product prints."""
 
 import os
 import re
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.nodes import simulated_node
 from tests.service import ADMIN_KEY, running, settings_for
 from tests.testbed.parts import program, require
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
 VOLATILE = [
     (re.compile(r"[0-9a-hjkmnp-tv-z]{26}"), "<ulid>"),
     (re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"), "<uuid>"),
 ]
 
 
-def session() -> tuple[list[str], str]:
-    """The commands of the README's console block, and all that it shows."""
-    block = README.read_text().split("```console\n")[1].split("```")[0]
-    commands = [line.removeprefix("$ ") for line in block.splitlines() if line.startswith("$ ")]
-    shown = "\n".join(line for line in block.splitlines() if not line.startswith("$ "))
-    return commands, shown
+def session(page: Path) -> tuple[list[str], str]:
+    """The commands of a page's console blocks, and all that they show."""
+    lines = [
+        line
+        for block in page.read_text().split("```console\n")[1:]
+        for line in block.split("```")[0].splitlines()
+    ]
+    commands = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+    return commands, "\n".join(line for line in lines if not line.startswith("$ "))
 
 
-def test_the_session_of_the_readme(tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", ["README.md", "docs/tenancy.md"])
+def test_a_session(page: str, tmp_path: Path) -> None:
     require("curl")
-    commands, shown = session()
+    commands, shown = session(ROOT / page)
     settings = settings_for(f"sqlite:///{tmp_path / 'mooring.db'}", tmp_path)
     with (
         running(settings) as service,
