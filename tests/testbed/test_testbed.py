@@ -125,6 +125,8 @@ class TestImages:
         assert shell(node, busybox_image, "id -un", user="user") == "user\n"
         assert shell(node, busybox_image, "head -c 70000 /dev/zero | wc -c") == "70000\n"
         container = run(node, busybox_image)
+        # Until its trap is set, the first process of a container ignores SIGTERM; `sleep` comes after it.
+        wait_until(lambda: len(container.top()["Processes"]) > 1)
         container.stop(timeout=30)
         assert container.wait()["StatusCode"] == 0
 
