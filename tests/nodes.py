@@ -1,9 +1,10 @@
 """Nodes for tests of the control plane: one that says exactly what the test says, and one that lives."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -70,18 +71,21 @@ class WireNode:
         self.session = SessionAnswer.model_validate(answer.json()).session
         self.generation = self.seq = 0
 
-    def post_sync(self, *instances: ObservedInstance, **fields: Any) -> httpx.Response:
-        """One report: these instances and nothing else (`instances=None`: unknown)."""
+    def report(self, *instances: ObservedInstance, **fields: Any) -> SyncRequest:
+        """The next report: these instances and nothing else (`instances=None`: unknown)."""
         self.seq += 1
-        request = SyncRequest.model_validate(
+        return SyncRequest.model_validate(
             {
                 "session": self.session, "seq": self.seq, "generation": self.generation, "facts": self.facts,
                 "gpus": self.gpus, "instances": list(instances), **fields,
             }
         )  # fmt: skip
+
+    def post_sync(self, *instances: ObservedInstance, **fields: Any) -> httpx.Response:
+        """Send the next report."""
         return self.http.post(
             "/agent/v1/sync",
-            content=request.model_dump_json(),
+            content=self.report(*instances, **fields).model_dump_json(),
             headers={"Content-Type": "application/json"},
         )
 
@@ -122,7 +126,14 @@ class SimulatedNode:
 
 @contextmanager
 def simulated_node(
-    admin: Client, directory: Path, name: str, *, gpus: int = 8, model: str = "H100", start_s: float = 0.0
+    admin: Client,
+    directory: Path,
+    name: str,
+    *,
+    gpus: int = 8,
+    model: str = "H100",
+    start_s: float = 0.0,
+    labels: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[SimulatedNode]:
     """A node that joins, reports and does what it is told, for the length of the block."""
     control_plane = ControlPlane(str(admin.base_url))
@@ -138,7 +149,7 @@ def simulated_node(
         runtime=runtime,
         gpus=reader,
         control_plane=control_plane,
-        machine=Machine(name, "127.0.0.1", {}),
+        machine=Machine(name, "127.0.0.1", dict(labels)),
     )
     thread = threading.Thread(target=agent.run, name=name)
     thread.start()

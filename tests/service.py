@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 from pydantic import SecretStr
 
+from mooring.api.protocol import Patience
 from mooring.server import ControlPlane, Service, open_control_plane
 from mooring.settings import Settings
 
@@ -82,7 +83,7 @@ def settings_for(database_url: str, data_dir: Path, **more: Any) -> Settings:
 
 
 @contextmanager
-def running(settings: Settings) -> Iterator[RunningService]:
+def running(settings: Settings, patience: Patience | None = None) -> Iterator[RunningService]:
     """Serve for the length of the block."""
     plane = open_control_plane(settings)
     started: list[str] = []
@@ -92,7 +93,7 @@ def running(settings: Settings) -> Iterator[RunningService]:
         started.append(url)
         ready.set()
 
-    service = Service(plane, on_started=on_started)
+    service = Service(plane, on_started=on_started, patience=patience)
     thread = threading.Thread(target=service.run, name="service")
     thread.start()
     try:

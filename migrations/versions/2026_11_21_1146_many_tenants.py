@@ -28,6 +28,13 @@ SQLITE_APPEND_ONLY = [
     BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END
     """
     for verb in ("UPDATE", "DELETE")
+] + [
+    # REPLACE deletes without asking the triggers for DELETE.
+    """
+    CREATE TRIGGER audit_log_no_replace BEFORE INSERT ON audit_log
+    WHEN EXISTS (SELECT 1 FROM audit_log WHERE seq = NEW.seq)
+    BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END
+    """
 ]
 POSTGRESQL_APPEND_ONLY = [
     """

@@ -1,18 +1,22 @@
 """The composition root: settings -> database -> app and loops -> uvicorn."""
 
 import logging
+import resource
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import uvicorn
 
+from mooring.api import sso
 from mooring.api.app import create_app
 from mooring.api.auth import Credentials
 from mooring.api.channels import Channels
 from mooring.api.context import Context
-from mooring.api.protocol import HttpProtocol
+from mooring.api.protocol import HttpProtocol, Patience, listen_patiently
+from mooring.api.rates import FailedAttempts, RequestRates
 from mooring.control import bootstrap, sealing
 from mooring.control.bootstrap import Identity
 from mooring.control.sealing import Sealer
@@ -31,6 +35,7 @@ log = logging.getLogger(__name__)
 
 # How long a request may go on once the process has been told to end; long polls are cut off then.
 _GRACE_S = 2
+_FILES = 16_384
 # A thread in the middle of a query keeps the interpreter for Python's 5 ms while the event loop waits to pass
 # on what just happened; every step of a create pays for that.
 _SWITCH_INTERVAL_S = 0.0005
@@ -54,9 +59,13 @@ def open_control_plane(settings: Settings) -> ControlPlane:
     database = Database(settings.resolved_database_url, Signals())
     given, keys = settings.bootstrap_admin_key, settings.encryption_keys
     sealer = Sealer(keys.get_secret_value().split(",") if keys else sealing.keys_in(settings.data_dir))
-    with database.write() as session:
-        identity, new_key = bootstrap.ensure(session, given.get_secret_value() if given else None)
-        sealing.check(session, sealer)
+    try:
+        with database.write() as session:
+            identity, new_key = bootstrap.ensure(session, given.get_secret_value() if given else None)
+            sealing.check(session, sealer)
+    except BaseException:
+        database.dispose()
+        raise
     return ControlPlane(settings, database, identity, sealer, new_key)
 
 
@@ -66,6 +75,7 @@ class Service:
     Args:
         awaited_nodes: /readyz waits for the first report of so many nodes.
         on_started: called with the URL once requests are answered.
+        patience: with slow clients.
     """
 
     def __init__(
@@ -74,21 +84,27 @@ class Service:
         *,
         awaited_nodes: int = 0,
         on_started: Callable[[str], None] | None = None,
+        patience: Patience | None = None,
     ) -> None:
+        patience = patience or Patience(connections=_connections())
+        limited = plane.settings.rate_limits == "on"
         context = Context(
             settings=plane.settings,
             database=plane.database,
             identity=plane.identity,
-            credentials=Credentials(plane.database),
+            credentials=Credentials(
+                plane.database, FailedAttempts(on=limited), sso.from_settings(plane.settings)
+            ),
             sealer=plane.sealer,
             channels=Channels(),
+            rates=RequestRates(on=limited),
             awaited_nodes=awaited_nodes,
         )
         self._database = plane.database
         self._parts: tuple[Loop | Listener, ...] = _loops(plane)
         if not plane.database.is_sqlite:
             self._parts += (Listener(plane.database),)
-        self._server = _Server(_config(context), context, on_started)
+        self._server = _Server(_config(context, patience), context, on_started, patience)
 
     def run(self) -> None:
         """Serve until SIGTERM, SIGINT or `stop`."""
@@ -117,17 +133,26 @@ def _loops(plane: ControlPlane) -> tuple[Loop, ...]:
     )
 
 
-def _config(context: Context) -> uvicorn.Config:
+def _connections() -> int:
+    """How many connections there is room for, having made as much as the system allows."""
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    return min(Patience().connections, files // 2)
+
+
+def _config(context: Context, patience: Patience) -> uvicorn.Config:
     return uvicorn.Config(
         create_app(context),
         host=context.settings.host,
         port=context.settings.port,
         log_level="warning",
         access_log=False,
-        http=HttpProtocol,
+        http=partial(HttpProtocol, patience=patience),  # type: ignore[arg-type]  # any maker will do
         ws="none",
         server_header=False,
         proxy_headers=context.settings.behind_tls_proxy,
+        forwarded_allow_ips=context.settings.trusted_proxies,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=_GRACE_S,
     )
@@ -137,9 +162,14 @@ class _Server(uvicorn.Server):
     """uvicorn, telling where it listens once it does (port 0 is any free one)."""
 
     def __init__(
-        self, config: uvicorn.Config, context: Context, on_started: Callable[[str], None] | None
+        self,
+        config: uvicorn.Config,
+        context: Context,
+        on_started: Callable[[str], None] | None,
+        patience: Patience,
     ) -> None:
         super().__init__(config)
+        self._patience = patience
         self._on_started = on_started
         self._context = context
 
@@ -159,7 +189,11 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
         await super().startup(sockets)  # type: ignore[arg-type]
-        if self.started and self._on_started is not None:
+        if not self.started:
+            return
+        for listener in (listener for server in self.servers for listener in server.sockets):
+            listen_patiently(listener, self._patience)
+        if self._on_started is not None:
             port = self.servers[0].sockets[0].getsockname()[1]
             host = "127.0.0.1" if self.config.host in {"0.0.0.0", "localhost"} else self.config.host  # noqa: S104
             self._on_started(f"http://{f'[{host}]' if ':' in host else host}:{port}")

@@ -1,12 +1,16 @@
 """The server's settings: read once from the environment (`MOORING_*`), frozen, passed in."""
 
 import base64
-from ipaddress import ip_address
+from collections.abc import Mapping
+from ipaddress import ip_address, ip_network
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from mooring.core.sign_on import Grant, parse_grants
 
 
 class Settings(BaseSettings):
@@ -28,9 +32,24 @@ class Settings(BaseSettings):
     rate_limits: Literal["on", "off"] = "on"
     metrics_public: bool = False
     behind_tls_proxy: bool = False
+    trusted_proxies: Annotated[
+        str, Field(description="whose X-Forwarded-For is believed: addresses and networks, comma-separated")
+    ] = "127.0.0.1,::1"
     advertise_url: Annotated[
         str | None, Field(description="where agents reach this replica for streams; null: where they sync")
     ] = None
+    oidc_issuer: Annotated[
+        str | None, Field(description="whose tokens are taken; exactly as it writes itself, slash included")
+    ] = None
+    oidc_audience: Annotated[str | None, Field(description="what `aud` of a token must hold")] = None
+    oidc_roles: Annotated[
+        Mapping[str, tuple[Grant, ...]],
+        NoDecode,
+        Field(description="VALUE=admin, VALUE=PROJECT:ROLE, …, or the same as JSON"),
+    ] = {}
+    oidc_roles_claim: str = "groups"
+    oidc_name_claim: str = "name"
+    oidc_email_claim: str = "email"
     report_interval_s: Annotated[float, Field(gt=0, le=60)] = 5.0
     unreachable_after_s: Annotated[float, Field(gt=0)] = 30.0
     start_timeout_s: Annotated[int, Field(ge=1)] = 3600
@@ -58,6 +77,41 @@ class Settings(BaseSettings):
                 )
         return keys
 
+    @field_validator("oidc_roles", mode="before")
+    @classmethod
+    def _grants(cls, given: Any) -> Any:
+        try:
+            return parse_grants(given) if isinstance(given, str) else given
+        except ValueError as error:
+            raise ValueError(f"MOORING_OIDC_ROLES: {error}") from None
+
+    @field_validator("oidc_issuer")
+    @classmethod
+    def _issuer_url(cls, issuer: str | None) -> str | None:
+        if issuer is not None and (set("?#") & set(issuer) or not is_private_channel(issuer)):
+            raise ValueError(
+                "MOORING_OIDC_ISSUER needs an https URL (http on loopback only) without query or fragment: "
+                "who can change its answers can sign on as anybody"
+            )
+        return issuer
+
+    @model_validator(mode="after")
+    def _sign_on_is_whole(self) -> Self:
+        if (self.oidc_issuer is None) != (self.oidc_audience is None):
+            raise ValueError(
+                "MOORING_OIDC_ISSUER and MOORING_OIDC_AUDIENCE belong together: without the audience, "
+                "tokens that other services are given would be good here"
+            )
+        if self.oidc_roles and self.oidc_issuer is None:
+            raise ValueError("MOORING_OIDC_ROLES does nothing without MOORING_OIDC_ISSUER")
+        return self
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _addresses(cls, proxies: str) -> str:
+        # uvicorn would take `*`, and with it anybody's word for where they are.
+        return ",".join(str(ip_network(proxy.strip())) for proxy in proxies.split(","))
+
     @model_validator(mode="after")
     def _no_plain_http_to_the_world(self) -> Self:
         if not (is_loopback(self.host) or self.behind_tls_proxy):
@@ -81,3 +135,13 @@ def is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def is_private_channel(url: str) -> bool:
+    """Whether nobody in between can read or change what this URL answers (R22)."""
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname
+    except ValueError:
+        return False
+    return bool(host) and (parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host or "")))

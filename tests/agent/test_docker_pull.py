@@ -10,8 +10,8 @@ from mooring.agent.docker import DockerRuntime
 from mooring.agent.docker_errors import EngineRefused
 from mooring.agent.docker_pull import _Layers as Layers
 from mooring.agent.docker_pull import image_of
-from mooring.agent.image_names import ImageName
 from mooring.agent.runtime import Container, RuntimeUnavailable, StartRefused
+from mooring.core.images import ImageName
 from mooring.core.instance import Reason
 from tests.agent.docker_assignments import assignment, runtime_on, start
 from tests.testbed.dockerd import DockerNode

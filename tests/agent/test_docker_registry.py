@@ -1,6 +1,7 @@
 """Which image runs, and who may have it: real registries, one of which wants a password (R15, R16)."""
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from mooring.schemas.agent import Assignment
 from tests.agent.docker_assignments import assignment, output_of, runtime_on, start, with_more
 from tests.testbed.dockerd import DockerNode
 from tests.testbed.registry import PASSWORDS, Registry
+from tests.testbed.waiting import wait_until
 
 NewRuntime = Callable[[], DockerRuntime]
 
@@ -218,14 +220,31 @@ def test_what_was_there_for_all_stays_so(
         private_registry.thaw()
 
 
-def test_an_agent_that_died_in_the_pull_has_guarded_what_came_of_it(
-    node: DockerNode, new_runtime: NewRuntime, private_registry: Registry, tmp_path: Path
+def test_an_agent_that_dies_in_a_pull_has_guarded_what_comes_of_it(
+    node: DockerNode,
+    runtime: DockerRuntime,
+    new_runtime: NewRuntime,
+    private_registry: Registry,
+    tmp_path: Path,
 ) -> None:
     image = private_registry.add_image("tenant/died", extra_layers=1)
     repository = image.rpartition(":")[0]
-    PrivateImages.of_node(NodeState(tmp_path)).expect(repository)
+    given_up = threading.Event()
+    pull = threading.Thread(
+        target=lambda: runtime.start(wants(image, "alice"), lambda _reason: None, given_up.is_set)
+    )
+    private_registry.freeze()
+    try:
+        pull.start()
+        memory = tmp_path / "private_images"
+        wait_until(lambda: memory.exists() and repository in memory.read_text())
+        given_up.set()
+        pull.join()
+    finally:
+        private_registry.thaw()
+    # The engine comes to the end of it all the same.
     auth = {"username": "alice", "password": PASSWORDS["alice"]}
     node.client.api.pull(repository, tag="1", auth_config=auth)
-    runtime = new_runtime()
-    assert refusal_of(runtime, wants(image)).code == "image_access_denied"
-    start(runtime, wants(image, "bob"))
+    later = new_runtime()
+    assert refusal_of(later, wants(image)).code == "image_access_denied"
+    start(later, wants(image, "bob"))

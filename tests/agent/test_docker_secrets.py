@@ -91,11 +91,13 @@ def agent_on(runtime: DockerRuntime, directory: Path) -> Iterator[TinyControlPla
         )
         thread = threading.Thread(target=agent.run)
         thread.start()
-        yield server
-        server.hang_up()
-        agent.stop()
-        thread.join(5)
-        calls.close()
+        try:
+            yield server
+        finally:
+            server.hang_up()
+            agent.stop()
+            thread.join(5)
+            calls.close()
 
 
 def test_nothing_that_the_agent_writes_or_says_holds_a_secret(

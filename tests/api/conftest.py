@@ -26,15 +26,17 @@ def shared_service(
     migrated_template: Callable[[str], str],
 ) -> Iterator[RunningService]:
     folder = tmp_path_factory.mktemp("shared")
+    # Off: all clients here come from one address, and many are strangers on purpose.
     with (
-        _copied(request, migrated_template(request.param), folder) as url,
-        running(settings_for(url, folder / "data", start_timeout_s=2)) as made,
+        copied(request, migrated_template(request.param), folder) as url,
+        running(settings_for(url, folder / "data", start_timeout_s=2, rate_limits="off")) as made,
     ):
         yield made
 
 
 @contextmanager
-def _copied(request: pytest.FixtureRequest, template: str, folder: Path) -> Iterator[str]:
+def copied(request: pytest.FixtureRequest, template: str, folder: Path) -> Iterator[str]:
+    """The URL of a database of the kind that `request.param` names, copied from the template."""
     if request.param == "sqlite":
         (folder / "mooring.db").write_bytes(Path(template.removeprefix("sqlite:///")).read_bytes())
         yield f"sqlite:///{folder / 'mooring.db'}"

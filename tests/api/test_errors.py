@@ -42,6 +42,11 @@ def test_a_method_that_is_not_there(shared: Client, method: str, path: str) -> N
     assert answer.headers["allow"]
 
 
+def test_a_refused_method_is_told_all_that_are_there(shared: Client) -> None:
+    assert shared.options("/v1/instances").headers["allow"] == "GET, POST"
+    assert shared.options("/v1/instances/x").headers["allow"] == "DELETE, GET, PATCH"
+
+
 def test_request_ids_are_echoed_where_they_are_harmless(shared: Client) -> None:
     for given in ("abc", "A-1_b.c:2", "x" * 128):
         for path in ("/healthz", "/v1/nothing", "/v1/instances/none"):

@@ -13,7 +13,7 @@ def test_spectral_finds_nothing(document_file: Path) -> None:
         f"--stdin-filepath={FOLDER / 'openapi.json'}",
         f"--ruleset={FOLDER / 'spectral.yaml'}",
         "--fail-severity=warn",
-        stdin=document_file.read_text(),
+        stdin=document_file,
     )
     assert done.returncode == 0, done.stdout[-6000:]
 

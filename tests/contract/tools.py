@@ -32,17 +32,21 @@ def _required(program: Path) -> Path:
 
 
 def run(
-    *argv: str | Path, stdin: str = "", timeout_s: float = 100, **environment: str
+    *argv: str | Path, stdin: Path = Path(os.devnull), timeout_s: float = 100, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """One program with what it printed, standard output and error in one."""
-    return subprocess.run(
-        argv,
-        input=stdin,
-        cwd=FOLDER,
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
+    """One program with what it printed, standard output and error in one.
+
+    Its standard input is a file: Node.js reads nothing from a pipe that is not full yet.
+    """
+    with stdin.open() as given:
+        return subprocess.run(
+            argv,
+            stdin=given,
+            cwd=FOLDER,
+            env={**os.environ, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )

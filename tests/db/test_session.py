@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import select, text
 from sqlalchemy.exc import IntegrityError, OperationalError
 
-from mooring.control import bootstrap
+from mooring.control import bootstrap, projects
 from mooring.db import session as sessions
 from mooring.db.notifications import Listener
 from mooring.db.session import Database, at_end, normalized, nudge
@@ -32,7 +32,7 @@ def database(database_url: str) -> Iterator[Database]:
 
 
 def _project(name: str) -> Project:
-    return Project(id=new_id("prj"), name=name, created_at=now())
+    return projects.new(name, {})
 
 
 def _names(database: Database) -> list[str]:
@@ -132,7 +132,8 @@ def test_foreign_keys_are_kept(database: Database) -> None:
     with pytest.raises(IntegrityError), database.write() as session:
         session.add(
             ApiKey(
-                id="k", name="k", project_id="nobody", scopes=[], secret_hash="x", created_at=now()
+                id="k", name="k", prefix="", project_id="nobody", scopes=[], secret_hash="x",
+                created_at=now(),
             )
         )  # fmt: skip
 

@@ -92,3 +92,4 @@ main() {
 
 main "$@"
 "$(dirname "$0")/../contract/install.sh"
+"$(dirname "$0")/../sso/install.sh"

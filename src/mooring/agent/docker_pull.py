@@ -18,10 +18,10 @@ from mooring.agent.docker_create import Image
 from mooring.agent.docker_engine import Document, Engine
 from mooring.agent.docker_errors import EngineRefused, is_denial, pull_failure
 from mooring.agent.docker_streams import ByteStream
-from mooring.agent.image_names import ImageName, registry_host
 from mooring.agent.private_images import PrivateImages
 from mooring.agent.runtime import Cancelled, Progress, RuntimeUnavailable, StartDelayed, StartRefused
 from mooring.agent.withheld import Withheld
+from mooring.core.images import ImageName, registry_host
 from mooring.core.instance import Reason
 from mooring.schemas.agent import Assignment, RegistryAuth
 

@@ -55,6 +55,9 @@ class GpuReader(Protocol):
     def wait_first(self, timeout_s: float) -> bool:
         """Whether the first reading is there, a failed one included, after at most this long."""
 
+    def fresh(self, timeout_s: float) -> GpuReading | None:
+        """A reading whose samples, and faults that they show, are of after this call; None: not in time."""
+
     def close(self) -> None:
         """Lets go of everything; `latest()` stays what it was."""
 
@@ -98,6 +101,9 @@ class NvmlGpuReader:
         self._lost_pauses = _pauses(self._pace.lost_pauses_s)
         self._absent_pauses = _pauses(self._pace.absent_pauses_s)
         self._first, self._closing = threading.Event(), threading.Event()
+        self._wake = threading.Event()
+        self._sampled = threading.Condition()
+        self._sampled_at = -math.inf  # when the newest samples were asked for
         self._thread = threading.Thread(target=self._run, name="gpu-reader", daemon=True)
         self._thread.start()
 
@@ -110,9 +116,17 @@ class NvmlGpuReader:
     def close(self) -> None:
         """Takes at most 2 s: a child that even SIGKILL does not end is left to the kernel."""
         self._closing.set()
+        self._wake.set()
         if self._child is not None:
             self._child.kill()
         self._thread.join(timeout=2)
+
+    def fresh(self, timeout_s: float) -> GpuReading | None:
+        asked_at = time.monotonic()
+        with self._sampled:
+            self._wake.set()
+            in_time = self._sampled.wait_for(lambda: self._sampled_at >= asked_at, timeout_s)
+        return self._reading if in_time else None
 
     @property
     def child_pid(self) -> int | None:
@@ -147,15 +161,21 @@ class NvmlGpuReader:
         sample_at = time.monotonic()
         inventory_at = sample_at + self._pace.inventory_interval_s
         while not self._closed_by(sample_at) and time.monotonic() < self._renew_at:
-            sample_at = max(sample_at + self._pace.sample_interval_s, time.monotonic())
+            began_at = time.monotonic()
+            sample_at = max(sample_at + self._pace.sample_interval_s, began_at)
             news = self._sample(child)
             if news or time.monotonic() >= inventory_at:
                 inventory_at = time.monotonic() + self._pace.inventory_interval_s
                 self._inventory(child, self._pace.watchdog_s)
+            with self._sampled:
+                self._sampled_at = began_at
+                self._sampled.notify_all()
 
     def _closed_by(self, at: float) -> bool:
-        """Waits until then, on the monotonic clock, or until `close()`."""
-        return self._closing.wait(max(0, at - time.monotonic()))
+        """Waits until then, on the monotonic clock, or until `fresh()` or `close()` is called."""
+        self._wake.wait(max(0, at - time.monotonic()))
+        self._wake.clear()
+        return self._closing.is_set()
 
     def _new_child(self) -> NvmlChild:
         self._unkillable = [child for child in self._unkillable if not child.reaped()]

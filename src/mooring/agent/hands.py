@@ -12,7 +12,8 @@ from threading import Event
 from typing import Final, Protocol
 
 from mooring.agent.knowledge import Knowledge
-from mooring.agent.reconcile import Action, Cancel, Doing, Key, Remove, Restart, Start, Stop, key_of
+from mooring.agent.reconcile import Action, Cancel, Doing, Key, Release, Remove, Restart, Start, Stop, key_of
+from mooring.agent.release import ReleaseGate
 from mooring.agent.runtime import Container, Runtime, RuntimeUnavailable, StartDelayed, StartRefused
 from mooring.agent.workers import Workers
 from mooring.core.instance import Reason
@@ -43,17 +44,24 @@ class Crew:
 
     starts: Workers
     endings: Workers
+    releases: Workers
     streams: Workers
 
     @classmethod
     def hired(cls) -> "Crew":
-        """Stops wait for as long as users gave their programs to end, so there are many hands for them."""
-        return cls(Workers("start", 16), Workers("end", 64), Workers("stream", 64))
+        """Stops wait for as long as users gave their programs to end, so there are many hands for them.
+
+        A release may wait for a driver that hangs, and must not keep a container from being stopped.
+        """
+        return cls(Workers("start", 16), Workers("end", 64), Workers("release", 64), Workers("stream", 64))
 
 
 class Hands:
-    def __init__(self, runtime: Runtime, crew: Crew, tell: Tell, distrust: Distrust) -> None:
+    def __init__(
+        self, runtime: Runtime, crew: Crew, tell: Tell, distrust: Distrust, gate: ReleaseGate
+    ) -> None:
         self._runtime, self._crew, self._tell, self._distrust = runtime, crew, tell, distrust
+        self._gate = gate
 
     def do(self, action: Action, known: Knowledge) -> None:
         """Begin one action; `known` notes that it is under way before any thread sees it."""
@@ -70,6 +78,9 @@ class Hands:
             case Stop(container, timeout_s):
                 known.begin(key_of(container), Doing.STOP, container.gpu_uuids)
                 self._crew.endings.submit(partial(self._stop, container, timeout_s))
+            case Release(container, gpu_uuids):
+                known.begin(key_of(container), Doing.RELEASE, gpu_uuids)
+                self._crew.releases.submit(partial(self._release, container, gpu_uuids))
             case Remove(container):
                 known.begin(key_of(container), Doing.REMOVE, container.gpu_uuids)
                 self._crew.endings.submit(partial(self._remove, container))
@@ -81,6 +92,7 @@ class Hands:
             self._tell(lambda known: known.progressed(key, reason), hurry=False)
 
         try:
+            self._gate.begins(assignment.gpu_uuids)
             container = self._runtime.start(assignment, progress, cancel.is_set)
         except StartRefused as refusal:
             self._refused(key, assignment.gpu_uuids, refusal)
@@ -118,6 +130,18 @@ class Hands:
         else:
             log.info("%s/%s: stopped", *key)
             self._tell(lambda known: known.settling(key), look=True)
+
+    def _release(self, container: Container, gpu_uuids: tuple[str, ...]) -> None:
+        key = key_of(container)
+        try:
+            busy = self._gate.wait(container, gpu_uuids)
+        except Exception as error:
+            self._failed(key, "release", error)
+        else:
+            for uuid, why in busy.items():
+                # Told before the end is: one report carries both, and the card is free to nobody in between.
+                self._distrust([uuid], f"{key[0]}/{key[1]}", Reason(code="gpu_not_released", message=why))
+            self._tell(lambda known: known.released(key))
 
     def _remove(self, container: Container) -> None:
         key = key_of(container)

@@ -70,6 +70,8 @@ class Knowledge:
         self._pauses: dict[Key, Pause] = {}
         self._restarts: dict[Key, Restarts] = {}
         self._waiting: dict[Key, Reason] = {}
+        self._holders: dict[Key, Container] = {}  # of cards, until those are seen to be idle
+        self._released: set[Key] = set()  # ended, and seen to
         self._ran_when_engine_left: set[Key] = set()
         self._engine_ended: set[Key] = set()
         # Every change that work makes is numbered, so that a listing begun before it cannot undo it.
@@ -127,6 +129,9 @@ class Knowledge:
             _put(seen, key, container)
         self._note_engine_restart(seen)
         self.containers, self._strangers = seen, strangers
+        self._released &= seen.keys()
+        for key, container in seen.items():
+            self._note_holder(key, container)
         self._began |= {key for key, container in seen.items() if container.status != NEVER_RAN}
         self._jobs = {
             key: job for key, job in self._jobs.items() if job.over_at is None or job.over_at > number
@@ -139,6 +144,30 @@ class Knowledge:
             live = {key for key, container in self.containers.items() if reconcile.is_live(container)}
             self._ran_when_engine_left = live
         self.containers = None
+
+    def _note_holder(self, key: Key, container: Container) -> None:
+        if reconcile.is_live(container):
+            self._released.discard(key)
+        if container.gpu_uuids and container.status != NEVER_RAN and key not in self._released:
+            self._holders[key] = container
+
+    def _unreleased(self) -> dict[Key, Container]:
+        """Those that ended or went away, and whose cards may not be idle yet."""
+        there = self.containers or {}
+        now = {key: there.get(key, container) for key, container in self._holders.items()}
+        return {
+            key: container
+            for key, container in now.items()
+            if not (key in there and reconcile.is_live(container))
+            and not (key in there and reconcile.will_restart(self._assignments.get(key), container))
+        }
+
+    def gpus_in_use(self) -> set[str] | None:
+        """The cards that an instance has, or may have; None: unknown."""
+        if self.containers is None:
+            return None
+        held = {uuid for container in self._holders.values() for uuid in container.gpu_uuids}
+        return held.union(*(job.work.gpu_uuids for job in self._jobs.values()))
 
     def _note_engine_restart(self, seen: dict[Key, Container]) -> None:
         """Dockerd without live-restore kills what ran, with 137, when it comes back."""
@@ -164,6 +193,7 @@ class Knowledge:
                 spent=self._refusals.keys() | self._began,
                 pauses=self._pauses,
                 restarts=self._restarts,
+                unreleased=self._unreleased(),
                 problem=self.problem,
             )
         )
@@ -193,6 +223,12 @@ class Knowledge:
     def removed(self, key: Key) -> None:
         self._succeeded(key, None)
 
+    def released(self, key: Key) -> None:
+        """Its cards are idle, or reported not to be."""
+        for notes in (self._jobs, self._holders, self._pauses):
+            notes.pop(key, None)
+        self._released.add(key)
+
     def refused(self, key: Key, reason: Reason) -> None:
         """A start that failed for good, and left nothing."""
         self._refusals[key] = reason
@@ -217,6 +253,8 @@ class Knowledge:
         self._unlisted[key] = self._changes, container
         if self.containers is not None:
             _put(self.containers, key, container)
+        if container is not None:
+            self._note_holder(key, container)
 
     def _over(self, key: Key) -> None:
         self._changes += 1
@@ -237,6 +275,7 @@ class Knowledge:
             waiting=self._waiting,
             refusals=self._refusals,
             restarts=self._restarts,
+            unreleased=self._unreleased(),
             engine_ended=self._engine_ended,
         )
         # Before the first answer nothing can be told to be an orphan.

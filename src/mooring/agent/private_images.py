@@ -14,8 +14,8 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from mooring.agent.image_names import ImageName
 from mooring.agent.state import NodeState, StateError
+from mooring.core.images import ImageName
 
 FILE: Final = "private_images"
 

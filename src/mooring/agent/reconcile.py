@@ -1,6 +1,6 @@
 """What a node does next, decided from what it should have and what it has. No clock, no threads, no memory.
 
-    absent --Start--> created --Start (adopts)--> running --Stop--> exited --Remove--> absent
+    absent --Start--> created --Start (adopts)--> running --Stop--> exited --Release--> --Remove--> absent
                                                      ^                 |
                                                      `--Restart--------'  the user's policy, after a pause
 
@@ -29,6 +29,7 @@ class Doing(StrEnum):
     START = "start"
     RESTART = "restart"
     STOP = "stop"
+    RELEASE = "release"
     REMOVE = "remove"
 
 
@@ -72,6 +73,9 @@ class World:
     spent: Set[Key] = frozenset()  # has run, or was refused: an absent container stays absent
     pauses: Mapping[Key, Pause] = field(default_factory=dict)
     restarts: Mapping[Key, Restarts] = field(default_factory=dict)
+    unreleased: Mapping[Key, Container] = field(
+        default_factory=dict
+    )  # ended or gone, and their cards not free
     problem: Reason | None = None  # why nothing may be started on this node
 
 
@@ -99,11 +103,19 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class Release:
+    """See that the cards of a container that has ended are idle (R11), but for those that others have."""
+
+    container: Container
+    gpu_uuids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Remove:
     container: Container
 
 
-Action = Start | Cancel | Restart | Stop | Remove
+Action = Start | Cancel | Restart | Stop | Release | Remove
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +163,7 @@ def _newest_attempt_first(key: Key) -> tuple[str, int]:
 
 
 def _endings(world: World) -> Iterator[Action]:
+    yield from _releases(world)
     for key, removal in sorted(world.removals.items()):
         yield from _end(world, key, removal.stop_timeout_s, remove=True)
     for key, assignment in sorted(world.assignments.items()):
@@ -161,12 +174,22 @@ def _endings(world: World) -> Iterator[Action]:
             yield from _cancel(key, work)
 
 
+def _releases(world: World) -> Iterator[Action]:
+    others = {uuid for one in world.containers.values() if is_live(one) for uuid in one.gpu_uuids}
+    others |= {uuid for work in world.work.values() for uuid in work.gpu_uuids}
+    for key, container in sorted(world.unreleased.items(), key=itemgetter(0)):
+        if key not in world.work and not _paused(world, key):
+            yield Release(container, tuple(uuid for uuid in container.gpu_uuids if uuid not in others))
+
+
 def _end(world: World, key: Key, stop_timeout_s: int, *, remove: bool) -> Iterator[Action]:
     work, container = world.work.get(key), world.containers.get(key)
     if work is not None:
         yield from _cancel(key, work)
     elif container is None or container.status == "removing" or _paused(world, key):
         return
+    elif key in world.unreleased:
+        return  # one thing after the other
     elif is_live(container):
         yield Stop(container, stop_timeout_s)
     elif remove or container.status == "created":  # one that never ran has no logs worth keeping
@@ -270,8 +293,10 @@ class _Present:
 def _present(world: World) -> _Present:
     attempts: dict[str, list[Key]] = {}
     gpus: dict[str, Key] = {}
-    for key in {**world.containers, **world.work}:
+    for key in {**world.containers, **world.work, **world.unreleased}:
         attempts.setdefault(key[0], []).append(key)
+    for key, container in world.unreleased.items():
+        gpus.update(dict.fromkeys(container.gpu_uuids, key))
     for key, container in world.containers.items():
         if is_live(container):
             gpus.update(dict.fromkeys(container.gpu_uuids, key))

@@ -1,7 +1,7 @@
 """What a node says about its instances: one sentence for each attempt it knows. Pure."""
 
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from mooring.agent.reconcile import ENDED, Doing, Key, Restarts, Work, is_live, will_restart
@@ -29,13 +29,14 @@ class Known:
     waiting: Mapping[Key, Reason] = field(default_factory=dict)
     refusals: Mapping[Key, Reason] = field(default_factory=dict)
     restarts: Mapping[Key, Restarts] = field(default_factory=dict)
+    unreleased: Mapping[Key, Container] = field(default_factory=dict)  # their cards are not free yet
     engine_ended: Set[Key] = frozenset()  # ended while the engine was away: its restart killed them
 
 
 def observed(known: Known) -> list[ObservedInstance]:
     """Everything but silence, which says that nothing is there."""
     starts = {key for key, work in known.work.items() if work.doing is Doing.START}
-    keys = {*known.containers, *starts, *known.waiting, *known.refusals}
+    keys = {*known.containers, *starts, *known.waiting, *known.refusals, *known.unreleased}
     return [_one(known, key, known.containers.get(key)) for key in sorted(keys)]
 
 
@@ -57,11 +58,20 @@ def _one(known: Known, key: Key, container: Container | None) -> ObservedInstanc
     work = known.work.get(key)
     if work is not None and work.doing is Doing.START:
         return _bare(key, Phase.STARTING, known.progress.get(key, CREATING))
+    if key in known.unreleased:
+        return _unreleased(known, key)
     if container is None:
         if key in known.refusals:
             return _bare(key, Phase.REFUSED, known.refusals[key])
         return _bare(key, Phase.STARTING, known.waiting[key])
     return _seen(known, key, container)
+
+
+def _unreleased(known: Known, key: Key) -> ObservedInstance:
+    """Whatever holds cards is told as if it ran: who hears of its end lets go of them."""
+    if key in known.refusals:
+        return _bare(key, Phase.STARTING, CREATING)
+    return _full(replace(known.unreleased[key], status="running"), Phase.RUNNING, None)
 
 
 def _seen(known: Known, key: Key, container: Container) -> ObservedInstance:

@@ -70,6 +70,9 @@ class SimulatedGpuReader:
     def wait_first(self, timeout_s: float) -> bool:
         return True
 
+    def fresh(self, timeout_s: float) -> GpuReading:
+        return self.latest()
+
     def close(self) -> None:
         return
 

@@ -23,7 +23,8 @@ class ActionClass(StrEnum):
 
     READ = "read"
     WRITE = "write"
-    STREAM = "stream"
+    EXEC = "exec"
+    STREAM = "stream"  # what may stay open: logs, events and waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,8 @@ def _reads(permission: Permission, action_class: ActionClass = ActionClass.READ)
     return Rule(Who.CALLER, permission, None, action_class)
 
 
-def _does(permission: Permission, action: str) -> Rule:
-    return Rule(Who.CALLER, permission, action, ActionClass.WRITE)
+def _does(permission: Permission, action: str, action_class: ActionClass = ActionClass.WRITE) -> Rule:
+    return Rule(Who.CALLER, permission, action, action_class)
 
 
 _PUBLIC = Rule(Who.PUBLIC)
@@ -69,7 +70,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "stop_instance": _does(_WRITE, "instance.stop"),
     "start_instance": _does(_WRITE, "instance.start"),
     "restart_instance": _does(_WRITE, "instance.restart"),
-    "exec_in_instance": _does(_EXEC, "instance.exec"),
+    "exec_in_instance": _does(_EXEC, "instance.exec", ActionClass.EXEC),
     # machines: everybody sees what there is, less what others do with it (api/views.py)
     "list_nodes": _reads(_READ),
     "get_node": _reads(_READ),

@@ -75,9 +75,11 @@ def join_node(
     body: Annotated[JoinRequest, Depends(_join_request)], request: Request, context: Ctx
 ) -> JoinAnswer:
     """Redeem a join token for a credential of the node's own. A token works once."""
-    with context.database.write() as session:
-        address = request.client.host if request.client else None
-        node, credential = nodes.join(session, body.token, body.node_name, address)
+    address = request.client.host if request.client else None
+    with context.credentials.failures.watched(address), context.database.write() as session:
+        node, credential = nodes.join(
+            session, body.token, body.node_name, address, request.state.request_id
+        )
     return JoinAnswer(
         node_id=node.id,
         node_name=node.name,

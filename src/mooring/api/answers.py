@@ -1,6 +1,5 @@
 """Answers as they go out, and the three headers that change how a request is answered."""
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated
@@ -11,7 +10,7 @@ from sqlalchemy.orm import Session
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mooring.api.context import Context
+from mooring.api.context import Context, Ctx
 from mooring.api.gate import CurrentAccess
 from mooring.control import audit, idempotency
 from mooring.control.idempotency import Answer
@@ -30,6 +29,7 @@ class Call:
 
 async def _call(
     request: Request,
+    context: Ctx,
     access: CurrentAccess,
     idempotency_key: Annotated[
         str | None,
@@ -44,7 +44,7 @@ async def _call(
     if idempotency_key is None:
         return Call(access, None, "")
     head = f"{request.method} {request.scope['path']}?".encode() + request.scope["query_string"] + b"\n"
-    return Call(access, idempotency_key, hashlib.sha256(head + await request.body()).hexdigest())
+    return Call(access, idempotency_key, context.sealer.fingerprint(head + await request.body()))
 
 
 CurrentCall = Annotated[Call, Depends(_call)]
@@ -104,7 +104,8 @@ def etag(version: int) -> dict[str, str]:
 
 def _if_match(
     if_match: Annotated[
-        str | None, Header(description='the ETag you read, such as `"5"`; 412 when it is stale')
+        str | None,
+        Header(max_length=64, description='the ETag you read, such as `"5"`; 412 when it is stale'),
     ] = None,
 ) -> int | None:
     if if_match is None or if_match.strip() == "*":

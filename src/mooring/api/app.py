@@ -17,6 +17,8 @@ from mooring.api import (
     nodes,
     openapi,
     projects,
+    registries,
+    secrets,
     service,
     streams,
     users,
@@ -37,7 +39,8 @@ def create_app(context: Context) -> FastAPI:
     )
     app.state.context = context
     parts = (
-        instances, streams, nodes, gpus, events, projects, users, api_keys, me, audit, service, agent, docs,
+        instances, streams, nodes, gpus, events, projects, users, api_keys, me, secrets, registries, audit,
+        service, agent, docs,
     )  # fmt: skip
     for module in parts:
         app.include_router(module.router)

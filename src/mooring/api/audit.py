@@ -11,11 +11,12 @@ from starlette.responses import Response, StreamingResponse
 
 from mooring.api import answers, lists, views
 from mooring.api.body import StrictRoute
-from mooring.api.context import Context, Ctx
+from mooring.api.context import Ctx
 from mooring.api.gate import CurrentAccess
 from mooring.api.responses import errors
 from mooring.core.access import Access
 from mooring.core.text import Text
+from mooring.db.session import Database
 from mooring.db.tables import AuditEntry
 from mooring.schemas.audit import AuditLog
 
@@ -50,7 +51,7 @@ def list_audit_log(
     """
     query = _wanted(access, asked)
     if accept is not None and JSON_LINES in accept:
-        return StreamingResponse(_lines(context, query), media_type=JSON_LINES)
+        return StreamingResponse(lines(context.database, query), media_type=JSON_LINES)
     with context.database.read() as session:
         rows, cursor = lists.page(session, query, AuditEntry.id, asked, context.identity.cursor_secret)
         content = {"items": [views.audit_entry(row[0]) for row in rows], "next_cursor": cursor}
@@ -69,14 +70,15 @@ def _wanted(access: Access, asked: AuditQuery) -> Select[Any]:
     return query
 
 
-def _lines(context: Context, query: Select[Any]) -> Iterator[bytes]:
+def lines(database: Database, query: Select[Any]) -> Iterator[bytes]:
+    """The entries as JSON lines, oldest first."""
     # Page by page: a client that reads slowly must not hold a transaction open.
     after = 0
     while True:
-        with context.database.read() as session:
+        with database.read() as session:
             page = query.where(AuditEntry.seq > after).order_by(AuditEntry.seq).limit(_BATCH)
-            lines = [to_json(views.audit_entry(row)) + b"\n" for row in session.scalars(page)]
-            after = session.scalar(select(page.subquery().c.seq).order_by(page.subquery().c.seq.desc())) or 0
-        if not lines:
+            rows = session.scalars(page).all()
+        if not rows:
             return
-        yield b"".join(lines)
+        after = rows[-1].seq
+        yield b"".join(to_json(views.audit_entry(row)) + b"\n" for row in rows)

@@ -12,7 +12,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mooring.api.gate import GatedRoute, Handler
-from mooring.core.errors import BadRequest, UnsupportedMediaType
+from mooring.core.errors import BadRequest, TooLarge, UnsupportedMediaType
+
+# The largest instance that can be asked for has some 2,500. Each that is wrong costs its own error.
+MAX_VALUES = 4000
 
 
 class StrictRequest(Request):
@@ -21,17 +24,33 @@ class StrictRequest(Request):
     async def json(self) -> Any:
         body = await self.body()
         try:
-            return from_json(body, allow_inf_nan=False)
+            parsed = from_json(body, allow_inf_nan=False)
         except ValueError as error:
             raise BadRequest(
                 f"the body is not valid JSON: {_without_control(str(error))}", code="bad_json"
             ) from None
+        # Every value but the first follows one of these; only a body with many may have too many.
+        if sum(map(body.count, (b",", b"[", b"{"))) >= MAX_VALUES:
+            _refuse_too_many(parsed)
+        return parsed
 
     async def body(self) -> bytes:
         body = await super().body()
         if b"\x00" in body:
             raise BadRequest("the body holds a NUL byte", code="bad_json")
         return body
+
+
+def _refuse_too_many(parsed: Any) -> None:
+    """Raises TooLarge for more than MAX_VALUES members and items, at all depths together."""
+    count, left = 0, [parsed]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict | list):
+            count += len(value)
+            left += value.values() if isinstance(value, dict) else value
+        if count > MAX_VALUES:
+            raise TooLarge(f"a request body may hold {MAX_VALUES} values at most")
 
 
 def require_json_type(request: Request) -> None:

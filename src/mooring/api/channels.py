@@ -37,6 +37,13 @@ class Channel:
             self._frames.put_nowait(_ENDING)
         self.close()
 
+    def revoke(self, error: StreamError) -> None:
+        """The reader may read no more: not even what waits for them already."""
+        while not self._frames.empty():
+            self._frames.get_nowait()
+        self._frames.put_nowait(StreamFrame(error=error))
+        self.close()
+
     async def put(self, frame: StreamFrame | None) -> bool:
         """Bring a frame, None for the end; whether anybody still reads."""
         if not (self.is_closed or self._frames.full()):

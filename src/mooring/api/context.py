@@ -8,6 +8,7 @@ from starlette.requests import HTTPConnection
 
 from mooring.api.auth import Credentials
 from mooring.api.channels import Channels
+from mooring.api.rates import OpenStreams, RequestRates
 from mooring.api.rendered import RenderedInstances
 from mooring.control.bootstrap import Identity
 from mooring.control.sealing import Sealer
@@ -23,6 +24,8 @@ class Context:
     credentials: Credentials
     sealer: Sealer
     channels: Channels
+    rates: RequestRates
+    open_streams: OpenStreams = field(default_factory=OpenStreams)
     rendered: RenderedInstances = field(default_factory=RenderedInstances)
     # With `mooring up`, /readyz waits for the first reports of this many local nodes.
     awaited_nodes: int = 0

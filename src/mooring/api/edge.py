@@ -13,6 +13,8 @@ from mooring.core.errors import BadRequest, HeadersTooLarge, MooringError, TooLa
 from mooring.db.types import new_id
 
 MAX_HEAD_BYTES = 64 * 1024
+MAX_HEADERS = 128
+MAX_PARAMETERS = 256
 MAX_BODY_BYTES = 1024 * 1024
 MAX_SYNC_BYTES = 16 * 1024 * 1024
 _REQUEST_ID = re.compile(r"^[A-Za-z0-9._:-]{1,128}$")
@@ -40,7 +42,8 @@ class Edge:
             nonlocal began
             if message["type"] == "http.response.start":
                 began = True
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+                rates = scope["state"].get("rate_headers", ())
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode()), *rates]
             await send(message)
 
         refusal = _refusal(scope)
@@ -68,8 +71,9 @@ def _request_id(scope: MutableMapping[str, Any]) -> str:
 
 
 def _refusal(scope: MutableMapping[str, Any]) -> MooringError | None:
-    if _head_bytes(scope) > MAX_HEAD_BYTES:
-        return HeadersTooLarge(f"path, query and headers may have {MAX_HEAD_BYTES} bytes together")
+    beyond = _beyond(scope)
+    if beyond is not None:
+        return HeadersTooLarge(beyond)
     if b"%00" in scope.get("query_string", b"") or "\x00" in scope["path"]:
         return BadRequest("the path or query holds a NUL character")
     length = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
@@ -80,16 +84,31 @@ def _refusal(scope: MutableMapping[str, Any]) -> MooringError | None:
     return None
 
 
+def _beyond(scope: MutableMapping[str, Any]) -> str | None:
+    if _head_bytes(scope) > MAX_HEAD_BYTES:
+        return f"path, query and headers may have {MAX_HEAD_BYTES} bytes together"
+    if len(scope["headers"]) > MAX_HEADERS:
+        return f"a request may have {MAX_HEADERS} headers"
+    if scope.get("query_string", b"").count(b"&") >= MAX_PARAMETERS:
+        return f"a query may have {MAX_PARAMETERS} parameters"
+    return None
+
+
 def _head_bytes(scope: MutableMapping[str, Any]) -> int:
     headers = sum(len(name) + len(value) for name, value in scope["headers"])
     return len(scope.get("raw_path") or b"") + len(scope.get("query_string", b"")) + headers
 
 
+def is_stream(path: str) -> bool:
+    """Whether a node's body may come for hours."""
+    return path.startswith("/agent/v1/streams/")
+
+
 def _limit(scope: MutableMapping[str, Any]) -> int:
     path: str = scope["path"]
-    if path.startswith("/agent/v1/streams/"):
+    if is_stream(path):
         return 2**63  # a stream is read piece by piece and never held as a whole
-    return MAX_SYNC_BYTES if path.startswith("/agent/v1/") else MAX_BODY_BYTES
+    return MAX_SYNC_BYTES if path == "/agent/v1/sync" else MAX_BODY_BYTES
 
 
 def _too_large(limit: int) -> TooLarge:

@@ -8,12 +8,14 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import iter_route_contexts
 from pydantic_core import to_json
 from sqlalchemy.exc import DataError, IntegrityError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 
 from mooring.core import errors
 from mooring.core.errors import MooringError
@@ -28,6 +30,7 @@ STATUS: Mapping[type[MooringError], int] = {
     errors.Forbidden: 403,
     errors.NotFound: 404,
     errors.MethodNotAllowed: 405,
+    errors.RequestTimeout: 408,
     errors.Conflict: 409,
     errors.Gone: 410,
     errors.PreconditionFailed: 412,
@@ -39,7 +42,7 @@ STATUS: Mapping[type[MooringError], int] = {
     errors.Unavailable: 503,
     MooringError: 500,
 }
-RETRY_AFTER_S = 2
+RETRY_AFTER_S = 2  # where nobody can know when it will work again
 # A body of a hundred thousand unknown fields would otherwise be answered with ten times its size.
 _MOST_FIELD_ERRORS = 100
 _BY_STATUS: Mapping[int, type[MooringError]] = {status: kind for kind, status in STATUS.items()}
@@ -64,18 +67,19 @@ def problem_response(request: Request, error: MooringError) -> Response:
         "retryable": error.retryable,
         **error.fields,
     }
-    return Response(to_json(document), status, _headers(status), PROBLEM_MEDIA_TYPE)
+    return Response(to_json(document), status, headers_of(status, error), PROBLEM_MEDIA_TYPE)
 
 
 def _at_most(text: str, length: int) -> str:
     return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
-def _headers(status: int) -> dict[str, str]:
+def headers_of(status: int, error: MooringError) -> dict[str, str]:
+    """What goes with an error of this status."""
     if status == HTTPStatus.UNAUTHORIZED:
         return {"WWW-Authenticate": "Bearer"}
     if status in {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}:
-        return {"Retry-After": str(RETRY_AFTER_S)}
+        return {"Retry-After": str(error.retry_after_s or RETRY_AFTER_S)}
     return {}
 
 
@@ -130,8 +134,9 @@ def _message(item: Mapping[str, Any]) -> str:
 
 
 def _escaped(part: str) -> str:
-    # A key of the body may hold anything, half a surrogate pair included.
-    return part.replace("~", "~0").replace("/", "~1").encode("utf-8", "replace").decode()[:200]
+    # A key of the body may hold anything, NUL and half a surrogate pair included.
+    shown = "".join(character if character.isprintable() else "\ufffd" for character in part[:200])
+    return shown.replace("~", "~0").replace("/", "~1")
 
 
 def _code(item: Mapping[str, Any]) -> str:
@@ -152,7 +157,16 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         made = kind(str(error.detail))
     response = problem_response(request, made)
     response.headers.update(error.headers or {})
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        response.headers["Allow"] = ", ".join(_methods_at(request))
     return response
+
+
+def _methods_at(request: Request) -> list[str]:
+    """What is possible at the request's path; Starlette names the methods of one route only."""
+    routes = iter_route_contexts(request.app.routes)
+    there = (route for route in routes if route.matches(request.scope)[0] is not Match.NONE)
+    return sorted({method for route in there for method in route.methods or ()})
 
 
 async def _on_integrity_error(request: Request, error: Exception) -> Response:

@@ -3,20 +3,23 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query
 from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from mooring.api import answers, sse, views
+from mooring.api import answers, sse, views, waiting
+from mooring.api.auth import RENEWED_S, LiveAccess
 from mooring.api.body import StrictRoute
 from mooring.api.context import Context, Ctx
-from mooring.api.gate import CurrentAccess
+from mooring.api.gate import CurrentLiveAccess
 from mooring.api.responses import errors
 from mooring.control import events
 from mooring.core.access import Access
-from mooring.core.errors import BadRequest
+from mooring.core.errors import BadRequest, MooringError
 from mooring.schemas.base import Json
 from mooring.schemas.events import EventList
 
@@ -33,24 +36,33 @@ _BATCH = 200
     operation_id="list_events",
 )
 async def list_events(
+    request: Request,
     context: Ctx,
-    access: CurrentAccess,
+    live: CurrentLiveAccess,
     after: Annotated[int, Query(ge=0, lt=_SEQ_LIMIT, description="the last `seq` you have")] = 0,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     wait_s: Annotated[float, Query(ge=0, le=60, allow_inf_nan=False, description="hold an empty answer")] = 0,
     accept: Annotated[str | None, Header(include_in_schema=False)] = None,
-    last_event_id: Annotated[str | None, Header(max_length=32)] = None,
+    last_event_id: Annotated[
+        str | None,
+        Header(
+            max_length=32,
+            description="the `id:` of the last event you have; like `after`, and stronger",
+            json_schema_extra={"pattern": "^[0-9]{1,18}$"},
+        ),
+    ] = None,
 ) -> Response:
     """Events after a `seq`, oldest first; with `Accept: text/event-stream` they follow as they happen."""
     after = _resumed(last_event_id, after)
     if sse.wanted(accept):
         await run_in_threadpool(
-            _read, context, access, after, 1
+            _read, context, live.access, after, 1
         )  # a 410 must be a status, not a broken stream
         return StreamingResponse(
-            _follow(context, access, after), media_type=sse.MEDIA_TYPE, headers=sse.HEADERS
+            _follow(context, live, after), media_type=sse.MEDIA_TYPE, headers=sse.HEADERS
         )
-    items = await _wait_for_some(context, access, after, limit, wait_s)
+    waited = _wait_for_some(context, live, after, limit, wait_s)
+    items = await waiting.while_heard(request, waited)
     last = items[-1]["seq"] if items else after
     return answers.respond(answers.answer({"items": items, "next_cursor": None, "last_seq": last}))
 
@@ -59,7 +71,7 @@ def _resumed(last_event_id: str | None, after: int) -> int:
     if last_event_id is None:
         return after
     if not (last_event_id.isascii() and last_event_id.isdigit()) or int(last_event_id) >= _SEQ_LIMIT:
-        raise BadRequest("Last-Event-ID must be the id of an event, a whole number")
+        raise BadRequest("Last-Event-ID must be the id of an event, a whole number", code="bad_event_id")
     return int(last_event_id)
 
 
@@ -72,21 +84,33 @@ def _read(context: Context, access: Access, after: int, limit: int) -> list[Json
 
 
 async def _wait_for_some(
-    context: Context, access: Access, after: int, limit: int, wait_s: float
+    context: Context, live: LiveAccess, after: int, limit: int, wait_s: float
 ) -> list[Json]:
+    """The next events, or none at the end of the wait.
+
+    Raises:
+        Unauthorized, Forbidden: the caller lost their access meanwhile.
+    """
     deadline = time.monotonic() + wait_s
+    access = live.access
     with context.database.signals.subscribed("events") as waiter:
         while True:
             items = await run_in_threadpool(_read, context, access, after, limit)
             left = deadline - time.monotonic()
             if items or left <= 0 or context.database.signals.closing:
                 return items
-            await waiter.wait(min(left, 5.0))
+            await waiter.wait(min(left, RENEWED_S))
+            access = await live.renewed()
 
 
-async def _follow(context: Context, access: Access, after: int) -> AsyncIterator[bytes]:
+async def _follow(context: Context, live: LiveAccess, after: int) -> AsyncIterator[bytes]:
     while not context.database.signals.closing:
-        items = await _wait_for_some(context, access, after, _BATCH, sse.KEEPALIVE_S)
+        try:
+            live = replace(live, access=await live.renewed())
+            items = await _wait_for_some(context, live, after, _BATCH, sse.KEEPALIVE_S)
+        except MooringError as error:
+            yield sse.error(error.error_code, error.message)
+            return
         if not items:
             yield sse.KEEPALIVE
         for item in items:

@@ -4,6 +4,7 @@ What is left to the verbs is the look at the single thing, for which they are gi
 """
 
 from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -13,9 +14,11 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
+from starlette.types import Receive, Scope, Send
 
-from mooring.api.access import RULES, Rule, Who
-from mooring.api.auth import Credentials
+from mooring.api.access import RULES, ActionClass, Rule, Who
+from mooring.api.auth import LiveAccess
+from mooring.api.context import Context
 from mooring.core.access import Access, Caller, Permission, lacking
 from mooring.core.credentials import hashed
 from mooring.core.errors import Unauthorized
@@ -33,6 +36,9 @@ _node_scheme = HTTPBearer(
 
 
 _ANYBODY = Caller("anybody", "system", "anybody", everywhere=frozenset({Permission.METRICS}))
+
+# These may go on for long.
+_LASTING = frozenset({ActionClass.STREAM, ActionClass.EXEC})
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
@@ -56,6 +62,12 @@ class GatedRoute(APIRoute):
             return await inner(request)
 
         return handle
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Around the whole answer: a stream's place is let go of also if nobody ever began to read it.
+        with ExitStack() as places:
+            scope["state"]["places"] = places
+            await super().handle(scope, receive, send)
 
     def open_handler(self) -> Handler:
         """The handler behind the gate."""
@@ -82,25 +94,26 @@ def refuse_ungated(routes: list[BaseRoute]) -> None:
 async def _pass(request: Request, rule: Rule) -> None:
     if rule.who is Who.PUBLIC:
         return
-    context = request.app.state.context
-    credentials: Credentials = context.credentials
+    context: Context = request.app.state.context
     if rule.permission is Permission.METRICS and context.settings.metrics_public:
         request.state.access = Access(_ANYBODY, rule.permission)
         return
-    secret = _bearer(request)
+    secret, address = _bearer(request), request.client.host if request.client else None
     if rule.who is Who.NODE:
-        request.state.node = NodeCaller(await credentials.node(secret), hashed(secret))
+        request.state.node = NodeCaller(await context.credentials.node(secret, address), hashed(secret))
         return
-    caller = await credentials.caller(secret)
+    caller = await context.credentials.caller(secret, address)
+    request.state.rate_headers, refusal = context.rates.take(caller, rule.action_class)
+    if refusal is not None:
+        raise refusal
     if not caller.may_somewhere(rule.permission):
         raise lacking(rule.permission)
-    request.state.access = Access(
-        caller,
-        rule.permission,
-        rule.action,
-        request.client.host if request.client else None,
-        request.state.request_id,
-    )
+    access = Access(caller, rule.permission, rule.action, address, request.state.request_id)
+    request.state.access = access
+    if rule.action_class in _LASTING:
+        places: ExitStack = request.state.places
+        places.enter_context(context.open_streams.opened(caller))
+        request.state.live = LiveAccess(access, context.credentials, secret)
 
 
 def _bearer(request: Request) -> str:
@@ -118,6 +131,11 @@ async def _access(
     return access
 
 
+async def _live(request: Request, _access: Annotated[Access, Depends(_access)]) -> LiveAccess:
+    live: LiveAccess = request.state.live
+    return live
+
+
 async def _node(
     request: Request, _shown: Annotated[HTTPAuthorizationCredentials | None, Security(_node_scheme)]
 ) -> NodeCaller:
@@ -127,4 +145,5 @@ async def _node(
 
 # The schemes stand here for the OpenAPI document only; the gate has decided long before.
 CurrentAccess = Annotated[Access, Depends(_access)]
+CurrentLiveAccess = Annotated[LiveAccess, Depends(_live)]  # of operations that may go on for long
 CurrentNode = Annotated[NodeCaller, Depends(_node)]

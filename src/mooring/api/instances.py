@@ -5,15 +5,16 @@ from typing import Annotated
 from fastapi import APIRouter, Body, Query
 from pydantic import Field
 from sqlalchemy.orm import Session
+from starlette.requests import Request
 from starlette.responses import Response
 
 from mooring.api import answers, lists, rendered, views, waiting
 from mooring.api.answers import CurrentCall, IfMatch
 from mooring.api.body import StrictRoute
 from mooring.api.context import Context, Ctx
-from mooring.api.gate import CurrentAccess
+from mooring.api.gate import CurrentAccess, CurrentLiveAccess
 from mooring.api.responses import errors
-from mooring.control import events, explaining, instances, projects
+from mooring.control import admission, events, explaining, instances, projects
 from mooring.control.idempotency import Answer
 from mooring.core.access import Access
 from mooring.core.instance import Reason, State
@@ -87,8 +88,9 @@ def create_instance(
 
 def _dry_run(context: Context, access: Access, body: InstanceCreate) -> Json:
     with context.database.read() as session:
-        projects.chosen(session, access, body.project_id, context.identity.default_project_id)
-        outcome = explaining.dry_run(session, body)
+        project_id = projects.chosen(session, access, body.project_id, context.identity.default_project_id)
+        admission.require(session, project_id, body)
+        outcome = explaining.dry_run(session, project_id, body)
         return {
             "placeable": outcome.placement is not None,
             "node_id": outcome.placement.node_id if outcome.placement else None,
@@ -223,15 +225,15 @@ def restart_instance(instance_id: str, context: Ctx, call: CurrentCall) -> Respo
 )
 async def wait_for_instance(
     instance_id: str,
+    request: Request,
     context: Ctx,
-    access: CurrentAccess,
+    live: CurrentLiveAccess,
     state: WaitState = "running",
     timeout_s: Annotated[float, Query(ge=1, le=60, allow_inf_nan=False)] = 30,
 ) -> Response:
     """Answer when it reaches a state, or when it no longer can, or at the timeout."""
-    return answers.respond(
-        answers.answer(await waiting.wait(context, access, instance_id, State(state), timeout_s))
-    )
+    waited = waiting.wait(context, live, instance_id, State(state), timeout_s)
+    return answers.respond(answers.answer(await waiting.while_heard(request, waited)))
 
 
 @router.get(

@@ -21,6 +21,11 @@ TAGS = [
     {"name": "nodes", "description": "The machines, and how they join."},
     {"name": "gpus", "description": "The cards, their health and live figures."},
     {"name": "events", "description": "Every change, in order."},
+    {"name": "projects", "description": "Tenants, their members and their quotas; the users of all of them."},
+    {"name": "keys", "description": "API keys, and who the caller is."},
+    {"name": "secrets", "description": "Values that only containers see."},
+    {"name": "registries", "description": "What a project's images are pulled with."},
+    {"name": "audit", "description": "Who did what, in a chain that cannot be rewritten."},
     {"name": "service", "description": "Health and figures of the service itself."},
     {"name": "agent", "description": "What nodes call; for agents only."},
 ]

@@ -78,6 +78,8 @@ def _parts(schema: Any) -> Iterator[Json]:
 
 def _limit(schema: Json) -> None:
     kind = schema.get("type")
+    if "patternProperties" in schema:
+        _name_properties(schema)
     if "enum" in schema or "const" in schema:
         return
     if kind == "integer":
@@ -88,6 +90,13 @@ def _limit(schema: Json) -> None:
             schema.setdefault("pattern", NO_NUL)
     elif kind == "array":
         schema.setdefault("maxItems", LONGEST_LIST)
+
+
+def _name_properties(schema: Json) -> None:
+    """Say of a map's keys what pydantic says of those that match: it takes no others."""
+    ((pattern, value),) = schema.pop("patternProperties").items()
+    schema["propertyNames"] = {"pattern": pattern, **schema.get("propertyNames", {})}
+    schema["additionalProperties"] = value
 
 
 def _limit_integer(schema: Json) -> None:

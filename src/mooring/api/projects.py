@@ -1,5 +1,6 @@
 """`/v1/projects`: the tenants, and who is in them."""
 
+from collections.abc import Mapping
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -14,7 +15,7 @@ from mooring.api.body import StrictRoute
 from mooring.api.context import Ctx
 from mooring.api.gate import CurrentAccess
 from mooring.api.responses import errors
-from mooring.control import projects
+from mooring.control import projects, quotas
 from mooring.control.idempotency import Answer
 from mooring.core.text import Text
 from mooring.db import tables
@@ -47,9 +48,7 @@ def create_project(body: ProjectCreate, context: Ctx, call: CurrentCall) -> Resp
 
     def act(session: Session) -> Answer:
         row = projects.create(session, call.access, body.name, body.labels)
-        return answers.answer(
-            views.project(row), 201, {**etag(row.version), "Location": f"/v1/projects/{row.id}"}
-        )
+        return _shown(session, row, 201, {"Location": f"/v1/projects/{row.id}"})
 
     return answers.once(context, call, act)
 
@@ -70,13 +69,16 @@ def list_projects(context: Ctx, access: CurrentAccess, asked: Annotated[ProjectQ
 
 @router.get("/{project_id}", response_model=Project, responses=errors(404), operation_id="get_project")
 def get_project(project_id: str, context: Ctx, access: CurrentAccess) -> Response:
-    """One project with its limits."""
+    """One project with its limits and what counts against them now."""
     with context.database.read() as session:
-        return answers.respond(_shown(projects.get(session, access, project_id)))
+        return answers.respond(_shown(session, projects.get(session, access, project_id)))
 
 
-def _shown(row: tables.Project) -> Answer:
-    return answers.answer(views.project(row), headers=etag(row.version))
+def _shown(
+    session: Session, row: tables.Project, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Answer:
+    content = views.project(row, quotas.usage(session, row))
+    return answers.answer(content, status, {**etag(row.version), **(headers or {})})
 
 
 @router.patch(
@@ -93,7 +95,7 @@ def update_project(
     return answers.done(
         context,
         access,
-        lambda session: _shown(projects.patch(session, access, project_id, changes, if_match)),
+        lambda session: _shown(session, projects.patch(session, access, project_id, changes, if_match)),
     )
 
 

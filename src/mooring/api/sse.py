@@ -17,6 +17,11 @@ def frame(data: Json, event_id: str | int | None = None) -> bytes:
     return head + b"data: " + to_json(data) + b"\n\n"
 
 
+def error(code: str, message: str) -> bytes:
+    """Why a stream ends before its time."""
+    return frame({"error": {"code": code, "message": message}})
+
+
 def wanted(accept: str | None) -> bool:
     """Whether the client asked for a stream of events."""
     return accept is not None and MEDIA_TYPE in accept.lower()

@@ -4,18 +4,20 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, aclosing
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from mooring.api import answers, sse
 from mooring.api.answers import CurrentCall
+from mooring.api.auth import RENEWED_S, LiveAccess
 from mooring.api.body import StrictRoute
 from mooring.api.channels import Channel
 from mooring.api.context import Context, Ctx
-from mooring.api.gate import CurrentAccess
+from mooring.api.gate import CurrentLiveAccess
 from mooring.api.responses import errors
 from mooring.control import idempotency, streams
 from mooring.core import ids
@@ -23,7 +25,7 @@ from mooring.core.access import Access
 from mooring.core.errors import BadRequest, Conflict, MooringError, NotRunning, Unavailable
 from mooring.db.types import new_id
 from mooring.schemas.agent import ExecRequest, LogsRequest, StreamError, StreamFrame
-from mooring.schemas.base import Json
+from mooring.schemas.base import Json, Moment
 from mooring.schemas.instances import ExecBody, ExecResult
 
 router = APIRouter(prefix="/v1/instances", tags=["instances"], route_class=StrictRoute)
@@ -36,13 +38,28 @@ _NOTHING_RAN = frozenset({"not_found", "not_running", "node_unreachable"})
 
 
 class Stream:
-    """One stream from its first frame to its end; `close` tells the node to stop."""
+    """One stream from its first frame to its end; `close` tells the node to stop.
 
-    def __init__(self, context: Context, node_id: str, stream_id: str) -> None:
+    It breaks off by itself once its caller may no longer have it.
+    """
+
+    def __init__(self, context: Context, live: LiveAccess, found: tuple[str, str], stream_id: str) -> None:
+        node_id, project_id = found
         self._context = context
         self.id = stream_id
         self._exits = ExitStack()
         self.channel: Channel = self._exits.enter_context(context.channels.opened(stream_id, node_id))
+        self._lost: MooringError | None = None
+        self._watching = asyncio.ensure_future(self._watch(live, project_id))
+
+    async def _watch(self, live: LiveAccess, project_id: str) -> None:
+        try:
+            while True:
+                await asyncio.sleep(RENEWED_S)
+                (await live.renewed()).require(project_id, "the instance is not yours to see any more")
+        except MooringError as error:
+            self._lost = error
+            self.channel.revoke(StreamError(code=error.error_code, message=error.message))
 
     async def first(self) -> StreamFrame:
         """The first frame, which proves that the node is there.
@@ -56,8 +73,12 @@ class Stream:
         except (TimeoutError, StopAsyncIteration):
             raise Unavailable("the instance's node did not dial in; try again", code="node_timeout") from None
         if frame.error is not None:
-            raise _refused(frame.error)
+            raise self.refusal(frame.error)
         return frame
+
+    def refusal(self, error: StreamError) -> MooringError:
+        """What an error frame says, as an answer."""
+        return self._lost or _refused(error)
 
     async def rest(self, first: StreamFrame) -> AsyncIterator[StreamFrame]:
         """All frames, ended by a broken node as by a finished one; the last frame tells them apart."""
@@ -74,6 +95,7 @@ class Stream:
             yield StreamFrame(error=StreamError(code="node_timeout", message="the node fell silent"))
 
     async def close(self) -> None:
+        self._watching.cancel()
         self._exits.close()
         await run_in_threadpool(_forget, self._context, self.id)
 
@@ -89,22 +111,26 @@ def _refused(error: StreamError) -> MooringError:
 
 
 async def _open(
-    context: Context, access: Access, instance_id: str, asked: LogsRequest | ExecRequest
+    context: Context, live: LiveAccess, instance_id: str, asked: LogsRequest | ExecRequest
 ) -> Stream:
-    node_id = await run_in_threadpool(_node_of, context, access, instance_id, asked)
+    found = await run_in_threadpool(_find, context, live.access, instance_id, asked)
     # The channel is there before the node can hear of the stream.
-    stream = Stream(context, node_id, new_id(ids.STREAM))
+    stream = Stream(context, live, found, new_id(ids.STREAM))
     try:
-        await run_in_threadpool(_ask, context, access, instance_id, stream.id, asked)
+        await run_in_threadpool(_ask, context, live.access, instance_id, stream.id, asked)
     except BaseException:
         await asyncio.shield(stream.close())
         raise
     return stream
 
 
-def _node_of(context: Context, access: Access, instance_id: str, asked: LogsRequest | ExecRequest) -> str:
+def _find(
+    context: Context, access: Access, instance_id: str, asked: LogsRequest | ExecRequest
+) -> tuple[str, str]:
+    """The instance's node and project."""
     with context.database.read() as session:
-        return streams.check(session, access, instance_id, running=isinstance(asked, ExecRequest))[1]
+        row, node_id = streams.check(session, access, instance_id, running=isinstance(asked, ExecRequest))
+        return node_id, row.project_id
 
 
 def _ask(
@@ -129,19 +155,26 @@ def _forget(context: Context, stream_id: str) -> None:
 async def get_instance_logs(
     instance_id: str,
     context: Ctx,
-    access: CurrentAccess,
+    live: CurrentLiveAccess,
     tail: Annotated[int | None, Query(ge=0, le=1_000_000, description="the last so many lines")] = 100,
-    since: Annotated[datetime | None, Query(description="lines from this moment on")] = None,
+    since: Annotated[Moment | None, Query(description="lines from this moment on")] = None,
     follow: Annotated[bool, Query(description="go on until the container ends")] = False,
     accept: Annotated[str | None, Header(include_in_schema=False)] = None,
-    last_event_id: Annotated[str | None, Header(max_length=64)] = None,
+    last_event_id: Annotated[
+        str | None,
+        Header(
+            max_length=64,
+            description="the `id:` of the last line you have, which is its time",
+            json_schema_extra={"pattern": r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)$"},
+        ),
+    ] = None,
 ) -> Response:
     """What its container printed; also of one that has ended, until it is deleted or started again."""
     resumed = _moment(last_event_id)
     asked = LogsRequest(
         tail=None if resumed else tail, since=resumed or (since.isoformat() if since else None), follow=follow
     )
-    stream = await _open(context, access, instance_id, asked)
+    stream = await _open(context, live, instance_id, asked)
     try:
         first = await stream.first()
     except BaseException:
@@ -149,8 +182,22 @@ async def get_instance_logs(
         raise
     if sse.wanted(accept):
         body = _as_events(stream, first, resumed)
-        return StreamingResponse(body, media_type=sse.MEDIA_TYPE, headers=sse.HEADERS)
-    return StreamingResponse(_as_text(stream, first), media_type="text/plain; charset=utf-8")
+        return _StreamAnswer(stream, body, media_type=sse.MEDIA_TYPE, headers=sse.HEADERS)
+    return _StreamAnswer(stream, _as_text(stream, first), media_type="text/plain; charset=utf-8")
+
+
+class _StreamAnswer(StreamingResponse):
+    """Closes its stream however it ends; a reader who left at once never starts the generator of the body."""
+
+    def __init__(self, stream: Stream, body: AsyncIterator[bytes], **more: Any) -> None:
+        super().__init__(body, **more)
+        self._stream = stream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await asyncio.shield(self._stream.close())
 
 
 def _moment(last_event_id: str | None) -> str | None:
@@ -159,32 +206,28 @@ def _moment(last_event_id: str | None) -> str | None:
     try:
         datetime.fromisoformat(last_event_id)
     except ValueError:
-        raise BadRequest("Last-Event-ID must be the id of a log line, which is its time") from None
+        raise BadRequest(
+            "Last-Event-ID must be the id of a log line, which is its time", code="bad_event_id"
+        ) from None
     return last_event_id
 
 
 async def _as_text(stream: Stream, first: StreamFrame) -> AsyncIterator[bytes]:
-    try:
-        async for frame in stream.rest(first):
-            if frame.text is not None:
-                yield f"{frame.text}\n".encode()
-            elif frame.error is not None:
-                yield f"[mooring: the stream broke off: {frame.error.message}]\n".encode()
-    finally:
-        await asyncio.shield(stream.close())
+    async for frame in stream.rest(first):
+        if frame.text is not None:
+            yield f"{frame.text}\n".encode()
+        elif frame.error is not None:
+            yield f"[mooring: the stream broke off: {frame.error.message}]\n".encode()
 
 
 async def _as_events(stream: Stream, first: StreamFrame, resumed: str | None) -> AsyncIterator[bytes]:
-    try:
-        async for frame in stream.rest(first):
-            if frame.text is not None and frame.at != resumed:
-                yield sse.frame({"stream": frame.stream, "line": frame.text, "at": frame.at}, frame.at)
-            elif frame.error is not None:
-                yield sse.frame({"error": frame.error.model_dump()})
-            elif frame.text is None:
-                yield sse.KEEPALIVE
-    finally:
-        await asyncio.shield(stream.close())
+    async for frame in stream.rest(first):
+        if frame.text is not None and frame.at != resumed:
+            yield sse.frame({"stream": frame.stream, "line": frame.text, "at": frame.at}, frame.at)
+        elif frame.error is not None:
+            yield sse.error(frame.error.code, frame.error.message)
+        elif frame.text is None:
+            yield sse.KEEPALIVE
 
 
 @router.post(
@@ -193,7 +236,9 @@ async def _as_events(stream: Stream, first: StreamFrame, resumed: str | None) ->
     responses=errors(404, 409, body=True),
     operation_id="exec_in_instance",
 )
-async def exec_in_instance(instance_id: str, body: ExecBody, context: Ctx, call: CurrentCall) -> Response:
+async def exec_in_instance(
+    instance_id: str, body: ExecBody, context: Ctx, call: CurrentCall, live: CurrentLiveAccess
+) -> Response:
     """Run a command in its container and wait for it. Of its output the first MiB is given back."""
     key = call.idempotency_key
     if key is not None:
@@ -202,7 +247,7 @@ async def exec_in_instance(instance_id: str, body: ExecBody, context: Ctx, call:
         if stored is not None:
             return answers.respond(stored, replayed=True)
     try:
-        answer = answers.answer(await _exec(context, call.access, instance_id, body))
+        answer = answers.answer(await _exec(context, live, instance_id, body))
     except MooringError as error:
         # Where it may have run, a repeat must not run it again.
         if key is not None and error.error_code in _NOTHING_RAN:
@@ -228,9 +273,9 @@ def _abandon(context: Context, caller: str, key: str) -> None:
         idempotency.abandon(session, caller, key)
 
 
-async def _exec(context: Context, access: Access, instance_id: str, body: ExecBody) -> Json:
+async def _exec(context: Context, live: LiveAccess, instance_id: str, body: ExecBody) -> Json:
     asked = ExecRequest(command=body.command, timeout_s=body.timeout_s, max_output_bytes=MAX_OUTPUT_BYTES)
-    stream = await _open(context, access, instance_id, asked)
+    stream = await _open(context, live, instance_id, asked)
     try:
         return await _collected(stream, await stream.first())
     finally:
@@ -242,7 +287,7 @@ async def _collected(stream: Stream, first: StreamFrame) -> Json:
     truncated = False
     async for frame in stream.rest(first):
         if frame.error is not None:
-            raise _refused(frame.error)
+            raise stream.refusal(frame.error)
         truncated = truncated or frame.truncated
         if frame.stream is not None and frame.text is not None:
             printed[frame.stream].append(frame.text)

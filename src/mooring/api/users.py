@@ -55,7 +55,7 @@ def list_users(context: Ctx, access: CurrentAccess, asked: Annotated[UserQuery, 
 
 @router.get("/{user_id}", response_model=User, responses=errors(404), operation_id="get_user")
 def get_user(user_id: str, context: Ctx, _access: CurrentAccess) -> Response:
-    """One person."""
+    """One person, as this installation knows them."""
     with context.database.read() as session:
         return answers.respond(_shown(users.get(session, user_id)))
 

@@ -241,12 +241,13 @@ def instance_type(kind: InstanceType) -> Json:
     }
 
 
-def project(row: tables.Project) -> Json:
+def project(row: tables.Project, usage: Json | None = None) -> Json:
     return {
         "id": row.id,
         "name": row.name,
         "labels": row.labels,
         "quotas": NO_QUOTAS | row.quotas,
+        "usage": usage,
         "weight": row.weight,
         "allowed_images": row.allowed_images,
         "security_profile": row.security_profile,
@@ -299,6 +300,25 @@ def api_key(row: tables.ApiKey) -> Json:
         "created_at": timestamp(row.created_at),
         "expires_at": timestamp(row.expires_at),
         "last_used_at": timestamp(row.last_used_at),
+    }
+
+
+def secret(row: tables.Secret) -> Json:
+    return {
+        "id": row.id,
+        "name": row.name,
+        "project_id": row.project_id,
+        "created_at": timestamp(row.created_at),
+    }
+
+
+def registry(row: tables.Registry) -> Json:
+    return {
+        "id": row.id,
+        "server": row.server,
+        "username": row.username,
+        "project_id": row.project_id,
+        "created_at": timestamp(row.created_at),
     }
 
 

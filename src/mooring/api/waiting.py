@@ -1,15 +1,22 @@
-"""Waiting for an instance to get somewhere, without holding a session while it waits."""
+"""Waiting for an instance to get somewhere, for as long as the client does, without holding a session."""
 
+import asyncio
 import time
+from collections.abc import Awaitable
+from typing import TypeVar
 
 from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect, Request
 
 from mooring.api import views
+from mooring.api.auth import RENEWED_S, LiveAccess
 from mooring.api.context import Context
 from mooring.control import instances
 from mooring.core.access import Access
 from mooring.core.instance import ENDED, DesiredState, State
 from mooring.schemas.base import Json
+
+Heard = TypeVar("Heard")
 
 # Passing through counts: whoever waits for `starting` is not left waiting because it was quick.
 _ORDER = [State.PENDING, State.SCHEDULED, State.STARTING, State.RUNNING]
@@ -35,13 +42,37 @@ def out_of_reach(state: State, desired: DesiredState, target: State) -> bool:
     return desired is DesiredState.DELETED and target is not State.STOPPING
 
 
-async def wait(context: Context, access: Access, instance_id: str, target: State, timeout_s: float) -> Json:
+async def while_heard(request: Request, waiting: Awaitable[Heard]) -> Heard:
+    """Wait for it as long as the client does.
+
+    Raises:
+        ClientDisconnect: the client is gone; a poll that nobody hears would keep its place for a minute.
+    """
+    waited, gone = asyncio.ensure_future(waiting), asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({waited, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if waited.done():
+            return waited.result()
+        raise ClientDisconnect
+    finally:
+        waited.cancel()
+        gone.cancel()
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def wait(context: Context, live: LiveAccess, instance_id: str, target: State, timeout_s: float) -> Json:
     """`{"reached", "instance"}` as soon as it is decided, or at the timeout.
 
     Raises:
-        NotFound, Forbidden: as `instances.get`.
+        NotFound, Forbidden: as `instances.get`, also when the access is lost meanwhile.
+        Unauthorized: the credentials were taken back meanwhile.
     """
     deadline = time.monotonic() + timeout_s
+    access = live.access
     known = False
     with context.database.signals.subscribed(f"instance:{instance_id}") as waiter:
         while True:
@@ -54,7 +85,8 @@ async def wait(context: Context, access: Access, instance_id: str, target: State
             if left <= 0 or context.database.signals.closing or out_of_reach(state, desired, target):
                 return {"reached": False, "instance": shown}
             # Another replica's change comes as a notification; should one be lost, look now and then.
-            await waiter.wait(min(left, 5.0))
+            await waiter.wait(min(left, RENEWED_S))
+            access = await live.renewed()
 
 
 def _read(context: Context, access: Access, instance_id: str, known: bool) -> Json:

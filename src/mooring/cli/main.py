@@ -24,6 +24,8 @@ app = typer.Typer(
 )
 db = typer.Typer(help="The database's schema.", no_args_is_help=True)
 app.add_typer(db, name="db")
+audit = typer.Typer(help="The audit log, straight from the database.", no_args_is_help=True)
+app.add_typer(audit, name="audit")
 
 Loaded = TypeVar("Loaded")
 
@@ -116,6 +118,32 @@ def doctor() -> None:
     from mooring.cli.doctor import examine  # noqa: PLC0415
 
     raise typer.Exit(examine(_settings(AgentSettings)))
+
+
+@audit.command()
+def verify() -> None:
+    """Compute the chain of hashes anew; exit with 1 and the first row that was changed, if there is one."""
+    from mooring.control import audit as log  # noqa: PLC0415
+
+    with _database() as database, database.read() as session:
+        chain = log.verify(session)
+    if chain.broken_at is not None:
+        typer.echo(f"broken at row {chain.broken_at}: it does not follow from the one before it", err=True)
+        raise typer.Exit(1)
+    typer.echo(f"{chain.rows} rows, each follows from the one before; the newest hash is {chain.newest_hash}")
+
+
+@audit.command()
+def export() -> None:
+    """Print the whole log as JSON lines, oldest first."""
+    from sqlalchemy import select  # noqa: PLC0415
+
+    from mooring.api.audit import lines  # noqa: PLC0415
+    from mooring.db.tables import AuditEntry  # noqa: PLC0415
+
+    with _database() as database:
+        for page in lines(database, select(AuditEntry)):
+            typer.echo(page, nl=False)
 
 
 @db.command()

@@ -11,6 +11,7 @@ import typer
 
 from mooring.agent.settings import AgentSettings
 from mooring.control import nodes
+from mooring.control.sealing import WrongEncryptionKey
 from mooring.core.access import on_host
 from mooring.server import ControlPlane, Service, open_control_plane
 from mooring.settings import Settings, is_loopback
@@ -20,7 +21,7 @@ _TOKEN_TTL_S = 3600
 
 def serve_alone(settings: Settings) -> None:
     """The control plane in this process, until it is told to end."""
-    plane = open_control_plane(settings)
+    plane = _opened(settings)
 
     def started(url: str) -> None:
         _print_banner(plane, url)
@@ -35,7 +36,7 @@ def run(settings: Settings) -> int:
     Returns:
         The exit status: the node's own if it gave up, else 0.
     """
-    plane = open_control_plane(settings)
+    plane = _opened(settings)
     local = LocalNode(plane, AgentSettings())
 
     def started(url: str) -> None:
@@ -48,6 +49,15 @@ def run(settings: Settings) -> int:
     finally:
         local.stop()
     return local.exit_status
+
+
+def _opened(settings: Settings) -> ControlPlane:
+    """The control plane, or an exit with status 2 that says how to mend its settings."""
+    try:
+        return open_control_plane(settings)
+    except WrongEncryptionKey as error:
+        typer.echo(f"MOORING_ENCRYPTION_KEYS: {error}", err=True)
+        raise typer.Exit(2) from None
 
 
 class LocalNode:

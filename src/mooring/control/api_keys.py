@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, func, or_, select, true, update
 from sqlalchemy.orm import Session
 
-from mooring.control import audit
+from mooring.control import audit, locks
 from mooring.core import credentials, ids
 from mooring.core.access import (
     NONE,
@@ -22,9 +22,10 @@ from mooring.core.access import (
     key_permissions,
     lacking,
 )
-from mooring.core.errors import Invalid, NotFound, Unauthorized
+from mooring.core.errors import Forbidden, Invalid, NotFound, Unauthorized
 from mooring.db.tables import ApiKey, Member, Node, Project, User
 from mooring.db.types import new_id, now
+from mooring.schemas.base import timestamp
 
 _LAST_USED_STEP = timedelta(minutes=1)
 _PREFIX_LENGTH = 9
@@ -64,9 +65,7 @@ def _unknown() -> Unauthorized:
 
 
 def _caller(session: Session, row: ApiKey) -> Caller:
-    held = permissions_of(row)
-    if row.user_id is not None:
-        held &= _users_permissions(session, row.user_id, row.project_id)
+    held = _permissions_now(session, row)
     return Caller(
         id=row.id,
         kind="key",
@@ -77,6 +76,13 @@ def _caller(session: Session, row: ApiKey) -> Caller:
         permissions={row.project_id: held} if row.project_id else {},
         everywhere=NONE if row.project_id else held,
     )
+
+
+def _permissions_now(session: Session, row: ApiKey) -> frozenset[Permission]:
+    held = permissions_of(row)
+    if row.user_id is None:
+        return held
+    return held & _users_permissions(session, row.user_id, row.project_id)
 
 
 def permissions_of(row: ApiKey) -> frozenset[Permission]:
@@ -107,15 +113,18 @@ def create(session: Session, access: Access, asked: KeyRequest, default_project:
 
     Raises:
         NotFound: no such project or user, as far as the caller may know.
-        Forbidden: the key would do more than the caller may, or be somebody else's.
+        Forbidden: the key would do more than the caller may, or for longer, or be somebody else's.
         Invalid: it could do nothing, or mixes what a project's key can and cannot.
     """
     project_id = _project(access, asked, default_project)
-    held = key_permissions(asked.role, asked.scopes)
-    _refuse_more_than_own(access, project_id, held)
+    if project_id is not None:
+        locks.live_project(session, project_id)
+    _refuse_more_than_own(access, project_id, key_permissions(asked.role, asked.scopes))
     if asked.user_id is None or asked.user_id != access.caller.user_id:
         _require_owner(access, project_id)
         _refuse_stranger(session, asked.user_id, project_id)
+    elif not access.caller.may(Permission.OWN, project_id):
+        _refuse_longer_than_own(session, access, asked.expires_at)
     if asked.expires_at is not None and asked.expires_at <= now():
         raise Invalid("expires_at lies in the past", code="expired")
     secret = f"mk_{token_urlsafe(32)}"
@@ -151,6 +160,15 @@ def _refuse_more_than_own(access: Access, project_id: str | None, held: frozense
 def _require_owner(access: Access, project_id: str | None) -> None:
     if not access.caller.may(Permission.OWN, project_id):
         raise lacking(Permission.OWN)
+
+
+def _refuse_longer_than_own(session: Session, access: Access, expires_at: datetime | None) -> None:
+    """A key that ends must not leave another behind it; owners make keys for others, which may."""
+    own = session.get(ApiKey, access.caller.id)
+    if own is None or own.expires_at is None:
+        return
+    if expires_at is None or expires_at > own.expires_at:
+        raise Forbidden(f"your own key expires at {timestamp(own.expires_at)}; one that it makes must too")
 
 
 def _refuse_stranger(session: Session, user_id: str | None, project_id: str | None) -> None:
@@ -209,8 +227,10 @@ def revoke(session: Session, access: Access, key_id: str) -> None:
 
     Raises:
         NotFound: as `get`.
+        Forbidden: it can do more than the caller's: a key to look with must not take the others away.
     """
     row = get(session, access, key_id)
+    _refuse_more_than_own(access, row.project_id, _permissions_now(session, row))
     row.revoked_at = now()
     audit.record(session, access, row.id, row.project_id, before=_described(row))
 

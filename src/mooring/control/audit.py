@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import insert, select
@@ -14,6 +15,7 @@ from mooring.core.access import Access
 from mooring.db.session import at_end
 from mooring.db.tables import AuditEntry
 from mooring.db.types import JsonObject, new_id, now
+from mooring.schemas.base import timestamp
 
 FIRST_HASH = "0" * 64
 _PENDING = "mooring.audit"
@@ -86,21 +88,38 @@ _HASHED = (
 
 
 def _hash(previous: str, entry: Mapping[str, Any]) -> str:
-    """SHA-256 over the hash before and the entry as JSON with sorted keys and no spaces."""
+    """SHA-256 over the hash before, a newline, and the entry's fields (`_HASHED`), as they are shown, as JSON
+    in UTF-8 with sorted keys and no spaces.
+    """
     content = {name: entry[name] for name in _HASHED}
-    content["at"] = entry["at"].isoformat(timespec="milliseconds")
+    content["at"] = timestamp(entry["at"])
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(f"{previous}\n{text}".encode()).hexdigest()
 
 
-def first_broken(session: Session) -> int | None:
-    """The `seq` of the first row that does not follow from the one before it; null: the chain holds."""
-    previous = FIRST_HASH
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """What became of the chain.
+
+    Attributes:
+        rows: that follow from one another, from the first on.
+        newest_hash: of the last of them. Kept elsewhere, it tells whether rows were cut off at the end.
+        broken_at: the `seq` of the first row that does not follow from the one before it.
+    """
+
+    rows: int
+    newest_hash: str
+    broken_at: int | None
+
+
+def verify(session: Session) -> Chain:
+    """Compute the whole chain anew."""
+    rows, previous = 0, FIRST_HASH
     for row in _all(session):
         if row.previous_hash != previous or row.hash != _hash(previous, _entry(row)):
-            return row.seq
-        previous = row.hash
-    return None
+            return Chain(rows, previous, row.seq)
+        rows, previous = rows + 1, row.hash
+    return Chain(rows, previous, None)
 
 
 def _entry(row: AuditEntry) -> JsonObject:

@@ -12,7 +12,7 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 from ulid import ULID
 
-from mooring.control import audit, events, locks
+from mooring.control import admission, audit, events, locks, quotas
 from mooring.core import ids
 from mooring.core.access import Access
 from mooring.core.errors import InvalidTransition, NameTaken, NotFound, PreconditionFailed
@@ -39,9 +39,13 @@ def create(session: Session, access: Access, project_id: str, request: InstanceR
 
     Raises:
         NameTaken: a live instance of the project has this name.
+        Forbidden, Invalid: as `admission.require`.
+        QuotaExceeded: the project's quotas have no room for it.
     """
+    admission.require(session, project_id, request)
     if request.name is not None:
         _refuse_taken_name(session, project_id, request.name)
+    quotas.refuse_beyond(session, project_id, request)
     name = request.name or _generated_name(request.image)
     moment = now()
     row = Instance(
@@ -159,10 +163,15 @@ def start(session: Session, access: Access, instance_id: str) -> Instance:
 
     Raises:
         InvalidTransition: it has not ended.
+        Forbidden, Invalid: as `admission.require`.
+        QuotaExceeded: the project's quotas have no room for it.
     """
+    quotas.lock(session, get(session, access, instance_id).project_id)
     row, node = locks.instance(session, access, instance_id)
     if row.state not in ENDED:
         raise _forbidden("start", row)
+    admission.require(session, row.project_id, spec_of(row))
+    quotas.refuse_beyond(session, row.project_id, spec_of(row))
     _ask(row, DesiredState.RUNNING, DEFAULT_STOP_TIMEOUT_S)
     _forget_last_run(row)
     row.node_id, row.queued_at, row.scheduled_at = None, now(), None
@@ -178,11 +187,13 @@ def restart(session: Session, access: Access, instance_id: str) -> Instance:
 
     Raises:
         InvalidTransition: nothing of it is placed, or it is being stopped.
+        Forbidden, Invalid: as `admission.require`.
     """
     row, node = locks.instance(session, access, instance_id)
     placed = row.state in {State.SCHEDULED, State.STARTING, State.RUNNING}
     if node is None or not placed or row.desired_state is not DesiredState.RUNNING:
         raise _forbidden("restart", row)
+    admission.require(session, row.project_id, spec_of(row))
     _ask(row, DesiredState.RUNNING, DEFAULT_STOP_TIMEOUT_S)
     _forget_last_run(row)
     row.attempt += 1
@@ -327,6 +338,8 @@ def move(session: Session, row: Instance, to: State, reason: Reason | None) -> N
     _stamp(row, to)
     if before in HOLDS_GPUS and to not in HOLDS_GPUS:
         _release(session, row)
+    elif before is State.PENDING and to is not State.SCHEDULED:
+        nudge(session, "schedule")  # what waited has counted against its project's quotas
     _record_move(session, row, before)
 
 

@@ -1,5 +1,6 @@
-"""The order in which rows are locked, so that no two transactions wait for each other: placing, nodes by id,
-instances by id, then the end of the event log. SQLite has one writer and needs none of it.
+"""The order in which rows are locked, so that no two transactions wait for each other: projects by id,
+placing, nodes by id, instances by id, then the end of the event log. SQLite has one writer and needs none
+of it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,7 +10,8 @@ from sqlalchemy.orm import Session
 
 from mooring.core.access import Access
 from mooring.core.errors import Conflict, NotFound
-from mooring.db.tables import Instance, Node
+from mooring.db.session import at_end
+from mooring.db.tables import Instance, Node, Project
 
 _TRIES = 5
 
@@ -20,10 +22,47 @@ def end_of_logs(session: Session) -> None:
         session.execute(text("SELECT pg_advisory_xact_lock(hashtext('mooring.events'))"))
 
 
+def projects(session: Session, project_ids: Iterable[str]) -> dict[str, Project]:
+    """Projects, against whose quotas something is to be counted.
+
+    Rows that name a project take a shared lock of its key, whenever they come; this lock lets them.
+    """
+    query = select(Project).where(Project.id.in_(set(project_ids))).order_by(Project.id)
+    query = query.with_for_update(key_share=True)
+    found = session.scalars(query.execution_options(populate_existing=True))
+    return {row.id: row for row in found}
+
+
+def live_project(session: Session, project_id: str) -> None:
+    """See to it that what is new in a project does not outlive it.
+
+    The new row's foreign key makes it wait for a delete of the project that came first, and a delete that
+    comes later for the new row. What is left is to look again before the commit.
+
+    Raises:
+        NotFound: the project was deleted, now or at the end of the transaction.
+    """
+    _refuse_deleted(session, project_id)
+    if session.get_bind().dialect.name == "postgresql":
+        at_end(session, lambda ending: _refuse_deleted(ending, project_id))
+
+
+def _refuse_deleted(session: Session, project_id: str) -> None:
+    query = select(Project.id).where(Project.id == project_id, Project.deleted_at.is_(None))
+    if session.scalar(query) is None:
+        raise NotFound(f"no project {project_id}")
+
+
 def placing(session: Session) -> None:
     """Let one transaction at a time give out GPUs, over all replicas."""
     if session.get_bind().dialect.name == "postgresql":
         session.execute(text("SELECT pg_advisory_xact_lock(hashtext('mooring.placing'))"))
+
+
+def signing_on(session: Session) -> None:
+    """Let one transaction at a time make the users of first requests, over all replicas."""
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(text("SELECT pg_advisory_xact_lock(hashtext('mooring.signing_on'))"))
 
 
 def node(session: Session, node_id: str) -> Node | None:
@@ -63,6 +102,7 @@ def instance(session: Session, access: Access, instance_id: str) -> tuple[Instan
         Forbidden: the caller may see it, and not do this with it.
     """
     for _ in range(_TRIES):
+        attempt = session.begin_nested()
         node_id = session.scalar(select(Instance.node_id).where(Instance.id == instance_id))
         on = node(session, node_id) if node_id else None
         row = instances(session, [instance_id]).get(instance_id)
@@ -70,5 +110,8 @@ def instance(session: Session, access: Access, instance_id: str) -> tuple[Instan
             raise NotFound(f"no instance {instance_id}")
         access.require(row.project_id, f"no instance {instance_id}")
         if row.node_id == node_id:
+            attempt.commit()
             return row, on
+        # It was placed meanwhile. Its lock is let go of before its node is locked, which comes first.
+        attempt.rollback()
     raise Conflict(f"instance {instance_id} keeps moving between nodes; try again")

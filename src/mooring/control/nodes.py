@@ -60,7 +60,11 @@ def create_join_token(
 
 
 def join(
-    session: Session, secret: str, asked_name: str | None, address: str | None = None
+    session: Session,
+    secret: str,
+    asked_name: str | None,
+    address: str | None = None,
+    request_id: str | None = None,
 ) -> tuple[Node, str]:
     """Redeem a join token for a node with a credential of its own.
 
@@ -88,7 +92,7 @@ def join(
     node, credential = _new_node(name)
     session.add(node)
     token.used_at, token.node_id = now(), node.id
-    joined = Access(Caller(token.id, "join_token", name), Permission.ADMIN, "node.join", address)
+    joined = Access(Caller(token.id, "join_token", name), Permission.ADMIN, "node.join", address, request_id)
     audit.record(session, joined, node.id, None, after={"name": name})
     return node, credential
 

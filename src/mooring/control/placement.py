@@ -3,7 +3,7 @@
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -11,14 +11,15 @@ from sqlalchemy import ColumnElement, Row, Text, cast, func, select, tuple_, upd
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.dml import ReturningUpdate
 
-from mooring.control import instances, locks
+from mooring.control import instances, locks, quotas, requests
 from mooring.control.nodes import state_of_row
 from mooring.core.gpu import Health
-from mooring.core.instance import HOLDS_GPUS, DesiredState, InstanceSpec, Reason, State
+from mooring.core.instance import HOLDS_GPUS, DesiredState, Reason, State
 from mooring.core.node import NodeState, allocatable_memory_mib
 from mooring.db.session import nudge
 from mooring.db.tables import Allocation, Gpu, Instance, Node
-from mooring.scheduler.model import GpuView, NodeView, Placement, Request, Unplaced
+from mooring.scheduler import quotas as rules
+from mooring.scheduler.model import GpuView, NodeView, Placement, Quota, Request, Unplaced
 
 _FEW = 3
 NEVER_LOOKED_AT = Instance.reason["code"].as_string() == instances.QUEUED.code
@@ -109,46 +110,14 @@ def _node_view(node: Node, used: Used, gpus: Sequence[GpuView]) -> NodeView:
     )
 
 
-def request_of(instance_id: str, queued_at: float, spec: InstanceSpec) -> Request:
-    """What the scheduler needs to know of an instance."""
-    return Request(
-        instance_id=instance_id,
-        queued_at=queued_at,
-        gpu_count=spec.gpus.count,
-        gpu_model=spec.gpus.model,
-        gpu_min_memory_mib=spec.gpus.min_memory_mib,
-        cpu_milli=None if spec.cpus is None else round(spec.cpus * 1000),
-        memory_mib=spec.memory_mib,
-        node_selector=spec.node_selector,
-    )
-
-
 def pending(session: Session, *conditions: ColumnElement[bool]) -> tuple[Request, ...]:
     """The queue, oldest first, read as plain columns: it may be long."""
     query = (
-        select(Instance.id, Instance.queued_at, Instance.spec)
+        select(Instance.id, Instance.project_id, Instance.queued_at, Instance.spec)
         .where(Instance.state == State.PENDING, *conditions)
         .order_by(Instance.queued_at, Instance.id)
     )
-    return tuple(_pending_request(*row) for row in session.execute(query))
-
-
-def _pending_request(instance_id: str, queued_at: object, spec: dict[str, object]) -> Request:
-    # The spec was checked when it came in; building the model again for each tick would cost ten times
-    # what the decision does.
-    gpus = spec.get("gpus") or {}
-    cpus, memory = spec.get("cpus"), spec.get("memory_mib")
-    assert isinstance(gpus, dict)
-    return Request(
-        instance_id=instance_id,
-        queued_at=queued_at.timestamp(),  # type: ignore[attr-defined]
-        gpu_count=gpus.get("count", 0),
-        gpu_model=gpus.get("model"),
-        gpu_min_memory_mib=gpus.get("min_memory_mib"),
-        cpu_milli=None if cpus is None else round(cpus * 1000),  # type: ignore[operator]
-        memory_mib=memory,  # type: ignore[arg-type]
-        node_selector=spec.get("node_selector") or {},  # type: ignore[arg-type]
-    )
+    return tuple(requests.of_columns(*row) for row in session.execute(query))
 
 
 def assign(session: Session, placements: Sequence[Placement]) -> list[str]:
@@ -160,14 +129,15 @@ def assign(session: Session, placements: Sequence[Placement]) -> list[str]:
     Returns:
         The ids of the instances that were placed.
     """
+    limited = quotas.of_placed(session, (placement.instance_id for placement in placements))
     locks.placing(session)
     nodes = locks.nodes(session, (placement.node_id for placement in placements))
     rows = locks.instances(session, (placement.instance_id for placement in placements))
-    guard = _Guard(session, placements, nodes)
+    guard = _Guard(session, placements, nodes, limited)
     placed = []
     for placement in placements:
         row = rows.get(placement.instance_id)
-        if row is not None and _still_pending(row) and guard.takes(placement):
+        if row is not None and _still_pending(row) and guard.takes(placement, row):
             node = nodes[placement.node_id]
             instances.place(session, row, node, placement.cpu_milli, placement.memory_mib)
             instances.allocate(session, row, list(placement.gpu_uuids))
@@ -180,27 +150,35 @@ def _still_pending(row: Instance) -> bool:
 
 
 class _Guard:
-    """What is free on the locked nodes right now, and less with every placement that it lets through."""
+    """What the locked nodes and projects have left, and less with every placement that it lets through."""
 
-    def __init__(self, session: Session, placements: Sequence[Placement], nodes: dict[str, Node]) -> None:
+    def __init__(
+        self,
+        session: Session,
+        placements: Sequence[Placement],
+        nodes: dict[str, Node],
+        limited: dict[str, Quota],
+    ) -> None:
         self._nodes = nodes
+        self._quotas = limited
         uuids = {uuid for placement in placements for uuid in placement.gpu_uuids}
         self._taken = set(
             session.scalars(
                 select(Allocation.gpu_uuid).where(Allocation.gpu_uuid.in_(uuids), Allocation.to_at.is_(None))
             )
         )
-        usable = select(Gpu.uuid, Gpu.node_id).where(Gpu.uuid.in_(uuids), Gpu.health == Health.HEALTHY)
-        self._home = dict(session.execute(usable).all())
+        usable = select(Gpu.uuid, Gpu.node_id, Gpu.model)
+        usable = usable.where(Gpu.uuid.in_(uuids), Gpu.health == Health.HEALTHY)
+        self._usable = {uuid: (node_id, model) for uuid, node_id, model in session.execute(usable)}
         self._used = used_by_node(session, nodes)
 
-    def takes(self, placement: Placement) -> bool:
+    def takes(self, placement: Placement, row: Instance) -> bool:
         node = self._nodes.get(placement.node_id)
         if node is None or node.deleted_at is not None or state_of_row(node) is not NodeState.READY:
             return False
         if not all(self._free(uuid, node.id) for uuid in placement.gpu_uuids):
             return False
-        if not self._fits(node, placement):
+        if not self._fits(node, placement) or not self._within_quota(placement, row):
             return False
         self._taken.update(placement.gpu_uuids)
         used = self._used.get(node.id, Used())
@@ -210,7 +188,21 @@ class _Guard:
         return True
 
     def _free(self, uuid: str, node_id: str) -> bool:
-        return uuid not in self._taken and self._home.get(uuid) == node_id
+        home, _model = self._usable.get(uuid, (None, ""))
+        return uuid not in self._taken and home == node_id
+
+    def _within_quota(self, placement: Placement, row: Instance) -> bool:
+        """Whether the project may be given it, which is then counted."""
+        quota = self._quotas.get(row.project_id)
+        if quota is None:
+            return True
+        request = replace(requests.of_row(row), quota=quota)
+        _home, model = self._usable[placement.gpu_uuids[0]] if placement.gpu_uuids else ("", "")
+        given = (model, placement.cpu_milli, placement.memory_mib)
+        if rules.over(request, *given):
+            return False
+        self._quotas[row.project_id] = rules.after(quota, request, *given)
+        return True
 
     def _fits(self, node: Node, placement: Placement) -> bool:
         facts, used = node.facts or {}, self._used.get(node.id, Used())
@@ -248,6 +240,8 @@ def _tell(instance_ids: list[str], reason: Reason) -> ReturningUpdate[str]:
 
 def waiting_reason(item: Unplaced) -> Reason:
     """`never_placeable` only once there are nodes to judge by."""
+    if item.over is not None:
+        return Reason(code="quota", message=item.summary)
     if item.ever or not item.refusals:
         return Reason(code="waiting_for_capacity" if item.refusals else "no_nodes", message=item.summary)
     return Reason(code="never_placeable", message=item.summary)

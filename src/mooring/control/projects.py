@@ -7,7 +7,7 @@ from sqlalchemy import delete as sql_delete
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from mooring.control import api_keys, audit
+from mooring.control import api_keys, audit, locks
 from mooring.core import ids
 from mooring.core.access import Access, Permission, Role, lacking
 from mooring.core.errors import Conflict, NameTaken, NotFound, PreconditionFailed, ProjectInUse
@@ -75,9 +75,7 @@ def chosen(session: Session, access: Access, asked: str | None, default: str) ->
         Invalid: code `project_required`.
     """
     project_id = access.project(asked, default)
-    row = session.get(Project, project_id)
-    if row is None or row.deleted_at is not None:
-        raise NotFound(f"no project {project_id}")
+    locks.live_project(session, project_id)
     return project_id
 
 

@@ -7,6 +7,7 @@
     │   └── QuotaExceeded         quota_exceeded
     ├── NotFound             404  not_found
     ├── MethodNotAllowed     405  method_not_allowed
+    ├── RequestTimeout       408  request_timeout
     ├── Conflict             409
     │   ├── NameTaken             name_taken
     │   ├── InvalidTransition     invalid_transition
@@ -22,9 +23,10 @@
     ├── UnsupportedMediaType 415  unsupported_media_type
     ├── Invalid              422  validation_failed · not_supported_yet · reserved_env · …
     │   └── IdempotencyKeyReused  idempotency_key_reused
-    ├── TooManyRequests      429  too_many_requests
+    ├── TooManyRequests      429  too_many_requests · too_many_streams
     ├── HeadersTooLarge      431  headers_too_large
-    └── Unavailable          503  database_unavailable · node_unreachable · node_timeout · server_ending
+    └── Unavailable          503  database_unavailable · sso_unavailable · node_unreachable · node_timeout ·
+                                  server_ending
 
 The message is for the user: what is wrong and what to do next. Fields carry the numbers behind it.
 """
@@ -34,16 +36,23 @@ from typing import Any, ClassVar
 
 
 class MooringError(Exception):
-    """A refusal with a stable `code`; `fields` become members of the problem document."""
+    """A refusal with a stable `code`; `fields` become members of the problem document.
+
+    Attributes:
+        retry_after_s: when trying again is worth it, where that is known.
+    """
 
     code: ClassVar[str] = "internal_error"
     title: ClassVar[str] = "Internal error"
     retryable: ClassVar[bool] = False
 
-    def __init__(self, message: str, *, code: str | None = None, **fields: Any) -> None:
+    def __init__(
+        self, message: str, *, code: str | None = None, retry_after_s: int | None = None, **fields: Any
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.error_code = code or self.code
+        self.retry_after_s = retry_after_s
         self.fields: Mapping[str, Any] = fields
 
 
@@ -60,7 +69,7 @@ class Forbidden(MooringError):
 
 
 class QuotaExceeded(Forbidden):
-    """More than the project may hold at once. Fields: `quota`, `limit`, `used`, `asked`."""
+    """More than the project may hold. Fields: `quota`, `limit`, `used`, `asked`, of GPU-hours `resets_at`."""
 
     code, title = "quota_exceeded", "Quota exceeded"
 
@@ -71,6 +80,11 @@ class NotFound(MooringError):
 
 class MethodNotAllowed(MooringError):
     code, title = "method_not_allowed", "Method not allowed"
+
+
+class RequestTimeout(MooringError):
+    code, title = "request_timeout", "Request timeout"
+    retryable = True
 
 
 class Conflict(MooringError):

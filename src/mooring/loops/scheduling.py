@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
-from mooring.control import placement
+from mooring.control import placement, quotas
 from mooring.db.session import Database
 from mooring.loops.loop import Loop
 from mooring.scheduler.model import Placement, Plan, Snapshot
@@ -52,8 +52,11 @@ class Scheduling(Loop):
             self._looked_at_all_at = time.monotonic()
         with self.database.read() as session:
             requests = placement.pending(session, *(() if all_of_them else (placement.NEVER_LOOKED_AT,)))
-            nodes = placement.node_views(session) if requests else ()
-        return schedule(Snapshot(nodes, requests))
+            if not requests:
+                return Plan((), ())
+            nodes = placement.node_views(session)
+            limited = quotas.of_projects(session, {request.project_id for request in requests})
+        return schedule(Snapshot(nodes, requests, limited))
 
     def _place(self, placements: Sequence[Placement]) -> None:
         with self.database.write() as session:

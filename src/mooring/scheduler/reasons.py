@@ -4,8 +4,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from mooring.core.node import NodeState, allocatable_memory_mib
-from mooring.scheduler.filters import fits, refusals, suitable_gpus, usable
-from mooring.scheduler.model import NodeView, Refusal, Request, Unplaced
+from mooring.scheduler import quotas, words
+from mooring.scheduler.filters import fits, needs, offers, refusals, suitable_gpus, usable
+from mooring.scheduler.model import NodeView, Over, Refusal, Request, Unplaced
 from mooring.scheduler.summary import summarize
 
 
@@ -35,11 +36,33 @@ def unplaced(nodes: Sequence[NodeView], emptied: Sequence[NodeView], request: Re
         emptied: the same nodes without load and trouble, see `empty`.
     """
     refused = explain(nodes, request)
-    ever = any(fits(node, request) for node in emptied)
+    unlimited = replace(request, quota=None)
+    ever = any(fits(node, unlimited) for node in emptied)
+    if over := over_quota(nodes, request):
+        return Unplaced(request.instance_id, refused, ever, words.waits_for(over), over)
     if ever or not nodes:
         return Unplaced(request.instance_id, refused, ever, summarize(nodes, request, refused))
-    because = summarize(emptied, request, explain(emptied, request), free="")
+    because = summarize(emptied, unlimited, explain(emptied, unlimited), free="")
     return Unplaced(request.instance_id, refused, ever, f"no node could ever host this: {because}")
+
+
+def over_quota(nodes: Iterable[NodeView], request: Request) -> Over | None:
+    """The quota that an unplaced request waits for: it is kept from every node, or from one that it fits.
+
+    Of a node that is full as well, the quota is no news: the wait is over when another node has room.
+    """
+    if request.quota is None:
+        return None
+    if anywhere := quotas.over_anywhere(request):
+        return anywhere
+    unlimited = replace(request, quota=None)
+    fitting = [node for node in sorted(nodes, key=lambda node: node.id) if fits(node, unlimited)]
+    overs = (
+        quotas.over(request, model, *needs(request, node))
+        for node in fitting
+        for model in sorted(offers(node, request))
+    )
+    return next(filter(None, overs), None)
 
 
 def empty(node: NodeView) -> NodeView:

@@ -5,9 +5,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
+from mooring.scheduler import quotas
 from mooring.scheduler.model import NodeView, Placement, Plan, Request, Snapshot, Unplaced
 from mooring.scheduler.reasons import empty, unplaced
-from mooring.scheduler.scores import Candidate, candidate, placement
+from mooring.scheduler.scores import Candidate, candidate, placement, within_quota
 
 Shape = tuple[object, ...]
 
@@ -18,7 +19,7 @@ def schedule(snapshot: Snapshot) -> Plan:
     A request that does not fit blocks none behind it.
     """
     queue = sorted(snapshot.requests, key=lambda request: (request.queued_at, request.instance_id))
-    run = _Run(snapshot.nodes, queue)
+    run = _Run(snapshot, queue)
     placements = [placed for request in queue if (placed := run.place(request))]
     return Plan(tuple(placements), _unplaced(run, queue, placements))
 
@@ -38,24 +39,36 @@ def shape(request: Request) -> Shape:
         request.cpu_milli,
         request.memory_mib,
         frozenset(request.node_selector.items()),
+        request.project_id if request.quota else None,
     )
 
 
 class _Run:
     """The world as it shrinks. A node is replaced when something is taken from it, never edited."""
 
-    def __init__(self, nodes: Iterable[NodeView], queue: Iterable[Request]) -> None:
-        self.nodes = {node.id: node for node in sorted(nodes, key=lambda node: node.id)}
+    def __init__(self, snapshot: Snapshot, queue: Iterable[Request]) -> None:
+        self.nodes = {node.id: node for node in sorted(snapshot.nodes, key=lambda node: node.id)}
+        self._quotas = dict(snapshot.quotas)
         self._changed: list[str] = []
-        self._waiting = Counter(map(shape, queue))
+        self._waiting = Counter(shape(self.limited(request)) for request in queue)
         self._searches: dict[Shape, _Search] = {}
 
-    def place(self, request: Request) -> Placement | None:
-        best = self._search(request).best(self.nodes, self._changed)
+    def limited(self, request: Request) -> Request:
+        """The request with what its project's quota is by now."""
+        quota = self._quotas.get(request.project_id)
+        return request if quota is request.quota else replace(request, quota=quota)
+
+    def place(self, asked: Request) -> Placement | None:
+        request = self.limited(asked)
+        best = self._search(request).best(request, self.nodes, self._changed)
         if best is None:
             return None
         placed = placement(best, request)
         self._take(placed)
+        if request.quota:
+            self._quotas[request.project_id] = quotas.after(
+                request.quota, request, best.model, placed.cpu_milli, placed.memory_mib
+            )
         return placed
 
     def _search(self, request: Request) -> "_Search":
@@ -75,21 +88,30 @@ class _Search:
     """The candidates for one shape of request, best first; a node is looked at again when it has changed."""
 
     def __init__(self, nodes: dict[str, NodeView], changes: int, request: Request) -> None:
-        self._request = request
         self._heap = list(filter(None, (candidate(node, request) for node in nodes.values())))
         heapify(self._heap)
         self._changes_seen = changes
 
-    def best(self, nodes: dict[str, NodeView], changed: list[str]) -> Candidate | None:
+    def best(self, request: Request, nodes: dict[str, NodeView], changed: list[str]) -> Candidate | None:
+        """The best offer left for a request of this search's shape, whose quota may be another by now."""
         if not self._heap:
             return None  # nothing is given back during a run: what has failed once fails for all of its shape
         for node_id in dict.fromkeys(changed[self._changes_seen :]):
-            if offer := candidate(nodes[node_id], self._request):
-                heappush(self._heap, offer)
+            self._offer(nodes[node_id], request)
         self._changes_seen = len(changed)
-        while self._heap and self._heap[0].node is not nodes[self._heap[0].node_id]:
+        while self._heap:
+            first = self._heap[0]
+            current = first.node is nodes[first.node_id]
+            if current and within_quota(first, request):
+                return first
             heappop(self._heap)
-        return self._heap[0] if self._heap else None
+            if current:  # the quota leaves no room for this model any more; perhaps for another one there
+                self._offer(first.node, request)
+        return None
+
+    def _offer(self, node: NodeView, request: Request) -> None:
+        if offer := candidate(node, request):
+            heappush(self._heap, offer)
 
 
 def _without(node: NodeView, placed: Placement) -> NodeView:
@@ -104,7 +126,7 @@ def _without(node: NodeView, placed: Placement) -> NodeView:
 def _unplaced(run: _Run, queue: list[Request], placements: list[Placement]) -> tuple[Unplaced, ...]:
     """Told of the world after the run, which is the one users see; computed once for each shape."""
     placed_ids = {placed.instance_id for placed in placements}
-    waiting = [request for request in queue if request.instance_id not in placed_ids]
+    waiting = [run.limited(request) for request in queue if request.instance_id not in placed_ids]
     nodes = tuple(run.nodes.values())
     emptied = tuple(map(empty, nodes)) if waiting else ()
     told: dict[Shape, Unplaced] = {}

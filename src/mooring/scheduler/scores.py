@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from mooring.scheduler.filters import fits, needs, suitable_gpus, usable
+from mooring.scheduler import quotas
+from mooring.scheduler.filters import fits, needs, offers
 from mooring.scheduler.links import choose
 from mooring.scheduler.model import GpuView, NodeView, Placement, Request
 
@@ -27,8 +28,14 @@ def candidate(node: NodeView, request: Request) -> Candidate | None:
         return Candidate(_score_without_gpus(node, request), node.id, "", node)
     return min(
         Candidate(_score_with_gpus(node, request, gpus), node.id, model, node)
-        for model, gpus in _offers(node, request).items()
+        for model, gpus in offers(node, request).items()
+        if not quotas.over(request, model, *needs(request, node))
     )
+
+
+def within_quota(chosen: Candidate, request: Request) -> bool:
+    """Whether the request's quota, which may have shrunk since, still leaves room for this offer."""
+    return not quotas.over(request, chosen.model, *needs(request, chosen.node))
 
 
 def placement(chosen: Candidate, request: Request) -> Placement:
@@ -36,13 +43,8 @@ def placement(chosen: Candidate, request: Request) -> Placement:
     cpu_milli, memory_mib = needs(request, chosen.node)
     uuids: tuple[str, ...] = ()
     if request.gpu_count:
-        uuids = choose(_offers(chosen.node, request)[chosen.model], request.gpu_count)
+        uuids = choose(offers(chosen.node, request)[chosen.model], request.gpu_count)
     return Placement(request.instance_id, chosen.node_id, uuids, cpu_milli, memory_mib)
-
-
-def _offers(node: NodeView, request: Request) -> dict[str, list[GpuView]]:
-    offers = {model: usable(gpus) for model, gpus in suitable_gpus(node, request).items()}
-    return {model: gpus for model, gpus in offers.items() if len(gpus) >= request.gpu_count}
 
 
 def _score_with_gpus(node: NodeView, request: Request, gpus: list[GpuView]) -> Score:

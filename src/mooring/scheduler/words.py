@@ -1,6 +1,6 @@
 """How the scheduler speaks of amounts: exact, so that what was wanted and what there was never look alike."""
 
-from mooring.scheduler.model import Request
+from mooring.scheduler.model import Over, Request
 
 
 def cpus(milli: int) -> str:
@@ -41,3 +41,32 @@ def cpus_and_memory(cpu_milli: int | None, memory_mib: int | None) -> str:
     else:
         share_or_cpus = f"{cpus(cpu_milli)} CPU{'' if cpu_milli == 1000 else 's'}"
     return f"{share_or_cpus} and {'the fair share of memory' if memory_mib is None else memory(memory_mib)}"
+
+
+def amount(quota: str, value: float) -> str:
+    """An amount of what a quota limits: `4`, `0.5`, `64 GiB`."""
+    if quota == "memory_mib":
+        return memory(round(value))
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def over(over: Over) -> tuple[str, str]:
+    """What a node is refused for by a quota: what was wanted and what the project has left."""
+    limit = amount(over.quota, over.limit)
+    if over.asked is None:
+        return "GPUs", f"{over.quota}: {amount(over.quota, over.used)} of {limit} used"
+    left = amount(over.quota, max(0, over.limit - over.used))
+    return amount(over.quota, over.asked), f"{over.quota}: {left} of {limit} left"
+
+
+def quota_is(over: Over) -> str:
+    """`the project's quota gpus is 8: 7 used, 2 asked`."""
+    asked = "" if over.asked is None else f", {amount(over.quota, over.asked)} asked"
+    used = amount(over.quota, over.used)
+    return f"the project's quota {over.quota} is {amount(over.quota, over.limit)}: {used} used{asked}"
+
+
+def waits_for(over: Over) -> str:
+    """Why a pending instance waits for a quota, and until when."""
+    until = f"from {over.resets_at} on" if over.resets_at else "when something else of the project ends"
+    return f"{quota_is(over)}; it starts {until}, or when an admin raises the quota"

@@ -1,13 +1,12 @@
 """API keys, and who a caller is, on the wire."""
 
-from datetime import datetime
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
 from mooring.core.access import Role
 from mooring.core.text import Text
-from mooring.schemas.base import Answer, Body, Timestamp
+from mooring.schemas.base import Answer, Body, Moment, Timestamp
 from mooring.schemas.projects import DisplayName, User
 
 Scope = Literal["instances:read", "instances:write", "instances:exec", "usage:read", "metrics:read", "admin"]
@@ -26,9 +25,7 @@ class ApiKeyCreate(Body):
     ] = None
     role: Annotated[Role | None, Field(strict=False)] = None
     scopes: Annotated[list[Scope], Field(max_length=6)] = []
-    expires_at: Annotated[
-        datetime | None, Field(strict=False, description="RFC 3339 with a zone; null: never")
-    ] = None
+    expires_at: Annotated[Moment | None, Field(description="RFC 3339 with a zone; null: never")] = None
 
 
 class ApiKey(Answer):

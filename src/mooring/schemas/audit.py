@@ -27,7 +27,13 @@ class AuditEntry(Answer):
     before: Annotated[dict[str, Any] | None, Field(description="the fields that changed, as they were")]
     after: Annotated[dict[str, Any] | None, Field(description="and as they are")]
     previous_hash: str
-    hash: Annotated[str, Field(description="SHA-256 over the entry and the hash before it")]
+    hash: Annotated[
+        str,
+        Field(
+            description="SHA-256, in hex, over previous_hash, a newline, and the other fields less seq, as "
+            "JSON in UTF-8 with sorted keys and no spaces"
+        ),
+    ]
 
 
 class AuditLog(Answer):

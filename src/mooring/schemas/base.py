@@ -1,9 +1,11 @@
 """The shapes that every answer shares."""
 
-from datetime import datetime
+import re
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic_core import PydanticCustomError
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 
@@ -43,7 +45,11 @@ class Problem(BaseModel):
     detail: Annotated[str, Field(max_length=LONGEST_DETAIL)]
     instance: Annotated[
         str | None,
-        Field(max_length=LONGEST_PATH, description="the path that was asked for; null: it could not be read"),
+        Field(
+            max_length=LONGEST_PATH,
+            pattern=r"^[\s\S]*$",
+            description="the path that was asked for, as it came; null: it could not be read",
+        ),
     ]
     code: ErrorCode
     request_id: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._:-]+$", max_length=128)]
@@ -62,5 +68,35 @@ Timestamp = Annotated[
     str,
     StringConstraints(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$", max_length=24),
     Field(json_schema_extra={"format": "date-time"}),
+]
+
+
+_RFC_3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
+
+
+def _refuse_other_than_rfc_3339(value: object) -> object:
+    """pydantic would also take a number, a date alone, and a time of nowhere in particular."""
+    if isinstance(value, str) and _RFC_3339.fullmatch(value):
+        return value
+    raise PydanticCustomError("datetime_format", "must be RFC 3339 with a zone, such as 2026-11-21T08:00:00Z")
+
+
+def _in_utc(moment: datetime) -> datetime:
+    """As it is stored and shown. What has no year in UTC, PostgreSQL would store, and never give back."""
+    try:
+        moment = moment.astimezone(UTC)
+    except OverflowError:
+        raise PydanticCustomError(
+            "datetime_format", "lies beyond the year 9999, or before the year 1"
+        ) from None
+    return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
+
+
+# What users send.
+Moment = Annotated[
+    datetime,
+    Field(strict=False, json_schema_extra={"maxLength": 64}),
+    BeforeValidator(_refuse_other_than_rfc_3339),
+    AfterValidator(_in_utc),
 ]
 Json = dict[str, Any]

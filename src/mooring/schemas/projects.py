@@ -14,15 +14,19 @@ QUOTAS_EXAMPLE: Json = {"gpus": 8, "gpus_by_model": {"H100": 4}, "instances": 20
 Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=64)]
 Amount = Annotated[int, Field(ge=0, le=2**31)]
 Hours = Annotated[float, Field(ge=0, le=1e9)]
-Email = Annotated[Text, Field(min_length=3, max_length=254, pattern=r"^[^@\s]+@[^@\s]+$")]
+Email = Annotated[
+    Text,
+    Field(min_length=3, max_length=254, pattern=r"^[^@\s\x00-\x1f\x7f-\xa0]+@[^@\s\x00-\x1f\x7f-\xa0]+$"),
+]
 DisplayName = Annotated[Text, Field(min_length=1, max_length=128)]
 ImagePattern = Annotated[
     Text,
     Field(
         min_length=1,
         max_length=512,
-        pattern=r"^[a-z0-9.*-]+(:[0-9]{1,5})?(/[a-z0-9._*-]+)*$",
-        description="registry/repository; `*` stands for any characters, `/` included",
+        pattern=r"^([a-z0-9.*-]+(:[0-9]{1,5})?/)?[a-z0-9._*-]+(/[a-z0-9._*-]+)*$",
+        description="registry/repository, no tag; without a registry it is of docker.io; `*` stands for any "
+        "characters, in the repository also for `/`; `*` alone is every image",
     ),
 ]
 
@@ -73,11 +77,24 @@ class ProjectPatch(Body):
     ] = "standard"
 
 
+class Usage(Answer):
+    """What counts against the quotas: what is held, and of what waits all that no node has to decide."""
+
+    gpus: int
+    gpus_by_model: Annotated[dict[str, int], Field(description="by the words of the quota")]
+    instances: int
+    cpus: float
+    memory_mib: int
+    gpu_hours_today: Annotated[float, Field(description="of the UTC day")]
+    gpu_hours_this_month: Annotated[float, Field(description="of the UTC month")]
+
+
 class Project(Answer):
     id: str
     name: str
     labels: dict[str, str]
     quotas: QuotaValues
+    usage: Annotated[Usage | None, Field(description="null in lists")]
     weight: float
     allowed_images: list[str] | None
     security_profile: SecurityProfile

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mooring.agent.image_names import ImageName, registry_host
+from mooring.core.images import ImageName, registry_host
 
 DIGEST = f"sha256:{'a' * 64}"
 

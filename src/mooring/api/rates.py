@@ -1,0 +1,216 @@
+"""How much one caller may do: requests a minute, streams at once, and guesses at credentials.
+
+All counts are this replica's own and live in its memory: N replicas behind a proxy let N times as much pass.
+The `limits` package was measured for this and cost 0.1 to 0.4 ms a request (its memory store starts a thread
+after each quiet moment, which looks at every key): more than all the rest of the gate.
+"""
+
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from ipaddress import IPv6Address, ip_address
+from math import ceil
+from threading import Lock
+from typing import Final
+
+from mooring.api.access import ActionClass
+from mooring.core.access import Caller
+from mooring.core.errors import TooManyRequests, Unauthorized
+
+Clock = Callable[[], float]
+Headers = list[tuple[bytes, bytes]]
+
+WINDOW_S = 60
+# A program that polls ten things a second, a person who scripts, a deploy of a hundred instances: all fit;
+# what is refused would take one caller most of a core.
+REQUESTS: Final[Mapping[ActionClass, int]] = {
+    ActionClass.READ: 600,
+    ActionClass.WRITE: 120,
+    ActionClass.EXEC: 60,
+    ActionClass.STREAM: 300,  # a long poll on a busy log is answered at once, again and again
+}
+FAILED_ATTEMPTS = 30
+# A caller with 32 streams follows a whole 8-GPU node four times over; what is open is held in memory.
+STREAMS_OF_ONE = 32
+STREAMS = 1024
+STREAMS_KEPT_FOR_ADMINS = 128
+_MOST_KEYS = 100_000  # about 100 MiB, were all of them at their limit
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Where a key stands.
+
+    Attributes:
+        admitted: whether this one had room.
+        remaining: how many more have room now.
+        more_in_s: whole seconds until there is room for one more than that.
+    """
+
+    admitted: bool
+    remaining: int
+    more_in_s: int
+
+
+class MovingWindow:
+    """At most so many per key in any stretch of `window_s`. What is refused is not counted."""
+
+    def __init__(self, most: int, window_s: float = WINDOW_S, clock: Clock = time.monotonic) -> None:
+        self._most = most
+        self._window_s = window_s
+        self._clock = clock
+        self._lock = Lock()
+        # Moments by key, the key looked at longest ago first. None is empty.
+        self._moments: OrderedDict[str, deque[float]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._moments)
+
+    def take(self, key: str) -> Count:
+        """Count one more, if there is room for it."""
+        now = self._clock()
+        with self._lock:
+            moments = self._moments.get(key)
+            if moments is None:
+                self._make_room(now)
+                moments = self._moments[key] = deque()
+            else:
+                self._moments.move_to_end(key)
+                self._expire(moments, now)
+            admitted = len(moments) < self._most
+            if admitted:
+                moments.append(now)
+            return Count(admitted, self._most - len(moments), self._frees_in(moments, now))
+
+    def full_for_s(self, key: str) -> int:
+        """Whole seconds until there is room for one, without counting it; 0: there is."""
+        now = self._clock()
+        with self._lock:
+            moments = self._moments.get(key, ())
+            live = [moment for moment in moments if now - moment < self._window_s]
+            return self._frees_in(live, now) if len(live) >= self._most else 0
+
+    def _frees_in(self, moments: deque[float] | list[float], now: float) -> int:
+        return max(1, ceil(moments[0] + self._window_s - now))
+
+    def _expire(self, moments: deque[float], now: float) -> None:
+        while moments and now - moments[0] >= self._window_s:
+            moments.popleft()
+
+    def _make_room(self, now: float) -> None:
+        while self._moments:
+            oldest = next(iter(self._moments.values()))
+            if len(self._moments) < _MOST_KEYS and now - oldest[-1] < self._window_s:
+                return
+            self._moments.popitem(last=False)
+
+
+class RequestRates:
+    """Requests per caller and class of action. Admins have no limit."""
+
+    def __init__(self, *, on: bool, clock: Clock = time.monotonic) -> None:
+        self._on = on
+        self._windows = {kind: MovingWindow(most, clock=clock) for kind, most in REQUESTS.items()}
+        self._policies = {kind: f'"{kind}";q={most};w={WINDOW_S}'.encode() for kind, most in REQUESTS.items()}
+
+    def take(self, caller: Caller, kind: ActionClass) -> tuple[Headers, TooManyRequests | None]:
+        """Count a request: the headers that its answer bears, and the refusal if it was one too many."""
+        if not self._on or caller.is_admin:
+            return [], None
+        count = self._windows[kind].take(caller.id)
+        state = f'"{kind}";r={count.remaining};t={count.more_in_s}'.encode()
+        headers = [(b"ratelimit-policy", self._policies[kind]), (b"ratelimit", state)]
+        if count.admitted:
+            return headers, None
+        return headers, TooManyRequests(
+            f"you have made {REQUESTS[kind]} requests of the class {kind} within {WINDOW_S} s; "
+            f"there is room again in {count.more_in_s} s",
+            retry_after_s=count.more_in_s,
+        )
+
+
+class FailedAttempts:
+    """Credentials that stood for nobody, per address of a client (R24)."""
+
+    def __init__(self, *, on: bool, clock: Clock = time.monotonic) -> None:
+        self._on = on
+        self._window = MovingWindow(FAILED_ATTEMPTS, clock=clock)
+
+    def __len__(self) -> int:
+        return len(self._window)
+
+    @contextmanager
+    def watched(self, address: str | None, *, trusted: bool = False) -> Iterator[None]:
+        """Look at a credential within this block.
+
+        Args:
+            trusted: it was good a while ago, so it is no guess, whatever others at that address do.
+
+        Raises:
+            TooManyRequests: too many of that address were bad of late; the block was not entered.
+        """
+        if not self._on:
+            yield
+            return
+        network = network_of(address)
+        wait_s = 0 if trusted else self._window.full_for_s(network)
+        if wait_s:
+            raise TooManyRequests(
+                f"too many bad credentials came from your address; the next is looked at in {wait_s} s",
+                retry_after_s=wait_s,
+            )
+        try:
+            yield
+        except Unauthorized:
+            self._window.take(network)
+            raise
+
+
+def network_of(address: str | None) -> str:
+    """What one client can choose its addresses from: itself, and with IPv6 its /64."""
+    try:
+        ip = ip_address(address or "")
+    except ValueError:
+        return ""
+    if not isinstance(ip, IPv6Address):
+        return str(ip)
+    return str(ip.ipv4_mapped) if ip.ipv4_mapped else ip.packed[:8].hex()
+
+
+class OpenStreams:
+    """What is being answered for longer than a moment. For the event loop's thread only."""
+
+    def __init__(self) -> None:
+        self._open: Counter[str] = Counter()
+        self._total = 0
+
+    def __len__(self) -> int:
+        return self._total
+
+    @contextmanager
+    def opened(self, caller: Caller) -> Iterator[None]:
+        """Hold a place for the length of the block.
+
+        Raises:
+            TooManyRequests: code `too_many_streams`: the caller, or all together, have none left.
+        """
+        if not caller.is_admin and self._open[caller.id] >= STREAMS_OF_ONE:
+            raise TooManyRequests(
+                f"you have {STREAMS_OF_ONE} streams, waits and commands open; close one first",
+                code="too_many_streams",
+            )
+        if self._total >= STREAMS + (STREAMS_KEPT_FOR_ADMINS if caller.is_admin else 0):
+            raise TooManyRequests(
+                "this server has as many streams open as it can bear; try again soon", code="too_many_streams"
+            )
+        self._open[caller.id] += 1
+        self._total += 1
+        try:
+            yield
+        finally:
+            self._total -= 1
+            self._open[caller.id] -= 1
+            if not self._open[caller.id]:
+                del self._open[caller.id]

@@ -1,0 +1,33 @@
+"""What a project's rules say of an instance before each of its starts."""
+
+from sqlalchemy.orm import Session
+
+from mooring.control import secrets
+from mooring.core.errors import Forbidden
+from mooring.core.images import is_allowed
+from mooring.core.instance import InstanceSpec
+from mooring.db.tables import Project
+
+
+def require(session: Session, project_id: str, spec: InstanceSpec) -> None:
+    """Let a start pass that the project may have.
+
+    Raises:
+        Forbidden: code `image_not_allowed`: none of the project's patterns names the image (R15).
+        Invalid: its secrets, as `secrets.require`.
+    """
+    _require_allowed(session, project_id, spec.image)
+    secrets.require(session, project_id, spec)
+
+
+def _require_allowed(session: Session, project_id: str, image: str) -> None:
+    allowed = session.get_one(Project, project_id).allowed_images
+    if allowed is None or is_allowed(image, allowed):
+        return
+    listed = ", ".join(allowed) or "none at all"
+    raise Forbidden(
+        f"this project may not run {image}; it may run {listed}. Admins can allow more",
+        code="image_not_allowed",
+        image=image,
+        allowed=allowed,
+    )

@@ -1,0 +1,59 @@
+"""Credentials for image registries on the wire: passwords come in and never go out."""
+
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+
+from mooring.core.text import Text
+from mooring.schemas.base import Answer, Body, Timestamp
+
+# As in an image's name: a host with a dot or a port, or localhost. What people paste from `docker login`
+# may have a scheme and the path of Docker Hub's API; one with another path would be less than the registry.
+RegistryServer = Annotated[
+    Text,
+    Field(
+        max_length=255,
+        pattern=(
+            r"^(https?://)?([A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+(:[0-9]{1,5})?|[A-Za-z0-9-]+:[0-9]{1,5}|localhost)"
+            r"(/(v[12]/?)?)?$"
+        ),
+        description="host[:port], as in images' names; Docker Hub is `docker.io`",
+    ),
+]
+Username = Annotated[Text, Field(min_length=1, max_length=255)]
+Password = Annotated[Text, Field(min_length=1, repr=False, description="write-only; or a token")]
+
+
+class RegistryCreate(Body):
+    """Credentials that nodes pull this project's images with."""
+
+    model_config = ConfigDict(
+        hide_input_in_errors=True,
+        json_schema_extra={"examples": [{"server": "ghcr.io", "username": "ci", "password": "ghp_…"}]},
+    )
+
+    server: RegistryServer
+    username: Username
+    password: Password
+    project_id: Annotated[Text | None, Field(max_length=64, description="null: your own project")] = None
+
+
+class RegistryPut(Body):
+    model_config = ConfigDict(
+        hide_input_in_errors=True, json_schema_extra={"examples": [{"password": "ghp_…"}]}
+    )
+
+    password: Password
+
+
+class Registry(Answer):
+    id: str
+    server: Annotated[str, Field(description="the registry's one name: docker.io for index.docker.io")]
+    username: str
+    project_id: str
+    created_at: Timestamp
+
+
+class RegistryList(Answer):
+    items: list[Registry]
+    next_cursor: str | None

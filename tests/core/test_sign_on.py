@@ -1,0 +1,44 @@
+"""What values of a claim give: as operators write it down."""
+
+import pytest
+
+from mooring.core.access import Role
+from mooring.core.sign_on import ADMIN, Grant, given, parse_grants
+
+VISION = Grant("vision", Role.MEMBER)
+SPEECH = Grant("speech", Role.OWNER)
+
+
+@pytest.mark.parametrize(
+    ("text", "grants"),
+    [
+        ("", {}),
+        ("gpu-admins=admin", {"gpu-admins": (ADMIN,)}),
+        ("a=vision:member, b = admin ,", {"a": (VISION,), "b": (ADMIN,)}),
+        ("a=vision:member,a=speech:owner", {"a": (VISION, SPEECH)}),
+        ("cn=gpu users=vision:member", {"cn=gpu users": (VISION,)}),
+        ('{"a": "admin"}', {"a": (ADMIN,)}),
+        (' {"cn=x,ou=y": ["vision:member", "speech:owner"]}', {"cn=x,ou=y": (VISION, SPEECH)}),
+        ("{}", {}),
+    ],
+)
+def test_both_ways_of_writing_are_read(text: str, grants: dict[str, tuple[Grant, ...]]) -> None:
+    assert parse_grants(text) == grants
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "admin", "=admin", "a=", "a=root", "a=vision", "a=vision:", "a=:member", "a=vision:admin", "a=Admin",
+        "{", '{"a": 1}', '{"a": {"b": "admin"}}', '{"a": [["admin"]]}', '{"a": "vision:root"}',
+    ],
+)  # fmt: skip
+def test_what_cannot_be_meant_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        parse_grants(text)
+
+
+def test_all_values_count_together() -> None:
+    grants = {"a": (VISION,), "b": (SPEECH, VISION)}
+    assert given(grants, ["a", "b", "c", "A"]) == {VISION, SPEECH}
+    assert given(grants, []) == frozenset()

@@ -1,0 +1,127 @@
+"""A certified OpenID provider (npm's oidc-provider) as a process of its own; see provider.mjs."""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+import httpx
+import jwt
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key as generate_rsa_key
+from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
+
+from tests.testbed.processes import Daemon
+from tests.testbed.workspace import Workspace
+
+FOLDER = Path(__file__).parent
+AUDIENCE = "https://mooring.test"
+CLIENTS = {name: f"the-secret-of-{name}" for name in ("ada", "bob", "eve")}
+
+
+def require() -> None:
+    """Skips the test where the provider is missing; under CI=true fails it."""
+    if shutil.which("node") and (FOLDER / "node_modules" / ".installed").exists():
+        return
+    reason = "oidc-provider: not installed; run tests/testbed/install.sh"
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
+
+
+class Provider:
+    """It keeps its port, and so its issuer, over stop and start."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        self._port = workspace.take_port()
+        self._folder = workspace.folder(f"sso-{self._port}")
+        self._settings = self._folder / "settings.json"
+        self._daemon = Daemon(
+            "oidc-provider", ["node", str(FOLDER / "provider.mjs"), str(self._settings)], self._folder
+        )
+        self.issuer = f"http://127.0.0.1:{self._port}"
+        self.keys: list[dict[str, Any]] = new_keys()
+
+    def start(self) -> None:
+        """With the keys that it has now."""
+        settings = {"port": self._port, "jwks": {"keys": self.keys}, "clients": CLIENTS}
+        self._settings.write_text(json.dumps(settings))
+        self._daemon.start(self._answers)
+
+    def stop(self) -> None:
+        self._daemon.stop()
+
+    def freeze(self) -> None:
+        self._daemon.freeze()
+
+    def thaw(self) -> None:
+        self._daemon.thaw()
+
+    def rotate(self) -> None:
+        """Start anew with other keys."""
+        self.stop()
+        self.keys = new_keys()
+        self.start()
+
+    def destroy(self) -> None:
+        self._daemon.kill()
+        self._workspace.give_back_port(self._port)
+
+    def token(self, who: str = "ada", audience: str = AUDIENCE, **wanted: Any) -> str:
+        """An access token for one of the clients; `wanted` as provider.mjs has it."""
+        answer = httpx.post(
+            f"{self.issuer}/token",
+            auth=(who, CLIENTS[who]),
+            data={
+                "grant_type": "client_credentials",
+                "resource": audience,
+                "wanted": json.dumps(wanted),
+            },
+        )
+        assert answer.status_code == 200, f"{answer.text}\n{self._daemon.log_tail()}"
+        return str(answer.json()["access_token"])
+
+    def signed(
+        self, token: str, *, payload: Mapping[str, Any] | None = None, header: Mapping[str, Any] | None = None
+    ) -> str:
+        """One of its ES256 tokens, changed as it would never make it (null: left out) and signed anew."""
+        claims = jwt.decode(token, options={"verify_signature": False}) | dict(payload or {})
+        head = jwt.get_unverified_header(token) | dict(header or {})
+        return jwt.encode(
+            {name: value for name, value in claims.items() if value is not None},
+            jwt.PyJWK(self.keys[0]),
+            headers={name: value for name, value in head.items() if value is not None},
+        )
+
+    def served(self, path: str) -> int:
+        """How often a path was asked for since the last start."""
+        return int(httpx.get(f"{self.issuer}/served").json().get(path, 0))
+
+    def _answers(self) -> bool:
+        try:
+            return httpx.get(f"{self.issuer}/served").status_code == 200
+        except httpx.ConnectError:
+            return False
+
+
+def new_keys() -> list[dict[str, Any]]:
+    """Private keys of the three kinds, as JWK."""
+    made = (
+        ECAlgorithm.to_jwk(generate_private_key(SECP256R1()), as_dict=True),
+        RSAAlgorithm.to_jwk(generate_rsa_key(65537, 2048), as_dict=True),
+        OKPAlgorithm.to_jwk(Ed25519PrivateKey.generate(), as_dict=True),
+    )
+    return [
+        {
+            **{name: value for name, value in key.items() if name != "key_ops"},
+            "kid": token_hex(8),
+            "use": "sig",
+        }
+        for key in made
+    ]

@@ -1,0 +1,194 @@
+"""Who signs on is one user, and may do what memberships and claims give."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tests.problems import problem
+from tests.service import Client, RunningService, running, settings_for
+from tests.sso.conftest import new_project
+from tests.sso.provider import Provider
+from tests.testbed.waiting import wait_until
+
+
+def me(service: RunningService, token: str) -> dict[str, Any]:
+    with Client(service.url, token) as client:
+        answer = client.get("/v1/me")
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def status(service: RunningService, token: str) -> int:
+    with Client(service.url, token) as client:
+        return client.get("/v1/me").status_code
+
+
+def roles(service: RunningService, token: str) -> dict[str, str]:
+    """Project name -> role."""
+    return {project["name"]: project["role"] for project in me(service, token)["projects"]}
+
+
+def people(client: Client) -> list[dict[str, Any]]:
+    return [user for user in client.items("/v1/users") if user["sso"]]
+
+
+def test_a_token_of_the_provider_stands_for_its_user(
+    service: RunningService, client: Client, vision: str, provider: Provider
+) -> None:
+    claims = {"groups": ["members", "strangers"], "name": "Ada Lovelace", "email": "ada@example.com"}
+    shown = me(service, provider.token(claims=claims))
+    assert (shown["kind"], shown["key"], shown["is_admin"]) == ("user", None, False)
+    assert shown["projects"] == [
+        {
+            "id": vision,
+            "name": "vision",
+            "role": "member",
+            "scopes": ["instances:exec", "instances:read", "instances:write", "usage:read"],
+        }
+    ]
+    (user,) = people(client)
+    assert shown["user"] == user
+    assert (user["name"], user["email"], user["sso"]) == ("Ada Lovelace", "ada@example.com", True)
+
+
+def test_eight_first_requests_at_once_make_one_user(
+    service: RunningService, client: Client, vision: str, provider: Provider
+) -> None:
+    tokens = [provider.token(claims={"groups": ["viewers"], "email": "ada@example.com"}) for _ in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        shown = list(pool.map(lambda token: me(service, token)["user"]["id"], tokens))
+    (user,) = people(client)
+    assert set(shown) == {user["id"]}
+    (entry,) = [entry for entry in client.items("/v1/audit-log") if entry["action"] == "user.create"]
+    assert (entry["actor"]["kind"], entry["actor"]["id"]) == ("user", user["id"])
+    assert (entry["target_id"], entry["address"]) == (user["id"], "127.0.0.1")
+    assert entry["after"]["issuer"] == provider.issuer
+
+
+def test_what_a_user_does_is_written_down_as_theirs(
+    service: RunningService, client: Client, vision: str, provider: Provider
+) -> None:
+    with Client(service.url, provider.token(claims={"groups": ["members"]})) as ada:
+        made = ada.create()
+        user_id = ada.get("/v1/me").json()["user"]["id"]
+    assert made["project_id"] == vision
+    entry = client.items("/v1/audit-log")[0]
+    assert (entry["action"], entry["actor"]["kind"]) == ("instance.create", "user")
+    assert entry["actor"]["user_id"] == user_id
+
+
+def test_the_higher_of_claim_and_membership_counts(
+    service: RunningService, client: Client, vision: str, provider: Provider
+) -> None:
+    user_id = me(service, provider.token(claims={"groups": ["viewers"]}))["user"]["id"]
+    member = f"/v1/projects/{vision}/members/{user_id}"
+    assert client.put(member, json={"role": "member"}).status_code == 200
+    for groups, role in (([], "member"), (["viewers"], "member"), (["viewers", "owners"], "owner")):
+        assert roles(service, provider.token(claims={"groups": groups})) == {"vision": role}
+    assert client.put(member, json={"role": "owner"}).status_code == 200
+    assert roles(service, provider.token(claims={"groups": ["members"]})) == {"vision": "owner"}
+
+
+def test_a_membership_that_is_taken_away_is_gone_within_a_second(
+    service: RunningService, client: Client, vision: str, provider: Provider
+) -> None:
+    token = provider.token()
+    assert status(service, token) == 403  # known, and in no project yet
+    (user,) = people(client)
+    member = f"/v1/projects/{vision}/members/{user['id']}"
+    assert client.put(member, json={"role": "viewer"}).status_code == 200
+    wait_until(lambda: status(service, token) == 200, 1)
+    assert client.delete(member).status_code == 204
+    wait_until(lambda: status(service, token) == 403, 1)
+
+
+def test_a_claim_makes_an_admin_while_it_is_there(
+    service: RunningService, client: Client, vision: str, provider: Provider
+) -> None:
+    shown = me(service, provider.token(claims={"groups": ["admins", "viewers"]}))
+    assert (shown["is_admin"], shown["scopes"]) == (True, ["admin"])
+    assert not shown["user"]["is_admin"]
+    with Client(service.url, provider.token(claims={"groups": ["admins"]})) as ada:
+        assert ada.get("/v1/users").status_code == 200
+    with Client(service.url, provider.token(claims={"groups": ["viewers"]})) as ada:
+        problem(ada.get("/v1/users"), 403, "forbidden")
+
+
+def test_a_claim_about_a_project_that_is_not_there_gives_nothing(
+    service: RunningService, client: Client, vision: str, provider: Provider
+) -> None:
+    token = provider.token(claims={"groups": ["speech", "viewers"]})
+    assert roles(service, token) == {"vision": "viewer"}
+    speech = new_project(client, "speech")
+    wait_until(lambda: roles(service, token) == {"vision": "viewer", "speech": "member"}, 1)
+    assert client.delete(f"/v1/projects/{speech}").status_code == 204
+    wait_until(lambda: roles(service, token) == {"vision": "viewer"}, 1)
+
+
+def test_who_is_in_several_projects_names_one(
+    service: RunningService, client: Client, vision: str, provider: Provider
+) -> None:
+    speech = new_project(client, "speech")
+    with Client(service.url, provider.token(claims={"groups": ["members", "speech"]})) as ada:
+        answer = ada.post("/v1/instances", json={"image": "mooring-test/busybox:1"})
+        problem(answer, 422, "project_required")
+        assert ada.create(project_id=speech)["project_id"] == speech
+
+
+def test_name_and_email_follow_the_claims(
+    service: RunningService, client: Client, vision: str, provider: Provider
+) -> None:
+    def sign_on(**claims: object) -> dict[str, Any]:
+        user = me(service, provider.token(claims={"groups": ["viewers"], **claims}))["user"]
+        return {name: user[name] for name in ("name", "email", "version")}
+
+    assert sign_on(name="Ada Byron") == {"name": "Ada Byron", "email": None, "version": 1}
+    assert sign_on(name="Ada\x00Byron\n") == {"name": "Ada Byron", "email": None, "version": 1}
+    assert sign_on(name="Ada Lovelace", email="a@b.test") == {
+        "name": "Ada Lovelace",
+        "email": "a@b.test",
+        "version": 2,
+    }
+    # What a token does not say, or says of no use, changes nothing.
+    unchanged = {"name": "Ada Lovelace", "email": "a@b.test", "version": 2}
+    for email in ("nobody", "c@d.test\x00", "x" * 300 + "@d.test", 7, None):
+        assert sign_on(email=email) == unchanged
+    assert sign_on(email="c@d.test", email_verified=False) == unchanged
+    assert [entry["action"] for entry in client.items("/v1/audit-log")].count("user.update") == 1
+
+
+def test_an_email_makes_nobody_somebody_else(
+    service: RunningService, client: Client, vision: str, provider: Provider
+) -> None:
+    answer = client.post("/v1/users", json={"name": "Ada", "email": "ada@example.com", "is_admin": True})
+    assert answer.status_code == 201
+    claims = {"groups": ["viewers"], "name": "Eve", "email": "ada@example.com"}
+    for _ in range(2):
+        shown = me(service, provider.token("eve", claims=claims))
+        assert (shown["user"]["name"], shown["user"]["email"]) == ("Eve", None)
+        assert not shown["is_admin"]
+    assert shown["user"]["id"] != answer.json()["id"]
+
+
+def test_a_deleted_user_is_refused_and_not_made_again(
+    service: RunningService, client: Client, vision: str, provider: Provider
+) -> None:
+    token = provider.token(claims={"groups": ["admins"]})
+    user_id = me(service, token)["user"]["id"]
+    assert client.delete(f"/v1/users/{user_id}").status_code == 204
+    wait_until(lambda: status(service, token) == 401, 1)
+    with Client(service.url, provider.token(claims={"groups": ["admins"]})) as ada:
+        problem(ada.get("/v1/me"), 401, "unauthorized")
+    assert people(client) == []
+    assert me(service, provider.token("bob", claims={"groups": ["viewers"]}))["user"]["name"] == "bob"
+
+
+def test_without_an_issuer_a_token_is_an_unknown_key(
+    database_url: str, tmp_path: Path, provider: Provider
+) -> None:
+    with running(settings_for(database_url, tmp_path / "data")) as service:
+        answers = []
+        for secret in (provider.token(claims={"groups": ["admins"]}), "mk_unknown"):
+            with Client(service.url, secret) as client:
+                answers.append(problem(client.get("/v1/me"), 401, "unauthorized")["detail"])
+    assert answers[0] == answers[1]

@@ -1,0 +1,95 @@
+"""Who may call what: for every operation the status that each kind of caller gets.
+
+What is asked for is real each time and belongs to project A, so a 2xx means done and a 404 means hidden
+(`tests/tenancy/calls.py` makes the requests). `test_matrix.py` walks the table over the OpenAPI document.
+
+A caller who may do such a thing nowhere hears 403 whatever the id, and so learns nothing of it; one who
+may do it elsewhere (an owner of B with A's members) hears 404.
+"""
+
+CALLERS = (
+    "no key", "wrong", "expired", "revoked", "b member", "b owner",
+    "viewer", "member", "owner", "admin", "node",
+)  # fmt: skip
+
+# fmt: off
+_TABLE = {
+    #                        no key wrong expired revoked b member b owner viewer member owner admin node
+    "list_instances":       "401    401   401     401     200      200     200    200    200   200   401",
+    "get_instance":         "401    401   401     401     404      404     200    200    200   200   401",
+    "wait_for_instance":    "401    401   401     401     404      404     200    200    200   200   401",
+    "get_instance_logs":    "401    401   401     401     404      404     200    200    200   200   401",
+    "get_instance_metrics": "401    401   401     401     404      404     200    200    200   200   401",
+    "list_instance_events": "401    401   401     401     404      404     200    200    200   200   401",
+    "explain_instance":     "401    401   401     401     404      404     200    200    200   200   401",
+    "create_instance":      "401    401   401     401     404      404     403    201    201   201   401",
+    "update_instance":      "401    401   401     401     404      404     403    200    200   200   401",
+    "delete_instance":      "401    401   401     401     404      404     403    202    202   202   401",
+    "stop_instance":        "401    401   401     401     404      404     403    202    202   202   401",
+    "start_instance":       "401    401   401     401     404      404     403    202    202   202   401",
+    "restart_instance":     "401    401   401     401     404      404     403    202    202   202   401",
+    "exec_in_instance":     "401    401   401     401     404      404     403    200    200   200   401",
+    #                        no key wrong expired revoked b member b owner viewer member owner admin node
+    "list_nodes":           "401    401   401     401     200      200     200    200    200   200   401",
+    "get_node":             "401    401   401     401     200      200     200    200    200   200   401",
+    "list_gpus":            "401    401   401     401     200      200     200    200    200   200   401",
+    "get_gpu":              "401    401   401     401     200      200     200    200    200   200   401",
+    "get_gpu_metrics":      "401    401   401     401     403      403     200    200    200   200   401",
+    "list_instance_types":  "401    401   401     401     200      200     200    200    200   200   401",
+    "cordon_node":          "401    401   401     401     403      403     403    403    403   200   401",
+    "uncordon_node":        "401    401   401     401     403      403     403    403    403   200   401",
+    "drain_node":           "401    401   401     401     403      403     403    403    403   200   401",
+    "renew_credential":     "401    401   401     401     403      403     403    403    403   202   401",
+    "delete_node":          "401    401   401     401     403      403     403    403    403   204   401",
+    "clear_gpu":            "401    401   401     401     403      403     403    403    403   200   401",
+    "create_join_token":    "401    401   401     401     403      403     403    403    403   201   401",
+    #                        no key wrong expired revoked b member b owner viewer member owner admin node
+    "list_events":          "401    401   401     401     200      200     200    200    200   200   401",
+    "list_projects":        "401    401   401     401     200      200     200    200    200   200   401",
+    "get_project":          "401    401   401     401     404      404     200    200    200   200   401",
+    "create_project":       "401    401   401     401     403      403     403    403    403   201   401",
+    "update_project":       "401    401   401     401     403      404     403    403    200   200   401",
+    "delete_project":       "401    401   401     401     403      403     403    403    403   204   401",
+    "list_members":         "401    401   401     401     404      404     200    200    200   200   401",
+    "put_member":           "401    401   401     401     403      404     403    403    200   200   401",
+    "delete_member":        "401    401   401     401     403      404     403    403    204   204   401",
+    "list_users":           "401    401   401     401     403      200     403    403    200   200   401",
+    "get_user":             "401    401   401     401     403      403     403    403    403   200   401",
+    "create_user":          "401    401   401     401     403      403     403    403    403   201   401",
+    "update_user":          "401    401   401     401     403      403     403    403    403   200   401",
+    "delete_user":          "401    401   401     401     403      403     403    403    403   204   401",
+    #                        no key wrong expired revoked b member b owner viewer member owner admin node
+    "get_me":               "401    401   401     401     200      200     200    200    200   200   401",
+    "list_api_keys":        "401    401   401     401     200      200     200    200    200   200   401",
+    "get_api_key":          "401    401   401     401     404      404     200    200    200   200   401",
+    "create_api_key":       "401    401   401     401     404      404     201    201    201   201   401",
+    "delete_api_key":       "401    401   401     401     404      404     204    204    204   204   401",
+    "list_audit_log":       "401    401   401     401     403      200     403    403    200   200   401",
+    #                        no key wrong expired revoked b member b owner viewer member owner admin node
+    "list_secrets":         "401    401   401     401     200      200     200    200    200   200   401",
+    "get_secret":           "401    401   401     401     404      404     200    200    200   200   401",
+    "create_secret":        "401    401   401     401     404      404     403    201    201   201   401",
+    "replace_secret":       "401    401   401     401     404      404     403    200    200   200   401",
+    "delete_secret":        "401    401   401     401     404      404     403    204    204   204   401",
+    "list_registries":      "401    401   401     401     200      200     200    200    200   200   401",
+    "get_registry":         "401    401   401     401     404      404     200    200    200   200   401",
+    "create_registry":      "401    401   401     401     403      404     403    403    201   201   401",
+    "replace_registry":     "401    401   401     401     403      404     403    403    200   200   401",
+    "delete_registry":      "401    401   401     401     403      404     403    403    204   204   401",
+    #                        no key wrong expired revoked b member b owner viewer member owner admin node
+    "get_health":           "200    200   200     200     200      200     200    200    200   200   200",
+    "get_readiness":        "200    200   200     200     200      200     200    200    200   200   200",
+    "get_metrics":          "401    401   401     401     403      403     403    403    403   200   401",
+    # The join token in the body is the credential, and it is a good one each time.
+    "join_node":            "201    201   201     201     201      201     201    201    201   201   201",
+    "open_node_session":    "401    401   401     401     401      401     401    401    401   401   200",
+    "renew_node_credential": "401    401   401     401     401      401     401    401    401   401   201",
+    "sync_node":            "401    401   401     401     401      401     401    401    401   401   200",
+    "bring_stream":         "401    401   401     401     401      401     401    401    401   401   204",
+}
+# fmt: on
+
+MATRIX = {
+    operation: dict(zip(CALLERS, map(int, statuses.split()), strict=True))
+    for operation, statuses in _TABLE.items()
+}
