@@ -2,9 +2,9 @@
 
     python -m benchmarks.quota_race [--rounds 200]
 
-Each round is a new project. Its quota of GPUs is drawn anew, and every third one limits instances and another
-third CPUs; the clients are 64 connections that are kept open and let go together. A round is exact if as many
-creates are answered 201 as the quota allows, all others 403 `quota_exceeded`, and the database holds the quota.
+Each round is a new project with another quota, of GPUs, instances or CPUs in turns. The clients are 64
+connections that are kept open and let go together. A round is exact if as many are answered 201 as the
+quota allows, all others 403 `quota_exceeded`, and the database holds the quota.
 """
 
 import argparse
@@ -68,7 +68,8 @@ _HEADERS = {"Authorization": f"Bearer {ADMIN_KEY}", "Content-Type": "application
 
 
 def main(rounds: int) -> int:
-    return 0 if all([_raced(kind, rounds) for kind in ("sqlite", "postgresql")]) else 1
+    exact = [_raced(kind, rounds) for kind in ("sqlite", "postgresql")]
+    return 0 if all(exact) else 1
 
 
 def _raced(kind: str, rounds: int) -> bool:

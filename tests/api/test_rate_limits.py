@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from mooring.core.errors import TooManyRequests, Unauthorized
 from tests.nodes import WireNode, join_token
 from tests.problems import problem
 from tests.service import Client, RunningService, running, settings_for
+from tests.testbed.waiting import wait_until
 
 JSON = {"Content-Type": "application/json"}
 NOBODY = "/v1/instances/ins_nobody"
@@ -204,9 +205,9 @@ def _statements(service: RunningService) -> Iterator[list[str]]:
 
 
 def test_who_guesses_too_often_is_not_looked_up_any_more(limited: RunningService, admin: Client) -> None:
-    good, unused = new_key(admin)["key"], new_key(admin)["key"]
+    good, unused = new_key(admin), new_key(admin)["key"]
     with coming_from(limited, "127.0.1.1") as attacker, coming_from(limited, "127.0.1.2") as neighbour:
-        own = {"Authorization": f"Bearer {good}"}
+        own = {"Authorization": f"Bearer {good['key']}"}
         assert attacker.get("/v1/me", headers=own).status_code == 200
         for number in range(FAILED_ATTEMPTS):
             problem(_guess(attacker, number), 401, "unauthorized")
@@ -220,8 +221,13 @@ def test_who_guesses_too_often_is_not_looked_up_any_more(limited: RunningService
         assert asked == []
         assert 0 < int(refused.headers["retry-after"]) <= WINDOW_S
         # What was good goes on being looked up, and others are not troubled.
-        assert attacker.get("/v1/me", headers=own).status_code == 200
+        with _statements(limited) as asked:
+            wait_until(lambda: attacker.get("/v1/me", headers=own).status_code == 200 and asked)
         problem(_guess(neighbour, 0), 401)
+        # Once it is bad, it is a guess like any other.
+        admin.delete(f"/v1/api-keys/{good['id']}")
+        wait_until(lambda: attacker.get("/v1/me", headers=own).status_code == 401)
+        problem(attacker.get("/v1/me", headers=own), 429)
 
 
 def test_nodes_and_join_tokens_are_counted_too(limited: RunningService, admin: Client) -> None:
@@ -305,3 +311,18 @@ def test_the_refusal_of_a_window_does_not_hide_another_error() -> None:
     with pytest.raises(TooManyRequests, match="elsewhere"), failures.watched("10.0.0.1"):
         raise TooManyRequests("elsewhere")
     assert len(failures) == 0
+
+
+def test_streams_of_a_revoked_key_are_no_guesses(limited: RunningService, admin: Client) -> None:
+    key, fresh = new_key(admin), new_key(admin)["key"]
+    events = {"Accept": "text/event-stream"}
+    with coming_from(limited, "127.0.9.1", key["key"]) as member, ExitStack() as streams:
+        opened = [
+            streams.enter_context(member.stream("GET", "/v1/events", headers=events))
+            for _ in range(FAILED_ATTEMPTS + 1)
+        ]
+        assert admin.delete(f"/v1/api-keys/{key['id']}").status_code == 204
+        for answer in opened:
+            assert "unauthorized" in answer.read().decode()
+        own = {"Authorization": f"Bearer {fresh}"}
+        assert member.get("/v1/me", headers=own).status_code == 200

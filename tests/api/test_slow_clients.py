@@ -1,4 +1,4 @@
-"""Clients that trickle, stall or never read: each has its time. A node's hours of frames are no such thing."""
+"""Clients that trickle, stall or never read: each has its time. A node's frames may come for hours."""
 
 import json
 import socket
@@ -19,7 +19,7 @@ from tests.service import ADMIN_KEY, Client, RunningService, running, settings_f
 from tests.testbed.waiting import wait_until
 
 PATIENCE = Patience(
-    head_s=0.5, body_s=0.5, bytes_per_s=1000, frames_s=0.7, linger_s=0.5, reader_s=1, connections=12
+    head_s=0.5, body_s=1, bytes_per_s=1000, frames_s=0.7, linger_s=0.1, reader_s=1, connections=12
 )
 AUTHORIZED = f"Host: a\r\nAuthorization: Bearer {ADMIN_KEY}\r\nContent-Type: application/json\r\n".encode()
 POST = b"POST /v1/instances HTTP/1.1\r\n" + AUTHORIZED
@@ -155,10 +155,10 @@ def test_a_body_that_trickles_is_cut_off(service: RunningService, framing: bytes
 
 
 def test_a_body_that_is_merely_slow_arrives(service: RunningService) -> None:
-    body = b'{"image": "a", "gpus": {"count": 64}}'.ljust(3000)
+    body = b'{"image": "a", "gpus": {"count": 64}}'.ljust(4500)
     with raw(service) as slow:
-        slow.send(POST + b"Connection: close\r\nContent-Length: 3000\r\n\r\n")
-        for start in range(0, 3000, 300):  # 3000 bytes a second, three times what is asked
+        slow.send(POST + b"Connection: close\r\nContent-Length: 4500\r\n\r\n")
+        for start in range(0, 4500, 300):  # 3000 bytes a second, three times what is asked
             slow.send(body[start : start + 300])
             threading.Event().wait(0.1)
         received, lasted = slow.rest()
@@ -175,7 +175,7 @@ def test_a_refused_body_is_not_listened_to_for_long(service: RunningService) -> 
             while time.monotonic() < deadline:
                 slow.send(b" " * 400)
                 threading.Event().wait(0.02)
-        assert time.monotonic() - slow.began < PATIENCE.linger_s + SLACK_S
+        assert time.monotonic() - slow.began < PATIENCE.body_s
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ def test_a_nodes_frames_may_come_for_longer_than_any_body(service: RunningServic
 
     def frames() -> Iterator[bytes]:
         began = time.monotonic()
-        while time.monotonic() - began < 3 * PATIENCE.body_s:
+        while time.monotonic() - began < 2 * PATIENCE.body_s:
             yield b"{}\n"
             threading.Event().wait(PATIENCE.frames_s / 4)
         yield b'{"exit_code": 0}\n'

@@ -1,10 +1,9 @@
 """The OpenAPI document of this source tree, in the form in which the repository keeps it.
 
-`python -m tests.contract.document > docs/openapi.json` (`make openapi`) writes it anew.
+`make openapi` (`python -m tests.contract.document`) writes it anew.
 """
 
 import json
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -30,4 +29,4 @@ def as_text(document: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(as_text(current()))
+    KEPT.write_text(as_text(current()))

@@ -5,28 +5,43 @@ Half of them are HTTP with something in it that does not belong; the other half 
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
 NASTY: list[Any] = [
     None, True, [], {}, "", " ", 0, -1, 1.5, 2**31, 2**53, 2**63, -(2**63), 10**400, 1e308, -0.0, "null", "0",
-    "a" * 300, "x" * 70_000, "\x00", "\x01\x1b[2J", "\u202e", "😀" * 40, "İ", "'; DROP TABLE instances;--", "${jndi:x}",
-    "../../etc/passwd", "..", "%00", "{}", "\ud800", [[[[[[[[[[]]]]]]]]]], {"a": {"b": {"c": None}}}, ["\udfff"],
+    "a" * 300, "x" * 70_000, "\x00", "\x01\x1b[2J", "\u202e", "😀" * 40, "İ", "'; DROP TABLE instances;--",
+    "${jndi:x}", "../../etc/passwd", "..", "%00", "{}", "\ud800", [[[[[[]]]]]], {"a": {"b": {"c": None}}},
 ]  # fmt: skip
 # What no JSON library writes, in the place of a value.
 NASTY_JSON = [
-    "NaN", "-Infinity", "1e999", "01", "+1", "0x1F", ".5", "1.", "'a'", "undefined", '"\\x"', '"\\ud800"', '"\\u0000"',
-    '"\t"', "9" * 2000, "[" * 500, '{"a":' * 300, "/**/1", "1 2", "",
+    "NaN", "-Infinity", "1e999", "01", "+1", "0x1F", ".5", "1.", "'a'", "undefined", '"\\x"', '"\\ud800"',
+    '"\\u0000"', '"\t"', "9" * 2000, "[" * 500, '{"a":' * 300, "/**/1", "1 2", "",
 ]  # fmt: skip
 SEGMENTS = [
-    "%00", "%ff", "%ed%a0%80", "%2e%2e", "..", ".", "", "%2f", "a" * 5000, "ins_0", "null", "%0d%0aX: y", "%25s", "😀",
-    "*", "{id}", "%C0%80", "~", "@", "a%20b", ";x=y", "\\", "%",
+    "%00", "%ff", "%ed%a0%80", "%2e%2e", "..", ".", "", "%2f", "a" * 5000, "ins_0", "null", "%0d%0aX: y",
+    "😀", "%25s", "*", "{id}", "%C0%80", "~", "@", "a%20b", ";x=y", "\\", "%",
 ]  # fmt: skip
 HEADERS: dict[str, list[str]] = {
-    "Authorization": ["", "Bearer", "Bearer ", "Basic YTpi", "Bearer mk_x", "Bearer " + "k" * 9000, "bearer \xff"],
-    "Content-Type": ["", "text/plain", "application/json; charset=utf-16", "application/jsonp", "a" * 500, "\xff"],
+    "Authorization": [
+        "",
+        "Bearer",
+        "Bearer ",
+        "Basic YTpi",
+        "Bearer mk_x",
+        "Bearer " + "k" * 9000,
+        "bearer \xff",
+    ],
+    "Content-Type": [
+        "",
+        "text/plain",
+        "application/json; charset=utf-16",
+        "application/jsonp",
+        "a" * 500,
+        "\xff",
+    ],
     "Content-Encoding": ["gzip", "br", "identity"],
     "Accept": ["text/event-stream", "application/xml", "*/*;q=0", "", "\xff"],
     "If-Match": ['"1"', "*", "W/", '"' * 63, "9" * 40, "\xff", "-1"],
@@ -42,10 +57,16 @@ HEADERS: dict[str, list[str]] = {
     "Host": ["", "evil\xff", "a:b:c"],
 }
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE", "PROPFIND", "MKCOL", "PURGE"]
-QUERY = ["limit", "cursor", "state", "name", "label", "node_id", "project_id", "after", "tail", "since", "dry_run"]
-QUERY_VALUES = ["", "0", "-1", "201", "1e9", "NaN", "9" * 40, "%00", "%ff", "%ed%a0%80", "a" * 5000, "true", "[]", "a:b"]
-# An answer to these is held back on purpose for as long as is asked: their own numbers stay as they are.
-_HELD = ("wait_s", "timeout_s")
+QUERY = [
+    "limit", "cursor", "state", "name", "label", "node_id", "project_id", "after", "tail", "since", "dry_run",
+]  # fmt: skip
+QUERY_VALUES = [
+    "", "0", "-1", "201", "1e9", "NaN", "9" * 40, "%00", "%ff", "%ed%a0%80", "a" * 5000, "true", "[]", "a:b",
+]  # fmt: skip
+# Answers are held back on purpose: for as long as these fields ask, until an instance gets somewhere, and for
+# as long as a node's stream goes on.
+_HELD_FIELDS = ("wait_s", "timeout_s")
+_HELD_OPERATIONS = ("wait_for_instance", "bring_stream")
 
 
 @dataclass(slots=True)
@@ -54,7 +75,6 @@ class Request:
 
     method: str
     path: str
-    credentials: str
     query: list[str] = field(default_factory=list)
     headers: list[tuple[str, str]] = field(default_factory=list)
     body: bytes | None = None
@@ -81,8 +101,7 @@ class Fuzzer:
             (method.upper(), path, operation)
             for path, item in document["paths"].items()
             for method, operation in item.items()
-            # A body that ends when the node says so is a stream, with tests of its own.
-            if operation["operationId"] != "bring_stream"
+            if operation["operationId"] not in _HELD_OPERATIONS
         ]
 
     def request(self) -> tuple[bytes, bool]:
@@ -101,9 +120,10 @@ class Fuzzer:
         method, path, operation = self._random.choice(self._operations)
         for name, values in self._known.items():
             path = path.replace(f"{{{name}}}", self._random.choice(values))
-        request = Request(method, path, self._credentials["NodeCredential" in str(operation["security"])])
+        request = Request(method, path)
         if self._random.random() < 0.95:
-            request.headers.append(("Authorization", f"Bearer {request.credentials}"))
+            key = self._credentials["NodeCredential" in str(operation["security"])]
+            request.headers.append(("Authorization", f"Bearer {key}"))
         content = operation.get("requestBody", {}).get("content", {}).get("application/json")
         if content is not None:
             request.headers.append(("Content-Type", "application/json"))
@@ -140,32 +160,34 @@ class Fuzzer:
             request.headers = [header for header in request.headers if header[0] != name]
         request.headers.insert(self._random.randrange(len(request.headers) + 1), (name, value))
 
-    def change_body(self, request: Request) -> None:
+    def give_body(self, request: Request) -> None:
         if request.body is None:
             request.body = self._random.choice((b"{}", b"[]", b"x", b"\xff" * 10))
-            return
-        try:
-            content = json.loads(request.body)
-        except ValueError:
-            return self.spoil_body(request)
+
+    def change_body(self, request: Request) -> None:
+        content = _parsed(request.body)
         spots = list(_spots(content))
-        if not spots:
-            return self.spoil_body(request)
-        holder, key = self._random.choice(spots)
-        kind = self._random.random()
-        if kind < 0.15 and isinstance(holder, dict):
-            del holder[key]
-        elif kind < 0.3 and isinstance(holder, dict):
-            holder[self._random.choice(("unknown", "", "\x00", "__proto__", "a" * 5000, "\ud800"))] = 1
-        elif kind < 0.7:
-            holder[key] = self._random.choice(NASTY)
-        else:
-            holder[key] = "@@"
-            text = json.dumps(content).replace('"@@"', self._random.choice(NASTY_JSON))
+        if spots:
+            holder, key = self._random.choice(spots)
+            text = self._random.choice(_PUTS)(self, content, holder, key)
             request.body = text.encode()
-            return None
-        request.body = json.dumps(content).encode()
-        return None
+
+    def put_nothing(self, content: Any, holder: Any, key: Any) -> str:
+        del holder[key]
+        return json.dumps(content)
+
+    def put_more(self, content: Any, holder: Any, key: Any) -> str:
+        if isinstance(holder, dict):
+            holder[self._random.choice(("unknown", "", "\x00", "__proto__", "a" * 5000, "\ud800"))] = 1
+        return json.dumps(content)
+
+    def put_nasty(self, content: Any, holder: Any, key: Any) -> str:
+        holder[key] = self._random.choice(NASTY)
+        return json.dumps(content)
+
+    def put_no_json(self, content: Any, holder: Any, key: Any) -> str:
+        holder[key] = "@@"
+        return json.dumps(content).replace('"@@"', self._random.choice(NASTY_JSON))
 
     def spoil_body(self, request: Request) -> None:
         if not request.body:
@@ -236,10 +258,20 @@ class Fuzzer:
 
     def insert(self, raw: bytes) -> bytes:
         at = self._random.randrange(len(raw) + 1)
-        junk = self._random.choice(
-            (b"\x00", b"\r\n", b"\r", b"\n", b" ", b"\xff\xfe", b": ", b"HTTP/1.1", b"\x16\x03\x01", b"GET / ")
+        junk = (
+            b"\x00",
+            b"\r\n",
+            b"\r",
+            b"\n",
+            b" ",
+            b"\xff\xfe",
+            b": ",
+            b"HTTP/1.1",
+            b"\x16\x03\x01",
+            b"GET / ",
         )
-        return raw[:at] + junk + raw[at:]
+        junk_here = self._random.choice(junk)
+        return raw[:at] + junk_here + raw[at:]
 
     def lie_about_length(self, raw: bytes) -> bytes:
         lie = self._random.choice(
@@ -249,11 +281,13 @@ class Fuzzer:
 
     def lie_about_chunks(self, raw: bytes) -> bytes:
         head, _, body = raw.partition(b"\r\n\r\n")
-        size = self._random.choice((b"0", b"1", b"fffffffff", b"-1", b"zz", b"", b"5;x=y", b"00000000000000001"))
+        sizes = (b"0", b"1", b"fffffffff", b"-1", b"zz", b"", b"5;x=y", b"00000000000000001")
+        size = self._random.choice(sizes)
         return head + b"\r\nTransfer-Encoding: chunked\r\n\r\n" + size + b"\r\n" + body + b"\r\n0\r\n\r\n"
 
     def change_version(self, raw: bytes) -> bytes:
-        version = self._random.choice((b"HTTP/0.9", b"HTTP/1.0", b"HTTP/2.0", b"HTTP/9.9", b"HTTP", b"", b"RTSP/1.0"))
+        versions = (b"HTTP/0.9", b"HTTP/1.0", b"HTTP/2.0", b"HTTP/9.9", b"HTTP", b"", b"RTSP/1.0")
+        version = self._random.choice(versions)
         return raw.replace(b"HTTP/1.1", version, 1)
 
     def pipeline(self, raw: bytes) -> bytes:
@@ -261,8 +295,11 @@ class Fuzzer:
 
 
 _CHANGES: list[Callable[[Fuzzer, Request], None]] = [
-    Fuzzer.change_method, Fuzzer.change_path, Fuzzer.change_query, Fuzzer.change_headers, Fuzzer.change_headers,
+    Fuzzer.change_method, Fuzzer.change_path, Fuzzer.change_query, Fuzzer.change_headers, Fuzzer.give_body,
     Fuzzer.change_body, Fuzzer.change_body, Fuzzer.change_body, Fuzzer.spoil_body, Fuzzer.chunk_body,
+]  # fmt: skip
+_PUTS: list[Callable[[Fuzzer, Any, Any, Any], str]] = [
+    Fuzzer.put_nothing, Fuzzer.put_more, Fuzzer.put_nasty, Fuzzer.put_nasty, Fuzzer.put_no_json,
 ]  # fmt: skip
 _BREAKS: list[Callable[[Fuzzer, bytes], bytes]] = [
     Fuzzer.flip_bytes, Fuzzer.cut, Fuzzer.repeat, Fuzzer.drop, Fuzzer.insert, Fuzzer.lie_about_length,
@@ -270,11 +307,17 @@ _BREAKS: list[Callable[[Fuzzer, bytes], bytes]] = [
 ]  # fmt: skip
 
 
-def _spots(content: Any) -> Any:
+def _parsed(body: bytes | None) -> Any:
+    try:
+        return json.loads(body or b"null")
+    except ValueError:
+        return None  # another change has been here
+
+
+def _spots(content: Any) -> Iterator[tuple[Any, Any]]:
     """Every place in a document where a value stands, with what holds it."""
     if isinstance(content, dict | list):
-        keys = list(content) if isinstance(content, dict) else range(len(content))
-        for key in keys:
-            if key not in _HELD:
+        for key in list(content) if isinstance(content, dict) else range(len(content)):
+            if key not in _HELD_FIELDS:
                 yield content, key
                 yield from _spots(content[key])

@@ -1,6 +1,6 @@
 # mypy: ignore-errors
 # It runs in the tools' own environment (requirements.txt), where Schemathesis is; ours has it not.
-"""What Schemathesis must know of Mooring beyond the document, and where its requests would wait or end the test.
+"""What Schemathesis must know of Mooring beyond the document, and where its requests would wait or end it.
 
 It runs inside Schemathesis (schemathesis.toml names it).
 """

@@ -34,7 +34,13 @@ LIMITS = st.fixed_dictionaries(
 @st.composite
 def _snapshots(draw: st.DrawFn) -> Snapshot:
     """Two projects with quotas and one without; what waits is counted as the control plane counts it."""
-    asked = tuple(replace(each, project_id=draw(st.sampled_from("abc"))) for each in draw(requests()))
+    # Of each several alike: the second is decided by what the search for the first has left.
+    asked = tuple(
+        replace(each, instance_id=f"{each.instance_id}-{copy}", project_id=project)
+        for each in draw(requests(at_most=5))
+        for project in [draw(st.sampled_from("aabc"))]
+        for copy in range(draw(st.integers(1, 4)))
+    )
     limited = {}
     for project in "ab":
         limits = draw(LIMITS)
@@ -240,6 +246,21 @@ def test_another_model_is_taken_where_the_quota_leaves_none_of_the_best() -> Non
     asked = request(1, project_id="a")
     placed = schedule(Snapshot((MIXED,), (asked,), {"a": NO_A10})).placements
     assert placed[0].gpu_uuids[0] in {MIXED.gpus[0].uuid, MIXED.gpus[1].uuid}
+
+
+def test_of_many_alike_the_quota_is_let_in_over_all_nodes() -> None:
+    world = tuple(h100s(f"n{place}") for place in range(3))
+    queue = tuple(replace(request(1), instance_id=f"i{place}", project_id="a") for place in range(5))
+    plan = schedule(Snapshot(world, queue, {"a": Quota({"gpus": 2}, {}, {"gpus": 5})}))
+    assert (len(plan.placements), len(plan.unplaced)) == (2, 3)
+
+
+def test_a_node_offers_another_model_once_the_quota_of_the_first_is_reached() -> None:
+    small = node("n1", gpus([A10], on="n1"), cpus=2)
+    mixed = node("n2", gpus([A10, H100, H100], on="n2"))
+    queue = tuple(replace(request(1), instance_id=f"i{place}", project_id="a") for place in range(2))
+    plan = schedule(Snapshot((small, mixed), queue, {"a": Quota({"gpus_by_model.A10": 1}, {}, {})}))
+    assert [placed.gpu_uuids for placed in plan.placements] == [("GPU-n1-0",), ("GPU-n2-1",)]
 
 
 def test_what_would_fit_is_within_the_quota() -> None:

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key as generate_rsa_key
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
+from tests.sso.asking import TLS
 from tests.testbed.processes import Daemon
 from tests.testbed.workspace import Workspace
 
@@ -83,6 +84,7 @@ class Provider:
                 "resource": audience,
                 "wanted": json.dumps(wanted),
             },
+            verify=TLS,
         )
         assert answer.status_code == 200, f"{answer.text}\n{self._daemon.log_tail()}"
         return str(answer.json()["access_token"])
@@ -101,11 +103,11 @@ class Provider:
 
     def served(self, path: str) -> int:
         """How often a path was asked for since the last start."""
-        return int(httpx.get(f"{self.issuer}/served").json().get(path, 0))
+        return int(httpx.get(f"{self.issuer}/served", verify=TLS).json().get(path, 0))
 
     def _answers(self) -> bool:
         try:
-            return httpx.get(f"{self.issuer}/served").status_code == 200
+            return httpx.get(f"{self.issuer}/served", verify=TLS).status_code == 200
         except httpx.ConnectError:
             return False
 

@@ -12,8 +12,8 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from pydantic import SecretStr
 
-from tests.problems import problem
-from tests.service import Client, RunningService, running, settings_for
+from tests.service import RunningService, running, settings_for
+from tests.sso.asking import refused, status
 from tests.sso.conftest import new_project
 from tests.sso.provider import AUDIENCE, Provider, new_keys
 from tests.testbed.waiting import wait_until
@@ -34,18 +34,6 @@ def service(
         with made.client as admin:
             new_project(admin, "vision")
         yield made
-
-
-def status(service: RunningService, token: str) -> int:
-    with Client(service.url, token) as client:
-        return client.get("/v1/me").status_code
-
-
-def refused(service: RunningService, token: str, why: str) -> None:
-    with Client(service.url, token) as client:
-        answer = client.get("/v1/me")
-    assert why in problem(answer, 401, "unauthorized")["detail"]
-    assert answer.headers["www-authenticate"] == "Bearer"
 
 
 @pytest.mark.parametrize("algorithm", ["ES256", "RS256", "PS256", "EdDSA"])

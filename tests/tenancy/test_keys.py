@@ -120,13 +120,22 @@ def test_me_says_who_the_key_is(world: World) -> None:
     assert (admin["is_admin"], admin["project"], admin["user"]) == (True, None, None)
 
 
+@pytest.mark.parametrize("scope", ["instances:write", "instances:exec", "usage:read", "metrics:read"])
+def test_whatever_a_key_may_do_it_may_ask_who_it_is(world: World, scope: str) -> None:
+    key = make_key(world.admin, scopes=[scope])
+    with Client(world.service.url, key=key["key"]) as client:
+        me = client.get("/v1/me").json()
+        assert (me["key"]["id"], me["scopes"], me["is_admin"]) == (key["id"], [scope], False)
+
+
 def test_without_a_project_named_a_key_is_of_its_makers_own(world: World) -> None:
     assert make_key(world.a.owner, role="viewer")["project_id"] == world.a.id
     default = world.service.plane.identity.default_project_id
     assert make_key(world.admin, role="viewer")["project_id"] == default
     assert make_key(world.admin, scopes=["admin"])["project_id"] is None
-    for nothing in ({}, {"role": None}, {"scopes": []}):
-        problem(world.a.owner.post("/v1/api-keys", json={"name": "k", **nothing}), 422)
+    for nothing in ('{"name": "k"}', '{"name": "k", "role": null}', '{"name": "k", "scopes": []}'):
+        headers = {"Content-Type": "application/json"}
+        problem(world.a.owner.post("/v1/api-keys", content=nothing, headers=headers), 422, "no_permissions")
 
 
 def _kept(world: World, key: str) -> IdempotencyKey:

@@ -1,4 +1,4 @@
-"""Every operation of the OpenAPI document with every kind of credential, and what each leaves in the audit log."""
+"""Every operation with every kind of credential, and what each request leaves in the audit log."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext

@@ -32,12 +32,13 @@ class Rule:
     """Who may call an operation.
 
     Attributes:
-        permission: that the caller must have in the project it acts in (or, for `admin`, at all).
+        permission: that the caller must have in the project it acts in (or, for `admin`, at all); null: none,
+            it is enough to be somebody.
         action: its name in the audit log; null: it changes nothing.
     """
 
     who: Who
-    permission: Permission = Permission.ADMIN
+    permission: Permission | None = Permission.ADMIN
     action: str | None = None
     action_class: ActionClass = ActionClass.READ
 
@@ -102,7 +103,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "update_user": _does(_ADMIN, "user.update"),
     "delete_user": _does(_ADMIN, "user.delete"),
     # keys: everybody their own, owners their project's
-    "get_me": Rule(Who.CALLER, _READ),
+    "get_me": Rule(Who.CALLER, None),
     "list_api_keys": _reads(_READ),
     "get_api_key": _reads(_READ),
     "create_api_key": _does(_READ, "api_key.create"),

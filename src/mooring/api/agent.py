@@ -77,9 +77,7 @@ def join_node(
     """Redeem a join token for a credential of the node's own. A token works once."""
     address = request.client.host if request.client else None
     with context.credentials.failures.watched(address), context.database.write() as session:
-        node, credential = nodes.join(
-            session, body.token, body.node_name, address, request.state.request_id
-        )
+        node, credential = nodes.join(session, body.token, body.node_name, address, request.state.request_id)
     return JoinAnswer(
         node_id=node.id,
         node_name=node.name,
@@ -103,10 +101,14 @@ def open_session(node: CurrentNode, context: Ctx) -> SessionAnswer:
     responses=errors(409),
     operation_id="renew_node_credential",
 )
-def renew_credential(node: CurrentNode, context: Ctx) -> CredentialAnswer:
+def renew_credential(node: CurrentNode, request: Request, context: Ctx) -> CredentialAnswer:
     """A new credential of the node's own. The first call made with it ends the present one."""
+    address = request.client.host if request.client else None
     with context.database.write() as session:
-        return CredentialAnswer(credential=nodes.renew_credential(session, node.id, node.credential_hash))
+        credential = nodes.renew_credential(
+            session, node.id, node.credential_hash, address, request.state.request_id
+        )
+    return CredentialAnswer(credential=credential)
 
 
 @router.post(

@@ -15,7 +15,7 @@ from mooring.api.sso import SignOn, looks_like_token
 from mooring.control import api_keys, sso
 from mooring.core import credentials
 from mooring.core.access import Access, Caller, lacking
-from mooring.core.errors import Unauthorized
+from mooring.core.errors import Unauthorized, Unavailable
 from mooring.core.sign_on import Person
 from mooring.db.session import Database
 
@@ -74,8 +74,8 @@ class Credentials:
         self._callers: _Memory[Caller] = _Memory(REMEMBERED_S)
         self._nodes: _Memory[str] = _Memory(NODE_REMEMBERED_S)
 
-    async def caller(self, secret: str, address: str | None = None, within_s: float = REMEMBERED_S) -> Caller:
-        """Whom the key, or the token of the organisation's sign-on, stands for, as of `within_s` ago at most.
+    async def caller(self, secret: str, address: str | None = None) -> Caller:
+        """Whom the key, or the token of the organisation's sign-on, stands for.
 
         Raises:
             Unauthorized: nobody.
@@ -83,11 +83,21 @@ class Credentials:
             Unavailable: code `sso_unavailable`: only the sign-on's issuer could tell, and is away.
         """
         hashed = credentials.hashed(secret)
-        known = self._callers.get(hashed, within_s)
+        known = self._callers.get(hashed)
         if known is not None:
             return known
         look_up = partial(self._caller_of, secret, hashed, address)
         return await self._looked_up(self._callers, look_up, hashed, address)
+
+    async def still(self, secret: str, address: str | None) -> Caller:
+        """Whom a credential stands for now that was good when its request began, and so is no guess.
+
+        Raises:
+            Unauthorized, Unavailable: as `caller`.
+        """
+        hashed = credentials.hashed(secret)
+        known = self._callers.get(hashed, RENEWED_S)
+        return known if known is not None else await self._caller_of(secret, hashed, address)
 
     async def node(self, secret: str, address: str | None = None) -> str:
         """The node of a credential seen in the last minute. Whoever acts on it looks at the node itself.
@@ -171,9 +181,9 @@ class LiveAccess:
             Forbidden: what they stand for may no longer do this anywhere.
         """
         try:
-            caller = await self._credentials.caller(self._secret, self.access.address, RENEWED_S)
-        except SQLAlchemyError:
-            return self.access  # while the database is away, nothing can have been taken back
+            caller = await self._credentials.still(self._secret, self.access.address)
+        except (SQLAlchemyError, Unavailable):
+            return self.access  # while nobody can be asked, nothing is known to have been taken back
         if not caller.may_somewhere(self.access.permission):
             raise lacking(self.access.permission)
         return replace(self.access, caller=caller)

@@ -106,9 +106,10 @@ async def _pass(request: Request, rule: Rule) -> None:
     request.state.rate_headers, refusal = context.rates.take(caller, rule.action_class)
     if refusal is not None:
         raise refusal
-    if not caller.may_somewhere(rule.permission):
+    if rule.permission is not None and not caller.may_somewhere(rule.permission):
         raise lacking(rule.permission)
-    access = Access(caller, rule.permission, rule.action, address, request.state.request_id)
+    needed = rule.permission or Permission.READ
+    access = Access(caller, needed, rule.action, address, request.state.request_id)
     request.state.access = access
     if rule.action_class in _LASTING:
         places: ExitStack = request.state.places

@@ -92,11 +92,12 @@ def update_project(
 ) -> Response:
     """Change its name or labels, or, as an admin, its quotas, weight, images and profile."""
     changes = body.model_dump(mode="json", exclude_unset=True)
-    return answers.done(
-        context,
-        access,
-        lambda session: _shown(session, projects.patch(session, access, project_id, changes, if_match)),
-    )
+    kept = {grant.project or "" for grants in context.settings.oidc_roles.values() for grant in grants}
+
+    def act(session: Session) -> Answer:
+        return _shown(session, projects.patch(session, access, project_id, changes, if_match, kept))
+
+    return answers.done(context, access, act)
 
 
 @router.delete(

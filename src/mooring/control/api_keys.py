@@ -123,7 +123,9 @@ def create(session: Session, access: Access, asked: KeyRequest, default_project:
     if asked.user_id is None or asked.user_id != access.caller.user_id:
         _require_owner(access, project_id)
         _refuse_stranger(session, asked.user_id, project_id)
-    elif not access.caller.may(Permission.OWN, project_id):
+    else:
+        _refuse_borrowed_role(session, asked.user_id, project_id)
+    if not access.caller.may(Permission.OWN, project_id):
         _refuse_longer_than_own(session, access, asked.expires_at)
     if asked.expires_at is not None and asked.expires_at <= now():
         raise Invalid("expires_at lies in the past", code="expired")
@@ -169,6 +171,17 @@ def _refuse_longer_than_own(session: Session, access: Access, expires_at: dateti
         return
     if expires_at is None or expires_at > own.expires_at:
         raise Forbidden(f"your own key expires at {timestamp(own.expires_at)}; one that it makes must too")
+
+
+def _refuse_borrowed_role(session: Session, user_id: str, project_id: str | None) -> None:
+    """A role that comes from a sign-on token ends with it; a key would then be able to do nothing."""
+    user = session.get_one(User, user_id)
+    if not user.is_admin and session.get(Member, (project_id, user_id)) is None:
+        raise Invalid(
+            "your role here comes from your organisation's sign-on alone; ask an owner to take you in as a "
+            "member, then make the key",
+            code="no_membership",
+        )
 
 
 def _refuse_stranger(session: Session, user_id: str | None, project_id: str | None) -> None:

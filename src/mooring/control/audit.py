@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,17 +116,14 @@ class Chain:
 def verify(session: Session) -> Chain:
     """Compute the whole chain anew."""
     rows, previous = 0, FIRST_HASH
-    for row in _all(session):
-        if row.previous_hash != previous or row.hash != _hash(previous, _entry(row)):
-            return Chain(rows, previous, row.seq)
-        rows, previous = rows + 1, row.hash
+    query = select(AuditEntry).order_by(AuditEntry.seq).execution_options(yield_per=_BATCH)
+    with closing(session.scalars(query)) as entries:
+        for row in entries:
+            if row.previous_hash != previous or row.hash != _hash(previous, _entry(row)):
+                return Chain(rows, previous, row.seq)
+            rows, previous = rows + 1, row.hash
     return Chain(rows, previous, None)
 
 
 def _entry(row: AuditEntry) -> JsonObject:
     return {name: getattr(row, name) for name in _HASHED}
-
-
-def _all(session: Session) -> Iterator[AuditEntry]:
-    query = select(AuditEntry).order_by(AuditEntry.seq).execution_options(yield_per=_BATCH)
-    yield from session.scalars(query)

@@ -42,10 +42,12 @@ def create(session: Session, access: Access, project_id: str, request: InstanceR
         Forbidden, Invalid: as `admission.require`.
         QuotaExceeded: the project's quotas have no room for it.
     """
+    # What is placed at once locks the project again, after the lock of placing: so it must have it.
+    project = quotas.lock(session, project_id, always=request.on_capacity == "fail")
     admission.require(session, project_id, request)
     if request.name is not None:
         _refuse_taken_name(session, project_id, request.name)
-    quotas.refuse_beyond(session, project_id, request)
+    quotas.refuse_beyond(session, project, request)
     name = request.name or _generated_name(request.image)
     moment = now()
     row = Instance(
@@ -166,12 +168,12 @@ def start(session: Session, access: Access, instance_id: str) -> Instance:
         Forbidden, Invalid: as `admission.require`.
         QuotaExceeded: the project's quotas have no room for it.
     """
-    quotas.lock(session, get(session, access, instance_id).project_id)
+    project = quotas.lock(session, get(session, access, instance_id).project_id)
     row, node = locks.instance(session, access, instance_id)
     if row.state not in ENDED:
         raise _forbidden("start", row)
     admission.require(session, row.project_id, spec_of(row))
-    quotas.refuse_beyond(session, row.project_id, spec_of(row))
+    quotas.refuse_beyond(session, project, spec_of(row))
     _ask(row, DesiredState.RUNNING, DEFAULT_STOP_TIMEOUT_S)
     _forget_last_run(row)
     row.node_id, row.queued_at, row.scheduled_at = None, now(), None

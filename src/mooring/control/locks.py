@@ -4,6 +4,7 @@ of it.
 """
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 from sqlalchemy import select, text
 from sqlalchemy.orm import Session
@@ -102,16 +103,23 @@ def instance(session: Session, access: Access, instance_id: str) -> tuple[Instan
         Forbidden: the caller may see it, and not do this with it.
     """
     for _ in range(_TRIES):
-        attempt = session.begin_nested()
-        node_id = session.scalar(select(Instance.node_id).where(Instance.id == instance_id))
-        on = node(session, node_id) if node_id else None
-        row = instances(session, [instance_id]).get(instance_id)
-        if row is None or row.deleted_at is not None:
-            raise NotFound(f"no instance {instance_id}")
-        access.require(row.project_id, f"no instance {instance_id}")
-        if row.node_id == node_id:
-            attempt.commit()
-            return row, on
-        # It was placed meanwhile. Its lock is let go of before its node is locked, which comes first.
-        attempt.rollback()
+        # Placed meanwhile: with the savepoint its lock is let go of, since its node's comes first.
+        with suppress(_Moved), session.begin_nested():
+            return _with_its_node(session, access, instance_id)
     raise Conflict(f"instance {instance_id} keeps moving between nodes; try again")
+
+
+class _Moved(Exception):
+    """The instance is on another node than the one that was locked for it."""
+
+
+def _with_its_node(session: Session, access: Access, instance_id: str) -> tuple[Instance, Node | None]:
+    node_id = session.scalar(select(Instance.node_id).where(Instance.id == instance_id))
+    on = node(session, node_id) if node_id else None
+    row = instances(session, [instance_id]).get(instance_id)
+    if row is None or row.deleted_at is not None:
+        raise NotFound(f"no instance {instance_id}")
+    access.require(row.project_id, f"no instance {instance_id}")
+    if row.node_id != node_id:
+        raise _Moved
+    return row, on

@@ -123,7 +123,13 @@ def recognise(node: Node, credential_hash: str) -> None:
         raise Unauthorized("this credential was replaced by a newer one")
 
 
-def renew_credential(session: Session, node_id: str, credential_hash: str) -> str:
+def renew_credential(
+    session: Session,
+    node_id: str,
+    credential_hash: str,
+    address: str | None = None,
+    request_id: str | None = None,
+) -> str:
     """A new credential for a node that shows its present one; kept as a hash only (R20).
 
     One that was fetched before and never used is forgotten.
@@ -132,7 +138,8 @@ def renew_credential(session: Session, node_id: str, credential_hash: str) -> st
     recognise(node, credential_hash)
     credential = _new_credential()
     node.next_credential_hash = credentials.hashed(credential)
-    itself = Access(Caller(node.id, "node", node.name), Permission.ADMIN, "node.renew_credential")
+    caller = Caller(node.id, "node", node.name)
+    itself = Access(caller, Permission.ADMIN, "node.renew_credential", address, request_id)
     audit.record(session, itself, node.id, None)
     return credential
 

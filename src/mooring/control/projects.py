@@ -1,6 +1,6 @@
 """Projects, the tenants, and who is in them."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from sqlalchemy import delete as sql_delete
@@ -80,12 +80,20 @@ def chosen(session: Session, access: Access, asked: str | None, default: str) ->
 
 
 def patch(
-    session: Session, access: Access, project_id: str, changes: Mapping[str, Any], if_match: int | None
+    session: Session,
+    access: Access,
+    project_id: str,
+    changes: Mapping[str, Any],
+    if_match: int | None,
+    kept_names: Container[str] = (),
 ) -> Project:
     """Change some fields; `quotas` are merged, one limit at a time.
 
+    Args:
+        kept_names: those that sign-on gives roles by. An owner who took one would take those people in.
+
     Raises:
-        Forbidden: a field that only admins change.
+        Forbidden: a field, or a name, that only admins give.
         NameTaken, NotFound, PreconditionFailed.
     """
     row = locked(session, access, project_id)
@@ -94,6 +102,8 @@ def patch(
         raise lacking(Permission.ADMIN)
     before = described(row)
     if changes.get("name", row.name) != row.name:
+        if not access.caller.is_admin and changes["name"] in kept_names:
+            raise lacking(Permission.ADMIN)
         _refuse_taken_name(session, changes["name"])
     for field, value in changes.items():
         setattr(row, field, {**row.quotas, **value} if field == "quotas" else value)

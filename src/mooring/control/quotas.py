@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, case, extract, func, literal, or_, select, text
+from sqlalchemy import ColumnElement, case, extract, func, literal, select, text
 from sqlalchemy.orm import Session
 
 from mooring.control import locks, requests
@@ -65,19 +65,15 @@ def lock(session: Session, project_id: str, *, always: bool = False) -> Project:
     return row
 
 
-def refuse_beyond(session: Session, project_id: str, spec: InstanceSpec) -> None:
-    """Let something new wait in a project, if its quotas have room.
+def refuse_beyond(session: Session, row: Project, spec: InstanceSpec) -> None:
+    """Let something new wait in a project that `lock` gave, if its quotas have room.
 
     Raises:
         QuotaExceeded: with it the project would hold and wait for more than a limit.
-        NotFound: the project was deleted a moment ago.
     """
-    # What is placed at once locks the project again, after the lock of placing: so it must have it.
-    row = lock(session, project_id, always=spec.on_capacity == "fail")
-    limits = limits_at_once(row.quotas)
-    if limits:
-        (quota,) = _counted(session, {project_id: limits}).values()
-        _refuse(quota, requests.of_spec(spec, project_id))
+    if limits := limits_at_once(row.quotas):
+        (quota,) = _counted(session, {row.id: limits}).values()
+        _refuse(quota, requests.of_spec(spec, row.id))
 
 
 def _refuse(quota: Quota, request: Request) -> None:
@@ -248,20 +244,22 @@ def _gpu_hours(session: Session, project_ids: list[str], moment: datetime) -> di
         return {}
     today = moment.replace(hour=0, minute=0, second=0, microsecond=0)
     month = today.replace(day=1)
-    seconds = [func.sum(_seconds_since(session, begin, moment)) for begin in (today, month)]
-    query = (
-        select(Allocation.project_id, *seconds)
-        .where(
-            Allocation.project_id.in_(project_ids),
-            or_(Allocation.to_at.is_(None), Allocation.to_at > month),
-        )
+    of_day, of_month = (func.sum(_seconds_since(session, begin, moment)) for begin in (today, month))
+    summed = (
+        select(Allocation.project_id, of_day, of_month)
+        .where(Allocation.project_id.in_(project_ids))
         .group_by(Allocation.project_id)
     )
-    used = {
-        project_id: _Hours(*(round(float(sum_s) / 3600, 6) for sum_s in sums))
-        for project_id, *sums in session.execute(query)
+    used = dict.fromkeys(project_ids, (0.0, 0.0))
+    # One after the other: with OR between them SQLite would read the ledger from its beginning.
+    for part in (Allocation.to_at.is_(None), Allocation.to_at > month):
+        for project_id, day_s, month_s in session.execute(summed.where(part)):
+            before_day_s, before_month_s = used[project_id]
+            used[project_id] = before_day_s + float(day_s), before_month_s + float(month_s)
+    return {
+        project_id: _Hours(round(day_s / 3600, 6), round(month_s / 3600, 6))
+        for project_id, (day_s, month_s) in used.items()
     }
-    return {project_id: used.get(project_id, _Hours()) for project_id in project_ids}
 
 
 def _seconds_since(session: Session, begin: datetime, moment: datetime) -> ColumnElement[float]:

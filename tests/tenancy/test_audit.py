@@ -1,0 +1,272 @@
+"""The audit log: what a row says, that nobody changes it unseen, and that it can be taken elsewhere."""
+
+import hashlib
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select, text
+from sqlalchemy.exc import DatabaseError
+from typer.testing import CliRunner
+
+from mooring.api import audit as audit_api
+from mooring.cli.main import app
+from mooring.control import audit
+from mooring.core.access import Role
+from mooring.db.tables import AuditEntry
+from tests.service import Client, RunningService
+from tests.tenancy.calls import CALLS
+from tests.tenancy.matrix import MATRIX
+from tests.tenancy.tenants import IMAGE, NOWHERE, World, make_key, post
+from tests.together import together
+
+JSON_LINES = {"Accept": "application/x-ndjson"}
+
+
+def _newest(client: Client, **filters: Any) -> dict[str, Any]:
+    return client.items("/v1/audit-log", limit=1, **filters)[0]
+
+
+def test_a_row_says_who_did_what_from_where_and_to_what(world: World) -> None:
+    person = world.a.people[Role.MEMBER]
+    headers = {"X-Request-Id": "of-this-test"}
+    body = {"image": IMAGE, "node_selector": NOWHERE, "env": {"TOKEN": "canary-of-env"}}
+    made = person.client.post("/v1/instances", json=body, headers=headers).json()
+    row = _newest(world.a.owner)
+    assert row["actor"] == {
+        "kind": "key", "id": person.key["id"], "name": person.key["name"], "user_id": person.id,
+    }  # fmt: skip
+    assert (row["address"], row["request_id"]) == ("127.0.0.1", "of-this-test")
+    assert (row["action"], row["target_id"], row["project_id"]) == ("instance.create", made["id"], world.a.id)
+    assert (row["before"], row["after"]["name"]) == (None, made["name"])
+    assert abs(datetime.now(UTC) - datetime.fromisoformat(row["at"])) < timedelta(seconds=30)
+    assert "canary-of-env" not in json.dumps(row)
+
+
+def _change(client: Client, method: str, path: str, body: Any = None) -> None:
+    answer = client.request(method, path, json=body)
+    assert answer.is_success, answer.text
+
+
+def test_what_changed_is_told_as_it_was_and_as_it_is(world: World) -> None:
+    project, admin = f"/v1/projects/{world.a.id}", world.admin
+    _change(admin, "PATCH", project, {"labels": {"x": "1"}, "weight": 1.5})
+    _change(admin, "PATCH", project, {"labels": {"x": "2"}, "weight": 1.5, "quotas": {"cpus": 1000.0}})
+    row = _newest(world.a.owner)
+    assert row["before"] == {"labels": {"x": "1"}, "quotas": {}}
+    assert (row["after"]["labels"], row["after"]["quotas"]["cpus"]) == ({"x": "2"}, 1000.0)
+    assert row["after"].keys() == row["before"].keys()
+    instance = f"/v1/instances/{world.waiting}"
+    _change(world.a.member, "PATCH", instance, {"labels": {"of": "alpha", "y": "1"}, "max_duration_s": None})
+    row = _newest(world.a.owner)
+    assert row["before"].keys() == row["after"].keys() == {"labels"}
+    assert row["after"] == {"labels": {"of": "alpha", "y": "1"}}
+    user = post(admin, "/v1/users", name="Ada")["id"]
+    _change(admin, "PATCH", f"/v1/users/{user}", {"name": "Ada L.", "is_admin": True})
+    row = _newest(admin, target_id=user)
+    assert row["before"] == {"name": "Ada", "is_admin": False}
+    assert row["after"] == {"name": "Ada L.", "is_admin": True}
+    for role, before in (("viewer", None), ("owner", {"role": "viewer"})):
+        _change(world.a.owner, "PUT", f"{project}/members/{user}", {"role": role})
+        row = _newest(world.a.owner, target_id=user)
+        assert (row["before"], row["after"]) == (before, {"role": role})
+    _change(world.a.owner, "DELETE", f"{project}/members/{user}")
+    row = _newest(world.a.owner, target_id=user)
+    assert (row["action"], row["before"], row["after"]) == ("member.delete", {"role": "owner"}, None)
+
+
+def test_keys_are_told_without_what_opens(world: World) -> None:
+    made = make_key(world.a.owner, role="viewer", scopes=["instances:read"], name="ci")
+    row = _newest(world.a.owner, target_id=made["id"])
+    assert row["after"].items() >= {"name": "ci", "prefix": made["prefix"], "role": "viewer"}.items()
+    assert made["key"] not in json.dumps(row)
+    world.a.owner.delete(f"/v1/api-keys/{made['id']}")
+    row = _newest(world.a.owner, target_id=made["id"])
+    assert (row["action"], row["before"]["name"], row["after"]) == ("api_key.delete", "ci", None)
+    token = post(world.admin, "/v1/join-tokens", ttl_s=60)
+    assert token["token"] not in json.dumps(_newest(world.admin, target_id=token["id"]))
+
+
+# Of what they make, these tell the id in their answer; the others name it in their path.
+MAKE = sorted(
+    operation for operation, row in MATRIX.items() if row["admin"] == 201 and operation != "join_node"
+)
+
+
+@pytest.mark.parametrize("operation", MAKE)
+def test_a_repeat_is_no_second_deed(world: World, operation: str) -> None:
+    document = world.admin.get("/openapi.json").json()
+    (path,) = [
+        path
+        for path, methods in document["paths"].items()
+        if methods.get("post", {}).get("operationId") == operation
+    ]
+    call = CALLS[operation](world, "admin")
+    first, again = (
+        call.send(world.admin, "POST", path, X_Request_Id=f"{number}-{operation}", Idempotency_Key=operation)
+        for number in ("first", "again")
+    )
+    assert (first.status_code, again.content) == (201, first.content)
+    with world.service.plane.database.read() as session:
+        mine = AuditEntry.request_id.in_([f"first-{operation}", f"again-{operation}"])
+        (row,) = session.scalars(select(AuditEntry).where(mine)).all()
+    assert (row.request_id, row.target_id) == (f"first-{operation}", first.json()["id"])
+
+
+def test_owners_see_their_projects_rows_and_admins_all(world: World) -> None:
+    post(world.admin, "/v1/join-tokens", ttl_s=60)
+    own = world.b.owner.items("/v1/audit-log", limit=200)
+    assert {row["project_id"] for row in own} == {world.b.id}
+    everything = world.admin.items("/v1/audit-log", limit=200)
+    assert {row["project_id"] for row in everything} >= {world.a.id, world.b.id, None}
+    assert world.b.owner.items("/v1/audit-log", actor_id=world.a.people[Role.MEMBER].key["id"]) == []
+    mine = world.a.people[Role.MEMBER].key["id"]
+    world.waiting_instance()
+    found = world.a.owner.items("/v1/audit-log", actor_id=mine, action="instance.create")
+    assert {(row["actor"]["id"], row["action"]) for row in found} == {(mine, "instance.create")}
+
+
+def _exported(client: Client) -> list[dict[str, Any]]:
+    answer = client.get("/v1/audit-log", headers=JSON_LINES)
+    assert answer.headers["content-type"].startswith(JSON_LINES["Accept"])
+    assert answer.text.endswith("\n")
+    return [json.loads(line) for line in answer.content.splitlines()]
+
+
+def _computed(row: dict[str, Any]) -> str:
+    """The hash as the OpenAPI document explains it, with nothing of the service's own code."""
+    content = {name: row[name] for name in row.keys() - {"seq", "previous_hash", "hash"}}
+    told = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(f"{row['previous_hash']}\n{told}".encode()).hexdigest()
+
+
+def test_the_export_is_whole_and_can_be_verified_by_anybody(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_api, "_BATCH", 5)
+    post(world.admin, "/v1/users", name='Zoë 🚀 \u2028 "quoted" \\', email="zoe@example.com")
+    _change(world.admin, "PATCH", f"/v1/projects/{world.b.id}", {"weight": 1.0, "quotas": {"cpus": 1000.1}})
+    rows = _exported(world.admin)
+    with world.service.plane.database.read() as session:
+        assert len(rows) == session.scalar(select(func.count()).select_from(AuditEntry))
+    assert len(rows) > 2 * 5
+    assert [row["seq"] for row in rows] == sorted(row["seq"] for row in rows)
+    previous = "0" * 64
+    for row in rows:
+        assert (row["previous_hash"], row["hash"]) == (previous, _computed(row))
+        previous = row["hash"]
+    assert [row for row in rows if row["project_id"] == world.b.id] == _exported(world.b.owner)
+
+
+APPEND_ONLY = "append-only"
+FORBIDDEN = (
+    "UPDATE audit_log SET action = 'nothing.happened'",
+    "UPDATE audit_log SET after = NULL WHERE seq = (SELECT min(seq) FROM audit_log)",
+    "DELETE FROM audit_log",
+    "DELETE FROM audit_log WHERE seq = (SELECT max(seq) FROM audit_log)",
+)
+OF_KIND = {
+    "postgresql": (
+        "TRUNCATE audit_log",
+        "INSERT INTO audit_log SELECT * FROM audit_log LIMIT 1 "
+        "ON CONFLICT (seq) DO UPDATE SET action = 'nothing.happened'",
+    ),
+    "sqlite": (
+        "REPLACE INTO audit_log SELECT * FROM audit_log LIMIT 1",
+        "UPDATE OR REPLACE audit_log SET seq = 1",
+    ),
+}
+
+
+def test_the_database_itself_takes_rows_and_never_changes_one(world: World) -> None:
+    engine = world.service.plane.database.engine
+    before = world.admin.get("/v1/audit-log").content
+    for statement in (*FORBIDDEN, *OF_KIND[engine.dialect.name]):
+        with pytest.raises(DatabaseError, match=APPEND_ONLY), engine.begin() as connection:
+            connection.execute(text(statement))
+    assert world.admin.get("/v1/audit-log").content == before
+
+
+def _behind_the_triggers(service: RunningService, statement: str) -> None:
+    with service.plane.database.engine.begin() as connection:
+        if connection.dialect.name == "postgresql":
+            connection.execute(text("ALTER TABLE audit_log DISABLE TRIGGER ALL"))
+        else:
+            for verb in ("update", "delete"):
+                connection.execute(text(f"DROP TRIGGER IF EXISTS audit_log_no_{verb}"))
+        assert connection.execute(text(statement)).rowcount == 1
+
+
+def _verified(service: RunningService) -> audit.Chain:
+    with service.plane.database.read() as session:
+        return audit.verify(session)
+
+
+@pytest.mark.parametrize(
+    ("statement", "broken_at"),
+    [
+        ("UPDATE audit_log SET action = 'user.delete' WHERE seq = 2", 2),
+        ("UPDATE audit_log SET at = '2020-01-01 00:00:00' WHERE seq = 3", 3),
+        ("UPDATE audit_log SET address = '10.0.0.1' WHERE seq = 1", 1),
+        ("UPDATE audit_log SET before = '{}' WHERE seq = 2", 2),
+        ("UPDATE audit_log SET hash = previous_hash WHERE seq = 2", 2),
+        ("DELETE FROM audit_log WHERE seq = 2", 3),
+    ],
+)
+def test_a_row_that_was_changed_all_the_same_is_found(
+    service: RunningService, client: Client, tmp_path: Path, statement: str, broken_at: int
+) -> None:
+    for number in range(4):
+        post(client, "/v1/users", name=f"user-{number}")
+    chain = _verified(service)
+    assert (chain.rows, chain.broken_at) == (4, None)
+    _behind_the_triggers(service, statement)
+    assert _verified(service).broken_at == broken_at
+    told = _mooring(service, tmp_path, "audit", "verify")
+    assert told.exit_code == 1
+    assert f"broken at row {broken_at}" in told.output
+
+
+def test_a_log_that_was_cut_off_is_told_by_its_newest_hash(service: RunningService, client: Client) -> None:
+    for number in range(3):
+        post(client, "/v1/users", name=f"user-{number}")
+    kept = _verified(service).newest_hash
+    assert kept == _newest(client)["hash"]
+    _behind_the_triggers(service, "DELETE FROM audit_log WHERE seq = 3")
+    assert _verified(service).newest_hash != kept
+
+
+def _mooring(service: RunningService, tmp_path: Path, *arguments: str) -> Any:
+    environment = {
+        "MOORING_DATABASE_URL": service.plane.settings.resolved_database_url,
+        "MOORING_DATA_DIR": str(tmp_path),
+    }
+    return CliRunner().invoke(app, arguments, env=environment)
+
+
+def test_commands_verify_and_export_on_the_servers_own_host(
+    service: RunningService, client: Client, tmp_path: Path
+) -> None:
+    for number in range(3):
+        post(client, "/v1/users", name=f"user-{number}")
+    verified = _mooring(service, tmp_path, "audit", "verify")
+    assert (verified.exit_code, verified.output.split()[0]) == (0, "3")
+    assert _newest(client)["hash"] in verified.output
+    exported = _mooring(service, tmp_path, "audit", "export")
+    assert exported.exit_code == 0
+    assert [json.loads(line) for line in exported.output.splitlines()] == _exported(client)
+
+
+def test_the_chain_holds_under_many_writers(service: RunningService, client: Client) -> None:
+    def write(number: int) -> int:
+        with Client(service.url) as caller:
+            return sum(
+                caller.post("/v1/users", json={"name": f"{number}-{turn}"}).status_code == 201
+                for turn in range(4)
+            )
+
+    assert sum(together(32, write)) == 32 * 4
+    chain = _verified(service)
+    assert (chain.rows, chain.broken_at) == (32 * 4, None)
