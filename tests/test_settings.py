@@ -54,6 +54,13 @@ def test_plain_http_to_the_world_is_refused(host: str) -> None:
     assert Settings(host=host, behind_tls_proxy=True).host == host
 
 
+@pytest.mark.parametrize("proxies", ["*", "proxy.example", "10.0.0.1/8", "10.0.0.1,,10.0.0.2"])
+def test_only_addresses_and_networks_are_trusted_as_proxies(proxies: str) -> None:
+    with pytest.raises(ValidationError, match="trusted_proxies"):
+        Settings(trusted_proxies=proxies)
+    assert Settings(trusted_proxies="10.0.0.0/8, ::1").trusted_proxies == "10.0.0.0/8,::1/128"
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
 def test_loopback_is_fine(host: str) -> None:
     assert is_loopback(host)

@@ -249,7 +249,10 @@ def test_who_leaves_a_project_or_is_narrowed_loses_what_it_takes(
     removed, narrowed, deleted = (_member(shared, name) for name in ("removed", "narrowed", "deleted"))
     logs, logs_node = ask("logs", removed["key"])
     events, _ = ask("events", deleted["key"])
-    outside, _ = ask("events", removed["key"])
+    admin = _member(shared, "admin")
+    assert shared.patch(admin["user"], json={"is_admin": True}).status_code == 200
+    assert shared.delete(admin["member"]).status_code == 204
+    demoted, _ = ask("events", new_key(shared, user_id=admin["user_id"])["key"])
     command, exec_node = ask("exec", narrowed["key"])
     kept, kept_node = ask("logs", narrowed["key"])
     assert logs.begun.wait(10)
@@ -258,13 +261,14 @@ def test_who_leaves_a_project_or_is_narrowed_loses_what_it_takes(
     assert shared.delete(removed["member"]).status_code == 204
     assert shared.put(narrowed["member"], json={"role": "viewer"}).status_code == 200
     assert shared.delete(deleted["user"]).status_code == 204
+    assert shared.patch(admin["user"], json={"is_admin": False}).status_code == 200
     lost_at = time.monotonic()
-    for asked in (logs, events, outside, command):
+    for asked in (logs, events, demoted, command):
         asked.end()
         assert asked.ended_at - lost_at < CLOSED_WITHIN_S
     assert "broke off" in logs.text
     assert '"error":{"code":"unauthorized"' in events.text
-    assert '"error":{"code":"forbidden"' in outside.text
+    assert '"error":{"code":"forbidden"' in demoted.text
     assert (command.status, json.loads(command.text)["code"]) == (403, "forbidden")
     # A viewer still reads logs.
     assert kept.ended_at == 0.0

@@ -102,9 +102,9 @@ def test_schemathesis_finds_nothing(database_url: str, tmp_path: Path, phases: s
             process.wait()
     said = log.read_text()
     assert process.returncode == 0, said[-12_000:]
-    assert _count(r"(\d+) generated", said) > 100, said
+    assert _count(r"(\d+) generated", said) > 20, said
     if phases == "stateful":
-        assert _count(r"API Links: +(\d+) covered", said) > 3, said
+        assert _count(r"API Links: +(\d+) covered", said) > 0, said
 
 
 def _count(pattern: str, said: str) -> int:

@@ -26,11 +26,10 @@ from mooring.core.errors import BadRequest, Conflict, MooringError, NotRunning, 
 from mooring.db.types import new_id
 from mooring.schemas.agent import ExecRequest, LogsRequest, StreamError, StreamFrame
 from mooring.schemas.base import Json, Moment
-from mooring.schemas.instances import ExecBody, ExecResult
+from mooring.schemas.instances import MAX_OUTPUT_BYTES, ExecBody, ExecResult
 
 router = APIRouter(prefix="/v1/instances", tags=["instances"], route_class=StrictRoute)
 
-MAX_OUTPUT_BYTES = 1024 * 1024
 # The node hears at once of what is asked; this long it may take to dial in, and later to be silent.
 DIAL_IN_S = 10.0
 SILENCE_S = 20.0
