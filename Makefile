@@ -1,6 +1,6 @@
 # `make` alone says what there is.
 .DEFAULT_GOAL := help
-.PHONY: help up test check lock clean
+.PHONY: help up test check openapi lock clean
 .DELETE_ON_ERROR:
 # What a recipe runs is loud enough by itself.
 .SILENT:
@@ -20,7 +20,7 @@ up: .venv/.run ## the control plane with this machine as its node, on http://127
 
 test: .venv/.dev ## all tests (installs the test bed's parts first); ARGS='-k join -x' for pytest
 	tests/testbed/install.sh
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile $(ARGS)
 
 check: .venv/.dev ## style, types and who may import whom
 	$(BIN)/ruff check
@@ -28,11 +28,15 @@ check: .venv/.dev ## style, types and who may import whom
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+openapi: .venv/.dev ## docs/openapi.json anew, after a change of the API on purpose
+	$(BIN)/python -m tests.contract.document
+
 lock: ## pin requirements*.txt anew, after a change of pyproject.toml
 	scripts/lock.sh
 
 clean: ## remove what was made here, .venv too; never .mooring, which is your data
 	rm -rf .venv build dist .mypy_cache .ruff_cache .import_linter_cache .hypothesis .testbed
+	rm -rf tests/contract/.venv tests/contract/node_modules tests/sso/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Files of their own, so that they are made again when a pin changes and at no other time.

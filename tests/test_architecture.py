@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fastapi import APIRouter, FastAPI
 
+from mooring.api import gate
 from mooring.api.errors import status_of
 from mooring.core import errors as tree
 
@@ -199,3 +201,24 @@ def test_the_documented_statuses_are_the_ones_that_are_sent() -> None:
     for kind in vars(tree).values():
         if isinstance(kind, type) and issubclass(kind, tree.MooringError):
             assert f"| `{kind.code}` | {status_of(kind('x'))} |" in text
+
+
+def test_a_route_around_the_gate_stops_the_program() -> None:
+    router = APIRouter(prefix="/v1")
+
+    @router.get("/naked", operation_id="get_health")
+    def naked() -> None: ...
+
+    app = FastAPI()
+    app.include_router(router)
+    with pytest.raises(LookupError, match="no GatedRoute"):
+        gate.refuse_ungated(app)
+
+
+def test_a_route_without_a_row_of_the_table_stops_the_program() -> None:
+    router = APIRouter(route_class=gate.GatedRoute)
+
+    def forgotten() -> None: ...
+
+    with pytest.raises(LookupError, match="has no row"):
+        router.get("/forgotten", operation_id="forgotten")(forgotten)

@@ -175,7 +175,7 @@ def test_a_stream_with_nothing_to_say_shows_that_it_lives(
 def test_a_last_event_id_that_is_none_is_refused(shared: Client, given: str) -> None:
     headers = EVENTS | {"Last-Event-ID": given.encode()}
     answer = shared.get("/v1/events", headers=headers)  # type: ignore[arg-type]
-    problem(answer, 400, "bad_request")
+    problem(answer, 400, "bad_event_id")
 
 
 def test_a_last_event_id_beyond_all_bounds_is_refused(shared: Client) -> None:

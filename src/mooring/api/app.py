@@ -44,7 +44,7 @@ def create_app(context: Context) -> FastAPI:
     )  # fmt: skip
     for module in parts:
         app.include_router(module.router)
-    gate.refuse_ungated(app.routes)
+    gate.refuse_ungated(app)
     errors.install(app)
     openapi.install(app)
     app.add_middleware(Edge)

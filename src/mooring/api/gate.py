@@ -8,12 +8,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fastapi import Depends, Security
-from fastapi.routing import APIRoute
+from fastapi import Depends, FastAPI, Security
+from fastapi.routing import APIRoute, iter_route_contexts
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
 from mooring.api.access import RULES, ActionClass, Rule, Who
@@ -82,13 +81,12 @@ def rule_of(route: APIRoute) -> Rule:
     return RULES[name]
 
 
-def refuse_ungated(routes: list[BaseRoute]) -> None:
-    """Raises LookupError for a route that was added around the gate."""
-    for route in routes:
-        if isinstance(route, APIRoute) and not isinstance(route, GatedRoute):
-            raise LookupError(  # noqa: TRY004 - a route without its row, as above
-                f"{route.path} is no GatedRoute: give its router route_class=GatedRoute"
-            )
+def refuse_ungated(app: FastAPI) -> None:
+    """Raises LookupError for a route that was added around the gate; the document is FastAPI's own, and public."""
+    for context in iter_route_contexts(app.routes):
+        route = context.original_route
+        if not isinstance(route, GatedRoute) and getattr(route, "path", None) != app.openapi_url:
+            raise LookupError(f"{route} is no GatedRoute: give its router route_class=GatedRoute")
 
 
 async def _pass(request: Request, rule: Rule) -> None:

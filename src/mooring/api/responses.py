@@ -9,19 +9,20 @@ _WHAT = {
     401: "No credentials, or bad ones.",
     403: "The key may not do this.",
     404: "It does not exist, or belongs to somebody else.",
+    408: "The request came too slowly and was cut off.",
     409: "The present state forbids it.",
     410: "What was asked for is no longer kept.",
     412: "It changed since you read it.",
-    413: "The body is larger than 1 MiB.",
+    413: "The body is larger than 1 MiB, or holds more than 4000 values.",
     415: "The body is not JSON.",
     422: "The request is well-formed and asks for something impossible.",
     429: "Too many requests; see Retry-After.",
-    431: "Path, query and headers are larger than 64 KiB.",
+    431: "Path, query and headers are larger than 64 KiB, or more than can be meant.",
     500: "A bug in Mooring; its log has the cause under the request_id.",
     503: "The database or the node does not answer just now; see Retry-After.",
 }
 # What the layers around every operation may answer, before it is looked at.
-ANY_REQUEST = (400, 413, 431, 500)
+ANY_REQUEST = (400, 408, 413, 431, 500)
 WITH_CREDENTIALS = (401, 403, 429)
 _ALWAYS = (*WITH_CREDENTIALS, 422, 503)
 _WITH_BODY = (415,)
