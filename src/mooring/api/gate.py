@@ -82,7 +82,7 @@ def rule_of(route: APIRoute) -> Rule:
 
 
 def refuse_ungated(app: FastAPI) -> None:
-    """Raises LookupError for a route that was added around the gate; the document is FastAPI's own, and public."""
+    """Raises LookupError for a route that was added around the gate; the public document is FastAPI's own."""
     for context in iter_route_contexts(app.routes):
         route = context.original_route
         if not isinstance(route, GatedRoute) and getattr(route, "path", None) != app.openapi_url:
