@@ -20,7 +20,7 @@ up: .venv/.run ## the control plane with this machine as its node, on http://127
 
 test: .venv/.dev ## all tests (installs the test bed's parts first); ARGS='-k join -x' for pytest
 	tests/testbed/install.sh
-	$(BIN)/pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile $(ARGS)
+	$(BIN)/pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder $(ARGS)
 
 check: .venv/.dev ## style, types and who may import whom
 	$(BIN)/ruff check

@@ -154,8 +154,9 @@ def test_an_instances_whole_life(node: Node) -> None:
 
 def test_the_first_report_is_complete(node: Node) -> None:
     node.begin()
-    first = wait_until(lambda: node.server.reports)[0][1]
-    assert (first.session, first.seq, first.generation, first.wait_s) == (1, 1, 0, 0)
+    # Not always the first to come: the ear's call and the mouth's may cross.
+    (first,) = wait_until(lambda: [report for _, report in node.server.reports if report.seq == 1])
+    assert (first.session, first.generation, first.wait_s) == (1, 0, 0)
     assert (first.facts.hostname, first.facts.address, first.facts.labels) == (
         "host-1",
         "10.0.0.7",
@@ -171,7 +172,8 @@ def test_reports_rise_and_come_at_the_interval_asked_for(node: Node) -> None:
     node.begin()
     node.heard_again(6)
     at, reports = zip(*node.server.reports, strict=True)
-    assert [report.seq for report in reports] == sorted({report.seq for report in reports})
+    # Each number once; of two calls that cross, the server skips the older report.
+    assert sorted(report.seq for report in reports) == list(range(1, len(reports) + 1))
     assert (at[-1] - at[2]) / (len(at) - 3) > 0.15
 
 

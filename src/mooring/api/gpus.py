@@ -63,7 +63,7 @@ def get_gpu_metrics(uuid: str, context: Ctx, access: CurrentAccess) -> Response:
     with context.database.read() as session:
         row = gpus.get(session, uuid)
         gpus.require_visible_figures(session, access, row.uuid)
-        found = views.samples(session, [row.uuid])
+        found = views.samples(session, access, [row.uuid])
     if not found:
         raise Unavailable(f"the node of {uuid} has told no figures; is it reachable?", code="no_sample")
     return answers.respond(answers.answer(found[0]))

@@ -247,7 +247,7 @@ def get_instance_metrics(instance_id: str, context: Ctx, access: CurrentAccess) 
     with context.database.read() as session:
         row = instances.get(session, access, instance_id)
         uuids = instances.held_gpus(session, [row.id]).get(row.id, [])
-        items = views.samples(session, uuids)
+        items = views.samples(session, access, uuids)
     return answers.respond(answers.answer({"items": items}))
 
 

@@ -93,9 +93,10 @@ def update_project(
     """Change its name or labels, or, as an admin, its quotas, weight, images and profile."""
     changes = body.model_dump(mode="json", exclude_unset=True)
     kept = {grant.project or "" for grants in context.settings.oidc_roles.values() for grant in grants}
+    default = context.identity.default_project_id
 
     def act(session: Session) -> Answer:
-        return _shown(session, projects.patch(session, access, project_id, changes, if_match, kept))
+        return _shown(session, projects.patch(session, access, project_id, changes, default, if_match, kept))
 
     return answers.done(context, access, act)
 

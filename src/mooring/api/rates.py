@@ -31,9 +31,12 @@ REQUESTS: Final[Mapping[ActionClass, int]] = {
     ActionClass.EXEC: 60,
     ActionClass.STREAM: 300,  # a long poll on a busy log is answered at once, again and again
 }
+# A project's keys together may make this many times as many: whoever may make keys could else have any number.
+KEYS_AT_FULL_RATE = 10
 FAILED_ATTEMPTS = 30
 # A caller with 32 streams follows a whole 8-GPU node four times over; what is open is held in memory.
 STREAMS_OF_ONE = 32
+STREAMS_OF_PROJECT = 256  # so that no project takes all there are
 STREAMS = 1024
 STREAMS_KEPT_FOR_ADMINS = 128
 _MOST_KEYS = 100_000  # about 100 MiB, were all of them at their limit
@@ -108,24 +111,45 @@ class MovingWindow:
 
 
 class RequestRates:
-    """Requests per caller and class of action. Admins have no limit."""
+    """Requests per caller and class of action, and per project of keys. Admins have no limit."""
 
     def __init__(self, *, on: bool, clock: Clock = time.monotonic) -> None:
         self._on = on
-        self._windows = {kind: MovingWindow(most, clock=clock) for kind, most in REQUESTS.items()}
-        self._policies = {kind: f'"{kind}";q={most};w={WINDOW_S}'.encode() for kind, most in REQUESTS.items()}
+        self._callers = {kind: _Rate(kind, most, clock) for kind, most in REQUESTS.items()}
+        self._projects = {
+            kind: _Rate(kind, most * KEYS_AT_FULL_RATE, clock) for kind, most in REQUESTS.items()
+        }
 
     def take(self, caller: Caller, kind: ActionClass) -> tuple[Headers, TooManyRequests | None]:
         """Count a request: the headers that its answer bears, and the refusal if it was one too many."""
         if not self._on or caller.is_admin:
             return [], None
-        count = self._windows[kind].take(caller.id)
-        state = f'"{kind}";r={count.remaining};t={count.more_in_s}'.encode()
-        headers = [(b"ratelimit-policy", self._policies[kind]), (b"ratelimit", state)]
+        headers, refusal = self._callers[kind].take(caller.id, "you have made")
+        if refusal is not None or caller.project_id is None:
+            return headers, refusal
+        of_project, refusal = self._projects[kind].take(
+            caller.project_id, "the keys of your project have together made"
+        )
+        return (headers if refusal is None else of_project), refusal
+
+
+class _Rate:
+    """The limit of one class of action, and what is said of it."""
+
+    def __init__(self, kind: ActionClass, most: int, clock: Clock) -> None:
+        self._kind = kind
+        self._most = most
+        self._window = MovingWindow(most, clock=clock)
+        self._policy = f'"{kind}";q={most};w={WINDOW_S}'.encode()
+
+    def take(self, key: str, who: str) -> tuple[Headers, TooManyRequests | None]:
+        count = self._window.take(key)
+        state = f'"{self._kind}";r={count.remaining};t={count.more_in_s}'.encode()
+        headers = [(b"ratelimit-policy", self._policy), (b"ratelimit", state)]
         if count.admitted:
             return headers, None
         return headers, TooManyRequests(
-            f"you have made {REQUESTS[kind]} requests of the class {kind} within {WINDOW_S} s; "
+            f"{who} {self._most} requests of the class {self._kind} within {WINDOW_S} s; "
             f"there is room again in {count.more_in_s} s",
             retry_after_s=count.more_in_s,
         )
@@ -194,23 +218,33 @@ class OpenStreams:
         """Hold a place for the length of the block.
 
         Raises:
-            TooManyRequests: code `too_many_streams`: the caller, or all together, have none left.
+            TooManyRequests: code `too_many_streams`: the caller, the project of its key, or all together, have
+                none left.
         """
         if not caller.is_admin and self._open[caller.id] >= STREAMS_OF_ONE:
             raise TooManyRequests(
                 f"you have {STREAMS_OF_ONE} streams, waits and commands open; close one first",
                 code="too_many_streams",
             )
+        project = None if caller.is_admin else caller.project_id
+        if project is not None and self._open[project] >= STREAMS_OF_PROJECT:
+            raise TooManyRequests(
+                f"the keys of your project have together {STREAMS_OF_PROJECT} streams, waits and commands open; "
+                "close one first",
+                code="too_many_streams",
+            )
         if self._total >= STREAMS + (STREAMS_KEPT_FOR_ADMINS if caller.is_admin else 0):
             raise TooManyRequests(
                 "this server has as many streams open as it can bear; try again soon", code="too_many_streams"
             )
-        self._open[caller.id] += 1
+        counted = [caller.id] if project is None else [caller.id, project]
+        self._open.update(counted)
         self._total += 1
         try:
             yield
         finally:
             self._total -= 1
-            self._open[caller.id] -= 1
-            if not self._open[caller.id]:
-                del self._open[caller.id]
+            self._open.subtract(counted)
+            for key in counted:
+                if not self._open[key]:
+                    del self._open[key]

@@ -19,7 +19,7 @@ from mooring.control.instances import QUEUED
 from mooring.core.instance import State
 from mooring.db.tables import Instance
 
-_KEPT = 20_000  # about 30 MiB
+_KEPT_BYTES = 32 * 1024 * 1024  # of texts; some 20,000 usual instances, or 32 with the largest env
 
 Key = tuple[str, int]
 Heads = Sequence[Row[Any]]
@@ -39,6 +39,7 @@ class RenderedInstances:
     def __init__(self) -> None:
         self._lock = Lock()
         self._texts: OrderedDict[Key, bytes] = OrderedDict()
+        self._bytes = 0
 
     def page(self, session: Session, query: Select[Any], asked: lists.PageQuery, secret: bytes) -> bytes:
         """The whole answer for a page of a query made of `heads`."""
@@ -63,7 +64,12 @@ class RenderedInstances:
         }
         with self._lock:
             for row in rows:
-                self._texts[row.id, row.version] = made[row.id]
-            while len(self._texts) > _KEPT:
-                self._texts.popitem(last=False)
+                self._keep((row.id, row.version), made[row.id])
         return made
+
+    def _keep(self, key: Key, text: bytes) -> None:
+        self._bytes += len(text) - len(self._texts.pop(key, b""))
+        self._texts[key] = text
+        while self._bytes > _KEPT_BYTES:
+            _oldest, dropped = self._texts.popitem(last=False)
+            self._bytes -= len(dropped)

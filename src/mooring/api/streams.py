@@ -246,7 +246,8 @@ async def exec_in_instance(
         if stored is not None:
             return answers.respond(stored, replayed=True)
     try:
-        answer = answers.answer(await _exec(context, live, instance_id, body))
+        # What a command prints may well be a secret: it is kept for a replay encrypted only.
+        answer = answers.answer(await _exec(context, live, instance_id, body), sealed=True)
     except MooringError as error:
         # Where it may have run, a repeat must not run it again.
         if key is not None and error.error_code in _NOTHING_RAN:

@@ -122,7 +122,7 @@ def create(session: Session, access: Access, asked: KeyRequest, default_project:
     _refuse_more_than_own(access, project_id, key_permissions(asked.role, asked.scopes))
     if asked.user_id is None or asked.user_id != access.caller.user_id:
         _require_owner(access, project_id)
-        _refuse_stranger(session, asked.user_id, project_id)
+        _refuse_stranger(session, access, asked.user_id, project_id)
     else:
         _refuse_borrowed_role(session, asked.user_id, project_id)
     if not access.caller.may(Permission.OWN, project_id):
@@ -184,12 +184,14 @@ def _refuse_borrowed_role(session: Session, user_id: str, project_id: str | None
         )
 
 
-def _refuse_stranger(session: Session, user_id: str | None, project_id: str | None) -> None:
+def _refuse_stranger(session: Session, access: Access, user_id: str | None, project_id: str | None) -> None:
+    """Only an admin makes keys in the name of an admin who is no member: owners could speak as them."""
     if user_id is None:
         return
     user = session.get(User, user_id)
     is_member = session.get(Member, (project_id, user_id)) is not None
-    if user is None or user.deleted_at is not None or not (user.is_admin or is_member):
+    may_be_anywhere = user is not None and user.is_admin and access.caller.is_admin
+    if user is None or user.deleted_at is not None or not (is_member or may_be_anywhere):
         raise NotFound(f"no user {user_id} in this project")
 
 
@@ -213,13 +215,19 @@ def _described(row: ApiKey) -> dict[str, Any]:
 
 
 def visible(access: Access) -> ColumnElement[bool]:
-    """The keys that a caller may see: an owner all of the project's, everybody their own."""
+    """The keys that a caller may see: an owner all of the project's, everybody their own.
+
+    A key, which an owner may have made for somebody else, sees that person's keys of its own project only.
+    """
     if access.caller.is_admin:
         return true()
     owned = {project for project, held in access.caller.permissions.items() if Permission.OWN in held}
     mine = ApiKey.id == access.caller.id
     if access.caller.user_id is not None:
-        mine = or_(mine, ApiKey.user_id == access.caller.user_id)
+        theirs = ApiKey.user_id == access.caller.user_id
+        if access.caller.kind == "key":
+            theirs &= ApiKey.project_id.in_(access.caller.permissions)
+        mine = or_(mine, theirs)
     return or_(mine, ApiKey.project_id.in_(owned))
 
 

@@ -84,6 +84,7 @@ def patch(
     access: Access,
     project_id: str,
     changes: Mapping[str, Any],
+    default_project: str,
     if_match: int | None,
     kept_names: Container[str] = (),
 ) -> Project:
@@ -94,6 +95,7 @@ def patch(
 
     Raises:
         Forbidden: a field, or a name, that only admins give.
+        Conflict: code `default_project`: it is known by its name at the next start, so it keeps it.
         NameTaken, NotFound, PreconditionFailed.
     """
     row = locked(session, access, project_id)
@@ -104,6 +106,8 @@ def patch(
     if changes.get("name", row.name) != row.name:
         if not access.caller.is_admin and changes["name"] in kept_names:
             raise lacking(Permission.ADMIN)
+        if project_id == default_project:
+            raise Conflict("the default project cannot be renamed", code="default_project")
         _refuse_taken_name(session, changes["name"])
     for field, value in changes.items():
         setattr(row, field, {**row.quotas, **value} if field == "quotas" else value)
@@ -163,7 +167,9 @@ def put_member(session: Session, access: Access, project_id: str, user_id: str, 
         NotFound: no such project or user.
     """
     locked(session, access, project_id)
-    user = session.get(User, user_id)
+    # Locked as the new row's foreign key will lock it, but before the look: a delete has then come first or
+    # finds the membership.
+    user = session.get(User, user_id, with_for_update={"read": True, "key_share": True})
     if user is None or user.deleted_at is not None:
         raise NotFound(f"no user {user_id}")
     row = session.get(Member, (project_id, user_id))

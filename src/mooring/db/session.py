@@ -104,7 +104,9 @@ def _notify(session: Session, topics: set[str]) -> None:
 def _sqlite_engine(url: URL) -> Engine:
     if url.database:
         Path(url.database).parent.mkdir(parents=True, exist_ok=True)
-    engine = create_engine(url, connect_args={"timeout": 10}, pool_size=40, max_overflow=20)
+    engine = create_engine(
+        url, connect_args={"timeout": 10}, pool_size=40, max_overflow=20, hide_parameters=True
+    )
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     event.listen(engine, "checkin", _end_sqlite)
@@ -140,6 +142,7 @@ def _postgresql_engine(url: URL, pool_size: int) -> Engine:
         max_overflow=pool_size,
         pool_timeout=3,
         pool_pre_ping=True,
+        hide_parameters=True,  # errors are logged; env and output of commands are among the values
         connect_args={
             "connect_timeout": 3,
             "options": "-c statement_timeout=15000 -c lock_timeout=10000 -c timezone=UTC",
