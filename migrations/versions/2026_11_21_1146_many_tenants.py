@@ -146,6 +146,9 @@ def upgrade() -> None:
     with op.batch_alter_table("control_plane") as batch_op:
         batch_op.add_column(sa.Column("key_check", sa.LargeBinary(), nullable=True))
 
+    with op.batch_alter_table("events") as batch_op:
+        batch_op.create_index("ix_events_project_id_seq", ["project_id", "seq"], unique=False)
+
     with op.batch_alter_table("idempotency_keys") as batch_op:
         batch_op.add_column(sa.Column("sealed", sa.Boolean(), nullable=False, server_default=sa.false()))
 
@@ -232,6 +235,9 @@ def downgrade() -> None:
 
     with op.batch_alter_table("idempotency_keys") as batch_op:
         batch_op.drop_column("sealed")
+
+    with op.batch_alter_table("events") as batch_op:
+        batch_op.drop_index("ix_events_project_id_seq")
 
     with op.batch_alter_table("control_plane") as batch_op:
         batch_op.drop_column("key_check")

@@ -1,5 +1,7 @@
 """GPUs: inventory, health and live figures."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from mooring.control import nodes
@@ -191,3 +193,41 @@ def test_samples_are_shown_while_the_node_is_heard(corner: Corner) -> None:
     problem(corner.client.get(path), 503, "no_sample")
     assert corner.client.items(f"/v1/instances/{assignment.instance_id}/metrics") == []
     problem(corner.client.get("/v1/instances/none/metrics"), 404, "not_found")
+
+
+def test_a_sample_from_before_a_gpu_changed_hands_does_not_tell_the_new_holder_of_the_old_one(
+    corner: Corner,
+) -> None:
+    former = corner.running(gpus={"count": 1})
+    process = {
+        "pid": 7, "name": "/home/ada/secret-model", "memory_used_mib": 5, "instance_id": former.instance_id
+    }  # fmt: skip
+    nobodys = {**process, "name": "Xorg", "instance_id": None}
+    sample = {
+        "uuid": former.gpu_uuids[0], "index": 0, "sampled_at": "2026-11-21T08:00:00Z",
+        "processes": [process, nobodys],
+    }  # fmt: skip
+    corner.sync(*corner.ran, samples=[sample])
+    path = f"/v1/gpus/{former.gpu_uuids[0]}/metrics"
+    with _member_of_another_project(corner) as other:
+        problem(other.get(path), 403, "forbidden")
+        corner.client.delete(f"/v1/instances/{former.instance_id}")
+        corner.sync(samples=[sample])
+        assert other.get(path).json()["processes"] == []  # nobody holds it
+        made = other.create(node_selector={"corner": corner.node.name}, gpus={"count": 8})
+        corner.made.append(made["id"])
+        other.wait(made["id"], "scheduled")
+        (shown,) = other.items(f"/v1/instances/{made['id']}/metrics")
+        assert shown["processes"] == []
+        own = {**process, "name": "mine", "instance_id": made["id"]}
+        corner.sync(samples=[{**sample, "processes": [process, own]}])
+        assert [one["name"] for one in other.get(path).json()["processes"]] == ["mine"]
+    assert [one["name"] for one in corner.client.get(path).json()["processes"]] == [process["name"], "mine"]
+
+
+@contextmanager
+def _member_of_another_project(corner: Corner) -> Iterator[Client]:
+    project = corner.client.post("/v1/projects", json={"name": f"other-{corner.node.name}"}).json()["id"]
+    body = {"name": "k", "project_id": project, "role": "member"}
+    with Client(corner.service.url, corner.client.post("/v1/api-keys", json=body).json()["key"]) as made:
+        yield made

@@ -13,12 +13,15 @@ from sqlalchemy import event
 from mooring.api.access import ActionClass
 from mooring.api.rates import (
     FAILED_ATTEMPTS,
+    KEYS_AT_FULL_RATE,
     REQUESTS,
     WINDOW_S,
     FailedAttempts,
     MovingWindow,
+    RequestRates,
     network_of,
 )
+from mooring.core.access import Caller
 from mooring.core.errors import TooManyRequests, Unauthorized
 from tests.nodes import WireNode, join_token
 from tests.problems import problem
@@ -159,6 +162,27 @@ def test_it_works_again_exactly_when_it_was_said_to() -> None:
     again = window.take("key")
     assert (again.admitted, again.remaining, again.more_in_s) == (True, 0, 10)  # the refused did not count
     assert window.take("other").remaining == 2
+
+
+def test_more_keys_are_no_way_around_the_limit() -> None:
+    clock = Clock()
+    rates = RequestRates(on=True, clock=clock)
+
+    def take(key: str, project: str) -> tuple[dict[bytes, bytes], TooManyRequests | None]:
+        headers, refusal = rates.take(Caller(key, "key", key, project_id=project), ActionClass.EXEC)
+        return dict(headers), refusal
+
+    most = REQUESTS[ActionClass.EXEC] * KEYS_AT_FULL_RATE
+    for number in range(most):
+        assert take(f"key_{number}", "a")[1] is None
+    headers, refusal = take("key_new", "a")
+    assert refusal is not None
+    assert refusal.retry_after_s == WINDOW_S
+    assert headers[b"ratelimit-policy"] == f'"exec";q={most};w={WINDOW_S}'.encode()
+    assert headers[b"ratelimit"] == f'"exec";r=0;t={WINDOW_S}'.encode()
+    assert take("key_b", "b")[1] is None
+    clock.now += WINDOW_S
+    assert take("key_new", "a")[1] is None
 
 
 def test_what_is_over_is_forgotten_and_millions_of_addresses_fill_no_memory() -> None:

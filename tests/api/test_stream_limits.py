@@ -12,7 +12,13 @@ import pytest
 from starlette.responses import StreamingResponse
 
 from mooring.api.context import Context
-from mooring.api.rates import STREAMS, STREAMS_KEPT_FOR_ADMINS, STREAMS_OF_ONE, OpenStreams
+from mooring.api.rates import (
+    STREAMS,
+    STREAMS_KEPT_FOR_ADMINS,
+    STREAMS_OF_ONE,
+    STREAMS_OF_PROJECT,
+    OpenStreams,
+)
 from mooring.core.access import Caller, Permission
 from mooring.core.errors import TooManyRequests
 from mooring.schemas.agent import Assignment
@@ -85,8 +91,9 @@ def test_a_place_is_let_go_of_however_a_request_ends(shared_service: RunningServ
     wait_until(lambda: _open(shared_service) == 0)
 
 
-def _caller(name: str, *, admin: bool = False) -> Caller:
-    return Caller(name, "key", name, everywhere=frozenset({Permission.ADMIN} if admin else ()))
+def _caller(name: str, *, admin: bool = False, project: str | None = None) -> Caller:
+    everywhere = frozenset({Permission.ADMIN} if admin else ())
+    return Caller(name, "key", name, project_id=project, everywhere=everywhere)
 
 
 def test_all_streams_together_are_bounded_and_admins_keep_some() -> None:
@@ -102,6 +109,22 @@ def test_all_streams_together_are_bounded_and_admins_keep_some() -> None:
             raise AssertionError
     assert len(places) == 0
     with places.opened(_caller("another")):
+        assert len(places) == 1
+
+
+def test_no_project_takes_all_streams_however_many_keys_it_makes() -> None:
+    places = OpenStreams()
+    with ExitStack() as held:
+        for number in range(STREAMS_OF_PROJECT):
+            held.enter_context(places.opened(_caller(f"key_{number}", project="a")))
+        with (
+            pytest.raises(TooManyRequests, match="your project"),
+            places.opened(_caller("more", project="a")),
+        ):
+            raise AssertionError
+        with places.opened(_caller("other", project="b")), places.opened(_caller("person")):
+            assert len(places) == STREAMS_OF_PROJECT + 2
+    with places.opened(_caller("more", project="a")):
         assert len(places) == 1
 
 

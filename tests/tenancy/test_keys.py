@@ -101,6 +101,28 @@ def test_owners_see_all_keys_of_the_project_and_others_their_own(world: World) -
     assert personal[Role.MEMBER] in {item["id"] for item in world.a.owner.items("/v1/api-keys", **mine)}
 
 
+def test_a_key_made_for_somebody_tells_nothing_of_their_keys_elsewhere(world: World) -> None:
+    """An owner takes a stranger in, makes a key in their name, and asks with it what else they have."""
+    victim = world.b.people[Role.MEMBER]
+    path = f"/v1/projects/{world.a.id}/members/{victim.id}"
+    assert world.a.owner.put(path, json={"role": "viewer"}).status_code == 200
+    made = make_key(world.a.owner, user_id=victim.id, role="viewer")
+    with Client(world.service.url, key=made["key"]) as disguised:
+        assert [item["id"] for item in disguised.items("/v1/api-keys")] == [made["id"]]
+        assert disguised.items("/v1/api-keys", project_id=world.b.id) == []
+        for method in ("GET", "DELETE"):
+            problem(disguised.request(method, f"/v1/api-keys/{victim.key['id']}"), 404, "not_found")
+    assert victim.key["id"] in {item["id"] for item in victim.client.items("/v1/api-keys")}
+    assert world.a.owner.delete(path).status_code == 204
+
+
+def test_only_admins_make_keys_in_the_name_of_an_admin_who_is_no_member(world: World) -> None:
+    boss = post(world.admin, "/v1/users", name="Boss", is_admin=True)["id"]
+    body = {"name": "k", "user_id": boss, "role": "owner", "project_id": world.a.id}
+    problem(world.a.owner.post("/v1/api-keys", json=body), 404, "not_found")
+    assert make_key(world.admin, **body)["user_id"] == boss
+
+
 def test_a_revoked_key_is_gone_from_the_list(world: World) -> None:
     made = make_key(world.a.owner, role="viewer")
     path = f"/v1/api-keys/{made['id']}"

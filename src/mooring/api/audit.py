@@ -53,7 +53,7 @@ def list_audit_log(
     if accept is not None and JSON_LINES in accept:
         return StreamingResponse(lines(context.database, query), media_type=JSON_LINES)
     with context.database.read() as session:
-        rows, cursor = lists.page(session, query, AuditEntry.id, asked, context.identity.cursor_secret)
+        rows, cursor = lists.page(session, query, AuditEntry.seq, asked, context.identity.cursor_secret)
         content = {"items": [views.audit_entry(row[0]) for row in rows], "next_cursor": cursor}
     return answers.respond(answers.answer(content))
 

@@ -1,4 +1,4 @@
-"""Pages of lists: newest first by id, with a signed cursor that is good for the same filters only."""
+"""Pages of lists: newest first by id or number, with a signed cursor that is good for the same filters only."""
 
 import base64
 import binascii
@@ -32,7 +32,7 @@ class PageQuery(BaseModel):
 def page(
     session: Session,
     query: Select[Any],
-    key: InstrumentedAttribute[str],
+    key: InstrumentedAttribute[str] | InstrumentedAttribute[int],
     asked: PageQuery,
     secret: bytes,
 ) -> tuple[Sequence[Row[Any]], str | None]:
@@ -43,12 +43,12 @@ def page(
     """
     scope = f"{key.class_.__name__}{sorted(asked.filters().items())}"
     if asked.cursor is not None:
-        query = query.where(key < _opened(asked.cursor, scope, secret))
+        query = query.where(key < key.type.python_type(_opened(asked.cursor, scope, secret)))
     query = query.add_columns(key.label("page_key")).order_by(key.desc()).limit(asked.limit + 1)
     rows = session.execute(query).all()
     if len(rows) <= asked.limit:
         return rows, None
-    return rows[: asked.limit], _sealed(rows[asked.limit - 1].page_key, scope, secret)
+    return rows[: asked.limit], _sealed(str(rows[asked.limit - 1].page_key), scope, secret)
 
 
 def _sealed(last: str, scope: str, secret: bytes) -> str:

@@ -31,7 +31,7 @@ REQUESTS: Final[Mapping[ActionClass, int]] = {
     ActionClass.EXEC: 60,
     ActionClass.STREAM: 300,  # a long poll on a busy log is answered at once, again and again
 }
-# A project's keys together may make this many times as many: whoever may make keys could else have any number.
+# A project's keys together may make as many times more: whoever makes keys would else have no limit.
 KEYS_AT_FULL_RATE = 10
 FAILED_ATTEMPTS = 30
 # A caller with 32 streams follows a whole 8-GPU node four times over; what is open is held in memory.
@@ -218,8 +218,7 @@ class OpenStreams:
         """Hold a place for the length of the block.
 
         Raises:
-            TooManyRequests: code `too_many_streams`: the caller, the project of its key, or all together, have
-                none left.
+            TooManyRequests: code `too_many_streams`: the caller, its project's keys, or all have none left.
         """
         if not caller.is_admin and self._open[caller.id] >= STREAMS_OF_ONE:
             raise TooManyRequests(
@@ -229,8 +228,7 @@ class OpenStreams:
         project = None if caller.is_admin else caller.project_id
         if project is not None and self._open[project] >= STREAMS_OF_PROJECT:
             raise TooManyRequests(
-                f"the keys of your project have together {STREAMS_OF_PROJECT} streams, waits and commands open; "
-                "close one first",
+                f"your project has {STREAMS_OF_PROJECT} streams, waits and commands open; close one first",
                 code="too_many_streams",
             )
         if self._total >= STREAMS + (STREAMS_KEPT_FOR_ADMINS if caller.is_admin else 0):

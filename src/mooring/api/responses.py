@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from mooring.api.errors import STATUS
 from mooring.schemas.base import PROBLEM_MEDIA_TYPE
 
 _WHAT = {
@@ -38,5 +39,20 @@ def errors(*statuses: int, body: bool = False) -> Responses:
 
 def problem(status: int) -> dict[str, Any]:
     """One error answer, as the document has it."""
-    schema = {"schema": {"$ref": "#/components/schemas/Problem"}}
-    return {"description": _WHAT[status], "content": {PROBLEM_MEDIA_TYPE: schema}}
+    content = {"schema": {"$ref": "#/components/schemas/Problem"}, "example": _example(status)}
+    return {"description": _WHAT[status], "content": {PROBLEM_MEDIA_TYPE: content}}
+
+
+def _example(status: int) -> dict[str, Any]:
+    """Without it Swagger UI makes up noise that fits the patterns."""
+    kind = next(kind for kind, known in STATUS.items() if known == status)
+    return {
+        "type": f"urn:mooring:error:{kind.code}",
+        "title": kind.title,
+        "status": status,
+        "detail": _WHAT[status],
+        "instance": "/v1/instances",
+        "code": kind.code,
+        "request_id": "req_01m7ytn7kexrn34wn367q44k9v",
+        "retryable": kind.retryable,
+    }

@@ -34,6 +34,43 @@ CREATE_EXAMPLE: Json = {
 }
 
 
+INSTANCE_EXAMPLE: Json = {
+    **CREATE_EXAMPLE,
+    "id": "ins_01m7ytn7kexrn34wn367q44k9v",
+    "project_id": "prj_01m7ytkz3cq1f7r8v2w9x4a6bd",
+    "state": "running",
+    "desired_state": "running",
+    "reason": None,
+    "version": 5,
+    "generation": 1,
+    "attempt": 1,
+    "node_id": "nod_01m7ytm2d5e8g0h3j6k9m1n4pq",
+    "node_name": "gpu-7",
+    "granted": {"cpus": 8, "memory_mib": 65536},
+    "devices": [
+        {
+            "uuid": f"GPU-e13a6c75-b0f2-5f46-b758-cf8891cf4ff{index}",
+            "index": index,
+            "model": "NVIDIA H100 80GB HBM3",
+            "memory_mib": 81559,
+        }
+        for index in (0, 1)
+    ],
+    "endpoints": [{"container": 8888, "protocol": "tcp", "host": "10.0.0.7", "port": 32768}],
+    "container_id": "4f3c2a",
+    "image_digest": f"sha256:{'0123456789abcdef' * 4}",
+    "exit_code": None,
+    "queue_position": None,
+    "actions": ["stop", "restart", "delete"],
+    "simulated": False,
+    "created_at": "2026-11-21T08:00:00.000Z",
+    "scheduled_at": "2026-11-21T08:00:00.020Z",
+    "started_at": "2026-11-21T08:00:00.300Z",
+    "stopped_at": None,
+    "expires_at": "2026-11-22T08:00:00.300Z",
+}
+
+
 class InstanceCreate(InstanceRequest):
     """What to run. Only `image` is required; without `gpus` the container sees none."""
 
@@ -85,7 +122,9 @@ class Granted(Answer):
 class Instance(InstanceSpec):
     """An instance: every field of its request, and what became of it."""
 
-    model_config = ConfigDict(extra="ignore", strict=False)
+    model_config = ConfigDict(
+        extra="ignore", strict=False, json_schema_extra={"examples": [INSTANCE_EXAMPLE]}
+    )
 
     id: str
     name: str

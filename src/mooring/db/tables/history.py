@@ -30,6 +30,8 @@ class Event(Base):
     __tablename__ = "events"
     __table_args__ = (
         Index("ix_events_instance_id_seq", "instance_id", "seq"),
+        # A project's next events, without reading past those of all others.
+        Index("ix_events_project_id_seq", "project_id", "seq"),
         # SQLite would otherwise give the number of a deleted last row to the next one.
         {"sqlite_autoincrement": True},
     )
