@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from cryptography.fernet import Fernet
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 from mooring.control import idempotency
 from mooring.control.sealing import Sealer
@@ -134,6 +134,9 @@ def test_a_command_runs_once_per_key_and_again_if_its_node_refused_it(corner: Co
     again = _post(corner.client, path, key, {"command": ["id"]})  # and no node is asked
     assert (again.content, again.headers["idempotency-replayed"]) == (done.content, "true")
     assert corner.sync(seen(assignment, "running")).streams == []
+    with corner.service.plane.database.read() as session:  # what it printed may be a secret
+        kept = session.scalars(select(IdempotencyKey).where(IdempotencyKey.key == key)).one()
+        assert b"root" not in (kept.body or b"")
 
 
 def test_a_command_that_may_have_run_is_not_run_again_by_a_repeat(corner: Corner) -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from mooring.api import rendered
 from tests.api.conftest import Corner
 from tests.nodes import WireNode
 from tests.problems import problem
@@ -85,6 +86,21 @@ def test_a_walk_sees_every_instance_once_while_others_come_and_go(shared: Client
     assert len(walked) == len(set(walked))
     assert stay <= set(walked)
     assert walked == sorted(walked, reverse=True)
+
+
+def test_large_instances_fill_no_memory_by_being_listed(
+    corner: Corner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendered, "_KEPT_BYTES", 100_000)
+    made = [corner.create(env={"V": "x" * 30_000}, gpus={"count": 9})["id"] for _ in range(4)]
+    for round_ in range(3):
+        for instance_id in made:
+            corner.client.patch(f"/v1/instances/{instance_id}", json={"labels": {"n": str(round_)}})
+        shown = corner.client.items("/v1/instances", label=f"n:{round_}")
+        assert {item["id"] for item in shown} == set(made)
+        assert {len(item["env"]["V"]) for item in shown} == {30_000}
+    kept = corner.service.service._server._context.rendered._texts
+    assert 0 < sum(map(len, kept.values())) <= 100_000
 
 
 def test_a_cursor_is_good_for_its_own_list_and_filters_only(corner: Corner) -> None:

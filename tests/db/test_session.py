@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 from sqlalchemy import select, text
-from sqlalchemy.exc import IntegrityError, OperationalError
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 
 from mooring.control import bootstrap, projects
 from mooring.db import session as sessions
@@ -126,6 +126,14 @@ def test_a_commit_that_fails_gives_the_connection_back_clean(database: Database)
         with other.write() as session:
             session.add(_project(new_id("x")))
         other.dispose()
+
+
+def test_an_error_of_the_database_names_no_values(database: Database) -> None:
+    """They are logged, and among the values are users' env and what their commands print."""
+    with pytest.raises(DBAPIError) as raised, database.write() as session:
+        session.execute(text("SELECT * FROM nowhere WHERE a = :value"), {"value": "canary"})
+    assert "nowhere" in str(raised.value)
+    assert "canary" not in str(raised.value)
 
 
 def test_foreign_keys_are_kept(database: Database) -> None:

@@ -244,6 +244,40 @@ def test_the_default_project_stays(world: World) -> None:
     assert world.admin.patch(path, json={"name": "default", "labels": {}}).status_code == 200
 
 
+def test_nobody_is_taken_in_who_is_being_deleted(world: World) -> None:
+    for number in range(8):
+        user = post(world.admin, "/v1/users", name=f"short-{number}")["id"]
+        member = f"/v1/projects/{world.b.id}/members/{user}"
+
+        def act(which: int, user: str = user, member: str = member) -> httpx.Response:
+            if which == 0:
+                return world.admin.delete(f"/v1/users/{user}")
+            return world.admin.put(member, json={"role": "member"})
+
+        deleted, taken_in = together(2, act)
+        assert (deleted.status_code, taken_in.status_code) in {(204, 200), (204, 404)}
+        members = world.admin.items(f"/v1/projects/{world.b.id}/members", limit=200)
+        assert user not in {item["user_id"] for item in members}
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "value", "code"),
+    [
+        ("/v1/projects", "name", "raced", "name_taken"),
+        ("/v1/users", "email", "raced@x.example", "email_taken"),
+    ],
+)
+def test_of_many_at_once_one_is_given_a_name(
+    world: World, path: str, field: str, value: str, code: str
+) -> None:
+    body = {"name": "raced", field: value}
+    answers = together(6, lambda _: world.admin.post(path, json=body))
+    refused = [answer for answer in answers if answer.status_code != 201]
+    assert len(refused) == 5
+    for answer in refused:
+        problem(answer, 409, code)
+
+
 @pytest.mark.parametrize("path", ["/v1/instances", "/v1/api-keys", "/v1/secrets"])
 def test_nothing_new_survives_in_a_project_that_is_being_deleted(world: World, path: str) -> None:
     """Either it came first and is counted, or the project is gone; never a thing in no project."""

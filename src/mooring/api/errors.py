@@ -175,6 +175,11 @@ async def _on_integrity_error(request: Request, error: Exception) -> Response:
     refused_by = str(error.orig)
     if "uq_instances_project_id_name" in refused_by or "instances.project_id, instances.name" in refused_by:
         return problem_response(request, errors.NameTaken("another request took this name just now"))
+    if "uq_projects_name" in refused_by or "projects.name" in refused_by:
+        return problem_response(request, errors.NameTaken("another request took this name just now"))
+    if "uq_users_email" in refused_by or "users.email" in refused_by:
+        message = "another user was given this e-mail just now"
+        return problem_response(request, errors.Conflict(message, code="email_taken"))
     if "uq_nodes_name" in refused_by or "nodes.name" in refused_by:
         message = "another machine joined under this name just now"
         return problem_response(request, errors.Conflict(message, code="node_name_taken"))

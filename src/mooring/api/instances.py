@@ -75,10 +75,8 @@ def create_instance(
         return answers.respond(answers.answer(_dry_run(context, call.access, body)))
 
     def act(session: Session) -> Answer:
-        project_id = projects.chosen(
-            session, call.access, body.project_id, context.identity.default_project_id
-        )
-        row = instances.create(session, call.access, project_id, body)
+        project = projects.chosen(session, call.access, body.project_id, context.identity.default_project_id)
+        row = instances.create(session, call.access, project, body)
         if body.on_capacity == "fail":
             explaining.place_now(session, row)
         return _shown(session, row, status=201, location=True)
@@ -88,9 +86,9 @@ def create_instance(
 
 def _dry_run(context: Context, access: Access, body: InstanceCreate) -> Json:
     with context.database.read() as session:
-        project_id = projects.chosen(session, access, body.project_id, context.identity.default_project_id)
-        admission.require(session, project_id, body)
-        outcome = explaining.dry_run(session, project_id, body)
+        project = projects.chosen(session, access, body.project_id, context.identity.default_project_id)
+        admission.require(session, project.id, body)
+        outcome = explaining.dry_run(session, project.id, body)
         return {
             "placeable": outcome.placement is not None,
             "node_id": outcome.placement.node_id if outcome.placement else None,

@@ -1,4 +1,4 @@
-"""Pages of lists: newest first by id or number, with a signed cursor that is good for the same filters only."""
+"""Pages of lists: newest first, with a signed cursor that is good for the same filters only."""
 
 import base64
 import binascii

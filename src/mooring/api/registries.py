@@ -38,11 +38,9 @@ def create_registry(body: RegistryCreate, context: Ctx, call: CurrentCall) -> Re
     """Keep credentials for a registry, the password encrypted. Each pull of the project's images has them."""
 
     def act(session: Session) -> Answer:
-        project_id = projects.chosen(
-            session, call.access, body.project_id, context.identity.default_project_id
-        )
+        project = projects.chosen(session, call.access, body.project_id, context.identity.default_project_id)
         row = registries.create(
-            session, call.access, context.sealer, project_id, body.server, body.username, body.password
+            session, call.access, context.sealer, project.id, body.server, body.username, body.password
         )
         return answers.answer(views.registry(row), 201, {"Location": f"/v1/registries/{row.id}"})
 

@@ -39,10 +39,8 @@ def create_secret(body: SecretCreate, context: Ctx, call: CurrentCall) -> Respon
     """Keep a value, encrypted. It is never shown again; only containers that name it get it."""
 
     def act(session: Session) -> Answer:
-        project_id = projects.chosen(
-            session, call.access, body.project_id, context.identity.default_project_id
-        )
-        row = secrets.create(session, call.access, context.sealer, project_id, body.name, body.value)
+        project = projects.chosen(session, call.access, body.project_id, context.identity.default_project_id)
+        row = secrets.create(session, call.access, context.sealer, project.id, body.name, body.value)
         return answers.answer(views.secret(row), 201, {"Location": f"/v1/secrets/{row.id}"})
 
     return answers.once(context, call, act)

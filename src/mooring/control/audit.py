@@ -74,13 +74,20 @@ def recorded(session: Session) -> int:
     return len(session.info.get(_PENDING, ()))
 
 
+# Made once, and run on the connection: every create waits for them while it holds the last lock.
+_LAST_HASH = select(AuditEntry.hash).order_by(AuditEntry.seq.desc()).limit(1)
+_INSERT = insert(AuditEntry.__table__)  # type: ignore[arg-type]
+
+
 def _write(session: Session) -> None:
     locks.end_of_logs(session)
-    previous = session.scalar(select(AuditEntry.hash).order_by(AuditEntry.seq.desc()).limit(1)) or FIRST_HASH
-    for entry in session.info.pop(_PENDING):
+    connection = session.connection()
+    previous = connection.scalar(_LAST_HASH) or FIRST_HASH
+    entries = session.info.pop(_PENDING)
+    for entry in entries:
         entry["previous_hash"], entry["hash"] = previous, _hash(previous, entry)
-        session.execute(insert(AuditEntry.__table__), entry)  # type: ignore[arg-type]
         previous = entry["hash"]
+    connection.execute(_INSERT, entries)
 
 
 _HASHED = (

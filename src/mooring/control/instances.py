@@ -27,15 +27,15 @@ from mooring.core.instance import (
     State,
 )
 from mooring.db.session import nudge
-from mooring.db.tables import Allocation, Instance, Node
+from mooring.db.tables import Allocation, Instance, Node, Project
 from mooring.db.types import new_id, now
 
 DEFAULT_STOP_TIMEOUT_S = 10
 QUEUED = Reason(code="queued", message="waiting for the scheduler to look at it")
 
 
-def create(session: Session, access: Access, project_id: str, request: InstanceRequest) -> Instance:
-    """Insert a pending instance into a project that the caller was let into (`Access.project`).
+def create(session: Session, access: Access, into: Project, request: InstanceRequest) -> Instance:
+    """Insert a pending instance into a project that the caller was let into (`projects.chosen`).
 
     Raises:
         NameTaken: a live instance of the project has this name.
@@ -43,15 +43,15 @@ def create(session: Session, access: Access, project_id: str, request: InstanceR
         QuotaExceeded: the project's quotas have no room for it.
     """
     # What is placed at once locks the project again, after the lock of placing: so it must have it.
-    project = quotas.lock(session, project_id, always=request.on_capacity == "fail")
-    admission.require(session, project_id, request)
+    project = quotas.lock(session, into.id, always=request.on_capacity == "fail")
+    admission.require(session, project.id, request)
     if request.name is not None:
-        _refuse_taken_name(session, project_id, request.name)
+        _refuse_taken_name(session, project.id, request.name)
     quotas.refuse_beyond(session, project, request)
     name = request.name or _generated_name(request.image)
     moment = now()
     row = Instance(
-        id=new_id(ids.INSTANCE), project_id=project_id, name=name, labels=request.labels, spec=request.spec(),
+        id=new_id(ids.INSTANCE), project_id=project.id, name=name, labels=request.labels, spec=request.spec(),
         gpu_count=request.gpus.count, state=State.PENDING, desired_state=DesiredState.RUNNING,
         reason=QUEUED.model_dump(), version=1, generation=1, attempt=0, node_generation=0,
         stop_timeout_s=DEFAULT_STOP_TIMEOUT_S, endpoints=[], simulated=False,
@@ -61,7 +61,7 @@ def create(session: Session, access: Access, project_id: str, request: InstanceR
     session.flush()
     _record_move(session, row, None)
     nudge(session, "queue")
-    audit.record(session, access, row.id, project_id, after=_described(row))
+    audit.record(session, access, row.id, project.id, after=_described(row))
     return row
 
 

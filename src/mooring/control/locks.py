@@ -34,7 +34,7 @@ def projects(session: Session, project_ids: Iterable[str]) -> dict[str, Project]
     return {row.id: row for row in found}
 
 
-def live_project(session: Session, project_id: str) -> None:
+def live_project(session: Session, project_id: str) -> Project:
     """See to it that what is new in a project does not outlive it.
 
     The new row's foreign key makes it wait for a delete of the project that came first, and a delete that
@@ -43,15 +43,22 @@ def live_project(session: Session, project_id: str) -> None:
     Raises:
         NotFound: the project was deleted, now or at the end of the transaction.
     """
-    _refuse_deleted(session, project_id)
+    row = session.get(Project, project_id)
+    if row is None or row.deleted_at is not None:
+        raise _no_project(project_id)
     if session.get_bind().dialect.name == "postgresql":
         at_end(session, lambda ending: _refuse_deleted(ending, project_id))
+    return row
 
 
 def _refuse_deleted(session: Session, project_id: str) -> None:
     query = select(Project.id).where(Project.id == project_id, Project.deleted_at.is_(None))
     if session.scalar(query) is None:
-        raise NotFound(f"no project {project_id}")
+        raise _no_project(project_id)
+
+
+def _no_project(project_id: str) -> NotFound:
+    return NotFound(f"no project {project_id}")
 
 
 def placing(session: Session) -> None:

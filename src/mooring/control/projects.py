@@ -66,7 +66,7 @@ def _let_in(row: Project | None, access: Access, project_id: str) -> Project:
     return row
 
 
-def chosen(session: Session, access: Access, asked: str | None, default: str) -> str:
+def chosen(session: Session, access: Access, asked: str | None, default: str) -> Project:
     """The project that something new goes to; see `Access.project`.
 
     Raises:
@@ -74,9 +74,7 @@ def chosen(session: Session, access: Access, asked: str | None, default: str) ->
         Forbidden: the caller is in it, and may not do this.
         Invalid: code `project_required`.
     """
-    project_id = access.project(asked, default)
-    locks.live_project(session, project_id)
-    return project_id
+    return locks.live_project(session, access.project(asked, default))
 
 
 def patch(
