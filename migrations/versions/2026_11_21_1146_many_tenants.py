@@ -194,6 +194,12 @@ def upgrade() -> None:
         batch_op.create_index(
             "uq_projects_name", ["name"], unique=True, sqlite_where=LIVE, postgresql_where=LIVE
         )
+    # A key that was made by hand, without a project and not for admins, would now reach every project.
+    op.execute(
+        "UPDATE api_keys SET project_id = (SELECT id FROM projects WHERE name = 'default')"
+        " WHERE project_id IS NULL AND CAST(scopes AS TEXT) NOT LIKE '%admin%'"
+        " AND CAST(scopes AS TEXT) NOT LIKE '%metrics:read%'"
+    )
     # Only the rows that were there needed values.
     for table, columns in FILLED.items():
         with op.batch_alter_table(table) as batch_op:

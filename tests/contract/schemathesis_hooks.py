@@ -23,6 +23,8 @@ NOT_IN_A_SCHEMA = {
     "not_supported_yet",
     "reserved_env",  # NVIDIA_* and the like
     "reserved_label",  # mooring.*
+    "spec_too_large",  # 256 KiB over several fields
+    "secrets_too_large",
     "unknown_secret",  # one that the project has
     "no_permissions",  # a key has a role, or scopes, or both
     "scope_of_no_project",

@@ -292,7 +292,7 @@ def _simulated_runtime(machine: Machine) -> SimulatedRuntime:
 
 def _machine(settings: AgentSettings, hostname: str) -> Machine:
     address = settings.node_address or address_towards(settings.server_url)
-    return Machine(hostname, address, settings.node_labels)
+    return Machine(hostname, address, settings.node_labels, settings.overrides)
 
 
 def address_towards(url: str) -> str:

@@ -110,6 +110,16 @@ class AgentSettings(BaseSettings):
         return self.node_name or dns_label(socket.gethostname())
 
     @property
+    def overrides(self) -> tuple[str, ...]:
+        """The safeguards that are turned off here; the control plane keeps them in its audit log (R1)."""
+        off = {
+            "allow_unsafe_toolkit": self.allow_unsafe_toolkit,
+            "insecure_http": self.insecure_http,
+            "network_isolation=best_effort": self.network_isolation == "best_effort",
+        }
+        return tuple(name for name, is_off in off.items() if is_off)
+
+    @property
     def state_dir(self) -> Path:
         return self.data_dir / "agent"
 

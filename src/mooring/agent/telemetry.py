@@ -38,6 +38,7 @@ class Machine:
     hostname: str
     address: str
     labels: Mapping[str, str] = field(default_factory=dict)
+    overrides: tuple[str, ...] = ()
 
 
 class Telemetry:
@@ -145,6 +146,7 @@ def node_facts(machine: Machine, engine: RuntimeFacts, reading: GpuReading) -> N
         cuda_version=reading.cuda_version,
         simulated_containers=engine.simulated,
         simulated_gpus=reading.simulated,
+        overrides=list(machine.overrides),
     )
 
 

@@ -108,7 +108,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "get_api_key": _reads(_READ),
     "create_api_key": _does(_READ, "api_key.create"),
     "delete_api_key": _does(_READ, "api_key.delete"),
-    "list_audit_log": _reads(_OWN),
+    "list_audit_log": _reads(_OWN, _STREAM),
     # what containers are started with: members use secrets, so they may make them
     "list_secrets": _reads(_READ),
     "get_secret": _reads(_READ),

@@ -1,24 +1,27 @@
 """`/v1/audit-log`: who did what; a page, or everything as JSON lines."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query
 from pydantic import Field
 from pydantic_core import to_json
 from sqlalchemy import Select, select
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
 from mooring.api import answers, lists, views
+from mooring.api.auth import LiveAccess
 from mooring.api.body import StrictRoute
-from mooring.api.context import Ctx
-from mooring.api.gate import CurrentAccess
+from mooring.api.context import Context, Ctx
+from mooring.api.gate import CurrentLiveAccess
 from mooring.api.responses import errors
 from mooring.core.access import Access
 from mooring.core.text import Text
 from mooring.db.session import Database
 from mooring.db.tables import AuditEntry
 from mooring.schemas.audit import AuditLog
+from mooring.schemas.base import Json
 
 router = APIRouter(prefix="/v1", tags=["audit"], route_class=StrictRoute)
 
@@ -39,9 +42,9 @@ class AuditQuery(lists.PageQuery):
     responses={200: {"content": {JSON_LINES: {"schema": {"type": "string"}}}}, **errors()},
     operation_id="list_audit_log",
 )
-def list_audit_log(
+async def list_audit_log(
     context: Ctx,
-    access: CurrentAccess,
+    live: CurrentLiveAccess,
     asked: Annotated[AuditQuery, Query()],
     accept: Annotated[str | None, Header(include_in_schema=False)] = None,
 ) -> Response:
@@ -49,13 +52,27 @@ def list_audit_log(
 
     With `Accept: application/x-ndjson`, all of it as JSON lines, oldest first, for keeping elsewhere.
     """
-    query = _wanted(access, asked)
     if accept is not None and JSON_LINES in accept:
-        return StreamingResponse(lines(context.database, query), media_type=JSON_LINES)
+        return StreamingResponse(_exported(context, live, asked), media_type=JSON_LINES)
+    content = await run_in_threadpool(_page, context, _wanted(live.access, asked), asked)
+    return answers.respond(answers.answer(content))
+
+
+def _page(context: Context, query: Select[Any], asked: AuditQuery) -> Json:
     with context.database.read() as session:
         rows, cursor = lists.page(session, query, AuditEntry.seq, asked, context.identity.cursor_secret)
-        content = {"items": [views.audit_entry(row[0]) for row in rows], "next_cursor": cursor}
-    return answers.respond(answers.answer(content))
+        return {"items": [views.audit_entry(row[0]) for row in rows], "next_cursor": cursor}
+
+
+async def _exported(context: Context, live: LiveAccess, asked: AuditQuery) -> AsyncIterator[bytes]:
+    """Breaks off, rather than looking complete, for whom the log is not any more."""
+    after = 0
+    while True:
+        query = _wanted(await live.renewed(), asked)
+        text, after = await run_in_threadpool(some_lines, context.database, query, after)
+        if not text:
+            return
+        yield text
 
 
 def _wanted(access: Access, asked: AuditQuery) -> Select[Any]:
@@ -70,15 +87,11 @@ def _wanted(access: Access, asked: AuditQuery) -> Select[Any]:
     return query
 
 
-def lines(database: Database, query: Select[Any]) -> Iterator[bytes]:
-    """The entries as JSON lines, oldest first."""
-    # Page by page: a client that reads slowly must not hold a transaction open.
-    after = 0
-    while True:
-        with database.read() as session:
-            page = query.where(AuditEntry.seq > after).order_by(AuditEntry.seq).limit(_BATCH)
-            rows = session.scalars(page).all()
-        if not rows:
-            return
-        after = rows[-1].seq
-        yield b"".join(to_json(views.audit_entry(row)) + b"\n" for row in rows)
+def some_lines(database: Database, query: Select[Any], after: int) -> tuple[bytes, int]:
+    """The next entries as JSON lines, oldest first, and the `seq` of the last of them."""
+    # Each look is a transaction of its own: a client that reads slowly must not hold one open.
+    with database.read() as session:
+        page = query.where(AuditEntry.seq > after).order_by(AuditEntry.seq).limit(_BATCH)
+        rows = session.scalars(page).all()
+    text = b"".join(to_json(views.audit_entry(row)) + b"\n" for row in rows)
+    return text, rows[-1].seq if rows else after

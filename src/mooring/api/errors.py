@@ -45,6 +45,8 @@ STATUS: Mapping[type[MooringError], int] = {
 RETRY_AFTER_S = 2  # where nobody can know when it will work again
 # A body of a hundred thousand unknown fields would otherwise be answered with ten times its size.
 _MOST_FIELD_ERRORS = 100
+# Findings of a body that are told by their own code, if they are all that is wrong.
+OWN_CODES = frozenset({"not_supported_yet", "reserved_env", "reserved_label", "spec_too_large"})
 _BY_STATUS: Mapping[int, type[MooringError]] = {status: kind for kind, status in STATUS.items()}
 
 
@@ -108,11 +110,7 @@ def invalid(found: Sequence[Any]) -> errors.Invalid:
     """The 422 for pydantic's findings; where all are of one kind with a code of its own, that is the code."""
     listed = [_field_error(item) for item in found[:_MOST_FIELD_ERRORS]]
     own = {item["code"] for item in listed}
-    code = (
-        own.pop()
-        if len(own) == 1 and own <= {"not_supported_yet", "reserved_env", "reserved_label"}
-        else None
-    )
+    code = own.pop() if len(own) == 1 and own <= OWN_CODES else None
     where = "; ".join(f"{item['pointer'] or 'the body'}: {item['message']}" for item in listed[:3])
     more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
     return errors.Invalid(where + more, code=code, errors=listed)

@@ -41,7 +41,7 @@ def page(
     Raises:
         BadRequest: code `bad_cursor`: made up, or from another list or other filters.
     """
-    scope = f"{key.class_.__name__}{sorted(asked.filters().items())}"
+    scope = _scope(key, asked)
     if asked.cursor is not None:
         query = query.where(key < key.type.python_type(_opened(asked.cursor, scope, secret)))
     query = query.add_columns(key.label("page_key")).order_by(key.desc()).limit(asked.limit + 1)
@@ -49,6 +49,20 @@ def page(
     if len(rows) <= asked.limit:
         return rows, None
     return rows[: asked.limit], _sealed(str(rows[asked.limit - 1].page_key), scope, secret)
+
+
+def cursor_after(
+    row: Row[Any],
+    key: InstrumentedAttribute[str] | InstrumentedAttribute[int],
+    asked: PageQuery,
+    secret: bytes,
+) -> str:
+    """The cursor of a page that ends early, with this row of `page`."""
+    return _sealed(str(row.page_key), _scope(key, asked), secret)
+
+
+def _scope(key: InstrumentedAttribute[str] | InstrumentedAttribute[int], asked: PageQuery) -> str:
+    return f"{key.class_.__name__}{sorted(asked.filters().items())}"
 
 
 def _sealed(last: str, scope: str, secret: bytes) -> str:

@@ -19,6 +19,8 @@ from mooring.control.instances import QUEUED
 from mooring.core.instance import State
 from mooring.db.tables import Instance
 
+# Instances may be of a quarter of a megabyte each: a page of such ends early.
+_MOST_PAGE_BYTES = 8 * 1024 * 1024
 _KEPT_BYTES = 32 * 1024 * 1024  # of texts; some 20,000 usual instances, or 32 with the largest env
 
 Key = tuple[str, int]
@@ -33,6 +35,16 @@ def heads() -> Select[Any]:
     )
 
 
+def _how_many_fit(texts: Sequence[bytes]) -> int:
+    """How many fit into one answer, one at least."""
+    total = 0
+    for number, text in enumerate(texts):
+        total += len(text)
+        if total > _MOST_PAGE_BYTES and number:
+            return number
+    return len(texts)
+
+
 class RenderedInstances:
     """Texts of the instances shown last, without their closing place in the queue."""
 
@@ -45,6 +57,10 @@ class RenderedInstances:
         """The whole answer for a page of a query made of `heads`."""
         rows, cursor = lists.page(session, query, Instance.id, asked, secret)
         texts = self._texts_of(session, rows)
+        fitting = _how_many_fit([texts[row.id] for row in rows])
+        if fitting < len(rows):
+            rows = rows[:fitting]
+            cursor = lists.cursor_after(rows[-1], Instance.id, asked, secret)
         waiting = [row for row in rows if row.state is State.PENDING and row.looked_at]
         positions = placement.queue_positions(session, waiting) if waiting else {}
         items = (

@@ -146,6 +146,7 @@ def _node(row: tables.Node, used: placement.Used, gpus: list[Json]) -> Json:
         "versions": {name: facts.get(f"{name}_version") for name in ("agent", "docker", "driver", "cuda")},
         "gpus": gpus,
         "orphans": row.orphans,
+        "overrides": facts.get("overrides", []),
         "simulated": bool(facts.get("simulated_containers") or facts.get("simulated_gpus")),
         "last_heartbeat_at": timestamp(row.last_heartbeat_at),
         "created_at": timestamp(row.created_at),

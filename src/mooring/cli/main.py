@@ -138,12 +138,14 @@ def export() -> None:
     """Print the whole log as JSON lines, oldest first."""
     from sqlalchemy import select  # noqa: PLC0415
 
-    from mooring.api.audit import lines  # noqa: PLC0415
+    from mooring.api.audit import some_lines  # noqa: PLC0415
     from mooring.db.tables import AuditEntry  # noqa: PLC0415
 
     with _database() as database:
-        for page in lines(database, select(AuditEntry)):
-            typer.echo(page, nl=False)
+        text, after = some_lines(database, select(AuditEntry), 0)
+        while text:
+            typer.echo(text, nl=False)
+            text, after = some_lines(database, select(AuditEntry), after)
 
 
 @db.command()

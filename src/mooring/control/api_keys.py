@@ -6,10 +6,10 @@ from datetime import datetime, timedelta
 from secrets import token_urlsafe
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, or_, select, true, update
+from sqlalchemy import ColumnElement, Select, func, or_, select, true, update
 from sqlalchemy.orm import Session
 
-from mooring.control import audit, locks
+from mooring.control import audit, locks, room
 from mooring.core import credentials, ids
 from mooring.core.access import (
     NONE,
@@ -119,6 +119,7 @@ def create(session: Session, access: Access, asked: KeyRequest, default_project:
     project_id = _project(access, asked, default_project)
     if project_id is not None:
         locks.live_project(session, project_id)
+        room.require(session, ApiKey, project_id)
     _refuse_more_than_own(access, project_id, key_permissions(asked.role, asked.scopes))
     if asked.user_id is None or asked.user_id != access.caller.user_id:
         _require_owner(access, project_id)
@@ -237,7 +238,15 @@ def live() -> ColumnElement[bool]:
 
 def get(session: Session, access: Access, key_id: str) -> ApiKey:
     """Raises NotFound: unknown, revoked, or somebody else's."""
-    row = session.scalar(select(ApiKey).where(ApiKey.id == key_id, live(), visible(access)).with_for_update())
+    return _found(session, _visible_key(access, key_id), key_id)
+
+
+def _visible_key(access: Access, key_id: str) -> Select[ApiKey]:
+    return select(ApiKey).where(ApiKey.id == key_id, live(), visible(access))
+
+
+def _found(session: Session, query: Select[ApiKey], key_id: str) -> ApiKey:
+    row = session.scalar(query)
     if row is None:
         raise NotFound(f"no API key {key_id}")
     return row
@@ -250,7 +259,7 @@ def revoke(session: Session, access: Access, key_id: str) -> None:
         NotFound: as `get`.
         Forbidden: it can do more than the caller's: a key to look with must not take the others away.
     """
-    row = get(session, access, key_id)
+    row = _found(session, _visible_key(access, key_id).with_for_update(), key_id)
     _refuse_more_than_own(access, row.project_id, _permissions_now(session, row))
     row.revoked_at = now()
     audit.record(session, access, row.id, row.project_id, before=_described(row))

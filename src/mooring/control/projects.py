@@ -7,7 +7,7 @@ from sqlalchemy import delete as sql_delete
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from mooring.control import api_keys, audit, locks
+from mooring.control import api_keys, audit, locks, room
 from mooring.core import ids
 from mooring.core.access import Access, Permission, Role, lacking
 from mooring.core.errors import Conflict, NameTaken, NotFound, PreconditionFailed, ProjectInUse
@@ -173,6 +173,7 @@ def put_member(session: Session, access: Access, project_id: str, user_id: str, 
     row = session.get(Member, (project_id, user_id))
     before = {"role": str(row.role)} if row else None
     if row is None:
+        room.require(session, Member, project_id)
         row = Member(project_id=project_id, user_id=user_id, role=role, created_at=now())
         session.add(row)
     row.role = role

@@ -7,7 +7,7 @@ from cryptography.fernet import InvalidToken
 from sqlalchemy import select, tuple_
 from sqlalchemy.orm import Session
 
-from mooring.control import audit, projects
+from mooring.control import audit, projects, room
 from mooring.control.sealing import Sealer
 from mooring.core import ids
 from mooring.core.access import Access
@@ -38,6 +38,7 @@ def create(
         NotFound: the project is gone.
     """
     projects.locked(session, access, project_id)
+    room.require(session, Registry, project_id)
     host = registry_host(server)
     if session.scalar(select(Registry.id).where(Registry.project_id == project_id, Registry.server == host)):
         raise NameTaken(

@@ -6,8 +6,9 @@ from datetime import datetime
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from mooring.control import assignments, gpus, instances, locks, nodes
+from mooring.control import assignments, audit, gpus, instances, locks, nodes
 from mooring.control.sealing import Sealer
+from mooring.core.access import Access, Caller, Permission
 from mooring.core.errors import StaleSession, Unauthorized
 from mooring.core.instance import HOLDS_GPUS, DesiredState, Phase, Reason, State, after_report
 from mooring.core.text import Text
@@ -86,10 +87,18 @@ def _hear_node(session: Session, node: Node, report: SyncRequest, problem_told: 
     problem = problem_told.model_dump() if problem_told else None
     if (node.silent, node.facts, node.problem) != (False, facts, problem):
         changed = (node.silent, node.problem) != (False, problem)
+        _audit_overrides(session, node, (node.facts or {}).get("overrides", []), facts["overrides"])
         node.silent, node.facts, node.problem = False, facts, problem
         nudge(session, "schedule")
         if changed:
             nodes.record(session, node)
+
+
+def _audit_overrides(session: Session, node: Node, before: list[str], after: list[str]) -> None:
+    """A safeguard that was turned off on a machine is somebody's deed there (R1)."""
+    if before != after:
+        itself = Access(Caller(node.id, "node", node.name), Permission.ADMIN, "node.override")
+        audit.record(session, itself, node.id, None, before={"overrides": before}, after={"overrides": after})
 
 
 def _matched(rows: Sequence[Instance], report: SyncRequest) -> list[tuple[Instance, ObservedInstance | None]]:

@@ -7,7 +7,7 @@ from cryptography.fernet import InvalidToken
 from sqlalchemy import func, select, tuple_
 from sqlalchemy.orm import Session
 
-from mooring.control import audit, projects
+from mooring.control import audit, projects, room
 from mooring.control.sealing import Sealer
 from mooring.core import ids
 from mooring.core.access import Access
@@ -35,6 +35,7 @@ def create(
         NotFound: the project is gone.
     """
     projects.locked(session, access, project_id)
+    room.require(session, Secret, project_id)
     if session.scalar(select(Secret.id).where(Secret.project_id == project_id, Secret.name == name)):
         raise NameTaken(f"a secret named {name} exists; replace its value or choose another name", name=name)
     row = Secret(

@@ -126,6 +126,9 @@ class SecretReference(_Asked):
 # R7: `standard` is enough for apt, pip and sshd as root; `strict` has no capability at all.
 SecurityProfile = Literal["standard", "strict"]
 
+# Of env, command and entrypoint together: they are shown with every instance and sent with every report.
+MOST_TEXT_BYTES = 256 * 1024
+
 RESERVED_ENV_NAMES = frozenset({"CUDA_VISIBLE_DEVICES", "LD_PRELOAD", "LD_AUDIT"})
 RESERVED_ENV_PREFIXES = ("NVIDIA_", "DOCKER_RESOURCE_", "MOORING_")
 
@@ -230,9 +233,21 @@ class InstanceRequest(InstanceSpec):
             raise not_supported_yet("gpus.share", "ask for whole GPUs with gpus.count")
         if self.gpus.mig_profile is not None:
             raise not_supported_yet("gpus.mig_profile", "ask for whole GPUs with gpus.count")
+        if self._texts_bytes() > MOST_TEXT_BYTES:
+            raise PydanticCustomError(
+                "spec_too_large",
+                "env, command and entrypoint are more than {most} bytes together; put large things into the "
+                "image, or fetch them",
+                {"most": MOST_TEXT_BYTES},
+            )
         if self.on_node_loss == "replace":
             raise not_supported_yet("on_node_loss=replace", "use keep, and start it again yourself")
         return self
+
+    def _texts_bytes(self) -> int:
+        texts = [*(self.command or ()), *(self.entrypoint or ()), *self.env]
+        texts += [value for value in self.env.values() if isinstance(value, str)]
+        return sum(len(text.encode()) for text in texts)
 
     def spec(self) -> dict[str, Any]:
         """The spec alone, as stored in the instance's row."""

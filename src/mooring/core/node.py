@@ -32,6 +32,9 @@ class NodeFacts(BaseModel):
     cuda_version: Text | None = None
     simulated_containers: bool = False
     simulated_gpus: bool = False
+    overrides: Annotated[
+        list[Text], Field(max_length=16, description="safeguards that its operator has turned off")
+    ] = []
 
 
 def allocatable_memory_mib(memory_mib: int) -> int:

@@ -61,6 +61,7 @@ class Node(Answer):
     versions: Versions
     gpus: list[Gpu]
     orphans: Annotated[list[Orphan], Field(description="containers with our labels that nobody here knows")]
+    overrides: Annotated[list[str], Field(description="safeguards that its operator has turned off")]
     simulated: bool
     last_heartbeat_at: Timestamp | None
     created_at: Timestamp

@@ -1,0 +1,36 @@
+"""What a node's operator has turned off is shown, and stands in the audit log (R1)."""
+
+import pytest
+from pydantic import SecretStr
+
+from mooring.agent.settings import AgentSettings
+from tests.nodes import WireNode
+from tests.service import Client
+
+
+def test_a_safeguard_that_is_turned_off_is_shown_and_written_down_once(
+    client: Client, node: WireNode
+) -> None:
+    assert client.get(f"/v1/nodes/{node.id}").json()["overrides"] == []
+    node.facts = node.facts.model_copy(update={"overrides": ["allow_unsafe_toolkit"]})
+    node.sync()
+    node.sync()
+    assert client.get(f"/v1/nodes/{node.id}").json()["overrides"] == ["allow_unsafe_toolkit"]
+    (entry,) = client.items("/v1/audit-log", action="node.override")
+    assert (entry["actor"]["kind"], entry["actor"]["id"]) == ("node", node.id)
+    assert (entry["before"], entry["after"]) == ({"overrides": []}, {"overrides": ["allow_unsafe_toolkit"]})
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({}, ()),
+        ({"allow_unsafe_toolkit": True}, ("allow_unsafe_toolkit",)),
+        (
+            {"insecure_http": True, "network_isolation": "best_effort"},
+            ("insecure_http", "network_isolation=best_effort"),
+        ),
+    ],
+)
+def test_an_agent_tells_what_is_turned_off(given: dict[str, object], told: tuple[str, ...]) -> None:
+    assert AgentSettings(join_token=SecretStr("mj_x"), **given).overrides == told  # type: ignore[arg-type]
