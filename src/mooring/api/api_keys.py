@@ -63,9 +63,7 @@ def create_api_key(body: ApiKeyCreate, context: Ctx, call: CurrentCall) -> Respo
 def list_api_keys(context: Ctx, access: CurrentAccess, asked: Annotated[KeyQuery, Query()]) -> Response:
     """Keys by prefix and last use, newest first; revoked ones are gone."""
     query = select(tables.ApiKey).where(api_keys.live(), api_keys.visible(access))
-    for column in ("project_id", "user_id"):
-        if (value := getattr(asked, column)) is not None:
-            query = query.where(getattr(tables.ApiKey, column) == value)
+    query = lists.matching(query, asked, tables.ApiKey.project_id, tables.ApiKey.user_id)
     with context.database.read() as session:
         rows, cursor = lists.page(session, query, tables.ApiKey.id, asked, context.identity.cursor_secret)
         content = {"items": [views.api_key(row[0]) for row in rows], "next_cursor": cursor}

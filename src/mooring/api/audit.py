@@ -76,12 +76,8 @@ async def _exported(context: Context, live: LiveAccess, asked: AuditQuery) -> As
 
 
 def _wanted(access: Access, asked: AuditQuery) -> Select[Any]:
-    query = select(AuditEntry)
-    if access.projects is not None:
-        query = query.where(AuditEntry.project_id.in_(access.projects))
-    for column in ("project_id", "action", "target_id"):
-        if (value := getattr(asked, column)) is not None:
-            query = query.where(getattr(AuditEntry, column) == value)
+    query = lists.visible(select(AuditEntry), AuditEntry.project_id, access)
+    query = lists.matching(query, asked, AuditEntry.project_id, AuditEntry.action, AuditEntry.target_id)
     if asked.actor_id is not None:
         query = query.where(AuditEntry.actor["id"].as_string() == asked.actor_id)
     return query

@@ -35,9 +35,7 @@ class GpuQuery(lists.PageQuery):
 def list_gpus(context: Ctx, access: CurrentAccess, asked: Annotated[GpuQuery, Query()]) -> Response:
     """Every GPU of every node, with its holder and its health."""
     query = select(tables.Gpu).join(tables.Node).where(tables.Node.deleted_at.is_(None))
-    for column in ("node_id", "health"):
-        if (value := getattr(asked, column)) is not None:
-            query = query.where(getattr(tables.Gpu, column) == value)
+    query = lists.matching(query, asked, tables.Gpu.node_id, tables.Gpu.health)
     with context.database.read() as session:
         rows, cursor = lists.page(session, query, tables.Gpu.uuid, asked, context.identity.cursor_secret)
         content = {"items": views.gpus(session, access, [row[0] for row in rows]), "next_cursor": cursor}

@@ -109,11 +109,9 @@ def _shown(session: Session, row: tables.Instance, status: int = 200, *, locatio
 def list_instances(context: Ctx, access: CurrentAccess, asked: Annotated[InstanceQuery, Query()]) -> Response:
     """Live instances, newest first."""
     query = rendered.heads().where(tables.Instance.deleted_at.is_(None))
-    if access.projects is not None:
-        query = query.where(tables.Instance.project_id.in_(access.projects))
-    for column in ("state", "name", "node_id", "project_id"):
-        if (value := getattr(asked, column)) is not None:
-            query = query.where(getattr(tables.Instance, column) == value)
+    row = tables.Instance
+    query = lists.visible(query, row.project_id, access)
+    query = lists.matching(query, asked, row.state, row.name, row.node_id, row.project_id)
     for label in asked.label:
         key, _, value = label.partition(":")
         query = query.where(tables.Instance.labels[key].as_string() == value)

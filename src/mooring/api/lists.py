@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Row, Select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
+from mooring.core.access import Access
 from mooring.core.errors import BadRequest
 from mooring.core.text import Text
 
@@ -27,6 +28,19 @@ class PageQuery(BaseModel):
 
     def filters(self) -> dict[str, Any]:
         return self.model_dump(exclude={"limit", "cursor"}, exclude_none=True, mode="json")
+
+
+def visible(query: Select[Any], project_id: InstrumentedAttribute[Any], access: Access) -> Select[Any]:
+    """Only what lies in the projects that the operation may touch: each list of tenants' things begins so."""
+    return query if access.projects is None else query.where(project_id.in_(access.projects))
+
+
+def matching(query: Select[Any], asked: PageQuery, *columns: InstrumentedAttribute[Any]) -> Select[Any]:
+    """Only what has the values asked for, by the columns' names."""
+    for column in columns:
+        if (value := getattr(asked, column.key)) is not None:
+            query = query.where(column == value)
+    return query
 
 
 def page(

@@ -33,8 +33,7 @@ class NodeQuery(lists.PageQuery):
 def list_nodes(context: Ctx, access: CurrentAccess, asked: Annotated[NodeQuery, Query()]) -> Response:
     """The machines with their GPUs, newest first."""
     query = select(tables.Node).where(tables.Node.deleted_at.is_(None))
-    if asked.name is not None:
-        query = query.where(tables.Node.name == asked.name)
+    query = lists.matching(query, asked, tables.Node.name)
     with context.database.read() as session:
         rows, cursor = lists.page(session, query, tables.Node.id, asked, context.identity.cursor_secret)
         content = {"items": views.nodes(session, access, [row[0] for row in rows]), "next_cursor": cursor}

@@ -57,10 +57,8 @@ def create_project(body: ProjectCreate, context: Ctx, call: CurrentCall) -> Resp
 def list_projects(context: Ctx, access: CurrentAccess, asked: Annotated[ProjectQuery, Query()]) -> Response:
     """The projects that you are in, newest first; admins see all."""
     query = select(tables.Project).where(tables.Project.deleted_at.is_(None))
-    if access.projects is not None:
-        query = query.where(tables.Project.id.in_(access.projects))
-    if asked.name is not None:
-        query = query.where(tables.Project.name == asked.name)
+    query = lists.visible(query, tables.Project.id, access)
+    query = lists.matching(query, asked, tables.Project.name)
     with context.database.read() as session:
         rows, cursor = lists.page(session, query, tables.Project.id, asked, context.identity.cursor_secret)
         content = {"items": [views.project(row[0]) for row in rows], "next_cursor": cursor}

@@ -14,7 +14,7 @@ from mooring.api.body import StrictRoute
 from mooring.api.context import Ctx
 from mooring.api.gate import CurrentAccess
 from mooring.api.responses import errors
-from mooring.control import projects, registries
+from mooring.control import owned, projects, registries
 from mooring.control.idempotency import Answer
 from mooring.core.text import Text
 from mooring.db import tables
@@ -52,11 +52,8 @@ def list_registries(
     context: Ctx, access: CurrentAccess, asked: Annotated[RegistryQuery, Query()]
 ) -> Response:
     """Registries with the user name for each, newest first."""
-    query = select(tables.Registry)
-    if access.projects is not None:
-        query = query.where(tables.Registry.project_id.in_(access.projects))
-    if asked.project_id is not None:
-        query = query.where(tables.Registry.project_id == asked.project_id)
+    query = lists.visible(select(tables.Registry), tables.Registry.project_id, access)
+    query = lists.matching(query, asked, tables.Registry.project_id)
     with context.database.read() as session:
         rows, cursor = lists.page(session, query, tables.Registry.id, asked, context.identity.cursor_secret)
         content = {"items": [views.registry(row[0]) for row in rows], "next_cursor": cursor}
@@ -67,7 +64,9 @@ def list_registries(
 def get_registry(registry_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """One registry, without the password."""
     with context.database.read() as session:
-        return answers.respond(answers.answer(views.registry(registries.get(session, access, registry_id))))
+        return answers.respond(
+            answers.answer(views.registry(owned.get(session, access, tables.Registry, registry_id)))
+        )
 
 
 @router.put(

@@ -14,7 +14,7 @@ from mooring.api.body import StrictRoute
 from mooring.api.context import Ctx
 from mooring.api.gate import CurrentAccess
 from mooring.api.responses import errors
-from mooring.control import projects, secrets
+from mooring.control import owned, projects, secrets
 from mooring.control.idempotency import Answer
 from mooring.core.text import Text
 from mooring.db import tables
@@ -50,11 +50,8 @@ def create_secret(body: SecretCreate, context: Ctx, call: CurrentCall) -> Respon
 def list_secrets(context: Ctx, access: CurrentAccess, asked: Annotated[SecretQuery, Query()]) -> Response:
     """Secrets by name, without their values, newest first."""
     query = select(tables.Secret).options(defer(tables.Secret.sealed_value))
-    if access.projects is not None:
-        query = query.where(tables.Secret.project_id.in_(access.projects))
-    for column in ("name", "project_id"):
-        if (value := getattr(asked, column)) is not None:
-            query = query.where(getattr(tables.Secret, column) == value)
+    query = lists.visible(query, tables.Secret.project_id, access)
+    query = lists.matching(query, asked, tables.Secret.name, tables.Secret.project_id)
     with context.database.read() as session:
         rows, cursor = lists.page(session, query, tables.Secret.id, asked, context.identity.cursor_secret)
         content = {"items": [views.secret(row[0]) for row in rows], "next_cursor": cursor}
@@ -65,7 +62,9 @@ def list_secrets(context: Ctx, access: CurrentAccess, asked: Annotated[SecretQue
 def get_secret(secret_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """One secret, without its value."""
     with context.database.read() as session:
-        return answers.respond(answers.answer(views.secret(secrets.get(session, access, secret_id))))
+        return answers.respond(
+            answers.answer(views.secret(owned.get(session, access, tables.Secret, secret_id)))
+        )
 
 
 @router.put(

@@ -45,8 +45,7 @@ def list_users(context: Ctx, access: CurrentAccess, asked: Annotated[UserQuery, 
     if asked.email is None and not access.caller.is_admin:
         raise lacking(Permission.ADMIN)
     query = select(tables.User).where(tables.User.deleted_at.is_(None))
-    if asked.email is not None:
-        query = query.where(tables.User.email == asked.email)
+    query = lists.matching(query, asked, tables.User.email)
     with context.database.read() as session:
         rows, cursor = lists.page(session, query, tables.User.id, asked, context.identity.cursor_secret)
         content = {"items": [views.user(row[0]) for row in rows], "next_cursor": cursor}

@@ -12,10 +12,10 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 from ulid import ULID
 
-from mooring.control import admission, audit, events, locks, quotas
+from mooring.control import admission, audit, events, locks, quotas, versions
 from mooring.core import ids
 from mooring.core.access import Access
-from mooring.core.errors import InvalidTransition, NameTaken, NotFound, PreconditionFailed
+from mooring.core.errors import InvalidTransition, NameTaken, NotFound
 from mooring.core.instance import (
     ENDED,
     HOLDS_GPUS,
@@ -110,7 +110,7 @@ def patch(
 ) -> Instance:
     """Change name, labels or max_duration_s. A new duration counts from the start, not from now."""
     row, _node = locks.instance(session, access, instance_id)
-    refuse_stale(row, if_match)
+    versions.refuse_stale("instance", row.version, if_match)
     before = _patchable(row)
     if changes.get("name", row.name) != row.name:
         _refuse_taken_name(session, row.project_id, changes["name"])
@@ -129,14 +129,6 @@ def patch(
 
 def _patchable(row: Instance) -> dict[str, Any]:
     return {"name": row.name, "labels": row.labels, "max_duration_s": row.max_duration_s}
-
-
-def refuse_stale(row: Instance, if_match: int | None) -> None:
-    """Raises PreconditionFailed when the caller read another version than the present one."""
-    if if_match is not None and row.version != if_match:
-        raise PreconditionFailed(
-            f"the instance is at version {row.version}, not {if_match}; read it again", version=row.version
-        )
 
 
 def stop(session: Session, access: Access, instance_id: str, timeout_s: int, reason: Reason) -> Instance:
@@ -214,7 +206,7 @@ def restart(session: Session, access: Access, instance_id: str) -> Instance:
 def delete(session: Session, access: Access, instance_id: str, if_match: int | None) -> Instance:
     """Stop it and remove every trace; it answers 404 once its node has confirmed that."""
     row, node = locks.instance(session, access, instance_id)
-    refuse_stale(row, if_match)
+    versions.refuse_stale("instance", row.version, if_match)
     if row.desired_state is not DesiredState.DELETED:
         was = row.desired_state
         _ask(

@@ -7,10 +7,10 @@ from sqlalchemy import delete as sql_delete
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from mooring.control import api_keys, audit, locks, room
+from mooring.control import api_keys, audit, locks, row_limits, versions
 from mooring.core import ids
 from mooring.core.access import Access, Permission, Role, lacking
-from mooring.core.errors import Conflict, NameTaken, NotFound, PreconditionFailed, ProjectInUse
+from mooring.core.errors import Conflict, NameTaken, NotFound, ProjectInUse
 from mooring.db.session import nudge
 from mooring.db.tables import ApiKey, Instance, Member, Project, Registry, Secret, User
 from mooring.db.types import JsonObject, new_id, now
@@ -97,7 +97,7 @@ def patch(
         NameTaken, NotFound, PreconditionFailed.
     """
     row = locked(session, access, project_id)
-    refuse_stale(row, if_match)
+    versions.refuse_stale("project", row.version, if_match)
     if not access.caller.is_admin and not changes.keys() <= OWNERS_FIELDS:
         raise lacking(Permission.ADMIN)
     before = described(row)
@@ -114,14 +114,6 @@ def patch(
     audit.record(session, access, row.id, row.id, before=was, after=became)
     nudge(session, "schedule")  # a wider quota may let something start
     return row
-
-
-def refuse_stale(row: Project, if_match: int | None) -> None:
-    """Raises PreconditionFailed when the caller read another version than the present one."""
-    if if_match is not None and row.version != if_match:
-        raise PreconditionFailed(
-            f"the project is at version {row.version}, not {if_match}; read it again", version=row.version
-        )
 
 
 def described(row: Project) -> dict[str, Any]:
@@ -145,7 +137,7 @@ def delete(
         Conflict: code `default_project`: admins' requests that name none go there.
     """
     row = locked(session, access, project_id)
-    refuse_stale(row, if_match)
+    versions.refuse_stale("project", row.version, if_match)
     if project_id == default_project:
         raise Conflict("the default project cannot be deleted", code="default_project")
     living = select(Instance.id).where(Instance.project_id == project_id, Instance.deleted_at.is_(None))
@@ -173,7 +165,7 @@ def put_member(session: Session, access: Access, project_id: str, user_id: str, 
     row = session.get(Member, (project_id, user_id))
     before = {"role": str(row.role)} if row else None
     if row is None:
-        room.require(session, Member, project_id)
+        row_limits.refuse_beyond(session, Member, project_id)
         row = Member(project_id=project_id, user_id=user_id, role=role, created_at=now())
         session.add(row)
     row.role = role

@@ -7,11 +7,11 @@ from cryptography.fernet import InvalidToken
 from sqlalchemy import select, tuple_
 from sqlalchemy.orm import Session
 
-from mooring.control import audit, projects, room
+from mooring.control import audit, owned, projects, row_limits
 from mooring.control.sealing import Sealer
 from mooring.core import ids
 from mooring.core.access import Access
-from mooring.core.errors import NameTaken, NotFound
+from mooring.core.errors import NameTaken
 from mooring.core.images import registry_host
 from mooring.db.tables import Registry
 from mooring.db.types import new_id, now
@@ -38,7 +38,7 @@ def create(
         NotFound: the project is gone.
     """
     projects.locked(session, access, project_id)
-    room.require(session, Registry, project_id)
+    row_limits.refuse_beyond(session, Registry, project_id)
     host = registry_host(server)
     if session.scalar(select(Registry.id).where(Registry.project_id == project_id, Registry.server == host)):
         raise NameTaken(
@@ -58,40 +58,21 @@ def _described(row: Registry) -> dict[str, str]:
     return {"server": row.server, "username": row.username}
 
 
-def get(session: Session, access: Access, registry_id: str) -> Registry:
-    """Raises NotFound, Forbidden: as `Access.require`."""
-    return _let_in(session.get(Registry, registry_id), access, registry_id)
-
-
-def _locked(session: Session, access: Access, registry_id: str) -> Registry:
-    """As `get`, for a change: of two deletes at once the second finds nothing."""
-    row = session.scalar(select(Registry).where(Registry.id == registry_id).with_for_update())
-    return _let_in(row, access, registry_id)
-
-
-def _let_in(row: Registry | None, access: Access, registry_id: str) -> Registry:
-    missing = f"no registry {registry_id}"
-    if row is None:
-        raise NotFound(missing)
-    access.require(row.project_id, missing)
-    return row
-
-
 def replace(session: Session, access: Access, sealer: Sealer, registry_id: str, password: str) -> Registry:
     """Give it another password, which the next pull uses.
 
     Raises:
-        NotFound, Forbidden: as `get`.
+        NotFound, Forbidden: as `owned.get`.
     """
-    row = _locked(session, access, registry_id)
+    row = owned.locked(session, access, Registry, registry_id)
     row.sealed_password = sealer.seal(password.encode())
     audit.record(session, access, row.id, row.project_id, after=_described(row))
     return row
 
 
 def delete(session: Session, access: Access, registry_id: str) -> None:
-    """Raises NotFound, Forbidden: as `get`."""
-    row = _locked(session, access, registry_id)
+    """Raises NotFound, Forbidden: as `owned.get`."""
+    row = owned.locked(session, access, Registry, registry_id)
     session.delete(row)
     audit.record(session, access, row.id, row.project_id, before=_described(row))
 

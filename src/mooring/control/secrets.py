@@ -7,11 +7,11 @@ from cryptography.fernet import InvalidToken
 from sqlalchemy import func, select, tuple_
 from sqlalchemy.orm import Session
 
-from mooring.control import audit, projects, room
+from mooring.control import audit, owned, projects, row_limits
 from mooring.control.sealing import Sealer
 from mooring.core import ids
 from mooring.core.access import Access
-from mooring.core.errors import Invalid, NameTaken, NotFound
+from mooring.core.errors import Invalid, NameTaken
 from mooring.core.instance import InstanceSpec, SecretReference
 from mooring.db.tables import Secret
 from mooring.db.types import new_id, now
@@ -35,7 +35,7 @@ def create(
         NotFound: the project is gone.
     """
     projects.locked(session, access, project_id)
-    room.require(session, Secret, project_id)
+    row_limits.refuse_beyond(session, Secret, project_id)
     if session.scalar(select(Secret.id).where(Secret.project_id == project_id, Secret.name == name)):
         raise NameTaken(f"a secret named {name} exists; replace its value or choose another name", name=name)
     row = Secret(
@@ -48,40 +48,21 @@ def create(
     return row
 
 
-def get(session: Session, access: Access, secret_id: str) -> Secret:
-    """Raises NotFound, Forbidden: as `Access.require`."""
-    return _let_in(session.get(Secret, secret_id), access, secret_id)
-
-
-def _locked(session: Session, access: Access, secret_id: str) -> Secret:
-    """As `get`, for a change: of two deletes at once the second finds nothing."""
-    row = session.scalar(select(Secret).where(Secret.id == secret_id).with_for_update())
-    return _let_in(row, access, secret_id)
-
-
-def _let_in(row: Secret | None, access: Access, secret_id: str) -> Secret:
-    missing = f"no secret {secret_id}"
-    if row is None:
-        raise NotFound(missing)
-    access.require(row.project_id, missing)
-    return row
-
-
 def replace(session: Session, access: Access, sealer: Sealer, secret_id: str, value: str) -> Secret:
     """Give it another value, which containers get from their next start on.
 
     Raises:
-        NotFound, Forbidden: as `get`.
+        NotFound, Forbidden: as `owned.get`.
     """
-    row = _locked(session, access, secret_id)
+    row = owned.locked(session, access, Secret, secret_id)
     row.sealed_value = sealer.seal(value.encode())
     audit.record(session, access, row.id, row.project_id, after={"name": row.name})
     return row
 
 
 def delete(session: Session, access: Access, secret_id: str) -> None:
-    """Raises NotFound, Forbidden: as `get`."""
-    row = _locked(session, access, secret_id)
+    """Raises NotFound, Forbidden: as `owned.get`."""
+    row = owned.locked(session, access, Secret, secret_id)
     session.delete(row)
     audit.record(session, access, row.id, row.project_id, before={"name": row.name})
 

@@ -7,10 +7,10 @@ from sqlalchemy import delete as sql_delete
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from mooring.control import api_keys, audit
+from mooring.control import api_keys, audit, versions
 from mooring.core import ids
 from mooring.core.access import Access
-from mooring.core.errors import Conflict, NotFound, PreconditionFailed
+from mooring.core.errors import Conflict, NotFound
 from mooring.db.tables import ApiKey, Member, User
 from mooring.db.types import new_id, now
 
@@ -52,7 +52,7 @@ def patch(
 ) -> User:
     """Raises NotFound, PreconditionFailed, Conflict (code `email_taken`)."""
     row = _locked(session, user_id)
-    _refuse_stale(row, if_match)
+    versions.refuse_stale("user", row.version, if_match)
     before = _described(row)
     if changes.get("email", row.email) != row.email:
         _refuse_taken_email(session, changes["email"])
@@ -62,13 +62,6 @@ def patch(
     was, became = audit.changes(before, _described(row))
     audit.record(session, access, row.id, None, before=was, after=became)
     return row
-
-
-def _refuse_stale(row: User, if_match: int | None) -> None:
-    if if_match is not None and row.version != if_match:
-        raise PreconditionFailed(
-            f"the user is at version {row.version}, not {if_match}; read it again", version=row.version
-        )
 
 
 def _described(row: User) -> dict[str, Any]:
@@ -82,7 +75,7 @@ def delete(session: Session, access: Access, user_id: str, if_match: int | None)
         NotFound, PreconditionFailed.
     """
     row = _locked(session, user_id)
-    _refuse_stale(row, if_match)
+    versions.refuse_stale("user", row.version, if_match)
     api_keys.revoke_all(session, ApiKey.user_id == user_id)
     session.execute(sql_delete(Member).where(Member.user_id == user_id))
     row.deleted_at = now()
