@@ -5,7 +5,7 @@ import pytest
 from mooring.api import rendered
 from mooring.control import row_limits
 from mooring.core.instance import MOST_TEXT_BYTES
-from mooring.db.tables import Member, Registry, Secret
+from mooring.db.tables import ApiKey, Member, Registry, Secret
 from tests.problems import problem
 from tests.service import Client
 
@@ -38,7 +38,7 @@ def test_a_page_of_large_instances_ends_early_and_loses_none(
 
 
 def test_a_project_has_room_for_so_many(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    for kind in (Secret, Registry, Member):
+    for kind in (ApiKey, Secret, Registry, Member):
         monkeypatch.setitem(row_limits.MOST, kind, (1, "of them"))
     assert client.post("/v1/secrets", json={"name": "one", "value": "x"}).status_code == 201
     problem(client.post("/v1/secrets", json={"name": "two", "value": "x"}), 409, "too_many")
@@ -51,3 +51,7 @@ def test_a_project_has_room_for_so_many(client: Client, monkeypatch: pytest.Monk
     for _ in range(2):  # another role for one who is in needs no room
         assert client.put(f"{path}/{first}", json={"role": "viewer"}).status_code == 200
     problem(client.put(f"{path}/{second}", json={"role": "viewer"}), 409, "too_many")
+    made = client.post("/v1/api-keys", json={"name": "one", "role": "viewer"}).json()
+    problem(client.post("/v1/api-keys", json={"name": "two", "role": "viewer"}), 409, "too_many")
+    assert client.delete(f"/v1/api-keys/{made['id']}").status_code == 204
+    assert client.post("/v1/api-keys", json={"name": "two", "role": "viewer"}).status_code == 201

@@ -1,5 +1,6 @@
 """The audit log: what a row says, that nobody changes it unseen, and that it can be taken elsewhere."""
 
+import asyncio
 import hashlib
 import json
 from datetime import UTC, datetime, timedelta
@@ -12,9 +13,12 @@ from sqlalchemy.exc import DatabaseError
 from typer.testing import CliRunner
 
 from mooring.api import audit as audit_api
+from mooring.api import auth
+from mooring.api.rates import FailedAttempts
 from mooring.cli.main import app
 from mooring.control import audit
-from mooring.core.access import Role
+from mooring.core.access import Access, Permission, Role
+from mooring.core.errors import Unauthorized
 from mooring.db.tables import AuditEntry
 from tests.service import Client, RunningService
 from tests.tenancy.calls import CALLS
@@ -270,3 +274,28 @@ def test_the_chain_holds_under_many_writers(service: RunningService, client: Cli
     assert sum(together(32, write)) == 32 * 4
     chain = _verified(service)
     assert (chain.rows, chain.broken_at) == (32 * 4, None)
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_an_export_breaks_off_when_its_key_is_taken_back(
+    service: RunningService, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It must not look complete. Over HTTP it would be through before the key is gone."""
+    monkeypatch.setattr(audit_api, "_BATCH", 1)
+    monkeypatch.setattr(auth, "RENEWED_S", 0.0)
+    made = make_key(client, scopes=["admin"])
+    for name in ("one", "two", "three"):
+        post(client, "/v1/projects", name=name)
+    credentials = auth.Credentials(service.plane.database, FailedAttempts(on=True))
+
+    async def export() -> list[bytes]:
+        access = Access(await credentials.caller(made["key"]), Permission.OWN)
+        live = auth.LiveAccess(access, credentials, made["key"])
+        pages = audit_api._exported(service.service._server._context, live, audit_api.AuditQuery())
+        read = [await anext(pages), await anext(pages)]
+        assert client.delete(f"/v1/api-keys/{made['id']}").status_code == 204
+        with pytest.raises(Unauthorized):
+            await anext(pages)
+        return read
+
+    assert len(asyncio.run(export())) == 2 < len(client.items("/v1/audit-log"))
