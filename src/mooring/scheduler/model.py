@@ -1,21 +1,90 @@
-"""What the scheduler sees and what it says: a frozen world in, a frozen plan out."""
+"""What the scheduler sees and what it says: a frozen world in, a frozen plan out.
+
+Amounts of GPU are in thousandths of one card ("milli"): 1000 is a whole one, 250 a quarter. Times are seconds
+since the epoch.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from mooring.core.node import NodeState
+
+WHOLE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class MigView:
+    """One MIG device that exists on a card; it is given out whole."""
+
+    uuid: str
+    profile: str  # as NVML names it: 1g.10gb
+    free: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A reservation of one card for one project: others may use it only outside of these times."""
+
+    reservation_id: str
+    project_id: str
+    from_at: float
+    to_at: float
 
 
 @dataclass(frozen=True, slots=True)
 class GpuView:
+    """A card. With MIG enabled it is given out by its MIG devices and never itself."""
+
     uuid: str
     index: int
     model: str
     memory_mib: int
-    free: bool  # no live allocation
     healthy: bool
-    nvlink: Mapping[str, int]  # peer's UUID -> lanes
-    topology: Mapping[str, str]  # peer's UUID -> nearest common ancestor (internal … system)
+    milli_free: int = WHOLE
+    project_id: str | None = None  # whose shares are on it: no other project's may be (R12)
+    nvlink: Mapping[str, int] = field(default_factory=dict)  # peer's UUID -> lanes
+    topology: Mapping[str, str] = field(default_factory=dict)  # peer's UUID -> nearest common ancestor
+    compute_capability: str | None = None  # "9.0"; null: the card does not tell
+    numa_node: int | None = None
+    mig_enabled: bool = False
+    mig: tuple[MigView, ...] = ()
+    holds: tuple[Hold, ...] = ()
+
+    @property
+    def free(self) -> bool:
+        """Whether nothing at all of it is given out."""
+        return self.milli_free == WHOLE
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What an instance has of one card: all of it, thousandths of it, or one MIG device on it."""
+
+    gpu_uuid: str
+    milli: int = WHOLE
+    mig_uuid: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """An instance that holds part of a node, in whatever state."""
+
+    instance_id: str
+    project_id: str
+    grants: tuple[Grant, ...]
+    cpu_milli: int
+    memory_mib: int
+    priority: int
+    preemptible: bool
+    since: float  # when it was placed
+    ends_at: float | None  # by its declared duration, or by its grace period when it is being stopped
+    stopping: bool = False  # it is on its way out: nothing is gained by evicting it
+    group_id: str | None = None
+
+    @property
+    def gpu_milli(self) -> int:
+        return sum(grant.milli for grant in self.grants)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +98,9 @@ class NodeView:
     cpu_milli_free: int
     memory_mib_free: int
     gpus: tuple[GpuView, ...]
+    swarm: str | None = None  # the id of the Docker Swarm that its daemon is in
+    mps: bool = False  # the MPS daemon enforces shares of its cards
+    running: tuple[Running, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +118,8 @@ class Over:
 class Quota:
     """What a project is limited to and what counts against it.
 
-    Amounts are by name: gpus, gpus_by_model.<words of the model>, instances, cpus (milli), memory_mib. What
-    limits nothing is in none of them, and what is not in `placed` or `waiting` is 0.
+    Amounts are by name: gpus (milli), gpus_by_model.<words of the model> (milli), instances, cpus (milli),
+    memory_mib. What limits nothing is in none of them, and what is not in `placed` or `waiting` is 0.
     """
 
     limits: Mapping[str, int]
@@ -57,19 +129,65 @@ class Quota:
 
 
 @dataclass(frozen=True, slots=True)
+class Usage:
+    """GPU-seconds, CPU-seconds and MiB-seconds; what is long ago counts half for every half-life."""
+
+    gpu_s: float = 0.0
+    cpu_s: float = 0.0
+    memory_mib_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """What the order of the queue depends on."""
+
+    weight: float = 1.0
+    used: Usage = Usage()
+    guaranteed_gpu_milli: int | None = None  # what it may take back at any time; null: it owns no part
+
+
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """Requests that are placed all together or not at all."""
+
+    group_id: str
+    size: int  # members in the group, those that hold something already included
+    network: Literal["overlay", "host"]  # overlay: nodes of one swarm; of one node it needs neither
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """A pending instance. Null CPUs or memory mean the fair share of the node (see `needs`)."""
 
     instance_id: str
-    queued_at: float  # seconds since the epoch; oldest first
+    queued_at: float
     gpu_count: int
-    gpu_model: str | None
+    gpu_models: tuple[str, ...]  # words of the NVML name, the preferred first; empty: any
     gpu_min_memory_mib: int | None
     cpu_milli: int | None
     memory_mib: int | None
     node_selector: Mapping[str, str]
     project_id: str = ""
     quota: Quota | None = None  # of its project, at this moment; null: no limit
+    gpu_milli: int = WHOLE  # of each; less than a whole one only of one card
+    mig_profile: str | None = None
+    gpu_min_compute_capability: str | None = None
+    same_numa: bool = False
+    priority: int = 50
+    preemptible: bool = False
+    max_duration_s: int | None = None  # declared; null: it may run for ever
+    gang: Gang | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How the queue is kept; each is a setting of the server."""
+
+    backfill: Literal["easy", "conservative"] = "easy"  # a reservation for the first that waits, or for each
+    usage_half_life_s: float = 7 * 86_400.0
+    overdue_after_s: float = 86_400.0  # who has waited longer comes first among its priority, whoever it is
+    preemption_min_run_s: float = 300.0  # what was placed more recently is not evicted
+    start_overhead_s: float = 30.0  # allowed for stopping, starting and pulling in every predicted end
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +195,9 @@ class Snapshot:
     nodes: tuple[NodeView, ...]
     requests: tuple[Request, ...]
     quotas: Mapping[str, Quota] = field(default_factory=dict)  # of the projects that have limits
+    projects: Mapping[str, Project] = field(default_factory=dict)
+    now: float = 0.0
+    policy: Policy = Policy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +215,35 @@ class Refusal:
 class Placement:
     instance_id: str
     node_id: str
-    gpu_uuids: tuple[str, ...]
+    grants: tuple[Grant, ...]
     cpu_milli: int
     memory_mib: int
+    link_score: float | None = None  # of several cards: 1 where no better connected set of the node exists
+    borrowed: bool = False  # beyond what its project is guaranteed, which others may take back
+
+    @property
+    def gpu_uuids(self) -> tuple[str, ...]:
+        return tuple(grant.gpu_uuid for grant in self.grants)
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """An instance that gives way, and the one that it gives way to."""
+
+    instance_id: str
+    node_id: str
+    for_instance_id: str
+    because: Literal["priority", "reclaim"]
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """A waiting request's reservation: when and where it will start as far as declared durations tell."""
+
+    instance_id: str
+    starts_at: float | None  # null: it depends on something that declared no end
+    node_ids: tuple[str, ...]
+    waits_for: tuple[str, ...]  # instances that must end first
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +259,6 @@ class Unplaced:
 class Plan:
     placements: tuple[Placement, ...]
     unplaced: tuple[Unplaced, ...]
+    evictions: tuple[Eviction, ...] = ()
+    forecasts: tuple[Forecast, ...] = ()
+    order: tuple[str, ...] = ()  # instances that still wait, in the order of the queue
