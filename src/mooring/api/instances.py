@@ -92,7 +92,7 @@ def _dry_run(context: Context, access: Access, body: InstanceCreate) -> Json:
         return {
             "placeable": outcome.placement is not None,
             "node_id": outcome.placement.node_id if outcome.placement else None,
-            "devices": views.devices_of(session, outcome.placement.gpu_uuids if outcome.placement else ()),
+            "devices": views.devices_of(session, outcome.placement.grants if outcome.placement else ()),
             "refusals": [views.refusal(refusal) for refusal in outcome.refusals],
         }
 
@@ -242,7 +242,8 @@ def get_instance_metrics(instance_id: str, context: Ctx, access: CurrentAccess) 
     """The newest sample of each of its GPUs."""
     with context.database.read() as session:
         row = instances.get(session, access, instance_id)
-        uuids = instances.held_gpus(session, [row.id]).get(row.id, [])
+        held = allocations.held(session, [row.id]).get(row.id, [])
+        uuids = list(dict.fromkeys(grant.gpu_uuid for grant in held))
         items = views.samples(session, access, uuids)
     return answers.respond(answers.answer({"items": items}))
 

@@ -16,7 +16,7 @@ from mooring.core.access import SCOPES, Access, Caller, Permission, role_of
 from mooring.core.instance import HOLDS_GPUS, State, actions
 from mooring.core.node import allocatable_memory_mib
 from mooring.db import tables
-from mooring.scheduler.model import Refusal
+from mooring.scheduler.model import Grant, Refusal
 from mooring.scheduler.reasons import Alternatives
 from mooring.schemas.base import Json, timestamp
 from mooring.schemas.projects import QuotaValues
@@ -49,7 +49,7 @@ def lasting(session: Session, rows: Sequence[tables.Instance]) -> list[Json]:
 def _instance(row: tables.Instance, devices: list[Json], node_name: str | None) -> Json:
     granted = None
     if row.node_id is not None and row.cpu_milli is not None:
-        granted = {"cpus": row.cpu_milli / 1000, "memory_mib": row.memory_mib}
+        granted = {"cpus": row.cpu_milli / 1000, "memory_mib": row.memory_mib, **_placed_as(row)}
     return {
         "id": row.id,
         "name": row.name,
@@ -64,6 +64,8 @@ def _instance(row: tables.Instance, devices: list[Json], node_name: str | None) 
         "attempt": row.attempt,
         "node_id": row.node_id,
         "node_name": node_name,
+        "group_id": row.group_id,
+        "group_rank": row.group_rank,
         "granted": granted,
         "devices": devices,
         "endpoints": row.endpoints,
@@ -82,28 +84,44 @@ def _instance(row: tables.Instance, devices: list[Json], node_name: str | None) 
 
 def _devices(session: Session, instance_ids: Sequence[str]) -> dict[str, list[Json]]:
     gpu, held = tables.Gpu, tables.Allocation
+    columns = (gpu.uuid, gpu.index, gpu.model, gpu.memory_mib, held.milli, held.mig_uuid)
     query = (
-        select(held.instance_id, gpu.uuid, gpu.index, gpu.model, gpu.memory_mib)
+        select(held.instance_id, *columns)
         .join(gpu, gpu.uuid == held.gpu_uuid)
         .where(held.instance_id.in_(instance_ids), held.to_at.is_(None))
-        .order_by(held.instance_id, gpu.index)
+        .order_by(held.instance_id, gpu.index, held.mig_uuid)
     )
     devices: dict[str, list[Json]] = defaultdict(list)
-    for instance_id, uuid, index, model, memory in session.execute(query):
-        devices[instance_id].append({"uuid": uuid, "index": index, "model": model, "memory_mib": memory})
+    for instance_id, *device in session.execute(query):
+        devices[instance_id].append(_device(*device))
     return devices
 
 
-def devices_of(session: Session, uuids: Sequence[str]) -> list[Json]:
+def _placed_as(row: tables.Instance) -> Json:
+    """What was placed by an earlier release was given whole cards."""
+    exclusive = "exclusive" if row.gpu_count else None
+    return {"isolation": exclusive, "link_score": None, "borrowed": False, **(row.placed_as or {})}
+
+
+def _device(uuid: str, index: int, model: str, memory_mib: int, milli: int, mig_uuid: str | None) -> Json:
+    return {
+        "uuid": uuid,
+        "index": index,
+        "model": model,
+        "memory_mib": memory_mib,
+        "share": milli / 1000,
+        "mig_uuid": mig_uuid,
+    }
+
+
+def devices_of(session: Session, grants: Sequence[Grant]) -> list[Json]:
     """The devices of a placement that was not made."""
     gpu = tables.Gpu
-    query = (
-        select(gpu.uuid, gpu.index, gpu.model, gpu.memory_mib).where(gpu.uuid.in_(uuids)).order_by(gpu.index)
-    )
-    return [
-        {"uuid": uuid, "index": index, "model": model, "memory_mib": memory}
-        for uuid, index, model, memory in session.execute(query)
-    ]
+    query = select(gpu.uuid, gpu.index, gpu.model, gpu.memory_mib)
+    query = query.where(gpu.uuid.in_({grant.gpu_uuid for grant in grants}))
+    cards = {uuid: facts for uuid, *facts in session.execute(query)}
+    devices = [_device(each.gpu_uuid, *cards[each.gpu_uuid], each.milli, each.mig_uuid) for each in grants]
+    return sorted(devices, key=lambda device: (device["index"], device["mig_uuid"] or ""))
 
 
 def _node_names(session: Session, node_ids: set[str]) -> dict[str, str]:

@@ -1,17 +1,18 @@
 """What a node is told of each instance that it should have; what is secret only while it may be started."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from mooring.control import instances, registries, secrets
+from mooring.control import allocations, instances, registries, secrets
 from mooring.control.sealing import Sealer
 from mooring.core.images import ImageName
-from mooring.core.instance import HOLDS_GPUS, DesiredState, InstanceSpec
-from mooring.db.tables import Instance, Project
-from mooring.schemas.agent import Assignment, RegistryAuth
+from mooring.core.instance import HOLDS_GPUS, WHOLE_MILLI, DesiredState, InstanceSpec
+from mooring.db.tables import Gpu, Instance, Project
+from mooring.scheduler.model import Grant
+from mooring.schemas.agent import Assignment, GpuGrant, RegistryAuth
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,7 @@ class _Told:
     """All that the assignments of one answer are made of, by instance id, read with a query for each kind."""
 
     specs: Mapping[str, InstanceSpec]
-    gpus: Mapping[str, list[str]]
+    grants: Mapping[str, list[GpuGrant]]
     profiles: Mapping[str, str]  # by project id
     secrets: Mapping[str, dict[str, str]]
     registries: Mapping[str, RegistryAuth]
@@ -33,12 +34,53 @@ def of(session: Session, sealer: Sealer, rows: Sequence[Instance]) -> list[Assig
     startable = [row for row in rows if _runs(row) and _may_start(row)]
     told = _Told(
         specs=specs,
-        gpus=instances.held_gpus(session, [row.id for row in rows]),
+        grants=_grants(session, rows),
         profiles=_profiles(session, rows),
         secrets=_secrets(session, sealer, startable, specs),
         registries=_registries(session, sealer, startable, specs),
     )
     return [_assignment(row, told) for row in rows]
+
+
+def _grants(session: Session, rows: Sequence[Instance]) -> dict[str, list[GpuGrant]]:
+    held = allocations.held(session, [row.id for row in rows])
+    uuids = {grant.gpu_uuid for grants in held.values() for grant in grants}
+    memory = _memory(session, uuids)
+    return {
+        instance_id: [
+            GpuGrant(
+                gpu_uuid=grant.gpu_uuid,
+                milli=grant.milli,
+                mig_uuid=grant.mig_uuid,
+                memory_mib=memory.of(grant),
+            )
+            for grant in grants
+        ]
+        for instance_id, grants in held.items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """Of cards and of their MIG devices, in MiB."""
+
+    cards: Mapping[str, int]
+    mig: Mapping[str, int]
+
+    def of(self, grant: Grant) -> int:
+        """A MIG device that does not tell its memory, or that is no more, has its part of the card's."""
+        part = self.cards[grant.gpu_uuid] * grant.milli // WHOLE_MILLI
+        return self.mig.get(grant.mig_uuid, part) if grant.mig_uuid else part
+
+
+def _memory(session: Session, uuids: Collection[str]) -> _Memory:
+    query = select(Gpu.uuid, Gpu.memory_mib, Gpu.facts).where(Gpu.uuid.in_(uuids))
+    cards, mig = {}, {}
+    for uuid, memory_mib, facts in session.execute(query) if uuids else ():
+        cards[uuid] = memory_mib
+        devices = facts.get("mig_devices", ())
+        mig.update({each["uuid"]: each["memory_mib"] for each in devices if each["memory_mib"]})
+    return _Memory(cards, mig)
 
 
 def _runs(row: Instance) -> bool:
@@ -97,7 +139,9 @@ def _assignment(row: Instance, told: _Told) -> Assignment:
         may_start=_may_start(row),
         stop_timeout_s=row.stop_timeout_s,
         spec=told.specs[row.id],
-        gpu_uuids=told.gpus.get(row.id, []),
+        gpu_uuids=list(dict.fromkeys(grant.gpu_uuid for grant in told.grants.get(row.id, ()))),
+        grants=told.grants.get(row.id, []),
+        isolation=(row.placed_as or {}).get("isolation"),
         cpus=(row.cpu_milli or 0) / 1000,
         memory_mib=row.memory_mib or 0,
         image_digest=row.image_digest,

@@ -4,15 +4,15 @@ Verbs say what should be (`desired_state`); reports say what is; `move` writes d
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 from ulid import ULID
 
-from mooring.control import admission, audit, events, locks, quotas, versions
+from mooring.control import admission, allocations, audit, events, locks, quotas, versions
 from mooring.core import ids
 from mooring.core.access import Access
 from mooring.core.errors import InvalidTransition, NameTaken, NotFound
@@ -20,6 +20,7 @@ from mooring.core.instance import (
     ENDED,
     HOLDS_GPUS,
     TRANSITIONS,
+    WHOLE_MILLI,
     DesiredState,
     InstanceRequest,
     InstanceSpec,
@@ -27,8 +28,9 @@ from mooring.core.instance import (
     State,
 )
 from mooring.db.session import nudge
-from mooring.db.tables import Allocation, Instance, Node, Project
+from mooring.db.tables import Instance, Node, Project
 from mooring.db.types import new_id, now
+from mooring.scheduler.model import Grant, Placement
 
 DEFAULT_STOP_TIMEOUT_S = 10
 QUEUED = Reason(code="queued", message="waiting for the scheduler to look at it")
@@ -52,7 +54,8 @@ def create(session: Session, access: Access, into: Project, request: InstanceReq
     moment = now()
     row = Instance(
         id=new_id(ids.INSTANCE), project_id=project.id, name=name, labels=request.labels, spec=request.spec(),
-        gpu_count=request.gpus.count, state=State.PENDING, desired_state=DesiredState.RUNNING,
+        gpu_count=request.gpus.count, gpu_milli=request.gpus.count * request.gpus.milli,
+        priority=request.priority, requeue=False, state=State.PENDING, desired_state=DesiredState.RUNNING,
         reason=QUEUED.model_dump(), version=1, generation=1, attempt=0, node_generation=0,
         stop_timeout_s=DEFAULT_STOP_TIMEOUT_S, endpoints=[], simulated=False,
         max_duration_s=request.max_duration_s, created_at=moment, queued_at=moment,
@@ -108,7 +111,7 @@ def get(session: Session, access: Access, instance_id: str, *, even_deleted: boo
 def patch(
     session: Session, access: Access, instance_id: str, changes: Mapping[str, Any], if_match: int | None
 ) -> Instance:
-    """Change name, labels or max_duration_s. A new duration counts from the start, not from now."""
+    """Change name, labels, priority or max_duration_s. A new duration counts from the start, not from now."""
     row, _node = locks.instance(session, access, instance_id)
     versions.refuse_stale("instance", row.version, if_match)
     before = _patchable(row)
@@ -117,6 +120,11 @@ def patch(
         row.name = changes["name"]
     if "labels" in changes:
         row.labels = changes["labels"]
+    if "priority" in changes:
+        admission.require_priority(session, access, row.project_id, changes["priority"])
+        row.priority = changes["priority"]
+        row.spec = {**row.spec, "priority": row.priority}
+        nudge(session, "schedule")
     if "max_duration_s" in changes:
         row.max_duration_s = changes["max_duration_s"]
         row.spec = {**row.spec, "max_duration_s": row.max_duration_s}
@@ -128,7 +136,12 @@ def patch(
 
 
 def _patchable(row: Instance) -> dict[str, Any]:
-    return {"name": row.name, "labels": row.labels, "max_duration_s": row.max_duration_s}
+    return {
+        "name": row.name,
+        "labels": row.labels,
+        "max_duration_s": row.max_duration_s,
+        "priority": row.priority,
+    }
 
 
 def stop(session: Session, access: Access, instance_id: str, timeout_s: int, reason: Reason) -> Instance:
@@ -192,7 +205,7 @@ def restart(session: Session, access: Access, instance_id: str) -> Instance:
     _forget_last_run(row)
     row.attempt += 1
     row.node_generation = _tell(session, node)
-    _reallocate(session, row)
+    allocations.renew(session, row)
     if row.state is State.SCHEDULED:
         touch(session, row)
     else:
@@ -266,55 +279,33 @@ def _tell(session: Session, node: Node | None) -> int:
     return node.generation
 
 
-def place(session: Session, row: Instance, node: Node, cpu_milli: int, memory_mib: int) -> None:
-    """Write down a placement that the caller has guarded; GPUs are taken by `allocate`."""
+def place(session: Session, row: Instance, node: Node, placement: Placement) -> None:
+    """Write down a placement that the caller has guarded; GPUs are taken by `allocations.hold`."""
     row.attempt += 1
     row.node_id = node.id
     row.node_generation = _tell(session, node)
-    row.cpu_milli, row.memory_mib = cpu_milli, memory_mib
+    row.cpu_milli, row.memory_mib = placement.cpu_milli, placement.memory_mib
     facts = node.facts or {}
+    row.placed_as = {
+        "isolation": isolation(placement.grants, mps=bool(facts.get("mps"))),
+        "link_score": placement.link_score,
+        "borrowed": placement.borrowed,
+    }
     row.simulated = bool(facts.get("simulated_containers")) or (
         row.gpu_count > 0 and bool(facts.get("simulated_gpus"))
     )
     move(session, row, State.SCHEDULED, None)
 
 
-def allocate(session: Session, row: Instance, gpu_uuids: list[str]) -> None:
-    moment = now()
-    session.add_all(
-        Allocation(
-            gpu_uuid=uuid, instance_id=row.id, project_id=row.project_id, attempt=row.attempt, from_at=moment
-        )
-        for uuid in gpu_uuids
-    )
-
-
-def held_gpus(session: Session, instance_ids: list[str]) -> dict[str, list[str]]:
-    """Instance id -> UUIDs of the GPUs it holds now."""
-    held: dict[str, list[str]] = {}
-    query = select(Allocation.instance_id, Allocation.gpu_uuid).where(
-        Allocation.instance_id.in_(instance_ids), Allocation.to_at.is_(None)
-    )
-    for instance_id, uuid in session.execute(query.order_by(Allocation.id)):
-        held.setdefault(instance_id, []).append(uuid)
-    return held
-
-
-def _reallocate(session: Session, row: Instance) -> None:
-    """The same GPUs under a new attempt: one interval of the ledger ends where the next begins."""
-    uuids = held_gpus(session, [row.id]).get(row.id, [])
-    _release(session, row)
-    session.flush()
-    allocate(session, row, uuids)
-
-
-def _release(session: Session, row: Instance) -> None:
-    session.execute(
-        update(Allocation)
-        .where(Allocation.instance_id == row.id, Allocation.to_at.is_(None))
-        .values(to_at=now())
-    )
-    nudge(session, "schedule")
+def isolation(grants: Sequence[Grant], *, mps: bool) -> str | None:
+    """What will keep others off its cards; see schemas/instances.py."""
+    if not grants:
+        return None
+    if any(grant.mig_uuid for grant in grants):
+        return "mig"
+    if all(grant.milli == WHOLE_MILLI for grant in grants):
+        return "exclusive"
+    return "mps" if mps else "shared"
 
 
 def move(session: Session, row: Instance, to: State, reason: Reason | None) -> None:
@@ -331,7 +322,7 @@ def move(session: Session, row: Instance, to: State, reason: Reason | None) -> N
     row.reason = reason.model_dump() if reason else None
     _stamp(row, to)
     if before in HOLDS_GPUS and to not in HOLDS_GPUS:
-        _release(session, row)
+        allocations.release(session, row)
     elif before is State.PENDING and to is not State.SCHEDULED:
         nudge(session, "schedule")  # what waited has counted against its project's quotas
     _record_move(session, row, before)

@@ -22,7 +22,7 @@ OWNERS_FIELDS = frozenset({"name", "labels"})
 def new(name: str, labels: JsonObject) -> Project:
     return Project(
         id=new_id(ids.PROJECT), name=name, labels=labels, quotas={}, weight=1.0, allowed_images=None,
-        security_profile="standard", version=1, created_at=now(),
+        security_profile="standard", gpu_sharing=False, host_network=False, version=1, created_at=now(),
     )  # fmt: skip
 
 
@@ -124,6 +124,10 @@ def described(row: Project) -> dict[str, Any]:
         "weight": row.weight,
         "allowed_images": row.allowed_images,
         "security_profile": row.security_profile,
+        "max_priority": row.max_priority,
+        "guaranteed_gpus": row.guaranteed_gpus,
+        "gpu_sharing": row.gpu_sharing,
+        "host_network": row.host_network,
     }
 
 

@@ -2,7 +2,8 @@
 
 from datetime import datetime
 
-from mooring.core.instance import InstanceSpec
+from mooring.core.gpu import mig_milli
+from mooring.core.instance import WHOLE_MILLI, InstanceSpec
 from mooring.db.tables import Instance
 from mooring.db.types import JsonObject
 from mooring.scheduler.model import Request
@@ -14,8 +15,15 @@ def of_spec(spec: InstanceSpec, project_id: str) -> Request:
         instance_id="",
         queued_at=0,
         gpu_count=spec.gpus.count,
-        gpu_model=spec.gpus.model,
+        gpu_models=spec.gpus.models,
         gpu_min_memory_mib=spec.gpus.min_memory_mib,
+        gpu_milli=spec.gpus.milli,
+        mig_profile=spec.gpus.mig_profile,
+        gpu_min_compute_capability=spec.gpus.min_compute_capability,
+        same_numa=spec.gpus.same_numa,
+        priority=spec.priority,
+        preemptible=spec.preemptible,
+        max_duration_s=spec.max_duration_s,
         cpu_milli=None if spec.cpus is None else round(spec.cpus * 1000),
         memory_mib=spec.memory_mib,
         node_selector=spec.node_selector,
@@ -36,10 +44,31 @@ def of_columns(instance_id: str, project_id: str, queued_at: datetime, spec: Jso
         instance_id=instance_id,
         queued_at=queued_at.timestamp(),
         gpu_count=gpus.get("count", 0),
-        gpu_model=gpus.get("model"),
+        gpu_models=_models(gpus.get("model")),
         gpu_min_memory_mib=gpus.get("min_memory_mib"),
+        gpu_milli=_milli(gpus),
+        mig_profile=gpus.get("mig_profile"),
+        gpu_min_compute_capability=gpus.get("min_compute_capability"),
+        same_numa=gpus.get("same_numa", False),
+        priority=spec.get("priority", 50),
+        preemptible=spec.get("preemptible", False),
+        max_duration_s=spec.get("max_duration_s"),
         cpu_milli=None if cpus is None else round(cpus * 1000),
         memory_mib=spec.get("memory_mib"),
         node_selector=spec.get("node_selector") or {},
         project_id=project_id,
     )
+
+
+def _models(asked: str | list[str] | None) -> tuple[str, ...]:
+    if asked is None:
+        return ()
+    return (asked,) if isinstance(asked, str) else tuple(asked)
+
+
+def _milli(gpus: JsonObject) -> int:
+    """As `GpuRequest.milli` has it."""
+    if profile := gpus.get("mig_profile"):
+        return mig_milli(profile)
+    share = gpus.get("share")
+    return WHOLE_MILLI if share is None else round(share * 1000)

@@ -83,6 +83,16 @@ class Sample(_Fact):
     processes: list[Process] | None = None
 
 
+def mig_milli(profile: str) -> int:
+    """What a MIG device counts as, in thousandths of its card: compute slices by seven, rounded down.
+
+    Seven is what every card but the A30 (four) has, so that all devices of a card never count for more than
+    it. A compute instance within one (`1c.3g.20gb`) counts as its own slices.
+    """
+    slices = int(re.split(r"[cg]", profile, maxsplit=1)[0])
+    return max(1, min(1000, 1000 * slices // 7))
+
+
 def model_matches(asked: str | None, model: str) -> bool:
     """Whether every word asked for is a word of the NVML name: `h100` is, `A10` is not of an `A100`."""
     return asked is None or _words(asked) <= _words(model)

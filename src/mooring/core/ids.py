@@ -15,5 +15,7 @@ USER: Final = "usr"
 SECRET: Final = "sec"  # noqa: S105 - a prefix, not a secret
 REGISTRY: Final = "reg"
 AUDIT_ENTRY: Final = "aud"
+INSTANCE_GROUP: Final = "grp"
+RESERVATION: Final = "rsv"
 
 PATTERN: Final = r"^[a-z]{3}_[0-9a-hjkmnp-tv-z]{26}$"

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from mooring.core.gpu import mig_milli
 from mooring.core.text import (
     EnvName,
     EnvValue,
@@ -97,17 +98,79 @@ class _Asked(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class GpuRequest(_Asked):
-    """GPUs of one model on one node; absent or count 0 means none is visible in the container."""
+WHOLE_MILLI = 1000
+ModelWords = Annotated[Text, Field(max_length=96)]
 
-    count: Annotated[int, Field(ge=0, le=64, description="whole GPUs, all on one node")] = 0
+
+class GpuRequest(_Asked):
+    """GPUs of one model on one node, a share of one GPU, or MIG devices; absent or count 0 means none.
+
+    A share or a MIG profile without a count means one of them.
+    """
+
+    count: Annotated[int, Field(ge=0, le=64, description="whole GPUs, all on one node, or MIG devices")] = 0
     model: Annotated[
-        Text | None,
-        Field(max_length=96, description="words of the NVML name, any case: `H100`, `RTX 4090`; null: any"),
+        ModelWords | Annotated[list[ModelWords], Field(min_length=1, max_length=16)] | None,
+        Field(
+            description="words of the NVML name, any case: `H100`, `RTX 4090`; several: any of them, the "
+            "first that has room; null: any"
+        ),
     ] = None
     min_memory_mib: Annotated[int | None, Field(ge=1, le=2**31, description="of each GPU")] = None
-    share: Annotated[float | None, Field(gt=0, le=1, description="not supported yet")] = None
-    mig_profile: Annotated[Text | None, Field(max_length=32, description="not supported yet")] = None
+    min_compute_capability: Annotated[
+        Text | None, Field(pattern=r"^[1-9][0-9]?\.[0-9]$", description="of each GPU, as `8.0`")
+    ] = None
+    share: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            le=1,
+            description="of one GPU's memory and SMs, in thousandths; other instances of the project may "
+            "have the rest. Off unless an admin sets the project's gpu_sharing",
+        ),
+    ] = None
+    mig_profile: Annotated[
+        Text | None,
+        Field(
+            max_length=32,
+            pattern=r"^[0-9]+[cg][a-z0-9.+]*$",
+            description="of existing MIG devices: `1g.10gb`",
+        ),
+    ] = None
+    same_numa: Annotated[bool, Field(description="all GPUs on one NUMA node")] = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_of_them(cls, asked: object) -> object:
+        """`{"share": 0.5}` asks for one GPU."""
+        if not isinstance(asked, dict) or "count" in asked:
+            return asked
+        part = asked.get("share") is not None or asked.get("mig_profile") is not None
+        return {**asked, "count": 1} if part else asked
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.share is not None and self.mig_profile is not None:
+            raise PydanticCustomError("share_of_mig", "give share or mig_profile, not both")
+        if self.share is not None and self.count != 1:
+            raise PydanticCustomError("share_of_many", "a share is of one GPU: leave count out, or give 1")
+        if self.share is not None and abs(self.share * 1000 - round(self.share * 1000)) > 1e-6:
+            raise PydanticCustomError("share_too_fine", "a share is given in thousandths: 0.125, not 0.1255")
+        return self
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The models to choose from, the preferred first; empty: any."""
+        if self.model is None:
+            return ()
+        return (self.model,) if isinstance(self.model, str) else tuple(self.model)
+
+    @property
+    def milli(self) -> int:
+        """Thousandths of each card; of a MIG device, what it counts as."""
+        if self.mig_profile is not None:
+            return mig_milli(self.mig_profile)
+        return WHOLE_MILLI if self.share is None else round(self.share * 1000)
 
 
 class Port(_Asked):
@@ -165,7 +228,18 @@ class InstanceSpec(_Asked):
     restart: Literal["never", "on_failure", "always"] = "never"
     on_capacity: Literal["queue", "fail"] = "queue"
     on_node_loss: Literal["keep", "replace"] = "keep"
-    priority: Annotated[int, Field(ge=0, le=100)] = 50
+    priority: Annotated[
+        int, Field(ge=0, le=100, description="higher ones are placed first; see the project's max_priority")
+    ] = 50
+    preemptible: Annotated[
+        bool, Field(description="may be stopped for one of higher priority or for a project's guarantee")
+    ] = False
+    on_preemption: Annotated[
+        Literal["requeue", "stop"], Field(description="what follows when it had to give way")
+    ] = "requeue"
+    preemption_grace_s: Annotated[
+        int, Field(ge=0, le=3600, description="between SIGTERM and SIGKILL when it has to give way")
+    ] = 30
     node_selector: Annotated[dict[LabelKey, LabelValue], Field(max_length=64)] = {}
 
     @field_validator("env")
@@ -199,17 +273,6 @@ def not_supported_yet(field: str, hint: str) -> PydanticCustomError:
     )
 
 
-def refuse_unsupported_priority(priority: int) -> int:
-    """All instances queue at one priority for now.
-
-    Raises:
-        PydanticCustomError: code `not_supported_yet`, for anything but the default.
-    """
-    if priority != InstanceSpec.model_fields["priority"].default:
-        raise not_supported_yet("priority", "leave it out (50)")
-    return priority
-
-
 class InstanceRequest(InstanceSpec):
     """The body of a create: the spec plus what only the control plane reads."""
 
@@ -222,17 +285,8 @@ class InstanceRequest(InstanceSpec):
     def _no_reserved_labels(cls, labels: dict[str, str]) -> dict[str, str]:
         return refuse_reserved_labels(labels)
 
-    @field_validator("priority")
-    @classmethod
-    def _one_priority(cls, priority: int) -> int:
-        return refuse_unsupported_priority(priority)
-
     @model_validator(mode="after")
     def _only_what_works(self) -> Self:
-        if self.gpus.share is not None:
-            raise not_supported_yet("gpus.share", "ask for whole GPUs with gpus.count")
-        if self.gpus.mig_profile is not None:
-            raise not_supported_yet("gpus.mig_profile", "ask for whole GPUs with gpus.count")
         if self._texts_bytes() > MOST_TEXT_BYTES:
             raise PydanticCustomError(
                 "spec_too_large",

@@ -16,6 +16,15 @@ class NodeState(StrEnum):
     UNREACHABLE = "unreachable"  # its agent has been silent for longer than `unreachable_after_s`
 
 
+class SwarmFacts(BaseModel):
+    """The Docker Swarm that a node's daemon is in; only managers can make networks that span nodes."""
+
+    model_config = ConfigDict(frozen=True)
+
+    cluster_id: Text
+    manager: bool
+
+
 class NodeFacts(BaseModel):
     """What an agent says about its machine."""
 
@@ -30,6 +39,8 @@ class NodeFacts(BaseModel):
     docker_version: Text | None = None
     driver_version: Text | None = None
     cuda_version: Text | None = None
+    swarm: SwarmFacts | None = None
+    mps: Annotated[bool, Field(description="the CUDA MPS daemon runs and enforces shares of GPUs")] = False
     simulated_containers: bool = False
     simulated_gpus: bool = False
     overrides: Annotated[

@@ -1,120 +1,126 @@
 """What a node must have to host a request: one function per rule, and every rule that is broken is told."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
-from mooring.core.node import NodeState, allocatable_memory_mib, fair_share
-from mooring.scheduler import quotas, words
-from mooring.scheduler.model import GpuView, NodeView, Refusal, Request
-from mooring.scheduler.needs import fixed, matches
+from mooring.core.node import NodeState
+from mooring.scheduler import cards, quotas, words
+from mooring.scheduler.model import WHOLE, GpuView, Moment, NodeView, Refusal, Request
+from mooring.scheduler.needs import needs, preference
 
-Filter = Callable[[NodeView, Request], Iterator[Refusal]]
+Filter = Callable[[NodeView, Request, Moment], Iterator[Refusal]]
 
 
-def refusals(node: NodeView, request: Request) -> Iterator[Refusal]:
-    """Every reason why this node cannot host the request now; none if it can."""
+def refusals(node: NodeView, request: Request, at: Moment) -> Iterator[Refusal]:
+    """Every reason why this node cannot host the request at this moment; none if it can."""
     for rule in FILTERS:
-        yield from rule(node, request)
+        yield from rule(node, request, at)
 
 
-def fits(node: NodeView, request: Request) -> bool:
-    return next(refusals(node, request), None) is None
+def fits(node: NodeView, request: Request, at: Moment) -> bool:
+    """Whether there is no refusal; without the words for them, which cost more than the answer."""
+    return bool(fitting_offers(node, request, at))
 
 
-def needs(request: Request, node: NodeView) -> tuple[int, int]:
-    """The CPUs (milli) and memory (MiB) that the request takes on this node.
-
-    What it leaves open is the share that goes with its GPUs. GPUs that the node does not have bring no
-    share: they are refused as GPUs, and would otherwise be refused a second time as CPUs.
-    """
-    cpu_milli, memory_mib = fixed(request)
-    if cpu_milli is None:
-        cpu_milli = _share(node.cpu_milli, request, node)
-    if memory_mib is None:
-        memory_mib = _share(allocatable_memory_mib(node.memory_mib), request, node)
-    return cpu_milli, memory_mib
-
-
-def suitable_gpus(node: NodeView, request: Request) -> dict[str, list[GpuView]]:
-    """The node's GPUs of a model and size asked for, in use or not, by model: GPUs given are all of one."""
-    suitable: dict[str, list[GpuView]] = {}
-    least = request.gpu_min_memory_mib or 0
-    for gpu in node.gpus:
-        if gpu.memory_mib >= least and matches(request.gpu_model, gpu.model):
-            suitable.setdefault(gpu.model, []).append(gpu)
-    return suitable
+def fitting_offers(node: NodeView, request: Request, at: Moment) -> list[cards.Offer]:
+    """What the node and the request's quota leave, the preferred first; empty where it does not fit."""
+    if node.state is not NodeState.READY or not has_labels(node, request):
+        return []
+    cpu_milli, memory_mib = needs(request, node)
+    if cpu_milli > node.cpu_milli_free or memory_mib > node.memory_mib_free:
+        return []
+    there = cards.offers(node, request, at)
+    if request.quota is None:
+        return there
+    return [offer for offer in there if not quotas.over(request, offer.model, cpu_milli, memory_mib)]
 
 
-def offers(node: NodeView, request: Request) -> dict[str, list[GpuView]]:
-    """The GPUs to choose from, by model, where there are enough; without GPUs one offer, of no model."""
-    if not request.gpu_count:
-        return {"": []}
-    there = {model: usable(gpus) for model, gpus in suitable_gpus(node, request).items()}
-    return {model: gpus for model, gpus in there.items() if len(gpus) >= request.gpu_count}
+def has_labels(node: NodeView, request: Request) -> bool:
+    return all(node.labels.get(key) == value for key, value in request.node_selector.items())
 
 
-def usable(gpus: list[GpuView]) -> list[GpuView]:
-    """Those that can be given out now."""
-    return [gpu for gpu in gpus if gpu.free and gpu.healthy]
-
-
-def node_state(node: NodeView, request: Request) -> Iterator[Refusal]:
+def node_state(node: NodeView, request: Request, at: Moment) -> Iterator[Refusal]:
     if node.state is not NodeState.READY:
         yield _refusal(node, f"node_{node.state}", NodeState.READY, node.state)
 
 
-def node_selector(node: NodeView, request: Request) -> Iterator[Refusal]:
+def node_selector(node: NodeView, request: Request, at: Moment) -> Iterator[Refusal]:
     for key, value in sorted(request.node_selector.items()):
         if (label := node.labels.get(key)) != value:
             had = f"no label {key}" if label is None else f"{key}={label}"
             yield _refusal(node, "selector_mismatch", f"{key}={value}", had)
 
 
-def cpus(node: NodeView, request: Request) -> Iterator[Refusal]:
+def cpus(node: NodeView, request: Request, at: Moment) -> Iterator[Refusal]:
     wanted, _ = needs(request, node)
     if wanted > node.cpu_milli_free:
         yield _refusal(node, "insufficient_cpu", words.cpus(wanted), words.cpus(node.cpu_milli_free))
 
 
-def memory(node: NodeView, request: Request) -> Iterator[Refusal]:
+def memory(node: NodeView, request: Request, at: Moment) -> Iterator[Refusal]:
     _, wanted = needs(request, node)
     if wanted > node.memory_mib_free:
         yield _refusal(node, "insufficient_memory", words.memory(wanted), words.memory(node.memory_mib_free))
 
 
-def gpu_model(node: NodeView, request: Request) -> Iterator[Refusal]:
+def gpu_model(node: NodeView, request: Request, at: Moment) -> Iterator[Refusal]:
     if not request.gpu_count:
         return
     if not node.gpus:
         yield _refusal(node, "no_gpu", words.gpus(request), "no GPU")
-    elif request.gpu_model is not None and not _of_model(node, request):
+    elif not _of_model(node, request):
         had = ", ".join(sorted({gpu.model for gpu in node.gpus}))
-        yield _refusal(node, "gpu_model_mismatch", request.gpu_model, had)
+        yield _refusal(node, "gpu_model_mismatch", words.models(request), had)
 
 
-def gpu_memory(node: NodeView, request: Request) -> Iterator[Refusal]:
-    """Silent where the node has no GPU of the model, which `gpu_model` has said."""
-    least = request.gpu_min_memory_mib
-    if not request.gpu_count or least is None:
+def mig(node: NodeView, request: Request, at: Moment) -> Iterator[Refusal]:
+    """Silent where the node has no GPU of the model, as all rules that follow are."""
+    there = _of_model(node, request) if request.gpu_count else []
+    if not there or _in_mode(there, request):
         return
-    largest = max((gpu.memory_mib for gpu in _of_model(node, request)), default=None)
-    if largest is not None and largest < least:
+    if request.mig_profile is None:
+        yield _refusal(node, "gpu_has_mig_enabled", "a GPU without MIG", "MIG is enabled on all of them")
+    else:
+        profiles = sorted({device.profile for gpu in there if gpu.mig_enabled for device in gpu.mig})
+        had = ", ".join(profiles) or "no MIG devices"
+        yield _refusal(node, "no_such_mig_profile", request.mig_profile, had)
+
+
+def gpu_memory(node: NodeView, request: Request, at: Moment) -> Iterator[Refusal]:
+    least = request.gpu_min_memory_mib
+    there = _in_mode(_of_model(node, request), request) if request.gpu_count else []
+    if least is None or not there:
+        return
+    largest = max(cards.memory_of(gpu, request) for gpu in there)
+    if largest < least:
         yield _refusal(node, "insufficient_gpu_memory", words.memory(least), words.memory(largest))
 
 
-def gpu_count(node: NodeView, request: Request) -> Iterator[Refusal]:
-    """Silent where no GPU of the node is suitable at all, which the two rules above have said."""
-    if not request.gpu_count:
+def compute_capability(node: NodeView, request: Request, at: Moment) -> Iterator[Refusal]:
+    """Silent also where a card that is capable enough is too small."""
+    least = request.gpu_min_compute_capability
+    if least is None or not request.gpu_count:
         return
-    suitable = suitable_gpus(node, request)
-    if suitable and max(len(usable(gpus)) for gpus in suitable.values()) < request.gpu_count:
-        yield _refusal(node, "insufficient_gpus", words.gpus(request), _best_stock(suitable))
+    there = [gpu for gpu in _in_mode(_of_model(node, request), request) if cards.large_enough(gpu, request)]
+    if there and not any(cards.capable_enough(gpu, request) for gpu in there):
+        had = ", ".join(sorted({gpu.compute_capability or "unknown" for gpu in there}))
+        yield _refusal(node, "insufficient_compute_capability", least, had)
 
 
-def quota(node: NodeView, request: Request) -> Iterator[Refusal]:
+def gpu_count(node: NodeView, request: Request, at: Moment) -> Iterator[Refusal]:
+    """Silent where no GPU of the node is suitable at all, which the rules above have said."""
+    suitable = cards.suitable(node, request) if request.gpu_count else {}
+    if suitable and not cards.offers(node, request, at):
+        groups = list(suitable.values())
+        yield _refusal(node, *_lack_of_gpus(groups, request, at), words.stock(suitable, request, at))
+
+
+def quota(node: NodeView, request: Request, at: Moment) -> Iterator[Refusal]:
     """Silent where the node has no GPUs to give, which the rules above have said."""
     if request.quota is None:
         return
-    overs = [quotas.over(request, model, *needs(request, node)) for model in sorted(offers(node, request))]
+    given = needs(request, node)
+    models = dict.fromkeys(offer.model for offer in cards.offers(node, request, at))
+    overs = [quotas.over(request, model, *given) for model in models]
     if overs and (first := overs[0]) and all(overs):
         yield _refusal(node, "quota", *words.over(first))
 
@@ -125,30 +131,41 @@ FILTERS: tuple[Filter, ...] = (
     cpus,
     memory,
     gpu_model,
+    mig,
     gpu_memory,
+    compute_capability,
     gpu_count,
     quota,
 )
 
 
-def _share(total: int, request: Request, node: NodeView) -> int:
-    there = len(node.gpus)
-    return fair_share(total, min(request.gpu_count, there), there) if there else 0
-
-
 def _of_model(node: NodeView, request: Request) -> list[GpuView]:
-    return [gpu for gpu in node.gpus if matches(request.gpu_model, gpu.model)]
+    return [gpu for gpu in node.gpus if preference(request, gpu.model) is not None]
 
 
-def _best_stock(suitable: dict[str, list[GpuView]]) -> str:
-    """`1 free of 8 (6 in use, 1 quarantined)`, of the model with the most free; named if there are others."""
-    model, gpus = min(suitable.items(), key=lambda item: (-len(usable(item[1])), -len(item[1]), item[0]))
-    in_use = sum(not gpu.free for gpu in gpus)
-    quarantined = sum(gpu.free and not gpu.healthy for gpu in gpus)
-    name = f" {model}" if len(suitable) > 1 else ""
-    parts = [f"{count} {word}" for count, word in ((in_use, "in use"), (quarantined, "quarantined")) if count]
-    detail = f" ({', '.join(parts)})" if parts else ""
-    return f"{len(usable(gpus))} free of {len(gpus)}{name}{detail}"
+def _in_mode(gpus: Sequence[GpuView], request: Request) -> list[GpuView]:
+    return [gpu for gpu in gpus if cards.right_mode(gpu, request)]
+
+
+def _lack_of_gpus(groups: Sequence[Sequence[GpuView]], request: Request, at: Moment) -> tuple[str, str]:
+    """The code and what was wanted: what must be thought away for one group to have enough tells what lacks."""
+    wanted = words.gpus(request)
+    count = request.gpu_count
+
+    def enough(units: Callable[[GpuView], int]) -> bool:
+        return any(sum(units(gpu) for gpu in group) >= count for group in groups)
+
+    if enough(lambda gpu: cards.units(gpu, request, at)):
+        return "gpus_not_on_one_numa_node", wanted
+    if enough(lambda gpu: cards.unreserved_units(gpu, request)):
+        return "gpu_reserved", wanted
+    if request.mig_profile is not None:
+        return "insufficient_mig_devices", wanted
+    if request.gpu_milli == WHOLE:
+        return "insufficient_gpus", wanted
+    if enough(lambda gpu: cards.unowned_units(gpu, request)):
+        return "gpu_shared_by_other_project", wanted
+    return "insufficient_gpu_share", wanted
 
 
 def _refusal(node: NodeView, code: str, wanted: str, had: str) -> Refusal:

@@ -6,6 +6,7 @@ since the epoch.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Literal
 
 from mooring.core.node import NodeState
@@ -191,6 +192,20 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
+class Moment:
+    """When something would be placed: what it takes then must not be promised to others for that time."""
+
+    now: float
+    overhead_s: float = 30.0  # as `Policy.start_overhead_s`
+
+    def end_of(self, request: Request) -> float:
+        """By when the request will have gone if it is placed at this moment; infinite if it does not tell."""
+        if request.max_duration_s is None:
+            return inf
+        return self.now + request.max_duration_s + self.overhead_s
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     nodes: tuple[NodeView, ...]
     requests: tuple[Request, ...]
@@ -198,6 +213,10 @@ class Snapshot:
     projects: Mapping[str, Project] = field(default_factory=dict)
     now: float = 0.0
     policy: Policy = Policy()
+
+    @property
+    def at(self) -> Moment:
+        return Moment(self.now, self.policy.start_overhead_s)
 
 
 @dataclass(frozen=True, slots=True)

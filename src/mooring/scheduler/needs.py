@@ -1,9 +1,10 @@
-"""What a request takes wherever it is placed; the rest is known once there is a node (`filters.needs`)."""
+"""What a request takes: wherever it is placed, and on a certain node."""
 
 from functools import lru_cache
 
 from mooring.core.gpu import model_matches
-from mooring.scheduler.model import Request
+from mooring.core.node import allocatable_memory_mib, fair_share
+from mooring.scheduler.model import WHOLE, NodeView, Request
 
 CPU_ONLY_CPU_MILLI = 1000
 CPU_ONLY_MEMORY_MIB = 1024
@@ -20,3 +21,39 @@ def fixed(request: Request) -> tuple[int | None, int | None]:
         cpu_milli = CPU_ONLY_CPU_MILLI if cpu_milli is None else cpu_milli
         memory_mib = CPU_ONLY_MEMORY_MIB if memory_mib is None else memory_mib
     return cpu_milli, memory_mib
+
+
+def needs(request: Request, node: NodeView) -> tuple[int, int]:
+    """The CPUs (milli) and memory (MiB) that the request takes on this node.
+
+    What it leaves open is the share that goes with its GPUs. GPUs that the node does not have bring no
+    share: they are refused as GPUs, and would otherwise be refused a second time as CPUs.
+    """
+    return needs_beside(request, node.cpu_milli, allocatable_memory_mib(node.memory_mib), len(node.gpus))
+
+
+def needs_beside(request: Request, cpu_milli: int, memory_mib: int, gpus: int) -> tuple[int, int]:
+    """As `needs`, of a node that can give out so much and has so many cards."""
+    cpus, memory = fixed(request)
+    if cpus is None:
+        cpus = _share(cpu_milli, request, gpus)
+    if memory is None:
+        memory = _share(memory_mib, request, gpus)
+    return cpus, memory
+
+
+def _share(total: int, request: Request, gpus: int) -> int:
+    there = gpus * WHOLE
+    return fair_share(total, min(gpu_milli(request), there), there) if there else 0
+
+
+def gpu_milli(request: Request) -> int:
+    """Thousandths of GPUs in all."""
+    return request.gpu_count * request.gpu_milli
+
+
+def preference(request: Request, model: str) -> int | None:
+    """The place of the model among those asked for, the preferred first; null if it will not do."""
+    if not request.gpu_models:
+        return 0
+    return next((place for place, asked in enumerate(request.gpu_models) if matches(asked, model)), None)

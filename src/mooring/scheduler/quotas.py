@@ -11,7 +11,7 @@ from collections.abc import Mapping, Set
 from dataclasses import replace
 
 from mooring.scheduler.model import Over, Quota, Request
-from mooring.scheduler.needs import fixed, matches
+from mooring.scheduler.needs import fixed, gpu_milli, matches
 
 GPUS = "gpus"
 OF_MODEL = "gpus_by_model."
@@ -27,7 +27,9 @@ def wherever(limits: Amounts, request: Request) -> dict[str, int]:
     cpu_milli, memory_mib = fixed(request)
     amounts = _amounts(limits, request, cpu_milli, memory_mib)
     # Whatever has every word that the request asks for has those of the limit.
-    return amounts | _of_models(limits, request, request.gpu_model or "")
+    certain = [_of_models(limits, request, asked) for asked in request.gpu_models]
+    of_all = set.intersection(*map(set, certain)) if certain else set()
+    return amounts | {name: gpu_milli(request) for name in of_all}
 
 
 def there(limits: Amounts, request: Request, model: str, cpu_milli: int, memory_mib: int) -> dict[str, int]:
@@ -38,13 +40,13 @@ def there(limits: Amounts, request: Request, model: str, cpu_milli: int, memory_
 def _amounts(
     limits: Amounts, request: Request, cpu_milli: int | None, memory_mib: int | None
 ) -> dict[str, int]:
-    amounts = {GPUS: request.gpu_count, INSTANCES: 1, CPUS: cpu_milli, MEMORY: memory_mib}
+    amounts = {GPUS: gpu_milli(request), INSTANCES: 1, CPUS: cpu_milli, MEMORY: memory_mib}
     return {name: amount for name, amount in amounts.items() if amount is not None and name in limits}
 
 
 def _of_models(limits: Amounts, request: Request, model: str) -> dict[str, int]:
     return {
-        name: request.gpu_count
+        name: gpu_milli(request)
         for name in limits
         if name.startswith(OF_MODEL) and matches(name.removeprefix(OF_MODEL), model)
     }
@@ -87,7 +89,8 @@ def _first_over(quota: Quota, amounts: Amounts, beside_all: Set[str] = frozenset
 
 
 def _shown(name: str, amount: int) -> float:
-    return amount / 1000 if name == CPUS else amount
+    in_thousandths = name in {CPUS, GPUS} or name.startswith(OF_MODEL)
+    return amount / 1000 if in_thousandths else amount
 
 
 def promised(quota: Quota, request: Request) -> Quota:

@@ -1,6 +1,9 @@
 """How the scheduler speaks of amounts: exact, so that what was wanted and what there was never look alike."""
 
-from mooring.scheduler.model import Over, Request
+from collections.abc import Mapping, Sequence
+
+from mooring.scheduler import cards
+from mooring.scheduler.model import WHOLE, GpuView, Moment, Over, Request
 
 
 def cpus(milli: int) -> str:
@@ -15,16 +18,83 @@ def memory(mib: int) -> str:
 
 
 def gpus(request: Request, *, free: str = "free ") -> str:
-    """`2 free H100 of at least 80 GiB`, `1 free GPU`, `2 free GPUs of one model`."""
+    """`2 free H100 of at least 80 GiB`, `2 free GPUs of one model`, `0.25 of one GPU`, `1 free 1g.10gb`."""
+    return f"{_gpus(request, free)}{at_least(request)}{_on_one_numa_node(request)}"
+
+
+def _gpus(request: Request, free: str) -> str:
     several = request.gpu_count > 1
-    any_model = "GPUs of one model" if several else "GPU"
-    return f"{request.gpu_count} {free}{request.gpu_model or any_model}{at_least(request)}"
+    if request.mig_profile is not None:
+        of_models = f" of an {models(request)}" if request.gpu_models else ""
+        return f"{request.gpu_count} {free}{request.mig_profile}{of_models}"
+    if request.gpu_milli < WHOLE:
+        return f"{share(request.gpu_milli)} {free}of one {models(request)}"
+    if not request.gpu_models:
+        return f"{request.gpu_count} {free}{'GPUs of one model' if several else 'GPU'}"
+    return f"{request.gpu_count} {free}{models(request)}"
+
+
+def models(request: Request) -> str:
+    """`H100 or A100`, `GPU`."""
+    return " or ".join(request.gpu_models) or "GPU"
+
+
+def share(milli: int) -> str:
+    """`0.25` for 250 thousandths of a card."""
+    return cpus(milli)
 
 
 def at_least(request: Request) -> str:
-    """The least memory of each GPU, to be appended to its name."""
-    least = request.gpu_min_memory_mib
-    return f" of at least {memory(least)}" if least is not None else ""
+    """The least memory and compute capability of each GPU, to be appended to its name."""
+    least, capability = request.gpu_min_memory_mib, request.gpu_min_compute_capability
+    size = f" of at least {memory(least)}" if least is not None else ""
+    return size + (f" of compute capability {capability}" if capability is not None else "")
+
+
+def _on_one_numa_node(request: Request) -> str:
+    return " on one NUMA node" if request.same_numa and request.gpu_count > 1 else ""
+
+
+def stock(suitable: Mapping[str, Sequence[GpuView]], request: Request, at: Moment) -> str:
+    """`1 free of 8 (6 in use, 1 quarantined)`, of the model with the most free; named if there are others."""
+    model, there = min(suitable.items(), key=lambda item: (-_free(item[1], request, at), item[0]))
+    name = f" {model}" if len(suitable) > 1 else ""
+    if request.mig_profile is not None:
+        devices = sum(each.profile == request.mig_profile for gpu in there for each in gpu.mig)
+        return f"{_free(there, request, at)} free of {devices}{name}{_why_not_free(there, request, at)}"
+    if request.gpu_milli < WHOLE:
+        most = max((_free_share(gpu, request, at) for gpu in there), default=0)
+        return f"at most {share(most)} of one{name}{_why_not_free(there, request, at)}"
+    return f"{_free(there, request, at)} free of {len(there)}{name}{_why_not_free(there, request, at)}"
+
+
+def _free(gpus: Sequence[GpuView], request: Request, at: Moment) -> int:
+    return sum(cards.units(gpu, request, at) for gpu in gpus)
+
+
+def _free_share(gpu: GpuView, request: Request, at: Moment) -> int:
+    """What a share could be given of the card, were it small enough."""
+    closed = not gpu.healthy or cards.others_share(gpu, request) or cards.reserved(gpu, request, at)
+    return 0 if closed else gpu.milli_free
+
+
+def _why_not_free(gpus: Sequence[GpuView], request: Request, at: Moment) -> str:
+    """Each card that gives nothing is counted once, under the first of the reasons that hold."""
+    counts = {"quarantined": 0, "reserved": 0, "shared by another project": 0, "in use": 0}
+    for gpu in gpus:
+        if not cards.units(gpu, request, at):
+            counts[_why(gpu, request, at)] += 1
+    order = ("in use", "shared by another project", "reserved", "quarantined")
+    parts = [f"{counts[word]} {word}" for word in order if counts[word]]
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _why(gpu: GpuView, request: Request, at: Moment) -> str:
+    if cards.others_share(gpu, request) and cards.unowned_units(gpu, request) and request.gpu_milli < WHOLE:
+        return "shared by another project"
+    if cards.unreserved_units(gpu, request):
+        return "reserved"
+    return "in use" if gpu.healthy or not gpu.free else "quarantined"
 
 
 def labels(request: Request) -> str:
@@ -44,10 +114,10 @@ def cpus_and_memory(cpu_milli: int | None, memory_mib: int | None) -> str:
 
 
 def amount(quota: str, value: float) -> str:
-    """An amount of what a quota limits: `4`, `0.5`, `64 GiB`."""
+    """An amount of what a quota limits: `4`, `0.125`, `64 GiB`."""
     if quota == "memory_mib":
         return memory(round(value))
-    return f"{value:.1f}".removesuffix(".0")
+    return f"{value:.3f}".rstrip("0").removesuffix(".")
 
 
 def over(over: Over) -> tuple[str, str]:

@@ -148,6 +148,39 @@ class RegistryAuth(Peer):
     password: Annotated[Text, Field(repr=False)]
 
 
+class GpuGrant(Peer):
+    """What an instance has of one card: all of it, thousandths of it, or one MIG device on it."""
+
+    gpu_uuid: GpuUuid
+    milli: Annotated[int, Field(ge=1, le=1000)]
+    mig_uuid: Text | None = None
+    memory_mib: Annotated[int, Field(description="what it may use there")]
+
+
+class GroupMembership(Peer):
+    """What a member of an instance group is told of the others."""
+
+    group_id: Text
+    rank: int
+    count: int
+    hostname: Annotated[Text, Field(description="its name in the group's network: `train-0`")]
+    network: Annotated[
+        Literal["bridge", "overlay", "host"],
+        Field(description="bridge: all members are on this node; overlay: a network that spans nodes"),
+    ]
+    overlay_name: Text | None = None
+    env: dict[EnvName, EnvValue] = {}
+
+
+class OverlayNetwork(Peer):
+    """A network that spans the nodes of a Docker Swarm; made by those nodes that manage the swarm."""
+
+    name: Text
+    group_id: Text
+    project_id: Text
+    encrypted: bool
+
+
 class Assignment(Peer):
     """One attempt of an instance that should exist on the node."""
 
@@ -162,7 +195,10 @@ class Assignment(Peer):
     ]
     stop_timeout_s: int
     spec: InstanceSpec
-    gpu_uuids: list[GpuUuid]
+    gpu_uuids: Annotated[list[GpuUuid], Field(description="the cards of `grants`")]
+    grants: list[GpuGrant] = []
+    isolation: Literal["exclusive", "mig", "mps", "shared"] | None = None
+    group: GroupMembership | None = None
     cpus: float
     memory_mib: int
     image_digest: Annotated[
@@ -246,3 +282,7 @@ class SyncAnswer(Peer):
     assignments: list[Assignment] = []
     removals: list[Removal] = []
     streams: list[StreamRequest] = []
+    overlays: Annotated[
+        list[OverlayNetwork],
+        Field(description="to a swarm's managers: all that should exist there of this control plane"),
+    ] = []

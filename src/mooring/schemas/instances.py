@@ -12,11 +12,14 @@ from mooring.core.instance import (
     Reason,
     State,
     refuse_reserved_labels,
-    refuse_unsupported_priority,
 )
 from mooring.core.text import LabelKey, LabelValue, LongText, Name
 from mooring.schemas.agent import Endpoint
 from mooring.schemas.base import Answer, Body, Json, Timestamp
+
+# exclusive: the whole card. mig: a MIG device. mps: the driver's MPS daemon holds it to its memory and SMs.
+# shared: the agent's watchdog stops what takes more memory than its share; nothing limits SMs.
+Isolation = Literal["exclusive", "mig", "mps", "shared"]
 
 CREATE_EXAMPLE: Json = {
     "name": "train-1",
@@ -46,13 +49,23 @@ INSTANCE_EXAMPLE: Json = {
     "attempt": 1,
     "node_id": "nod_01m7ytm2d5e8g0h3j6k9m1n4pq",
     "node_name": "gpu-7",
-    "granted": {"cpus": 8, "memory_mib": 65536},
+    "group_id": None,
+    "group_rank": None,
+    "granted": {
+        "cpus": 8,
+        "memory_mib": 65536,
+        "isolation": "exclusive",
+        "link_score": 1.0,
+        "borrowed": False,
+    },
     "devices": [
         {
             "uuid": f"GPU-e13a6c75-b0f2-5f46-b758-cf8891cf4ff{index}",
             "index": index,
             "model": "NVIDIA H100 80GB HBM3",
             "memory_mib": 81559,
+            "share": 1.0,
+            "mig_uuid": None,
         }
         for index in (0, 1)
     ],
@@ -93,11 +106,6 @@ class InstancePatch(Body):
     def _no_reserved_labels(cls, labels: dict[str, str]) -> dict[str, str]:
         return refuse_reserved_labels(labels)
 
-    @field_validator("priority")
-    @classmethod
-    def _one_priority(cls, priority: int) -> int:
-        return refuse_unsupported_priority(priority)
-
 
 class InstanceStop(Body):
     model_config = ConfigDict(json_schema_extra={"examples": [{"timeout_s": 10}]})
@@ -110,6 +118,8 @@ class Device(Answer):
     index: int
     model: str
     memory_mib: int
+    share: Annotated[float, Field(description="the part of it that the instance has; 1: all of it")]
+    mig_uuid: Annotated[str | None, Field(description="the MIG device on it that the instance has")]
 
 
 class Granted(Answer):
@@ -117,6 +127,17 @@ class Granted(Answer):
 
     cpus: float
     memory_mib: int
+    isolation: Annotated[
+        Isolation | None,
+        Field(description="what keeps other instances off its GPUs; null without GPUs"),
+    ]
+    link_score: Annotated[
+        float | None,
+        Field(description="of several GPUs: 1 where the node has no better connected set of that size"),
+    ]
+    borrowed: Annotated[
+        bool, Field(description="beyond what its project is guaranteed: others may take it back")
+    ]
 
 
 class Instance(InstanceSpec):
@@ -138,6 +159,8 @@ class Instance(InstanceSpec):
     attempt: int
     node_id: str | None
     node_name: str | None
+    group_id: str | None
+    group_rank: int | None
     granted: Granted | None
     devices: list[Device]
     endpoints: list[Endpoint]

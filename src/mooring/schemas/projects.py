@@ -75,13 +75,33 @@ class ProjectPatch(Body):
     security_profile: Annotated[
         SecurityProfile, Field(description="`strict`: containers without any capability")
     ] = "standard"
+    max_priority: Annotated[
+        int | None, Field(ge=0, le=100, description="of its instances; null: any priority")
+    ] = None
+    guaranteed_gpus: Annotated[
+        Amount | None,
+        Field(
+            description="GPUs that it gets back at once from those who borrow them; what it has beyond "
+            "them is borrowed. null: it owns no part, and nothing of it is borrowed"
+        ),
+    ] = None
+    gpu_sharing: Annotated[
+        bool, Field(description="its instances may ask for shares of a GPU, and share it with one another")
+    ] = False
+    host_network: Annotated[
+        bool,
+        Field(
+            description="its instance groups may use the hosts' network where the nodes are in no Docker "
+            "Swarm; a container then reaches whatever its host does"
+        ),
+    ] = False
 
 
 class Usage(Answer):
     """What counts against the quotas: what is held, and of what waits all that no node has to decide."""
 
-    gpus: int
-    gpus_by_model: Annotated[dict[str, int], Field(description="by the words of the quota")]
+    gpus: float
+    gpus_by_model: Annotated[dict[str, float], Field(description="by the words of the quota")]
     instances: int
     cpus: float
     memory_mib: int
@@ -98,6 +118,10 @@ class Project(Answer):
     weight: float
     allowed_images: list[str] | None
     security_profile: SecurityProfile
+    max_priority: int | None
+    guaranteed_gpus: int | None
+    gpu_sharing: bool
+    host_network: bool
     version: int
     created_at: Timestamp
 

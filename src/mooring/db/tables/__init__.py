@@ -4,9 +4,10 @@ from mooring.db.tables.base import Base
 from mooring.db.tables.history import AuditEntry, ControlPlane, Event, IdempotencyKey
 from mooring.db.tables.machines import Gpu, JoinToken, Node, Stream
 from mooring.db.tables.tenants import ApiKey, Member, Project, Registry, Secret, User
-from mooring.db.tables.work import Allocation, Instance
+from mooring.db.tables.work import Allocation, Instance, InstanceGroup, ProjectUsage, Reservation
 
 __all__ = [
     "Allocation", "ApiKey", "AuditEntry", "Base", "ControlPlane", "Event", "Gpu", "IdempotencyKey",
-    "Instance", "JoinToken", "Member", "Node", "Project", "Registry", "Secret", "Stream", "User",
+    "Instance", "InstanceGroup", "JoinToken", "Member", "Node", "Project", "ProjectUsage", "Registry",
+    "Reservation", "Secret", "Stream", "User",
 ]  # fmt: skip

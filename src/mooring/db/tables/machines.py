@@ -5,6 +5,7 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    CheckConstraint,
     ForeignKey,
     Index,
     text,
@@ -63,6 +64,8 @@ class Node(Base):
     # Rises with every change of what the node should have; a report made under a lower one is silent
     # about what came after.
     generation: Mapped[int] = mapped_column(BigInteger, default=0)
+    # Rises with every change that the scheduler would see: what is held there, cards, facts, state.
+    revision: Mapped[int] = mapped_column(BigInteger, default=0)
     # Counts reports. Silence is measured by how long this stands still on a monotonic clock, never by
     # comparing wall clocks.
     heartbeats: Mapped[int] = mapped_column(BigInteger, default=0)
@@ -75,7 +78,10 @@ class Gpu(Base):
     """A card, known by its NVML UUID, on exactly one node."""
 
     __tablename__ = "gpus"
-    __table_args__ = (one_of("health", Health),)
+    __table_args__ = (
+        one_of("health", Health),
+        CheckConstraint("milli_held BETWEEN 0 AND 1000", name="milli_held"),
+    )
 
     uuid: Mapped[str] = mapped_column(primary_key=True)
     node_id: Mapped[str] = mapped_column(ForeignKey("nodes.id"), index=True)
@@ -87,9 +93,9 @@ class Gpu(Base):
     health_reason: Mapped[JsonObject | None]
     last_incident_id: Mapped[str | None]
     simulated: Mapped[bool]
-
-
-# Of an instance: it has not ended.
+    # Both are written by the triggers on `allocations` alone. No project: nothing or MIG devices are held.
+    milli_held: Mapped[int] = mapped_column(default=0)
+    held_by: Mapped[str | None]
 
 
 class Stream(Base):

@@ -40,6 +40,12 @@ class Project(Base):
     # Patterns of core/images.py; null: every image.
     allowed_images: Mapped[list[Any] | None]
     security_profile: Mapped[str]
+    # The highest that its instances may ask for; null: any.
+    max_priority: Mapped[int | None]
+    # GPUs that it may take back from whoever borrows them; null: it owns no part of the machines.
+    guaranteed_gpus: Mapped[int | None]
+    gpu_sharing: Mapped[bool] = mapped_column(default=False)
+    host_network: Mapped[bool] = mapped_column(default=False)
     version: Mapped[int]
     created_at: Mapped[datetime]
     deleted_at: Mapped[datetime | None]

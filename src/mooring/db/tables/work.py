@@ -1,10 +1,12 @@
-"""Instances and the GPUs that they hold."""
+"""Instances, groups of them, the GPUs that they hold and those that are kept for later."""
 
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    CheckConstraint,
+    Float,
     ForeignKey,
     Index,
     text,
@@ -73,7 +75,13 @@ class Instance(Base):
     name: Mapped[str]
     labels: Mapped[JsonObject]
     spec: Mapped[JsonObject]
+    # Cards or MIG devices, and what they count as together in thousandths of a card.
     gpu_count: Mapped[int]
+    gpu_milli: Mapped[int]
+    priority: Mapped[int]
+    # Of an instance group, its number there from 0.
+    group_id: Mapped[str | None] = mapped_column(ForeignKey("instance_groups.id"), index=True)
+    group_rank: Mapped[int | None]
     state: Mapped[State] = mapped_column()
     desired_state: Mapped[DesiredState] = mapped_column()
     reason: Mapped[JsonObject | None]
@@ -86,6 +94,10 @@ class Instance(Base):
     node_generation: Mapped[int] = mapped_column(BigInteger)
     cpu_milli: Mapped[int | None]
     memory_mib: Mapped[int | None]
+    # As schemas/instances.py: Granted shows it: isolation, link_score, borrowed.
+    placed_as: Mapped[JsonObject | None]
+    # It gave way and waits again as soon as it has ended.
+    requeue: Mapped[bool] = mapped_column(default=False)
     stop_timeout_s: Mapped[int]
     container_id: Mapped[str | None]
     image_digest: Mapped[str | None]
@@ -103,21 +115,31 @@ class Instance(Base):
 
 
 class Allocation(Base):
-    """One GPU held by one attempt from one moment to another: the lock and the ledger of usage in one."""
+    """What one attempt holds of one GPU, from one moment to another: the lock and the ledger of usage in one.
+
+    Triggers keep `gpus.milli_held` and `gpus.held_by` in step with the rows that have no end yet, so that the
+    checks of that table refuse a card given twice, whatever the code does.
+    """
 
     __tablename__ = "allocations"
     __table_args__ = (
-        # The promise that a GPU is never given twice, kept by the database and not by checks in code.
         Index(
-            "uq_allocations_live_gpu",
-            "gpu_uuid",
+            "uq_allocations_live_mig",
+            "mig_uuid",
             unique=True,
+            sqlite_where=text("to_at IS NULL AND mig_uuid IS NOT NULL"),
+            postgresql_where=text("to_at IS NULL AND mig_uuid IS NOT NULL"),
+        ),
+        Index(
+            "ix_allocations_live_gpu",
+            "gpu_uuid",
             sqlite_where=text("to_at IS NULL"),
             postgresql_where=text("to_at IS NULL"),
         ),
         Index("ix_allocations_instance_id", "instance_id"),
         # The GPU-hours of a day or a month.
         Index("ix_allocations_project_id_to_at", "project_id", "to_at"),
+        CheckConstraint("milli BETWEEN 1 AND 1000", name="milli"),
     )
 
     id: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)
@@ -125,5 +147,82 @@ class Allocation(Base):
     instance_id: Mapped[str] = mapped_column(ForeignKey("instances.id"))
     project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
     attempt: Mapped[int]
+    # Thousandths of the card; of a MIG device what it counts as.
+    milli: Mapped[int]
+    mig_uuid: Mapped[str | None]
     from_at: Mapped[datetime]
     to_at: Mapped[datetime | None]
+
+
+class InstanceGroup(Base):
+    """Instances that are placed all together or not at all, and find one another by name."""
+
+    __tablename__ = "instance_groups"
+    __table_args__ = (
+        Index(
+            "uq_instance_groups_project_id_name",
+            "project_id",
+            "name",
+            unique=True,
+            sqlite_where=text("deleted_at IS NULL"),
+            postgresql_where=text("deleted_at IS NULL"),
+        ),
+        Index("ix_instance_groups_project_id_id", "project_id", "id"),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
+    name: Mapped[str]
+    labels: Mapped[JsonObject]
+    count: Mapped[int]
+    template: Mapped[JsonObject]
+    on_member_failure: Mapped[str]
+    # How members on several nodes reach one another: overlay or host.
+    network: Mapped[str]
+    encrypted: Mapped[bool]
+    master_port: Mapped[int]
+    desired_state: Mapped[DesiredState] = mapped_column()
+    reason: Mapped[JsonObject | None]
+    version: Mapped[int]
+    created_at: Mapped[datetime]
+    deleted_at: Mapped[datetime | None]
+
+
+class Reservation(Base):
+    """GPUs that are kept for a project from one moment to another."""
+
+    __tablename__ = "reservations"
+    __table_args__ = (
+        Index(
+            "ix_reservations_to_at",
+            "to_at",
+            sqlite_where=text("deleted_at IS NULL"),
+            postgresql_where=text("deleted_at IS NULL"),
+        ),
+        Index("ix_reservations_project_id_id", "project_id", "id"),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
+    name: Mapped[str]
+    # As schemas/reservations.py has it: what was asked for.
+    asked: Mapped[JsonObject]
+    # The cards chosen for it; chosen anew when one is lost.
+    gpu_uuids: Mapped[list[Any]]
+    from_at: Mapped[datetime]
+    to_at: Mapped[datetime]
+    version: Mapped[int]
+    created_at: Mapped[datetime]
+    deleted_at: Mapped[datetime | None]
+
+
+class ProjectUsage(Base):
+    """What a project has used of late, halved with every half-life: the basis of fair share."""
+
+    __tablename__ = "project_usages"
+
+    project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"), primary_key=True)
+    gpu_s: Mapped[float] = mapped_column(Float)
+    cpu_s: Mapped[float] = mapped_column(Float)
+    memory_mib_s: Mapped[float] = mapped_column(Float)
+    as_of: Mapped[datetime]

@@ -1,0 +1,56 @@
+"""What instances hold of GPUs: taken at a placement, let go of when the container is confirmed gone."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from sqlalchemy import insert, select, update
+from sqlalchemy.orm import Session
+
+from mooring.db.session import nudge
+from mooring.db.tables import Allocation, Instance
+from mooring.db.types import now
+from mooring.scheduler.model import Grant
+
+
+def hold(session: Session, row: Instance, grants: Iterable[Grant]) -> None:
+    """Raises IntegrityError where a card would be given twice: see the triggers of migration 0003."""
+    if rows := entries(row, grants):
+        session.execute(insert(Allocation), rows)
+
+
+def entries(row: Instance, grants: Iterable[Grant]) -> list[dict[str, Any]]:
+    """The ledger's rows for a placement that begins now."""
+    moment = now()
+    return [
+        {
+            "gpu_uuid": grant.gpu_uuid, "instance_id": row.id, "project_id": row.project_id,
+            "attempt": row.attempt, "milli": grant.milli, "mig_uuid": grant.mig_uuid, "from_at": moment,
+        }
+        for grant in grants
+    ]  # fmt: skip
+
+
+def held(session: Session, instance_ids: Iterable[str]) -> dict[str, list[Grant]]:
+    """Instance id -> what it holds now."""
+    found: dict[str, list[Grant]] = {}
+    columns = (Allocation.instance_id, Allocation.gpu_uuid, Allocation.milli, Allocation.mig_uuid)
+    query = select(*columns).where(Allocation.instance_id.in_(set(instance_ids)), Allocation.to_at.is_(None))
+    for instance_id, uuid, milli, mig_uuid in session.execute(query.order_by(Allocation.id)):
+        found.setdefault(instance_id, []).append(Grant(uuid, milli, mig_uuid))
+    return found
+
+
+def renew(session: Session, row: Instance) -> None:
+    """The same under a new attempt: one interval of the ledger ends where the next begins."""
+    grants = held(session, [row.id]).get(row.id, [])
+    release(session, row)
+    hold(session, row, grants)
+
+
+def release(session: Session, row: Instance) -> None:
+    session.execute(
+        update(Allocation)
+        .where(Allocation.instance_id == row.id, Allocation.to_at.is_(None))
+        .values(to_at=now())
+    )
+    nudge(session, "schedule")
