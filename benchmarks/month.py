@@ -14,8 +14,9 @@ from pathlib import Path
 from benchmarks.month_figures import Figures, figures
 from benchmarks.month_simulation import Cluster, Decide, Outcome, simulate
 from benchmarks.month_workload import machines, month
+from mooring.scheduler.memory import Memory
 from mooring.scheduler.model import Placement, Policy, Request
-from mooring.scheduler.schedule import Memory, schedule
+from mooring.scheduler.schedule import Look
 
 MOORING = "Mooring"
 
@@ -24,7 +25,7 @@ def mooring() -> Decide:
     memory = Memory()
 
     def decide(cluster: Cluster, waiting: Sequence[Request]) -> Sequence[Placement]:
-        return schedule(cluster.snapshot(waiting), memory).placements
+        return Look(cluster.snapshot(waiting), memory).decisions().placements
 
     return decide
 
@@ -62,7 +63,7 @@ def _one_by_one(
             request.gpu_count, request.gpu_milli, request.cpu_milli, request.memory_mib,
             request.project_id if request.gpu_milli < 1000 else "",
         )  # fmt: skip
-        found = () if shape in failed else schedule(copy.snapshot([request]), memory).placements
+        found = () if shape in failed else Look(copy.snapshot([request]), memory).decisions().placements
         for placement in found:
             copy.place(placement, request)
             placements.append(placement)
@@ -89,11 +90,12 @@ def main() -> None:
     parser.add_argument("--pods", type=Path, required=True)
     parser.add_argument("--times", type=int, default=4, help="how often each recorded task arrives")
     parser.add_argument("--load", type=float, default=0.95, help="of the GPUs' time, asked for by the month")
+    parser.add_argument("--undeclared", type=float, default=0.0, help="the part without a declared duration")
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--only", nargs="*", choices=list(POLICIES), default=list(POLICIES))
     parser.add_argument("--docs", type=Path, help="where the plots and the table go")
     asked = parser.parse_args()
-    tasks = month(asked.pods, asked.times, asked.seed)
+    tasks = month(asked.pods, asked.times, asked.seed, asked.undeclared)
     fleet = machines(asked.nodes, tasks, asked.load, asked.seed)
     print(f"{len(tasks)} tasks, {len(fleet)} nodes, {sum(machine.gpus for machine in fleet)} GPUs")
     outcomes: dict[str, Outcome] = {}

@@ -16,7 +16,6 @@ MONTH_S = 30 * DAY_S
 PROJECTS = 8
 _MEAN_BURST = 20
 _DECLARED_TIMES = (1.0, 1.5, 2.0, 3.0, 5.0)
-_DECLARE_NOTHING = 0.1
 _DECLARED_STEP_S = 600
 _JITTER_S = 3600
 
@@ -45,12 +44,13 @@ class Machine:
     model: str
 
 
-def month(pods: Path, times: int, seed: int) -> list[Task]:
+def month(pods: Path, times: int, seed: int, undeclared: float) -> list[Task]:
     """The tasks in the order of their arrival.
 
     Args:
         times: how often each recorded task arrives, each time within an hour of the recorded moment, so that
             the bursts stay what they are.
+        undeclared: the part of the tasks that declare no duration: they may run for ever.
     """
     rows = sorted(_rows(pods), key=lambda row: (int(row["creation_time"]), row["name"]))
     begin = max(int(row["creation_time"]) for row in rows) - MONTH_S
@@ -67,21 +67,22 @@ def month(pods: Path, times: int, seed: int) -> list[Task]:
         for row in recorded
     )
     projects = _bursts(dice)
-    return [_task(f"{name}-{copy}", next(projects), at, row, dice) for at, copy, name, row in arrivals]
+    return [
+        _task(f"{name}-{copy}", next(projects), at, row, dice, undeclared) for at, copy, name, row in arrivals
+    ]
 
 
 def machines(nodes: Path, tasks: Sequence[Task], load: float, seed: int) -> list[Machine]:
     """So many of the trace's nodes that the month's tasks ask for `load` of their GPUs' time."""
     wanted = sum(task.runs_s * task.gpus * task.gpu_milli / 1000 for task in tasks) / MONTH_S / load
-    largest = max(task.gpus for task in tasks)
     all_of_them = [
         Machine(row["sn"], int(row["cpu_milli"]), int(row["memory_mib"]), int(row["gpu"]), row["model"])
         for row in _rows(nodes)
     ]
     dice = random.Random(seed)
     dice.shuffle(all_of_them)
-    # Two that take the largest task come first, so that it is possible and not only just.
-    large = [machine for machine in all_of_them if machine.gpus >= largest][:2]
+    # Two that could take any of the tasks come first, so that each is possible, and not only just.
+    large = [machine for machine in all_of_them if all(_takes(machine, task) for task in tasks)][:2]
     chosen, gpus = [], 0
     for machine in [*large, *(machine for machine in all_of_them if machine not in large)]:
         if gpus >= wanted:
@@ -89,6 +90,11 @@ def machines(nodes: Path, tasks: Sequence[Task], load: float, seed: int) -> list
         chosen.append(machine)
         gpus += machine.gpus
     return chosen
+
+
+def _takes(machine: Machine, task: Task) -> bool:
+    rest = machine.cpu_milli >= task.cpu_milli and machine.memory_mib * 0.98 >= task.memory_mib
+    return rest and machine.gpus >= task.gpus
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
@@ -106,7 +112,9 @@ def _bursts(dice: random.Random) -> Iterator[str]:
             yield project
 
 
-def _task(name: str, project: str, at: float, row: dict[str, str], dice: random.Random) -> Task:
+def _task(
+    name: str, project: str, at: float, row: dict[str, str], dice: random.Random, undeclared: float
+) -> Task:
     runs_s = max(1.0, float(int(row["deletion_time"]) - int(row["creation_time"])))
     declared = runs_s * dice.choice(_DECLARED_TIMES)
     steps = -int(-declared // _DECLARED_STEP_S)
@@ -115,7 +123,7 @@ def _task(name: str, project: str, at: float, row: dict[str, str], dice: random.
         project=project,
         arrives_at=at,
         runs_s=runs_s,
-        declared_s=None if dice.random() < _DECLARE_NOTHING else steps * _DECLARED_STEP_S,
+        declared_s=None if dice.random() < undeclared else steps * _DECLARED_STEP_S,
         cpu_milli=int(row["cpu_milli"]),
         memory_mib=int(row["memory_mib"]),
         gpus=int(row["num_gpu"]),

@@ -142,7 +142,7 @@ def simulated_node(
     state.joined(identity)
     control_plane.identify(identity)
     runtime = SimulatedRuntime(cpus=24 * max(1, gpus), memory_mib=262_144 * max(1, gpus), start_s=start_s)
-    reader = SimulatedGpuReader(identity.node_id, gpus, model, busy=runtime.holds)
+    reader = SimulatedGpuReader(identity.node_id, gpus, model, tenants=runtime.tenants)
     agent = Agent(
         identity=identity,
         state=state,
@@ -150,6 +150,7 @@ def simulated_node(
         gpus=reader,
         control_plane=control_plane,
         machine=Machine(name, "127.0.0.1", dict(labels)),
+        container_of=reader.container_of,
     )
     thread = threading.Thread(target=agent.run, name=name)
     thread.start()

@@ -97,6 +97,7 @@ def upgrade() -> None:
         sa.Column("network", sa.String(), nullable=False),
         sa.Column("encrypted", sa.Boolean(), nullable=False),
         sa.Column("master_port", sa.Integer(), nullable=False),
+        sa.Column("restarts", sa.Integer(), nullable=False),
         sa.Column("desired_state", sa.String(), nullable=False),
         sa.Column("reason", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("version", sa.Integer(), nullable=False),

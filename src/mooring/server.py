@@ -20,13 +20,16 @@ from mooring.api.rates import FailedAttempts, RequestRates
 from mooring.control import bootstrap, sealing
 from mooring.control.bootstrap import Identity
 from mooring.control.sealing import Sealer
+from mooring.control.world import World
 from mooring.db import migrate
 from mooring.db.notifications import Listener
 from mooring.db.session import Database
 from mooring.db.signals import Signals
+from mooring.loops.groups import Groups
 from mooring.loops.limits import Limits
 from mooring.loops.loop import Loop
 from mooring.loops.node_health import NodeHealth
+from mooring.loops.reservations import Reservations
 from mooring.loops.retention import Retention
 from mooring.loops.scheduling import Scheduling
 from mooring.settings import Settings
@@ -87,6 +90,7 @@ class Service:
         patience: Patience | None = None,
     ) -> None:
         patience = patience or Patience(connections=_connections())
+        self.world = World()
         limited = plane.settings.rate_limits == "on"
         context = Context(
             settings=plane.settings,
@@ -98,10 +102,11 @@ class Service:
             sealer=plane.sealer,
             channels=Channels(),
             rates=RequestRates(on=limited),
+            world=self.world,
             awaited_nodes=awaited_nodes,
         )
         self._database = plane.database
-        self._parts: tuple[Loop | Listener, ...] = _loops(plane)
+        self._parts: tuple[Loop | Listener, ...] = _loops(plane, self.world)
         if not plane.database.is_sqlite:
             self._parts += (Listener(plane.database),)
         self._server = _Server(_config(context, patience), context, on_started, patience)
@@ -123,12 +128,14 @@ class Service:
         self._server.should_exit = True
 
 
-def _loops(plane: ControlPlane) -> tuple[Loop, ...]:
+def _loops(plane: ControlPlane, world: World) -> tuple[Loop, ...]:
     settings = plane.settings
     return (
-        Scheduling(plane.database),
+        Scheduling(plane.database, world),
         NodeHealth(plane.database, settings.unreachable_after_s),
         Limits(plane.database, settings.start_timeout_s),
+        Groups(plane.database),
+        Reservations(plane.database, world),
         Retention(plane.database, settings.events_kept_days),
     )
 

@@ -15,6 +15,7 @@ from mooring.schemas.agent import (
     JoinAnswer,
     JoinRequest,
     ObservedInstance,
+    OverlayNetwork,
     Removal,
     SessionAnswer,
     StreamFrame,
@@ -37,6 +38,7 @@ class TinyControlPlane:
     assignments: list[Assignment] = field(default_factory=list)
     removals: list[Removal] = field(default_factory=list)
     streams: list[StreamRequest] = field(default_factory=list)
+    overlays: list[OverlayNetwork] = field(default_factory=list)
     failure: tuple[int, str] | None = None  # status and code of every answer, while set
     reports: list[tuple[float, SyncRequest]] = field(default_factory=list)
     uploads: dict[str, list[StreamFrame]] = field(default_factory=dict)
@@ -100,6 +102,7 @@ class TinyControlPlane:
                 assignments=self.assignments,
                 removals=self.removals,
                 streams=streams,
+                overlays=self.overlays,
             )
 
     def _nothing_new(self, request: SyncRequest) -> bool:

@@ -14,7 +14,7 @@ from mooring.agent.hands import Crew
 from mooring.agent.loop import Agent
 from mooring.agent.runtime import Cancelled, Container, Progress, StartRefused
 from mooring.agent.simulated import SimulatedRuntime
-from mooring.agent.simulated_gpus import SimulatedGpuReader
+from mooring.agent.simulated_gpus import SimulatedGpuReader, Tenant
 from mooring.agent.state import Identity, NodeState
 from mooring.agent.telemetry import Machine
 from mooring.core.instance import Reason
@@ -64,7 +64,9 @@ class Node:
         self.server, self.directory = server, directory
         self.runtime = CountingRuntime()
         self.crew = Crew.hired()
-        self.gpus: GpuReader = SimulatedGpuReader("gpu-1", 2, busy=self._holds)
+        made_up = SimulatedGpuReader("gpu-1", 2, tenants=self._tenants)
+        self.gpus: GpuReader = made_up
+        self._container_of = made_up.container_of
         joining = ControlPlane(server.url)
         self.identity = Identity.given(joining.join(TOKEN, "gpu-1", "host-1"))
         joining.close()
@@ -82,6 +84,7 @@ class Node:
             gpus=self.gpus,
             control_plane=calls,
             machine=Machine("host-1", "10.0.0.7", {"zone": "a"}),
+            container_of=self._container_of,
             crew=self.crew,
         )
         thread = threading.Thread(target=lambda: self.exit_codes.append(agent.run()))
@@ -103,8 +106,8 @@ class Node:
         crew = self.crew
         return all(one._unclaimed == one._threads for one in (crew.starts, crew.endings))
 
-    def _holds(self, uuid: str) -> bool:
-        return self.runtime.holds(uuid)  # of the runtime of now: some tests exchange it
+    def _tenants(self, uuid: str) -> list[Tenant]:
+        return self.runtime.tenants(uuid)  # of the runtime of now: some tests exchange it
 
     def uuid(self, index: int = 0) -> str:
         return (self.gpus.latest().inventory or ())[index]["uuid"]

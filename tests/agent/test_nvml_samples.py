@@ -56,6 +56,7 @@ def test_everything_a_sample_tells(standin: Standin) -> None:
         "fan_pct": 30,
         "energy_j": 987654.321,
         "processes": [],
+        "mig_devices": [],
     }
 
 
@@ -149,8 +150,8 @@ def test_processes_are_those_that_exist_each_once(standin: Standin) -> None:
         f"process_name {me} /usr/bin/py\\xff",
     )
     assert samples_of(asked_once(nvml, "sample"))[0]["processes"] == [
-        {"pid": me, "name": "/usr/bin/py�", "memory_used_mib": 100},
-        {"pid": parent, "name": None, "memory_used_mib": None},
+        {"pid": me, "name": "/usr/bin/py�", "memory_used_mib": 100, "mig_uuid": None},
+        {"pid": parent, "name": None, "memory_used_mib": None, "mig_uuid": None},
     ]
 
 

@@ -136,10 +136,10 @@ def test_away_is_unknown_for_everything(runtime: SimulatedRuntime) -> None:
 
 def test_holds_cards_while_it_runs(runtime: SimulatedRuntime, clock: Clock) -> None:
     start(runtime, assignment(gpu_uuids=("GPU-0",), command=["sleep", "5"]))
-    assert runtime.holds("GPU-0")
-    assert not runtime.holds("GPU-1")
+    assert runtime.tenants("GPU-0")
+    assert not runtime.tenants("GPU-1")
     clock.now += 5
-    assert not runtime.holds("GPU-0")
+    assert not runtime.tenants("GPU-0")
 
 
 def test_changes_tell_of_starts_and_of_ends_that_come_by_themselves() -> None:

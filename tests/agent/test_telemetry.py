@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mooring.agent.gpus import NOT_READ_YET, GpuReading
-from mooring.agent.simulated_gpus import SimulatedGpuReader, gpu_uuid
+from mooring.agent.simulated_gpus import SimulatedGpuReader, Tenant, gpu_uuid
 from mooring.agent.telemetry import Telemetry, gpu_problem
 from tests.agent.worlds import container
 
@@ -40,7 +40,7 @@ class Clock:
 
 @pytest.fixture
 def cards() -> Cards:
-    return Cards(SimulatedGpuReader("n", 2, "T4", busy=lambda _: True).latest())
+    return Cards(SimulatedGpuReader("n", 2, "T4", tenants=lambda uuid: [Tenant(f"on {uuid}")]).latest())
 
 
 def test_the_last_inventory_stands_for_a_minute_of_failure(cards: Cards) -> None:
@@ -71,7 +71,7 @@ def test_only_a_real_failure_is_a_problem() -> None:
 
 
 def test_real_processes_are_named_by_their_container(cards: Cards) -> None:
-    reading = replace(cards.reading, simulated=False)
+    reading = cards.reading
     telemetry = Telemetry(cards, lambda _: "c-a-1")
     samples = telemetry.samples(reading, [container("a"), container("b")])
     assert [one.instance_id for sample in samples for one in sample.processes or ()] == ["a", "a"]
@@ -80,7 +80,9 @@ def test_real_processes_are_named_by_their_container(cards: Cards) -> None:
     assert [one.instance_id for sample in samples for one in sample.processes or ()] == [None, None]
 
 
-def test_made_up_processes_are_the_holders(cards: Cards) -> None:
-    telemetry = Telemetry(cards, lambda _: None)
-    samples = telemetry.samples(cards.reading, [container("a", gpu_uuids=(gpu_uuid("n", 0),))])
-    assert [one.instance_id for sample in samples for one in sample.processes or ()] == ["a", None]
+def test_made_up_processes_are_the_holders() -> None:
+    tenants = {gpu_uuid("n", 0): [Tenant("c-a-1"), Tenant("c-b-1")], gpu_uuid("n", 1): [Tenant("c-x-1")]}
+    reader = SimulatedGpuReader("n", 2, "T4", tenants=lambda uuid: tenants[uuid])
+    telemetry = Telemetry(reader, reader.container_of)
+    samples = telemetry.samples(reader.latest(), [container("a"), container("b")])
+    assert [one.instance_id for sample in samples for one in sample.processes or ()] == ["a", "b", None]

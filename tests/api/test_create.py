@@ -21,7 +21,15 @@ def test_every_field_of_the_request_is_shown_again(corner: Corner) -> None:
         "working_dir": "/work",
         "user": "1000:1000",
         "env": {"A": "", "B": "x\ny"},
-        "gpus": {"count": 64, "model": "H100", "min_memory_mib": 40000, "share": None, "mig_profile": None},
+        "gpus": {
+            "count": 64,
+            "model": ["H100", "A100"],
+            "min_memory_mib": 40000,
+            "min_compute_capability": "8.0",
+            "share": None,
+            "mig_profile": None,
+            "same_numa": True,
+        },
         "cpus": 0.5,
         "memory_mib": 65536,
         "shm_mib": 8192,
@@ -31,7 +39,10 @@ def test_every_field_of_the_request_is_shown_again(corner: Corner) -> None:
         "restart": "on_failure",
         "on_capacity": "queue",
         "on_node_loss": "keep",
-        "priority": 50,
+        "priority": 60,
+        "preemptible": True,
+        "on_preemption": "stop",
+        "preemption_grace_s": 5,
         "node_selector": {"corner": corner.node.name},
     }
     answer = corner.client.post("/v1/instances", json=asked)
@@ -58,8 +69,10 @@ def test_only_an_image_is_needed(shared: Client) -> None:
         "count": 0,
         "model": None,
         "min_memory_mib": None,
+        "min_compute_capability": None,
         "share": None,
         "mig_profile": None,
+        "same_numa": False,
     }
     assert (made["devices"], made["labels"], made["env"], made["restart"]) == ([], {}, {}, "never")
 
@@ -67,10 +80,21 @@ def test_only_an_image_is_needed(shared: Client) -> None:
 @pytest.mark.parametrize(
     ("fields", "code", "pointer"),
     [
-        ({"gpus": {"count": 1, "share": 0.5}}, "not_supported_yet", ""),
-        ({"gpus": {"count": 1, "mig_profile": "1g.10gb"}}, "not_supported_yet", ""),
         ({"on_node_loss": "replace"}, "not_supported_yet", ""),
-        ({"priority": 10}, "not_supported_yet", "/priority"),
+        ({"priority": 101}, "validation_failed", "/priority"),
+        ({"gpus": {"count": 2, "share": 0.5}}, "validation_failed", "/gpus"),
+        ({"gpus": {"share": 0.1234}}, "validation_failed", "/gpus"),
+        ({"gpus": {"share": 0}}, "validation_failed", "/gpus/share"),
+        ({"gpus": {"share": 0.5, "mig_profile": "1g.10gb"}}, "validation_failed", "/gpus"),
+        ({"gpus": {"mig_profile": "; rm"}}, "validation_failed", "/gpus/mig_profile"),
+        ({"gpus": {"count": 1, "model": 5}}, "validation_failed", "/gpus/model"),
+        ({"gpus": {"count": 1, "model": ["H100", 5]}}, "validation_failed", "/gpus/model"),
+        ({"gpus": {"count": 1, "model": []}}, "validation_failed", "/gpus/model"),
+        (
+            {"gpus": {"count": 1, "min_compute_capability": "9"}},
+            "validation_failed",
+            "/gpus/min_compute_capability",
+        ),
         ({"env": {"NVIDIA_VISIBLE_DEVICES": "all"}}, "reserved_env", "/env"),
         ({"env": {"CUDA_VISIBLE_DEVICES": "0"}}, "reserved_env", "/env"),
         ({"env": {"LD_PRELOAD": "/x.so"}}, "reserved_env", "/env"),

@@ -43,7 +43,7 @@ def test_a_name_and_labels_are_changed_and_nothing_else(corner: Corner) -> None:
         ({"max_duration_s": 0}, "validation_failed", "/max_duration_s"),
         ({"max_duration_s": "60"}, "validation_failed", "/max_duration_s"),
         ({"max_duration_s": 2**70}, "validation_failed", "/max_duration_s"),
-        ({"priority": 51}, "not_supported_yet", "/priority"),
+        ({"priority": 101}, "validation_failed", "/priority"),
         ({"priority": None}, "validation_failed", "/priority"),
         ({"image": "another"}, "validation_failed", "/image"),
         ({"state": "running"}, "validation_failed", "/state"),

@@ -9,9 +9,9 @@ import httpx
 import pytest
 from sqlalchemy import text
 
-from mooring.control import placement, quotas
+from mooring.control import placing, quotas
 from mooring.db.tables import Allocation, Node
-from mooring.scheduler.model import Placement
+from mooring.scheduler.model import Grant, Placement
 from tests.api.conftest import Corner
 from tests.nodes import WireNode, seen
 from tests.problems import problem
@@ -329,14 +329,14 @@ def test_a_plan_beyond_the_quota_is_not_written_down(tenant: NewTenant, corner: 
     waiting = [project.create(1) for _ in range(2)]
     wait_until(lambda: project.reason(waiting[1])["code"] == "waiting_for_capacity")
     plans = [
-        Placement(instance_id, corner.node.id, (corner.node.gpus[place].uuid,), 8000, 64)
+        Placement(instance_id, corner.node.id, (Grant(corner.node.gpus[place].uuid),), 8000, 64)
         for place, instance_id in enumerate(waiting)
     ]
     with corner.service.plane.database.write() as session:
         node = session.get_one(Node, corner.node.id)
         node.cordoned = False
-        assert placement.assign(session, plans) == waiting[:1]
-        assert placement.assign(session, plans[1:]) == []
+        assert placing.assign(session, plans) == waiting[:1]
+        assert placing.assign(session, plans[1:]) == []
         node.cordoned = True
 
 

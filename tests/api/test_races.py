@@ -9,10 +9,10 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
-from mooring.control import placement
+from mooring.control import placing
 from mooring.db.tables import Allocation, Node
 from mooring.db.types import now
-from mooring.scheduler.model import Placement
+from mooring.scheduler.model import Grant, Placement
 from tests.nodes import WireNode, seen
 from tests.service import Client, RunningService
 from tests.testbed.waiting import wait_until
@@ -88,7 +88,7 @@ def _assign(service: RunningService, node_id: str, *plans: Placement) -> list[st
     with service.plane.database.write() as session:
         node = session.get_one(Node, node_id)
         node.cordoned = False
-        placed = placement.assign(session, plans)
+        placed = placing.assign(session, plans)
         node.cordoned = True
     return placed
 
@@ -97,7 +97,7 @@ def _plan(instance_id: str, node: WireNode, *indexes: int, **more: Any) -> Place
     return Placement(
         **{
             "instance_id": instance_id, "node_id": node.id, "cpu_milli": 1000, "memory_mib": 64,
-            "gpu_uuids": tuple(node.gpus[index].uuid for index in indexes), **more,
+            "grants": tuple(Grant(node.gpus[index].uuid) for index in indexes), **more,
         }
     )  # fmt: skip
 
@@ -129,7 +129,7 @@ def test_one_plan_that_overlaps_itself_is_let_through_once(
         {"node_id": "nod_none"},
         {"cpu_milli": 64_001},
         {"memory_mib": 524_288},
-        {"gpu_uuids": ("GPU-of-nobody",)},
+        {"grants": (Grant("GPU-of-nobody"),)},
         {"instance_id": "ins_none"},
     ],
 )
@@ -150,7 +150,7 @@ def test_a_plan_for_what_is_no_longer_free_healthy_or_wanted_is_refused(
     client.post(f"/v1/instances/{one}/stop")
     assert _assign(service, node.id, _plan(one, node, 1)) == []
     with service.plane.database.write() as session:  # with the cordon on
-        assert placement.assign(session, [_plan(two, node, 1)]) == []
+        assert placing.assign(session, [_plan(two, node, 1)]) == []
 
 
 def test_cpus_and_memory_are_not_given_twice_either(
@@ -175,7 +175,7 @@ def test_the_database_itself_refuses_a_second_holder(
             session.add(
                 Allocation(
                     gpu_uuid=node.gpus[0].uuid, instance_id=two["id"], project_id=two["project_id"],
-                    attempt=1, from_at=now(), to_at=to_at,
+                    attempt=1, milli=1000, from_at=now(), to_at=to_at,
                 )
             )  # fmt: skip
 

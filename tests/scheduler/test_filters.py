@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from mooring.core.node import NodeState
-from mooring.scheduler.filters import fits, needs, refusals
+from mooring.scheduler.filters import fits, refusals
 from mooring.scheduler.model import NodeView, Request
-from tests.scheduler.worlds import A10, H100, T4, gpus, h100s, node, request
+from mooring.scheduler.needs import needs
+from tests.scheduler.worlds import A10, AT, H100, T4, gpus, h100s, node, request
 
 FULL = gpus(H100, 8, in_use=(0, 1, 2, 3, 4, 5), quarantined=(6,))
 
@@ -60,7 +61,7 @@ REFUSED: list[tuple[NodeView, Request, list[tuple[str, str, str]]]] = [
 
 @pytest.mark.parametrize(("where", "asked", "expected"), REFUSED)
 def test_refused(where: NodeView, asked: Request, expected: list[tuple[str, str, str]]) -> None:
-    told = list(refusals(where, asked))
+    told = list(refusals(where, asked, AT))
     assert [(each.code, each.wanted, each.had) for each in told] == expected
     assert {(each.node_id, each.node_name) for each in told} == {("n1", "gpu-n1")}
 
@@ -68,7 +69,7 @@ def test_refused(where: NodeView, asked: Request, expected: list[tuple[str, str,
 def test_all_refusals_of_a_node_are_told() -> None:
     where = node(cards=FULL, state=NodeState.DRAINING, cpu_milli_free=0, memory_mib_free=0)
     asked = request(2, "H100", node_selector={"zone": "a"})
-    assert [each.code for each in refusals(where, asked)] == [
+    assert [each.code for each in refusals(where, asked, AT)] == [
         "node_draining",
         "selector_mismatch",
         "insufficient_cpu",
@@ -88,7 +89,7 @@ def test_all_refusals_of_a_node_are_told() -> None:
     ],
 )
 def test_just_fits(where: NodeView, asked: Request) -> None:
-    assert fits(where, asked)
+    assert fits(where, asked, AT)
 
 
 @pytest.mark.parametrize(

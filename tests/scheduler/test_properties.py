@@ -1,57 +1,36 @@
 """What holds of every plan, whatever the world."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 from typing import TypeVar
 
-from hypothesis import given
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from mooring.core.node import NodeState
-from mooring.scheduler.filters import fits, needs
-from mooring.scheduler.model import NodeView, Placement, Request, Snapshot
-from mooring.scheduler.reasons import empty, would_fit
+from mooring.scheduler.changes import empty
+from mooring.scheduler.filters import fits, refusals
+from mooring.scheduler.memory import Memory
+from mooring.scheduler.model import NodeView, Plan, Request, Snapshot
+from mooring.scheduler.needs import needs, preference
+from mooring.scheduler.reasons import unplaced, would_fit
 from mooring.scheduler.schedule import place_one, schedule
-from tests.scheduler.worlds import nodes, requests
+from tests.scheduler.busy import NOW, after, breaches, busy_node, request, snapshots
 
 T = TypeVar("T")
 
-SNAPSHOTS = st.builds(Snapshot, nodes(), requests())
-
-
-def _after(snapshot: Snapshot, placements: tuple[Placement, ...]) -> dict[str, NodeView]:
-    """The world with these placements in it; built without the scheduler's own subtraction."""
-    world = {node.id: node for node in snapshot.nodes}
-    for placed in placements:
-        node = world[placed.node_id]
-        world[node.id] = replace(
-            node,
-            cpu_milli_free=node.cpu_milli_free - placed.cpu_milli,
-            memory_mib_free=node.memory_mib_free - placed.memory_mib,
-            gpus=tuple(replace(gpu, free=gpu.free and gpu.uuid not in placed.gpu_uuids) for gpu in node.gpus),
-        )
-    return world
-
-
-def _by_age(snapshot: Snapshot) -> list[Request]:
-    return sorted(snapshot.requests, key=lambda request: (request.queued_at, request.instance_id))
+SNAPSHOTS = snapshots()
 
 
 @given(SNAPSHOTS)
-def test_never_over_capacity(snapshot: Snapshot) -> None:
-    for node in _after(snapshot, schedule(snapshot).placements).values():
-        assert node.cpu_milli_free >= 0
-        assert node.memory_mib_free >= 0
-
-
-@given(SNAPSHOTS)
-def test_no_gpu_twice_and_only_usable_ones(snapshot: Snapshot) -> None:
-    given_out = Counter(uuid for placed in schedule(snapshot).placements for uuid in placed.gpu_uuids)
-    usable = {gpu.uuid for node in snapshot.nodes for gpu in node.gpus if gpu.free and gpu.healthy}
-    assert set(given_out.values()) <= {1}
-    assert set(given_out) <= usable
+def test_no_promise_is_broken(snapshot: Snapshot) -> None:
+    """Never over capacity, no parent and its slice, no card of two projects, nothing reserved, quarantined."""
+    plan = schedule(snapshot)
+    event(f"placed: {len(plan.placements)}")
+    world = after(snapshot, plan)
+    broken = {node.id: breaches(node, snapshot, world.asked) for node in world.nodes.values()}
+    assert not any(broken.values()), broken
 
 
 @given(SNAPSHOTS)
@@ -61,10 +40,18 @@ def test_each_gets_what_it_asked_for(snapshot: Snapshot) -> None:
     for placed in schedule(snapshot).placements:
         request, node = asked[placed.instance_id], world[placed.node_id]
         cards = [gpu for gpu in node.gpus if gpu.uuid in placed.gpu_uuids]
-        assert len(cards) == len(placed.gpu_uuids) == request.gpu_count
+        assert len(placed.grants) == request.gpu_count
+        assert all(grant.milli == request.gpu_milli for grant in placed.grants)
         assert len({gpu.model for gpu in cards}) <= 1
-        assert all((request.gpu_model or "").lower() in gpu.model.lower() for gpu in cards)
-        assert all(gpu.memory_mib >= (request.gpu_min_memory_mib or 0) for gpu in cards)
+        assert all(preference(request, gpu.model) is not None for gpu in cards)
+        assert all(
+            (gpu.compute_capability or "") >= (request.gpu_min_compute_capability or "") for gpu in cards
+        )
+        if request.mig_profile is None:
+            assert all(gpu.memory_mib >= (request.gpu_min_memory_mib or 0) for gpu in cards)
+        if request.same_numa and request.gpu_count > 1:
+            assert len({gpu.numa_node for gpu in cards}) == 1
+            assert cards[0].numa_node is not None
         assert node.state is NodeState.READY
         assert request.node_selector.items() <= node.labels.items()
         assert (placed.cpu_milli, placed.memory_mib) == needs(request, node)
@@ -76,30 +63,53 @@ def test_each_request_is_answered_once(snapshot: Snapshot) -> None:
     answered = [placed.instance_id for placed in plan.placements]
     answered += [waiting.instance_id for waiting in plan.unplaced]
     assert sorted(answered) == sorted(request.instance_id for request in snapshot.requests)
+    assert list(plan.order) == [waiting.instance_id for waiting in plan.unplaced]
 
 
 @given(SNAPSHOTS)
-def test_what_is_unplaced_fits_nowhere_and_every_node_says_why(snapshot: Snapshot) -> None:
+def test_what_waits_fits_nowhere_or_waits_its_turn(snapshot: Snapshot) -> None:
     plan = schedule(snapshot)
-    world = _after(snapshot, plan.placements)
+    world = after(snapshot, plan).nodes.values()
     asked = {request.instance_id: request for request in snapshot.requests}
     for waiting in plan.unplaced:
         request = asked[waiting.instance_id]
-        assert not any(fits(node, request) for node in world.values())
-        assert {refusal.node_id for refusal in waiting.refusals} == set(world)
-        assert waiting.ever == any(fits(empty(node), request) for node in world.values())
+        event(waiting.code)
         assert waiting.summary
+        assert waiting.ever == any(fits(empty(node), request, snapshot.at) for node in world)
+        if request.gang is None:
+            fits_now = any(fits(node, request, snapshot.at) for node in world)
+            assert fits_now == (waiting.code == "waiting_for_turn")
+            assert not fits_now or plan.forecasts
 
 
-@given(SNAPSHOTS)
-def test_one_run_decides_as_one_by_one_would(snapshot: Snapshot) -> None:
-    """No memory of a run, of candidates or of failures, shows in its plan."""
-    placements: list[Placement] = []
-    for request in _by_age(snapshot):
-        world = _after(snapshot, tuple(placements)).values()
-        if placed := place_one(world, request):
-            placements.append(placed)
-    assert schedule(snapshot).placements == tuple(placements)
+@given(busy_node("n1"), request("i1"))
+def test_a_node_fits_or_says_why_not(node: NodeView, asked: Request) -> None:
+    at = Snapshot((), (), now=NOW).at
+    told = list(refusals(node, asked, at))
+    assert fits(node, asked, at) == (not told)
+    assert (place_one([node], asked, at) is None) == bool(told)
+    if told:
+        assert unplaced([node], asked, at).refusals == tuple(told)
+
+
+@given(snapshots(requests_at_most=1))
+def test_the_fleet_finds_what_any_node_has(snapshot: Snapshot) -> None:
+    """The fast search and the rules of each node agree."""
+    asked = snapshot.requests[0]
+    found = place_one(snapshot.nodes, asked, snapshot.at)
+    there = [node for node in snapshot.nodes if fits(node, asked, snapshot.at)]
+    assert (found is not None) == bool(there)
+    if found and len(asked.gpu_models) > 1:
+        preferred = any(
+            fits(node, replace(asked, gpu_models=asked.gpu_models[:1]), snapshot.at) for node in there
+        )
+        model = _model_of(snapshot, found.gpu_uuids[0])
+        holds = any(gpu.holds for node in snapshot.nodes for gpu in node.gpus)
+        assert preference(asked, model) == (0 if preferred else 1) or holds
+
+
+def _model_of(snapshot: Snapshot, uuid: str) -> str:
+    return next(gpu.model for node in snapshot.nodes for gpu in node.gpus if gpu.uuid == uuid)
 
 
 @given(SNAPSHOTS, st.randoms(use_true_random=False))
@@ -108,40 +118,103 @@ def test_the_order_of_the_input_does_not_matter(snapshot: Snapshot, random: Rand
 
 
 def _shuffled(snapshot: Snapshot, random: Random) -> Snapshot:
-    shuffled = [replace(node, gpus=tuple(_shuffle(node.gpus, random))) for node in snapshot.nodes]
-    return Snapshot(tuple(_shuffle(shuffled, random)), tuple(_shuffle(snapshot.requests, random)))
+    shuffled = [
+        replace(
+            node,
+            gpus=tuple(_shuffle(node.gpus, random)),
+            running=tuple(_shuffle(node.running, random)),
+        )
+        for node in snapshot.nodes
+    ]
+    return replace(
+        snapshot,
+        nodes=tuple(_shuffle(shuffled, random)),
+        requests=tuple(_shuffle(snapshot.requests, random)),
+    )
 
 
 def _shuffle(items: Sequence[T], random: Random) -> list[T]:
     return random.sample(items, len(items))
 
 
-@given(nodes(at_most=4), requests(at_most=1))
-def test_one_more_node_keeps_no_request_out(world: tuple[NodeView, ...], asked: tuple[Request, ...]) -> None:
-    """Of one request. A whole queue may lose one: an older, larger request may fit now, and goes first."""
-    if place_one(world[:-1], asked[0]):
-        assert place_one(world, asked[0])
+@given(st.lists(SNAPSHOTS, min_size=2, max_size=3), st.randoms(use_true_random=False))
+def test_a_warm_memory_changes_nothing(worlds: list[Snapshot], random: Random) -> None:
+    memory = Memory()
+    for snapshot in worlds:
+        for each in _life(snapshot, random):
+            assert schedule(each, memory) == schedule(each)
 
 
-@given(nodes(), requests(at_most=1))
-def test_what_would_fit_does(world: tuple[NodeView, ...], asked: tuple[Request, ...]) -> None:
-    request = asked[0]
-    alternatives = would_fit(world, request)
-    if alternatives.max_count_now:
-        assert place_one(world, replace(request, gpu_count=alternatives.max_count_now))
-    if request.gpu_count:
-        assert not place_one(world, replace(request, gpu_count=alternatives.max_count_now + 1))
-        fitting_now = place_one(world, request) is not None
-        assert fitting_now == (alternatives.max_count_now >= request.gpu_count)
-    for model in alternatives.models_now:
-        assert place_one(world, replace(request, gpu_model=model))
+def _life(snapshot: Snapshot, random: Random) -> list[Snapshot]:
+    """The world, then the same with what was planned, or a part of it, carried out, and a while later."""
+    plan = schedule(snapshot)
+    some = tuple(placed for placed in plan.placements if random.random() < 0.7)
+    waiting = {each.instance_id for each in plan.unplaced}
+    left = tuple(each for each in snapshot.requests if each.instance_id in waiting)
+    carried_out = after(snapshot, replace(plan, placements=some)).nodes
+    nodes = tuple(carried_out[node.id] for node in snapshot.nodes)
+    later = replace(
+        snapshot, nodes=nodes, requests=left, now=snapshot.now + random.choice([0, 1, 65, 400, 900])
+    )
+    return [snapshot, snapshot, later, replace(later, nodes=nodes[1:])]
+
+
+@given(snapshots(requests_at_most=1), busy_node("n9"))
+def test_one_more_node_keeps_no_request_out(snapshot: Snapshot, another: NodeView) -> None:
+    """Of one request. A whole queue may lose one: another that comes before it may fit now."""
+    asked = snapshot.requests[0]
+    if place_one(snapshot.nodes, asked, snapshot.at):
+        assert place_one((*snapshot.nodes, another), asked, snapshot.at)
+
+
+@given(snapshots(requests_at_most=1))
+def test_what_would_fit_does(snapshot: Snapshot) -> None:
+    asked, world, at = snapshot.requests[0], snapshot.nodes, snapshot.at
+    instead = would_fit(world, asked, at)
+    fits_now = place_one(world, asked, at) is not None
+    if instead.max_count_now:
+        assert place_one(world, replace(asked, gpu_count=instead.max_count_now), at)
+    if asked.gpu_count:
+        assert fits_now == (instead.max_count_now >= asked.gpu_count)
+    for model in instead.models_now:
+        assert place_one(world, replace(asked, gpu_models=(model,)), at)
+    if instead.share_milli_now:
+        assert place_one(world, replace(asked, gpu_milli=instead.share_milli_now), at)
+    if instead.without_same_numa:
+        assert not fits_now
+        assert place_one(world, replace(asked, same_numa=False), at)
 
 
 @given(SNAPSHOTS)
-def test_a_second_run_finds_nothing_more(snapshot: Snapshot) -> None:
-    plan = schedule(snapshot)
+def test_no_lower_priority_goes_ahead_of_its_like(snapshot: Snapshot) -> None:
+    """Of requests of one project that ask for the same, the one with the higher priority is first."""
+    twins = tuple(
+        replace(each, instance_id=f"{each.instance_id}-low", priority=each.priority - 10)
+        for each in snapshot.requests
+        if each.gang is None
+    )
+    plan = schedule(replace(snapshot, requests=(*snapshot.requests, *twins)))
     waiting = {each.instance_id for each in plan.unplaced}
-    left = tuple(request for request in snapshot.requests if request.instance_id in waiting)
-    again = schedule(Snapshot(tuple(_after(snapshot, plan.placements).values()), left))
+    for twin in twins:
+        if twin.instance_id not in waiting:
+            assert twin.instance_id.removesuffix("-low") not in waiting
+
+
+@given(SNAPSHOTS)
+def test_a_second_look_finds_nothing_more(snapshot: Snapshot) -> None:
+    """Gangs aside, which are tried in sets of nodes, and may find another set once others are placed."""
+    snapshot = replace(snapshot, requests=tuple(each for each in snapshot.requests if each.gang is None))
+    plan = schedule(snapshot)
+    again = schedule(_left(snapshot, plan))
     assert not again.placements
-    assert again.unplaced == plan.unplaced
+    assert {each.instance_id for each in again.unplaced} == {each.instance_id for each in plan.unplaced}
+
+
+def _left(snapshot: Snapshot, plan: Plan) -> Snapshot:
+    waiting = {each.instance_id for each in plan.unplaced}
+    nodes = after(snapshot, plan).nodes
+    return replace(
+        snapshot,
+        nodes=tuple(nodes[node.id] for node in snapshot.nodes),
+        requests=tuple(each for each in snapshot.requests if each.instance_id in waiting),
+    )

@@ -8,7 +8,7 @@ from mooring.core.node import NodeState
 from mooring.scheduler.model import NodeView, Request, Snapshot, Unplaced
 from mooring.scheduler.reasons import Alternatives, explain, would_fit
 from mooring.scheduler.schedule import schedule
-from tests.scheduler.worlds import A10, H100, T4, gpus, h100s, node, request
+from tests.scheduler.worlds import A10, AT, H100, T4, gpus, h100s, node, request
 
 
 def _unplaced(nodes: list[NodeView], asked: Request) -> Unplaced:
@@ -120,7 +120,7 @@ def test_the_reason_tells_of_the_world_after_the_run() -> None:
 
 
 def test_explain_tells_only_of_nodes_that_refuse_by_id() -> None:
-    told = explain([h100s("n3", in_use=8), h100s("n2"), CPU_NODE, _cordoned("n1")], request(1))
+    told = explain([h100s("n3", in_use=8), h100s("n2"), CPU_NODE, _cordoned("n1")], request(1), AT)
     assert [(each.node_id, each.code) for each in told] == [
         ("n1", "node_cordoned"),
         ("n3", "insufficient_gpus"),
@@ -146,4 +146,4 @@ def test_explain_tells_only_of_nodes_that_refuse_by_id() -> None:
     ],
 )
 def test_would_fit(nodes: list[NodeView], asked: Request, expected: Alternatives) -> None:
-    assert would_fit(nodes, asked) == expected
+    assert would_fit(nodes, asked, AT) == expected

@@ -1,20 +1,19 @@
 """Who goes first, where to, and what a run leaves behind."""
 
-from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 
 from mooring.core.node import NodeState
-from mooring.scheduler import filters
-from mooring.scheduler.model import NodeView, Refusal, Request, Snapshot
-from mooring.scheduler.schedule import place_one, schedule, shape
-from tests.scheduler.worlds import A10, H100, T4, V100, gpus, h100s, node, pairs, request
+from mooring.scheduler.model import NodeView, Request, Snapshot
+from mooring.scheduler.schedule import place_one, schedule
+from mooring.scheduler.search import key, shape
+from tests.scheduler.worlds import A10, AT, H100, T4, V100, gpus, h100s, node, pairs, request
 
 
 def _went(nodes: list[NodeView], asked: Request) -> str | None:
-    placed = place_one(nodes, asked)
+    placed = place_one(nodes, asked, AT)
     return placed.node_id if placed else None
 
 
@@ -103,7 +102,7 @@ def test_where(nodes: list[NodeView], asked: Request, expected: str | None) -> N
 
 
 def test_of_two_models_the_exact_fit() -> None:
-    placed = place_one([node(cards=gpus([T4, T4, T4, H100, H100]))], request(2))
+    placed = place_one([node(cards=gpus([T4, T4, T4, H100, H100]))], request(2), AT)
     assert placed is not None
     assert placed.gpu_uuids == ("GPU-n1-3", "GPU-n1-4")
 
@@ -119,7 +118,7 @@ def test_singles_do_not_break_pairs() -> None:
 
 
 def test_the_placement_says_what_is_taken() -> None:
-    placed = place_one([h100s("n1")], request(2, cpu_milli=None, memory_mib=4096))
+    placed = place_one([h100s("n1")], request(2, cpu_milli=None, memory_mib=4096), AT)
     assert placed is not None
     assert (placed.instance_id, placed.cpu_milli, placed.memory_mib) == ("i1", 16_000, 4096)
 
@@ -128,7 +127,11 @@ def test_the_placement_says_what_is_taken() -> None:
     ("field", "other"),
     [
         ("gpu_count", 2),
-        ("gpu_model", "H100"),
+        ("gpu_models", ("H100",)),
+        ("gpu_milli", 500),
+        ("mig_profile", "1g.10gb"),
+        ("gpu_min_compute_capability", "8.0"),
+        ("same_numa", True),
         ("gpu_min_memory_mib", 1),
         ("cpu_milli", None),
         ("memory_mib", None),
@@ -139,44 +142,17 @@ def test_what_makes_another_shape(field: str, other: Any) -> None:
     assert shape(request(**{field: other})) != shape(request())
 
 
-def test_the_shape_holds_all_but_who_and_when() -> None:
-    assert len(shape(request())) == len(fields(Request)) - 3  # project and quota count as one
-    assert shape(request()) == shape(request(instance_id="i2", queued_at=9.0))
+def test_the_key_of_what_fails_alike_holds_all_but_who_and_when_and_how_important() -> None:
+    other = {"instance_id", "queued_at", "quota", "priority", "preemptible", "gang"}
+    assert len(key(request())) == len({field.name for field in fields(Request)} - other)
+    assert key(request()) == key(request(instance_id="i2", queued_at=9.0, priority=7))
 
 
-@pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The nodes that are looked at, heard of by one more rule that refuses nothing."""
-    nodes: list[str] = []
-
-    def look(where: NodeView, _asked: Request) -> Iterator[Refusal]:
-        nodes.append(where.id)
-        yield from ()
-
-    monkeypatch.setattr(filters, "FILTERS", (look, *filters.FILTERS))
-    return nodes
-
-
-def test_a_shape_that_failed_is_not_tried_or_told_again(looks: list[str]) -> None:
+def test_a_thousand_that_wait_for_the_same_are_told_the_same() -> None:
     full = tuple(h100s(f"n{place}", in_use=8) for place in range(10))
     plan = schedule(Snapshot(full, tuple(_queue(*[request(1, "H100")] * 1000))))
     assert len(plan.unplaced) == 1000
-    assert len({id(each.refusals) for each in plan.unplaced}) == 1
-    assert len(looks) == 2 * len(full) + 1  # for a place, for the reason, and the first if it were empty
-
-
-def test_a_shape_that_failed_does_not_look_at_what_others_change(looks: list[str]) -> None:
-    queue = [request(9, "H100"), request(1, "H100")] * 8
-    plan = schedule(Snapshot((h100s("n1"),), tuple(_queue(*queue))))
-    assert len(plan.placements) == len(plan.unplaced) == 8
-    assert len(looks) == 2 + 7 + 3  # each shape once, the one placed after each of its own, and the reasons
-
-
-def test_a_node_is_looked_at_again_only_when_it_has_changed(looks: list[str]) -> None:
-    world = tuple(h100s(f"n{place}") for place in range(10))
-    plan = schedule(Snapshot(world, tuple(_queue(*[request(1, "H100")] * 80))))
-    assert len(plan.placements) == 80
-    assert len(looks) == len(world) + 79
+    assert len({id(each.summary) for each in plan.unplaced}) == 1
 
 
 def test_an_empty_snapshot() -> None:

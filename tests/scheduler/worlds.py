@@ -7,8 +7,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 from mooring.core.node import NodeState, allocatable_memory_mib
-from mooring.scheduler.model import GpuView, NodeView, Request
+from mooring.scheduler.model import GpuView, Moment, NodeView, Request
 
+AT = Moment(0.0)  # what these worlds are at, unless a test says otherwise
 H100 = "NVIDIA H100 80GB HBM3"
 A10 = "NVIDIA A10"
 T4 = "Tesla T4"
@@ -62,7 +63,7 @@ def gpus(
             index=place,
             model=name,
             memory_mib=SIZES[name],
-            free=place not in in_use,
+            milli_free=0 if place in in_use else 1000,
             healthy=place not in quarantined,
             nvlink={uuids[other]: lanes(place, other) for other in others[place] if lanes(place, other)},
             topology={uuids[other]: near for other in others[place] if (near := topology(place, other))},
@@ -106,7 +107,7 @@ def request(count: int = 1, model: str | None = None, **changes: Any) -> Request
         instance_id="i1",
         queued_at=0.0,
         gpu_count=count,
-        gpu_model=model,
+        gpu_models=() if model is None else (model,),
         gpu_min_memory_mib=None,
         cpu_milli=1000,
         memory_mib=1024,
@@ -122,7 +123,11 @@ _ZONES = st.fixed_dictionaries({}, optional={"zone": st.sampled_from("ab")})
 def _cards(draw: st.DrawFn, node_id: str) -> tuple[GpuView, ...]:
     models = draw(st.lists(st.sampled_from([H100, A10, T4]), max_size=6))
     return tuple(
-        replace(gpu, free=draw(st.integers(0, 3)) > 0, healthy=draw(st.integers(0, 5)) > 0)
+        replace(
+            gpu,
+            milli_free=draw(st.sampled_from([0, 1000, 1000, 1000])),
+            healthy=draw(st.integers(0, 5)) > 0,
+        )
         for gpu in gpus(models, on=node_id, lanes=draw(st.sampled_from([no_links, pairs])))
     )
 
@@ -156,7 +161,7 @@ def requests(draw: st.DrawFn, *, at_most: int = 12) -> tuple[Request, ...]:
             instance_id=f"i{place}",
             queued_at=float(draw(st.integers(0, 3))),
             gpu_count=draw(st.integers(0, 4)),
-            gpu_model=draw(st.sampled_from([None, "H100", "a10", "T4", "H200"])),
+            gpu_models=draw(st.sampled_from([(), ("H100",), ("a10",), ("T4",), ("H200",), ("T4", "A10")])),
             gpu_min_memory_mib=draw(st.sampled_from([None, None, 16_384, 40_960])),
             cpu_milli=draw(st.sampled_from([None, 500, 4000])),
             memory_mib=draw(st.sampled_from([None, 512, 8192])),

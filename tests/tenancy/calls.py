@@ -102,6 +102,37 @@ def _new_instance(world: World, _caller: str) -> Call:
     return Call(json={"image": IMAGE, "project_id": world.a.id, "node_selector": NOWHERE})
 
 
+_GROUP = {"count": 2, "template": {"image": IMAGE, "node_selector": NOWHERE}}
+
+
+def _group(world: World) -> Call:
+    return Call({"group_id": post(world.a.member, "/v1/instance-groups", **_GROUP)["id"]})
+
+
+def _of_ended_group(world: World, _caller: str) -> Call:
+    call = _group(world)
+    stopped = world.a.member.post(f"/v1/instance-groups/{call.path['group_id']}/stop")
+    assert stopped.status_code == 202
+    return call
+
+
+def _reserved(world: World) -> dict[str, Any]:
+    """One card for a day of its own, so that no other test's is in the way."""
+    day = next(_number)
+    return {
+        "name": "r",
+        "project_id": world.a.id,
+        "gpus": {"count": 1},
+        "from": f"{2100 + day}-01-01T00:00:00Z",
+        "to": f"{2100 + day}-01-02T00:00:00Z",
+    }
+
+
+def _reservation(world: World, json: Any = None) -> Call:
+    made = post(world.admin, "/v1/reservations", **_reserved(world))
+    return Call({"reservation_id": made["id"]}, json=json)
+
+
 def _exec(world: World, caller: str) -> Call:
     return Call(_of_running(world, caller).path, json={"command": ["nvidia-smi"]})
 
@@ -242,6 +273,20 @@ CALLS: Mapping[str, Make] = {
     "start_instance": _of_ended_instance,
     "restart_instance": _of_running,
     "exec_in_instance": _exec,
+    "list_instance_groups": _nothing,
+    "get_instance_group": lambda world, _: _group(world),
+    "create_instance_group": lambda world, _: Call(json={**_GROUP, "project_id": world.a.id}),
+    "delete_instance_group": lambda world, _: _group(world),
+    "stop_instance_group": lambda world, _: _group(world),
+    "start_instance_group": _of_ended_group,
+    "explain_instance_group": lambda world, _: _group(world),
+    "list_reservations": _nothing,
+    "get_reservation": lambda world, _: _reservation(world),
+    "create_reservation": lambda world, _: Call(json=_reserved(world)),
+    "update_reservation": lambda world, _: _reservation(world, {"name": "renamed"}),
+    "delete_reservation": lambda world, _: _reservation(world),
+    "get_queue": _nothing,
+    "get_fragmentation": _nothing,
     "list_nodes": _nothing,
     "get_node": _of_wire,
     "list_gpus": _nothing,

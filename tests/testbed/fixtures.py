@@ -14,6 +14,7 @@ from tests.testbed.dockerd import DockerNode
 from tests.testbed.parts import require
 from tests.testbed.postgres import PostgresCluster
 from tests.testbed.registry import Registry
+from tests.testbed.swarm import Swarm
 from tests.testbed.workspace import Workspace
 
 # docker-py 7.2 leaves the socket of a refused connection to the garbage collector. Its warning, turned into
@@ -93,6 +94,16 @@ def _started(node: DockerNode) -> DockerNode:
     node.start()
     node.load_images()
     return node
+
+
+@pytest.fixture(scope="session")
+def swarm_of_two(workspace: Workspace) -> Iterator[Swarm]:
+    """Two nodes of the session whose daemons are in one swarm: one manager, one worker."""
+    require("docker")
+    made = Swarm(workspace)
+    made.form()
+    yield made
+    made.destroy()
 
 
 @pytest.fixture(scope="session")

@@ -12,19 +12,20 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 from mooring.agent import docker_command, docker_verify
+from mooring.agent.devices import Holder, devices_of
 from mooring.agent.docker_create import (
-    CDI_KIND,
     RUNC,
     SPEC,
     Abilities,
     Image,
     Limits,
+    abilities_of,
+    attached_to,
     command_line,
     container_config,
     container_name,
@@ -34,10 +35,12 @@ from mooring.agent.docker_engine import Document, Engine, is_gone
 from mooring.agent.docker_errors import EngineRefused, start_failure
 from mooring.agent.docker_exec import exec_frames
 from mooring.agent.docker_logs import log_frames
-from mooring.agent.docker_network import Networks
+from mooring.agent.docker_network import Attachments, Isolate
 from mooring.agent.docker_observe import Observer, container_of, is_ours
+from mooring.agent.docker_overlay import started_when_there, swarm_of
 from mooring.agent.docker_pull import Images
 from mooring.agent.docker_verify import MinorOf
+from mooring.agent.mps import Mps
 from mooring.agent.preflight import runtime_problem
 from mooring.agent.private_images import PrivateImages
 from mooring.agent.runtime import (
@@ -46,21 +49,24 @@ from mooring.agent.runtime import (
     Progress,
     RuntimeFacts,
     RuntimeUnavailable,
+    StartDelayed,
     StartRefused,
     secret_values,
 )
+from mooring.agent.simulated_gpus import Tenant, tenant_of
 from mooring.agent.withheld import Withheld
 from mooring.core.instance import Reason
-from mooring.schemas.agent import Assignment, ExecRequest, LogsRequest, Orphan, StreamFrame
+from mooring.core.node import SwarmFacts
+from mooring.schemas.agent import Assignment, ExecRequest, LogsRequest, Orphan, OverlayNetwork, StreamFrame
 
 _INFO_EVERY_S = 60.0  # `docker info` runs two programs; what we read from it changes with a daemon restart
 _PORT_TRIES = 3
+_NOT_RUNNING = 409  # of a kill: it has ended meanwhile
 # Ends only: of what begins here the agent knows from its own calls, and a look in the middle of a start would
 # make dockerd work on both at once. What others begin is found at the next resync.
 _EVENTS = '{"type":["container"],"label":["mooring.instance"],"event":["die","destroy"]}'
 
-# The bridges that must be covered -> why nothing may be started without the rules.
-Isolate = Callable[[Collection[str]], Reason | None]
+Begin = Callable[[], object]
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +82,7 @@ class DockerRuntime:
         isolate: keeps containers from what they must not reach, or says why it cannot (R10).
         private_images: what is remembered of them on disk; nothing by default.
         container_runtime: the name that the engine knows it by (R14).
+        mps: the daemon that holds shares of cards to their limits, where it runs.
     """
 
     def __init__(
@@ -90,6 +97,7 @@ class DockerRuntime:
         isolate: Isolate = lambda _bridges: None,
         private_images: PrivateImages | None = None,
         container_runtime: str = RUNC,
+        mps: Mps | None = None,
         environment: Mapping[str, str] | None = None,
         timeout_s: int = 10,
     ) -> None:
@@ -98,12 +106,12 @@ class DockerRuntime:
         self._simulated_gpus = simulated_gpus
         self._limits = replace(limits or limits_here(), runtime=container_runtime)
         self._minor_of = minor_of
-        self._preflight, self._isolate = preflight, isolate
-        self._isolated = False  # yet, in this process: rules do not outlive a reboot, networks do
+        self._preflight = preflight
+        self._mps = mps or Mps()
         self._engine = Engine(environment, timeout_s)
         self._images = Images(self._engine, private_images)
         self._observer = Observer(self._engine, address)
-        self._networks = Networks(self._engine)
+        self._attachments = Attachments(self._engine, self._swarm, isolate)
         self._info_lock = threading.Lock()
         self._info: tuple[float, Document] | None = None
 
@@ -116,8 +124,9 @@ class DockerRuntime:
             self._engine.ping()
             info = self.info()
             if self.control_plane_id is not None:
-                self._networks.sweep(self.control_plane_id)
-            unsafe = self._guard()
+                self._attachments.networks.sweep(self.control_plane_id)
+            unsafe = self._attachments.guard(self.control_plane_id)
+            swarm = self._swarm()
         except RuntimeUnavailable as error:
             self._info = None
             self._engine.forget_version()
@@ -128,6 +137,8 @@ class DockerRuntime:
             memory_mib=info["MemTotal"] // 2**20,
             problem=self._preflight() or runtime_problem(info, self._limits.runtime) or unsafe,
             simulated=False,
+            swarm=swarm,
+            mps=not self._simulated_gpus and self._mps.answers(),
         )
 
     def info(self) -> Document:
@@ -141,9 +152,9 @@ class DockerRuntime:
                 self._info = (time.monotonic(), self._engine.info())
             return self._info[1]
 
-    def holds(self, gpu_uuid: str) -> bool:
-        """Whether a running container holds this GPU: for GPUs that only pretend to be busy."""
-        return self._observer.holds(gpu_uuid)
+    def tenants(self, gpu_uuid: str) -> list[Tenant]:
+        """Who runs on this GPU or MIG device: for GPUs that only pretend to be busy."""
+        return [tenant_of(container) for container in self._observer.on(gpu_uuid)]
 
     def containers(self) -> tuple[list[Container], list[Orphan]]:
         return self._observer.containers(self.control_plane_id)
@@ -151,22 +162,34 @@ class DockerRuntime:
     def start(self, assignment: Assignment, progress: Progress, cancelled: Cancelled) -> Container | None:
         abilities = self._abilities()
         secret_values(assignment)  # before a pull of minutes
+        self._require_mps(devices_of(assignment))
         image = self._images.ensure(assignment, progress, cancelled)
         if image is None:
             return None
-        with self._network_of(assignment.project_id) as control_plane_id:
+        if self.control_plane_id is None:
+            raise RuntimeUnavailable("this node has not joined a control plane")
+        with self._attachments.of(assignment, self.control_plane_id):
             if cancelled():
                 return None
-            config = container_config(assignment, image, abilities, self._limits, control_plane_id)
+            config = container_config(assignment, image, abilities, self._limits, self.control_plane_id)
             container_id, status = self._create_or_adopt(assignment, image, config)
         if status == "created" and cancelled():
             self._remove_by_force(container_id)
             return None
         if status not in {"created", "running"}:
             return self._observer.read(container_id)  # it ran, and ended, before anybody heard of it
+        begin = partial(self._start, container_id, Withheld.of(assignment))
+        if assignment.group and assignment.group.network == "overlay":
+            begin = partial(started_when_there, begin, attached_to(assignment), progress, cancelled)
         command = command_line(assignment.spec, image)
-        withheld = Withheld.of(assignment)
-        return self._run(container_id, assignment.gpu_uuids, command, withheld, started=status == "running")
+        uuids = devices_of(assignment).gpu_uuids
+        try:
+            return self._run(container_id, uuids, command, begin if status == "created" else None)
+        except StartDelayed:
+            self._remove_by_force(container_id)  # the next try makes it anew, as it is asked for then
+            if cancelled():
+                return None
+            raise
 
     def restart(self, container: Container) -> None:
         """Start an exited container again.
@@ -182,8 +205,9 @@ class DockerRuntime:
             self._remove_by_force(container.container_id)
             message = "the node's operator has changed what runs containers; start the instance again"
             raise StartRefused(Reason(code="runtime_changed", message=message))
-        withheld = Withheld.of_container(inspected)
-        self._run(container.container_id, container.gpu_uuids, command_of(inspected), withheld)
+        self._require_mps(container)
+        begin = partial(self._start, container.container_id, Withheld.of_container(inspected))
+        self._run(container.container_id, container.gpu_uuids, command_of(inspected), begin)
 
     def stop(self, container: Container, timeout_s: int) -> None:
         try:
@@ -192,8 +216,19 @@ class DockerRuntime:
             if not is_gone(refusal):
                 raise
 
+    def kill(self, container: Container) -> None:
+        try:
+            self._engine.kill(container.container_id)
+        except EngineRefused as refusal:
+            if not (is_gone(refusal) or refusal.status == _NOT_RUNNING):
+                raise
+
     def remove(self, container: Container) -> None:
         self._remove(container.container_id)
+
+    def keep_overlays(self, wanted: Sequence[OverlayNetwork]) -> None:
+        if self.control_plane_id is not None:
+            self._attachments.overlays.keep(wanted, self.control_plane_id)
 
     def logs(self, container_id: str, request: LogsRequest) -> Generator[StreamFrame, None, None]:
         return log_frames(self._engine, container_id, request)
@@ -222,8 +257,16 @@ class DockerRuntime:
     def close(self) -> None:
         self._engine.close()
 
+    def _swarm(self) -> SwarmFacts | None:
+        return swarm_of(self.info())
+
     def _abilities(self) -> Abilities:
-        return abilities_of(self.info(), simulated_gpus=self._simulated_gpus)
+        return abilities_of(self.info(), simulated_gpus=self._simulated_gpus, mps=self._mps)
+
+    def _require_mps(self, holder: Holder) -> None:
+        """Raises StartDelayed: without its daemon, programs would run without their limits."""
+        if not self._simulated_gpus:
+            self._mps.require(holder.gpu_uuids, holder.share)
 
     def _create_or_adopt(self, assignment: Assignment, image: Image, config: Document) -> tuple[str, str]:
         name = container_name(assignment.instance_id, assignment.attempt)
@@ -234,30 +277,6 @@ class DockerRuntime:
                 reason = start_failure(refusal.message, command_line(assignment.spec, image))
                 raise StartRefused(reason) from refusal
         return self._adopt(assignment, name)
-
-    def _guard(self) -> Reason | None:
-        """Why nothing may be started here: containers cannot be kept from what they must not reach."""
-        ours = self.control_plane_id
-        reason = self._isolate([] if ours is None else self._networks.bridges(ours))
-        self._isolated = reason is None
-        return reason
-
-    @contextmanager
-    def _network_of(self, project_id: str) -> Iterator[str]:
-        """The project's network, with the rules around it.
-
-        Yields:
-            The id of the control plane that it is of.
-
-        Raises:
-            RuntimeUnavailable: without them, to be tried again; the next look at the node says why.
-        """
-        if self.control_plane_id is None:
-            raise RuntimeUnavailable("this node has not joined a control plane")
-        with self._networks.held(project_id, self.control_plane_id) as is_new:
-            if (is_new or not self._isolated) and (reason := self._guard()) is not None:
-                raise RuntimeUnavailable(reason.message)
-            yield self.control_plane_id
 
     def _adopt(self, assignment: Assignment, name: str) -> tuple[str, str]:
         """What an earlier call left under this name: one that timed out, or an agent that was killed.
@@ -279,16 +298,13 @@ class DockerRuntime:
         container_id: str,
         uuids: Sequence[str],
         command: list[str],
-        withheld: Withheld,
-        *,
-        started: bool = False,
+        begin: Begin | None,
     ) -> Container:
         """Start it, unless it runs already, and see that it runs what and with what it should."""
         self._observer.forget(container_id)
         try:
-            if not started:
-                with withheld.masking():
-                    self._start(container_id)
+            if begin is not None:
+                begin()
             inspected = self._engine.container(container_id)
         except EngineRefused as refusal:
             self._remove_by_force(container_id)
@@ -296,10 +312,11 @@ class DockerRuntime:
         self._refuse_wrong_devices(inspected, uuids)
         return container_of(self._once_it_runs(inspected, command), self._address)
 
-    def _start(self, container_id: str) -> None:
+    def _start(self, container_id: str, withheld: Withheld) -> None:
         for tries_left in reversed(range(_PORT_TRIES)):
             try:
-                self._engine.start(container_id)
+                with withheld.masking():
+                    self._engine.start(container_id)
             except EngineRefused as refusal:
                 # The engine takes its next free port at each try; another process may hold that one.
                 if not tries_left or start_failure(refusal.message, []).code != "port_in_use":
@@ -338,19 +355,6 @@ class DockerRuntime:
         except EngineRefused as refusal:
             if not is_gone(refusal):
                 raise
-
-
-def abilities_of(info: Mapping[str, Any], *, simulated_gpus: bool) -> Abilities:
-    """What `docker info` says the engine can do."""
-    devices = [device.get("ID", "") for device in info.get("DiscoveredDevices") or []]
-    # Its version could not be read: docker-init (Debian: package tini) is not there, and a start with it
-    # would fail.
-    init_commit = (info.get("InitCommit") or {}).get("ID")
-    return Abilities(
-        cdi_devices=frozenset(device for device in devices if device.startswith(f"{CDI_KIND}=")),
-        has_init=init_commit != "N/A",
-        simulated_gpus=simulated_gpus,
-    )
 
 
 def limits_here() -> Limits:

@@ -1,23 +1,30 @@
 """From an assignment to the body of the engine's "create container": pure, and an allow-list (R6).
 
-Whatever is not written here cannot be asked for: no binds, no devices, no privileges, no host namespaces.
+Whatever is not written here cannot be asked for: no binds but the two of MPS for a share, no devices, no
+privileges, no host namespaces but the network's, which the control plane gives to groups of projects that an
+admin allowed it.
 """
 
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from mooring.agent.runtime import secret_values
-from mooring.core.instance import InstanceSpec, SecurityProfile
-from mooring.schemas.agent import Assignment
+from mooring.agent.devices import Devices, Share, devices_of
+from mooring.agent.mps import Daemon, Mps
+from mooring.agent.runtime import StartRefused, secret_values
+from mooring.core.instance import InstanceSpec, Reason, SecurityProfile
+from mooring.schemas.agent import Assignment, GroupMembership
 
 LABEL = "mooring."
 INSTANCE, ATTEMPT, GPUS = f"{LABEL}instance", f"{LABEL}attempt", f"{LABEL}gpus"
 SPEC, CONTROL_PLANE, IMAGE = f"{LABEL}spec", f"{LABEL}control_plane", f"{LABEL}image"
 PROJECT = f"{LABEL}project"
+CARDS, SHARE = f"{LABEL}cards", f"{LABEL}share"  # of MIG devices: where they are; of a share: how much it is
 SECRET_ENV = f"{LABEL}secret_env"  # the names of the variables whose values are secrets
+GROUP = f"{LABEL}group"
+HOST_PORTS = f"{LABEL}host_ports"  # what a container on its host's network listens on there
 
 CDI_KIND = "nvidia.com/gpu"
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
@@ -25,6 +32,16 @@ NO_DEVICES = "void"
 
 BRIDGE_PREFIX = "mr-"  # of the kernel's interfaces, by which the firewall knows them
 RUNC = "runc"
+
+HOST_NETWORK = "host"
+OVERLAY_PREFIX = "mooring-"
+# Which interfaces the libraries that train over several nodes talk through, unless the user says so. Left to
+# themselves, NCCL takes all that it finds, and Gloo the one of the container's own name.
+_INTERFACES: Mapping[str, Mapping[str, str]] = {
+    # A member's only network is its first interface; the way out of the node, which Docker adds, is another.
+    "overlay": {"NCCL_SOCKET_IFNAME": "eth0", "GLOO_SOCKET_IFNAME": "eth0"},
+    "host": {"NCCL_SOCKET_IFNAME": f"^lo,docker,br-,veth,{BRIDGE_PREFIX}"},
+}
 
 # R7. The standard ones are enough for apt, pip and sshd as root; never NET_RAW, MKNOD or SYS_ADMIN.
 CAPABILITIES: Mapping[SecurityProfile, tuple[str, ...]] = {
@@ -52,7 +69,7 @@ _DEVICE_ENV = {
     "NVIDIA_NVSWITCH",
     "NVIDIA_GDRCOPY",
 }
-_DEVICE_ENV_PREFIX = "DOCKER_RESOURCE_"
+_DEVICE_ENV_PREFIXES = ("DOCKER_RESOURCE_", "CUDA_MPS_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +101,21 @@ class Abilities:
     cdi_devices: frozenset[str] = frozenset()  # qualified names, as `docker info` lists them
     has_init: bool = True
     simulated_gpus: bool = False
+    mps: Mps = field(default_factory=Mps)
+
+
+def abilities_of(info: Mapping[str, Any], *, simulated_gpus: bool, mps: Mps | None = None) -> Abilities:
+    """What `docker info` says the engine can do."""
+    devices = [device.get("ID", "") for device in info.get("DiscoveredDevices") or []]
+    # Its version could not be read: docker-init (Debian: package tini) is not there, and a start with it
+    # would fail.
+    init_commit = (info.get("InitCommit") or {}).get("ID")
+    return Abilities(
+        cdi_devices=frozenset(device for device in devices if device.startswith(f"{CDI_KIND}=")),
+        has_init=init_commit != "N/A",
+        simulated_gpus=simulated_gpus,
+        mps=mps or Mps(),
+    )
 
 
 def container_name(instance_id: str, attempt: int) -> str:
@@ -108,7 +140,7 @@ def container_config(
     spec = assignment.spec
     return {
         "Image": image.id,  # by id: a tag may have moved since its environment was read
-        "Hostname": assignment.name,
+        "Hostname": assignment.group.hostname if assignment.group else assignment.name,
         "Entrypoint": spec.entrypoint,
         "Cmd": spec.command,
         "WorkingDir": spec.working_dir or "",
@@ -119,26 +151,50 @@ def container_config(
         "Tty": False,
         "OpenStdin": False,
         "HostConfig": _host_config(assignment, abilities, limits),
-        # Beside the name that Docker gives them, containers of one project know each other by the instance's.
-        "NetworkingConfig": {
-            "EndpointsConfig": {network_name(assignment.project_id): {"Aliases": [assignment.name]}}
-        },
+        "NetworkingConfig": _networking(assignment),
     }
+
+
+def attached_to(assignment: Assignment) -> str:
+    """The one network that its container is on.
+
+    A member is on its group's overlay alone. Docker joins two networks in any order, and with it changes
+    which interface is the first, and which address is that of the container's own name.
+
+    Raises:
+        StartRefused: the control plane did not name it, or not as ours are named.
+    """
+    group = assignment.group
+    if group is None or group.network == "bridge":
+        return network_name(assignment.project_id)
+    if group.network == "host":
+        return HOST_NETWORK
+    # By another name it might be the engine's `host`, or somebody else's network.
+    if not (group.overlay_name or "").startswith(OVERLAY_PREFIX):
+        message = f"the control plane named no network of its group: {group.overlay_name}"
+        raise StartRefused(Reason(code="network_unavailable", message=message))
+    return str(group.overlay_name)
 
 
 def environment(assignment: Assignment, image: Image, abilities: Abilities) -> list[str]:
     """The user's variables, then ours; the engine adds the image's where neither names them."""
+    devices = devices_of(assignment)
     baked = (entry.split("=", 1)[0] for entry in image.env)
-    taken_away = [name for name in baked if name in _DEVICE_ENV or name.startswith(_DEVICE_ENV_PREFIX)]
+    bad = [name for name in baked if name in _DEVICE_ENV or name.startswith(_DEVICE_ENV_PREFIXES)]
     given = {name: value for name, value in assignment.spec.env.items() if isinstance(value, str)}
     ours = {
-        VISIBLE_DEVICES: visible_devices(assignment.gpu_uuids, abilities),
+        VISIBLE_DEVICES: visible_devices(devices.gpu_uuids, abilities),
         "MOORING_INSTANCE_ID": assignment.instance_id,
         "MOORING_INSTANCE_NAME": assignment.name,
     }
-    if abilities.simulated_gpus and assignment.gpu_uuids:
-        ours["MOORING_SIMULATED_GPUS"] = ",".join(assignment.gpu_uuids)
-    variables = given | secret_values(assignment) | ours
+    if abilities.simulated_gpus and devices.gpu_uuids:
+        ours["MOORING_SIMULATED_GPUS"] = ",".join(devices.gpu_uuids)
+    if devices.share and (daemon := _mps_daemon(devices, abilities)):
+        ours |= daemon.environment(devices.share)
+    group = assignment.group
+    defaults, rendezvous = (_INTERFACES.get(group.network, {}), group.env) if group else ({}, {})
+    variables = {**defaults, **given, **secret_values(assignment), **rendezvous, **ours}
+    taken_away = [name for name in bad if name not in variables]
     return [*(f"{name}={value}" for name, value in variables.items()), *taken_away]
 
 
@@ -158,9 +214,20 @@ def device_requests(uuids: Sequence[str], abilities: Abilities) -> list[dict[str
     return [{"Driver": "nvidia", "DeviceIDs": list(uuids), "Capabilities": [["gpu", "compute", "utility"]]}]
 
 
+def share_label(share: Share) -> str:
+    return f"{share.isolation}/{share.milli}/{share.memory_mib}"
+
+
+def _mps_daemon(devices: Devices, abilities: Abilities) -> Daemon | None:
+    """None: the container has nothing to do with MPS."""
+    if devices.share is None or devices.share.isolation != "mps" or abilities.simulated_gpus:
+        return None
+    return abilities.mps.of(devices.gpu_uuids[0])
+
+
 def labels(assignment: Assignment, image: Image, control_plane_id: str) -> dict[str, str]:
     """The agent's memory: all that it must know about a container after a restart."""
-    secret_env = ",".join(sorted(secret_values(assignment)))
+    devices, secret_env = devices_of(assignment), ",".join(sorted(secret_values(assignment)))
     return {
         INSTANCE: assignment.instance_id,
         ATTEMPT: str(assignment.attempt),
@@ -168,17 +235,30 @@ def labels(assignment: Assignment, image: Image, control_plane_id: str) -> dict[
         PROJECT: assignment.project_id,
         f"{LABEL}generation": str(assignment.generation),
         SPEC: spec_hash(assignment),
-        GPUS: ",".join(assignment.gpu_uuids),
+        GPUS: ",".join(devices.gpu_uuids),
+        **({CARDS: ",".join(devices.cards)} if devices.cards else {}),
+        **({SHARE: share_label(devices.share)} if devices.share else {}),
         IMAGE: image.digest or "",
         CONTROL_PLANE: control_plane_id,
         **({SECRET_ENV: secret_env} if secret_env else {}),
+        **(_group_labels(assignment, assignment.group) if assignment.group else {}),
     }
+
+
+def _group_labels(assignment: Assignment, group: GroupMembership) -> dict[str, str]:
+    ports = ",".join(_port(port.container, port.protocol) for port in assignment.spec.ports)
+    return {GROUP: group.group_id, **({HOST_PORTS: ports} if ports and group.network == "host" else {})}
 
 
 def spec_hash(assignment: Assignment) -> str:
     """Tells two specs apart; defaults are left out, so that a release with new fields agrees."""
     asked = assignment.spec.model_dump(mode="json", exclude_defaults=True)
-    given = [assignment.gpu_uuids, assignment.cpus, assignment.memory_mib]
+    devices = devices_of(assignment)
+    given: list[Any] = [list(devices.gpu_uuids), assignment.cpus, assignment.memory_mib]
+    if devices.share:
+        given.append(share_label(devices.share))
+    if assignment.group is not None:
+        given += [attached_to(assignment), assignment.group.hostname]
     return hashlib.sha256(json.dumps([asked, given], sort_keys=True).encode()).hexdigest()
 
 
@@ -191,8 +271,8 @@ def command_line(spec: InstanceSpec, image: Image) -> list[str]:
 
 
 def _host_config(assignment: Assignment, abilities: Abilities, limits: Limits) -> dict[str, Any]:
-    spec = assignment.spec
-    memory = assignment.memory_mib * 2**20
+    spec, devices = assignment.spec, devices_of(assignment)
+    memory, daemon = assignment.memory_mib * 2**20, _mps_daemon(devices, abilities)
     return {
         # R2: a default runtime `nvidia` would give every GPU to an image that bakes in `all`.
         "Runtime": limits.runtime,
@@ -200,7 +280,7 @@ def _host_config(assignment: Assignment, abilities: Abilities, limits: Limits) -
         "CapDrop": ["ALL"],
         "CapAdd": list(CAPABILITIES[assignment.security_profile]),
         "SecurityOpt": ["no-new-privileges:true"],
-        "NetworkMode": network_name(assignment.project_id),
+        "NetworkMode": attached_to(assignment),
         "IpcMode": "private",
         "Memory": memory,
         "MemorySwap": memory,  # the same number: no swap at all
@@ -215,10 +295,22 @@ def _host_config(assignment: Assignment, abilities: Abilities, limits: Limits) -
         "RestartPolicy": {"Name": "no"},  # restarts are the agent's: it must count and report them
         "Init": abilities.has_init,
         "PortBindings": {
-            _port(port.container, port.protocol): [{"HostIp": "", "HostPort": ""}] for port in spec.ports
+            _port(port.container, port.protocol): [{"HostIp": "", "HostPort": ""}]
+            for port in spec.ports
+            if attached_to(assignment) != HOST_NETWORK  # where each is a port of the node as it is
         },
-        "DeviceRequests": device_requests(assignment.gpu_uuids, abilities),
+        "DeviceRequests": device_requests(devices.gpu_uuids, abilities),
+        **({"Mounts": daemon.mounts()} if daemon else {}),
     }
+
+
+def _networking(assignment: Assignment) -> dict[str, Any]:
+    """Beside the name that Docker gives them, containers know each other by instance and by member."""
+    network = attached_to(assignment)
+    if network == HOST_NETWORK:
+        return {}
+    names = [assignment.name, *([assignment.group.hostname] if assignment.group else [])]
+    return {"EndpointsConfig": {network: {"Aliases": list(dict.fromkeys(names))}}}
 
 
 def _has_cdi_for(uuids: Sequence[str], abilities: Abilities) -> bool:

@@ -95,6 +95,10 @@ class Engine:
         with engine_call("stop"):
             self._client().stop(container, timeout=timeout_s)
 
+    def kill(self, container: str) -> None:
+        with engine_call("kill"):
+            self._client().kill(container)
+
     def wait(self, container: str, timeout_s: float) -> None:
         with engine_call("wait"):
             self._client().wait(container, timeout=timeout_s)  # type: ignore[arg-type]  # a float is fine

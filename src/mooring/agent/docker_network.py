@@ -1,29 +1,96 @@
 """R10: one bridge network per project and node, made when first needed, removed when nothing is left on it.
 
 Members of a project find one another by the instance's name, in Docker's own name server. IPv6 stays off.
+Those of a group may be on its overlay, or on their node's own network, in place of their project's.
 """
 
 import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from mooring.agent.docker_create import CONTROL_PLANE, INSTANCE, PROJECT, bridge_name, network_name
+from mooring.agent.docker_create import (
+    CONTROL_PLANE,
+    HOST_NETWORK,
+    INSTANCE,
+    PROJECT,
+    attached_to,
+    bridge_name,
+    network_name,
+)
 from mooring.agent.docker_engine import Document, Engine, is_gone
 from mooring.agent.docker_errors import EngineRefused, start_failure
-from mooring.agent.runtime import StartRefused
+from mooring.agent.docker_overlay import BRIDGE_OPTION, Overlays, waiting
+from mooring.agent.runtime import RuntimeUnavailable, StartDelayed, StartRefused
 from mooring.core.instance import Reason
+from mooring.core.node import SwarmFacts
+from mooring.schemas.agent import Assignment
 
-BRIDGE_OPTION: Final = "com.docker.network.bridge.name"
 _NO_RANGE_LEFT: Final = "network_unavailable"
 _CONFLICTS: Final = {403, 409}  # its interface exists, or its name
 _APPEARS_WITHIN_S: Final = 5.0
 _LOOK_AGAIN_S: Final = 0.05
 
 log = logging.getLogger(__name__)
+
+
+# The bridges that must be covered -> why nothing may be started without the rules.
+Isolate = Callable[[Collection[str]], Reason | None]
+
+
+class Attachments:
+    """Where containers are attached, with the rules around it. May be called from any thread.
+
+    Args:
+        swarm: the swarm that the engine is in.
+        isolate: makes the rules around these bridges, or says why it cannot.
+    """
+
+    def __init__(self, engine: Engine, swarm: Callable[[], SwarmFacts | None], isolate: Isolate) -> None:
+        self.networks, self.overlays = Networks(engine), Overlays(engine)
+        self._swarm, self._isolate = swarm, isolate
+        # Yet, in this process: rules do not outlive a reboot, networks do.
+        self._covered: frozenset[str] | None = None
+
+    def guard(self, control_plane_id: str | None) -> Reason | None:
+        """Why nothing may be started here: containers cannot be kept from what they must not reach."""
+        bridges = set() if control_plane_id is None else set(self.networks.bridges(control_plane_id))
+        if self._swarm() is not None and (gateway := self.overlays.gateway()) is not None:
+            bridges.add(gateway)
+        reason = self._isolate(sorted(bridges))
+        self._covered = frozenset(bridges) if reason is None else None
+        return reason
+
+    @contextmanager
+    def of(self, assignment: Assignment, control_plane_id: str) -> Iterator[None]:
+        """The network of this container, as far as it is this node's to make, with the rules around it.
+
+        Raises:
+            StartRefused: it cannot be had.
+            RuntimeUnavailable: to be tried again; if for want of rules, the next look at the node says why.
+        """
+        where = attached_to(assignment)
+        if where == HOST_NETWORK:  # no rule of ours holds there
+            yield
+        elif where == network_name(assignment.project_id):
+            with self.networks.held(assignment.project_id, control_plane_id) as is_new:
+                if is_new or self._covered is None:
+                    self._cover(control_plane_id)
+                yield
+        else:
+            if self._swarm() is None:
+                raise StartDelayed(waiting("its group's network needs this node's Docker to be in a swarm"))
+            self.overlays.refuse_others(where, control_plane_id)
+            if self.overlays.ensure_gateway() not in (self._covered or ()):
+                self._cover(control_plane_id)
+            yield
+
+    def _cover(self, control_plane_id: str) -> None:
+        if (reason := self.guard(control_plane_id)) is not None:
+            raise RuntimeUnavailable(reason.message)
 
 
 class Networks:

@@ -4,9 +4,20 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from mooring.agent.docker_create import ATTEMPT, CONTROL_PLANE, GPUS, IMAGE, INSTANCE
+from mooring.agent.devices import Share
+from mooring.agent.docker_create import (
+    ATTEMPT,
+    CARDS,
+    CONTROL_PLANE,
+    GPUS,
+    HOST_PORTS,
+    IMAGE,
+    INSTANCE,
+    PROJECT,
+    SHARE,
+)
 from mooring.agent.docker_engine import Document, Engine
 from mooring.agent.docker_errors import EngineRefused
 from mooring.agent.runtime import Container
@@ -61,12 +72,10 @@ class Observer:
                 return None
             raise
 
-    def holds(self, gpu_uuid: str) -> bool:
-        """Whether a container that ran at the last listing holds this GPU."""
-        known = list(self._known.values())
-        return any(
-            gpu_uuid in seen.container.gpu_uuids for seen in known if seen.container.status == "running"
-        )
+    def on(self, gpu_uuid: str) -> list[Container]:
+        """The containers that ran at the last listing with this GPU or MIG device."""
+        seen = [known.container for known in list(self._known.values())]
+        return [one for one in seen if one.status == "running" and gpu_uuid in one.gpu_uuids]
 
     def forget(self, container_id: str) -> None:
         """It was changed by us, perhaps back into what it looked like before."""
@@ -111,19 +120,33 @@ def container_of(inspected: Document, address: str) -> Container:
         attempt=int(labels[ATTEMPT]),
         container_id=inspected["Id"],
         status=state["Status"],
-        gpu_uuids=gpus_of(labels),
+        gpu_uuids=_listed(labels, GPUS),
+        cards=_listed(labels, CARDS),
+        share=share_of(labels),
         exit_code=state["ExitCode"] if ended else None,
         oom_killed=bool(state.get("OOMKilled")),
         error=Withheld.of_container(inspected).mask(state.get("Error") or "") or None,
         started_at=_time(state["StartedAt"]),
         finished_at=_time(state["FinishedAt"]) if ended else None,
         image_digest=labels.get(IMAGE) or None,
-        endpoints=_endpoints(inspected["NetworkSettings"].get("Ports") or {}, address),
+        endpoints=(
+            _endpoints(inspected["NetworkSettings"].get("Ports") or {}, address)
+            or _host_endpoints(labels.get(HOST_PORTS, ""), address)
+        ),
     )
 
 
-def gpus_of(labels: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(filter(None, labels.get(GPUS, "").split(",")))
+def share_of(labels: Mapping[str, str]) -> Share | None:
+    """None where the container has whole cards, MIG devices or nothing."""
+    parts = re.fullmatch(r"(mps|shared)/(\d+)/(\d+)", labels.get(SHARE, ""))
+    if parts is None:
+        return None
+    isolation: Literal["mps", "shared"] = "mps" if parts[1] == "mps" else "shared"
+    return Share(isolation, int(parts[2]), int(parts[3]), labels.get(PROJECT, ""))
+
+
+def _listed(labels: Mapping[str, str], name: str) -> tuple[str, ...]:
+    return tuple(filter(None, labels.get(name, "").split(",")))
 
 
 def _looks(entry: Document) -> tuple[str, str]:
@@ -142,6 +165,15 @@ def _endpoints(ports: Mapping[str, Any], address: str) -> tuple[Endpoint, ...]:
             port = int(bound[0]["HostPort"])
             found.append(Endpoint(container=int(number), protocol=protocol, host=address, port=port))
     return tuple(found)
+
+
+def _host_endpoints(ports: str, address: str) -> tuple[Endpoint, ...]:
+    """On its host's network a container listens on the ports that it asked for."""
+    named = [port.split("/") for port in sorted(filter(None, ports.split(",")))]
+    return tuple(
+        Endpoint.model_validate({"container": number, "protocol": protocol, "host": address, "port": number})
+        for number, protocol in named
+    )
 
 
 def _orphan(entry: Document) -> Orphan:

@@ -1,10 +1,13 @@
 """R10 on the node: what containers may not reach, as rules of the kernel's packet filter.
 
-    FORWARD ─> DOCKER-USER ─> MOORING-FORWARD   other projects, link-local (cloud metadata), management
+    FORWARD ─> DOCKER-USER ─> MOORING-FORWARD   other projects, link-local (cloud metadata), management,
+                                                the insides of groups' networks
     INPUT ──────────────────> MOORING-INPUT     the node itself, by whichever of its addresses
 
 The rules go by the name of the bridge that a packet comes in through: they stay the same as projects come and
 go. What somebody outside began is answered: published ports work, also for whom containers may not call.
+
+Members of groups on an overlay leave a node by one bridge for all of them, which has a name of its own.
 """
 
 import logging
@@ -13,6 +16,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from pathlib import Path
@@ -29,10 +33,13 @@ INPUT_CHAIN: Final = "MOORING-INPUT"
 DOCKER_CHAIN: Final = "DOCKER-USER"
 METADATA: Final[dict[int, str]] = {4: "169.254.0.0/16", 6: "fd00:ec2::254/128"}
 
-_FROM: Final = f"-i {BRIDGE_PREFIX}+"
-_ANSWERS: Final = f"{_FROM} -m conntrack --ctstate RELATED,ESTABLISHED --ctdir REPLY -j RETURN"
+# A node takes what comes to this port for a packet of the overlay that it says it is of, whoever sent it.
+VXLAN_PORT: Final = 4789
+
+_OURS: Final = f"{BRIDGE_PREFIX}+"
+_ANSWERS: Final = "-m conntrack --ctstate RELATED,ESTABLISHED --ctdir REPLY -j RETURN"
 _NEIGHBOURS: Final = [
-    f"{_FROM} -p ipv6-icmp -m icmp6 --icmpv6-type {kind} -j RETURN"
+    f"-p ipv6-icmp -m icmp6 --icmpv6-type {kind} -j RETURN"
     for kind in ("neighbour-solicitation", "neighbour-advertisement")
 ]
 _PROGRAMS: Final = {4: "iptables", 6: "ip6tables"}
@@ -50,31 +57,56 @@ class FirewallUnavailable(Exception):
     """The rules cannot be made here; the text says why and what mends it."""
 
 
-def forward_rules(version: int, management: Iterable[Network]) -> list[str]:
-    """What containers may reach through this machine; one family's, in iptables' words without `-A`."""
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What the rules are made from."""
+
+    management: frozenset[Network]
+    gateways: tuple[str, ...]
+
+
+def forward_rules(version: int, management: Iterable[Network], gateways: Collection[str] = ()) -> list[str]:
+    """What containers may reach through this machine; one family's, in iptables' words without `-A`.
+
+    Args:
+        gateways: bridges that members of all projects' groups share; nobody is meant to meet there.
+    """
     barred = [METADATA[version], *(str(network) for network in management if network.version == version)]
+    sources = [f"-i {bridge}" for bridge in (_OURS, *gateways)]
     return [
         # Between two bridges. Members of one project meet on theirs, which is not routed.
-        f"{_FROM} -o {BRIDGE_PREFIX}+ -m physdev ! --physdev-is-bridged -j DROP",
-        _ANSWERS,
-        *(f"{_FROM} -d {network} -j DROP" for network in barred),
+        f"-i {_OURS} -o {_OURS} -m physdev ! --physdev-is-bridged -j DROP",
+        *(
+            f"-i {one} -o {other} -j DROP"
+            for gateway in gateways
+            for one, other in ((_OURS, gateway), (gateway, _OURS), *((gateway, each) for each in gateways))
+        ),
+        *(f"{source} -p udp -m udp --dport {VXLAN_PORT} -j DROP" for source in sources),
+        *(f"{source} {_ANSWERS}" for source in sources),
+        *(f"{source} -d {network} -j DROP" for source in sources for network in barred),
     ]
 
 
-def input_rules(version: int) -> list[str]:
+def input_rules(version: int, gateways: Collection[str] = ()) -> list[str]:
     """What containers may reach of this machine: nothing. Docker's name server is inside theirs."""
-    return [_ANSWERS, *(_NEIGHBOURS if version == 6 else ()), f"{_FROM} -j DROP"]
+    allowed = [_ANSWERS, *(_NEIGHBOURS if version == 6 else ())]
+    return [f"-i {bridge} {rule}" for bridge in (_OURS, *gateways) for rule in (*allowed, "-j DROP")]
 
 
-def restore_script(version: int, listing: Sequence[str], management: Iterable[Network]) -> str:
+def restore_script(
+    version: int,
+    listing: Sequence[str],
+    management: Iterable[Network],
+    gateways: Collection[str] = (),
+) -> str:
     """Input of `iptables-restore --noflush`, which sets both chains and the jumps to them at one stroke.
 
     Args:
         listing: what `iptables -S` says now; jumps that are there are moved to where they must be.
     """
     lines = ["*filter", f":{FORWARD_CHAIN} - [0:0]", f":{INPUT_CHAIN} - [0:0]"]
-    lines += [f"-A {FORWARD_CHAIN} {rule}" for rule in forward_rules(version, management)]
-    lines += [f"-A {INPUT_CHAIN} {rule}" for rule in input_rules(version)]
+    lines += [f"-A {FORWARD_CHAIN} {rule}" for rule in forward_rules(version, management, gateways)]
+    lines += [f"-A {INPUT_CHAIN} {rule}" for rule in input_rules(version, gateways)]
     for chain, target in _jumps(listing):
         lines += [f"-D {chain} -j {target}"] * listing.count(f"-A {chain} -j {target}")
         lines += [f"-I {chain} 1 -j {target}"]
@@ -102,21 +134,22 @@ class Firewall:
     ) -> None:
         self._management, self._enter, self._program_path = management, tuple(enter), program_path
         self._lock = threading.Lock()
-        self._set: dict[int, tuple[frozenset[Network], list[str]]] = {}  # per family: asked for, and listed
+        self._set: dict[int, tuple[_Wanted, list[str]]] = {}  # per family: asked for, and listed
 
     def stand(self, bridges: Collection[str]) -> None:
         """Make the rules where they are not as they should be: at the start, and after others' flushes.
 
         Args:
-            bridges: of our networks. Docker's own rules name each; where they do not, those are not the rules
-                that the containers' packets meet.
+            bridges: of our networks, and of Docker's for all overlays. Docker's own rules name each; where
+                they do not, those are not the rules that the containers' packets meet.
 
         Raises:
             FirewallUnavailable
         """
         with self._lock:
             variant = self._variant(bridges)
-            wanted = frozenset(self._management())
+            gateways = tuple(sorted(bridge for bridge in bridges if not bridge.startswith(BRIDGE_PREFIX)))
+            wanted = _Wanted(frozenset(self._management()), gateways)
             for version in _families():
                 self._stand(version, variant, wanted)
 
@@ -130,12 +163,13 @@ class Firewall:
         listings = [self._listing(version, variant) for version in _families()]
         return all(_is_jumped_to(listing) and _rules(listing) for listing in listings)
 
-    def _stand(self, version: int, variant: str, wanted: frozenset[Network]) -> None:
+    def _stand(self, version: int, variant: str, wanted: _Wanted) -> None:
         for tries_left in reversed(range(_TRIES)):
             listing = self._listing(version, variant)
             if _is_jumped_to(listing) and self._set.get(version) == (wanted, _rules(listing)):
                 return
-            script = restore_script(version, listing, sorted(wanted, key=str))
+            management = sorted(wanted.management, key=str)
+            script = restore_script(version, listing, management, wanted.gateways)
             try:
                 self._run([f"{_PROGRAMS[version]}{variant}-restore", "-w", _LOCK_WAIT_S, "--noflush"], script)
             except FirewallUnavailable:

@@ -40,6 +40,15 @@ class Process(TypedDict):
     pid: int  # of the host
     name: str | None
     memory_used_mib: int | None
+    mig_uuid: str | None  # the MIG device that it runs on; null on a card without
+
+
+class MigSample(TypedDict):
+    """The memory of one MIG device; more is not told of it."""
+
+    uuid: str
+    memory_used_mib: int | None
+    memory_total_mib: int | None
 
 
 class Sample(TypedDict):
@@ -59,7 +68,8 @@ class Sample(TypedDict):
     memory_clock_mhz: int | None
     fan_pct: float | None
     energy_j: float | None  # since the driver was loaded
-    processes: list[Process] | None
+    processes: list[Process] | None  # of its MIG devices, where it has some
+    mig_devices: list[MigSample]
 
 
 class Xid(TypedDict):

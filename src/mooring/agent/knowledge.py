@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Any, Final
 
 from mooring.agent import reconcile, report
+from mooring.agent.devices import Share, all_claimed
 from mooring.agent.reconcile import ENDED, Doing, Key, Pause, Plan, Restarts, Work, key_of
 from mooring.agent.runtime import Container
 from mooring.core.instance import Reason
@@ -72,6 +73,7 @@ class Knowledge:
         self._waiting: dict[Key, Reason] = {}
         self._holders: dict[Key, Container] = {}  # of cards, until those are seen to be idle
         self._released: set[Key] = set()  # ended, and seen to
+        self._expelled: dict[Key, Reason] = {}  # whom the watchdog ends, until nothing of them is left
         self._ran_when_engine_left: set[Key] = set()
         self._engine_ended: set[Key] = set()
         # Every change that work makes is numbered, so that a listing begun before it cannot undo it.
@@ -130,6 +132,11 @@ class Knowledge:
         self._note_engine_restart(seen)
         self.containers, self._strangers = seen, strangers
         self._released &= seen.keys()
+        self._expelled = {
+            key: reason
+            for key, reason in self._expelled.items()
+            if key in seen and not _ended_itself(seen[key])
+        }
         for key, container in seen.items():
             self._note_holder(key, container)
         self._began |= {key for key, container in seen.items() if container.status != NEVER_RAN}
@@ -159,15 +166,17 @@ class Knowledge:
             key: container
             for key, container in now.items()
             if not (key in there and reconcile.is_live(container))
-            and not (key in there and reconcile.will_restart(self._assignments.get(key), container))
+            and not (key in there and self._will_restart(key, container))
         }
+
+    def _will_restart(self, key: Key, container: Container) -> bool:
+        return key not in self._expelled and reconcile.will_restart(self._assignments.get(key), container)
 
     def gpus_in_use(self) -> set[str] | None:
         """The cards that an instance has, or may have; None: unknown."""
         if self.containers is None:
             return None
-        held = {uuid for container in self._holders.values() for uuid in container.gpu_uuids}
-        return held.union(*(job.work.gpu_uuids for job in self._jobs.values()))
+        return all_claimed([*self._holders.values(), *(job.work for job in self._jobs.values())])
 
     def _note_engine_restart(self, seen: dict[Key, Container]) -> None:
         """Dockerd without live-restore kills what ran, with 137, when it comes back."""
@@ -195,20 +204,45 @@ class Knowledge:
                 restarts=self._restarts,
                 unreleased=self._unreleased(),
                 problem=self.problem,
+                expelled=self._expelled.keys(),
             )
         )
         self._restarts, self._waiting = dict(plan.restarts), dict(plan.waiting)
         return plan
 
-    def begin(self, key: Key, doing: Doing, gpu_uuids: Iterable[str]) -> threading.Event:
+    def begin(
+        self,
+        key: Key,
+        doing: Doing,
+        gpu_uuids: Iterable[str],
+        *,
+        cards: tuple[str, ...] = (),
+        share: Share | None = None,
+    ) -> threading.Event:
         """Note that work has begun; the event tells its thread to give up."""
-        job = self._jobs[key] = _Job(Work(doing, tuple(gpu_uuids)))
+        job = self._jobs[key] = _Job(Work(doing, tuple(gpu_uuids), cards=cards, share=share))
         return job.cancel
 
     def cancel(self, key: Key) -> None:
         job = self._jobs[key]
         job.work = replace(job.work, cancelled=True)
         job.cancel.set()
+
+    def expel(self, key: Key, reason: Reason) -> None:
+        """This one may not go on. Its own policy does not start it again: it would do the same again."""
+        container = (self.containers or {}).get(key)
+        if container is not None and reconcile.is_live(container):
+            log.error("%s/%s is ended, %s: %s", *key, reason.code, reason.message)
+            self._expelled[key] = reason
+
+    def watched(self) -> list[Container]:
+        """Running containers that have a part of a card only."""
+        live = filter(reconcile.is_live, (self.containers or {}).values())
+        return [
+            container
+            for container in live
+            if (container.share or container.cards) and key_of(container) not in self._expelled
+        ]
 
     # --- what became of work
 
@@ -277,6 +311,7 @@ class Knowledge:
             restarts=self._restarts,
             unreleased=self._unreleased(),
             engine_ended=self._engine_ended,
+            expelled=self._expelled,
         )
         # Before the first answer nothing can be told to be an orphan.
         ours = report.orphans(known, self.control_plane_id) if self.generation else []
@@ -292,6 +327,11 @@ class Knowledge:
 def _forget_others(notes: dict[Key, Any], kept: Mapping[Key, object]) -> None:
     for key in [key for key in notes if key not in kept]:
         del notes[key]
+
+
+def _ended_itself(container: Container) -> bool:
+    """Before it could be killed."""
+    return container.status in ENDED and container.exit_code != report.SIGKILLED
 
 
 def _put(containers: dict[Key, Container], key: Key, container: Container | None) -> None:

@@ -2,7 +2,8 @@
 
     eye (run)   listing, every 15 s and at the engine's hints ──┐
     ear, mouth  answers of the control plane ───────────────────┼─> Knowledge ─> plan ─> hands
-    hands       what became of each action ─────────────────────┘        └─> picture ─> next report
+    hands       what became of each action ─────────────────────┤        └─> picture ─> next report
+    watchdog    who may not go on, while cards are shared ──────┘
 
 Whoever brings news decides at once, in its own thread and under one lock: nothing under it waits for the
 engine or the network, and a start begins within a millisecond of the answer that asked for it.
@@ -12,6 +13,7 @@ import logging
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from mooring.agent.control_plane import ControlPlane
@@ -19,11 +21,13 @@ from mooring.agent.exchange import Exchange, Report
 from mooring.agent.gpus import GpuReader
 from mooring.agent.hands import Change, Crew, Hands
 from mooring.agent.knowledge import Knowledge, Picture, Verdict
+from mooring.agent.reconcile import Key
 from mooring.agent.release import RELEASE_WITHIN_S, ReleaseGate
 from mooring.agent.runtime import Runtime, RuntimeFacts, RuntimeUnavailable
 from mooring.agent.state import Identity, NodeState
 from mooring.agent.streams import Streams
 from mooring.agent.telemetry import ContainerOf, Machine, Telemetry, gpu_problem, node_facts, unknown_engine
+from mooring.agent.watchdog import LOOK_EVERY_S, Watchdog
 from mooring.core.instance import Reason
 from mooring.schemas.agent import SessionAnswer, SyncAnswer, SyncRequest
 
@@ -77,6 +81,8 @@ class Agent:
         self._look_at = 0.0
         self._exit_code = 0
         self._gate = ReleaseGate(gpus, container_of, release_within_s)
+        self._watchdog = Watchdog(gpus, container_of)
+        self._watch_wanted = threading.Event()  # while there is somebody to watch
         self._hands = Hands(runtime, crew, self._tell, self._telemetry.distrust, self._gate)
         self._streams = Streams(runtime, control_plane, self._knowledge.container, crew.streams)
         self._control_plane = control_plane
@@ -93,6 +99,7 @@ class Agent:
     def run(self) -> int:
         """The process's exit code: 0 after `stop`, 3 when taken over, 4 when the credential is refused."""
         threading.Thread(target=self._watch_engine, name="engine-hints", daemon=True).start()
+        threading.Thread(target=self._watch_shares, name="watchdog", daemon=True).start()
         self._exchange.start()
         while not self._ended.is_set():
             if self._look_wanted or time.monotonic() >= self._look_at:
@@ -114,6 +121,7 @@ class Agent:
                 self._exit_code = exit_code
                 self._ended.set()
         self._wake.set()
+        self._watch_wanted.set()
         self._looked.set()
         self._exchange.hush()
 
@@ -199,6 +207,21 @@ class Agent:
             self._knowledge.problem = facts.problem
         return facts != before
 
+    # --- the watchdog
+
+    def _watch_shares(self) -> None:
+        while self._watch_wanted.wait() and not self._ended.is_set():
+            with self._lock:
+                watched = self._knowledge.watched()
+            try:
+                found = self._watchdog.look(watched)
+            except Exception:
+                log.exception("shares of GPUs could not be looked at")
+                found = []
+            for key, reason in found:
+                self._tell(partial(_expel, key, reason))
+            self._ended.wait(LOOK_EVERY_S)
+
     # --- decisions
 
     def _tell(self, change: Change, *, look: bool = False, hurry: bool = True, always: bool = False) -> None:
@@ -219,6 +242,10 @@ class Agent:
         for action in plan.actions if plan else ():
             self._hands.do(action, self._knowledge)
         self._set_due(plan.due if plan else None)
+        if not self._knowledge.watched():
+            self._watch_wanted.clear()
+        elif not self._watch_wanted.is_set():
+            self._watch_wanted.set()
         before, self._picture = self._picture, self._knowledge.picture()
         return (before.instances, before.orphans) != (self._picture.instances, self._picture.orphans)
 
@@ -281,6 +308,9 @@ class Agent:
             if verdict is Verdict.TAKEN:
                 self._save(answer.generation, report.highest)
                 self._decide()
+            manages = (swarm := report.request.facts.swarm) is not None and swarm.manager
+            if verdict is Verdict.TAKEN and manages:  # who did not say so was told of none
+                self._hands.keep_overlays(answer.overlays)
         if verdict is not Verdict.REFUSED:
             self._telemetry.answered(report.request.incidents)
             self._streams.serve(answer.streams)
@@ -297,3 +327,7 @@ class Agent:
             self._saved = False
         else:
             self._saved = True
+
+
+def _expel(key: Key, reason: Reason, known: Knowledge) -> None:
+    known.expel(key, reason)

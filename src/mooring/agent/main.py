@@ -20,6 +20,7 @@ from mooring.agent.firewall import Firewall, Isolation, management_addresses
 from mooring.agent.gpus import GpuReader, NvmlGpuReader, Pace
 from mooring.agent.hands import Crew
 from mooring.agent.loop import Agent
+from mooring.agent.mps import Mps
 from mooring.agent.private_images import PrivateImages
 from mooring.agent.processes import ProcessContainers
 from mooring.agent.runtime import Runtime
@@ -28,6 +29,7 @@ from mooring.agent.simulated import SimulatedRuntime
 from mooring.agent.simulated_gpus import SimulatedGpuReader
 from mooring.agent.state import Identity, NodeState, StateError
 from mooring.agent.telemetry import ContainerOf, Machine
+from mooring.core.simulation import SimulatedFleet
 
 EXIT_NOT_SET_UP: Final = 2
 # A driver without persistence mode takes its time over eight cards; a machine without any answers at once.
@@ -193,7 +195,7 @@ def _plans(settings: AgentSettings, simulate_missing: bool) -> Iterator[Plan]:
     fleets = [fleet for fleet in settings.simulate for _ in range(fleet.nodes)]
     for number, fleet in enumerate(fleets, 1):
         name = f"{settings.node_name or 'sim'}-{number}"
-        made_up = partial(_made_up, settings, gpu_count=fleet.gpus, model=fleet.model)
+        made_up = partial(_made_up, settings, fleet=fleet)
         yield Plan(name, settings.state_dir / name, made_up)
 
 
@@ -218,7 +220,7 @@ def _this_machine(settings: AgentSettings, identity: Identity, *, simulate_missi
         return Parts(_simulated_runtime(machine), gpus, machine, ProcessContainers().container_of)
     log.warning("There is no NVIDIA GPU on this machine either: 8 H100 are SIMULATED")
     gpus.close()
-    return _made_up(settings, identity, gpu_count=SIMULATED_GPUS, model=SIMULATED_MODEL)
+    return _made_up(settings, identity, fleet=SimulatedFleet(1, SIMULATED_GPUS, SIMULATED_MODEL))
 
 
 def _real_parts(state: NodeState, docker: DockerRuntime, gpus: GpuReader) -> frozenset[str]:
@@ -253,6 +255,7 @@ def _docker(settings: AgentSettings, identity: Identity, gpus: GpuReader) -> Doc
         isolate=_isolation(settings).problem,
         private_images=PrivateImages.of_node(NodeState(settings.state_dir)),
         container_runtime=settings.runtime,
+        mps=Mps(settings.mps_pipe_directory, lambda: _cards_to_share(gpus)),
     )
 
 
@@ -271,18 +274,23 @@ def _docker_with_made_up_gpus(settings: AgentSettings, identity: Identity) -> Pa
         private_images=PrivateImages.of_node(NodeState(settings.state_dir)),
         container_runtime=settings.runtime,
     )
-    gpus = SimulatedGpuReader(identity.node_id, SIMULATED_GPUS, SIMULATED_MODEL, busy=docker.holds)
-    return Parts(docker, gpus, machine, lambda _: None)
+    gpus = SimulatedGpuReader(identity.node_id, SIMULATED_GPUS, SIMULATED_MODEL, tenants=docker.tenants)
+    return Parts(docker, gpus, machine, gpus.container_of)
 
 
-def _made_up(settings: AgentSettings, identity: Identity, *, gpu_count: int, model: str) -> Parts:
+def _made_up(settings: AgentSettings, identity: Identity, *, fleet: SimulatedFleet) -> Parts:
     machine = _machine(settings, identity.node_name)
-    size = max(1, gpu_count)
+    size = max(1, fleet.gpus)
     runtime = SimulatedRuntime(
-        cpus=CPUS_PER_GPU * size, memory_mib=MEMORY_MIB_PER_GPU * size, address=machine.address
+        cpus=CPUS_PER_GPU * size,
+        memory_mib=MEMORY_MIB_PER_GPU * size,
+        address=machine.address,
+        mps=fleet.mps,
     )
-    gpus = SimulatedGpuReader(identity.node_id, gpu_count, model, busy=runtime.holds)
-    return Parts(runtime, gpus, machine, lambda _: None)
+    gpus = SimulatedGpuReader(
+        identity.node_id, fleet.gpus, fleet.model, tenants=runtime.tenants, mig=fleet.mig
+    )
+    return Parts(runtime, gpus, machine, gpus.container_of)
 
 
 def _simulated_runtime(machine: Machine) -> SimulatedRuntime:
@@ -311,9 +319,14 @@ def address_towards(url: str) -> str:
 
 def _minor_of(gpus: GpuReader, uuid: str) -> int | None:
     for gpu in gpus.latest().inventory or ():
-        if gpu["uuid"] == uuid:
+        if uuid in {gpu["uuid"], *(device["uuid"] for device in gpu["mig_devices"])}:
             return gpu["minor_number"]
     return None
+
+
+def _cards_to_share(gpus: GpuReader) -> list[str]:
+    """Of a card that is cut up, no shares are given."""
+    return [gpu["uuid"] for gpu in gpus.latest().inventory or () if gpu["mig_mode"] != "enabled"]
 
 
 def _own_token(settings: AgentSettings) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pynvml as nvml  # type: ignore[import-untyped]
 
-from mooring.agent import nvml_inventory
+from mooring.agent import nvml_inventory, nvml_mig
 from mooring.agent.nvml_calls import (
     FAILURES,
     Gpu,
@@ -46,9 +46,19 @@ class Nvml:
     def sample(self) -> dict[str, Any]:
         """One reading of every card; one that is at fault is all nulls, and in `faults`."""
         at = rfc3339(time.time())
-        samples = [sample_of(gpu, at) for gpu in self._gpus]
+        samples = [self._sample(gpu, at) for gpu in self._gpus]
         faults = {gpu.uuid: gpu.fault for gpu in self._gpus if gpu.fault}
         return {"samples": samples, "faults": faults, **self._listener.heard()}
+
+    @staticmethod
+    def _sample(gpu: Gpu, at: str) -> dict[str, Any]:
+        sample = sample_of(gpu, at)
+        if gpu.fault is None:
+            try:
+                nvml_mig.add_to(sample, gpu)
+            except GpuFaultError as fault:
+                gpu.fault = fault.code
+        return sample
 
 
 def _initialise() -> None:

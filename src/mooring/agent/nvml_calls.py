@@ -83,6 +83,7 @@ class Gpu:
         "handle",
         "identity",
         "index",
+        "mig_devices",
         "mig_mode",
         "readings",
         "unsupported",
@@ -96,6 +97,7 @@ class Gpu:
         self.identity: dict[str, Any] = {}
         self.far_ends: dict[int, tuple[int | None, str | None]] = {}  # of NVLink lanes
         self.mig_mode: str | None = None
+        self.mig_devices: list[dict[str, Any]] = []  # of the last inventory
         self.fault: str | None = None  # what the last sample showed
 
     def ask(self, function: Call, *arguments: Any) -> Any:

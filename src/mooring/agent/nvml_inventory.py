@@ -5,7 +5,8 @@ from typing import Any
 
 import pynvml as nvml  # type: ignore[import-untyped]
 
-from mooring.agent.nvml_calls import Gpu, GpuFaultError, ask, device_name, device_uuid, driver_version
+from mooring.agent import nvml_mig
+from mooring.agent.nvml_calls import Gpu, GpuFaultError, ask, device_name, driver_version
 from mooring.agent.nvml_samples import READINGS
 
 Facts = dict[str, Any]
@@ -13,7 +14,7 @@ Link = tuple[int | None, str | None]  # NVML_NVLINK_DEVICE_TYPE_… and the PCI 
 
 NUMA_WORDS = 16  # of 64 bits: more nodes than any machine has
 
-MIG_MODES = {nvml.NVML_DEVICE_MIG_DISABLE: "disabled", nvml.NVML_DEVICE_MIG_ENABLE: "enabled"}
+MIG_MODES = {nvml.NVML_DEVICE_MIG_DISABLE: "disabled", nvml.NVML_DEVICE_MIG_ENABLE: nvml_mig.ENABLED}
 TOPOLOGY = {
     nvml.NVML_TOPOLOGY_INTERNAL: "internal",
     nvml.NVML_TOPOLOGY_SINGLE: "single",
@@ -64,14 +65,15 @@ def read(gpus: list[Gpu]) -> tuple[list[Facts], list[dict[str, Any]]]:
 
 def _facts(gpu: Gpu) -> Facts:
     limit_mw = gpu.ask(nvml.nvmlDeviceGetEnforcedPowerLimit)
+    identity = _remembered(gpu, _identity(gpu))
     return {
         "uuid": gpu.uuid,
         "index": gpu.index,
-        **_remembered(gpu, _identity(gpu)),
+        **identity,
         "nvlink_peers": [],
         "topology": {},
         "mig_mode": _mig_mode(gpu),
-        "mig_devices": _mig_devices(gpu),
+        "mig_devices": nvml_mig.devices(gpu, identity["memory_mib"]),
         "power_limit_w": None if limit_mw is None else limit_mw / 1000,
         "fault": _fault(gpu),
     }
@@ -130,26 +132,6 @@ def _mig_mode(gpu: Gpu) -> str | None:
         gpu.unsupported.clear()
     gpu.mig_mode = mode
     return mode
-
-
-def _mig_devices(gpu: Gpu) -> list[dict[str, Any]]:
-    """The slices of now; their handles are not kept, as the driver uses them again for others."""
-    if gpu.mig_mode != "enabled":
-        return []
-    count = gpu.ask(nvml.nvmlDeviceGetMaxMigDeviceCount) or 0
-    handles = (gpu.ask(nvml.nvmlDeviceGetMigDeviceHandleByIndex, index) for index in range(count))
-    slices = [_mig_device(handle) for handle in handles if handle is not None]
-    return [mig for mig in slices if mig["uuid"]]
-
-
-def _mig_device(handle: Any) -> dict[str, Any]:
-    name = ask(device_name, handle) or "unknown"
-    memory = ask(nvml.nvmlDeviceGetMemoryInfo, handle)
-    return {
-        "uuid": ask(device_uuid, handle),
-        "profile": name.rpartition(" MIG ")[2],  # of "NVIDIA A100-SXM4-40GB MIG 1g.5gb"
-        "memory_mib": None if memory is None else memory.total >> 20,
-    }
 
 
 def _fault(gpu: Gpu) -> str | None:

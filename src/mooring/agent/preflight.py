@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 from mooring.agent.docker_create import CDI_KIND, RUNC
+from mooring.agent.docker_overlay import certificate_of, is_in_swarm, swarm_of
 from mooring.agent.gpu_types import Inventory, NodeFault
 from mooring.core.instance import Reason
 
@@ -148,6 +149,7 @@ def engine_checks(
         _runtime(info, runtime),
         _default_runtime(info),
         _live_restore(info),
+        _swarm(info),
         _cgroups(info, has_gpus=bool(uuids)),
         _init(info),
         _storage(info),
@@ -242,7 +244,19 @@ def _live_restore(info: Info) -> Check:
     if info.get("LiveRestoreEnabled"):
         return Check.fine("live-restore", "on")
     detail = "off: a restart of Docker stops every instance on this node"
+    if is_in_swarm(info):  # Docker takes part in a swarm only without it
+        return Check.warning("live-restore", detail, "leave the swarm, unless groups need its networks")
     return Check.warning("live-restore", detail, 'set "live-restore": true in /etc/docker/daemon.json')
+
+
+def _swarm(info: Info) -> Check:
+    if not is_in_swarm(info):
+        return Check.fine("swarm", "none: groups over several nodes have no network of their own")
+    found = swarm_of(info)
+    if found is not None:
+        return Check.fine("swarm", f"{found.cluster_id}, {'manager' if found.manager else 'worker'}")
+    mend = f"let the agent read {certificate_of(info)}"
+    return Check.warning("swarm", "which one cannot be told, so it is not used", mend)
 
 
 def _cgroups(info: Info, *, has_gpus: bool) -> Check:

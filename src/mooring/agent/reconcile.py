@@ -1,22 +1,23 @@
 """What a node does next, decided from what it should have and what it has. No clock, no threads, no memory.
 
     absent --Start--> created --Start (adopts)--> running --Stop--> exited --Release--> --Remove--> absent
-                                                     ^                 |
+                                                     ^    Kill         |
                                                      `--Restart--------'  the user's policy, after a pause
 
 A container that is neither assigned nor to be removed is never touched.
 """
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from operator import itemgetter
 from typing import Final
 
+from mooring.agent.devices import Devices, Had, Holder, Share, all_claimed, devices_of
 from mooring.agent.runtime import Container
 from mooring.core.instance import Reason
-from mooring.schemas.agent import Assignment, Removal
+from mooring.schemas.agent import Assignment, OverlayNetwork, Removal
 
 Key = tuple[str, int]  # instance id, attempt
 
@@ -40,6 +41,8 @@ class Work:
     doing: Doing
     gpu_uuids: tuple[str, ...] = ()
     cancelled: bool = False
+    cards: tuple[str, ...] = ()
+    share: Share | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,7 @@ class World:
         default_factory=dict
     )  # ended or gone, and their cards not free
     problem: Reason | None = None  # why nothing may be started on this node
+    expelled: Set[Key] = frozenset()  # may not go on: they harm others, or have lost what they were given
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +107,22 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class Kill:
+    """At once: meanwhile its neighbours fail."""
+
+    container: Container
+
+
+@dataclass(frozen=True, slots=True)
 class Release:
-    """See that the cards of a container that has ended are idle (R11), but for those that others have."""
+    """See that the cards of a container that has ended are idle (R11), but for those that others have.
+
+    `beside` is the card that it shared with those who go on: only its own processes must be gone from it.
+    """
 
     container: Container
     gpu_uuids: tuple[str, ...]
+    beside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +130,7 @@ class Remove:
     container: Container
 
 
-Action = Start | Cancel | Restart | Stop | Release | Remove
+Action = Start | Cancel | Restart | Stop | Kill | Release | Remove
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +139,23 @@ class Plan:
     waiting: Mapping[Key, Reason]  # why a wanted start does not happen now
     restarts: Mapping[Key, Restarts]
     due: float | None  # when time alone will make another plan
+
+
+@dataclass(frozen=True, slots=True)
+class OverlayChanges:
+    create: tuple[OverlayNetwork, ...]
+    remove: tuple[str, ...]
+
+
+def overlay_changes(wanted: Iterable[OverlayNetwork], present: Iterable[str]) -> OverlayChanges:
+    """What a manager of a swarm makes and removes, so that its groups have their networks.
+
+    Args:
+        present: the names of those that carry our labels, and so of no others.
+    """
+    named, there = {overlay.name: overlay for overlay in wanted}, set(present)
+    missing = tuple(overlay for name, overlay in sorted(named.items()) if name not in there)
+    return OverlayChanges(missing, tuple(sorted(there - named.keys())))
 
 
 def decide(world: World) -> Plan:
@@ -164,6 +196,10 @@ def _newest_attempt_first(key: Key) -> tuple[str, int]:
 
 def _endings(world: World) -> Iterator[Action]:
     yield from _releases(world)
+    for key in sorted(world.expelled):
+        container = world.containers.get(key)
+        if container is not None and is_live(container) and key not in world.work and not _paused(world, key):
+            yield Kill(container)
     for key, removal in sorted(world.removals.items()):
         yield from _end(world, key, removal.stop_timeout_s, remove=True)
     for key, assignment in sorted(world.assignments.items()):
@@ -175,11 +211,19 @@ def _endings(world: World) -> Iterator[Action]:
 
 
 def _releases(world: World) -> Iterator[Action]:
-    others = {uuid for one in world.containers.values() if is_live(one) for uuid in one.gpu_uuids}
-    others |= {uuid for work in world.work.values() for uuid in work.gpu_uuids}
     for key, container in sorted(world.unreleased.items(), key=itemgetter(0)):
         if key not in world.work and not _paused(world, key):
-            yield Release(container, tuple(uuid for uuid in container.gpu_uuids if uuid not in others))
+            others = _had_by_others(world, key)
+            theirs = tuple(uuid for uuid in container.gpu_uuids if uuid in others)
+            alone = tuple(uuid for uuid in container.gpu_uuids if uuid not in others)
+            yield Release(container, alone, theirs if container.share else ())
+
+
+def _had_by_others(world: World, key: Key) -> set[str]:
+    """Cards and MIG devices that somebody uses or begins to use; who has ended, too, only lets go."""
+    live: list[Holder] = [one for one in world.containers.values() if is_live(one)]
+    working = [work for other, work in world.work.items() if other != key]
+    return all_claimed([*live, *working])
 
 
 def _end(world: World, key: Key, stop_timeout_s: int, *, remove: bool) -> Iterator[Action]:
@@ -188,7 +232,7 @@ def _end(world: World, key: Key, stop_timeout_s: int, *, remove: bool) -> Iterat
         yield from _cancel(key, work)
     elif container is None or container.status == "removing" or _paused(world, key):
         return
-    elif key in world.unreleased:
+    elif key in world.unreleased or (key in world.expelled and is_live(container)):
         return  # one thing after the other
     elif is_live(container):
         yield Stop(container, stop_timeout_s)
@@ -215,7 +259,7 @@ class _Beginnings:
         self.restarts: dict[Key, Restarts] = {}
         self._world = world
         self._attempts: dict[str, Key] = {}
-        self._gpus: dict[str, Key] = {}
+        self._had = Had()
         self._present = _present(world)
 
     def consider(self, key: Key, assignment: Assignment) -> None:
@@ -224,13 +268,13 @@ class _Beginnings:
         if key in self._world.restarts:
             self.restarts[key] = self._world.restarts[key]
         if key in self._world.work:
-            self._hold(key, assignment.gpu_uuids)
+            self._hold(key, [devices_of(assignment)])
             return
         container = self._world.containers.get(key)
-        if container is not None and will_restart(assignment, container):
+        if container is not None and key not in self._world.expelled and will_restart(assignment, container):
             self._restart(key, assignment, container)
         elif self._may_start(key, assignment, container):
-            self._begin(key, _cards(assignment, container), Start(assignment))
+            self._begin(key, _devices(assignment, container), Start(assignment))
 
     def _may_start(self, key: Key, assignment: Assignment, container: Container | None) -> bool:
         if not assignment.may_start:
@@ -243,21 +287,21 @@ class _Beginnings:
         planned = _restart_after(container, self._world.restarts.get(key), self._world.now)
         self.restarts[key] = planned
         if self._world.now >= planned.due:
-            self._begin(key, _cards(assignment, container), Restart(container))
+            self._begin(key, _devices(assignment, container), Restart(container))
 
-    def _begin(self, key: Key, gpu_uuids: list[str], action: Start | Restart) -> None:
-        if obstacle := self._obstacle(key, gpu_uuids):
+    def _begin(self, key: Key, devices: list[Holder], action: Start | Restart) -> None:
+        if obstacle := self._obstacle(key, devices):
             self.waiting[key] = obstacle
         else:
             self.actions.append(action)
-            self._hold(key, gpu_uuids)
+            self._hold(key, devices)
 
-    def _hold(self, key: Key, gpu_uuids: list[str]) -> None:
+    def _hold(self, key: Key, devices: Sequence[Holder]) -> None:
         self._attempts.setdefault(key[0], key)
-        for uuid in gpu_uuids:
-            self._gpus.setdefault(uuid, key)
+        for each in devices:
+            self._had.note(key, each)
 
-    def _obstacle(self, key: Key, gpu_uuids: list[str]) -> Reason | None:
+    def _obstacle(self, key: Key, devices: Sequence[Holder]) -> Reason | None:
         if self._world.problem is not None:
             return self._world.problem
         if _paused(self._world, key):
@@ -266,16 +310,15 @@ class _Beginnings:
         for other in (*self._present.attempts.get(instance_id, ()), self._attempts.get(instance_id, key)):
             if other != key:
                 return _waits(f"attempt {attempt} waits until attempt {other[1]} is gone from the node")
-        for uuid in gpu_uuids:
-            holder = self._gpus.get(uuid) or self._present.gpus.get(uuid, key)
-            if holder != key:
+        for each in devices:
+            if uuid := self._had.in_the_way(key, each) or self._present.had.in_the_way(key, each):
                 return _waits(f"{uuid} is still held by a container that is being removed")
         return None
 
 
-def _cards(assignment: Assignment, container: Container | None) -> list[str]:
+def _devices(assignment: Assignment, container: Container | None) -> list[Holder]:
     """A container that is there gets the cards it was made with, whatever its assignment says by now."""
-    return [*assignment.gpu_uuids, *(container.gpu_uuids if container else ())]
+    return [devices_of(assignment), *([container] if container else [])]
 
 
 def _waits(message: str) -> Reason:
@@ -287,22 +330,29 @@ class _Present:
     """What is on the node, or may come to be there by work under way."""
 
     attempts: Mapping[str, list[Key]]
-    gpus: Mapping[str, Key]
+    had: Had
 
 
 def _present(world: World) -> _Present:
     attempts: dict[str, list[Key]] = {}
-    gpus: dict[str, Key] = {}
+    had = Had()
     for key in {**world.containers, **world.work, **world.unreleased}:
         attempts.setdefault(key[0], []).append(key)
     for key, container in world.unreleased.items():
-        gpus.update(dict.fromkeys(container.gpu_uuids, key))
+        had.note(key, _let_go_of(world, key, container))
     for key, container in world.containers.items():
         if is_live(container):
-            gpus.update(dict.fromkeys(container.gpu_uuids, key))
+            had.note(key, container)
     for key, work in world.work.items():
-        gpus.update(dict.fromkeys(work.gpu_uuids, key))
-    return _Present(attempts, gpus)
+        had.note(key, work)
+    return _Present(attempts, had)
+
+
+def _let_go_of(world: World, key: Key, container: Container) -> Holder:
+    """A card that nobody else uses is looked at as a whole: whoever came now would be in the way of that."""
+    if container.share is None or _had_by_others(world, key).intersection(container.gpu_uuids):
+        return container
+    return Devices(container.gpu_uuids)
 
 
 def _restart_after(container: Container, before: Restarts | None, now: float) -> Restarts:

@@ -4,6 +4,9 @@
                        -> yes: the end is reported, and with it the card is free
                        -> not within 30 s: an incident in the same report puts the card out of use
 
+A MIG device is looked at like a card. A share that ends beside others is asked for its own processes only:
+the memory that it may have left shows when the last of them has ended.
+
 What a card does not tell is not held against it. What else is wrong with it, its inventory says.
 """
 
@@ -11,9 +14,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from mooring.agent.gpu_types import Sample
+from mooring.agent.gpu_types import MigSample, Process, Sample
 from mooring.agent.gpus import GpuReader, GpuReading
 from mooring.agent.reconcile import key_of
 from mooring.agent.runtime import Container
@@ -27,6 +31,24 @@ _TOLERANCE: Final = 0.01  # of the card's memory
 _NAMED: Final = 5  # processes in a message
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What is given out as one thing: a card, or a MIG device on one."""
+
+    uuid: str
+    used_mib: int | None
+    total_mib: int | None
+    processes: Sequence[Process]
+
+    @property
+    def unexplained_mib(self) -> int | None:
+        """Memory in use but for that of processes that are seen: it comes and goes with them."""
+        if self.used_mib is None:
+            return None
+        explained = sum(process["memory_used_mib"] or 0 for process in self.processes)
+        return max(0, self.used_mib - explained)
 
 
 class ReleaseGate:
@@ -51,24 +73,30 @@ class ReleaseGate:
 
     def learn(self, reading: GpuReading, in_use: Collection[str]) -> None:
         """Note how little memory is used of the cards that nobody has: the least ever seen."""
-        for sample in reading.samples:
-            used = _unexplained_mib(sample)
-            if used is not None and sample["uuid"] not in in_use:
+        for place in _places(reading).values():
+            used = place.unexplained_mib
+            if used is not None and place.uuid not in in_use:
                 with self._lock:
-                    self._idle_mib[sample["uuid"]] = min(used, self._idle_mib.get(sample["uuid"], used))
+                    self._idle_mib[place.uuid] = min(used, self._idle_mib.get(place.uuid, used))
 
     def begins(self, gpu_uuids: Collection[str]) -> None:
-        """An attempt is about to be started on these cards."""
-        for sample in self._reader.latest().samples if gpu_uuids else ():
-            if sample["uuid"] in gpu_uuids:
-                seen = frozenset(process["pid"] for process in sample["processes"] or ())
+        """An attempt is about to be started on these cards, which nobody else has."""
+        for place in _places(self._reader.latest()).values() if gpu_uuids else ():
+            if place.uuid in gpu_uuids:
+                seen = frozenset(process["pid"] for process in place.processes)
                 with self._lock:
-                    self._bystanders[sample["uuid"]] = seen
+                    self._bystanders[place.uuid] = seen
 
-    def wait(self, container: Container, gpu_uuids: Sequence[str]) -> dict[str, str]:
-        """Returns when these cards of an ended container are idle, or are not in time: then why, by card."""
+    def wait(
+        self, container: Container, gpu_uuids: Sequence[str], beside: Sequence[str] = ()
+    ) -> dict[str, str]:
+        """Returns when these cards of an ended container are idle, or are not in time: then why, by card.
+
+        Args:
+            beside: cards that others go on with: only the container's own processes must be gone.
+        """
         until, pause_s = time.monotonic() + self._within_s, _FIRST_PAUSE_S
-        while busy := self._busy(container, gpu_uuids):
+        while busy := self._busy(container, gpu_uuids, beside):
             if time.monotonic() >= until:
                 break
             time.sleep(pause_s)
@@ -83,33 +111,36 @@ class ReleaseGate:
             log.error("%s/%s has ended, and %s is not free: %s", *key_of(container), uuid, why)
         return busy
 
-    def _busy(self, container: Container, gpu_uuids: Sequence[str]) -> dict[str, str]:
+    def _busy(self, container: Container, gpu_uuids: Sequence[str], beside: Sequence[str]) -> dict[str, str]:
         """Cards that are not the reader's, or at fault by themselves, are not waited for."""
-        if not gpu_uuids or not self._may_know(self._reader.latest(), gpu_uuids):
+        wanted = [*gpu_uuids, *beside]
+        if not wanted or not self._may_know(self._reader.latest(), wanted):
             return {}
         reading = self._reader.fresh(_SAMPLE_WITHIN_S)
-        asked = self._may_know(reading or self._reader.latest(), gpu_uuids)
-        samples = {sample["uuid"]: sample for sample in (reading.samples if reading else ())}
-        why = {uuid: self._why_busy(container, samples.get(uuid)) for uuid in asked}
+        asked = self._may_know(reading or self._reader.latest(), wanted)
+        places = _places(reading) if reading else {}
+        why = {uuid: self._why_busy(container, places.get(uuid), alone=uuid not in beside) for uuid in asked}
         return {uuid: message for uuid, message in why.items() if message}
 
     def _may_know(self, reading: GpuReading, gpu_uuids: Sequence[str]) -> list[str]:
         if reading.inventory is None:
             return list(gpu_uuids)
-        well = {gpu["uuid"] for gpu in reading.inventory if gpu["fault"] is None}
+        cards = [gpu for gpu in reading.inventory if gpu["fault"] is None]
+        well = {gpu["uuid"] for gpu in cards} | {mig["uuid"] for gpu in cards for mig in gpu["mig_devices"]}
         return [uuid for uuid in gpu_uuids if uuid in well]
 
-    def _why_busy(self, container: Container, sample: Sample | None) -> str | None:
-        if sample is None:
+    def _why_busy(self, container: Container, place: _Place | None, *, alone: bool) -> str | None:
+        if place is None:
             return "after its container ended, the driver does not tell what is on it"
-        return self._processes_left(container, sample) or self._memory_left(sample)
+        left = self._processes_left(container, place, alone=alone)
+        return left or (self._memory_left(place) if alone else None)
 
-    def _processes_left(self, container: Container, sample: Sample) -> str | None:
+    def _processes_left(self, container: Container, place: _Place, *, alone: bool) -> str | None:
         with self._lock:
-            bystanders = self._bystanders.get(sample["uuid"])
+            bystanders = self._bystanders.get(place.uuid) if alone else None
         left = [
             process
-            for process in sample["processes"] or ()
+            for process in place.processes
             if self._container_of(process["pid"]) == container.container_id
             or (bystanders is not None and process["pid"] not in bystanders)
         ]
@@ -119,22 +150,28 @@ class ReleaseGate:
         more = f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
         return f"after its container ended, these processes are still on it: {', '.join(named)}{more}"
 
-    def _memory_left(self, sample: Sample) -> str | None:
-        used, total = _unexplained_mib(sample), sample["memory_total_mib"]
+    def _memory_left(self, place: _Place) -> str | None:
+        used = place.unexplained_mib
         with self._lock:
-            idle = self._idle_mib.get(sample["uuid"])
+            idle = self._idle_mib.get(place.uuid)
         if used is None or idle is None:
             return None
-        if used <= idle + max(_LEAST_TOLERANCE_MIB, _TOLERANCE * (total or 0)):
+        if used <= idle + max(_LEAST_TOLERANCE_MIB, _TOLERANCE * (place.total_mib or 0)):
             return None
         return (
             f"after its container ended, {used} MiB of its memory are still in use, and {idle} MiB when idle"
         )
 
 
-def _unexplained_mib(sample: Sample) -> int | None:
-    """Memory in use but for that of processes that are seen: it comes and goes with them."""
-    if sample["memory_used_mib"] is None:
-        return None
-    explained = sum(process["memory_used_mib"] or 0 for process in sample["processes"] or ())
-    return max(0, sample["memory_used_mib"] - explained)
+def _places(reading: GpuReading) -> dict[str, _Place]:
+    """A card that is cut up is no place of its own: what is on it is on its MIG devices."""
+    found = {}
+    for sample in reading.samples:
+        for each in sample["mig_devices"] or [sample]:
+            found[each["uuid"]] = _place(each, sample["processes"] or ())
+    return found
+
+
+def _place(told: Sample | MigSample, processes: Sequence[Process]) -> _Place:
+    here = [one for one in processes if one["mig_uuid"] in {None, told["uuid"]}]
+    return _Place(told["uuid"], told["memory_used_mib"], told["memory_total_mib"], here)

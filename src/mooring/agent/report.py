@@ -31,6 +31,7 @@ class Known:
     restarts: Mapping[Key, Restarts] = field(default_factory=dict)
     unreleased: Mapping[Key, Container] = field(default_factory=dict)  # their cards are not free yet
     engine_ended: Set[Key] = frozenset()  # ended while the engine was away: its restart killed them
+    expelled: Mapping[Key, Reason] = field(default_factory=dict)  # whom the agent itself killed, and why
 
 
 def observed(known: Known) -> list[ObservedInstance]:
@@ -82,6 +83,8 @@ def _seen(known: Known, key: Key, container: Container) -> ObservedInstance:
         return _full(container, Phase.STARTING, known.waiting.get(key, CREATING))
     if is_live(container):
         return _full(container, Phase.RUNNING, None)
+    if key in known.expelled:
+        return _full(container, Phase.EXITED, known.expelled[key])
     if (work is not None and work.doing is Doing.RESTART) or will_restart(assignment, container):
         reason = known.waiting.get(key) or restarting(container, known.restarts.get(key))
         return _full(container, Phase.STARTING, reason)

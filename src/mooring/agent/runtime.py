@@ -1,11 +1,21 @@
 """What the agent needs of a container engine; `docker.py` is the real one, `simulated.py` lives in memory."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from mooring.agent.devices import Share
 from mooring.core.instance import Reason, SecretReference
-from mooring.schemas.agent import Assignment, Endpoint, ExecRequest, LogsRequest, Orphan, StreamFrame
+from mooring.core.node import SwarmFacts
+from mooring.schemas.agent import (
+    Assignment,
+    Endpoint,
+    ExecRequest,
+    LogsRequest,
+    Orphan,
+    OverlayNetwork,
+    StreamFrame,
+)
 
 Progress = Callable[[Reason], None]
 Cancelled = Callable[[], bool]
@@ -57,7 +67,7 @@ class Container:
     attempt: int
     container_id: str
     status: str  # Docker's word: created, running, restarting, removing, paused, exited, dead
-    gpu_uuids: tuple[str, ...]
+    gpu_uuids: tuple[str, ...]  # of MIG devices: their own
     exit_code: int | None = None
     oom_killed: bool = False
     error: str | None = None
@@ -65,6 +75,8 @@ class Container:
     finished_at: str | None = None
     image_digest: str | None = None
     endpoints: tuple[Endpoint, ...] = ()
+    cards: tuple[str, ...] = ()  # that its MIG devices are on, in their order
+    share: Share | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +86,8 @@ class RuntimeFacts:
     memory_mib: int
     problem: Reason | None  # why nothing may be started here: toolkit too old, engine away, …
     simulated: bool
+    swarm: SwarmFacts | None = None
+    mps: bool = False
 
 
 class Runtime(Protocol):
@@ -97,8 +111,17 @@ class Runtime(Protocol):
     def stop(self, container: Container, timeout_s: int) -> None:
         """SIGTERM, then SIGKILL; returns when its process has ended. Ended or gone already is success."""
 
+    def kill(self, container: Container) -> None:
+        """SIGKILL, at once. Ended or gone already is success."""
+
     def remove(self, container: Container) -> None:
         """Remove a container that has ended. Gone already is success."""
+
+    def keep_overlays(self, wanted: Sequence[OverlayNetwork]) -> None:
+        """See that the swarm has these networks, and no others of this control plane but those in use.
+
+        Only for an engine that `facts` calls a manager.
+        """
 
     def logs(self, container_id: str, request: LogsRequest) -> Iterator[StreamFrame]:
         """Lines with their time; closing the iterator ends a follow."""

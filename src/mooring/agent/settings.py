@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, SecretStr, TypeAdapter, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from mooring.agent.mps import PIPE_DIRECTORY
 from mooring.core.simulation import SimulatedFleet, parse_fleets
 from mooring.core.text import LabelKey, LabelValue, Name
 
@@ -62,6 +63,13 @@ class AgentSettings(BaseSettings):
             description="Docker's name of what runs containers: runc, or a stronger one (runsc, kata-…)",
         ),
     ] = "runc"
+    mps_pipe_directory: Annotated[
+        Path,
+        Field(
+            description="of the CUDA MPS daemon, which holds shares of GPUs to their limits where it runs; "
+            "with {gpu} in it, one for each card"
+        ),
+    ] = PIPE_DIRECTORY
     sample_interval_s: Annotated[float, Field(gt=0, le=60, description="how often GPUs are read")] = 1.0
 
     @field_validator("node_labels", mode="before")
@@ -97,6 +105,13 @@ class AgentSettings(BaseSettings):
             return tuple(ip_network(word) for word in words)
         except ValueError as error:
             raise ValueError(f"{error}; write 10.0.0.0/24,192.0.2.7 or none") from error
+
+    @field_validator("mps_pipe_directory")
+    @classmethod
+    def _absolute(cls, path: Path) -> Path:
+        if not path.is_absolute():
+            raise ValueError("an absolute path: it is the same in containers")
+        return path
 
     @field_validator("runtime")
     @classmethod

@@ -1,18 +1,20 @@
 """A container engine that exists only in memory: for machines without Docker, for tests and for scale.
 
 Its programs are read off their command line: `sleep N` ends well after N s, `true` and `false` at once,
-`sh -c "exit 3"` (also after a sleep) with 3; everything else runs until it is stopped. An image with
-`missing` in its name cannot be pulled. Nothing runs: a container ends when somebody looks after its time.
+`sh -c "exit 3"` (also after a sleep) with 3; everything else runs until it is stopped. `gpu-memory N` takes
+N MiB of each of its GPUs. An image with `missing` in its name cannot be pulled. Nothing runs: a container
+ends when somebody looks after its time.
 """
 
 import hashlib
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from mooring.agent.devices import devices_of
 from mooring.agent.runtime import (
     Cancelled,
     Container,
@@ -22,14 +24,24 @@ from mooring.agent.runtime import (
     StartRefused,
     secret_values,
 )
+from mooring.agent.simulated_gpus import Tenant, tenant_of
 from mooring.agent.simulated_output import exec_frames, line_frames
 from mooring.agent.timestamps import rfc3339
 from mooring.core.instance import InstanceSpec, Reason
-from mooring.schemas.agent import Assignment, Endpoint, ExecRequest, LogsRequest, Orphan, StreamFrame
+from mooring.schemas.agent import (
+    Assignment,
+    Endpoint,
+    ExecRequest,
+    LogsRequest,
+    Orphan,
+    OverlayNetwork,
+    StreamFrame,
+)
 
 FIRST_PORT: Final = 32_768
 CANCEL_POLL_S: Final = 0.01
 SIGTERM_EXIT: Final = 143
+SIGKILL_EXIT: Final = 137
 
 Clock = Callable[[], float]
 
@@ -40,6 +52,7 @@ class _Program:
 
     runs_s: float | None
     exit_code: int = 0
+    gpu_memory_mib: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +74,16 @@ class SimulatedRuntime:
         memory_mib: int = 2_097_152,
         address: str = "127.0.0.1",
         start_s: float = 0.05,
+        mps: bool = False,
         clock: Clock = time.monotonic,
     ) -> None:
         self.away = False
+        self._mps = mps
         self._cpus, self._memory_mib, self._address, self._start_s = cpus, memory_mib, address, start_s
         self._clock = clock
         self._epoch = time.time() - clock()
         self._lives: dict[str, _Life] = {}  # by container id
-        self._holders: dict[str, str] = {}  # GPU -> the container that last got it
+        self._on: dict[str, list[str]] = {}  # card or MIG device -> the containers that run there
         self._images: set[str] = set()
         self._ports = 0
         self._changed = threading.Condition()
@@ -77,7 +92,9 @@ class SimulatedRuntime:
 
     def facts(self) -> RuntimeFacts:
         self._answer()
-        return RuntimeFacts("simulated", self._cpus, self._memory_mib, problem=None, simulated=True)
+        return RuntimeFacts(
+            "simulated", self._cpus, self._memory_mib, problem=None, simulated=True, mps=self._mps
+        )
 
     def containers(self) -> tuple[list[Container], list[Orphan]]:
         self._answer()
@@ -111,18 +128,22 @@ class SimulatedRuntime:
             self._begun(container.container_id)
 
     def stop(self, container: Container, timeout_s: int) -> None:
-        self._answer()
-        with self._changed:
-            self._end_those_due()
-            life = self._lives.get(container.container_id)
-            if life is not None and life.container.status == "running":
-                self._end(life, SIGTERM_EXIT, self._clock())
+        self._signal(container, SIGTERM_EXIT)
+
+    def kill(self, container: Container) -> None:
+        self._signal(container, SIGKILL_EXIT)
 
     def remove(self, container: Container) -> None:
         self._answer()
         with self._changed:
-            if self._lives.pop(container.container_id, None) is not None:
+            life = self._lives.pop(container.container_id, None)
+            if life is not None:
+                self._leave(life.container)
                 self._notify()
+
+    def keep_overlays(self, wanted: Sequence[OverlayNetwork]) -> None:
+        """Nothing is made: a simulated node is in no swarm."""
+        self._answer()
 
     def logs(self, container_id: str, request: LogsRequest) -> Iterator[StreamFrame]:
         return line_frames(lambda: self._life_of(container_id), self._now, self._wait_a_second, request)
@@ -148,17 +169,28 @@ class SimulatedRuntime:
             self._closed = True
             self._notify()
 
-    def holds(self, gpu_uuid: str) -> bool:
-        """Whether a container with this card is running."""
+    def tenants(self, gpu_uuid: str) -> list[Tenant]:
+        """Who runs on this card or MIG device."""
         with self._changed:
-            life = self._lives.get(self._holders.get(gpu_uuid, ""))
-            if life is None or life.container.status != "running":
-                return False
-            return life.ends_at is None or life.ends_at > self._clock()
+            now = self._clock()
+            lives = [self._lives[container_id] for container_id in self._on.get(gpu_uuid, ())]
+            return [
+                tenant_of(life.container, life.program.gpu_memory_mib)
+                for life in lives
+                if life.ends_at is None or life.ends_at > now
+            ]
 
     def _answer(self) -> None:
         if self.away:
             raise RuntimeUnavailable("the simulated engine is away")
+
+    def _signal(self, container: Container, exit_code: int) -> None:
+        self._answer()
+        with self._changed:
+            self._end_those_due()
+            life = self._lives.get(container.container_id)
+            if life is not None and life.container.status == "running":
+                self._end(life, exit_code, self._clock())
 
     def _passed(self, duration_s: float, cancelled: Cancelled) -> bool:
         """Whether the time passed before the start was cancelled."""
@@ -171,12 +203,15 @@ class SimulatedRuntime:
         return False
 
     def _created(self, assignment: Assignment, container_id: str) -> _Life:
+        devices = devices_of(assignment)
         container = Container(
             instance_id=assignment.instance_id,
             attempt=assignment.attempt,
             container_id=container_id,
             status="created",
-            gpu_uuids=tuple(assignment.gpu_uuids),
+            gpu_uuids=devices.gpu_uuids,
+            cards=devices.cards,
+            share=devices.share,
             image_digest=f"sha256:{hashlib.sha256(assignment.spec.image.encode()).hexdigest()}",
             endpoints=tuple(self._endpoints(assignment.spec)),
         )
@@ -201,7 +236,8 @@ class SimulatedRuntime:
         )
         ends_at = None if life.program.runs_s is None else now + life.program.runs_s
         self._lives[container_id] = _Life(running, life.program, ends_at)
-        self._holders.update(dict.fromkeys(running.gpu_uuids, container_id))
+        for uuid in running.gpu_uuids:
+            self._on.setdefault(uuid, []).append(container_id)
         self._notify()
         return running
 
@@ -214,7 +250,12 @@ class SimulatedRuntime:
     def _end(self, life: _Life, exit_code: int, at: float) -> None:
         ended = replace(life.container, status="exited", exit_code=exit_code, finished_at=self._time(at))
         self._lives[ended.container_id] = _Life(ended, life.program)
+        self._leave(ended)
         self._notify()
+
+    def _leave(self, container: Container) -> None:
+        for uuid in container.gpu_uuids:
+            self._on[uuid] = [one for one in self._on.get(uuid, ()) if one != container.container_id]
 
     def _notify(self) -> None:
         self._changes += 1
@@ -248,6 +289,8 @@ def program_of(spec: InstanceSpec) -> _Program:
     line = argv[2] if argv[:2] == ["sh", "-c"] and len(argv) == 3 else " ".join(argv)
     if line in {"true", "false"}:
         return _Program(0, int(line == "false"))
+    if memory := re.fullmatch(r"gpu-memory (\d{1,7})", line.strip()):
+        return _Program(None, gpu_memory_mib=int(memory[1]))
     parts = re.fullmatch(r"(?:sleep (\d+(?:\.\d+)?))?\s*(?:;|&&)?\s*(?:exit (\d{1,3}))?", line.strip())
     if parts is None or not line.strip():
         return _Program(None)

@@ -16,7 +16,6 @@ from mooring import __version__
 from mooring.agent.gpu_types import NodeFault, Xid
 from mooring.agent.gpu_types import Sample as RawSample
 from mooring.agent.gpus import NOT_READ_YET, GpuReader, GpuReading
-from mooring.agent.reconcile import is_live
 from mooring.agent.runtime import Container, RuntimeFacts
 from mooring.core.gpu import GpuFacts, Sample
 from mooring.core.instance import Reason
@@ -75,12 +74,8 @@ class Telemetry:
 
     def samples(self, reading: GpuReading, containers: Iterable[Container]) -> list[Sample]:
         """The live samples, with the instance of every process that runs in one."""
-        instances: dict[str, str] = {}
-        for container in containers:
-            instances[container.container_id] = container.instance_id
-            if is_live(container):
-                instances.update(dict.fromkeys(container.gpu_uuids, container.instance_id))
-        return [self._attributed(sample, instances, reading.simulated) for sample in reading.samples]
+        instances = {container.container_id: container.instance_id for container in containers}
+        return [self._attributed(sample, instances) for sample in reading.samples]
 
     def distrust(self, gpu_uuids: Iterable[str], cause: str, reason: Reason) -> None:
         """Report these cards until the control plane has heard it; `cause` tells two incidents apart."""
@@ -115,14 +110,14 @@ class Telemetry:
                 self.distrust([uuid], at, Reason(code=f"xid_{number}", message=message))
         self._xids_seen = heard
 
-    def _attributed(self, sample: RawSample, instances: Mapping[str, str], simulated: bool) -> Sample:
-        """`instances` are by container and by GPU: a made-up process runs in the card's holder."""
+    def _attributed(self, sample: RawSample, instances: Mapping[str, str]) -> Sample:
+        """`instances` are by container."""
         if not sample["processes"]:
             return Sample.model_validate(sample)
         named = []
         for process in sample["processes"]:
-            place = sample["uuid"] if simulated else self._container_of(process["pid"])
-            named.append({**process, "instance_id": instances.get(place or "")})
+            container_id = self._container_of(process["pid"])
+            named.append({**process, "instance_id": instances.get(container_id or "")})
         return Sample.model_validate({**sample, "processes": named})
 
 
@@ -147,6 +142,9 @@ def node_facts(machine: Machine, engine: RuntimeFacts, reading: GpuReading) -> N
         simulated_containers=engine.simulated,
         simulated_gpus=reading.simulated,
         overrides=list(machine.overrides),
+        mps=engine.mps,
+        grants=True,
+        swarm=engine.swarm,
     )
 
 

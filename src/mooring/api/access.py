@@ -72,6 +72,22 @@ RULES: Final[Mapping[str, Rule]] = {
     "start_instance": _does(_WRITE, "instance.start"),
     "restart_instance": _does(_WRITE, "instance.restart"),
     "exec_in_instance": _does(_EXEC, "instance.exec", ActionClass.EXEC),
+    "list_instance_groups": _reads(_READ),
+    "get_instance_group": _reads(_READ),
+    "explain_instance_group": _reads(_READ),
+    "create_instance_group": _does(_WRITE, "instance_group.create"),
+    "delete_instance_group": _does(_WRITE, "instance_group.delete"),
+    "stop_instance_group": _does(_WRITE, "instance_group.stop"),
+    "start_instance_group": _does(_WRITE, "instance_group.start"),
+    # GPUs kept for one project are kept from all others, so admins do it; its members see it
+    "list_reservations": _reads(_READ),
+    "get_reservation": _reads(_READ),
+    "create_reservation": _does(_ADMIN, "reservation.create"),
+    "update_reservation": _does(_ADMIN, "reservation.update"),
+    "delete_reservation": _does(_ADMIN, "reservation.delete"),
+    # the queue, without whose the others are; what is free, as list_instance_types tells it
+    "get_queue": _reads(_READ),
+    "get_fragmentation": _reads(_READ),
     # machines: everybody sees what there is, less what others do with it (api/views.py)
     "list_nodes": _reads(_READ),
     "get_node": _reads(_READ),

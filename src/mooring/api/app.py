@@ -12,12 +12,15 @@ from mooring.api import (
     events,
     gate,
     gpus,
+    instance_groups,
     instances,
     me,
     nodes,
     openapi,
     projects,
+    queue,
     registries,
+    reservations,
     secrets,
     service,
     streams,
@@ -39,8 +42,8 @@ def create_app(context: Context) -> FastAPI:
     )
     app.state.context = context
     parts = (
-        instances, streams, nodes, gpus, events, projects, users, api_keys, me, secrets, registries, audit,
-        service, agent, docs,
+        instances, instance_groups, reservations, queue, streams, nodes, gpus, events, projects, users,
+        api_keys, me, secrets, registries, audit, service, agent, docs,
     )  # fmt: skip
     for module in parts:
         app.include_router(module.router)

@@ -12,6 +12,7 @@ from mooring.api.rates import OpenStreams, RequestRates
 from mooring.api.rendered import RenderedInstances
 from mooring.control.bootstrap import Identity
 from mooring.control.sealing import Sealer
+from mooring.control.world import World
 from mooring.db.session import Database
 from mooring.settings import Settings
 
@@ -25,6 +26,7 @@ class Context:
     sealer: Sealer
     channels: Channels
     rates: RequestRates
+    world: World
     open_streams: OpenStreams = field(default_factory=OpenStreams)
     rendered: RenderedInstances = field(default_factory=RenderedInstances)
     # With `mooring up`, /readyz waits for the first reports of this many local nodes.

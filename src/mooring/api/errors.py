@@ -1,6 +1,7 @@
 """Every error as `application/problem+json` (RFC 9457), whoever raised it."""
 
 import logging
+import re
 import sqlite3
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
@@ -119,10 +120,18 @@ def invalid(found: Sequence[Any]) -> errors.Invalid:
 def _field_error(item: Mapping[str, Any]) -> dict[str, str]:
     source, *path = item["loc"]
     if source == "body":
-        pointer = "".join(f"/{_escaped(str(part))}" for part in path)
+        pointer = "".join(f"/{_escaped(str(part))}" for part in path if not _is_branch(part))
     else:
         pointer = str(path[0] if path else "")
     return {"pointer": pointer, "code": _code(item), "message": _at_most(_message(item), LONGEST_DETAIL)}
+
+
+# How pydantic names the branches of a union, which are no part of the body.
+_BRANCH = re.compile(r"constrained-[a-z]+|(list|dict|nullable|function-[a-z]+)\[.+\]|SecretReference")
+
+
+def _is_branch(part: str | int) -> bool:
+    return isinstance(part, str) and _BRANCH.fullmatch(part) is not None
 
 
 def _message(item: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 from starlette.responses import Response
 
-from mooring.api import answers, lists, views
+from mooring.api import answers, gpu_views, lists
 from mooring.api.answers import CurrentCall
 from mooring.api.body import StrictRoute
 from mooring.api.context import Ctx
@@ -38,7 +38,7 @@ def list_gpus(context: Ctx, access: CurrentAccess, asked: Annotated[GpuQuery, Qu
     query = lists.matching(query, asked, tables.Gpu.node_id, tables.Gpu.health)
     with context.database.read() as session:
         rows, cursor = lists.page(session, query, tables.Gpu.uuid, asked, context.identity.cursor_secret)
-        content = {"items": views.gpus(session, access, [row[0] for row in rows]), "next_cursor": cursor}
+        content = {"items": gpu_views.gpus(session, access, [row[0] for row in rows]), "next_cursor": cursor}
     return answers.respond(answers.answer(content))
 
 
@@ -50,7 +50,7 @@ def get_gpu(uuid: str, context: Ctx, access: CurrentAccess) -> Response:
 
 
 def _shown(session: Session, access: Access, row: tables.Gpu) -> Answer:
-    return answers.answer(views.gpus(session, access, [row])[0])
+    return answers.answer(gpu_views.gpus(session, access, [row])[0])
 
 
 @router.get(
@@ -61,7 +61,7 @@ def get_gpu_metrics(uuid: str, context: Ctx, access: CurrentAccess) -> Response:
     with context.database.read() as session:
         row = gpus.get(session, uuid)
         gpus.require_visible_figures(session, access, row.uuid)
-        found = views.samples(session, access, [row.uuid])
+        found = gpu_views.samples(session, access, [row.uuid])
     if not found:
         raise Unavailable(f"the node of {uuid} has told no figures; is it reachable?", code="no_sample")
     return answers.respond(answers.answer(found[0]))
@@ -83,5 +83,6 @@ def clear_gpu(uuid: str, context: Ctx, call: CurrentCall) -> Response:
 def list_instance_types(context: Ctx, access: CurrentAccess) -> Response:
     """What the inventory offers: model x count, and how many of each could start now."""
     with context.database.read() as session:
-        items = [views.instance_type(kind) for kind in instance_types.derive(session)]
+        kinds = instance_types.derive(session, context.world, access)
+    items = [gpu_views.instance_type(kind) for kind in kinds]
     return answers.respond(answers.answer({"items": items, "next_cursor": None}))

@@ -8,14 +8,15 @@ from sqlalchemy.orm import Session
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mooring.api import answers, lists, rendered, views, waiting
+from mooring.api import answers, gpu_views, lists, outlooks, rendered, views, waiting
 from mooring.api.answers import CurrentCall, IfMatch
 from mooring.api.body import StrictRoute
 from mooring.api.context import Context, Ctx
 from mooring.api.gate import CurrentAccess, CurrentLiveAccess
 from mooring.api.responses import errors
-from mooring.control import admission, events, explaining, instances, projects
+from mooring.control import admission, allocations, events, explaining, instances, projects
 from mooring.control.idempotency import Answer
+from mooring.control.placement import waiting_reason
 from mooring.core.access import Access
 from mooring.core.instance import Reason, State
 from mooring.core.text import LabelFilter, Text
@@ -78,7 +79,7 @@ def create_instance(
         project = projects.chosen(session, call.access, body.project_id, context.identity.default_project_id)
         row = instances.create(session, call.access, project, body)
         if body.on_capacity == "fail":
-            explaining.place_now(session, row)
+            explaining.place_now(session, context.world, row)
         return _shown(session, row, status=201, location=True)
 
     return answers.once(context, call, act)
@@ -88,12 +89,14 @@ def _dry_run(context: Context, access: Access, body: InstanceCreate) -> Json:
     with context.database.read() as session:
         project = projects.chosen(session, access, body.project_id, context.identity.default_project_id)
         admission.require(session, project.id, body)
-        outcome = explaining.dry_run(session, project.id, body)
+        outcome = explaining.dry_run(session, context.world, project.id, body)
+        placed, why = outcome.placement, outcome.unplaced
         return {
-            "placeable": outcome.placement is not None,
-            "node_id": outcome.placement.node_id if outcome.placement else None,
-            "devices": views.devices_of(session, outcome.placement.grants if outcome.placement else ()),
-            "refusals": [views.refusal(refusal) for refusal in outcome.refusals],
+            "placeable": placed is not None,
+            "node_id": placed.node_id if placed else None,
+            "devices": gpu_views.devices_of(session, placed.grants if placed else ()),
+            "reason": waiting_reason(why).model_dump() if why else None,
+            **outlooks.outlook(session, access, outcome),
         }
 
 
@@ -244,7 +247,7 @@ def get_instance_metrics(instance_id: str, context: Ctx, access: CurrentAccess) 
         row = instances.get(session, access, instance_id)
         held = allocations.held(session, [row.id]).get(row.id, [])
         uuids = list(dict.fromkeys(grant.gpu_uuid for grant in held))
-        items = views.samples(session, access, uuids)
+        items = gpu_views.samples(session, access, uuids)
     return answers.respond(answers.answer({"items": items}))
 
 
@@ -276,12 +279,13 @@ def list_instance_events(
     operation_id="explain_instance",
 )
 def explain_instance(instance_id: str, context: Ctx, access: CurrentAccess) -> Response:
-    """Why it is where it is; while it waits, why each node refuses it and what would fit."""
+    """Why it is where it is; while it waits, why each node refuses it, who is ahead and why, when it will
+    start and what that rests on, and what would start now.
+    """
     with context.database.read() as session:
         row = instances.get(session, access, instance_id)
-        shown = views.instance(session, row)
-        why = explaining.explain(session, row)
-        content = {name: shown[name] for name in ("state", "reason", "queue_position", "node_id")}
-        content["refusals"] = [views.refusal(refusal) for refusal in why.refusals]
-        content["would_fit"] = views.alternatives(why.alternatives)
+        outcome = explaining.explain(session, context.world, row)
+        why = waiting_reason(outcome.unplaced).model_dump() if outcome.unplaced else row.reason
+        content = {"state": row.state, "reason": why, "node_id": row.node_id}
+        content |= outlooks.outlook(session, access, outcome)
     return answers.respond(answers.answer(content))

@@ -5,7 +5,7 @@ import binascii
 import hashlib
 import hmac
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Row, Select
@@ -14,6 +14,8 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 from mooring.core.access import Access
 from mooring.core.errors import BadRequest
 from mooring.core.text import Text
+
+Item = TypeVar("Item")
 
 
 class PageQuery(BaseModel):
@@ -63,6 +65,20 @@ def page(
     if len(rows) <= asked.limit:
         return rows, None
     return rows[: asked.limit], _sealed(str(rows[asked.limit - 1].page_key), scope, secret)
+
+
+def slice_of(
+    items: Sequence[Item], asked: PageQuery, name: str, secret: bytes
+) -> tuple[Sequence[Item], str | None]:
+    """As `page`, of what is in no table: the cursor tells how many came before.
+
+    Raises:
+        BadRequest: code `bad_cursor`.
+    """
+    scope = f"{name}{sorted(asked.filters().items())}"
+    start = int(_opened(asked.cursor, scope, secret)) if asked.cursor is not None else 0
+    end = start + asked.limit
+    return items[start:end], _sealed(str(end), scope, secret) if end < len(items) else None
 
 
 def cursor_after(

@@ -18,6 +18,9 @@ durations in `_s`; a value that the hardware does not support is `null`.
 """
 TAGS = [
     {"name": "instances", "description": "Containers that hold GPUs."},
+    {"name": "instance groups", "description": "Instances placed all together, that find one another."},
+    {"name": "reservations", "description": "GPUs kept for a project for a time."},
+    {"name": "queue", "description": "What waits, in which order, and what still fits."},
     {"name": "nodes", "description": "The machines, and how they join."},
     {"name": "gpus", "description": "The cards, their health and live figures."},
     {"name": "events", "description": "Every change, in order."},

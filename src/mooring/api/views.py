@@ -1,23 +1,20 @@
 """Rows as they are shown. Plain dicts, since a page of a hundred is built for every second request."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from mooring.control import api_keys, placement
-from mooring.control.instance_types import InstanceType
+from mooring.api import gpu_views
+from mooring.control import api_keys, capacity, placement
 from mooring.control.instances import QUEUED
 from mooring.control.nodes import state_of_row
 from mooring.core.access import SCOPES, Access, Caller, Permission, role_of
 from mooring.core.instance import HOLDS_GPUS, State, actions
 from mooring.core.node import allocatable_memory_mib
 from mooring.db import tables
-from mooring.scheduler.model import Grant, Refusal
-from mooring.scheduler.reasons import Alternatives
 from mooring.schemas.base import Json, timestamp
 from mooring.schemas.projects import QuotaValues
 
@@ -25,12 +22,12 @@ from mooring.schemas.projects import QuotaValues
 def instance(session: Session, row: tables.Instance) -> Json:
     """One instance as it is now."""
     (shown,) = lasting(session, [row])
-    waits = row.state is State.PENDING and _was_looked_at(row)
+    waits = row.state is State.PENDING and was_looked_at(row)
     position = placement.queue_positions(session, [row])[row.id] if waits else None
     return {**shown, "queue_position": position}
 
 
-def _was_looked_at(row: tables.Instance) -> bool:
+def was_looked_at(row: tables.Instance) -> bool:
     """A place in the queue is told from the scheduler's first look on; most are placed by that look."""
     return row.reason is not None and row.reason["code"] != QUEUED.code
 
@@ -41,8 +38,8 @@ def lasting(session: Session, rows: Sequence[tables.Instance]) -> list[Json]:
     Two queries, however many rows.
     """
     holders = [row.id for row in rows if row.gpu_count and row.state in HOLDS_GPUS]
-    devices = _devices(session, holders) if holders else {}
-    names = _node_names(session, {row.node_id for row in rows if row.node_id})
+    devices = gpu_views.devices(session, holders) if holders else {}
+    names = gpu_views.node_names(session, {row.node_id for row in rows if row.node_id})
     return [_instance(row, devices.get(row.id, []), names.get(row.node_id or "")) for row in rows]
 
 
@@ -82,68 +79,30 @@ def _instance(row: tables.Instance, devices: list[Json], node_name: str | None) 
     }
 
 
-def _devices(session: Session, instance_ids: Sequence[str]) -> dict[str, list[Json]]:
-    gpu, held = tables.Gpu, tables.Allocation
-    columns = (gpu.uuid, gpu.index, gpu.model, gpu.memory_mib, held.milli, held.mig_uuid)
-    query = (
-        select(held.instance_id, *columns)
-        .join(gpu, gpu.uuid == held.gpu_uuid)
-        .where(held.instance_id.in_(instance_ids), held.to_at.is_(None))
-        .order_by(held.instance_id, gpu.index, held.mig_uuid)
-    )
-    devices: dict[str, list[Json]] = defaultdict(list)
-    for instance_id, *device in session.execute(query):
-        devices[instance_id].append(_device(*device))
-    return devices
-
-
 def _placed_as(row: tables.Instance) -> Json:
     """What was placed by an earlier release was given whole cards."""
     exclusive = "exclusive" if row.gpu_count else None
-    return {"isolation": exclusive, "link_score": None, "borrowed": False, **(row.placed_as or {})}
-
-
-def _device(uuid: str, index: int, model: str, memory_mib: int, milli: int, mig_uuid: str | None) -> Json:
+    placed = row.placed_as or {}
     return {
-        "uuid": uuid,
-        "index": index,
-        "model": model,
-        "memory_mib": memory_mib,
-        "share": milli / 1000,
-        "mig_uuid": mig_uuid,
+        "isolation": placed.get("isolation", exclusive),
+        "link_score": placed.get("link_score"),
+        "borrowed": placed.get("borrowed", False),
     }
-
-
-def devices_of(session: Session, grants: Sequence[Grant]) -> list[Json]:
-    """The devices of a placement that was not made."""
-    gpu = tables.Gpu
-    query = select(gpu.uuid, gpu.index, gpu.model, gpu.memory_mib)
-    query = query.where(gpu.uuid.in_({grant.gpu_uuid for grant in grants}))
-    cards = {uuid: facts for uuid, *facts in session.execute(query)}
-    devices = [_device(each.gpu_uuid, *cards[each.gpu_uuid], each.milli, each.mig_uuid) for each in grants]
-    return sorted(devices, key=lambda device: (device["index"], device["mig_uuid"] or ""))
-
-
-def _node_names(session: Session, node_ids: set[str]) -> dict[str, str]:
-    if not node_ids:
-        return {}
-    query = select(tables.Node.id, tables.Node.name).where(tables.Node.id.in_(node_ids))
-    return dict(session.execute(query).all())
 
 
 def nodes(session: Session, access: Access, rows: Sequence[tables.Node]) -> list[Json]:
     """Nodes with their GPUs; what belongs to other projects, orphans included, is for admins."""
     ids = [row.id for row in rows]
-    used = placement.used_by_node(session, ids)
+    used = capacity.used_by_node(session, ids)
     query = select(tables.Gpu).where(tables.Gpu.node_id.in_(ids)).order_by(tables.Gpu.index, tables.Gpu.uuid)
     grouped: dict[str, list[Json]] = defaultdict(list)
-    for shown in gpus(session, access, session.scalars(query).all()):
+    for shown in gpu_views.gpus(session, access, session.scalars(query).all()):
         grouped[shown["node_id"]].append(shown)
-    listed = [_node(row, used.get(row.id, placement.Used()), grouped[row.id]) for row in rows]
+    listed = [_node(row, used.get(row.id, capacity.Used()), grouped[row.id]) for row in rows]
     return listed if access.caller.is_admin else [{**node, "orphans": []} for node in listed]
 
 
-def _node(row: tables.Node, used: placement.Used, gpus: list[Json]) -> Json:
+def _node(row: tables.Node, used: capacity.Used, gpus: list[Json]) -> Json:
     facts: Mapping[str, Any] = row.facts or {}
     known = bool(facts)
     return {
@@ -182,103 +141,8 @@ def _node_reason(row: tables.Node) -> Json | None:
     }
 
 
-def gpus(session: Session, access: Access, rows: Sequence[tables.Gpu]) -> list[Json]:
-    """GPUs with their holders, as far as those are the caller's business."""
-    names = _node_names(session, {row.node_id for row in rows})
-    holders = _holders(session, access, [row.uuid for row in rows])
-    return [_gpu(row, names.get(row.node_id, ""), holders.get(row.uuid)) for row in rows]
-
-
-def _holders(session: Session, access: Access, uuids: Iterable[str]) -> dict[str, str]:
-    held = tables.Allocation
-    query = select(held.gpu_uuid, held.instance_id, held.project_id).where(
-        held.gpu_uuid.in_(list(uuids)), held.to_at.is_(None)
-    )
-    return {
-        uuid: instance_id
-        for uuid, instance_id, project_id in session.execute(query)
-        if access.caller.sees(project_id)
-    }
-
-
-def _gpu(row: tables.Gpu, node_name: str, holder: str | None) -> Json:
-    facts = row.facts
-    return {
-        "uuid": row.uuid,
-        "node_id": row.node_id,
-        "node_name": node_name,
-        "index": row.index,
-        "model": row.model,
-        "memory_mib": row.memory_mib,
-        "pci_bus_id": facts.get("pci_bus_id"),
-        "numa_node": facts.get("numa_node"),
-        "compute_capability": facts.get("compute_capability"),
-        "nvlink_peers": facts.get("nvlink_peers", []),
-        "mig_mode": facts.get("mig_mode"),
-        "mig_devices": facts.get("mig_devices", []),
-        "health": row.health,
-        "reason": row.health_reason,
-        "instance_id": holder,
-        "simulated": row.simulated,
-    }
-
-
 def event(row: tables.Event) -> Json:
     return {"id": row.id, "seq": row.seq, "type": row.type, "at": timestamp(row.at), "data": row.data}
-
-
-def refusal(item: Refusal) -> Json:
-    return asdict(item)
-
-
-def alternatives(fits: Alternatives | None) -> Json | None:
-    return (
-        None if fits is None else {"max_count_now": fits.max_count_now, "models_now": list(fits.models_now)}
-    )
-
-
-def samples(session: Session, access: Access, uuids: Sequence[str]) -> list[Json]:
-    """The newest sample of each GPU, as its node last told it; a silent node's would not be live.
-
-    It may be older than the GPU's present holder: processes are shown to their own project and to admins.
-    """
-    gpu, node = tables.Gpu, tables.Node
-    query = select(node).where(
-        node.id.in_(select(gpu.node_id).where(gpu.uuid.in_(uuids))),
-        node.silent.is_(False),
-        node.deleted_at.is_(None),
-    )
-    wanted = set(uuids)
-    found = [sample for row in session.scalars(query) for sample in row.samples if sample["uuid"] in wanted]
-    shown = found if access.caller.is_admin else _with_own_processes(session, access, found)
-    return sorted(shown, key=lambda sample: (sample["index"], sample["uuid"]))
-
-
-def _with_own_processes(session: Session, access: Access, samples: Sequence[Json]) -> list[Json]:
-    """The samples without processes that are others', or nobody's; null, where a card tells none, stays."""
-    told = {one["instance_id"] for sample in samples for one in sample["processes"] or ()}
-    query = select(tables.Instance.id, tables.Instance.project_id).where(
-        tables.Instance.id.in_(told - {None})
-    )
-    own = {
-        instance_id for instance_id, project_id in session.execute(query) if access.caller.sees(project_id)
-    }
-    return [
-        {**sample, "processes": [one for one in sample["processes"] if one["instance_id"] in own]}
-        if sample["processes"]
-        else sample
-        for sample in samples
-    ]
-
-
-def instance_type(kind: InstanceType) -> Json:
-    words = kind.gpu_model.removeprefix("NVIDIA ").lower().split()
-    return {
-        "name": f"{'-'.join(words)}-x{kind.gpu_count}",
-        **asdict(kind),
-        "price_micros_per_hour": None,
-        "currency": None,
-    }
 
 
 def project(row: tables.Project, usage: Json | None = None) -> Json:
@@ -291,6 +155,10 @@ def project(row: tables.Project, usage: Json | None = None) -> Json:
         "weight": row.weight,
         "allowed_images": row.allowed_images,
         "security_profile": row.security_profile,
+        "max_priority": row.max_priority,
+        "guaranteed_gpus": row.guaranteed_gpus,
+        "gpu_sharing": row.gpu_sharing,
+        "host_network": row.host_network,
         "version": row.version,
         "created_at": timestamp(row.created_at),
     }

@@ -3,10 +3,24 @@
 from sqlalchemy.orm import Session
 
 from mooring.control import secrets
+from mooring.core.access import Access
 from mooring.core.errors import Forbidden
 from mooring.core.images import is_allowed
 from mooring.core.instance import InstanceSpec
 from mooring.db.tables import Project
+
+
+def require_priority(session: Session, access: Access, project_id: str, priority: int) -> None:
+    """Raises Forbidden, code `priority_not_allowed`: it is above what the project may ask for."""
+    most = session.get_one(Project, project_id).max_priority
+    if most is None or priority <= most or access.caller.is_admin:
+        return
+    raise Forbidden(
+        f"this project may ask for a priority of {most} at most; ask an admin for more",
+        code="priority_not_allowed",
+        priority=priority,
+        max_priority=most,
+    )
 
 
 def require(session: Session, project_id: str, spec: InstanceSpec) -> None:

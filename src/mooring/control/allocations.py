@@ -14,17 +14,17 @@ from mooring.scheduler.model import Grant
 
 def hold(session: Session, row: Instance, grants: Iterable[Grant]) -> None:
     """Raises IntegrityError where a card would be given twice: see the triggers of migration 0003."""
-    if rows := entries(row, grants):
+    if rows := entries(row.id, row.project_id, row.attempt, grants):
         session.execute(insert(Allocation), rows)
 
 
-def entries(row: Instance, grants: Iterable[Grant]) -> list[dict[str, Any]]:
+def entries(instance_id: str, project_id: str, attempt: int, grants: Iterable[Grant]) -> list[dict[str, Any]]:
     """The ledger's rows for a placement that begins now."""
     moment = now()
     return [
         {
-            "gpu_uuid": grant.gpu_uuid, "instance_id": row.id, "project_id": row.project_id,
-            "attempt": row.attempt, "milli": grant.milli, "mig_uuid": grant.mig_uuid, "from_at": moment,
+            "gpu_uuid": grant.gpu_uuid, "instance_id": instance_id, "project_id": project_id,
+            "attempt": attempt, "milli": grant.milli, "mig_uuid": grant.mig_uuid, "from_at": moment,
         }
         for grant in grants
     ]  # fmt: skip

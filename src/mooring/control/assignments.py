@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from mooring.control import allocations, instances, registries, secrets
+from mooring.control import allocations, gangs, instances, registries, secrets
 from mooring.control.sealing import Sealer
 from mooring.core.images import ImageName
 from mooring.core.instance import HOLDS_GPUS, WHOLE_MILLI, DesiredState, InstanceSpec
 from mooring.db.tables import Gpu, Instance, Project
 from mooring.scheduler.model import Grant
-from mooring.schemas.agent import Assignment, GpuGrant, RegistryAuth
+from mooring.schemas.agent import Assignment, GpuGrant, GroupMembership, RegistryAuth
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,7 @@ class _Told:
     profiles: Mapping[str, str]  # by project id
     secrets: Mapping[str, dict[str, str]]
     registries: Mapping[str, RegistryAuth]
+    groups: Mapping[str, GroupMembership]
 
 
 def of(session: Session, sealer: Sealer, rows: Sequence[Instance]) -> list[Assignment]:
@@ -38,6 +39,7 @@ def of(session: Session, sealer: Sealer, rows: Sequence[Instance]) -> list[Assig
         profiles=_profiles(session, rows),
         secrets=_secrets(session, sealer, startable, specs),
         registries=_registries(session, sealer, startable, specs),
+        groups=gangs.memberships(session, rows),
     )
     return [_assignment(row, told) for row in rows]
 
@@ -148,4 +150,5 @@ def _assignment(row: Instance, told: _Told) -> Assignment:
         security_profile=told.profiles[row.project_id],
         secrets=told.secrets.get(row.id, {}),
         registry=told.registries.get(row.id),
+        group=told.groups.get(row.id),
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Protocol
 
 from sqlalchemy import delete, func, insert, select
 from sqlalchemy.orm import Session
@@ -9,11 +10,13 @@ from sqlalchemy.orm import Session
 from mooring.control import locks
 from mooring.core import ids
 from mooring.core.errors import Gone
+from mooring.core.instance import State
 from mooring.db.session import at_end, nudge
 from mooring.db.tables import Event
 from mooring.db.types import JsonObject, new_id, now
 
 INSTANCE_STATE_CHANGED = "instance.state_changed"
+INSTANCE_GROUP_CHANGED = "instance_group.changed"
 NODE_STATE_CHANGED = "node.state_changed"
 GPU_HEALTH_CHANGED = "gpu.health_changed"
 _PENDING = "mooring.events"
@@ -41,6 +44,30 @@ def append(
         at_end(session, _write)
     session.info[_PENDING].append(event)
     nudge(session, "events")
+
+
+class Moved(Protocol):
+    """An instance, or the columns of one."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def project_id(self) -> str: ...
+
+
+def instance_moved(
+    session: Session, row: Moved, before: State | None, to: State, version: int, reason: JsonObject | None
+) -> None:
+    """Append an instance's new state, and wake who waits for it."""
+    data = {
+        "instance_id": row.id,
+        "from": str(before) if before else None,
+        "to": str(to),
+        "version": version,
+        "reason": reason,
+    }
+    append(session, INSTANCE_STATE_CHANGED, data, project_id=row.project_id, instance_id=row.id)
+    nudge(session, f"instance:{row.id}")
 
 
 # Nobody needs them back, and the table's own insert costs a third of the mapped one.

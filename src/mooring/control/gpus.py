@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from mooring.control import audit, events, locks
+from mooring.control import audit, events, locks, revisions
 from mooring.core.access import Access
 from mooring.core.errors import Conflict, Forbidden, NotFound
 from mooring.core.gpu import GpuFacts, Health
@@ -53,6 +53,7 @@ def _take_in(session: Session, node: Node, row: Gpu | None, facts: GpuFacts, *, 
         row = Gpu(uuid=facts.uuid, health=Health.HEALTHY)
         session.add(row)
     if _differs(row, node, facts):
+        revisions.changed(session, node.id, row.node_id)
         row.node_id, row.index, row.model = node.id, facts.index, facts.model
         row.memory_mib, row.facts, row.simulated = facts.memory_mib, facts.model_dump(mode="json"), simulated
         nudge(session, "schedule")
@@ -67,7 +68,7 @@ def _may_move(session: Session, row: Gpu) -> bool:
     """A card may turn up in another machine once its old node is gone or has lost it, and nobody holds it."""
     owner = session.get(Node, row.node_id)
     let_go = owner is None or owner.deleted_at is not None or row.health is Health.LOST
-    return let_go and holder_of(session, row.uuid) is None
+    return let_go and not is_held(session, row.uuid)
 
 
 def _judge(session: Session, row: Gpu, facts: GpuFacts) -> None:
@@ -89,6 +90,7 @@ def _set_health(session: Session, row: Gpu, health: Health, reason: Reason | Non
     if (row.health, row.health_reason) == (health, told):
         return
     before, row.health, row.health_reason = row.health, health, told
+    revisions.changed(session, row.node_id)
     events.append(
         session,
         events.GPU_HEALTH_CHANGED,
@@ -100,7 +102,7 @@ def _set_health(session: Session, row: Gpu, health: Health, reason: Reason | Non
             "reason": told,
         },
     )
-    nudge(session, "schedule")
+    nudge(session, "schedule", "gpu_health")
 
 
 def apply_incidents(session: Session, node: Node, incidents: Sequence[Incident]) -> None:
@@ -161,16 +163,14 @@ def require_visible_figures(session: Session, access: Access, uuid: str) -> None
     """A GPU's figures tell what its holder does.
 
     Raises:
-        Forbidden: another project holds it.
+        Forbidden: another project holds some of it.
     """
     query = select(Allocation.project_id).where(Allocation.gpu_uuid == uuid, Allocation.to_at.is_(None))
-    holder = session.scalar(query)
-    if holder is not None and not access.caller.sees(holder):
+    if not all(access.caller.sees(holder) for holder in session.scalars(query.distinct())):
         raise Forbidden(f"{uuid} is held by another project; its figures are for its holder and admins")
 
 
-def holder_of(session: Session, uuid: str) -> str | None:
-    """The instance that holds the GPU now."""
-    return session.scalar(
-        select(Allocation.instance_id).where(Allocation.gpu_uuid == uuid, Allocation.to_at.is_(None))
-    )
+def is_held(session: Session, uuid: str) -> bool:
+    """Whether an instance holds any of it now."""
+    query = select(Allocation.id).where(Allocation.gpu_uuid == uuid, Allocation.to_at.is_(None)).limit(1)
+    return session.scalar(query) is not None

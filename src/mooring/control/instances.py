@@ -3,37 +3,45 @@
 Verbs say what should be (`desired_state`); reports say what is; `move` writes down what follows.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import select
 from sqlalchemy.orm import Session
-from ulid import ULID
 
-from mooring.control import admission, allocations, audit, events, locks, quotas, versions
+from mooring.control import (
+    admission,
+    allocations,
+    audit,
+    events,
+    locks,
+    members,
+    naming,
+    quotas,
+    revisions,
+    versions,
+)
 from mooring.core import ids
 from mooring.core.access import Access
-from mooring.core.errors import InvalidTransition, NameTaken, NotFound
+from mooring.core.errors import InvalidTransition, NotFound
 from mooring.core.instance import (
     ENDED,
     HOLDS_GPUS,
     TRANSITIONS,
-    WHOLE_MILLI,
     DesiredState,
     InstanceRequest,
     InstanceSpec,
+    InstanceTemplate,
     Reason,
     State,
 )
 from mooring.db.session import nudge
 from mooring.db.tables import Instance, Node, Project
 from mooring.db.types import new_id, now
-from mooring.scheduler.model import Grant, Placement
 
 DEFAULT_STOP_TIMEOUT_S = 10
 QUEUED = Reason(code="queued", message="waiting for the scheduler to look at it")
+DELETED_BY_USER = Reason(code="deleted_by_user", message="delete asked for by the user")
 
 
 def create(session: Session, access: Access, into: Project, request: InstanceRequest) -> Instance:
@@ -48,50 +56,38 @@ def create(session: Session, access: Access, into: Project, request: InstanceReq
     project = quotas.lock(session, into.id, always=request.on_capacity == "fail")
     admission.require(session, project.id, request)
     if request.name is not None:
-        _refuse_taken_name(session, project.id, request.name)
+        naming.refuse_taken(session, project.id, [request.name])
     quotas.refuse_beyond(session, project, request)
-    name = request.name or _generated_name(request.image)
+    row = new_row(project.id, request, request.name or naming.generated(request.image))
+    queue_new(session, [row])
+    audit.record(session, access, row.id, project.id, after=_described(row))
+    return row
+
+
+def new_row(project_id: str, request: InstanceTemplate, name: str) -> Instance:
     moment = now()
-    row = Instance(
-        id=new_id(ids.INSTANCE), project_id=project.id, name=name, labels=request.labels, spec=request.spec(),
+    return Instance(
+        id=new_id(ids.INSTANCE), project_id=project_id, name=name, labels=request.labels, spec=request.spec(),
         gpu_count=request.gpus.count, gpu_milli=request.gpus.count * request.gpus.milli,
         priority=request.priority, requeue=False, state=State.PENDING, desired_state=DesiredState.RUNNING,
         reason=QUEUED.model_dump(), version=1, generation=1, attempt=0, node_generation=0,
         stop_timeout_s=DEFAULT_STOP_TIMEOUT_S, endpoints=[], simulated=False,
         max_duration_s=request.max_duration_s, created_at=moment, queued_at=moment,
     )  # fmt: skip
-    session.add(row)
+
+
+def queue_new(session: Session, rows: Sequence[Instance]) -> None:
+    """Insert what the caller has let in."""
+    session.add_all(rows)
     session.flush()
-    _record_move(session, row, None)
+    for row in rows:
+        _record_move(session, row, None)
     nudge(session, "queue")
-    audit.record(session, access, row.id, project.id, after=_described(row))
-    return row
 
 
 def _described(row: Instance) -> dict[str, Any]:
     """What the audit log tells of an instance; its env and command may hold what is nobody's business."""
     return {"name": row.name, "image": row.spec["image"], "gpus": row.spec["gpus"]}
-
-
-def _generated_name(image: str) -> str:
-    repository = image.split("@", maxsplit=1)[0].rsplit("/", 1)[-1].split(":", maxsplit=1)[0].lower()
-    stem = re.sub(r"[^a-z0-9]+", "-", repository).strip("-")[:48]
-    return f"{stem}-{str(ULID())[-8:].lower()}"
-
-
-def _refuse_taken_name(session: Session, project_id: str, name: str) -> None:
-    # The unique index is the authority; this makes the common case a plain answer.
-    holder = session.scalar(
-        select(Instance.id).where(
-            Instance.project_id == project_id, Instance.name == name, Instance.deleted_at.is_(None)
-        )
-    )
-    if holder is not None:
-        raise name_taken(name)
-
-
-def name_taken(name: str) -> NameTaken:
-    return NameTaken(f"an instance named {name} exists; delete it or choose another name", name=name)
 
 
 def get(session: Session, access: Access, instance_id: str, *, even_deleted: bool = False) -> Instance:
@@ -113,10 +109,12 @@ def patch(
 ) -> Instance:
     """Change name, labels, priority or max_duration_s. A new duration counts from the start, not from now."""
     row, _node = locks.instance(session, access, instance_id)
+    if changes.keys() != {"labels"}:
+        members.refuse(session, "change", access, row)
     versions.refuse_stale("instance", row.version, if_match)
     before = _patchable(row)
     if changes.get("name", row.name) != row.name:
-        _refuse_taken_name(session, row.project_id, changes["name"])
+        naming.refuse_taken(session, row.project_id, [changes["name"]])
         row.name = changes["name"]
     if "labels" in changes:
         row.labels = changes["labels"]
@@ -129,6 +127,8 @@ def patch(
         row.max_duration_s = changes["max_duration_s"]
         row.spec = {**row.spec, "max_duration_s": row.max_duration_s}
         row.expires_at = _expiry(row)
+    if row.node_id is not None and row.state in HOLDS_GPUS:
+        revisions.changed(session, row.node_id)
     touch(session, row)
     was, became = audit.changes(before, _patchable(row))
     audit.record(session, access, row.id, row.project_id, before=was, after=became)
@@ -151,13 +151,30 @@ def stop(session: Session, access: Access, instance_id: str, timeout_s: int, rea
         InvalidTransition: it has ended already.
     """
     row, node = locks.instance(session, access, instance_id)
+    members.refuse(session, "stop", access, row)
     if row.state in ENDED:
         raise _forbidden("stop", row)
-    if row.desired_state is DesiredState.RUNNING:
-        _ask(row, DesiredState.STOPPED, timeout_s)
-        _begin_ending(session, row, node, reason)
+    end(session, row, node, DesiredState.STOPPED, timeout_s, reason)
     _record_verb(session, access, row)
     return row
+
+
+def end(
+    session: Session,
+    row: Instance,
+    node: Node | None,
+    desired: DesiredState,
+    stop_timeout_s: int,
+    reason: Reason,
+) -> None:
+    """Have a locked instance stopped or deleted, unless that is asked for already."""
+    asked = {DesiredState.STOPPED, DesiredState.DELETED} if desired is DesiredState.STOPPED else {desired}
+    if row.desired_state not in asked:
+        _ask(row, desired, stop_timeout_s)
+        _begin_ending(session, row, node, reason)
+    elif row.requeue:
+        row.requeue = False  # it was giving way; now it is to end
+        touch(session, row)
 
 
 def _record_verb(session: Session, access: Access, row: Instance) -> None:
@@ -175,18 +192,24 @@ def start(session: Session, access: Access, instance_id: str) -> Instance:
     """
     project = quotas.lock(session, get(session, access, instance_id).project_id)
     row, node = locks.instance(session, access, instance_id)
+    members.refuse(session, "start", access, row)
     if row.state not in ENDED:
         raise _forbidden("start", row)
     admission.require(session, row.project_id, spec_of(row))
     quotas.refuse_beyond(session, project, spec_of(row))
+    queue_again(session, row, node, QUEUED)
+    _record_verb(session, access, row)
+    return row
+
+
+def queue_again(session: Session, row: Instance, node: Node | None, reason: Reason) -> None:
+    """Let a locked instance that has ended wait for another placement, in a new container."""
     _ask(row, DesiredState.RUNNING, DEFAULT_STOP_TIMEOUT_S)
     _forget_last_run(row)
     row.node_id, row.queued_at, row.scheduled_at = None, now(), None
     _tell(session, node)  # it holds the old container, which is now to be removed
-    move(session, row, State.PENDING, QUEUED)
+    move(session, row, State.PENDING, reason)
     nudge(session, "queue")
-    _record_verb(session, access, row)
-    return row
 
 
 def restart(session: Session, access: Access, instance_id: str) -> Instance:
@@ -197,6 +220,7 @@ def restart(session: Session, access: Access, instance_id: str) -> Instance:
         Forbidden, Invalid: as `admission.require`.
     """
     row, node = locks.instance(session, access, instance_id)
+    members.refuse(session, "restart", access, row)
     placed = row.state in {State.SCHEDULED, State.STARTING, State.RUNNING}
     if node is None or not placed or row.desired_state is not DesiredState.RUNNING:
         raise _forbidden("restart", row)
@@ -219,19 +243,16 @@ def restart(session: Session, access: Access, instance_id: str) -> Instance:
 def delete(session: Session, access: Access, instance_id: str, if_match: int | None) -> Instance:
     """Stop it and remove every trace; it answers 404 once its node has confirmed that."""
     row, node = locks.instance(session, access, instance_id)
+    members.refuse(session, "delete", access, row)
     versions.refuse_stale("instance", row.version, if_match)
-    if row.desired_state is not DesiredState.DELETED:
-        was = row.desired_state
-        _ask(
-            row,
-            DesiredState.DELETED,
-            row.stop_timeout_s if was is DesiredState.STOPPED else DEFAULT_STOP_TIMEOUT_S,
-        )
-        _begin_ending(
-            session, row, node, Reason(code="deleted_by_user", message="delete asked for by the user")
-        )
+    end(session, row, node, DesiredState.DELETED, time_to_end(row), DELETED_BY_USER)
     _record_verb(session, access, row)
     return row
+
+
+def time_to_end(row: Instance) -> int:
+    """A delete of what is being stopped leaves it the time that it was given."""
+    return row.stop_timeout_s if row.desired_state is DesiredState.STOPPED else DEFAULT_STOP_TIMEOUT_S
 
 
 def _forbidden(verb: str, row: Instance) -> InvalidTransition:
@@ -244,6 +265,7 @@ def _forbidden(verb: str, row: Instance) -> InvalidTransition:
 def _ask(row: Instance, desired: DesiredState, stop_timeout_s: int) -> None:
     row.desired_state = desired
     row.stop_timeout_s = stop_timeout_s
+    row.requeue = False
     row.generation += 1
 
 
@@ -279,35 +301,6 @@ def _tell(session: Session, node: Node | None) -> int:
     return node.generation
 
 
-def place(session: Session, row: Instance, node: Node, placement: Placement) -> None:
-    """Write down a placement that the caller has guarded; GPUs are taken by `allocations.hold`."""
-    row.attempt += 1
-    row.node_id = node.id
-    row.node_generation = _tell(session, node)
-    row.cpu_milli, row.memory_mib = placement.cpu_milli, placement.memory_mib
-    facts = node.facts or {}
-    row.placed_as = {
-        "isolation": isolation(placement.grants, mps=bool(facts.get("mps"))),
-        "link_score": placement.link_score,
-        "borrowed": placement.borrowed,
-    }
-    row.simulated = bool(facts.get("simulated_containers")) or (
-        row.gpu_count > 0 and bool(facts.get("simulated_gpus"))
-    )
-    move(session, row, State.SCHEDULED, None)
-
-
-def isolation(grants: Sequence[Grant], *, mps: bool) -> str | None:
-    """What will keep others off its cards; see schemas/instances.py."""
-    if not grants:
-        return None
-    if any(grant.mig_uuid for grant in grants):
-        return "mig"
-    if all(grant.milli == WHOLE_MILLI for grant in grants):
-        return "exclusive"
-    return "mps" if mps else "shared"
-
-
 def move(session: Session, row: Instance, to: State, reason: Reason | None) -> None:
     """Change the state: checked against TRANSITIONS, one version, one event, GPUs let go when none are due.
 
@@ -321,10 +314,14 @@ def move(session: Session, row: Instance, to: State, reason: Reason | None) -> N
     row.version += 1
     row.reason = reason.model_dump() if reason else None
     _stamp(row, to)
+    if row.node_id is not None and {before, to} & HOLDS_GPUS:
+        revisions.changed(session, row.node_id)
     if before in HOLDS_GPUS and to not in HOLDS_GPUS:
         allocations.release(session, row)
     elif before is State.PENDING and to is not State.SCHEDULED:
         nudge(session, "schedule")  # what waited has counted against its project's quotas
+    if row.group_id is not None:
+        members.moved(session)
     _record_move(session, row, before)
 
 
@@ -335,6 +332,9 @@ def _stamp(row: Instance, to: State) -> None:
     elif to is State.RUNNING and row.started_at is None:
         row.started_at = moment
         row.expires_at = _expiry(row)
+    elif to is State.STOPPING:
+        stop_by = moment.timestamp() + row.stop_timeout_s
+        row.placed_as = {**(row.placed_as or {}), "stop_by": stop_by}
     elif to in ENDED:
         row.stopped_at = row.stopped_at or moment
         row.expires_at = None
@@ -350,20 +350,7 @@ def _expiry(row: Instance) -> datetime | None:
 
 
 def _record_move(session: Session, row: Instance, before: State | None) -> None:
-    events.append(
-        session,
-        events.INSTANCE_STATE_CHANGED,
-        {
-            "instance_id": row.id,
-            "from": str(before) if before else None,
-            "to": str(row.state),
-            "version": row.version,
-            "reason": row.reason,
-        },
-        project_id=row.project_id,
-        instance_id=row.id,
-    )
-    nudge(session, f"instance:{row.id}")
+    events.instance_moved(session, row, before, row.state, row.version, row.reason)
 
 
 def touch(session: Session, row: Instance, reason: Reason | None = None) -> None:

@@ -1,10 +1,11 @@
-"""The order in which rows are locked, so that no two transactions wait for each other: projects by id,
-placing, nodes by id, instances by id, then the end of the event log. SQLite has one writer and needs none
-of it.
+"""The order in which rows are locked, so that no two transactions wait for each other: projects by id, one
+instance group, placing, nodes by id, instances by id, then the end of the event log. SQLite has one writer
+and needs none of it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from sqlalchemy import select, text
 from sqlalchemy.orm import Session
@@ -12,7 +13,7 @@ from sqlalchemy.orm import Session
 from mooring.core.access import Access
 from mooring.core.errors import Conflict, NotFound
 from mooring.db.session import at_end
-from mooring.db.tables import Instance, Node, Project
+from mooring.db.tables import Instance, InstanceGroup, Node, Project
 
 _TRIES = 5
 
@@ -130,3 +131,41 @@ def _with_its_node(session: Session, access: Access, instance_id: str) -> tuple[
     if row.node_id != node_id:
         raise _Moved
     return row, on
+
+
+@dataclass(frozen=True, slots=True)
+class LockedGroup:
+    """A group, its members by rank, and the nodes they are on, all locked."""
+
+    group: InstanceGroup
+    members: Sequence[Instance]
+    nodes: Mapping[str, Node]
+
+
+def group(session: Session, access: Access, group_id: str) -> LockedGroup:
+    """A group with all that a verb on it changes.
+
+    Raises:
+        NotFound: no such group, or it is deleted or another project's.
+        Forbidden: the caller may see it, and not do this with it.
+    """
+    query = select(InstanceGroup).where(InstanceGroup.id == group_id).with_for_update(key_share=True)
+    row = session.scalar(query.execution_options(populate_existing=True))
+    if row is None or row.deleted_at is not None:
+        raise NotFound(f"no instance group {group_id}")
+    access.require(row.project_id, f"no instance group {group_id}")
+    for _ in range(_TRIES):
+        with suppress(_Moved), session.begin_nested():
+            return _with_its_members(session, row)
+    raise Conflict(f"members of instance group {group_id} keep moving between nodes; try again")
+
+
+def _with_its_members(session: Session, row: InstanceGroup) -> LockedGroup:
+    homes = dict(
+        session.execute(select(Instance.id, Instance.node_id).where(Instance.group_id == row.id)).all()
+    )
+    on = nodes(session, filter(None, homes.values()))
+    rows = instances(session, homes)
+    if any(member.node_id != homes[member.id] for member in rows.values()):
+        raise _Moved
+    return LockedGroup(row, sorted(rows.values(), key=lambda member: member.group_rank or 0), on)

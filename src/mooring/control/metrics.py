@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
-from sqlalchemy import func, select
+from sqlalchemy import case, func, select
 from sqlalchemy.orm import Session
 
 from mooring.control import nodes
@@ -53,11 +53,10 @@ def _instances_by_state(session: Session) -> dict[str, int]:
 
 
 def _gpus_by_use(session: Session) -> dict[str, int]:
-    held = func.count(Allocation.id)
+    held = func.sum(case((Gpu.milli_held > 0, 1), else_=0))
     query = (
         select(Gpu.health, held, func.count())
         .join(Node, Node.id == Gpu.node_id)
-        .outerjoin(Allocation, (Allocation.gpu_uuid == Gpu.uuid) & Allocation.to_at.is_(None))
         .where(Node.deleted_at.is_(None))
         .group_by(Gpu.health)
     )

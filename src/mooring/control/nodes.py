@@ -6,7 +6,7 @@ from secrets import token_urlsafe
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from mooring.control import audit, events, instances, locks
+from mooring.control import audit, events, instances, locks, preemption, revisions
 from mooring.core import credentials, ids
 from mooring.core.access import Access, Caller, Permission
 from mooring.core.errors import Conflict, NodeInUse, NotFound, Unauthorized
@@ -188,6 +188,7 @@ def _mark(session: Session, access: Access, node: Node, *, cordoned: bool, drain
     if not draining:
         node.drain_deadline_at = None
     if changed:
+        revisions.changed(session, node.id)
         record(session, node)
         nudge(session, "schedule")
 
@@ -212,6 +213,7 @@ def silence(session: Session, node_id: str) -> None:
     if node is None or node.deleted_at is not None or node.silent:
         return
     node.silent = True
+    revisions.changed(session, node.id)
     record(session, node)
     for row in locks.instances_on(session, node_id):
         if row.state in HOLDS_GPUS and row.state is not State.UNREACHABLE:
@@ -245,6 +247,7 @@ def delete(session: Session, access: Access, node_id: str, *, force: bool) -> No
     for row in rows:
         gone = row.desired_state is DesiredState.DELETED
         instances.move(session, row, State.DELETED if gone else State.FAILED, NODE_LOST)
+        preemption.requeue(session, row, None)
     node.deleted_at = now()
     audit.record(session, access, node.id, None, before={"name": node.name}, after={"forced": force})
     record(session, node)

@@ -4,6 +4,7 @@ What `scheduler/quotas.py` decides by is read here. The project's row is locked 
 stays true until the transaction ends; placements are guarded in the same way (`placement.assign`).
 """
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,17 +35,20 @@ _COUNTED_BY_ROWS = frozenset({GPUS, INSTANCES})
 
 
 def limits_at_once(quotas: JsonObject) -> dict[str, int]:
-    """A project's limits on what it holds at once, by name; CPUs in milli."""
-    cpus = quotas.get(CPUS)
+    """A project's limits on what it holds at once, by name; CPUs and GPUs in milli."""
     by_model = quotas.get("gpus_by_model") or {}
     limits = {
-        GPUS: quotas.get(GPUS),
-        **{f"{OF_MODEL}{model}": limit for model, limit in by_model.items()},
+        GPUS: _milli(quotas.get(GPUS)),
+        **{f"{OF_MODEL}{model}": _milli(limit) for model, limit in by_model.items()},
         INSTANCES: quotas.get(INSTANCES),
-        CPUS: None if cpus is None else round(cpus * 1000),
+        CPUS: _milli(quotas.get(CPUS)),
         MEMORY: quotas.get(MEMORY),
     }
     return {name: limit for name, limit in limits.items() if limit is not None}
+
+
+def _milli(amount: float | None) -> int | None:
+    return None if amount is None else round(amount * 1000)
 
 
 def _limits_hours(quotas: JsonObject) -> bool:
@@ -65,19 +69,19 @@ def lock(session: Session, project_id: str, *, always: bool = False) -> Project:
     return row
 
 
-def refuse_beyond(session: Session, row: Project, spec: InstanceSpec) -> None:
-    """Let something new wait in a project that `lock` gave, if its quotas have room.
+def refuse_beyond(session: Session, row: Project, spec: InstanceSpec, count: int = 1) -> None:
+    """Let something new, or several alike, wait in a project that `lock` gave, if its quotas have room.
 
     Raises:
-        QuotaExceeded: with it the project would hold and wait for more than a limit.
+        QuotaExceeded: with all of it the project would hold and wait for more than a limit.
     """
     if limits := limits_at_once(row.quotas):
         (quota,) = _counted(session, {row.id: limits}).values()
-        _refuse(quota, requests.of_spec(spec, row.id))
+        _refuse(quota, requests.of_spec(spec, row.id), count)
 
 
-def _refuse(quota: Quota, request: Request) -> None:
-    if over := rules.over_when_asked(quota, request):
+def _refuse(quota: Quota, request: Request, count: int = 1) -> None:
+    if over := rules.over_when_asked(quota, request, count):
         raise exceeded(over)
 
 
@@ -90,17 +94,17 @@ def exceeded(over: Over) -> QuotaExceeded:
     return QuotaExceeded(f"{words.quota_is(over)}; {advice}, or ask an admin to raise the quota", **fields)
 
 
-def as_if_asked(session: Session, request: Request) -> Request:
-    """A request that is not made, with its project's quota as it would be.
+def as_if_asked(session: Session, request: Request) -> Quota | None:
+    """Its project's quota if a request that is not made were; null: there is none.
 
     Raises:
         QuotaExceeded: it would be refused.
     """
     quota = of_projects(session, [request.project_id]).get(request.project_id)
     if quota is None:
-        return request
+        return None
     _refuse(quota, request)
-    return replace(request, quota=rules.promised(quota, request))
+    return rules.promised(quota, request)
 
 
 def of_projects(session: Session, project_ids: Iterable[str]) -> dict[str, Quota]:
@@ -145,8 +149,8 @@ def usage(session: Session, row: Project) -> Json:
     held = {name: quota.placed.get(name, 0) + quota.waiting.get(name, 0) for name in quota.limits}
     hours = _gpu_hours(session, [row.id], now())[row.id]
     return {
-        GPUS: held[GPUS],
-        "gpus_by_model": {name.removeprefix(OF_MODEL): held[name] for name in models},
+        GPUS: held[GPUS] / 1000,
+        "gpus_by_model": {name.removeprefix(OF_MODEL): held[name] / 1000 for name in models},
         INSTANCES: held[INSTANCES],
         CPUS: held[CPUS] / 1000,
         MEMORY: held[MEMORY],
@@ -170,10 +174,10 @@ def _counted(session: Session, limits: Mapping[str, Limits]) -> dict[str, Quota]
         details = amounts.keys() - _COUNTED_BY_ROWS
         waiting[request.project_id].update({name: amounts[name] * count for name in details})
     by_model = [key for key in limits if any(name.startswith(OF_MODEL) for name in limits[key])]
-    for project_id, model, count in _held_models(session, by_model):
+    for project_id, model, milli in _held_models(session, by_model):
         for name in limits[project_id]:
             if name.startswith(OF_MODEL) and matches(name.removeprefix(OF_MODEL), model):
-                placed[project_id][name] += count
+                placed[project_id][name] += int(milli)
     return {key: Quota(limits[key], placed[key], waiting[key]) for key in limits}
 
 
@@ -181,7 +185,7 @@ def _sums(session: Session, project_ids: Iterable[str]) -> Iterator[tuple[str, S
     """What a pending instance will be given is not in the columns, which may tell of an earlier placement."""
     if not (ids := list(project_ids)):
         return
-    sums = (func.sum(Instance.gpu_count), func.sum(Instance.cpu_milli), func.sum(Instance.memory_mib))
+    sums = (func.sum(Instance.gpu_milli), func.sum(Instance.cpu_milli), func.sum(Instance.memory_mib))
     query = (
         select(Instance.project_id, Instance.state, func.count(), *sums)
         # As the index has it, word for word: SQLite would not see that it may use it.
@@ -198,31 +202,25 @@ def _pending_alike(session: Session, project_ids: list[str]) -> Iterator[tuple[R
     if not project_ids:
         return
     spec = Instance.spec
-    each = (
-        select(
-            Instance.project_id, Instance.gpu_count,
-            spec["gpus", "model"].as_string().label("model"),
-            spec["cpus"].as_float().label("cpus"),
-            spec["memory_mib"].as_integer().label("memory_mib"),
-        )
-        .where(Instance.project_id.in_(project_ids), text(ACTIVE), Instance.state == State.PENDING)
-        .subquery()
-    )  # fmt: skip
+    asked = (
+        Instance.project_id,
+        spec["gpus"].as_string().label("gpus"),
+        spec["cpus"].as_float().label("cpus"),
+        spec["memory_mib"].as_integer().label("memory_mib"),
+    )
+    waiting = Instance.project_id.in_(project_ids), text(ACTIVE), Instance.state == State.PENDING
+    each = select(*asked).where(*waiting).subquery()
     query = select(each, func.count()).group_by(*each.c)
-    for project_id, gpu_count, model, cpus, memory_mib, count in session.execute(query):
-        request = Request(
-            instance_id="", queued_at=0, gpu_count=gpu_count, gpu_model=model, gpu_min_memory_mib=None,
-            cpu_milli=None if cpus is None else round(cpus * 1000), memory_mib=memory_mib, node_selector={},
-            project_id=project_id,
-        )  # fmt: skip
-        yield request, count
+    for project_id, gpus, cpus, memory_mib, count in session.execute(query):
+        alike = {"gpus": json.loads(gpus or "null"), "cpus": cpus, "memory_mib": memory_mib}
+        yield requests.of_columns("", project_id, 0, alike), count
 
 
 def _held_models(session: Session, project_ids: list[str]) -> Sequence[tuple[str, str, int]]:
     if not project_ids:
         return ()
     query = (
-        select(Allocation.project_id, Gpu.model, func.count())
+        select(Allocation.project_id, Gpu.model, func.sum(Allocation.milli))
         .join(Gpu, Gpu.uuid == Allocation.gpu_uuid)
         .where(Allocation.project_id.in_(project_ids), Allocation.to_at.is_(None))
         .group_by(Allocation.project_id, Gpu.model)

@@ -6,7 +6,7 @@ from datetime import datetime
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from mooring.control import assignments, audit, gpus, instances, locks, nodes
+from mooring.control import assignments, audit, gangs, gpus, instances, locks, nodes, preemption, revisions
 from mooring.control.sealing import Sealer
 from mooring.core.access import Access, Caller, Permission
 from mooring.core.errors import StaleSession, Unauthorized
@@ -63,7 +63,7 @@ def _heed(session: Session, node: Node, report: SyncRequest) -> None:
     gpus.apply_incidents(session, node, report.incidents)
     if report.instances is not None:
         for row, seen in _matched(locks.instances_on(session, node.id), report):
-            _observe(session, row, seen)
+            _observe(session, node, row, seen)
         _note_orphans(session, node, report)
     elif report.problem is not None:
         _explain_unknown(session, node, report.problem)
@@ -89,6 +89,7 @@ def _hear_node(session: Session, node: Node, report: SyncRequest, problem_told: 
         changed = (node.silent, node.problem) != (False, problem)
         _audit_overrides(session, node, (node.facts or {}).get("overrides", []), facts["overrides"])
         node.silent, node.facts, node.problem = False, facts, problem
+        revisions.changed(session, node.id)
         nudge(session, "schedule")
         if changed:
             nodes.record(session, node)
@@ -116,7 +117,7 @@ def _matched(rows: Sequence[Instance], report: SyncRequest) -> list[tuple[Instan
     ]
 
 
-def _observe(session: Session, row: Instance, seen: ObservedInstance | None) -> None:
+def _observe(session: Session, node: Node, row: Instance, seen: ObservedInstance | None) -> None:
     phase = seen.phase if seen else Phase.ABSENT
     exit_code = seen.exit_code if seen else None
     to = after_report(row.state, row.desired_state, phase, exit_code, began=row.started_at is not None)
@@ -124,6 +125,7 @@ def _observe(session: Session, row: Instance, seen: ObservedInstance | None) -> 
     if to is not row.state:
         _settle_times(row, seen, to)
         instances.move(session, row, to, _reason(row, seen, to))
+        preemption.requeue(session, row, node)
     elif changed or (
         seen and seen.reason and seen.reason.model_dump() != row.reason and to is State.STARTING
     ):
@@ -202,6 +204,7 @@ def answer(
             StreamRequest.model_validate(stream.request)
             for stream in session.scalars(select(Stream).where(Stream.node_id == node.id))
         ],
+        overlays=gangs.overlays_of(session, node),
     )
 
 

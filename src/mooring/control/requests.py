@@ -1,7 +1,5 @@
 """An instance as the scheduler's request."""
 
-from datetime import datetime
-
 from mooring.core.gpu import mig_milli
 from mooring.core.instance import WHOLE_MILLI, InstanceSpec
 from mooring.db.tables import Instance
@@ -32,17 +30,17 @@ def of_spec(spec: InstanceSpec, project_id: str) -> Request:
 
 
 def of_row(row: Instance) -> Request:
-    return of_columns(row.id, row.project_id, row.queued_at, row.spec)
+    return of_columns(row.id, row.project_id, row.queued_at.timestamp(), row.spec)
 
 
-def of_columns(instance_id: str, project_id: str, queued_at: datetime, spec: JsonObject) -> Request:
+def of_columns(instance_id: str, project_id: str, queued_at: float, spec: JsonObject) -> Request:
     # The spec was checked when it came in; building the model again for each tick would cost ten times
     # what the decision does.
     gpus = spec.get("gpus") or {}
     cpus = spec.get("cpus")
     return Request(
         instance_id=instance_id,
-        queued_at=queued_at.timestamp(),
+        queued_at=queued_at,
         gpu_count=gpus.get("count", 0),
         gpu_models=_models(gpus.get("model")),
         gpu_min_memory_mib=gpus.get("min_memory_mib"),

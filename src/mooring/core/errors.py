@@ -11,6 +11,7 @@
     ├── Conflict             409
     │   ├── NameTaken             name_taken
     │   ├── InvalidTransition     invalid_transition
+    │   ├── MemberOfGroup         member_of_group
     │   ├── InsufficientCapacity  insufficient_capacity
     │   ├── IdempotencyInProgress idempotency_in_progress
     │   ├── NodeInUse             node_in_use
@@ -97,6 +98,12 @@ class NameTaken(Conflict):
 
 class InvalidTransition(Conflict):
     code, title = "invalid_transition", "The instance's state forbids this"
+
+
+class MemberOfGroup(Conflict):
+    """It can be done only to the whole group. Fields: `group_id`."""
+
+    code, title = "member_of_group", "It is a member of a group"
 
 
 class InsufficientCapacity(Conflict):

@@ -61,6 +61,15 @@ class Process(_Fact):
     name: Text | None
     memory_used_mib: int | None
     instance_id: Text | None = None
+    mig_uuid: Annotated[Text | None, Field(description="the MIG device that it runs on")] = None
+
+
+class MigSample(_Fact):
+    """The memory of one MIG device; the driver tells no utilization of a card that is cut up."""
+
+    uuid: GpuUuid
+    memory_used_mib: int | None
+    memory_total_mib: int | None
 
 
 class Sample(_Fact):
@@ -81,16 +90,18 @@ class Sample(_Fact):
     fan_pct: float | None = None
     energy_j: Annotated[float | None, Field(description="since the driver was loaded")] = None
     processes: list[Process] | None = None
+    mig_devices: list[MigSample] = []
 
 
 def mig_milli(profile: str) -> int:
     """What a MIG device counts as, in thousandths of its card: compute slices by seven, rounded down.
 
     Seven is what every card but the A30 (four) has, so that all devices of a card never count for more than
-    it. A compute instance within one (`1c.3g.20gb`) counts as its own slices.
+    it. A compute instance within one (`1c.3g.20gb`) counts as its own slices. A profile that cannot be read,
+    of an older agent, counts as the whole card.
     """
-    slices = int(re.split(r"[cg]", profile, maxsplit=1)[0])
-    return max(1, min(1000, 1000 * slices // 7))
+    slices = re.match(r"(\d{1,2})[cg]", profile)
+    return max(1, min(1000, 1000 * int(slices[1]) // 7)) if slices else 1000
 
 
 def model_matches(asked: str | None, model: str) -> bool:

@@ -193,7 +193,7 @@ SecurityProfile = Literal["standard", "strict"]
 MOST_TEXT_BYTES = 256 * 1024
 
 RESERVED_ENV_NAMES = frozenset({"CUDA_VISIBLE_DEVICES", "LD_PRELOAD", "LD_AUDIT"})
-RESERVED_ENV_PREFIXES = ("NVIDIA_", "DOCKER_RESOURCE_", "MOORING_")
+RESERVED_ENV_PREFIXES = ("NVIDIA_", "CUDA_MPS_", "DOCKER_RESOURCE_", "MOORING_")
 
 
 def is_reserved_env(name: str) -> bool:
@@ -273,12 +273,10 @@ def not_supported_yet(field: str, hint: str) -> PydanticCustomError:
     )
 
 
-class InstanceRequest(InstanceSpec):
-    """The body of a create: the spec plus what only the control plane reads."""
+class InstanceTemplate(InstanceSpec):
+    """What is asked for of an instance but for its name and its project: a spec that is let in, and labels."""
 
-    name: Name | None = None
     labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=64)] = {}
-    project_id: Annotated[Text | None, Field(max_length=64, description="null: your own project")] = None
 
     @field_validator("labels")
     @classmethod
@@ -305,7 +303,14 @@ class InstanceRequest(InstanceSpec):
 
     def spec(self) -> dict[str, Any]:
         """The spec alone, as stored in the instance's row."""
-        return self.model_dump(mode="json", exclude={"name", "labels", "project_id"})
+        return self.model_dump(mode="json", include=set(InstanceSpec.model_fields))
+
+
+class InstanceRequest(InstanceTemplate):
+    """The body of a create: the spec plus what only the control plane reads."""
+
+    name: Name | None = None
+    project_id: Annotated[Text | None, Field(max_length=64, description="null: your own project")] = None
 
 
 def refuse_reserved_labels(labels: dict[str, str]) -> dict[str, str]:

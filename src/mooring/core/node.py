@@ -41,6 +41,10 @@ class NodeFacts(BaseModel):
     cuda_version: Text | None = None
     swarm: SwarmFacts | None = None
     mps: Annotated[bool, Field(description="the CUDA MPS daemon runs and enforces shares of GPUs")] = False
+    grants: Annotated[
+        bool,
+        Field(description="its agent reads the grants of assignments; an older one gives whole GPUs only"),
+    ] = False
     simulated_containers: bool = False
     simulated_gpus: bool = False
     overrides: Annotated[

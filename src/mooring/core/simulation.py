@@ -1,11 +1,19 @@
-"""Fleets of made-up nodes: `2x8xH100` is two nodes of eight H100, a comma adds more."""
+"""Fleets of made-up nodes: `2x8xH100` is two nodes of eight H100, a comma adds more.
+
+`1x2xA100:mig=3g.40gb+2g.20gb` cuts each card up into MIG devices; `1x2xA100:mps` runs the MPS daemon, which
+holds shares of a card to their limits.
+"""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 MAX_NODES = 1000
 MAX_GPUS_PER_NODE = 16
+
+_PROFILE = re.compile(r"([1-7])g\.([0-9]{1,3})gb(\+[a-z.]+)?")
+_MIG_SLICES = 7
+_MIG_RESERVED_MIB = 512  # of each device, about
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +53,19 @@ MODELS = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class SimulatedFleet:
-    """`nodes` equal nodes with `gpus` cards each of a `model` of MODELS."""
+    """`nodes` equal nodes with `gpus` cards each of a `model` of MODELS, cut up alike."""
 
     nodes: int
     gpus: int
     model: str
+    mig: tuple[str, ...] = ()
+    mps: bool = False
 
 
 def parse_simulate(text: str) -> SimulatedFleet:
-    """One fleet, `2x8xH100`; raises ValueError that says what is wrong with it."""
-    parts = re.fullmatch(r"\s*(\d{1,6})\s*x\s*(\d{1,6})\s*x\s*(\S.*?)\s*", text, re.IGNORECASE)
+    """One fleet, `2x8xH100:mps`; raises ValueError that says what is wrong with it."""
+    cards, colon, option = text.partition(":")
+    parts = re.fullmatch(r"\s*(\d{1,6})\s*x\s*(\d{1,6})\s*x\s*(\S.*?)\s*", cards, re.IGNORECASE)
     if parts is None:
         raise ValueError(f"{text!r} is not NODESxGPUSxMODEL, like 2x8xH100")
     nodes, gpus = int(parts[1]), int(parts[2])
@@ -62,7 +73,42 @@ def parse_simulate(text: str) -> SimulatedFleet:
         raise ValueError(f"{text!r}: {nodes} nodes, but 1 to {MAX_NODES} can be simulated")
     if not 0 <= gpus <= MAX_GPUS_PER_NODE:
         raise ValueError(f"{text!r}: {gpus} GPUs per node, but 0 to {MAX_GPUS_PER_NODE} can be simulated")
-    return SimulatedFleet(nodes, gpus, model_key(parts[3]))
+    fleet = SimulatedFleet(nodes, gpus, model_key(parts[3]))
+    return _with_option(fleet, option.strip().lower(), text) if colon else fleet
+
+
+def _with_option(fleet: SimulatedFleet, option: str, text: str) -> SimulatedFleet:
+    if option == "mps":
+        return replace(fleet, mps=True)
+    if not option.startswith("mig="):
+        raise ValueError(
+            f"{text!r}: {option!r} is neither mps nor mig=PROFILE+PROFILE, like mig=3g.40gb+1g.10gb"
+        )
+    # A profile may have a plus of its own: 1g.10gb+me.
+    profiles = re.split(r"\+(?=\d)", option.removeprefix("mig="))
+    read = [_PROFILE.fullmatch(profile) for profile in profiles]
+    if not all(read):
+        raise ValueError(f"{text!r}: MIG profiles are like 3g.40gb+2g.20gb+1g.10gb")
+    model = MODELS[fleet.model]
+    if not knows_mig(model):
+        raise ValueError(f"{text!r}: {fleet.model} cannot be cut up into MIG devices")
+    slices = sum(int(one[1]) for one in read if one)
+    memory_mib = sum(map(mig_memory_mib, profiles))
+    if slices > _MIG_SLICES or memory_mib > model.memory_mib:
+        raise ValueError(f"{text!r}: that is more than a card has ({_MIG_SLICES}g, {model.memory_mib} MiB)")
+    return replace(fleet, mig=tuple(profiles))
+
+
+def knows_mig(model: GpuModel) -> bool:
+    return model.compute_capability in {"8.0", "9.0", "10.0"}
+
+
+def mig_memory_mib(profile: str) -> int:
+    """What a device of this profile has: a little less than its name says."""
+    found = re.search(r"\.(\d+)gb", profile)
+    if found is None:
+        raise ValueError(f"{profile!r} is not a MIG profile")
+    return int(found[1]) * 1024 - _MIG_RESERVED_MIB
 
 
 def parse_fleets(text: str) -> tuple[SimulatedFleet, ...]:

@@ -1,72 +1,106 @@
 """Pending instances become scheduled ones: read the world, decide, write down what still holds."""
 
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Mapping, Sequence
 
-from mooring.control import placement, quotas
+from mooring.control import placement, placing, preemption, usage
+from mooring.control.world import World
+from mooring.core.instance import Reason
 from mooring.db.session import Database
 from mooring.loops.loop import Loop
-from mooring.scheduler.model import Placement, Plan, Snapshot
+from mooring.scheduler.memory import Memory
+from mooring.scheduler.model import Placement, Plan, Request, Snapshot, Unplaced
 from mooring.scheduler.schedule import schedule
 
-Item = TypeVar("Item")
-# Written in one transaction: enough to share its fsync, few enough to let others write.
-_BATCH = 64
-# All that wait are looked at this often even if nothing said that something became free.
-_LOOK_AT_ALL_S = 30.0
+# Placements written in one transaction: enough to share its fsync, few enough to let others write.
+BATCH = 256
+_MOST_TOLD = 1000
+# Whoever waits is told why this often even if it is what this process told before.
+_TELL_ALL_S = 30.0
+
+# A request's time in the queue tells it from the same instance when it waits another time.
+_Told = tuple[float, Reason]
 
 
 class Scheduling(Loop):
     """`queue` fires when something new waits, `schedule` when something may have become free.
 
-    An arrival frees nothing, so only arrivals are looked at then: a thousand that wait already cost nothing.
-    All are looked at again when something became free, and now and then regardless.
+    Whatever wakes it, all that waits is looked at in order: what is new may start only where it delays nobody
+    that comes before it. Time alone changes things as well: ends come near, reservations begin.
     """
 
     topics = ("queue", "schedule")
     interval_s = 5.0
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, world: World) -> None:
         super().__init__(database)
-        self._freed = threading.Event()
-        self._looked_at_all_at = float("-inf")
-
-    def _run(self) -> None:
-        with self.database.signals.waking(self._freed, "schedule"):
-            super()._run()
+        self._world = world
+        self._memory = Memory()
+        self._told: dict[str, _Told] = {}
+        self._told_all_at = float("-inf")
+        self._counted_at = float("-inf")
 
     def tick(self) -> None:
-        plan = self._plan()
-        for batch in _batches(plan.placements):
-            self._place(batch)
-        for waiting in _batches(plan.unplaced):
-            with self.database.write() as session:
-                placement.explain_unplaced(session, waiting)
-
-    def _plan(self) -> Plan:
-        all_of_them = self._freed.is_set() or time.monotonic() - self._looked_at_all_at > _LOOK_AT_ALL_S
-        if all_of_them:
-            self._freed.clear()  # before the look: what is freed during it is looked at next time
-            self._looked_at_all_at = time.monotonic()
         with self.database.read() as session:
-            requests = placement.pending(session, *(() if all_of_them else (placement.NEVER_LOOKED_AT,)))
-            if not requests:
-                return Plan((), ())
-            nodes = placement.node_views(session)
-            limited = quotas.of_projects(session, {request.project_id for request in requests})
-        return schedule(Snapshot(nodes, requests, limited))
+            snapshot = self._world.snapshot(session)
+        self._count_usage(snapshot)
+        plan = schedule(snapshot, self._memory) if snapshot.requests else Plan((), ())
+        self._world.publish(snapshot, plan)
+        self._place(plan.placements, snapshot.requests)
+        if plan.evictions:
+            with self.database.write() as session:
+                preemption.evict(session, plan.evictions, snapshot.policy.preemption_min_run_s)
+        self._explain(plan.unplaced, snapshot.requests)
 
-    def _place(self, placements: Sequence[Placement]) -> None:
-        with self.database.write() as session:
-            placed = placement.assign(session, placements)
-        if len(placed) < len(placements):
-            # The world was another by then. What was refused is decided anew.
-            self._freed.set()
-            self.wake()
+    def _count_usage(self, snapshot: Snapshot) -> None:
+        if time.monotonic() - self._counted_at < usage.INTERVAL_S:
+            return
+        self._counted_at = time.monotonic()
+        if any(node.running for node in snapshot.nodes):
+            with self.database.write() as session:
+                usage.count(session, snapshot.nodes, snapshot.policy.usage_half_life_s)
+
+    def _place(self, placements: Sequence[Placement], requests: Sequence[Request]) -> None:
+        refused: list[Placement] = []
+        for batch in _batches(placements, requests):
+            with self.database.write() as session:
+                placed = set(placing.assign(session, batch))
+            refused += [each for each in batch if each.instance_id not in placed]
+        if refused:
+            # The world was another by then. What was refused is decided anew, from nodes that are read anew;
+            # at once, unless nothing at all held.
+            self._world.doubt({each.node_id for each in refused})
+            if len(refused) < len(placements):
+                self.wake()
+
+    def _explain(self, unplaced: Sequence[Unplaced], requests: Sequence[Request]) -> None:
+        since = {request.instance_id: request.queued_at for request in requests}
+        reasons = {
+            each.instance_id: (since[each.instance_id], placement.waiting_reason(each)) for each in unplaced
+        }
+        if time.monotonic() - self._told_all_at > _TELL_ALL_S:
+            self._told_all_at = time.monotonic()
+            self._told = {}
+        news = [each for each in unplaced if self._told.get(each.instance_id) != reasons[each.instance_id]]
+        for start in range(0, len(news), _MOST_TOLD):
+            with self.database.write() as session:
+                placement.explain_unplaced(session, news[start : start + _MOST_TOLD])
+        self._told = reasons
 
 
-def _batches(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
-    for start in range(0, len(items), _BATCH):
-        yield items[start : start + _BATCH]
+def _batches(placements: Sequence[Placement], requests: Sequence[Request]) -> Iterator[Sequence[Placement]]:
+    """All members of a gang are in one."""
+    gangs = {request.instance_id: request.gang.group_id for request in requests if request.gang}
+    batch: list[Placement] = []
+    for each in placements:
+        if len(batch) >= BATCH and not _same_gang(gangs, batch[-1], each):
+            yield batch
+            batch = []
+        batch.append(each)
+    if batch:
+        yield batch
+
+
+def _same_gang(gangs: Mapping[str, str], one: Placement, other: Placement) -> bool:
+    gang = gangs.get(one.instance_id)
+    return gang is not None and gang == gangs.get(other.instance_id)

@@ -3,10 +3,26 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Protocol
 
 from mooring.scheduler import links
-from mooring.scheduler.model import WHOLE, GpuView, Grant, Moment, NodeView, Request
+from mooring.scheduler.model import WHOLE, GpuView, Grant, MigView, Moment, NodeView, Request
 from mooring.scheduler.needs import preference
+
+
+class Card(Protocol):
+    """What never changes about a card."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def memory_mib(self) -> int: ...
+    @property
+    def compute_capability(self) -> str | None: ...
+    @property
+    def mig_enabled(self) -> bool: ...
+    @property
+    def mig(self) -> tuple[MigView, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +46,7 @@ def suitable(node: NodeView, request: Request) -> dict[str, list[GpuView]]:
     return found
 
 
-def would_do(gpu: GpuView, request: Request) -> bool:
+def would_do(gpu: Card, request: Request) -> bool:
     """Whether a card is what is asked for, whoever has it now."""
     return (
         preference(request, gpu.model) is not None
@@ -40,14 +56,14 @@ def would_do(gpu: GpuView, request: Request) -> bool:
     )
 
 
-def right_mode(gpu: GpuView, request: Request) -> bool:
+def right_mode(gpu: Card, request: Request) -> bool:
     """A card with MIG enabled is given out by its MIG devices and never itself."""
     if request.mig_profile is None:
         return not gpu.mig_enabled
     return gpu.mig_enabled and any(device.profile == request.mig_profile for device in gpu.mig)
 
 
-def memory_of(gpu: GpuView, request: Request) -> int:
+def memory_of(gpu: Card, request: Request) -> int:
     """The memory (MiB) that a request sees: the card's, or the MIG device's."""
     return gpu.memory_mib if request.mig_profile is None else mig_memory_mib(request.mig_profile)
 
@@ -59,11 +75,11 @@ def mig_memory_mib(profile: str) -> int:
     return int(size) * 1024 if size.isdigit() else 0
 
 
-def large_enough(gpu: GpuView, request: Request) -> bool:
+def large_enough(gpu: Card, request: Request) -> bool:
     return memory_of(gpu, request) >= (request.gpu_min_memory_mib or 0)
 
 
-def capable_enough(gpu: GpuView, request: Request) -> bool:
+def capable_enough(gpu: Card, request: Request) -> bool:
     """A card that does not tell its compute capability is not trusted to have it."""
     least = request.gpu_min_compute_capability
     return least is None or (
@@ -118,7 +134,7 @@ def own_reserved(gpu: GpuView, request: Request, at: Moment) -> bool:
 
 
 def offers(node: NodeView, request: Request, at: Moment) -> list[Offer]:
-    """What there is enough of now: by model, and by NUMA node where all must be on one; the preferred first."""
+    """What there is enough of now, the preferred first: by model, and by NUMA node where it must be one."""
     if not request.gpu_count:
         return [NO_GPUS]
     found = [
@@ -151,8 +167,21 @@ def enough(cards: Iterable[GpuView], request: Request, at: Moment) -> bool:
     return sum(units(gpu, request, at) for gpu in cards) >= request.gpu_count
 
 
-def grants(request: Request, offer: Offer, at: Moment) -> tuple[Grant, ...]:
-    """What exactly is given: the best connected whole cards, the fullest card that has the share."""
+def near_enough(node: NodeView, request: Request) -> bool:
+    """Whether enough is free on one NUMA node, reservations aside, which depend on the moment."""
+    return any(
+        sum(unreserved_units(gpu, request) for gpu in there) >= request.gpu_count
+        for of_model in suitable(node, request).values()
+        for there in neighbourhoods(of_model, request)
+    )
+
+
+def grants(request: Request, offer: Offer, at: Moment, prefer: str = "") -> tuple[Grant, ...]:
+    """What exactly is given: the best connected whole cards, the fullest card that has the share.
+
+    Args:
+        prefer: the UUID of the card of which a share is to be given.
+    """
     if not request.gpu_count:
         return ()
     mine = [gpu for gpu in offer.cards if own_reserved(gpu, request, at)]
@@ -160,7 +189,7 @@ def grants(request: Request, offer: Offer, at: Moment) -> tuple[Grant, ...]:
     if request.mig_profile is not None:
         return _mig_grants(request, cards)
     if request.gpu_milli < WHOLE:
-        fullest = min(cards, key=lambda gpu: (gpu.milli_free, gpu.index, gpu.uuid))
+        fullest = min(cards, key=lambda gpu: (gpu.uuid != prefer, gpu.milli_free, gpu.index, gpu.uuid))
         return (Grant(fullest.uuid, request.gpu_milli),)
     return tuple(Grant(uuid) for uuid in links.choose(cards, request.gpu_count))
 

@@ -148,7 +148,7 @@ def _in_mode(gpus: Sequence[GpuView], request: Request) -> list[GpuView]:
 
 
 def _lack_of_gpus(groups: Sequence[Sequence[GpuView]], request: Request, at: Moment) -> tuple[str, str]:
-    """The code and what was wanted: what must be thought away for one group to have enough tells what lacks."""
+    """The code, found by what must be thought away for one group to have enough, and what was wanted."""
     wanted = words.gpus(request)
     count = request.gpu_count
 

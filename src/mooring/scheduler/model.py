@@ -268,10 +268,11 @@ class Forecast:
 @dataclass(frozen=True, slots=True)
 class Unplaced:
     instance_id: str
-    refusals: tuple[Refusal, ...]
+    refusals: tuple[Refusal, ...]  # none in a plan: `reasons.explain` tells them of one request
     ever: bool  # whether some node could host it if it were empty, schedulable and healthy
     summary: str  # one sentence for people: "no node has 2 free H100 (best: 1 on gpu-7)"
     over: Over | None = None  # the quota that it waits for
+    code: str = "waiting_for_capacity"  # the reason's; see docs/errors.md
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,13 @@
-"""What a state of a node wastes: the GPUs that the workload expected cannot use there."""
+"""What a state of a node is worth less than the GPUs that are free there: what is expected cannot use them.
+
+Three kinds of waste, each in thousandths of a GPU and expected over the workload, added up:
+
+- *stranded* (the fragment of FGD): what the next request cannot use, because the node lacks CPUs or whole
+  GPUs for it, or a rest is too small for it.
+- *unfilled*: what repeated requests of one kind would leave. Eight free GPUs beside 20 CPUs can host the next
+  request, and still most of them are waste.
+- *worthless*: rests of shared GPUs at the prices of the cutting-stock problem, see `prices`.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,35 +15,82 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mooring.scheduler.shapes import NodeClass, Shape
-from mooring.scheduler.states import States
+from mooring.scheduler.shapes import WHOLE, NodeClass, Shape
+from mooring.scheduler.states import Bools, Ints, States
+
+# Sums are of whole numbers, so that they are the same in whatever order and batch they are added up.
+UNIT = 1 << 16
+# Of each batch, so that what is in between fits the processor's cache.
+_BATCH = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A shape that is expected, and the part of the requests that have it."""
+    """A shape that is expected, and how much its waste counts."""
 
     shape: Shape
-    weight: float
+    stranded: float = 0.0
+    unfilled: float = 0.0
 
 
 class Potential:
-    """The waste of states, in thousandths of a GPU. Immutable but for classes met later."""
+    """The waste of states. Immutable but for the classes of nodes it meets."""
 
-    def __init__(self, targets: Sequence[Target] = ()) -> None:
-        self._targets = tuple(targets)
+    def __init__(self, targets: Sequence[Target] = (), worth: NDArray[np.int64] | None = None, worthless: float = 0.0) -> None:
+        """
+        Args:
+            worth: of a rest of 0..1000 thousandths of a GPU, see `prices.worth_of_rests`.
+            worthless: how much the difference between a rest and its worth counts.
+        """
+        with_gpus = [target for target in targets if target.shape.gpus]
+        self._shapes = [target.shape for target in with_gpus]
+        self._gpus = np.array([shape.gpus for shape in self._shapes], np.int64)[:, None]
+        self._milli = np.array([shape.gpu_milli for shape in self._shapes], np.int64)[:, None]
+        self._stranded = np.array([_units(target.stranded) for target in with_gpus], np.int64)
+        self._unfilled = np.array([_units(target.unfilled) for target in with_gpus], np.int64)
+        # For what asks for no GPU every free one is stranded, always.
+        self._always = sum(_units(target.stranded) for target in targets if not target.shape.gpus)
+        sizes = sorted({shape.gpu_milli for shape in self._shapes})
+        self._size = np.array([sizes.index(shape.gpu_milli) for shape in self._shapes], np.int64)
+        rests = np.arange(WHOLE + 1)
+        # By size and rest: how often the size goes into the rest, and the rest where it does not.
+        self._copies = np.array([rests // size for size in sizes], np.int64).reshape(len(sizes), WHOLE + 1)
+        self._small = np.where(self._copies == 0, rests, 0)
+        self._lost = np.zeros(WHOLE + 1, np.int64) if worth is None else _units(worthless) * (rests - worth)
+        self._cpu = np.zeros((len(self._shapes), 0), np.int64)  # by target and class
+        self._hosts = np.zeros((len(self._shapes), 0), np.bool_)
 
-    def of(self, states: States, kinds: Sequence[NodeClass]) -> NDArray[np.float64]:
-        """The expected waste of each state."""
+    def of(self, states: States, kinds: Sequence[NodeClass]) -> Ints:
+        """The waste of each state, in thousandths of a GPU times `UNIT`."""
+        self._meet(kinds)
+        batches = [
+            self._of(states.rows(np.arange(first, min(first + _BATCH, len(states)))))
+            for first in range(0, len(states), _BATCH)
+        ]
+        return np.concatenate(batches) if batches else np.zeros(0, np.int64)
+
+    def _of(self, states: States) -> Ints:
         rests = np.abs(states.rests)
         total = rests.sum(axis=1)
-        waste = np.zeros(len(states))
-        for target in self._targets:
-            shape = target.shape
-            hosts = np.array([not shape.models or not shape.models.isdisjoint(k.models) for k in kinds])
-            cpu = np.array([shape.takes(kind)[0] for kind in kinds])
-            large = rests >= shape.gpu_milli
-            can = hosts[states.kinds] & (states.cpu_milli >= cpu[states.kinds]) & (shape.gpus > 0)
-            can &= large.sum(axis=1) >= shape.gpus
-            waste += target.weight * np.where(can, (rests * ~large).sum(axis=1), total)
+        waste: Ints = self._lost[rests].sum(axis=1) + self._always * total
+        if self._shapes:
+            copies = self._copies[:, rests].sum(axis=2)[self._size] // self._gpus
+            by_cpu = states.cpu_milli // np.maximum(1, self._cpu[:, states.kinds])
+            copies = np.minimum(copies, np.maximum(0, by_cpu)) * self._hosts[:, states.kinds]
+            small = self._small[:, rests].sum(axis=2)[self._size]
+            waste += self._stranded @ np.where(copies > 0, small, total)
+            waste += self._unfilled @ (total - copies * self._gpus * self._milli)
         return waste
+
+    def _meet(self, kinds: Sequence[NodeClass]) -> None:
+        if self._cpu.shape[1] < len(kinds):
+            self._cpu = np.array([[shape.takes(kind)[0] for kind in kinds] for shape in self._shapes], np.int64)
+            self._hosts = np.array([[_may_host(kind, shape) for kind in kinds] for shape in self._shapes], np.bool_)
+
+
+def _units(weight: float) -> int:
+    return round(weight * UNIT)
+
+
+def _may_host(kind: NodeClass, shape: Shape) -> bool:
+    return not shape.models or not shape.models.isdisjoint(kind.models)

@@ -52,9 +52,10 @@ def _of_models(limits: Amounts, request: Request, model: str) -> dict[str, int]:
     }
 
 
-def over_when_asked(quota: Quota, request: Request) -> Over | None:
-    """The first limit that the request would exceed if it began to wait."""
-    return _first_over(quota, wherever(quota.limits, request), beside_all=quota.limits.keys())
+def over_when_asked(quota: Quota, request: Request, count: int = 1) -> Over | None:
+    """The first limit that so many of the request would exceed if they began to wait."""
+    amounts = {name: count * amount for name, amount in wherever(quota.limits, request).items()}
+    return _first_over(quota, amounts, beside_all=quota.limits.keys())
 
 
 def over_anywhere(request: Request) -> Over | None:

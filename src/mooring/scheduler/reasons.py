@@ -1,13 +1,15 @@
-"""Why a request waits, whether waiting can help, and what would fit instead."""
+"""Why one request waits, node by node, and what would fit instead."""
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from mooring.core.node import NodeState, allocatable_memory_mib
-from mooring.scheduler import quotas, words
-from mooring.scheduler.filters import fits, needs, offers, refusals, suitable_gpus, usable
-from mooring.scheduler.model import NodeView, Over, Refusal, Request, Unplaced
-from mooring.scheduler.summary import summarize
+from mooring.scheduler import unplaced as of_world
+from mooring.scheduler.filters import refusals
+from mooring.scheduler.memory import Memory
+from mooring.scheduler.model import WHOLE, Moment, NodeView, Over, Refusal, Request, Unplaced
+from mooring.scheduler.search import find
+from mooring.scheduler.world import World
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,86 +18,82 @@ class Alternatives:
 
     max_count_now: int  # the most GPUs; 0 if not even one
     models_now: tuple[str, ...]  # NVML names of the models that could be asked for
+    share_milli_now: int | None = None  # the largest share of one GPU, if a share is asked for; null: none
+    without_same_numa: bool = False  # it would fit if its GPUs need not be on one NUMA node
 
 
-def explain(nodes: Iterable[NodeView], request: Request) -> tuple[Refusal, ...]:
+def explain(nodes: Iterable[NodeView], request: Request, at: Moment) -> tuple[Refusal, ...]:
     """Every reason of every node that cannot host the request now, by the node's id."""
     by_id = sorted(nodes, key=lambda node: node.id)
-    return tuple(refusal for node in by_id for refusal in refusals(node, request))
+    return tuple(refusal for node in by_id for refusal in refusals(node, request, at))
 
 
-def would_fit(nodes: Iterable[NodeView], request: Request) -> Alternatives:
-    world = tuple(nodes)
-    return Alternatives(_most_gpus(world, request), _models(world, request))
+def unplaced(
+    nodes: Sequence[NodeView], request: Request, at: Moment, memory: Memory | None = None
+) -> Unplaced:
+    """Say why none of the nodes can host the request, with the refusals of each."""
+    memory = _of(nodes, memory)
+    told = of_world.unplaced(memory.world, memory.census, request, at)
+    return replace(told, refusals=explain(nodes, request, at))
 
 
-def unplaced(nodes: Sequence[NodeView], emptied: Sequence[NodeView], request: Request) -> Unplaced:
-    """Say why none of the nodes can host the request.
-
-    Args:
-        emptied: the same nodes without load and trouble, see `empty`.
-    """
-    refused = explain(nodes, request)
-    unlimited = replace(request, quota=None)
-    ever = any(fits(node, unlimited) for node in emptied)
-    if over := over_quota(nodes, request):
-        return Unplaced(request.instance_id, refused, ever, words.waits_for(over), over)
-    if ever or not nodes:
-        return Unplaced(request.instance_id, refused, ever, summarize(nodes, request, refused))
-    because = summarize(emptied, unlimited, explain(emptied, unlimited), free="")
-    return Unplaced(request.instance_id, refused, ever, f"no node could ever host this: {because}")
+def over_quota(
+    nodes: Sequence[NodeView], request: Request, at: Moment, memory: Memory | None = None
+) -> Over | None:
+    """The quota that an unplaced request waits for; None if something else keeps it out."""
+    memory = _of(nodes, memory)
+    return of_world.over_quota(memory.world, memory.census, request, at)
 
 
-def over_quota(nodes: Iterable[NodeView], request: Request) -> Over | None:
-    """The quota that an unplaced request waits for: it is kept from every node, or from one that it fits.
+def would_fit(
+    nodes: Sequence[NodeView], request: Request, at: Moment, memory: Memory | None = None
+) -> Alternatives:
+    world = _of(nodes, memory).world
+    if not request.gpu_count:
+        return Alternatives(0, ())
+    without_numa = replace(request, same_numa=False)
+    return Alternatives(
+        _most(world, request, at),
+        _models(world, request, at),
+        _share(world, request, at),
+        request.same_numa and not _fits(world, request, at) and _fits(world, without_numa, at),
+    )
 
-    Of a node that is full as well, the quota is no news: the wait is over when another node has room.
-    """
-    if request.quota is None:
+
+def _of(nodes: Sequence[NodeView], memory: Memory | None) -> Memory:
+    memory = memory or Memory()
+    memory.look(nodes)
+    return memory
+
+
+def _fits(world: World, request: Request, at: Moment) -> bool:
+    return find(world, request, at) is not None
+
+
+def _most(world: World, request: Request, at: Moment) -> int:
+    """A share is of one GPU, and stays it."""
+    if _is_share(request):
+        return int(_fits(world, request, at))
+    most = max((len(kind.places) for kind in world.kinds), default=0)
+    return _largest(most, lambda count: _fits(world, replace(request, gpu_count=count), at))
+
+
+def _share(world: World, request: Request, at: Moment) -> int | None:
+    if not _is_share(request):
         return None
-    if anywhere := quotas.over_anywhere(request):
-        return anywhere
-    unlimited = replace(request, quota=None)
-    fitting = [node for node in sorted(nodes, key=lambda node: node.id) if fits(node, unlimited)]
-    overs = (
-        quotas.over(request, model, *needs(request, node))
-        for node in fitting
-        for model in sorted(offers(node, request))
-    )
-    return next(filter(None, overs), None)
+    largest = _largest(WHOLE - 1, lambda milli: _fits(world, replace(request, gpu_milli=milli), at))
+    return largest or None
 
 
-def empty(node: NodeView) -> NodeView:
-    """The node as it would be if it were schedulable, nothing ran there, and all its GPUs were healthy."""
-    return replace(
-        node,
-        state=NodeState.READY,
-        cpu_milli_free=node.cpu_milli,
-        memory_mib_free=allocatable_memory_mib(node.memory_mib),
-        gpus=tuple(
-            gpu if gpu.free and gpu.healthy else replace(gpu, free=True, healthy=True) for gpu in node.gpus
-        ),
-    )
+def _is_share(request: Request) -> bool:
+    return request.gpu_milli < WHOLE and request.mig_profile is None
 
 
-def _most_gpus(nodes: Sequence[NodeView], request: Request) -> int:
-    if not request.gpu_count:
-        return 0
-    most = max((_free_of_one_model(node, request) for node in nodes), default=0)
-    counts = range(most, 0, -1)
-    return next((count for count in counts if _any_fits(nodes, replace(request, gpu_count=count))), 0)
+def _largest(most: int, fits: Callable[[int], bool]) -> int:
+    """The largest number up to `most` that fits, where what is smaller fits as well; 0 if none does."""
+    return bisect_left(range(1, most + 1), 1, key=lambda number: int(not fits(number)))
 
 
-def _free_of_one_model(node: NodeView, request: Request) -> int:
-    return max((len(usable(gpus)) for gpus in suitable_gpus(node, request).values()), default=0)
-
-
-def _models(nodes: Sequence[NodeView], request: Request) -> tuple[str, ...]:
-    if not request.gpu_count:
-        return ()
-    there = sorted({gpu.model for node in nodes for gpu in node.gpus})
-    return tuple(model for model in there if _any_fits(nodes, replace(request, gpu_model=model)))
-
-
-def _any_fits(nodes: Iterable[NodeView], request: Request) -> bool:
-    return any(fits(node, request) for node in nodes)
+def _models(world: World, request: Request, at: Moment) -> tuple[str, ...]:
+    there = sorted({place.model for number in set(world.kind_of) for place in world.kinds[number].places})
+    return tuple(model for model in there if _fits(world, replace(request, gpu_models=(model,)), at))

@@ -1,136 +1,143 @@
-"""The decision: the oldest request that fits goes where the least is left over, until none fits."""
+"""The decision: those that wait, in order, go where it costs least, and who cannot is promised a moment."""
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
-from heapq import heapify, heappop, heappush
 
-from mooring.scheduler import quotas
-from mooring.scheduler.model import NodeView, Placement, Plan, Request, Snapshot, Unplaced
-from mooring.scheduler.reasons import empty, unplaced
-from mooring.scheduler.scores import Candidate, candidate, placement, within_quota
+from mooring.scheduler import gangs, quotas
+from mooring.scheduler.backfill import Reservations
+from mooring.scheduler.memory import Memory
+from mooring.scheduler.model import (
+    Moment,
+    NodeView,
+    Placement,
+    Plan,
+    Quota,
+    Request,
+    Snapshot,
+    Unplaced,
+)
+from mooring.scheduler.order import Queue, Shares
+from mooring.scheduler.promises import Promises
+from mooring.scheduler.search import Found, Key, find, key
+from mooring.scheduler.units import Unit, units_of
+from mooring.scheduler.unplaced import tell
 
-Shape = tuple[object, ...]
 
+def schedule(snapshot: Snapshot, memory: Memory | None = None) -> Plan:
+    """Place what can be placed, in the order of the queue, and say of the rest when and why.
 
-def schedule(snapshot: Snapshot) -> Plan:
-    """Place what fits, oldest first, each on what those before it have left.
-
-    A request that does not fit blocks none behind it.
+    Args:
+        memory: of earlier looks; used by one look at a time.
     """
-    queue = sorted(snapshot.requests, key=lambda request: (request.queued_at, request.instance_id))
-    run = _Run(snapshot, queue)
-    placements = [placed for request in queue if (placed := run.place(request))]
-    return Plan(tuple(placements), _unplaced(run, queue, placements))
+    return Look(snapshot, memory or Memory()).plan()
 
 
-def place_one(nodes: Iterable[NodeView], request: Request) -> Placement | None:
-    """Where this request would go if it were the only one; None if it does not fit."""
-    best = min(filter(None, (candidate(node, request) for node in nodes)), default=None)
-    return placement(best, request) if best else None
+def place_one(
+    nodes: Iterable[NodeView], request: Request, at: Moment, memory: Memory | None = None
+) -> Placement | None:
+    """Where this request would go if nothing else waited; None if it does not fit."""
+    memory = memory or Memory()
+    memory.look(tuple(nodes))
+    found = find(memory.world, request, at)
+    return found.placement if found else None
 
 
-def shape(request: Request) -> Shape:
-    """All that decides where a request fits: requests of one shape fit alike."""
-    return (
-        request.gpu_count,
-        request.gpu_model,
-        request.gpu_min_memory_mib,
-        request.cpu_milli,
-        request.memory_mib,
-        frozenset(request.node_selector.items()),
-        request.project_id if request.quota else None,
-    )
+class Look:
+    """One decision. What it places is taken in the memory's world, which the next look sets right again."""
 
+    def __init__(self, snapshot: Snapshot, memory: Memory) -> None:
+        memory.look(snapshot.nodes)
+        world = memory.world
+        self._snapshot = snapshot
+        self._at = snapshot.at
+        self._census = memory.census
+        self.world = world
+        self._quotas: dict[str, Quota] = dict(snapshot.quotas)
+        self._units = units_of(snapshot.requests)
+        self._shares = Shares(snapshot, world.held, world.total)
+        self.kept = Reservations(world, self._at)
+        self._promises = Promises(snapshot, memory.starts, world, self._shares, self.kept)
+        self._placements: list[Placement] = []
+        self._waiting: list[Unit] = []
+        self._failed: set[Key] = set()
 
-class _Run:
-    """The world as it shrinks. A node is replaced when something is taken from it, never edited."""
+    def decisions(self) -> Plan:
+        """The plan without the reasons of those that wait, which cost more than the decisions."""
+        for unit in self._queue():
+            self._decide(unit.limited(self._quotas))
+        return self._told(())
 
-    def __init__(self, snapshot: Snapshot, queue: Iterable[Request]) -> None:
-        self.nodes = {node.id: node for node in sorted(snapshot.nodes, key=lambda node: node.id)}
-        self._quotas = dict(snapshot.quotas)
-        self._changed: list[str] = []
-        self._waiting = Counter(shape(self.limited(request)) for request in queue)
-        self._searches: dict[Shape, _Search] = {}
+    def plan(self) -> Plan:
+        for unit in self._queue():
+            self._decide(unit.limited(self._quotas))
+        waiting = [unit.limited(self._quotas) for unit in self._waiting]
+        return self._told(tell(self.world, self._census, waiting, self._at))
 
-    def limited(self, request: Request) -> Request:
-        """The request with what its project's quota is by now."""
-        quota = self._quotas.get(request.project_id)
-        return request if quota is request.quota else replace(request, quota=quota)
+    def until(self, instance_id: str) -> Plan:
+        """What is decided of those ahead of one that waits and of itself; nobody is told why he waits."""
+        for unit in self._queue():
+            self._decide(unit.limited(self._quotas))
+            if _has(unit, instance_id):
+                break
+        return self._told(())
 
-    def place(self, asked: Request) -> Placement | None:
-        request = self.limited(asked)
-        best = self._search(request).best(request, self.nodes, self._changed)
-        if best is None:
-            return None
-        placed = placement(best, request)
-        self._take(placed)
-        if request.quota:
-            self._quotas[request.project_id] = quotas.after(
-                request.quota, request, best.model, placed.cpu_milli, placed.memory_mib
-            )
-        return placed
-
-    def _search(self, request: Request) -> "_Search":
-        key = shape(request)
-        search = self._searches.pop(key, None) or _Search(self.nodes, len(self._changed), request)
-        self._waiting[key] -= 1
-        if self._waiting[key]:  # the last of its shape needs no memory: a queue may be all different
-            self._searches[key] = search
-        return search
-
-    def _take(self, placed: Placement) -> None:
-        self.nodes[placed.node_id] = _without(self.nodes[placed.node_id], placed)
-        self._changed.append(placed.node_id)
-
-
-class _Search:
-    """The candidates for one shape of request, best first; a node is looked at again when it has changed."""
-
-    def __init__(self, nodes: dict[str, NodeView], changes: int, request: Request) -> None:
-        self._heap = list(filter(None, (candidate(node, request) for node in nodes.values())))
-        heapify(self._heap)
-        self._changes_seen = changes
-
-    def best(self, request: Request, nodes: dict[str, NodeView], changed: list[str]) -> Candidate | None:
-        """The best offer left for a request of this search's shape, whose quota may be another by now."""
-        if not self._heap:
-            return None  # nothing is given back during a run: what has failed once fails for all of its shape
-        for node_id in dict.fromkeys(changed[self._changes_seen :]):
-            self._offer(nodes[node_id], request)
-        self._changes_seen = len(changed)
-        while self._heap:
-            first = self._heap[0]
-            current = first.node is nodes[first.node_id]
-            if current and within_quota(first, request):
-                return first
-            heappop(self._heap)
-            if current:  # the quota leaves no room for this model any more; perhaps for another one there
-                self._offer(first.node, request)
+    def before(self, instance_id: str) -> Unit | None:
+        """Decide of those ahead of one that waits, and return that one; None if it does not wait."""
+        for unit in self._queue():
+            if _has(unit, instance_id):
+                return unit.limited(self._quotas)
+            self._decide(unit.limited(self._quotas))
         return None
 
-    def _offer(self, node: NodeView, request: Request) -> None:
-        if offer := candidate(node, request):
-            heappush(self._heap, offer)
+    def _queue(self) -> Queue:
+        return Queue(self._snapshot, self._units, self._shares)
+
+    def _told(self, unplaced: tuple[Unplaced, ...]) -> Plan:
+        return Plan(
+            tuple(self._placements),
+            unplaced,
+            tuple(self._promises.evictions),
+            tuple(self.kept.forecasts),
+            tuple(told.instance_id for told in unplaced),
+        )
+
+    def _decide(self, unit: Unit) -> None:
+        if found := self._places(unit):
+            self._take(unit, found)
+            return
+        self._waiting.append(unit)
+        if gangs.whole(self.world, unit) and self._promises.promise(unit):
+            # It will have this, and the projects that come after it are judged as if it had.
+            self._shares.take(unit.project_id, unit.gpu_milli, 0, 0)
+
+    def _places(self, unit: Unit) -> list[Found] | None:
+        """What has failed once fails for all that are alike: nothing is given back during a look."""
+        if unit.gang is None:
+            asked = key(unit.first)
+            if asked in self._failed:
+                return None
+            found = gangs.place(self.world, unit, self._at, self.kept.allowing)
+            if found is None:
+                self._failed.add(asked)
+            return found
+        if not gangs.whole(self.world, unit):
+            return None
+        return gangs.place(self.world, unit, self._at, self.kept.allowing)
+
+    def _take(self, unit: Unit, found: list[Found]) -> None:
+        members = {member.instance_id: member for member in unit.members}
+        for each in found:
+            placed = each.placement
+            member = replace(members[placed.instance_id], quota=self._quotas.get(unit.project_id))
+            if member.quota is not None:
+                self._quotas[unit.project_id] = quotas.after(
+                    member.quota, member, each.model, placed.cpu_milli, placed.memory_mib
+                )
+            milli = sum(grant.milli for grant in placed.grants)
+            self._shares.take(unit.project_id, milli, placed.cpu_milli, placed.memory_mib)
+            borrowed = bool(milli) and self._shares.beyond_guarantee(unit.project_id)
+            self._placements.append(replace(placed, borrowed=borrowed))
 
 
-def _without(node: NodeView, placed: Placement) -> NodeView:
-    return replace(
-        node,
-        cpu_milli_free=node.cpu_milli_free - placed.cpu_milli,
-        memory_mib_free=node.memory_mib_free - placed.memory_mib,
-        gpus=tuple(replace(gpu, free=False) if gpu.uuid in placed.gpu_uuids else gpu for gpu in node.gpus),
-    )
-
-
-def _unplaced(run: _Run, queue: list[Request], placements: list[Placement]) -> tuple[Unplaced, ...]:
-    """Told of the world after the run, which is the one users see; computed once for each shape."""
-    placed_ids = {placed.instance_id for placed in placements}
-    waiting = [run.limited(request) for request in queue if request.instance_id not in placed_ids]
-    nodes = tuple(run.nodes.values())
-    emptied = tuple(map(empty, nodes)) if waiting else ()
-    told: dict[Shape, Unplaced] = {}
-    for request in waiting:
-        if (key := shape(request)) not in told:
-            told[key] = unplaced(nodes, emptied, request)
-    return tuple(replace(told[shape(request)], instance_id=request.instance_id) for request in waiting)
+def _has(unit: Unit, instance_id: str) -> bool:
+    return any(member.instance_id == instance_id for member in unit.members)

@@ -1,56 +1,58 @@
-"""One sentence for people, out of all the refusals of all the nodes.
+"""One sentence for people, out of what stops all the nodes.
 
-It is found by a funnel: rules are taken in the order of `_STAGES`, each lets through the nodes that do not
-break it, and the rule that stops the last of them is the one worth telling, of the nodes that came that far.
-What never changes comes before what passes: that the only node with an H200 is cordoned says more than
-that the other nine, which are ready, have none.
+It is found by a funnel: rules are taken in the order of the census' stages, each lets through the nodes that
+do not break it, and the rule that stops the last of them is the one worth telling, of those that came so far.
+What never changes comes before what passes: that the only node with an H200 is cordoned says more than that
+the other nine, which are ready, have none.
 """
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from mooring.core.node import NodeState
-from mooring.scheduler import words
-from mooring.scheduler.filters import needs, suitable_gpus, usable
-from mooring.scheduler.model import NodeView, Refusal, Request
+from mooring.scheduler import cards, words
+from mooring.scheduler.census import (
+    BESIDE,
+    CAPABILITY,
+    COUNT,
+    FITS,
+    LABELS,
+    MODE,
+    MODEL,
+    SIZE,
+    STATE,
+    Survey,
+)
+from mooring.scheduler.filters import refusals
+from mooring.scheduler.model import WHOLE, GpuView, Moment, NodeView, Request
+from mooring.scheduler.needs import needs, preference
 
 
-def summarize(
-    nodes: Sequence[NodeView], request: Request, refused: Sequence[Refusal], *, free: str = "free "
-) -> str:
-    """Say why none of the nodes, each of which is in `refused`, can host the request.
+def summarize(survey: Survey, request: Request, at: Moment, *, free: str = "free ") -> str:
+    """Say why none of the nodes can host the request now.
 
     Args:
         free: how to call what is left of a node; "" where the nodes are thought empty.
     """
-    if not nodes:
+    if not survey.nodes:
         return "no nodes have joined yet"
-    of_node: dict[str, list[Refusal]] = {}
-    for refusal in refused:
-        of_node.setdefault(refusal.node_id, []).append(refusal)
-    left = nodes
-    for codes, sentence in _STAGES:
-        passing = [node for node in left if not any(each.code in codes for each in of_node[node.id])]
-        if not passing:
-            return sentence(_Case(nodes, left, request, of_node, free))
-        left = passing
-    return _too_little_beside(_Case(nodes, left, request, of_node, free))
+    return _SENTENCES[survey.last](_Case(survey, survey.left(), request, at, free))
 
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    nodes: Sequence[NodeView]
+    survey: Survey
     left: Sequence[NodeView]  # those that the earlier stages let through
     request: Request
-    of_node: dict[str, list[Refusal]]
+    at: Moment
     free: str
 
     @property
     def no_node(self) -> str:
         """The subject of the sentence: `no ready node with zone=a`."""
-        ready = "" if all(node.state is NodeState.READY for node in self.nodes) else " ready"
-        return f"no{ready} {self._node}"
+        all_ready = not self.free or all(node.state is NodeState.READY for node in self.survey.nodes.values())
+        return f"no{'' if all_ready else ' ready'} {self._node}"
 
     @property
     def no_node_in_any_state(self) -> str:
@@ -60,6 +62,9 @@ class _Case:
     def _node(self) -> str:
         return f"node with {words.labels(self.request)}" if self.request.node_selector else "node"
 
+    def suitable(self, node: NodeView) -> list[list[GpuView]]:
+        return list(cards.suitable(node, self.request).values())
+
 
 def _no_label(case: _Case) -> str:
     plural = "s" if len(case.request.node_selector) > 1 else ""
@@ -67,22 +72,39 @@ def _no_label(case: _Case) -> str:
 
 
 def _no_such_gpu(case: _Case) -> str:
-    return f"{case.no_node_in_any_state} has any {case.request.gpu_model or 'GPU'}"
+    return f"{case.no_node_in_any_state} has any {words.models(case.request)}"
+
+
+def _no_such_mode(case: _Case) -> str:
+    if case.request.mig_profile is not None:
+        return f"{case.no_node_in_any_state} has any MIG device {case.request.mig_profile}{_on_models(case)}"
+    return f"{case.no_node_in_any_state} has any {words.models(case.request)} without MIG"
+
+
+def _on_models(case: _Case) -> str:
+    return f" on an {words.models(case.request)}" if case.request.gpu_models else ""
 
 
 def _gpus_too_small(case: _Case) -> str:
-    of_any_size = replace(case.request, gpu_min_memory_mib=None)
-    largest = {
-        node.id: max(gpu.memory_mib for gpus in suitable_gpus(node, of_any_size).values() for gpu in gpus)
-        for node in case.left
-    }
-    amount, best = _most(case, largest)
-    name = f"{case.request.gpu_model or 'GPU'}{words.at_least(case.request)}"
+    def largest(node: NodeView) -> int:
+        return max(
+            cards.memory_of(gpu, case.request)
+            for gpu in node.gpus
+            if preference(case.request, gpu.model) is not None and cards.right_mode(gpu, case.request)
+        )
+
+    amount, best = case.survey.most(largest)
+    name = f"{words.models(case.request)}{words.at_least(case.request)}"
     return f"{case.no_node_in_any_state} has any {name} (largest: {words.memory(amount)} on {best})"
 
 
+def _not_capable(case: _Case) -> str:
+    name = f"{words.models(case.request)}{words.at_least(case.request)}"
+    return f"{case.no_node_in_any_state} has any {name}"
+
+
 def _none_ready(case: _Case) -> str:
-    suitable = "" if len(case.left) == len(case.nodes) else "suitable "
+    suitable = "" if len(case.left) == len(case.survey.nodes) else "suitable "
     states = Counter(node.state.replace("_", " ") for node in case.left)
     if len(case.left) == 1:
         return f"the only {suitable}node, {case.left[0].name}, is {case.left[0].state.replace('_', ' ')}"
@@ -93,19 +115,43 @@ def _none_ready(case: _Case) -> str:
 
 
 def _too_few_gpus(case: _Case) -> str:
-    most = {
-        node.id: max(len(usable(gpus)) for gpus in suitable_gpus(node, case.request).values())
-        for node in case.left
+    request, at = case.request, case.at
+    asked = f"{case.no_node} has {words.gpus(request, free=case.free)}"
+    if request.gpu_milli < WHOLE and request.mig_profile is None:
+        most, best = case.survey.most(lambda node: _most_free_share(case, node))
+        return f"{asked} ({f'best: {words.share(most)} on {best}' if most else _none_left(case)})"
+    most, best = case.survey.most(
+        lambda node: max(_free(there, request, at) for there in case.suitable(node))
+    )
+    return f"{asked} ({f'best: {most} on {best}' if most else _none_left(case)})"
+
+
+def _most_free_share(case: _Case, node: NodeView) -> int:
+    cards_there = (gpu for of_model in case.suitable(node) for gpu in of_model)
+    return max(words.free_share(gpu, case.request, case.at) for gpu in cards_there)
+
+
+def _free(gpus: Sequence[GpuView], request: Request, at: Moment) -> int:
+    """The most that could be given together."""
+    together = cards.neighbourhoods(gpus, request)
+    return max((sum(cards.units(gpu, request, at) for gpu in there) for there in together), default=0)
+
+
+def _none_left(case: _Case) -> str:
+    """Reserved cards, and those that another project shares, are told of: they look free elsewhere."""
+    reasons = {
+        words.why_not(gpu, case.request, case.at)
+        for group in {int(case.survey.group[index]) for index in _left(case)}
+        for of_model in case.suitable(case.survey.examples[group])
+        for gpu in of_model
     }
-    amount, best = _most(case, most)
-    there = f"best: {amount} on {best}" if amount else "all are in use or quarantined"
-    return f"{case.no_node} has {words.gpus(case.request, free=case.free)} ({there})"
+    more = sorted(reasons - {"in use", "quarantined"})
+    return f"all are {', '.join(['in use', *more])} or quarantined"
 
 
-def _most(case: _Case, amounts: dict[str, int]) -> tuple[int, str]:
-    """The largest amount and the name of the node that has it."""
-    best = min(case.left, key=lambda node: (-amounts[node.id], node.name, node.id))
-    return amounts[best.id], best.name
+def _left(case: _Case) -> list[int]:
+    last = case.survey.last
+    return [index for index in case.survey.nodes if case.survey.stage[index] == last]
 
 
 def _too_little_beside(case: _Case) -> str:
@@ -120,24 +166,36 @@ def _too_little_beside(case: _Case) -> str:
 
 
 def _closest(case: _Case) -> str:
-    """`gpu-7: insufficient_cpu wanted 16 had 4`, of the node that breaks the fewest rules by the least."""
-    best = min(case.left, key=lambda node: (len(case.of_node[node.id]), _lack(node, case.request), node.id))
-    broken = (f"{each.code} wanted {each.wanted} had {each.had}" for each in case.of_node[best.id])
+    """`gpu-7: insufficient_cpu wanted 16 had 4`, of the node that lacks least."""
+    best = min(case.left, key=lambda node: (_lack(node, case.request), node.id))
+    broken = (
+        f"{each.code} wanted {each.wanted} had {each.had}" for each in refusals(best, case.request, case.at)
+    )
     return f"{best.name}: {', '.join(broken)}"
 
 
-def _lack(node: NodeView, request: Request) -> float:
-    """The missing parts of the CPUs and of the memory asked for, added up."""
+def _lack(node: NodeView, request: Request) -> tuple[int, float]:
+    """How many of CPUs and memory are too few, and the missing parts of what is asked for, added up."""
     cpu_milli, memory_mib = needs(request, node)
-    cpu_lack = max(0, cpu_milli - node.cpu_milli_free) / max(1, cpu_milli)
-    return cpu_lack + max(0, memory_mib - node.memory_mib_free) / max(1, memory_mib)
+    cpu_lacks, memory_lacks = cpu_milli - node.cpu_milli_free, memory_mib - node.memory_mib_free
+    parts = max(0, cpu_lacks) / max(1, cpu_milli) + max(0, memory_lacks) / max(1, memory_mib)
+    return (cpu_lacks > 0) + (memory_lacks > 0), parts
 
 
-# Refusals of any other code, those of a rule to come included, are told by `_too_little_beside`.
-_STAGES: tuple[tuple[frozenset[str], Callable[[_Case], str]], ...] = (
-    (frozenset({"selector_mismatch"}), _no_label),
-    (frozenset({"no_gpu", "gpu_model_mismatch"}), _no_such_gpu),
-    (frozenset({"insufficient_gpu_memory"}), _gpus_too_small),
-    (frozenset({"node_cordoned", "node_draining", "node_not_ready", "node_unreachable"}), _none_ready),
-    (frozenset({"insufficient_gpus"}), _too_few_gpus),
-)
+def _not_its_turn(case: _Case) -> str:
+    """It fits, and is kept out by what others that wait have been promised."""
+    until = "" if case.request.max_duration_s is not None else "; with max_duration_s it might start before"
+    return f"what is free is kept for others that are ahead in the queue{until}"
+
+
+_SENTENCES: dict[int, Callable[[_Case], str]] = {
+    LABELS: _no_label,
+    MODEL: _no_such_gpu,
+    MODE: _no_such_mode,
+    SIZE: _gpus_too_small,
+    CAPABILITY: _not_capable,
+    STATE: _none_ready,
+    COUNT: _too_few_gpus,
+    BESIDE: _too_little_beside,
+    FITS: _not_its_turn,
+}

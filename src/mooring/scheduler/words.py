@@ -63,7 +63,7 @@ def stock(suitable: Mapping[str, Sequence[GpuView]], request: Request, at: Momen
         devices = sum(each.profile == request.mig_profile for gpu in there for each in gpu.mig)
         return f"{_free(there, request, at)} free of {devices}{name}{_why_not_free(there, request, at)}"
     if request.gpu_milli < WHOLE:
-        most = max((_free_share(gpu, request, at) for gpu in there), default=0)
+        most = max((free_share(gpu, request, at) for gpu in there), default=0)
         return f"at most {share(most)} of one{name}{_why_not_free(there, request, at)}"
     return f"{_free(there, request, at)} free of {len(there)}{name}{_why_not_free(there, request, at)}"
 
@@ -72,7 +72,7 @@ def _free(gpus: Sequence[GpuView], request: Request, at: Moment) -> int:
     return sum(cards.units(gpu, request, at) for gpu in gpus)
 
 
-def _free_share(gpu: GpuView, request: Request, at: Moment) -> int:
+def free_share(gpu: GpuView, request: Request, at: Moment) -> int:
     """What a share could be given of the card, were it small enough."""
     closed = not gpu.healthy or cards.others_share(gpu, request) or cards.reserved(gpu, request, at)
     return 0 if closed else gpu.milli_free
@@ -83,13 +83,14 @@ def _why_not_free(gpus: Sequence[GpuView], request: Request, at: Moment) -> str:
     counts = {"quarantined": 0, "reserved": 0, "shared by another project": 0, "in use": 0}
     for gpu in gpus:
         if not cards.units(gpu, request, at):
-            counts[_why(gpu, request, at)] += 1
+            counts[why_not(gpu, request, at)] += 1
     order = ("in use", "shared by another project", "reserved", "quarantined")
     parts = [f"{counts[word]} {word}" for word in order if counts[word]]
     return f" ({', '.join(parts)})" if parts else ""
 
 
-def _why(gpu: GpuView, request: Request, at: Moment) -> str:
+def why_not(gpu: GpuView, request: Request, at: Moment) -> str:
+    """Why a card gives the request nothing now."""
     if cards.others_share(gpu, request) and cards.unowned_units(gpu, request) and request.gpu_milli < WHOLE:
         return "shared by another project"
     if cards.unreserved_units(gpu, request):

@@ -16,6 +16,7 @@ from mooring.core.instance import (
 from mooring.core.text import LabelKey, LabelValue, LongText, Name
 from mooring.schemas.agent import Endpoint
 from mooring.schemas.base import Answer, Body, Json, Timestamp
+from mooring.schemas.queue import Because
 
 # exclusive: the whole card. mig: a MIG device. mps: the driver's MPS daemon holds it to its memory and SMs.
 # shared: the agent's watchdog stops what takes more memory than its share; nothing limits SMs.
@@ -190,29 +191,72 @@ class RefusalItem(Answer):
     had: str
 
 
-class DryRun(Answer):
-    """Whether it could start right now, where, and why not elsewhere."""
+class Alternatives(Answer):
+    """What would start now in its place, everything else being the same."""
+
+    max_count_now: Annotated[int, Field(description="the largest number of such GPUs; 0: not even one")]
+    models_now: Annotated[list[str], Field(description="models that could be asked for")]
+    max_share_now: Annotated[
+        float | None, Field(description="the largest share of one GPU; null: none, or no share is asked for")
+    ]
+    without_same_numa: Annotated[bool, Field(description="it would start without `same_numa`")]
+    max_duration_s: Annotated[
+        int | None,
+        Field(description="with this `max_duration_s` it would start, as it would end before others' turn"),
+    ]
+
+
+class AheadItem(Answer):
+    """One that comes before it; another project's is not named."""
+
+    instance_id: str | None
+    group_id: str | None
+    name: str | None
+    because: Annotated[Because, Field(description="the first rule of the queue by which it does")]
+
+
+class AwaitedEnd(Answer):
+    instance_id: str
+    name: str
+    ends_at: Annotated[Timestamp | None, Field(description="as it declared, or as it is being stopped")]
+
+
+class Outlook(Answer):
+    """Where it stands, and when it will start as far as declared durations tell."""
+
+    queue_position: int | None
+    ahead: Annotated[
+        list[AheadItem], Field(max_length=20, description="the first of those that come before it")
+    ]
+    starts_at: Annotated[
+        Timestamp | None,
+        Field(description="null: something without a declared end, or nobody knows what, is in the way"),
+    ]
+    start_node_ids: list[str]
+    waits_for: Annotated[
+        list[AwaitedEnd], Field(description="your instances that must end first: what starts_at is based on")
+    ]
+    waits_for_others: Annotated[int, Field(description="other projects' that must end first")]
+    would_fit: Annotated[
+        Alternatives | None, Field(description="null: it does not wait, or nothing else would start now")
+    ]
+
+
+class DryRun(Outlook):
+    """Whether it could start right now and where; if not, why not, and what it would wait for."""
 
     placeable: bool
     node_id: str | None
     devices: list[Device]
+    reason: Annotated[Reason | None, Field(description="that it would wait with")]
     refusals: list[RefusalItem]
 
 
-class Alternatives(Answer):
-    """What would start now: the largest number of such GPUs, and models with enough of them free."""
-
-    max_count_now: int
-    models_now: list[str]
-
-
-class Explanation(Answer):
+class Explanation(Outlook):
     state: State
     reason: Reason | None
-    queue_position: int | None
     node_id: str | None
     refusals: list[RefusalItem]
-    would_fit: Alternatives | None
 
 
 class WaitResult(Answer):

@@ -4,12 +4,28 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from mooring.core.gpu import Health, MigDevice, NvLinkPeer
+from mooring.core.gpu import Health, NvLinkPeer
 from mooring.core.instance import Reason
 from mooring.core.node import NodeState
 from mooring.core.text import Name
 from mooring.schemas.agent import Orphan
 from mooring.schemas.base import Answer, Body, Timestamp
+
+
+class GpuMigDevice(Answer):
+    """A MIG device that exists on the card; it is given out whole."""
+
+    uuid: str
+    profile: str
+    memory_mib: int | None
+    free: bool
+    instance_id: Annotated[str | None, Field(description="its holder, as far as the caller may know")]
+
+
+class GpuHolder(Answer):
+    instance_id: str
+    share: Annotated[float, Field(description="of the card; of a MIG device what it counts as")]
+    mig_uuid: str | None
 
 
 class Gpu(Answer):
@@ -24,10 +40,17 @@ class Gpu(Answer):
     compute_capability: str | None
     nvlink_peers: list[NvLinkPeer]
     mig_mode: str | None
-    mig_devices: list[MigDevice]
+    mig_devices: list[GpuMigDevice]
     health: Health
     reason: Reason | None
-    instance_id: Annotated[str | None, Field(description="its holder, as far as the caller may know")]
+    share_free: Annotated[float, Field(description="the part of it that nobody holds")]
+    instance_id: Annotated[
+        str | None,
+        Field(description="its only holder, as far as the caller may know; null where there are several"),
+    ]
+    holders: Annotated[
+        list[GpuHolder], Field(max_length=1000, description="those that the caller may know of")
+    ]
     simulated: bool
 
 
@@ -81,15 +104,23 @@ class Drain(Body):
 
 
 class InstanceType(Answer):
-    """A number of GPUs of one model, as nodes have them."""
+    """A number of GPUs of one model, or a MIG device on one, as nodes have them."""
 
     name: str
     gpu_model: str
     gpu_count: int
-    gpu_memory_mib: int
+    gpu_memory_mib: Annotated[int, Field(description="of each GPU, or of the MIG device")]
+    mig_profile: Annotated[str | None, Field(description="null: whole GPUs")]
     total: Annotated[int, Field(description="how many of these the healthy inventory could hold at once")]
     available: Annotated[int, Field(description="how many of these could start now")]
     max_gpus_per_node_now: int
+    max_share_now: Annotated[
+        float | None,
+        Field(
+            description="the largest share of one such GPU that could start now in a project of the caller's "
+            "that may share; null for several GPUs and MIG devices"
+        ),
+    ]
     price_micros_per_hour: int | None
     currency: str | None
 

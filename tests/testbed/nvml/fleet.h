@@ -14,8 +14,8 @@ enum { GPUS = 32, LINKS = 36, PROCESSES = 64, RULES = 128, SLICES = 8, XIDS = 51
 typedef unsigned long long u64;
 typedef void *handle;
 
-struct process { int graphics; unsigned pid; long mib; };
-struct slice { char uuid[96], name[96]; u64 mib; };
+struct process { int kind, slice; unsigned pid; long mib; }; /* kind: 0 compute, 1 graphics, 2 mps; slice: -1 none */
+struct slice { char uuid[96], name[96]; u64 mib, used_mib; unsigned gpu_slices, compute_slices; };
 struct gpu {
     char uuid[96], name[96], pci[32];
     u64 memory_mib, used_mib, energy_mj;
@@ -84,6 +84,10 @@ static void set(struct gpu *gpu, const char *key, const char *value) {
     if (!strcmp(key, "pci")) decoded(gpu->pci, value, sizeof gpu->pci);
 }
 
+static int kind_of(const char *word) {
+    return !strcmp(word, "graphics") ? 1 : !strcmp(word, "mps") ? 2 : 0;
+}
+
 static void directive(struct fleet *f, const char *line) {
     char word[96], other[96];
     int i, n, at = 0;
@@ -96,7 +100,15 @@ static void directive(struct fleet *f, const char *line) {
         set(&f->gpu[i], word, line + at);
     else if (sscanf(line, "process %d %95s %d %ld", &i, word, &n, &number) == 4) {
         struct gpu *gpu = &f->gpu[i];
-        gpu->process[gpu->processes++] = (struct process){!strcmp(word, "graphics"), (unsigned)n, number};
+        gpu->process[gpu->processes++] = (struct process){kind_of(word), -1, (unsigned)n, number};
+    } else if (sscanf(line, "slice_process %d %d %d %ld", &i, &at, &n, &number) == 4) {
+        struct gpu *gpu = &f->gpu[i];
+        gpu->process[gpu->processes++] = (struct process){0, at, (unsigned)n, number};
+    } else if (sscanf(line, "slice_used %d %d %ld", &i, &n, &number) == 3) {
+        f->gpu[i].slice[n].used_mib = (u64)number;
+    } else if (sscanf(line, "slice_parts %d %d %d %ld", &i, &n, &at, &number) == 4) {
+        f->gpu[i].slice[n].gpu_slices = (unsigned)at;
+        f->gpu[i].slice[n].compute_slices = (unsigned)number;
     } else if (sscanf(line, "process_name %d %n", &n, &at) == 1) {
         f->name[f->names].pid = (unsigned)n;
         decoded(f->name[f->names++].name, line + at, 256);

@@ -6,9 +6,12 @@
  *   set I KEY VALUE              uuid name memory_mib used_mib util util_mem power_mw limit_mw temperature sm
  *                                mem_clock fan energy_mj minor numa mig (0 off, 1 on) remap_failed recovery pci
  *                                cc (90 is 9.0)
- *   process I KIND PID MIB       KIND compute or graphics; MIB -1: the driver does not tell
+ *   process I KIND PID MIB       KIND compute, graphics or mps; MIB -1: the driver does not tell
  *   process_name PID NAME
- *   slice I UUID MIB NAME        a MIG device
+ *   slice I UUID MIB NAME        a MIG device; J below is its place among those of its card
+ *   slice_used I J MIB
+ *   slice_parts I J GPU COMPUTE  its slices, of the card's and of its own
+ *   slice_process I J PID MIB    listed by the device, and by the card too
  *   nvlink I LINK J|switch       a lane that is up
  *   topology LEVEL               of every pair (10 single ... 50 system)
  *   xid I CODE                   announced once each, in order; I -1: no card
@@ -141,7 +144,8 @@ int nvmlDeviceGetUtilizationRates(handle device, unsigned to[2]) {
 struct memory { u64 total, free, used; };
 static struct memory memory_of(handle device) {
     struct gpu *gpu = gpu_of(device);
-    u64 total = slice_of(device) ? slice_of(device)->mib : gpu->memory_mib, used = slice_of(device) ? 0 : gpu->used_mib;
+    struct slice *slice = slice_of(device);
+    u64 total = slice ? slice->mib : gpu->memory_mib, used = slice ? slice->used_mib : gpu->used_mib;
     return (struct memory){total << 20, (total - used) << 20, used << 20};
 }
 int nvmlDeviceGetMemoryInfo(handle device, struct memory *to) {
@@ -166,6 +170,17 @@ int nvmlDeviceGetMigDeviceHandleByIndex(handle device, unsigned i, handle *to) {
     RULED(device);
     if ((int)i >= gpu_of(device)->slices) return NOT_FOUND;
     *to = (handle)(4096 + 16 * ((long)device - 1) + (long)i);
+    return OK;
+}
+struct attributes { unsigned sm, copy, decoder, encoder, jpeg, ofa, gpu_slices, compute_slices; u64 memory_mib; };
+int nvmlDeviceGetAttributes_v2(handle device, struct attributes *to) {
+    struct slice *slice = slice_of(device);
+    RULED(device);
+    if (!slice || !slice->gpu_slices) return NOT_SUPPORTED;
+    memset(to, 0, sizeof *to);
+    to->gpu_slices = slice->gpu_slices;
+    to->compute_slices = slice->compute_slices;
+    to->memory_mib = slice->mib;
     return OK;
 }
 int nvmlDeviceGetCudaComputeCapability(handle device, int *major, int *minor) {
@@ -231,11 +246,13 @@ int nvmlDeviceGetNvLinkRemotePciInfo_v2(handle device, unsigned link, struct pci
 }
 
 struct process_info { unsigned pid; u64 used; unsigned gpu_instance, compute_instance; };
-static int processes(struct gpu *gpu, int graphics, unsigned *count, struct process_info *to) {
+static int processes(handle device, int kind, unsigned *count, struct process_info *to) {
+    long slice = (long)device - 4096;
+    struct gpu *gpu = slice >= 0 ? &current->gpu[slice / 16] : gpu_of(device);
     unsigned n = 0, room = *count;
     for (int i = 0; i < gpu->processes; i++) {
         struct process *process = &gpu->process[i];
-        if (process->graphics != graphics) continue;
+        if (process->kind != kind || (slice >= 0 && process->slice != slice % 16)) continue;
         if (to && n < room)
             to[n] = (struct process_info){process->pid, process->mib < 0 ? ~0ull : (u64)process->mib << 20, ~0u, ~0u};
         n++;
@@ -243,15 +260,16 @@ static int processes(struct gpu *gpu, int graphics, unsigned *count, struct proc
     *count = n;
     return n > room ? TOO_SMALL : OK;
 }
-#define PROCESSES_OF(function, graphics) \
+#define PROCESSES_OF(function, kind) \
     int function(handle device, unsigned *count, struct process_info *to) { \
         RULED(device); \
-        return processes(gpu_of(device), graphics, count, to); \
+        return processes(device, kind, count, to); \
     }
 PROCESSES_OF(nvmlDeviceGetComputeRunningProcesses_v2, 0)
 PROCESSES_OF(nvmlDeviceGetComputeRunningProcesses_v3, 0)
 PROCESSES_OF(nvmlDeviceGetGraphicsRunningProcesses_v2, 1)
 PROCESSES_OF(nvmlDeviceGetGraphicsRunningProcesses_v3, 1)
+PROCESSES_OF(nvmlDeviceGetMPSComputeRunningProcesses_v3, 2)
 
 struct event { handle device; u64 type, data; unsigned gpu_instance, compute_instance; };
 int nvmlEventSetCreate(handle *to) {

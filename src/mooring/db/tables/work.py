@@ -177,10 +177,12 @@ class InstanceGroup(Base):
     count: Mapped[int]
     template: Mapped[JsonObject]
     on_member_failure: Mapped[str]
-    # How members on several nodes reach one another: overlay or host.
+    # How members on several nodes reach one another: auto, overlay or host.
     network: Mapped[str]
     encrypted: Mapped[bool]
     master_port: Mapped[int]
+    # How often one of its members was queued again after it had failed, since the group was last started.
+    restarts: Mapped[int]
     desired_state: Mapped[DesiredState] = mapped_column()
     reason: Mapped[JsonObject | None]
     version: Mapped[int]

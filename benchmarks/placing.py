@@ -1,0 +1,240 @@
+"""Placements decided and committed in PostgreSQL, at 10,000 nodes with 80,000 GPUs.
+
+    python -m benchmarks.placing [--nodes 10000] [--instances 20000]
+
+Nodes and pending instances are made by bulk statements; then the production loop looks until all are placed. As
+a limit, the same rows are written by hand-made statements of whole arrays, in batches of the same size and
+without a decision, a guard or a lock. PostgreSQL flushes to the disk, and has the machine's cores to share with
+the scheduler.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+from tests.testbed.postgres import PostgresCluster
+
+from benchmarks import stack
+from benchmarks.figures import verdict
+from mooring.control.world import World
+from mooring.db import migrate
+from mooring.db.session import Database
+from mooring.db.signals import Signals
+from mooring.loops import scheduling
+from mooring.loops.scheduling import Scheduling
+
+GPUS = 8
+WANTED_PER_S = 800
+# Of a hundred requests, so many ask for this many GPUs.
+MIX = {1: 70, 2: 15, 4: 10, 8: 5}
+
+
+def main(nodes: int, instances: int) -> int:
+    with _postgres() as cluster:
+        template = cluster.create_database()
+        migrate.upgrade(template)
+        _fill(template, nodes, instances)
+        limit = _by_hand(cluster.create_database(template))
+        rate = _by_the_loop(cluster.create_database(template), instances)
+    print(f"hand-made statements: {limit:.0f} placements/s; the loop is at {100 * rate / limit:.0f} % of it")
+    return 0 if verdict("decided and committed", rate, WANTED_PER_S, "/s", at_least=True) else 1
+
+
+@contextmanager
+def _postgres() -> Iterator[PostgresCluster]:
+    with stack.workspace() as bed:
+        cluster = PostgresCluster(bed)
+        try:
+            cluster.start()
+            yield cluster
+        finally:
+            cluster.destroy()
+
+
+def _by_the_loop(url: str, instances: int) -> float:
+    """Placements a second."""
+    database = Database(url, Signals())
+    try:
+        loop = _Timed(database, World())
+        began = time.perf_counter()
+        loop.look()
+        print(f"first look at all nodes: {time.perf_counter() - began:.1f} s")
+        began = time.perf_counter()
+        while _count(url, "pending"):
+            loop.tick()
+        seconds = time.perf_counter() - began
+    finally:
+        database.dispose()
+    placed = _count(url, "scheduled")
+    if placed != instances or _held(url) != _asked(url):
+        raise SystemExit(f"{placed} of {instances} placed, {_held(url)} of {_asked(url)} GPUs held")
+    print(
+        f"{placed} placed in {seconds:.1f} s, in {loop.looks} looks: "
+        f"{100 * loop.commit_s / seconds:.0f} % of the time written and committed, "
+        f"{100 * (seconds - loop.commit_s) / seconds:.0f} % read and decided"
+    )
+    return placed / seconds
+
+
+class _Timed(Scheduling):
+    """The production loop, whose writing is timed."""
+
+    def __init__(self, database: Database, world: World) -> None:
+        super().__init__(database, world)
+        self.commit_s = 0.0
+        self.looks = 0
+
+    def look(self) -> None:
+        with self.database.read() as session:
+            self._world.look(session)
+
+    def tick(self) -> None:
+        self.looks += 1
+        super().tick()
+
+    def _place(self, *plan) -> None:  # type: ignore[no-untyped-def]
+        began = time.perf_counter()
+        super()._place(*plan)
+        self.commit_s += time.perf_counter() - began
+
+
+def _count(url: str, state: str) -> int:
+    return _number(url, f"SELECT count(*) FROM instances WHERE state = '{state}'")  # noqa: S608 - a constant
+
+
+def _held(url: str) -> int:
+    return _number(url, "SELECT sum(milli_held) / 1000 FROM gpus")
+
+
+def _asked(url: str) -> int:
+    return _number(url, "SELECT sum(gpu_count) FROM instances")
+
+
+def _number(url: str, query: str) -> int:
+    with psycopg.connect(url) as connection:
+        return int((connection.execute(query.encode()).fetchone() or (0,))[0])
+
+
+def _by_hand(url: str) -> float:
+    """Placements a second by statements of whole arrays: the first instances to the first GPUs."""
+    with psycopg.connect(url) as connection:
+        waiting = connection.execute("SELECT id, gpu_count FROM instances ORDER BY id").fetchall()
+        cards = connection.execute("SELECT uuid, node_id FROM gpus ORDER BY uuid").fetchall()
+        connection.commit()
+        plan, at = [], 0
+        for instance_id, count in waiting:
+            at += (GPUS - at % GPUS) % GPUS if at % GPUS + count > GPUS else 0
+            plan.append((instance_id, cards[at][1], [uuid for uuid, _node in cards[at : at + count]]))
+            at += count
+        began = time.perf_counter()
+        for start in range(0, len(plan), scheduling.BATCH):
+            _write(connection, plan[start : start + scheduling.BATCH])
+            connection.commit()
+        return len(plan) / (time.perf_counter() - began)
+
+
+def _write(connection: psycopg.Connection, batch: list[tuple[str, str, list[str]]]) -> None:
+    ids, nodes = [each[0] for each in batch], [each[1] for each in batch]
+    placed_as = json.dumps({"isolation": "exclusive", "link_score": None, "borrowed": False})
+    connection.execute(
+        "UPDATE nodes SET generation = generation + 1, revision = revision + 1 WHERE id = ANY(%s)", [nodes]
+    )
+    connection.execute(
+        "UPDATE instances SET state = 'scheduled', reason = NULL, version = version + 1, attempt = attempt + 1,"
+        " node_id = given.node_id, node_generation = 1, cpu_milli = 8000, memory_mib = 65536,"
+        " placed_as = %s, scheduled_at = now()"
+        " FROM unnest(%s::text[], %s::text[]) AS given (id, node_id) WHERE instances.id = given.id",
+        [placed_as, ids, nodes],
+    )
+    grants = [(uuid, each[0]) for each in batch for uuid in each[2]]
+    connection.execute(
+        "INSERT INTO allocations (gpu_uuid, instance_id, project_id, attempt, milli, from_at)"
+        " SELECT uuid, id, 'prj_bench', 1, 1000, now() FROM unnest(%s::text[], %s::text[]) AS given (uuid, id)",
+        [[uuid for uuid, _id in grants], [key for _uuid, key in grants]],
+    )
+    connection.execute(
+        "INSERT INTO events (id, type, project_id, instance_id, at, data)"
+        " SELECT 'evt_' || id, 'instance.state_changed', 'prj_bench', id, now(), json_build_object('instance_id',"
+        " id, 'from', 'pending', 'to', 'scheduled', 'version', 2, 'reason', NULL) FROM unnest(%s::text[]) AS id",
+        [ids],
+    )
+
+
+def _fill(url: str, nodes: int, instances: int) -> None:
+    facts = {
+        "hostname": "host", "address": "10.0.0.1", "cpus": 192, "memory_mib": 2_063_000, "labels": {"zone": "a"},
+        "agent_version": "0.1.0", "docker_version": "20.10.24", "driver_version": "550.54.15",
+        "cuda_version": "12.4", "swarm": None, "mps": False, "simulated_containers": False,
+        "simulated_gpus": False, "overrides": [],
+    }  # fmt: skip
+    with psycopg.connect(url) as connection:
+        connection.execute(
+            "INSERT INTO projects (id, name, labels, quotas, weight, security_profile, gpu_sharing,"
+            " host_network, version, created_at)"
+            " VALUES ('prj_bench', 'bench', '{}', '{}', 1, 'standard', false, false, 1, now())"
+        )
+        connection.execute(
+            "INSERT INTO nodes (id, name, credential_hash, renewal_due, cordoned, draining, silent, facts,"
+            " samples, orphans, session, seq, generation, revision, heartbeats, created_at)"
+            " SELECT 'nod_' || lpad(n::text, 6, '0'), 'gpu-' || n, 'hash-' || n, false, false, false, false,"
+            " %s, '[]', '[]', 1, 1, 0, 0, 1, now() FROM generate_series(1, %s) AS n",
+            [json.dumps(facts), nodes],
+        )
+        _fill_gpus(connection, nodes)
+        _fill_instances(connection, instances)
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("VACUUM ANALYZE")
+
+
+def _fill_gpus(connection: psycopg.Connection, nodes: int) -> None:
+    for index in range(GPUS):
+        others = [other for other in range(GPUS) if other != index]
+        facts = {
+            "index": index, "model": "NVIDIA H100 80GB HBM3", "memory_mib": 81_559, "numa_node": index // 4,
+            "pci_bus_id": f"00000000:{index + 1:02x}:00.0", "minor_number": index,
+            "nvlink_peers": [{"uuid": f"GPU-NODE-{other}", "links": 18} for other in others],
+            "topology": {f"GPU-NODE-{other}": "system" for other in others}, "mig_mode": "disabled",
+            "mig_devices": [], "compute_capability": "9.0", "power_limit_w": 700.0, "fault": None,
+            "uuid": f"GPU-NODE-{index}",
+        }  # fmt: skip
+        connection.execute(
+            "INSERT INTO gpus (uuid, node_id, index, model, memory_mib, facts, health, simulated, milli_held)"
+            " SELECT 'GPU-' || name || %s, 'nod_' || name, %s, 'NVIDIA H100 80GB HBM3', 81559,"
+            " replace(%s, 'NODE', name)::json, 'healthy', false, 0"
+            " FROM (SELECT lpad(n::text, 6, '0') AS name FROM generate_series(1, %s) AS n) AS names",
+            [f"-{index}", index, json.dumps(facts), nodes],
+        )
+
+
+def _fill_instances(connection: psycopg.Connection, instances: int) -> None:
+    counts = [count for count, share in MIX.items() for _ in range(share)]
+    spec = {
+        "image": "nvcr.io/nvidia/pytorch:24.05-py3", "command": ["python", "train.py"], "env": {},
+        "gpus": {"count": 0, "model": "H100"}, "cpus": 8.0, "memory_mib": 65_536, "ports": [],
+        "max_duration_s": 86_400, "restart": "never", "on_capacity": "queue", "on_node_loss": "keep",
+        "priority": 50, "preemptible": False, "on_preemption": "requeue", "preemption_grace_s": 30,
+        "node_selector": {},
+    }  # fmt: skip
+    connection.execute(
+        "INSERT INTO instances (id, project_id, name, labels, spec, gpu_count, gpu_milli, priority, state,"
+        " desired_state, reason, version, generation, attempt, node_generation, requeue, stop_timeout_s, endpoints,"
+        " simulated, max_duration_s, created_at, queued_at)"
+        " SELECT 'ins_' || lpad(n::text, 8, '0'), 'prj_bench', 'job-' || n, '{}',"
+        " jsonb_set(%s::jsonb, '{gpus,count}', to_jsonb(count))::json, count, count * 1000, 50, 'pending',"
+        ' \'running\', \'{"code": "queued", "message": "new"}\', 1, 1, 0, 0, false, 10, \'[]\', false, 86400,'
+        " now() - interval '1 hour' + n * interval '1 millisecond', now() - interval '1 hour' + n * interval '1 millisecond'"
+        " FROM (SELECT n, (%s::int[])[1 + (n * 37) %% 100] AS count FROM generate_series(1, %s) AS n) AS asked",
+        [json.dumps(spec), counts, instances],
+    )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--nodes", type=int, default=10_000)
+    parser.add_argument("--instances", type=int, default=20_000)
+    chosen = parser.parse_args()
+    sys.exit(main(chosen.nodes, chosen.instances))

@@ -1,0 +1,184 @@
+"""What an instance group is to the scheduler and to its nodes: a gang, its network, what members are told."""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from mooring.control import locks
+from mooring.core.group import UsedNetwork, member_name, overlay_name
+from mooring.core.instance import HOLDS_GPUS, State
+from mooring.db.session import nudge
+from mooring.db.tables import Instance, InstanceGroup, Node, Project
+from mooring.scheduler.model import Gang
+from mooring.schemas.agent import GroupMembership, OverlayNetwork
+
+
+def of(session: Session, group_ids: Collection[str]) -> dict[str, Gang]:
+    """The gangs of those of the groups that can be placed now.
+
+    Not of one of which a member is still on its way out: it is placed when all of it can be.
+    """
+    if not group_ids:
+        return {}
+    leaving = select(Instance.group_id).where(
+        Instance.group_id.in_(group_ids), Instance.state == State.STOPPING, Instance.deleted_at.is_(None)
+    )
+    columns = (InstanceGroup.id, InstanceGroup.count, InstanceGroup.network, Project.host_network)
+    query = (
+        select(*columns)
+        .join(Project, Project.id == InstanceGroup.project_id)
+        .where(InstanceGroup.id.in_(group_ids), InstanceGroup.id.not_in(leaving))
+    )
+    return {
+        group_id: Gang(group_id, count, "host" if host_network and network != "overlay" else "overlay")
+        for group_id, count, network, host_network in session.execute(query)
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the members of one group reach one another where they are now."""
+
+    group: InstanceGroup
+    network: UsedNetwork
+    swarm: str | None  # of the overlay
+    master_address: str
+
+
+def layouts(session: Session, group_ids: Collection[str]) -> dict[str, Layout]:
+    """Of those of the groups of which a member is placed."""
+    if not group_ids:
+        return {}
+    groups = session.scalars(select(InstanceGroup).where(InstanceGroup.id.in_(group_ids))).all()
+    homes = _homes(session, group_ids)
+    facts = _facts(session, {node_id for home in homes.values() for node_id in home.values()})
+    may_use_host = _may_use_host(session, {group.project_id for group in groups})
+    return {
+        group.id: _layout(group, homes[group.id], facts, host=group.project_id in may_use_host)
+        for group in groups
+        if group.id in homes
+    }
+
+
+def _homes(session: Session, group_ids: Collection[str]) -> dict[str, dict[int, str]]:
+    """Group -> rank -> node, of those that are placed or have ended where they were."""
+    query = select(Instance.group_id, Instance.group_rank, Instance.node_id).where(
+        Instance.group_id.in_(group_ids), Instance.node_id.is_not(None), Instance.deleted_at.is_(None)
+    )
+    homes: dict[str, dict[int, str]] = defaultdict(dict)
+    for group_id, rank, node_id in session.execute(query):
+        if group_id is not None and rank is not None and node_id is not None:
+            homes[group_id][rank] = node_id
+    return homes
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    swarm: str | None
+    address: str
+
+
+def _facts(session: Session, node_ids: Collection[str]) -> dict[str, _Facts]:
+    query = select(Node.id, Node.facts).where(Node.id.in_(node_ids))
+    return {
+        node_id: _Facts((facts.get("swarm") or {}).get("cluster_id"), facts["address"])
+        for node_id, facts in session.execute(query)
+        if facts
+    }
+
+
+def _may_use_host(session: Session, project_ids: Iterable[str]) -> set[str]:
+    query = select(Project.id).where(Project.id.in_(set(project_ids)), Project.host_network.is_(True))
+    return set(session.scalars(query))
+
+
+def _layout(
+    group: InstanceGroup, homes: Mapping[int, str], facts: Mapping[str, _Facts], *, host: bool
+) -> Layout:
+    there = [facts[node_id] for node_id in set(homes.values()) if node_id in facts]
+    swarms = {each.swarm for each in there}
+    # A member that is restarted may come back on another node: then the network must reach it from the start.
+    spreads = len(set(homes.values())) > 1 or group.on_member_failure == "restart_member"
+    network: UsedNetwork = "bridge"
+    if host and group.network == "host":
+        network = "host"
+    elif spreads and len(swarms) == 1 and None not in swarms:
+        network = "overlay"
+    elif spreads and host and group.network != "overlay":
+        network = "host"
+    first = facts.get(homes.get(0, ""))
+    address = first.address if network == "host" and first else member_name(group.name, 0)
+    return Layout(group, network, swarms.pop() if network == "overlay" else None, address)
+
+
+def memberships(session: Session, rows: Sequence[Instance]) -> dict[str, GroupMembership]:
+    """What the node of each of the instances is told of its group."""
+    found = layouts(session, {row.group_id for row in rows if row.group_id})
+    return {
+        row.id: _membership(found[row.group_id], row.group_rank or 0)
+        for row in rows
+        if row.group_id and row.group_id in found
+    }
+
+
+def _membership(layout: Layout, rank: int) -> GroupMembership:
+    group = layout.group
+    return GroupMembership(
+        group_id=group.id,
+        rank=rank,
+        count=group.count,
+        hostname=member_name(group.name, rank),
+        network=layout.network,
+        overlay_name=overlay_name(group.id) if layout.network == "overlay" else None,
+        env={
+            "MASTER_ADDR": layout.master_address,
+            "MASTER_PORT": str(group.master_port),
+            "RANK": str(rank),
+            "NODE_RANK": str(rank),
+            "WORLD_SIZE": str(group.count),
+            "MOORING_GROUP_ID": group.id,
+            "MOORING_GROUP_NAME": group.name,
+            "MOORING_GROUP_RANK": str(rank),
+            "MOORING_GROUP_SIZE": str(group.count),
+        },
+    )
+
+
+def overlays(session: Session) -> dict[str, list[OverlayNetwork]]:
+    """Swarm -> the networks that should exist there: those of groups that hold something of its nodes."""
+    query = select(Instance.group_id).where(
+        Instance.group_id.is_not(None), Instance.state.in_(HOLDS_GPUS), Instance.deleted_at.is_(None)
+    )
+    found: dict[str, list[OverlayNetwork]] = defaultdict(list)
+    for layout in layouts(session, set(session.scalars(query.distinct()))).values():
+        if layout.swarm is not None:
+            found[layout.swarm].append(_overlay(layout.group))
+    return {swarm: sorted(networks, key=lambda each: each.name) for swarm, networks in found.items()}
+
+
+def _overlay(group: InstanceGroup) -> OverlayNetwork:
+    return OverlayNetwork(
+        name=overlay_name(group.id),
+        group_id=group.id,
+        project_id=group.project_id,
+        encrypted=group.encrypted,
+    )
+
+
+def overlays_of(session: Session, node: Node) -> list[OverlayNetwork]:
+    """What this node should see to, as a manager of its swarm."""
+    swarm = (node.facts or {}).get("swarm")
+    return overlays(session).get(swarm["cluster_id"], []) if swarm and swarm["manager"] else []
+
+
+def tell_managers(session: Session, swarms: Collection[str]) -> None:
+    """Have the nodes that manage these swarms hear at once which networks should exist there."""
+    query = select(Node.id, Node.facts).where(Node.deleted_at.is_(None), Node.facts.is_not(None))
+    told = ((node_id, (facts or {}).get("swarm")) for node_id, facts in session.execute(query))
+    managers = [key for key, swarm in told if swarm and swarm["manager"] and swarm["cluster_id"] in swarms]
+    for node in locks.nodes(session, managers).values():
+        node.generation += 1
+        nudge(session, f"node:{node.id}")

@@ -1,0 +1,87 @@
+"""What waits, as the scheduler's requests; kept from look to look, since a long queue changes little."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from mooring.control import gangs, requests
+from mooring.core.instance import State
+from mooring.db.tables import Instance
+from mooring.scheduler.model import Gang, Request
+
+_CHUNK = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """All of a request that may change while its instance exists."""
+
+    queued_at: datetime
+    priority: int
+    max_duration_s: int | None
+    gang: Gang | None
+
+
+class Pending:
+    """Requests of the instances that wait, oldest first. Not for two threads at once."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[_Key, Request]] = {}
+
+    def look(self, session: Session) -> tuple[Request, ...]:
+        """All that can be placed at all: not the members of a group of which one is still on its way out."""
+        columns = (
+            Instance.id, Instance.queued_at, Instance.priority, Instance.max_duration_s, Instance.group_id,
+        )  # fmt: skip
+        query = select(*columns).where(Instance.state == State.PENDING)
+        rows = session.execute(query.order_by(Instance.queued_at, Instance.id)).all()
+        gang_of = gangs.of(session, {row.group_id for row in rows if row.group_id is not None})
+        keys = {
+            row.id: _Key(row.queued_at, row.priority, row.max_duration_s, gang_of.get(row.group_id or ""))
+            for row in rows
+            if row.group_id is None or row.group_id in gang_of
+        }
+        known = {row.id: kept for row in rows if (kept := self._kept.get(row.id))}
+        fresh = _read(session, [row.id for row in rows if row.id not in known])
+        self._kept = {
+            instance_id: _current(key, *known[instance_id])
+            if instance_id in known
+            else (key, _as(key, fresh[instance_id]))
+            for instance_id, key in keys.items()
+            if instance_id in known or instance_id in fresh
+        }
+        return tuple(request for _key, request in self._kept.values())
+
+
+def _current(key: _Key, before: _Key, request: Request) -> tuple[_Key, Request]:
+    return (before, request) if key == before else (key, _as(key, request))
+
+
+def _as(key: _Key, request: Request) -> Request:
+    return replace(
+        request,
+        queued_at=key.queued_at.timestamp(),
+        priority=key.priority,
+        max_duration_s=key.max_duration_s,
+        gang=key.gang,
+    )
+
+
+def _read(session: Session, instance_ids: Sequence[str]) -> Mapping[str, Request]:
+    found: dict[str, Request] = {}
+    for start in range(0, len(instance_ids), _CHUNK):
+        found.update(_requests(session, instance_ids[start : start + _CHUNK]))
+    return found
+
+
+def _requests(session: Session, instance_ids: Collection[str]) -> Mapping[str, Request]:
+    query = select(Instance.id, Instance.project_id, Instance.queued_at, Instance.spec)
+    return {
+        instance_id: requests.of_columns(instance_id, project_id, queued_at.timestamp(), spec)
+        for instance_id, project_id, queued_at, spec in session.execute(
+            query.where(Instance.id.in_(instance_ids))
+        )
+    }

@@ -1,0 +1,75 @@
+"""All that the scheduler sees, kept up to date in memory for everybody in this process."""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from sqlalchemy.orm import Session
+
+from mooring.control import quotas, usage
+from mooring.control.node_views import NodeViews
+from mooring.control.pending import Pending
+from mooring.db.types import now
+from mooring.scheduler.memory import Memory
+from mooring.scheduler.model import NodeView, Plan, Policy, Snapshot
+
+
+class World:
+    """Made once for a process; whoever looks brings it up to date."""
+
+    def __init__(self, policy: Policy | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.policy = policy or Policy()
+        self._nodes = NodeViews(clock)
+        self._pending = Pending()
+        self._lock = threading.Lock()
+        self._decided: Decided | None = None
+        self._questions = threading.Lock()
+        self._memory = Memory()
+
+    def look(self, session: Session) -> tuple[NodeView, ...]:
+        """Every node as this transaction sees it, by id; one that has not changed is the same object."""
+        return self._nodes.look(session)
+
+    def doubt(self, node_ids: Iterable[str]) -> None:
+        """Read these nodes anew at the next look: something proved to be otherwise than they tell."""
+        self._nodes.doubt(node_ids)
+
+    def snapshot(self, session: Session) -> Snapshot:
+        """Nodes, and all that waits with what its order depends on."""
+        # Nodes first: what is placed in between is then in neither, and not in both.
+        nodes = self.look(session)
+        with self._lock:
+            requests = self._pending.look(session)
+        return Snapshot(
+            nodes,
+            requests,
+            quotas.of_projects(session, {request.project_id for request in requests}),
+            usage.projects(session, self.policy.usage_half_life_s),
+            now().timestamp(),
+            self.policy,
+        )
+
+    @contextmanager
+    def thinking(self) -> Iterator[Memory]:
+        """The memory of the questions that requests ask; for one at a time."""
+        with self._questions:
+            yield self._memory
+
+    def publish(self, snapshot: Snapshot, plan: Plan) -> None:
+        """Let others in this process know what was decided a moment ago."""
+        self._decided = Decided(snapshot, plan)
+
+    @property
+    def decided(self) -> "Decided | None":
+        """The last look of this process; null before the first."""
+        return self._decided
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What the scheduler saw and what it made of it."""
+
+    snapshot: Snapshot
+    plan: Plan

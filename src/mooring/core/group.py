@@ -1,0 +1,82 @@
+"""An instance group: the states that follow from those of its members, and what its members are told."""
+
+from collections.abc import Collection
+from enum import StrEnum
+from typing import Final, Literal
+
+from mooring.core.instance import ENDED, DesiredState, State
+
+# All members are placed by one look, in one transaction.
+MOST_MEMBERS: Final = 64
+# A group's name with a rank behind it is still a name.
+LONGEST_NAME: Final = 60
+# How often members are queued again after a failure before it is the group's.
+MOST_RESTARTS: Final = 10
+
+OnMemberFailure = Literal["fail_group", "restart_member"]
+NetworkMode = Literal["auto", "overlay", "host"]
+UsedNetwork = Literal["bridge", "overlay", "host"]
+
+# What torchrun and its like meet by; set by Mooring for each member.
+RENDEZVOUS_ENV: Final = frozenset({"MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "NODE_RANK"})
+
+
+class GroupState(StrEnum):
+    """Where a group is, as its members tell."""
+
+    PENDING = "pending"  # all of it waits
+    STARTING = "starting"  # placed, and not every member runs yet (again)
+    RUNNING = "running"
+    UNREACHABLE = "unreachable"  # the node of a member is silent
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    SUCCEEDED = "succeeded"  # every member has
+    FAILED = "failed"
+
+
+GROUP_ENDED: Final = frozenset({GroupState.STOPPED, GroupState.SUCCEEDED, GroupState.FAILED})
+
+
+def group_state(members: Collection[State], desired: DesiredState, *, failed: bool) -> GroupState:
+    """The state of a group.
+
+    Args:
+        failed: a member's failure was taken for the group's.
+    """
+    living = [state for state in members if state is not State.DELETED]
+    if all(state in ENDED for state in living):
+        return _ended(living, desired, failed=failed)
+    if desired is not DesiredState.RUNNING or failed:
+        return GroupState.STOPPING
+    if State.UNREACHABLE in living:
+        return GroupState.UNREACHABLE
+    if all(state is State.PENDING for state in living):
+        return GroupState.PENDING
+    if all(state in {State.RUNNING, State.SUCCEEDED} for state in living):
+        return GroupState.RUNNING
+    return GroupState.STOPPING if State.STOPPING in living else GroupState.STARTING
+
+
+def _ended(living: Collection[State], desired: DesiredState, *, failed: bool) -> GroupState:
+    if failed or (desired is DesiredState.RUNNING and State.FAILED in living):
+        return GroupState.FAILED
+    if living and all(state is State.SUCCEEDED for state in living):
+        return GroupState.SUCCEEDED
+    return GroupState.STOPPED
+
+
+def group_actions(state: GroupState, desired: DesiredState) -> list[str]:
+    """What a user may ask of a group in this state."""
+    if desired is DesiredState.DELETED:
+        return ["delete"]
+    return ["start", "delete"] if state in GROUP_ENDED else ["stop", "delete"]
+
+
+def member_name(group: str, rank: int) -> str:
+    """The name of a member, which is also its name in the group's network."""
+    return f"{group}-{rank}"
+
+
+def overlay_name(group_id: str) -> str:
+    """The name of the network that a group's members share over several nodes."""
+    return f"mooring-{group_id}"

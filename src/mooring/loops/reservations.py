@@ -1,0 +1,23 @@
+"""Takes other GPUs for reserved ones that have been lost or quarantined."""
+
+from mooring.control import reservations
+from mooring.control.world import World
+from mooring.core.access import SYSTEM
+from mooring.db.session import Database
+from mooring.loops.loop import Loop
+
+
+class Reservations(Loop):
+    topics = ("gpu_health",)
+    interval_s = 10.0
+
+    def __init__(self, database: Database, world: World) -> None:
+        super().__init__(database)
+        self._world = world
+
+    def tick(self) -> None:
+        with self.database.read() as session:
+            lacking = reservations.lacking(session)
+        for reservation_id in lacking:
+            with self.database.write() as session:
+                reservations.mend(session, SYSTEM, self._world, reservation_id)

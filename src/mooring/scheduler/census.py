@@ -1,0 +1,194 @@
+"""All nodes at a glance: what keeps a request from each of them, found by groups of nodes that are alike.
+
+Thousands of nodes times hundreds of different requests would be too much for one question each. Cards in the
+same condition refuse alike, so each condition is asked once; CPUs and memory are compared as arrays.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mooring.core.node import NodeState
+from mooring.scheduler import filters
+from mooring.scheduler.changes import empty
+from mooring.scheduler.filters import has_labels
+from mooring.scheduler.model import WHOLE, GpuView, Moment, NodeView, Request
+from mooring.scheduler.needs import needs_beside
+from mooring.scheduler.world import Mask, World
+
+Ints = NDArray[np.int64]
+# In this order they are told: what never changes before what passes (see `summary`).
+STAGES: tuple[frozenset[str], ...] = (
+    frozenset({"selector_mismatch"}),
+    frozenset({"no_gpu", "gpu_model_mismatch"}),
+    frozenset({"gpu_has_mig_enabled", "no_such_mig_profile"}),
+    frozenset({"insufficient_gpu_memory"}),
+    frozenset({"insufficient_compute_capability"}),
+    frozenset({"node_cordoned", "node_draining", "node_not_ready", "node_unreachable"}),
+    frozenset(
+        {
+            "insufficient_gpus",
+            "insufficient_gpu_share",
+            "insufficient_mig_devices",
+            "gpu_shared_by_other_project",
+            "gpu_reserved",
+            "gpus_not_on_one_numa_node",
+        }
+    ),
+)
+LABELS, MODEL, MODE, SIZE, CAPABILITY, STATE, COUNT, BESIDE, FITS = range(len(STAGES) + 2)
+_OF_CARDS: tuple[filters.Filter, ...] = (
+    filters.gpu_model,
+    filters.mig,
+    filters.gpu_memory,
+    filters.compute_capability,
+    filters.gpu_count,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """Where each node stops one request, quotas aside."""
+
+    nodes: Mapping[int, NodeView]  # all that there are
+    stage: Ints  # by node: the first stage that it does not pass; `BESIDE` is CPUs and memory, `FITS` nothing
+    group: Ints  # by node
+    examples: Mapping[int, NodeView]  # a node of each group, whose cards stand for all in it
+    seen_as: Callable[[NodeView], NodeView] = lambda node: node  # how the nodes are thought to be
+
+    @property
+    def last(self) -> int:
+        """The stage that the farthest of the nodes came to."""
+        return int(max(self.stage[index] for index in self.nodes))
+
+    def left(self) -> list[NodeView]:
+        """The nodes that came so far."""
+        left = np.flatnonzero(self.stage == self.last)
+        return [self.seen_as(self.nodes[int(index)]) for index in left]
+
+    def most(self, amount: Callable[[NodeView], int]) -> tuple[int, str]:
+        """The largest amount that the cards of the nodes left have, and the name of the first that has it."""
+        left = np.flatnonzero(self.stage == self.last)
+        amounts = {group: amount(self.examples[group]) for group in set(self.group[left].tolist())}
+        best = max(amounts.values())
+        there = [self.nodes[index] for index in left.tolist() if amounts[int(self.group[index])] == best]
+        return best, min((node.name, node.id) for node in there)[0]
+
+
+class Census:
+    """The nodes of a world by the condition of their cards, brought up to date when it is asked."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._seen = 0
+        self._numbers: dict[object, int] = {}
+        self._examples: dict[int, NodeView] = {}
+        self._group = np.zeros(0, np.int64)
+        self._cpu = np.zeros(0, np.int64)
+        self._memory = np.zeros(0, np.int64)
+        self._ready = np.zeros(0, np.bool_)
+        self._there = np.zeros(0, np.bool_)
+
+    def now(self, request: Request, at: Moment) -> Survey:
+        self._update()
+        return self._survey(request, at, self._group, self._examples, self._cpu, self._memory, self._ready)
+
+    def if_empty(self, request: Request, at: Moment) -> Survey:
+        """As if all nodes were schedulable and healthy, and nothing ran or was held anywhere."""
+        self._update()
+        world = self._world
+        kinds = np.array(world.kind_of, np.int64)
+        examples: dict[int, NodeView] = {}
+        for index, node in world.present():
+            if world.kind_of[index] not in examples:
+                examples[world.kind_of[index]] = empty(node)
+        cpu = np.array([kind.cpu_milli for kind in world.kinds], np.int64)[kinds]
+        memory = np.array([kind.memory_mib for kind in world.kinds], np.int64)[kinds]
+        ready = np.ones(len(kinds), np.bool_)
+        survey = self._survey(request, at, kinds, examples, cpu, memory, ready)
+        return replace(survey, seen_as=empty)
+
+    def _survey(
+        self,
+        request: Request,
+        at: Moment,
+        group: Ints,
+        examples: Mapping[int, NodeView],
+        cpu: Ints,
+        memory: Ints,
+        ready: Mask,
+    ) -> Survey:
+        stage = np.full(len(group), -1, np.int64)
+        stage[self._there] = FITS
+        wanted_cpu, wanted_memory = self._wanted(request)
+        stage[self._there & ((wanted_cpu > cpu) | (wanted_memory > memory))] = BESIDE
+        of_group = np.full(max(examples, default=0) + 1, FITS, np.int64)
+        for number in np.unique(group[self._there]).tolist() if request.gpu_count else ():
+            of_group[number] = _stage_of_cards(examples[number], request, at)
+        stage[self._there] = np.minimum(stage, of_group[group])[self._there]
+        stage[self._there & ~ready] = np.minimum(stage, STATE)[self._there & ~ready]
+        if request.node_selector:
+            wanted = frozenset(request.node_selector.items())
+            labelled = self._world.mask(("selector", wanted), lambda node: has_labels(node, request))
+            stage[self._there & ~labelled] = LABELS
+        return Survey(dict(self._world.present()), stage, group, examples)
+
+    def _wanted(self, request: Request) -> tuple[Ints, Ints]:
+        """The CPUs and memory that it takes on each node."""
+        wanted = [
+            needs_beside(request, kind.cpu_milli, kind.memory_mib, kind.cards) for kind in self._world.kinds
+        ]
+        by_kind = np.array(wanted, np.int64).reshape(-1, 2)[np.array(self._world.kind_of, np.int64)]
+        return by_kind[:, 0], by_kind[:, 1]
+
+    # ---- up to date
+
+    def _update(self) -> None:
+        world = self._world
+        more = len(world) - len(self._group)
+        if more:
+            self._group, self._cpu, self._memory = (
+                np.concatenate([array, np.zeros(more, np.int64)])
+                for array in (self._group, self._cpu, self._memory)
+            )
+            self._ready, self._there = (
+                np.concatenate([array, np.zeros(more, np.bool_)]) for array in (self._ready, self._there)
+            )
+        for index in set(world.changes[self._seen :]):
+            self._read(index, world.nodes[index])
+        self._seen = len(world.changes)
+
+    def _read(self, index: int, node: NodeView | None) -> None:
+        self._there[index] = node is not None
+        if node is None:
+            return
+        condition = tuple(sorted(map(_condition, node.gpus), key=repr))
+        number = self._numbers.setdefault(condition, len(self._numbers))
+        self._examples[number] = node
+        self._group[index] = number
+        self._cpu[index], self._memory[index] = node.cpu_milli_free, node.memory_mib_free
+        self._ready[index] = node.state is NodeState.READY
+
+
+def _condition(gpu: GpuView) -> tuple[object, ...]:
+    """All of a card that rules ask about."""
+    return (
+        gpu.model,
+        gpu.memory_mib,
+        gpu.compute_capability,
+        gpu.numa_node,
+        gpu.healthy,
+        gpu.milli_free,
+        gpu.project_id if 0 < gpu.milli_free < WHOLE else None,
+        gpu.mig_enabled,
+        tuple(sorted((device.profile, device.free) for device in gpu.mig)),
+        gpu.holds,
+    )
+
+
+def _stage_of_cards(node: NodeView, request: Request, at: Moment) -> int:
+    """The first stage at which the node's cards stop the request; `FITS` if none does."""
+    codes = {refusal.code for rule in _OF_CARDS for refusal in rule(node, request, at)}
+    return next((stage for stage, of_stage in enumerate(STAGES) if codes & of_stage), FITS)

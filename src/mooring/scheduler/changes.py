@@ -1,0 +1,95 @@
+"""A node after something came or went. Nodes are values: another one is made, none is edited."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from mooring.core.node import NodeState, allocatable_memory_mib
+from mooring.scheduler.model import WHOLE, GpuView, Grant, Moment, NodeView, Placement, Request, Running
+
+
+def with_placement(node: NodeView, placed: Placement, request: Request, at: Moment) -> NodeView:
+    """The node once the request runs there."""
+    return added(node, as_running(placed, request, at))
+
+
+def as_running(placed: Placement, request: Request, at: Moment) -> Running:
+    ends_at = None if request.max_duration_s is None else at.now + request.max_duration_s
+    return Running(
+        instance_id=request.instance_id,
+        project_id=request.project_id,
+        grants=placed.grants,
+        cpu_milli=placed.cpu_milli,
+        memory_mib=placed.memory_mib,
+        priority=request.priority,
+        preemptible=request.preemptible,
+        since=at.now,
+        ends_at=ends_at,
+        group_id=request.gang.group_id if request.gang else None,
+    )
+
+
+def added(node: NodeView, running: Running) -> NodeView:
+    return replace(
+        node,
+        cpu_milli_free=node.cpu_milli_free - running.cpu_milli,
+        memory_mib_free=node.memory_mib_free - running.memory_mib,
+        gpus=_changed(node.gpus, running.grants, running.project_id, -1),
+        running=(*node.running, running),
+    )
+
+
+def without(node: NodeView, gone: Iterable[Running]) -> NodeView:
+    """The node once these have ended."""
+    ended = {running.instance_id: running for running in gone}
+    if not ended:
+        return node
+    gpus = node.gpus
+    for running in ended.values():
+        gpus = _changed(gpus, running.grants, running.project_id, +1)
+    return replace(
+        node,
+        cpu_milli_free=node.cpu_milli_free + sum(running.cpu_milli for running in ended.values()),
+        memory_mib_free=node.memory_mib_free + sum(running.memory_mib for running in ended.values()),
+        gpus=gpus,
+        running=tuple(running for running in node.running if running.instance_id not in ended),
+    )
+
+
+def empty(node: NodeView) -> NodeView:
+    """The node as it would be if it were schedulable, nothing ran there, and all its GPUs were healthy."""
+    return replace(
+        node,
+        state=NodeState.READY,
+        cpu_milli_free=node.cpu_milli,
+        memory_mib_free=allocatable_memory_mib(node.memory_mib),
+        gpus=tuple(map(_emptied, node.gpus)),
+        running=(),
+    )
+
+
+def _emptied(gpu: GpuView) -> GpuView:
+    devices = tuple(replace(device, free=True) for device in gpu.mig)
+    return replace(gpu, milli_free=WHOLE, project_id=None, healthy=True, mig=devices, holds=())
+
+
+def _changed(
+    gpus: tuple[GpuView, ...], grants: Iterable[Grant], project_id: str, sign: int
+) -> tuple[GpuView, ...]:
+    """Args: sign: -1 where the grants are given out, +1 where they come back."""
+    of_card: dict[str, list[Grant]] = {}
+    for grant in grants:
+        of_card.setdefault(grant.gpu_uuid, []).append(grant)
+    return tuple(
+        _card(gpu, of_card[gpu.uuid], project_id, sign) if gpu.uuid in of_card else gpu for gpu in gpus
+    )
+
+
+def _card(gpu: GpuView, grants: list[Grant], project_id: str, sign: int) -> GpuView:
+    free = gpu.milli_free + sign * sum(grant.milli for grant in grants)
+    devices = {grant.mig_uuid for grant in grants}
+    return replace(
+        gpu,
+        milli_free=free,
+        project_id=None if free == WHOLE else gpu.project_id or project_id,
+        mig=tuple(replace(device, free=sign > 0) if device.uuid in devices else device for device in gpu.mig),
+    )

@@ -1,0 +1,120 @@
+"""What never changes about nodes, held once for all that are alike, and what of it would do for a request."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mooring.core.node import allocatable_memory_mib
+from mooring.scheduler import cards, links
+from mooring.scheduler.model import WHOLE, GpuView, MigView, NodeView, Request
+from mooring.scheduler.needs import preference
+from mooring.scheduler.shapes import FleetNode, NodeClass
+
+# What of a node is given out as one: a card, or a MIG device on one.
+Unit = tuple[GpuView, MigView | None]
+Ask = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One place of a node for a request's GPU; `key` is its model as the fleet knows it."""
+
+    key: str
+    model: str
+    memory_mib: int
+    compute_capability: str | None
+    mig: tuple[MigView, ...]  # the one that the place is; none: it is a card
+
+    @property
+    def mig_enabled(self) -> bool:
+        return bool(self.mig)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A class of nodes. `cards` counts those with MIG enabled once, `places` has their devices."""
+
+    cpu_milli: int
+    memory_mib: int
+    cards: int
+    places: tuple[Place, ...]
+
+    @property
+    def as_class(self) -> NodeClass:
+        return NodeClass(self.cpu_milli, self.memory_mib, tuple(place.key for place in self.places))
+
+    @property
+    def plain(self) -> bool:
+        """Whether places are cards: only then does the fleet know a fair share itself."""
+        return len(self.places) == self.cards
+
+
+@dataclass(frozen=True, slots=True)
+class Suitable:
+    """The places of a kind that would do for a request: the models by preference, and which will not do."""
+
+    models: tuple[tuple[int, str], ...]  # rank and key
+    unsuitable: tuple[int, ...]  # places of a model that has others that would do
+
+
+def units(node: NodeView) -> Iterator[Unit]:
+    """All places, in an order that does not depend on the one in which they are told."""
+    for gpu in links.in_order(node.gpus):
+        if not gpu.mig_enabled:
+            yield gpu, None
+        else:
+            for device in sorted(gpu.mig, key=lambda device: device.uuid):
+                yield gpu, device
+
+
+def kind_of(node: NodeView, there: list[Unit]) -> Kind:
+    places = tuple(_place(gpu, device) for gpu, device in there)
+    return Kind(node.cpu_milli, allocatable_memory_mib(node.memory_mib), len(node.gpus), places)
+
+
+def _place(gpu: GpuView, device: MigView | None) -> Place:
+    # No model's name has a line break in it. Whichever device it is makes no other kind.
+    key = gpu.model if device is None else f"{device.profile}\n{gpu.model}"
+    mig = () if device is None else (MigView("", device.profile, free=True),)
+    return Place(key, gpu.model, gpu.memory_mib, gpu.compute_capability, mig)
+
+
+def fleet_node(node: NodeView, as_class: NodeClass, there: list[Unit], *, open_: bool) -> FleetNode:
+    """Args: open_: whether anything may be placed there at all."""
+    if not open_:
+        return FleetNode(node.id, as_class, -1, -1, (0,) * len(there))
+    rests = tuple(_rest(gpu, device) for gpu, device in there)
+    owners = tuple(
+        gpu.project_id or "" if device is None and 0 < gpu.milli_free < WHOLE else "" for gpu, device in there
+    )
+    return FleetNode(
+        node.id, as_class, node.cpu_milli_free, node.memory_mib_free, rests, owners if any(owners) else ()
+    )
+
+
+def _rest(gpu: GpuView, device: MigView | None) -> int:
+    if not gpu.healthy:
+        return 0
+    return gpu.milli_free if device is None else WHOLE * device.free
+
+
+def ask_of(request: Request) -> Ask:
+    """All that decides which places would do."""
+    return (
+        request.gpu_models,
+        request.gpu_min_memory_mib,
+        request.gpu_min_compute_capability,
+        request.mig_profile,
+    )
+
+
+def suitable(kind: Kind, request: Request) -> Suitable:
+    ranks: dict[str, int] = {}
+    bad = []
+    for number, place in enumerate(kind.places):
+        rank = preference(request, place.model)
+        if rank is not None and cards.would_do(place, request):
+            ranks[place.key] = rank
+        else:
+            bad.append(number)
+    unsuitable = tuple(number for number in bad if kind.places[number].key in ranks)
+    return Suitable(tuple(sorted((rank, key) for key, rank in ranks.items())), unsuitable)

@@ -1,0 +1,130 @@
+"""What a request could do to a state, and how good the best of it is; known once for every state."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mooring.scheduler.potential import Potential
+from mooring.scheduler.shapes import WHOLE, Shape
+from mooring.scheduler.states import Bools, Ints, States, StateTable
+
+NO_FIT = -1
+_UNKNOWN = -2
+
+
+class Moves:
+    """One shape's best move on every state of a table.
+
+    Memory is left out: it changes with every placement, and would make nearly every state a new one.
+    """
+
+    def __init__(self, shape: Shape, table: StateTable, potential: Potential) -> None:
+        self._shape = shape
+        self._table = table
+        self._potential = potential
+        self._scores = np.full(table.capacity, _UNKNOWN, np.int64)
+        self._positions = np.zeros(table.capacity, np.int16)
+        self._cpu = np.zeros(0, np.int64)
+        self.memory = np.zeros(0, np.int64)  # MiB that it takes on a node of each class
+        self._allowed = np.zeros((0, table.width), np.bool_)  # GPUs of a model that will do, by class
+        self._groups = np.zeros((0, table.width), np.int64)  # a number for each model of a class
+        self.meet_kinds()
+
+    def meet_kinds(self) -> None:
+        """The table knows further classes."""
+        kinds = self._table.kinds
+        if len(self._cpu) == len(kinds):
+            return
+        takes = [self._shape.takes(kind.value) for kind in kinds]
+        self._cpu = np.array([cpu_milli for cpu_milli, _ in takes], np.int64)
+        self.memory = np.array([memory_mib for _, memory_mib in takes], np.int64)
+        self._allowed = np.zeros((len(kinds), self._table.width), np.bool_)
+        self._groups = np.zeros((len(kinds), self._table.width), np.int64)
+        for number, kind in enumerate(kinds):
+            for group, (model, positions) in enumerate(kind.groups.items()):
+                self._allowed[number, positions] = not self._shape.models or model in self._shape.models
+                self._groups[number, positions] = group
+
+    def scores(self, numbers: Ints) -> Ints:
+        """How good the best move is in each of these states; `NO_FIT` where there is none."""
+        if len(self._scores) < self._table.capacity:
+            more = self._table.capacity - len(self._scores)
+            self._scores = np.concatenate([self._scores, np.full(more, _UNKNOWN, np.int64)])
+            self._positions = np.concatenate([self._positions, np.zeros(more, np.int16)])
+        scores = self._scores[numbers]
+        unknown = scores == _UNKNOWN
+        if unknown.any():
+            self._learn(np.unique(numbers[unknown]))
+            scores = self._scores[numbers]
+        return scores
+
+    def positions(self, number: int) -> tuple[int, ...]:
+        """The positions, in a state that it fits, of the GPUs that it is best given."""
+        if not self._shape.gpus:
+            return ()
+        first = int(self._positions[number])
+        if self._shape.share:
+            return (first,)
+        states = self._table.states(np.array([number]))
+        usable = self._usable(states)[0] & (self._groups[int(states.kinds[0])] == first)
+        return tuple(int(position) for position in np.flatnonzero(usable)[: self._shape.gpus])
+
+    def _learn(self, numbers: Ints) -> None:
+        states = self._table.states(numbers)
+        self._scores[numbers] = NO_FIT
+        rows = np.flatnonzero(states.cpu_milli >= self._cpu[states.kinds])
+        if not len(rows):
+            return
+        origins, rests, positions = self._alternatives(states.rows(rows))
+        if not len(origins):
+            return
+        origins = rows[origins]
+        kinds = [kind.value for kind in self._table.kinds]
+        needed = self._cpu[states.kinds[origins]]
+        after = States(states.kinds[origins], states.cpu_milli[origins] - needed, rests)
+        involved, back = np.unique(origins, return_inverse=True)
+        before = self._potential.of(states.rows(involved), kinds)[back]
+        scores = score(before - self._potential.of(after, kinds))
+        # The first alternative of equals stays: write in descending order of preference, the best last.
+        order = np.lexsort((-np.arange(len(scores)), scores))
+        self._scores[numbers[origins[order]]] = scores[order]
+        self._positions[numbers[origins[order]]] = positions[order]
+
+    def _alternatives(self, states: States) -> tuple[Ints, Ints, Ints]:
+        """Each way to give the GPUs: the row it is of, the rests after it, and the position or group."""
+        shape = self._shape
+        rests = np.abs(states.rests)
+        if not shape.gpus:
+            return np.arange(len(states)), rests, np.zeros(len(states), np.int64)
+        usable = self._usable(states)
+        groups = self._groups[states.kinds]
+        if shape.share:
+            # Within a model rests are sorted: of equal ones the first stands for all.
+            usable[:, 1:] &= ~(
+                usable[:, :-1]
+                & (states.rests[:, 1:] == states.rests[:, :-1])
+                & (groups[:, 1:] == groups[:, :-1])
+            )
+            origins, positions = np.nonzero(usable)
+            after = rests[origins]
+            after[np.arange(len(origins)), positions] -= shape.gpu_milli
+            return origins, after, positions
+        found = [self._whole(rests, usable & (groups == group), group) for group in range(groups.max() + 1)]
+        origins, after, which = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        order = np.argsort(origins, kind="stable")
+        return origins[order], after[order], which[order]
+
+    def _whole(self, rests: Ints, usable: Bools, group: int) -> tuple[Ints, Ints, Ints]:
+        origins = np.flatnonzero(usable.sum(axis=1) >= self._shape.gpus)
+        given = usable[origins] & (usable[origins].cumsum(axis=1) <= self._shape.gpus)
+        return origins, np.where(given, 0, rests[origins]), np.full(len(origins), group)
+
+    def _usable(self, states: States) -> Bools:
+        """GPUs that are open, of a model that will do, and have enough left; there is one at least."""
+        least = max(1, self._shape.gpu_milli if self._shape.share else WHOLE)
+        usable: Bools = (states.rests >= least) & self._allowed[states.kinds]
+        return usable
+
+
+def score(less_waste: NDArray[np.float64]) -> Ints:
+    """FGD's: a whole number, so that what differs in little is equal and goes by the order of nodes."""
+    return (100 / (1 + np.exp(-less_waste / WHOLE))).astype(np.int64)

@@ -1,0 +1,291 @@
+"""Who gives way: the fewest, then those that lose the least work, all on one node for one request.
+
+Evictions are planned only for what can be placed nowhere, neither now nor when what is already stopping has
+stopped. Nothing is evicted that does not have to be.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import comb
+from typing import Literal
+
+from mooring.scheduler import cards, gangs
+from mooring.scheduler.backfill import Reservations
+from mooring.scheduler.changes import with_placement, without
+from mooring.scheduler.filters import fits, fitting_offers
+from mooring.scheduler.model import Eviction, Moment, NodeView, Policy, Request, Running
+from mooring.scheduler.needs import needs
+from mooring.scheduler.order import Shares
+from mooring.scheduler.search import Allowed, find, placement
+from mooring.scheduler.timeline import Reservation
+from mooring.scheduler.units import Unit
+from mooring.scheduler.world import Mask, World
+
+Because = Literal["priority", "reclaim"]
+# Sets of victims of one size on one node that are tried before a good one is taken for the best.
+_MAX_SETS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class _Victims:
+    """A choice on one node; the lowest is the best."""
+
+    chosen: tuple[Running, ...]
+    cost: float
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        return len(self.chosen), self.cost
+
+
+@dataclass(frozen=True, slots=True)
+class Evictions:
+    """What is to be evicted for a unit, and where its members will go then."""
+
+    evictions: tuple[Eviction, ...]
+    parts: tuple[Reservation, ...]
+
+
+class Preemption:
+    """One look's: what it has planned already counts."""
+
+    def __init__(self, world: World, at: Moment, policy: Policy, shares: Shares, kept: Reservations) -> None:
+        self.world = world
+        self.at = at
+        self._policy = policy
+        self._shares = shares
+        self._kept = kept
+        self._going: dict[str, int] = dict(world.stopping)  # GPUs (milli) that are let go of, by project
+
+    def plan(self, unit: Unit) -> Evictions | None:
+        """The evictions that make room for the unit, or None. Nothing in the world has changed afterwards."""
+        if not self._ever_helps(unit):
+            return None
+        best: tuple[tuple[int, float], _Attempt] | None = None
+        for among in [None] if unit.gang is None else gangs.sets(self.world, unit):
+            attempt = _Attempt(self, unit, among)
+            if attempt.succeeded and (best is None or attempt.rank < best[0]):
+                best = attempt.rank, attempt
+        return self._decided(unit, best[1]) if best else None
+
+    def _ever_helps(self, unit: Unit) -> bool:
+        by_guarantee = self._shares.within_guarantee(unit)
+        return by_guarantee or any(priority < unit.priority for priority in self.world.preemptible)
+
+    def _decided(self, unit: Unit, attempt: "_Attempt") -> Evictions:
+        evictions: list[Eviction] = []
+        for member, index in attempt.places:
+            for victim in attempt.victims.get(index, ()):
+                if all(each.instance_id != victim.instance_id for each in evictions):
+                    node_id = self.world.node(index).id
+                    because = self.because(unit, victim)
+                    evictions.append(Eviction(victim.instance_id, node_id, member.instance_id, because))
+                    self._going[victim.project_id] = self._going.get(victim.project_id, 0) + victim.gpu_milli
+        return Evictions(tuple(evictions), tuple(attempt.parts()))
+
+    def allowed(self, request: Request) -> Allowed | None:
+        return self._kept.allowing(request)
+
+    # ---- who may be evicted
+
+    def candidates(self, unit: Unit, node: NodeView) -> list[Running]:
+        return [running for running in node.running if self._evictable(unit, running)]
+
+    def _evictable(self, unit: Unit, running: Running) -> bool:
+        if running.stopping or self.at.now - running.since < self._policy.preemption_min_run_s:
+            return False
+        if unit.gang is not None and running.group_id == unit.gang.group_id:
+            return False
+        if running.preemptible and running.priority < unit.priority:
+            return True
+        return self._reclaimable(unit, running)
+
+    def _reclaimable(self, unit: Unit, running: Running) -> bool:
+        if running.project_id == unit.project_id or not running.gpu_milli:
+            return False
+        return self._shares.within_guarantee(unit) and (
+            running.preemptible or self._borrowing(running.project_id)
+        )
+
+    def _borrowing(self, project_id: str, less_milli: int = 0) -> bool:
+        return self._shares.beyond_guarantee(project_id, -less_milli - self._going.get(project_id, 0))
+
+    def because(self, unit: Unit, running: Running) -> Because:
+        by_priority = running.preemptible and running.priority < unit.priority
+        return "priority" if by_priority else "reclaim"
+
+    def may(self, victims: Iterable[Running]) -> bool:
+        """Whether each project still borrows when the last of those that are no volunteers is evicted."""
+        taken: dict[str, list[int]] = {}
+        for victim in victims:
+            if not victim.preemptible:
+                taken.setdefault(victim.project_id, []).append(victim.gpu_milli)
+        return all(self._borrowing(project, sum(milli) - max(milli)) for project, milli in taken.items())
+
+    def cost(self, running: Running) -> float:
+        """GPU-seconds lost, of the whole gang where there is one; CPU-seconds count a thousandth."""
+        lost = [running]
+        if running.group_id is not None:
+            nodes = (self.world.node(index) for index in sorted(self.world.groups[running.group_id]))
+            lost = [each for node in nodes for each in node.running if each.group_id == running.group_id]
+        return sum(
+            (self.at.now - each.since) * (each.gpu_milli + each.cpu_milli / 1000) / 1000 for each in lost
+        )
+
+    # ---- one node
+
+    def best_victims(self, unit: Unit, request: Request, among: Mask | None) -> tuple[int, _Victims] | None:
+        """The node where the fewest, then the cheapest have to go; ties by the node's id."""
+        bounds = sorted(self._bounds(unit, request, among))
+        best: tuple[int, float, str] | None = None
+        chosen: tuple[int, _Victims] | None = None
+        for count, cost, node_id, index in bounds:
+            if best is not None and (count, cost) > best[:2]:
+                break
+            victims = self._on(unit, request, index)
+            if victims is not None and (best is None or (*victims.rank, node_id) < best):
+                best = (*victims.rank, node_id)
+                chosen = index, victims
+        return chosen
+
+    def _bounds(
+        self, unit: Unit, request: Request, among: Mask | None
+    ) -> Iterator[tuple[int, float, str, int]]:
+        """At least how many, and at what cost, would have to go on each node."""
+        for index, node in self.world.present():
+            if (among is not None and not among[index]) or self._kept.kept(index) or not node.running:
+                continue
+            victims = self.candidates(unit, node)
+            if victims and (count := _fewest(node, request, victims)) is not None:
+                costs = sorted(map(self.cost, victims))
+                yield count, sum(costs[:count]), node.id, index
+
+    def _on(self, unit: Unit, request: Request, index: int) -> _Victims | None:
+        node = self.world.node(index)
+        victims = self.candidates(unit, node)
+        if not self._enough(node, request, victims, certain=False):
+            return None
+        by_cost = sorted(victims, key=lambda victim: (self.cost(victim), victim.instance_id))
+        for size in range(1, len(victims) + 1):
+            if comb(len(victims), size) > _MAX_SETS:
+                break
+            sets = [chosen for chosen in combinations(by_cost, size) if self._enough(node, request, chosen)]
+            if sets:
+                return min(map(self._victims, sets), key=lambda choice: choice.cost)
+        return self._thinned_out(node, request, by_cost)
+
+    def _thinned_out(self, node: NodeView, request: Request, victims: list[Running]) -> _Victims | None:
+        """All, less one after the other that is not needed: first those that bring little and cost much."""
+        chosen = victims
+        for victim in sorted(victims, key=lambda each: (each.gpu_milli, -self.cost(each), each.instance_id)):
+            fewer = [each for each in chosen if each is not victim]
+            if self._enough(node, request, fewer):
+                chosen = fewer
+        return self._victims(chosen) if self._enough(node, request, chosen) else None
+
+    def _victims(self, chosen: Sequence[Running]) -> _Victims:
+        return _Victims(tuple(chosen), sum(map(self.cost, chosen)))
+
+    def _enough(
+        self, node: NodeView, request: Request, victims: Sequence[Running], *, certain: bool = True
+    ) -> bool:
+        return (not certain or self.may(victims)) and fits(without(node, victims), request, self.at)
+
+
+class _Attempt:
+    """To place all members of a unit among some nodes, in a world that is put back afterwards."""
+
+    def __init__(self, preemption: Preemption, unit: Unit, among: Mask | None) -> None:
+        self._preemption = preemption
+        self._world = preemption.world
+        self._at = preemption.at
+        self._among = among
+        self.victims: dict[int, tuple[Running, ...]] = {}
+        self.places: list[tuple[Request, int]] = []
+        with self._world.supposing():
+            self.succeeded = all(self._member(unit, member) for member in unit.members)
+        if self.succeeded:
+            self._drop_unneeded()
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        all_of_them = [victim for victims in self.victims.values() for victim in victims]
+        return len(all_of_them), sum(map(self._preemption.cost, all_of_them))
+
+    def _member(self, unit: Unit, member: Request) -> bool:
+        found = find(self._world, member, self._at, self._among, self._preemption.allowed(member))
+        if found is not None:
+            node = self._world.node(found.index)
+            self._world.put(with_placement(node, found.placement, member, self._at))
+            self.places.append((member, found.index))
+            return True
+        chosen = self._preemption.best_victims(unit, member, self._among)
+        if chosen is None:
+            return False
+        index, victims = chosen
+        all_victims = (*self.victims.get(index, ()), *victims.chosen)
+        if not self._preemption.may([*self._all_but(index), *all_victims]):
+            return False
+        self.victims[index] = all_victims
+        cleared = without(self._world.node(index), victims.chosen)
+        offer = fitting_offers(cleared, member, self._at)[0]
+        placed = placement(cleared, member, offer, self._at)
+        self._world.put(with_placement(cleared, placed, member, self._at))
+        self.places.append((member, index))
+        return True
+
+    def _all_but(self, index: int) -> list[Running]:
+        return [each for other, victims in self.victims.items() if other != index for each in victims]
+
+    def _drop_unneeded(self) -> None:
+        """What a later member made room for may serve an earlier one, too."""
+        for index, victims in sorted(self.victims.items()):
+            members = [member for member, there in self.places if there == index]
+            for victim in sorted(victims, key=self._preemption.cost, reverse=True):
+                fewer = tuple(each for each in self.victims[index] if each is not victim)
+                if _all_fit(without(self._world.node(index), fewer), members, self._at):
+                    self.victims[index] = fewer
+
+    def parts(self) -> Iterator[Reservation]:
+        for member, index in self.places:
+            victims = frozenset(each.instance_id for each in self.victims.get(index, ()))
+            yield Reservation(member, index, self._at.now + self._at.overhead_s, victims)
+
+
+def _all_fit(node: NodeView, members: Iterable[Request], at: Moment) -> bool:
+    for member in members:
+        offers = fitting_offers(node, member, at)
+        if not offers:
+            return False
+        node = with_placement(node, placement(node, member, offers[0], at), member, at)
+    return True
+
+
+def _fewest(node: NodeView, request: Request, victims: Sequence[Running]) -> int | None:
+    """No more than have to go; None where not even all would do. Counted, nothing is built."""
+    cpu_milli, memory_mib = needs(request, node)
+    free = sum(
+        gpu.milli_free >= request.gpu_milli
+        for gpu in node.gpus
+        if gpu.healthy and cards.would_do(gpu, request)
+    )
+    # A MIG device is counted as if it were alone on its card: a bound all the same.
+    lacks = 0 if request.mig_profile is not None else request.gpu_count - free
+    counts = (
+        _summands(lacks, [len(victim.grants) for victim in victims]),
+        _summands(cpu_milli - node.cpu_milli_free, [victim.cpu_milli for victim in victims]),
+        _summands(memory_mib - node.memory_mib_free, [victim.memory_mib for victim in victims]),
+    )
+    return None if None in counts else max(1, *(count for count in counts if count is not None))
+
+
+def _summands(amount: int, parts: list[int]) -> int | None:
+    """How many of the largest parts come to the amount; None if all do not."""
+    count = 0
+    for part in sorted(parts, reverse=True):
+        if amount <= 0:
+            break
+        amount -= part
+        count += 1
+    return count if amount <= 0 else None

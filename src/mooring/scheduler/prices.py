@@ -1,0 +1,84 @@
+"""What the free part of a shared GPU is worth to the shares that are expected.
+
+Packing the expected mix of shares into the fewest GPUs is the cutting-stock problem. The dual of its linear
+relaxation gives each size a price: what one more share of that size costs in GPUs, in thousandths, with what
+can be put beside it counted in. A rest is worth the best it can be filled with at these prices: 190 left
+beside a share of 810 is worth nothing when nothing that small is asked for.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linprog
+
+from mooring.scheduler.shapes import WHOLE
+
+Floats = NDArray[np.float64]
+
+# Of several optimal duals, or of one found a little early, the difference is less than rounding's.
+_ENOUGH = WHOLE * 1.001
+_MAX_PATTERNS = 200
+
+
+def worth_of_rests(shares: Mapping[int, float]) -> NDArray[np.int64]:
+    """What a rest of 0, 1, … 1000 thousandths of a GPU is worth, in thousandths; never more than it is.
+
+    A GPU of which nothing is given out is worth all of itself: whole GPUs are asked for too.
+
+    Args:
+        shares: how often each size (1..999) is asked for.
+    """
+    sizes = np.array(sorted(size for size, count in shares.items() if count > 0), np.int64)
+    if not len(sizes):
+        return np.where(np.arange(WHOLE + 1) < WHOLE, 0, WHOLE)
+    prices = _prices(sizes, np.array([shares[int(size)] for size in sizes]))
+    worth = np.floor(_best_fill(sizes, prices)[0] + 0.5).astype(np.int64)
+    worth[WHOLE] = WHOLE
+    return np.minimum(worth, np.arange(WHOLE + 1))
+
+
+def _prices(sizes: NDArray[np.int64], demand: Floats) -> Floats:
+    """The dual prices, by column generation: a pattern that is worth more than a GPU is a new constraint."""
+    patterns: list[Sequence[int]] = [
+        [WHOLE // int(size) if row == column else 0 for column in range(len(sizes))]
+        for row, size in enumerate(sizes)
+    ]
+    while True:
+        solved = linprog(-demand, A_ub=np.array(patterns), b_ub=np.full(len(patterns), WHOLE), bounds=(0, WHOLE))
+        prices: Floats = solved.x
+        worth, last = _best_fill(sizes, prices)
+        if worth[WHOLE] <= _ENOUGH or len(patterns) >= _MAX_PATTERNS:
+            return prices * (WHOLE / max(WHOLE, worth[WHOLE]))
+        patterns.append(_pattern(sizes, last))
+
+
+def _best_fill(sizes: NDArray[np.int64], prices: Floats) -> tuple[Floats, NDArray[np.int64]]:
+    """The best fill of each rest at these prices, and the last share put in; -1: the rest below is as good."""
+    worth = np.zeros(WHOLE + 1)
+    last = np.full(WHOLE + 1, -1)
+    step = int(np.gcd.reduce(np.append(sizes, WHOLE)))
+    for rest in range(step, WHOLE + 1, step):
+        fitting = int(np.searchsorted(sizes, rest, side="right"))
+        worth[rest] = worth[rest - step]
+        if fitting:
+            filled = worth[rest - sizes[:fitting]] + prices[:fitting]
+            best = int(filled.argmax())
+            if filled[best] > worth[rest]:
+                worth[rest], last[rest] = filled[best], best
+    if step > 1:
+        worth = worth[np.arange(WHOLE + 1) // step * step]
+        last = last[np.arange(WHOLE + 1) // step * step]
+    return worth, last
+
+
+def _pattern(sizes: NDArray[np.int64], last: NDArray[np.int64]) -> list[int]:
+    pattern = [0] * len(sizes)
+    rest = WHOLE
+    while rest > 0:
+        if last[rest] < 0:
+            rest -= 1
+        else:
+            pattern[last[rest]] += 1
+            rest -= int(sizes[last[rest]])
+    return pattern

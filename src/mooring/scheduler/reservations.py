@@ -1,0 +1,158 @@
+"""Which cards to keep for a project from one moment to another, and when as many could be had."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from mooring.core.node import NodeState
+from mooring.scheduler import cards, links
+from mooring.scheduler.model import GpuView, Hold, NodeView, Request
+from mooring.scheduler.needs import preference
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Cards of one model, as a request for whole ones describes them, from one moment to another."""
+
+    gpus: Request
+    from_at: float
+    to_at: float
+    now: float = 0.0
+    overhead_s: float = 30.0  # as `Policy.start_overhead_s`
+
+    @property
+    def lasts_s(self) -> float:
+        return self.to_at - self.from_at
+
+
+@dataclass(frozen=True, slots=True)
+class Stock:
+    """What there is for a reservation: the cards that can be had for all of its time, by model and node."""
+
+    by_model: Mapping[str, Mapping[str, Sequence[GpuView]]]
+
+    def most(self) -> int:
+        """Cards of one model."""
+        counts = (sum(map(len, nodes.values())) for nodes in self.by_model.values())
+        return max(counts, default=0)
+
+
+def stock(
+    nodes: Iterable[NodeView], asked: Asked, but: str | None = None, always: Collection[str] = ()
+) -> Stock:
+    """What can be had at the moment asked for.
+
+    Args:
+        but: a reservation that is made anew, whose own cards count as free.
+        always: cards that can be had whoever holds them.
+    """
+    found: dict[str, dict[str, list[GpuView]]] = {}
+    for node, gpu, starts in _windows(nodes, asked, but, always):
+        if gpu.uuid in always or any(first <= asked.from_at <= last for first, last in starts):
+            found.setdefault(gpu.model, {}).setdefault(node.id, []).append(gpu)
+    return Stock(found)
+
+
+def choose(there: Stock, asked: Asked, kept: Collection[str] = ()) -> tuple[str, ...] | None:
+    """UUIDs of the cards to keep, on as few nodes and as well connected as can be; null: there are too few.
+
+    Args:
+        kept: cards that stay chosen as far as they can be had.
+    """
+    count = asked.gpus.gpu_count
+    models = sorted(there.by_model, key=lambda model: (_rank(there, asked, model, kept), model))
+    for model in models:
+        nodes = there.by_model[model]
+        if sum(map(len, nodes.values())) >= count:
+            return _of_model(nodes, count, kept)
+    return None
+
+
+def earliest(nodes: Iterable[NodeView], asked: Asked, but: str | None = None) -> float | None:
+    """The first moment, not before the one asked for, from which enough cards can be had for as long.
+
+    Null where that depends on something that declared no end, or there are too few cards at all.
+    """
+    changes: dict[str, list[tuple[float, int]]] = {}
+    for _node, gpu, starts in _windows(nodes, asked, but):
+        for first, last in starts:
+            # At one moment, what begins is counted before what ends: `last` itself is a good start.
+            changes.setdefault(gpu.model, []).extend([(first, 1), (last, -1)])
+    found = (_first_of_enough(of_model, asked.gpus.gpu_count) for of_model in changes.values())
+    return min((moment for moment in found if moment is not None), default=None)
+
+
+def _first_of_enough(changes: Iterable[tuple[float, int]], count: int) -> float | None:
+    there = 0
+    for moment, change in sorted(changes, key=lambda each: (each[0], -each[1])):
+        there += change
+        if there >= count:
+            return moment
+    return None
+
+
+def _windows(
+    nodes: Iterable[NodeView], asked: Asked, but: str | None, always: Collection[str] = ()
+) -> Iterator[tuple[NodeView, GpuView, list[tuple[float, float]]]]:
+    """Each card that would do, with the first and last moments between which the reservation could begin."""
+    for node in sorted(nodes, key=lambda each: each.id):
+        ready = node.state is NodeState.READY
+        busy = _busy_until(node, asked)
+        for gpu in links.in_order(node.gpus):
+            if not gpu.healthy or not cards.would_do(gpu, asked.gpus) or not (ready or gpu.uuid in always):
+                continue
+            others = tuple(hold for hold in gpu.holds if hold.reservation_id != but)
+            yield node, gpu, list(_starts(others, busy.get(gpu.uuid, 0.0), asked))
+
+
+def _busy_until(node: NodeView, asked: Asked) -> dict[str, float]:
+    """Card -> when all that other projects have of it now has gone; infinite where one does not tell."""
+    busy: dict[str, float] = {}
+    for running in node.running:
+        if running.project_id == asked.gpus.project_id:
+            continue
+        end = inf if running.ends_at is None else running.ends_at + asked.overhead_s
+        if end < asked.now:
+            end = inf  # it should have ended long ago
+        for grant in running.grants:
+            busy[grant.gpu_uuid] = max(busy.get(grant.gpu_uuid, 0.0), end)
+    return busy
+
+
+def _starts(holds: Iterable[Hold], busy_until: float, asked: Asked) -> Iterator[tuple[float, float]]:
+    """Between which moments it could begin, in each of the gaps that other reservations leave."""
+    free_from = max(asked.from_at, busy_until)
+    for hold in sorted(holds, key=lambda each: each.from_at):
+        if free_from + asked.lasts_s <= hold.from_at:
+            yield free_from, hold.from_at - asked.lasts_s
+        free_from = max(free_from, hold.to_at)
+    if free_from < inf:
+        yield free_from, inf
+
+
+def _rank(there: Stock, asked: Asked, model: str, kept: Collection[str]) -> tuple[bool, int]:
+    """The model that has the cards kept comes first, then the one that is preferred."""
+    keeps = any(gpu.uuid in kept for gpus in there.by_model[model].values() for gpu in gpus)
+    return not keeps, preference(asked.gpus, model) or 0
+
+
+def _of_model(nodes: Mapping[str, Sequence[GpuView]], count: int, kept: Collection[str]) -> tuple[str, ...]:
+    chosen = [gpu.uuid for gpus in nodes.values() for gpu in gpus if gpu.uuid in kept][:count]
+    left = {key: [gpu for gpu in gpus if gpu.uuid not in kept] for key, gpus in nodes.items()}
+    homes = {key for key, gpus in nodes.items() if any(gpu.uuid in chosen for gpu in gpus)}
+    while len(chosen) < count:
+        key = _next_node(left, count - len(chosen), homes)
+        chosen += links.choose(left.pop(key), count - len(chosen))
+    return tuple(chosen)
+
+
+def _next_node(left: Mapping[str, Sequence[GpuView]], wanted: int, homes: Collection[str]) -> str:
+    """One that has cards of it already; the fullest that has all that is wanted, or the one with most."""
+    return min(
+        (key for key in left if left[key]),
+        key=lambda key: (key not in homes, *_how_well(len(left[key]), wanted), key),
+    )
+
+
+def _how_well(there: int, wanted: int) -> tuple[bool, int]:
+    return (False, there) if there >= wanted else (True, -there)

@@ -1,0 +1,247 @@
+"""The nodes of a look, less what the look has given out. Kept from one look to the next as a cache.
+
+Nodes that did not change are the same objects in the next snapshot: only others are read again. Nothing
+here depends on what earlier looks were, but how fast it is.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mooring.core.node import NodeState
+from mooring.scheduler.fleet import Fleet
+from mooring.scheduler.kinds import Ask, Kind, Suitable, ask_of, fleet_node, kind_of, suitable, units
+from mooring.scheduler.model import NodeView, Request, Running
+from mooring.scheduler.potential import Potential
+from mooring.scheduler.shapes import NodeClass
+
+Mask = NDArray[np.bool_]
+
+
+@dataclass(slots=True)
+class Held:
+    """What one project holds, in the units of its nodes."""
+
+    gpu_milli: int = 0
+    cpu_milli: int = 0
+    memory_mib: int = 0
+
+    def add(self, running: Running, sign: int) -> None:
+        self.gpu_milli += sign * running.gpu_milli
+        self.cpu_milli += sign * running.cpu_milli
+        self.memory_mib += sign * running.memory_mib
+
+
+class World:
+    """All nodes by their index in the fleet, which is never used again for another."""
+
+    def __init__(self, potential: Potential | None = None) -> None:
+        self.fleet = Fleet((), potential)
+        self.nodes: list[NodeView | None] = []  # null: it is no longer there
+        self.kinds: list[Kind] = []
+        self.kind_of: list[int] = []  # by node
+        self.changes: list[int] = []  # nodes, in the order in which they changed; one may be there often
+        self.held: dict[str, Held] = {}  # by project
+        self.groups: dict[str, Counter[int]] = {}  # members of a gang that hold something, by node
+        self.with_holds: set[int] = set()
+        self.with_stopping: set[int] = set()
+        self.stopping: Counter[str] = Counter()  # GPUs (milli) that are about to be free, by project
+        self.preemptible: Counter[int] = Counter()  # instances that may be evicted, by priority
+        self.total = Held()  # of all nodes in any state
+        self._index: dict[str, int] = {}
+        self._kind_numbers: dict[Kind, int] = {}
+        self._classes: list[NodeClass] = []
+        self._told: list[NodeView | None] = []  # as a snapshot told; null: changed since
+        self._masks: dict[object, _Mask] = {}
+        self._before: dict[int, NodeView] | None = None  # how nodes were before a supposition
+        self._suitable: dict[tuple[int, Ask], Suitable] = {}
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def outworn(self, nodes: int) -> bool:
+        """Whether so much is remembered of what is no longer that a new world would be smaller."""
+        return len(self.nodes) > 2 * nodes + 64 or len(self.changes) > 100_000 + 10 * nodes
+
+    # ---- from look to look
+
+    def look(self, nodes: Sequence[NodeView]) -> None:
+        """These are the nodes now."""
+        for node in nodes:
+            index = self._index.get(node.id)
+            if index is None or self._told[index] is not node:
+                self._told[self.put(node)] = node
+        if len(self._index) > len(nodes):
+            self._remove(self._index.keys() - {node.id for node in nodes})
+
+    # ---- the nodes
+
+    def index(self, node_id: str) -> int:
+        return self._index[node_id]
+
+    def node(self, index: int) -> NodeView:
+        """KeyError if it is no longer there."""
+        if (node := self.nodes[index]) is None:
+            raise KeyError(index)
+        return node
+
+    def present(self) -> Iterable[tuple[int, NodeView]]:
+        return ((index, node) for index, node in enumerate(self.nodes) if node is not None)
+
+    def put(self, node: NodeView) -> int:
+        """The node is so from now on; it may be a new one."""
+        index = self._index.get(node.id)
+        if index is None:
+            index = self._add(node)
+        before = self.nodes[index]
+        if self._before is not None and before is not None:
+            self._before.setdefault(index, before)
+        there = list(units(node))
+        self.kind_of[index] = self._number(kind_of(node, there))
+        as_class = self._classes[self.kind_of[index]]
+        self.fleet.refresh([fleet_node(node, as_class, there, open_=node.state is NodeState.READY)])
+        self._count(index, before, node)
+        self.nodes[index] = node
+        self._told[index] = None
+        self.changes.append(index)
+        return index
+
+    def _add(self, node: NodeView) -> int:
+        self.nodes.append(None)
+        self.kind_of.append(0)
+        self._told.append(None)
+        self._index[node.id] = len(self.nodes) - 1
+        return len(self.nodes) - 1
+
+    def _remove(self, gone: Iterable[str]) -> None:
+        for node_id in gone:
+            index = self._index.pop(node_id)
+            self._count(index, self.nodes[index], None)
+            self.nodes[index] = None
+            self._told[index] = None
+            self.fleet.remove([node_id])
+            self.changes.append(index)
+
+    def _number(self, kind: Kind) -> int:
+        number = self._kind_numbers.get(kind)
+        if number is None:
+            number = self._kind_numbers[kind] = len(self.kinds)
+            self.kinds.append(kind)
+            self._classes.append(kind.as_class)
+        return number
+
+    def suitable(self, number: int, request: Request) -> Suitable:
+        """What of the kind with this number would do."""
+        key = number, ask_of(request)
+        found = self._suitable.get(key)
+        if found is None:
+            if len(self._suitable) > 100_000:
+                self._suitable.clear()
+            found = self._suitable[key] = suitable(self.kinds[number], request)
+        return found
+
+    @contextmanager
+    def supposing(self) -> Iterator["Supposed"]:
+        """Whatever changes within is put back at the end, unless it is kept."""
+        supposed = Supposed(self._before)
+        self._before = {}
+        try:
+            yield supposed
+        finally:
+            changed, self._before = self._before, supposed.outer
+            for index, node in changed.items():
+                if supposed.kept:
+                    if self._before is not None:
+                        self._before.setdefault(index, node)
+                else:
+                    self.put(node)
+
+    # ---- what is counted
+
+    def _count(self, index: int, before: NodeView | None, after: NodeView | None) -> None:
+        for node, sign in ((before, -1), (after, +1)):
+            if node is not None:
+                self.total.gpu_milli += sign * 1000 * len(node.gpus)
+                self.total.cpu_milli += sign * node.cpu_milli
+                self.total.memory_mib += sign * node.memory_mib
+        old = before.running if before else ()
+        new = after.running if after else ()
+        if old is not new:
+            self._count_running(index, old, new)
+        self.with_holds.discard(index)
+        if after is not None and any(gpu.holds for gpu in after.gpus):
+            self.with_holds.add(index)
+
+    def _count_running(self, index: int, old: tuple[Running, ...], new: tuple[Running, ...]) -> None:
+        same = 0
+        for a, b in zip(old, new, strict=False):
+            if a is not b:
+                break
+            same += 1
+        for running, sign in [(each, -1) for each in old[same:]] + [(each, +1) for each in new[same:]]:
+            self.held.setdefault(running.project_id, Held()).add(running, sign)
+            if running.stopping:
+                _add(self.stopping, running.project_id, sign * running.gpu_milli)
+            elif running.preemptible:
+                _add(self.preemptible, running.priority, sign)
+            if running.group_id is not None:
+                members = self.groups.setdefault(running.group_id, Counter())
+                _add(members, index, sign)
+                if not members:
+                    del self.groups[running.group_id]
+        self.with_stopping.discard(index)
+        if any(running.stopping for running in new):
+            self.with_stopping.add(index)
+
+    # ---- which nodes
+
+    def mask(self, key: object, belongs: Callable[[NodeView], bool]) -> Mask:
+        """The nodes of which this is true; asked of each only when it has changed.
+
+        Args:
+            key: stands for `belongs`: one key, one meaning.
+        """
+        if key not in self._masks:
+            if len(self._masks) > 256:
+                self._masks.clear()
+            self._masks[key] = _Mask()
+        return self._masks[key].current(self, belongs)
+
+
+def _add(counter: Counter[Any], key: object, amount: int) -> None:
+    """A counter without what comes to nothing, so that it is as it would be had it never been there."""
+    counter[key] += amount
+    if not counter[key]:
+        del counter[key]
+
+
+@dataclass(slots=True)
+class Supposed:
+    """A supposition that may come true."""
+
+    outer: dict[int, NodeView] | None
+    kept: bool = False
+
+    def keep(self) -> None:
+        self.kept = True
+
+
+@dataclass(slots=True)
+class _Mask:
+    values: Mask = field(default_factory=lambda: np.zeros(0, np.bool_))
+    seen: int = 0
+
+    def current(self, world: World, belongs: Callable[[NodeView], bool]) -> Mask:
+        if len(self.values) < len(world):
+            more = np.zeros(len(world) - len(self.values), np.bool_)
+            self.values = np.concatenate([self.values, more])
+        for index in set(world.changes[self.seen :]):
+            node = world.nodes[index]
+            self.values[index] = node is not None and belongs(node)
+        self.seen = len(world.changes)
+        return self.values

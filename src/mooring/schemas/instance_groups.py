@@ -1,0 +1,219 @@
+"""Instance groups on the wire."""
+
+from typing import Annotated, Self
+
+from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from mooring.core.group import (
+    LONGEST_NAME,
+    MOST_MEMBERS,
+    RENDEZVOUS_ENV,
+    GroupState,
+    NetworkMode,
+    OnMemberFailure,
+    UsedNetwork,
+)
+from mooring.core.instance import (
+    DesiredState,
+    InstanceSpec,
+    InstanceTemplate,
+    Reason,
+    SecretReference,
+    State,
+    not_supported_yet,
+    refuse_reserved_labels,
+)
+from mooring.core.text import DNS_LABEL, LabelKey, LabelValue, Name, Text
+from mooring.schemas.base import Answer, Body, Json, Timestamp
+from mooring.schemas.instances import Outlook, RefusalItem
+
+TORCHRUN = (
+    "torchrun --nnodes=$WORLD_SIZE --node-rank=$NODE_RANK --nproc-per-node=gpu "
+    "--master-addr=$MASTER_ADDR --master-port=$MASTER_PORT train.py"
+)
+CREATE_EXAMPLE: Json = {
+    "name": "train",
+    "count": 4,
+    "template": {
+        "image": "pytorch/pytorch:2.8.0-cuda12.9-cudnn9-runtime",
+        "command": ["sh", "-c", TORCHRUN],
+        "gpus": {"count": 8, "model": "H100"},
+        "max_duration_s": 86400,
+    },
+    "on_member_failure": "fail_group",
+    "network": {"mode": "auto", "encrypted": False},
+}
+
+
+class GroupTemplate(InstanceTemplate):
+    """What each member runs: an instance's fields but for name and project, which are the group's."""
+
+    @field_validator("env")
+    @classmethod
+    def _no_rendezvous_env(cls, env: dict[str, str | SecretReference]) -> dict[str, str | SecretReference]:
+        if reserved := sorted(RENDEZVOUS_ENV & env.keys()):
+            raise PydanticCustomError(
+                "reserved_env",
+                "{names} is set by Mooring itself and cannot be given; remove it from env",
+                {"names": ", ".join(reserved)},
+            )
+        return env
+
+    @model_validator(mode="after")
+    def _waits_in_the_queue(self) -> Self:
+        if self.on_capacity == "fail":
+            raise not_supported_yet("on_capacity=fail", "a group waits in the queue; use max_duration_s")
+        return self
+
+
+class GroupNetwork(Body):
+    """How members on several nodes reach one another; those on one node share that node's own network."""
+
+    mode: Annotated[
+        NetworkMode,
+        Field(
+            description="`overlay`: nodes of one Docker Swarm only, whose network spans them; `host`: the "
+            "hosts' own network, if an admin allows it to the project; `auto`: the overlay where there is "
+            "one, else the host's if it is allowed"
+        ),
+    ] = "auto"
+    encrypted: Annotated[bool, Field(description="of the overlay: IPsec between the nodes, at a price")] = (
+        False
+    )
+
+
+class InstanceGroupCreate(Body):
+    """Instances that are placed all together or not at all, and that find one another by name."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [CREATE_EXAMPLE, {"count": 2, "template": {"image": "busybox:1.36"}}]}
+    )
+
+    name: Annotated[
+        Name | None,
+        Field(
+            max_length=LONGEST_NAME,
+            pattern=DNS_LABEL,
+            description="members are `<name>-<rank>`; generated when absent",
+        ),
+    ] = None
+    project_id: Annotated[Text | None, Field(max_length=64, description="null: your own project")] = None
+    labels: Annotated[
+        dict[LabelKey, LabelValue],
+        Field(max_length=64, description="its members have them too, beside those of the template"),
+    ] = {}
+    count: Annotated[int, Field(ge=1, le=MOST_MEMBERS)]
+    template: GroupTemplate
+    on_member_failure: Annotated[
+        OnMemberFailure,
+        Field(
+            description="when a member fails: stop the others too, or queue it again near the others, "
+            "at most 10 times in a run of the group"
+        ),
+    ] = "fail_group"
+    network: GroupNetwork = GroupNetwork()
+    master_port: Annotated[int, Field(ge=1, le=65535, description="MASTER_PORT, where rank 0 listens")] = (
+        29_500
+    )
+
+    @field_validator("labels")
+    @classmethod
+    def _no_reserved_labels(cls, labels: dict[str, str]) -> dict[str, str]:
+        return refuse_reserved_labels(labels)
+
+
+GROUP_EXAMPLE: Json = {
+    **CREATE_EXAMPLE,
+    "id": "grp_01m7ytn7kexrn34wn367q44k9v",
+    "project_id": "prj_01m7ytkz3cq1f7r8v2w9x4a6bd",
+    "labels": {},
+    "count": 1,
+    "network": {"mode": "auto", "encrypted": False, "used": "overlay"},
+    "master_port": 29500,
+    "state": "running",
+    "desired_state": "running",
+    "reason": None,
+    "restarts": 0,
+    "queue_position": None,
+    "members": [
+        {
+            "rank": 0,
+            "instance_id": "ins_01m7ytn7kexrn34wn367q44k9w",
+            "name": "train-0",
+            "state": "running",
+            "reason": None,
+            "node_id": "nod_01m7ytm2d5e8g0h3j6k9m1n4pq",
+            "node_name": "gpu-7",
+            "attempt": 1,
+            "exit_code": None,
+        }
+    ],
+    "actions": ["stop", "delete"],
+    "version": 5,
+    "created_at": "2026-11-21T08:00:00.000Z",
+}
+
+
+class GroupMember(Answer):
+    rank: int
+    instance_id: str
+    name: Annotated[str, Field(description="also its name in the group's network")]
+    state: State
+    reason: Reason | None
+    node_id: str | None
+    node_name: str | None
+    attempt: int
+    exit_code: int | None
+
+
+class GroupNetworkShown(Answer):
+    mode: NetworkMode
+    encrypted: bool
+    used: Annotated[
+        UsedNetwork | None, Field(description="null while it waits; bridge: all members are on one node")
+    ]
+
+
+class GroupTemplateShown(InstanceSpec):
+    """The spec of each member, as it was given."""
+
+    model_config = ConfigDict(extra="ignore", strict=False)
+
+
+class InstanceGroup(Answer):
+    """A group, and its members as they are now."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [GROUP_EXAMPLE]})
+
+    id: str
+    name: str
+    project_id: str
+    labels: dict[str, str]
+    count: int
+    template: GroupTemplateShown
+    on_member_failure: OnMemberFailure
+    network: GroupNetworkShown
+    master_port: int
+    state: GroupState
+    desired_state: DesiredState
+    reason: Reason | None
+    restarts: Annotated[int, Field(description="of members that failed, since the group was last started")]
+    queue_position: Annotated[int | None, Field(description="of its first member that waits")]
+    members: Annotated[list[GroupMember], Field(max_length=MOST_MEMBERS, description="by rank")]
+    actions: list[str]
+    version: Annotated[int, Field(description="rises with every change of the group and of its members")]
+    created_at: Timestamp
+
+
+class InstanceGroupList(Answer):
+    items: Annotated[list[InstanceGroup], Field(max_length=200)]
+    next_cursor: str | None
+
+
+class GroupExplanation(Outlook):
+    """Of its first member that waits: what keeps all from being placed together is in `reason`."""
+
+    state: GroupState
+    reason: Reason | None
+    refusals: list[RefusalItem]

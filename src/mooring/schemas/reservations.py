@@ -1,0 +1,103 @@
+"""Reservations on the wire: GPUs kept for a project from one moment to another."""
+
+from datetime import UTC, datetime
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+
+from mooring.core.gpu import Health
+from mooring.core.instance import ModelWords
+from mooring.core.text import Name, Text
+from mooring.schemas.base import Answer, Body, Json, Moment, Timestamp
+
+ReservationState = Literal["scheduled", "active", "ended"]
+MOST_GPUS = 1024
+GPUS_EXAMPLE: Json = {"count": 8, "model": "H100"}
+CREATE_EXAMPLE: Json = {
+    "name": "course",
+    "gpus": GPUS_EXAMPLE,
+    "from": "2099-01-05T08:00:00Z",
+    "to": "2099-01-09T18:00:00Z",
+}
+
+
+class ReservedGpus(Body):
+    """Whole GPUs of one model, on as few nodes as there is room on."""
+
+    count: Annotated[int, Field(ge=1, le=MOST_GPUS)]
+    model: Annotated[
+        ModelWords | Annotated[list[ModelWords], Field(min_length=1, max_length=16)] | None,
+        Field(description="as an instance's; several: the first of which there are enough; null: any"),
+    ] = None
+    min_memory_mib: Annotated[int | None, Field(ge=1, le=2**31, description="of each GPU")] = None
+    min_compute_capability: Annotated[
+        Text | None, Field(pattern=r"^[1-9][0-9]?\.[0-9]$", description="of each GPU, as `8.0`")
+    ] = None
+
+
+class ReservationCreate(Body):
+    """Only the project's instances run on these GPUs in that time, and others' that end before it."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [CREATE_EXAMPLE]})
+
+    name: Name
+    project_id: Annotated[
+        Text | None, Field(max_length=64, description="whom they are kept for; null: the default project")
+    ] = None
+    gpus: ReservedGpus
+    from_at: Annotated[Moment | None, Field(alias="from", description="null: now")] = None
+    to_at: Annotated[Moment, Field(alias="to")]
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+class ReservationPatch(Body):
+    """The fields to change; those left out stay as they are."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"to": "2099-01-16T18:00:00Z"}]})
+
+    # Only what was sent is read, so these defaults never are.
+    name: Annotated[Name, Field(default_factory=str)]
+    from_at: Annotated[Moment, Field(alias="from", default_factory=_now)]
+    to_at: Annotated[Moment, Field(alias="to", default_factory=_now)]
+
+
+class ReservedDevice(Answer):
+    uuid: str
+    node_id: str
+    node_name: str
+    index: int
+    model: str
+    memory_mib: int
+    health: Health
+
+
+class ReservedGpusShown(Answer):
+    count: int
+    model: str | list[str] | None
+    min_memory_mib: int | None
+    min_compute_capability: str | None
+
+
+class Reservation(Answer):
+    id: str
+    name: str
+    project_id: str
+    gpus: ReservedGpusShown
+    from_at: Annotated[Timestamp, Field(alias="from")]
+    to_at: Annotated[Timestamp, Field(alias="to")]
+    state: ReservationState
+    devices: Annotated[list[ReservedDevice], Field(max_length=MOST_GPUS)]
+    missing: Annotated[
+        int, Field(description="of its GPUs, those that are not healthy now; others are sought for them")
+    ]
+    awaited: Annotated[int, Field(description="of its GPUs, those that another project still holds")]
+    version: int
+    created_at: Timestamp
+
+
+class ReservationList(Answer):
+    items: Annotated[list[Reservation], Field(max_length=200)]
+    next_cursor: str | None

@@ -1,0 +1,48 @@
+"""A whole agent on parts of the test's choice, and the control plane that it reports to."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+from mooring.agent.control_plane import ControlPlane
+from mooring.agent.docker import DockerRuntime
+from mooring.agent.gpus import GpuReader
+from mooring.agent.loop import Agent
+from mooring.agent.runtime import Runtime
+from mooring.agent.state import Identity, NodeState
+from mooring.agent.telemetry import ContainerOf, Machine
+from tests.agent.control_planes import TOKEN, TinyControlPlane, control_plane
+
+
+@contextmanager
+def agent_with(
+    runtime: Runtime, reader: GpuReader, container_of: ContainerOf, directory: Path
+) -> Iterator[TinyControlPlane]:
+    with control_plane() as server, ExitStack() as stack:
+        calls = stack.enter_context(closing(ControlPlane(server.url)))
+        identity = Identity.given(calls.join(TOKEN, "gpu-1", "host-1"))
+        calls.identify(identity)
+        state = NodeState(directory)
+        state.joined(identity)
+        stack.enter_context(closing(runtime))
+        if isinstance(runtime, DockerRuntime):
+            runtime.control_plane_id = identity.control_plane_id
+        agent = Agent(
+            identity=identity,
+            state=state,
+            runtime=runtime,
+            gpus=reader,
+            control_plane=calls,
+            machine=Machine("host-1", "10.0.0.7"),
+            container_of=container_of,
+            release_within_s=1,
+        )
+        thread = threading.Thread(target=agent.run)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.hang_up()
+            agent.stop()
+            thread.join(5)

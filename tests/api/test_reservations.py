@@ -1,0 +1,195 @@
+"""Reservations: GPUs that are kept for a project for a time, over HTTP and on both databases."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from tests.nodes import WireNode
+from tests.problems import problem
+from tests.service import Client
+from tests.testbed.waiting import wait_until
+from tests.together import together
+
+RESERVATIONS = "/v1/reservations"
+
+
+def _in(seconds: float) -> str:
+    return (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()
+
+
+class Model:
+    """A node with cards of a model that no other test has, and a project of its own."""
+
+    number = 0
+
+    def __init__(self, client: Client, gpus: int = 4) -> None:
+        type(self).number += 1
+        self.client = client
+        self.name = f"M{self.number}"
+        self.node = WireNode(client, f"model-{self.number}", gpus=gpus, model=f"NVIDIA {self.name}")
+        self.node.sync()
+        self.project = client.post("/v1/projects", json={"name": f"for-{self.name.lower()}"}).json()["id"]
+        self.made: list[str] = []
+
+    def reserve(self, count: int = 2, begin: float = 0, end: float = 3600, **fields: Any) -> Any:
+        body = {
+            "name": "course", "project_id": self.project, "gpus": {"count": count, "model": self.name},
+            "from": _in(begin), "to": _in(end), **fields,
+        }  # fmt: skip
+        answer = self.client.post(RESERVATIONS, json=body)
+        if answer.status_code == 201:
+            self.made.append(answer.json()["id"])
+        return answer
+
+    def create(self, count: int = 1, **fields: Any) -> dict[str, Any]:
+        return self.client.create(gpus={"count": count, "model": self.name}, **fields)
+
+    def close(self) -> None:
+        for reservation in self.made:
+            self.client.delete(f"{RESERVATIONS}/{reservation}")
+        self.client.delete(f"/v1/nodes/{self.node.id}", params={"force": True})
+        self.node.close()
+
+
+@pytest.fixture
+def model(shared: Client) -> Iterator[Model]:
+    made = Model(shared)
+    yield made
+    made.close()
+
+
+def test_reserved_cards_are_for_the_project_alone(model: Model) -> None:
+    made = model.reserve(3)
+    assert made.status_code == 201, made.text
+    reservation = made.json()
+    assert (reservation["state"], reservation["missing"], reservation["awaited"]) == ("active", 0, 0)
+    assert made.headers["Location"] == f"{RESERVATIONS}/{reservation['id']}"
+    reserved = {device["uuid"] for device in reservation["devices"]}
+    assert len(reserved) == 3
+    waits = model.create(2)
+    wait_until(lambda: (model.client.instance(waits["id"])["reason"] or {}).get("code") != "queued")
+    assert model.client.instance(waits["id"])["state"] == "pending"
+    one = model.client.wait(model.create(1)["id"], "scheduled")
+    assert one["devices"][0]["uuid"] not in reserved
+    own = model.client.wait(model.create(3, project_id=model.project)["id"], "scheduled")
+    assert {device["uuid"] for device in own["devices"]} == reserved
+
+
+def test_until_it_begins_those_run_there_that_end_before(model: Model) -> None:
+    model.reserve(4, begin=3600, end=7200)
+    for_ever, too_long = model.create(1), model.create(1, max_duration_s=5000)
+    short = model.client.wait(model.create(4, max_duration_s=600)["id"], "scheduled")
+    assert len(short["devices"]) == 4
+    assert {model.client.instance(each["id"])["state"] for each in (for_ever, too_long)} == {"pending"}
+
+
+def test_what_runs_without_an_end_is_in_the_way_and_what_declares_one_is_told(model: Model) -> None:
+    model.client.wait(model.create(3)["id"], "scheduled")
+    refused = problem(model.reserve(2), 409, "insufficient_capacity")
+    assert (refused["most"], refused["earliest_at"]) == (1, None)
+    model.client.wait(model.create(1, max_duration_s=600)["id"], "scheduled")
+    refused = problem(model.reserve(1), 409, "insufficient_capacity")
+    assert refused["most"] == 0
+    told = datetime.fromisoformat(refused["earliest_at"])
+    assert timedelta(seconds=590) < told - datetime.now(UTC) < timedelta(seconds=700)
+    assert model.reserve(1, begin=700, end=7200).status_code == 201
+
+
+def test_two_at_once_do_not_overlap(model: Model) -> None:
+    first = model.reserve(3, begin=3600, end=7200).json()
+    refused = problem(model.reserve(2, begin=5000, end=9000), 409, "insufficient_capacity")
+    assert refused["most"] == 1
+    assert refused["earliest_at"] == first["to"]
+    assert model.reserve(2, begin=7200, end=9000).status_code == 201
+    second = model.reserve(1, begin=3600, end=7200).json()
+    shown = [first, second]
+    assert len({device["uuid"] for each in shown for device in each["devices"]}) == 4
+
+
+def test_it_is_made_longer_shorter_and_given_up(model: Model) -> None:
+    made = model.reserve(2, begin=3600, end=7200).json()
+    path = f"{RESERVATIONS}/{made['id']}"
+    longer = model.client.patch(path, json={"to": _in(9000), "name": "seminar"}, headers={"If-Match": '"1"'})
+    assert (longer.status_code, longer.json()["name"], longer.json()["version"]) == (200, "seminar", 2)
+    assert longer.json()["devices"] == made["devices"]
+    problem(model.client.patch(path, json={"name": "x"}, headers={"If-Match": '"1"'}), 412)
+    model.reserve(4, begin=9000, end=10_000)
+    refused = problem(model.client.patch(path, json={"to": _in(9600)}), 409, "insufficient_capacity")
+    assert refused["most"] == 0
+    assert model.client.get(path).json()["to"] == longer.json()["to"]
+    assert model.client.patch(path, json={"to": _in(4000)}).status_code == 200
+    problem(model.client.patch(path, json={"to": _in(60)}), 422, "bad_period")
+    waits = model.create(4, max_duration_s=5000)
+    assert model.client.delete(path).status_code == 204
+    problem(model.client.get(path), 404, "not_found")
+    assert model.client.wait(waits["id"], "scheduled")["state"] == "scheduled"
+
+
+def test_cards_that_are_lost_are_replaced(model: Model) -> None:
+    made = model.reserve(2, begin=3600, end=7200).json()
+    path = f"{RESERVATIONS}/{made['id']}"
+    lost = made["devices"][0]["uuid"]
+    model.node.sync(incidents=[{"id": "i1", "uuid": lost, "code": "xid_79", "message": "fell off the bus"}])
+    mended = wait_until(
+        lambda: found if (found := model.client.get(path).json())["missing"] == 0 else None, timeout_s=20
+    )
+    assert lost not in {device["uuid"] for device in mended["devices"]}
+    assert made["devices"][1] in mended["devices"]
+    assert mended["version"] == 2
+
+
+def test_what_is_missing_is_told(model: Model) -> None:
+    made = model.reserve(4, begin=3600, end=7200).json()
+    lost = made["devices"][0]["uuid"]
+    model.node.sync(incidents=[{"id": "i1", "uuid": lost, "code": "xid_79", "message": "gone"}])
+    shown = model.client.get(f"{RESERVATIONS}/{made['id']}").json()
+    assert (shown["missing"], len(shown["devices"])) == (1, 4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"begin": 60, "end": 60}, "bad_period"),
+        ({"begin": 60, "end": 30}, "bad_period"),
+        ({"begin": -60, "end": -30}, "bad_period"),
+        ({"to": "2099-01-01"}, "datetime_format"),
+        ({"gpus": {"count": 0}}, "greater_than_equal"),
+        ({"gpus": {"count": 1, "share": 0.5}}, "unknown_field"),
+    ],
+)
+def test_what_cannot_be_reserved_is_refused(model: Model, fields: dict[str, Any], code: str) -> None:
+    refused = problem(model.reserve(**fields), 422)
+    assert code in {refused["code"], *(each["code"] for each in refused.get("errors", ()))}
+
+
+def test_alternatives_are_taken_in_their_order(model: Model) -> None:
+    gpus = {"count": 4, "model": ["NoSuchCard", model.name]}
+    made = model.reserve(gpus=gpus)
+    assert made.status_code == 201, made.text
+    assert {device["model"] for device in made.json()["devices"]} == {f"NVIDIA {model.name}"}
+    assert made.json()["gpus"]["model"] == gpus["model"]
+
+
+def test_a_repeat_reserves_nothing_more(model: Model) -> None:
+    body = {
+        "name": "r", "project_id": model.project, "gpus": {"count": 2, "model": model.name},
+        "to": "2099-01-01T00:00:00Z",
+    }  # fmt: skip
+    first, again = (
+        model.client.post(RESERVATIONS, json=body, headers={"Idempotency-Key": f"r-{model.name}"})
+        for _ in range(2)
+    )
+    model.made.append(first.json()["id"])
+    assert first.content == again.content
+    assert [each["id"] for each in model.client.items(RESERVATIONS, project_id=model.project)] == [
+        first.json()["id"]
+    ]
+
+
+def test_two_admins_at_once_never_get_the_same_card(model: Model) -> None:
+    answers = together(4, lambda _number: model.reserve(2))
+    made = [answer.json() for answer in answers if answer.status_code == 201]
+    assert sorted(answer.status_code for answer in answers) == [201, 201, 409, 409]
+    assert len({device["uuid"] for each in made for device in each["devices"]}) == 4

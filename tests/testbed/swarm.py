@@ -1,0 +1,43 @@
+"""Two nodes in one Docker Swarm: their daemons share networks that span both."""
+
+from typing import Any
+
+from tests.testbed.dockerd import DockerNode
+from tests.testbed.workspace import Workspace
+
+SWARM_PORT = 2377
+
+
+class Swarm:
+    """A manager and a worker. Docker takes part in a swarm only without live-restore."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self.manager, self.worker = (DockerNode(workspace, live_restore=False) for _ in range(2))
+
+    @property
+    def nodes(self) -> tuple[DockerNode, DockerNode]:
+        return self.manager, self.worker
+
+    def form(self) -> None:
+        for node in self.nodes:
+            node.start()
+            node.load_images()
+        api: Any = self.manager.client.api
+        api.init_swarm(advertise_addr=self.manager.address, listen_addr=self.manager.address)
+        token = api.inspect_swarm()["JoinTokens"]["Worker"]
+        joining: Any = self.worker.client.api
+        joining.join_swarm(
+            [f"{self.manager.address}:{SWARM_PORT}"],
+            token,
+            advertise_addr=self.worker.address,
+            listen_addr=self.worker.address,
+        )
+
+    def clear(self) -> None:
+        """Leaves both nodes as they were: no container, and no network but Docker's own."""
+        for node in reversed(self.nodes):
+            node.remove_containers()
+
+    def destroy(self) -> None:
+        for node in reversed(self.nodes):
+            node.destroy()
