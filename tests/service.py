@@ -1,8 +1,10 @@
 """A control plane as users meet it: served over HTTP on loopback, on a database of its own."""
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ import httpx
 from pydantic import SecretStr
 
 from mooring.api.protocol import Patience
+from mooring.control import node_views
+from mooring.scheduler.model import NodeView
 from mooring.server import ControlPlane, Service, open_control_plane
 from mooring.settings import Settings
 
@@ -103,3 +107,21 @@ def running(settings: Settings, patience: Patience | None = None) -> Iterator[Ru
         service.stop()
         thread.join(20)
         assert not thread.is_alive(), "the service did not end"
+    _check_its_world(plane, service)
+
+
+def _check_its_world(plane: ControlPlane, service: Service) -> None:
+    """What is kept in memory of nodes is what their rows say, after every test: no writer forgot to tell."""
+    try:
+        with plane.database.read() as session:
+            kept, there = service.world.look(session), node_views.read(session)
+    finally:
+        plane.database.dispose()
+    moment = time.time()
+    assert [_lasting(node, moment) for node in kept] == [_lasting(node, moment) for node in there]
+
+
+def _lasting(node: NodeView, moment: float) -> NodeView:
+    """Without reservations that are over, which nothing tells of."""
+    gpus = (replace(gpu, holds=tuple(hold for hold in gpu.holds if hold.to_at > moment)) for gpu in node.gpus)
+    return replace(node, gpus=tuple(gpus))

@@ -12,6 +12,7 @@ from tests.service import ADMIN_KEY, running, settings_for
 from tests.testbed.parts import program, require
 
 ROOT = Path(__file__).parents[1]
+PROMPTS = ("$ ", "> ")  # the second goes on with the line before
 VOLATILE = [
     (re.compile(r"[0-9a-hjkmnp-tv-z]{26}"), "<ulid>"),
     (re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"), "<uuid>"),
@@ -25,11 +26,11 @@ def session(page: Path) -> tuple[list[str], str]:
         for block in page.read_text().split("```console\n")[1:]
         for line in block.split("```")[0].splitlines()
     ]
-    commands = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
-    return commands, "\n".join(line for line in lines if not line.startswith("$ "))
+    commands = [line[2:] for line in lines if line.startswith(PROMPTS)]
+    return commands, "\n".join(line for line in lines if not line.startswith(PROMPTS))
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/tenancy.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/tenancy.md", "docs/scheduling.md"])
 def test_a_session(page: str, tmp_path: Path) -> None:
     require("curl")
     commands, shown = session(ROOT / page)
@@ -43,6 +44,7 @@ def test_a_session(page: str, tmp_path: Path) -> None:
         ran = subprocess.run(
             [program("bash"), "-euc", script],
             env={**os.environ, "MOORING_KEY": ADMIN_KEY},
+            cwd=tmp_path,
             capture_output=True,
             text=True,
             timeout=60,

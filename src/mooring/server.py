@@ -32,6 +32,7 @@ from mooring.loops.node_health import NodeHealth
 from mooring.loops.reservations import Reservations
 from mooring.loops.retention import Retention
 from mooring.loops.scheduling import Scheduling
+from mooring.scheduler.model import Policy
 from mooring.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -90,7 +91,7 @@ class Service:
         patience: Patience | None = None,
     ) -> None:
         patience = patience or Patience(connections=_connections())
-        self.world = World()
+        self.world = World(_policy(plane.settings))
         limited = plane.settings.rate_limits == "on"
         context = Context(
             settings=plane.settings,
@@ -137,6 +138,15 @@ def _loops(plane: ControlPlane, world: World) -> tuple[Loop, ...]:
         Groups(plane.database),
         Reservations(plane.database, world),
         Retention(plane.database, settings.events_kept_days),
+    )
+
+
+def _policy(settings: Settings) -> Policy:
+    return Policy(
+        backfill=settings.backfill,
+        usage_half_life_s=settings.usage_half_life_s,
+        overdue_after_s=settings.overdue_after_s,
+        preemption_min_run_s=settings.preemption_min_run_s,
     )
 
 

@@ -54,6 +54,13 @@ class Settings(BaseSettings):
     unreachable_after_s: Annotated[float, Field(gt=0)] = 30.0
     start_timeout_s: Annotated[int, Field(ge=1)] = 3600
     events_kept_days: Annotated[int, Field(ge=1)] = 30
+    backfill: Annotated[
+        Literal["easy", "conservative"],
+        Field(description="whether only the first that waits is kept a place, or each one"),
+    ] = "easy"
+    usage_half_life_s: Annotated[float, Field(gt=0)] = 7 * 86_400.0
+    overdue_after_s: Annotated[float, Field(ge=0)] = 86_400.0
+    preemption_min_run_s: Annotated[float, Field(ge=0)] = 300.0
 
     @field_validator("bootstrap_admin_key")
     @classmethod

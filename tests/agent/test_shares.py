@@ -1,8 +1,6 @@
 """Shares of cards: what a container is given and told, who may have a card together, and when it is free."""
 
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -12,20 +10,17 @@ import pytest
 
 from mooring.agent.devices import Devices, Share, claims, devices_of
 from mooring.agent.docker import DockerRuntime
-from mooring.agent.docker_create import Abilities, Image, Limits, container_config, environment, spec_hash
+from mooring.agent.docker_create import Abilities, Image, Limits, container_config, spec_hash
 from mooring.agent.gpus import NvmlGpuReader, Pace
-from mooring.agent.mps import Daemon, Mps, MpsUnavailableError
 from mooring.agent.reconcile import Doing, Key, Release, Start, Work, decide
 from mooring.agent.release import ReleaseGate
-from mooring.agent.runtime import Container, StartDelayed
+from mooring.agent.runtime import Container
 from mooring.agent.simulated import SimulatedRuntime
-from mooring.core.instance import InstanceRequest
 from mooring.schemas.agent import Assignment
 from tests.agent.agents import agent_with
 from tests.agent.docker_assignments import (
     CONTROL_PLANE,
     assignment,
-    image_with,
     output_of,
     runtime_on,
     start,
@@ -81,184 +76,6 @@ def test_a_share_that_makes_no_sense_is_whole_cards_to_itself() -> None:
     assert set(claims(devices_of(both)).values()) == {None}
 
 
-# --- what a container is told
-
-
-def told(given: Assignment, image: Image = IMAGE, **abilities: Any) -> dict[str, str]:
-    entries = environment(given, image, Abilities(mps=Mps(Path("/run/mps")), **abilities))
-    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
-
-
-def test_mps_is_told_the_limits_of_the_share() -> None:
-    variables = told(with_share(assignment(), 20_389, milli=250, isolation="mps"))
-    assert {name: value for name, value in variables.items() if name.startswith("CUDA_MPS_")} == {
-        "CUDA_MPS_PIPE_DIRECTORY": "/run/mps",
-        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=20389M",
-        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
-    }
-    assert variables["NVIDIA_VISIBLE_DEVICES"] == CARD
-
-
-@pytest.mark.parametrize(("milli", "percent"), [(1, "1"), (125, "12"), (999, "99")])
-def test_threads_are_rounded_down_and_never_none(milli: int, percent: str) -> None:
-    variables = told(with_share(assignment(), milli=milli, isolation="mps"))
-    assert variables["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == percent
-
-
-@pytest.mark.parametrize(
-    "given",
-    [with_share(assignment()), with_cards(assignment(), CARD), with_mig(assignment(), MIG_A), assignment()],
-)
-def test_only_a_share_under_mps_has_to_do_with_mps(given: Assignment) -> None:
-    assert not any(name.startswith("CUDA_MPS_") for name in told(given))
-    host = container_config(given, IMAGE, Abilities(), Limits(), CONTROL_PLANE)["HostConfig"]
-    assert "Mounts" not in host
-
-
-def test_simulated_cards_have_no_mps() -> None:
-    given = with_share(assignment(), isolation="mps")
-    assert not any(name.startswith("CUDA_MPS_") for name in told(given, simulated_gpus=True))
-
-
-def test_what_an_image_bakes_in_does_not_undo_the_limits() -> None:
-    image = Image(
-        id="1", digest=None, env=("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100", "CUDA_MPS_CLIENT_PRIORITY=0")
-    )
-    given = with_share(assignment(), isolation="mps")
-    entries = environment(given, image, Abilities())
-    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25" in entries
-    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in entries
-    assert "CUDA_MPS_CLIENT_PRIORITY" in entries  # a name without = unsets it
-    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" in environment(assignment(), image, Abilities())
-
-
-@pytest.mark.parametrize("name", ["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "CUDA_MPS_PIPE_DIRECTORY"])
-def test_users_do_not_set_limits(name: str) -> None:
-    with pytest.raises(ValueError, match="is set by Mooring itself"):
-        InstanceRequest.model_validate({"image": "a", "env": {name: "x"}})
-
-
-def test_the_two_mounts_are_the_operators() -> None:
-    given = with_share(assignment(), isolation="mps")
-    config = container_config(given, IMAGE, Abilities(mps=Mps(Path("/run/mps"))), Limits(), CONTROL_PLANE)
-    mounts = [(one["Type"], one["Source"], one["Target"]) for one in config["HostConfig"]["Mounts"]]
-    assert mounts == [("bind", "/run/mps", "/run/mps"), ("bind", "/run/mps/shm", "/dev/shm")]
-    assert config["HostConfig"]["IpcMode"] == "private"
-    assert "Binds" not in config["HostConfig"]
-
-
-# --- the daemon of MPS
-
-# Listens as the real one does. NVIDIA's protocol is not spoken: nobody here asks it anything.
-DAEMON = """
-import os, socket, sys, time
-control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-control.bind(sys.argv[1] + "/control")
-control.listen()
-os.setuid(int(sys.argv[2]))
-print("listening", flush=True)
-time.sleep(1000)
-"""
-
-
-@contextmanager
-def daemon(pipe: Path, *, own_shm: bool = True, uid: int = 0) -> Iterator[subprocess.Popen[bytes]]:
-    (pipe / "shm").mkdir(parents=True, exist_ok=True)
-    script = 'if [ "$1" = own ]; then mount --bind "$2/shm" /dev/shm; fi; shift; exec "$0" -c "$3" "$1" "$2"'
-    shm = "own" if own_shm else "the host's"
-    argv = ["unshare", "--mount", "sh", "-c", script, sys.executable, shm, str(pipe), str(uid), DAEMON]
-    running = subprocess.Popen(argv, stdout=subprocess.PIPE)
-    try:
-        assert running.stdout is not None
-        assert running.stdout.readline() == b"listening\n"
-        yield running
-    finally:
-        running.kill()
-        running.communicate()
-        (pipe / "control").unlink()
-
-
-def why_not(pipe: Path) -> str:
-    with pytest.raises(MpsUnavailableError) as caught:
-        Daemon(pipe).check()
-    assert not Mps(pipe).answers()
-    return str(caught.value)
-
-
-def test_a_daemon_that_is_at_work_is_used(tmp_path: Path) -> None:
-    with daemon(tmp_path):
-        Daemon(tmp_path).check()
-        assert Mps(tmp_path).answers()
-
-
-def test_each_card_may_have_a_daemon_of_its_own(tmp_path: Path) -> None:
-    cards: list[str] = []
-    mps = Mps(tmp_path / "{gpu}", lambda: cards)
-    assert not mps.answers()  # no card is known yet
-    with daemon(tmp_path / CARD):
-        cards.append(CARD)
-        assert mps.answers()
-        cards.append(uuid_of(1))
-        assert not mps.answers()
-        mps.require([CARD], Share("mps", 250, 20_000, "prj_1"))
-        with pytest.raises(StartDelayed):
-            mps.require([uuid_of(1)], Share("mps", 250, 20_000, "prj_1"))
-    variables = dict(
-        entry.split("=", 1)
-        for entry in environment(with_share(assignment(), isolation="mps"), IMAGE, Abilities(mps=mps))
-    )
-    assert variables["CUDA_MPS_PIPE_DIRECTORY"] == str(tmp_path / CARD)
-
-
-@pytest.mark.parametrize("card", ["../etc", "GPU-a/../../etc", ".", ""])
-def test_the_name_of_a_card_leads_nowhere_else(tmp_path: Path, card: str) -> None:
-    with pytest.raises(MpsUnavailableError):
-        Mps(tmp_path / "{gpu}").of(card)
-
-
-def test_none_was_ever_started(tmp_path: Path) -> None:
-    assert "there is no" in why_not(tmp_path / "nowhere")
-    (tmp_path / "shm").mkdir()
-    assert "no MPS daemon answers" in why_not(tmp_path)
-
-
-def test_one_that_was_killed_leaves_its_socket(tmp_path: Path) -> None:
-    with daemon(tmp_path) as running:
-        running.kill()
-        running.wait()
-        assert (tmp_path / "control").is_socket()
-        assert "no MPS daemon answers" in why_not(tmp_path)
-
-
-def test_one_that_is_stopped_does_not_count(tmp_path: Path) -> None:
-    with daemon(tmp_path) as running:
-        os.kill(running.pid, 19)
-        wait_until(lambda: not Mps(tmp_path).answers())
-        assert "is stopped or dead" in why_not(tmp_path)
-
-
-def test_one_with_the_hosts_shared_memory_is_not_used(tmp_path: Path) -> None:
-    with daemon(tmp_path, own_shm=False):
-        assert "/dev/shm is not" in why_not(tmp_path)
-
-
-def test_anybody_may_listen_in_tmp(tmp_path: Path) -> None:
-    # The socket's credentials are those of who called listen(); the directory's owner is what gives it away.
-    with daemon(tmp_path):
-        os.chown(tmp_path, 1000, 1000)
-        assert "is of user 1000" in why_not(tmp_path)
-        os.chown(tmp_path, 0, 0)
-        os.chown(tmp_path / "shm", 1000, 1000)
-        assert "is of user 1000" in why_not(tmp_path)
-
-
-def test_a_link_to_elsewhere_is_not_followed(tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe"
-    with daemon(pipe):
-        (tmp_path / "link").symlink_to(pipe)
-        assert "is not a directory" in why_not(tmp_path / "link")
-
-
 # --- with a real engine
 
 
@@ -269,57 +86,9 @@ def node(docker_node: DockerNode) -> Iterator[DockerNode]:
 
 
 @pytest.fixture
-def pipe(tmp_path: Path) -> Path:
-    return tmp_path / "mps"
-
-
-@pytest.fixture
-def runtime(node: DockerNode, pipe: Path) -> Iterator[DockerRuntime]:
-    with closing(runtime_on(node, mps=Mps(pipe))) as made:
+def runtime(node: DockerNode) -> Iterator[DockerRuntime]:
+    with closing(runtime_on(node)) as made:
         yield made
-
-
-def test_two_share_a_card_under_mps(node: DockerNode, runtime: DockerRuntime, pipe: Path) -> None:
-    image = image_with(node, "mps", ["ENV CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100 KEPT=1"])
-    shares = [
-        with_share(assignment(image=image), 20_000, milli=250, isolation="mps"),
-        with_share(assignment(image=image), 40_000, milli=500, isolation="mps"),
-    ]
-    with daemon(pipe):
-        assert runtime.facts().mps
-        first, second = (start(runtime, each) for each in shares)
-        for one, memory, threads in ((first, "20000", "25"), (second, "40000", "50")):
-            inside = output_of(runtime, one, ["env"]).splitlines()
-            assert f"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0={memory}M" in inside
-            assert f"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={threads}" in inside
-            assert f"CUDA_MPS_PIPE_DIRECTORY={pipe}" in inside
-            assert "KEPT=1" in inside
-            assert f"NVIDIA_VISIBLE_DEVICES={CARD}" in inside
-        # /dev/shm is the same folder for the daemon and all its clients, and for nobody else.
-        output_of(runtime, first, ["sh", "-c", "echo hello > /dev/shm/cuda.shm"])
-        assert output_of(runtime, second, ["cat", "/dev/shm/cuda.shm"]) == "hello\n"
-        assert (pipe / "shm" / "cuda.shm").read_text() == "hello\n"
-        assert "control" in output_of(runtime, second, ["ls", str(pipe)])
-
-
-def test_without_the_daemon_a_share_under_mps_waits(
-    node: DockerNode, runtime: DockerRuntime, pipe: Path
-) -> None:
-    """Its programs would run, and without any limit."""
-    asked = with_share(assignment(), isolation="mps")
-    assert not runtime.facts().mps
-    with pytest.raises(StartDelayed) as caught:
-        start(runtime, asked)
-    assert caught.value.reason.code == "mps_unavailable"
-    assert runtime.containers() == ([], [])
-    with daemon(pipe):
-        running = start(runtime, asked)
-    runtime.kill(running)
-    runtime.kill(running)
-    [ended], _ = runtime.containers()
-    assert (ended.status, ended.exit_code) == ("exited", 137)
-    with pytest.raises(StartDelayed):
-        runtime.restart(ended)
 
 
 def test_a_share_is_known_again_by_its_labels(node: DockerNode, runtime: DockerRuntime) -> None:

@@ -161,8 +161,8 @@ def known() -> Knowledge:
     return made
 
 
-def actions(known: Knowledge) -> list[Any]:
-    plan = known.plan(100)
+def actions(known: Knowledge, now: float = 100) -> list[Any]:
+    plan = known.plan(now)
     assert plan is not None
     return list(plan.actions)
 
@@ -181,6 +181,7 @@ def test_it_is_killed_and_stays_so_whatever_its_policy_says(known: Knowledge) ->
     known.released(A)
     listed(known, ended, sharing("b"))
     assert actions(known) == []
+    assert actions(known, now=10_000) == []
     assert one(known) == (Phase.EXITED, "gpu_memory_exceeded")
     assert one(known, "b") == (Phase.RUNNING, None)
 

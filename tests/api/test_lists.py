@@ -154,7 +154,7 @@ def test_the_queue_has_an_order_that_shows(client: Client) -> None:
     wait_until(lambda: positions() == [1, 2, 3])  # told once the scheduler has looked at it
     client.delete(f"/v1/instances/{made[0]}")
     client.post(f"/v1/instances/{made[1]}/stop")
-    assert client.instance(made[2])["queue_position"] == 1
+    wait_until(lambda: client.instance(made[2])["queue_position"] == 1)
     assert client.instance(made[1])["queue_position"] is None
     client.post(f"/v1/instances/{made[1]}/start")
     wait_until(lambda: client.instance(made[1])["queue_position"] == 2)

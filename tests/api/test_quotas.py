@@ -27,10 +27,10 @@ SHARE_OF_CPUS = 8
 class Tenant:
     """A project with quotas, whose instances are placed on the corner's nodes."""
 
-    def __init__(self, corner: Corner, **limits: Any) -> None:
+    def __init__(self, corner: Corner, name: str = "tenant", **limits: Any) -> None:
         self.corner = corner
         self.client = corner.client
-        made = self.client.post("/v1/projects", json={"name": f"tenant-of-{corner.node.name}"})
+        made = self.client.post("/v1/projects", json={"name": f"{name}-of-{corner.node.name}"})
         assert made.status_code == 201, made.text
         self.id: str = made.json()["id"]
         self.limit(**limits)

@@ -19,6 +19,10 @@ NOT_IN_A_SCHEMA = {
     "bad_cursor",  # one that the service gave out, for the same filters
     "bad_event_id",  # a line's time: one that there is
     "idempotency_key_reused",  # a key that no other request had
+    "bad_period",  # a reservation ends after it begins, and in the future
+    "share_of_mig",  # one or the other
+    "share_of_many",
+    "share_too_fine",  # thousandths, whatever a float makes of them
     "duplicate_port",  # {"container": 80} and {"container": 80, "protocol": "tcp"} are one port
     "not_supported_yet",
     "reserved_env",  # NVIDIA_* and the like

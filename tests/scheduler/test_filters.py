@@ -1,16 +1,29 @@
 """Each rule alone: what it refuses, and in which words."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from mooring.core.node import NodeState
 from mooring.scheduler.filters import fits, refusals
-from mooring.scheduler.model import NodeView, Request
+from mooring.scheduler.model import Hold, MigView, NodeView, Request
 from mooring.scheduler.needs import needs
 from tests.scheduler.worlds import A10, AT, H100, T4, gpus, h100s, node, request
 
 FULL = gpus(H100, 8, in_use=(0, 1, 2, 3, 4, 5), quarantined=(6,))
+
+ONE = gpus(H100)
+SHARED = (replace(ONE[0], milli_free=400, project_id="p"),)
+MIG = (
+    replace(
+        ONE[0],
+        mig_enabled=True,
+        mig=(MigView("MIG-a", "1g.10gb", free=False), MigView("MIG-b", "3g.40gb", free=True)),
+    ),
+)
+OTHERS = (replace(ONE[0], holds=(Hold("r1", "other", 100.0, 200.0),)),)
+NUMA = tuple(replace(gpu, numa_node=gpu.index // 2) for gpu in gpus(H100, 4, in_use=(0, 2)))
 
 REFUSED: list[tuple[NodeView, Request, list[tuple[str, str, str]]]] = [
     (node(state=NodeState.CORDONED), request(0), [("node_cordoned", "ready", "cordoned")]),
@@ -56,6 +69,80 @@ REFUSED: list[tuple[NodeView, Request, list[tuple[str, str, str]]]] = [
         request(1, gpu_min_memory_mib=20_480),
         [("insufficient_gpus", "1 free GPU of at least 20 GiB", "0 free of 1 (1 in use)")],
     ),
+    (
+        node(cards=gpus([T4, A10])),
+        request(1, gpu_models=("H100", "A100")),
+        [("gpu_model_mismatch", "H100 or A100", "NVIDIA A10, Tesla T4")],
+    ),
+    (
+        node(cards=(replace(ONE[0], compute_capability="8.9"),)),
+        request(1, gpu_min_compute_capability="9.0"),
+        [("insufficient_compute_capability", "9.0", "8.9")],
+    ),
+    (
+        node(cards=ONE),
+        request(1, gpu_min_compute_capability="9.0"),
+        [("insufficient_compute_capability", "9.0", "unknown")],
+    ),
+    (
+        node(cards=SHARED),
+        request(1, gpu_milli=500, project_id="p"),
+        [("insufficient_gpu_share", "0.5 free of one GPU", "at most 0.4 of one (1 in use)")],
+    ),
+    (
+        node(cards=SHARED),
+        request(1, gpu_milli=250, project_id="q"),
+        [
+            (
+                "gpu_shared_by_other_project",
+                "0.25 free of one GPU",
+                "at most 0 of one (1 shared by another project)",
+            )
+        ],
+    ),
+    (node(cards=SHARED), request(1), [("insufficient_gpus", "1 free GPU", "0 free of 1 (1 in use)")]),
+    (
+        node(cards=MIG),
+        request(1),
+        [("gpu_has_mig_enabled", "a GPU without MIG", "MIG is enabled on all of them")],
+    ),
+    (
+        node(cards=MIG),
+        request(1, mig_profile="2g.20gb", gpu_milli=285),
+        [("no_such_mig_profile", "2g.20gb", "1g.10gb, 3g.40gb")],
+    ),
+    (
+        node(cards=ONE),
+        request(1, mig_profile="1g.10gb", gpu_milli=142),
+        [("no_such_mig_profile", "1g.10gb", "no MIG devices")],
+    ),
+    (
+        node(cards=MIG),
+        request(1, mig_profile="1g.10gb", gpu_milli=142),
+        [("insufficient_mig_devices", "1 free 1g.10gb", "0 free of 1 (1 in use)")],
+    ),
+    (
+        node(cards=MIG),
+        request(1, mig_profile="3g.40gb", gpu_milli=428, gpu_min_memory_mib=65_536),
+        [("insufficient_gpu_memory", "64 GiB", "40 GiB")],
+    ),
+    (node(cards=OTHERS), request(1), [("gpu_reserved", "1 free GPU", "0 free of 1 (1 reserved)")]),
+    (
+        node(cards=OTHERS),
+        request(1, max_duration_s=71),
+        [("gpu_reserved", "1 free GPU", "0 free of 1 (1 reserved)")],
+    ),
+    (
+        node(cards=NUMA),
+        request(2, same_numa=True),
+        [
+            (
+                "gpus_not_on_one_numa_node",
+                "2 free GPUs of one model on one NUMA node",
+                "2 free of 4 (2 in use)",
+            )
+        ],
+    ),
 ]
 
 
@@ -86,6 +173,16 @@ def test_all_refusals_of_a_node_are_told() -> None:
         (node(cards=gpus([T4, A10])), request(1, "a10", gpu_min_memory_mib=23_028)),
         (node(cards=FULL), request(1, "h100")),
         (h100s("n1"), request(8, "H100", cpu_milli=64_000)),
+        (node(cards=SHARED), request(1, gpu_milli=400, project_id="p")),
+        (node(cards=MIG), request(1, mig_profile="3g.40gb", gpu_milli=428, gpu_min_memory_mib=40_960)),
+        (node(cards=OTHERS), request(1, max_duration_s=70)),  # and half a minute to end
+        (node(cards=OTHERS), request(1, project_id="other")),
+        (node(cards=NUMA), request(2)),
+        (node(cards=gpus(H100, 4)), request(1, same_numa=True)),
+        (
+            node(cards=(replace(ONE[0], compute_capability="10.0"),)),
+            request(1, gpu_min_compute_capability="9.0"),
+        ),
     ],
 )
 def test_just_fits(where: NodeView, asked: Request) -> None:
@@ -98,6 +195,7 @@ def test_just_fits(where: NodeView, asked: Request) -> None:
         (h100s("n1"), {"count": 2}, (16_000, (524_288 - 10_485) // 4)),
         (h100s("n1"), {"count": 2, "cpu_milli": 500}, (500, (524_288 - 10_485) // 4)),
         (h100s("n1"), {"count": 2, "memory_mib": 64}, (16_000, 64)),
+        (h100s("n1"), {"count": 1, "gpu_milli": 250}, (2000, (524_288 - 10_485) * 250 // 8000)),
         (h100s("n1"), {"count": 16}, (64_000, 524_288 - 10_485)),  # no more than the node
         (node(), {"count": 2}, (0, 0)),
         (node(cards=gpus(H100, 3), cpus=1), {"count": 1}, (333, (524_288 - 10_485) // 3)),

@@ -5,14 +5,15 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from hypothesis import event, given
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from mooring.scheduler import quotas
 from mooring.scheduler.filters import fits
+from mooring.scheduler.memory import Memory
 from mooring.scheduler.model import NodeView, Over, Placement, Plan, Quota, Request, Snapshot
 from mooring.scheduler.reasons import explain, unplaced, would_fit
-from mooring.scheduler.schedule import place_one, schedule
+from mooring.scheduler.schedule import Look, place_one, schedule
 from tests.scheduler.busy import after
 from tests.scheduler.test_properties import _shuffled
 from tests.scheduler.worlds import A10, AT, H100, gpus, h100s, node, nodes, request, requests
@@ -93,10 +94,7 @@ def _after(snapshot: Snapshot, placements: tuple[Placement, ...]) -> dict[str, N
     return after(snapshot, Plan(placements, ())).nodes
 
 
-def _by_age(snapshot: Snapshot) -> list[Request]:
-    return sorted(snapshot.requests, key=lambda request: (request.queued_at, request.instance_id))
-
-
+@settings(deadline=None)
 @given(SNAPSHOTS)
 def test_no_plan_goes_beyond_a_quota(snapshot: Snapshot) -> None:
     plan = schedule(snapshot)
@@ -107,6 +105,7 @@ def test_no_plan_goes_beyond_a_quota(snapshot: Snapshot) -> None:
             assert held[project][name] <= limit
 
 
+@settings(deadline=None)
 @given(SNAPSHOTS)
 def test_what_is_held_and_promised_stays_within_a_quota_that_it_was_within(snapshot: Snapshot) -> None:
     after = _quotas_after(snapshot, schedule(snapshot))
@@ -116,6 +115,7 @@ def test_what_is_held_and_promised_stays_within_a_quota_that_it_was_within(snaps
                 assert after[project].placed[name] + after[project].waiting[name] <= limit
 
 
+@settings(deadline=None)
 @given(SNAPSHOTS)
 def test_no_gpu_is_given_once_the_hours_are_spent(snapshot: Snapshot) -> None:
     spent = {project for project, quota in snapshot.quotas.items() if quota.spent}
@@ -130,18 +130,22 @@ def test_no_gpu_is_given_once_the_hours_are_spent(snapshot: Snapshot) -> None:
             assert waiting.over == SPENT
 
 
+@settings(deadline=None)
 @given(SNAPSHOTS)
 def test_one_run_decides_as_one_by_one_would(snapshot: Snapshot) -> None:
     placements: list[Placement] = []
-    waits = list(_by_age(snapshot))
-    for asked in _by_age(snapshot):
+    look = Look(snapshot, Memory())
+    plan = look.plan()
+    in_order = [replace(unit.first, quota=None) for unit in look.decided]
+    waits = list(in_order)
+    for asked in in_order:
         left = Plan(tuple(placements), ())
         world = _after(snapshot, left.placements).values()
         counted = _counted(snapshot, left.placements, waits)
         if placed := place_one(world, replace(asked, quota=counted.get(asked.project_id)), AT):
             placements.append(placed)
             waits.remove(asked)
-    assert schedule(snapshot).placements == tuple(placements)
+    assert plan.placements == tuple(placements)
 
 
 def _counted(snapshot: Snapshot, placements: tuple[Placement, ...], waits: list[Request]) -> dict[str, Quota]:
@@ -156,6 +160,7 @@ def _counted(snapshot: Snapshot, placements: tuple[Placement, ...], waits: list[
     return counted
 
 
+@settings(deadline=None)
 @given(SNAPSHOTS)
 def test_what_is_unplaced_fits_nowhere_and_the_quota_is_told_where_it_decides(snapshot: Snapshot) -> None:
     plan = schedule(snapshot)
@@ -176,6 +181,7 @@ def test_what_is_unplaced_fits_nowhere_and_the_quota_is_told_where_it_decides(sn
             assert not any(fits(node, unlimited, AT) for node in world)
 
 
+@settings(deadline=None)
 @given(SNAPSHOTS)
 def test_a_second_run_finds_nothing_more(snapshot: Snapshot) -> None:
     plan = schedule(snapshot)
@@ -183,15 +189,20 @@ def test_a_second_run_finds_nothing_more(snapshot: Snapshot) -> None:
     world = tuple(_after(snapshot, plan.placements).values())
     waits = tuple(each for each in snapshot.requests if each.instance_id in left)
     again = schedule(Snapshot(world, waits, _quotas_after(snapshot, plan)))
-    assert (again.placements, again.unplaced) == ((), plan.unplaced)
+    assert not again.placements
+    assert {each.instance_id: each for each in again.unplaced} == {
+        each.instance_id: each for each in plan.unplaced
+    }
 
 
+@settings(deadline=None)
 @given(SNAPSHOTS, st.randoms(use_true_random=False))
 def test_the_order_of_the_input_does_not_matter(snapshot: Snapshot, random: Random) -> None:
     shuffled = replace(_shuffled(snapshot, random), quotas=snapshot.quotas)
     assert schedule(shuffled) == schedule(snapshot)
 
 
+@settings(deadline=None)
 @given(nodes(), requests(), st.sampled_from("ab"))
 def test_a_quota_that_is_wide_enough_changes_nothing(
     world: tuple[NodeView, ...], asked: tuple[Request, ...], project: str

@@ -6,8 +6,8 @@
 What the daemon and its programs say to each other is NVIDIA's own affair. That it is alive, who it is and
 which /dev/shm it has, the kernel tells.
 
-With `{gpu}` in its path each card has a daemon of its own. Since a shared card has one project, no two projects
-then meet at a daemon.
+With `{gpu}` in its path each card has a daemon of its own. Since a shared card has one project, no two
+projects then meet at a daemon.
 """
 
 import logging

@@ -1,20 +1,22 @@
 """Instance groups as they are shown: the group's row, and what follows from its members."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from mooring.api import gpu_views, views
-from mooring.control import gangs, instance_groups, placement
+from mooring.api import gpu_views
+from mooring.control import gangs, instance_groups
 from mooring.core.group import group_actions
 from mooring.core.instance import State
 from mooring.db import tables
 from mooring.schemas.base import Json, timestamp
 
 
-def groups(session: Session, rows: Sequence[tables.InstanceGroup]) -> list[Json]:
+def groups(
+    session: Session, rows: Sequence[tables.InstanceGroup], positions: Mapping[str, int]
+) -> list[Json]:
     """Some queries for all of them, however many."""
     members: dict[str, list[tables.Instance]] = defaultdict(list)
     query = select(tables.Instance).where(tables.Instance.group_id.in_([row.id for row in rows]))
@@ -22,21 +24,19 @@ def groups(session: Session, rows: Sequence[tables.InstanceGroup]) -> list[Json]
         members[member.group_id or ""].append(member)
     everyone = [member for of_one in members.values() for member in of_one]
     names = gpu_views.node_names(session, {member.node_id for member in everyone if member.node_id})
-    waiting = [member for member in everyone if member.state is State.PENDING and views.was_looked_at(member)]
-    positions = placement.queue_positions(session, waiting) if waiting else {}
     layouts = gangs.layouts(session, [row.id for row in rows])
     return [_group(row, members[row.id], names, positions, layouts.get(row.id)) for row in rows]
 
 
-def group(session: Session, row: tables.InstanceGroup) -> Json:
-    return groups(session, [row])[0]
+def group(session: Session, row: tables.InstanceGroup, positions: Mapping[str, int]) -> Json:
+    return groups(session, [row], positions)[0]
 
 
 def _group(
     row: tables.InstanceGroup,
     members: Sequence[tables.Instance],
     names: dict[str, str],
-    positions: dict[str, int],
+    positions: Mapping[str, int],
     layout: gangs.Layout | None,
 ) -> Json:
     living = [member for member in members if member.deleted_at is None]

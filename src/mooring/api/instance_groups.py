@@ -11,7 +11,7 @@ from starlette.responses import Response
 from mooring.api import answers, group_views, lists, outlooks
 from mooring.api.answers import CurrentCall, IfMatch
 from mooring.api.body import StrictRoute
-from mooring.api.context import Ctx
+from mooring.api.context import Context, Ctx
 from mooring.api.gate import CurrentAccess
 from mooring.api.instances import BY_USER
 from mooring.api.responses import errors
@@ -56,16 +56,21 @@ def create_instance_group(body: InstanceGroupCreate, context: Ctx, call: Current
     def act(session: Session) -> Answer:
         project = projects.chosen(session, call.access, body.project_id, context.identity.default_project_id)
         row = instance_groups.create(session, call.access, project, body)
-        return _shown(session, row, 201, location=True)
+        return _shown(context, session, row, 201, location=True)
 
     return answers.once(context, call, act)
 
 
 def _shown(
-    session: Session, row: tables.InstanceGroup, status: int = 200, *, location: bool = False
+    context: Context,
+    session: Session,
+    row: tables.InstanceGroup,
+    status: int = 200,
+    *,
+    location: bool = False,
 ) -> Answer:
     session.flush()
-    content = group_views.group(session, row)
+    content = group_views.group(session, row, context.world.positions)
     headers = answers.etag(content["version"])
     if location:
         headers["Location"] = f"/v1/instance-groups/{row.id}"
@@ -85,7 +90,8 @@ def list_instance_groups(
         query = query.where(row.labels[key].as_string() == value)
     with context.database.read() as session:
         rows, cursor = lists.page(session, query, row.id, asked, context.identity.cursor_secret)
-        content = {"items": group_views.groups(session, [each[0] for each in rows]), "next_cursor": cursor}
+        items = group_views.groups(session, [each[0] for each in rows], context.world.positions)
+        content = {"items": items, "next_cursor": cursor}
     return answers.respond(answers.answer(content))
 
 
@@ -95,7 +101,7 @@ def list_instance_groups(
 def get_instance_group(group_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """One group with its members as they are now."""
     with context.database.read() as session:
-        return answers.respond(_shown(session, instance_groups.get(session, access, group_id)))
+        return answers.respond(_shown(context, session, instance_groups.get(session, access, group_id)))
 
 
 @router.delete(
@@ -110,7 +116,9 @@ def delete_instance_group(group_id: str, context: Ctx, access: CurrentAccess, if
     return answers.done(
         context,
         access,
-        lambda session: _shown(session, instance_groups.delete(session, access, group_id, if_match), 202),
+        lambda session: _shown(
+            context, session, instance_groups.delete(session, access, group_id, if_match), 202
+        ),
     )
 
 
@@ -132,7 +140,10 @@ def stop_instance_group(
         context,
         call,
         lambda session: _shown(
-            session, instance_groups.stop(session, call.access, group_id, body.timeout_s, BY_USER), 202
+            context,
+            session,
+            instance_groups.stop(session, call.access, group_id, body.timeout_s, BY_USER),
+            202,
         ),
     )
 
@@ -149,7 +160,7 @@ def start_instance_group(group_id: str, context: Ctx, call: CurrentCall) -> Resp
     return answers.once(
         context,
         call,
-        lambda session: _shown(session, instance_groups.start(session, call.access, group_id), 202),
+        lambda session: _shown(context, session, instance_groups.start(session, call.access, group_id), 202),
     )
 
 
@@ -163,7 +174,7 @@ def explain_instance_group(group_id: str, context: Ctx, access: CurrentAccess) -
     """While it waits, why it does, who is ahead of it, when it will start, and what would start now."""
     with context.database.read() as session:
         row = instance_groups.get(session, access, group_id)
-        shown = group_views.group(session, row)
+        shown = group_views.group(session, row, context.world.positions)
         outcome = explaining.explain_group(session, context.world, row.id)
         why = waiting_reason(outcome.unplaced).model_dump() if outcome.unplaced else shown["reason"]
         content = {"state": shown["state"], "reason": why, **outlooks.outlook(session, access, outcome)}

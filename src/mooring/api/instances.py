@@ -80,7 +80,7 @@ def create_instance(
         row = instances.create(session, call.access, project, body)
         if body.on_capacity == "fail":
             explaining.place_now(session, context.world, row)
-        return _shown(session, row, status=201, location=True)
+        return _shown(context, session, row, status=201, location=True)
 
     return answers.once(context, call, act)
 
@@ -89,6 +89,7 @@ def _dry_run(context: Context, access: Access, body: InstanceCreate) -> Json:
     with context.database.read() as session:
         project = projects.chosen(session, access, body.project_id, context.identity.default_project_id)
         admission.require(session, project.id, body)
+        admission.require_priority(session, access, project.id, body.priority)
         outcome = explaining.dry_run(session, context.world, project.id, body)
         placed, why = outcome.placement, outcome.unplaced
         return {
@@ -100,12 +101,14 @@ def _dry_run(context: Context, access: Access, body: InstanceCreate) -> Json:
         }
 
 
-def _shown(session: Session, row: tables.Instance, status: int = 200, *, location: bool = False) -> Answer:
+def _shown(
+    context: Context, session: Session, row: tables.Instance, status: int = 200, *, location: bool = False
+) -> Answer:
     session.flush()
     headers = answers.etag(row.version)
     if location:
         headers["Location"] = f"/v1/instances/{row.id}"
-    return answers.answer(views.instance(session, row), status, headers)
+    return answers.answer(views.instance(session, row, context.world.positions), status, headers)
 
 
 @router.get("", response_model=InstanceList, responses=errors(), operation_id="list_instances")
@@ -119,7 +122,9 @@ def list_instances(context: Ctx, access: CurrentAccess, asked: Annotated[Instanc
         key, _, value = label.partition(":")
         query = query.where(tables.Instance.labels[key].as_string() == value)
     with context.database.read() as session:
-        page = context.rendered.page(session, query, asked, context.identity.cursor_secret)
+        page = context.rendered.page(
+            session, query, asked, context.identity.cursor_secret, context.world.positions
+        )
     return Response(page, media_type="application/json")
 
 
@@ -127,7 +132,7 @@ def list_instances(context: Ctx, access: CurrentAccess, asked: Annotated[Instanc
 def get_instance(instance_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """One instance as it is now."""
     with context.database.read() as session:
-        return answers.respond(_shown(session, instances.get(session, access, instance_id)))
+        return answers.respond(_shown(context, session, instances.get(session, access, instance_id)))
 
 
 @router.patch(
@@ -144,7 +149,9 @@ def update_instance(
     return answers.done(
         context,
         access,
-        lambda session: _shown(session, instances.patch(session, access, instance_id, changes, if_match)),
+        lambda session: _shown(
+            context, session, instances.patch(session, access, instance_id, changes, if_match)
+        ),
     )
 
 
@@ -160,7 +167,9 @@ def delete_instance(instance_id: str, context: Ctx, access: CurrentAccess, if_ma
     return answers.done(
         context,
         access,
-        lambda session: _shown(session, instances.delete(session, access, instance_id, if_match), status=202),
+        lambda session: _shown(
+            context, session, instances.delete(session, access, instance_id, if_match), status=202
+        ),
     )
 
 
@@ -182,7 +191,10 @@ def stop_instance(
         context,
         call,
         lambda session: _shown(
-            session, instances.stop(session, call.access, instance_id, body.timeout_s, BY_USER), status=202
+            context,
+            session,
+            instances.stop(session, call.access, instance_id, body.timeout_s, BY_USER),
+            status=202,
         ),
     )
 
@@ -199,7 +211,9 @@ def start_instance(instance_id: str, context: Ctx, call: CurrentCall) -> Respons
     return answers.once(
         context,
         call,
-        lambda session: _shown(session, instances.start(session, call.access, instance_id), status=202),
+        lambda session: _shown(
+            context, session, instances.start(session, call.access, instance_id), status=202
+        ),
     )
 
 
@@ -215,7 +229,9 @@ def restart_instance(instance_id: str, context: Ctx, call: CurrentCall) -> Respo
     return answers.once(
         context,
         call,
-        lambda session: _shown(session, instances.restart(session, call.access, instance_id), status=202),
+        lambda session: _shown(
+            context, session, instances.restart(session, call.access, instance_id), status=202
+        ),
     )
 
 

@@ -5,7 +5,7 @@ for its place in the queue, which is put in at the end.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from threading import Lock
 from typing import Any
 
@@ -14,7 +14,6 @@ from sqlalchemy import Row, Select, select
 from sqlalchemy.orm import Session
 
 from mooring.api import lists, views
-from mooring.control import placement
 from mooring.control.instances import QUEUED
 from mooring.core.instance import State
 from mooring.db.tables import Instance
@@ -53,7 +52,14 @@ class RenderedInstances:
         self._texts: OrderedDict[Key, bytes] = OrderedDict()
         self._bytes = 0
 
-    def page(self, session: Session, query: Select[Any], asked: lists.PageQuery, secret: bytes) -> bytes:
+    def page(
+        self,
+        session: Session,
+        query: Select[Any],
+        asked: lists.PageQuery,
+        secret: bytes,
+        positions: Mapping[str, int],
+    ) -> bytes:
         """The whole answer for a page of a query made of `heads`."""
         rows, cursor = lists.page(session, query, Instance.id, asked, secret)
         texts = self._texts_of(session, rows)
@@ -61,10 +67,11 @@ class RenderedInstances:
         if fitting < len(rows):
             rows = rows[:fitting]
             cursor = lists.cursor_after(rows[-1], Instance.id, asked, secret)
-        waiting = [row for row in rows if row.state is State.PENDING and row.looked_at]
-        positions = placement.queue_positions(session, waiting) if waiting else {}
+        waiting = {row.id for row in rows if row.state is State.PENDING and row.looked_at}
+        places = (positions.get(row.id) if row.id in waiting else None for row in rows)
         items = (
-            b"%b,%b}" % (texts[row.id], b'"queue_position":' + to_json(positions.get(row.id))) for row in rows
+            b"%b,%b}" % (texts[row.id], b'"queue_position":' + to_json(place))
+            for row, place in zip(rows, places, strict=True)
         )
         return b'{"items":[%b],"next_cursor":%b}' % (b",".join(items), to_json(cursor))
 

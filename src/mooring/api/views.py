@@ -8,7 +8,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from mooring.api import gpu_views
-from mooring.control import api_keys, capacity, placement
+from mooring.control import api_keys, capacity
 from mooring.control.instances import QUEUED
 from mooring.control.nodes import state_of_row
 from mooring.core.access import SCOPES, Access, Caller, Permission, role_of
@@ -19,12 +19,15 @@ from mooring.schemas.base import Json, timestamp
 from mooring.schemas.projects import QuotaValues
 
 
-def instance(session: Session, row: tables.Instance) -> Json:
-    """One instance as it is now."""
+def instance(session: Session, row: tables.Instance, positions: Mapping[str, int]) -> Json:
+    """One instance as it is now.
+
+    Args:
+        positions: in the queue, of those that wait (`World.positions`).
+    """
     (shown,) = lasting(session, [row])
     waits = row.state is State.PENDING and was_looked_at(row)
-    position = placement.queue_positions(session, [row])[row.id] if waits else None
-    return {**shown, "queue_position": position}
+    return {**shown, "queue_position": positions.get(row.id) if waits else None}
 
 
 def was_looked_at(row: tables.Instance) -> bool:

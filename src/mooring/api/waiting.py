@@ -92,4 +92,5 @@ async def wait(context: Context, live: LiveAccess, instance_id: str, target: Sta
 def _read(context: Context, access: Access, instance_id: str, known: bool) -> Json:
     with context.database.read() as session:
         # Once it was seen, its deletion is an answer and not a 404.
-        return views.instance(session, instances.get(session, access, instance_id, even_deleted=known))
+        row = instances.get(session, access, instance_id, even_deleted=known)
+        return views.instance(session, row, context.world.positions)

@@ -6,7 +6,7 @@ from mooring.control import secrets
 from mooring.core.access import Access
 from mooring.core.errors import Forbidden
 from mooring.core.images import is_allowed
-from mooring.core.instance import InstanceSpec
+from mooring.core.instance import WHOLE_MILLI, InstanceSpec
 from mooring.db.tables import Project
 
 
@@ -27,11 +27,22 @@ def require(session: Session, project_id: str, spec: InstanceSpec) -> None:
     """Let a start pass that the project may have.
 
     Raises:
-        Forbidden: code `image_not_allowed`: none of the project's patterns names the image (R15).
+        Forbidden: code `image_not_allowed`: none of the project's patterns names the image (R15);
+            `gpu_sharing_not_allowed`: it asks for a share of a GPU, which admins have not allowed.
         Invalid: its secrets, as `secrets.require`.
     """
     _require_allowed(session, project_id, spec.image)
+    if spec.gpus.milli < WHOLE_MILLI and spec.gpus.mig_profile is None:
+        _require_sharing(session, project_id)
     secrets.require(session, project_id, spec)
+
+
+def _require_sharing(session: Session, project_id: str) -> None:
+    if not session.get_one(Project, project_id).gpu_sharing:
+        raise Forbidden(
+            "this project may not share GPUs; ask for whole ones, or ask an admin to allow it",
+            code="gpu_sharing_not_allowed",
+        )
 
 
 def _require_allowed(session: Session, project_id: str, image: str) -> None:

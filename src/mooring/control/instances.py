@@ -55,6 +55,7 @@ def create(session: Session, access: Access, into: Project, request: InstanceReq
     # What is placed at once locks the project again, after the lock of placing: so it must have it.
     project = quotas.lock(session, into.id, always=request.on_capacity == "fail")
     admission.require(session, project.id, request)
+    admission.require_priority(session, access, project.id, request.priority)
     if request.name is not None:
         naming.refuse_taken(session, project.id, [request.name])
     quotas.refuse_beyond(session, project, request)
@@ -196,6 +197,7 @@ def start(session: Session, access: Access, instance_id: str) -> Instance:
     if row.state not in ENDED:
         raise _forbidden("start", row)
     admission.require(session, row.project_id, spec_of(row))
+    admission.require_priority(session, access, row.project_id, row.priority)
     quotas.refuse_beyond(session, project, spec_of(row))
     queue_again(session, row, node, QUEUED)
     _record_verb(session, access, row)

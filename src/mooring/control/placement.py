@@ -1,34 +1,16 @@
-"""Between the rows and the scheduler: what waits read as requests, a plan written down under guards."""
+"""What those that wait are told: why they do, as the scheduler saw it."""
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
 
-from sqlalchemy import ColumnElement, Row, func, select, tuple_, update
+from sqlalchemy import update
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.dml import ReturningUpdate
 
-from mooring.control import instances, requests
 from mooring.core.instance import Reason, State
 from mooring.db.session import nudge
 from mooring.db.tables import Instance
-from mooring.scheduler.model import Request, Unplaced
-
-_FEW = 3
-NEVER_LOOKED_AT = Instance.reason["code"].as_string() == instances.QUEUED.code
-
-
-def pending(session: Session, *conditions: ColumnElement[bool]) -> tuple[Request, ...]:
-    """The queue, oldest first, read as plain columns: it may be long."""
-    query = (
-        select(Instance.id, Instance.project_id, Instance.queued_at, Instance.spec)
-        .where(Instance.state == State.PENDING, *conditions)
-        .order_by(Instance.queued_at, Instance.id)
-    )
-    return tuple(
-        requests.of_columns(key, project_id, queued_at.timestamp(), spec)
-        for key, project_id, queued_at, spec in session.execute(query)
-    )
+from mooring.scheduler.model import Unplaced
 
 
 def explain_unplaced(session: Session, unplaced: Sequence[Unplaced]) -> None:
@@ -61,27 +43,3 @@ def _tell(instance_ids: list[str], reason: Reason) -> ReturningUpdate[str]:
 
 def waiting_reason(item: Unplaced) -> Reason:
     return Reason(code=item.code, message=item.summary)
-
-
-def queue_positions(session: Session, instances_waiting: Sequence[Instance | Row[Any]]) -> dict[str, int]:
-    """Place in the queue of those that are pending, from 1, over all projects."""
-    if len(instances_waiting) <= _FEW:
-        return {row.id: _position(session, row) for row in instances_waiting}
-    ranked = (
-        select(
-            Instance.id,
-            func.row_number().over(order_by=(Instance.queued_at, Instance.id)).label("position"),
-        )
-        .where(Instance.state == State.PENDING)
-        .subquery()
-    )
-    waiting = [row.id for row in instances_waiting]
-    query = select(ranked.c.id, ranked.c.position).where(ranked.c.id.in_(waiting))
-    return dict(session.execute(query).all())
-
-
-def _position(session: Session, row: Instance | Row[Any]) -> int:
-    """Counting those ahead in the index is cheaper than ranking all, for a few."""
-    ahead = tuple_(Instance.queued_at, Instance.id) < (row.queued_at, row.id)
-    query = select(func.count()).select_from(Instance).where(Instance.state == State.PENDING, ahead)
-    return 1 + (session.scalar(query) or 0)

@@ -2,9 +2,10 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 from sqlalchemy.orm import Session
 
@@ -66,10 +67,19 @@ class World:
         """The last look of this process; null before the first."""
         return self._decided
 
+    @property
+    def positions(self) -> Mapping[str, int]:
+        """Places in the queue, from 1, of all that the last look let wait."""
+        return self._decided.positions if self._decided else {}
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class Decided:
     """What the scheduler saw and what it made of it."""
 
     snapshot: Snapshot
     plan: Plan
+
+    @cached_property
+    def positions(self) -> Mapping[str, int]:
+        return {instance_id: place for place, instance_id in enumerate(self.plan.order, 1)}

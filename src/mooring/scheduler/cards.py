@@ -32,9 +32,10 @@ class Offer:
     rank: int  # of the model among those asked for, the preferred is 0
     model: str
     cards: tuple[GpuView, ...]
+    there: tuple[GpuView, ...]  # all of the model that would do, in use or not
 
 
-NO_GPUS = Offer(0, "", ())
+NO_GPUS = Offer(0, "", (), ())
 
 
 def suitable(node: NodeView, request: Request) -> dict[str, list[GpuView]]:
@@ -138,7 +139,7 @@ def offers(node: NodeView, request: Request, at: Moment) -> list[Offer]:
     if not request.gpu_count:
         return [NO_GPUS]
     found = [
-        Offer(preference(request, model) or 0, model, cards)
+        Offer(preference(request, model) or 0, model, cards, tuple(there))
         for model, there in suitable(node, request).items()
         for cards in neighbourhoods(usable(there, request, at), request)
         if enough(cards, request, at)
@@ -191,7 +192,7 @@ def grants(request: Request, offer: Offer, at: Moment, prefer: str = "") -> tupl
     if request.gpu_milli < WHOLE:
         fullest = min(cards, key=lambda gpu: (gpu.uuid != prefer, gpu.milli_free, gpu.index, gpu.uuid))
         return (Grant(fullest.uuid, request.gpu_milli),)
-    return tuple(Grant(uuid) for uuid in links.choose(cards, request.gpu_count))
+    return tuple(Grant(uuid) for uuid in links.choose(cards, request.gpu_count, offer.there))
 
 
 def _mig_grants(request: Request, cards: Iterable[GpuView]) -> tuple[Grant, ...]:

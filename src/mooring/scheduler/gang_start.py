@@ -6,15 +6,19 @@ from dataclasses import replace
 from math import inf
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mooring.scheduler.backfill import Reservations, Starts
 from mooring.scheduler.changes import with_placement
 from mooring.scheduler.filters import fitting_offers
-from mooring.scheduler.model import Moment, NodeView, Request
+from mooring.scheduler.model import WHOLE, Moment, NodeView, Request
 from mooring.scheduler.search import placement
 from mooring.scheduler.timeline import Reservation, at_time, in_the_way
 from mooring.scheduler.units import Unit
 from mooring.scheduler.world import World
+
+Floats = NDArray[np.float64]
+Bounds = dict[str, Floats]  # by member, as `Starts.bounds` gives them
 
 
 def gang_start(
@@ -27,6 +31,8 @@ def gang_start(
     bounds = {member.instance_id: starts.bounds(member, at).values for member in unit.members}
     best: tuple[float, list[Reservation]] | None = None
     for nodes in _domains(world, unit, kept):
+        if best and min(values[nodes].min() for values in bounds.values()) >= best[0]:
+            continue
         found = _earliest(world, unit, at, nodes, bounds)
         if found and (best is None or found[0] < best[0]):
             best = found
@@ -34,21 +40,25 @@ def gang_start(
 
 
 def _domains(world: World, unit: Unit, kept: Reservations) -> list[list[int]]:
-    """The sets of nodes that the members may be spread over: all, or for an overlay each swarm."""
+    """The sets of nodes that the members may be spread over: all, for an overlay each swarm and each node."""
     free = [(node.id, index) for index, node in world.present() if not kept.kept(index)]
     nodes = [index for _id, index in sorted(free)]
     if unit.gang is None or unit.gang.network == "host":
         return [nodes]
     homes = {world.node(index).swarm for index in world.groups.get(unit.gang.group_id, ())}
     swarms: dict[str, list[int]] = {}
+    alone: list[list[int]] = []
+    there = set(world.groups.get(unit.gang.group_id, ()))
     for index in nodes:
         if (swarm := world.node(index).swarm) is not None and (not homes or homes == {swarm}):
             swarms.setdefault(swarm, []).append(index)
-    return list(swarms.values())
+        elif swarm is None and there <= {index} and len(world.node(index).gpus) * WHOLE >= unit.gpu_milli:
+            alone.append([index])  # on one node no network is needed
+    return [*swarms.values(), *alone]
 
 
 def _earliest(
-    world: World, unit: Unit, at: Moment, nodes: list[int], bounds: dict[str, np.ndarray]
+    world: World, unit: Unit, at: Moment, nodes: list[int], bounds: Bounds
 ) -> tuple[float, list[Reservation]] | None:
     there = np.array(nodes, np.int64)
     instants = {float(time) for values in bounds.values() for time in values[there] if time < inf}
@@ -67,7 +77,7 @@ def _earliest(
 
 
 def _room(
-    world: World, unit: Unit, then: Moment, at: Moment, nodes: list[int], bounds: dict[str, np.ndarray]
+    world: World, unit: Unit, then: Moment, at: Moment, nodes: list[int], bounds: Bounds
 ) -> list[Reservation] | None:
     """Where the members would go at that moment, one after the other on the first node that has room."""
     views: dict[int, NodeView] = {}
@@ -87,7 +97,7 @@ def _first_with_room(
     then: Moment,
     at: Moment,
     nodes: Sequence[int],
-    bounds: np.ndarray,
+    bounds: Floats,
     views: dict[int, NodeView],
 ) -> int | None:
     for index in nodes:

@@ -11,7 +11,7 @@ import numpy as np
 
 from mooring.scheduler import quotas, search
 from mooring.scheduler.changes import with_placement
-from mooring.scheduler.model import WHOLE, Moment, NodeView, Quota, Request
+from mooring.scheduler.model import WHOLE, Moment, NodeView, Over, Quota, Request
 from mooring.scheduler.needs import fixed, gpu_milli
 from mooring.scheduler.search import Allowed, Found, find
 from mooring.scheduler.units import Unit
@@ -70,6 +70,17 @@ def _together(
             placed.append(found)
         supposed.keep()
     return placed
+
+
+def over_quota(unit: Unit) -> Over | None:
+    """The limit that keeps the unit from every node: what each member takes wherever it is, added up."""
+    quota = unit.first.quota
+    for member in unit.members:
+        if quota is None or (over := quotas.over_anywhere(replace(member, quota=quota))):
+            return None if quota is None else over
+        cpu_milli, memory_mib = fixed(member)
+        quota = quotas.after(quota, member, "", cpu_milli or 0, memory_mib or 0)
+    return None
 
 
 def counted(quota: Quota | None, request: Request, found: Found) -> Quota | None:

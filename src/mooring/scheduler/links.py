@@ -1,9 +1,10 @@
 """Which GPUs of a node to give: the best connected together, and the rest as well connected as can be."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import combinations
 from math import comb
+from typing import Any
 
 from mooring.scheduler.model import GpuView
 
@@ -18,29 +19,40 @@ _MAX_SETS = 600
 
 # The link between each two GPUs. Nodes of one make have equal ones, so what is chosen once is remembered.
 Matrix = tuple[tuple[int, ...], ...]
+_MAX_MATRICES = 20_000
+_matrices: dict[tuple[tuple[str, ...], tuple[int, ...]], tuple[list[Mapping[str, Any]], Matrix]] = {}
 
 
-def choose(free: Iterable[GpuView], count: int) -> tuple[str, ...]:
+def choose(free: Iterable[GpuView], count: int, of_the_node: Iterable[GpuView] = ()) -> tuple[str, ...]:
     """The UUIDs of the `count` GPUs to give, lowest index first.
 
     The sum of NVLink lanes within the set comes first, then PCIe closeness, then the same two sums over
     the GPUs that stay free, then the lowest indexes. One GPU has no links within, so the second half
     decides: it is taken from where it breaks the fewest links.
+
+    Args:
+        of_the_node: a set that the free ones are of; the links within it are remembered.
     """
     gpus = in_order(free)
     if count >= len(gpus):
         return tuple(gpu.uuid for gpu in gpus)
-    return tuple(gpus[place].uuid for place in best_set(matrix(gpus), count))
+    everything = in_order(of_the_node) or gpus
+    uuids = {gpu.uuid for gpu in gpus}
+    places = [place for place, gpu in enumerate(everything) if gpu.uuid in uuids]
+    links = matrix(everything)
+    among = tuple(tuple(links[a][b] for b in places) for a in places)
+    return tuple(gpus[place].uuid for place in best_set(among, count))
 
 
-def score(given: Sequence[GpuView], of_the_node: Iterable[GpuView]) -> float | None:
-    """How well those given are connected: 1 where no as large a set of the node's is better; null for one."""
+def score(given: Collection[str], of_the_node: Iterable[GpuView]) -> float | None:
+    """How well those given (UUIDs) are connected: 1 where no set of so many is better; null for one alone."""
     if len(given) < 2:
         return None
-    everything = matrix(in_order(of_the_node))
-    best = _within(best_set(everything, len(given)), everything)
-    mine = matrix(given)
-    return round(_within(range(len(given)), mine) / best, 3) if best else 1.0
+    everything = in_order(of_the_node)
+    links = matrix(everything)
+    best = _within(best_set(links, len(given)), links)
+    mine = _within((place for place, gpu in enumerate(everything) if gpu.uuid in given), links)
+    return round(mine / best, 3) if best else 1.0
 
 
 def in_order(gpus: Iterable[GpuView]) -> list[GpuView]:
@@ -48,7 +60,17 @@ def in_order(gpus: Iterable[GpuView]) -> list[GpuView]:
 
 
 def matrix(gpus: Sequence[GpuView]) -> Matrix:
-    return tuple(tuple(0 if a is b else _link(a, b) for b in gpus) for a in gpus)
+    """The links between these. They hardly ever change: a node's is worked out once.
+
+    The same mappings mean the same links, and those that are remembered cannot be taken for others.
+    """
+    told = [each for gpu in gpus for each in (gpu.nvlink, gpu.topology)]
+    key = (tuple(gpu.uuid for gpu in gpus), tuple(map(id, told)))
+    if key not in _matrices:
+        if len(_matrices) >= _MAX_MATRICES:
+            _matrices.clear()
+        _matrices[key] = told, tuple(tuple(0 if a is b else _link(a, b) for b in gpus) for a in gpus)
+    return _matrices[key][1]
 
 
 def _link(a: GpuView, b: GpuView) -> int:

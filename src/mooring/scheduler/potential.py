@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mooring.scheduler.shapes import WHOLE, NodeClass, Shape
-from mooring.scheduler.states import Bools, Ints, States
+from mooring.scheduler.states import Ints, States
 
 # Sums are of whole numbers, so that they are the same in whatever order and batch they are added up.
 UNIT = 1 << 16
@@ -84,8 +84,11 @@ class Potential:
 
     def _meet(self, kinds: Sequence[NodeClass]) -> None:
         if self._cpu.shape[1] < len(kinds):
-            self._cpu = np.array([[shape.takes(kind)[0] for kind in kinds] for shape in self._shapes], np.int64)
-            self._hosts = np.array([[_may_host(kind, shape) for kind in kinds] for shape in self._shapes], np.bool_)
+            cpu = [[shape.takes(kind)[0] for kind in kinds] for shape in self._shapes]
+            hosts = [[_may_host(kind, shape) for kind in kinds] for shape in self._shapes]
+            # With no shapes at all the number of columns would be forgotten.
+            self._cpu = np.array(cpu, np.int64).reshape(len(self._shapes), len(kinds))
+            self._hosts = np.array(hosts, np.bool_).reshape(len(self._shapes), len(kinds))
 
 
 def _units(weight: float) -> int:

@@ -6,7 +6,7 @@ are evicted, where that is allowed; then a node and a moment are kept from decla
 
 from math import inf
 
-from mooring.scheduler import gangs, quotas
+from mooring.scheduler import gangs
 from mooring.scheduler.backfill import Reservations, Starts
 from mooring.scheduler.changes import without
 from mooring.scheduler.gang_start import gang_start
@@ -49,7 +49,7 @@ class Promises:
 
         Nothing is kept for what waits for its project's quota, and nothing for what could never fit.
         """
-        if any(member.quota and quotas.over_anywhere(member) for member in unit.members):
+        if gangs.over_quota(unit):
             return False
         parts = self._helped(unit) or self._reservation(unit)
         if parts:

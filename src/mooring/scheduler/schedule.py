@@ -58,6 +58,7 @@ class Look:
         self.kept = Reservations(world, self._at)
         self._promises = Promises(snapshot, memory.starts, world, self._shares, self.kept)
         self._placements: list[Placement] = []
+        self.decided: list[Unit] = []  # in the order in which it was their turn
         self._waiting: list[Unit] = []
         self._failed: set[Key] = set()
 
@@ -102,6 +103,7 @@ class Look:
         )
 
     def _decide(self, unit: Unit) -> None:
+        self.decided.append(unit)
         if found := self._places(unit):
             self._take(unit, found)
             return

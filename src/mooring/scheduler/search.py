@@ -283,9 +283,8 @@ def placement(
 def _link_score(node: NodeView, model: str, given: Sequence[Grant]) -> float | None:
     if len(given) < 2 or given[0].mig_uuid is not None:
         return None
-    uuids = {grant.gpu_uuid for grant in given}
     of_model = [gpu for gpu in node.gpus if gpu.model == model and not gpu.mig_enabled]
-    return links.score([gpu for gpu in links.in_order(of_model) if gpu.uuid in uuids], of_model)
+    return links.score({grant.gpu_uuid for grant in given}, of_model)
 
 
 def _labelled(world: World, request: Request) -> Mask | None:

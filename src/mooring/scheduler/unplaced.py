@@ -37,6 +37,9 @@ def _of_unit(
     alone = [(member, _of_shape(world, census, member, at, told)) for member in unit.members]
     if unit.gang is None:
         return alone
+    if over := gangs.over_quota(unit):
+        kept_out = Unplaced("", (), alone[0][1].ever, words.waits_for(over), over, code="quota")
+        return [(member, kept_out) for member in unit.members]
     # A gang waits for what its worst member waits for; where each would fit alone, for all at once.
     worst = min((each for _member, each in alone), key=lambda each: _SEVERITY.index(each.code))
     if worst.code == "waiting_for_turn":

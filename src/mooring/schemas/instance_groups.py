@@ -33,7 +33,7 @@ TORCHRUN = (
     "--master-addr=$MASTER_ADDR --master-port=$MASTER_PORT train.py"
 )
 CREATE_EXAMPLE: Json = {
-    "name": "train",
+    "name": "llm",
     "count": 4,
     "template": {
         "image": "pytorch/pytorch:2.8.0-cuda12.9-cudnn9-runtime",
@@ -140,7 +140,7 @@ GROUP_EXAMPLE: Json = {
         {
             "rank": 0,
             "instance_id": "ins_01m7ytn7kexrn34wn367q44k9w",
-            "name": "train-0",
+            "name": "llm-0",
             "state": "running",
             "reason": None,
             "node_id": "nod_01m7ytm2d5e8g0h3j6k9m1n4pq",

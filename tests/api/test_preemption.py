@@ -1,0 +1,181 @@
+"""Who gives way to whom, what becomes of it, and that nobody waits behind those that came later."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mooring.schemas.agent import Assignment, ObservedInstance
+from tests.nodes import WireNode, seen, simulated_node
+from tests.service import Client, RunningService, running, settings_for
+from tests.testbed.waiting import wait_until
+
+SMALL: dict[str, Any] = {"cpus": 1, "memory_mib": 64}
+LOW = {"gpus": {"count": 8}, "preemptible": True, "priority": 10, "preemption_grace_s": 5, **SMALL}
+
+
+@pytest.fixture
+def service(database_url: str, tmp_path: Path) -> Iterator[RunningService]:
+    """One where nothing is safe for having been placed a moment ago."""
+    with running(settings_for(database_url, tmp_path / "data", preemption_min_run_s=0)) as made:
+        yield made
+
+
+class Runs:
+    """The node with all that runs there."""
+
+    def __init__(self, client: Client, node: WireNode) -> None:
+        self._client = client
+        self._node = node
+        self._running: dict[str, Assignment] = {}
+
+    def __call__(self, **fields: Any) -> str:
+        """An instance that runs."""
+        made = self._client.create(**fields)
+        self._client.wait(made["id"], "scheduled")
+        heard = self._node.sync(instances=None)
+        (assignment,) = (each for each in heard.assignments if each.instance_id == made["id"])
+        self._running[assignment.instance_id] = assignment
+        self._report()
+        return assignment.instance_id
+
+    def end(self, *instance_ids: str) -> None:
+        """Their processes have ended; afterwards nothing is left of them."""
+        self._node.sync(instances=None)
+        ended = [seen(self._running.pop(each), "exited", exit_code=0) for each in instance_ids]
+        self._report(*ended)
+        self._report()
+
+    def _report(self, *more: ObservedInstance) -> None:
+        self._node.sync(*(seen(each, "running") for each in self._running.values()), *more)
+
+
+@pytest.fixture
+def runs(client: Client, node: WireNode) -> Runs:
+    return Runs(client, node)
+
+
+def _code(client: Client, instance_id: str) -> str:
+    return str((client.instance(instance_id)["reason"] or {"code": ""})["code"])
+
+
+def _project(client: Client, name: str, **fields: Any) -> str:
+    made = client.post("/v1/projects", json={"name": name}).json()["id"]
+    answer = client.patch(f"/v1/projects/{made}", json=fields)
+    assert answer.status_code == 200, answer.text
+    return str(made)
+
+
+def test_it_gives_way_waits_again_and_runs_again(client: Client, tmp_path: Path) -> None:
+    with simulated_node(client, tmp_path / "node", "gpu-1"):
+        low = client.create(**LOW)
+        client.wait(low["id"], "running")
+        high = client.create(gpus={"count": 4}, priority=60, **SMALL)
+        client.wait(high["id"], "running")
+        again = client.wait(low["id"], "pending")
+        assert again["desired_state"] == "running"
+        client.delete(f"/v1/instances/{high['id']}")
+        assert client.wait(low["id"], "running")["attempt"] == 2
+    moves = client.items(f"/v1/instances/{low['id']}/events")
+    told = [(event["data"]["to"], (event["data"]["reason"] or {}).get("code")) for event in moves]
+    assert [state for state, code in told if code == "preempted"] == ["stopping", "stopped", "pending"]
+    message = next(event["data"]["reason"]["message"] for event in moves if event["data"]["to"] == "stopping")
+    assert message == "it gave way to an instance of priority 60"
+
+
+def test_what_was_placed_a_moment_ago_does_not_give_way(database_url: str, tmp_path: Path) -> None:
+    with (
+        running(settings_for(database_url, tmp_path / "data")) as service,
+        service.client as client,
+        simulated_node(client, tmp_path / "node", "gpu-1"),
+    ):
+        low = client.create(**LOW)
+        client.wait(low["id"], "running")
+        high = client.create(gpus={"count": 1}, priority=60, **SMALL)
+        wait_until(lambda: _code(client, high["id"]) == "waiting_for_capacity")
+        assert client.instance(low["id"])["state"] == "running"
+
+
+def test_who_does_not_want_to_wait_again_just_ends(client: Client, tmp_path: Path) -> None:
+    with simulated_node(client, tmp_path / "node", "gpu-1"):
+        low = client.create(**LOW, on_preemption="stop")
+        client.wait(low["id"], "running")
+        client.create(gpus={"count": 8}, priority=60, **SMALL)
+        assert client.wait(low["id"], "stopped")["reason"]["code"] == "preempted"
+
+
+@pytest.mark.parametrize("verb", ["stop", "delete"])
+def test_its_users_word_outweighs_that_it_would_wait_again(client: Client, runs: Runs, verb: str) -> None:
+    low = runs(**LOW)
+    client.create(gpus={"count": 8}, priority=60, **SMALL)
+    client.wait(low, "stopping")
+    path = f"/v1/instances/{low}"
+    answer = client.post(f"{path}/stop") if verb == "stop" else client.delete(path)
+    assert answer.status_code == 202
+    runs.end(low)
+    if verb == "stop":
+        assert client.instance(low)["state"] == "stopped"
+    else:
+        assert client.get(path).status_code == 404
+
+
+def test_equals_and_those_that_never_agreed_do_not_give_way(client: Client, runs: Runs) -> None:
+    stay = [
+        runs(gpus={"count": 4}, preemptible=True, priority=60, **SMALL),
+        runs(gpus={"count": 4}, priority=10, **SMALL),
+    ]
+    high = client.create(gpus={"count": 8}, priority=60, **SMALL)
+    wait_until(lambda: _code(client, high["id"]) == "waiting_for_capacity")
+    assert [client.instance(instance_id)["state"] for instance_id in stay] == ["running", "running"]
+
+
+def test_a_project_takes_back_what_it_is_guaranteed_and_no_more(client: Client, runs: Runs) -> None:
+    owner = _project(client, "owner", guaranteed_gpus=4)
+    borrower = _project(client, "borrower", guaranteed_gpus=2)
+    lent = [runs(gpus={"count": 2}, project_id=borrower, **SMALL) for _ in range(4)]
+    borrowed = [client.instance(instance_id)["granted"]["borrowed"] for instance_id in lent]
+    assert borrowed == [False, True, True, True]
+    asked = client.create(gpus={"count": 4}, project_id=owner, **SMALL)
+
+    def stopping() -> list[str]:
+        return [each for each in lent if client.instance(each)["state"] == "stopping"]
+
+    wait_until(lambda: len(stopping()) == 2)
+    for instance_id in stopping():
+        assert client.instance(instance_id)["reason"] == {
+            "code": "preempted",
+            "message": "it gave way to a project that took back its guaranteed GPUs",
+        }
+    runs.end(*stopping())
+    client.wait(asked["id"], "scheduled")
+    beyond = client.create(gpus={"count": 2}, project_id=owner, **SMALL)
+    wait_until(lambda: _code(client, beyond["id"]).startswith("waiting_for"))
+    assert stopping() == []
+
+
+def test_the_more_important_comes_first_however_late(client: Client, runs: Runs) -> None:
+    busy = runs(gpus={"count": 8}, **SMALL)
+    early = client.create(gpus={"count": 8}, priority=10, **SMALL)
+    late = client.create(gpus={"count": 8}, priority=90, **SMALL)
+    wait_until(lambda: client.instance(late["id"])["queue_position"] == 1)
+    wait_until(lambda: client.instance(early["id"])["queue_position"] == 2)
+    runs.end(busy)
+    client.wait(late["id"], "scheduled")
+    assert client.instance(early["id"])["state"] == "pending"
+
+
+def test_what_comes_later_starts_only_if_it_ends_before_the_first_begins(
+    client: Client, node: WireNode
+) -> None:
+    _runs(client, node, gpus={"count": 4}, max_duration_s=3600, **SMALL)
+    head = client.create(gpus={"count": 8}, **SMALL)
+    wait_until(lambda: _code(client, head["id"]) == "waiting_for_capacity")
+    endless = client.create(gpus={"count": 1}, **SMALL)
+    too_long = client.create(gpus={"count": 1}, max_duration_s=7200, **SMALL)
+    short = client.create(gpus={"count": 1}, max_duration_s=600, **SMALL)
+    client.wait(short["id"], "scheduled")
+    for each in (endless, too_long):
+        wait_until(lambda instance_id=each["id"]: _code(client, instance_id) == "waiting_for_turn")
+    explained = client.get(f"/v1/instances/{head['id']}/explain").json()
+    assert explained["queue_position"] == 1

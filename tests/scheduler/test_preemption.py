@@ -1,0 +1,267 @@
+"""Who gives way to whom, and that nobody does for nothing."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+import pytest
+from hypothesis import event, given, settings
+
+from mooring.scheduler.changes import without
+from mooring.scheduler.filters import fits
+from mooring.scheduler.model import Eviction, NodeView, Plan, Policy, Project, Request, Running, Snapshot
+from mooring.scheduler.schedule import schedule
+from tests.scheduler.busy import NOW, after, rebuilt, snapshots
+from tests.scheduler.test_backfill import at, placed, running, waits
+from tests.scheduler.worlds import H100, gpus, node
+
+FOUR = node("n1", gpus(H100, 4))
+SPOT: dict[str, Any] = {"preemptible": True, "priority": 30}
+URGENT = waits("urgent", 2, priority=70)
+
+
+def evicted(plan: Plan) -> list[str]:
+    return [each.instance_id for each in plan.evictions]
+
+
+def full(*spots: Mapping[str, Any], where: NodeView = FOUR) -> NodeView:
+    """The node, with one card for each of these."""
+    for place, changes in enumerate(spots):
+        where = running(where, place, ends_in=None, **changes)
+    return where
+
+
+def test_the_lower_priority_gives_way() -> None:
+    plan = schedule(at([full(*[SPOT] * 4)], URGENT))
+    assert len(plan.evictions) == 2
+    assert plan.evictions[0].for_instance_id == "urgent"
+    assert {each.because for each in plan.evictions} == {"priority"}
+    assert plan.forecasts[0].instance_id == "urgent"
+    assert set(plan.forecasts[0].waits_for) == set(evicted(plan))
+
+
+@pytest.mark.parametrize(
+    ("changes", "gives_way"),
+    [
+        ({}, True),
+        ({"preemptible": False}, False),
+        ({"priority": 70}, False),
+        ({"since": NOW - 299}, False),
+        ({"since": NOW - 300}, True),
+        ({"stopping": True}, False),
+    ],
+)
+def test_who_gives_way(changes: dict[str, Any], *, gives_way: bool) -> None:
+    plan = schedule(at([full(*[SPOT | changes] * 4)], URGENT))
+    assert bool(plan.evictions) == gives_way
+
+
+def test_nobody_gives_way_to_what_fits() -> None:
+    plan = schedule(at([full(SPOT, SPOT)], URGENT))
+    assert (evicted(plan), placed(plan)) == ([], {"urgent": "n1"})
+
+
+def test_nobody_gives_way_to_what_would_not_fit_all_the_same() -> None:
+    firm = {"preemptible": False}
+    assert not schedule(at([full(SPOT, firm, firm, firm)], URGENT)).evictions
+
+
+def test_nobody_more_gives_way_while_enough_is_stopping() -> None:
+    stopping = SPOT | {"stopping": True, "ends_at": NOW + 20}
+    plan = schedule(at([full(stopping, stopping, SPOT, SPOT)], URGENT))
+    assert evicted(plan) == []
+    assert plan.forecasts[0].instance_id == "urgent"
+    second = node("n2", gpus(H100, 4, on="n2"))
+    nodes = [full(stopping, stopping, SPOT, SPOT), full(*[SPOT] * 4, where=second)]
+    later = at(nodes, URGENT, waits("another", 1, priority=60, ahead=-50))
+    assert [each.node_id for each in schedule(later).evictions] == ["n2"]
+
+
+def test_what_is_stopping_for_one_is_not_taken_by_another() -> None:
+    """The node has a free card by now; the small one behind would keep the urgent one waiting."""
+    stopping = SPOT | {"stopping": True, "ends_at": NOW + 20}
+    plan = schedule(at([full(stopping, {}, {})], URGENT, waits("small", 1)))
+    assert not plan.placements
+
+
+def test_the_fewest() -> None:
+    two_cards = running(node("n2", gpus(H100, 2, on="n2")), 0, 1, ends_in=None, **SPOT, since=NOW - 9000)
+    assert evicted(schedule(at([full(*[SPOT] * 4), two_cards], URGENT))) == ["r0-n2"]
+
+
+def test_of_equally_many_those_that_lose_least() -> None:
+    young, old = SPOT | {"since": NOW - 400}, SPOT | {"since": NOW - 9000}
+    assert evicted(schedule(at([full(old, young, old, young)], URGENT))) == ["r1-n1", "r3-n1"]
+
+
+def test_a_gang_that_would_lose_a_member_counts_whole() -> None:
+    of_gang = SPOT | {"group_id": "g", "since": NOW - 1000}
+    alone = SPOT | {"since": NOW - 1500}
+    plan = schedule(at([full(of_gang, of_gang, of_gang, alone)], replace(URGENT, gpu_count=1)))
+    assert evicted(plan) == ["r3-n1"]
+
+
+def test_each_of_two_has_its_own_victims() -> None:
+    plan = schedule(at([full(*[SPOT] * 4), full(*[SPOT] * 4, where=node("n2", gpus(H100, 4, on="n2")))],
+                       URGENT, waits("second", 2, priority=60)))  # fmt: skip
+    by_unit = {
+        name: {e.node_id for e in plan.evictions if e.for_instance_id == name}
+        for name in ("urgent", "second")
+    }
+    assert len(plan.evictions) == 4
+    assert by_unit["urgent"] != by_unit["second"]
+
+
+def _lab(guaranteed: int | None, borrower: int | None, *spots: dict[str, Any]) -> Plan:
+    """A project reclaims two cards of a node of four on which another runs."""
+    others = [{"project_id": "other"} | each for each in spots]
+    snapshot = at([full(*others)], replace(URGENT, project_id="owner", priority=50))
+    projects = {
+        "owner": Project(guaranteed_gpu_milli=guaranteed),
+        "other": Project(guaranteed_gpu_milli=borrower),
+    }
+    return schedule(replace(snapshot, projects=projects))
+
+
+def test_an_owner_takes_back_what_others_borrow() -> None:
+    plan = _lab(2000, None, {}, {}, {}, {})
+    assert len(plan.evictions) == 2
+    assert {each.because for each in plan.evictions} == {"reclaim"}
+
+
+@pytest.mark.parametrize(
+    ("guaranteed", "borrower", "count"),
+    [
+        (None, None, 0),  # it owns nothing
+        (1000, None, 0),  # it asks for more than it owns
+        (2000, 4000, 0),  # the other owns what it holds
+        (2000, 3000, 0),  # only one card of it is borrowed
+        (2000, 2000, 2),
+    ],
+)
+def test_only_what_is_owned_and_borrowed_is_taken_back(
+    guaranteed: int | None, borrower: int | None, count: int
+) -> None:
+    assert len(_lab(guaranteed, borrower, {}, {}, {}, {}).evictions) == count
+
+
+def test_what_is_placed_beyond_a_guarantee_is_marked() -> None:
+    snapshot = at([FOUR], *(waits(f"i{number}", 1) for number in range(3)))
+    owned = {"p": Project(guaranteed_gpu_milli=2000), "q": Project(guaranteed_gpu_milli=1000)}
+    plan = schedule(replace(snapshot, projects=owned))
+    assert [each.borrowed for each in plan.placements] == [False, False, True]
+    assert not any(each.borrowed for each in schedule(snapshot).placements)
+
+
+# ---- properties
+
+
+@settings(deadline=None, max_examples=300)
+@given(snapshots())
+def test_nobody_gives_way_for_nothing(snapshot: Snapshot) -> None:
+    plan = schedule(snapshot)
+    event(f"evictions: {len(plan.evictions)}")
+    asked = {each.instance_id: each for each in snapshot.requests}
+    there = {run.instance_id: run for each in snapshot.nodes for run in each.running}
+    for eviction in plan.evictions:
+        victim, unit = there[eviction.instance_id], asked[eviction.for_instance_id]
+        _assert_may(snapshot, victim, unit, eviction)
+    assert len({each.instance_id for each in plan.evictions}) == len(plan.evictions)
+    for for_whom in {each.for_instance_id for each in plan.evictions}:
+        if asked[for_whom].gang is None:
+            _assert_needed(snapshot, plan, asked[for_whom])
+
+
+def _assert_may(snapshot: Snapshot, victim: Running, unit: Request, eviction: Eviction) -> None:
+    assert not victim.stopping
+    assert snapshot.now - victim.since >= snapshot.policy.preemption_min_run_s
+    if eviction.because == "priority":
+        assert victim.preemptible
+        assert victim.priority < unit.priority
+    else:
+        owner = snapshot.projects[unit.project_id]
+        assert owner.guaranteed_gpu_milli
+        assert victim.project_id != unit.project_id
+
+
+def _assert_needed(snapshot: Snapshot, plan: Plan, unit: Request) -> None:
+    """It fits once they have gone, and would not if any of them stayed; no fewer would have done there."""
+    mine = [each for each in plan.evictions if each.for_instance_id == unit.instance_id]
+    assert {each.node_id for each in mine} == {mine[0].node_id}
+    where = after(snapshot, plan).nodes[mine[0].node_id]
+    gone = {each.instance_id for each in mine}
+    assert fits(
+        rebuilt(where, [run for run in where.running if run.instance_id not in gone]), unit, snapshot.at
+    )
+    before = next(each for each in snapshot.nodes if each.id == where.id)
+    victims = [run for run in before.running if run.instance_id in gone]
+    for fewer in combinations(victims, len(victims) - 1):
+        left = [run for run in where.running if run.instance_id not in {each.instance_id for each in fewer}]
+        assert not fits(rebuilt(where, left), unit, snapshot.at)
+
+
+@settings(deadline=None, max_examples=200)
+@given(snapshots(requests_at_most=1))
+def test_no_fewer_would_do_anywhere(snapshot: Snapshot) -> None:
+    """By brute force over all nodes, for one that waits alone."""
+    if snapshot.requests[-1].gang is not None:
+        return
+    (unit,) = snapshot.requests
+    plan = schedule(replace(snapshot, projects={}))
+    if plan.placements or (plan.forecasts and not plan.evictions):
+        return
+    fewest = min(
+        (
+            size
+            for each in snapshot.nodes
+            for size in range(1, len(each.running) + 1)
+            for chosen in combinations(_volunteers(snapshot, each, unit), size)
+            if fits(without(each, chosen), unit, snapshot.at)
+        ),
+        default=0,
+    )
+    event(f"fewest: {fewest}")
+    assert len(plan.evictions) == fewest
+
+
+def _volunteers(snapshot: Snapshot, where: NodeView, unit: Request) -> list[Running]:
+    return [
+        run
+        for run in where.running
+        if run.preemptible
+        and run.priority < unit.priority
+        and not run.stopping
+        and snapshot.now - run.since >= snapshot.policy.preemption_min_run_s
+    ]
+
+
+@settings(deadline=None)
+@given(snapshots())
+def test_what_is_evicted_for_one_is_given_to_it(snapshot: Snapshot) -> None:
+    """The next look, with the victims stopping, evicts nobody else for it; when they have gone, it starts."""
+    plan = schedule(replace(snapshot, policy=Policy(preemption_min_run_s=0)))
+    if not plan.evictions or any(each.gang for each in snapshot.requests):
+        return
+    gone = {each.instance_id for each in plan.evictions}
+    placed_now = {each.instance_id for each in plan.placements}
+    left = tuple(each for each in snapshot.requests if each.instance_id not in placed_now)
+    world = after(snapshot, plan).nodes.values()
+    stopping = tuple(
+        replace(
+            each, running=tuple(_stopping(run) if run.instance_id in gone else run for run in each.running)
+        )
+        for each in world
+    )
+    second = schedule(replace(snapshot, nodes=stopping, requests=left))
+    served = {each.for_instance_id for each in plan.evictions}
+    assert not served & {each.for_instance_id for each in second.evictions}
+    over = tuple(
+        rebuilt(each, [run for run in each.running if run.instance_id not in gone]) for each in stopping
+    )
+    third = {each.instance_id for each in schedule(replace(snapshot, nodes=over, requests=left)).placements}
+    assert served <= third
+
+
+def _stopping(run: Running) -> Running:
+    return replace(run, stopping=True, ends_at=NOW + 5)
