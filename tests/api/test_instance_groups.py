@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from mooring.core.node import SwarmFacts
 from mooring.schemas.agent import Assignment, GroupMembership, SyncAnswer
 from tests.nodes import WireNode, seen
 from tests.problems import problem
-from tests.service import Client
+from tests.service import Client, running, settings_for
 from tests.testbed.waiting import wait_until
 
 GROUPS = "/v1/instance-groups"
@@ -388,3 +389,28 @@ def test_what_is_done_to_a_group_is_an_event(shared: Client) -> None:
         after = page[-1]["seq"]
     assert [each["type"] for each in told] == ["instance_group.changed"] * 2
     assert [each["data"]["desired_state"] for each in told] == ["running", "stopped"]
+
+
+def test_a_group_gives_way_as_a_whole_and_comes_back_as_a_whole(database_url: str, tmp_path: Path) -> None:
+    settings = settings_for(database_url, tmp_path / "data", preemption_min_run_s=0.0)
+    with running(settings) as service, service.client as admin:
+        pair = Pair(admin)
+        group = pair.running(name="yields", template={"preemptible": True, "priority": 10})
+        urgent = admin.create(
+            name="urgent", priority=90, gpus={"count": 8}, node_selector={"corner": pair.name}
+        )
+        gone = pair.reached(group["id"], "stopping")
+        assert {member["reason"]["code"] for member in gone["members"]} == {"preempted"}
+        assert gone["desired_state"] == "running"
+        for node in pair.nodes:
+            there = node.sync(instances=None).assignments
+            node.sync(*(seen(each, "exited", exit_code=143) for each in there))
+        assert admin.wait(urgent["id"], "scheduled")["state"] == "scheduled"
+        waiting = pair.reached(group["id"], "pending")
+        assert {member["state"] for member in waiting["members"]} == {"pending"}
+        admin.post(f"/v1/instances/{urgent['id']}/stop")
+        for node in (*pair.nodes, *pair.nodes):
+            node.sync()  # the first time it hears of it, the second time it says that it is gone
+        again = pair.reached(group["id"], "starting")
+        assert {member["attempt"] for member in again["members"]} == {2}
+        pair.close()

@@ -165,17 +165,15 @@ def test_the_more_important_comes_first_however_late(client: Client, runs: Runs)
     assert client.instance(early["id"])["state"] == "pending"
 
 
-def test_what_comes_later_starts_only_if_it_ends_before_the_first_begins(
-    client: Client, node: WireNode
-) -> None:
-    _runs(client, node, gpus={"count": 4}, max_duration_s=3600, **SMALL)
+def test_what_comes_later_starts_only_if_it_ends_before_the_first_begins(client: Client, runs: Runs) -> None:
+    runs(gpus={"count": 4}, max_duration_s=3600, **SMALL)
     head = client.create(gpus={"count": 8}, **SMALL)
     wait_until(lambda: _code(client, head["id"]) == "waiting_for_capacity")
     endless = client.create(gpus={"count": 1}, **SMALL)
     too_long = client.create(gpus={"count": 1}, max_duration_s=7200, **SMALL)
     short = client.create(gpus={"count": 1}, max_duration_s=600, **SMALL)
     client.wait(short["id"], "scheduled")
-    for each in (endless, too_long):
-        wait_until(lambda instance_id=each["id"]: _code(client, instance_id) == "waiting_for_turn")
+    wait_until(lambda: _code(client, endless["id"]) == "waiting_for_turn")
+    wait_until(lambda: _code(client, too_long["id"]) == "waiting_for_turn")
     explained = client.get(f"/v1/instances/{head['id']}/explain").json()
     assert explained["queue_position"] == 1

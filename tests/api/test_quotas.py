@@ -231,11 +231,13 @@ def test_an_end_makes_room_and_a_start_takes_it(tenant: NewTenant, corner: Corne
 
 def test_a_model_is_counted_once_it_is_certain(tenant: NewTenant, a10s: WireNode) -> None:
     project = tenant(gpus_by_model={"H100": 2, "NVIDIA A10": 3})
-    two = project.placed(2, **SMALL)
-    # "Any" of two were A10s, the smaller cards, of which one more is allowed: the next two are H100s.
-    assert {device["model"] for device in project.client.instance(two)["devices"]} == {"NVIDIA A10"}
-    others = project.placed(2, **SMALL)
-    assert {"H100" in device["model"] for device in project.client.instance(others)["devices"]} == {True}
+    # Whichever "any" of two were, of those at most one more is allowed: the next two are of the other model.
+    given = [
+        device["model"]
+        for made in (project.placed(2, **SMALL), project.placed(2, **SMALL))
+        for device in project.client.instance(made)["devices"]
+    ]
+    assert Counter("H100" in model for model in given) == {True: 2, False: 2}
     assert project.usage["gpus_by_model"] == {"H100": 2, "NVIDIA A10": 2}
     project.refused("gpus_by_model.H100", 2, 2, 1, gpus={"count": 1, "model": "H100"})
     # One word less than the limit's: it may be another vendor's A10.
@@ -354,12 +356,12 @@ class Ledger:
         self.ended = project.create(60)
         project.client.post(f"/v1/instances/{self.ended}/stop")
 
-    def hold(self, from_at: datetime, to_at: datetime) -> None:
+    def hold(self, from_at: datetime, to_at: datetime, milli: int = 1000) -> None:
         with self.project.corner.service.plane.database.write() as session:
             session.add(
                 Allocation(
                     gpu_uuid=self.project.corner.node.gpus[0].uuid, instance_id=self.ended,
-                    project_id=self.project.id, attempt=1, from_at=from_at, to_at=to_at,
+                    project_id=self.project.id, attempt=1, milli=milli, from_at=from_at, to_at=to_at,
                 )
             )  # fmt: skip
 
@@ -385,8 +387,9 @@ def test_gpu_hours_are_those_within_the_day_and_the_month(
     ledger.hold(NOON - timedelta(days=60), NOON - timedelta(days=50))
     ledger.hold(NOON + timedelta(hours=1), NOON + timedelta(hours=2))  # by a clock that is ahead
     ledger.hold(NOON - timedelta(milliseconds=3600), NOON)
+    ledger.hold(NOON - timedelta(hours=4), NOON, milli=250)  # a quarter of a card
     in_may = (NOON - timedelta(days=29) - datetime(2020, 5, 1, tzinfo=UTC)) / timedelta(hours=1)
-    assert ledger.hours == pytest.approx((1.501, 2.501 + in_may), abs=1e-5)
+    assert ledger.hours == pytest.approx((2.501, 3.501 + in_may), abs=1e-5)
     ledger.moment = MIDNIGHT
     assert ledger.hours == (0, 0)
 

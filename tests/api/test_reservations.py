@@ -97,6 +97,25 @@ def test_what_runs_without_an_end_is_in_the_way_and_what_declares_one_is_told(mo
     assert model.reserve(1, begin=700, end=7200).status_code == 201
 
 
+def test_what_runs_on_reserved_cards_keeps_to_its_end(model: Model) -> None:
+    runs = model.client.wait(model.create(4, max_duration_s=600)["id"], "scheduled")
+    assert model.reserve(4, begin=1000, end=7200).status_code == 201
+    path = f"/v1/instances/{runs['id']}"
+    assert model.client.patch(path, json={"max_duration_s": 900}).status_code == 200
+    for longer in (5000, None):
+        refused = problem(model.client.patch(path, json={"max_duration_s": longer}), 409, "gpu_reserved")
+        assert refused["reserved_from"] > runs["created_at"]
+    assert model.client.instance(runs["id"])["max_duration_s"] == 900
+    assert model.client.post(f"{path}/restart").status_code == 202
+    assert model.client.patch(path, json={"max_duration_s": 10}).status_code == 200
+    own = model.client.create(project_id=model.project, gpus={"count": 4, "model": model.name})
+    model.client.delete(path)
+    for _ in range(2):
+        model.node.sync()
+    model.client.wait(own["id"], "scheduled")
+    assert model.client.post(f"/v1/instances/{own['id']}/restart").status_code == 202
+
+
 def test_two_at_once_do_not_overlap(model: Model) -> None:
     first = model.reserve(3, begin=3600, end=7200).json()
     refused = problem(model.reserve(2, begin=5000, end=9000), 409, "insufficient_capacity")

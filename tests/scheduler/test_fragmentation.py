@@ -65,7 +65,7 @@ def test_a_card_with_mig_enabled_is_told_by_its_devices() -> None:
 @settings(deadline=None, max_examples=50)
 @given(snapshots())
 def test_what_is_said_to_fit_does_and_no_more(snapshot: Snapshot) -> None:
-    """As many of one size as it says are placed, of a project that has nothing yet and owns no reservation."""
+    """As many of one size as it says are placed, of a project that has nothing and no reservation."""
     for model, told in fragmentation(snapshot.nodes, snapshot.at).items():
         for size in (1, 2):
             asked = tuple(_whole(f"i{number}", size, model) for number in range(told.fits[size] + 1))

@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import httpx
@@ -15,6 +16,7 @@ from tests.service import Client
 from tests.tenancy.tenants import IMAGE, NOWHERE, World, make_key, post
 from tests.testbed.waiting import wait_until
 
+_years = count(3000)  # each reservation has its own
 OF_AN_INSTANCE = {
     "GET": ("", "/wait?timeout_s=1", "/logs", "/metrics", "/events", "/explain"),
     "POST": ("/stop", "/start", "/restart", "/exec"),
@@ -54,10 +56,40 @@ def test_a_project_of_others_is_like_one_that_never_was(world: World, suffix: st
     _like_unknown(asked[0], asked[1], world.a.id, unknown)
 
 
-@pytest.mark.parametrize("path", ["/v1/instances", "/v1/api-keys", "/v1/secrets", "/v1/registries"])
+def test_a_group_of_others_is_like_one_that_never_was(world: World) -> None:
+    body = {"count": 2, "template": {"image": IMAGE, "node_selector": NOWHERE}}
+    group = post(world.a.member, "/v1/instance-groups", **body)["id"]
+    unknown = f"{group[:-6]}000000"
+    for method, suffix in (
+        ("GET", ""), ("GET", "/explain"), ("POST", "/stop"), ("POST", "/start"), ("DELETE", ""),
+    ):  # fmt: skip
+        asked = [
+            world.b.owner.request(method, f"/v1/instance-groups/{group_id}{suffix}")
+            for group_id in (group, unknown)
+        ]
+        _like_unknown(asked[0], asked[1], group, unknown)
+    assert world.admin.get(f"/v1/instance-groups/{group}").json()["state"] == "pending"
+
+
+def test_a_reservation_of_others_is_like_one_that_never_was(world: World) -> None:
+    made = post(
+        world.admin, "/v1/reservations", name="alphas", project_id=world.a.id, gpus={"count": 1},
+        **{"from": "2098-01-01T00:00:00Z", "to": "2098-01-02T00:00:00Z"},
+    )["id"]  # fmt: skip
+    assert world.a.viewer.get(f"/v1/reservations/{made}").status_code == 200
+    unknown = f"{made[:-6]}000000"
+    asked = [world.b.owner.get(f"/v1/reservations/{each}") for each in (made, unknown)]
+    _like_unknown(asked[0], asked[1], made, unknown)
+    problem(world.a.owner.delete(f"/v1/reservations/{made}"), 403, "forbidden")
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/instances", "/v1/instance-groups", "/v1/api-keys", "/v1/secrets", "/v1/registries"]
+)
 def test_nothing_is_made_in_a_project_of_others(world: World, path: str) -> None:
     bodies: dict[str, Any] = {
         "/v1/instances": {"image": IMAGE},
+        "/v1/instance-groups": {"count": 1, "template": {"image": IMAGE}},
         "/v1/api-keys": {"name": "k", "role": "viewer"},
         "/v1/secrets": {"name": "token", "value": "x"},
         "/v1/registries": {"server": "ghcr.io", "username": "u", "password": "x"},
@@ -91,11 +123,20 @@ def test_filters_find_only_what_is_ones_own(world: World, filters: Callable[[Wor
     assert [item for item in found if item["project_id"] != world.b.id] == []
 
 
-@pytest.mark.parametrize("path", ["/v1/api-keys", "/v1/secrets", "/v1/registries", "/v1/audit-log"])
+@pytest.mark.parametrize(
+    "path", ["/v1/api-keys", "/v1/secrets", "/v1/registries", "/v1/audit-log", "/v1/instance-groups",
+             "/v1/reservations"]
+)  # fmt: skip
 def test_other_lists_too_find_only_what_is_ones_own(world: World, path: str) -> None:
     post(world.a.owner, "/v1/secrets", name=f"of-{path.rsplit('/', 1)[-1]}", value="x")
     server = f"{path.rsplit('/', 1)[-1]}.example"
     post(world.a.owner, "/v1/registries", server=server, username="u", password="x")
+    template = {"image": IMAGE, "node_selector": NOWHERE}
+    post(world.a.owner, "/v1/instance-groups", count=1, template=template)
+    post(
+        world.admin, "/v1/reservations", name="a", project_id=world.a.id, gpus={"count": 1},
+        **{"from": f"{next(_years)}-01-01T00:00:00Z", "to": f"{next(_years)}-01-01T00:00:00Z"},
+    )  # fmt: skip
     assert world.a.owner.items(path, project_id=world.a.id) != []
     assert world.b.owner.items(path, project_id=world.a.id) == []
     assert {item["project_id"] for item in world.b.owner.items(path, limit=200)} <= {world.b.id}
@@ -216,7 +257,7 @@ def test_no_answer_holds_a_trace_of_another_tenant(world: World) -> None:
     """Whatever A has that can be told apart, looked for in all that B's owner can read."""
     world.a.member.create(
         name="alphas-work", image="alpha.example/alphas-image:1", labels={"alphas-label": "alphas-value"},
-        env={"ALPHAS": "alphas-env"}, command=["alphas-command"], gpus={"count": 64},
+        env={"ALPHAS": "alphas-env"}, command=["alphas-command"], gpus={"count": 64}, priority=90,
     )  # fmt: skip
     gone = {"alpha", world.a.id, world.running, world.waiting}
     gone |= {person.id for person in world.a.people.values()} | {world.a.service["id"]}

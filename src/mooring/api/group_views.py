@@ -2,8 +2,9 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Row, select
 from sqlalchemy.orm import Session
 
 from mooring.api import gpu_views
@@ -13,15 +14,22 @@ from mooring.core.instance import State
 from mooring.db import tables
 from mooring.schemas.base import Json, timestamp
 
+# Not their specs, which are the group's template.
+_OF_A_MEMBER = (
+    tables.Instance.id, tables.Instance.group_id, tables.Instance.group_rank, tables.Instance.name,
+    tables.Instance.state, tables.Instance.reason, tables.Instance.node_id, tables.Instance.attempt,
+    tables.Instance.exit_code, tables.Instance.version, tables.Instance.deleted_at,
+)  # fmt: skip
+
 
 def groups(
     session: Session, rows: Sequence[tables.InstanceGroup], positions: Mapping[str, int]
 ) -> list[Json]:
     """Some queries for all of them, however many."""
-    members: dict[str, list[tables.Instance]] = defaultdict(list)
-    query = select(tables.Instance).where(tables.Instance.group_id.in_([row.id for row in rows]))
-    for member in session.scalars(query.order_by(tables.Instance.group_id, tables.Instance.group_rank)):
-        members[member.group_id or ""].append(member)
+    members: dict[str, list[Any]] = defaultdict(list)
+    query = select(*_OF_A_MEMBER).where(tables.Instance.group_id.in_([row.id for row in rows]))
+    for member in session.execute(query.order_by(tables.Instance.group_id, tables.Instance.group_rank)):
+        members[member.group_id].append(member)
     everyone = [member for of_one in members.values() for member in of_one]
     names = gpu_views.node_names(session, {member.node_id for member in everyone if member.node_id})
     layouts = gangs.layouts(session, [row.id for row in rows])
@@ -34,7 +42,7 @@ def group(session: Session, row: tables.InstanceGroup, positions: Mapping[str, i
 
 def _group(
     row: tables.InstanceGroup,
-    members: Sequence[tables.Instance],
+    members: Sequence[Row[Any]],
     names: dict[str, str],
     positions: Mapping[str, int],
     layout: gangs.Layout | None,
@@ -67,11 +75,11 @@ def _group(
     }
 
 
-def _why_it_waits(members: Sequence[tables.Instance]) -> Json | None:
+def _why_it_waits(members: Sequence[Row[Any]]) -> Json | None:
     return next((member.reason for member in members if member.state is State.PENDING), None)
 
 
-def _member(row: tables.Instance, node_name: str | None) -> Json:
+def _member(row: Row[Any], node_name: str | None) -> Json:
     return {
         "rank": row.group_rank,
         "instance_id": row.id,

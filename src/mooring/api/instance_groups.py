@@ -4,6 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Body, Query
 from pydantic import Field
+from pydantic_core import to_json
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 from starlette.responses import Response
@@ -14,6 +15,7 @@ from mooring.api.body import StrictRoute
 from mooring.api.context import Context, Ctx
 from mooring.api.gate import CurrentAccess
 from mooring.api.instances import BY_USER
+from mooring.api.rendered import how_many_fit
 from mooring.api.responses import errors
 from mooring.control import explaining, instance_groups, projects
 from mooring.control.idempotency import Answer
@@ -91,7 +93,11 @@ def list_instance_groups(
     with context.database.read() as session:
         rows, cursor = lists.page(session, query, row.id, asked, context.identity.cursor_secret)
         items = group_views.groups(session, [each[0] for each in rows], context.world.positions)
-        content = {"items": items, "next_cursor": cursor}
+        # Templates may be of a quarter of a megabyte each: a page of such ends early.
+        fitting = how_many_fit([to_json(item) for item in items])
+        if fitting < len(items):
+            cursor = lists.cursor_after(rows[fitting - 1], row.id, asked, context.identity.cursor_secret)
+        content = {"items": items[:fitting], "next_cursor": cursor}
     return answers.respond(answers.answer(content))
 
 

@@ -34,7 +34,7 @@ def heads() -> Select[Any]:
     )
 
 
-def _how_many_fit(texts: Sequence[bytes]) -> int:
+def how_many_fit(texts: Sequence[bytes]) -> int:
     """How many fit into one answer, one at least."""
     total = 0
     for number, text in enumerate(texts):
@@ -63,7 +63,7 @@ class RenderedInstances:
         """The whole answer for a page of a query made of `heads`."""
         rows, cursor = lists.page(session, query, Instance.id, asked, secret)
         texts = self._texts_of(session, rows)
-        fitting = _how_many_fit([texts[row.id] for row in rows])
+        fitting = how_many_fit([texts[row.id] for row in rows])
         if fitting < len(rows):
             rows = rows[:fitting]
             cursor = lists.cursor_after(rows[-1], Instance.id, asked, secret)

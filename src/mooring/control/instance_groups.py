@@ -6,7 +6,7 @@ A member is an instance like any other, but that only its group starts, stops an
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import exists, or_, select
+from sqlalchemy import Row, exists, or_, select
 from sqlalchemy.orm import Session
 
 from mooring.control import admission, audit, events, instances, locks, naming, quotas, versions
@@ -177,7 +177,7 @@ def delete(session: Session, access: Access, group_id: str, if_match: int | None
     return locked.group
 
 
-def shown_version(row: InstanceGroup, members: Sequence[Instance]) -> int:
+def shown_version(row: InstanceGroup, members: Sequence[Instance | Row[Any]]) -> int:
     """Rises whenever anything does that is shown of a group."""
     return row.version + sum(member.version for member in members)
 

@@ -18,6 +18,7 @@ from mooring.control import (
     members,
     naming,
     quotas,
+    reserved,
     revisions,
     versions,
 )
@@ -109,6 +110,8 @@ def patch(
     session: Session, access: Access, instance_id: str, changes: Mapping[str, Any], if_match: int | None
 ) -> Instance:
     """Change name, labels, priority or max_duration_s. A new duration counts from the start, not from now."""
+    if "max_duration_s" in changes:
+        locks.placing(session)  # what is reserved meanwhile relies on the end that it has now
     row, _node = locks.instance(session, access, instance_id)
     if changes.keys() != {"labels"}:
         members.refuse(session, "change", access, row)
@@ -128,6 +131,7 @@ def patch(
         row.max_duration_s = changes["max_duration_s"]
         row.spec = {**row.spec, "max_duration_s": row.max_duration_s}
         row.expires_at = _expiry(row)
+        reserved.refuse_overrun(session, row, row.started_at)
     if row.node_id is not None and row.state in HOLDS_GPUS:
         revisions.changed(session, row.node_id)
     touch(session, row)
@@ -219,6 +223,7 @@ def restart(session: Session, access: Access, instance_id: str) -> Instance:
 
     Raises:
         InvalidTransition: nothing of it is placed, or it is being stopped.
+        Conflict: as `reserved.refuse_overrun`.
         Forbidden, Invalid: as `admission.require`.
     """
     row, node = locks.instance(session, access, instance_id)
@@ -227,6 +232,7 @@ def restart(session: Session, access: Access, instance_id: str) -> Instance:
     if node is None or not placed or row.desired_state is not DesiredState.RUNNING:
         raise _forbidden("restart", row)
     admission.require(session, row.project_id, spec_of(row))
+    reserved.refuse_overrun(session, row, None)
     _ask(row, DesiredState.RUNNING, DEFAULT_STOP_TIMEOUT_S)
     _forget_last_run(row)
     row.attempt += 1

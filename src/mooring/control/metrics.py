@@ -99,9 +99,20 @@ def _add(made: dict[str, GaugeMetricFamily], labels: list[str], sample: Json) ->
 
 
 def _holders(session: Session) -> dict[str, tuple[str, str]]:
+    """GPU -> its holder and the holder's project; of one that several hold, the project if it is one."""
     query = (
-        select(Allocation.gpu_uuid, Allocation.instance_id, Project.name)
+        select(
+            Allocation.gpu_uuid,
+            func.min(Allocation.instance_id),
+            func.max(Allocation.instance_id),
+            func.min(Project.name),
+            func.max(Project.name),
+        )
         .join(Project, Project.id == Allocation.project_id)
         .where(Allocation.to_at.is_(None))
+        .group_by(Allocation.gpu_uuid)
     )
-    return {uuid: (instance_id, project) for uuid, instance_id, project in session.execute(query)}
+    return {
+        uuid: (first if first == last else "", project if project == other else "")
+        for uuid, first, last, project, other in session.execute(query)
+    }

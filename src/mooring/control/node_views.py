@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import lru_cache
+from itertools import islice
+from math import ceil
 from typing import Any
 
 from sqlalchemy import ColumnElement, Row, Text, cast, select
@@ -23,8 +25,6 @@ from mooring.scheduler.model import WHOLE, GpuView, Grant, Hold, MigView, NodeVi
 
 # Every node is read anew this often even if nothing said that it changed, a part of them with each look.
 HEALED_WITHIN_S = 30.0
-# More than these are read without naming each.
-_FEW = 1000
 _UNKNOWN = -1
 
 
@@ -38,7 +38,8 @@ class NodeViews:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._kept: dict[str, _Kept] = {}
+        self._kept: dict[str, _Kept] = {}  # the one that was read longest ago is the first
+        self._healed_at = clock()
         self._in_order: tuple[NodeView, ...] | None = None
 
     def look(self, session: Session) -> tuple[NodeView, ...]:
@@ -77,20 +78,25 @@ class NodeViews:
             if node_id not in not_these
             and ((kept := self._kept.get(node_id)) is None or kept.revision != revision)
         }
-        stale.update(self._longest_unread(not_these))
+        stale.update(key for key in self._longest_unread() if key not in not_these)
         if stale:
             self._read(session, stale, revisions)
 
-    def _longest_unread(self, not_these: Collection[str]) -> list[str]:
-        due = self._clock() - HEALED_WITHIN_S
-        return [key for key, kept in self._kept.items() if kept.read_at < due and key not in not_these]
+    def _longest_unread(self) -> list[str]:
+        """So many that all have had their turn when the time is over."""
+        moment = self._clock()
+        part = min(1.0, (moment - self._healed_at) / HEALED_WITHIN_S)
+        self._healed_at = moment
+        return list(islice(self._kept, ceil(part * len(self._kept))))
 
     def _read(self, session: Session, node_ids: Collection[str], revisions: Mapping[str, int]) -> None:
-        moment = self._clock()
-        for view in _views(session, node_ids):
-            before = self._kept.get(view.id)
+        most = len(node_ids) * 2 > len(revisions)
+        for view in _views(session, None if most else node_ids):
+            if view.id not in node_ids:
+                continue
+            before = self._kept.pop(view.id, None)  # so that the one read last is the last
             same = before is not None and before.view == view
-            self._kept[view.id] = _Kept(revisions[view.id], before.view if before and same else view, moment)
+            self._kept[view.id] = _Kept(revisions[view.id], before.view if before and same else view)
             if not same:
                 self._in_order = None
 
@@ -99,7 +105,6 @@ class NodeViews:
 class _Kept:
     revision: int
     view: NodeView
-    read_at: float
 
 
 def read(session: Session) -> tuple[NodeView, ...]:
@@ -109,20 +114,15 @@ def read(session: Session) -> tuple[NodeView, ...]:
 
 def _views(session: Session, node_ids: Collection[str] | None) -> list[NodeView]:
     """Args: node_ids: null means all."""
-    wanted = None if node_ids is None or len(node_ids) > _FEW else node_ids
     columns = (
         Node.id, Node.name, Node.silent, Node.problem, Node.draining, Node.cordoned, Node.facts,
     )  # fmt: skip
     query = select(*columns).where(Node.deleted_at.is_(None), Node.facts.is_not(None)).order_by(Node.id)
-    nodes = session.execute(_of(query, Node.id, wanted)).all()
-    grants = _grants(session, wanted)
-    running = _running(session, wanted, grants)
-    gpus = _gpus(session, wanted, grants)
-    return [
-        _view(node, gpus.get(node.id, ()), running.get(node.id, ()))
-        for node in nodes
-        if node_ids is None or node.id in node_ids
-    ]
+    nodes = session.execute(_of(query, Node.id, node_ids)).all()
+    grants = _grants(session, node_ids)
+    running = _running(session, node_ids, grants)
+    gpus = _gpus(session, node_ids, grants)
+    return [_view(node, gpus.get(node.id, ()), running.get(node.id, ())) for node in nodes]
 
 
 def _of(query: Any, column: ColumnElement[Any] | Any, wanted: Collection[str] | None) -> Any:

@@ -237,12 +237,15 @@ class _Hours:
 
 
 def _gpu_hours(session: Session, project_ids: list[str], moment: datetime) -> dict[str, _Hours]:
-    """Summed over the ledger's intervals, as far as they lie in the day and in the month."""
+    """Summed over the ledger's intervals, as far as they lie in day and month; a share counts as a part."""
     if not project_ids:
         return {}
     today = moment.replace(hour=0, minute=0, second=0, microsecond=0)
     month = today.replace(day=1)
-    of_day, of_month = (func.sum(_seconds_since(session, begin, moment)) for begin in (today, month))
+    of_day, of_month = (
+        func.sum(_seconds_since(session, begin, moment) * Allocation.milli) / 1000.0
+        for begin in (today, month)
+    )
     summed = (
         select(Allocation.project_id, of_day, of_month)
         .where(Allocation.project_id.in_(project_ids))

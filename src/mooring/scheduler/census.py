@@ -4,7 +4,7 @@ Thousands of nodes times hundreds of different requests would be too much for on
 same condition refuse alike, so each condition is asked once; CPUs and memory are compared as arrays.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +16,7 @@ from mooring.scheduler.changes import empty
 from mooring.scheduler.filters import has_labels
 from mooring.scheduler.model import WHOLE, GpuView, Moment, NodeView, Request
 from mooring.scheduler.needs import needs_beside
-from mooring.scheduler.world import Mask, World
+from mooring.scheduler.world import Mask, World, grown
 
 Ints = NDArray[np.int64]
 # In this order they are told: what never changes before what passes (see `summary`).
@@ -52,29 +52,46 @@ _OF_CARDS: tuple[filters.Filter, ...] = (
 class Survey:
     """Where each node stops one request, quotas aside."""
 
-    nodes: Mapping[int, NodeView]  # all that there are
+    nodes: Sequence[NodeView | None]  # by index; null: no longer there
     stage: Ints  # by node: the first stage that it does not pass; `BESIDE` is CPUs and memory, `FITS` nothing
     group: Ints  # by node
     examples: Mapping[int, NodeView]  # a node of each group, whose cards stand for all in it
+    all_ready: bool
     seen_as: Callable[[NodeView], NodeView] = lambda node: node  # how the nodes are thought to be
+
+    def __len__(self) -> int:
+        return int((self.stage >= 0).sum())
 
     @property
     def last(self) -> int:
-        """The stage that the farthest of the nodes came to."""
-        return int(max(self.stage[index] for index in self.nodes))
+        """The stage that the farthest of the nodes came to; -1 without nodes."""
+        return int(self.stage.max(initial=-1))
 
-    def left(self) -> list[NodeView]:
+    def left(self) -> list[int]:
         """The nodes that came so far."""
-        left = np.flatnonzero(self.stage == self.last)
-        return [self.seen_as(self.nodes[int(index)]) for index in left]
+        return np.flatnonzero(self.stage == self.last).tolist()
 
-    def most(self, amount: Callable[[NodeView], int]) -> tuple[int, str]:
-        """The largest amount that the cards of the nodes left have, and the name of the first that has it."""
+    def node(self, index: int) -> NodeView:
+        """KeyError if it is no longer there."""
+        if (node := self.nodes[index]) is None:
+            raise KeyError(index)
+        return self.seen_as(node)
+
+    def groups_left(self) -> list[NodeView]:
+        """An example of each group of which nodes are left."""
+        return [self.examples[group] for group in np.unique(self.group[self.stage == self.last]).tolist()]
+
+    def most(self, amount: Callable[[NodeView], int]) -> tuple[int, Ints]:
+        """The largest amount that the cards of the nodes left have, and the nodes that have it."""
         left = np.flatnonzero(self.stage == self.last)
-        amounts = {group: amount(self.examples[group]) for group in set(self.group[left].tolist())}
+        groups = np.unique(self.group[left])
+        amounts = {group: amount(self.examples[group]) for group in groups.tolist()}
         best = max(amounts.values())
-        there = [self.nodes[index] for index in left.tolist() if amounts[int(self.group[index])] == best]
-        return best, min((node.name, node.id) for node in there)[0]
+        having = [group for group, of_group in amounts.items() if of_group == best]
+        return best, left[np.isin(self.group[left], having)]
+
+    def first_name(self, nodes: Ints) -> str:
+        return min((node.name, node.id) for index in nodes.tolist() if (node := self.nodes[index]))[0]
 
 
 class Census:
@@ -99,11 +116,10 @@ class Census:
         """As if all nodes were schedulable and healthy, and nothing ran or was held anywhere."""
         self._update()
         world = self._world
-        kinds = np.array(world.kind_of, np.int64)
-        examples: dict[int, NodeView] = {}
-        for index, node in world.present():
-            if world.kind_of[index] not in examples:
-                examples[world.kind_of[index]] = empty(node)
+        kinds = world.kind_of
+        there = np.flatnonzero(self._there)
+        _numbers, first = np.unique(kinds[there], return_index=True)
+        examples = {int(kinds[index]): empty(world.node(index)) for index in there[first].tolist()}
         cpu = np.array([kind.cpu_milli for kind in world.kinds], np.int64)[kinds]
         memory = np.array([kind.memory_mib for kind in world.kinds], np.int64)[kinds]
         ready = np.ones(len(kinds), np.bool_)
@@ -127,35 +143,31 @@ class Census:
         of_group = np.full(max(examples, default=0) + 1, FITS, np.int64)
         for number in np.unique(group[self._there]).tolist() if request.gpu_count else ():
             of_group[number] = _stage_of_cards(examples[number], request, at)
-        stage[self._there] = np.minimum(stage, of_group[group])[self._there]
+        # Only of nodes that are there: kinds and groups of those that went may be of none now.
+        stage[self._there] = np.minimum(stage[self._there], of_group[group[self._there]])
         stage[self._there & ~ready] = np.minimum(stage, STATE)[self._there & ~ready]
         if request.node_selector:
             wanted = frozenset(request.node_selector.items())
             labelled = self._world.mask(("selector", wanted), lambda node: has_labels(node, request))
             stage[self._there & ~labelled] = LABELS
-        return Survey(dict(self._world.present()), stage, group, examples)
+        return Survey(self._world.nodes, stage, group, examples, bool(ready[self._there].all()))
 
     def _wanted(self, request: Request) -> tuple[Ints, Ints]:
         """The CPUs and memory that it takes on each node."""
         wanted = [
             needs_beside(request, kind.cpu_milli, kind.memory_mib, kind.cards) for kind in self._world.kinds
         ]
-        by_kind = np.array(wanted, np.int64).reshape(-1, 2)[np.array(self._world.kind_of, np.int64)]
+        by_kind = np.array(wanted, np.int64).reshape(-1, 2)[self._world.kind_of]
         return by_kind[:, 0], by_kind[:, 1]
 
     # ---- up to date
 
     def _update(self) -> None:
         world = self._world
-        more = len(world) - len(self._group)
-        if more:
-            self._group, self._cpu, self._memory = (
-                np.concatenate([array, np.zeros(more, np.int64)])
-                for array in (self._group, self._cpu, self._memory)
-            )
-            self._ready, self._there = (
-                np.concatenate([array, np.zeros(more, np.bool_)]) for array in (self._ready, self._there)
-            )
+        self._group, self._cpu, self._memory = (
+            grown(array, len(world)) for array in (self._group, self._cpu, self._memory)
+        )
+        self._ready, self._there = (grown(array, len(world)) for array in (self._ready, self._there))
         for index in set(world.changes[self._seen :]):
             self._read(index, world.nodes[index])
         self._seen = len(world.changes)

@@ -20,6 +20,7 @@ from mooring.scheduler.states import Ints, States
 
 # Sums are of whole numbers, so that they are the same in whatever order and batch they are added up.
 UNIT = 1 << 16
+_PLENTY = 1 << 20
 # Of each batch, so that what is in between fits the processor's cache.
 _BATCH = 256
 
@@ -36,7 +37,9 @@ class Target:
 class Potential:
     """The waste of states. Immutable but for the classes of nodes it meets."""
 
-    def __init__(self, targets: Sequence[Target] = (), worth: NDArray[np.int64] | None = None, worthless: float = 0.0) -> None:
+    def __init__(
+        self, targets: Sequence[Target] = (), worth: NDArray[np.int64] | None = None, worthless: float = 0.0
+    ) -> None:
         """
         Args:
             worth: of a rest of 0..1000 thousandths of a GPU, see `prices.worth_of_rests`.
@@ -75,12 +78,17 @@ class Potential:
         waste: Ints = self._lost[rests].sum(axis=1) + self._always * total
         if self._shapes:
             copies = self._copies[:, rests].sum(axis=2)[self._size] // self._gpus
-            by_cpu = states.cpu_milli // np.maximum(1, self._cpu[:, states.kinds])
-            copies = np.minimum(copies, np.maximum(0, by_cpu)) * self._hosts[:, states.kinds]
+            copies = np.minimum(copies, self._by_cpu(states)) * self._hosts[:, states.kinds]
             small = self._small[:, rests].sum(axis=2)[self._size]
             waste += self._stranded @ np.where(copies > 0, small, total)
             waste += self._unfilled @ (total - copies * self._gpus * self._milli)
         return waste
+
+    def _by_cpu(self, states: States) -> Ints:
+        """How many of each target the free CPUs of each state are enough for."""
+        needed = self._cpu[:, states.kinds]
+        by_cpu = np.maximum(0, states.cpu_milli) // np.maximum(1, needed)
+        return np.where(needed > 0, by_cpu, _PLENTY)
 
     def _meet(self, kinds: Sequence[NodeClass]) -> None:
         if self._cpu.shape[1] < len(kinds):

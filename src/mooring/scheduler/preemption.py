@@ -10,14 +10,17 @@ from itertools import combinations
 from math import comb
 from typing import Literal
 
+import numpy as np
+
+from mooring.core.node import NodeState
 from mooring.scheduler import cards, gangs
 from mooring.scheduler.backfill import Reservations
 from mooring.scheduler.changes import with_placement, without
-from mooring.scheduler.filters import fits, fitting_offers
+from mooring.scheduler.filters import fits, fitting_offers, has_labels
 from mooring.scheduler.model import Eviction, Moment, NodeView, Policy, Request, Running
 from mooring.scheduler.needs import needs
 from mooring.scheduler.order import Shares
-from mooring.scheduler.search import Allowed, find, placement
+from mooring.scheduler.search import Allowed, find, placement, shape
 from mooring.scheduler.timeline import Reservation
 from mooring.scheduler.units import Unit
 from mooring.scheduler.world import Mask, World
@@ -25,6 +28,10 @@ from mooring.scheduler.world import Mask, World
 Because = Literal["priority", "reclaim"]
 # Sets of victims of one size on one node that are tried before a good one is taken for the best.
 _MAX_SETS = 500
+# Nodes with equally few victims of which the cheapest is chosen.
+_MAX_GOOD = 64
+# Nodes on which victims are chosen in one look; a unit that comes later has its turn in the next.
+_MAX_EXAMINED = 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +63,14 @@ class Preemption:
         self._policy = policy
         self._shares = shares
         self._kept = kept
+        self._reclaims = False  # whether the unit at hand takes back what its project owns
+        self._examined = 0
         self._going: dict[str, int] = dict(world.stopping)  # GPUs (milli) that are let go of, by project
 
     def plan(self, unit: Unit) -> Evictions | None:
         """The evictions that make room for the unit, or None. Nothing in the world has changed afterwards."""
-        if not self._ever_helps(unit):
+        self._reclaims = self._shares.within_guarantee(unit)
+        if not self._reclaims and all(priority >= unit.priority for priority in self.world.preemptible):
             return None
         best: tuple[tuple[int, float], _Attempt] | None = None
         for among in [None] if unit.gang is None else gangs.sets(self.world, unit):
@@ -68,10 +78,6 @@ class Preemption:
             if attempt.succeeded and (best is None or attempt.rank < best[0]):
                 best = attempt.rank, attempt
         return self._decided(unit, best[1]) if best else None
-
-    def _ever_helps(self, unit: Unit) -> bool:
-        by_guarantee = self._shares.within_guarantee(unit)
-        return by_guarantee or any(priority < unit.priority for priority in self.world.preemptible)
 
     def _decided(self, unit: Unit, attempt: "_Attempt") -> Evictions:
         evictions: list[Eviction] = []
@@ -104,9 +110,7 @@ class Preemption:
     def _reclaimable(self, unit: Unit, running: Running) -> bool:
         if running.project_id == unit.project_id or not running.gpu_milli:
             return False
-        return self._shares.within_guarantee(unit) and (
-            running.preemptible or self._borrowing(running.project_id)
-        )
+        return self._reclaims and (running.preemptible or self._borrowing(running.project_id))
 
     def _borrowing(self, project_id: str, less_milli: int = 0) -> bool:
         return self._shares.beyond_guarantee(project_id, -less_milli - self._going.get(project_id, 0))
@@ -136,30 +140,52 @@ class Preemption:
     # ---- one node
 
     def best_victims(self, unit: Unit, request: Request, among: Mask | None) -> tuple[int, _Victims] | None:
-        """The node where the fewest, then the cheapest have to go; ties by the node's id."""
-        bounds = sorted(self._bounds(unit, request, among))
+        """The node where the fewest, then the cheapest have to go; ties by the node's id.
+
+        Where very many nodes would do with as few, the cheapest of the first of them is good enough.
+        """
         best: tuple[int, float, str] | None = None
         chosen: tuple[int, _Victims] | None = None
-        for count, cost, node_id, index in bounds:
-            if best is not None and (count, cost) > best[:2]:
+        for count, nodes in self._by_fewest(unit, request, among):
+            if best is not None and best[0] < count:
                 break
-            victims = self._on(unit, request, index)
-            if victims is not None and (best is None or (*victims.rank, node_id) < best):
-                best = (*victims.rank, node_id)
-                chosen = index, victims
+            good = 0
+            for index in nodes:
+                if good >= _MAX_GOOD or self._examined >= _MAX_EXAMINED:
+                    break
+                self._examined += 1
+                victims = self._on(unit, request, index)
+                if victims is None:
+                    continue
+                good += len(victims.chosen) == count
+                rank = (*victims.rank, self.world.node(index).id)
+                if best is None or rank < best:
+                    best, chosen = rank, (index, victims)
         return chosen
 
-    def _bounds(
-        self, unit: Unit, request: Request, among: Mask | None
-    ) -> Iterator[tuple[int, float, str, int]]:
-        """At least how many, and at what cost, would have to go on each node."""
-        for index, node in self.world.present():
-            if (among is not None and not among[index]) or self._kept.kept(index) or not node.running:
-                continue
-            victims = self.candidates(unit, node)
-            if victims and (count := _fewest(node, request, victims)) is not None:
-                costs = sorted(map(self.cost, victims))
-                yield count, sum(costs[:count]), node.id, index
+    def _by_fewest(self, unit: Unit, request: Request, among: Mask | None) -> Iterator[tuple[int, list[int]]]:
+        """The nodes, by id, by at least how many would have to go."""
+        asked = (*shape(request), request.project_id, unit.priority, self._reclaims)
+        fewest = self.world.numbers(("fewest", asked), lambda node: self._fewest(unit, request, node))
+        for count in np.unique(fewest[fewest > 0]).tolist():
+            there = np.flatnonzero(fewest == count).tolist()
+            free = [each for each in there if not self._kept.kept(each) and (among is None or among[each])]
+            yield count, sorted(free, key=lambda index: self.world.node(index).id)
+
+    def _fewest(self, unit: Unit, request: Request, node: NodeView) -> int:
+        """As `_fewest`, of all that could ever be evicted there; 0 where that does not help."""
+        if node.state is not NodeState.READY or not has_labels(node, request):
+            return 0
+        victims = [each for each in node.running if self._conceivable(unit, each)]
+        return (_fewest(node, request, victims) or 0) if victims else 0
+
+    def _conceivable(self, unit: Unit, running: Running) -> bool:
+        """Whether it could be evicted at some other moment, and whatever its project holds."""
+        if running.stopping:
+            return False
+        return (running.preemptible and running.priority < unit.priority) or (
+            self._reclaims and running.project_id != unit.project_id
+        )
 
     def _on(self, unit: Unit, request: Request, index: int) -> _Victims | None:
         node = self.world.node(index)

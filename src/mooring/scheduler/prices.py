@@ -6,7 +6,7 @@ can be put beside it counted in. A rest is worth the best it can be filled with 
 beside a share of 810 is worth nothing when nothing that small is asked for.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,13 +18,14 @@ Floats = NDArray[np.float64]
 
 # Of several optimal duals, or of one found a little early, the difference is less than rounding's.
 _ENOUGH = WHOLE * 1.001
-_MAX_PATTERNS = 200
+_MAX_PATTERNS = 500
 
 
 def worth_of_rests(shares: Mapping[int, float]) -> NDArray[np.int64]:
-    """What a rest of 0, 1, … 1000 thousandths of a GPU is worth, in thousandths; never more than it is.
+    """What a rest of 0, 1, … 1000 thousandths of a GPU is worth, in thousandths.
 
-    A GPU of which nothing is given out is worth all of itself: whole GPUs are asked for too.
+    A rest may be worth more than it is: two of 810 host what would take two whole GPUs. One of which nothing
+    is given out is worth 1000, because whole GPUs are asked for too.
 
     Args:
         shares: how often each size (1..999) is asked for.
@@ -35,26 +36,31 @@ def worth_of_rests(shares: Mapping[int, float]) -> NDArray[np.int64]:
     prices = _prices(sizes, np.array([shares[int(size)] for size in sizes]))
     worth = np.floor(_best_fill(sizes, prices)[0] + 0.5).astype(np.int64)
     worth[WHOLE] = WHOLE
-    return np.minimum(worth, np.arange(WHOLE + 1))
+    return worth
 
 
 def _prices(sizes: NDArray[np.int64], demand: Floats) -> Floats:
     """The dual prices, by column generation: a pattern that is worth more than a GPU is a new constraint."""
-    patterns: list[Sequence[int]] = [
-        [WHOLE // int(size) if row == column else 0 for column in range(len(sizes))]
+    patterns = {
+        tuple(WHOLE // int(size) if row == column else 0 for column in range(len(sizes))): None
         for row, size in enumerate(sizes)
-    ]
+    }
     while True:
-        solved = linprog(-demand, A_ub=np.array(patterns), b_ub=np.full(len(patterns), WHOLE), bounds=(0, WHOLE))
-        prices: Floats = solved.x
+        bounds = np.full(len(patterns), WHOLE)
+        solved = linprog(-demand, A_ub=np.array(list(patterns)), b_ub=bounds, bounds=(0, WHOLE))
+        prices = np.asarray(solved.x, np.float64)
         worth, last = _best_fill(sizes, prices)
-        if worth[WHOLE] <= _ENOUGH or len(patterns) >= _MAX_PATTERNS:
-            return prices * (WHOLE / max(WHOLE, worth[WHOLE]))
-        patterns.append(_pattern(sizes, last))
+        known = len(patterns)
+        if worth[WHOLE] > _ENOUGH and known < _MAX_PATTERNS:
+            # The best pattern with each size in it, for fewer rounds.
+            for first in np.flatnonzero(prices + worth[WHOLE - sizes] > _ENOUGH):
+                patterns[_pattern(sizes, last, int(first))] = None
+        if len(patterns) == known:
+            return prices * (WHOLE / max(WHOLE, float(worth[WHOLE])))
 
 
 def _best_fill(sizes: NDArray[np.int64], prices: Floats) -> tuple[Floats, NDArray[np.int64]]:
-    """The best fill of each rest at these prices, and the last share put in; -1: the rest below is as good."""
+    """The best fill of each rest, and the last share put in; -1: what fills a smaller rest is as good."""
     worth = np.zeros(WHOLE + 1)
     last = np.full(WHOLE + 1, -1)
     step = int(np.gcd.reduce(np.append(sizes, WHOLE)))
@@ -72,13 +78,15 @@ def _best_fill(sizes: NDArray[np.int64], prices: Floats) -> tuple[Floats, NDArra
     return worth, last
 
 
-def _pattern(sizes: NDArray[np.int64], last: NDArray[np.int64]) -> list[int]:
+def _pattern(sizes: NDArray[np.int64], last: NDArray[np.int64], first: int) -> tuple[int, ...]:
+    """How often each size is in the best fill of a GPU that has the first one in it."""
     pattern = [0] * len(sizes)
-    rest = WHOLE
+    pattern[first] = 1
+    rest = WHOLE - int(sizes[first])
     while rest > 0:
         if last[rest] < 0:
             rest -= 1
         else:
             pattern[last[rest]] += 1
             rest -= int(sizes[last[rest]])
-    return pattern
+    return tuple(pattern)

@@ -95,5 +95,7 @@ def _largest(most: int, fits: Callable[[int], bool]) -> int:
 
 
 def _models(world: World, request: Request, at: Moment) -> tuple[str, ...]:
-    there = sorted({place.model for number in set(world.kind_of) for place in world.kinds[number].places})
+    there = sorted(
+        {place.model for number in set(world.kind_of.tolist()) for place in world.kinds[number].places}
+    )
     return tuple(model for model in there if _fits(world, replace(request, gpu_models=(model,)), at))

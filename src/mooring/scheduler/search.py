@@ -162,7 +162,7 @@ class _Search:
     # ---- which places may not be given
 
     def _bad(self, index: int) -> tuple[int, ...]:
-        return self._world.suitable(self._world.kind_of[index], self._request).unsuitable
+        return self._world.suitable(int(self._world.kind_of[index]), self._request).unsuitable
 
     def _blocked(self) -> dict[int, tuple[int, ...]]:
         if not self._request.gpu_count:
@@ -173,7 +173,7 @@ class _Search:
             if (places := self._world.suitable(number, self._request).unsuitable)
         }
         blocked = (
-            {index: bad[number] for index, number in enumerate(self._world.kind_of) if number in bad}
+            {index: bad[number] for index, number in enumerate(self._world.kind_of.tolist()) if number in bad}
             if bad
             else {}
         )
@@ -223,7 +223,7 @@ class _Search:
         odd = [number for number, kind in enumerate(self._world.kinds) if not kind.plain]
         if not odd or (cpu_milli is not None and memory_mib is not None):
             return [(plain, self._within_shares())]
-        of_kind = np.array(self._world.kind_of)
+        of_kind = self._world.kind_of
         variants: list[tuple[Shape, Mask | None]] = [
             (plain, _both(~np.isin(of_kind, odd), self._within_shares()))
         ]
@@ -247,7 +247,7 @@ class _Search:
         if not {quotas.CPUS, quotas.MEMORY} & request.quota.limits.keys():
             return None
         fine = self.kinds_within_shares()
-        return None if all(fine) else np.array(fine)[np.array(self._world.kind_of)]
+        return None if all(fine) else np.array(fine)[self._world.kind_of]
 
     def kinds_within_shares(self) -> tuple[bool, ...]:
         return tuple(

@@ -27,6 +27,14 @@ class States:
     def rows(self, rows: Ints) -> "States":
         return States(self.kinds[rows], self.cpu_milli[rows], self.rests[rows])
 
+    def joined(self, other: "States") -> "States":
+        """These, and the others below them."""
+        return States(
+            np.concatenate([self.kinds, other.kinds]),
+            np.concatenate([self.cpu_milli, other.cpu_milli]),
+            np.concatenate([self.rests, other.rests]),
+        )
+
 
 class Kind:
     """A class of nodes, and where GPUs of each model stand in its states."""

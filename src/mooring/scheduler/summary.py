@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mooring.core.node import NodeState
 from mooring.scheduler import cards, words
 from mooring.scheduler.census import (
     BESIDE,
@@ -35,15 +34,14 @@ def summarize(survey: Survey, request: Request, at: Moment, *, free: str = "free
     Args:
         free: how to call what is left of a node; "" where the nodes are thought empty.
     """
-    if not survey.nodes:
+    if not len(survey):
         return "no nodes have joined yet"
-    return _SENTENCES[survey.last](_Case(survey, survey.left(), request, at, free))
+    return _SENTENCES[survey.last](_Case(survey, request, at, free))
 
 
 @dataclass(frozen=True, slots=True)
 class _Case:
     survey: Survey
-    left: Sequence[NodeView]  # those that the earlier stages let through
     request: Request
     at: Moment
     free: str
@@ -51,8 +49,7 @@ class _Case:
     @property
     def no_node(self) -> str:
         """The subject of the sentence: `no ready node with zone=a`."""
-        all_ready = not self.free or all(node.state is NodeState.READY for node in self.survey.nodes.values())
-        return f"no{'' if all_ready else ' ready'} {self._node}"
+        return f"no{'' if self.survey.all_ready else ' ready'} {self._node}"
 
     @property
     def no_node_in_any_state(self) -> str:
@@ -93,9 +90,9 @@ def _gpus_too_small(case: _Case) -> str:
             if preference(case.request, gpu.model) is not None and cards.right_mode(gpu, case.request)
         )
 
-    amount, best = case.survey.most(largest)
+    amount, there = case.survey.most(largest)
     name = f"{words.models(case.request)}{words.at_least(case.request)}"
-    return f"{case.no_node_in_any_state} has any {name} (largest: {words.memory(amount)} on {best})"
+    return f"{case.no_node_in_any_state} has any {name} (largest: {words.memory(amount)} on {case.survey.first_name(there)})"
 
 
 def _not_capable(case: _Case) -> str:
@@ -104,12 +101,13 @@ def _not_capable(case: _Case) -> str:
 
 
 def _none_ready(case: _Case) -> str:
-    suitable = "" if len(case.left) == len(case.survey.nodes) else "suitable "
-    states = Counter(node.state.replace("_", " ") for node in case.left)
-    if len(case.left) == 1:
-        return f"the only {suitable}node, {case.left[0].name}, is {case.left[0].state.replace('_', ' ')}"
+    left = [case.survey.node(index) for index in case.survey.left()]
+    suitable = "" if len(left) == len(case.survey) else "suitable "
+    states = Counter(node.state.replace("_", " ") for node in left)
+    if len(left) == 1:
+        return f"the only {suitable}node, {left[0].name}, is {left[0].state.replace('_', ' ')}"
     if len(states) == 1:
-        return f"all {len(case.left)} {suitable}nodes are {next(iter(states))}"
+        return f"all {len(left)} {suitable}nodes are {next(iter(states))}"
     counted = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     return f"no {suitable}node is ready ({counted})"
 
@@ -118,12 +116,14 @@ def _too_few_gpus(case: _Case) -> str:
     request, at = case.request, case.at
     asked = f"{case.no_node} has {words.gpus(request, free=case.free)}"
     if request.gpu_milli < WHOLE and request.mig_profile is None:
-        most, best = case.survey.most(lambda node: _most_free_share(case, node))
-        return f"{asked} ({f'best: {words.share(most)} on {best}' if most else _none_left(case)})"
-    most, best = case.survey.most(
-        lambda node: max(_free(there, request, at) for there in case.suitable(node))
-    )
-    return f"{asked} ({f'best: {most} on {best}' if most else _none_left(case)})"
+        most, there = case.survey.most(lambda node: _most_free_share(case, node))
+        amount = words.share(most)
+    else:
+        most, there = case.survey.most(
+            lambda node: max(_free(of_model, request, at) for of_model in case.suitable(node))
+        )
+        amount = str(most)
+    return f"{asked} ({f'best: {amount} on {case.survey.first_name(there)}' if most else _none_left(case)})"
 
 
 def _most_free_share(case: _Case, node: NodeView) -> int:
@@ -141,17 +141,12 @@ def _none_left(case: _Case) -> str:
     """Reserved cards, and those that another project shares, are told of: they look free elsewhere."""
     reasons = {
         words.why_not(gpu, case.request, case.at)
-        for group in {int(case.survey.group[index]) for index in _left(case)}
-        for of_model in case.suitable(case.survey.examples[group])
+        for example in case.survey.groups_left()
+        for of_model in case.suitable(example)
         for gpu in of_model
     }
     more = sorted(reasons - {"in use", "quarantined"})
     return f"all are {', '.join(['in use', *more])} or quarantined"
-
-
-def _left(case: _Case) -> list[int]:
-    last = case.survey.last
-    return [index for index in case.survey.nodes if case.survey.stage[index] == last]
 
 
 def _too_little_beside(case: _Case) -> str:
@@ -160,14 +155,15 @@ def _too_little_beside(case: _Case) -> str:
         wanted = words.cpus_and_memory(request.cpu_milli, request.memory_mib)
         beside = f" beside {words.gpus(request, free=case.free)}"
     else:
-        wanted = words.cpus_and_memory(*needs(request, case.left[0]))
+        wanted = words.cpus_and_memory(*needs(request, case.survey.groups_left()[0]))
     free = f" {case.free}".rstrip()
     return f"{case.no_node} has {wanted}{free}{beside} (closest: {_closest(case)})"
 
 
 def _closest(case: _Case) -> str:
     """`gpu-7: insufficient_cpu wanted 16 had 4`, of the node that lacks least."""
-    best = min(case.left, key=lambda node: (_lack(node, case.request), node.id))
+    left = (case.survey.node(index) for index in case.survey.left())
+    best = min(left, key=lambda node: (_lack(node, case.request), node.id))
     broken = (
         f"{each.code} wanted {each.wanted} had {each.had}" for each in refusals(best, case.request, case.at)
     )

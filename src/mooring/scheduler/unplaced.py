@@ -60,7 +60,7 @@ def _of_shape(
 def unplaced(world: World, census: Census, request: Request, at: Moment) -> Unplaced:
     """Say why none of the nodes can host the request, without the refusals of each."""
     survey = census.now(request, at)
-    if not survey.nodes:
+    if not len(survey):
         over = quotas.over_anywhere(request)
         summary = words.waits_for(over) if over else summarize(survey, request, at)
         return Unplaced(
@@ -95,11 +95,11 @@ def over_quota(world: World, census: Census, request: Request, at: Moment) -> Ov
 def _over_where_it_fits(world: World, census: Census, request: Request, at: Moment) -> Over | None:
     survey = census.now(request, at)
     asked: dict[tuple[int, int], Over | None] = {}
-    fitting = [index for index in survey.nodes if survey.stage[index] == FITS]
-    for index in sorted(fitting, key=lambda index: survey.nodes[index].id):
-        alike = int(survey.group[index]), world.kind_of[index]
+    fitting = survey.left() if survey.last == FITS else []
+    for index in sorted(fitting, key=lambda index: world.node(index).id):
+        alike = int(survey.group[index]), int(world.kind_of[index])
         if alike not in asked:
-            node = survey.nodes[index]
+            node = world.node(index)
             models = dict.fromkeys(offer.model for offer in cards.offers(node, request, at))
             overs = [quotas.over(request, model, *needs(request, node)) for model in models]
             asked[alike] = overs[0] if all(overs) else None

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,8 @@ from mooring.scheduler.potential import Potential
 from mooring.scheduler.shapes import NodeClass
 
 Mask = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+Numbers = TypeVar("Numbers", Ints, Mask)
 
 
 @dataclass(slots=True)
@@ -44,7 +46,7 @@ class World:
         self.fleet = Fleet((), potential)
         self.nodes: list[NodeView | None] = []  # null: it is no longer there
         self.kinds: list[Kind] = []
-        self.kind_of: list[int] = []  # by node
+        self._kind_of: Ints = np.zeros(0, np.int64)  # by node, and room for more
         self.changes: list[int] = []  # nodes, in the order in which they changed; one may be there often
         self.held: dict[str, Held] = {}  # by project
         self.groups: dict[str, Counter[int]] = {}  # members of a gang that hold something, by node
@@ -57,12 +59,17 @@ class World:
         self._kind_numbers: dict[Kind, int] = {}
         self._classes: list[NodeClass] = []
         self._told: list[NodeView | None] = []  # as a snapshot told; null: changed since
-        self._masks: dict[object, _Mask] = {}
+        self._numbers: dict[object, _Numbers] = {}
         self._before: dict[int, NodeView] | None = None  # how nodes were before a supposition
         self._suitable: dict[tuple[int, Ask], Suitable] = {}
 
     def __len__(self) -> int:
         return len(self.nodes)
+
+    @property
+    def kind_of(self) -> Ints:
+        """The number of each node's kind."""
+        return self._kind_of[: len(self.nodes)]
 
     def outworn(self, nodes: int) -> bool:
         """Whether so much is remembered of what is no longer that a new world would be smaller."""
@@ -102,8 +109,8 @@ class World:
         if self._before is not None and before is not None:
             self._before.setdefault(index, before)
         there = list(units(node))
-        self.kind_of[index] = self._number(kind_of(node, there))
-        as_class = self._classes[self.kind_of[index]]
+        number = self._kind_of[index] = self._number(kind_of(node, there))
+        as_class = self._classes[number]
         self.fleet.refresh([fleet_node(node, as_class, there, open_=node.state is NodeState.READY)])
         self._count(index, before, node)
         self.nodes[index] = node
@@ -113,7 +120,8 @@ class World:
 
     def _add(self, node: NodeView) -> int:
         self.nodes.append(None)
-        self.kind_of.append(0)
+        if len(self._kind_of) < len(self.nodes):
+            self._kind_of = grown(self._kind_of, 2 * len(self.nodes))
         self._told.append(None)
         self._index[node.id] = len(self.nodes) - 1
         return len(self.nodes) - 1
@@ -206,11 +214,15 @@ class World:
         Args:
             key: stands for `belongs`: one key, one meaning.
         """
-        if key not in self._masks:
-            if len(self._masks) > 256:
-                self._masks.clear()
-            self._masks[key] = _Mask()
-        return self._masks[key].current(self, belongs)
+        return cast(Mask, self.numbers(key, belongs) != 0)
+
+    def numbers(self, key: object, number: Callable[[NodeView], int]) -> Ints:
+        """A number of each node, 0 for those that are no longer there; otherwise as `mask`."""
+        if key not in self._numbers:
+            if len(self._numbers) > 256:
+                self._numbers.clear()
+            self._numbers[key] = _Numbers()
+        return self._numbers[key].current(self, number)
 
 
 def _add(counter: Counter[Any], key: object, amount: int) -> None:
@@ -232,16 +244,20 @@ class Supposed:
 
 
 @dataclass(slots=True)
-class _Mask:
-    values: Mask = field(default_factory=lambda: np.zeros(0, np.bool_))
+class _Numbers:
+    values: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     seen: int = 0
 
-    def current(self, world: World, belongs: Callable[[NodeView], bool]) -> Mask:
-        if len(self.values) < len(world):
-            more = np.zeros(len(world) - len(self.values), np.bool_)
-            self.values = np.concatenate([self.values, more])
+    def current(self, world: World, number: Callable[[NodeView], int]) -> Ints:
+        self.values = grown(self.values, len(world))
         for index in set(world.changes[self.seen :]):
             node = world.nodes[index]
-            self.values[index] = node is not None and belongs(node)
+            self.values[index] = 0 if node is None else number(node)
         self.seen = len(world.changes)
         return self.values
+
+
+def grown(array: Numbers, length: int) -> Numbers:
+    """The array with zeros appended."""
+    more = length - len(array)
+    return np.concatenate([array, np.zeros(more, array.dtype)]) if more > 0 else array

@@ -1,0 +1,178 @@
+"""How full a cluster gets: a trace's tasks one by one, placed by the scheduler's own code, or by a peer.
+
+    python -m benchmarks.packing --nodes FILE --pods FILE --arrive 1.3 --seeds 42..51 --placements OUT.csv
+
+A task that fits is placed; one that fits nowhere is dropped; none leaves. The score at x % is the mean of the
+part of all GPUs given out, over the offers at which the GPUs asked for so far round to x % of the cluster's.
+The exit status is 1 if a placement breaks a rule.
+"""
+
+import argparse
+import csv
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks import trace
+from benchmarks.packing_checks import Placed, broken_rules
+from benchmarks.packing_peers import peer
+from benchmarks.trace import Machine, Task
+from mooring.scheduler.demand import Demand
+from mooring.scheduler.fleet import Fleet
+from mooring.scheduler.shapes import FleetNode, NodeClass, Shape, tie_of
+
+POINTS = (100, 110, 120, 130)
+POLICIES = ("mooring", "fgd", "best-fit", "random")
+SHOWN = 10  # broken rules
+
+
+@dataclass(frozen=True)
+class Run:
+    """One seed's offers and what became of them."""
+
+    seed: int
+    offered: list[Task]
+    placed: list[Placed]
+    seconds: list[float]  # each decision's
+    wrong: list[str]
+
+    def at(self, capacity: int) -> dict[int, float]:
+        """The score in percent at each point that was reached."""
+        asked = np.cumsum([task.milli for task in self.offered])
+        given = np.cumsum(
+            [task.milli if answer.node else 0 for task, answer in zip(self.offered, self.placed, strict=True)]
+        )
+        arrival = np.floor(100 * asked / capacity + 0.5)
+        return {
+            point: float(given[arrival == point].mean() / capacity * 100)
+            for point in POINTS
+            if (arrival == point).any()
+        }
+
+
+Place = Callable[[Task], Placed]
+
+
+def mooring(machines: Sequence[Machine], seed: int) -> Place:
+    """The scheduler's fleet, which learns what is asked for from the offers as they come."""
+    demand = Demand()
+    fleet = Fleet(potential=demand.potential)
+    # The seed decides the order among nodes that are equally good, as it would in a cluster with other names.
+    fleet.refresh(
+        FleetNode(f"{seed}/{each.name}", kind, each.cpu_milli, each.memory_mib, (1000,) * each.gpus)
+        for each in machines
+        for kind in [NodeClass(each.cpu_milli, each.memory_mib, (each.model,) * each.gpus)]
+    )
+
+    def place(task: Task) -> Placed:
+        shape = Shape(task.gpus, task.gpu_milli, task.cpu_milli, task.memory_mib, frozenset(task.models))
+        move = fleet.best(shape)
+        if move is not None:
+            fleet.take(move, shape)
+        if demand.offer(shape):
+            fleet.reprice(demand.potential)
+        return Placed(machines[move.node].name, move.gpus) if move else Placed("", ())
+
+    return place
+
+
+def by_peer(name: str, machines: Sequence[Machine], tasks: Sequence[Task], seed: int) -> Place:
+    """The same fixed order of nodes as for the scheduler."""
+    ordered = sorted(machines, key=lambda each: -tie_of(f"{seed}/{each.name}"))
+    policy = peer(name, seed)(ordered, tasks)
+
+    def place(task: Task) -> Placed:
+        found = policy.place(task)
+        return Placed(ordered[found[0]].name, found[1]) if found else Placed("", ())
+
+    return place
+
+
+def run(policy: str, machines: Sequence[Machine], tasks: Sequence[Task], arrive: float, seed: int) -> Run:
+    capacity = 1000 * sum(machine.gpus for machine in machines)
+    offered = trace.arrivals(tasks, capacity, arrive, seed)
+    place = mooring(machines, seed) if policy == "mooring" else by_peer(policy, machines, tasks, seed)
+    placed, seconds = [], []
+    for task in offered:
+        began = time.perf_counter()
+        placed.append(place(task))
+        seconds.append(time.perf_counter() - began)
+    return Run(seed, offered, placed, seconds, list(broken_rules(machines, offered, placed)))
+
+
+def report(runs: Sequence[Run], capacity: int) -> Iterable[str]:
+    scores = [each.at(capacity) for each in runs]
+    yield "arrived %   mean allocated %   deviation over seeds"
+    for point in POINTS:
+        reached = [score[point] for score in scores if point in score]
+        if reached:
+            yield f"{point:9}   {statistics.fmean(reached):16.2f}   {statistics.pstdev(reached):20.2f}"
+    seconds = sorted(second for each in runs for second in each.seconds)
+    median, worst = seconds[len(seconds) // 2], seconds[int(len(seconds) * 0.99)]
+    offers = sum(len(each.offered) for each in runs)
+    dropped = sum(not answer.node for each in runs for answer in each.placed)
+    yield f"{offers} decisions: median {1000 * median:.2f} ms, p99 {1000 * worst:.2f} ms; {dropped} dropped"
+
+
+def write(path: Path, runs: Sequence[Run]) -> None:
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(["seed", "offer", "pod", "node", "gpu_indices", "gpu_milli"])
+        for each in runs:
+            for number, (task, answer) in enumerate(zip(each.offered, each.placed, strict=True)):
+                indices = "-".join(map(str, answer.gpus))
+                rows.writerow([each.seed, number, task.name, answer.node, indices, task.gpu_milli])
+
+
+def seeds(text: str) -> list[int]:
+    """`42..51`, or `42`."""
+    first, _, last = text.partition("..")
+    return list(range(int(first), int(last or first) + 1))
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--nodes", type=Path)
+    parser.add_argument("--pods", type=Path)
+    parser.add_argument("--synthetic", action="store_true", help="a small made-up trace instead of files")
+    parser.add_argument("--arrive", type=float, default=1.3, help="stop at so many times the cluster's GPUs")
+    parser.add_argument("--seeds", type=seeds, default="42..51")
+    parser.add_argument("--policy", choices=POLICIES, default="mooring")
+    parser.add_argument("--placements", type=Path, help="one row for each offer")
+    parser.add_argument("--processes", type=int, default=2)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    asked = arguments(argv)
+    if asked.synthetic:
+        machines, tasks = trace.synthetic(nodes=60, count=400)
+    elif asked.nodes and asked.pods:
+        machines, tasks = trace.machines(asked.nodes), trace.tasks(asked.pods)
+    else:
+        print(trace.WHERE, file=sys.stderr)
+        return 2
+    with ProcessPoolExecutor(asked.processes) as pool:
+        going = [pool.submit(run, asked.policy, machines, tasks, asked.arrive, seed) for seed in asked.seeds]
+        runs = [each.result() for each in going]
+    if asked.placements:
+        write(asked.placements, runs)
+    for line in report(runs, 1000 * sum(machine.gpus for machine in machines)):
+        print(line)
+    wrong = [f"seed {each.seed}: {rule}" for each in runs for rule in each.wrong]
+    for line in wrong[:SHOWN]:
+        print(line, file=sys.stderr)
+    print(f"rules broken: {len(wrong)}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""Nodes and tasks in the format of Alibaba's 2023 GPU trace, the order in which tasks come; made-up ones."""
+
+import csv
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+WHERE = """\
+The trace is public: openb_node_list_gpu_node.csv and openb_pod_list_*.csv in data/csv of the repository
+hkust-adsl/kubernetes-scheduler-simulator on GitHub, of which this benchmark needs two files:
+
+  python -m benchmarks.packing --nodes openb_node_list_gpu_node.csv --pods openb_pod_list_default.csv
+
+or try `--synthetic`, a small made-up one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    name: str
+    cpu_milli: int
+    memory_mib: int
+    gpus: int
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    name: str
+    cpu_milli: int
+    memory_mib: int
+    gpus: int
+    gpu_milli: int  # of each; below 1000 a share of one GPU
+    models: tuple[str, ...]  # that will do; empty: any
+
+    @property
+    def milli(self) -> int:
+        return self.gpus * self.gpu_milli
+
+
+def machines(path: Path) -> list[Machine]:
+    return [
+        Machine(row["sn"], int(row["cpu_milli"]), int(row["memory_mib"]), int(row["gpu"]), row["model"])
+        for row in _rows(path)
+    ]
+
+
+def tasks(path: Path) -> list[Task]:
+    return [_task(row) for row in _rows(path)]
+
+
+def arrivals(tasks: Sequence[Task], milli: int, arrive: float, seed: int) -> list[Task]:
+    """The tasks shuffled, then others drawn from them, until `arrive` times `milli` of GPU are asked for.
+
+    A list that asks for more than that loses tasks at random instead.
+    """
+    dice = random.Random(seed)
+    offered = sorted(tasks, key=lambda task: task.name)
+    dice.shuffle(offered)
+    pool = list(offered)
+    limit = arrive * milli
+    asked = sum(task.milli for task in offered)
+    while asked > limit:
+        asked -= offered.pop(dice.randrange(len(offered))).milli
+    while any(task.milli for task in pool):
+        task = dice.choice(pool)
+        if asked + task.milli > limit:
+            break
+        offered.append(task)
+        asked += task.milli
+    return offered
+
+
+def synthetic(nodes: int, count: int, seed: int = 1) -> tuple[list[Machine], list[Task]]:
+    """A cluster and tasks that are a little like the trace's."""
+    dice = random.Random(seed)
+    kinds = [("A", 8, 96_000, 393_216), ("B", 2, 104_000, 524_288), ("C", 4, 32_000, 131_072)]
+    fleet = [
+        Machine(f"node-{number:05}", cpu, memory, gpus, model)
+        for number in range(nodes)
+        for model, gpus, cpu, memory in [kinds[number % len(kinds)]]
+    ]
+    wanted = [
+        (1, 1000, 8000),
+        (1, 1000, 12000),
+        (1, 810, 3000),
+        (1, 470, 8000),
+        (1, 320, 4000),
+        (1, 160, 4000),
+    ]
+    wanted += [(0, 0, 12000), (2, 1000, 16000), (4, 1000, 32000), (8, 1000, 64000)]
+    often = [20, 30, 10, 10, 5, 4, 12, 3, 2, 2]
+    made = []
+    for number in range(count):
+        gpus, milli, cpu = dice.choices(wanted, often)[0]
+        models = (dice.choice("AB"),) if gpus == 1 and dice.random() < 0.1 else ()
+        made.append(Task(f"task-{number:05}", cpu, 2 * cpu, gpus, milli, models))
+    return fleet, made
+
+
+def _task(row: dict[str, str]) -> Task:
+    gpus = int(row["num_gpu"])
+    models = tuple(sorted(model for model in row["gpu_spec"].split("|") if model)) if gpus else ()
+    milli = int(row["gpu_milli"]) if gpus else 0
+    return Task(row["name"], int(row["cpu_milli"]), int(row["memory_mib"]), gpus, milli, models)
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
