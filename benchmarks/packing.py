@@ -167,6 +167,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         write(asked.placements, runs)
     for line in report(runs, 1000 * sum(machine.gpus for machine in machines)):
         print(line)
+    return verdict(runs)
+
+
+def verdict(runs: Sequence[Run]) -> int:
+    """The exit status: 1 if a rule was broken, which is told."""
     wrong = [f"seed {each.seed}: {rule}" for each in runs for rule in each.wrong]
     for line in wrong[:SHOWN]:
         print(line, file=sys.stderr)

@@ -2,17 +2,17 @@
 
     python -m benchmarks.placing [--nodes 10000] [--instances 20000]
 
-Nodes and pending instances are made by bulk statements; then the production loop looks until all are placed. As
-a limit, the same rows are written by hand-made statements of whole arrays, in batches of the same size and
-without a decision, a guard or a lock. PostgreSQL flushes to the disk, and has the machine's cores to share with
-the scheduler.
+Nodes and pending instances are made by bulk statements; then the production loop looks until all are placed.
+As a limit, the same rows are written by hand-made statements of whole arrays, in batches of the same size and
+without a decision, a guard or a lock. PostgreSQL flushes to the disk, and shares the machine's cores with the
+scheduler.
 """
 
 import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import psycopg
@@ -26,6 +26,7 @@ from mooring.db.session import Database
 from mooring.db.signals import Signals
 from mooring.loops import scheduling
 from mooring.loops.scheduling import Scheduling
+from mooring.scheduler.model import Placement, Request
 
 GPUS = 8
 WANTED_PER_S = 800
@@ -96,14 +97,14 @@ class _Timed(Scheduling):
         self.looks += 1
         super().tick()
 
-    def _place(self, *plan) -> None:  # type: ignore[no-untyped-def]
+    def _place(self, placements: Sequence[Placement], requests: Sequence[Request]) -> None:
         began = time.perf_counter()
-        super()._place(*plan)
+        super()._place(placements, requests)
         self.commit_s += time.perf_counter() - began
 
 
 def _count(url: str, state: str) -> int:
-    return _number(url, f"SELECT count(*) FROM instances WHERE state = '{state}'")  # noqa: S608 - a constant
+    return _number(url, f"SELECT count(*) FROM instances WHERE state = '{state}'")
 
 
 def _held(url: str) -> int:
@@ -144,29 +145,32 @@ def _write(connection: psycopg.Connection, batch: list[tuple[str, str, list[str]
         "UPDATE nodes SET generation = generation + 1, revision = revision + 1 WHERE id = ANY(%s)", [nodes]
     )
     connection.execute(
-        "UPDATE instances SET state = 'scheduled', reason = NULL, version = version + 1, attempt = attempt + 1,"
-        " node_id = given.node_id, node_generation = 1, cpu_milli = 8000, memory_mib = 65536,"
-        " placed_as = %s, scheduled_at = now()"
+        "UPDATE instances SET state = 'scheduled', reason = NULL, version = version + 1,"
+        " attempt = attempt + 1, node_id = given.node_id, node_generation = 1, cpu_milli = 8000,"
+        " memory_mib = 65536, placed_as = %s, scheduled_at = now()"
         " FROM unnest(%s::text[], %s::text[]) AS given (id, node_id) WHERE instances.id = given.id",
         [placed_as, ids, nodes],
     )
     grants = [(uuid, each[0]) for each in batch for uuid in each[2]]
     connection.execute(
         "INSERT INTO allocations (gpu_uuid, instance_id, project_id, attempt, milli, from_at)"
-        " SELECT uuid, id, 'prj_bench', 1, 1000, now() FROM unnest(%s::text[], %s::text[]) AS given (uuid, id)",
+        " SELECT uuid, id, 'prj_bench', 1, 1000, now()"
+        " FROM unnest(%s::text[], %s::text[]) AS given (uuid, id)",
         [[uuid for uuid, _id in grants], [key for _uuid, key in grants]],
     )
     connection.execute(
         "INSERT INTO events (id, type, project_id, instance_id, at, data)"
-        " SELECT 'evt_' || id, 'instance.state_changed', 'prj_bench', id, now(), json_build_object('instance_id',"
-        " id, 'from', 'pending', 'to', 'scheduled', 'version', 2, 'reason', NULL) FROM unnest(%s::text[]) AS id",
+        " SELECT 'evt_' || id, 'instance.state_changed', 'prj_bench', id, now(), json_build_object("
+        "'instance_id', id, 'from', 'pending', 'to', 'scheduled', 'version', 2, 'reason', NULL)"
+        " FROM unnest(%s::text[]) AS id",
         [ids],
     )
 
 
 def _fill(url: str, nodes: int, instances: int) -> None:
     facts = {
-        "hostname": "host", "address": "10.0.0.1", "cpus": 192, "memory_mib": 2_063_000, "labels": {"zone": "a"},
+        "hostname": "host", "address": "10.0.0.1", "cpus": 192, "memory_mib": 2_063_000,
+        "labels": {"zone": "a"},
         "agent_version": "0.1.0", "docker_version": "20.10.24", "driver_version": "550.54.15",
         "cuda_version": "12.4", "swarm": None, "mps": False, "simulated_containers": False,
         "simulated_gpus": False, "overrides": [],
@@ -221,13 +225,14 @@ def _fill_instances(connection: psycopg.Connection, instances: int) -> None:
     }  # fmt: skip
     connection.execute(
         "INSERT INTO instances (id, project_id, name, labels, spec, gpu_count, gpu_milli, priority, state,"
-        " desired_state, reason, version, generation, attempt, node_generation, requeue, stop_timeout_s, endpoints,"
-        " simulated, max_duration_s, created_at, queued_at)"
+        " desired_state, reason, version, generation, attempt, node_generation, requeue, stop_timeout_s,"
+        " endpoints, simulated, max_duration_s, created_at, queued_at)"
         " SELECT 'ins_' || lpad(n::text, 8, '0'), 'prj_bench', 'job-' || n, '{}',"
         " jsonb_set(%s::jsonb, '{gpus,count}', to_jsonb(count))::json, count, count * 1000, 50, 'pending',"
         ' \'running\', \'{"code": "queued", "message": "new"}\', 1, 1, 0, 0, false, 10, \'[]\', false, 86400,'
-        " now() - interval '1 hour' + n * interval '1 millisecond', now() - interval '1 hour' + n * interval '1 millisecond'"
-        " FROM (SELECT n, (%s::int[])[1 + (n * 37) %% 100] AS count FROM generate_series(1, %s) AS n) AS asked",
+        " queued_at, queued_at FROM (SELECT n, (%s::int[])[1 + (n * 37) %% 100] AS count,"
+        " now() - interval '1 hour' + n * interval '1 millisecond' AS queued_at"
+        " FROM generate_series(1, %s) AS n) AS asked",
         [json.dumps(spec), counts, instances],
     )
 

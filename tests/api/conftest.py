@@ -15,7 +15,7 @@ import pytest
 from mooring.schemas.agent import Assignment, ObservedInstance, SyncAnswer
 from tests.conftest import DATABASES
 from tests.nodes import WireNode, seen
-from tests.service import Client, RunningService, running, settings_for
+from tests.service import Client, RunningService, assert_world_is_true, running, settings_for
 from tests.testbed.postgres import PostgresCluster
 
 
@@ -108,4 +108,5 @@ def corner(shared_service: RunningService, shared: Client) -> Iterator[Corner]:
         shared.delete(f"/v1/instances/{stray['id']}")
     made = Corner(shared_service, shared)
     yield made
+    assert_world_is_true(shared_service.plane, shared_service.service)
     made.close()

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from mooring.control import gangs
 from mooring.core.node import SwarmFacts
+from mooring.scheduler.model import Gang
 from mooring.schemas.agent import Assignment, GroupMembership, SyncAnswer
 from tests.nodes import WireNode, seen
 from tests.problems import problem
-from tests.service import Client, running, settings_for
+from tests.service import Client, RunningService, running, settings_for
 from tests.testbed.waiting import wait_until
 
 GROUPS = "/v1/instance-groups"
@@ -262,6 +264,22 @@ def test_a_group_is_stopped_and_deleted_as_a_whole(pair: Pair) -> None:
     assert pair.client.delete(path).status_code == 202
     problem(pair.client.get(path), 404, "not_found")
     problem(pair.client.delete(path), 404, "not_found")
+
+
+def test_a_group_waits_for_its_last_member_to_be_gone_before_it_is_placed_again(
+    pair: Pair, shared_service: RunningService
+) -> None:
+    group = pair.running()
+    pair.client.post(f"{GROUPS}/{group['id']}/stop")
+
+    def gang() -> Gang | None:
+        with shared_service.plane.database.read() as session:
+            return gangs.of(session, [group["id"]]).get(group["id"])
+
+    for node in pair.nodes:
+        assert gang() is None
+        node.sync()
+    assert gang() == Gang(group["id"], 2, "overlay")
 
 
 def test_a_running_group_is_gone_when_its_nodes_say_so(pair: Pair) -> None:

@@ -137,10 +137,16 @@ def test_where_one_stands_and_what_its_start_rests_on(client: Client, busy: dict
 def test_what_others_must_end_is_counted_and_not_named(
     client: Client, other: Client, busy: dict[str, Any]
 ) -> None:
+    first = client.create(name="hidden", priority=90, gpus={"count": 8}, max_duration_s=60)
     waits = other.create(name="waits", gpus={"count": 4})
     _waits(client, waits["id"])
     told = other.get(f"/v1/instances/{waits['id']}/explain")
-    assert busy["id"] not in told.text
+    assert [trace for trace in (busy["id"], first["id"], "hidden") if trace in told.text] == []
+    assert told.json()["ahead"] == [
+        {"instance_id": None, "group_id": None, "name": None, "because": "priority"}
+    ]
+    client.delete(f"/v1/instances/{first['id']}")
+    told = other.get(f"/v1/instances/{waits['id']}/explain")
     assert (told.json()["waits_for"], told.json()["waits_for_others"]) == ([], 1)
 
 

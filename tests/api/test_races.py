@@ -130,6 +130,8 @@ def test_one_plan_that_overlaps_itself_is_let_through_once(
         {"cpu_milli": 64_001},
         {"memory_mib": 524_288},
         {"grants": (Grant("GPU-of-nobody"),)},
+        {"grants": (Grant("GPU-gpu-1-0", 142, "MIG-of-nobody"),)},
+        {"grants": (Grant("GPU-gpu-1-0"), Grant("GPU-gpu-1-0", 1))},
         {"instance_id": "ins_none"},
     ],
 )
@@ -161,6 +163,18 @@ def test_cpus_and_memory_are_not_given_twice_either(
     assert _assign(service, node.id, *plans) == [one]
     assert _assign(service, node.id, _plan(two, node, cpu_milli=24_001)) == []
     assert _assign(service, node.id, _plan(two, node, cpu_milli=24_000)) == [two]
+
+
+def test_a_plan_to_share_a_card_with_another_project_is_refused(
+    service: RunningService, client: Client, node: WireNode, pending: tuple[str, str]
+) -> None:
+    one, two = pending
+    other = client.post("/v1/projects", json={"name": "other"}).json()["id"]
+    stranger = client.create(gpus={"count": 4}, project_id=other, cpus=1, memory_mib=64)["id"]
+    wait_until(lambda: client.instance(stranger)["reason"]["code"] != "queued")
+    half = (Grant(node.gpus[0].uuid, 500),)
+    plans = [_plan(instance_id, node, grants=half) for instance_id in (one, stranger, two)]
+    assert _assign(service, node.id, *plans) == [one, two]
 
 
 def test_the_database_itself_refuses_a_second_holder(

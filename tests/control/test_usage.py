@@ -28,9 +28,16 @@ class Samples:
     def after(self, seconds: float, *, gpus: int, since: datetime = NOON) -> Usage:
         self._moment += timedelta(seconds=seconds)
         running = Running(
-            "ins_1", self._project_id, tuple(Grant(f"GPU-{number}") for number in range(gpus)), 2000, 100,
-            50, False, since.timestamp(), None,
-        )  # fmt: skip
+            instance_id="ins_1",
+            project_id=self._project_id,
+            grants=tuple(Grant(f"GPU-{number}") for number in range(gpus)),
+            cpu_milli=2000,
+            memory_mib=100,
+            priority=50,
+            preemptible=False,
+            since=since.timestamp(),
+            ends_at=None,
+        )
         node = NodeView(
             "nod_1", "n", NodeState.READY, {}, 8000, 1000, 0, 0, (), running=(running,) if gpus else ()
         )

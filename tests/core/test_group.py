@@ -37,6 +37,8 @@ def test_it_follows_from_those_of_its_members(members: str, desired: DesiredStat
     assert group_state([State(each) for each in members.split()], desired, failed=False) == GroupState(state)
 
 
-@pytest.mark.parametrize(("members", "state"), [("stopping failed", "stopping"), ("stopped failed", "failed")])
+@pytest.mark.parametrize(
+    ("members", "state"), [("stopping failed", "stopping"), ("stopped failed", "failed")]
+)
 def test_a_failure_of_one_is_the_group_s_once_it_was_taken_for_it(members: str, state: str) -> None:
     assert group_state([State(each) for each in members.split()], STOPPED, failed=True) == GroupState(state)

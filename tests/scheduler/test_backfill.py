@@ -153,7 +153,7 @@ def test_the_longest_duration_with_which_it_would_start_now() -> None:
     assert max_duration_now(snapshot, "head") is None
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(snapshots())
 def test_those_behind_change_nothing_for_those_ahead(snapshot: Snapshot) -> None:
     """Backfilled or not: whoever comes later in the queue might as well not be there."""
@@ -169,7 +169,7 @@ def test_those_behind_change_nothing_for_those_ahead(snapshot: Snapshot) -> None
     event(f"forecasts: {bool(without.forecasts)}")
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(snapshots())
 def test_whoever_was_promised_a_moment_fits_then(snapshot: Snapshot) -> None:
     """Counted anew in the world with all placements: when what was to end has ended, there is room."""

@@ -165,7 +165,7 @@ def test_an_owner_takes_back_enough_for_a_whole_gang() -> None:
     assert not schedule(less).evictions
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(snapshots())
 def test_never_a_part_of_a_gang(snapshot: Snapshot) -> None:
     plan = schedule(snapshot)

@@ -157,7 +157,7 @@ def test_what_is_placed_beyond_a_guarantee_is_marked() -> None:
 # ---- properties
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(snapshots())
 def test_nobody_gives_way_for_nothing(snapshot: Snapshot) -> None:
     plan = schedule(snapshot)
@@ -201,7 +201,7 @@ def _assert_needed(snapshot: Snapshot, plan: Plan, unit: Request) -> None:
         assert not fits(rebuilt(where, left), unit, snapshot.at)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=75)
 @given(snapshots(requests_at_most=1))
 def test_no_fewer_would_do_anywhere(snapshot: Snapshot) -> None:
     """By brute force over all nodes, for one that waits alone."""
@@ -236,7 +236,7 @@ def _volunteers(snapshot: Snapshot, where: NodeView, unit: Request) -> list[Runn
     ]
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(snapshots())
 def test_what_is_evicted_for_one_is_given_to_it(snapshot: Snapshot) -> None:
     """The next look, with the victims stopping, evicts nobody else for it; when they have gone, it starts."""

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 SNAPSHOTS = snapshots()
 # Other work on the machine makes single examples slow.
-property_of = settings(deadline=None)
+property_of = settings(deadline=None, max_examples=50)
 
 
 @property_of
@@ -146,7 +146,7 @@ def _shuffle(items: Sequence[T], random: Random) -> list[T]:
     return random.sample(items, len(items))
 
 
-@property_of
+@settings(deadline=None, max_examples=25)
 @given(st.lists(SNAPSHOTS, min_size=2, max_size=3), st.randoms(use_true_random=False))
 def test_a_warm_memory_changes_nothing(worlds: list[Snapshot], random: Random) -> None:
     memory = Memory()

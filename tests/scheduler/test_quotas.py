@@ -94,7 +94,7 @@ def _after(snapshot: Snapshot, placements: tuple[Placement, ...]) -> dict[str, N
     return after(snapshot, Plan(placements, ())).nodes
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(SNAPSHOTS)
 def test_no_plan_goes_beyond_a_quota(snapshot: Snapshot) -> None:
     plan = schedule(snapshot)
@@ -105,7 +105,7 @@ def test_no_plan_goes_beyond_a_quota(snapshot: Snapshot) -> None:
             assert held[project][name] <= limit
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(SNAPSHOTS)
 def test_what_is_held_and_promised_stays_within_a_quota_that_it_was_within(snapshot: Snapshot) -> None:
     after = _quotas_after(snapshot, schedule(snapshot))
@@ -115,7 +115,7 @@ def test_what_is_held_and_promised_stays_within_a_quota_that_it_was_within(snaps
                 assert after[project].placed[name] + after[project].waiting[name] <= limit
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(SNAPSHOTS)
 def test_no_gpu_is_given_once_the_hours_are_spent(snapshot: Snapshot) -> None:
     spent = {project for project, quota in snapshot.quotas.items() if quota.spent}
@@ -130,7 +130,7 @@ def test_no_gpu_is_given_once_the_hours_are_spent(snapshot: Snapshot) -> None:
             assert waiting.over == SPENT
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(SNAPSHOTS)
 def test_one_run_decides_as_one_by_one_would(snapshot: Snapshot) -> None:
     placements: list[Placement] = []
@@ -160,7 +160,7 @@ def _counted(snapshot: Snapshot, placements: tuple[Placement, ...], waits: list[
     return counted
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(SNAPSHOTS)
 def test_what_is_unplaced_fits_nowhere_and_the_quota_is_told_where_it_decides(snapshot: Snapshot) -> None:
     plan = schedule(snapshot)
@@ -181,7 +181,7 @@ def test_what_is_unplaced_fits_nowhere_and_the_quota_is_told_where_it_decides(sn
             assert not any(fits(node, unlimited, AT) for node in world)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(SNAPSHOTS)
 def test_a_second_run_finds_nothing_more(snapshot: Snapshot) -> None:
     plan = schedule(snapshot)
@@ -195,14 +195,14 @@ def test_a_second_run_finds_nothing_more(snapshot: Snapshot) -> None:
     }
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(SNAPSHOTS, st.randoms(use_true_random=False))
 def test_the_order_of_the_input_does_not_matter(snapshot: Snapshot, random: Random) -> None:
     shuffled = replace(_shuffled(snapshot, random), quotas=snapshot.quotas)
     assert schedule(shuffled) == schedule(snapshot)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(nodes(), requests(), st.sampled_from("ab"))
 def test_a_quota_that_is_wide_enough_changes_nothing(
     world: tuple[NodeView, ...], asked: tuple[Request, ...], project: str

@@ -57,7 +57,7 @@ def test_cards_of_several_nodes_are_of_as_few_as_can_be() -> None:
 
 def test_cards_are_well_connected() -> None:
     quads = node("n1", gpus("Tesla V100-SXM2-32GB", 8, lanes=cube_mesh))
-    found = chosen([quads], asked(4))
+    found = chosen([quads], asked(4)) or []
     assert found in ([f"GPU-n1-{place}" for place in quad] for quad in (range(4), range(4, 8)))
 
 

@@ -6,15 +6,20 @@ from typing import Any
 import pytest
 
 from mooring.core.node import NodeState
-from mooring.scheduler.model import NodeView, Request, Snapshot
+from mooring.scheduler.demand import potential_for
+from mooring.scheduler.model import GpuView, Grant, Hold, MigView, NodeView, Request, Snapshot
 from mooring.scheduler.schedule import place_one, schedule
 from mooring.scheduler.search import key, shape
-from tests.scheduler.worlds import A10, AT, H100, T4, V100, gpus, h100s, node, pairs, request
+from mooring.scheduler.shapes import Shape
+from tests.scheduler.worlds import A10, AT, H100, T4, gpus, h100s, node, pairs, request
+
+# As if instances of one, two, four and eight GPUs were asked for equally often, with their part of the CPUs.
+ALL_SIZES = potential_for({Shape(count, 1000, None, None): 1.0 for count in (1, 2, 4, 8)})
 
 
 def _went(nodes: list[NodeView], asked: Request) -> str | None:
-    placed = place_one(nodes, asked, AT)
-    return placed.node_id if placed else None
+    plan = schedule(Snapshot(tuple(nodes), (asked,), potential=ALL_SIZES))
+    return plan.placements[0].node_id if plan.placements else None
 
 
 def _plan(nodes: list[NodeView], *asked: Request) -> dict[str, str]:
@@ -55,37 +60,18 @@ def test_fair_shares_fill_a_node_exactly() -> None:
 
 WHERE: list[tuple[str, list[NodeView], Request, str | None]] = [
     ("exact fit", [h100s("n1"), h100s("n2", in_use=6), h100s("n3", in_use=5)], request(2), "n2"),
-    ("fewest left", [h100s("n1", 2), h100s("n2", 4), h100s("n3", 7)], request(3), "n2"),
+    ("no eight is broken up", [h100s("n1"), h100s("n2", 3), h100s("n3")], request(1), "n2"),
+    ("no four is broken up", [h100s("n1", 4), h100s("n2", 3), h100s("n3", 4)], request(1), "n2"),
     (
-        "GPUs before CPUs",
-        [h100s("n1", in_use=4, cpu_milli_free=1000), h100s("n2", in_use=6)],
-        request(1),
+        "CPUs stay beside free GPUs",
+        [h100s("n1"), node("n2"), h100s("n3")],
+        request(0, cpu_milli=16_000),
         "n2",
     ),
     (
-        "CPUs and memory break a tie of GPUs",
-        [h100s("n1"), h100s("n2", cpu_milli_free=8000)],
-        request(1),
-        "n2",
-    ),
-    (
-        "the small card, though CPUs are tighter beside the large one",
-        [node("n1", gpus(H100, 2), cpu_milli_free=1000), node("n2", gpus(A10, 2))],
-        request(1),
-        "n2",
-    ),
-    (
-        "the smallest that suffices",
-        [node("n1", gpus(T4, 2)), node("n2", gpus(H100, 2)), node("n3", gpus(V100, 2))],
-        request(1, gpu_min_memory_mib=20_480),
-        "n3",
-    ),
-    ("ids break ties", [h100s("n2"), h100s("n1"), h100s("n3")], request(1), "n1"),
-    ("no GPU, no GPU node", [h100s("n1", in_use=8, cpu_milli_free=2000), node("n2")], request(0), "n2"),
-    (
-        "no GPU, where GPUs are busiest",
-        [h100s("n1"), h100s("n2", in_use=7), h100s("n3", in_use=6, cpu_milli_free=1000)],
-        request(0),
+        "CPUs of busy GPUs are no loss",
+        [h100s("n1"), h100s("n2", in_use=8), h100s("n3")],
+        request(0, cpu_milli=16_000),
         "n2",
     ),
     ("not the cordoned one", [h100s("n1", state=NodeState.CORDONED), h100s("n2")], request(1), "n2"),
@@ -101,10 +87,66 @@ def test_where(nodes: list[NodeView], asked: Request, expected: str | None) -> N
     assert _went(nodes, asked) == expected
 
 
-def test_of_two_models_the_exact_fit() -> None:
-    placed = place_one([node(cards=gpus([T4, T4, T4, H100, H100]))], request(2), AT)
+def test_of_equal_nodes_the_same_one_is_taken_in_whatever_order_they_come() -> None:
+    world = [h100s(f"n{place}") for place in range(6)]
+    assert len({_went(world[place:] + world[:place], request(1)) for place in range(6)}) == 1
+
+
+def test_the_preferred_model_wherever_it_is() -> None:
+    world = [node("n1", gpus(A10, 1, on="n1")), h100s("n2"), h100s("n3", 8)]
+    assert _went(world, request(1, gpu_models=("H100", "A10"))) == "n2"
+    assert _went(world, request(1, gpu_models=("A10", "H100"))) == "n1"
+    assert _went([world[0], world[2]], request(1, gpu_models=("H100", "A10"))) == "n1"
+
+
+def test_cards_that_are_held_for_the_project_come_first() -> None:
+    held = node("n1", gpus(H100, 4, on="n1"))
+    mine = Hold("r1", "p", -10.0, 10.0)
+    cards = tuple(replace(gpu, holds=(mine,)) if gpu.index > 1 else gpu for gpu in held.gpus)
+    world = [replace(held, gpus=cards), h100s("n2", 7)]
+    plan = schedule(Snapshot(tuple(world), (request(2, project_id="p"), request(1, instance_id="i2"))))
+    given = {each.instance_id: each.gpu_uuids for each in plan.placements}
+    assert given["i1"] == ("GPU-n1-2", "GPU-n1-3")
+
+
+def test_the_links_of_those_given_are_judged() -> None:
+    cards = gpus(H100, 4, lanes=pairs)
+    assert [_score(cards, 2), _score(gpus(H100, 4, lanes=pairs, in_use=(0, 3)), 2)] == [1.0, 0.0]
+    assert _score(gpus(H100, 4), 2) == 1.0  # no set is connected, so none is better
+    assert _score(cards, 1) is None
+
+
+def _score(cards: tuple[GpuView, ...], count: int) -> float | None:
+    placed = place_one([node(cards=cards)], request(count), AT)
     assert placed is not None
-    assert placed.gpu_uuids == ("GPU-n1-3", "GPU-n1-4")
+    return placed.link_score
+
+
+def test_a_share_goes_on_the_card_that_is_shared_already() -> None:
+    first, second = gpus(H100, 2)
+    world = node(cards=(first, replace(second, milli_free=500, project_id="p")))
+    placed = place_one([world], request(1, gpu_milli=250, project_id="p"), AT)
+    assert placed is not None
+    assert placed.grants == (Grant(second.uuid, 250),)
+    of_another = place_one([world], request(1, gpu_milli=250, project_id="q"), AT)
+    assert of_another is not None
+    assert of_another.grants == (Grant(first.uuid, 250),)
+
+
+def test_mig_devices_come_from_the_card_with_the_fewest() -> None:
+    first, second = (
+        replace(
+            gpu,
+            mig_enabled=True,
+            mig=tuple(MigView(f"{gpu.uuid}-{part}", "1g.10gb", free=part < free) for part in range(3)),
+        )
+        for gpu, free in zip(gpus(H100, 2), (3, 1), strict=True)
+    )
+    asked = request(2, mig_profile="1g.10gb", gpu_milli=142)
+    placed = place_one([node(cards=(first, second))], asked, AT)
+    assert placed is not None
+    assert [grant.mig_uuid for grant in placed.grants] == [f"{second.uuid}-0", f"{first.uuid}-0"]
+    assert place_one([node(cards=(first, second))], replace(asked, gpu_count=5), AT) is None
 
 
 def test_singles_do_not_break_pairs() -> None:

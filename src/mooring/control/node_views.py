@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import lru_cache
 from itertools import islice
-from math import ceil
 from typing import Any
 
 from sqlalchemy import ColumnElement, Row, Text, cast, select
@@ -84,10 +83,10 @@ class NodeViews:
 
     def _longest_unread(self) -> list[str]:
         """So many that all have had their turn when the time is over."""
-        moment = self._clock()
-        part = min(1.0, (moment - self._healed_at) / HEALED_WITHIN_S)
-        self._healed_at = moment
-        return list(islice(self._kept, ceil(part * len(self._kept))))
+        each_s = HEALED_WITHIN_S / max(1, len(self._kept))
+        due = int((self._clock() - self._healed_at) / each_s)
+        self._healed_at += due * each_s
+        return list(islice(self._kept, due))
 
     def _read(self, session: Session, node_ids: Collection[str], revisions: Mapping[str, int]) -> None:
         most = len(node_ids) * 2 > len(revisions)

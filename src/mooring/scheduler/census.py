@@ -91,7 +91,8 @@ class Survey:
         return best, left[np.isin(self.group[left], having)]
 
     def first_name(self, nodes: Ints) -> str:
-        return min((node.name, node.id) for index in nodes.tolist() if (node := self.nodes[index]))[0]
+        named = (self.node(index) for index in nodes.tolist())
+        return min((node.name, node.id) for node in named)[0]
 
 
 class Census:

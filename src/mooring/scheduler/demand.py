@@ -15,11 +15,11 @@ _RENEWED = 0.2
 _FIRST = 25
 _OTHER = 0.05
 # Memory is bounded by the shapes that are told apart, and the time for a picture by those it is made of.
-_MAX_KNOWN = 2048
+MAX_KNOWN = 512
 _MAX_TARGETS = 48
 
 # What the two kinds of waste that are counted by target weigh, each; the third, by prices, weighs 1.
-BY_TARGET = 0.2
+BY_TARGET = 0.1
 # A target's weight falls with the square of its size: what is small can use what nothing else can, and only
 # what not even that can use is lost for good.
 BY_SIZE = -2.0
@@ -45,12 +45,21 @@ class Demand:
         """By what was asked for until the picture was drawn."""
         return self._potential
 
+    @property
+    def known(self) -> int:
+        """How many shapes are told apart."""
+        return len(self._counts) + len(self._next)
+
+    def count(self, shape: Shape) -> float:
+        """How often it was asked for, faded; what came after the last comparison is left out."""
+        return self._counts.get(target_of(shape), 0.0)
+
     def offer(self, shape: Shape) -> bool:
         """One more is asked for. True: there is a new `potential`."""
         target = target_of(shape)
         self._next[target] = self._next.get(target, 0) + 1
         self._new += 1
-        if self._new < max(_FIRST, _RENEWED * self._total) and len(self._next) < _MAX_KNOWN:
+        if self._new < max(_FIRST, _RENEWED * self._total) and len(self._next) < MAX_KNOWN:
             return False
         self._count()
         parts = {shape: count / self._total for shape, count in self._counts.items()}
@@ -66,14 +75,14 @@ class Demand:
         counts = {shape: count * fading for shape, count in self._counts.items()}
         for shape, count in self._next.items():
             counts[shape] = counts.get(shape, 0.0) + count
-        self._counts = dict(_most_asked(counts, _MAX_KNOWN))
+        self._counts = dict(_most_asked(counts, MAX_KNOWN))
         self._total = sum(self._counts.values())
         self._next, self._new = {}, 0
 
 
 def potential_for(counts: Mapping[Shape, float]) -> Potential:
     """The waste of states if requests come as they were counted. Counts of nothing: no state is wasteful."""
-    known = _most_asked(counts, _MAX_KNOWN)
+    known = _most_asked(counts, MAX_KNOWN)
     targets = [
         Target(shape, BY_TARGET * weight, BY_TARGET * weight)
         for shape, weight in _most_asked(_weights(known), _MAX_TARGETS)

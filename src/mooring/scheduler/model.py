@@ -10,6 +10,7 @@ from math import inf
 from typing import Literal
 
 from mooring.core.node import NodeState
+from mooring.scheduler.potential import Potential
 
 WHOLE = 1000
 
@@ -213,6 +214,7 @@ class Snapshot:
     projects: Mapping[str, Project] = field(default_factory=dict)
     now: float = 0.0
     policy: Policy = Policy()
+    potential: Potential | None = None  # what waste of GPUs is judged by; null: nothing was learnt yet
 
     @property
     def at(self) -> Moment:

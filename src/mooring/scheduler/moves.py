@@ -77,55 +77,54 @@ class Moves:
     def _learn(self, numbers: Ints) -> None:
         states = self._table.states(numbers)
         self._scores[numbers] = NO_FIT
-        rows = np.flatnonzero(states.cpu_milli >= self._cpu[states.kinds])
-        if not len(rows):
-            return
-        origins, rests, positions = self._alternatives(states.rows(rows))
+        origins, rests, positions = self._alternatives(states)
         if not len(origins):
             return
-        origins = rows[origins]
-        kinds = [kind.value for kind in self._table.kinds]
-        needed = self._cpu[states.kinds[origins]]
-        after = States(states.kinds[origins], states.cpu_milli[origins] - needed, rests)
-        waste = self._potential.of(states.joined(after), kinds)
+        kinds = states.kinds[origins]
+        after = States(kinds, states.cpu_milli[origins] - self._cpu[kinds], rests)
+        waste = self._potential.of(states.joined(after), self._table.classes)
         scores = score(waste[origins] - waste[len(states) :])
         # The first alternative of equals stays: write in descending order of preference, the best last.
-        order = np.lexsort((-np.arange(len(scores)), scores))
-        self._scores[numbers[origins[order]]] = scores[order]
-        self._positions[numbers[origins[order]]] = positions[order]
+        order = np.argsort(scores[::-1], kind="stable")
+        order = len(scores) - 1 - order
+        chosen = numbers[origins[order]]
+        self._scores[chosen] = scores[order]
+        self._positions[chosen] = positions[order]
 
     def _alternatives(self, states: States) -> tuple[Ints, Ints, Ints]:
         """Each way to give the GPUs: the row it is of, the rests after it, and the position or group."""
         shape = self._shape
+        enough_cpu = states.cpu_milli >= self._cpu[states.kinds]
         rests = np.abs(states.rests)
         if not shape.gpus:
-            return np.arange(len(states)), rests, np.zeros(len(states), np.int64)
-        usable = self._usable(states)
+            origins = np.flatnonzero(enough_cpu)
+            return origins, rests[origins], np.zeros(len(origins), np.int64)
+        usable = self._usable(states) & enough_cpu[:, None]
         groups = self._groups[states.kinds]
         if shape.share:
             # Within a model rests are sorted: of equal ones the first stands for all.
-            usable[:, 1:] &= ~(
-                usable[:, :-1]
-                & (states.rests[:, 1:] == states.rests[:, :-1])
-                & (groups[:, 1:] == groups[:, :-1])
-            )
+            same = (states.rests[:, 1:] == states.rests[:, :-1]) & (groups[:, 1:] == groups[:, :-1])
+            usable[:, 1:] &= ~(same & usable[:, :-1])
             origins, positions = np.nonzero(usable)
             after = rests[origins]
             after[np.arange(len(origins)), positions] -= shape.gpu_milli
             return origins, after, positions
-        found = [self._whole(rests, usable & (groups == group), group) for group in range(groups.max() + 1)]
+        most = int(groups.max())
+        if most == 0:
+            return self._whole(rests, usable, 0)
+        found = [self._whole(rests, usable & (groups == group), group) for group in range(most + 1)]
         origins, after, which = (np.concatenate(parts) for parts in zip(*found, strict=True))
-        order = np.argsort(origins, kind="stable")
-        return origins[order], after[order], which[order]
+        return origins, after, which
 
     def _whole(self, rests: Ints, usable: Bools, group: int) -> tuple[Ints, Ints, Ints]:
-        origins = np.flatnonzero(usable.sum(axis=1) >= self._shape.gpus)
-        given = usable[origins] & (usable[origins].cumsum(axis=1) <= self._shape.gpus)
-        return origins, np.where(given, 0, rests[origins]), np.full(len(origins), group)
+        """The first whole GPUs of a model, of which all are alike."""
+        given = usable & (usable.cumsum(axis=1) <= self._shape.gpus)
+        origins = np.flatnonzero(given.sum(axis=1) == self._shape.gpus)
+        return origins, np.where(given[origins], 0, rests[origins]), np.full(len(origins), group)
 
     def _usable(self, states: States) -> Bools:
-        """GPUs that are open, of a model that will do, and have enough left; there is one at least."""
-        least = max(1, self._shape.gpu_milli if self._shape.share else WHOLE)
+        """GPUs that are open, of a model that will do, and have enough left."""
+        least = self._shape.gpu_milli if self._shape.share else WHOLE
         usable: Bools = (states.rests >= least) & self._allowed[states.kinds]
         return usable
 

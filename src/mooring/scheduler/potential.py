@@ -48,7 +48,8 @@ class Potential:
         with_gpus = [target for target in targets if target.shape.gpus]
         self._shapes = [target.shape for target in with_gpus]
         self._gpus = np.array([shape.gpus for shape in self._shapes], np.int64)[:, None]
-        self._milli = np.array([shape.gpu_milli for shape in self._shapes], np.int64)[:, None]
+        self._several = any(shape.gpus > 1 for shape in self._shapes)
+        self._amount = np.array([shape.gpus * shape.gpu_milli for shape in self._shapes], np.int64)[:, None]
         self._stranded = np.array([_units(target.stranded) for target in with_gpus], np.int64)
         self._unfilled = np.array([_units(target.unfilled) for target in with_gpus], np.int64)
         # For what asks for no GPU every free one is stranded, always.
@@ -75,18 +76,20 @@ class Potential:
     def _of(self, states: States) -> Ints:
         rests = np.abs(states.rests)
         total = rests.sum(axis=1)
-        waste: Ints = self._lost[rests].sum(axis=1) + self._always * total
+        waste: Ints = self._lost.take(rests).sum(axis=1) + self._always * total
         if self._shapes:
-            copies = self._copies[:, rests].sum(axis=2)[self._size] // self._gpus
-            copies = np.minimum(copies, self._by_cpu(states)) * self._hosts[:, states.kinds]
-            small = self._small[:, rests].sum(axis=2)[self._size]
+            copies = self._copies.take(rests, axis=1).sum(axis=2).take(self._size, axis=0)
+            if self._several:
+                copies //= self._gpus
+            copies = np.minimum(copies, self._by_cpu(states)) * self._hosts.take(states.kinds, axis=1)
+            small = self._small.take(rests, axis=1).sum(axis=2).take(self._size, axis=0)
             waste += self._stranded @ np.where(copies > 0, small, total)
-            waste += self._unfilled @ (total - copies * self._gpus * self._milli)
+            waste += self._unfilled @ (total - copies * self._amount)
         return waste
 
     def _by_cpu(self, states: States) -> Ints:
         """How many of each target the free CPUs of each state are enough for."""
-        needed = self._cpu[:, states.kinds]
+        needed = self._cpu.take(states.kinds, axis=1)
         by_cpu = np.maximum(0, states.cpu_milli) // np.maximum(1, needed)
         return np.where(needed > 0, by_cpu, _PLENTY)
 

@@ -48,6 +48,7 @@ class Look:
     def __init__(self, snapshot: Snapshot, memory: Memory) -> None:
         memory.look(snapshot.nodes)
         world = memory.world
+        world.judge_by(snapshot.potential)
         self._snapshot = snapshot
         self._at = snapshot.at
         self._census = memory.census

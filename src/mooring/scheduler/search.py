@@ -5,7 +5,7 @@ are not held by a reservation) is asked of the node that it names, and the next 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,6 +73,15 @@ def find(
         return None
     search = _Search(world, request, at, among, allowed)
     return search.in_own_reservation() or search.best()
+
+
+def asked_of_fleet(world: World, request: Request) -> Shape:
+    """What the request asks for as the fleet knows it, whatever its project may have."""
+    unlimited = replace(request, quota=None)
+    search = _Search(world, unlimited, Moment(0.0), None, None)
+    models: frozenset[str] = frozenset().union(*search.tiers())
+    everything = {place.key for kind in world.kinds for place in kind.places}
+    return search.fleet_shape(frozenset() if models == everything else models)
 
 
 def best_nodes(world: World, request: Request, count: int) -> list[int]:
@@ -213,13 +222,21 @@ class _Search:
                 return found
             refused.append(best.node)
 
+    def fleet_shape(self, keys: frozenset[str]) -> Shape:
+        request = self._request
+        whole = request.mig_profile is not None or request.gpu_milli == WHOLE
+        return Shape(
+            request.gpu_count,
+            WHOLE if whole else request.gpu_milli,
+            *fixed(request),
+            keys,
+            "" if whole else request.project_id,
+        )
+
     def variants(self, keys: frozenset[str]) -> list[tuple[Shape, Mask | None]]:
         """The request as the fleet knows it. A share of CPUs beside MIG devices it does not know itself."""
-        request = self._request
-        cpu_milli, memory_mib = fixed(request)
-        owner = request.project_id if request.gpu_milli < WHOLE and request.mig_profile is None else ""
-        milli = WHOLE if request.mig_profile is not None else request.gpu_milli
-        plain = Shape(request.gpu_count, milli, cpu_milli, memory_mib, keys, owner)
+        plain = self.fleet_shape(keys)
+        cpu_milli, memory_mib = plain.cpu_milli, plain.memory_mib
         odd = [number for number, kind in enumerate(self._world.kinds) if not kind.plain]
         if not odd or (cpu_milli is not None and memory_mib is not None):
             return [(plain, self._within_shares())]
@@ -232,7 +249,7 @@ class _Search:
             by_needs.setdefault(self._needs_of(number), []).append(number)
         for taken, numbers in sorted(by_needs.items()):
             mask = _both(np.isin(of_kind, numbers), self._within_shares())
-            variants.append((Shape(request.gpu_count, milli, *taken, keys, owner), mask))
+            variants.append((replace(plain, cpu_milli=taken[0], memory_mib=taken[1]), mask))
         return variants
 
     def _needs_of(self, number: int) -> tuple[int, int]:

@@ -63,6 +63,7 @@ class StateTable:
 
     def __init__(self) -> None:
         self.kinds: list[Kind] = []
+        self.classes: list[NodeClass] = []  # of each kind
         self.width = 1  # columns of `rests`: the most GPUs on a node
         self._kind_numbers: dict[NodeClass, int] = {}
         self._numbers: dict[Key, int] = {}
@@ -83,6 +84,7 @@ class StateTable:
         if number is None:
             number = self._kind_numbers[value] = len(self.kinds)
             self.kinds.append(Kind(value))
+            self.classes.append(value)
             self._widen(len(value.models))
         return number
 

@@ -68,19 +68,21 @@ class Stock:
         """Take (-1) or give back (+1) what a request has there.
 
         Raises:
-            ValueError: more than there is, or somebody else's; nothing has changed then.
+            ValueError: more than there is, or was taken, or somebody else's; nothing has changed then.
         """
         kind = self.table.kinds[self._kinds[index]].value
         cpu_milli, memory_mib = (sign * amount for amount in shape.takes(kind))
         rests, owners = list(self._rests[index]), list(self._owners[index])
         for place in gpus:
-            if shape.share and owners[place] not in {"", shape.owner}:
+            if sign < 0 and shape.share and owners[place] not in {"", shape.owner}:
                 raise ValueError(f"GPU {place} of {self.ids[index]} is shared out to somebody else")
             rests[place] += sign * shape.gpu_milli
-            owners[place] = shape.owner if shape.share and 0 <= rests[place] < WHOLE else ""
+            owners[place] = (owners[place] or shape.owner) if shape.share and rests[place] < WHOLE else ""
         cpu_left, memory_left = self._cpu[index] + cpu_milli, int(self.memory[index]) + memory_mib
         if sign < 0 and min(cpu_left, memory_left, *rests) < 0:
             raise ValueError(f"{self.ids[index]} has not that much left")
+        if max(rests, default=0) > WHOLE:
+            raise ValueError(f"more is given back than was taken of {self.ids[index]}")
         self._cpu[index], self.memory[index] = cpu_left, memory_left
         self._rests[index], self._owners[index] = rests, owners
         self._changed(index)

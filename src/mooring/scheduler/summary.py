@@ -91,8 +91,9 @@ def _gpus_too_small(case: _Case) -> str:
         )
 
     amount, there = case.survey.most(largest)
+    best = case.survey.first_name(there)
     name = f"{words.models(case.request)}{words.at_least(case.request)}"
-    return f"{case.no_node_in_any_state} has any {name} (largest: {words.memory(amount)} on {case.survey.first_name(there)})"
+    return f"{case.no_node_in_any_state} has any {name} (largest: {words.memory(amount)} on {best})"
 
 
 def _not_capable(case: _Case) -> str:

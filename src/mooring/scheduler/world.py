@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mooring.core.node import NodeState
+from mooring.scheduler.demand import Demand
 from mooring.scheduler.fleet import Fleet
 from mooring.scheduler.kinds import Ask, Kind, Suitable, ask_of, fleet_node, kind_of, suitable, units
 from mooring.scheduler.model import NodeView, Request, Running
@@ -22,6 +23,7 @@ from mooring.scheduler.shapes import NodeClass
 
 Mask = NDArray[np.bool_]
 Ints = NDArray[np.int64]
+_AT_FIRST = Demand().potential
 Numbers = TypeVar("Numbers", Ints, Mask)
 
 
@@ -42,8 +44,9 @@ class Held:
 class World:
     """All nodes by their index in the fleet, which is never used again for another."""
 
-    def __init__(self, potential: Potential | None = None) -> None:
-        self.fleet = Fleet((), potential)
+    def __init__(self) -> None:
+        self._potential = _AT_FIRST
+        self.fleet = Fleet((), self._potential)
         self.nodes: list[NodeView | None] = []  # null: it is no longer there
         self.kinds: list[Kind] = []
         self._kind_of: Ints = np.zeros(0, np.int64)  # by node, and room for more
@@ -76,6 +79,13 @@ class World:
         return len(self.nodes) > 2 * nodes + 64 or len(self.changes) > 100_000 + 10 * nodes
 
     # ---- from look to look
+
+    def judge_by(self, potential: Potential | None) -> None:
+        """What waste is judged by from now on; None: nothing was learnt yet."""
+        potential = potential or _AT_FIRST
+        if potential is not self._potential:
+            self._potential = potential
+            self.fleet.reprice(potential)
 
     def look(self, nodes: Sequence[NodeView]) -> None:
         """These are the nodes now."""

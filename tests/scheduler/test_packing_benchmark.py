@@ -1,0 +1,109 @@
+"""The packing benchmark on a made-up trace: what it prints and writes, and that its checks find mistakes."""
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from benchmarks import decisions, packing, trace
+from benchmarks.packing_checks import Placed, broken_rules
+from benchmarks.trace import Machine, Task
+
+MACHINES = [Machine("a", 8000, 16_000, 2, "A"), Machine("b", 8000, 16_000, 1, "B")]
+WHOLE = Task("whole", 4000, 8000, 1, 1000, ())
+SHARE = Task("share", 1000, 1000, 1, 600, ("A",))
+
+
+def wrong(offered: list[Task], placed: list[Placed]) -> list[str]:
+    return list(broken_rules(MACHINES, offered, placed))
+
+
+class TestChecks:
+    def test_all_is_well(self) -> None:
+        assert not wrong([WHOLE, SHARE, WHOLE], [Placed("a", (0,)), Placed("a", (1,)), Placed("b", (0,))])
+
+    @pytest.mark.parametrize(
+        ("offered", "placed", "what"),
+        [
+            ([SHARE, SHARE], [Placed("a", (0,)), Placed("a", (0,))], "more than a had"),
+            ([SHARE], [Placed("b", (0,))], "wanted ('A',) and got B"),
+            ([WHOLE], [Placed("", ())], "was dropped and fits a"),
+            ([replace(WHOLE, gpus=2)], [Placed("a", (0, 0))], "wanted 2 GPUs"),
+            ([WHOLE], [Placed("b", (1,))], "wanted 1 GPUs"),
+            ([replace(WHOLE, cpu_milli=9000)], [Placed("a", (0,))], "more than a had"),
+            ([replace(WHOLE, memory_mib=17_000)], [Placed("a", (0,))], "more than a had"),
+        ],
+    )
+    def test_a_mistake_is_found(self, offered: list[Task], placed: list[Placed], what: str) -> None:
+        (found,) = wrong(offered, placed)
+        assert what in found
+
+    def test_a_task_without_gpus_that_fits_is_not_dropped(self) -> None:
+        assert wrong([Task("cpu", 8000, 1, 0, 0, ())], [Placed("", ())])
+        assert not wrong([Task("cpu", 8001, 1, 0, 0, ())], [Placed("", ())])
+
+
+class TestProtocol:
+    def test_every_task_comes_once_and_then_some_again(self) -> None:
+        machines, tasks = trace.synthetic(nodes=30, count=100)
+        milli = 1000 * sum(machine.gpus for machine in machines)
+        offered = trace.arrivals(tasks, milli, 1.3, 42)
+        assert sorted(task.name for task in offered[:100]) == sorted(task.name for task in tasks)
+        asked = sum(task.milli for task in offered)
+        assert 1.3 * milli - 8000 <= asked <= 1.3 * milli
+        assert offered == trace.arrivals(list(reversed(tasks)), milli, 1.3, 42)
+        assert offered != trace.arrivals(tasks, milli, 1.3, 43)
+
+    def test_a_list_that_asks_for_too_much_loses_tasks(self) -> None:
+        _machines, tasks = trace.synthetic(nodes=1, count=100)
+        offered = trace.arrivals(tasks, 10_000, 1.3, 42)
+        assert sum(task.milli for task in offered) <= 13_000
+        assert {task.name for task in offered} <= {task.name for task in tasks}
+
+
+def test_the_command_prints_means_and_writes_what_it_did(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("one.csv", "two.csv"):
+        asked = ["--synthetic", "--seeds", "42..43", "--placements", str(tmp_path / name)]
+        assert packing.main(asked) == 0
+    told = capsys.readouterr().out
+    assert "rules broken: 0" in told
+    assert "130" in told
+    assert (tmp_path / "one.csv").read_text() == (tmp_path / "two.csv").read_text()
+    with (tmp_path / "one.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["seed"] for row in rows} == {"42", "43"}
+    assert [row["offer"] for row in rows if row["seed"] == "43"][:2] == ["0", "1"]
+    _machines, tasks = trace.synthetic(nodes=60, count=400)
+    gpus = {task.name: task.gpus for task in tasks}
+    assert all(
+        not row["node"] or len(row["gpu_indices"].split("-")) == max(1, gpus[row["pod"]]) for row in rows
+    )
+
+
+@pytest.mark.parametrize("policy", ["fgd", "best-fit", "random"])
+def test_peers_keep_the_same_rules(policy: str) -> None:
+    machines, tasks = trace.synthetic(nodes=20, count=100)
+    ran = packing.run(policy, machines, tasks, 1.3, 42)
+    assert not ran.wrong
+    assert any(not placed.node for placed in ran.placed)
+
+
+def test_a_rule_that_is_broken_is_the_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
+    rule = "offer 0 (whole) was dropped and fits a"
+    assert packing.verdict([packing.Run(42, [WHOLE], [Placed("", ())], [0.001], [rule])]) == 1
+    assert f"seed 42: {rule}" in capsys.readouterr().err
+    assert packing.verdict([packing.Run(42, [WHOLE], [Placed("a", (0,))], [0.001], [])]) == 0
+
+
+def test_without_a_trace_it_says_where_to_get_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert packing.main([]) == 2
+    assert "hkust-adsl/kubernetes-scheduler-simulator" in capsys.readouterr().err
+
+
+def test_the_rate_of_decisions_is_measured_on_a_busy_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+    decisions.main(["--nodes", "5", "10", "--decisions", "50"])
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split() == ["nodes", "GPUs", "decided", "a", "second", "median", "us", "p99", "us"]
+    assert [line.split()[:3] for line in lines] == [["5", "40", "50"], ["10", "80", "50"]]
