@@ -1,6 +1,6 @@
 """Waiting and fairness over a month: the production scheduler beside what others do.
 
-    python -m benchmarks.month --nodes FILE --pods FILE [--times 4] [--load 0.95] [--seed 42] [--docs FOLDER]
+    python -m benchmarks.month --nodes FILE --pods FILE [--times 3] [--load 0.95] [--docs FOLDER]
 
 FILEs: Alibaba's 2023 GPU trace, openb_node_list_gpu_node.csv and openb_pod_list_default.csv.
 With --docs the plots and the table are written there.
@@ -88,14 +88,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--nodes", type=Path, required=True)
     parser.add_argument("--pods", type=Path, required=True)
-    parser.add_argument("--times", type=int, default=4, help="how often each recorded task arrives")
+    parser.add_argument("--times", type=int, default=3, help="how often each recorded task arrives")
     parser.add_argument("--load", type=float, default=0.95, help="of the GPUs' time, asked for by the month")
+    parser.add_argument("--longest-h", type=float, default=48.0, help="what ran longer ends then")
     parser.add_argument("--undeclared", type=float, default=0.0, help="the part without a declared duration")
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--only", nargs="*", choices=list(POLICIES), default=list(POLICIES))
     parser.add_argument("--docs", type=Path, help="where the plots and the table go")
     asked = parser.parse_args()
-    tasks = month(asked.pods, asked.times, asked.seed, asked.undeclared)
+    tasks = month(asked.pods, asked.times, asked.seed, asked.undeclared, asked.longest_h * 3600)
     fleet = machines(asked.nodes, tasks, asked.load, asked.seed)
     print(f"{len(tasks)} tasks, {len(fleet)} nodes, {sum(machine.gpus for machine in fleet)} GPUs")
     outcomes: dict[str, Outcome] = {}

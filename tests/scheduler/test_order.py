@@ -101,6 +101,16 @@ def test_shares_are_counted_on_while_placing() -> None:
     assert [each.instance_id for each in plan.placements] == ["a0", "b0", "a1", "b1"]
 
 
+def test_what_a_project_was_given_counts_for_all_that_it_waits_for() -> None:
+    asked = (
+        waits("gpu", "a", ago=300),
+        waits("cpu", "a", ago=200, gpu_count=0),
+        waits("other", "b"),
+    )
+    plan = schedule(at([node("n1", gpus(H100, 4))], *asked))
+    assert [each.instance_id for each in plan.placements] == ["gpu", "other", "cpu"]
+
+
 def test_a_heavier_project_is_given_more() -> None:
     asked = [waits(f"{project}{number}", project) for project in "ab" for number in range(6)]
     snapshot = replace(at([node("n1", gpus(H100, 6))], *asked), projects={"a": Project(weight=2)})

@@ -57,6 +57,12 @@ def test_who_gives_way(changes: dict[str, Any], *, gives_way: bool) -> None:
     assert bool(plan.evictions) == gives_way
 
 
+def test_an_equal_beside_a_lower_one_stays() -> None:
+    equal = SPOT | {"priority": 70, "since": NOW - 400}
+    plan = schedule(at([full(equal, equal, equal, SPOT)], replace(URGENT, gpu_count=1)))
+    assert evicted(plan) == ["r3-n1"]
+
+
 def test_nobody_gives_way_to_what_fits() -> None:
     plan = schedule(at([full(SPOT, SPOT)], URGENT))
     assert (evicted(plan), placed(plan)) == ([], {"urgent": "n1"})

@@ -130,6 +130,13 @@ def _registries(
     return {instance_id: known[host] for instance_id, host in hosts.items() if host in known}
 
 
+def _readable(spec: InstanceSpec) -> InstanceSpec:
+    """A list of models is what an agent of an earlier release could not read, and no agent needs it."""
+    if not isinstance(spec.gpus.model, list):
+        return spec
+    return spec.model_copy(update={"gpus": spec.gpus.model_copy(update={"model": None})})
+
+
 def _assignment(row: Instance, told: _Told) -> Assignment:
     return Assignment(
         instance_id=row.id,
@@ -140,7 +147,7 @@ def _assignment(row: Instance, told: _Told) -> Assignment:
         want="running" if _runs(row) else "stopped",
         may_start=_may_start(row),
         stop_timeout_s=row.stop_timeout_s,
-        spec=told.specs[row.id],
+        spec=_readable(told.specs[row.id]),
         gpu_uuids=list(dict.fromkeys(grant.gpu_uuid for grant in told.grants.get(row.id, ()))),
         grants=told.grants.get(row.id, []),
         isolation=(row.placed_as or {}).get("isolation"),

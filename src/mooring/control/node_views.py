@@ -145,7 +145,8 @@ def _view(node: Row[Any], gpus: Sequence[GpuView], running: Sequence[Running]) -
         memory_mib=memory,
         cpu_milli_free=cpu_milli - sum(each.cpu_milli for each in running),
         memory_mib_free=allocatable_memory_mib(memory) - sum(each.memory_mib for each in running),
-        gpus=tuple(gpus),
+        # An agent of an earlier release gives whole cards only, and none in the mode for MIG devices.
+        gpus=tuple(gpus) if facts.get("grants") else tuple(replace(gpu, mig=()) for gpu in gpus),
         swarm=(facts.get("swarm") or {}).get("cluster_id"),
         mps=bool(facts.get("mps")),
         running=tuple(running),

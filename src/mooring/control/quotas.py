@@ -149,14 +149,19 @@ def usage(session: Session, row: Project) -> Json:
     held = {name: quota.placed.get(name, 0) + quota.waiting.get(name, 0) for name in quota.limits}
     hours = _gpu_hours(session, [row.id], now())[row.id]
     return {
-        GPUS: held[GPUS] / 1000,
-        "gpus_by_model": {name.removeprefix(OF_MODEL): held[name] / 1000 for name in models},
+        GPUS: _cards(held[GPUS]),
+        "gpus_by_model": {name.removeprefix(OF_MODEL): _cards(held[name]) for name in models},
         INSTANCES: held[INSTANCES],
         CPUS: held[CPUS] / 1000,
         MEMORY: held[MEMORY],
         "gpu_hours_today": hours.today,
         "gpu_hours_this_month": hours.this_month,
     }
+
+
+def _cards(milli: int) -> float:
+    """Whole cards are a whole number, as they were before there were shares."""
+    return milli // 1000 if milli % 1000 == 0 else milli / 1000
 
 
 def _counted(session: Session, limits: Mapping[str, Limits]) -> dict[str, Quota]:
