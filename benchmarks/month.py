@@ -14,6 +14,7 @@ from pathlib import Path
 from benchmarks.month_figures import Figures, figures
 from benchmarks.month_simulation import Cluster, Decide, Outcome, simulate
 from benchmarks.month_workload import machines, month
+from mooring.scheduler.learning import Learning
 from mooring.scheduler.memory import Memory
 from mooring.scheduler.model import Placement, Policy, Request
 from mooring.scheduler.schedule import Look
@@ -22,10 +23,11 @@ MOORING = "Mooring"
 
 
 def mooring() -> Decide:
-    memory = Memory()
+    memory, learning = Memory(), Learning()
 
     def decide(cluster: Cluster, waiting: Sequence[Request]) -> Sequence[Placement]:
-        return Look(cluster.snapshot(waiting), memory).decisions().placements
+        snapshot = learning.look(cluster.snapshot(waiting), memory)
+        return Look(snapshot, memory).decisions().placements
 
     return decide
 

@@ -153,7 +153,13 @@ def test_the_gpus_share_of_a_node_is_granted_where_nothing_was_asked(corner: Cor
     share = corner.placed(gpus={"count": 2})
     assert (share.cpus, share.memory_mib) == (16, 524_288 * 98 // 100 * 2 // 8)
     shown = corner.client.instance(share.instance_id)
-    assert shown["granted"] == {"cpus": 16, "memory_mib": share.memory_mib}
+    assert shown["granted"] == {
+        "cpus": 16,
+        "memory_mib": share.memory_mib,
+        "isolation": "exclusive",
+        "link_score": 1.0,
+        "borrowed": False,
+    }
     assert (shown["cpus"], shown["memory_mib"]) == (None, None)
     exact = corner.placed(cpus=0.25, memory_mib=64)
     assert (exact.cpus, exact.memory_mib) == (0.25, 64)

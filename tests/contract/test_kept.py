@@ -26,7 +26,9 @@ def test_the_document_that_is_kept_is_the_one_that_is_served(document: dict[str,
 
 def test_nothing_breaks_for_clients_of_the_last_release(document: dict[str, Any]) -> None:
     released = json.loads(documents.RELEASED.read_text())
-    found = [each for each in breaks(released, document) if not any(accepted in each for accepted in ACCEPTED)]
+    found = [
+        each for each in breaks(released, document) if not any(accepted in each for accepted in ACCEPTED)
+    ]
     assert not found, "\n".join(
         [
             "clients of the last release (docs/openapi-released.json) break; keep what was there, and add:",

@@ -100,15 +100,15 @@ def test_the_preferred_model_wherever_it_is() -> None:
 
 
 def test_cards_that_are_held_for_the_project_come_first() -> None:
-    held = node("n1", gpus(H100, 4, on="n1"))
+    held = h100s("n1")
     mine = Hold("r1", "p", -10.0, 10.0)
-    cards = tuple(replace(gpu, holds=(mine,)) if gpu.index > 1 else gpu for gpu in held.gpus)
+    cards = tuple(replace(gpu, holds=(mine,)) if gpu.index > 5 else gpu for gpu in held.gpus)
     # Two are free elsewhere, and would be taken by anybody else.
     world = (replace(held, gpus=cards), h100s("n2", 6))
     asked = (request(2, project_id="p"), request(2, instance_id="i2", project_id="q"))
     plan = schedule(Snapshot(world, asked, potential=ALL_SIZES))
     given = {each.instance_id: each.gpu_uuids for each in plan.placements}
-    assert given == {"i1": ("GPU-n1-2", "GPU-n1-3"), "i2": ("GPU-n2-6", "GPU-n2-7")}
+    assert given == {"i1": ("GPU-n1-6", "GPU-n1-7"), "i2": ("GPU-n2-6", "GPU-n2-7")}
 
 
 def test_the_links_of_those_given_are_judged() -> None:

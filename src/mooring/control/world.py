@@ -50,6 +50,8 @@ class World:
             usage.projects(session, self.policy.usage_half_life_s),
             now().timestamp(),
             self.policy,
+            # As the loop has learnt it; questions between its looks are judged by the same.
+            self._decided.snapshot.potential if self._decided else None,
         )
 
     @contextmanager

@@ -274,7 +274,7 @@ def not_supported_yet(field: str, hint: str) -> PydanticCustomError:
 
 
 class InstanceTemplate(InstanceSpec):
-    """What is asked for of an instance but for its name and its project: a spec that is let in, and labels."""
+    """What is asked for of an instance but its name and its project: a spec that is let in, and labels."""
 
     labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=64)] = {}
 

@@ -8,6 +8,7 @@ from mooring.control.world import World
 from mooring.core.instance import Reason
 from mooring.db.session import Database
 from mooring.loops.loop import Loop
+from mooring.scheduler.learning import Learning
 from mooring.scheduler.memory import Memory
 from mooring.scheduler.model import Placement, Plan, Request, Snapshot, Unplaced
 from mooring.scheduler.schedule import schedule
@@ -36,13 +37,14 @@ class Scheduling(Loop):
         super().__init__(database)
         self._world = world
         self._memory = Memory()
+        self._learning = Learning()
         self._told: dict[str, _Told] = {}
         self._told_all_at = float("-inf")
         self._counted_at = float("-inf")
 
     def tick(self) -> None:
         with self.database.read() as session:
-            snapshot = self._world.snapshot(session)
+            snapshot = self._learning.look(self._world.snapshot(session), self._memory)
         self._count_usage(snapshot)
         plan = schedule(snapshot, self._memory) if snapshot.requests else Plan((), ())
         self._world.publish(snapshot, plan)

@@ -20,9 +20,10 @@ _MAX_TARGETS = 48
 
 # What the two kinds of waste that are counted by target weigh, each; the third, by prices, weighs 1.
 BY_TARGET = 0.1
-# A target's weight falls with the square of its size: what is small can use what nothing else can, and only
-# what not even that can use is lost for good.
-BY_SIZE = -2.0
+# A target's weight falls with the square of the part of a GPU that it asks for: what is small can use what
+# nothing else can, and only what not even that can use is lost for good. Several GPUs are whole ones: to
+# weigh them less, as so many times larger, leaves no node whole for them.
+BY_PART = -2.0
 
 # Until something was asked for: whole GPUs, with their part of the CPUs.
 _AT_FIRST = {Shape(1, WHOLE, None, None): 1.0}
@@ -101,11 +102,7 @@ def target_of(shape: Shape) -> Shape:
 
 def _weights(counts: Iterable[tuple[Shape, float]]) -> dict[Shape, float]:
     """The part that each target has in the expected waste; they add up to 1."""
-    raw = {
-        shape: count * (shape.gpus * shape.gpu_milli / WHOLE) ** BY_SIZE
-        for shape, count in counts
-        if shape.gpus
-    }
+    raw = {shape: count * (shape.gpu_milli / WHOLE) ** BY_PART for shape, count in counts if shape.gpus}
     total = sum(raw.values())
     return {shape: weight / total for shape, weight in raw.items()}
 

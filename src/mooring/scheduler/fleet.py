@@ -6,12 +6,13 @@ nodes that changed since it was asked last, no others. Nodes in one state have o
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from mooring.scheduler.moves import Moves
 from mooring.scheduler.potential import Potential
-from mooring.scheduler.shapes import FleetNode, Move, Shape
+from mooring.scheduler.shapes import FleetNode, Move, NodeClass, Shape
 from mooring.scheduler.states import Bools, Ints
 from mooring.scheduler.stock import Stock
 
@@ -34,8 +35,8 @@ class Fleet:
     def __init__(self, nodes: Iterable[FleetNode] = (), potential: Potential | None = None) -> None:
         self._stock = Stock()
         self._potential = potential or Potential()
-        self._moves: OrderedDict[Shape, Moves] = OrderedDict()
-        self._scores: dict[Shape, _Seen] = {}
+        self._asked: OrderedDict[Shape, _Asked] = OrderedDict()
+        self._moves: OrderedDict[Shape, Moves] = OrderedDict()  # of all that differ in memory and owner only
         self._views: OrderedDict[str, _Seen] = OrderedDict()
         self.refresh(nodes)
 
@@ -77,8 +78,8 @@ class Fleet:
     def reprice(self, potential: Potential) -> None:
         """Judge by another potential from now on."""
         self._potential = potential
+        self._asked.clear()
         self._moves.clear()
-        self._scores.clear()
 
     # ---- the questions
 
@@ -117,26 +118,34 @@ class Fleet:
         stock = self._stock
         if len(stock.table) > MAX_STATES:
             self._forget()
-        moves = self._moves_of(shape)
-        scores = self._scores[shape]
-        changed = scores.missed(stock)
+        asked = self._of(shape)
+        changed = asked.missed(stock)
         if len(changed):
-            quality = moves.scores(self._seen_by(shape)[changed])
-            fits = (quality >= 0) & (stock.memory[changed] >= moves.memory[stock.kinds[changed]])
+            quality = asked.moves.scores(self._seen_by(shape)[changed])
+            fits = (quality >= 0) & (stock.memory[changed] >= asked.memory[stock.kinds[changed]])
             fits &= stock.here[changed]
-            scores.values[changed] = np.where(fits, (quality << _TIE_BITS) + stock.ties[changed], _NONE)
-        return scores.values[: len(stock)]
+            asked.values[changed] = np.where(fits, (quality << _TIE_BITS) + stock.ties[changed], _NONE)
+        return asked.values[: len(stock)]
+
+    def _of(self, shape: Shape) -> "_Asked":
+        asked = self._asked.get(shape)
+        if asked is None:
+            asked = self._asked[shape] = _Asked(shape, self._moves_of(shape))
+            if len(self._asked) > MAX_SHAPES:
+                self._asked.popitem(last=False)
+        else:
+            self._asked.move_to_end(shape)
+        asked.meet_kinds(self._stock.table.classes)
+        return asked
 
     def _moves_of(self, shape: Shape) -> Moves:
-        moves = self._moves.get(shape)
+        alike = replace(shape, memory_mib=0, owner="")
+        moves = self._moves.get(alike)
         if moves is None:
-            moves = self._moves[shape] = Moves(shape, self._stock.table, self._potential)
-            self._scores[shape] = _Seen()
+            moves = self._moves[alike] = Moves(alike, self._stock.table, self._potential)
             if len(self._moves) > MAX_SHAPES:
-                old, _ = self._moves.popitem(last=False)
-                del self._scores[old]
-        self._moves.move_to_end(shape)
-        moves.meet_kinds()
+                self._moves.popitem(last=False)
+        self._moves.move_to_end(alike)
         return moves
 
     def _seen_by(self, shape: Shape) -> Ints:
@@ -157,7 +166,7 @@ class Fleet:
     def _around(self, shape: Shape, scores: Ints, blocked: Blocked) -> Ints:
         """The scores without what is blocked."""
         scores = scores.copy()
-        moves = self._moves_of(shape)
+        moves = self._of(shape).moves
         nodes = [node for node, places in blocked.items() if places and scores[node] != _NONE]
         for node in nodes:
             state = self._stock.state_for(node, self._stock.rests_for(node, shape, blocked[node]))
@@ -167,13 +176,13 @@ class Fleet:
 
     def _move(self, node: int, shape: Shape, score: int, blocked: Collection[int]) -> Move:
         rests = self._stock.rests_for(node, shape, blocked)
-        positions = self._moves_of(shape).positions(self._stock.state_for(node, rests))
+        positions = self._of(shape).moves.positions(self._stock.state_for(node, rests))
         return Move(node, self._stock.places(node, rests, positions), score >> _TIE_BITS)
 
     def _forget(self) -> None:
         self._stock.renumber()
+        self._asked.clear()
         self._moves.clear()
-        self._scores.clear()
         self._views.clear()
 
 
@@ -193,6 +202,22 @@ class _Seen:
         changed = stock.since(self._seen)
         self._seen = stock.noted
         return changed
+
+
+class _Asked(_Seen):
+    """The scores of one shape."""
+
+    def __init__(self, shape: Shape, moves: Moves) -> None:
+        super().__init__()
+        self.moves = moves
+        self.memory = np.zeros(0, np.int64)  # MiB that it takes on a node of each class
+        self._shape = shape
+
+    def meet_kinds(self, classes: Sequence[NodeClass]) -> None:
+        """There may be further classes."""
+        if len(self.memory) < len(classes):
+            self.memory = np.array([self._shape.takes(each)[1] for each in classes], np.int64)
+            self.moves.meet_kinds()
 
 
 def _highest(scores: Ints, count: int) -> list[int]:

@@ -145,7 +145,7 @@ class Project:
 
     weight: float = 1.0
     used: Usage = Usage()
-    guaranteed_gpu_milli: int | None = None  # what it may take back at any time; null: it owns no part
+    guaranteed_gpu_milli: int | None = None  # what it may take back at any time; null: as 0
 
 
 @dataclass(frozen=True, slots=True)

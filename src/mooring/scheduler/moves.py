@@ -18,7 +18,8 @@ _FEW = 8
 class Moves:
     """One shape's best move on every state of a table.
 
-    Memory is left out: it changes with every placement, and would make nearly every state a new one.
+    Memory is left out: it changes with every placement, and would make nearly every state a new one. So is
+    the owner, whose state has those GPUs closed that he may not be given.
     """
 
     def __init__(self, shape: Shape, table: StateTable, potential: Potential) -> None:
@@ -28,7 +29,6 @@ class Moves:
         self._scores = np.full(table.capacity, _UNKNOWN, np.int64)
         self._positions = np.zeros(table.capacity, np.int16)
         self._cpu = np.zeros(0, np.int64)
-        self.memory = np.zeros(0, np.int64)  # MiB that it takes on a node of each class
         self._allowed = np.zeros((0, table.width), np.bool_)  # GPUs of a model that will do, by class
         self._groups = np.zeros((0, table.width), np.int64)  # a number for each model of a class
         self.meet_kinds()
@@ -38,9 +38,7 @@ class Moves:
         kinds = self._table.kinds
         if len(self._cpu) == len(kinds):
             return
-        takes = [self._shape.takes(kind.value) for kind in kinds]
-        self._cpu = np.array([cpu_milli for cpu_milli, _ in takes], np.int64)
-        self.memory = np.array([memory_mib for _, memory_mib in takes], np.int64)
+        self._cpu = np.array([self._shape.takes(kind.value)[0] for kind in kinds], np.int64)
         self._allowed = np.zeros((len(kinds), self._table.width), np.bool_)
         self._groups = np.zeros((len(kinds), self._table.width), np.int64)
         for number, kind in enumerate(kinds):
@@ -100,15 +98,15 @@ class Moves:
             origins = np.flatnonzero(enough_cpu)
             return origins, rests[origins], np.zeros(len(origins), np.int64)
         usable = self._usable(states) & enough_cpu[:, None]
-        groups = self._groups[states.kinds]
         if shape.share:
             # Within a model rests are sorted: of equal ones the first stands for all.
-            same = (states.rests[:, 1:] == states.rests[:, :-1]) & (groups[:, 1:] == groups[:, :-1])
+            same = states.rests[:, 1:] == states.rests[:, :-1]
             usable[:, 1:] &= ~(same & usable[:, :-1])
             origins, positions = np.nonzero(usable)
             after = rests[origins]
             after[np.arange(len(origins)), positions] -= shape.gpu_milli
             return origins, after, positions
+        groups = self._groups[states.kinds]
         most = int(groups.max())
         if most == 0:
             return self._whole(rests, usable, 0)

@@ -82,7 +82,7 @@ class ProjectPatch(Body):
         Amount | None,
         Field(
             description="GPUs that it gets back at once from those who borrow them; what it has beyond "
-            "them is borrowed. null: it owns no part, and nothing of it is borrowed"
+            "them is borrowed. null: as 0. While no project has any, nothing is borrowed"
         ),
     ] = None
     gpu_sharing: Annotated[

@@ -42,7 +42,7 @@ class Project(Base):
     security_profile: Mapped[str]
     # The highest that its instances may ask for; null: any.
     max_priority: Mapped[int | None]
-    # GPUs that it may take back from whoever borrows them; null: it owns no part of the machines.
+    # GPUs that it may take back from whoever borrows them; null: none.
     guaranteed_gpus: Mapped[int | None]
     gpu_sharing: Mapped[bool] = mapped_column(default=False)
     host_network: Mapped[bool] = mapped_column(default=False)
