@@ -227,12 +227,16 @@ def test_a_member_that_fails_too_often_fails_the_group(pair: Pair) -> None:
     group = pair.running(name="tries", on_member_failure="restart_member", template={"gpus": {"count": 1}})
     for restarts in range(1, 11):
         pair.say("exited", "tries-0", exit_code=1)
-        wait_until(partial(_restarted, pair, group["id"], restarts))
-        wait_until(lambda: pair.get(group["id"])["members"][0]["state"] == "scheduled")
+        wait_until(partial(_restarted, pair, group["id"], restarts), timeout_s=20)
+        wait_until(partial(_placed_again, pair, group["id"]), timeout_s=20)
         pair.say("running")
     pair.say("exited", "tries-0", exit_code=1)
     ended = pair.reached(group["id"], "stopping")
     assert (ended["restarts"], ended["reason"]["code"]) == (10, "member_failed")
+
+
+def _placed_again(pair: Pair, group_id: str) -> bool:
+    return bool(pair.get(group_id)["members"][0]["state"] == "scheduled")
 
 
 def _restarted(pair: Pair, group_id: str, times: int) -> bool:

@@ -1,9 +1,12 @@
 """The expectation follows what is asked for, forgets, and stays small."""
 
+import numpy as np
+
 from mooring.scheduler import demand as module
 from mooring.scheduler.demand import Demand, potential_for
 from mooring.scheduler.fleet import Fleet
 from mooring.scheduler.shapes import Shape
+from mooring.scheduler.states import States
 from tests.scheduler.fleets import BIG, node, share, whole
 
 
@@ -55,6 +58,14 @@ def test_it_remembers_a_bounded_number_of_shapes() -> None:
     for number in range(3 * module.MAX_KNOWN):
         demand.offer(whole(cpu_milli=number))
     assert demand.known <= 2 * module.MAX_KNOWN
+
+
+def test_what_is_small_counts_more_than_what_is_frequent() -> None:
+    """CPUs for shares of 100, and none for those of 500, which are asked for ten times as often."""
+    potential = potential_for({share(100, 1000): 1.0, share(500, 8000): 10.0})
+    waste = potential.of(States(np.zeros(2, np.int64), np.array([0, 6000]), np.array([[600], [600]])), [BIG])
+    neither, small_only = waste.tolist()
+    assert small_only < 0.5 * neither
 
 
 def test_the_same_requests_make_the_same_potential() -> None:

@@ -112,7 +112,7 @@ class Stock:
         missed = self.noted - seen
         if seen < 0 or missed > len(self._notes):
             return np.arange(len(self))
-        return np.array(sorted(set(self._notes[len(self._notes) - missed :])), np.int64)
+        return np.array(list(set(self._notes[len(self._notes) - missed :])), np.int64)
 
     def renumber(self) -> None:
         """Forget the states that no node is in."""
