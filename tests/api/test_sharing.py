@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy.exc import IntegrityError
 
+from mooring.control import revisions
 from mooring.core.gpu import GpuFacts, MigDevice
 from mooring.db.tables import Allocation
 from mooring.db.types import now
@@ -161,6 +162,7 @@ def test_the_database_itself_refuses_more_than_a_card(
     assert refused.is_set()
     with service.plane.database.write() as session:
         session.add(_held(two[1], card, 400))
+        revisions.changed_many(session, [node.id])
 
 
 @pytest.mark.parametrize(
@@ -184,5 +186,6 @@ def test_the_database_itself_refuses_what_must_not_share(
         second = {**second, "project_id": client.post("/v1/projects", json={"name": "other"}).json()["id"]}
     with service.plane.database.write() as session:
         session.add(_held(two[0], node.gpus[0].uuid, **first))
+        revisions.changed_many(session, [node.id])
     with pytest.raises(IntegrityError), service.plane.database.write() as session:
         session.add(_held(two[1], node.gpus[0].uuid, **second))

@@ -141,7 +141,8 @@ def _fault(raw: bytes, answer: Answer | None, *, whole: bool, took_s: float) -> 
         return f"took {took_s:.1f} s"
     if answer is None:
         return "no answer to a whole request" if whole else ""
-    if answer.status >= 500:
+    # The nodes here are no machines, and tell no figures of their GPUs: 503 says so.
+    if answer.status >= 500 and b'"code":"no_sample"' not in answer.body:
         return f"{answer.status} {answer.body[:300]!r}"
     if answer.status < 300:
         return ""

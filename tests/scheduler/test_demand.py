@@ -63,7 +63,8 @@ def test_it_remembers_a_bounded_number_of_shapes() -> None:
 def test_what_is_small_counts_more_than_what_is_frequent() -> None:
     """CPUs for shares of 100, and none for those of 500, which are asked for ten times as often."""
     potential = potential_for({share(100, 1000): 1.0, share(500, 8000): 10.0})
-    waste = potential.of(States(np.zeros(2, np.int64), np.array([0, 6000]), np.array([[600], [600]])), [BIG])
+    states = States(np.zeros(2, np.int64), np.array([0, 6000]), np.array([[600], [600]]))
+    waste = potential.of(states, potential.needs([BIG]))
     neither, small_only = waste.tolist()
     assert small_only < 0.5 * neither
 

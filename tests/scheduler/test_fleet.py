@@ -231,6 +231,19 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             other.take(move, shape)
 
 
+def test_fleets_that_know_other_classes_share_a_potential() -> None:
+    one = potential()
+    nodes = [node("a", BIG), node("b", SMALL), node("c", MIXED, gpu_milli_free=(1000, 400, 0))]
+    asked = [whole(), share(470), share(160), Shape(1, WHOLE, None, None), Shape(0, 0, 500, 0)]
+    there, back = Fleet(nodes, one), Fleet(reversed(nodes), one)
+    for shape in asked:
+        ranked = [
+            [(fleet.node(move.node).id, move.score) for move in fleet.ranked(shape, 9)]
+            for fleet in (there, back)
+        ]
+        assert ranked[0] == ranked[1]
+
+
 def test_another_potential_counts_at_once() -> None:
     fleet = Fleet([node("a"), node("b", gpu_milli_free=(1000, 530))], Potential())
     first = max(("a", "b"), key=tie_of)

@@ -14,7 +14,7 @@ from tests.scheduler.fleets import BIG, SMALL, potential, share, whole
 
 def waste(of: Potential, rests: tuple[int, ...], cpu_milli: int, kind: NodeClass = BIG) -> float:
     states = States(np.array([0]), np.array([cpu_milli]), np.array([rests]))
-    return float(of.of(states, [kind])[0]) / UNIT
+    return float(of.of(states, of.needs([kind]))[0]) / UNIT
 
 
 @pytest.mark.parametrize(
@@ -77,10 +77,10 @@ def test_a_state_is_judged_alike_alone_and_among_others(rows: list[tuple[list[in
         np.array([cpu_milli for _rests, cpu_milli in rows]),
         np.array([rests for rests, _cpu in rows]),
     )
-    together = of.of(states, [SMALL])
+    together = of.of(states, of.needs([SMALL]))
     some = [0, len(rows) // 2, len(rows) - 1]
     assert [together[row] for row in some] == [
-        of.of(states.rows(np.array([row])), [SMALL])[0] for row in some
+        of.of(states.rows(np.array([row])), of.needs([SMALL]))[0] for row in some
     ]
 
 

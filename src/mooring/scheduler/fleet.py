@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from mooring.scheduler.moves import Moves
+from mooring.scheduler.moves import Moves, Waste
 from mooring.scheduler.potential import Potential
 from mooring.scheduler.shapes import FleetNode, Move, NodeClass, Shape
 from mooring.scheduler.states import Bools, Ints
@@ -34,7 +34,7 @@ class Fleet:
 
     def __init__(self, nodes: Iterable[FleetNode] = (), potential: Potential | None = None) -> None:
         self._stock = Stock()
-        self._potential = potential or Potential()
+        self._waste = Waste(potential or Potential(), self._stock.table)
         self._asked: OrderedDict[Shape, _Asked] = OrderedDict()
         self._moves: OrderedDict[Shape, Moves] = OrderedDict()  # of all that differ in memory and owner only
         self._views: OrderedDict[str, _Seen] = OrderedDict()
@@ -77,7 +77,7 @@ class Fleet:
 
     def reprice(self, potential: Potential) -> None:
         """Judge by another potential from now on."""
-        self._potential = potential
+        self._waste = Waste(potential, self._stock.table)
         self._asked.clear()
         self._moves.clear()
 
@@ -142,7 +142,7 @@ class Fleet:
         alike = replace(shape, memory_mib=0, owner="")
         moves = self._moves.get(alike)
         if moves is None:
-            moves = self._moves[alike] = Moves(alike, self._stock.table, self._potential)
+            moves = self._moves[alike] = Moves(alike, self._stock.table, self._waste)
             if len(self._moves) > MAX_SHAPES:
                 self._moves.popitem(last=False)
         self._moves.move_to_end(alike)

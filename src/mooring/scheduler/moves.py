@@ -15,6 +15,23 @@ _UNKNOWN = -2
 _FEW = 8
 
 
+class Waste:
+    """A potential, and what it needs to know of the classes of one table."""
+
+    def __init__(self, potential: Potential, table: StateTable) -> None:
+        self._potential = potential
+        self._table = table
+        self._known = 0  # classes
+        self._needs = potential.needs(())
+
+    def of(self, states: States) -> Ints:
+        """As `Potential.of`, of states of this table."""
+        if self._known < len(self._table.classes):
+            self._known = len(self._table.classes)
+            self._needs = self._potential.needs(self._table.classes)
+        return self._potential.of(states, self._needs)
+
+
 class Moves:
     """One shape's best move on every state of a table.
 
@@ -22,10 +39,10 @@ class Moves:
     the owner, whose state has those GPUs closed that he may not be given.
     """
 
-    def __init__(self, shape: Shape, table: StateTable, potential: Potential) -> None:
+    def __init__(self, shape: Shape, table: StateTable, waste: Waste) -> None:
         self._shape = shape
         self._table = table
-        self._potential = potential
+        self._waste = waste
         self._scores = np.full(table.capacity, _UNKNOWN, np.int64)
         self._positions = np.zeros(table.capacity, np.int16)
         self._cpu = np.zeros(0, np.int64)
@@ -80,7 +97,7 @@ class Moves:
             return
         kinds = states.kinds[origins]
         after = States(kinds, states.cpu_milli[origins] - self._cpu[kinds], rests)
-        waste = self._potential.of(states.joined(after), self._table.classes)
+        waste = self._waste.of(states.joined(after))
         scores = score(waste[origins] - waste[len(states) :])
         # The first alternative of equals stays: write in descending order of preference, the best last.
         order = np.argsort(scores[::-1], kind="stable")

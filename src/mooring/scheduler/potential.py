@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mooring.scheduler.shapes import WHOLE, NodeClass, Shape
-from mooring.scheduler.states import Ints, States
+from mooring.scheduler.states import Bools, Ints, States
 
 # Sums are of whole numbers, so that they are the same in whatever order and batch they are added up.
 UNIT = 1 << 16
@@ -34,8 +34,16 @@ class Target:
     unfilled: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What each target needs of each class of nodes, numbered as in the states to be judged."""
+
+    cpu_milli: Ints
+    hosts: Bools
+
+
 class Potential:
-    """The waste of states. Immutable but for the classes of nodes it meets."""
+    """The waste of states. Immutable: fleets that number their classes differently may share it."""
 
     def __init__(
         self, targets: Sequence[Target] = (), worth: NDArray[np.int64] | None = None, worthless: float = 0.0
@@ -61,19 +69,23 @@ class Potential:
         self._copies = np.array([rests // size for size in sizes], np.int64).reshape(len(sizes), WHOLE + 1)
         self._small = np.where(self._copies == 0, rests, 0)
         self._lost = np.zeros(WHOLE + 1, np.int64) if worth is None else _units(worthless) * (rests - worth)
-        self._cpu = np.zeros((len(self._shapes), 0), np.int64)  # by target and class
-        self._hosts = np.zeros((len(self._shapes), 0), np.bool_)
 
-    def of(self, states: States, kinds: Sequence[NodeClass]) -> Ints:
+    def needs(self, kinds: Sequence[NodeClass]) -> Needs:
+        cpu = [[shape.takes(kind)[0] for kind in kinds] for shape in self._shapes]
+        hosts = [[_may_host(kind, shape) for kind in kinds] for shape in self._shapes]
+        # With no shapes at all the number of columns would be forgotten.
+        size = len(self._shapes), len(kinds)
+        return Needs(np.array(cpu, np.int64).reshape(size), np.array(hosts, np.bool_).reshape(size))
+
+    def of(self, states: States, needs: Needs) -> Ints:
         """The waste of each state, in thousandths of a GPU times `UNIT`."""
-        self._meet(kinds)
         batches = [
-            self._of(states.rows(np.arange(first, min(first + _BATCH, len(states)))))
+            self._of(needs, states.rows(np.arange(first, min(first + _BATCH, len(states)))))
             for first in range(0, len(states), _BATCH)
         ]
         return np.concatenate(batches) if batches else np.zeros(0, np.int64)
 
-    def _of(self, states: States) -> Ints:
+    def _of(self, needs: Needs, states: States) -> Ints:
         rests = np.abs(states.rests)
         total = rests.sum(axis=1)
         waste: Ints = self._lost.take(rests).sum(axis=1) + self._always * total
@@ -81,25 +93,18 @@ class Potential:
             copies = self._copies.take(rests, axis=1).sum(axis=2).take(self._size, axis=0)
             if self._several:
                 copies //= self._gpus
-            copies = np.minimum(copies, self._by_cpu(states)) * self._hosts.take(states.kinds, axis=1)
+            copies = np.minimum(copies, _by_cpu(needs, states)) * needs.hosts.take(states.kinds, axis=1)
             small = self._small.take(rests, axis=1).sum(axis=2).take(self._size, axis=0)
             waste += self._stranded @ np.where(copies > 0, small, total)
             waste += self._unfilled @ (total - copies * self._amount)
         return waste
 
-    def _by_cpu(self, states: States) -> Ints:
-        """How many of each target the free CPUs of each state are enough for."""
-        needed = self._cpu.take(states.kinds, axis=1)
-        by_cpu = np.maximum(0, states.cpu_milli) // np.maximum(1, needed)
-        return np.where(needed > 0, by_cpu, _PLENTY)
 
-    def _meet(self, kinds: Sequence[NodeClass]) -> None:
-        if self._cpu.shape[1] < len(kinds):
-            cpu = [[shape.takes(kind)[0] for kind in kinds] for shape in self._shapes]
-            hosts = [[_may_host(kind, shape) for kind in kinds] for shape in self._shapes]
-            # With no shapes at all the number of columns would be forgotten.
-            self._cpu = np.array(cpu, np.int64).reshape(len(self._shapes), len(kinds))
-            self._hosts = np.array(hosts, np.bool_).reshape(len(self._shapes), len(kinds))
+def _by_cpu(needs: Needs, states: States) -> Ints:
+    """How many of each target the free CPUs of each state are enough for."""
+    needed = needs.cpu_milli.take(states.kinds, axis=1)
+    by_cpu = np.maximum(0, states.cpu_milli) // np.maximum(1, needed)
+    return np.where(needed > 0, by_cpu, _PLENTY)
 
 
 def _units(weight: float) -> int:

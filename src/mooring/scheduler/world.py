@@ -7,7 +7,7 @@ here depends on what earlier looks were, but how fast it is.
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -92,7 +92,7 @@ class World:
         for node in nodes:
             index = self._index.get(node.id)
             if index is None or self._told[index] is not node:
-                self._told[self.put(node)] = node
+                self._told[self.put(_in_order(node))] = node
         if len(self._index) > len(nodes):
             self._remove(self._index.keys() - {node.id for node in nodes})
 
@@ -271,3 +271,11 @@ def grown(array: Numbers, length: int) -> Numbers:
     """The array with zeros appended."""
     more = length - len(array)
     return np.concatenate([array, np.zeros(more, array.dtype)]) if more > 0 else array
+
+
+def _in_order(node: NodeView) -> NodeView:
+    """Cards and what runs, so that a plan does not depend on the order in which they were told."""
+    gpus = tuple(sorted(node.gpus, key=lambda gpu: (gpu.index, gpu.uuid)))
+    running = tuple(sorted(node.running, key=lambda each: each.instance_id))
+    same = gpus == node.gpus and running == node.running
+    return node if same else replace(node, gpus=gpus, running=running)
