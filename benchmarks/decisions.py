@@ -1,21 +1,35 @@
 """How many placements a second are decided, and how that falls as the cluster grows.
 
-    python -m benchmarks.decisions
+    python -m benchmarks.decisions [--docs FOLDER]
 
 A cluster of nodes of eight GPUs is filled to nine tenths with mixed requests, and then as many end as are
-placed: that is a busy cluster, where nearly every node is in a state of its own. The numbers are of
-the scheduler's fleet alone, in one process, without a database.
+placed: that is a busy cluster, where nearly every node is in a state of its own. Measured are whole plans,
+as the scheduling loop makes them (`schedule()` where 500 instances wait, with the memory of the
+looks before), and single decisions of the fleet alone, which is what finds the node and the GPUs. One process,
+no database; `benchmarks.placing` measures with one.
 """
 
 import argparse
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
 
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from mooring.core.instance import WHOLE_MILLI
+from mooring.core.node import NodeState, allocatable_memory_mib
+from mooring.scheduler.changes import with_placement, without
 from mooring.scheduler.demand import Demand
 from mooring.scheduler.fleet import Fleet
-from mooring.scheduler.shapes import WHOLE, FleetNode, Move, NodeClass, Shape
+from mooring.scheduler.learning import Learning
+from mooring.scheduler.memory import Memory
+from mooring.scheduler.model import GpuView, NodeView, Request, Running, Snapshot
+from mooring.scheduler.schedule import schedule
+from mooring.scheduler.shapes import FleetNode, Move, NodeClass, Shape
 
 SIZES = (100, 200, 500, 1000, 2000, 5000, 10_000)
 FILLED = 0.9
@@ -26,34 +40,46 @@ KINDS = (
 )
 # GPUs, thousandths of each, CPUs (milli), and how often.
 MIX = (
-    (1, WHOLE, 8000, 25),
-    (1, WHOLE, 12_000, 20),
-    (1, WHOLE, 16_000, 8),
+    (1, WHOLE_MILLI, 8000, 25),
+    (1, WHOLE_MILLI, 12_000, 20),
+    (1, WHOLE_MILLI, 16_000, 8),
     (1, 500, 6000, 10),
     (1, 250, 4000, 10),
     (1, 125, 2000, 5),
     (1, 800, 8000, 6),
     (0, 0, 8000, 6),
-    (2, WHOLE, 24_000, 4),
-    (4, WHOLE, 48_000, 3),
-    (8, WHOLE, 90_000, 3),
+    (2, WHOLE_MILLI, 24_000, 4),
+    (4, WHOLE_MILLI, 48_000, 3),
+    (8, WHOLE_MILLI, 90_000, 3),
 )
 MODELS = (frozenset[str](), frozenset({"H100"}), frozenset({"A100"}))
 OWNERS = 8
+WAITING = 500
+WANTED_PER_S = 2000
+HEAD = (
+    "|  nodes |   GPUs | plans/s | alone/s | median us | p99 us |",
+    "|-------:|-------:|--------:|--------:|----------:|-------:|",
+)
 
 
 @dataclass(frozen=True)
 class Rate:
     nodes: int
-    decided: int
     seconds: float
     waits: list[float]  # each decision's
+    planned: float  # placements a second in whole plans
 
     def line(self) -> str:
         waits = sorted(self.waits)
         median, high = waits[len(waits) // 2], waits[int(len(waits) * 0.99)]
-        each = f"{1e6 * median:10.0f} {1e6 * high:10.0f}"
-        return f"{self.nodes:6} {8 * self.nodes:7} {self.decided:8} {self.decided / self.seconds:9.0f} {each}"
+        each = f"{1e6 * median:9.0f} | {1e6 * high:6.0f}"
+        return (
+            f"| {self.nodes:6,} | {8 * self.nodes:6,} | {self.planned:7,.0f} | {self.alone:7,.0f} | {each} |"
+        )
+
+    @property
+    def alone(self) -> float:
+        return len(self.waits) / self.seconds
 
 
 def requests(seed: int) -> Iterator[Shape]:
@@ -62,23 +88,29 @@ def requests(seed: int) -> Iterator[Shape]:
     while True:
         gpus, milli, cpu_milli, _ = dice.choices(MIX, often)[0]
         models = dice.choices(MODELS, (8, 1, 1))[0] if gpus else frozenset[str]()
-        owner = f"project-{dice.randrange(OWNERS)}" if gpus and milli < WHOLE else ""
+        owner = f"project-{dice.randrange(OWNERS)}" if gpus and milli < WHOLE_MILLI else ""
         yield Shape(gpus, milli, cpu_milli, 4 * cpu_milli, models, owner)
 
 
-def measure(nodes: int, decisions: int, seed: int = 1) -> Rate:
+def measure(nodes: int, decisions: int) -> Rate:
+    seconds, waits = alone(nodes, decisions)
+    return Rate(nodes, seconds, waits, planned(nodes, decisions))
+
+
+def alone(nodes: int, decisions: int, seed: int = 1) -> tuple[float, list[float]]:
+    """Seconds for all, and for each."""
     dice = random.Random(seed)
     asked = requests(seed)
     demand = Demand()
     fleet = Fleet(potential=demand.potential)
     fleet.refresh(
-        FleetNode(f"node-{number}", kind, kind.cpu_milli, kind.memory_mib, (WHOLE,) * 8)
+        FleetNode(f"node-{number}", kind, kind.cpu_milli, kind.memory_mib, (WHOLE_MILLI,) * 8)
         for number in range(nodes)
         for kind in [KINDS[number % len(KINDS)]]
     )
     running: list[tuple[Move, Shape]] = []
     given = 0
-    while given < FILLED * nodes * 8 * WHOLE:
+    while given < FILLED * nodes * 8 * WHOLE_MILLI:
         shape = next(asked)
         if placed := _place(fleet, demand, shape):
             running.append((placed, shape))
@@ -86,7 +118,7 @@ def measure(nodes: int, decisions: int, seed: int = 1) -> Rate:
     waits: list[float] = []
     seconds = 0.0
     while len(waits) < decisions:
-        while given > FILLED * nodes * 8 * WHOLE:
+        while given > FILLED * nodes * 8 * WHOLE_MILLI:
             at = dice.randrange(len(running))
             running[at], running[-1] = running[-1], running[at]
             move, shape = running.pop()
@@ -100,7 +132,7 @@ def measure(nodes: int, decisions: int, seed: int = 1) -> Rate:
         if found:
             running.append((found, shape))
             given += shape.gpus * shape.gpu_milli
-    return Rate(nodes, decisions, seconds, waits)
+    return seconds, waits
 
 
 def _place(fleet: Fleet, demand: Demand, shape: Shape) -> Move | None:
@@ -112,16 +144,134 @@ def _place(fleet: Fleet, demand: Demand, shape: Shape) -> Move | None:
     return move
 
 
+class Cluster:
+    """Nodes as the control plane tells them, of which only those that changed are other objects."""
+
+    def __init__(self, nodes: int, seed: int) -> None:
+        self._dice = random.Random(seed)
+        self._shapes = requests(seed)
+        self._nodes = {node.id: node for node in map(_node, range(nodes))}
+        self._running: list[tuple[str, Running]] = []
+        self._memory, self._learning = Memory(), Learning()
+        self._milli = 0
+        self._full = int(FILLED * nodes * 8 * WHOLE_MILLI)
+        self._asked = 0
+
+    @property
+    def filled(self) -> bool:
+        return self._milli >= self._full
+
+    def look(self, waiting: int) -> tuple[int, float]:
+        """Placements, and the seconds that the plan took."""
+        asked = {request.instance_id: request for request in self._requests(waiting)}
+        snapshot = Snapshot(tuple(self._nodes.values()), tuple(asked.values()), now=float(self._asked))
+        began = time.perf_counter()
+        snapshot = self._learning.look(snapshot, self._memory)
+        plan = schedule(snapshot, self._memory)
+        seconds = time.perf_counter() - began
+        for placed in plan.placements:
+            request = asked[placed.instance_id]
+            node = with_placement(self._nodes[placed.node_id], placed, request, snapshot.at)
+            self._nodes[node.id] = node
+            self._running.append((node.id, node.running[-1]))
+            self._milli += node.running[-1].gpu_milli
+        return len(plan.placements), seconds
+
+    def end_some(self) -> None:
+        while self._milli > self._full:
+            at = self._dice.randrange(len(self._running))
+            self._running[at], self._running[-1] = self._running[-1], self._running[at]
+            node_id, ended = self._running.pop()
+            self._nodes[node_id] = without(self._nodes[node_id], [ended])
+            self._milli -= ended.gpu_milli
+
+    def _requests(self, count: int) -> Iterable[Request]:
+        for shape in islice(self._shapes, count):
+            self._asked += 1
+            yield Request(
+                instance_id=f"ins-{self._asked:08}",
+                queued_at=float(self._asked),
+                gpu_count=shape.gpus,
+                gpu_milli=shape.gpu_milli or WHOLE_MILLI,
+                gpu_models=tuple(shape.models),
+                gpu_min_memory_mib=None,
+                cpu_milli=shape.cpu_milli,
+                memory_mib=shape.memory_mib,
+                node_selector={},
+                project_id=shape.owner or f"project-{self._asked % OWNERS}",
+            )
+
+
+def _node(number: int) -> NodeView:
+    kind = KINDS[number % len(KINDS)]
+    uuids = [f"GPU-{number}-{index}" for index in range(8)]
+    cards = (
+        GpuView(
+            uuid=uuid,
+            index=index,
+            model=kind.models[index],
+            memory_mib=81_559,
+            healthy=True,
+            nvlink={other: 18 for other in uuids if other != uuid},
+            topology={other: "system" for other in uuids if other != uuid},
+        )
+        for index, uuid in enumerate(uuids)
+    )
+    return NodeView(
+        id=f"nod_{number:06}",
+        name=f"gpu-{number}",
+        state=NodeState.READY,
+        labels={},
+        cpu_milli=kind.cpu_milli,
+        memory_mib=kind.memory_mib,
+        cpu_milli_free=kind.cpu_milli,
+        memory_mib_free=allocatable_memory_mib(kind.memory_mib),
+        gpus=tuple(cards),
+    )
+
+
+def planned(nodes: int, decisions: int, seed: int = 1) -> float:
+    """Placements a second in whole plans."""
+    cluster = Cluster(nodes, seed)
+    while not cluster.filled:
+        cluster.look(WAITING)
+    placed, seconds = 0, 0.0
+    while placed < decisions:
+        cluster.end_some()
+        more, took = cluster.look(WAITING)
+        placed, seconds = placed + more, seconds + took
+    return placed / seconds
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--nodes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--decisions", type=int, default=10_000, help="measured for each size")
+    parser.add_argument("--docs", type=Path, help="a folder for the table and the curve")
     asked = parser.parse_args(argv)
-    print(" nodes    GPUs  decided  a second  median us     p99 us")
+    print("\n".join(HEAD))
+    rates = []
     for nodes in asked.nodes:
-        print(measure(nodes, asked.decisions).line(), flush=True)
+        rates.append(measure(nodes, asked.decisions))
+        print(rates[-1].line(), flush=True)
+    if asked.docs:
+        (asked.docs / "decisions.md").write_text("\n".join([*HEAD, *(rate.line() for rate in rates)]) + "\n")
+        _draw(rates, asked.docs / "decisions.svg")
+
+
+def _draw(rates: Sequence[Rate], path: Path) -> None:
+    figure = Figure(figsize=(7, 3.5), layout="constrained")
+    axes = figure.subplots()
+    nodes = [rate.nodes for rate in rates]
+    axes.plot(nodes, [rate.alone for rate in rates], marker="o", label="decisions of the fleet alone")
+    axes.plot(nodes, [rate.planned for rate in rates], marker="o", label="placements in whole plans")
+    axes.axhline(WANTED_PER_S, color="grey", linestyle="--", label=f"{WANTED_PER_S:,} a second")
+    axes.set(xlabel="nodes of eight GPUs", ylabel="a second, one process", xscale="log", ylim=(0, None))
+    axes.legend()
+    with mpl.rc_context({"svg.hashsalt": "mooring"}):
+        figure.savefig(path, metadata={"Date": None})
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """A GPU is given out once, however many ask at the same moment, and by whatever way."""
 
 from collections import Counter
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
@@ -9,9 +9,10 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
-from mooring.control import placing
-from mooring.db.tables import Allocation, Node
-from mooring.db.types import now
+from mooring.control import placing, revisions
+from mooring.core import ids
+from mooring.db.tables import Allocation, Instance, Node, Reservation
+from mooring.db.types import new_id, now
 from mooring.scheduler.model import Grant, Placement
 from tests.nodes import WireNode, seen
 from tests.service import Client, RunningService
@@ -153,6 +154,30 @@ def test_a_plan_for_what_is_no_longer_free_healthy_or_wanted_is_refused(
     assert _assign(service, node.id, _plan(one, node, 1)) == []
     with service.plane.database.write() as session:  # with the cordon on
         assert placing.assign(session, [_plan(two, node, 1)]) == []
+
+
+def test_a_plan_for_what_was_reserved_meanwhile_is_refused(
+    service: RunningService, client: Client, node: WireNode, pending: tuple[str, str]
+) -> None:
+    """Unless it is the reservation's own project, or has declared that it ends before."""
+    one, two = pending
+    begins = now() + timedelta(hours=1)
+    owner = client.post("/v1/projects", json={"name": "others"}).json()["id"]
+    mine = client.instance(one)["project_id"]
+    with service.plane.database.write() as session:
+        for project_id, index in ((owner, 0), (mine, 1)):
+            session.add(_reservation(project_id, node.gpus[index].uuid, begins))
+        session.get_one(Instance, two).max_duration_s = 1800
+        revisions.changed(session, node.id)
+    assert _assign(service, node.id, _plan(one, node, 0)) == []
+    assert _assign(service, node.id, _plan(two, node, 0), _plan(one, node, 1)) == [two, one]
+
+
+def _reservation(project_id: str, uuid: str, begins: datetime) -> Reservation:
+    return Reservation(
+        id=new_id(ids.RESERVATION), project_id=project_id, name="course", asked={"count": 1},
+        gpu_uuids=[uuid], from_at=begins, to_at=begins + timedelta(hours=1), version=1, created_at=now(),
+    )  # fmt: skip
 
 
 def test_cpus_and_memory_are_not_given_twice_either(

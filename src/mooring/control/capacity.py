@@ -2,19 +2,20 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from sqlalchemy import Row, func, select
 from sqlalchemy.orm import Session
 
-from mooring.control import requests
+from mooring.control import holds, requests
 from mooring.core.gpu import Health
-from mooring.core.instance import HOLDS_GPUS
+from mooring.core.instance import HOLDS_GPUS, WHOLE_MILLI
 from mooring.core.node import NodeState, allocatable_memory_mib, state_of
 from mooring.db.tables import Allocation, Gpu, Instance
-from mooring.db.types import JsonObject
+from mooring.db.types import JsonObject, now
 from mooring.scheduler import quotas as rules
-from mooring.scheduler.model import WHOLE, Grant, Placement, Quota, Request
+from mooring.scheduler.model import Grant, Hold, Placement, Quota, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +52,14 @@ class Card:
     milli_held: int
     held_by: str | None
     mig_free: frozenset[str] | None  # the MIG devices that are not given out; null: MIG is not enabled
+    holds: Sequence[Hold] = ()
 
-    def giving(self, grant: Grant, project_id: str) -> "Card | None":
-        """The card once this is given to the project; null if it cannot be."""
+    def giving(self, grant: Grant, project_id: str, until: float) -> "Card | None":
+        """The card once this is given to the project until then; null if it cannot be."""
+        if any(hold.project_id != project_id and hold.from_at < until for hold in self.holds):
+            return None
         held = self.milli_held + grant.milli
-        if held > WHOLE or (grant.mig_uuid is None) != (self.mig_free is None):
+        if held > WHOLE_MILLI or (grant.mig_uuid is None) != (self.mig_free is None):
             return None
         if self.mig_free is not None and grant.mig_uuid is not None:
             left = self.mig_free - {grant.mig_uuid}
@@ -82,6 +86,7 @@ class Guard:
     ) -> None:
         self._nodes = nodes
         self._quotas = dict(limited)
+        self._now = now().timestamp()
         self._cards = _cards(session, placements)
         self._used = used_by_node(session, nodes)
         self._requests = _requests(session, placements, limited)
@@ -103,19 +108,21 @@ class Guard:
         node = self._nodes.get(placement.node_id)
         if node is None or not _is_ready(node):
             return False
-        cards = self._with(placement, row.project_id)
+        cards = self._with(placement, row)
         if cards is None or not self._fits(node, placement) or not self._within_quota(placement, row):
             return False
         self._cards.update(cards)
         self._used[node.id] = self._used.get(node.id, Used()).with_(placement)
         return True
 
-    def _with(self, placement: Placement, project_id: str) -> dict[str, Card] | None:
+    def _with(self, placement: Placement, row: Row[Any]) -> dict[str, Card] | None:
         """The cards after the placement; null where one of them cannot be given."""
+        until = inf if row.max_duration_s is None else self._now + row.max_duration_s
         after: dict[str, Card] = {}
         for grant in placement.grants:
             card = after.get(grant.gpu_uuid) or self._cards.get(grant.gpu_uuid)
-            given = card.giving(grant, project_id) if card and card.node_id == placement.node_id else None
+            there = card is not None and card.node_id == placement.node_id
+            given = card.giving(grant, row.project_id, until) if card and there else None
             if given is None:
                 return None
             after[grant.gpu_uuid] = given
@@ -179,8 +186,16 @@ def _cards(session: Session, placements: Sequence[Placement]) -> dict[str, Card]
     query = select(*columns).where(Gpu.uuid.in_(uuids), Gpu.health == Health.HEALTHY)
     found = session.execute(query).all()
     devices = _mig_devices(session, [uuid for uuid, *_rest, mode in found if mode == "enabled"])
+    reserved = holds.by_card(session)
     return {
-        uuid: Card(node_id, model, held, held_by, devices[uuid] - taken if mode == "enabled" else None)
+        uuid: Card(
+            node_id=node_id,
+            model=model,
+            milli_held=held,
+            held_by=held_by,
+            mig_free=devices[uuid] - taken if mode == "enabled" else None,
+            holds=reserved.get(uuid, ()),
+        )
         for uuid, node_id, model, held, held_by, mode in found
     }
 

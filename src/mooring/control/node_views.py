@@ -14,13 +14,13 @@ from typing import Any
 from sqlalchemy import ColumnElement, Row, Text, cast, select
 from sqlalchemy.orm import Session
 
+from mooring.control import holds
 from mooring.control.revisions import changed_here
 from mooring.core.gpu import Health
-from mooring.core.instance import HOLDS_GPUS, State
+from mooring.core.instance import HOLDS_GPUS, WHOLE_MILLI, State
 from mooring.core.node import allocatable_memory_mib, state_of
-from mooring.db.tables import Allocation, Gpu, Instance, Node, Reservation
-from mooring.db.types import now
-from mooring.scheduler.model import WHOLE, GpuView, Grant, Hold, MigView, NodeView, Running
+from mooring.db.tables import Allocation, Gpu, Instance, Node
+from mooring.scheduler.model import GpuView, Grant, MigView, NodeView, Running
 
 # Every node is read anew this often even if nothing said that it changed, a part of them with each look.
 HEALED_WITHIN_S = 30.0
@@ -215,7 +215,7 @@ def _declared_end(row: Row[Any], since: datetime) -> float | None:
 
 
 def _gpus(session: Session, node_ids: Collection[str] | None, grants: _Grants) -> dict[str, list[GpuView]]:
-    holds = _holds(session)
+    reserved = holds.by_card(session)
     columns = (
         Gpu.node_id, Gpu.uuid, Gpu.index, Gpu.model, Gpu.memory_mib, Gpu.health, Gpu.milli_held, Gpu.held_by,
         cast(Gpu.facts, Text),
@@ -231,7 +231,7 @@ def _gpus(session: Session, node_ids: Collection[str] | None, grants: _Grants) -
                 model=model,
                 memory_mib=memory_mib,
                 healthy=health is Health.HEALTHY,
-                milli_free=WHOLE - held,
+                milli_free=WHOLE_MILLI - held,
                 project_id=held_by,
                 nvlink=facts.nvlink,
                 topology=facts.topology,
@@ -242,7 +242,7 @@ def _gpus(session: Session, node_ids: Collection[str] | None, grants: _Grants) -
                     MigView(mig_uuid, profile, mig_uuid not in grants.mig_uuids)
                     for mig_uuid, profile in facts.mig
                 ),
-                holds=holds.get(uuid, ()),
+                holds=reserved.get(uuid, ()),
             )
         )
     return grouped
@@ -270,17 +270,3 @@ def _facts(text: str) -> _Facts:
         mig_enabled=read.get("mig_mode") == "enabled",
         mig=tuple((device["uuid"], device["profile"]) for device in read.get("mig_devices", ())),
     )
-
-
-def _holds(session: Session) -> dict[str, tuple[Hold, ...]]:
-    """What is reserved of cards and has not ended, by card."""
-    query = (
-        select(Reservation)
-        .where(Reservation.deleted_at.is_(None), Reservation.to_at > now())
-        .order_by(Reservation.from_at, Reservation.id)
-    )
-    found: dict[str, tuple[Hold, ...]] = {}
-    for row in session.scalars(query):
-        hold = Hold(row.id, row.project_id, row.from_at.timestamp(), row.to_at.timestamp())
-        found.update({uuid: (*found.get(uuid, ()), hold) for uuid in row.gpu_uuids})
-    return found

@@ -55,7 +55,7 @@ def _locked_instances(session: Session, instance_ids: Iterable[str]) -> dict[str
     row = Instance
     columns = (
         row.id, row.project_id, row.group_id, row.state, row.desired_state, row.deleted_at, row.version,
-        row.attempt, row.gpu_count,
+        row.attempt, row.gpu_count, row.max_duration_s,
     )  # fmt: skip
     query = select(*columns).where(row.id.in_(instance_ids)).order_by(row.id).with_for_update()
     return {each.id: each for each in session.execute(query)}
