@@ -15,8 +15,8 @@ from tests.together import together
 RESERVATIONS = "/v1/reservations"
 
 
-def _in(seconds: float) -> str:
-    return (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()
+def _in(seconds: float, now: datetime | None = None) -> str:
+    return ((now or datetime.now(UTC)) + timedelta(seconds=seconds)).isoformat()
 
 
 class Model:
@@ -34,9 +34,10 @@ class Model:
         self.made: list[str] = []
 
     def reserve(self, count: int = 2, begin: float = 0, end: float = 3600, **fields: Any) -> Any:
+        now = datetime.now(UTC)
         body = {
             "name": "course", "project_id": self.project, "gpus": {"count": count, "model": self.name},
-            "from": _in(begin), "to": _in(end), **fields,
+            "from": _in(begin, now), "to": _in(end, now), **fields,
         }  # fmt: skip
         answer = self.client.post(RESERVATIONS, json=body)
         if answer.status_code == 201:
@@ -75,6 +76,32 @@ def test_reserved_cards_are_for_the_project_alone(model: Model) -> None:
     assert one["devices"][0]["uuid"] not in reserved
     own = model.client.wait(model.create(3, project_id=model.project)["id"], "scheduled")
     assert {device["uuid"] for device in own["devices"]} == reserved
+
+
+def test_more_cards_are_reserved_than_one_instance_may_have(shared: Client) -> None:
+    model = Model(shared, gpus=66)
+    try:
+        refused = problem(model.reserve(640), 409, "insufficient_capacity")
+        assert (refused["most"], refused["earliest_at"]) == (66, None)
+        made = model.reserve(65, begin=60)
+        assert made.status_code == 201, made.text
+        longer = shared.patch(f"{RESERVATIONS}/{made.json()['id']}", json={"to": _in(7200)})
+        assert (longer.status_code, len(longer.json()["devices"])) == (200, 65)
+    finally:
+        model.close()
+
+
+def test_the_end_of_the_calendar_is_no_bug(model: Model) -> None:
+    last = "9999-12-31T23:59:59.999Z"
+    assert model.reserve(4, to=last).json()["to"] == last
+    refused = problem(model.reserve(2, begin=60), 409, "insufficient_capacity")
+    assert (refused["most"], refused["earliest_at"]) == (0, last)
+    at_last: dict[str, Any] = {"from": "9999-12-31T23:59:59.998Z", "to": last}
+    assert problem(model.reserve(1, **at_last), 409)["earliest_at"] == last
+    first, second = (model.create(4, max_duration_s=600)["id"] for _ in range(2))
+    told = [model.client.get(f"/v1/instances/{each}/explain") for each in (first, second)]
+    assert [each.json()["starts_at"] for each in told] == [last, None]
+    assert model.client.get("/v1/queue").status_code == 200
 
 
 def test_until_it_begins_those_run_there_that_end_before(model: Model) -> None:
@@ -212,3 +239,28 @@ def test_two_admins_at_once_never_get_the_same_card(model: Model) -> None:
     made = [answer.json() for answer in answers if answer.status_code == 201]
     assert sorted(answer.status_code for answer in answers) == [201, 201, 409, 409]
     assert len({device["uuid"] for each in made for device in each["devices"]}) == 4
+
+
+def test_a_node_that_is_forgotten_takes_its_cards_with_it(model: Model) -> None:
+    made = model.reserve(2, begin=3600, end=7200).json()
+    spare = WireNode(model.client, f"{model.node.name}-spare", gpus=2, model=f"NVIDIA {model.name}")
+    spare.sync()
+    path = f"{RESERVATIONS}/{made['id']}"
+    try:
+        model.client.delete(f"/v1/nodes/{model.node.id}", params={"force": True})
+        mended = wait_until(
+            lambda: found if (found := model.client.get(path).json())["version"] == 2 else None, timeout_s=20
+        )
+        assert mended["missing"] == 0
+        assert {device["node_id"] for device in mended["devices"]} == {spare.id}
+    finally:
+        model.client.delete(f"/v1/nodes/{spare.id}", params={"force": True})
+        spare.close()
+
+
+def test_with_its_project_ends_what_is_kept_for_it(model: Model) -> None:
+    made = model.reserve(4).json()
+    waits = model.create(4, max_duration_s=600)
+    assert model.client.delete(f"/v1/projects/{model.project}").status_code == 204
+    assert model.client.get(f"{RESERVATIONS}/{made['id']}").status_code == 404
+    model.client.wait(waits["id"], "scheduled")

@@ -1,5 +1,6 @@
 """A plan of evictions is asked again under locks: it may have been true a moment ago."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,9 +35,11 @@ def _placed(client: Client, **fields: Any) -> str:
     return str(made["id"])
 
 
-def _evicted(database: Database, *evictions: Eviction, min_run_s: float = 0) -> list[str]:
+def _evicted(
+    database: Database, *evictions: Eviction, min_run_s: float = 0, going: Sequence[str] = ()
+) -> list[str]:
     with database.write() as session:
-        return preemption.evict(session, evictions, min_run_s)
+        return preemption.evict(session, evictions, min_run_s, going)
 
 
 def test_what_still_holds_is_done(client: Client, database: Database, node: WireNode, waiting: str) -> None:
@@ -44,7 +47,17 @@ def test_what_still_holds_is_done(client: Client, database: Database, node: Wire
     plan = [Eviction(victim, node.id, waiting, "priority") for victim in victims]
     assert _evicted(database, *plan) == victims
     assert {client.instance(victim)["state"] for victim in victims} == {"stopping"}
-    assert _evicted(database, *plan) == []  # they are on their way
+    assert _evicted(database, *plan, going=victims) == []  # they are on their way
+
+
+def test_two_replicas_do_not_both_make_room(
+    client: Client, database: Database, node: WireNode, waiting: str
+) -> None:
+    first, second = (_placed(client) for _ in range(2))
+    assert _evicted(database, Eviction(first, node.id, waiting, "priority")) == [first]
+    other = Eviction(second, node.id, waiting, "priority")
+    assert _evicted(database, other) == []  # it was planned before the first was seen to go
+    assert _evicted(database, other, going=[first]) == [second]
 
 
 @pytest.mark.parametrize(

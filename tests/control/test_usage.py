@@ -1,6 +1,7 @@
 """What projects have used of late: counted by samples, halved with time, and what it does to the queue."""
 
 from datetime import UTC, datetime, timedelta
+from math import inf
 
 import pytest
 
@@ -25,7 +26,7 @@ class Samples:
         self._moment = NOON
         monkeypatch.setattr(usage, "now", lambda: self._moment)
 
-    def after(self, seconds: float, *, gpus: int, since: datetime = NOON) -> Usage:
+    def after(self, seconds: float, *, gpus: int, since: datetime = NOON, within_s: float = inf) -> Usage:
         self._moment += timedelta(seconds=seconds)
         running = Running(
             instance_id="ins_1",
@@ -42,7 +43,7 @@ class Samples:
             "nod_1", "n", NodeState.READY, {}, 8000, 1000, 0, 0, (), running=(running,) if gpus else ()
         )
         with self._database.write() as session:
-            usage.count(session, [node], HALF_LIFE_S)
+            usage.count(session, [node], HALF_LIFE_S, within_s)
         return self.now
 
     @property
@@ -78,6 +79,15 @@ def test_what_began_while_nobody_looked_counts_from_then(samples: Samples) -> No
     began = NOON + timedelta(days=1, seconds=500)
     assert samples.after(1000, gpus=1, since=began).gpu_s - before < 1000
     assert samples.now.gpu_s == pytest.approx(510, abs=1)
+
+
+def test_a_clock_that_jumps_makes_nobody_a_heavy_user(samples: Samples) -> None:
+    ten_years, step_s = timedelta(days=3653).total_seconds(), usage.INTERVAL_S
+    first = samples.after(ten_years, gpus=8, within_s=step_s)
+    assert first.gpu_s == pytest.approx(8 * step_s)
+    assert samples.after(ten_years, gpus=8, within_s=step_s).gpu_s == pytest.approx(8 * step_s)
+    back = samples.after(-ten_years, gpus=8, within_s=step_s).gpu_s
+    assert samples.after(step_s, gpus=8, within_s=step_s).gpu_s == pytest.approx(back + 8 * step_s, rel=0.01)
 
 
 def test_who_used_much_of_late_comes_after_who_did_not(client: Client, node: WireNode) -> None:

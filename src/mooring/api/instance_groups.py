@@ -87,9 +87,7 @@ def list_instance_groups(
     row = tables.InstanceGroup
     query = lists.visible(select(row).where(row.deleted_at.is_(None)), row.project_id, access)
     query = lists.matching(query, asked, row.name, row.project_id)
-    for label in asked.label:
-        key, _, value = label.partition(":")
-        query = query.where(row.labels[key].as_string() == value)
+    query = lists.labelled(query, row.labels, asked.label)
     with context.database.read() as session:
         rows, cursor = lists.page(session, query, row.id, asked, context.identity.cursor_secret)
         items = group_views.groups(session, [each[0] for each in rows], context.world.positions)

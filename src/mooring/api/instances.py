@@ -118,9 +118,7 @@ def list_instances(context: Ctx, access: CurrentAccess, asked: Annotated[Instanc
     row = tables.Instance
     query = lists.visible(query, row.project_id, access)
     query = lists.matching(query, asked, row.state, row.name, row.node_id, row.project_id)
-    for label in asked.label:
-        key, _, value = label.partition(":")
-        query = query.where(tables.Instance.labels[key].as_string() == value)
+    query = lists.labelled(query, row.labels, asked.label)
     with context.database.read() as session:
         page = context.rendered.page(
             session, query, asked, context.identity.cursor_secret, context.world.positions

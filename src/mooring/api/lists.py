@@ -45,6 +45,14 @@ def matching(query: Select[Any], asked: PageQuery, *columns: InstrumentedAttribu
     return query
 
 
+def labelled(query: Select[Any], labels: InstrumentedAttribute[Any], wanted: Sequence[str]) -> Select[Any]:
+    """Only what has all of these labels, each given as `key:value`."""
+    for label in wanted:
+        key, _, value = label.partition(":")
+        query = query.where(labels[key].as_string() == value)
+    return query
+
+
 def page(
     session: Session,
     query: Select[Any],

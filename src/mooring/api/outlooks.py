@@ -6,12 +6,12 @@ from dataclasses import asdict
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from mooring.api.queue import at
 from mooring.control.explaining import Outcome
 from mooring.core.access import Access
+from mooring.core.instance import WHOLE_MILLI
 from mooring.db import tables
-from mooring.scheduler.model import WHOLE, Refusal, Running
-from mooring.schemas.base import Json
+from mooring.scheduler.model import Refusal, Running
+from mooring.schemas.base import Json, timestamp_of
 
 
 def outlook(session: Session, access: Access, outcome: Outcome) -> Json:
@@ -27,13 +27,13 @@ def outlook(session: Session, access: Access, outcome: Outcome) -> Json:
     return {
         "queue_position": outcome.position,
         "ahead": [_ahead(each.because, names.get(each.instance_id)) for each in outcome.ahead],
-        "starts_at": at(forecast.starts_at) if forecast else None,
+        "starts_at": timestamp_of(forecast.starts_at) if forecast else None,
         "start_node_ids": list(forecast.node_ids) if forecast else [],
         "waits_for": [
             {
                 "instance_id": each.instance_id,
                 "name": names[each.instance_id].name,
-                "ends_at": at(each.ends_at),
+                "ends_at": timestamp_of(each.ends_at),
             }
             for each in own
             if each.instance_id in names
@@ -74,7 +74,7 @@ def _would_fit(outcome: Outcome) -> Json | None:
     return {
         "max_count_now": fits.max_count_now,
         "models_now": list(fits.models_now),
-        "max_share_now": None if fits.share_milli_now is None else fits.share_milli_now / WHOLE,
+        "max_share_now": None if fits.share_milli_now is None else fits.share_milli_now / WHOLE_MILLI,
         "without_same_numa": fits.without_same_numa,
         "max_duration_s": outcome.max_duration_now_s,
     }

@@ -103,7 +103,10 @@ def update_project(
     "/{project_id}", status_code=204, responses=errors(404, 409, 412), operation_id="delete_project"
 )
 def delete_project(project_id: str, context: Ctx, access: CurrentAccess, if_match: IfMatch) -> Response:
-    """Forget it with its keys, members, secrets and registries. Refused while instances live there."""
+    """Forget it with its keys, members, secrets, registries and reservations.
+
+    Refused while instances live there.
+    """
 
     def act(session: Session) -> Answer:
         projects.delete(session, access, project_id, context.identity.default_project_id, if_match)

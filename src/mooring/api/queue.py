@@ -16,10 +16,11 @@ from mooring.api.gate import CurrentAccess
 from mooring.api.responses import errors
 from mooring.control import queue
 from mooring.core.access import Access
+from mooring.core.instance import WHOLE_MILLI
 from mooring.db import tables
 from mooring.scheduler.fragmentation import OfModel, fragmentation
-from mooring.scheduler.model import WHOLE, Moment
-from mooring.schemas.base import Json, timestamp
+from mooring.scheduler.model import Moment
+from mooring.schemas.base import Json, timestamp_of
 from mooring.schemas.queue import Fragmentation, Queue
 
 router = APIRouter(prefix="/v1", tags=["queue"], route_class=StrictRoute)
@@ -69,17 +70,12 @@ def _entry(entry: queue.Entry, told: object, group_names: dict[str, str]) -> Jso
         "count": len(entry.members),
         "gpus": entry.gpus,
         "priority": first.priority,
-        "waits_since": at(min(member.queued_at for member in entry.members)),
+        "waits_since": timestamp_of(min(member.queued_at for member in entry.members)),
         "reason": getattr(told, "reason", None),
         "behind": entry.behind,
-        "starts_at": at(forecast.starts_at) if forecast else None,
+        "starts_at": timestamp_of(forecast.starts_at) if forecast else None,
         "node_ids": list(forecast.node_ids) if forecast else [],
     }
-
-
-def at(moment: float | None) -> str | None:
-    """A moment of the scheduler's, as it is shown."""
-    return None if moment is None else timestamp(datetime.fromtimestamp(moment, UTC))
 
 
 def _standing(project_id: str, standing: queue.Standing) -> Json:
@@ -88,7 +84,7 @@ def _standing(project_id: str, standing: queue.Standing) -> Json:
     return {
         "project_id": project_id,
         "weight": project.weight,
-        "guaranteed_gpus": None if guaranteed is None else guaranteed // WHOLE,
+        "guaranteed_gpus": None if guaranteed is None else guaranteed // WHOLE_MILLI,
         "gpus": standing.gpus,
         "gpu_hours_of_late": round(project.used.gpu_s / 3600, 6),
         "dominant_share": round(standing.dominant_share, 6),
@@ -115,14 +111,15 @@ def _model(model: str, told: OfModel) -> Json:
         "model": model,
         "gpus": told.gpus,
         "gpus_free": told.gpus_free,
-        "share_free": told.gpu_milli_free / WHOLE,
+        "share_free": told.gpu_milli_free / WHOLE_MILLI,
         "fits": [{"count": count, "instances": fitting} for count, fitting in sorted(told.fits.items())],
         "shares_fit": [
-            {"share": milli / WHOLE, "instances": fitting}
+            {"share": milli / WHOLE_MILLI, "instances": fitting}
             for milli, fitting in sorted(told.shares_fit.items())
         ],
         "stranded": [
-            {"by": reason, "gpus": milli / WHOLE} for reason, milli in sorted(told.stranded_milli.items())
+            {"by": reason, "gpus": milli / WHOLE_MILLI}
+            for reason, milli in sorted(told.stranded_milli.items())
         ],
         "mig": [{"mig_profile": profile, "free": free} for profile, free in sorted(told.mig_free.items())],
     }

@@ -1,7 +1,7 @@
 """`/v1/reservations`: GPUs kept for a project from one moment to another."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -18,7 +18,6 @@ from mooring.api.gate import CurrentAccess
 from mooring.api.responses import errors
 from mooring.control import projects, reservations
 from mooring.control.idempotency import Answer
-from mooring.core.gpu import Health
 from mooring.core.text import Text
 from mooring.db import tables
 from mooring.schemas.base import Json, timestamp
@@ -69,19 +68,23 @@ def _answer(session: Session, row: tables.Reservation, status: int = 200) -> Ans
 
 
 def _shown(session: Session, rows: Sequence[tables.Reservation]) -> list[Json]:
-    query = select(tables.Gpu).where(tables.Gpu.uuid.in_({uuid for row in rows for uuid in row.gpu_uuids}))
+    uuids = {uuid for row in rows for uuid in row.gpu_uuids}
+    query = select(tables.Gpu).where(tables.Gpu.uuid.in_(uuids))
+    usable = reservations.usable(session, uuids)
     cards = {card.uuid: card for card in session.scalars(query)}
     names = gpu_views.node_names(session, {card.node_id for card in cards.values()})
     shown: dict[str, list[tables.Gpu]] = defaultdict(list)
     for row in rows:
         found = (cards[uuid] for uuid in row.gpu_uuids if uuid in cards)
         shown[row.id] = sorted(found, key=lambda card: (card.node_id, card.index))
-    return [_reservation(row, shown[row.id], names) for row in rows]
+    return [_reservation(row, shown[row.id], names, usable) for row in rows]
 
 
-def _reservation(row: tables.Reservation, cards: Sequence[tables.Gpu], names: dict[str, str]) -> Json:
-    healthy = [card for card in cards if card.health is Health.HEALTHY]
-    others = [card for card in healthy if card.milli_held and card.held_by != row.project_id]
+def _reservation(
+    row: tables.Reservation, cards: Sequence[tables.Gpu], names: dict[str, str], usable: Collection[str]
+) -> Json:
+    there = [card for card in cards if card.uuid in usable]
+    others = [card for card in there if card.milli_held and card.held_by != row.project_id]
     return {
         "id": row.id,
         "name": row.name,
@@ -91,7 +94,7 @@ def _reservation(row: tables.Reservation, cards: Sequence[tables.Gpu], names: di
         "to": timestamp(row.to_at),
         "state": reservations.state_of(row),
         "devices": [_device(card, names.get(card.node_id, "")) for card in cards],
-        "missing": row.asked["count"] - len(healthy),
+        "missing": row.asked["count"] - len(there),
         "awaited": len(others),
         "version": row.version,
         "created_at": timestamp(row.created_at),

@@ -1,17 +1,17 @@
 """What a node is told of each instance that it should have; what is secret only while it may be started."""
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from mooring.control import allocations, gangs, instances, registries, secrets
+from mooring.control import gangs, instances, registries, secrets
 from mooring.control.sealing import Sealer
 from mooring.core.images import ImageName
 from mooring.core.instance import HOLDS_GPUS, WHOLE_MILLI, DesiredState, InstanceSpec
-from mooring.db.tables import Gpu, Instance, Project
-from mooring.scheduler.model import Grant
+from mooring.db.tables import Allocation, Gpu, Instance, Project
 from mooring.schemas.agent import Assignment, GpuGrant, GroupMembership, RegistryAuth
 
 
@@ -45,44 +45,28 @@ def of(session: Session, sealer: Sealer, rows: Sequence[Instance]) -> list[Assig
 
 
 def _grants(session: Session, rows: Sequence[Instance]) -> dict[str, list[GpuGrant]]:
-    held = allocations.held(session, [row.id for row in rows])
-    uuids = {grant.gpu_uuid for grants in held.values() for grant in grants}
-    memory = _memory(session, uuids)
-    return {
-        instance_id: [
-            GpuGrant(
-                gpu_uuid=grant.gpu_uuid,
-                milli=grant.milli,
-                mig_uuid=grant.mig_uuid,
-                memory_mib=memory.of(grant),
-            )
-            for grant in grants
-        ]
-        for instance_id, grants in held.items()
-    }
+    """With the memory of each. A card's facts are long, and read only where MIG devices are given."""
+    held = Allocation
+    columns = (held.instance_id, held.gpu_uuid, held.milli, held.mig_uuid, Gpu.memory_mib)
+    query = select(*columns).join(Gpu, Gpu.uuid == held.gpu_uuid).order_by(held.id)
+    found = session.execute(query.where(held.instance_id.in_([row.id for row in rows]), held.to_at.is_(None)))
+    given = found.all()
+    of_mig = _mig_memory(session, {row.gpu_uuid for row in given if row.mig_uuid})
+    grants: dict[str, list[GpuGrant]] = defaultdict(list)
+    for instance_id, gpu_uuid, milli, mig_uuid, card_mib in given:
+        # A MIG device that does not tell its memory, or that is no more, has its part of the card's.
+        memory_mib = of_mig.get(mig_uuid or "", card_mib * milli // WHOLE_MILLI)
+        grant = GpuGrant(gpu_uuid=gpu_uuid, milli=milli, mig_uuid=mig_uuid, memory_mib=memory_mib)
+        grants[instance_id].append(grant)
+    return grants
 
 
-@dataclass(frozen=True, slots=True)
-class _Memory:
-    """Of cards and of their MIG devices, in MiB."""
-
-    cards: Mapping[str, int]
-    mig: Mapping[str, int]
-
-    def of(self, grant: Grant) -> int:
-        """A MIG device that does not tell its memory, or that is no more, has its part of the card's."""
-        part = self.cards[grant.gpu_uuid] * grant.milli // WHOLE_MILLI
-        return self.mig.get(grant.mig_uuid, part) if grant.mig_uuid else part
-
-
-def _memory(session: Session, uuids: Collection[str]) -> _Memory:
-    query = select(Gpu.uuid, Gpu.memory_mib, Gpu.facts).where(Gpu.uuid.in_(uuids))
-    cards, mig = {}, {}
-    for uuid, memory_mib, facts in session.execute(query) if uuids else ():
-        cards[uuid] = memory_mib
-        devices = facts.get("mig_devices", ())
-        mig.update({each["uuid"]: each["memory_mib"] for each in devices if each["memory_mib"]})
-    return _Memory(cards, mig)
+def _mig_memory(session: Session, uuids: Collection[str]) -> dict[str, int]:
+    if not uuids:
+        return {}
+    facts = session.scalars(select(Gpu.facts).where(Gpu.uuid.in_(uuids)))
+    devices = (device for of_card in facts for device in of_card.get("mig_devices", ()))
+    return {device["uuid"]: device["memory_mib"] for device in devices if device["memory_mib"]}
 
 
 def _runs(row: Instance) -> bool:

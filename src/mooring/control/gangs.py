@@ -19,12 +19,14 @@ from mooring.schemas.agent import GroupMembership, OverlayNetwork
 def of(session: Session, group_ids: Collection[str]) -> dict[str, Gang]:
     """The gangs of those of the groups that can be placed now.
 
-    Not of one of which a member is still on its way out: it is placed when all of it can be.
+    Not of one of which a member still gives way or is on its way out: it is placed when all of it can be.
     """
     if not group_ids:
         return {}
     leaving = select(Instance.group_id).where(
-        Instance.group_id.in_(group_ids), Instance.state == State.STOPPING, Instance.deleted_at.is_(None)
+        Instance.group_id.in_(group_ids),
+        (Instance.state == State.STOPPING) | Instance.requeue,
+        Instance.deleted_at.is_(None),
     )
     columns = (InstanceGroup.id, InstanceGroup.count, InstanceGroup.network, Project.host_network)
     query = (

@@ -76,11 +76,16 @@ def _require_network(project: Project, mode: str) -> None:
 
 def _refuse_taken_name(session: Session, project_id: str, name: str) -> None:
     # The unique index is the authority; this makes the common case a plain answer.
-    query = select(InstanceGroup.id).where(
+    query = select(InstanceGroup).where(
         InstanceGroup.project_id == project_id, InstanceGroup.name == name, InstanceGroup.deleted_at.is_(None)
     )
-    if session.scalar(query) is not None:
+    row = session.scalar(query)
+    if row is None:
+        return
+    if not _is_gone(session, row):
         raise NameTaken(f"an instance group named {name} exists; choose another name", name=name)
+    row.deleted_at = now()  # it answers 404 already
+    session.flush()
 
 
 def _described(row: InstanceGroup) -> dict[str, Any]:
@@ -157,6 +162,7 @@ def start(session: Session, access: Access, group_id: str) -> InstanceGroup:
     _require_network(project, row.network)
     spec = InstanceSpec.from_row(row.template)
     admission.require(session, project.id, spec)
+    admission.require_priority(session, access, project.id, spec.priority)
     quotas.refuse_beyond(session, project, spec, row.count)
     row.desired_state, row.reason, row.restarts = DesiredState.RUNNING, None, 0
     for member in locked.members:

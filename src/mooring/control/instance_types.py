@@ -8,9 +8,10 @@ from sqlalchemy.orm import Session
 
 from mooring.control.world import World
 from mooring.core.access import Access
+from mooring.core.instance import WHOLE_MILLI
 from mooring.core.node import NodeState
 from mooring.scheduler import cards
-from mooring.scheduler.model import WHOLE, GpuView, NodeView
+from mooring.scheduler.model import GpuView, NodeView
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class _Stock:
             total=sum(whole // count for whole in self.healthy),
             available=sum(now // count for now in self.free),
             max_gpus_per_node_now=max(self.free),
-            max_share_now=self.largest_share / WHOLE if count == 1 and kind[2] is None else None,
+            max_share_now=self.largest_share / WHOLE_MILLI if count == 1 and kind[2] is None else None,
         )
 
 

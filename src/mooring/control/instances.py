@@ -226,6 +226,7 @@ def restart(session: Session, access: Access, instance_id: str) -> Instance:
         Conflict: as `reserved.refuse_overrun`.
         Forbidden, Invalid: as `admission.require`.
     """
+    locks.placing(session)  # what is reserved meanwhile relies on the end that it has now
     row, node = locks.instance(session, access, instance_id)
     members.refuse(session, "restart", access, row)
     placed = row.state in {State.SCHEDULED, State.STARTING, State.RUNNING}

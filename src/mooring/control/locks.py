@@ -35,6 +35,13 @@ def projects(session: Session, project_ids: Iterable[str]) -> dict[str, Project]
     return {row.id: row for row in found}
 
 
+def project_key(session: Session, project_id: str) -> None:
+    """As a row that will name the project locks its key, but now: a delete has then come first, or waits."""
+    session.execute(
+        select(Project.id).where(Project.id == project_id).with_for_update(read=True, key_share=True)
+    )
+
+
 def live_project(session: Session, project_id: str) -> Project:
     """See to it that what is new in a project does not outlive it.
 

@@ -251,7 +251,7 @@ def delete(session: Session, access: Access, node_id: str, *, force: bool) -> No
     node.deleted_at = now()
     audit.record(session, access, node.id, None, before={"name": node.name}, after={"forced": force})
     record(session, node)
-    nudge(session, f"node:{node.id}")
+    nudge(session, f"node:{node.id}", "gpu_health")
 
 
 def count_by_state(session: Session) -> dict[NodeState, int]:

@@ -1,15 +1,16 @@
 """What waits, as the scheduler's requests; kept from look to look, since a long queue changes little."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from sqlalchemy import select
+from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
 from mooring.control import gangs, requests
 from mooring.core.instance import State
 from mooring.db.tables import Instance
+from mooring.db.types import JsonObject
 from mooring.scheduler.model import Gang, Request
 
 _CHUNK = 1000
@@ -78,10 +79,18 @@ def _read(session: Session, instance_ids: Sequence[str]) -> Mapping[str, Request
 
 
 def _requests(session: Session, instance_ids: Collection[str]) -> Mapping[str, Request]:
-    query = select(Instance.id, Instance.project_id, Instance.queued_at, Instance.spec)
-    return {
-        instance_id: requests.of_columns(instance_id, project_id, queued_at.timestamp(), spec)
-        for instance_id, project_id, queued_at, spec in session.execute(
-            query.where(Instance.id.in_(instance_ids))
-        )
-    }
+    asked = _asked(session, _ASKED.where(Instance.id.in_(instance_ids)))
+    return {request.instance_id: request for request in asked}
+
+
+def asked_lately(session: Session, most: int) -> tuple[Request, ...]:
+    """What the newest instances asked for, whatever has become of them."""
+    return tuple(_asked(session, _ASKED.order_by(Instance.id.desc()).limit(most)))
+
+
+_ASKED = select(Instance.id, Instance.project_id, Instance.queued_at, Instance.spec)
+
+
+def _asked(session: Session, query: Select[str, str, datetime, JsonObject]) -> Iterator[Request]:
+    for instance_id, project_id, queued_at, spec in session.execute(query):
+        yield requests.of_columns(instance_id, project_id, queued_at.timestamp(), spec)

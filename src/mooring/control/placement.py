@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
-from sqlalchemy import update
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.dml import ReturningUpdate
 
@@ -22,9 +22,16 @@ def explain_unplaced(session: Session, unplaced: Sequence[Unplaced]) -> None:
     for item in unplaced:
         reason = waiting_reason(item)
         waiting[reason.code, reason.message].append(item.instance_id)
+    _lock(session, [item.instance_id for item in unplaced])
     for (code, message), instance_ids in sorted(waiting.items()):
         told = session.scalars(_tell(instance_ids, Reason(code=code, message=message))).all()
         nudge(session, *(f"instance:{instance_id}" for instance_id in told))
+
+
+def _lock(session: Session, instance_ids: list[str]) -> None:
+    """In the order of `locks`: by sentence two replicas would lock the same instances in different orders."""
+    query = select(Instance.id).where(Instance.id.in_(instance_ids), Instance.state == State.PENDING)
+    session.execute(query.order_by(Instance.id).with_for_update())
 
 
 def _tell(instance_ids: list[str], reason: Reason) -> ReturningUpdate[str]:

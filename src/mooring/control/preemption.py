@@ -8,25 +8,32 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from mooring.control import instances, locks
-from mooring.core.instance import ENDED, HOLDS_GPUS, DesiredState, Reason, State
+from mooring.core.instance import ENDED, HOLDS_GPUS, WHOLE_MILLI, DesiredState, Reason, State
 from mooring.db.tables import Instance, Node, Project
 from mooring.db.types import now
-from mooring.scheduler.model import WHOLE, Eviction
+from mooring.scheduler.model import Eviction
 
 CODE = "preempted"
 
 
-def evict(session: Session, evictions: Sequence[Eviction], min_run_s: float) -> list[str]:
+def evict(
+    session: Session, evictions: Sequence[Eviction], min_run_s: float, going: Collection[str]
+) -> list[str]:
     """Stop those that must still give way, for each that waits either all of its victims or none.
 
     The plan was made from a snapshot; here it is asked again whether the other one waits, whether it may take
     this, and whether the victim has run for long enough. Of a group all members give way with the victim:
     the others could not go on, and are placed again together with it.
 
+    Args:
+        going: what the plan saw on its way out.
+
     Returns:
         The ids of the instances that are being stopped.
     """
     locks.placing(session)
+    if _others_evicted(session, going):
+        return []
     mates = _mates(session, {eviction.instance_id for eviction in evictions})
     nodes = locks.nodes(session, {each.node_id for each in evictions} | set(filter(None, mates.values())))
     ids = {key for each in evictions for key in (each.instance_id, each.for_instance_id)}
@@ -42,6 +49,16 @@ def evict(session: Session, evictions: Sequence[Eviction], min_run_s: float) -> 
                 _stop(session, row, nodes[row.node_id or ""], reason)
                 evicted.append(row.id)
     return evicted
+
+
+def _others_evicted(session: Session, going: Collection[str]) -> bool:
+    """Whether another replica has since the look: this plan would do it a second time, with other victims."""
+    query = select(Instance.id).where(
+        Instance.state == State.STOPPING,
+        Instance.deleted_at.is_(None),
+        Instance.reason["code"].as_string() == CODE,
+    )
+    return not set(session.scalars(query)).issubset(going)
 
 
 def _mates(session: Session, victims: Collection[str]) -> dict[str, str | None]:
@@ -145,7 +162,7 @@ def _shares(session: Session, project_ids: Collection[str]) -> dict[str, _Share]
     sums = {project_id: int(milli) for project_id, milli in session.execute(held)}
     query = select(Project.id, Project.guaranteed_gpus).where(Project.id.in_(project_ids))
     return {
-        project_id: _Share(sums.get(project_id, 0), (guaranteed or 0) * WHOLE)
+        project_id: _Share(sums.get(project_id, 0), (guaranteed or 0) * WHOLE_MILLI)
         for project_id, guaranteed in session.execute(query)
     }
 

@@ -7,7 +7,7 @@ from sqlalchemy import delete as sql_delete
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from mooring.control import api_keys, audit, locks, row_limits, versions
+from mooring.control import api_keys, audit, locks, reservations, row_limits, versions
 from mooring.core import ids
 from mooring.core.access import Access, Permission, Role, lacking
 from mooring.core.errors import Conflict, NameTaken, NotFound, ProjectInUse
@@ -134,7 +134,9 @@ def described(row: Project) -> dict[str, Any]:
 def delete(
     session: Session, access: Access, project_id: str, default_project: str, if_match: int | None
 ) -> None:
-    """Forget a project with its keys, members, secrets and registries; its audit log and usage stay.
+    """Forget a project with its keys, members, secrets, registries and reservations.
+
+    Its audit log and usage stay.
 
     Raises:
         ProjectInUse: instances live there.
@@ -150,6 +152,7 @@ def delete(
     api_keys.revoke_all(session, ApiKey.project_id == project_id)
     for table in (Member, Secret, Registry):
         session.execute(sql_delete(table).where(table.project_id == project_id))
+    reservations.give_up(session, project_id)
     row.deleted_at = now()
     audit.record(session, access, row.id, row.id, before=described(row))
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from sqlalchemy.orm import Session
 
 from mooring.control.world import World
-from mooring.scheduler.model import WHOLE, Forecast, Project, Request, Snapshot
+from mooring.core.instance import WHOLE_MILLI
+from mooring.scheduler.model import Forecast, Project, Request, Snapshot
 from mooring.scheduler.needs import gpu_milli
 from mooring.scheduler.order import Because, Shares, because
 from mooring.scheduler.prospects import Line, line
@@ -36,7 +37,7 @@ class Entry:
 
     @property
     def gpus(self) -> float:
-        return sum(map(gpu_milli, self.members)) / WHOLE
+        return sum(map(gpu_milli, self.members)) / WHOLE_MILLI
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ def look(session: Session, world: World) -> Queue:
         concerned = {request.project_id for request in snapshot.requests} | memory.world.held.keys()
         standings = {
             project_id: Standing(
-                project, shares.held(project_id).gpu_milli / WHOLE, shares.dominant(project_id)
+                project, shares.held(project_id).gpu_milli / WHOLE_MILLI, shares.dominant(project_id)
             )
             for project_id, project in sorted(snapshot.projects.items())
             if project_id in concerned or project.used.gpu_s or project.used.cpu_s

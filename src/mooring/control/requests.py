@@ -2,7 +2,6 @@
 
 from mooring.core.gpu import mig_milli
 from mooring.core.instance import WHOLE_MILLI, InstanceSpec
-from mooring.db.tables import Instance
 from mooring.db.types import JsonObject
 from mooring.scheduler.model import Request
 
@@ -27,10 +26,6 @@ def of_spec(spec: InstanceSpec, project_id: str) -> Request:
         node_selector=spec.node_selector,
         project_id=project_id,
     )
-
-
-def of_row(row: Instance) -> Request:
-    return of_columns(row.id, row.project_id, row.queued_at.timestamp(), row.spec)
 
 
 def of_columns(instance_id: str, project_id: str, queued_at: float, spec: JsonObject) -> Request:

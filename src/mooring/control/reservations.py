@@ -7,19 +7,17 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from mooring.control import audit, locks, revisions, versions
+from mooring.control import audit, locks, requests, revisions, versions
 from mooring.control.world import World
 from mooring.core import ids
 from mooring.core.access import Access
 from mooring.core.errors import InsufficientCapacity, Invalid, InvalidTransition, NotFound
 from mooring.core.gpu import Health
-from mooring.core.instance import GpuRequest
 from mooring.db.session import nudge
-from mooring.db.tables import Gpu, Project, Reservation
+from mooring.db.tables import Gpu, Node, Project, Reservation
 from mooring.db.types import JsonObject, new_id, now
 from mooring.scheduler import reservations as rules
-from mooring.scheduler.model import Request
-from mooring.schemas.base import timestamp
+from mooring.schemas.base import timestamp, timestamp_of
 
 
 def create(
@@ -44,6 +42,8 @@ def create(
         id=new_id(ids.RESERVATION), project_id=project.id, name=name, asked=gpus, gpu_uuids=[],
         from_at=begin, to_at=to_at, version=1, created_at=now(),
     )  # fmt: skip
+    # Before placing and the nodes, which a delete of the project that came first will want.
+    locks.project_key(session, project.id)
     # The lock comes before the look, so that no other transaction gives out what is seen here.
     locks.placing(session)
     _keep(session, row, _chosen(session, world, row))
@@ -68,19 +68,8 @@ def _described(row: Reservation) -> dict[str, Any]:
 
 
 def _asked(row: Reservation, world: World) -> rules.Asked:
-    gpus = GpuRequest.model_validate(row.asked, strict=False)
-    request = Request(
-        instance_id=row.id,
-        queued_at=0.0,
-        gpu_count=gpus.count,
-        gpu_models=gpus.models,
-        gpu_min_memory_mib=gpus.min_memory_mib,
-        gpu_min_compute_capability=gpus.min_compute_capability,
-        cpu_milli=0,
-        memory_mib=0,
-        node_selector={},
-        project_id=row.project_id,
-    )
+    cards_alone = {"gpus": row.asked, "cpus": 0, "memory_mib": 0}
+    request = requests.of_columns(row.id, row.project_id, 0, cards_alone)
     moment = now()
     begin = max(row.from_at, moment)
     overhead_s = world.policy.start_overhead_s
@@ -98,7 +87,7 @@ def _chosen(session: Session, world: World, row: Reservation, kept: Collection[s
 
 
 def _insufficient(there: rules.Stock, asked: rules.Asked, earliest: float | None) -> InsufficientCapacity:
-    when = timestamp(datetime.fromtimestamp(earliest, now().tzinfo)) if earliest is not None else None
+    when = timestamp_of(earliest)
     hint = f"as many for as long could be kept from {when}" if when else "no moment can be told from which on"
     most = there.most()
     return InsufficientCapacity(
@@ -110,10 +99,13 @@ def _insufficient(there: rules.Stock, asked: rules.Asked, earliest: float | None
 
 def _keep(session: Session, row: Reservation, uuids: Sequence[str]) -> None:
     """Write down the cards, and have all that look at their nodes and at the former ones look anew."""
-    query = select(Gpu.node_id).where(Gpu.uuid.in_({*row.gpu_uuids, *uuids})).distinct()
-    node_ids = session.scalars(query).all()
-    locks.nodes(session, node_ids)
+    _changed(session, {*row.gpu_uuids, *uuids})
     row.gpu_uuids = list(uuids)
+
+
+def _changed(session: Session, uuids: Collection[str]) -> None:
+    node_ids = session.scalars(select(Gpu.node_id).where(Gpu.uuid.in_(uuids)).distinct()).all()
+    locks.nodes(session, node_ids)
     revisions.changed_many(session, node_ids)
     nudge(session, "schedule")
 
@@ -179,6 +171,16 @@ def delete(session: Session, access: Access, reservation_id: str, if_match: int 
     audit.record(session, access, row.id, row.project_id, before=_described(row))
 
 
+def give_up(session: Session, project_id: str) -> None:
+    """Keep nothing any longer for a project that ends, and that the caller has locked."""
+    query = select(Reservation).where(Reservation.project_id == project_id, Reservation.deleted_at.is_(None))
+    rows = session.scalars(query.order_by(Reservation.id).with_for_update()).all()
+    for row in rows:
+        row.deleted_at = now()
+    if rows:
+        _changed(session, {uuid for row in rows for uuid in row.gpu_uuids})
+
+
 def state_of(row: Reservation) -> str:
     moment = now()
     if moment >= row.to_at:
@@ -187,21 +189,32 @@ def state_of(row: Reservation) -> str:
 
 
 def lacking(session: Session) -> list[str]:
-    """Reservations some card of which is not healthy."""
+    """Reservations some card of which cannot be had any more."""
     living = select(Reservation).where(Reservation.deleted_at.is_(None), Reservation.to_at > now())
     rows = session.scalars(living.order_by(Reservation.id)).all()
-    healthy = _healthy(session, {uuid for row in rows for uuid in row.gpu_uuids})
+    healthy = usable(session, {uuid for row in rows for uuid in row.gpu_uuids})
     return [row.id for row in rows if not healthy.issuperset(row.gpu_uuids)]
 
 
-def _healthy(session: Session, uuids: Collection[str]) -> set[str]:
-    return set(session.scalars(select(Gpu.uuid).where(Gpu.uuid.in_(uuids), Gpu.health == Health.HEALTHY)))
+def usable(session: Session, uuids: Collection[str]) -> set[str]:
+    """Those of the cards that are healthy, on nodes that were not deleted."""
+    query = select(Gpu.uuid).join(Node, Node.id == Gpu.node_id)
+    query = query.where(Gpu.uuid.in_(uuids), Gpu.health == Health.HEALTHY, Node.deleted_at.is_(None))
+    return set(session.scalars(query))
 
 
 def mend(session: Session, access: Access, world: World, reservation_id: str) -> None:
-    """Take other cards for those that are not healthy, if there are any for the rest of its time."""
-    row = _locked(session, access, reservation_id)
-    kept = _healthy(session, row.gpu_uuids)
+    """Take other cards for those that are lost, if there are any for the rest of its time.
+
+    Nothing where somebody has deleted it meanwhile, or it has ended.
+    """
+    try:
+        row = _locked(session, access, reservation_id)
+    except NotFound:
+        return
+    if state_of(row) == "ended":
+        return
+    kept = usable(session, row.gpu_uuids)
     asked = _asked(row, world)
     chosen = rules.choose(rules.stock(world.look(session), asked, but=row.id, always=kept), asked, kept)
     if chosen is not None and set(chosen) != set(row.gpu_uuids):

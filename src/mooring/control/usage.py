@@ -13,6 +13,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from mooring.control import locks
+from mooring.core.instance import WHOLE_MILLI
 from mooring.db.tables import Project, ProjectUsage
 from mooring.db.types import now
 from mooring.scheduler import model
@@ -30,7 +31,7 @@ def projects(session: Session, half_life_s: float) -> dict[str, model.Project]:
         project_id: model.Project(
             weight=weight,
             used=_decayed(used, moment, half_life_s),
-            guaranteed_gpu_milli=None if guaranteed is None else guaranteed * model.WHOLE,
+            guaranteed_gpu_milli=None if guaranteed is None else guaranteed * WHOLE_MILLI,
         )
         for project_id, weight, guaranteed, used in session.execute(query.where(Project.deleted_at.is_(None)))
     }
@@ -43,13 +44,21 @@ def _decayed(row: ProjectUsage | None, moment: datetime, half_life_s: float) -> 
     return model.Usage(row.gpu_s * left, row.cpu_s * left, row.memory_mib_s * left)
 
 
-def count(session: Session, nodes: Iterable[model.NodeView], half_life_s: float) -> None:
-    """Add what is held now to what was used, for the time since the last sample."""
+def count(
+    session: Session, nodes: Iterable[model.NodeView], half_life_s: float, within_s: float = inf
+) -> None:
+    """Add what is held now to what was used, for the time since the last sample.
+
+    Args:
+        within_s: no more time than this has passed, whatever wall clocks say; infinite if nobody knows.
+    """
     locks.placing(session)  # one replica at a time
     moment = now()
     rows = {row.project_id: row for row in session.scalars(select(ProjectUsage))}
-    since_last = {key: max(0.0, (moment - row.as_of).total_seconds()) for key, row in rows.items()}
-    for project_id, added in _held(nodes, since_last, moment.timestamp()).items():
+    since_last = {
+        key: min(within_s, max(0.0, (moment - row.as_of).total_seconds())) for key, row in rows.items()
+    }
+    for project_id, added in _held(nodes, since_last, within_s, moment.timestamp()).items():
         row = rows.get(project_id)
         used = _decayed(row, moment, half_life_s)
         if row is None:
@@ -69,7 +78,7 @@ class _Added:
 
 
 def _held(
-    nodes: Iterable[model.NodeView], since_last: Mapping[str, float], moment: float
+    nodes: Iterable[model.NodeView], since_last: Mapping[str, float], within_s: float, moment: float
 ) -> dict[str, _Added]:
     """By project, what is held times how long.
 
@@ -79,7 +88,7 @@ def _held(
     """
     found: dict[str, _Added] = {}
     for running in (each for node in nodes for each in node.running):
-        seconds = min(since_last.get(running.project_id, inf), max(INTERVAL_S, moment - running.since))
+        seconds = min(since_last.get(running.project_id, within_s), max(INTERVAL_S, moment - running.since))
         added = found.setdefault(running.project_id, _Added())
         added.gpu_s += running.gpu_milli / 1000 * seconds
         added.cpu_s += running.cpu_milli / 1000 * seconds

@@ -21,10 +21,8 @@ class Groups(Loop):
         with self.database.read() as session:
             unsettled = instance_groups.unsettled(session)
             overlays = gangs.overlays(session)
-        for group_id in unsettled:
-            with self.database.write() as session:
-                instance_groups.settle(session, group_id)
         self._tell_managers({swarm: frozenset(each.name for each in of) for swarm, of in overlays.items()})
+        self.each(unsettled, instance_groups.settle)
 
     def _tell_managers(self, networks: Mapping[str, frozenset[str]]) -> None:
         """Managers hear of it at their next report in any case; members wait for the network until then."""

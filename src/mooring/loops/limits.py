@@ -15,6 +15,4 @@ class Limits(Loop):
     def tick(self) -> None:
         with self.database.read() as session:
             due = limits.due(session, self._start_timeout_s)
-        for instance_id, reason in due:
-            with self.database.write() as session:
-                limits.stop(session, instance_id, reason)
+        self.each(due, lambda session, each: limits.stop(session, *each))

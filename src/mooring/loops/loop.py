@@ -4,8 +4,15 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
 
 from mooring.db.session import Database
+
+Item = TypeVar("Item")
 
 log = logging.getLogger(__name__)
 _LONGEST_BACKOFF_S = 5.0
@@ -29,6 +36,25 @@ class Loop(ABC):
     @abstractmethod
     def tick(self) -> None:
         """One look. Whatever it raises is logged, and it is tried again later."""
+
+    def each(self, items: Iterable[Item], act: Callable[[Session, Item], object]) -> None:
+        """Do it for each in a transaction of its own; one that fails keeps no other from its turn.
+
+        Raises:
+            ExceptionGroup: some have failed.
+            OperationalError: the database is away, or too busy: the rest would fail as well.
+        """
+        failures: list[Exception] = []
+        for item in items:
+            try:
+                with self.database.write() as session:
+                    act(session, item)
+            except OperationalError:
+                raise
+            except Exception as failure:
+                failures.append(failure)
+        if failures:
+            raise ExceptionGroup(f"{len(failures)} failed", failures)
 
     def wake(self) -> None:
         self._woken.set()

@@ -34,7 +34,5 @@ class NodeHealth(Loop):
             node_id: seen if (seen := self._seen.get(node_id)) and seen[0] == count else (count, moment)
             for node_id, count in counts.items()
         }
-        for node_id, (_count, since) in self._seen.items():
-            if moment - since > self._unreachable_after_s:
-                with self.database.write() as session:
-                    nodes.silence(session, node_id)
+        silent = [key for key, (_, since) in self._seen.items() if moment - since > self._unreachable_after_s]
+        self.each(silent, nodes.silence)

@@ -18,6 +18,4 @@ class Reservations(Loop):
     def tick(self) -> None:
         with self.database.read() as session:
             lacking = reservations.lacking(session)
-        for reservation_id in lacking:
-            with self.database.write() as session:
-                reservations.mend(session, SYSTEM, self._world, reservation_id)
+        self.each(lacking, lambda session, each: reservations.mend(session, SYSTEM, self._world, each))

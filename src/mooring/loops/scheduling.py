@@ -2,15 +2,18 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from mooring.control import placement, placing, preemption, usage
+from sqlalchemy.orm import Session
+
+from mooring.control import pending, placement, placing, preemption, usage
 from mooring.control.world import World
 from mooring.core.instance import Reason
 from mooring.db.session import Database
 from mooring.loops.loop import Loop
 from mooring.scheduler.learning import Learning
 from mooring.scheduler.memory import Memory
-from mooring.scheduler.model import Placement, Plan, Request, Snapshot, Unplaced
+from mooring.scheduler.model import Eviction, Placement, Plan, Request, Snapshot, Unplaced
 from mooring.scheduler.schedule import schedule
 
 # Placements written in one transaction: enough to share its fsync, few enough to let others write.
@@ -18,6 +21,8 @@ BATCH = 256
 _MOST_TOLD = 1000
 # Whoever waits is told why this often even if it is what this process told before.
 _TELL_ALL_S = 30.0
+# Of so many of the newest instances, those that wait or not, a new process learns what is asked for.
+_LEARNT_FROM = 4000
 
 # A request's time in the queue tells it from the same instance when it waits another time.
 _Told = tuple[float, Reason]
@@ -37,30 +42,39 @@ class Scheduling(Loop):
         super().__init__(database)
         self._world = world
         self._memory = Memory()
-        self._learning = Learning()
+        self._learning: Learning | None = None
         self._told: dict[str, _Told] = {}
         self._told_all_at = float("-inf")
         self._counted_at = float("-inf")
 
     def tick(self) -> None:
         with self.database.read() as session:
-            snapshot = self._learning.look(self._world.snapshot(session), self._memory)
+            snapshot = self._world.snapshot(session)
+            if self._learning is None:
+                self._learning = self._taught(session, snapshot)
+        snapshot = self._learning.look(snapshot, self._memory)
         self._count_usage(snapshot)
         plan = schedule(snapshot, self._memory) if snapshot.requests else Plan((), ())
         self._world.publish(snapshot, plan)
         self._place(plan.placements, snapshot.requests)
         if plan.evictions:
-            with self.database.write() as session:
-                preemption.evict(session, plan.evictions, snapshot.policy.preemption_min_run_s)
+            self._evict(plan.evictions, snapshot)
         self._explain(plan.unplaced, snapshot.requests)
 
+    def _taught(self, session: Session, snapshot: Snapshot) -> Learning:
+        """A restart forgets nothing of what was asked for lately."""
+        learning = Learning()
+        learning.look(replace(snapshot, requests=pending.asked_lately(session, _LEARNT_FROM)), self._memory)
+        return learning
+
     def _count_usage(self, snapshot: Snapshot) -> None:
-        if time.monotonic() - self._counted_at < usage.INTERVAL_S:
+        passed_s = time.monotonic() - self._counted_at
+        if passed_s < usage.INTERVAL_S:
             return
         self._counted_at = time.monotonic()
         if any(node.running for node in snapshot.nodes):
             with self.database.write() as session:
-                usage.count(session, snapshot.nodes, snapshot.policy.usage_half_life_s)
+                usage.count(session, snapshot.nodes, snapshot.policy.usage_half_life_s, passed_s)
 
     def _place(self, placements: Sequence[Placement], requests: Sequence[Request]) -> None:
         refused: list[Placement] = []
@@ -74,6 +88,11 @@ class Scheduling(Loop):
             self._world.doubt({each.node_id for each in refused})
             if len(refused) < len(placements):
                 self.wake()
+
+    def _evict(self, evictions: Sequence[Eviction], snapshot: Snapshot) -> None:
+        going = {each.instance_id for node in snapshot.nodes for each in node.running if each.stopping}
+        with self.database.write() as session:
+            preemption.evict(session, evictions, snapshot.policy.preemption_min_run_s, going)
 
     def _explain(self, unplaced: Sequence[Unplaced], requests: Sequence[Request]) -> None:
         since = {request.instance_id: request.queued_at for request in requests}

@@ -1,7 +1,7 @@
 """The shapes that every answer shares."""
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
@@ -62,6 +62,20 @@ class Problem(BaseModel):
 def timestamp(moment: datetime | None) -> str | None:
     """RFC 3339 with milliseconds: `2026-11-21T08:00:00.123Z`. The moment is in UTC, as every stored one."""
     return None if moment is None else f"{moment.isoformat(timespec='milliseconds')[:-6]}Z"
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def timestamp_of(seconds: float | None) -> str | None:
+    """As `timestamp`, of a moment of the scheduler's, in seconds since 1970; null beyond the year 9999."""
+    if seconds is None:
+        return None
+    try:
+        # Rounded, since a far moment as a float lies some microseconds off.
+        return timestamp(_EPOCH + timedelta(milliseconds=round(seconds * 1000)))
+    except OverflowError:
+        return None
 
 
 Timestamp = Annotated[

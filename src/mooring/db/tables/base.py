@@ -6,7 +6,9 @@ from typing import Any
 
 from sqlalchemy import (
     CheckConstraint,
+    Index,
     MetaData,
+    text,
 )
 from sqlalchemy.orm import DeclarativeBase
 
@@ -40,3 +42,11 @@ class Base(DeclarativeBase):
 def one_of(column: str, values: type[StrEnum]) -> CheckConstraint:
     """A check that holds an enumeration in the database itself, whoever writes."""
     return CheckConstraint(f"{column} IN ({', '.join(repr(str(value)) for value in values)})", name=column)
+
+
+LIVE = "deleted_at IS NULL"
+
+
+def partial_index(name: str, *columns: str, where: str, unique: bool = False) -> Index:
+    """An index over only those rows for which `where` holds, which is SQL that both databases read alike."""
+    return Index(name, *columns, unique=unique, sqlite_where=text(where), postgresql_where=text(where))

@@ -7,13 +7,11 @@ from sqlalchemy import (
     BigInteger,
     CheckConstraint,
     ForeignKey,
-    Index,
-    text,
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
 from mooring.core.gpu import Health
-from mooring.db.tables.base import Base, one_of
+from mooring.db.tables.base import LIVE, Base, one_of, partial_index
 from mooring.db.types import JsonObject
 
 
@@ -33,15 +31,7 @@ class JoinToken(Base):
 
 class Node(Base):
     __tablename__ = "nodes"
-    __table_args__ = (
-        Index(
-            "uq_nodes_name",
-            "name",
-            unique=True,
-            sqlite_where=text("deleted_at IS NULL"),
-            postgresql_where=text("deleted_at IS NULL"),
-        ),
-    )
+    __table_args__ = (partial_index("uq_nodes_name", "name", where=LIVE, unique=True),)
 
     id: Mapped[str] = mapped_column(primary_key=True)
     name: Mapped[str]

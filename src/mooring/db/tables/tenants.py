@@ -8,12 +8,11 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     LargeBinary,
-    text,
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
 from mooring.core.access import Role
-from mooring.db.tables.base import Base, one_of
+from mooring.db.tables.base import LIVE, Base, one_of, partial_index
 from mooring.db.types import JsonObject
 
 
@@ -21,15 +20,7 @@ class Project(Base):
     """A tenant: it owns instances, keys, secrets and quotas."""
 
     __tablename__ = "projects"
-    __table_args__ = (
-        Index(
-            "uq_projects_name",
-            "name",
-            unique=True,
-            sqlite_where=text("deleted_at IS NULL"),
-            postgresql_where=text("deleted_at IS NULL"),
-        ),
-    )
+    __table_args__ = (partial_index("uq_projects_name", "name", where=LIVE, unique=True),)
 
     id: Mapped[str] = mapped_column(primary_key=True)
     name: Mapped[str]
@@ -57,13 +48,7 @@ class User(Base):
     __tablename__ = "users"
     __table_args__ = (
         Index("uq_users_issuer_subject", "issuer", "subject", unique=True),
-        Index(
-            "uq_users_email",
-            "email",
-            unique=True,
-            sqlite_where=text("deleted_at IS NULL"),
-            postgresql_where=text("deleted_at IS NULL"),
-        ),
+        partial_index("uq_users_email", "email", where=LIVE, unique=True),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)

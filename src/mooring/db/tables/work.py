@@ -9,12 +9,11 @@ from sqlalchemy import (
     Float,
     ForeignKey,
     Index,
-    text,
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
 from mooring.core.instance import DesiredState, State
-from mooring.db.tables.base import Base, one_of
+from mooring.db.tables.base import LIVE, Base, one_of, partial_index
 from mooring.db.types import BigId, JsonObject
 
 ACTIVE = "state IN ('pending', 'scheduled', 'starting', 'running', 'stopping', 'unreachable')"
@@ -25,49 +24,15 @@ class Instance(Base):
     __table_args__ = (
         one_of("state", State),
         one_of("desired_state", DesiredState),
-        Index(
-            "uq_instances_project_id_name",
-            "project_id",
-            "name",
-            unique=True,
-            sqlite_where=text("deleted_at IS NULL"),
-            postgresql_where=text("deleted_at IS NULL"),
-        ),
+        partial_index("uq_instances_project_id_name", "project_id", "name", where=LIVE, unique=True),
         # What the loops look for, each over the few rows that matter and not the whole history.
-        Index(
-            "ix_instances_pending",
-            "queued_at",
-            "id",
-            sqlite_where=text("state = 'pending'"),
-            postgresql_where=text("state = 'pending'"),
-        ),
-        Index(
-            "ix_instances_node",
-            "node_id",
-            sqlite_where=text("deleted_at IS NULL"),
-            postgresql_where=text("deleted_at IS NULL"),
-        ),
-        Index(
-            "ix_instances_expires_at",
-            "expires_at",
-            sqlite_where=text("expires_at IS NOT NULL"),
-            postgresql_where=text("expires_at IS NOT NULL"),
-        ),
+        partial_index("ix_instances_pending", "queued_at", "id", where="state = 'pending'"),
+        partial_index("ix_instances_node", "node_id", where=LIVE),
+        partial_index("ix_instances_expires_at", "expires_at", where="expires_at IS NOT NULL"),
         # A project's page, without all that it ever had.
-        Index(
-            "ix_instances_project_id_id",
-            "project_id",
-            "id",
-            sqlite_where=text("deleted_at IS NULL"),
-            postgresql_where=text("deleted_at IS NULL"),
-        ),
+        partial_index("ix_instances_project_id_id", "project_id", "id", where=LIVE),
         # What a project holds and waits for, which is counted against its quotas.
-        Index(
-            "ix_instances_project_active",
-            "project_id",
-            sqlite_where=text(ACTIVE),
-            postgresql_where=text(ACTIVE),
-        ),
+        partial_index("ix_instances_project_active", "project_id", where=ACTIVE),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -123,19 +88,10 @@ class Allocation(Base):
 
     __tablename__ = "allocations"
     __table_args__ = (
-        Index(
-            "uq_allocations_live_mig",
-            "mig_uuid",
-            unique=True,
-            sqlite_where=text("to_at IS NULL AND mig_uuid IS NOT NULL"),
-            postgresql_where=text("to_at IS NULL AND mig_uuid IS NOT NULL"),
+        partial_index(
+            "uq_allocations_live_mig", "mig_uuid", where="to_at IS NULL AND mig_uuid IS NOT NULL", unique=True
         ),
-        Index(
-            "ix_allocations_live_gpu",
-            "gpu_uuid",
-            sqlite_where=text("to_at IS NULL"),
-            postgresql_where=text("to_at IS NULL"),
-        ),
+        partial_index("ix_allocations_live_gpu", "gpu_uuid", where="to_at IS NULL"),
         Index("ix_allocations_instance_id", "instance_id"),
         # The GPU-hours of a day or a month.
         Index("ix_allocations_project_id_to_at", "project_id", "to_at"),
@@ -159,14 +115,7 @@ class InstanceGroup(Base):
 
     __tablename__ = "instance_groups"
     __table_args__ = (
-        Index(
-            "uq_instance_groups_project_id_name",
-            "project_id",
-            "name",
-            unique=True,
-            sqlite_where=text("deleted_at IS NULL"),
-            postgresql_where=text("deleted_at IS NULL"),
-        ),
+        partial_index("uq_instance_groups_project_id_name", "project_id", "name", where=LIVE, unique=True),
         Index("ix_instance_groups_project_id_id", "project_id", "id"),
     )
 
@@ -195,12 +144,7 @@ class Reservation(Base):
 
     __tablename__ = "reservations"
     __table_args__ = (
-        Index(
-            "ix_reservations_to_at",
-            "to_at",
-            sqlite_where=text("deleted_at IS NULL"),
-            postgresql_where=text("deleted_at IS NULL"),
-        ),
+        partial_index("ix_reservations_to_at", "to_at", where=LIVE),
         Index("ix_reservations_project_id_id", "project_id", "id"),
     )
 

@@ -1,0 +1,57 @@
+"""What two transactions at once must not do to each other, on the database that lets two write at once."""
+
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+
+import httpx
+import pytest
+from sqlalchemy import text
+
+from mooring.control import locks, reservations, revisions
+from mooring.core.access import SYSTEM
+from mooring.db.session import Database
+from mooring.db.tables import Instance, Project
+from mooring.db.types import now
+from tests.nodes import WireNode
+from tests.problems import problem
+from tests.service import Client, RunningService
+from tests.testbed.waiting import wait_until
+
+pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+
+
+@pytest.fixture
+def database(service: RunningService) -> Iterator[Database]:
+    yield service.plane.database
+
+
+def _waits_for_a_lock(database: Database) -> bool:
+    with database.read() as session:
+        query = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+        return bool(session.scalar(query))
+
+
+def test_a_restart_does_not_run_into_what_is_being_reserved(
+    service: RunningService, client: Client, database: Database, node: WireNode
+) -> None:
+    course = client.post("/v1/projects", json={"name": "course"}).json()["id"]
+    runs = client.wait(client.create(gpus={"count": 8}, max_duration_s=600)["id"], "scheduled")
+    with database.write() as session:
+        row = session.get_one(Instance, runs["id"])
+        row.scheduled_at = now() - timedelta(seconds=500)  # so it ends in a hundred seconds
+        revisions.changed(session, row.node_id)
+    told: list[httpx.Response] = []
+    thread = threading.Thread(target=lambda: told.append(client.post(f"/v1/instances/{runs['id']}/restart")))
+    with database.write() as session:
+        locks.placing(session)
+        thread.start()
+        wait_until(lambda: _waits_for_a_lock(database) or told)
+        begins = now() + timedelta(seconds=200)
+        ends = begins + timedelta(hours=1)
+        project = session.get_one(Project, course)
+        reservations.create(
+            session, SYSTEM, service.service.world, project, "course", {"count": 8}, begins, ends,
+        )  # fmt: skip
+    thread.join(20)
+    problem(told[0], 409, "gpu_reserved")

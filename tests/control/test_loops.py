@@ -1,0 +1,66 @@
+"""Loops go on: whatever fails keeps nothing else from its turn, and a restart forgets nothing learnt."""
+
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy.orm import Session
+
+from mooring.control import pending
+from mooring.control.world import World
+from mooring.db.session import Database
+from mooring.loops.loop import Loop
+from mooring.loops.scheduling import Scheduling
+from tests.nodes import WireNode
+from tests.service import Client, RunningService
+
+
+class Halves(Loop):
+    """Of some numbers, their halves; of an odd one there is none."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self.found: list[int] = []
+
+    def tick(self) -> None:
+        self.each([2, 3, 4, 5, 6], self._halve)
+
+    def _halve(self, _session: Session, number: int) -> None:
+        if number % 2:
+            raise ValueError(number)
+        self.found.append(number // 2)
+
+
+@pytest.fixture
+def database(service: RunningService) -> Iterator[Database]:
+    yield service.plane.database
+
+
+def test_one_that_fails_keeps_no_other_from_its_turn(database: Database) -> None:
+    halves = Halves(database)
+    with pytest.raises(ExceptionGroup) as told:
+        halves.tick()
+    assert halves.found == [1, 2, 3]
+    assert [failure.args for failure in told.value.exceptions] == [(3,), (5,)]
+
+
+def test_a_new_process_knows_what_was_asked_for_lately(
+    client: Client, database: Database, node: WireNode
+) -> None:
+    for gpus in (3, 5):
+        template = {"image": "mooring-test/busybox:1", "gpus": {"count": gpus}}
+        group = client.post("/v1/instance-groups", json={"count": 30, "template": template}).json()
+        client.delete(f"/v1/instance-groups/{group['id']}")
+    world = World()
+    Scheduling(database, world).tick()
+    assert world.decided is not None
+    snapshot = world.decided.snapshot
+    assert snapshot.requests == ()
+    assert snapshot.potential is not None
+    assert len(snapshot.potential.needs([]).hosts) == 2  # shapes; at first there is one
+
+
+def test_the_newest_are_learnt_from(client: Client, database: Database) -> None:
+    made = [client.create(gpus={"count": count}) for count in (8, 2, 9)]
+    client.delete(f"/v1/instances/{made[-1]['id']}")
+    with database.read() as session:
+        assert [each.gpu_count for each in pending.asked_lately(session, 2)] == [9, 2]
