@@ -14,6 +14,19 @@ pytest_plugins = ["tests.testbed.fixtures"]
 
 DATABASES = ("sqlite", "postgresql")
 
+# Begun last, a file of minutes would leave the other workers idle while its own ends.
+_LONGEST_FIRST = ("contract/test_schemathesis.py", "walk/", "scheduler/", "testbed/", "contract/")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=_place)
+
+
+def _place(item: pytest.Item) -> int:
+    path = item.path.relative_to(Path(__file__).parent).as_posix()
+    places = (place for place, start in enumerate(_LONGEST_FIRST) if path.startswith(start))
+    return next(places, len(_LONGEST_FIRST))
+
 
 @pytest.fixture(scope="session")
 def migrated_template(

@@ -41,7 +41,7 @@ class WireNode:
         self, admin: Client, name: str, *, gpus: int = 8, model: str = "NVIDIA H100 80GB HBM3"
     ) -> None:
         self.name = name
-        self.http = httpx.Client(base_url=admin.base_url, timeout=70)
+        self.http = httpx.Client(base_url=admin.base_url, timeout=70, verify=False)
         joined = self.http.post(
             "/agent/v1/join", json={"token": join_token(admin), "node_name": name, "hostname": name}
         )

@@ -17,7 +17,12 @@ from tests.agent.control_planes import TOKEN, TinyControlPlane, control_plane
 
 @contextmanager
 def agent_with(
-    runtime: Runtime, reader: GpuReader, container_of: ContainerOf, directory: Path
+    runtime: Runtime,
+    reader: GpuReader,
+    container_of: ContainerOf,
+    directory: Path,
+    *,
+    release_within_s: float = 1,
 ) -> Iterator[TinyControlPlane]:
     with control_plane() as server, ExitStack() as stack:
         calls = stack.enter_context(closing(ControlPlane(server.url)))
@@ -36,7 +41,7 @@ def agent_with(
             control_plane=calls,
             machine=Machine("host-1", "10.0.0.7"),
             container_of=container_of,
-            release_within_s=1,
+            release_within_s=release_within_s,
         )
         thread = threading.Thread(target=agent.run)
         thread.start()

@@ -1,11 +1,46 @@
 """What tests of the agent share."""
 
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from tests.agent.nvml_children import Standin
+from mooring.agent.docker import DockerRuntime
+from mooring.agent.gpus import NvmlGpuReader
+from tests.agent.docker_assignments import runtime_on
+from tests.agent.nvml_children import SELDOM, Standin
+from tests.testbed.dockerd import DockerNode
 from tests.testbed.nvml.standin import NvmlStandin
+from tests.testbed.waiting import wait_until
+
+
+@pytest.fixture
+def node(docker_node: DockerNode) -> Iterator[DockerNode]:
+    """The session's node; no container that a test leaves on it outlives the test."""
+    yield docker_node
+    docker_node.remove_containers()
+
+
+@pytest.fixture
+def runtime(node: DockerNode) -> Iterator[DockerRuntime]:
+    """An agent's runtime on that node."""
+    with closing(runtime_on(node)) as made:
+        yield made
+
+
+@pytest.fixture
+def nvml(tmp_path: Path) -> NvmlStandin:
+    """One card with nothing on it but what the driver keeps."""
+    return NvmlStandin(tmp_path, "gpus 1", "set 0 used_mib 5")
+
+
+@pytest.fixture
+def reader(nvml: NvmlStandin) -> Iterator[NvmlGpuReader]:
+    """A reader of these cards that has read them, and does so again only when it is asked to."""
+    with closing(NvmlGpuReader(SELDOM, nvml.environment)) as made:
+        assert wait_until(lambda: made.latest().samples)
+        yield made
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from mooring.agent.docker import DockerRuntime
 from mooring.agent.docker_create import Abilities, Image, Limits, container_config, container_name
 from mooring.agent.runtime import Container
 from mooring.schemas.agent import Assignment, ExecRequest
+from tests.agent import worlds
 from tests.testbed import images
 from tests.testbed.dockerd import DockerNode
 from tests.testbed.waiting import wait_until
@@ -20,23 +21,13 @@ _numbers = itertools.count(1)
 def assignment(
     *, instance_id: str | None = None, gpu_uuids: tuple[str, ...] = (), cpus: float = 1, **spec: Any
 ) -> Assignment:
-    """One of an instance of its own, unless it is named."""
-    number = next(_numbers)
-    return Assignment.model_validate(
-        {
-            "instance_id": instance_id or f"inst-{number}",
-            "attempt": 1,
-            "name": f"name-{number}",
-            "project_id": "proj-1",
-            "generation": 7,
-            "want": "running",
-            "may_start": True,
-            "stop_timeout_s": 5,
-            "spec": {"image": images.BUSYBOX, "command": ["sleep", "1000"], **spec},
-            "gpu_uuids": gpu_uuids,
-            "cpus": cpus,
-            "memory_mib": 64,
-        }
+    """One of an instance of its own, unless it is named; every node of the test bed has its image."""
+    return worlds.assignment(
+        instance_id=instance_id or f"inst-{next(_numbers)}",
+        project_id="proj-1",
+        gpu_uuids=gpu_uuids,
+        cpus=cpus,
+        **{"image": images.BUSYBOX, **spec},
     )
 
 

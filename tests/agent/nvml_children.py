@@ -1,9 +1,11 @@
 """NVML's process with the stand-in's library in it, for tests that speak to it directly."""
 
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from mooring.agent.gpus import Pace
 from mooring.agent.nvml_child import NvmlChild
 from mooring.core.gpu import GpuFacts, Sample
 from tests.testbed.nvml.standin import NvmlStandin
@@ -26,6 +28,8 @@ SAMPLED = {
 UNSUPPORTED = (3, 13, 25, 26)
 PASSING = (2, 4, 5, 6, 7, 8, 10, 11, 12, 14, 17, 19, 20, 21, 22, 23, 24, 27, 29, 30, 999, 4711)
 GPU_FAULTS = {15: "gpu_lost", 16: "reset_required", 28: "gpu_lost"}
+# So seldom that a test in which somebody waits for the next regular sample fails.
+SELDOM = Pace(sample_interval_s=60)
 NODE_FAULTS = {1: "uninitialized", 9: "driver_not_loaded", 18: "version_mismatch"}
 
 
@@ -78,3 +82,14 @@ def gpus_of(answer: dict[str, Any]) -> list[dict[str, Any]]:
 
 def nulls_of(sample: dict[str, Any]) -> set[str]:
     return {name for name, value in sample.items() if value is None}
+
+
+@contextmanager
+def process() -> Iterator[int]:
+    """A pid that NVML may name: one that is not there is left out of samples."""
+    running = subprocess.Popen(["sleep", "1000"])
+    try:
+        yield running.pid
+    finally:
+        running.kill()
+        running.wait()

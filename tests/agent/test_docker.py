@@ -1,7 +1,7 @@
 """`DockerRuntime` against a real dockerd: starts, and what they leave behind when they fail."""
 
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,19 +25,6 @@ from tests.agent.docker_assignments import (
 from tests.testbed.dockerd import DockerNode
 from tests.testbed.fixtures import NewDockerNode
 from tests.testbed.waiting import wait_until
-
-
-@pytest.fixture
-def node(docker_node: DockerNode) -> Iterator[DockerNode]:
-    yield docker_node
-    docker_node.remove_containers()
-
-
-@pytest.fixture
-def runtime(node: DockerNode) -> Iterator[DockerRuntime]:
-    made = runtime_on(node)
-    yield made
-    made.close()
 
 
 def refused(runtime: DockerRuntime, given: Assignment) -> StartRefused:

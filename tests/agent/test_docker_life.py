@@ -2,7 +2,6 @@
 
 import os
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
@@ -23,19 +22,6 @@ from tests.testbed import images
 from tests.testbed.dockerd import DockerNode
 from tests.testbed.fixtures import NewDockerNode
 from tests.testbed.waiting import wait_until
-
-
-@pytest.fixture
-def node(docker_node: DockerNode) -> Iterator[DockerNode]:
-    yield docker_node
-    docker_node.remove_containers()
-
-
-@pytest.fixture
-def runtime(node: DockerNode) -> Iterator[DockerRuntime]:
-    made = runtime_on(node)
-    yield made
-    made.close()
 
 
 def test_stop_takes_sigterm_to_the_program_and_remove_leaves_nothing(

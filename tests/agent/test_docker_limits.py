@@ -1,6 +1,5 @@
 """R7 and R14 from the inside: what a hostile program does to its node, and what runs it."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,12 +15,6 @@ PIDS = 40
 FORK_BOMB = ["sh", "-c", "(while :; do sleep 1000 & done) 2>/dev/null; exec sleep 1000"]
 FLOOD_KIB = 4096
 LOG_KIB = 64
-
-
-@pytest.fixture
-def node(docker_node: DockerNode) -> Iterator[DockerNode]:
-    yield docker_node
-    docker_node.remove_containers()
 
 
 def test_a_fork_bomb_fills_its_own_limit_and_no_more(node: DockerNode) -> None:

@@ -1,6 +1,5 @@
 """One network per project on a real dockerd: who reaches whom, and when networks come and go."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -25,19 +24,6 @@ LATER_RANGES = (
     "172.31.0.0/16",
     "192.168.0.0/16",
 )
-
-
-@pytest.fixture
-def node(docker_node: DockerNode) -> Iterator[DockerNode]:
-    yield docker_node
-    docker_node.remove_containers()
-
-
-@pytest.fixture
-def runtime(node: DockerNode) -> Iterator[DockerRuntime]:
-    made = runtime_on(node)
-    yield made
-    made.close()
 
 
 def of_project(project_id: str, **spec: Any) -> Assignment:

@@ -2,7 +2,6 @@
 
 import re
 import threading
-from collections.abc import Iterator
 
 import pytest
 
@@ -18,19 +17,6 @@ from tests.testbed.dockerd import DockerNode
 from tests.testbed.fixtures import NewDockerNode
 from tests.testbed.registry import Registry
 from tests.testbed.waiting import wait_until
-
-
-@pytest.fixture
-def node(docker_node: DockerNode) -> Iterator[DockerNode]:
-    yield docker_node
-    docker_node.remove_containers()
-
-
-@pytest.fixture
-def runtime(node: DockerNode) -> Iterator[DockerRuntime]:
-    made = runtime_on(node)
-    yield made
-    made.close()
 
 
 def refusal_of(runtime: DockerRuntime, image: str) -> Reason:

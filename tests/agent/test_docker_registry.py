@@ -23,12 +23,6 @@ NewRuntime = Callable[[], DockerRuntime]
 
 
 @pytest.fixture
-def node(docker_node: DockerNode) -> Iterator[DockerNode]:
-    yield docker_node
-    docker_node.remove_containers()
-
-
-@pytest.fixture
 def new_runtime(node: DockerNode, tmp_path: Path) -> Iterator[NewRuntime]:
     """The runtime of an agent that remembers in the test's folder, as often as it is started anew."""
     made: list[DockerRuntime] = []

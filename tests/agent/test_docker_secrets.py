@@ -3,47 +3,27 @@
 import hashlib
 import json
 import logging
-import threading
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mooring.agent.control_plane import ControlPlane
 from mooring.agent.docker import DockerRuntime
 from mooring.agent.docker_create import Abilities, Image, environment, labels
 from mooring.agent.docker_errors import EngineRefused
-from mooring.agent.loop import Agent
 from mooring.agent.runtime import Runtime, RuntimeUnavailable, StartRefused
 from mooring.agent.simulated import SimulatedRuntime
 from mooring.agent.simulated_gpus import SimulatedGpuReader
-from mooring.agent.state import Identity, NodeState
-from mooring.agent.telemetry import Machine
 from mooring.agent.withheld import MASK, Withheld
 from mooring.schemas.agent import Assignment
-from tests.agent.control_planes import TOKEN, TinyControlPlane, control_plane
-from tests.agent.docker_assignments import CONTROL_PLANE, assignment, runtime_on, with_more
+from tests.agent.agents import agent_with
+from tests.agent.docker_assignments import CONTROL_PLANE, assignment, with_more
 from tests.testbed.dockerd import DockerNode
 from tests.testbed.waiting import wait_until
 
 CANARY = 'canary "quoted"\\ and\ttabbed, 4f1c'
 PASSWORD = "registry-canary-77aa"
-
-
-@pytest.fixture
-def node(docker_node: DockerNode) -> Iterator[DockerNode]:
-    yield docker_node
-    docker_node.remove_containers()
-
-
-@pytest.fixture
-def runtime(node: DockerNode) -> Iterator[DockerRuntime]:
-    made = runtime_on(node)
-    yield made
-    made.close()
 
 
 def with_secret(**spec: Any) -> Assignment:
@@ -71,35 +51,6 @@ def test_without_its_secret_it_is_refused(runtime: DockerRuntime, *, simulated: 
     assert caught.value.reason.code == "secret_unavailable"
 
 
-@contextmanager
-def agent_on(runtime: DockerRuntime, directory: Path) -> Iterator[TinyControlPlane]:
-    """The whole agent, and the control plane that it talks to."""
-    with control_plane() as server:
-        calls = ControlPlane(server.url)
-        identity = Identity.given(calls.join(TOKEN, "gpu-1", "host-1"))
-        calls.identify(identity)
-        state = NodeState(directory)
-        state.joined(identity)
-        runtime.control_plane_id = identity.control_plane_id
-        agent = Agent(
-            identity=identity,
-            state=state,
-            runtime=runtime,
-            gpus=SimulatedGpuReader("gpu-1", 1),
-            control_plane=calls,
-            machine=Machine("host-1", "127.0.0.1"),
-        )
-        thread = threading.Thread(target=agent.run)
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.hang_up()
-            agent.stop()
-            thread.join(5)
-            calls.close()
-
-
 def test_nothing_that_the_agent_writes_or_says_holds_a_secret(
     node: DockerNode, runtime: DockerRuntime, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -114,7 +65,7 @@ def test_nothing_that_the_agent_writes_or_says_holds_a_secret(
         with_secret(image=f"{node.address}:1/nobody/listens:1"),
         with_more(with_secret(), secrets={}),
     ]
-    with agent_on(runtime, tmp_path) as server:
+    with agent_with(runtime, SimulatedGpuReader("gpu-1", 1), lambda _: None, tmp_path) as server:
         server.wants(good, *failing)
         wait_until(lambda: server.phase(good) == "running")
         wait_until(lambda: all(server.phase(one) == "refused" for one in failing), 30)

@@ -2,7 +2,7 @@
 
 import re
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -19,19 +19,6 @@ from tests.testbed.waiting import wait_until
 
 ALL = LogsRequest(tail=None, since=None, follow=False)
 FOLLOW = LogsRequest(tail=None, since=None, follow=True)
-
-
-@pytest.fixture
-def node(docker_node: DockerNode) -> Iterator[DockerNode]:
-    yield docker_node
-    docker_node.remove_containers()
-
-
-@pytest.fixture
-def runtime(node: DockerNode) -> Iterator[DockerRuntime]:
-    made = runtime_on(node)
-    yield made
-    made.close()
 
 
 def sh(runtime: DockerRuntime, script: str) -> Container:

@@ -97,13 +97,6 @@ def node(docker_node: DockerNode) -> Iterator[DockerNode]:
     docker_node.remove_containers()
 
 
-@pytest.fixture
-def runtime(node: DockerNode) -> Iterator[DockerRuntime]:
-    made = runtime_on(node)
-    yield made
-    made.close()
-
-
 def iptables(node: DockerNode, *arguments: str, check: bool = True) -> str:
     argv = node.inside(program("iptables"), "-w", *arguments)
     return subprocess.run(argv, capture_output=True, text=True, check=check).stdout

@@ -1,8 +1,6 @@
 """MIG devices: read from the real binding, given by their own UUID, and free when nothing is left on them."""
 
-import subprocess
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ from mooring.agent.devices import card_of, devices_of
 from mooring.agent.docker import DockerRuntime
 from mooring.agent.docker_create import Abilities, Image, device_requests, environment
 from mooring.agent.docker_verify import foreign_devices, mismatch
-from mooring.agent.gpus import NvmlGpuReader, Pace
+from mooring.agent.gpus import NvmlGpuReader
 from mooring.agent.main import _minor_of
 from mooring.agent.reconcile import Key, Release, Start, decide
 from mooring.agent.release import ReleaseGate
@@ -24,7 +22,17 @@ from tests.agent.agents import agent_with
 from tests.agent.control_planes import TinyControlPlane
 from tests.agent.docker_assignments import assignment, output_of, runtime_on, start
 from tests.agent.grants import CARD, MIG_A, MIG_B, with_cards, with_mig
-from tests.agent.nvml_children import Standin, asked_once, asked_until, asking, gpus_of, nulls_of, samples_of
+from tests.agent.nvml_children import (
+    SELDOM,
+    Standin,
+    asked_once,
+    asked_until,
+    asking,
+    gpus_of,
+    nulls_of,
+    process,
+    samples_of,
+)
 from tests.agent.worlds import assignment as simulated
 from tests.agent.worlds import container, exited, wanted, world
 from tests.testbed.dockerd import DockerNode
@@ -40,16 +48,6 @@ CUT = (
     f"slice 0 {MIG_B} 40192 {NAME} 3g.40gb",
     "error nvmlDeviceGetUtilizationRates 3 0",
 )
-
-
-@contextmanager
-def process() -> Iterator[int]:
-    running = subprocess.Popen(["sleep", "1000"])
-    try:
-        yield running.pid
-    finally:
-        running.kill()
-        running.wait()
 
 
 # --- what NVML tells
@@ -171,18 +169,9 @@ def test_by_cdi_where_that_lists_them_all() -> None:
     assert request["Driver"] == "nvidia"
 
 
-@pytest.fixture
-def runtime(docker_node: DockerNode) -> Iterator[DockerRuntime]:
-    with closing(runtime_on(docker_node)) as made:
-        yield made
-    docker_node.remove_containers()
-
-
-def test_a_real_container_has_the_device_and_is_known_again(
-    docker_node: DockerNode, runtime: DockerRuntime
-) -> None:
+def test_a_real_container_has_the_device_and_is_known_again(node: DockerNode, runtime: DockerRuntime) -> None:
     made = start(runtime, ONE)
-    inspected: Any = docker_node.client.api.inspect_container(made.container_id)
+    inspected: Any = node.client.api.inspect_container(made.container_id)
     labels = inspected["Config"]["Labels"]
     assert (labels["mooring.gpus"], labels["mooring.cards"]) == (MIG_A, CARD)
     assert f"NVIDIA_VISIBLE_DEVICES={MIG_A}" in output_of(runtime, made, ["env"]).splitlines()
@@ -190,14 +179,14 @@ def test_a_real_container_has_the_device_and_is_known_again(
     for others in ([MIG_B], [CARD], [MIG_A, MIG_B]):
         reason = mismatch(inspected, others, simulated=False)
         assert reason is not None and reason.code == "gpu_mismatch"
-    with closing(runtime_on(docker_node)) as another:
+    with closing(runtime_on(node)) as another:
         [found], _ = another.containers()
         assert (found.gpu_uuids, found.cards, found.share) == ((MIG_A,), (CARD,), None)
 
 
 def test_the_card_seen_inside_is_the_one_that_the_device_is_on(standin: Standin) -> None:
     nvml = standin(*CUT, "set 0 minor 4")
-    with closing(NvmlGpuReader(Pace(sample_interval_s=60), nvml.environment)) as reader:
+    with closing(NvmlGpuReader(SELDOM, nvml.environment)) as reader:
         assert reader.wait_first(10)
         assert foreign_devices({4}, [MIG_A, MIG_B], lambda uuid: _minor_of(reader, uuid)) is None
         assert foreign_devices({1}, [MIG_A], lambda uuid: _minor_of(reader, uuid)) is not None
@@ -228,13 +217,6 @@ ENDED = exited("a", gpu_uuids=(MIG_A,), cards=(CARD,))
 @pytest.fixture
 def nvml(tmp_path: Path) -> NvmlStandin:
     return NvmlStandin(tmp_path, *CUT)
-
-
-@pytest.fixture
-def reader(nvml: NvmlStandin) -> Iterator[NvmlGpuReader]:
-    with closing(NvmlGpuReader(Pace(sample_interval_s=60), nvml.environment)) as made:
-        assert wait_until(lambda: made.latest().samples)
-        yield made
 
 
 def test_a_device_is_free_whatever_goes_on_beside_it(nvml: NvmlStandin, reader: NvmlGpuReader) -> None:

@@ -102,13 +102,13 @@ def test_the_two_mounts_are_the_operators() -> None:
 
 # Listens as the real one does. NVIDIA's protocol is not spoken: nobody here asks it anything.
 DAEMON = """
-import os, socket, sys, time
+import os, signal, socket, sys
 control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 control.bind(sys.argv[1] + "/control")
 os.setuid(int(sys.argv[2]))
 control.listen()
 print("listening", flush=True)
-time.sleep(1000)
+signal.pause()
 """
 
 
@@ -210,12 +210,6 @@ def test_a_link_to_elsewhere_is_not_followed(tmp_path: Path) -> None:
 
 
 # --- with a real engine
-
-
-@pytest.fixture
-def node(docker_node: DockerNode) -> Iterator[DockerNode]:
-    yield docker_node
-    docker_node.remove_containers()
 
 
 @pytest.fixture

@@ -1,28 +1,25 @@
 """A card is free when nothing of its last container is left on it, and out of use otherwise (R11)."""
 
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
-from mooring.agent.control_plane import ControlPlane
 from mooring.agent.gpus import NvmlGpuReader, Pace
 from mooring.agent.knowledge import Knowledge, Verdict
-from mooring.agent.loop import Agent
 from mooring.agent.reconcile import Doing, Key, Release, Remove, Restart, Start, Work, decide
 from mooring.agent.release import ReleaseGate
 from mooring.agent.runtime import Container
 from mooring.agent.simulated import SimulatedRuntime
 from mooring.agent.simulated_gpus import SimulatedGpuReader
-from mooring.agent.state import Identity, NodeState
-from mooring.agent.telemetry import Machine
 from mooring.core.instance import Phase
 from mooring.schemas.agent import Assignment, Removal, SyncAnswer
-from tests.agent.control_planes import TOKEN, TinyControlPlane, control_plane
+from tests.agent.agents import agent_with
+from tests.agent.control_planes import TinyControlPlane
+from tests.agent.nvml_children import process
 from tests.agent.worlds import assignment, container, exited, removal, wanted, world
 from tests.testbed.nvml.standin import NvmlStandin, uuid_of
 from tests.testbed.waiting import wait_until
@@ -31,8 +28,6 @@ A1: Key = ("a", 1)
 CARD, OTHER = uuid_of(0), uuid_of(1)
 ENDED = exited(gpu_uuids=(CARD,))
 TWO_CARDS = ("gpus 2", "set 0 used_mib 5", "set 1 used_mib 5")
-# So seldom that a test in which somebody waits for the next regular sample fails.
-SELDOM = Pace(sample_interval_s=60)
 
 NewGate = Callable[..., ReleaseGate]
 
@@ -43,26 +38,8 @@ def nvml(tmp_path: Path) -> NvmlStandin:
 
 
 @pytest.fixture
-def reader(nvml: NvmlStandin) -> Iterator[NvmlGpuReader]:
-    with closing(NvmlGpuReader(SELDOM, nvml.environment)) as made:
-        assert wait_until(lambda: made.latest().samples)
-        yield made
-
-
-@pytest.fixture
 def gate(reader: NvmlGpuReader) -> ReleaseGate:
     return ReleaseGate(reader, lambda _: None, within_s=0.3)
-
-
-@contextmanager
-def process() -> Iterator[int]:
-    """A pid that NVML may name: one that is not there is left out of samples."""
-    running = subprocess.Popen(["sleep", "1000"])
-    try:
-        yield running.pid
-    finally:
-        running.kill()
-        running.wait()
 
 
 def fresh(reader: NvmlGpuReader, *, mib: int) -> None:
@@ -293,30 +270,10 @@ def test_without_cards_nothing_waits() -> None:
 
 
 @contextmanager
-def agent_with(reader: NvmlGpuReader, directory: Path, within_s: float) -> Iterator[TinyControlPlane]:
-    with control_plane() as server, ExitStack() as stack:
-        calls = stack.enter_context(closing(ControlPlane(server.url)))
-        identity = Identity.given(calls.join(TOKEN, "gpu-1", "host-1"))
-        calls.identify(identity)
-        state = NodeState(directory)
-        state.joined(identity)
-        agent = Agent(
-            identity=identity,
-            state=state,
-            runtime=stack.enter_context(closing(SimulatedRuntime(start_s=0))),
-            gpus=reader,
-            control_plane=calls,
-            machine=Machine("host-1", "10.0.0.7"),
-            release_within_s=within_s,
-        )
-        thread = threading.Thread(target=agent.run)
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.hang_up()
-            agent.stop()
-            thread.join(5)
+def agent_on(reader: NvmlGpuReader, directory: Path, within_s: float) -> Iterator[TinyControlPlane]:
+    engine = SimulatedRuntime(start_s=0)
+    with agent_with(engine, reader, lambda _: None, directory, release_within_s=within_s) as server:
+        yield server
 
 
 def stopped(asked: Assignment) -> Assignment:
@@ -325,7 +282,7 @@ def stopped(asked: Assignment) -> Assignment:
 
 def test_a_stop_is_told_without_waiting_for_the_next_sample(reader: NvmlGpuReader, tmp_path: Path) -> None:
     asked = assignment(gpu_uuids=(CARD,))
-    with agent_with(reader, tmp_path, within_s=30) as server:
+    with agent_on(reader, tmp_path, within_s=30) as server:
         server.wants(asked)
         wait_until(lambda: server.phase(asked) == "running")
         began = time.monotonic()
@@ -339,7 +296,7 @@ def test_the_end_and_what_is_wrong_with_the_card_are_told_in_one_report(
     reader: NvmlGpuReader, nvml: NvmlStandin, tmp_path: Path
 ) -> None:
     asked = assignment(gpu_uuids=(CARD,))
-    with agent_with(reader, tmp_path, within_s=0.3) as server, process() as pid:
+    with agent_on(reader, tmp_path, within_s=0.3) as server, process() as pid:
         server.wants(asked)
         wait_until(lambda: server.phase(asked) == "running")
         nvml.write(*TWO_CARDS, f"process 0 compute {pid} 100")

@@ -1,8 +1,6 @@
 """Shares of cards: what a container is given and told, who may have a card together, and when it is free."""
 
-import subprocess
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ import pytest
 from mooring.agent.devices import Devices, Share, claims, devices_of
 from mooring.agent.docker import DockerRuntime
 from mooring.agent.docker_create import Abilities, Image, Limits, container_config, spec_hash
-from mooring.agent.gpus import NvmlGpuReader, Pace
+from mooring.agent.gpus import NvmlGpuReader
 from mooring.agent.reconcile import Doing, Key, Release, Start, Work, decide
 from mooring.agent.release import ReleaseGate
 from mooring.agent.runtime import Container
@@ -27,6 +25,7 @@ from tests.agent.docker_assignments import (
     with_more,
 )
 from tests.agent.grants import CARD, MIG_A, with_cards, with_mig, with_share
+from tests.agent.nvml_children import process
 from tests.agent.worlds import assignment as simulated
 from tests.agent.worlds import container, exited, wanted, world
 from tests.testbed.dockerd import DockerNode
@@ -77,18 +76,6 @@ def test_a_share_that_makes_no_sense_is_whole_cards_to_itself() -> None:
 
 
 # --- with a real engine
-
-
-@pytest.fixture
-def node(docker_node: DockerNode) -> Iterator[DockerNode]:
-    yield docker_node
-    docker_node.remove_containers()
-
-
-@pytest.fixture
-def runtime(node: DockerNode) -> Iterator[DockerRuntime]:
-    with closing(runtime_on(node)) as made:
-        yield made
 
 
 def test_a_share_is_known_again_by_its_labels(node: DockerNode, runtime: DockerRuntime) -> None:
@@ -175,28 +162,6 @@ def test_a_newcomer_waits_while_the_card_is_looked_at_as_a_whole() -> None:
     assert started(shares("b"), ENDED, unreleased={A: ENDED}) == set()
     assert started(shares("b"), ENDED, work={A: Work(Doing.RELEASE, (CARD,))}, unreleased={A: ENDED}) == set()
     assert started(shares("c"), ENDED, NEIGHBOUR, unreleased={A: ENDED}) == {"c"}
-
-
-@pytest.fixture
-def nvml(tmp_path: Path) -> NvmlStandin:
-    return NvmlStandin(tmp_path, "gpus 1", "set 0 used_mib 5")
-
-
-@pytest.fixture
-def reader(nvml: NvmlStandin) -> Iterator[NvmlGpuReader]:
-    with closing(NvmlGpuReader(Pace(sample_interval_s=60), nvml.environment)) as made:
-        assert wait_until(lambda: made.latest().samples)
-        yield made
-
-
-@contextmanager
-def process() -> Iterator[int]:
-    running = subprocess.Popen(["sleep", "1000"])
-    try:
-        yield running.pid
-    finally:
-        running.kill()
-        running.wait()
 
 
 def on_the_card(reader: NvmlGpuReader) -> set[tuple[int, int | None]]:

@@ -23,6 +23,7 @@ from tests.agent import docker_assignments, worlds
 from tests.agent.agents import agent_with
 from tests.agent.control_planes import TinyControlPlane
 from tests.agent.grants import CARD, MIG_A, MIG_B, with_cards, with_mig, with_share
+from tests.agent.nvml_children import SELDOM
 from tests.agent.worlds import container, exited, wanted
 from tests.testbed.dockerd import DockerNode
 from tests.testbed.nvml.standin import NvmlStandin, uuid_of
@@ -228,7 +229,7 @@ def test_a_real_container_that_overdraws_is_killed_and_its_neighbour_runs_on(
         with_share(docker_assignments.assignment()),
         with_cards(docker_assignments.assignment(), uuid_of(1)),
     )
-    reader = NvmlGpuReader(Pace(sample_interval_s=60), nvml.environment)
+    reader = NvmlGpuReader(SELDOM, nvml.environment)
     runtime = docker_assignments.runtime_on(docker_node)
     with closing(reader), agent_with(runtime, reader, ProcessContainers().container_of, tmp_path) as server:
         server.wants(greedy, modest, whole)

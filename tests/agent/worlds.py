@@ -25,7 +25,14 @@ from mooring.schemas.agent import Assignment, Removal
 _numbers = itertools.count(1)
 
 
-def assignment(*, instance_id: str | None = None, gpu_uuids: tuple[str, ...] = (), **spec: Any) -> Assignment:
+def assignment(
+    *,
+    instance_id: str | None = None,
+    project_id: str = "prj_1",
+    gpu_uuids: tuple[str, ...] = (),
+    cpus: float = 1,
+    **spec: Any,
+) -> Assignment:
     """One of an instance of its own, unless it is named."""
     number = next(_numbers)
     return Assignment.model_validate(
@@ -33,14 +40,14 @@ def assignment(*, instance_id: str | None = None, gpu_uuids: tuple[str, ...] = (
             "instance_id": instance_id or f"ins_{number}",
             "attempt": 1,
             "name": f"name-{number}",
-            "project_id": "prj_1",
+            "project_id": project_id,
             "generation": 7,
             "want": "running",
             "may_start": True,
             "stop_timeout_s": 5,
             "spec": {"image": "mooring/test:1", "command": ["sleep", "1000"], **spec},
             "gpu_uuids": gpu_uuids,
-            "cpus": 1,
+            "cpus": cpus,
             "memory_mib": 64,
         }
     )

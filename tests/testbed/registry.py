@@ -97,7 +97,7 @@ class Registry:
 
     def _client(self) -> httpx.Client:
         auth = ("alice", PASSWORDS["alice"]) if self._private else None
-        return httpx.Client(base_url=self.url, auth=auth, timeout=30)
+        return httpx.Client(base_url=self.url, auth=auth, timeout=30, verify=False)
 
     def _write_configuration(self, folder: Path) -> Path:
         configuration: dict[str, Any] = {

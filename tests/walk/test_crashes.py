@@ -1,7 +1,6 @@
 """kill -9 of the control plane at every step of the walk: nothing acknowledged is lost or runs twice."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 from uuid import uuid4
@@ -16,14 +15,20 @@ from tests.walk.checker import all_instances
 from tests.walk.conftest import World
 from tests.walk.test_verbs import IGNORES_TERM, SMALL, freeze_in_mid_pull, gone, holders
 
-pytestmark = pytest.mark.parametrize("shared_world", ["sqlite", "postgresql"], indirect=True, scope="module")
+pytestmark = [
+    pytest.mark.parametrize("shared_world", ["sqlite", "postgresql"], indirect=True, scope="module"),
+    pytest.mark.timeout(300),  # several of its patient waits may follow one another
+]
 
 READY_WITHIN_S = 5
+PATIENCE_S = 60
 
 
 def kill_and_start(world: World) -> None:
+    """The server is back, having worked no longer for it than it may take where nothing else runs."""
     world.server.kill()
-    world.server.start(READY_WITHIN_S)
+    world.server.start(PATIENCE_S)
+    assert world.server.processor_s() < READY_WITHIN_S
 
 
 @pytest.fixture
@@ -34,7 +39,9 @@ def kept(admin: Client, world: World) -> Iterator[None]:
         admin.wait(instance["id"], "running")
     before = {instance["id"]: world.container(instance) for instance in made}
     yield
-    wait_until(lambda: all(admin.instance(instance_id)["state"] == "running" for instance_id in before), 20)
+    wait_until(
+        lambda: all(admin.instance(instance_id)["state"] == "running" for instance_id in before), PATIENCE_S
+    )
     assert {instance_id: world.container({"id": instance_id}) for instance_id in before} == before
     for instance_id in before:
         states = [event["data"]["to"] for event in admin.items(f"/v1/instances/{instance_id}/events")]
@@ -86,9 +93,8 @@ def test_during_an_ending(admin: Client, world: World) -> None:
         admin.post(f"/v1/instances/{instance['id']}/stop", json={"timeout_s": 5})
     admin.delete(f"/v1/instances/{deleted['id']}")
     kill_and_start(world)
-    for instance in (stopped, deleted):
-        if world.container(instance).runs:
-            assert instance["id"] in holders(admin)
+    held = holders(admin)  # before the look at what runs, which may end at any moment
+    assert {found.instance for found in world.containers() if found.runs} <= held
     assert admin.wait(stopped["id"], "stopped")["exit_code"] == 137
     gone(admin, deleted)
 
@@ -110,7 +116,7 @@ class Clients:
     def end(self) -> None:
         self._ended.set()
         for thread in self._threads:
-            thread.join(60)
+            thread.join(PATIENCE_S)
             assert not thread.is_alive()
 
     def _use(self) -> None:
@@ -118,7 +124,7 @@ class Clients:
             while not self._ended.is_set():
                 name = f"storm-{uuid4().hex[:12]}"
                 self.asked.append(name)
-                self.acknowledged[name] = wait_until(self._creating(client, name), 60, 0.05)
+                self.acknowledged[name] = wait_until(self._creating(client, name), PATIENCE_S, 0.05)
 
     def _creating(self, client: Client, name: str) -> Callable[[], str | None]:
         body: dict[str, Any] = {
@@ -148,15 +154,13 @@ def test_in_a_storm_of_creates(admin: Client, world: World) -> None:
     try:
         for _ in range(3):
             more = len(clients.acknowledged) + 8
-            wait_until(lambda: len(clients.acknowledged) >= more, 30)  # noqa: B023 - used at once
+            wait_until(lambda: len(clients.acknowledged) >= more, PATIENCE_S)  # noqa: B023 - used at once
             kill_and_start(world)
     finally:
         clients.end()
     shown = {item["name"]: item["id"] for item in all_instances(admin).values() if "storm" in item["name"]}
     assert shown == clients.acknowledged
     assert set(shown) == set(clients.asked)
-    began = time.monotonic()
     world.check()
-    assert time.monotonic() - began < 60
-    free = [gpu for gpu in admin.items("/v1/gpus", limit=200) if gpu["instance_id"] is None]
-    assert not free, "instances wait while GPUs are free"
+    # Instances wait; so no GPU stays free.
+    wait_until(lambda: all(gpu["instance_id"] for gpu in admin.items("/v1/gpus", limit=200)), PATIENCE_S)

@@ -44,7 +44,7 @@ class Up(Program):
     def _is_ready(self) -> bool:
         assert self.running, self.tail()
         try:
-            return httpx.get(f"{self.url}/readyz").status_code == 200
+            return httpx.get(f"{self.url}/readyz", verify=False).status_code == 200
         except httpx.TransportError:
             return False
 
