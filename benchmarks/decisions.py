@@ -3,10 +3,10 @@
     python -m benchmarks.decisions [--docs FOLDER]
 
 A cluster of nodes of eight GPUs is filled to nine tenths with mixed requests, and then as many end as are
-placed: that is a busy cluster, where nearly every node is in a state of its own. Measured are whole plans,
-as the scheduling loop makes them (`schedule()` where 500 instances wait, with the memory of the
-looks before), and single decisions of the fleet alone, which is what finds the node and the GPUs. One process,
-no database; `benchmarks.placing` measures with one.
+placed: that is a busy cluster, where nearly every node is in a state of its own. Measured are whole plans, as
+the loop makes them (`schedule()` where 500 instances wait, with the memory of the looks before), and
+decisions of the fleet alone, which is what finds the node and the GPUs. One process, no database;
+`benchmarks.placing` measures with one.
 """
 
 import argparse

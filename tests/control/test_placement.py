@@ -17,7 +17,7 @@ def test_who_is_told_is_locked_in_the_order_of_all_others(service: RunningServic
     database = service.plane.database
     first, second = (client.create(gpus={"count": 1})["id"] for _ in range(2))
     for each in (first, second):
-        wait_until(lambda each=each: client.instance(each)["reason"]["code"] != "queued")
+        wait_until(lambda: client.instance(each)["reason"]["code"] != "queued")  # noqa: B023 - used at once
     told = [
         Unplaced(second, (), ever=True, summary="a sentence"),
         Unplaced(first, (), ever=True, summary="behind it"),

@@ -17,6 +17,7 @@ from mooring.scheduler.model import (
     NodeView,
     Placement,
     Plan,
+    Policy,
     Project,
     Request,
     Running,
@@ -28,6 +29,7 @@ from tests.scheduler.worlds import A10, H100, SIZES
 NOW = 1_000_000.0
 PROFILE = "1g.10gb"
 PROFILE_MILLI = 142
+BACKFILLS: st.SearchStrategy[Literal["easy", "conservative"]] = st.sampled_from(["easy", "conservative"])
 
 
 @st.composite
@@ -74,6 +76,7 @@ def _running(draw: st.DrawFn, node: NodeView, number: int) -> Running | None:
         since=NOW - draw(st.sampled_from([10, 400, 4000])),
         ends_at=NOW + 20 if stopping else draw(ends),
         stopping=stopping,
+        group_id=f"g-{project}" if draw(st.integers(0, 3)) == 0 else None,
     )
 
 
@@ -196,7 +199,8 @@ def snapshots(draw: st.DrawFn, *, nodes_at_most: int = 4, requests_at_most: int 
         )
         for project in draw(st.sampled_from(["", "ab", "abc"]))
     }
-    return Snapshot(nodes, draw(requests(at_most=requests_at_most)), {}, projects, NOW)
+    policy = Policy(backfill=draw(BACKFILLS))
+    return Snapshot(nodes, draw(requests(at_most=requests_at_most)), {}, projects, NOW, policy)
 
 
 # ---- counted anew

@@ -2,9 +2,10 @@
 
 from hypothesis import strategies as st
 
+from mooring.core.instance import WHOLE_MILLI
 from mooring.scheduler.potential import Potential, Target
 from mooring.scheduler.prices import worth_of_rests
-from mooring.scheduler.shapes import WHOLE, FleetNode, NodeClass, Shape
+from mooring.scheduler.shapes import FleetNode, NodeClass, Shape
 
 BIG = NodeClass(96_000, 400_000, ("A",) * 8)
 SMALL = NodeClass(16_000, 100_000, ("B", "B"))
@@ -17,13 +18,13 @@ def node(name: str, kind: NodeClass = SMALL, **changes: object) -> FleetNode:
     values: dict[str, object] = {
         "cpu_milli_free": kind.cpu_milli,
         "memory_mib_free": kind.memory_mib,
-        "gpu_milli_free": (WHOLE,) * len(kind.models),
+        "gpu_milli_free": (WHOLE_MILLI,) * len(kind.models),
     }
     return FleetNode(name, kind, **(values | changes))  # type: ignore[arg-type]
 
 
 def whole(gpus: int = 1, cpu_milli: int = 4000, memory_mib: int = 8000, **more: object) -> Shape:
-    return Shape(gpus, WHOLE, cpu_milli, memory_mib, **more)  # type: ignore[arg-type]
+    return Shape(gpus, WHOLE_MILLI, cpu_milli, memory_mib, **more)  # type: ignore[arg-type]
 
 
 def share(milli: int, cpu_milli: int = 1000, memory_mib: int = 1000, **more: object) -> Shape:
@@ -37,7 +38,7 @@ def potential() -> Potential:
         Target(share(470, 3000), 0.1, 0.1),
         Target(whole(), 0.05, 0.1),
         Target(whole(2, models=frozenset({"A"})), 0.05, 0.05),
-        Target(Shape(1, WHOLE, None, None), 0.1, 0.1),
+        Target(Shape(1, WHOLE_MILLI, None, None), 0.1, 0.1),
     ]
     return Potential(targets, worth_of_rests({160: 1.0, 470: 4.0, 810: 2.0}), 1.0)
 
@@ -47,7 +48,7 @@ memories = st.sampled_from((None, 0, 4000, 30_000))
 models = st.sampled_from((frozenset[str](), frozenset({"A"}), frozenset({"B"}), frozenset({"A", "B"})))
 owners = st.sampled_from(("", "p", "q"))
 shapes = st.one_of(
-    st.builds(Shape, st.sampled_from((1, 2, 3, 8)), st.just(WHOLE), cpus, memories, models),
+    st.builds(Shape, st.sampled_from((1, 2, 3, 8)), st.just(WHOLE_MILLI), cpus, memories, models),
     st.builds(Shape, st.just(1), st.sampled_from((50, 160, 470, 500, 810)), cpus, memories, models, owners),
     st.builds(Shape, st.just(0), st.just(0), st.sampled_from((500, 9000)), st.sampled_from((0, 9000))),
 )

@@ -40,17 +40,16 @@ def test_a_picture_lasts_as_long_as_requests_are_as_before() -> None:
 
 def test_memory_whose_it_is_and_how_often_in_all_make_no_difference() -> None:
     a, b = Demand(), Demand()
-    for number in range(200):
-        a.offer(share(470, memory_mib=number, owner="p"))
-        b.offer(share(470))
-    assert a.epoch == b.epoch == 1
+    drawn = [a.offer(share(470, memory_mib=number, owner="p")) for number in range(200)]
+    assert sum(drawn) == 1
+    assert offer(b, share(470), 200) == drawn
 
 
 def test_old_requests_fade() -> None:
     demand = Demand()
     offer(demand, share(810), 500)
-    offer(demand, whole(), 20 * module.HALF_LIFE)
-    assert demand.count(share(810)) < 0.01
+    offer(demand, whole(), 9 * module.HALF_LIFE)
+    assert demand.count(share(810)) < 500 / 2**8
 
 
 def test_it_remembers_a_bounded_number_of_shapes() -> None:

@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mooring.core.instance import WHOLE_MILLI
 from mooring.scheduler import fleet as fleets_module
 from mooring.scheduler.fleet import Fleet
 from mooring.scheduler.potential import Potential
-from mooring.scheduler.shapes import WHOLE, FleetNode, Move, NodeClass, Shape, tie_of
+from mooring.scheduler.shapes import FleetNode, Move, NodeClass, Shape, tie_of
 from tests.scheduler.fleets import BIG, MIXED, PLAIN, SMALL, fleets, node, potential, shapes, share, whole
 
 
@@ -45,7 +46,7 @@ class TestWhatFits:
             (whole(1, models=frozenset({"A", "B"})), True),
             (share(999), True),
             (Shape(0, 0, 16_000, 100_000), True),
-            (Shape(2, WHOLE, None, None), True),
+            (Shape(2, WHOLE_MILLI, None, None), True),
         ],
     )
     def test_an_empty_node_hosts_what_it_has(self, shape: Shape, expected: bool) -> None:
@@ -174,7 +175,8 @@ def test_it_refuses_only_what_does_not_fit_and_never_gives_too_much(
             fleet.give_back(*running.pop(0))
         there = [fleet.node(index) for index in range(len(nodes))]
         move = fleet.best(shape)
-        assert fleet.fitting(shape).tolist() == [fits(each, shape) for each in there]
+        fitting = {number for number, each in enumerate(there) if fits(each, shape)}
+        assert {each.node for each in fleet.ranked(shape, len(there))} == fitting
         if move is None:
             continue
         assert len(set(move.gpus)) == shape.gpus
@@ -234,7 +236,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_fleets_that_know_other_classes_share_a_potential() -> None:
     one = potential()
     nodes = [node("a", BIG), node("b", SMALL), node("c", MIXED, gpu_milli_free=(1000, 400, 0))]
-    asked = [whole(), share(470), share(160), Shape(1, WHOLE, None, None), Shape(0, 0, 500, 0)]
+    asked = [whole(), share(470), share(160), Shape(1, WHOLE_MILLI, None, None), Shape(0, 0, 500, 0)]
     there, back = Fleet(nodes, one), Fleet(reversed(nodes), one)
     for shape in asked:
         ranked = [

@@ -62,7 +62,7 @@ def test_a_card_with_mig_enabled_is_told_by_its_devices() -> None:
     assert (told.gpus, told.mig_free) == (1, {"1g.10gb": 1})
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=30)
 @given(snapshots())
 def test_what_is_said_to_fit_does_and_no_more(snapshot: Snapshot) -> None:
     """As many of one size as it says are placed, of a project that has nothing and no reservation."""

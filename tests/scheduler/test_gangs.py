@@ -5,11 +5,10 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
-from hypothesis import event, given, settings
 
-from mooring.scheduler.model import Gang, NodeView, Project, Quota, Request, Running, Snapshot
+from mooring.scheduler.model import Gang, NodeView, Project, Quota, Request, Running
 from mooring.scheduler.schedule import schedule
-from tests.scheduler.busy import NOW, snapshots, with_running
+from tests.scheduler.busy import NOW, with_running
 from tests.scheduler.test_backfill import at, placed, running, waits
 from tests.scheduler.worlds import H100, gpus, node
 
@@ -46,6 +45,13 @@ def test_all_or_none() -> None:
 
 def test_what_was_tried_in_vain_is_free_for_others() -> None:
     plan = schedule(at([where("n1", 4)], *gang(3, 2), waits("small", 4, ahead=-10)))
+    assert placed(plan) == {"small": "n1"}
+
+
+def test_what_was_tried_in_vain_once_others_have_stopped_is_free_for_others() -> None:
+    """Members are tried in a world without what is stopping: both suppositions are taken back."""
+    stopping = running(node("n2", gpus(H100, 1, on="n2", quarantined=(0,))), 0, ends_in=20, stopping=True)
+    plan = schedule(at([where("n1", 2), stopping], *gang(3, 1), waits("small", 2, ahead=-10)))
     assert placed(plan) == {"small": "n1"}
 
 
@@ -163,18 +169,3 @@ def test_an_owner_takes_back_enough_for_a_whole_gang() -> None:
     assert len(schedule(owned).evictions) == 2
     less = replace(snapshot, projects={"p": Project(guaranteed_gpu_milli=3000)})
     assert not schedule(less).evictions
-
-
-@settings(deadline=None, max_examples=100)
-@given(snapshots())
-def test_never_a_part_of_a_gang(snapshot: Snapshot) -> None:
-    plan = schedule(snapshot)
-    members = {each.instance_id: each for each in snapshot.requests if each.gang}
-    there = {each.id: each for each in snapshot.nodes}
-    mine = [each for each in plan.placements if each.instance_id in members]
-    assert len(mine) in {0, len(members)}
-    event(f"gang: {bool(members)}, placed: {bool(mine)}")
-    nodes = {each.node_id for each in mine}
-    if mine and members[mine[0].instance_id].gang == Gang("gang", len(members), "overlay") and len(nodes) > 1:
-        assert len({there[node_id].swarm for node_id in nodes}) == 1
-        assert there[mine[0].node_id].swarm is not None

@@ -122,7 +122,7 @@ def test_nobody_waits_who_is_not_in_line() -> None:
         line(at([FULL], waits("a"))).position("b")
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=20)
 @given(snapshots())
 def test_everybody_is_in_line_once(snapshot: Snapshot) -> None:
     memory = Memory()

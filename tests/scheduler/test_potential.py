@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mooring.core.instance import WHOLE_MILLI
 from mooring.scheduler.potential import UNIT, Potential, Target
 from mooring.scheduler.prices import worth_of_rests
-from mooring.scheduler.shapes import WHOLE, NodeClass, Shape
+from mooring.scheduler.shapes import NodeClass, Shape
 from mooring.scheduler.states import States
 from tests.scheduler.fleets import BIG, SMALL, potential, share, whole
 
@@ -44,7 +45,7 @@ def test_stranded_is_what_the_next_cannot_use(
         (whole(2), (1000,) * 3, 20_000, 1000),
         (whole(1), (0,), 20_000, 0),  # nothing free, nothing wasted
         (whole(1, cpu_milli=0), (1000,) * 2, 0, 0),
-        (Shape(1, WHOLE, None, None), (1000,) * 8, 48_000, 4000),  # an eighth of the CPUs each
+        (Shape(1, WHOLE_MILLI, None, None), (1000,) * 8, 48_000, 4000),  # an eighth of the CPUs each
     ],
 )
 def test_unfilled_is_what_repeated_ones_leave(
@@ -65,7 +66,7 @@ def test_without_expectations_nothing_is_waste() -> None:
 @settings(deadline=None, max_examples=30)
 @given(
     st.lists(
-        st.tuples(st.lists(st.integers(0, WHOLE), min_size=2, max_size=2), st.integers(0, 16_000)),
+        st.tuples(st.lists(st.integers(0, WHOLE_MILLI), min_size=2, max_size=2), st.integers(0, 16_000)),
         min_size=1,
         max_size=300,
     )
@@ -101,7 +102,7 @@ class TestPrices:
         assert plenty[810] == 800
 
     def test_without_shares_only_whole_gpus_are_worth_anything(self) -> None:
-        assert worth_of_rests({}).tolist() == [0] * WHOLE + [WHOLE]
+        assert worth_of_rests({}).tolist() == [0] * WHOLE_MILLI + [WHOLE_MILLI]
 
     @settings(deadline=None, max_examples=25)
     @given(st.dictionaries(st.integers(1, 999), st.integers(1, 50), max_size=4))
@@ -111,6 +112,6 @@ class TestPrices:
         worth = worth_of_rests({size: float(count) for size, count in shares.items()})
         assert (np.diff(worth) >= 0).all()
         assert worth[0] == 0
-        assert worth[WHOLE] == WHOLE
-        for a in range(0, WHOLE, 37):
-            assert worth[a] + worth[WHOLE - a] <= WHOLE + 2  # of rounding
+        assert worth[WHOLE_MILLI] == WHOLE_MILLI
+        for a in range(0, WHOLE_MILLI, 37):
+            assert worth[a] + worth[WHOLE_MILLI - a] <= WHOLE_MILLI + 2  # of rounding

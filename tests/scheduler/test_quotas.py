@@ -13,10 +13,10 @@ from mooring.scheduler.filters import fits
 from mooring.scheduler.memory import Memory
 from mooring.scheduler.model import NodeView, Over, Placement, Plan, Quota, Request, Snapshot
 from mooring.scheduler.reasons import explain, unplaced, would_fit
-from mooring.scheduler.schedule import Look, place_one, schedule
+from mooring.scheduler.schedule import Look, schedule
 from tests.scheduler.busy import after
 from tests.scheduler.test_properties import _shuffled
-from tests.scheduler.worlds import A10, AT, H100, gpus, h100s, node, nodes, request, requests
+from tests.scheduler.worlds import A10, AT, H100, gpus, h100s, node, nodes, place_one, request, requests
 
 SPENT = Over("gpu_hours_per_day", 1, 2, None, "2026-11-22T00:00:00.000Z")
 LIMITS = st.fixed_dictionaries(
@@ -94,10 +94,20 @@ def _after(snapshot: Snapshot, placements: tuple[Placement, ...]) -> dict[str, N
     return after(snapshot, Plan(placements, ())).nodes
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=60)
 @given(SNAPSHOTS)
-def test_no_plan_goes_beyond_a_quota(snapshot: Snapshot) -> None:
+def test_what_holds_of_every_plan_under_quotas(snapshot: Snapshot) -> None:
     plan = schedule(snapshot)
+    for check in (
+        no_plan_goes_beyond_a_quota,
+        what_is_held_and_promised_stays_within_a_quota_that_it_was_within,
+        no_gpu_is_given_once_the_hours_are_spent,
+        what_waits_fits_nowhere_and_the_quota_is_told_where_it_decides,
+    ):
+        check(snapshot, plan)
+
+
+def no_plan_goes_beyond_a_quota(snapshot: Snapshot, plan: Plan) -> None:
     event(f"placed: {bool(plan.placements)}, over: {any(each.over for each in plan.unplaced)}")
     held = _held(snapshot, plan.placements)
     for project, quota in snapshot.quotas.items():
@@ -105,22 +115,17 @@ def test_no_plan_goes_beyond_a_quota(snapshot: Snapshot) -> None:
             assert held[project][name] <= limit
 
 
-@settings(deadline=None, max_examples=50)
-@given(SNAPSHOTS)
-def test_what_is_held_and_promised_stays_within_a_quota_that_it_was_within(snapshot: Snapshot) -> None:
-    after = _quotas_after(snapshot, schedule(snapshot))
+def what_is_held_and_promised_stays_within_a_quota_that_it_was_within(snapshot: Snapshot, plan: Plan) -> None:
+    after = _quotas_after(snapshot, plan)
     for project, before in snapshot.quotas.items():
         for name, limit in before.limits.items():
             if before.placed.get(name, 0) + before.waiting.get(name, 0) <= limit:
                 assert after[project].placed[name] + after[project].waiting[name] <= limit
 
 
-@settings(deadline=None, max_examples=50)
-@given(SNAPSHOTS)
-def test_no_gpu_is_given_once_the_hours_are_spent(snapshot: Snapshot) -> None:
+def no_gpu_is_given_once_the_hours_are_spent(snapshot: Snapshot, plan: Plan) -> None:
     spent = {project for project, quota in snapshot.quotas.items() if quota.spent}
     asked = {each.instance_id: each for each in snapshot.requests}
-    plan = schedule(snapshot)
     assert not any(
         placed.gpu_uuids and asked[placed.instance_id].project_id in spent for placed in plan.placements
     )
@@ -130,7 +135,7 @@ def test_no_gpu_is_given_once_the_hours_are_spent(snapshot: Snapshot) -> None:
             assert waiting.over == SPENT
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=30)
 @given(SNAPSHOTS)
 def test_one_run_decides_as_one_by_one_would(snapshot: Snapshot) -> None:
     placements: list[Placement] = []
@@ -160,10 +165,7 @@ def _counted(snapshot: Snapshot, placements: tuple[Placement, ...], waits: list[
     return counted
 
 
-@settings(deadline=None, max_examples=50)
-@given(SNAPSHOTS)
-def test_what_is_unplaced_fits_nowhere_and_the_quota_is_told_where_it_decides(snapshot: Snapshot) -> None:
-    plan = schedule(snapshot)
+def what_waits_fits_nowhere_and_the_quota_is_told_where_it_decides(snapshot: Snapshot, plan: Plan) -> None:
     world = tuple(_after(snapshot, plan.placements).values())
     after = _quotas_after(snapshot, plan)
     asked = {each.instance_id: each for each in snapshot.requests}
@@ -181,7 +183,7 @@ def test_what_is_unplaced_fits_nowhere_and_the_quota_is_told_where_it_decides(sn
             assert not any(fits(node, unlimited, AT) for node in world)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=30)
 @given(SNAPSHOTS)
 def test_a_second_run_finds_nothing_more(snapshot: Snapshot) -> None:
     plan = schedule(snapshot)
@@ -195,14 +197,14 @@ def test_a_second_run_finds_nothing_more(snapshot: Snapshot) -> None:
     }
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(SNAPSHOTS, st.randoms(use_true_random=False))
 def test_the_order_of_the_input_does_not_matter(snapshot: Snapshot, random: Random) -> None:
     shuffled = replace(_shuffled(snapshot, random), quotas=snapshot.quotas)
     assert schedule(shuffled) == schedule(snapshot)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=30)
 @given(nodes(), requests(), st.sampled_from("ab"))
 def test_a_quota_that_is_wide_enough_changes_nothing(
     world: tuple[NodeView, ...], asked: tuple[Request, ...], project: str

@@ -8,10 +8,10 @@ import pytest
 from mooring.core.node import NodeState
 from mooring.scheduler.demand import potential_for
 from mooring.scheduler.model import GpuView, Grant, Hold, MigView, NodeView, Request, Snapshot
-from mooring.scheduler.schedule import place_one, schedule
+from mooring.scheduler.schedule import schedule
 from mooring.scheduler.search import key, shape
 from mooring.scheduler.shapes import Shape
-from tests.scheduler.worlds import A10, AT, H100, T4, gpus, h100s, node, pairs, request
+from tests.scheduler.worlds import A10, AT, H100, T4, gpus, h100s, node, pairs, place_one, request
 
 # As if instances of one, two, four and eight GPUs were asked for equally often, with their part of the CPUs.
 ALL_SIZES = potential_for({Shape(count, 1000, None, None): 1.0 for count in (1, 2, 4, 8)})
@@ -99,6 +99,20 @@ def test_the_preferred_model_wherever_it_is() -> None:
     assert _went([world[0], world[2]], request(1, gpu_models=("H100", "A10"))) == "n1"
 
 
+@pytest.mark.parametrize("asked", [request(1), request(2), request(1, gpu_milli=500)])
+def test_where_any_card_will_do_the_smallest_is_given(asked: Request) -> None:
+    """Whichever node comes first in the fixed order, and whenever the fleet learnt of the size."""
+    for large, small in (("n1", "n2"), ("n2", "n1"), ("n3", "n4"), ("n4", "n3")):
+        nodes = [node(large, gpus(H100, 2, on=large)), node(small, gpus(T4, 2, on=small))]
+        assert _went(nodes, asked) == _went(nodes[::-1], asked) == small
+    mixed = place_one([node(cards=gpus([H100, H100, A10, A10]))], asked, AT)
+    assert mixed is not None
+    assert set(mixed.gpu_uuids) <= {"GPU-n1-2", "GPU-n1-3"}
+    older = tuple(replace(gpu, compute_capability="7.0") for gpu in gpus(H100, 2, on="n5"))
+    newer = tuple(replace(gpu, compute_capability="9.0") for gpu in gpus(H100, 2, on="n6"))
+    assert _went([node("n5", older), node("n6", newer)], asked) == "n5"
+
+
 def test_cards_that_are_held_for_the_project_come_first() -> None:
     held = h100s("n1")
     mine = Hold("r1", "p", -10.0, 10.0)
@@ -109,6 +123,38 @@ def test_cards_that_are_held_for_the_project_come_first() -> None:
     plan = schedule(Snapshot(world, asked, potential=ALL_SIZES))
     given = {each.instance_id: each.gpu_uuids for each in plan.placements}
     assert given == {"i1": ("GPU-n1-6", "GPU-n1-7"), "i2": ("GPU-n2-6", "GPU-n2-7")}
+
+
+def _apart(numa_nodes: tuple[int, ...], *held: int) -> NodeView:
+    """Two A10 and two H100, some of which are held for the project `p`."""
+    hold = Hold("r", "p", 0.0, 1000.0)
+    cards = zip(gpus([A10, A10, H100, H100]), numa_nodes, strict=True)
+    return node(
+        cards=tuple(
+            replace(card, numa_node=numa_node, holds=(hold,) if place in held else ())
+            for place, (card, numa_node) in enumerate(cards)
+        )
+    )
+
+
+@pytest.mark.parametrize("numa_nodes", [(0, 1, 0, 0), (0, 0, 0, 1)])
+def test_one_model_s_cards_being_apart_keeps_nobody_from_another_s(numa_nodes: tuple[int, ...]) -> None:
+    where = _apart(numa_nodes)
+    near = place_one([where], request(2, same_numa=True), AT)
+    assert near is not None
+    numa = {gpu.numa_node for gpu in where.gpus if gpu.uuid in near.gpu_uuids}
+    assert numa == {0}
+
+
+def test_what_is_held_for_the_project_but_apart_is_no_reason_to_take_others_there() -> None:
+    """The cards of its reservation that are near one another are on another node."""
+    other = _apart((0, 0, 0, 0), 2, 3)
+    cards = tuple(replace(gpu, uuid=f"{gpu.uuid}-far") for gpu in _apart((0, 1, 0, 0), 0, 1).gpus)
+    mine = request(2, same_numa=True, project_id="p")
+    for far in ("n2", "n3", "n4", "n5"):
+        placed = place_one([replace(other, gpus=cards, id=far), other], mine, AT)
+        assert placed is not None
+        assert placed.gpu_uuids == ("GPU-n1-2", "GPU-n1-3")
 
 
 def test_the_links_of_those_given_are_judged() -> None:

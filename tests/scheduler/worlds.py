@@ -1,13 +1,15 @@
 """Small worlds to schedule in: plain makers for tables, strategies for properties."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
 
 from mooring.core.node import NodeState, allocatable_memory_mib
-from mooring.scheduler.model import GpuView, Moment, NodeView, Request
+from mooring.scheduler.memory import Memory
+from mooring.scheduler.model import GpuView, Moment, NodeView, Placement, Request
+from mooring.scheduler.search import find
 
 AT = Moment(0.0)  # what these worlds are at, unless a test says otherwise
 H100 = "NVIDIA H100 80GB HBM3"
@@ -100,6 +102,14 @@ def h100s(node_id: str, in_use: int = 0, **changes: Any) -> NodeView:
     """A node of eight H100 behind a switch, the first of which are in use."""
     cards = gpus(H100, 8, on=node_id, lanes=lambda _a, _b: 18, in_use=tuple(range(in_use)))
     return node(node_id, cards, **changes)
+
+
+def place_one(nodes: Iterable[NodeView], asked: Request, at: Moment) -> Placement | None:
+    """Where it would go if nothing else waited."""
+    memory = Memory()
+    memory.look(tuple(nodes))
+    found = find(memory.world, asked, at)
+    return found.placement if found else None
 
 
 def request(count: int = 1, model: str | None = None, **changes: Any) -> Request:

@@ -110,15 +110,20 @@ class _Guard:
         asking = [row for key in waiting if (row := self._rows.get(key)) and _waits(row)]
         if len(asking) < len(waiting):
             return False
-        held = {key: share.held for key, share in self._shares.items()}
+        gone: dict[str, Instance] = {}
         for eviction in evictions:
             victim = self._rows.get(eviction.instance_id)
             if victim is None or not self._may_go(eviction, victim, asking):
-                for key, amount in held.items():
-                    self._shares[key].held = amount
+                self._count(gone.values(), +1)
                 return False
-            self._shares[victim.project_id].held -= victim.gpu_milli
+            going = [row for row in _with_its_group(victim, self._rows) if row.id not in gone]
+            gone.update((row.id, row) for row in going)
+            self._count(going, -1)
         return True
+
+    def _count(self, rows: Iterable[Instance], sign: int) -> None:
+        for row in rows:
+            self._shares[row.project_id].held += sign * row.gpu_milli
 
     def _may_go(self, eviction: Eviction, victim: Instance, asking: Sequence[Instance]) -> bool:
         placed = victim.scheduled_at is not None and victim.scheduled_at <= self._placed_before

@@ -12,13 +12,14 @@ from math import inf, nan
 import numpy as np
 from numpy.typing import NDArray
 
+from mooring.core.instance import WHOLE_MILLI
 from mooring.core.node import NodeState
 from mooring.scheduler import cards, search
 from mooring.scheduler.changes import with_placement
 from mooring.scheduler.filters import has_labels
-from mooring.scheduler.model import WHOLE, Forecast, Moment, NodeView, Placement, Request
+from mooring.scheduler.model import Forecast, Moment, NodeView, Placement, Request
 from mooring.scheduler.needs import needs
-from mooring.scheduler.timeline import Reservation, expected_end, in_the_way, leaves, start_on
+from mooring.scheduler.timeline import Reservation, expected_end, in_the_way, leaves, must_end, start_on
 from mooring.scheduler.units import Unit
 from mooring.scheduler.world import Mask, World
 
@@ -130,8 +131,7 @@ class Starts:
         for _weight, _id, index in sorted(candidates):
             node = self._world.node(index)
             if start_on(node, request, at) is not None:
-                waits_for = frozenset(running.instance_id for running in node.running)
-                return Reservation(request, index, inf, waits_for)
+                return Reservation(request, index, inf, must_end(node, request, at))
         return None
 
     @staticmethod
@@ -154,7 +154,7 @@ class Starts:
 
     @staticmethod
     def _owner(request: Request) -> str:
-        return request.project_id if request.gpu_milli < WHOLE else ""
+        return request.project_id if request.gpu_milli < WHOLE_MILLI else ""
 
     def _update(self, bounds: _Bounds, request: Request, at: Moment) -> None:
         world = self._world

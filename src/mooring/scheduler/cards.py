@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
+from mooring.core.instance import WHOLE_MILLI
 from mooring.scheduler import links
-from mooring.scheduler.model import WHOLE, GpuView, Grant, MigView, Moment, NodeView, Request
+from mooring.scheduler.model import GpuView, Grant, MigView, Moment, NodeView, Request
 from mooring.scheduler.needs import preference
 
 
@@ -84,12 +85,12 @@ def capable_enough(gpu: Card, request: Request) -> bool:
     """A card that does not tell its compute capability is not trusted to have it."""
     least = request.gpu_min_compute_capability
     return least is None or (
-        gpu.compute_capability is not None and _version(gpu.compute_capability) >= _version(least)
+        gpu.compute_capability is not None and version(gpu.compute_capability) >= version(least)
     )
 
 
 @lru_cache(maxsize=256)
-def _version(text: str) -> tuple[int, ...]:
+def version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".") if part.isdigit())
 
 
@@ -189,7 +190,7 @@ def grants(request: Request, offer: Offer, at: Moment, prefer: str = "") -> tupl
     cards = mine if enough(mine, request, at) else offer.cards
     if request.mig_profile is not None:
         return _mig_grants(request, cards)
-    if request.gpu_milli < WHOLE:
+    if request.gpu_milli < WHOLE_MILLI:
         fullest = min(cards, key=lambda gpu: (gpu.uuid != prefer, gpu.milli_free, gpu.index, gpu.uuid))
         return (Grant(fullest.uuid, request.gpu_milli),)
     return tuple(Grant(uuid) for uuid in links.choose(cards, request.gpu_count, offer.there))

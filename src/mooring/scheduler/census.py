@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from mooring.core.instance import WHOLE_MILLI
 from mooring.core.node import NodeState
 from mooring.scheduler import filters
 from mooring.scheduler.changes import empty
 from mooring.scheduler.filters import has_labels
-from mooring.scheduler.model import WHOLE, GpuView, Moment, NodeView, Request
+from mooring.scheduler.model import GpuView, Moment, NodeView, Request
 from mooring.scheduler.needs import needs_beside
 from mooring.scheduler.world import Mask, World, grown
 
@@ -194,7 +195,7 @@ def _condition(gpu: GpuView) -> tuple[object, ...]:
         gpu.numa_node,
         gpu.healthy,
         gpu.milli_free,
-        gpu.project_id if 0 < gpu.milli_free < WHOLE else None,
+        gpu.project_id if 0 < gpu.milli_free < WHOLE_MILLI else None,
         gpu.mig_enabled,
         tuple(sorted((device.profile, device.free) for device in gpu.mig)),
         gpu.holds,

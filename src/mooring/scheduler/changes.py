@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
+from mooring.core.instance import WHOLE_MILLI
 from mooring.core.node import NodeState, allocatable_memory_mib
-from mooring.scheduler.model import WHOLE, GpuView, Grant, Moment, NodeView, Placement, Request, Running
+from mooring.scheduler.model import GpuView, Grant, Moment, NodeView, Placement, Request, Running
 
 
 def with_placement(node: NodeView, placed: Placement, request: Request, at: Moment) -> NodeView:
@@ -69,7 +70,7 @@ def empty(node: NodeView) -> NodeView:
 
 def _emptied(gpu: GpuView) -> GpuView:
     devices = tuple(replace(device, free=True) for device in gpu.mig)
-    return replace(gpu, milli_free=WHOLE, project_id=None, healthy=True, mig=devices, holds=())
+    return replace(gpu, milli_free=WHOLE_MILLI, project_id=None, healthy=True, mig=devices, holds=())
 
 
 def _changed(
@@ -90,6 +91,6 @@ def _card(gpu: GpuView, grants: list[Grant], project_id: str, sign: int) -> GpuV
     return replace(
         gpu,
         milli_free=free,
-        project_id=None if free == WHOLE else gpu.project_id or project_id,
+        project_id=None if free == WHOLE_MILLI else gpu.project_id or project_id,
         mig=tuple(replace(device, free=sign > 0) if device.uuid in devices else device for device in gpu.mig),
     )

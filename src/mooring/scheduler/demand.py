@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from mooring.core.instance import WHOLE_MILLI
 from mooring.scheduler.potential import Potential, Target
 from mooring.scheduler.prices import worth_of_rests
-from mooring.scheduler.shapes import WHOLE, Shape
+from mooring.scheduler.shapes import Shape
 
 # How much a request counts halves while so many others are made: about a day of a busy cluster.
 HALF_LIFE = 10_000
@@ -26,14 +27,13 @@ BY_TARGET = 0.1
 BY_PART = -2.0
 
 # Until something was asked for: whole GPUs, with their part of the CPUs.
-_AT_FIRST = {Shape(1, WHOLE, None, None): 1.0}
+_AT_FIRST = {Shape(1, WHOLE_MILLI, None, None): 1.0}
 
 
 class Demand:
     """Counts of the shapes that were asked for, older ones fading away."""
 
     def __init__(self) -> None:
-        self.epoch = 0  # rises with every new picture
         self._counts: dict[Shape, float] = {}
         self._total = 0.0
         self._next: dict[Shape, int] = {}  # not counted yet
@@ -68,7 +68,6 @@ class Demand:
             return False
         self._drawn = parts
         self._potential = potential_for(self._counts)
-        self.epoch += 1
         return True
 
     def _count(self) -> None:
@@ -102,7 +101,7 @@ def target_of(shape: Shape) -> Shape:
 
 def _weights(counts: Iterable[tuple[Shape, float]]) -> dict[Shape, float]:
     """The part that each target has in the expected waste; they add up to 1."""
-    raw = {shape: count * (shape.gpu_milli / WHOLE) ** BY_PART for shape, count in counts if shape.gpus}
+    raw = {shape: count * (shape.gpu_milli / WHOLE_MILLI) ** BY_PART for shape, count in counts if shape.gpus}
     total = sum(raw.values())
     return {shape: weight / total for shape, weight in raw.items()}
 

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
+from mooring.core.instance import WHOLE_MILLI
 from mooring.core.node import NodeState
 from mooring.scheduler import cards, quotas, words
-from mooring.scheduler.model import WHOLE, GpuView, Moment, NodeView, Refusal, Request
+from mooring.scheduler.model import GpuView, Moment, NodeView, Refusal, Request
 from mooring.scheduler.needs import needs, preference
 
 Filter = Callable[[NodeView, Request, Moment], Iterator[Refusal]]
@@ -161,7 +162,7 @@ def _lack_of_gpus(groups: Sequence[Sequence[GpuView]], request: Request, at: Mom
         return "gpu_reserved", wanted
     if request.mig_profile is not None:
         return "insufficient_mig_devices", wanted
-    if request.gpu_milli == WHOLE:
+    if request.gpu_milli == WHOLE_MILLI:
         return "insufficient_gpus", wanted
     if enough(lambda gpu: cards.unowned_units(gpu, request)):
         return "gpu_shared_by_other_project", wanted

@@ -14,7 +14,7 @@ from mooring.scheduler.moves import Moves, Waste
 from mooring.scheduler.potential import Potential
 from mooring.scheduler.shapes import FleetNode, Move, NodeClass, Shape
 from mooring.scheduler.states import Bools, Ints
-from mooring.scheduler.stock import Stock
+from mooring.scheduler.stock import RANK_BITS, Stock
 
 Among = Bools | Ints | Sequence[int] | None
 Blocked = Mapping[int, Collection[int]]
@@ -22,14 +22,14 @@ Blocked = Mapping[int, Collection[int]]
 # The scores of a shape take 80 kB for 10,000 nodes.
 MAX_SHAPES = 512
 MAX_STATES = 300_000
-_TIE_BITS = 48
 _NONE = -1
 
 
 class Fleet:
     """All nodes, known by their index, which stays the same as long as the node is in the fleet.
 
-    Moves that are equally good go to the node that comes last in the order of `tie_of` its id.
+    Of moves that are equally good, that to the node with the smallest GPUs comes first, then that to the node
+    that comes last in the order of `tie_of` its id.
     """
 
     def __init__(self, nodes: Iterable[FleetNode] = (), potential: Potential | None = None) -> None:
@@ -81,6 +81,10 @@ class Fleet:
         self._asked.clear()
         self._moves.clear()
 
+    def rank(self, index: int) -> int:
+        """Of two nodes for which a request is equally good, the one with the higher rank is preferred."""
+        return int(self._stock.ranks[index])
+
     # ---- the questions
 
     def best(self, shape: Shape, among: Among = None, blocked: Blocked | None = None) -> Move | None:
@@ -107,14 +111,10 @@ class Fleet:
             for node in _highest(scores, count)
         ]
 
-    def fitting(self, shape: Shape) -> Bools:
-        """The nodes that it fits now, as a mask."""
-        return self._current(shape) >= 0
-
     # ---- within
 
     def _current(self, shape: Shape) -> Ints:
-        """The scores of all nodes, with the tie order below them; -1 where it does not fit."""
+        """The scores of all nodes, with the nodes' ranks below them; -1 where it does not fit."""
         stock = self._stock
         if len(stock.table) > MAX_STATES:
             self._forget()
@@ -124,7 +124,7 @@ class Fleet:
             quality = asked.moves.scores(self._seen_by(shape)[changed])
             fits = (quality >= 0) & (stock.memory[changed] >= asked.memory[stock.kinds[changed]])
             fits &= stock.here[changed]
-            asked.values[changed] = np.where(fits, (quality << _TIE_BITS) + stock.ties[changed], _NONE)
+            asked.values[changed] = np.where(fits, (quality << RANK_BITS) + stock.ranks[changed], _NONE)
         return asked.values[: len(stock)]
 
     def _of(self, shape: Shape) -> "_Asked":
@@ -171,13 +171,13 @@ class Fleet:
         for node in nodes:
             state = self._stock.state_for(node, self._stock.rests_for(node, shape, blocked[node]))
             quality = int(moves.scores(np.array([state]))[0])
-            scores[node] = _NONE if quality < 0 else (quality << _TIE_BITS) + int(self._stock.ties[node])
+            scores[node] = _NONE if quality < 0 else (quality << RANK_BITS) + int(self._stock.ranks[node])
         return scores
 
     def _move(self, node: int, shape: Shape, score: int, blocked: Collection[int]) -> Move:
         rests = self._stock.rests_for(node, shape, blocked)
         positions = self._of(shape).moves.positions(self._stock.state_for(node, rests))
-        return Move(node, self._stock.places(node, rests, positions), score >> _TIE_BITS)
+        return Move(node, self._stock.places(node, rests, positions), score >> RANK_BITS)
 
     def _forget(self) -> None:
         self._stock.renumber()

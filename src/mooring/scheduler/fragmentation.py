@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from mooring.core.instance import WHOLE_MILLI
 from mooring.core.node import NodeState, allocatable_memory_mib, fair_share
-from mooring.scheduler.model import WHOLE, GpuView, Moment, NodeView
+from mooring.scheduler.model import GpuView, Moment, NodeView
 
 SIZES = (1, 2, 4, 8)  # GPUs of one instance
 SHARES_MILLI = (250, 500)
@@ -68,9 +69,9 @@ def _of_model(there: list[tuple[NodeView, list[GpuView]]], at: Moment) -> OfMode
         plain = [gpu for gpu in gpus if not gpu.mig_enabled]
         open_ = [gpu for gpu in plain if gpu.free and _closed(node, gpu, at) is None]
         for size in SIZES:
-            fits[size] += min(len(open_) // size, _beside(node, size * WHOLE))
+            fits[size] += min(len(open_) // size, _beside(node, size * WHOLE_MILLI))
         for milli in SHARES_MILLI:
-            shares[milli] += min(len(open_) * (WHOLE // milli), _beside(node, milli))
+            shares[milli] += min(len(open_) * (WHOLE_MILLI // milli), _beside(node, milli))
         for reason, milli in _stranded(node, plain, open_, at):
             stranded[reason] += milli
         mig.update(_mig_free(node, gpus, at))
@@ -101,11 +102,11 @@ def _stranded(
     for gpu in gpus:
         if gpu.milli_free and (reason := _closed(node, gpu, at)):
             yield reason, gpu.milli_free
-        elif 0 < gpu.milli_free < WHOLE:
+        elif 0 < gpu.milli_free < WHOLE_MILLI:
             yield "shared_rest", gpu.milli_free
-    by_cpu, by_memory = _by_cpu(node, WHOLE), _by_memory(node, WHOLE)
+    by_cpu, by_memory = _by_cpu(node, WHOLE_MILLI), _by_memory(node, WHOLE_MILLI)
     if (without := len(open_) - min(by_cpu, by_memory)) > 0:
-        yield ("no_cpu_left" if by_cpu <= by_memory else "no_memory_left"), without * WHOLE
+        yield ("no_cpu_left" if by_cpu <= by_memory else "no_memory_left"), without * WHOLE_MILLI
 
 
 def _beside(node: NodeView, milli: int) -> int:
@@ -122,7 +123,7 @@ def _by_memory(node: NodeView, milli: int) -> int:
 
 
 def _times(free: int, total: int, milli: int, node: NodeView) -> int:
-    there = len(node.gpus) * WHOLE
+    there = len(node.gpus) * WHOLE_MILLI
     return max(0, free) // max(1, fair_share(total, min(milli, there), there))
 
 

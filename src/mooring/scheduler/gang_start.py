@@ -8,10 +8,11 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
+from mooring.core.instance import WHOLE_MILLI
 from mooring.scheduler.backfill import Reservations, Starts
 from mooring.scheduler.changes import with_placement
 from mooring.scheduler.filters import fitting_offers
-from mooring.scheduler.model import WHOLE, Moment, NodeView, Request
+from mooring.scheduler.model import Moment, NodeView, Request
 from mooring.scheduler.search import placement
 from mooring.scheduler.timeline import Reservation, at_time, in_the_way
 from mooring.scheduler.units import Unit
@@ -52,7 +53,9 @@ def _domains(world: World, unit: Unit, kept: Reservations) -> list[list[int]]:
     for index in nodes:
         if (swarm := world.node(index).swarm) is not None and (not homes or homes == {swarm}):
             swarms.setdefault(swarm, []).append(index)
-        elif swarm is None and there <= {index} and len(world.node(index).gpus) * WHOLE >= unit.gpu_milli:
+        elif (
+            swarm is None and there <= {index} and len(world.node(index).gpus) * WHOLE_MILLI >= unit.gpu_milli
+        ):
             alone.append([index])  # on one node no network is needed
     return [*swarms.values(), *alone]
 

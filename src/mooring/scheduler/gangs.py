@@ -4,22 +4,23 @@ Sets of nodes are tried from the tightest: one node, one fabric, one zone, one s
 needs one node or one swarm. What already runs of the gang draws the others to itself.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
 
 import numpy as np
 
+from mooring.core.instance import WHOLE_MILLI
 from mooring.scheduler import quotas, search
 from mooring.scheduler.changes import with_placement
-from mooring.scheduler.model import WHOLE, Moment, NodeView, Over, Quota, Request
+from mooring.scheduler.model import Moment, NodeView, Over, Quota, Request
 from mooring.scheduler.needs import fixed, gpu_milli
-from mooring.scheduler.search import Allowed, Found, find
+from mooring.scheduler.search import Allowed, Found, Key, find
 from mooring.scheduler.units import Unit
 from mooring.scheduler.world import Mask, World
 
 # Sets of one kind that are tried: the first has room, or the ones with the most room do not.
 _MAX_SETS = 16
-Domain = Callable[[NodeView], object]
+Domain = Callable[[NodeView], Hashable]
 Allowing = Callable[[Request], Allowed | None]
 
 
@@ -30,6 +31,14 @@ def whole(world: World, unit: Unit) -> bool:
 
 def held(world: World, unit: Unit) -> int:
     return sum(world.groups.get(unit.gang.group_id, {}).values()) if unit.gang else 0
+
+
+def key(world: World, unit: Unit) -> Key:
+    """As `search.key`, of a unit; whoever joins members that run already is like nobody else."""
+    if unit.gang is None:
+        return search.key(unit.first)
+    joins = unit.gang.group_id if _homes(world, unit) else ""
+    return (*(search.key(member) for member in sorted(unit.members, key=_size)), unit.gang.network, joins)
 
 
 def place(world: World, unit: Unit, at: Moment, allowing: Allowing) -> list[Found] | None:
@@ -98,8 +107,8 @@ def sets(world: World, unit: Unit) -> Iterator[Mask | None]:
     """Masks to try in turn, of more than one node. Others join the members that run already if they can."""
     homes = _homes(world, unit)
     overlay = unit.gang is not None and unit.gang.network == "overlay"
-    for domain in (_fabric, _zone, _swarm):
-        yield from _of_domain(world, unit, _within_swarm(domain) if overlay else domain, homes)
+    for domain in _WITHIN_SWARMS if overlay else _DOMAINS:
+        yield from _of_domain(world, unit, domain, homes)
     if not overlay:
         yield None
 
@@ -130,7 +139,7 @@ def _as_one(unit: Unit) -> Request | None:
     shapes = {
         search.shape(replace(member, gpu_count=0, cpu_milli=0, memory_mib=0)) for member in unit.members
     }
-    if len(shapes) > 1 or first.gpu_milli < WHOLE or first.same_numa:
+    if len(shapes) > 1 or first.gpu_milli < WHOLE_MILLI or first.same_numa:
         return None
     taken = [fixed(member) for member in unit.members]
     cpus = [cpu_milli for cpu_milli, _ in taken if cpu_milli is not None]
@@ -146,43 +155,48 @@ def _as_one(unit: Unit) -> Request | None:
     )
 
 
-def _fabric(node: NodeView) -> object:
+def _fabric(node: NodeView) -> Hashable:
     return node.labels.get("fabric")
 
 
-def _zone(node: NodeView) -> object:
+def _zone(node: NodeView) -> Hashable:
     return node.labels.get("zone")
 
 
-def _swarm(node: NodeView) -> object:
+def _swarm(node: NodeView) -> Hashable:
     return node.swarm
 
 
 def _within_swarm(domain: Domain) -> Domain:
-    def both(node: NodeView) -> object:
+    def both(node: NodeView) -> Hashable:
         value = domain(node)
         return None if value is None or node.swarm is None else (value, node.swarm)
 
     return both
 
 
+_DOMAINS: tuple[Domain, ...] = (_fabric, _zone, _swarm)
+_WITHIN_SWARMS = tuple(map(_within_swarm, _DOMAINS))
+
+
 def _of_domain(world: World, unit: Unit, domain: Domain, homes: list[int]) -> Iterator[Mask]:
     """The sets with enough free cards: the one with the fewest first, which leaves the others whole."""
-    members: dict[object, list[int]] = {}
-    free: dict[object, int] = {}
-    for index, node in world.present():
-        if (value := domain(node)) is not None:
-            members.setdefault(value, []).append(index)
-            free[value] = free.get(value, 0) + sum(gpu.milli_free for gpu in node.gpus if gpu.healthy)
+    of_node, values = world.groups_by(domain)
+    free = np.bincount(of_node, weights=world.numbers(_free, _free), minlength=len(values))
     # Where members run in several of these sets, no such set can hold all.
-    of_homes = {domain(world.node(index)) for index in homes}
+    of_homes = set(of_node[homes].tolist())
     enough = [
-        value for value in members if free[value] >= _least(unit) and (not of_homes or of_homes == {value})
+        number
+        for number in np.unique(of_node[of_node > 0]).tolist()
+        if free[number] >= _least(unit) and (not of_homes or of_homes == {number})
     ]
-    for value in sorted(enough, key=lambda value: (free[value], str(value)))[:_MAX_SETS]:
-        mask = np.zeros(len(world), np.bool_)
-        mask[members[value]] = True
-        yield mask
+    for number in sorted(enough, key=lambda number: (free[number], str(values[number])))[:_MAX_SETS]:
+        yield of_node == number
+
+
+def _free(node: NodeView) -> int:
+    """Thousandths of healthy cards."""
+    return sum(gpu.milli_free for gpu in node.gpus if gpu.healthy)
 
 
 def _least(unit: Unit) -> int:

@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from mooring.core.instance import WHOLE_MILLI
 from mooring.core.node import allocatable_memory_mib
 from mooring.scheduler import cards, links
-from mooring.scheduler.model import WHOLE, GpuView, MigView, NodeView, Request
+from mooring.scheduler.model import GpuView, MigView, NodeView, Request
 from mooring.scheduler.needs import preference
 from mooring.scheduler.shapes import FleetNode, NodeClass
 
@@ -40,7 +41,8 @@ class Kind:
 
     @property
     def as_class(self) -> NodeClass:
-        return NodeClass(self.cpu_milli, self.memory_mib, tuple(place.key for place in self.places))
+        keys = tuple(place.key for place in self.places)
+        return NodeClass(self.cpu_milli, self.memory_mib, keys, tuple(map(_size, self.places)))
 
     @property
     def plain(self) -> bool:
@@ -78,13 +80,21 @@ def _place(gpu: GpuView, device: MigView | None) -> Place:
     return Place(key, gpu.model, gpu.memory_mib, gpu.compute_capability, mig)
 
 
+def _size(place: Place) -> int:
+    """By memory, in GiB (drivers hide a few MiB, and not always the same), then by compute capability."""
+    memory_mib = cards.mig_memory_mib(place.mig[0].profile) if place.mig else place.memory_mib
+    major, minor = (*cards.version(place.compute_capability or ""), 0, 0)[:2]
+    return (round(memory_mib / 1024) * 100 + major) * 100 + minor
+
+
 def fleet_node(node: NodeView, as_class: NodeClass, there: list[Unit], *, open_: bool) -> FleetNode:
     """Args: open_: whether anything may be placed there at all."""
     if not open_:
         return FleetNode(node.id, as_class, -1, -1, (0,) * len(there))
     rests = tuple(_rest(gpu, device) for gpu, device in there)
     owners = tuple(
-        gpu.project_id or "" if device is None and 0 < gpu.milli_free < WHOLE else "" for gpu, device in there
+        gpu.project_id or "" if device is None and 0 < gpu.milli_free < WHOLE_MILLI else ""
+        for gpu, device in there
     )
     return FleetNode(
         node.id, as_class, node.cpu_milli_free, node.memory_mib_free, rests, owners if any(owners) else ()
@@ -94,7 +104,7 @@ def fleet_node(node: NodeView, as_class: NodeClass, there: list[Unit], *, open_:
 def _rest(gpu: GpuView, device: MigView | None) -> int:
     if not gpu.healthy:
         return 0
-    return gpu.milli_free if device is None else WHOLE * device.free
+    return gpu.milli_free if device is None else WHOLE_MILLI * device.free
 
 
 def ask_of(request: Request) -> Ask:

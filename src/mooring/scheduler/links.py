@@ -66,11 +66,14 @@ def matrix(gpus: Sequence[GpuView]) -> Matrix:
     """
     told = [each for gpu in gpus for each in (gpu.nvlink, gpu.topology)]
     key = (tuple(gpu.uuid for gpu in gpus), tuple(map(id, told)))
-    if key not in _matrices:
+    # Taken out once: another thread may clear them all at any moment.
+    found = _matrices.get(key)
+    if found is None:
         if len(_matrices) >= _MAX_MATRICES:
             _matrices.clear()
-        _matrices[key] = told, tuple(tuple(0 if a is b else _link(a, b) for b in gpus) for a in gpus)
-    return _matrices[key][1]
+        links = tuple(tuple(0 if a is b else _link(a, b) for b in gpus) for a in gpus)
+        found = _matrices[key] = told, links
+    return found[1]
 
 
 def _link(a: GpuView, b: GpuView) -> int:

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Literal
 
+from mooring.core.instance import WHOLE_MILLI
 from mooring.core.node import NodeState
 from mooring.scheduler.potential import Potential
-
-WHOLE = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ class GpuView:
     model: str
     memory_mib: int
     healthy: bool
-    milli_free: int = WHOLE
+    milli_free: int = WHOLE_MILLI
     project_id: str | None = None  # whose shares are on it: no other project's may be (R12)
     nvlink: Mapping[str, int] = field(default_factory=dict)  # peer's UUID -> lanes
     topology: Mapping[str, str] = field(default_factory=dict)  # peer's UUID -> nearest common ancestor
@@ -56,7 +55,7 @@ class GpuView:
     @property
     def free(self) -> bool:
         """Whether nothing at all of it is given out."""
-        return self.milli_free == WHOLE
+        return self.milli_free == WHOLE_MILLI
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ class Grant:
     """What an instance has of one card: all of it, thousandths of it, or one MIG device on it."""
 
     gpu_uuid: str
-    milli: int = WHOLE
+    milli: int = WHOLE_MILLI
     mig_uuid: str | None = None
 
 
@@ -171,7 +170,7 @@ class Request:
     node_selector: Mapping[str, str]
     project_id: str = ""
     quota: Quota | None = None  # of its project, at this moment; null: no limit
-    gpu_milli: int = WHOLE  # of each; less than a whole one only of one card
+    gpu_milli: int = WHOLE_MILLI  # of each; less than a whole one only of one card
     mig_profile: str | None = None
     gpu_min_compute_capability: str | None = None
     same_numa: bool = False

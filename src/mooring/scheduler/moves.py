@@ -2,8 +2,9 @@
 
 import numpy as np
 
+from mooring.core.instance import WHOLE_MILLI
 from mooring.scheduler.potential import UNIT, Potential
-from mooring.scheduler.shapes import WHOLE, Shape
+from mooring.scheduler.shapes import Shape
 from mooring.scheduler.states import Bools, Ints, States, StateTable
 
 NO_FIT = -1
@@ -139,7 +140,7 @@ class Moves:
 
     def _usable(self, states: States) -> Bools:
         """GPUs that are open, of a model that will do, and have enough left."""
-        least = self._shape.gpu_milli if self._shape.share else WHOLE
+        least = self._shape.gpu_milli if self._shape.share else WHOLE_MILLI
         usable: Bools = (states.rests >= least) & self._allowed[states.kinds]
         return usable
 

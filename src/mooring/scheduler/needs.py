@@ -3,8 +3,9 @@
 from functools import lru_cache
 
 from mooring.core.gpu import model_matches
+from mooring.core.instance import WHOLE_MILLI
 from mooring.core.node import allocatable_memory_mib, fair_share
-from mooring.scheduler.model import WHOLE, NodeView, Request
+from mooring.scheduler.model import NodeView, Request
 
 CPU_ONLY_CPU_MILLI = 1000
 CPU_ONLY_MEMORY_MIB = 1024
@@ -43,7 +44,7 @@ def needs_beside(request: Request, cpu_milli: int, memory_mib: int, gpus: int) -
 
 
 def _share(total: int, request: Request, gpus: int) -> int:
-    there = gpus * WHOLE
+    there = gpus * WHOLE_MILLI
     return fair_share(total, min(gpu_milli(request), there), there) if there else 0
 
 

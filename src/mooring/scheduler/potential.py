@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mooring.scheduler.shapes import WHOLE, NodeClass, Shape
+from mooring.core.instance import WHOLE_MILLI
+from mooring.scheduler.shapes import NodeClass, Shape
 from mooring.scheduler.states import Bools, Ints, States
 
 # Sums are of whole numbers, so that they are the same in whatever order and batch they are added up.
@@ -64,11 +65,15 @@ class Potential:
         self._always = sum(_units(target.stranded) for target in targets if not target.shape.gpus)
         sizes = sorted({shape.gpu_milli for shape in self._shapes})
         self._size = np.array([sizes.index(shape.gpu_milli) for shape in self._shapes], np.int64)
-        rests = np.arange(WHOLE + 1)
+        rests = np.arange(WHOLE_MILLI + 1)
         # By size and rest: how often the size goes into the rest, and the rest where it does not.
-        self._copies = np.array([rests // size for size in sizes], np.int64).reshape(len(sizes), WHOLE + 1)
+        self._copies = np.array([rests // size for size in sizes], np.int64).reshape(
+            len(sizes), WHOLE_MILLI + 1
+        )
         self._small = np.where(self._copies == 0, rests, 0)
-        self._lost = np.zeros(WHOLE + 1, np.int64) if worth is None else _units(worthless) * (rests - worth)
+        self._lost = (
+            np.zeros(WHOLE_MILLI + 1, np.int64) if worth is None else _units(worthless) * (rests - worth)
+        )
 
     def needs(self, kinds: Sequence[NodeClass]) -> Needs:
         cpu = [[shape.takes(kind)[0] for kind in kinds] for shape in self._shapes]

@@ -1,13 +1,15 @@
 """Who gives way: the fewest, then those that lose the least work, all on one node for one request.
 
 Evictions are planned only for what can be placed nowhere, neither now nor when what is already stopping has
-stopped. Nothing is evicted that does not have to be.
+stopped. Nothing is evicted that does not have to be. Of a gang all members stop with the one that gives way,
+and all of them count.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from math import comb
+from math import comb, fsum
 from typing import Literal
 
 import numpy as np
@@ -28,22 +30,23 @@ from mooring.scheduler.world import Mask, World
 Because = Literal["priority", "reclaim"]
 # Sets of victims of one size on one node that are tried before a good one is taken for the best.
 _MAX_SETS = 500
-# Nodes with equally few victims of which the cheapest is chosen.
+# Nodes with equally few victims of which the cheapest is chosen; and nodes where more stop with their gangs.
 _MAX_GOOD = 64
+_MAX_FOUND = 256
 # Nodes on which victims are chosen in one look; a unit that comes later has its turn in the next.
 _MAX_EXAMINED = 4000
 
 
+# Instances that stop, gangs that lose a member, and the work lost; the lowest is the best.
+Price = tuple[int, int, float]
+
+
 @dataclass(frozen=True, slots=True)
 class _Victims:
-    """A choice on one node; the lowest is the best."""
+    """A choice on one node."""
 
     chosen: tuple[Running, ...]
-    cost: float
-
-    @property
-    def rank(self) -> tuple[int, float]:
-        return len(self.chosen), self.cost
+    price: Price
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +69,27 @@ class Preemption:
         self._reclaims = False  # whether the unit at hand takes back what its project owns
         self._examined = 0
         self._going: dict[str, int] = dict(world.stopping)  # GPUs (milli) that are let go of, by project
+        self._evicted: set[str] = set()  # instances that this look stops: they cost nothing more
+        self._gangs: dict[str, tuple[Running, ...]] = {}  # what runs of each, as the unit at hand found it
 
     def plan(self, unit: Unit) -> Evictions | None:
         """The evictions that make room for the unit, or None. Nothing in the world has changed afterwards."""
         self._reclaims = self._shares.within_guarantee(unit)
-        if not self._reclaims and all(priority >= unit.priority for priority in self.world.preemptible):
-            return None
-        best: tuple[tuple[int, float], _Attempt] | None = None
+        self._gangs.clear()
+        best: tuple[Price, _Attempt] | None = None
         for among in [None] if unit.gang is None else gangs.sets(self.world, unit):
             attempt = _Attempt(self, unit, among)
-            if attempt.succeeded and (best is None or attempt.rank < best[0]):
-                best = attempt.rank, attempt
+            if attempt.succeeded and (best is None or attempt.price < best[0]):
+                best = attempt.price, attempt
         return self._decided(unit, best[1]) if best else None
+
+    def may_help(self, unit: Unit) -> bool:
+        """Whether anything could be evicted for it, wherever that is; at once, and without a search."""
+        if any(priority < unit.priority for priority in self.world.preemptible):
+            return True
+        return self._shares.within_guarantee(unit) and (
+            bool(self.world.preemptible) or any(map(self._borrowing, self.world.held))
+        )
 
     def _decided(self, unit: Unit, attempt: "_Attempt") -> Evictions:
         evictions: list[Eviction] = []
@@ -87,7 +99,9 @@ class Preemption:
                     node_id = self.world.node(index).id
                     because = self.because(unit, victim)
                     evictions.append(Eviction(victim.instance_id, node_id, member.instance_id, because))
-                    self._going[victim.project_id] = self._going.get(victim.project_id, 0) + victim.gpu_milli
+        for each in self._stopped_by(victim for victims in attempt.victims.values() for victim in victims):
+            self._evicted.add(each.instance_id)
+            self._going[each.project_id] = self._going.get(each.project_id, 0) + each.gpu_milli
         return Evictions(tuple(evictions), tuple(attempt.parts()))
 
     def allowed(self, request: Request) -> Allowed | None:
@@ -120,22 +134,43 @@ class Preemption:
         return "priority" if by_priority else "reclaim"
 
     def may(self, victims: Iterable[Running]) -> bool:
-        """Whether each project still borrows when the last of those that are no volunteers is evicted."""
-        taken: dict[str, list[int]] = {}
-        for victim in victims:
-            if not victim.preemptible:
-                taken.setdefault(victim.project_id, []).append(victim.gpu_milli)
-        return all(self._borrowing(project, sum(milli) - max(milli)) for project, milli in taken.items())
+        """Whether each project still borrows when the last of those that are no volunteers is evicted.
 
-    def cost(self, running: Running) -> float:
-        """GPU-seconds lost, of the whole gang where there is one; CPU-seconds count a thousandth."""
-        lost = [running]
-        if running.group_id is not None:
-            nodes = (self.world.node(index) for index in sorted(self.world.groups[running.group_id]))
-            lost = [each for node in nodes for each in node.running if each.group_id == running.group_id]
-        return sum(
-            (self.at.now - each.since) * (each.gpu_milli + each.cpu_milli / 1000) / 1000 for each in lost
+        A gang goes at once, so it is as one that holds what all its members do.
+        """
+        taken: dict[str, Counter[str]] = {}
+        for each in self._stopped_by(victim for victim in victims if not victim.preemptible):
+            as_one = each.group_id or each.instance_id
+            taken.setdefault(each.project_id, Counter())[as_one] += each.gpu_milli
+        return all(
+            self._borrowing(project, milli.total() - max(milli.values())) for project, milli in taken.items()
         )
+
+    def price(self, victims: Iterable[Running]) -> Price:
+        """The work is GPU-seconds; CPU-seconds count a thousandth."""
+        stopped = self._stopped_by(victims)
+        lost = (
+            (self.at.now - each.since) * (each.gpu_milli + each.cpu_milli / 1000) / 1000 for each in stopped
+        )
+        gangs_hit = {each.group_id for each in stopped if each.group_id is not None}
+        return len(stopped), len(gangs_hit), fsum(lost)
+
+    def _stopped_by(self, victims: Iterable[Running]) -> list[Running]:
+        """The victims and their gangs, each once, less what this look stops already."""
+        stopped: dict[str, Running] = {}
+        for victim in victims:
+            for each in (victim,) if victim.group_id is None else self._gang(victim.group_id):
+                if each.instance_id not in self._evicted and not each.stopping:
+                    stopped[each.instance_id] = each
+        return list(stopped.values())
+
+    def _gang(self, group_id: str) -> tuple[Running, ...]:
+        """Asked before any of its members is thought away: victims are chosen on all of a node at once."""
+        if group_id not in self._gangs:
+            nodes = (self.world.node(index) for index in sorted(self.world.groups[group_id]))
+            running = (each for node in nodes for each in node.running if each.group_id == group_id)
+            self._gangs[group_id] = tuple(running)
+        return self._gangs[group_id]
 
     # ---- one node
 
@@ -144,21 +179,22 @@ class Preemption:
 
         Where very many nodes would do with as few, the cheapest of the first of them is good enough.
         """
-        best: tuple[int, float, str] | None = None
+        best: tuple[Price, str] | None = None
         chosen: tuple[int, _Victims] | None = None
         for count, nodes in self._by_fewest(unit, request, among):
-            if best is not None and best[0] < count:
+            if best is not None and best[0][0] < count:
                 break
-            good = 0
+            found = good = 0
             for index in nodes:
-                if good >= _MAX_GOOD or self._examined >= _MAX_EXAMINED:
+                if good >= _MAX_GOOD or found >= _MAX_FOUND or self._examined >= _MAX_EXAMINED:
                     break
                 self._examined += 1
                 victims = self._on(unit, request, index)
                 if victims is None:
                     continue
-                good += len(victims.chosen) == count
-                rank = (*victims.rank, self.world.node(index).id)
+                found += 1
+                good += victims.price[0] <= count
+                rank = victims.price, self.world.node(index).id
                 if best is None or rank < best:
                     best, chosen = rank, (index, victims)
         return chosen
@@ -192,26 +228,33 @@ class Preemption:
         victims = self.candidates(unit, node)
         if not self._enough(node, request, victims, certain=False):
             return None
-        by_cost = sorted(victims, key=lambda victim: (self.cost(victim), victim.instance_id))
+        by_price = sorted(victims, key=lambda victim: (self.price([victim]), victim.instance_id))
+        best: _Victims | None = None
         for size in range(1, len(victims) + 1):
-            if comb(len(victims), size) > _MAX_SETS:
+            # More of them may be fewer with their gangs.
+            if best and best.price[0] <= size:
                 break
-            sets = [chosen for chosen in combinations(by_cost, size) if self._enough(node, request, chosen)]
-            if sets:
-                return min(map(self._victims, sets), key=lambda choice: choice.cost)
-        return self._thinned_out(node, request, by_cost)
+            if comb(len(victims), size) > _MAX_SETS:
+                return best or self._thinned_out(node, request, by_price)
+            sets = [chosen for chosen in combinations(by_price, size) if self._enough(node, request, chosen)]
+            found = min(map(self._victims, sets), key=lambda choice: choice.price, default=None)
+            best = found if best is None or (found and found.price < best.price) else best
+        return best
 
     def _thinned_out(self, node: NodeView, request: Request, victims: list[Running]) -> _Victims | None:
         """All, less one after the other that is not needed: first those that bring little and cost much."""
         chosen = victims
-        for victim in sorted(victims, key=lambda each: (each.gpu_milli, -self.cost(each), each.instance_id)):
+        for victim in sorted(victims, key=self._least_wanted):
             fewer = [each for each in chosen if each is not victim]
             if self._enough(node, request, fewer):
                 chosen = fewer
         return self._victims(chosen) if self._enough(node, request, chosen) else None
 
+    def _least_wanted(self, victim: Running) -> tuple[float, ...]:
+        return (victim.gpu_milli, *(-part for part in self.price([victim])))
+
     def _victims(self, chosen: Sequence[Running]) -> _Victims:
-        return _Victims(tuple(chosen), sum(map(self.cost, chosen)))
+        return _Victims(tuple(chosen), self.price(chosen))
 
     def _enough(
         self, node: NodeView, request: Request, victims: Sequence[Running], *, certain: bool = True
@@ -235,9 +278,8 @@ class _Attempt:
             self._drop_unneeded()
 
     @property
-    def rank(self) -> tuple[int, float]:
-        all_of_them = [victim for victims in self.victims.values() for victim in victims]
-        return len(all_of_them), sum(map(self._preemption.cost, all_of_them))
+    def price(self) -> Price:
+        return self._preemption.price(victim for victims in self.victims.values() for victim in victims)
 
     def _member(self, unit: Unit, member: Request) -> bool:
         found = find(self._world, member, self._at, self._among, self._preemption.allowed(member))
@@ -268,7 +310,7 @@ class _Attempt:
         """What a later member made room for may serve an earlier one, too."""
         for index, victims in sorted(self.victims.items()):
             members = [member for member, there in self.places if there == index]
-            for victim in sorted(victims, key=self._preemption.cost, reverse=True):
+            for victim in sorted(victims, key=lambda each: self._preemption.price([each]), reverse=True):
                 fewer = tuple(each for each in self.victims[index] if each is not victim)
                 if _all_fit(without(self._world.node(index), fewer), members, self._at):
                     self.victims[index] = fewer

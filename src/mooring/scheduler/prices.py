@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
-from mooring.scheduler.shapes import WHOLE
+from mooring.core.instance import WHOLE_MILLI
 
 Floats = NDArray[np.float64]
 
 # Of several optimal duals, or of one found a little early, the difference is less than rounding's.
-_ENOUGH = WHOLE * 1.001
+_ENOUGH = WHOLE_MILLI * 1.001
 _MAX_PATTERNS = 500
 
 
@@ -32,39 +32,39 @@ def worth_of_rests(shares: Mapping[int, float]) -> NDArray[np.int64]:
     """
     sizes = np.array(sorted(size for size, count in shares.items() if count > 0), np.int64)
     if not len(sizes):
-        return np.where(np.arange(WHOLE + 1) < WHOLE, 0, WHOLE)
+        return np.where(np.arange(WHOLE_MILLI + 1) < WHOLE_MILLI, 0, WHOLE_MILLI)
     prices = _prices(sizes, np.array([shares[int(size)] for size in sizes]))
     worth = np.floor(_best_fill(sizes, prices)[0] + 0.5).astype(np.int64)
-    worth[WHOLE] = WHOLE
+    worth[WHOLE_MILLI] = WHOLE_MILLI
     return worth
 
 
 def _prices(sizes: NDArray[np.int64], demand: Floats) -> Floats:
     """The dual prices, by column generation: a pattern that is worth more than a GPU is a new constraint."""
     patterns = {
-        tuple(WHOLE // int(size) if row == column else 0 for column in range(len(sizes))): None
+        tuple(WHOLE_MILLI // int(size) if row == column else 0 for column in range(len(sizes))): None
         for row, size in enumerate(sizes)
     }
     while True:
-        bounds = np.full(len(patterns), WHOLE)
-        solved = linprog(-demand, A_ub=np.array(list(patterns)), b_ub=bounds, bounds=(0, WHOLE))
+        bounds = np.full(len(patterns), WHOLE_MILLI)
+        solved = linprog(-demand, A_ub=np.array(list(patterns)), b_ub=bounds, bounds=(0, WHOLE_MILLI))
         prices = np.asarray(solved.x, np.float64)
         worth, last = _best_fill(sizes, prices)
         known = len(patterns)
-        if worth[WHOLE] > _ENOUGH and known < _MAX_PATTERNS:
+        if worth[WHOLE_MILLI] > _ENOUGH and known < _MAX_PATTERNS:
             # The best pattern with each size in it, for fewer rounds.
-            for first in np.flatnonzero(prices + worth[WHOLE - sizes] > _ENOUGH):
+            for first in np.flatnonzero(prices + worth[WHOLE_MILLI - sizes] > _ENOUGH):
                 patterns[_pattern(sizes, last, int(first))] = None
         if len(patterns) == known:
-            return prices * (WHOLE / max(WHOLE, float(worth[WHOLE])))
+            return prices * (WHOLE_MILLI / max(WHOLE_MILLI, float(worth[WHOLE_MILLI])))
 
 
 def _best_fill(sizes: NDArray[np.int64], prices: Floats) -> tuple[Floats, NDArray[np.int64]]:
     """The best fill of each rest, and the last share put in; -1: what fills a smaller rest is as good."""
-    worth = np.zeros(WHOLE + 1)
-    last = np.full(WHOLE + 1, -1)
-    step = int(np.gcd.reduce(np.append(sizes, WHOLE)))
-    for rest in range(step, WHOLE + 1, step):
+    worth = np.zeros(WHOLE_MILLI + 1)
+    last = np.full(WHOLE_MILLI + 1, -1)
+    step = int(np.gcd.reduce(np.append(sizes, WHOLE_MILLI)))
+    for rest in range(step, WHOLE_MILLI + 1, step):
         fitting = int(np.searchsorted(sizes, rest, side="right"))
         worth[rest] = worth[rest - step]
         if fitting:
@@ -73,8 +73,8 @@ def _best_fill(sizes: NDArray[np.int64], prices: Floats) -> tuple[Floats, NDArra
             if filled[best] > worth[rest]:
                 worth[rest], last[rest] = filled[best], best
     if step > 1:
-        worth = worth[np.arange(WHOLE + 1) // step * step]
-        last = last[np.arange(WHOLE + 1) // step * step]
+        worth = worth[np.arange(WHOLE_MILLI + 1) // step * step]
+        last = last[np.arange(WHOLE_MILLI + 1) // step * step]
     return worth, last
 
 
@@ -82,7 +82,7 @@ def _pattern(sizes: NDArray[np.int64], last: NDArray[np.int64], first: int) -> t
     """How often each size is in the best fill of a GPU that has the first one in it."""
     pattern = [0] * len(sizes)
     pattern[first] = 1
-    rest = WHOLE - int(sizes[first])
+    rest = WHOLE_MILLI - int(sizes[first])
     while rest > 0:
         if last[rest] < 0:
             rest -= 1

@@ -10,10 +10,11 @@ from mooring.scheduler import gangs
 from mooring.scheduler.backfill import Reservations, Starts
 from mooring.scheduler.changes import without
 from mooring.scheduler.gang_start import gang_start
+from mooring.scheduler.kinds import Ask, ask_of
 from mooring.scheduler.model import Eviction, Request, Snapshot
 from mooring.scheduler.order import Shares
 from mooring.scheduler.preemption import Preemption
-from mooring.scheduler.search import Key, find, key
+from mooring.scheduler.search import Key, find
 from mooring.scheduler.timeline import Reservation, expected_end, in_the_way, start_on
 from mooring.scheduler.units import Unit
 from mooring.scheduler.world import World
@@ -43,6 +44,7 @@ class Promises:
         self._failures = 0
         self._reserved = 0
         self._covered: set[int] = set()  # kinds of nodes for which somebody ahead waits already
+        self._kinds_of: dict[Ask, frozenset[int]] = {}  # what `_kinds_for` has told
 
     def promise(self, unit: Unit) -> bool:
         """Whether something is kept for the unit from now on.
@@ -59,7 +61,7 @@ class Promises:
     # ---- room that is made
 
     def _helped(self, unit: Unit) -> list[Reservation] | None:
-        asked = (*key(unit.first), unit.priority) if unit.gang is None else (unit.gang.group_id,)
+        asked = (*gangs.key(self._world, unit), unit.priority)
         if asked in self._without_help:
             return None
         parts = self._by_stopping(unit) or self._by_eviction(unit)
@@ -111,7 +113,9 @@ class Promises:
         ]
 
     def _by_eviction(self, unit: Unit) -> list[Reservation] | None:
-        if self._preemptors >= _MAX_PREEMPTORS or self._fits_but_for_others(unit):
+        if self._preemptors >= _MAX_PREEMPTORS or not self._preemption.may_help(unit):
+            return None
+        if self._fits_but_for_others(unit):
             return None
         planned = self._preemption.plan(unit)
         if planned is None:
@@ -127,7 +131,7 @@ class Promises:
     # ---- a moment
 
     def _reservation(self, unit: Unit) -> list[Reservation] | None:
-        asked = key(unit.first) if unit.gang is None else (unit.gang.group_id,)
+        asked = gangs.key(self._world, unit)
         if asked in self._without_moment or self._failures >= _MAX_FAILURES:
             return None
         conservative = self._snapshot.policy.backfill == "conservative"
@@ -146,14 +150,20 @@ class Promises:
         """Whether nobody ahead that waits could have any of the nodes that it could have."""
         return self._covered.isdisjoint(self._kinds(unit))
 
-    def _kinds(self, unit: Unit) -> set[int]:
+    def _kinds(self, unit: Unit) -> frozenset[int]:
+        return frozenset[int]().union(*map(self._kinds_for, unit.members))
+
+    def _kinds_for(self, member: Request) -> frozenset[int]:
+        """The kinds of nodes that have what it asks for, in use or not."""
         world = self._world
-        return {
-            number
-            for number in range(len(world.kinds))
-            for member in unit.members
-            if not member.gpu_count or world.suitable(number, member).models
-        }
+        asked = ask_of(member) if member.gpu_count else ()
+        if asked not in self._kinds_of:
+            self._kinds_of[asked] = frozenset(
+                number
+                for number in range(len(world.kinds))
+                if not member.gpu_count or world.suitable(number, member).models
+            )
+        return self._kinds_of[asked]
 
     def _first(self, unit: Unit) -> list[Reservation] | None:
         if unit.gang is not None:

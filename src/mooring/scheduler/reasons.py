@@ -4,10 +4,11 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from mooring.core.instance import WHOLE_MILLI
 from mooring.scheduler import unplaced as of_world
 from mooring.scheduler.filters import refusals
 from mooring.scheduler.memory import Memory
-from mooring.scheduler.model import WHOLE, Moment, NodeView, Over, Refusal, Request, Unplaced
+from mooring.scheduler.model import Moment, NodeView, Over, Refusal, Request, Unplaced
 from mooring.scheduler.search import find
 from mooring.scheduler.world import World
 
@@ -81,12 +82,12 @@ def _most(world: World, request: Request, at: Moment) -> int:
 def _share(world: World, request: Request, at: Moment) -> int | None:
     if not _is_share(request):
         return None
-    largest = _largest(WHOLE - 1, lambda milli: _fits(world, replace(request, gpu_milli=milli), at))
+    largest = _largest(WHOLE_MILLI - 1, lambda milli: _fits(world, replace(request, gpu_milli=milli), at))
     return largest or None
 
 
 def _is_share(request: Request) -> bool:
-    return request.gpu_milli < WHOLE and request.mig_profile is None
+    return request.gpu_milli < WHOLE_MILLI and request.mig_profile is None
 
 
 def _largest(most: int, fits: Callable[[int], bool]) -> int:

@@ -1,24 +1,14 @@
 """The decision: those that wait, in order, go where it costs least, and who cannot is promised a moment."""
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from mooring.scheduler import gangs, quotas
 from mooring.scheduler.backfill import Reservations
 from mooring.scheduler.memory import Memory
-from mooring.scheduler.model import (
-    Moment,
-    NodeView,
-    Placement,
-    Plan,
-    Quota,
-    Request,
-    Snapshot,
-    Unplaced,
-)
+from mooring.scheduler.model import Placement, Plan, Quota, Snapshot, Unplaced
 from mooring.scheduler.order import Queue, Shares
 from mooring.scheduler.promises import Promises
-from mooring.scheduler.search import Found, Key, find, key
+from mooring.scheduler.search import Found, Key
 from mooring.scheduler.units import Unit, units_of
 from mooring.scheduler.unplaced import tell
 
@@ -30,16 +20,6 @@ def schedule(snapshot: Snapshot, memory: Memory | None = None) -> Plan:
         memory: of earlier looks; used by one look at a time.
     """
     return Look(snapshot, memory or Memory()).plan()
-
-
-def place_one(
-    nodes: Iterable[NodeView], request: Request, at: Moment, memory: Memory | None = None
-) -> Placement | None:
-    """Where this request would go if nothing else waited; None if it does not fit."""
-    memory = memory or Memory()
-    memory.look(tuple(nodes))
-    found = find(memory.world, request, at)
-    return found.placement if found else None
 
 
 class Look:
@@ -115,17 +95,13 @@ class Look:
 
     def _places(self, unit: Unit) -> list[Found] | None:
         """What has failed once fails for all that are alike: nothing is given back during a look."""
-        if unit.gang is None:
-            asked = key(unit.first)
-            if asked in self._failed:
-                return None
-            found = gangs.place(self.world, unit, self._at, self.kept.allowing)
-            if found is None:
-                self._failed.add(asked)
-            return found
-        if not gangs.whole(self.world, unit):
+        asked = gangs.key(self.world, unit)
+        if asked in self._failed or not gangs.whole(self.world, unit):
             return None
-        return gangs.place(self.world, unit, self._at, self.kept.allowing)
+        found = gangs.place(self.world, unit, self._at, self.kept.allowing)
+        if found is None:
+            self._failed.add(asked)
+        return found
 
     def _take(self, unit: Unit, found: list[Found]) -> None:
         members = {member.instance_id: member for member in unit.members}

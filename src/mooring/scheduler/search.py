@@ -4,23 +4,22 @@ The fleet knows counts, models, shares and owners. Whatever else a request asks 
 are not held by a reservation) is asked of the node that it names, and the next best is tried if it refuses.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mooring.core.instance import WHOLE_MILLI
 from mooring.scheduler import cards, kinds, links, quotas
 from mooring.scheduler.filters import fitting_offers, has_labels
-from mooring.scheduler.model import WHOLE, Grant, Moment, NodeView, Placement, Request
-from mooring.scheduler.needs import fixed, needs, needs_beside
-from mooring.scheduler.shapes import Move, Shape, tie_of
+from mooring.scheduler.model import GpuView, Grant, Moment, NodeView, Placement, Request
+from mooring.scheduler.needs import fixed, needs, needs_beside, preference
+from mooring.scheduler.shapes import Move, Shape
 from mooring.scheduler.world import Mask, World
 
 Key = tuple[object, ...]
 # Whether a placement, which makes this of the node, may be.
 Allowed = Callable[[int, Placement], bool]
-Indexes = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +36,7 @@ def shape(request: Request) -> Key:
     return (
         request.gpu_count,
         request.gpu_milli,
-        request.gpu_models,
-        request.gpu_min_memory_mib,
-        request.gpu_min_compute_capability,
-        request.mig_profile,
+        *kinds.ask_of(request),
         request.same_numa,
         request.cpu_milli,
         request.memory_mib,
@@ -217,17 +213,17 @@ class _Search:
             ]
             if not moves:
                 return None
-            best = max(moves, key=lambda move: (move.score, tie_of(self._world.node(move.node).id)))
-            if found := self._there(best):
+            best = max(moves, key=lambda move: (move.score, self._world.fleet.rank(move.node)))
+            if found := self._there(best, blocked.get(best.node, ())):
                 return found
             refused.append(best.node)
 
     def fleet_shape(self, keys: frozenset[str]) -> Shape:
         request = self._request
-        whole = request.mig_profile is not None or request.gpu_milli == WHOLE
+        whole = request.mig_profile is not None or request.gpu_milli == WHOLE_MILLI
         return Shape(
             request.gpu_count,
-            WHOLE if whole else request.gpu_milli,
+            WHOLE_MILLI if whole else request.gpu_milli,
             *fixed(request),
             keys,
             "" if whole else request.project_id,
@@ -274,17 +270,31 @@ class _Search:
 
     # ---- the node
 
-    def _there(self, move: Move) -> Found | None:
+    def _there(self, move: Move, blocked: Collection[int]) -> Found | None:
         """What exactly is given on the node, if it and those that wait have nothing against it."""
         node = self._world.node(move.node)
         there = list(kinds.units(node)) if move.gpus else []
         first = there[move.gpus[0]][0] if there else None
-        for offer in fitting_offers(node, self._request, self._at):
-            if first is None or offer.model == first.model:
-                placed = placement(node, self._request, offer, self._at, first.uuid if first else "")
-                if self._allowed is None or self._allowed(move.node, placed):
-                    return Found(move.node, offer.model, placed)
+        closed = {there[place][0].uuid for place in blocked} if there else set()
+        for offer in self._offers(node, first):
+            placed = placement(node, self._request, offer, self._at, first.uuid if first else "")
+            if closed.isdisjoint(placed.gpu_uuids) and (
+                self._allowed is None or self._allowed(move.node, placed)
+            ):
+                return Found(move.node, offer.model, placed)
         return None
+
+    def _offers(self, node: NodeView, first: GpuView | None) -> list[cards.Offer]:
+        """What the node has: of the model that the fleet named, then of others that are as welcome.
+
+        The fleet counts cards. It may name a model whose cards are not near enough, or are kept for others.
+        """
+        fitting = fitting_offers(node, self._request, self._at)
+        if first is None:
+            return fitting
+        rank = preference(self._request, first.model)
+        as_welcome = (offer for offer in fitting if offer.rank == rank)
+        return sorted(as_welcome, key=lambda offer: offer.model != first.model)
 
 
 def placement(

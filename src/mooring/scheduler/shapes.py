@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from hashlib import blake2b
 
-WHOLE = 1000  # thousandths of a GPU
+from mooring.core.instance import WHOLE_MILLI
+
+TIE_BITS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +15,7 @@ class NodeClass:
     cpu_milli: int
     memory_mib: int
     models: tuple[str, ...]  # of each GPU, by its place on the node; a MIG profile is a model of its own
+    sizes: tuple[int, ...] = ()  # of each GPU: of equally good ones the smallest is given; (): all are alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,7 @@ class Shape:
 
     @property
     def share(self) -> bool:
-        return self.gpus == 1 and self.gpu_milli < WHOLE
+        return self.gpus == 1 and self.gpu_milli < WHOLE_MILLI
 
     def takes(self, kind: NodeClass) -> tuple[int, int]:
         """The CPUs (milli) and memory (MiB) that it takes on a node of this class."""
@@ -57,7 +60,11 @@ class Shape:
 
     def _part(self, total: int, kind: NodeClass) -> int:
         there = len(kind.models)
-        return total * min(self.gpus * self.gpu_milli, there * WHOLE) // (there * WHOLE) if there else 0
+        return (
+            total * min(self.gpus * self.gpu_milli, there * WHOLE_MILLI) // (there * WHOLE_MILLI)
+            if there
+            else 0
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,5 +77,5 @@ class Move:
 
 
 def tie_of(node_id: str) -> int:
-    """A fixed, patternless order of nodes, for those that are equally good (48 bits)."""
-    return int.from_bytes(blake2b(node_id.encode(), digest_size=6).digest(), "big")
+    """A fixed, patternless order of nodes, for those that are equally good (40 bits)."""
+    return int.from_bytes(blake2b(node_id.encode(), digest_size=6).digest(), "big") >> (48 - TIE_BITS)

@@ -39,11 +39,18 @@ class States:
 class Kind:
     """A class of nodes, and where GPUs of each model stand in its states."""
 
-    __slots__ = ("groups", "order", "place", "value")
+    __slots__ = ("group", "groups", "order", "size", "value")
 
     def __init__(self, value: NodeClass) -> None:
         self.value = value
-        self.order = tuple(sorted(range(len(value.models)), key=lambda place: (value.models[place], place)))
+        sizes = value.sizes or (0,) * len(value.models)
+        self.size = min(sizes, default=0)  # its smallest GPU's
+        smallest: dict[str, int] = {}
+        for model, size in zip(value.models, sizes, strict=True):
+            smallest[model] = min(size, smallest.get(model, size))
+        models = sorted(smallest, key=lambda model: (smallest[model], model))
+        self.group = tuple(models.index(model) for model in value.models)  # by place; the smallest model is 0
+        self.order = tuple(sorted(range(len(value.models)), key=lambda place: (self.group[place], place)))
         self.groups: dict[str, slice] = {}
         for position, place in enumerate(self.order):
             model = value.models[place]

@@ -1,14 +1,21 @@
 """What every node of the fleet has left, and a note of each change."""
 
+from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
-from mooring.scheduler.shapes import WHOLE, FleetNode, Shape, tie_of
+from mooring.core.instance import WHOLE_MILLI
+from mooring.scheduler.shapes import TIE_BITS, FleetNode, Shape, tie_of
 from mooring.scheduler.states import Ints, StateTable
 
 # Who has not looked for so many changes looks at every node again.
 MAX_NOTES = 65_536
+# A node's rank among those that are equally good: by the size of its GPUs, the smallest first, and its tie.
+_SIZE_BITS = 8
+RANK_BITS = _SIZE_BITS + TIE_BITS
+
+_NO_KIND = -1
 
 
 class Stock:
@@ -22,10 +29,12 @@ class Stock:
         self._cpu: list[int] = []
         self._rests: list[list[int]] = []
         self._owners: list[list[str]] = []
+        self._ties: list[int] = []
+        self._sizes: list[int] = []  # of the smallest GPUs of all classes, the smallest first
         self.kinds = np.zeros(64, np.int64)
         self.memory = np.zeros(64, np.int64)  # MiB free
         self.states = np.zeros(64, np.int64)  # for a request without an owner
-        self.ties = np.zeros(64, np.int64)
+        self.ranks = np.zeros(64, np.int64)  # the highest is preferred; of `RANK_BITS`
         self.here = np.zeros(64, np.bool_)
         self.shared: set[int] = set()  # nodes with a GPU that is somebody's in part
         self._notes: list[int] = []
@@ -50,7 +59,9 @@ class Stock:
         if index is None:
             index = self._add(node)
         kind = self.table.kind(node.kind)
-        self.kinds[index] = self._kinds[index] = kind
+        if kind != self._kinds[index]:
+            self.kinds[index] = self._kinds[index] = kind
+            self._rank(index)
         self._cpu[index] = node.cpu_milli_free
         self._rests[index] = list(node.gpu_milli_free)
         self._owners[index] = list(node.owners or [""] * len(node.gpu_milli_free))
@@ -77,11 +88,13 @@ class Stock:
             if sign < 0 and shape.share and owners[place] not in {"", shape.owner}:
                 raise ValueError(f"GPU {place} of {self.ids[index]} is shared out to somebody else")
             rests[place] += sign * shape.gpu_milli
-            owners[place] = (owners[place] or shape.owner) if shape.share and rests[place] < WHOLE else ""
+            owners[place] = (
+                (owners[place] or shape.owner) if shape.share and rests[place] < WHOLE_MILLI else ""
+            )
         cpu_left, memory_left = self._cpu[index] + cpu_milli, int(self.memory[index]) + memory_mib
         if sign < 0 and min(cpu_left, memory_left, *rests) < 0:
             raise ValueError(f"{self.ids[index]} has not that much left")
-        if max(rests, default=0) > WHOLE:
+        if max(rests, default=0) > WHOLE_MILLI:
             raise ValueError(f"more is given back than was taken of {self.ids[index]}")
         self._cpu[index], self.memory[index] = cpu_left, memory_left
         self._rests[index], self._owners[index] = rests, owners
@@ -103,8 +116,8 @@ class Stock:
 
     def places(self, index: int, rests: Sequence[int], positions: Iterable[int]) -> tuple[int, ...]:
         """Where on the node the GPUs are that stand at these positions of the state with these rests."""
-        models = self.table.kinds[self._kinds[index]].value.models
-        order = sorted(range(len(rests)), key=lambda place: (models[place], rests[place], place))
+        group = self.table.kinds[self._kinds[index]].group
+        order = sorted(range(len(rests)), key=lambda place: (group[place], rests[place], place))
         return tuple(sorted(order[position] for position in positions))
 
     def since(self, seen: int) -> Ints:
@@ -128,6 +141,17 @@ class Stock:
             self.shared.discard(index)
         self._note(index)
 
+    def _rank(self, index: int) -> None:
+        size = self.table.kinds[self._kinds[index]].size
+        if size not in self._sizes:
+            insort(self._sizes, size)
+            for known in range(len(self)):
+                self._rank(known)
+                self._note(known)
+            return
+        larger = len(self._sizes) - 1 - bisect_left(self._sizes, size)
+        self.ranks[index] = (min(larger, (1 << _SIZE_BITS) - 1) << TIE_BITS) + self._ties[index]
+
     def _note(self, index: int) -> None:
         self._notes.append(index)
         self.noted += 1
@@ -137,15 +161,15 @@ class Stock:
     def _add(self, node: FleetNode) -> int:
         index = len(self.ids)
         if index == len(self.here):
-            for name in ("kinds", "memory", "states", "ties", "here"):
+            for name in ("kinds", "memory", "states", "ranks", "here"):
                 old = getattr(self, name)
                 setattr(self, name, np.concatenate([old, np.zeros_like(old)]))
         self.indexes[node.id] = index
         self.ids.append(node.id)
-        self._kinds.append(0)
+        self._kinds.append(_NO_KIND)
         self._cpu.append(0)
         self._rests.append([])
         self._owners.append([])
-        self.ties[index] = tie_of(node.id)
+        self._ties.append(tie_of(node.id))
         self.here[index] = True
         return index

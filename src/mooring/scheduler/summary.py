@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from mooring.core.instance import WHOLE_MILLI
 from mooring.scheduler import cards, words
 from mooring.scheduler.census import (
     BESIDE,
@@ -24,7 +25,7 @@ from mooring.scheduler.census import (
     Survey,
 )
 from mooring.scheduler.filters import refusals
-from mooring.scheduler.model import WHOLE, GpuView, Moment, NodeView, Request
+from mooring.scheduler.model import GpuView, Moment, NodeView, Request
 from mooring.scheduler.needs import needs, preference
 
 
@@ -116,7 +117,7 @@ def _none_ready(case: _Case) -> str:
 def _too_few_gpus(case: _Case) -> str:
     request, at = case.request, case.at
     asked = f"{case.no_node} has {words.gpus(request, free=case.free)}"
-    if request.gpu_milli < WHOLE and request.mig_profile is None:
+    if request.gpu_milli < WHOLE_MILLI and request.mig_profile is None:
         most, there = case.survey.most(lambda node: _most_free_share(case, node))
         amount = words.share(most)
     else:

@@ -63,8 +63,27 @@ def start_on(node: NodeView, request: Request, at: Moment, kept: Sequence[Reserv
 
 def could(node: NodeView, request: Request, at: Moment) -> bool:
     """Whether it fits once all that runs there has ended and all reservations are over."""
+    return _fits_without(node, node.running, request, at)
+
+
+def must_end(node: NodeView, request: Request, at: Moment) -> frozenset[str]:
+    """What runs there and must end before it fits, of a node where it could.
+
+    What came last stays if it can: it was let in beside this request. Were it thought away, more could follow
+    in its place with every look, and the node would never run empty.
+    """
+    gone = list(node.running)
+    for running in sorted(node.running, key=lambda each: (-each.since, each.instance_id)):
+        fewer = [each for each in gone if each is not running]
+        if _fits_without(node, fewer, request, at):
+            gone = fewer
+    return frozenset(each.instance_id for each in gone)
+
+
+def _fits_without(node: NodeView, gone: Iterable[Running], request: Request, at: Moment) -> bool:
+    """Whether it fits once these have ended, and all reservations are over."""
     gpus = tuple(replace(gpu, holds=()) for gpu in node.gpus)
-    return fits(without(replace(node, gpus=gpus), node.running), request, at)
+    return fits(without(replace(node, gpus=gpus), gone), request, at)
 
 
 def _instants(node: NodeView, at: Moment, kept: Iterable[Reservation]) -> set[float]:

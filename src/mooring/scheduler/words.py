@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
+from mooring.core.instance import WHOLE_MILLI
 from mooring.scheduler import cards
-from mooring.scheduler.model import WHOLE, GpuView, Moment, Over, Request
+from mooring.scheduler.model import GpuView, Moment, Over, Request
 
 
 def cpus(milli: int) -> str:
@@ -27,7 +28,7 @@ def _gpus(request: Request, free: str) -> str:
     if request.mig_profile is not None:
         of_models = f" of an {models(request)}" if request.gpu_models else ""
         return f"{request.gpu_count} {free}{request.mig_profile}{of_models}"
-    if request.gpu_milli < WHOLE:
+    if request.gpu_milli < WHOLE_MILLI:
         return f"{share(request.gpu_milli)} {free}of one {models(request)}"
     if not request.gpu_models:
         return f"{request.gpu_count} {free}{'GPUs of one model' if several else 'GPU'}"
@@ -62,7 +63,7 @@ def stock(suitable: Mapping[str, Sequence[GpuView]], request: Request, at: Momen
     if request.mig_profile is not None:
         devices = sum(each.profile == request.mig_profile for gpu in there for each in gpu.mig)
         return f"{_free(there, request, at)} free of {devices}{name}{_why_not_free(there, request, at)}"
-    if request.gpu_milli < WHOLE:
+    if request.gpu_milli < WHOLE_MILLI:
         most = max((free_share(gpu, request, at) for gpu in there), default=0)
         return f"at most {share(most)} of one{name}{_why_not_free(there, request, at)}"
     return f"{_free(there, request, at)} free of {len(there)}{name}{_why_not_free(there, request, at)}"
@@ -91,7 +92,11 @@ def _why_not_free(gpus: Sequence[GpuView], request: Request, at: Moment) -> str:
 
 def why_not(gpu: GpuView, request: Request, at: Moment) -> str:
     """Why a card gives the request nothing now."""
-    if cards.others_share(gpu, request) and cards.unowned_units(gpu, request) and request.gpu_milli < WHOLE:
+    if (
+        cards.others_share(gpu, request)
+        and cards.unowned_units(gpu, request)
+        and request.gpu_milli < WHOLE_MILLI
+    ):
         return "shared by another project"
     if cards.unreserved_units(gpu, request):
         return "reserved"

@@ -5,7 +5,7 @@ here depends on what earlier looks were, but how fast it is.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from mooring.core.instance import WHOLE_MILLI
 from mooring.core.node import NodeState
 from mooring.scheduler.demand import Demand
 from mooring.scheduler.fleet import Fleet
@@ -65,6 +66,7 @@ class World:
         self._numbers: dict[object, _Numbers] = {}
         self._before: dict[int, NodeView] | None = None  # how nodes were before a supposition
         self._suitable: dict[tuple[int, Ask], Suitable] = {}
+        self._codes: dict[Hashable, int] = {None: 0}  # of what nodes are grouped by
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -166,25 +168,28 @@ class World:
     @contextmanager
     def supposing(self) -> Iterator["Supposed"]:
         """Whatever changes within is put back at the end, unless it is kept."""
-        supposed = Supposed(self._before)
-        self._before = {}
+        outer = self._before
+        before: dict[int, NodeView] = {}
+        self._before = before
+        supposed = Supposed()
         try:
             yield supposed
         finally:
-            changed, self._before = self._before, supposed.outer
-            for index, node in changed.items():
-                if supposed.kept:
-                    if self._before is not None:
-                        self._before.setdefault(index, node)
-                else:
+            # What is put back is no change to the supposition around this one; what is kept is.
+            self._before = None
+            for index, node in before.items():
+                if not supposed.kept:
                     self.put(node)
+                elif outer is not None:
+                    outer.setdefault(index, node)
+            self._before = outer
 
     # ---- what is counted
 
     def _count(self, index: int, before: NodeView | None, after: NodeView | None) -> None:
         for node, sign in ((before, -1), (after, +1)):
             if node is not None:
-                self.total.gpu_milli += sign * 1000 * len(node.gpus)
+                self.total.gpu_milli += sign * WHOLE_MILLI * len(node.gpus)
                 self.total.cpu_milli += sign * node.cpu_milli
                 self.total.memory_mib += sign * node.memory_mib
         old = before.running if before else ()
@@ -234,6 +239,18 @@ class World:
             self._numbers[key] = _Numbers()
         return self._numbers[key].current(self, number)
 
+    def groups_by(self, value: Callable[[NodeView], Hashable]) -> tuple[Ints, Sequence[Hashable]]:
+        """A number for each node's value, and the values by their numbers; 0 stands for None.
+
+        Args:
+            value: a function that is always the same one: it is remembered by itself.
+        """
+
+        def code(node: NodeView) -> int:
+            return self._codes.setdefault(value(node), len(self._codes))
+
+        return self.numbers(("groups", value), code), list(self._codes)
+
 
 def _add(counter: Counter[Any], key: object, amount: int) -> None:
     """A counter without what comes to nothing, so that it is as it would be had it never been there."""
@@ -246,7 +263,6 @@ def _add(counter: Counter[Any], key: object, amount: int) -> None:
 class Supposed:
     """A supposition that may come true."""
 
-    outer: dict[int, NodeView] | None
     kept: bool = False
 
     def keep(self) -> None:

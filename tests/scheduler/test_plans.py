@@ -1,0 +1,162 @@
+"""What holds of every plan, whatever the world: checked all together, because worlds are slow to draw."""
+
+from dataclasses import replace
+from itertools import combinations
+from math import inf
+
+from hypothesis import event, given, settings
+
+from mooring.core.node import NodeState
+from mooring.scheduler.changes import empty
+from mooring.scheduler.filters import fits
+from mooring.scheduler.model import Eviction, Gang, Plan, Request, Running, Snapshot
+from mooring.scheduler.needs import needs, preference
+from mooring.scheduler.schedule import schedule
+from tests.scheduler.busy import after, breaches, rebuilt, snapshots
+
+
+@settings(deadline=None, max_examples=100)
+@given(snapshots())
+def test_what_holds_of_every_plan(snapshot: Snapshot) -> None:
+    plan = schedule(snapshot)
+    for check in (
+        no_promise_is_broken,
+        each_gets_what_it_asked_for,
+        each_request_is_answered_once,
+        what_waits_fits_nowhere_or_waits_its_turn,
+        whoever_was_promised_a_moment_fits_then,
+        never_a_part_of_a_gang,
+        nobody_gives_way_for_nothing,
+    ):
+        check(snapshot, plan)
+
+
+def no_promise_is_broken(snapshot: Snapshot, plan: Plan) -> None:
+    """Never over capacity, no parent and its slice, no card of two projects, nothing reserved."""
+    event(f"placed: {len(plan.placements)}")
+    world = after(snapshot, plan)
+    broken = {node.id: breaches(node, snapshot, world.asked) for node in world.nodes.values()}
+    assert not any(broken.values()), broken
+
+
+def each_gets_what_it_asked_for(snapshot: Snapshot, plan: Plan) -> None:
+    asked = {request.instance_id: request for request in snapshot.requests}
+    world = {node.id: node for node in snapshot.nodes}
+    for placed in plan.placements:
+        request, node = asked[placed.instance_id], world[placed.node_id]
+        cards = [gpu for gpu in node.gpus if gpu.uuid in placed.gpu_uuids]
+        assert len(placed.grants) == request.gpu_count
+        assert all(grant.milli == request.gpu_milli for grant in placed.grants)
+        assert len({gpu.model for gpu in cards}) <= 1
+        assert all(preference(request, gpu.model) is not None for gpu in cards)
+        assert all(
+            (gpu.compute_capability or "") >= (request.gpu_min_compute_capability or "") for gpu in cards
+        )
+        if request.mig_profile is None:
+            assert all(gpu.memory_mib >= (request.gpu_min_memory_mib or 0) for gpu in cards)
+        if request.same_numa and request.gpu_count > 1:
+            assert len({gpu.numa_node for gpu in cards}) == 1
+            assert cards[0].numa_node is not None
+        assert node.state is NodeState.READY
+        assert request.node_selector.items() <= node.labels.items()
+        assert (placed.cpu_milli, placed.memory_mib) == needs(request, node)
+
+
+def each_request_is_answered_once(snapshot: Snapshot, plan: Plan) -> None:
+    answered = [placed.instance_id for placed in plan.placements]
+    answered += [waiting.instance_id for waiting in plan.unplaced]
+    assert sorted(answered) == sorted(request.instance_id for request in snapshot.requests)
+    assert list(plan.order) == [waiting.instance_id for waiting in plan.unplaced]
+
+
+def what_waits_fits_nowhere_or_waits_its_turn(snapshot: Snapshot, plan: Plan) -> None:
+    world = after(snapshot, plan).nodes.values()
+    asked = {request.instance_id: request for request in snapshot.requests}
+    for waiting in plan.unplaced:
+        request = asked[waiting.instance_id]
+        event(waiting.code)
+        assert waiting.summary
+        if request.gang is None:
+            assert waiting.ever == any(fits(empty(node), request, snapshot.at) for node in world)
+            fits_now = any(fits(node, request, snapshot.at) for node in world)
+            assert fits_now == (waiting.code == "waiting_for_turn")
+            assert not fits_now or plan.forecasts
+
+
+def whoever_was_promised_a_moment_fits_then(snapshot: Snapshot, plan: Plan) -> None:
+    """Counted anew in the world with all placements: when what was to end has ended, there is room."""
+    world = after(snapshot, plan)
+    for told in plan.forecasts:
+        asked = world.asked[told.instance_id]
+        if asked.gang is not None:
+            continue
+        where = world.nodes[told.node_ids[0]]
+        start = snapshot.now if told.starts_at is None else told.starts_at
+        left = [
+            each
+            for each in where.running
+            if each.instance_id not in told.waits_for and _ends(each, snapshot) > start
+        ]
+        others = [each for each in plan.forecasts if each.node_ids == told.node_ids]
+        if others[0] == told:
+            assert fits(rebuilt(where, left), asked, replace(snapshot.at, now=start))
+        event("a moment" if told.starts_at else "a node that runs empty")
+
+
+def _ends(each: Running, snapshot: Snapshot) -> float:
+    if each.ends_at is None:
+        return inf
+    return max(each.ends_at, snapshot.now) + snapshot.policy.start_overhead_s
+
+
+def never_a_part_of_a_gang(snapshot: Snapshot, plan: Plan) -> None:
+    members = {each.instance_id: each for each in snapshot.requests if each.gang}
+    there = {each.id: each for each in snapshot.nodes}
+    mine = [each for each in plan.placements if each.instance_id in members]
+    assert len(mine) in {0, len(members)}
+    event(f"gang: {bool(members)}, placed: {bool(mine)}")
+    nodes = {each.node_id for each in mine}
+    if mine and members[mine[0].instance_id].gang == Gang("gang", len(members), "overlay") and len(nodes) > 1:
+        assert len({there[node_id].swarm for node_id in nodes}) == 1
+        assert there[mine[0].node_id].swarm is not None
+
+
+def nobody_gives_way_for_nothing(snapshot: Snapshot, plan: Plan) -> None:
+    event(f"evictions: {len(plan.evictions)}")
+    asked = {each.instance_id: each for each in snapshot.requests}
+    there = {run.instance_id: run for each in snapshot.nodes for run in each.running}
+    for eviction in plan.evictions:
+        victim, unit = there[eviction.instance_id], asked[eviction.for_instance_id]
+        _assert_may(snapshot, victim, unit, eviction)
+    assert len({each.instance_id for each in plan.evictions}) == len(plan.evictions)
+    for for_whom in {each.for_instance_id for each in plan.evictions}:
+        if asked[for_whom].gang is None:
+            _assert_needed(snapshot, plan, asked[for_whom])
+
+
+def _assert_may(snapshot: Snapshot, victim: Running, unit: Request, eviction: Eviction) -> None:
+    assert not victim.stopping
+    assert snapshot.now - victim.since >= snapshot.policy.preemption_min_run_s
+    if eviction.because == "priority":
+        assert victim.preemptible
+        assert victim.priority < unit.priority
+    else:
+        owner = snapshot.projects[unit.project_id]
+        assert owner.guaranteed_gpu_milli
+        assert victim.project_id != unit.project_id
+
+
+def _assert_needed(snapshot: Snapshot, plan: Plan, unit: Request) -> None:
+    """It fits once they have gone, and would not if any of them stayed; no fewer would have done there."""
+    mine = [each for each in plan.evictions if each.for_instance_id == unit.instance_id]
+    assert {each.node_id for each in mine} == {mine[0].node_id}
+    where = after(snapshot, plan).nodes[mine[0].node_id]
+    gone = {each.instance_id for each in mine}
+    assert fits(
+        rebuilt(where, [run for run in where.running if run.instance_id not in gone]), unit, snapshot.at
+    )
+    before = next(each for each in snapshot.nodes if each.id == where.id)
+    victims = [run for run in before.running if run.instance_id in gone]
+    for fewer in combinations(victims, len(victims) - 1):
+        left = [run for run in where.running if run.instance_id not in {each.instance_id for each in fewer}]
+        assert not fits(rebuilt(where, left), unit, snapshot.at)
