@@ -14,6 +14,7 @@ from mooring.scheduler.model import (
     Grant,
     Hold,
     MigView,
+    Moment,
     NodeView,
     Placement,
     Plan,
@@ -212,6 +213,11 @@ class After:
 
     nodes: dict[str, NodeView]
     asked: dict[str, Request]
+
+
+def then(snapshot: Snapshot) -> Moment:
+    """When what gives way now has gone."""
+    return replace(snapshot.at, now=snapshot.now + snapshot.policy.start_overhead_s)
 
 
 def after(snapshot: Snapshot, plan: Plan, *, evicted: bool = False) -> After:

@@ -12,7 +12,7 @@ from mooring.scheduler.filters import fits
 from mooring.scheduler.model import Eviction, Gang, Plan, Request, Running, Snapshot
 from mooring.scheduler.needs import needs, preference
 from mooring.scheduler.schedule import schedule
-from tests.scheduler.busy import after, breaches, rebuilt, snapshots
+from tests.scheduler.busy import after, breaches, rebuilt, snapshots, then
 
 
 @settings(deadline=None, max_examples=100)
@@ -153,10 +153,10 @@ def _assert_needed(snapshot: Snapshot, plan: Plan, unit: Request) -> None:
     where = after(snapshot, plan).nodes[mine[0].node_id]
     gone = {each.instance_id for each in mine}
     assert fits(
-        rebuilt(where, [run for run in where.running if run.instance_id not in gone]), unit, snapshot.at
+        rebuilt(where, [run for run in where.running if run.instance_id not in gone]), unit, then(snapshot)
     )
     before = next(each for each in snapshot.nodes if each.id == where.id)
     victims = [run for run in before.running if run.instance_id in gone]
     for fewer in combinations(victims, len(victims) - 1):
         left = [run for run in where.running if run.instance_id not in {each.instance_id for each in fewer}]
-        assert not fits(rebuilt(where, left), unit, snapshot.at)
+        assert not fits(rebuilt(where, left), unit, then(snapshot))

@@ -10,9 +10,9 @@ from hypothesis import event, given, settings
 
 from mooring.scheduler.changes import without
 from mooring.scheduler.filters import fits
-from mooring.scheduler.model import NodeView, Plan, Policy, Project, Request, Running, Snapshot
+from mooring.scheduler.model import Hold, NodeView, Plan, Policy, Project, Request, Running, Snapshot
 from mooring.scheduler.schedule import schedule
-from tests.scheduler.busy import NOW, after, rebuilt, snapshots
+from tests.scheduler.busy import NOW, after, rebuilt, snapshots, then
 from tests.scheduler.test_backfill import at, placed, running, waits
 from tests.scheduler.worlds import H100, gpus, node
 
@@ -54,6 +54,18 @@ def test_the_lower_priority_gives_way() -> None:
 )
 def test_who_gives_way(changes: dict[str, Any], *, gives_way: bool) -> None:
     plan = schedule(at([full(*[SPOT | changes] * 4)], URGENT))
+    assert bool(plan.evictions) == gives_way
+
+
+@pytest.mark.parametrize(("begins_in", "gives_way"), [(100, False), (110, True)])
+def test_nobody_gives_way_for_what_could_not_begin_before_a_reservation(
+    begins_in: int, *, gives_way: bool
+) -> None:
+    """What gave way has gone in 30 s, and what takes its place for 50 s in 80 s more."""
+    held = Hold("r1", "others", NOW + begins_in, NOW + 600)
+    spots = full(*[SPOT] * 4)
+    kept = replace(spots, gpus=tuple(replace(gpu, holds=(held,)) for gpu in spots.gpus))
+    plan = schedule(at([kept], replace(URGENT, max_duration_s=50)))
     assert bool(plan.evictions) == gives_way
 
 
@@ -230,7 +242,7 @@ def test_no_fewer_would_do_anywhere(snapshot: Snapshot) -> None:
             for each in snapshot.nodes
             for size in range(1, len(each.running) + 1)
             for chosen in combinations(_volunteers(snapshot, each, unit), size)
-            if fits(without(each, chosen), unit, snapshot.at)
+            if fits(without(each, chosen), unit, then(snapshot))
         ),
         default=0,
     )

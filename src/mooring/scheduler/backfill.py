@@ -171,8 +171,10 @@ class Starts:
     def _bound(self, index: int, node: NodeView, request: Request, at: Moment) -> float:
         if node.state is not NodeState.READY or not has_labels(node, request):
             return nan
-        there = self._world.kinds[self._world.kind_of[index]].places
-        if len(there) < request.gpu_count:
+        kind = int(self._world.kind_of[index])
+        if len(self._world.kinds[kind].places) < request.gpu_count:
+            return nan
+        if request.gpu_count and not self._world.suitable(kind, request).models:
             return nan
         if request.mig_profile is not None or index in self._world.with_holds:
             return at.now

@@ -78,7 +78,7 @@ def mig_memory_mib(profile: str) -> int:
 
 
 def large_enough(gpu: Card, request: Request) -> bool:
-    return memory_of(gpu, request) >= (request.gpu_min_memory_mib or 0)
+    return request.gpu_min_memory_mib is None or memory_of(gpu, request) >= request.gpu_min_memory_mib
 
 
 def capable_enough(gpu: Card, request: Request) -> bool:
@@ -122,7 +122,7 @@ def others_share(gpu: GpuView, request: Request) -> bool:
 
 def reserved(gpu: GpuView, request: Request, at: Moment) -> bool:
     """Whether a reservation of another project begins before the request has gone, and has not ended yet."""
-    return any(
+    return bool(gpu.holds) and any(
         hold.project_id != request.project_id and hold.from_at < at.end_of(request) and hold.to_at > at.now
         for hold in gpu.holds
     )
@@ -130,7 +130,7 @@ def reserved(gpu: GpuView, request: Request, at: Moment) -> bool:
 
 def own_reserved(gpu: GpuView, request: Request, at: Moment) -> bool:
     """Whether the card is held for the request's project right now."""
-    return any(
+    return bool(gpu.holds) and any(
         hold.project_id == request.project_id and hold.from_at <= at.now < hold.to_at for hold in gpu.holds
     )
 
@@ -165,8 +165,11 @@ def neighbourhoods(cards: Sequence[GpuView], request: Request) -> list[tuple[Gpu
     return [tuple(there) for _numa, there in sorted(by_numa.items())]
 
 
-def enough(cards: Iterable[GpuView], request: Request, at: Moment) -> bool:
-    return sum(units(gpu, request, at) for gpu in cards) >= request.gpu_count
+def enough(usable: Sequence[GpuView], request: Request, at: Moment) -> bool:
+    """Whether all that is asked for could be given from these, something from each."""
+    if len(usable) >= request.gpu_count:
+        return True
+    return sum(units(gpu, request, at) for gpu in usable) >= request.gpu_count
 
 
 def near_enough(node: NodeView, request: Request) -> bool:

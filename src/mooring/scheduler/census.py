@@ -15,6 +15,7 @@ from mooring.core.node import NodeState
 from mooring.scheduler import filters
 from mooring.scheduler.changes import empty
 from mooring.scheduler.filters import has_labels
+from mooring.scheduler.kinds import ask_of
 from mooring.scheduler.model import GpuView, Moment, NodeView, Request
 from mooring.scheduler.needs import needs_beside
 from mooring.scheduler.world import Mask, World, grown
@@ -47,6 +48,9 @@ _OF_CARDS: tuple[filters.Filter, ...] = (
     filters.compute_capability,
     filters.gpu_count,
 )
+
+
+_MAX_ASKED = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +113,14 @@ class Census:
         self._memory = np.zeros(0, np.int64)
         self._ready = np.zeros(0, np.bool_)
         self._there = np.zeros(0, np.bool_)
+        # What of a request cards are asked about -> group, or kind, -> stage.
+        self._stages: dict[object, dict[int, int]] = {}
+        self._stages_if_empty: dict[object, dict[int, int]] = {}
 
     def now(self, request: Request, at: Moment) -> Survey:
         self._update()
-        return self._survey(request, at, self._group, self._examples, self._cpu, self._memory, self._ready)
+        stages = _Stages(self._examples, _of(request, self._stages), request, at)
+        return self._survey(request, self._group, stages, self._cpu, self._memory, self._ready)
 
     def if_empty(self, request: Request, at: Moment) -> Survey:
         """As if all nodes were schedulable and healthy, and nothing ran or was held anywhere."""
@@ -125,15 +133,15 @@ class Census:
         cpu = np.array([kind.cpu_milli for kind in world.kinds], np.int64)[kinds]
         memory = np.array([kind.memory_mib for kind in world.kinds], np.int64)[kinds]
         ready = np.ones(len(kinds), np.bool_)
-        survey = self._survey(request, at, kinds, examples, cpu, memory, ready)
+        stages = _Stages(examples, _of(request, self._stages_if_empty), request, at)
+        survey = self._survey(request, kinds, stages, cpu, memory, ready)
         return replace(survey, seen_as=empty)
 
     def _survey(
         self,
         request: Request,
-        at: Moment,
         group: Ints,
-        examples: Mapping[int, NodeView],
+        stages: "_Stages",
         cpu: Ints,
         memory: Ints,
         ready: Mask,
@@ -142,9 +150,9 @@ class Census:
         stage[self._there] = FITS
         wanted_cpu, wanted_memory = self._wanted(request)
         stage[self._there & ((wanted_cpu > cpu) | (wanted_memory > memory))] = BESIDE
-        of_group = np.full(max(examples, default=0) + 1, FITS, np.int64)
+        of_group = np.full(max(stages.examples, default=0) + 1, FITS, np.int64)
         for number in np.unique(group[self._there]).tolist() if request.gpu_count else ():
-            of_group[number] = _stage_of_cards(examples[number], request, at)
+            of_group[number] = stages.of(number)
         # Only of nodes that are there: kinds and groups of those that went may be of none now.
         stage[self._there] = np.minimum(stage[self._there], of_group[group[self._there]])
         stage[self._there & ~ready] = np.minimum(stage, STATE)[self._there & ~ready]
@@ -152,7 +160,7 @@ class Census:
             wanted = frozenset(request.node_selector.items())
             labelled = self._world.mask(("selector", wanted), lambda node: has_labels(node, request))
             stage[self._there & ~labelled] = LABELS
-        return Survey(self._world.nodes, stage, group, examples, bool(ready[self._there].all()))
+        return Survey(self._world.nodes, stage, group, stages.examples, bool(ready[self._there].all()))
 
     def _wanted(self, request: Request) -> tuple[Ints, Ints]:
         """The CPUs and memory that it takes on each node."""
@@ -202,7 +210,36 @@ def _condition(gpu: GpuView) -> tuple[object, ...]:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Stages:
+    """The stage at which the cards of each group stop one request, remembered where it is always the same."""
+
+    examples: Mapping[int, NodeView]
+    known: dict[int, int]
+    request: Request
+    at: Moment
+
+    def of(self, group: int) -> int:
+        stage = self.known.get(group)
+        if stage is None:
+            node = self.examples[group]
+            stage = _stage_of_cards(node, self.request, self.at)
+            if not any(gpu.holds for gpu in node.gpus):  # of which time makes something else
+                self.known[group] = stage
+        return stage
+
+
+def _of(request: Request, stages: dict[object, dict[int, int]]) -> dict[int, int]:
+    owner = request.project_id if request.gpu_milli < WHOLE_MILLI else ""
+    key = (request.gpu_count, request.gpu_milli, *ask_of(request), request.same_numa, owner)
+    if len(stages) >= _MAX_ASKED and key not in stages:
+        stages.clear()
+    return stages.setdefault(key, {})
+
+
 def _stage_of_cards(node: NodeView, request: Request, at: Moment) -> int:
     """The first stage at which the node's cards stop the request; `FITS` if none does."""
-    codes = {refusal.code for rule in _OF_CARDS for refusal in rule(node, request, at)}
-    return next((stage for stage, of_stage in enumerate(STAGES) if codes & of_stage), FITS)
+    for rule in _OF_CARDS:
+        if codes := {refusal.code for refusal in rule(node, request, at)}:
+            return next(stage for stage, of_stage in enumerate(STAGES) if codes & of_stage)
+    return FITS

@@ -87,10 +87,9 @@ def _changed(
 
 def _card(gpu: GpuView, grants: list[Grant], project_id: str, sign: int) -> GpuView:
     free = gpu.milli_free + sign * sum(grant.milli for grant in grants)
-    devices = {grant.mig_uuid for grant in grants}
-    return replace(
-        gpu,
-        milli_free=free,
-        project_id=None if free == WHOLE_MILLI else gpu.project_id or project_id,
-        mig=tuple(replace(device, free=sign > 0) if device.uuid in devices else device for device in gpu.mig),
-    )
+    owner = None if free == WHOLE_MILLI else gpu.project_id or project_id
+    if not gpu.mig:
+        return replace(gpu, milli_free=free, project_id=owner)
+    given = {grant.mig_uuid for grant in grants}
+    mig = (replace(device, free=sign > 0) if device.uuid in given else device for device in gpu.mig)
+    return replace(gpu, milli_free=free, project_id=owner, mig=tuple(mig))

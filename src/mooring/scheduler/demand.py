@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 
 from mooring.core.instance import WHOLE_MILLI
 from mooring.scheduler.potential import Potential, Target
@@ -94,6 +95,7 @@ def potential_for(counts: Mapping[Shape, float]) -> Potential:
     return Potential(targets, worth_of_rests(shares), 1.0 if shares else 0.0)
 
 
+@lru_cache(maxsize=4096)
 def target_of(shape: Shape) -> Shape:
     """The shape as far as it decides what is waste. Memory hardly ever does, whose it is never."""
     return replace(shape, memory_mib=0, owner="")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from mooring.core.instance import WHOLE_MILLI
 from mooring.core.node import allocatable_memory_mib
@@ -69,15 +70,19 @@ def units(node: NodeView) -> Iterator[Unit]:
 
 
 def kind_of(node: NodeView, there: list[Unit]) -> Kind:
-    places = tuple(_place(gpu, device) for gpu, device in there)
+    places = tuple(
+        _place(gpu.model, gpu.memory_mib, gpu.compute_capability, device.profile if device else None)
+        for gpu, device in there
+    )
     return Kind(node.cpu_milli, allocatable_memory_mib(node.memory_mib), len(node.gpus), places)
 
 
-def _place(gpu: GpuView, device: MigView | None) -> Place:
+@lru_cache(maxsize=4096)
+def _place(model: str, memory_mib: int, compute_capability: str | None, profile: str | None) -> Place:
     # No model's name has a line break in it. Whichever device it is makes no other kind.
-    key = gpu.model if device is None else f"{device.profile}\n{gpu.model}"
-    mig = () if device is None else (MigView("", device.profile, free=True),)
-    return Place(key, gpu.model, gpu.memory_mib, gpu.compute_capability, mig)
+    key = model if profile is None else f"{profile}\n{model}"
+    mig = () if profile is None else (MigView("", profile, free=True),)
+    return Place(key, model, memory_mib, compute_capability, mig)
 
 
 def _size(place: Place) -> int:

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import combinations
 from math import comb
+from operator import attrgetter
 from typing import Any
 
 from mooring.scheduler.model import GpuView
@@ -20,6 +21,7 @@ _MAX_SETS = 600
 # The link between each two GPUs. Nodes of one make have equal ones, so what is chosen once is remembered.
 Matrix = tuple[tuple[int, ...], ...]
 _MAX_MATRICES = 20_000
+_PLACE = attrgetter("index", "uuid")
 _matrices: dict[tuple[tuple[str, ...], tuple[int, ...]], tuple[list[Mapping[str, Any]], Matrix]] = {}
 
 
@@ -56,7 +58,7 @@ def score(given: Collection[str], of_the_node: Iterable[GpuView]) -> float | Non
 
 
 def in_order(gpus: Iterable[GpuView]) -> list[GpuView]:
-    return sorted(gpus, key=lambda gpu: (gpu.index, gpu.uuid))
+    return sorted(gpus, key=_PLACE)
 
 
 def matrix(gpus: Sequence[GpuView]) -> Matrix:

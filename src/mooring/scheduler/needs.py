@@ -55,6 +55,9 @@ def gpu_milli(request: Request) -> int:
 
 def preference(request: Request, model: str) -> int | None:
     """The place of the model among those asked for, the preferred first; null if it will not do."""
-    if not request.gpu_models:
-        return 0
-    return next((place for place, asked in enumerate(request.gpu_models) if matches(asked, model)), None)
+    return _place(request.gpu_models, model) if request.gpu_models else 0
+
+
+@lru_cache(maxsize=16_384)
+def _place(wanted: tuple[str, ...], model: str) -> int | None:
+    return next((place for place, asked in enumerate(wanted) if matches(asked, model)), None)

@@ -7,7 +7,7 @@ and all of them count.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from math import comb, fsum
 from typing import Literal
@@ -63,6 +63,8 @@ class Preemption:
     def __init__(self, world: World, at: Moment, policy: Policy, shares: Shares, kept: Reservations) -> None:
         self.world = world
         self.at = at
+        # When what gives way has gone: a reservation may have begun by then, or be too near.
+        self.then = replace(at, now=at.now + at.overhead_s)
         self._policy = policy
         self._shares = shares
         self._kept = kept
@@ -259,7 +261,7 @@ class Preemption:
     def _enough(
         self, node: NodeView, request: Request, victims: Sequence[Running], *, certain: bool = True
     ) -> bool:
-        return (not certain or self.may(victims)) and fits(without(node, victims), request, self.at)
+        return (not certain or self.may(victims)) and fits(without(node, victims), request, self.then)
 
 
 class _Attempt:
@@ -268,7 +270,7 @@ class _Attempt:
     def __init__(self, preemption: Preemption, unit: Unit, among: Mask | None) -> None:
         self._preemption = preemption
         self._world = preemption.world
-        self._at = preemption.at
+        self._at = preemption.then
         self._among = among
         self.victims: dict[int, tuple[Running, ...]] = {}
         self.places: list[tuple[Request, int]] = []
@@ -318,7 +320,7 @@ class _Attempt:
     def parts(self) -> Iterator[Reservation]:
         for member, index in self.places:
             victims = frozenset(each.instance_id for each in self.victims.get(index, ()))
-            yield Reservation(member, index, self._at.now + self._at.overhead_s, victims)
+            yield Reservation(member, index, self._at.now, victims)
 
 
 def _all_fit(node: NodeView, members: Iterable[Request], at: Moment) -> bool:

@@ -4,6 +4,7 @@ In this order, because each costs more than the one before: what is stopping any
 are evicted, where that is allowed; then a node and a moment are kept from declared ends.
 """
 
+from dataclasses import replace
 from math import inf
 
 from mooring.scheduler import gangs
@@ -100,7 +101,7 @@ class Promises:
             for index in stopping:
                 node = self._world.node(index)
                 self._world.put(without(node, [each for each in node.running if each.stopping]))
-            found = gangs.place(self._world, unit, self._at, self._kept.allowing)
+            found = gangs.place(self._world, unit, replace(self._at, now=until), self._kept.allowing)
         members = {member.instance_id: member for member in unit.members}
         return [
             Reservation(

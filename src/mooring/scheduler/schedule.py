@@ -107,15 +107,15 @@ class Look:
         members = {member.instance_id: member for member in unit.members}
         for each in found:
             placed = each.placement
-            member = replace(members[placed.instance_id], quota=self._quotas.get(unit.project_id))
-            if member.quota is not None:
+            if (quota := self._quotas.get(unit.project_id)) is not None:
+                member = replace(members[placed.instance_id], quota=quota)
                 self._quotas[unit.project_id] = quotas.after(
-                    member.quota, member, each.model, placed.cpu_milli, placed.memory_mib
+                    quota, member, each.model, placed.cpu_milli, placed.memory_mib
                 )
             milli = sum(grant.milli for grant in placed.grants)
             self._shares.take(unit.project_id, milli, placed.cpu_milli, placed.memory_mib)
             borrowed = bool(milli) and self._shares.beyond_guarantee(unit.project_id)
-            self._placements.append(replace(placed, borrowed=borrowed))
+            self._placements.append(replace(placed, borrowed=True) if borrowed else placed)
 
 
 def _has(unit: Unit, instance_id: str) -> bool:

@@ -73,7 +73,7 @@ def find(
 
 def asked_of_fleet(world: World, request: Request) -> Shape:
     """What the request asks for as the fleet knows it, whatever its project may have."""
-    unlimited = replace(request, quota=None)
+    unlimited = request if request.quota is None else replace(request, quota=None)
     search = _Search(world, unlimited, Moment(0.0), None, None)
     models: frozenset[str] = frozenset().union(*search.tiers())
     everything = {place.key for kind in world.kinds for place in kind.places}

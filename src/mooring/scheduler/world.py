@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from mooring.core.instance import WHOLE_MILLI
 from mooring.core.node import NodeState
+from mooring.scheduler import links
 from mooring.scheduler.demand import Demand
 from mooring.scheduler.fleet import Fleet
 from mooring.scheduler.kinds import Ask, Kind, Suitable, ask_of, fleet_node, kind_of, suitable, units
@@ -63,6 +65,7 @@ class World:
         self._kind_numbers: dict[Kind, int] = {}
         self._classes: list[NodeClass] = []
         self._told: list[NodeView | None] = []  # as a snapshot told; null: changed since
+        self._looked: Sequence[NodeView] | None = None  # the last snapshot's; null: some have changed since
         self._numbers: dict[object, _Numbers] = {}
         self._before: dict[int, NodeView] | None = None  # how nodes were before a supposition
         self._suitable: dict[tuple[int, Ask], Suitable] = {}
@@ -91,12 +94,15 @@ class World:
 
     def look(self, nodes: Sequence[NodeView]) -> None:
         """These are the nodes now."""
+        if nodes is self._looked:
+            return
         for node in nodes:
             index = self._index.get(node.id)
             if index is None or self._told[index] is not node:
                 self._told[self.put(_in_order(node))] = node
         if len(self._index) > len(nodes):
             self._remove(self._index.keys() - {node.id for node in nodes})
+        self._looked = nodes
 
     # ---- the nodes
 
@@ -127,6 +133,7 @@ class World:
         self._count(index, before, node)
         self.nodes[index] = node
         self._told[index] = None
+        self._looked = None
         self.changes.append(index)
         return index
 
@@ -291,7 +298,7 @@ def grown(array: Numbers, length: int) -> Numbers:
 
 def _in_order(node: NodeView) -> NodeView:
     """Cards and what runs, so that a plan does not depend on the order in which they were told."""
-    gpus = tuple(sorted(node.gpus, key=lambda gpu: (gpu.index, gpu.uuid)))
-    running = tuple(sorted(node.running, key=lambda each: each.instance_id))
+    gpus = tuple(links.in_order(node.gpus))
+    running = tuple(sorted(node.running, key=attrgetter("instance_id")))
     same = gpus == node.gpus and running == node.running
     return node if same else replace(node, gpus=gpus, running=running)
