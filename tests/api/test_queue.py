@@ -1,10 +1,12 @@
 """The queue over HTTP: its order, whose it is to know what, and where one stands in it."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from mooring.scheduler import order
+from mooring.schemas import queue as schemas
 from tests.nodes import WireNode
 from tests.problems import problem
 from tests.service import Client
@@ -80,22 +82,30 @@ def test_a_group_is_one_entry(client: Client, busy: dict[str, Any]) -> None:
 def test_of_others_it_tells_how_many_and_how_large(
     client: Client, other: Client, busy: dict[str, Any]
 ) -> None:
-    mine = client.create(name="hidden", gpus={"count": 4}, labels={"hidden": "hidden"})
-    _waits(client, mine["id"])
+    hidden = {"gpus": {"count": 4}, "labels": {"hidden": "hidden"}}
+    mine = [client.create(name=f"hidden-{number}", **hidden) for number in (1, 2)]
+    _waits(client, mine[1]["id"])
     theirs = other.create(name="theirs", gpus={"count": 1})
     _waits(client, theirs["id"])
     told = other.get("/v1/queue")
     assert "hidden" not in told.text
-    assert mine["project_id"] not in told.text
+    assert mine[0]["project_id"] not in told.text
     assert busy["id"] not in told.text
-    # It holds nothing, so it comes first by its share.
-    assert [(each["name"], each["gpus"]) for each in told.json()["items"]] == [("theirs", 1.0), (None, 4.0)]
-    assert told.json()["items"][1]["behind"] == "fair_share"
+    # It holds nothing, so it comes first by its share, but for the one that was promised a moment before.
+    assert [(each["name"], each["gpus"], each["behind"]) for each in told.json()["items"]] == [
+        (None, 4.0, None),
+        ("theirs", 1.0, "promised"),
+        (None, 4.0, "fair_share"),
+    ]
     (share,) = told.json()["shares"]
     assert (share["project_id"], share["gpus"], share["dominant_share"]) == (theirs["project_id"], 0.0, 0.0)
     shares = {each["project_id"]: each for each in _queue(client)["shares"]}
-    assert shares[mine["project_id"]]["dominant_share"] == 1.0
-    assert shares[mine["project_id"]]["gpus"] == 8.0
+    assert shares[mine[0]["project_id"]]["dominant_share"] == 1.0
+    assert shares[mine[0]["project_id"]]["gpus"] == 8.0
+
+
+def test_the_rules_that_are_told_are_the_schedulers() -> None:
+    assert get_args(schemas.Because) == get_args(order.Because)
 
 
 def test_it_comes_in_pages(client: Client, busy: dict[str, Any]) -> None:
@@ -123,7 +133,7 @@ def test_where_one_stands_and_what_its_start_rests_on(client: Client, busy: dict
     told = client.get(f"/v1/instances/{waits['id']}/explain").json()
     assert (told["state"], told["queue_position"]) == ("pending", 2)
     assert told["ahead"] == [
-        {"instance_id": ahead["id"], "group_id": None, "name": "ahead", "because": "age"}
+        {"instance_id": ahead["id"], "group_id": None, "name": "ahead", "because": "promised"}
     ]
     assert told["starts_at"] > client.get(f"/v1/instances/{ahead['id']}/explain").json()["starts_at"]
     assert told["start_node_ids"] == [busy["node_id"]]

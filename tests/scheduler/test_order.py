@@ -67,6 +67,21 @@ def test_the_project_that_holds_less_comes_first() -> None:
     assert [each.because for each in line(snapshot).ahead("more")] == ["fair_share"]
 
 
+def test_who_was_promised_a_moment_is_not_overtaken_because_shares_change() -> None:
+    full = running(node("n1", gpus(H100, 4)), 0, 1, 2, 3, ends_in=600, project_id="busy")
+    asked = waits("first", "p", ago=500), waits("second", "q")
+    before = at([full], *asked)
+    plan = schedule(before)
+    assert (plan.order, plan.promised) == (("first", "second"), ("first",))
+    p_used_some = replace(before, projects={"p": Project(used=Usage(gpu_s=WEEK))})
+    assert order(p_used_some) == ["second", "first"]
+    kept = replace(p_used_some, promised=frozenset(plan.promised))
+    assert order(kept) == ["first", "second"]
+    assert [each.because for each in line(kept).ahead("second")] == ["promised"]
+    owns = {"p": Project(used=Usage(gpu_s=WEEK)), "q": Project(guaranteed_gpu_milli=1000)}
+    assert order(replace(kept, projects=owns)) == ["second", "first"]
+
+
 @pytest.mark.parametrize(
     ("projects", "first"),
     [

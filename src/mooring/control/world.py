@@ -52,6 +52,7 @@ class World:
             self.policy,
             # As the loop has learnt it; questions between its looks are judged by the same.
             self._decided.snapshot.potential if self._decided else None,
+            frozenset(self._decided.plan.promised) if self._decided else frozenset(),
         )
 
     @contextmanager

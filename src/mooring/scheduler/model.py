@@ -214,6 +214,7 @@ class Snapshot:
     now: float = 0.0
     policy: Policy = Policy()
     potential: Potential | None = None  # what waste of GPUs is judged by; null: nothing was learnt yet
+    promised: frozenset[str] = frozenset()  # as the plan before: whoever is promised a moment keeps it
 
     @property
     def at(self) -> Moment:
@@ -283,3 +284,4 @@ class Plan:
     evictions: tuple[Eviction, ...] = ()
     forecasts: tuple[Forecast, ...] = ()
     order: tuple[str, ...] = ()  # instances that still wait, in the order of the queue
+    promised: tuple[str, ...] = ()  # of those with a forecast, who comes first among equals

@@ -1,8 +1,9 @@
-"""Who comes first: by priority, by waiting for too long, by what is guaranteed, by fair share, by age.
+"""Who comes first: by priority, by waiting for too long, by what is guaranteed, by promise, by share, by age.
 
 A project's share is of what it is the largest part of: GPUs, CPUs or memory of the fleet (dominant resource).
 What it used lately and what it holds count, by its weight. It grows with everything that is placed, so the
-order of those behind is not known before.
+order of those behind is not known before. Whoever was promised a moment is not overtaken because another
+project has less by now: with each change of who is first, what was kept for the one before would be lost.
 """
 
 import math
@@ -17,9 +18,9 @@ from mooring.scheduler.model import Project, Snapshot
 from mooring.scheduler.units import Unit
 from mooring.scheduler.world import Held
 
-Because = Literal["priority", "overdue", "guarantee", "fair_share", "age"]
-_BECAUSE: tuple[Because, ...] = ("priority", "overdue", "guarantee", "fair_share", "age")
-Rank = tuple[int, int, int, float, tuple[float, str]]
+Because = Literal["priority", "overdue", "guarantee", "promised", "fair_share", "age"]
+_BECAUSE: tuple[Because, ...] = ("priority", "overdue", "guarantee", "promised", "fair_share", "age")
+Rank = tuple[int, int, int, int, float, tuple[float, str]]
 _NO_PROJECT = Project()
 
 
@@ -104,9 +105,10 @@ class Queue:
 
     def _by_share(self, units: Iterable[Unit]) -> Iterator[Unit]:
         """Oldest first of the project that has least. A guarantee is of GPUs, and puts nothing else ahead."""
-        lanes: dict[tuple[str, bool], deque[Unit]] = {}
+        lanes: dict[tuple[str, bool, bool], deque[Unit]] = {}
         for unit in units:
-            lanes.setdefault((unit.project_id, bool(unit.gpu_milli)), deque()).append(unit)
+            lane_of = unit.project_id, bool(unit.gpu_milli), self._promised(unit)
+            lanes.setdefault(lane_of, deque()).append(unit)
         heap = [(self.rank(lane[0]), key) for key, lane in lanes.items()]
         heapify(heap)
         while heap:
@@ -126,12 +128,16 @@ class Queue:
             -unit.priority,
             not overdue,
             not overdue and not self._shares.below_guarantee(unit),
+            not overdue and not self._promised(unit),
             0.0 if overdue else self._shares.dominant(unit.project_id),
             _age(unit),
         )
 
     def _overdue(self, unit: Unit) -> bool:
         return self._snapshot.now - unit.queued_at > self._snapshot.policy.overdue_after_s
+
+    def _promised(self, unit: Unit) -> bool:
+        return unit.first.instance_id in self._snapshot.promised
 
 
 def because(first: Rank, second: Rank) -> Because:

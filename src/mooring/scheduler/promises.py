@@ -44,6 +44,7 @@ class Promises:
         self._without_moment: set[Key] = set()
         self._failures = 0
         self._reserved = 0
+        self.promised: list[str] = []  # as `Plan.promised`
         self._covered: set[int] = set()  # kinds of nodes for which somebody ahead waits already
         self._kinds_of: dict[Ask, frozenset[int]] = {}  # what `_kinds_for` has told
 
@@ -54,10 +55,15 @@ class Promises:
         """
         if gangs.over_quota(unit):
             return False
-        parts = self._helped(unit) or self._reservation(unit)
-        if parts:
-            self._kept.keep(unit, parts)
-        return bool(parts)
+        first = self._is_head(unit)
+        helped = self._helped(unit)
+        parts = helped or self._reservation(unit)
+        if not parts:
+            return False
+        self._kept.keep(unit, parts)
+        if helped or first:
+            self.promised.extend(member.instance_id for member in unit.members)
+        return True
 
     # ---- room that is made
 

@@ -81,6 +81,7 @@ class Look:
             tuple(self._promises.evictions),
             tuple(self.kept.forecasts),
             tuple(told.instance_id for told in unplaced),
+            tuple(self._promises.promised),
         )
 
     def _decide(self, unit: Unit) -> None:

@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field
 from mooring.core.instance import Reason
 from mooring.schemas.base import Answer, Json, Timestamp
 
-Because = Literal["priority", "overdue", "guarantee", "fair_share", "age"]
+Because = Literal["priority", "overdue", "guarantee", "promised", "fair_share", "age"]
 Stranding = Literal[
     "node_cordoned", "node_draining", "node_not_ready", "node_unreachable", "quarantined", "reserved",
     "shared_rest", "no_cpu_left", "no_memory_left",
