@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -14,7 +15,9 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from typer.testing import CliRunner
 
+from mooring.cli.main import app
 from tests.service import Client
 from tests.testbed.dockerd import DockerNode
 from tests.testbed.nvml.standin import NvmlStandin
@@ -190,6 +193,28 @@ def test_kill_9_of_the_parent_ends_everything(up: Callable[..., Up], tmp_path: P
     assert len(children) >= 2, "the agent, and the process that calls NVML"
     running.kill()
     nothing_left_of(children)
+
+
+def test_a_setting_that_is_wrong_is_named_before_anything_is_made(tmp_path: Path) -> None:
+    """The admin key, which is shown once, would have been made and lost."""
+    environment = {"MOORING_DATA_DIR": str(tmp_path / "data"), "MOORING_SIMULATE": "2x8xH1000"}
+    ended = CliRunner().invoke(app, ["up"], env=environment)
+    assert (ended.exit_code, list(tmp_path.iterdir())) == (2, [])
+    assert ended.stderr.startswith("MOORING_SIMULATE: 'H1000' is not a GPU model that can be simulated")
+
+
+def test_the_admin_key_of_a_start_that_fails_is_not_lost(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        environment = clean_environment() | {
+            "MOORING_DATA_DIR": str(tmp_path), "MOORING_PORT": str(taken.getsockname()[1]),
+            "MOORING_SIMULATE": "1x1xH100",
+        }  # fmt: skip
+        ended = subprocess.run(
+            [*MOORING, "up"], env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+    assert ended.returncode != 0
+    assert "address already in use" in ended.stderr
+    assert re.search(r"Admin key +mk_\S+ ", ended.stdout)
 
 
 def test_an_agent_that_dies_ends_the_parent(up: Callable[..., Up]) -> None:

@@ -50,10 +50,12 @@ def version() -> None:
 @app.command()
 def up() -> None:
     """The control plane with this machine as its node, in one process tree that ends as one."""
+    from mooring.agent.settings import AgentSettings  # noqa: PLC0415
     from mooring.cli.up import run  # noqa: PLC0415
     from mooring.settings import Settings  # noqa: PLC0415
 
-    raise typer.Exit(run(_settings(Settings)))
+    # Both are read before anything is made: the admin key of a first start is shown once, when it is up.
+    raise typer.Exit(run(_settings(Settings), _settings(AgentSettings)))
 
 
 @app.command()

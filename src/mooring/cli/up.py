@@ -30,14 +30,14 @@ def serve_alone(settings: Settings) -> None:
     Service(plane, on_started=started).run()
 
 
-def run(settings: Settings) -> int:
+def run(settings: Settings, of_agent: AgentSettings) -> int:
     """The control plane in this process and the local node in a child of it.
 
     Returns:
         The exit status: the node's own if it gave up, else 0.
     """
     plane = _opened(settings)
-    local = LocalNode(plane, AgentSettings())
+    local = LocalNode(plane, of_agent)
 
     def started(url: str) -> None:
         _print_banner(plane, url)
@@ -54,10 +54,14 @@ def run(settings: Settings) -> int:
 def _opened(settings: Settings) -> ControlPlane:
     """The control plane, or an exit with status 2 that says how to mend its settings."""
     try:
-        return open_control_plane(settings)
+        plane = open_control_plane(settings)
     except WrongEncryptionKey as error:
         typer.echo(f"MOORING_ENCRYPTION_KEYS: {error}", err=True)
         raise typer.Exit(2) from None
+    # At once: nobody could read it again if the start failed at a port that is taken.
+    if plane.new_admin_key is not None:
+        typer.echo(f"  Admin key    {plane.new_admin_key}   (shown this once; keep it)")
+    return plane
 
 
 class LocalNode:
@@ -116,8 +120,6 @@ class LocalNode:
 
 def _print_banner(plane: ControlPlane, url: str) -> None:
     typer.echo(f"\nMooring is up.\n\n  API          {url}/v1\n  Docs         {url}/docs")
-    if plane.new_admin_key is not None:
-        typer.echo(f"  Admin key    {plane.new_admin_key}   (shown this once; keep it)")
     typer.echo(f"  Data         {Path(plane.settings.data_dir).resolve()}")
 
 
