@@ -88,7 +88,7 @@ def _chosen(session: Session, world: World, row: Reservation, kept: Collection[s
 
 def _insufficient(there: rules.Stock, asked: rules.Asked, earliest: float | None) -> InsufficientCapacity:
     when = timestamp_of(earliest)
-    hint = f"as many for as long could be kept from {when}" if when else "no moment can be told from which on"
+    hint = f"as many could be from {when} on" if when else "from when on as many could be cannot be told"
     most = there.most()
     return InsufficientCapacity(
         f"{asked.gpus.gpu_count} such GPUs cannot be kept for all of that time, {most} can; {hint}",
