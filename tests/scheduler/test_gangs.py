@@ -55,6 +55,33 @@ def test_what_was_tried_in_vain_once_others_have_stopped_is_free_for_others() ->
     assert placed(plan) == {"small": "n1"}
 
 
+@pytest.mark.parametrize(
+    ("count", "each", "network", "changes", "most"),
+    [
+        (8, 2, "host", {}, 8),
+        (9, 2, "host", {}, 8),
+        (4, 3, "host", {}, 4),  # two of three on each node: two cards stay
+        (5, 3, "host", {}, 4),
+        (4, 2, "overlay", {}, 4),  # each node is alone
+        (5, 2, "overlay", {}, 4),
+        (8, 2, "overlay", {"swarm": "s"}, 8),
+        (9, 2, "overlay", {"swarm": "s"}, 8),
+        (5, 1, "host", {"cpu_milli": 2500}, 4),  # two members of a CPU each
+        (5, 1, "host", {"labels": {"zone": "b"}}, 0),
+    ],
+)
+def test_what_could_never_be_together_is_told_so(
+    count: int, each: int, network: Literal["overlay", "host"], changes: dict[str, Any], most: int
+) -> None:
+    nodes = [where("n1", 0, **changes), where("n2", 0, **changes)]
+    selector = {"zone": "a"} if "labels" in changes else {}
+    plan = schedule(at(nodes, *gang(count, each, network, cpu_milli=1000, node_selector=selector)))
+    (code,) = {told.code for told in plan.unplaced}
+    assert code == ("never_placeable" if most < count else "waiting_for_capacity")
+    if 0 < most < count:
+        assert plan.unplaced[0].summary.endswith(f"could host {most}")
+
+
 def test_not_before_all_members_are_there() -> None:
     plan = schedule(at([where("n1", 8)], *gang(3, 1)[:2]))
     assert {each.code for each in plan.unplaced} == {"waiting_for_members"}

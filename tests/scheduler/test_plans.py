@@ -116,6 +116,10 @@ def never_a_part_of_a_gang(snapshot: Snapshot, plan: Plan) -> None:
     assert len(mine) in {0, len(members)}
     event(f"gang: {bool(members)}, placed: {bool(mine)}")
     nodes = {each.node_id for each in mine}
+    if any(told.code == "never_placeable" for told in plan.unplaced if told.instance_id in members):
+        emptied = tuple(map(empty, snapshot.nodes))
+        alone = Snapshot(emptied, tuple(members.values()), now=snapshot.now, policy=snapshot.policy)
+        assert not schedule(alone).placements
     if mine and members[mine[0].instance_id].gang == Gang("gang", len(members), "overlay") and len(nodes) > 1:
         assert len({there[node_id].swarm for node_id in nodes}) == 1
         assert there[mine[0].node_id].swarm is not None

@@ -163,7 +163,7 @@ def _zone(node: NodeView) -> Hashable:
     return node.labels.get("zone")
 
 
-def _swarm(node: NodeView) -> Hashable:
+def swarm(node: NodeView) -> Hashable:
     return node.swarm
 
 
@@ -175,7 +175,7 @@ def _within_swarm(domain: Domain) -> Domain:
     return both
 
 
-_DOMAINS: tuple[Domain, ...] = (_fabric, _zone, _swarm)
+_DOMAINS: tuple[Domain, ...] = (_fabric, _zone, swarm)
 _WITHIN_SWARMS = tuple(map(_within_swarm, _DOMAINS))
 
 

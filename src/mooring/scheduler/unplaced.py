@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from mooring.scheduler import cards, gangs, quotas, search, words
 from mooring.scheduler.census import FITS, Census
+from mooring.scheduler.gang_room import most_members
 from mooring.scheduler.model import Moment, Over, Request, Unplaced
 from mooring.scheduler.needs import needs
 from mooring.scheduler.search import Key
@@ -42,10 +43,21 @@ def _of_unit(
         return [(member, kept_out) for member in unit.members]
     # A gang waits for what its worst member waits for; where each would fit alone, for all at once.
     worst = min((each for _member, each in alone), key=lambda each: _SEVERITY.index(each.code))
+    if worst.ever and (never := _never_together(world, unit)):
+        worst = replace(worst, ever=False, summary=never, code="never_placeable")
     if worst.code == "waiting_for_turn":
         summary = f"there is no room for all {len(unit.members)} members of the group at once"
         worst = replace(worst, summary=summary, code="waiting_for_capacity")
     return [(member, worst) for member in unit.members]
+
+
+def _never_together(world: World, unit: Unit) -> str | None:
+    """Why all members of a gang could never run at once, as far as counting tells."""
+    wanted, most = len(unit.members) + gangs.held(world, unit), most_members(world, unit)
+    if unit.gang is None or most is None or most >= wanted:
+        return None
+    where = "all nodes together" if unit.gang.network == "host" else "a node, or the nodes of one swarm,"
+    return f"no room could ever be made for all {wanted} members of the group: {where} could host {most}"
 
 
 def _of_shape(
