@@ -1,7 +1,9 @@
 """What a simulated month says of a policy: waiting, use of the GPUs, and how fairly they were shared out."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
 
 from benchmarks.figures import percentile
 from benchmarks.month_simulation import Interval, Outcome
@@ -11,66 +13,112 @@ from benchmarks.month_workload import DAY_S, MONTH_S
 @dataclass(frozen=True, slots=True)
 class Figures:
     mean_wait_s: float
+    median_wait_s: float
     p99_wait_s: float
     worst_wait_s: float
     worst_large_wait_s: float  # of the tasks that ask for the most GPUs
-    utilization: float  # of the GPUs, from the first arrival to the last
-    jain: float
+    longest_as_oldest_s: float
+    used: float  # part of the GPUs' time in the month
+    wasted: float  # part of it that was free while tasks waited that ask for as many GPUs
+    jain_days: float
+    jain_month: float
     never: int
 
 
-def figures(outcome: Outcome, gpus: int) -> Figures:
+def figures(outcome: Outcome) -> Figures:
     waits = [started.waited_s for started in outcome.started]
-    most = max(started.task.gpus for started in outcome.started)
+    most = max(started.job.asks.gpus for started in outcome.started)
+    month = list(until(outcome.intervals, MONTH_S))
+    seconds = sum(interval.seconds for interval in month)
+    used = sum(interval.seconds * _held(interval) for interval in month)
+    wasted = sum(interval.seconds * _free_though_wanted(interval, outcome.gpus) for interval in month)
     return Figures(
         mean_wait_s=sum(waits) / len(waits),
+        median_wait_s=percentile(waits, 0.5),
         p99_wait_s=percentile(waits, 0.99),
         worst_wait_s=max(waits),
-        worst_large_wait_s=max(each.waited_s for each in outcome.started if each.task.gpus == most),
-        utilization=_utilization(outcome.intervals, gpus),
-        jain=jain_over_time(outcome.intervals, gpus),
-        never=outcome.never,
+        worst_large_wait_s=max(each.waited_s for each in outcome.started if each.job.asks.gpus == most),
+        longest_as_oldest_s=longest_as_oldest(outcome),
+        used=used / (outcome.gpus * seconds),
+        wasted=wasted / (outcome.gpus * seconds),
+        jain_days=jain_over_time(outcome.intervals, outcome.gpus, DAY_S),
+        jain_month=jain_over_time(month, outcome.gpus, inf),
+        never=len(outcome.never),
     )
 
 
-def _utilization(intervals: Sequence[Interval], gpus: int) -> float:
-    """While there are arrivals: what is left to run after the month says nothing of a policy."""
-    held, left = 0.0, float(MONTH_S)
+def until(intervals: Sequence[Interval], end: float) -> Iterator[Interval]:
+    """What is left to run after the last arrival says nothing of a policy."""
+    left = end
     for interval in intervals:
-        seconds = min(interval.seconds, left)
-        held += seconds * sum(interval.held.values())
-        left -= seconds
-    return held / (gpus * (MONTH_S - left))
+        if left <= 0:
+            return
+        yield Interval(min(interval.seconds, left), interval.held, interval.wanted)
+        left -= interval.seconds
 
 
-def jain_over_time(intervals: Sequence[Interval], gpus: int, window_s: float = DAY_S) -> float:
-    """Jain's index (Jain, Chiu, Hawe 1984) of what projects had, relative to what was due to them.
+def _held(interval: Interval) -> float:
+    return sum(interval.held.values()) / 1000
 
-    Due is the max-min fair part of the GPUs, given what each wanted at each moment; both are summed over a
-    day, since nobody is owed a part of every minute, and only while some project wanted more than it had. The
-    mean of the days, by how long there was such a time in each.
+
+def _free_though_wanted(interval: Interval, gpus: int) -> float:
+    """The loss of capacity of the literature: what would be in use if tasks could be cut to any shape."""
+    return min(float(gpus), sum(interval.wanted.values()) / 1000) - _held(interval)
+
+
+def longest_as_oldest(outcome: Outcome) -> float:
+    """The longest time for which one task was the oldest of all that waited, in seconds.
+
+    Where it has a bound, nobody starves: whoever waits is the oldest some day.
     """
-    had: dict[int, dict[str, float]] = {}
-    due: dict[int, dict[str, float]] = {}
-    contended: dict[int, float] = {}
+    started = {each.job.name: each.at for each in outcome.started}
+    jobs = sorted((each.job for each in outcome.started), key=lambda job: (job.arrives_at, job.name))
+    longest, older_gone_at = 0.0, 0.0
+    for job in jobs:
+        longest = max(longest, started[job.name] - max(job.arrives_at, older_gone_at))
+        older_gone_at = max(older_gone_at, started[job.name])
+    return longest
+
+
+# ---- fairness
+
+
+def jain_over_time(intervals: Sequence[Interval], gpus: int, window_s: float) -> float:
+    """Jain's index of what projects had, relative to what was due to them.
+
+    (sum x)^2 / (n * sum x^2) over projects (Jain, Chiu, Hawe 1984), with x the GPU-seconds that a project had
+    divided by those that were due to it: the max-min fair part of the GPUs, given what each wanted (held or
+    waited for) at every moment. Both are summed over a window, since nobody is owed a part of every minute,
+    and only while some task waited for GPUs. 1 is perfectly fair, 1/n is one project with everything. Returns
+    the mean over windows, by how long there were such times in each.
+    """
+    windows: dict[int, _Window] = {}
     at = 0.0
     for interval in intervals:
-        day, at = int(at // window_s), at + interval.seconds
-        if sum(interval.wanted.values()) <= sum(interval.held.values()):
-            continue
-        contended[day] = contended.get(day, 0.0) + interval.seconds
-        for project, part in max_min(interval.wanted, gpus).items():
-            days_due, days_had = due.setdefault(day, {}), had.setdefault(day, {})
-            days_due[project] = days_due.get(project, 0.0) + part * interval.seconds
-            given = interval.held.get(project, 0.0)
-            days_had[project] = days_had.get(project, 0.0) + given * interval.seconds
-    total = sum(contended.values())
-    if not total:
-        return 1.0
-    return sum(_jain(had[day], due[day]) * seconds for day, seconds in contended.items()) / total
+        number, at = int(at // window_s), at + interval.seconds
+        if sum(interval.wanted.values()) > sum(interval.held.values()):
+            windows.setdefault(number, _Window()).add(interval, gpus)
+    contended = sum(window.seconds for window in windows.values())
+    indices = (jain(window.had, window.due) * window.seconds for window in windows.values())
+    return sum(indices) / contended if contended else 1.0
 
 
-def _jain(had: Mapping[str, float], due: Mapping[str, float]) -> float:
+@dataclass(slots=True)
+class _Window:
+    """The times in which tasks waited for GPUs; what projects had and were due then, milli times seconds."""
+
+    seconds: float = 0.0
+    had: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    due: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    def add(self, interval: Interval, gpus: int) -> None:
+        self.seconds += interval.seconds
+        for project, part in max_min(interval.wanted, 1000 * gpus).items():
+            self.due[project] += part * interval.seconds
+            self.had[project] += interval.held.get(project, 0) * interval.seconds
+
+
+def jain(had: Mapping[str, float], due: Mapping[str, float]) -> float:
     parts = [had[project] / owed for project, owed in due.items() if owed > 0]
     squares = sum(part * part for part in parts)
     return sum(parts) ** 2 / (len(parts) * squares) if squares else 1.0

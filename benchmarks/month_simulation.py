@@ -1,12 +1,17 @@
-"""A cluster in which only events happen, arrivals and ends; the production scheduler is asked after each."""
+"""A cluster in which tasks arrive and end; a policy is asked at the full minute after that what starts.
+
+Which is why even what never waits has waited for half a minute in the mean.
+"""
 
 import heapq
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import exp, log
+from math import ceil, exp, log
 
-from benchmarks.month_workload import Machine, Task
+from benchmarks.month_workload import Job
+from benchmarks.trace import Machine
+from mooring.core.instance import WHOLE_MILLI
 from mooring.core.node import NodeState, allocatable_memory_mib
 from mooring.scheduler.changes import as_running, with_placement, without
 from mooring.scheduler.model import (
@@ -22,23 +27,16 @@ from mooring.scheduler.model import (
     Usage,
 )
 
+LOOK_S = 60
 # What starts now, of those that wait, which come in the order of their arrival.
 Decide = Callable[["Cluster", Sequence[Request]], Sequence[Placement]]
 
 
 @dataclass(slots=True)
-class Started:
-    task: Task
-    waited_s: float
-
-
-@dataclass(slots=True)
-class Interval:
-    """What every project had and wanted of the GPUs for some seconds."""
-
-    seconds: float
-    held: dict[str, float]
-    wanted: dict[str, float]
+class Held:
+    gpu_milli: int = 0
+    cpu_milli: int = 0
+    memory_mib: int = 0
 
 
 @dataclass
@@ -48,11 +46,10 @@ class Cluster:
     machines: Sequence[Machine]
     policy: Policy
     now: float = 0.0
-    nodes: dict[str, NodeView] = field(default_factory=dict)
-    used: dict[str, Usage] = field(default_factory=lambda: defaultdict(Usage))
-    held: dict[str, list[float]] = field(default_factory=lambda: defaultdict(lambda: [0.0, 0.0, 0.0]))
-    placed: dict[str, Running] = field(default_factory=dict)
-    at: dict[str, str] = field(default_factory=dict)
+    nodes: dict[str, NodeView] = field(init=False)
+    used: dict[str, Usage] = field(default_factory=dict)  # by project, as are those that follow
+    held: dict[str, Held] = field(default_factory=dict)
+    placed: dict[str, tuple[str, Running]] = field(default_factory=dict)  # by instance: the node and what
 
     def __post_init__(self) -> None:
         self.nodes = {machine.name: _node(machine) for machine in self.machines}
@@ -62,13 +59,10 @@ class Cluster:
         return Snapshot(
             nodes=tuple(self.nodes.values()),
             requests=tuple(requests),
-            projects={request.project_id: self._project(request.project_id) for request in requests},
+            projects={project_id: Project(used=used) for project_id, used in self.used.items()},
             now=self.now,
             policy=self.policy,
         )
-
-    def _project(self, project_id: str) -> Project:
-        return Project(used=self.used[project_id])
 
     def advance(self, to: float) -> None:
         """Let time pass: what is held is used, and what was used counts less."""
@@ -76,84 +70,121 @@ class Cluster:
         kept = exp(-log(2) * seconds / half_life)
         # The integral of a constant rate that is halved as it goes.
         grown = (1 - kept) * half_life / log(2)
-        for project in set(self.used) | set(self.held):
-            before, (gpus, cpus, memory) = self.used[project], self.held[project]
-            self.used[project] = Usage(
-                before.gpu_s * kept + gpus * grown,
-                before.cpu_s * kept + cpus * grown,
-                before.memory_mib_s * kept + memory * grown,
+        for project_id, held in self.held.items():
+            before = self.used.get(project_id, Usage())
+            self.used[project_id] = Usage(
+                before.gpu_s * kept + held.gpu_milli / 1000 * grown,
+                before.cpu_s * kept + held.cpu_milli / 1000 * grown,
+                before.memory_mib_s * kept + held.memory_mib * grown,
             )
         self.now = to
 
     def place(self, placement: Placement, request: Request) -> None:
         moment = Moment(self.now, self.policy.start_overhead_s)
-        self.nodes[placement.node_id] = with_placement(
-            self.nodes[placement.node_id], placement, request, moment
-        )
+        node_id = placement.node_id
+        self.nodes[node_id] = with_placement(self.nodes[node_id], placement, request, moment)
         running = as_running(placement, request, moment)
-        self.placed[request.instance_id], self.at[request.instance_id] = running, placement.node_id
+        self.placed[request.instance_id] = node_id, running
         self._hold(running, +1)
 
     def end(self, instance_id: str) -> None:
-        running, node_id = self.placed.pop(instance_id), self.at.pop(instance_id)
+        node_id, running = self.placed.pop(instance_id)
         self.nodes[node_id] = without(self.nodes[node_id], [running])
         self._hold(running, -1)
 
     def _hold(self, running: Running, sign: int) -> None:
-        held = self.held[running.project_id]
-        held[0] += sign * running.gpu_milli / 1000
-        held[1] += sign * running.cpu_milli / 1000
-        held[2] += sign * running.memory_mib
+        held = self.held.setdefault(running.project_id, Held())
+        held.gpu_milli += sign * running.gpu_milli
+        held.cpu_milli += sign * running.cpu_milli
+        held.memory_mib += sign * running.memory_mib
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    job: Job
+    at: float
+    placement: Placement
+
+    @property
+    def waited_s(self) -> float:
+        return self.at - self.job.arrives_at
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """What every project held, and what it wanted, that included, of the GPUs (milli) for some seconds."""
+
+    seconds: float
+    held: Mapping[str, int]
+    wanted: Mapping[str, int]
 
 
 @dataclass(slots=True)
 class Outcome:
-    started: list[Started]
-    intervals: list[Interval]
-    never: int  # tasks that waited to the very end
-    asked: int  # times that the scheduler was asked
+    gpus: int
+    started: list[Started] = field(default_factory=list)  # in this order
+    intervals: list[Interval] = field(default_factory=list)
+    never: list[Job] = field(default_factory=list)  # what waited to the very end
+    asked: int = 0  # times that the policy was asked
 
 
-def simulate(tasks: Sequence[Task], cluster: Cluster, decide: Decide) -> Outcome:
+def simulate(jobs: Sequence[Job], cluster: Cluster, decide: Decide) -> Outcome:
     """Run the month and what it leaves behind, to the last end."""
-    by_name = {task.name: task for task in tasks}
-    events: list[tuple[float, int, str]] = [(task.arrives_at, 1, task.name) for task in tasks]
-    heapq.heapify(events)
-    waiting: dict[str, Request] = {}
-    outcome = Outcome([], [], 0, 0)
-    while events:
-        at = events[0][0]
-        _measure(outcome, cluster, waiting, by_name, at)
-        cluster.advance(at)
-        while events and events[0][0] == at:
-            _at, arrives, name = heapq.heappop(events)
-            if arrives:
-                waiting[name] = _request(by_name[name])
-            else:
-                cluster.end(name)
-        if not waiting:
-            continue
-        outcome.asked += 1
-        for placement in decide(cluster, list(waiting.values())):
+    return _Month(jobs, cluster, decide).run()
+
+
+class _Month:
+    def __init__(self, jobs: Sequence[Job], cluster: Cluster, decide: Decide) -> None:
+        self._jobs = {job.name: job for job in jobs}
+        self._cluster = cluster
+        self._decide = decide
+        self._ahead = [(job.arrives_at, job.name) for job in jobs]
+        heapq.heapify(self._ahead)
+        self._ends: list[tuple[float, str]] = []
+        self._waiting: dict[str, Request] = {}
+        self._wanted: Counter[str] = Counter()
+        self._outcome = Outcome(cluster.gpus)
+
+    def run(self) -> Outcome:
+        while self._ahead or self._ends:
+            event = min(events[0][0] for events in (self._ahead, self._ends) if events)
+            self._happen_until(LOOK_S * ceil(event / LOOK_S))
+            if self._waiting:
+                self._ask()
+        self._outcome.never = [self._jobs[name] for name in self._waiting]
+        return self._outcome
+
+    def _happen_until(self, look_at: float) -> None:
+        while self._ends and self._ends[0][0] <= look_at:
+            at, name = heapq.heappop(self._ends)
+            self._arrive_until(at)
+            self._pass_time(at)
+            self._cluster.end(name)
+            self._wanted[self._jobs[name].project] -= self._jobs[name].asks.milli
+        self._arrive_until(look_at)
+        self._pass_time(look_at)
+
+    def _arrive_until(self, at: float) -> None:
+        while self._ahead and self._ahead[0][0] <= at:
+            arrives_at, name = heapq.heappop(self._ahead)
+            self._pass_time(arrives_at)
+            self._waiting[name] = _request(self._jobs[name])
+            self._wanted[self._jobs[name].project] += self._jobs[name].asks.milli
+
+    def _pass_time(self, to: float) -> None:
+        if (seconds := to - self._cluster.now) > 0:
+            held = {project: of.gpu_milli for project, of in self._cluster.held.items()}
+            self._outcome.intervals.append(Interval(seconds, held, dict(self._wanted)))
+            self._cluster.advance(to)
+
+    def _ask(self) -> None:
+        self._outcome.asked += 1
+        now = self._cluster.now
+        for placement in self._decide(self._cluster, list(self._waiting.values())):
             name = placement.instance_id
-            cluster.place(placement, waiting.pop(name))
-            outcome.started.append(Started(by_name[name], at - by_name[name].arrives_at))
-            heapq.heappush(events, (at + by_name[name].runs_s, 0, name))
-    outcome.never = len(waiting)
-    return outcome
-
-
-def _measure(
-    outcome: Outcome, cluster: Cluster, waiting: dict[str, Request], by_name: dict[str, Task], until: float
-) -> None:
-    if (seconds := until - cluster.now) <= 0:
-        return
-    held = {project: gpus for project, (gpus, _cpus, _memory) in cluster.held.items() if gpus}
-    wanted: dict[str, float] = defaultdict(float, held)
-    for name in waiting:
-        task = by_name[name]
-        wanted[task.project] += task.gpus * task.gpu_milli / 1000
-    outcome.intervals.append(Interval(seconds, held, dict(wanted)))
+            self._cluster.place(placement, self._waiting.pop(name))
+            self._outcome.started.append(Started(self._jobs[name], now, placement))
+            heapq.heappush(self._ends, (now + self._jobs[name].runs_s, name))
 
 
 def _node(machine: Machine) -> NodeView:
@@ -168,9 +199,11 @@ def _node(machine: Machine) -> NodeView:
     )  # fmt: skip
 
 
-def _request(task: Task) -> Request:
+def _request(job: Job) -> Request:
+    asks = job.asks
     return Request(
-        instance_id=task.name, queued_at=task.arrives_at, gpu_count=task.gpus, gpu_models=(),
-        gpu_min_memory_mib=None, cpu_milli=task.cpu_milli, memory_mib=task.memory_mib, node_selector={},
-        project_id=task.project, gpu_milli=task.gpu_milli, max_duration_s=task.declared_s,
+        instance_id=job.name, queued_at=job.arrives_at, gpu_count=asks.gpus, gpu_models=asks.models,
+        gpu_min_memory_mib=None, cpu_milli=asks.cpu_milli, memory_mib=asks.memory_mib, node_selector={},
+        project_id=job.project, gpu_milli=asks.gpu_milli or WHOLE_MILLI,
+        max_duration_s=job.declared_s,
     )  # fmt: skip

@@ -1,28 +1,31 @@
 """A month of work: the trace's last thirty days of arrivals and durations, and nodes that it nearly fills.
 
 The trace knows neither projects nor declared durations. Projects are drawn for bursts of arrivals, since
-people submit many tasks at a time, a few of them most; declared durations are the true ones times what people
-usually add (Mu'alem and Feitelson, 2001, find users asking for several times what they need).
+people submit many tasks at a time, a few of them most. A declared duration is the true one times what people
+add to it (Mu'alem and Feitelson, 2001, find users asking for several times what they need), rounded up to one
+of a few values that people like (Tsafrir, Etsion, Feitelson, 2005).
 """
 
-import csv
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from math import inf, isfinite
-from pathlib import Path
+from dataclasses import dataclass, replace
+from math import ceil
+
+from benchmarks.trace import Machine, Recorded, Task
+from mooring.core.node import allocatable_memory_mib
 
 DAY_S = 86_400
 MONTH_S = 30 * DAY_S
 PROJECTS = 8
 _MEAN_BURST = 20
 _DECLARED_TIMES = (1.0, 1.5, 2.0, 3.0, 5.0)
-_DECLARED_STEP_S = 600
+_DECLARED_S = tuple(minutes * 60 for minutes in (10, 30, 60, 120, 240, 480, 720, 1440, 2880, 5760, 10080))
 _JITTER_S = 3600
+_LARGE = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class Job:
     """One task of the month; times in seconds from its beginning."""
 
     name: str
@@ -30,84 +33,84 @@ class Task:
     arrives_at: float
     runs_s: float
     declared_s: int | None
-    cpu_milli: int
-    memory_mib: int
-    gpus: int
-    gpu_milli: int  # of each
+    asks: Task
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    name: str
-    cpu_milli: int
-    memory_mib: int
-    gpus: int
-    model: str
+class Assumed:
+    """What the trace does not tell, or what is changed of it."""
+
+    times: int = 3  # each recorded task arrives so often
+    longest_s: float = 2.0 * DAY_S  # what ran longer ends then
+    undeclared: float = 0.0  # the part of the tasks that declare no duration
+    seed: int = 42
 
 
-def month(pods: Path, times: int, seed: int, undeclared: float, longest_s: float) -> list[Task]:
-    """The tasks in the order of their arrival.
+def month(recorded: Sequence[Recorded], assumed: Assumed) -> list[Job]:
+    """The tasks of the trace's last thirty days that were scheduled at all, in the order of their arrival.
 
-    Args:
-        times: how often each recorded task arrives, each time within an hour of the recorded moment, so that
-            the bursts stay what they are.
-        undeclared: the part of the tasks that declare no duration: they may run for ever.
-        longest_s: what ran longer ends then, as where a queue is kept fair: 0.7 % of the trace's tasks run
-            for more than a day, some for months, and have 69 % of the GPUs' time. No order helps whom
-            they keep waiting.
+    Each of a task's copies comes within an hour of the recorded moment, so that the days stay as busy as they
+    were. Models are not asked for: there are only a few nodes.
     """
-    rows = sorted(_rows(pods), key=lambda row: (int(row["creation_time"]), row["name"]))
-    begin = max(int(row["creation_time"]) for row in rows) - MONTH_S
-    dice = random.Random(seed)
-    recorded = [row for row in rows if int(row["creation_time"]) >= begin]
+    dice = random.Random(assumed.seed)
+    begin = max(each.created_at for each in recorded) - MONTH_S
+    ordered = sorted(recorded, key=lambda each: (each.created_at, each.task.name))
     arrivals = sorted(
         (
-            max(0.0, int(row["creation_time"]) - begin + dice.uniform(-_JITTER_S, _JITTER_S)),
-            copy,
-            row["name"],
-            row,
-        )
-        for copy in range(times)
-        for row in recorded
+            (max(0.0, each.created_at - begin + dice.uniform(-_JITTER_S, _JITTER_S)), copy, each.task, ran_s)
+            for copy in range(assumed.times)
+            for each in ordered
+            if each.created_at >= begin and (ran_s := _ran_s(each)) is not None
+        ),
+        key=lambda arrival: (arrival[0], arrival[1], arrival[2].name),
     )
     projects = _bursts(dice)
-    tasks = []
-    for at, copy, name, row in arrivals:
-        runs_s = min(longest_s, max(1.0, float(int(row["deletion_time"]) - int(row["creation_time"]))))
-        declared = min(longest_s, runs_s * dice.choice(_DECLARED_TIMES))
-        declared = inf if dice.random() < undeclared else declared
-        tasks.append(_task(f"{name}-{copy}", next(projects), at, row, runs_s, declared))
-    return tasks
+    jobs = []
+    for at, copy, task, ran_s in arrivals:
+        runs_s = min(assumed.longest_s, ran_s)
+        declared_s = _declared_s(runs_s, assumed, dice)
+        asks = replace(task, models=())
+        jobs.append(Job(f"{task.name}-{copy}", next(projects), at, runs_s, declared_s, asks))
+    return jobs
 
 
-def machines(nodes: Path, tasks: Sequence[Task], load: float, seed: int) -> list[Machine]:
-    """So many of the trace's nodes that the month's tasks ask for `load` of their GPUs' time."""
-    wanted = sum(task.runs_s * task.gpus * task.gpu_milli / 1000 for task in tasks) / MONTH_S / load
-    all_of_them = [
-        Machine(row["sn"], int(row["cpu_milli"]), int(row["memory_mib"]), int(row["gpu"]), row["model"])
-        for row in _rows(nodes)
-    ]
-    dice = random.Random(seed)
-    dice.shuffle(all_of_them)
-    # Two that could take any of the tasks come first, so that each is possible, and not only just.
-    large = [machine for machine in all_of_them if all(_takes(machine, task) for task in tasks)][:2]
+def nodes_for(jobs: Sequence[Job], machines: Sequence[Machine], load: float, seed: int) -> list[Machine]:
+    """So many of the machines that the jobs ask for `load` of their GPUs' time in the month, or hardly more.
+
+    Two that could take any of the jobs come first, so that each is possible, and not only just.
+    """
+    wanted = gpu_seconds(jobs) / MONTH_S / load
+    shuffled = list(machines)
+    random.Random(seed).shuffle(shuffled)
+    tasks = {job.asks for job in jobs}
+    large = [machine for machine in shuffled if all(_takes(machine, task) for task in tasks)][:_LARGE]
     chosen, gpus = [], 0
-    for machine in [*large, *(machine for machine in all_of_them if machine not in large)]:
-        if gpus >= wanted:
-            break
-        chosen.append(machine)
-        gpus += machine.gpus
+    for machine in [*large, *(machine for machine in shuffled if machine not in large)]:
+        if machine in large or gpus + machine.gpus <= wanted:
+            chosen.append(machine)
+            gpus += machine.gpus
     return chosen
 
 
+def gpu_seconds(jobs: Sequence[Job]) -> float:
+    return sum(job.runs_s * job.asks.milli / 1000 for job in jobs)
+
+
 def _takes(machine: Machine, task: Task) -> bool:
-    rest = machine.cpu_milli >= task.cpu_milli and machine.memory_mib * 0.98 >= task.memory_mib
-    return rest and machine.gpus >= task.gpus
+    memory = allocatable_memory_mib(machine.memory_mib) >= task.memory_mib
+    return memory and machine.cpu_milli >= task.cpu_milli and machine.gpus >= task.gpus
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+def _ran_s(each: Recorded) -> float | None:
+    """At least a second; null where it never ran."""
+    return None if each.scheduled_at is None else max(1.0, each.deleted_at - each.scheduled_at)
+
+
+def _declared_s(runs_s: float, assumed: Assumed, dice: random.Random) -> int | None:
+    guess, declares = runs_s * dice.choice(_DECLARED_TIMES), dice.random() >= assumed.undeclared
+    if not declares:
+        return None
+    return ceil(min(assumed.longest_s, next((value for value in _DECLARED_S if value >= guess), guess)))
 
 
 def _bursts(dice: random.Random) -> Iterator[str]:
@@ -118,18 +121,3 @@ def _bursts(dice: random.Random) -> Iterator[str]:
         (project,) = dice.choices(names, weights)
         for _ in range(1 + int(dice.expovariate(1 / _MEAN_BURST))):
             yield project
-
-
-def _task(name: str, project: str, at: float, row: dict[str, str], runs_s: float, declared: float) -> Task:
-    steps = -int(-declared // _DECLARED_STEP_S) if isfinite(declared) else None
-    return Task(
-        name=name,
-        project=project,
-        arrives_at=at,
-        runs_s=runs_s,
-        declared_s=None if steps is None else steps * _DECLARED_STEP_S,
-        cpu_milli=int(row["cpu_milli"]),
-        memory_mib=int(row["memory_mib"]),
-        gpus=int(row["num_gpu"]),
-        gpu_milli=int(row["gpu_milli"]) if int(row["num_gpu"]) == 1 else 1000,
-    )

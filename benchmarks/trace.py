@@ -38,6 +38,16 @@ class Task:
         return self.gpus * self.gpu_milli
 
 
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A task as it was: seconds from the beginning of the trace."""
+
+    task: Task
+    created_at: int
+    scheduled_at: int | None  # null: it was deleted before
+    deleted_at: int
+
+
 def machines(path: Path) -> list[Machine]:
     return [
         Machine(row["sn"], int(row["cpu_milli"]), int(row["memory_mib"]), int(row["gpu"]), row["model"])
@@ -47,6 +57,18 @@ def machines(path: Path) -> list[Machine]:
 
 def tasks(path: Path) -> list[Task]:
     return [_task(row) for row in _rows(path)]
+
+
+def recorded(path: Path) -> list[Recorded]:
+    return [
+        Recorded(
+            _task(row),
+            int(row["creation_time"]),
+            int(row["scheduled_time"]) if row["scheduled_time"] else None,
+            int(row["deletion_time"]),
+        )
+        for row in _rows(path)
+    ]
 
 
 def arrivals(tasks: Sequence[Task], milli: int, arrive: float, seed: int) -> list[Task]:
