@@ -3,14 +3,15 @@
     python -m benchmarks.decisions [--docs FOLDER]
 
 A cluster of nodes of eight GPUs is filled to nine tenths with mixed requests, and then as many end as are
-placed: that is a busy cluster, where nearly every node is in a state of its own. Measured are whole plans, as
-the loop makes them (`schedule()` where up to 1,000 instances wait, with the memory of the looks before), and
-decisions of the fleet alone, which is what finds the node and the GPUs. One process, no database;
-`benchmarks.placing` measures with one.
+placed: that is a busy cluster, where nearly every node is in a state of its own and some must wait. Measured
+are whole plans, as the loop makes them (`schedule()` where up to 1,000 instances wait, with the memory of the
+looks before), and decisions of the fleet alone, which is what finds the node and the GPUs. One process, no
+database; `benchmarks.placing` measures with one.
 """
 
 import argparse
 import random
+import statistics
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from matplotlib.figure import Figure
 
 from mooring.core.instance import WHOLE_MILLI
 from mooring.core.node import NodeState, allocatable_memory_mib
+from mooring.loops.scheduling import leave_to_stay
 from mooring.scheduler.changes import with_placement, without
 from mooring.scheduler.demand import Demand
 from mooring.scheduler.fleet import Fleet
@@ -54,11 +56,12 @@ MIX = (
 )
 MODELS = (frozenset[str](), frozenset({"H100"}), frozenset({"A100"}))
 OWNERS = 8
+LEAST_PLANS = 20
 MOST_WAITING = 1000  # as many as come in half a second at the rate that is wanted
 WANTED_PER_S = 2000
 HEAD = (
-    "|  nodes |   GPUs | plans/s | alone/s | median us | p99 us |",
-    "|-------:|-------:|--------:|--------:|----------:|-------:|",
+    "|  nodes |   GPUs | filling/s | busy/s | alone/s | median us | p99 us |",
+    "|-------:|-------:|----------:|-------:|--------:|----------:|-------:|",
 )
 
 
@@ -67,15 +70,15 @@ class Rate:
     nodes: int
     seconds: float
     waits: list[float]  # each decision's
-    planned: float  # placements a second in whole plans
+    filling: float  # placements a second in whole plans, while there is much room
+    busy: float  # and then
 
     def line(self) -> str:
         waits = sorted(self.waits)
         median, high = waits[len(waits) // 2], waits[int(len(waits) * 0.99)]
         each = f"{1e6 * median:9.0f} | {1e6 * high:6.0f}"
-        return (
-            f"| {self.nodes:6,} | {8 * self.nodes:6,} | {self.planned:7,.0f} | {self.alone:7,.0f} | {each} |"
-        )
+        rates = f"{self.filling:9,.0f} | {self.busy:6,.0f} | {self.alone:7,.0f}"
+        return f"| {self.nodes:6,} | {8 * self.nodes:6,} | {rates} | {each} |"
 
     @property
     def alone(self) -> float:
@@ -94,7 +97,7 @@ def requests(seed: int) -> Iterator[Shape]:
 
 def measure(nodes: int, decisions: int) -> Rate:
     seconds, waits = alone(nodes, decisions)
-    return Rate(nodes, seconds, waits, planned(nodes, decisions))
+    return Rate(nodes, seconds, waits, *planned(nodes, decisions))
 
 
 def alone(nodes: int, decisions: int, seed: int = 1) -> tuple[float, list[float]]:
@@ -161,8 +164,8 @@ class Cluster:
     def filled(self) -> bool:
         return self._milli >= self._full
 
-    def look(self, waiting: int) -> tuple[int, float]:
-        """Placements, and the seconds that the plan took."""
+    def look(self, waiting: int) -> float:
+        """Placements a second in one plan."""
         asked = {request.instance_id: request for request in self._requests(waiting)}
         snapshot = Snapshot(tuple(self._nodes.values()), tuple(asked.values()), now=float(self._asked))
         began = time.perf_counter()
@@ -175,7 +178,11 @@ class Cluster:
             self._nodes[node.id] = node
             self._running.append((node.id, node.running[-1]))
             self._milli += node.running[-1].gpu_milli
-        return len(plan.placements), seconds
+        return len(plan.placements) / seconds
+
+    def settle(self) -> None:
+        """As the loop does once it has seen all nodes."""
+        leave_to_stay(tuple(self._nodes.values()))
 
     def end_some(self) -> None:
         while self._milli > self._full:
@@ -230,18 +237,20 @@ def _node(number: int) -> NodeView:
     )
 
 
-def planned(nodes: int, decisions: int, seed: int = 1) -> float:
-    """Placements a second in whole plans."""
+def planned(nodes: int, decisions: int, seed: int = 1) -> tuple[float, float]:
+    """Placements a second in whole plans, the median plan's: while the cluster is filled, and then."""
     cluster = Cluster(nodes, seed)
     waiting = min(MOST_WAITING, nodes // 2)  # for which there is mostly room
+    filling: list[float] = []
     while not cluster.filled:
-        cluster.look(waiting)
-    placed, seconds = 0, 0.0
-    while placed < decisions:
+        filling.append(cluster.look(waiting))
+        if len(filling) == 1:
+            cluster.settle()
+    busy: list[float] = []
+    while len(busy) * waiting < decisions or len(busy) < LEAST_PLANS:
         cluster.end_some()
-        more, took = cluster.look(waiting)
-        placed, seconds = placed + more, seconds + took
-    return placed / seconds
+        busy.append(cluster.look(waiting))
+    return statistics.median(filling), statistics.median(busy)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -267,7 +276,8 @@ def _draw(rates: Sequence[Rate], path: Path) -> None:
     axes = figure.subplots()
     nodes = [rate.nodes for rate in rates]
     axes.plot(nodes, [rate.alone for rate in rates], marker="o", label="decisions of the fleet alone")
-    axes.plot(nodes, [rate.planned for rate in rates], marker="o", label="placements in whole plans")
+    axes.plot(nodes, [rate.filling for rate in rates], marker="o", label="whole plans, much room")
+    axes.plot(nodes, [rate.busy for rate in rates], marker="o", label="whole plans, nine tenths full")
     axes.axhline(WANTED_PER_S, color="grey", linestyle="--", label=f"{WANTED_PER_S:,} a second")
     axes.set(xlabel="nodes of eight GPUs", ylabel="a second, one process", xscale="log", ylim=(0, None))
     axes.legend()

@@ -120,5 +120,10 @@ def test_the_rate_of_decisions_is_measured_on_a_busy_cluster(capsys: pytest.Capt
     decisions.main(["--nodes", "5", "--decisions", "20"])
     table = [line.strip("|").split("|") for line in capsys.readouterr().out.splitlines()]
     head, _rule, *rows = [[cell.strip() for cell in line] for line in table]
-    assert head == ["nodes", "GPUs", "plans/s", "alone/s", "median us", "p99 us"]
+    assert head == ["nodes", "GPUs", "filling/s", "busy/s", "alone/s", "median us", "p99 us"]
     assert [row[:2] for row in rows] == [["5", "40"]]
+
+
+def test_the_page_says_what_the_command_wrote() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    assert (docs / "speed" / "decisions.md").read_text() in (docs / "speed.md").read_text()

@@ -1,5 +1,6 @@
 """Pending instances become scheduled ones: read the world, decide, write down what still holds."""
 
+import gc
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +14,7 @@ from mooring.db.session import Database
 from mooring.loops.loop import Loop
 from mooring.scheduler.learning import Learning
 from mooring.scheduler.memory import Memory
-from mooring.scheduler.model import Eviction, Placement, Plan, Request, Snapshot, Unplaced
+from mooring.scheduler.model import Eviction, NodeView, Placement, Plan, Request, Snapshot, Unplaced
 from mooring.scheduler.schedule import schedule
 
 # Placements written in one transaction: enough to share its fsync, few enough to let others write.
@@ -23,6 +24,8 @@ _MOST_TOLD = 1000
 _TELL_ALL_S = 30.0
 # Of so many of the newest instances, those that wait or not, a new process learns what is asked for.
 _LEARNT_FROM = 4000
+
+_MANY_NODES = 1000
 
 # A request's time in the queue tells it from the same instance when it waits another time.
 _Told = tuple[float, Reason]
@@ -52,6 +55,7 @@ class Scheduling(Loop):
             snapshot = self._world.snapshot(session)
             if self._learning is None:
                 self._learning = self._taught(session, snapshot)
+                leave_to_stay(snapshot.nodes)
         snapshot = self._learning.look(snapshot, self._memory)
         self._count_usage(snapshot)
         plan = schedule(snapshot, self._memory) if snapshot.requests else Plan((), ())
@@ -107,6 +111,17 @@ class Scheduling(Loop):
             with self.database.write() as session:
                 placement.explain_unplaced(session, news[start : start + _MOST_TOLD])
         self._told = reasons
+
+
+def leave_to_stay(nodes: Sequence[NodeView]) -> None:
+    """Keep Python's garbage collector from what will be there for as long as the process is.
+
+    Of 10,000 nodes with 80,000 GPUs each full collection takes 0.3 s, in which nobody is answered. None of it
+    is in a cycle: what changes goes when nobody has it any more.
+    """
+    if len(nodes) >= _MANY_NODES:
+        gc.collect()
+        gc.freeze()
 
 
 def _batches(placements: Sequence[Placement], requests: Sequence[Request]) -> Iterator[Sequence[Placement]]:
