@@ -23,17 +23,17 @@ def test_healthz_and_readyz_need_no_key(shared: Client) -> None:
 
 
 def test_a_database_that_is_not_migrated_is_not_ready(service: RunningService, client: Client) -> None:
-    with service.plane.database.engine.begin() as connection:
-        (at,) = connection.execute(text("SELECT version_num FROM alembic_version")).one()
-        connection.execute(text("UPDATE alembic_version SET version_num = 'older'"))
+    with service.plane.database.write() as session:
+        (at,) = session.execute(text("SELECT version_num FROM alembic_version")).one()
+        session.execute(text("UPDATE alembic_version SET version_num = 'older'"))
     answer = client.get("/readyz")
     assert problem(answer, 503, "not_migrated")["retryable"] is True
     assert answer.headers["retry-after"]
-    with service.plane.database.engine.begin() as connection:
-        connection.execute(text("DELETE FROM alembic_version"))
+    with service.plane.database.write() as session:
+        session.execute(text("DELETE FROM alembic_version"))
     problem(client.get("/readyz"), 503, "not_migrated")
-    with service.plane.database.engine.begin() as connection:
-        connection.execute(text("INSERT INTO alembic_version VALUES (:at)"), {"at": at})
+    with service.plane.database.write() as session:
+        session.execute(text("INSERT INTO alembic_version VALUES (:at)"), {"at": at})
     assert client.get("/readyz").status_code == 200
 
 

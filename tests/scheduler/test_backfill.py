@@ -10,6 +10,7 @@ from mooring.scheduler.memory import Memory
 from mooring.scheduler.model import (
     Forecast,
     Grant,
+    Hold,
     NodeView,
     Placement,
     Plan,
@@ -56,6 +57,16 @@ HEAD = waits("head", 4, ahead=10)
 def test_the_first_that_does_not_fit_is_promised_the_declared_ends() -> None:
     plan = schedule(at([HALF], HEAD))
     assert plan.forecasts == (Forecast("head", NOW + 600 + OVERHEAD, ("n1",), ("r0-n1",)),)
+
+
+def test_a_project_has_its_reserved_cards_whatever_others_were_promised_of_them() -> None:
+    held = Hold("r1", "owner", NOW - 1, NOW + 3600)
+    reserved = replace(FOUR, gpus=tuple(replace(gpu, holds=(held,)) for gpu in FOUR.gpus))
+    promised = waits("promised", 2, ahead=10)
+    own = waits("own", 4, project_id="owner")  # it declares no end
+    plan = schedule(replace(at([reserved], promised, own), promised=frozenset({"promised"})))
+    assert [each.starts_at for each in schedule(at([reserved], promised)).forecasts] == [NOW + 3600]
+    assert placed(plan) == {"own": "n1"}
 
 
 @pytest.mark.parametrize(

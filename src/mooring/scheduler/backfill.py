@@ -43,21 +43,28 @@ class Reservations:
         self.forecasts.extend(forecast(self._world, unit, parts, starts_at))
 
     def allowing(self, request: Request) -> search.Allowed | None:
-        """Whether what is kept on a node is still there if this is placed so; None: nothing is kept."""
+        """Whether what is kept on a node is still there if this is placed so; None: nothing is kept.
+
+        Cards that are reserved for its project now are its own, whatever others were promised of them.
+        """
         if not self.on:
             return None
 
         def allow(index: int, placed: Placement) -> bool:
-            kept = self.on.get(index)
-            if not kept:
+            kept, node = self.on.get(index), self._world.node(index)
+            if not kept or _all_own(node, placed, request, self._at):
                 return True
-            node = with_placement(self._world.node(index), placed, request, self._at)
-            return leaves(node, kept, self._at)
+            return leaves(with_placement(node, placed, request, self._at), kept, self._at)
 
         return allow
 
     def kept(self, index: int) -> Sequence[Reservation]:
         return self.on.get(index, ())
+
+
+def _all_own(node: NodeView, placed: Placement, request: Request, at: Moment) -> bool:
+    given = [gpu for gpu in node.gpus if gpu.uuid in placed.gpu_uuids]
+    return bool(given) and all(cards.own_reserved(gpu, request, at) for gpu in given)
 
 
 def forecast(world: World, unit: Unit, parts: Sequence[Reservation], starts_at: float) -> Iterable[Forecast]:

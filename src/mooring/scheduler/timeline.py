@@ -1,5 +1,6 @@
 """A node's future, as far as what runs there has declared its end: when a request would fit."""
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -48,17 +49,18 @@ def start_on(node: NodeView, request: Request, at: Moment, kept: Sequence[Reserv
     if not could(node, request, at):
         return None
     times = sorted(_instants(node, at, kept))
-    if kept or any(gpu.holds for gpu in node.gpus):
-        # What is kept for others in between ends and begins: later is not always better.
-        return next((time for time in times if _fits_at(node, time, request, at, kept)), inf)
-    low, high = 0, len(times)
-    while low < high:
-        middle = (low + high) // 2
-        if _fits_at(node, times[middle], request, at, ()):
-            high = middle
-        else:
-            low = middle + 1
-    return times[low] if low < len(times) else inf
+    held = any(gpu.holds for gpu in node.gpus)
+    if not held:
+        times = times[_first_alone(node, times, request, at) :]
+    if not held and not kept:
+        return times[0] if times else inf
+    # What is kept for others in between ends and begins: later is not always better.
+    return next((time for time in times if _fits_at(node, time, request, at, kept)), inf)
+
+
+def _first_alone(node: NodeView, times: Sequence[float], request: Request, at: Moment) -> int:
+    """The first of the moments at which it fits, were nothing kept for others; it does at all that follow."""
+    return bisect_left(times, True, key=lambda time: _fits_at(node, time, request, at, ()))  # noqa: FBT003
 
 
 def could(node: NodeView, request: Request, at: Moment) -> bool:
