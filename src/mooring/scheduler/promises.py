@@ -20,8 +20,9 @@ from mooring.scheduler.timeline import Reservation, expected_end, in_the_way, st
 from mooring.scheduler.units import Unit
 from mooring.scheduler.world import World
 
-# So many that wait are promised a moment by conservative backfill; the others are too far off to tell.
-MAX_CONSERVATIVE = 100
+# So many that wait are promised a moment by conservative backfill; the others are too far off to tell. On
+# eight nodes 40 take 0.3 s of a look, and 100 nearly 3 s: all that is kept on a node is compared with itself.
+MAX_CONSERVATIVE = 40
 # Evictions are planned for so many units of a look: one that could be helped is helped by the next.
 _MAX_PREEMPTORS = 8
 # A look asks in vain for so many different moments; who is behind those is far from his turn.
