@@ -30,14 +30,14 @@ def serve_alone(settings: Settings) -> None:
     Service(plane, on_started=started).run()
 
 
-def run(settings: Settings, of_agent: AgentSettings) -> int:
+def run(settings: Settings, agent_settings: AgentSettings) -> int:
     """The control plane in this process and the local node in a child of it.
 
     Returns:
         The exit status: the node's own if it gave up, else 0.
     """
     plane = _opened(settings)
-    local = LocalNode(plane, of_agent)
+    local = LocalNode(plane, agent_settings)
 
     def started(url: str) -> None:
         _print_banner(plane, url)

@@ -12,11 +12,11 @@ from math import inf, nan
 import numpy as np
 from numpy.typing import NDArray
 
-from mooring.core.instance import WHOLE_MILLI
 from mooring.core.node import NodeState
 from mooring.scheduler import cards, search
 from mooring.scheduler.changes import with_placement
 from mooring.scheduler.filters import has_labels
+from mooring.scheduler.kinds import owner_of
 from mooring.scheduler.model import Forecast, Moment, NodeView, Placement, Request
 from mooring.scheduler.needs import needs
 from mooring.scheduler.timeline import Reservation, expected_end, in_the_way, leaves, must_end, start_on
@@ -149,7 +149,7 @@ class Starts:
     # ---- what is remembered
 
     def bounds(self, request: Request, at: Moment) -> _Bounds:
-        key = (*search.shape(request), self._owner(request), *search.choices(self._world, request))
+        key = (*search.shape(request), owner_of(request), *search.choices(self._world, request))
         bounds = self._bounds.get(key)
         if bounds is None:
             bounds = self._bounds[key] = _Bounds()
@@ -158,10 +158,6 @@ class Starts:
         self._bounds.move_to_end(key)
         self._update(bounds, request, at)
         return bounds
-
-    @staticmethod
-    def _owner(request: Request) -> str:
-        return request.project_id if request.gpu_milli < WHOLE_MILLI else ""
 
     def _update(self, bounds: _Bounds, request: Request, at: Moment) -> None:
         world = self._world

@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 
 from mooring.core.instance import WHOLE_MILLI
 from mooring.core.node import NodeState
-from mooring.scheduler import filters
+from mooring.scheduler import filters, search
 from mooring.scheduler.changes import empty
-from mooring.scheduler.filters import has_labels
-from mooring.scheduler.kinds import ask_of
+from mooring.scheduler.kinds import ask_of, owner_of
 from mooring.scheduler.model import GpuView, Moment, NodeView, Request
 from mooring.scheduler.needs import needs_beside
 from mooring.scheduler.world import Mask, World, grown
@@ -50,6 +49,7 @@ _OF_CARDS: tuple[filters.Filter, ...] = (
 )
 
 
+# Requests of which it is remembered where the cards of each group stop them.
 _MAX_ASKED = 512
 
 
@@ -119,7 +119,7 @@ class Census:
 
     def now(self, request: Request, at: Moment) -> Survey:
         self._update()
-        stages = _Stages(self._examples, _of(request, self._stages), request, at)
+        stages = _Stages(self._examples, _known(request, self._stages), request, at)
         return self._survey(request, self._group, stages, self._cpu, self._memory, self._ready)
 
     def if_empty(self, request: Request, at: Moment) -> Survey:
@@ -133,7 +133,7 @@ class Census:
         cpu = np.array([kind.cpu_milli for kind in world.kinds], np.int64)[kinds]
         memory = np.array([kind.memory_mib for kind in world.kinds], np.int64)[kinds]
         ready = np.ones(len(kinds), np.bool_)
-        stages = _Stages(examples, _of(request, self._stages_if_empty), request, at)
+        stages = _Stages(examples, _known(request, self._stages_if_empty), request, at)
         survey = self._survey(request, kinds, stages, cpu, memory, ready)
         return replace(survey, seen_as=empty)
 
@@ -156,9 +156,8 @@ class Census:
         # Only of nodes that are there: kinds and groups of those that went may be of none now.
         stage[self._there] = np.minimum(stage[self._there], of_group[group[self._there]])
         stage[self._there & ~ready] = np.minimum(stage, STATE)[self._there & ~ready]
-        if request.node_selector:
-            wanted = frozenset(request.node_selector.items())
-            labelled = self._world.mask(("selector", wanted), lambda node: has_labels(node, request))
+        labelled = search.labelled(self._world, request)
+        if labelled is not None:
             stage[self._there & ~labelled] = LABELS
         return Survey(self._world.nodes, stage, group, stages.examples, bool(ready[self._there].all()))
 
@@ -229,9 +228,8 @@ class _Stages:
         return stage
 
 
-def _of(request: Request, stages: dict[object, dict[int, int]]) -> dict[int, int]:
-    owner = request.project_id if request.gpu_milli < WHOLE_MILLI else ""
-    key = (request.gpu_count, request.gpu_milli, *ask_of(request), request.same_numa, owner)
+def _known(request: Request, stages: dict[object, dict[int, int]]) -> dict[int, int]:
+    key = (request.gpu_count, request.gpu_milli, *ask_of(request), request.same_numa, owner_of(request))
     if len(stages) >= _MAX_ASKED and key not in stages:
         stages.clear()
     return stages.setdefault(key, {})

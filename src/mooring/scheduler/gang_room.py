@@ -6,7 +6,6 @@ import numpy as np
 
 from mooring.core.instance import WHOLE_MILLI
 from mooring.scheduler import search
-from mooring.scheduler.filters import has_labels
 from mooring.scheduler.gangs import swarm
 from mooring.scheduler.model import Request
 from mooring.scheduler.needs import needs_beside
@@ -31,11 +30,8 @@ def most_members(world: World, unit: Unit) -> int | None:
 
 def _of_nodes(world: World, request: Request) -> Ints:
     kinds = np.array([_of_kind(world, number, request) for number in range(len(world.kinds))], np.int64)
-    there = world.mask("there", lambda _node: True)
-    if request.node_selector:
-        wanted = frozenset(request.node_selector.items())
-        there = there & world.mask(("selector", wanted), lambda node: has_labels(node, request))
-    return np.where(there, kinds[world.kind_of], 0)
+    there, labelled = world.mask("there", lambda _node: True), search.labelled(world, request)
+    return np.where(there if labelled is None else there & labelled, kinds[world.kind_of], 0)
 
 
 def _of_kind(world: World, number: int, request: Request) -> int:

@@ -122,6 +122,11 @@ def ask_of(request: Request) -> Ask:
     )
 
 
+def owner_of(request: Request) -> str:
+    """The project, where it decides which cards would do: shares of one card are all of one project."""
+    return request.project_id if request.gpu_milli < WHOLE_MILLI else ""
+
+
 def suitable(kind: Kind, request: Request) -> Suitable:
     ranks: dict[str, int] = {}
     bad = []

@@ -87,7 +87,7 @@ def best_nodes(world: World, request: Request, count: int) -> list[int]:
         move
         for models in search.tiers()
         for fleet_shape, nodes in search.variants(models)
-        for move in world.fleet.ranked(fleet_shape, count, _both(nodes, _labelled(world, request)))
+        for move in world.fleet.ranked(fleet_shape, count, _both(nodes, labelled(world, request)))
     ]
     return list(dict.fromkeys(move.node for move in moves))[:count]
 
@@ -108,7 +108,7 @@ class _Search:
         self._request = request
         self._at = at
         self._allowed = allowed
-        self._among = _both(_both(among, _labelled(world, request)), _near_enough(world, request))
+        self._among = _both(_both(among, labelled(world, request)), _near_enough(world, request))
 
     def best(self) -> Found | None:
         blocked = self._blocked()
@@ -314,7 +314,8 @@ def _link_score(node: NodeView, model: str, given: Sequence[Grant]) -> float | N
     return links.score({grant.gpu_uuid for grant in given}, of_model)
 
 
-def _labelled(world: World, request: Request) -> Mask | None:
+def labelled(world: World, request: Request) -> Mask | None:
+    """The nodes with the labels that are asked for; null: none are."""
     if not request.node_selector:
         return None
     wanted = frozenset(request.node_selector.items())
