@@ -96,6 +96,26 @@ def test_all_that_must_go_for_one_or_none(
     assert _evicted(database, *plan) == []
 
 
+def test_all_of_a_group_count_against_what_its_project_owns(
+    client: Client, database: Database, node: WireNode
+) -> None:
+    """It holds four and owns two: a group of two may be taken back, and then nothing more."""
+    owner = client.post("/v1/projects", json={"name": "owner"}).json()["id"]
+    client.patch(f"/v1/projects/{owner}", json={"guaranteed_gpus": 9})
+    waits = client.create(gpus={"count": 9}, project_id=owner, **SMALL)["id"]
+    body = {"count": 2, "template": {"image": "b", "gpus": {"count": 1}, **SMALL}}
+    group = client.post("/v1/instance-groups", json=body).json()["id"]
+    members = [each["instance_id"] for each in client.get(f"/v1/instance-groups/{group}").json()["members"]]
+    for member in members:
+        client.wait(member, "scheduled")
+    alone = [_placed(client, preemptible=False) for _ in range(2)]
+    borrower = client.instance(alone[0])["project_id"]
+    client.patch(f"/v1/projects/{borrower}", json={"guaranteed_gpus": 2})
+    of_group = Eviction(members[0], node.id, waits, "reclaim")
+    assert _evicted(database, of_group, Eviction(alone[0], node.id, waits, "reclaim")) == []
+    assert sorted(_evicted(database, of_group)) == sorted(members)
+
+
 def test_nothing_goes_for_one_that_does_not_wait_any_more(
     client: Client, database: Database, node: WireNode, waiting: str
 ) -> None:
