@@ -1,6 +1,6 @@
 # `make` alone says what there is.
 .DEFAULT_GOAL := help
-.PHONY: help up test check openapi lock clean
+.PHONY: help up test check mutants openapi lock clean
 .DELETE_ON_ERROR:
 # What a recipe runs is loud enough by itself.
 .SILENT:
@@ -27,6 +27,10 @@ check: .venv/.dev ## style, types and who may import whom
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+mutants: .venv/.dev ## removes each guard of tests/mutants in a copy, and expects its test to fail; ARGS='--sample 30'
+	tests/testbed/install.sh
+	$(BIN)/python -m tests.mutants $(ARGS)
 
 openapi: .venv/.dev ## docs/openapi.json anew, after a change of the API on purpose
 	$(BIN)/python -m tests.contract.document

@@ -9,6 +9,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
+from mooring.api.body import MAX_VALUES
 from mooring.core import ids
 from mooring.db.types import new_id
 from tests.api.conftest import Corner
@@ -300,6 +301,16 @@ def test_a_body_just_too_large_is_413_and_one_that_just_fits_is_read(shared: Cli
         content = [iter([body]) if chunked else body for body in (fits, too_large)]
         problem(shared.post("/v1/instances", content=content[0], headers=JSON), 422, "validation_failed")
         problem(shared.post("/v1/instances", content=content[1], headers=JSON), 413, "body_too_large")
+
+
+def test_a_body_of_too_many_values_is_413(shared: Client) -> None:
+    """However they are spread: over one list, or nested."""
+    wide = json.dumps({"image": "i", "command": ["x"] * MAX_VALUES})
+    deep = json.dumps({"image": "i", "command": [[{"x": 1}] * 10] * (MAX_VALUES // 20)})
+    for content in (wide, deep):
+        problem(shared.post("/v1/instances", content=content, headers=JSON), 413, "body_too_large")
+    just_fits = json.dumps({"image": "i", "command": ["x"] * (MAX_VALUES - 3)})
+    problem(shared.post("/v1/instances", content=just_fits, headers=JSON), 422)
 
 
 def test_a_field_that_is_given_twice_counts_once(shared: Client) -> None:

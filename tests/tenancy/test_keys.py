@@ -8,8 +8,11 @@ from typing import Any
 import httpx
 import pytest
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 
+from mooring.control import api_keys
 from mooring.core.access import Role
+from mooring.core.errors import Unauthorized
 from mooring.db.tables import ApiKey, IdempotencyKey, JoinToken
 from tests.problems import problem
 from tests.service import Client, running, settings_for
@@ -196,6 +199,18 @@ def test_join_tokens_are_kept_as_hashes(world: World) -> None:
     with world.service.plane.database.read() as session:
         row = session.get_one(JoinToken, made["id"])
         assert made["token"] not in str(vars(row))
+
+
+def test_a_row_of_another_key_that_the_database_finds_is_refused(world: World) -> None:
+    """The hash of the key is compared again, in constant time: the index alone does not let a caller in."""
+    key = make_key(world.a.owner, name="ci", role="viewer")
+
+    class WrongRow(Session):
+        def scalar(self, *_args: Any, **_options: Any) -> Any:
+            return self.get_one(ApiKey, key["id"])
+
+    with WrongRow(world.service.plane.database.engine) as session, pytest.raises(Unauthorized):
+        api_keys.identify(session, "mk_another-key")
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)

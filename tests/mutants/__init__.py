@@ -1,0 +1,1 @@
+"""Guards, each with the test that fails when the guard is removed (`make mutants`)."""
