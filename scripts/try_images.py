@@ -168,7 +168,9 @@ class Compose:
         agent = {
             "environment": {
                 "LD_LIBRARY_PATH": "/nvml",
-                "MOORING_NVML_STANDIN": "/nvml-configuration/nvml.txt",
+                "NVIDIA_NVML_STANDIN": "/nvml-configuration/nvml.txt",
+                # The machine's Docker is its distribution's, which is below the floors.
+                "MOORING_ALLOW_UNSAFE_VERSIONS": "true",
             },
             "volumes": [f"{standin.build()}:/nvml:ro", f"{configuration}:/nvml-configuration:ro"],
         }

@@ -261,11 +261,19 @@ def test_projects_are_kept_apart_even_without_dockers_own_rule(
 def test_the_rules_of_each_family() -> None:
     management = [ip_network("10.0.0.0/24"), ip_network("fd12::/16")]
     assert [rule for rule in forward_rules(4, management) if " -d " in rule] == [
+        "-i mr-+ -d 168.63.129.16/32 -p udp -m udp --dport 53 -j RETURN",
+        "-i mr-+ -d 168.63.129.16/32 -p tcp -m tcp --dport 53 -j RETURN",
         "-i mr-+ -d 169.254.0.0/16 -j DROP",
+        "-i mr-+ -d 168.63.129.16/32 -j DROP",
+        "-i mr-+ -d 100.100.100.200/32 -j DROP",
+        "-i mr-+ -d 192.0.0.192/32 -j DROP",
         "-i mr-+ -d 10.0.0.0/24 -j DROP",
     ]
     assert [rule for rule in forward_rules(6, management) if " -d " in rule] == [
         "-i mr-+ -d fd00:ec2::254/128 -j DROP",
+        "-i mr-+ -d fd20:ce::254/128 -j DROP",
+        "-i mr-+ -d fd00:c1::a9fe:a9fe/128 -j DROP",
+        "-i mr-+ -d fd00:42::42/128 -j DROP",
         "-i mr-+ -d fd12::/16 -j DROP",
     ]
     for version in (4, 6):

@@ -17,6 +17,8 @@ from mooring.agent.settings import AgentSettings, dns_label
 from mooring.core.simulation import SimulatedFleet
 from tests.agent.control_planes import TOKEN, TinyControlPlane, control_plane
 from tests.agent.worlds import assignment
+from tests.testbed.dockerd import DockerNode
+from tests.testbed.nvml.standin import NvmlStandin
 from tests.testbed.waiting import wait_until
 
 PROGRAM = """
@@ -135,6 +137,42 @@ def test_ends_when_another_agent_takes_over(server: TinyControlPlane, tmp_path: 
         server.failure = (409, "stale_session")
         code, said = ended(process)
     assert (code, "has taken over" in said) == (3, True)
+
+
+def _toolkit(folder: Path, version: str) -> None:
+    program = folder / "nvidia-ctk"
+    program.write_text(f"#!/bin/sh\necho 'NVIDIA Container Toolkit CLI version {version}'\n")
+    program.chmod(0o755)
+
+
+@pytest.fixture
+def real_parts(monkeypatch: pytest.MonkeyPatch, docker_node: DockerNode, nvml: NvmlStandin) -> None:
+    """A machine with Docker and a GPU, for agents that are started by the test."""
+    monkeypatch.setenv("DOCKER_HOST", docker_node.url)
+    for name in ("LD_LIBRARY_PATH", "NVIDIA_NVML_STANDIN"):
+        monkeypatch.setenv(name, nvml.environment[name])
+    monkeypatch.setenv("MOORING_NETWORK_ISOLATION", "best_effort")
+
+
+def _problems(server: TinyControlPlane) -> set[str | None]:
+    return {report.problem.code if report.problem else None for _at, report in server.reports}
+
+
+@pytest.mark.usefixtures("real_parts")
+def test_a_toolkit_with_known_holes_keeps_instances_away(
+    server: TinyControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _toolkit(tmp_path, "1.17.8")
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    with agent(server, tmp_path, SIMULATE="", ALLOW_UNSAFE_VERSIONS="true"):
+        wait_until(lambda: "toolkit_too_old" in _problems(server), timeout_s=30)
+
+
+@pytest.mark.usefixtures("real_parts")
+def test_an_engine_with_known_holes_keeps_instances_away(server: TinyControlPlane, tmp_path: Path) -> None:
+    """The test bed's own Docker is Debian's, whose runc is below the floor."""
+    with agent(server, tmp_path, SIMULATE=""):
+        wait_until(lambda: "engine_too_old" in _problems(server), timeout_s=30)
 
 
 def test_settings_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,13 +13,21 @@ from mooring.agent.preflight import (
     problem,
     read_toolkit,
     runtime_problem,
+    socket_problem,
+    versions_problem,
     warnings,
 )
 from mooring.agent.runtime import RuntimeUnavailable
+from mooring.agent.version_floors import floors, reviewed
 
-SAFE = Toolkit((1, 17, 8), unsafe_option=False)
+SAFE = Toolkit((1, 19, 1), unsafe_option=False)
 GOOD_INFO = {
-    "ServerVersion": "28.2.2",
+    "ServerVersion": "28.5.1",
+    "Components": [
+        {"Name": "Engine", "Version": "28.5.1"},
+        {"Name": "containerd", "Version": "v1.7.29"},
+        {"Name": "runc", "Version": "1.3.3"},
+    ],
     "DefaultRuntime": "runc",
     "Runtimes": {"runc": {"path": "runc"}, "kata-qemu": {"path": "kata"}},
     "LiveRestoreEnabled": True,
@@ -40,12 +48,13 @@ NVML: Any = {"driver_version": "580.1", "cuda_version": "13.0", "gpus": [GPU], "
     ("toolkit", "code"),
     [
         (SAFE, None),
-        (Toolkit((1, 18, 0), unsafe_option=False), None),
+        (Toolkit((1, 20, 0), unsafe_option=False), None),
         (Toolkit((2, 0, 0), unsafe_option=False), None),
-        (Toolkit((1, 17, 7), unsafe_option=False), "toolkit_too_old"),
+        (Toolkit((1, 19, 0), unsafe_option=False), "toolkit_too_old"),
+        (Toolkit((1, 17, 8), unsafe_option=False), "toolkit_too_old"),
         (Toolkit((1, 9, 99), unsafe_option=False), "toolkit_too_old"),
         (Toolkit(None, unsafe_option=False), "toolkit_missing"),
-        (Toolkit((1, 17, 8), unsafe_option=True), "toolkit_unsafe_option"),
+        (Toolkit((1, 19, 1), unsafe_option=True), "toolkit_unsafe_option"),
     ],
 )
 def test_the_floor_of_the_toolkit(toolkit: Toolkit, code: Any) -> None:
@@ -147,13 +156,80 @@ def test_what_works_and_is_not_as_it_should_be_is_a_warning(change: dict[str, An
     [
         ({}, True),
         ({"DOCKER_HOST": "unix:///x.sock"}, True),
-        ({"DOCKER_HOST": "tcp://10.0.0.1:2375"}, None),
+        ({"DOCKER_HOST": "tcp://10.0.0.1:2375"}, False),
         ({"DOCKER_HOST": "tcp://10.0.0.1:2376", "DOCKER_TLS_VERIFY": "1"}, True),
     ],
 )
 def test_docker_on_plain_tcp(environment: dict[str, str], ok: bool | None) -> None:
     found = {check.name: check for check in checks(lambda: GOOD_INFO, SAFE, None, environment=environment)}
     assert found["docker socket"].ok is ok
+    reason = socket_problem(GOOD_INFO, environment)
+    assert (reason and reason.code) == (None if ok else "docker_exposed")
+
+
+def test_docker_that_listens_on_tcp_beside_its_socket() -> None:
+    warning = (
+        "WARNING: API is accessible on http://0.0.0.0:2375 without encryption.\n"
+        "         Access to the remote API is equivalent to root access on the host."
+    )
+    reason = socket_problem(GOOD_INFO | {"Warnings": ["WARNING: No swap limit support", warning]}, {})
+    assert reason
+    assert (reason.code, "http://0.0.0.0:2375" in reason.message) == ("docker_exposed", True)
+    assert socket_problem(GOOD_INFO | {"Warnings": ["WARNING: No swap limit support"]}, {}) is None
+
+
+def _components(**versions: str) -> dict[str, Any]:
+    stated = {"Engine": "28.5.1", "containerd": "2.2.0", "runc": "1.4.0"} | versions
+    return GOOD_INFO | {"Components": [{"Name": name, "Version": text} for name, text in stated.items()]}
+
+
+@pytest.mark.parametrize(
+    ("versions", "code"),
+    [
+        ({}, None),
+        ({"runc": "1.2.8"}, None),
+        ({"runc": "1.2.7"}, "engine_too_old"),
+        ({"runc": "1.3.2"}, "engine_too_old"),
+        ({"runc": "1.1.5+ds1"}, "engine_too_old"),
+        ({"runc": "1.3.0-rc.1"}, "engine_too_old"),
+        ({"containerd": "1.7.28"}, "engine_too_old"),
+        ({"containerd": "2.1.4"}, "engine_too_old"),
+        ({"containerd": "v1.7.29"}, None),
+        ({"Engine": "28.2.2"}, "engine_too_old"),
+        ({"Engine": "26.1.5+dfsg1"}, None),
+        ({"Engine": "20.10.23"}, "engine_too_old"),
+        ({"runc": ""}, "engine_version_unknown"),
+        ({"containerd": "unknown"}, "engine_version_unknown"),
+    ],
+)
+def test_the_versions_of_what_separates_containers_from_the_node(
+    versions: dict[str, str], code: str | None
+) -> None:
+    info = _components(**versions)
+    reason = versions_problem(info, "runc")
+    assert (reason and reason.code) == code
+    for allow, ok in ((False, code is None), (True, None if code else True)):
+        found = checks(lambda: info, SAFE, NVML, environment={}, allow_unsafe_versions=allow)
+        assert next(check.ok for check in found if check.name == "docker") is ok
+
+
+def test_another_runtime_needs_no_runc() -> None:
+    assert versions_problem(_components(runc="1.1.0"), "kata-qemu") is None
+
+
+def test_an_engine_that_states_no_versions_is_refused() -> None:
+    reason = versions_problem({key: value for key, value in GOOD_INFO.items() if key != "Components"}, "runc")
+    assert reason
+    assert reason.code == "engine_version_unknown"
+
+
+def test_each_floor_names_its_flaws_and_the_review_is_dated() -> None:
+    for floor in floors().values():
+        assert floor.flaws
+        assert all(flaw.startswith("CVE-") for flaw in floor.flaws)
+        assert all(first < fixed for first, fixed in floor.vulnerable)
+    assert floors().keys() == {"nvidia-container-toolkit", "runc", "containerd", "docker"}
+    assert reviewed().year >= 2026
 
 
 def test_cdi_that_lists_some_gpus_only() -> None:

@@ -26,6 +26,7 @@ def test_a_safeguard_that_is_turned_off_is_shown_and_written_down_once(
     [
         ({}, ()),
         ({"allow_unsafe_toolkit": True}, ("allow_unsafe_toolkit",)),
+        ({"allow_unsafe_versions": True}, ("allow_unsafe_versions",)),
         (
             {"insecure_http": True, "network_isolation": "best_effort"},
             ("insecure_http", "network_isolation=best_effort"),

@@ -16,7 +16,7 @@ from tests.testbed.workspace import Workspace
 CLIENT_TIMEOUT_S = 10
 # The same in every node: namespaces keep them apart.
 CONTAINERS_SUBNET = "172.30.0.1/24"
-TOOLKIT_VERSION = "1.17.8"
+TOOLKIT_VERSION = "1.19.1"
 
 CONTAINERD_CONFIGURATION = """\
 version = 2

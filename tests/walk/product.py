@@ -146,12 +146,14 @@ class AgentProcess(Program):
             **clean_environment(),
             "PATH": node.environment["PATH"],
             "LD_LIBRARY_PATH": self.nvml.environment["LD_LIBRARY_PATH"],
-            "MOORING_NVML_STANDIN": self.nvml.environment["MOORING_NVML_STANDIN"],
+            "NVIDIA_NVML_STANDIN": self.nvml.environment["NVIDIA_NVML_STANDIN"],
             "DOCKER_HOST": self.engine.url,
             "MOORING_DATA_DIR": str(folder),
             "MOORING_NODE_NAME": node.name,
             "MOORING_SERVER_URL": server.url,
             "MOORING_INSECURE_HTTP": "true",
+            # The distribution's Docker, with which the tests run, is below the floors.
+            "MOORING_ALLOW_UNSAFE_VERSIONS": "true",
             **settings,
         }
         super().__init__(node.inside(*MOORING, "agent"), environment, folder / "agent.log")

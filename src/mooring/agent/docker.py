@@ -41,7 +41,7 @@ from mooring.agent.docker_overlay import started_when_there, swarm_of
 from mooring.agent.docker_pull import Images
 from mooring.agent.docker_verify import MinorOf
 from mooring.agent.mps import Mps
-from mooring.agent.preflight import runtime_problem
+from mooring.agent.preflight import Preflight, runtime_problem
 from mooring.agent.private_images import PrivateImages
 from mooring.agent.runtime import (
     Cancelled,
@@ -78,7 +78,7 @@ class DockerRuntime:
         control_plane_id: may be set later, once the node has joined; until then no container is ours.
         address: the host of published ports, as users reach it.
         minor_of: UUID -> minor number of a card, as far as NVML tells.
-        preflight: why nothing may be started here, in spite of an engine that answers (R1).
+        preflight: why nothing may be started here, in spite of an engine that answers (R1, R8).
         isolate: keeps containers from what they must not reach, or says why it cannot (R10).
         private_images: what is remembered of them on disk; nothing by default.
         container_runtime: the name that the engine knows it by (R14).
@@ -93,7 +93,7 @@ class DockerRuntime:
         simulated_gpus: bool = False,
         limits: Limits | None = None,
         minor_of: MinorOf = lambda _uuid: None,
-        preflight: Callable[[], Reason | None] = lambda: None,
+        preflight: Preflight = lambda _info: None,
         isolate: Isolate = lambda _bridges: None,
         private_images: PrivateImages | None = None,
         container_runtime: str = RUNC,
@@ -135,7 +135,7 @@ class DockerRuntime:
             version=info["ServerVersion"],
             cpus=info["NCPU"],
             memory_mib=info["MemTotal"] // 2**20,
-            problem=self._preflight() or runtime_problem(info, self._limits.runtime) or unsafe,
+            problem=self._preflight(info) or runtime_problem(info, self._limits.runtime) or unsafe,
             simulated=False,
             swarm=swarm,
             mps=not self._simulated_gpus and self._mps.answers(),

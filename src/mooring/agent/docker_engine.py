@@ -49,8 +49,10 @@ class Engine:
             self._client().ping()
 
     def info(self) -> Document:
+        """What `docker info` says, with the `Components` of `docker version`."""
         with engine_call("info"):
-            return self._client().info()
+            components = self._client().version(api_version=False).get("Components")
+            return {**self._client().info(), "Components": components}
 
     def image(self, reference: str) -> Document:
         with engine_call("inspect image"):

@@ -15,7 +15,7 @@ import shutil
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
@@ -31,7 +31,19 @@ Network = IPv4Network | IPv6Network
 FORWARD_CHAIN: Final = "MOORING-FORWARD"
 INPUT_CHAIN: Final = "MOORING-INPUT"
 DOCKER_CHAIN: Final = "DOCKER-USER"
-METADATA: Final[dict[int, str]] = {4: "169.254.0.0/16", 6: "fd00:ec2::254/128"}
+# Where clouds tell a machine its credentials. Link-local IPv6 addresses are not routed, so none is listed.
+METADATA: Final[Mapping[str, str]] = {
+    "169.254.0.0/16": "AWS, Google Cloud, Azure, Oracle, Tencent and most others",
+    "168.63.129.16/32": "Azure's wire server",
+    "100.100.100.200/32": "Alibaba Cloud",
+    "192.0.0.192/32": "Oracle Cloud",
+    "fd00:ec2::254/128": "AWS",
+    "fd20:ce::254/128": "Google Cloud",
+    "fd00:c1::a9fe:a9fe/128": "Oracle Cloud",
+    "fd00:42::42/128": "Scaleway",
+}
+# Azure's machines resolve names at the address that also gives out their certificates.
+_NAME_SERVER: Final = "168.63.129.16/32"
 
 # A node takes what comes to this port for a packet of the overlay that it says it is of, whoever sent it.
 VXLAN_PORT: Final = 4789
@@ -71,7 +83,13 @@ def forward_rules(version: int, management: Iterable[Network], gateways: Collect
     Args:
         gateways: bridges that members of all projects' groups share; nobody is meant to meet there.
     """
-    barred = [METADATA[version], *(str(network) for network in management if network.version == version)]
+    barred = [
+        *(network for network in METADATA if ip_network(network).version == version),
+        *(str(network) for network in management if network.version == version),
+    ]
+    names = [
+        f"-d {_NAME_SERVER} -p {protocol} -m {protocol} --dport 53 -j RETURN" for protocol in ("udp", "tcp")
+    ]
     sources = [f"-i {bridge}" for bridge in (_OURS, *gateways)]
     return [
         # Between two bridges. Members of one project meet on theirs, which is not routed.
@@ -83,6 +101,7 @@ def forward_rules(version: int, management: Iterable[Network], gateways: Collect
         ),
         *(f"{source} -p udp -m udp --dport {VXLAN_PORT} -j DROP" for source in sources),
         *(f"{source} {_ANSWERS}" for source in sources),
+        *(f"{source} {rule}" for source in sources for rule in (names if version == 4 else ())),
         *(f"{source} -d {network} -j DROP" for source in sources for network in barred),
     ]
 

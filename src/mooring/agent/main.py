@@ -29,6 +29,7 @@ from mooring.agent.simulated import SimulatedRuntime
 from mooring.agent.simulated_gpus import SimulatedGpuReader
 from mooring.agent.state import Identity, NodeState, StateError
 from mooring.agent.telemetry import ContainerOf, Machine
+from mooring.core.instance import Reason
 from mooring.core.simulation import SimulatedFleet
 
 EXIT_NOT_SET_UP: Final = 2
@@ -247,16 +248,34 @@ def _docker(settings: AgentSettings, identity: Identity, gpus: GpuReader) -> Doc
         address=_machine(settings, socket.gethostname()).address,
         control_plane_id=identity.control_plane_id,
         minor_of=lambda uuid: _minor_of(gpus, uuid),
-        preflight=lambda: preflight.problem(
-            preflight.read_toolkit(),
-            has_gpus=bool(gpus.latest().inventory),
-            allow_unsafe_toolkit=settings.allow_unsafe_toolkit,
-        ),
+        preflight=_preflight(settings, has_gpus=lambda: bool(gpus.latest().inventory)),
         isolate=_isolation(settings).problem,
         private_images=PrivateImages.of_node(NodeState(settings.state_dir)),
         container_runtime=settings.runtime,
         mps=Mps(settings.mps_pipe_directory, lambda: _cards_to_share(gpus)),
     )
+
+
+def _preflight(settings: AgentSettings, *, has_gpus: Callable[[], bool]) -> preflight.Preflight:
+    """Asked with every report: what is wrong with this machine, so that nothing may be started on it."""
+
+    def unsafe_version(info: preflight.Info) -> Reason | None:
+        if settings.allow_unsafe_versions:
+            return None
+        return preflight.versions_problem(info, settings.runtime)
+
+    def problem(info: preflight.Info) -> Reason | None:
+        return (
+            preflight.socket_problem(info, os.environ)
+            or unsafe_version(info)
+            or preflight.problem(
+                preflight.read_toolkit(),
+                has_gpus=has_gpus(),
+                allow_unsafe_toolkit=settings.allow_unsafe_toolkit,
+            )
+        )
+
+    return problem
 
 
 def _isolation(settings: AgentSettings) -> Isolation:
@@ -270,6 +289,7 @@ def _docker_with_made_up_gpus(settings: AgentSettings, identity: Identity) -> Pa
         address=machine.address,
         control_plane_id=identity.control_plane_id,
         simulated_gpus=True,
+        preflight=_preflight(settings, has_gpus=lambda: False),
         isolate=_isolation(settings).problem,
         private_images=PrivateImages.of_node(NodeState(settings.state_dir)),
         container_runtime=settings.runtime,

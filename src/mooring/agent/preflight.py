@@ -1,4 +1,4 @@
-"""Whether this machine may host strangers' containers (R1, R2): what `mooring doctor` and the agent check."""
+"""Whether this machine may host strangers' containers (R1, R2, R8); for `mooring doctor` and the agent."""
 
 import os
 import re
@@ -10,19 +10,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, cast
 
+from mooring.agent import version_floors
 from mooring.agent.docker_create import CDI_KIND, RUNC
 from mooring.agent.docker_overlay import certificate_of, is_in_swarm, swarm_of
+from mooring.agent.firewall import METADATA
 from mooring.agent.gpu_types import Inventory, NodeFault
+from mooring.agent.version_floors import CONTAINERD, DOCKER, TOOLKIT, Version, dotted
 from mooring.core.instance import Reason
 
-# Older ones let an image take over the host: CVE-2024-0132, CVE-2025-23359, CVE-2025-23266.
-TOOLKIT_FLOOR = (1, 17, 8)
 TOOLKIT_CONFIG = Path("/etc/nvidia-container-runtime/config.toml")
 _UNSAFE_OPTION = "allow-cuda-compat-libs-from-container"
 _LOW_DISK_MIB = 20 * 1024
 _ASK_TIMEOUT_S = 10
 
 Info = Mapping[str, Any]
+Preflight = Callable[[Info], Reason | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class Check:
 class Toolkit:
     """NVIDIA Container Toolkit as found on this machine."""
 
-    version: tuple[int, int, int] | None  # None: not installed, or it did not say
+    version: Version | None  # None: not installed, or it did not say
     unsafe_option: bool
 
 
@@ -64,17 +66,17 @@ def problem(toolkit: Toolkit, *, has_gpus: bool, allow_unsafe_toolkit: bool = Fa
     """Why no instance may be started on this node (R1); CPU nodes need no toolkit."""
     if not has_gpus or allow_unsafe_toolkit:
         return None
-    floor = _dotted(TOOLKIT_FLOOR)
+    floor = version_floors.floors()[TOOLKIT]
     if toolkit.version is None:
         return Reason(
             code="toolkit_missing",
-            message=f"nvidia-ctk was not found; install nvidia-container-toolkit {floor} or later",
+            message=f"nvidia-ctk was not found; install nvidia-container-toolkit {floor.wanted}",
         )
-    if toolkit.version < TOOLKIT_FLOOR:
+    if not floor.passes(toolkit.version):
         return Reason(
             code="toolkit_too_old",
-            message=f"nvidia-container-toolkit {_dotted(toolkit.version)} lets images break out to the node; "
-            f"install {floor} or later",
+            message=f"nvidia-container-toolkit {dotted(toolkit.version)} lets images break out to the node "
+            f"({', '.join(floor.flaws)}); install {floor.wanted}",
         )
     if toolkit.unsafe_option:
         return Reason(
@@ -96,6 +98,52 @@ def runtime_problem(info: Info, runtime: str) -> Reason | None:
     )
 
 
+def versions_problem(info: Info, runtime: str) -> Reason | None:
+    """Why no instance may be started on this node (R1): a part of the container engine has known break-outs.
+
+    Args:
+        runtime: Docker's name of the runtime in use; the floor of runc holds for runc only.
+    """
+    versions = version_floors.engine_versions(info)
+    for component in (RUNC, CONTAINERD, DOCKER):
+        if component == RUNC and runtime != RUNC:
+            continue
+        floor = version_floors.floors()[component]
+        stated = versions.get(component)
+        version = version_floors.parse(stated or "")
+        if version is None:
+            return Reason(
+                code="engine_version_unknown",
+                message=f"Docker does not state the version of its {component}; install Docker "
+                f"{version_floors.floors()[DOCKER].wanted}",
+            )
+        if not floor.passes(version):
+            return Reason(
+                code="engine_too_old",
+                message=f"{component} {stated} has known ways out of a container ({', '.join(floor.flaws)}); "
+                f"{component} must be {floor.wanted}: {floor.remedy}, or see MOORING_ALLOW_UNSAFE_VERSIONS",
+            )
+    return None
+
+
+def socket_problem(info: Info, environment: Mapping[str, str]) -> Reason | None:
+    """Why no instance may be started on this node (R8): whoever reaches Docker's TCP port is root here."""
+    docker_host = environment.get("DOCKER_HOST", "")
+    if docker_host.startswith(("tcp://", "http://")) and not environment.get("DOCKER_TLS_VERIFY"):
+        exposed = docker_host
+    else:
+        warned = (str(warning) for warning in info.get("Warnings") or ())
+        found = (re.search(r"API is accessible on (\S+) without", warning) for warning in warned)
+        exposed = next((match[1] for match in found if match), "")
+    if not exposed:
+        return None
+    return Reason(
+        code="docker_exposed",
+        message=f"Docker answers on {exposed} without TLS: whoever reaches that port is root on this node; "
+        "let it listen on its unix socket only",
+    )
+
+
 def isolation(look: Callable[[], bool], *, required: bool) -> Check:
     """Whether containers can be kept from this machine, other projects and cloud metadata (R10).
 
@@ -111,7 +159,8 @@ def isolation(look: Callable[[], bool], *, required: bool) -> Check:
             return Check.warning(name, detail, f"do not let strangers in; {error}")
         mend = f"{error}. Where no strangers' containers run: MOORING_NETWORK_ISOLATION=best_effort"
         return Check.broken(name, "not possible: containers would reach this machine", mend)
-    return Check.fine(name, "rules are in force" if stands else "possible; the agent makes its rules")
+    rules = "rules are in force" if stands else "possible; the agent makes its rules"
+    return Check.fine(name, f"{rules}; cloud metadata dropped: {', '.join(METADATA)}")
 
 
 def checks(
@@ -121,6 +170,7 @@ def checks(
     *,
     environment: Mapping[str, str] | None = None,
     allow_unsafe_toolkit: bool = False,
+    allow_unsafe_versions: bool = False,
     runtime: str = RUNC,
 ) -> list[Check]:
     """Everything worth knowing, in the order in which it should be mended.
@@ -136,7 +186,8 @@ def checks(
         answer = info()
     except Exception as error:  # whatever it is, the operator must read it
         return [Check.broken("docker", str(error), "start Docker, or set DOCKER_HOST"), *found]
-    return [*engine_checks(answer, uuids, environment, runtime), *found]
+    engine = _versions(answer, runtime, allow_unsafe=allow_unsafe_versions)
+    return [engine, *engine_checks(answer, uuids, environment, runtime), *found]
 
 
 def engine_checks(
@@ -144,8 +195,7 @@ def engine_checks(
 ) -> list[Check]:
     """What the engine's own description tells."""
     return [
-        Check.fine("docker", f"version {info['ServerVersion']}"),
-        _socket(environment),
+        _socket(info, environment),
         _runtime(info, runtime),
         _default_runtime(info),
         _live_restore(info),
@@ -163,7 +213,7 @@ def warnings(found: list[Check]) -> list[str]:
     return [f"{check.name}: {check.detail}; {check.mend}" for check in found if check.ok is None]
 
 
-def _toolkit_version(path: str | None) -> tuple[int, int, int] | None:
+def _toolkit_version(path: str | None) -> Version | None:
     program = shutil.which("nvidia-ctk", path=path)
     if program is None:
         return None
@@ -189,9 +239,9 @@ def _has_unsafe_option(config: Path) -> bool:
 
 
 def _toolkit(toolkit: Toolkit, *, has_gpus: bool, allow_unsafe: bool) -> Check:
-    name, detail = "nvidia-container-toolkit", "not found"
+    name, detail = TOOLKIT, "not found"
     if toolkit.version is not None:
-        detail = f"version {_dotted(toolkit.version)}"
+        detail = f"version {dotted(toolkit.version)}"
     reason = problem(toolkit, has_gpus=has_gpus)
     if reason is None:
         return Check.fine(name, detail if has_gpus else f"{detail}; not needed without GPUs")
@@ -213,13 +263,23 @@ def _nvml(nvml: Inventory | NodeFault | None) -> Check:
     return Check.fine("nvidia driver", detail)
 
 
-def _socket(environment: Mapping[str, str]) -> Check:
-    docker_host = environment.get("DOCKER_HOST", "")
-    # Plain TCP is root for everybody who reaches the port (R8).
-    if docker_host.startswith(("tcp://", "http://")) and not environment.get("DOCKER_TLS_VERIFY"):
-        mend = "let Docker listen on its unix socket only"
-        return Check.warning("docker socket", f"{docker_host} is not protected by TLS", mend)
-    return Check.fine("docker socket", docker_host or "the default unix socket")
+def _versions(info: Info, runtime: str, *, allow_unsafe: bool) -> Check:
+    versions = version_floors.engine_versions(info)
+    stated = ", ".join(f"{name} {version}" for name, version in sorted(versions.items())) or "unknown"
+    detail = f"{stated} (floors of {version_floors.reviewed()})"
+    reason = versions_problem(info, runtime)
+    if reason is None:
+        return Check.fine("docker", detail)
+    if allow_unsafe:
+        return Check.warning("docker", f"{reason.message} (allowed here)", "do not allow it with strangers")
+    return Check.broken("docker", detail, reason.message)
+
+
+def _socket(info: Info, environment: Mapping[str, str]) -> Check:
+    reason = socket_problem(info, environment)
+    if reason is None:
+        return Check.fine("docker socket", environment.get("DOCKER_HOST") or "the default unix socket")
+    return Check.broken("docker socket", reason.message, "remove the tcp:// host from Docker's configuration")
 
 
 def _runtime(info: Info, runtime: str) -> Check:
@@ -310,7 +370,3 @@ def _cdi(info: Info, uuids: list[str]) -> Check:
         mend = "run `nvidia-ctk cdi generate` again"
         return Check.warning("cdi", f"does not list {', '.join(missing)}", mend)
     return Check.fine("cdi", "not used; GPUs are handed out by Docker's nvidia driver")
-
-
-def _dotted(version: tuple[int, int, int]) -> str:
-    return ".".join(map(str, version))

@@ -44,6 +44,9 @@ class AgentSettings(BaseSettings):
     allow_unsafe_toolkit: Annotated[
         bool, Field(description="start GPU containers in spite of a container toolkit with known holes")
     ] = False
+    allow_unsafe_versions: Annotated[
+        bool, Field(description="start containers in spite of a runc, containerd or Docker with known holes")
+    ] = False
     insecure_http: Annotated[
         bool, Field(description="send the node's credential to another machine in the clear")
     ] = False
@@ -129,6 +132,7 @@ class AgentSettings(BaseSettings):
         """The safeguards that are turned off here; the control plane keeps them in its audit log (R1)."""
         off = {
             "allow_unsafe_toolkit": self.allow_unsafe_toolkit,
+            "allow_unsafe_versions": self.allow_unsafe_versions,
             "insecure_http": self.insecure_http,
             "network_isolation=best_effort": self.network_isolation == "best_effort",
         }

@@ -37,6 +37,7 @@ def _checks(settings: AgentSettings) -> list[Check]:
             preflight.read_toolkit(),
             _inventory(gpus.latest()),
             allow_unsafe_toolkit=settings.allow_unsafe_toolkit,
+            allow_unsafe_versions=settings.allow_unsafe_versions,
             runtime=settings.runtime,
         )
         required = settings.network_isolation == "required"

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 import typer
@@ -17,6 +18,12 @@ from mooring.server import ControlPlane, Service, open_control_plane
 from mooring.settings import Settings, is_loopback
 
 _TOKEN_TTL_S = 3600
+# What Python, Docker's client, NVIDIA's libraries and TLS read, beside the agent's own settings.
+_PASSED_ON = frozenset({"PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "NO_COLOR", "TERM"})
+_PASSED_ON_PREFIXES = (
+    "DOCKER_", "LC_", "LD_", "PYTHON", "SSL_CERT_", "NVIDIA_", "CUDA_", "XDG_", "HTTP_PROXY", "HTTPS_PROXY",
+    "NO_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "no_proxy", "all_proxy",
+)  # fmt: skip
 
 
 def serve_alone(settings: Settings) -> None:
@@ -41,6 +48,7 @@ def run(settings: Settings, agent_settings: AgentSettings) -> int:
 
     def started(url: str) -> None:
         _print_banner(plane, url)
+        _print_isolation(settings)
         _print_first_steps(plane, url)
         local.start(url)
 
@@ -64,6 +72,29 @@ def _opened(settings: Settings) -> ControlPlane:
     return plane
 
 
+def agent_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """What the agent needs of this process's environment.
+
+    The server's secrets (admin key, encryption keys, database URL) stay here: the agent runs tenants' work.
+    """
+    settings = {f"MOORING_{name.upper()}" for name in AgentSettings.model_fields}
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in _PASSED_ON or name in settings or name.startswith(_PASSED_ON_PREFIXES)
+    }
+
+
+def relaxed_settings(settings: Settings) -> dict[str, str]:
+    """Agent settings with which Mooring can be tried without root, and with a distribution's old Docker.
+
+    Only where nobody but who is on this machine can ask for containers: a proxy in front lets the world ask.
+    """
+    if settings.behind_tls_proxy or not is_loopback(settings.host):
+        return {}
+    return {"MOORING_NETWORK_ISOLATION": "best_effort", "MOORING_ALLOW_UNSAFE_VERSIONS": "true"}
+
+
 class LocalNode:
     """The agent as a child process. Each of the two ends when the other does."""
 
@@ -76,10 +107,12 @@ class LocalNode:
         self._stopping = False
 
     def start(self, url: str) -> None:
-        environment = os.environ | {"MOORING_SERVER_URL": url, "MOORING_JOIN_TOKEN": ",".join(self._tokens())}
-        if is_loopback(self._plane.settings.host):
-            # To try it out nobody needs root: only who is on this machine can ask for containers.
-            environment.setdefault("MOORING_NETWORK_ISOLATION", "best_effort")
+        environment = agent_environment(os.environ) | {
+            "MOORING_SERVER_URL": url,
+            "MOORING_JOIN_TOKEN": ",".join(self._tokens()),
+        }
+        for name, value in relaxed_settings(self._plane.settings).items():
+            environment.setdefault(name, value)
         # Its standard input is a pipe from here: when this process ends, however it does, the agent
         # reads the end of it and goes too.
         self._child = subprocess.Popen(
@@ -121,6 +154,14 @@ class LocalNode:
 def _print_banner(plane: ControlPlane, url: str) -> None:
     typer.echo(f"\nMooring is up.\n\n  API          {url}/v1\n  Docs         {url}/docs")
     typer.echo(f"  Data         {Path(plane.settings.data_dir).resolve()}")
+
+
+def _print_isolation(settings: Settings) -> None:
+    if relaxed_settings(settings):
+        said = "best effort: for use from this machine only; MOORING_NETWORK_ISOLATION=required for others"
+    else:
+        said = "required: a node that cannot keep containers from itself starts none (see mooring doctor)"
+    typer.echo(f"  Isolation    {said}")
 
 
 def _print_first_steps(plane: ControlPlane, url: str) -> None:

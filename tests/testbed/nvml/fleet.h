@@ -165,7 +165,7 @@ static void refresh(void) {
     double at = now();
     if (looked >= 0 && at - looked < 0.002) return;
     looked = at;
-    path = getenv("MOORING_NVML_STANDIN");
+    path = getenv("NVIDIA_NVML_STANDIN");
     if (!path || stat(path, &file)) return;
     if (file.st_ino == seen.st_ino && file.st_size == seen.st_size &&
         file.st_mtim.tv_nsec == seen.st_mtim.tv_nsec && file.st_mtim.tv_sec == seen.st_mtim.tv_sec)

@@ -1,4 +1,4 @@
-/* A stand-in for libnvidia-ml.so.1, driven by the text file that MOORING_NVML_STANDIN names.
+/* A stand-in for libnvidia-ml.so.1, driven by the text file that NVIDIA_NVML_STANDIN names.
  *
  * The file is read again when it changed (looked at every 2 ms at most). One directive a line:
  *

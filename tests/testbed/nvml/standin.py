@@ -51,7 +51,7 @@ class NvmlStandin:
         self.environment = {
             **os.environ,
             "LD_LIBRARY_PATH": str(build(without)),
-            "MOORING_NVML_STANDIN": str(self._configuration),
+            "NVIDIA_NVML_STANDIN": str(self._configuration),
         }
         self.write(*lines)
 

@@ -1,0 +1,1 @@
+"""The commands: what they pass on, print and refuse."""
