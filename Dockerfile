@@ -1,7 +1,8 @@
 # One image for all of Mooring: `server` by default, `agent` on a node (docker-compose.yml shows both).
 #
-# BASE is any Debian-like image with Python 3.11 or later with its venv module.
-ARG BASE=python:3.12-slim
+# BASE is any Debian-like image with Python 3.11 or later with its venv module. It is pinned by digest, so that a tag
+# that is moved changes nothing; take a new one (docker buildx imagetools inspect python:3.12-slim) with each release.
+ARG BASE=python:3.12-slim@sha256:78387bc3881b8273120a12ebe6c1ab22b018ccc2c9adf565ae1ac9b536e184ea
 
 FROM ${BASE} AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore

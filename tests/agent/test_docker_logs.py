@@ -3,8 +3,9 @@
 import pytest
 
 from mooring.agent.docker_exec import Output
-from mooring.agent.docker_logs import MAX_LINE_BYTES, LineCutter, clean, engine_time
+from mooring.agent.docker_logs import LineCutter, engine_time
 from mooring.agent.docker_streams import Demultiplexer, StreamName
+from mooring.core.text import MAX_LINE_BYTES, clean_line
 from mooring.schemas.agent import StreamFrame
 
 AT = b"2026-11-21T08:00:00.123456789Z "
@@ -26,11 +27,12 @@ def cut_by(cutter: LineCutter, stream: StreamName, payload: bytes) -> StreamFram
         ("\x1bcreset", "reset"),
         ("a\x00b\x08c\rd\x7fe\x9bf", "abcdef"),
         ("forged\u2028line", "forgedline"),
+        ("user\u202e\u2066nimda\u2069\u200f", "usernimda"),
         ("naïve 漢字 🚀", "naïve 漢字 🚀"),
     ],
 )
 def test_control_characters_are_stripped(raw: str, shown: str) -> None:
-    assert clean(raw) == shown
+    assert clean_line(raw) == shown
 
 
 def test_a_line_is_one_frame_with_its_time() -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from mooring.agent.docker import DockerRuntime
 from mooring.agent.docker_engine import Engine
-from mooring.agent.docker_logs import MAX_LINE_BYTES
 from mooring.agent.runtime import Container, RuntimeUnavailable
+from mooring.core.text import MAX_LINE_BYTES
 from mooring.schemas.agent import ExecRequest, LogsRequest, StreamFrame
 from tests.agent.docker_assignments import assignment, runtime_on, start, the_ended
 from tests.testbed.dockerd import DockerNode

@@ -182,6 +182,12 @@ def test_a_name_is_taken_while_its_holder_is_not_deleted(corner: Corner) -> None
     assert corner.create(name="mine")["id"] != first.instance_id
 
 
+def test_an_instance_publishes_a_few_ports_at_most(shared: Client) -> None:
+    ports = [{"container": 8000 + number} for number in range(9)]
+    problem(shared.post("/v1/instances", json={"image": "i", "ports": ports}), 422, "too_many_ports")
+    assert shared.post("/v1/instances", json={"image": "i", "ports": ports[:8]}).status_code == 201
+
+
 def test_of_many_creates_of_one_name_one_is_made(shared: Client) -> None:
     answers = together(
         16, lambda _number: shared.post("/v1/instances", json={"image": IMAGE, "name": "raced"})

@@ -100,6 +100,14 @@ def test_a_bug_is_a_500_with_its_request_id_and_costs_nobody_the_connection(
     assert client.get("/v1/instances").status_code == 200
 
 
+def test_no_answer_is_kept_or_taken_for_a_page(shared: Client) -> None:
+    key = shared.post("/v1/api-keys", json={"name": "k", "role": "viewer"})
+    for answer in (key, shared.get("/v1/instances"), shared.get("/v1/nothing"), shared.get("/healthz")):
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["cache-control"] == "no-store"
+    assert shared.get("/docs/assets/start.js").headers["cache-control"] == "max-age=86400"
+
+
 def test_many_strangers_at_once(shared: Client) -> None:
     with Client(str(shared.base_url), key="nobody") as stranger:
         codes = together(32, lambda _n: stranger.get("/v1/instances").status_code)

@@ -13,6 +13,7 @@ ACCEPTED = (
     "request/gpus/mig_profile had the pattern",  # whatever it held was refused: it was not supported
     "/usage/gpus may now be number",  # shares of GPUs are parts of one; whole ones are written as before
     "/usage/gpus_by_model/* may now be number",
+    "/is_admin may now be null",  # only admins see who else is one
 )
 
 

@@ -124,6 +124,39 @@ def test_a_claim_about_a_project_that_is_not_there_gives_nothing(
 
 
 @on_one_database
+def test_an_owner_who_takes_a_person_in_does_not_change_where_their_requests_go(
+    service: RunningService, client: Client, vision: str, provider: Provider
+) -> None:
+    token = provider.token(claims={"groups": ["members"], "email": "ada@example.com"})
+    ada_id = me(service, token)["user"]["id"]
+    speech = new_project(client, "speech")
+    key = client.post(
+        "/v1/api-keys", json={"name": "of an owner", "project_id": speech, "role": "owner"}
+    ).json()["key"]
+    membership = f"/v1/projects/{speech}/members/{ada_id}"
+    with Client(service.url, key) as owner, Client(service.url, token) as ada:
+        [found] = owner.items("/v1/users", email="ada@example.com")
+        assert (found["id"], found["is_admin"]) == (ada_id, None)
+        assert owner.put(membership, json={"role": "member"}).status_code == 200
+        wait_until(lambda: roles(service, token).keys() == {"vision", "speech"}, 1)
+        assert ada.create()["project_id"] == vision
+        assert ada.create(project_id=speech)["project_id"] == speech
+        assert ada.delete(membership).status_code == 204
+        wait_until(lambda: roles(service, token).keys() == {"vision"}, 1)
+
+
+@on_one_database
+def test_a_viewer_takes_out_nobody_but_themselves(
+    service: RunningService, client: Client, vision: str, provider: Provider
+) -> None:
+    other = client.post("/v1/users", json={"name": "Grace"}).json()["id"]
+    membership = f"/v1/projects/{vision}/members/{other}"
+    assert client.put(membership, json={"role": "viewer"}).status_code == 200
+    with Client(service.url, provider.token(claims={"groups": ["viewers"]})) as ada:
+        problem(ada.delete(membership), 403, "forbidden")
+
+
+@on_one_database
 def test_who_is_in_several_projects_names_one(
     service: RunningService, client: Client, vision: str, provider: Provider
 ) -> None:

@@ -10,17 +10,11 @@ from mooring.agent.docker_engine import Engine
 from mooring.agent.docker_errors import EngineRefused
 from mooring.agent.docker_streams import ByteStream, Demultiplexer, StreamName
 from mooring.agent.runtime import RuntimeUnavailable
+from mooring.core.text import MAX_LINE_BYTES, clean_line
 from mooring.schemas.agent import LogsRequest, StreamError, StreamFrame
 
-MAX_LINE_BYTES: Final = 16_384
 STILL_THERE_EVERY_S: Final = 10.0
 
-_ESCAPE_SEQUENCE = re.compile(
-    "\x1b(?:\\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
-    "|\\][^\x07\x1b]*(?:\x07|\x1b\\\\)?"  # OSC: window title, links
-    "|[ -/]*[0-~])"
-)
-_CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
 _ENDED = {"exited", "dead"}
 
 
@@ -61,11 +55,6 @@ def engine_time(rfc3339: str) -> str:
     return f"{int(moment.timestamp())}.{(fraction or '').ljust(9, '0')}"
 
 
-def clean(text: str) -> str:
-    """Without control characters and terminal sequences, with which a log could forge what is on screen."""
-    return _CONTROL.sub("", _ESCAPE_SEQUENCE.sub("", text))
-
-
 class LineCutter:
     """Puts the pieces together in which the engine delivers a line of more than 16 KiB, and cuts it there."""
 
@@ -85,7 +74,7 @@ class LineCutter:
             self._cut.add(stream)
         # Not final where it is cut: a character of which half is left is dropped.
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        decoded = clean(decoder.decode(text[:MAX_LINE_BYTES], final=not truncated))
+        decoded = clean_line(decoder.decode(text[:MAX_LINE_BYTES], final=not truncated))
         return StreamFrame(stream=stream, at=at.decode(errors="replace"), text=decoded, truncated=truncated)
 
 

@@ -112,7 +112,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "delete_project": _does(_ADMIN, "project.delete"),
     "list_members": _reads(_READ),
     "put_member": _does(_OWN, "member.put"),
-    "delete_member": _does(_OWN, "member.delete"),
+    "delete_member": _does(_READ, "member.delete"),  # oneself; others only as an owner
     "list_users": _reads(_OWN),  # an owner finds one person by e-mail; admins see all
     "get_user": _reads(_ADMIN),
     "create_user": _does(_ADMIN, "user.create"),

@@ -40,7 +40,6 @@ _START = b"""SwaggerUIBundle({
   deepLinking: true,
   displayRequestDuration: true,
   docExpansion: 'list',
-  persistAuthorization: true,
   presets: [SwaggerUIBundle.presets.apis],
 });
 """

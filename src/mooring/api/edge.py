@@ -19,6 +19,8 @@ MAX_BODY_BYTES = 1024 * 1024
 MAX_SYNC_BYTES = 16 * 1024 * 1024
 _REQUEST_ID = re.compile(r"^[A-Za-z0-9._:-]{1,128}$")
 
+_SAFE_DEFAULTS = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
+
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -43,7 +45,9 @@ class Edge:
             if message["type"] == "http.response.start":
                 began = True
                 rates = scope["state"].get("rate_headers", ())
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode()), *rates]
+                message["headers"] = [
+                    *_with_safe_defaults(message["headers"]), (b"x-request-id", request_id.encode()), *rates,
+                ]  # fmt: skip
             await send(message)
 
         refusal = _refusal(scope)
@@ -61,6 +65,16 @@ class Edge:
             if began:
                 raise
             await on_bug(Request(scope), error)(scope, receive, send_with_id)
+
+
+def _with_safe_defaults(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """What every answer says unless its operation says otherwise.
+
+    Logs hold tenants' text, which no browser should take for a page. Answers are for their caller alone, and
+    some show a key this once, so no cache keeps them.
+    """
+    named = {name for name, _value in headers}
+    return headers + [(name, value) for name, value in _SAFE_DEFAULTS if name not in named]
 
 
 def _request_id(scope: MutableMapping[str, Any]) -> str:

@@ -23,6 +23,7 @@ from mooring.control import idempotency, streams
 from mooring.core import ids
 from mooring.core.access import Access
 from mooring.core.errors import BadRequest, Conflict, MooringError, NotRunning, Unavailable
+from mooring.core.text import MAX_LINE_BYTES, clean_line
 from mooring.db.types import new_id
 from mooring.schemas.agent import ExecRequest, LogsRequest, StreamError, StreamFrame
 from mooring.schemas.base import Json, Moment
@@ -211,10 +212,15 @@ def _moment(last_event_id: str | None) -> str | None:
     return last_event_id
 
 
+def _line(text: str) -> str:
+    """Cleaned and cut here too: a stolen node's credential brings whatever its holder writes (R18)."""
+    return clean_line(text[:MAX_LINE_BYTES])
+
+
 async def _as_text(stream: Stream, first: StreamFrame) -> AsyncIterator[bytes]:
     async for frame in stream.rest(first):
         if frame.text is not None:
-            yield f"{frame.text}\n".encode()
+            yield f"{_line(frame.text)}\n".encode()
         elif frame.error is not None:
             yield f"[mooring: the stream broke off: {frame.error.message}]\n".encode()
 
@@ -222,7 +228,8 @@ async def _as_text(stream: Stream, first: StreamFrame) -> AsyncIterator[bytes]:
 async def _as_events(stream: Stream, first: StreamFrame, resumed: str | None) -> AsyncIterator[bytes]:
     async for frame in stream.rest(first):
         if frame.text is not None and frame.at != resumed:
-            yield sse.frame({"stream": frame.stream, "line": frame.text, "at": frame.at}, frame.at)
+            at = None if frame.at is None else _line(frame.at)
+            yield sse.frame({"stream": frame.stream, "line": _line(frame.text), "at": at}, at)
         elif frame.error is not None:
             yield sse.error(frame.error.code, frame.error.message)
         elif frame.text is None:

@@ -48,7 +48,8 @@ def list_users(context: Ctx, access: CurrentAccess, asked: Annotated[UserQuery, 
     query = lists.matching(query, asked, tables.User.email)
     with context.database.read() as session:
         rows, cursor = lists.page(session, query, tables.User.id, asked, context.identity.cursor_secret)
-        content = {"items": [views.user(row[0]) for row in rows], "next_cursor": cursor}
+        shown = [views.user(row[0], to_admin=access.caller.is_admin) for row in rows]
+        content = {"items": shown, "next_cursor": cursor}
     return answers.respond(answers.answer(content))
 
 

@@ -187,12 +187,12 @@ def _member(row: tables.Member, person: tables.User) -> Json:
     }
 
 
-def user(row: tables.User) -> Json:
+def user(row: tables.User, *, to_admin: bool = True) -> Json:
     return {
         "id": row.id,
         "name": row.name,
         "email": row.email,
-        "is_admin": row.is_admin,
+        "is_admin": row.is_admin if to_admin else None,
         "sso": row.issuer is not None,
         "version": row.version,
         "created_at": timestamp(row.created_at),

@@ -1,13 +1,17 @@
 """What a project's rules say of an instance before each of its starts."""
 
+from typing import Final
+
 from sqlalchemy.orm import Session
 
 from mooring.control import secrets
 from mooring.core.access import Access
-from mooring.core.errors import Forbidden
+from mooring.core.errors import Forbidden, Invalid
 from mooring.core.images import is_allowed
 from mooring.core.instance import WHOLE_MILLI, InstanceSpec
 from mooring.db.tables import Project
+
+MOST_PORTS: Final = 8
 
 
 def require_priority(session: Session, access: Access, project_id: str, priority: int) -> None:
@@ -29,12 +33,23 @@ def require(session: Session, project_id: str, spec: InstanceSpec) -> None:
     Raises:
         Forbidden: code `image_not_allowed`: none of the project's patterns names the image (R15);
             `gpu_sharing_not_allowed`: it asks for a share of a GPU, which admins have not allowed.
-        Invalid: its secrets, as `secrets.require`.
+        Invalid: code `too_many_ports`; its secrets, as `secrets.require`.
     """
     _require_allowed(session, project_id, spec.image)
+    _require_few_ports(spec)
     if spec.gpus.milli < WHOLE_MILLI and spec.gpus.mig_profile is None:
         _require_sharing(session, project_id)
     secrets.require(session, project_id, spec)
+
+
+def _require_few_ports(spec: InstanceSpec) -> None:
+    # Docker runs two processes for each published port, outside of the instance's own limits.
+    if len(spec.ports) > MOST_PORTS:
+        raise Invalid(
+            f"an instance may publish {MOST_PORTS} ports, this one names {len(spec.ports)}; put a proxy into "
+            "the container for more",
+            code="too_many_ports",
+        )
 
 
 def _require_sharing(session: Session, project_id: str) -> None:

@@ -173,9 +173,16 @@ def put_member(session: Session, access: Access, project_id: str, user_id: str, 
     before = {"role": str(row.role)} if row else None
     if row is None:
         row_limits.refuse_beyond(session, Member, project_id)
-        row = Member(project_id=project_id, user_id=user_id, role=role, created_at=now())
+        row = Member(
+            project_id=project_id,
+            user_id=user_id,
+            role=role,
+            by_admin=access.caller.is_admin,
+            created_at=now(),
+        )
         session.add(row)
     row.role = role
+    row.by_admin = row.by_admin or access.caller.is_admin
     session.flush()
     audit.record(session, access, user_id, project_id, before=before, after={"role": str(role)})
     return row
@@ -184,10 +191,16 @@ def put_member(session: Session, access: Access, project_id: str, user_id: str, 
 def delete_member(session: Session, access: Access, project_id: str, user_id: str) -> None:
     """Take a user out; their keys of this project can do nothing from then on.
 
+    Owners take out anybody, and who is signed on takes out themselves: an owner took them in without asking.
+
     Raises:
         NotFound: no such project, or the user is not in it.
+        Forbidden: the caller is neither.
     """
     locked(session, access, project_id)
+    is_self = access.caller.kind == "user" and access.caller.user_id == user_id
+    if not is_self and not access.caller.may(Permission.OWN, project_id):
+        raise lacking(Permission.OWN)
     row = session.get(Member, (project_id, user_id))
     if row is None:
         raise NotFound(f"no member {user_id} in this project")

@@ -110,12 +110,25 @@ def _caller(session: Session, row: User, grants: Iterable[Grant]) -> Caller:
     if row.is_admin or sign_on.ADMIN in grants:
         everywhere = frozenset({Permission.ADMIN})
         return Caller(id=row.id, kind="user", name=row.name, user_id=row.id, everywhere=everywhere)
-    query = select(Member.project_id, Member.role).where(Member.user_id == row.id)
-    held = {project_id: ROLE_PERMISSIONS[role] for project_id, role in session.execute(query).all()}
-    for project_id, role in _in_projects(session, grants):
+    members = session.scalars(select(Member).where(Member.user_id == row.id)).all()
+    granted = _in_projects(session, grants)
+    held = {member.project_id: ROLE_PERMISSIONS[member.role] for member in members}
+    for project_id, role in granted:
         # Roles contain one another, so of two the higher one is left.
         held[project_id] = held.get(project_id, NONE) | ROLE_PERMISSIONS[role]
-    return Caller(id=row.id, kind="user", name=row.name, user_id=row.id, permissions=held)
+    return Caller(
+        id=row.id, kind="user", name=row.name, user_id=row.id, permissions=held, home=_home(members, granted)
+    )
+
+
+def _home(members: Iterable[Member], granted: Iterable[tuple[str, Role]]) -> str | None:
+    """The one project that the organisation or an admin put the person into.
+
+    Owners take in whom they like without asking, which must not change where that person's requests go.
+    """
+    chosen = {member.project_id for member in members if member.by_admin}
+    chosen |= {project_id for project_id, _role in granted}
+    return next(iter(chosen)) if len(chosen) == 1 else None
 
 
 def _in_projects(session: Session, grants: Iterable[Grant]) -> list[tuple[str, Role]]:

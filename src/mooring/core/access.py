@@ -68,6 +68,7 @@ class Caller:
         permissions: by project; a project that is not listed is not visible.
         everywhere: permissions in every project and beyond; admins hold `admin`.
         role: in the one project of a key, for `/v1/me`.
+        home: of somebody in several projects, the one that requests go to which name none; null: none does.
     """
 
     id: str
@@ -78,6 +79,7 @@ class Caller:
     role: Role | None = None
     permissions: Mapping[str, frozenset[Permission]] = field(default_factory=dict)
     everywhere: frozenset[Permission] = NONE
+    home: str | None = None
 
     @property
     def is_admin(self) -> bool:
@@ -140,7 +142,7 @@ class Access:
         raise lacking(self.permission)
 
     def project(self, asked: str | None, default: str) -> str:
-        """The project that something new goes to: the one asked for, else the caller's only one.
+        """The project that something new goes to: the one asked for, else the caller's only one or home.
 
         Raises:
             NotFound, Forbidden: as `require`.
@@ -151,6 +153,8 @@ class Access:
             return asked
         if self.projects is None:
             return default
+        if len(self.projects) != 1 and self.caller.home in self.projects:
+            return self.caller.home
         if len(self.projects) != 1:
             raise Invalid("you are in several projects; say which with project_id", code="project_required")
         return next(iter(self.projects))

@@ -4,7 +4,8 @@ PostgreSQL stores no NUL and no encoder takes a lone surrogate; SQLite would tak
 databases must not differ in what they accept.
 """
 
-from typing import Annotated
+import re
+from typing import Annotated, Final
 
 from pydantic import StringConstraints
 
@@ -47,6 +48,20 @@ ImageReference = Annotated[
 
 
 _LONGEST_MESSAGE = 2000
+MAX_LINE_BYTES: Final = 16_384
+
+_ESCAPE_SEQUENCE = re.compile(
+    "\x1b(?:\\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
+    "|\\][^\x07\x1b]*(?:\x07|\x1b\\\\)?"  # OSC: window title, links
+    "|[ -/]*[0-~])"
+)
+# Besides control characters: line separators, and marks that show text in another order than it is stored.
+_CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+
+
+def clean_line(text: str) -> str:
+    """A line without control characters and terminal sequences, which could forge what is on screen."""
+    return _CONTROL.sub("", _ESCAPE_SEQUENCE.sub("", text))
 
 
 def printable(message: str) -> str:

@@ -172,7 +172,7 @@ class User(Answer):
     id: str
     name: str
     email: str | None
-    is_admin: bool
+    is_admin: Annotated[bool | None, Field(description="null: only admins see who is one")]
     sso: Annotated[bool, Field(description="signs on by OIDC")]
     version: int
     created_at: Timestamp

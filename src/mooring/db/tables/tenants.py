@@ -71,6 +71,8 @@ class Member(Base):
     project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"), primary_key=True)
     user_id: Mapped[str] = mapped_column(ForeignKey("users.id"), primary_key=True, index=True)
     role: Mapped[Role] = mapped_column()
+    # False: an owner took the user in, who was not asked. It never decides where the user's requests go.
+    by_admin: Mapped[bool] = mapped_column(default=True)
     created_at: Mapped[datetime]
 
 
