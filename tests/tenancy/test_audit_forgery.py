@@ -32,7 +32,7 @@ from tests.tenancy.tenants import post
 
 @dataclass(frozen=True)
 class History:
-    """A log with a start, two projects and the service, all linked; two of its heads, and the server's keys."""
+    """A log with a start, two projects and the service, all linked; two heads, and the server's keys."""
 
     url: str
     folder: Path
@@ -313,12 +313,12 @@ def _write_unkeyed(database: Database, count: int) -> None:
             session.execute(
                 text(
                     "INSERT INTO audit_log (id, at, actor, action, target_id, after, previous_hash, hash)"
-                    " VALUES (:id, '2026-01-01 00:00:00', :actor, :action, :target_id, :after, :previous, :hash)"
+                    " VALUES (:id, '2026-01-01 00:00:00', :actor, :action, :target_id, :after, :prev, :hash)"
                 ),
                 {
                     "id": fields["id"], "actor": json.dumps(fields["actor"]), "action": fields["action"],
                     "target_id": fields["target_id"], "after": json.dumps(fields["after"]),
-                    "previous": previous, "hash": own,
+                    "prev": previous, "hash": own,
                 },
             )  # fmt: skip
             previous = own
