@@ -31,6 +31,7 @@ from mooring.loops.groups import Groups
 from mooring.loops.limits import Limits
 from mooring.loops.loop import Loop
 from mooring.loops.node_health import NodeHealth
+from mooring.loops.refusals import RefusedRequests
 from mooring.loops.reservations import Reservations
 from mooring.loops.retention import Retention
 from mooring.loops.scheduling import Scheduling
@@ -130,7 +131,10 @@ class Service:
             awaited_nodes=awaited_nodes,
         )
         self._database = plane.database
-        self._parts: tuple[Loop | Listener, ...] = _loops(plane, self.world)
+        self._parts: tuple[Loop | Listener, ...] = (
+            *_loops(plane, self.world),
+            RefusedRequests(plane.database, context.refusals),
+        )
         if not plane.database.is_sqlite:
             self._parts += (Listener(plane.database),)
         self._server = _Server(_config(context, patience), context, on_started, patience)

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
-from mooring.api import answers, lists, views
+from mooring.api import answers, audited_reads, lists, views
 from mooring.api.auth import LiveAccess
 from mooring.api.body import StrictRoute
 from mooring.api.context import Context, Ctx
@@ -57,6 +57,7 @@ async def list_audit_log(
     With `Accept: application/x-ndjson`, all of it as JSON lines, oldest first, for keeping elsewhere.
     """
     if accept is not None and JSON_LINES in accept:
+        await run_in_threadpool(_record_export, context, live.access, asked)
         return StreamingResponse(_exported(context, live, asked), media_type=JSON_LINES)
     content = await run_in_threadpool(_page, context, _wanted(live.access, asked), asked)
     return answers.respond(answers.answer(content))
@@ -70,6 +71,18 @@ def get_audit_head(context: Ctx, _access: CurrentAccess) -> Response:
     if head is None:
         raise NotFound("no head has been made yet; the first is there within a minute of the first start")
     return answers.respond(answers.answer(asdict(head)))
+
+
+def _record_export(context: Context, access: Access, asked: AuditQuery) -> None:
+    """Who took the log away, and what of it. An export of one project is told to that project."""
+    own = access.projects
+    project_id = next(iter(own)) if own is not None and len(own) == 1 else asked.project_id
+    if not access.caller.may(access.permission, project_id):
+        project_id = None
+    with context.database.write() as session:
+        context.audited_reads.record(
+            session, access, audited_reads.EXPORT, None, project_id, {"filters": asked.filters()}
+        )
 
 
 def _page(context: Context, query: Select[Any], asked: AuditQuery) -> Json:
