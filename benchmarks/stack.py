@@ -99,7 +99,7 @@ def replicas_on_postgresql(count: int) -> Iterator[list[ServerProcess]]:
             server = ServerProcess(
                 base / f"server-{number}", "127.0.0.1", bed.take_port(), **AS_SHIPPED, **settings
             )
-            server.start()
+            server.start(within_s=120)
             exits.callback(server.stop)
             servers.append(server)
         yield servers
