@@ -3,6 +3,7 @@
 import http.client
 import json
 import time
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -26,19 +27,27 @@ class Load:
         return len(self.latencies_s) / self.seconds
 
 
-def closed_loop(url: str, method: str, path: str, body: dict[str, object] | None, seconds: float) -> Load:
-    """Each client asks again as soon as it is answered; any answer but 2xx is an error."""
+def closed_loop(
+    url: str, method: str, path: str, body: dict[str, object] | None, seconds: float, *more_urls: str
+) -> Load:
+    """Each client asks again as soon as it is answered; any answer but 2xx is an error.
+
+    Args:
+        more_urls: of further replicas, over which the clients are spread.
+    """
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        return process.submit(_clients, url, method, path, body, seconds).result()
+        return process.submit(_clients, (url, *more_urls), method, path, body, seconds).result()
 
 
-def _clients(url: str, method: str, path: str, body: dict[str, object] | None, seconds: float) -> Load:
+def _clients(
+    urls: Sequence[str], method: str, path: str, body: dict[str, object] | None, seconds: float
+) -> Load:
     content = None if body is None else json.dumps(body).encode()
     began = time.perf_counter()
     until = began + seconds
 
-    def client(_number: int) -> list[float]:
-        connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
+    def client(number: int) -> list[float]:
+        connection = http.client.HTTPConnection(urlsplit(urls[number % len(urls)]).netloc, timeout=30)
         taken = []
         while (asked := time.perf_counter()) < until:
             connection.request(method, path, content, HEADERS)

@@ -4,6 +4,7 @@ import os
 import shutil
 import tempfile
 import time
+from base64 import urlsafe_b64encode
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import psutil
 from tests.nodes import join_token
 from tests.service import Client
 from tests.testbed.dockerd import DockerNode
+from tests.testbed.postgres import PostgresCluster
 from tests.testbed.waiting import wait_until
 from tests.testbed.workspace import Workspace
 from tests.walk.product import MOORING, AgentProcess, Program, ServerProcess
@@ -79,6 +81,28 @@ def server_alone(host: str = "127.0.0.1", **settings: str) -> Iterator[ServerPro
             yield server
         finally:
             server.stop()
+
+
+@contextmanager
+def replicas_on_postgresql(count: int) -> Iterator[list[ServerProcess]]:
+    """Servers on loopback that share a PostgreSQL of their own, which flushes to the disk, and all keys."""
+    keys = {name: urlsafe_b64encode(os.urandom(32)).decode() for name in ("ENCRYPTION_KEYS", "AUDIT_KEYS")}
+    with ExitStack() as exits:
+        bed, base = exits.enter_context(workspace()), exits.enter_context(folder())
+        cluster = PostgresCluster(bed)
+        exits.callback(cluster.destroy)
+        cluster.start()
+        settings = {f"MOORING_{name}": key for name, key in keys.items()}
+        settings["MOORING_DATABASE_URL"] = cluster.create_database()
+        servers = []
+        for number in range(count):
+            server = ServerProcess(
+                base / f"server-{number}", "127.0.0.1", bed.take_port(), **AS_SHIPPED, **settings
+            )
+            server.start(within_s=120)
+            exits.callback(server.stop)
+            servers.append(server)
+        yield servers
 
 
 @contextmanager

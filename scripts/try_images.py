@@ -146,6 +146,8 @@ class Compose:
             "BASE": BASE,
             "POSTGRES_IMAGE": POSTGRES,
             "POSTGRES_PASSWORD": secrets.token_hex(24),
+            "MOORING_DATABASE_PASSWORD": secrets.token_hex(24),
+            "MOORING_AUDIT_KEYS": base64.urlsafe_b64encode(secrets.token_bytes(32)).decode(),
             "MOORING_ADMIN_KEY": self.admin_key,
             "MOORING_ENCRYPTION_KEYS": base64.urlsafe_b64encode(secrets.token_bytes(32)).decode(),
             "MOORING_NODE_NAME": "gpu-1",

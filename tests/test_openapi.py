@@ -84,6 +84,7 @@ ENDPOINTS = {
     "PUT /v1/registries/{registry_id}": "replace_registry",
     "DELETE /v1/registries/{registry_id}": "delete_registry",
     "GET /v1/audit-log": "list_audit_log",
+    "GET /v1/audit-log/head": "get_audit_head",
     "GET /healthz": "get_health",
     "GET /readyz": "get_readiness",
     "GET /metrics": "get_metrics",

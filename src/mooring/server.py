@@ -17,18 +17,21 @@ from mooring.api.channels import Channels
 from mooring.api.context import Context
 from mooring.api.protocol import HttpProtocol, Patience, listen_patiently
 from mooring.api.rates import FailedAttempts, RequestRates
-from mooring.control import bootstrap, sealing
+from mooring.control import audit, bootstrap, sealing
+from mooring.control.audit_keys import KEY_FILE, AuditKeys
 from mooring.control.bootstrap import Identity
 from mooring.control.sealing import Sealer
 from mooring.control.world import World
-from mooring.db import migrate
+from mooring.db import migrate, roles
 from mooring.db.notifications import Listener
 from mooring.db.session import Database
 from mooring.db.signals import Signals
+from mooring.loops.audit_links import AuditLinks
 from mooring.loops.groups import Groups
 from mooring.loops.limits import Limits
 from mooring.loops.loop import Loop
 from mooring.loops.node_health import NodeHealth
+from mooring.loops.refusals import RefusedRequests
 from mooring.loops.reservations import Reservations
 from mooring.loops.retention import Retention
 from mooring.loops.scheduling import Scheduling
@@ -53,24 +56,45 @@ class ControlPlane:
     database: Database
     identity: Identity
     sealer: Sealer
+    audit_keys: AuditKeys
     new_admin_key: str | None
 
 
 def open_control_plane(settings: Settings) -> ControlPlane:
     """Migrate the database and make sure of what the first request needs."""
     settings.data_dir.mkdir(parents=True, exist_ok=True)
-    migrate.upgrade(settings.resolved_database_url)
+    _migrate(settings)
     database = Database(settings.resolved_database_url, Signals())
     given, keys = settings.bootstrap_admin_key, settings.encryption_keys
     sealer = Sealer(keys.get_secret_value().split(",") if keys else sealing.keys_in(settings.data_dir))
+    audit_keys = _audit_keys(settings)
+    audit.sign_with(database, audit_keys)
     try:
         with database.write() as session:
             identity, new_key = bootstrap.ensure(session, given.get_secret_value() if given else None)
             sealing.check(session, sealer)
+            audit.start(session, audit_keys)
+        roles.warn_of_serving_role(database.engine)
     except BaseException:
         database.dispose()
         raise
-    return ControlPlane(settings, database, identity, sealer, new_key)
+    return ControlPlane(settings, database, identity, sealer, audit_keys, new_key)
+
+
+def _migrate(settings: Settings) -> None:
+    """With a role of its own for the migrations, the serving role is given what it needs of new tables."""
+    if settings.database_owner_url is None and migrate.is_newest(settings.resolved_database_url):
+        return  # a serving role that may not change the schema need not
+    migrate.upgrade(settings.migration_url)
+    if settings.database_owner_url is not None:
+        roles.grant(settings.migration_url, roles.role_of(settings.resolved_database_url))
+
+
+def _audit_keys(settings: Settings) -> AuditKeys:
+    given = settings.audit_keys
+    return AuditKeys(
+        given.get_secret_value().split(",") if given else sealing.keys_in(settings.data_dir, KEY_FILE)
+    )
 
 
 class Service:
@@ -107,7 +131,10 @@ class Service:
             awaited_nodes=awaited_nodes,
         )
         self._database = plane.database
-        self._parts: tuple[Loop | Listener, ...] = _loops(plane, self.world)
+        self._parts: tuple[Loop | Listener, ...] = (
+            *_loops(plane, self.world),
+            RefusedRequests(plane.database, context.refusals),
+        )
         if not plane.database.is_sqlite:
             self._parts += (Listener(plane.database),)
         self._server = _Server(_config(context, patience), context, on_started, patience)
@@ -138,6 +165,7 @@ def _loops(plane: ControlPlane, world: World) -> tuple[Loop, ...]:
         Groups(plane.database),
         Reservations(plane.database, world),
         Retention(plane.database, settings.events_kept_days),
+        AuditLinks(plane.database, plane.audit_keys, settings.audit_head_file),
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from mooring.core.sign_on import Grant, parse_grants
@@ -28,6 +28,19 @@ class Settings(BaseSettings):
     encryption_keys: Annotated[
         SecretStr | None,
         Field(description="Fernet keys, comma-separated, newest first; null: a file in the data directory"),
+    ] = None
+    audit_keys: Annotated[
+        SecretStr | None,
+        Field(
+            description="keys that sign the audit log, as encryption_keys; null: a file in the data directory"
+        ),
+    ] = None
+    audit_head_file: Annotated[
+        Path | None, Field(description="where each new head of the audit log is appended; null: logged only")
+    ] = None
+    database_owner_url: Annotated[
+        SecretStr | None,
+        Field(description="whose role migrates and owns the tables; null: that of database_url does it all"),
     ] = None
     rate_limits: Literal["on", "off"] = "on"
     metrics_public: bool = False
@@ -69,9 +82,9 @@ class Settings(BaseSettings):
             raise ValueError("MOORING_BOOTSTRAP_ADMIN_KEY needs 32 characters or more")
         return key
 
-    @field_validator("encryption_keys")
+    @field_validator("encryption_keys", "audit_keys")
     @classmethod
-    def _fernet_keys(cls, keys: SecretStr | None) -> SecretStr | None:
+    def _keys_of_32_bytes(cls, keys: SecretStr | None, info: ValidationInfo) -> SecretStr | None:
         for key in keys.get_secret_value().split(",") if keys else ():
             try:
                 decoded = base64.urlsafe_b64decode(key.strip())
@@ -79,7 +92,8 @@ class Settings(BaseSettings):
                 decoded = b""
             if len(decoded) != 32:
                 raise ValueError(
-                    "MOORING_ENCRYPTION_KEYS needs keys of 32 bytes in URL-safe base64; make one with: "
+                    f"MOORING_{str(info.field_name).upper()} needs keys of 32 bytes in URL-safe base64; "
+                    "make one with: "
                     "openssl rand -base64 32 | tr '+/' '-_'"
                 )
         return keys
@@ -132,6 +146,12 @@ class Settings(BaseSettings):
     def resolved_database_url(self) -> str:
         """The database asked for, else SQLite in the data directory."""
         return self.database_url or f"sqlite:///{self.data_dir.resolve() / 'mooring.db'}"
+
+    @property
+    def migration_url(self) -> str:
+        """The database, as the role that owns its tables."""
+        owner = self.database_owner_url
+        return owner.get_secret_value() if owner else self.resolved_database_url
 
 
 def is_loopback(host: str) -> bool:

@@ -330,6 +330,7 @@ CALLS: Mapping[str, Make] = {
     "replace_registry": lambda world, _: _registry(world, {"password": "another"}),
     "delete_registry": lambda world, _: _registry(world),
     "list_audit_log": _nothing,
+    "get_audit_head": _nothing,
     "get_health": _nothing,
     "get_readiness": _nothing,
     "get_metrics": _nothing,

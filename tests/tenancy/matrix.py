@@ -80,6 +80,7 @@ _TABLE = {
     "create_api_key":       "401    401   401     401     404      404     201    201    201   201   401",
     "delete_api_key":       "401    401   401     401     404      404     204    204    204   204   401",
     "list_audit_log":       "401    401   401     401     403      200     403    403    200   200   401",
+    "get_audit_head":       "401    401   401     401     403      403     403    403    403   200   401",
     #                        no key wrong expired revoked b member b owner viewer member owner admin node
     "list_secrets":         "401    401   401     401     200      200     200    200    200   200   401",
     "get_secret":           "401    401   401     401     404      404     200    200    200   200   401",

@@ -18,6 +18,7 @@ from tests.tenancy.tenants import World
 UNDOCUMENTED = {"docs", "asset"}
 REFUSED = 400
 # Audited, though no caller's rule says so: what machines do for themselves.
+READS_OF_ADMINS = {"get_instance_logs": "instance.read_logs"}  # in projects that they are not in
 DEEDS_OF_NODES = {"join_node": "node.join", "renew_node_credential": "node.renew_credential"}
 
 
@@ -64,6 +65,8 @@ def test_every_caller_gets_the_status_of_the_table(
         got[caller] = answer.status_code
         if action and answer.status_code < REFUSED:
             done[_request_id(operation, caller)] = action
+        if caller == "admin" and operation in READS_OF_ADMINS:
+            done[_request_id(operation, caller)] = READS_OF_ADMINS[operation]
         if expected == answer.status_code >= REFUSED:
             problem(answer, expected)
     assert got == MATRIX[operation]

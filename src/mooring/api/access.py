@@ -125,6 +125,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "create_api_key": _does(_READ, "api_key.create"),
     "delete_api_key": _does(_READ, "api_key.delete"),
     "list_audit_log": _reads(_OWN, _STREAM),
+    "get_audit_head": _reads(_ADMIN),
     # what containers are started with: members use secrets, so they may make them
     "list_secrets": _reads(_READ),
     "get_secret": _reads(_READ),

@@ -6,11 +6,13 @@ from typing import Annotated
 from fastapi import Depends
 from starlette.requests import HTTPConnection
 
+from mooring.api.audited_reads import AuditedReads
 from mooring.api.auth import Credentials
 from mooring.api.channels import Channels
 from mooring.api.rates import OpenStreams, RequestRates
 from mooring.api.rendered import RenderedInstances
 from mooring.control.bootstrap import Identity
+from mooring.control.refusals import Refusals
 from mooring.control.sealing import Sealer
 from mooring.control.world import World
 from mooring.db.session import Database
@@ -28,6 +30,8 @@ class Context:
     rates: RequestRates
     world: World
     open_streams: OpenStreams = field(default_factory=OpenStreams)
+    refusals: Refusals = field(default_factory=Refusals)
+    audited_reads: AuditedReads = field(default_factory=AuditedReads)
     rendered: RenderedInstances = field(default_factory=RenderedInstances)
     # With `mooring up`, /readyz waits for the first reports of this many local nodes.
     awaited_nodes: int = 0

@@ -20,7 +20,7 @@ from mooring.api.auth import LiveAccess
 from mooring.api.context import Context
 from mooring.core.access import Access, Caller, Permission, lacking
 from mooring.core.credentials import hashed
-from mooring.core.errors import Unauthorized
+from mooring.core.errors import Forbidden, Unauthorized
 
 _user_scheme = HTTPBearer(
     auto_error=False,
@@ -54,11 +54,15 @@ class GatedRoute(APIRoute):
     """A route that nobody passes whom its row of `api/access.py` does not let in."""
 
     def get_route_handler(self) -> Handler:
-        inner, rule = self.open_handler(), rule_of(self)
+        inner, rule, name = self.open_handler(), rule_of(self), self.operation_id or self.name
 
         async def handle(request: Request) -> Response:
-            await _pass(request, rule)
-            return await inner(request)
+            try:
+                await _pass(request, rule)
+                return await inner(request)
+            except (Unauthorized, Forbidden) as error:
+                _count_refusal(request, name, error)
+                raise
 
         return handle
 
@@ -101,6 +105,7 @@ async def _pass(request: Request, rule: Rule) -> None:
         request.state.node = NodeCaller(await context.credentials.node(secret, address), hashed(secret))
         return
     caller = await context.credentials.caller(secret, address)
+    request.state.caller = caller
     request.state.rate_headers, refusal = context.rates.take(caller, rule.action_class)
     if refusal is not None:
         raise refusal
@@ -113,6 +118,16 @@ async def _pass(request: Request, rule: Rule) -> None:
         places: ExitStack = request.state.places
         places.enter_context(context.open_streams.opened(caller))
         request.state.live = LiveAccess(access, context.credentials, secret)
+
+
+def _count_refusal(request: Request, operation: str, error: Unauthorized | Forbidden) -> None:
+    """For the audit log. A quota that is full is no attempt at what one may not do."""
+    refusals = request.app.state.context.refusals
+    caller: Caller | None = getattr(request.state, "caller", None)
+    if isinstance(error, Unauthorized) or caller is None:
+        refusals.unauthorized(request.client.host if request.client else None)
+    elif error.error_code == Forbidden.code:
+        refusals.forbidden(caller, operation)
 
 
 def _bearer(request: Request) -> str:

@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from mooring.api import answers, sse
+from mooring.api import answers, audited_reads, sse
 from mooring.api.answers import CurrentCall
 from mooring.api.auth import RENEWED_S, LiveAccess
 from mooring.api.body import StrictRoute
@@ -139,6 +139,9 @@ def _ask(
     with context.database.write() as session:
         row, _node_id = streams.check(session, access, instance_id, running=isinstance(asked, ExecRequest))
         streams.ask(session, access, row, stream_id, asked, context.settings.advertise_url)
+        if isinstance(asked, LogsRequest) and audited_reads.is_of_others(access, row.project_id):
+            reads = context.audited_reads
+            reads.record(session, access, audited_reads.READ_LOGS, row.id, row.project_id)
 
 
 def _forget(context: Context, stream_id: str) -> None:

@@ -261,7 +261,7 @@ def _scopes(held: frozenset[Permission]) -> list[str]:
     return sorted(held & SCOPES)
 
 
-def audit_entry(row: tables.AuditEntry) -> Json:
+def audit_entry(row: tables.AuditEntry, link: Json | None) -> Json:
     return {
         "id": row.id,
         "seq": row.seq,
@@ -276,4 +276,5 @@ def audit_entry(row: tables.AuditEntry) -> Json:
         "after": row.after,
         "previous_hash": row.previous_hash,
         "hash": row.hash,
+        "link": link,
     }

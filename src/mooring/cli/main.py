@@ -1,19 +1,20 @@
 """The `mooring` command."""
 
 import logging
+import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from pydantic import ValidationError
 
 from mooring import __version__
+from mooring.cli.audit import app as audit
+from mooring.cli.opened import migration_url, open_database, read_settings, sign_with_audit_keys
 
 if TYPE_CHECKING:
     from mooring.agent.settings import AgentSettings
-    from mooring.db.session import Database
 
 app = typer.Typer(
     name="mooring",
@@ -24,10 +25,7 @@ app = typer.Typer(
 )
 db = typer.Typer(help="The database's schema.", no_args_is_help=True)
 app.add_typer(db, name="db")
-audit = typer.Typer(help="The audit log, straight from the database.", no_args_is_help=True)
 app.add_typer(audit, name="audit")
-
-Loaded = TypeVar("Loaded")
 
 # Each command imports what it runs: an agent must not carry the control plane in its memory.
 
@@ -55,7 +53,7 @@ def up() -> None:
     from mooring.settings import Settings  # noqa: PLC0415
 
     # Both are read before anything is made: the admin key of a first start is shown once, when it is up.
-    raise typer.Exit(run(_settings(Settings), _settings(AgentSettings)))
+    raise typer.Exit(run(read_settings(Settings), read_settings(AgentSettings)))
 
 
 @app.command()
@@ -64,7 +62,7 @@ def server() -> None:
     from mooring.cli.up import serve_alone  # noqa: PLC0415
     from mooring.settings import Settings  # noqa: PLC0415
 
-    serve_alone(_settings(Settings))
+    serve_alone(read_settings(Settings))
 
 
 @app.command()
@@ -75,7 +73,7 @@ def agent(
     from mooring.agent.main import run  # noqa: PLC0415
     from mooring.agent.settings import AgentSettings  # noqa: PLC0415
 
-    settings = _settings(AgentSettings)
+    settings = read_settings(AgentSettings)
     tokens = _tokens(settings)
     if local:
         raise typer.Exit(run(settings, lambda _name: next(tokens, None), simulate_missing=True, parent_fd=0))
@@ -108,8 +106,10 @@ def join_token(
     from mooring.control import nodes  # noqa: PLC0415
     from mooring.core.access import on_host  # noqa: PLC0415
 
-    with _database() as database, database.write() as session:
-        _token, secret = nodes.create_join_token(session, on_host("join_token.create"), ttl_s, node_name)
+    with open_database() as database:
+        sign_with_audit_keys(database)
+        with database.write() as session:
+            _token, secret = nodes.create_join_token(session, on_host("join_token.create"), ttl_s, node_name)
     typer.echo(secret)
 
 
@@ -119,35 +119,7 @@ def doctor() -> None:
     from mooring.agent.settings import AgentSettings  # noqa: PLC0415
     from mooring.cli.doctor import examine  # noqa: PLC0415
 
-    raise typer.Exit(examine(_settings(AgentSettings)))
-
-
-@audit.command()
-def verify() -> None:
-    """Compute the chain of hashes anew; exit with 1 and the first row that was changed, if there is one."""
-    from mooring.control import audit as log  # noqa: PLC0415
-
-    with _database() as database, database.read() as session:
-        chain = log.verify(session)
-    if chain.broken_at is not None:
-        typer.echo(f"broken at row {chain.broken_at}: it does not follow from the one before it", err=True)
-        raise typer.Exit(1)
-    typer.echo(f"{chain.rows} rows, each follows from the one before; the newest hash is {chain.newest_hash}")
-
-
-@audit.command()
-def export() -> None:
-    """Print the whole log as JSON lines, oldest first."""
-    from sqlalchemy import select  # noqa: PLC0415
-
-    from mooring.api.audit import some_lines  # noqa: PLC0415
-    from mooring.db.tables import AuditEntry  # noqa: PLC0415
-
-    with _database() as database:
-        text, after = some_lines(database, select(AuditEntry), 0)
-        while text:
-            typer.echo(text, nl=False)
-            text, after = some_lines(database, select(AuditEntry), after)
+    raise typer.Exit(examine(read_settings(AgentSettings)))
 
 
 @db.command()
@@ -155,7 +127,7 @@ def upgrade(revision: Annotated[str, typer.Argument()] = "head") -> None:
     """Migrate to a revision; safe to repeat."""
     from mooring.db import migrate  # noqa: PLC0415
 
-    migrate.upgrade(_database_url(), revision)
+    migrate.upgrade(migration_url(), revision)
     typer.echo(f"the database is at {_current()}")
 
 
@@ -164,7 +136,7 @@ def downgrade(revision: Annotated[str, typer.Argument(help="such as -1, or base"
     """Migrate back. Back up first: what newer tables hold is dropped."""
     from mooring.db import migrate  # noqa: PLC0415
 
-    migrate.downgrade(_database_url(), revision)
+    migrate.downgrade(migration_url(), revision)
     typer.echo(f"the database is at {_current()}")
 
 
@@ -176,29 +148,23 @@ def current() -> None:
     typer.echo(f"the database is at {_current()}; this program expects {migrate.newest()}")
 
 
-def _database_url() -> str:
-    from mooring.settings import Settings  # noqa: PLC0415
+@db.command()
+def grant(
+    role: Annotated[str, typer.Argument(help="of PostgreSQL, under which the server is to run")],
+) -> None:
+    """Give a role what serving needs, and nothing that changes the audit log; safe to repeat.
 
-    settings = _settings(Settings)
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
-    return settings.resolved_database_url
+    As the owner of the tables: MOORING_DATABASE_OWNER_URL. With MOORING_DATABASE_ROLE_PASSWORD the role is
+    made, or given that password.
+    """
+    from mooring.db import roles  # noqa: PLC0415
 
-
-@contextmanager
-def _database() -> "Iterator[Database]":
-    """A database that a server has migrated before; making one is the server's, which shows its admin key."""
-    from mooring.db import migrate  # noqa: PLC0415
-    from mooring.db.session import Database  # noqa: PLC0415
-    from mooring.db.signals import Signals  # noqa: PLC0415
-
-    opened = Database(_database_url(), Signals())
     try:
-        if migrate.current(opened.engine) != migrate.newest():
-            typer.echo("the database is not at this program's revision; start the server first", err=True)
-            raise typer.Exit(1)
-        yield opened
-    finally:
-        opened.dispose()
+        roles.grant(migration_url(), role, os.environ.get("MOORING_DATABASE_ROLE_PASSWORD") or None)
+    except roles.UnfitRole as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from None
+    typer.echo(f"{role} may serve; it may add to the audit log and change nothing of it")
 
 
 def _current() -> str:
@@ -207,20 +173,8 @@ def _current() -> str:
     from mooring.db import migrate  # noqa: PLC0415
     from mooring.db.session import normalized  # noqa: PLC0415
 
-    engine = create_engine(normalized(_database_url()))
+    engine = create_engine(normalized(migration_url()))
     try:
         return migrate.current(engine) or "no revision"
     finally:
         engine.dispose()
-
-
-def _settings(load: Callable[[], Loaded]) -> Loaded:
-    """Settings from the environment, or an exit that names each that is wrong."""
-    try:
-        return load()
-    except ValidationError as error:
-        for item in error.errors():
-            name = "_".join(str(part) for part in item["loc"])
-            prefix = f"MOORING_{name.upper()}: " if name else ""
-            typer.echo(f"{prefix}{item['msg'].removeprefix('Value error, ')}", err=True)
-        raise typer.Exit(2) from None

@@ -12,6 +12,7 @@ import typer
 
 from mooring.agent.settings import AgentSettings
 from mooring.control import nodes
+from mooring.control.audit_keys import WrongAuditKey
 from mooring.control.sealing import WrongEncryptionKey
 from mooring.core.access import on_host
 from mooring.server import ControlPlane, Service, open_control_plane
@@ -65,6 +66,9 @@ def _opened(settings: Settings) -> ControlPlane:
         plane = open_control_plane(settings)
     except WrongEncryptionKey as error:
         typer.echo(f"MOORING_ENCRYPTION_KEYS: {error}", err=True)
+        raise typer.Exit(2) from None
+    except WrongAuditKey as error:
+        typer.echo(f"MOORING_AUDIT_KEYS: {error}", err=True)
         raise typer.Exit(2) from None
     # At once: nobody could read it again if the start failed at a port that is taken.
     if plane.new_admin_key is not None:

@@ -1,26 +1,24 @@
-"""The audit log: who did what, written in the transaction of the deed, each row chained to the last (R32)."""
+"""The audit log: who did what, written and signed in the transaction of the action (R32)."""
 
-import hashlib
-import json
 from collections.abc import Mapping
-from contextlib import closing
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from sqlalchemy import insert, select
+from sqlalchemy import func, insert, select
 from sqlalchemy.orm import Session
 
-from mooring.control import locks
+from mooring.control import audit_keys
+from mooring.control.audit_keys import KEY_FILE, AuditKeys, WrongAuditKey
 from mooring.core import ids
-from mooring.core.access import Access
-from mooring.db.session import at_end
-from mooring.db.tables import AuditEntry
-from mooring.db.types import JsonObject, new_id, now
-from mooring.schemas.base import timestamp
+from mooring.core.access import Access, on_host
+from mooring.db.session import Database, before_last_locks
+from mooring.db.tables import AuditEntry, ControlPlane
+from mooring.db.types import new_id, now
 
-FIRST_HASH = "0" * 64
+FIRST_HASH: Final = "0" * 64
+# The row that records with which key the log is signed from there on.
+KEY_ACTION: Final = "audit.key"
 _PENDING = "mooring.audit"
-_BATCH = 1000
+_KEYS = "mooring.audit_keys"
 
 
 def record(
@@ -41,7 +39,7 @@ def record(
         return
     if _PENDING not in session.info:
         session.info[_PENDING] = []
-        at_end(session, _write)
+        before_last_locks(session, _write)
     session.info[_PENDING].append(
         {
             "id": new_id(ids.AUDIT_ENTRY),
@@ -74,63 +72,73 @@ def recorded(session: Session) -> int:
     return len(session.info.get(_PENDING, ()))
 
 
-# Made once, and run on the connection: every create waits for them while it holds the last lock.
-_LAST_HASH = select(AuditEntry.hash).order_by(AuditEntry.seq.desc()).limit(1)
+# Made once, and run on the connection: every create waits for it.
 _INSERT = insert(AuditEntry.__table__)  # type: ignore[arg-type]
 
 
 def _write(session: Session) -> None:
-    locks.end_of_logs(session)
-    connection = session.connection()
-    previous = connection.scalar(_LAST_HASH) or FIRST_HASH
+    """Insert the rows, each signed by itself: no lock is taken, so transactions do not wait for one another.
+
+    `control/audit_links.py` chains them once they are committed.
+    """
+    keys: AuditKeys = session.info[_KEYS]
     entries = session.info.pop(_PENDING)
     for entry in entries:
-        entry["previous_hash"], entry["hash"] = previous, _hash(previous, entry)
-        previous = entry["hash"]
-    connection.execute(_INSERT, entries)
+        entry["previous_hash"], entry["hash"] = "", keys.sign(audit_keys.row_text(entry))
+    session.connection().execute(_INSERT, entries)
 
 
-_HASHED = (
-    "id", "at", "actor", "address", "request_id", "action", "project_id", "target_id", "before", "after",
-)  # fmt: skip
+def sign_with(database: Database, keys: AuditKeys) -> None:
+    """From now on, what this database's sessions record is signed with these keys."""
+    database.session_info[_KEYS] = keys
 
 
-def _hash(previous: str, entry: Mapping[str, Any]) -> str:
-    """SHA-256 over the hash before, a newline, and the entry's fields (`_HASHED`), as they are shown, as JSON
-    in UTF-8 with sorted keys and no spaces.
+def start(session: Session, keys: AuditKeys) -> None:
+    """At each start: is this the key that the database knows? A new key, and the first one, are recorded.
+
+    The row of the first key commits to the unkeyed chain of older releases, which from then on cannot be
+    computed anew without contradicting it.
+
+    Raises:
+        WrongAuditKey: the log is signed with another one.
     """
-    content = {name: entry[name] for name in _HASHED}
-    content["at"] = timestamp(entry["at"])
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(f"{previous}\n{text}".encode()).hexdigest()
+    control_plane = session.scalars(select(ControlPlane)).one()
+    known = control_plane.audit_key_id
+    if known == keys.newest_id:
+        return
+    if known is not None and known not in keys.ids:
+        raise WrongAuditKey(
+            f"the audit log is signed with another key ({known}): its rows could not be told from forged "
+            f"ones. Put the old key into MOORING_AUDIT_KEYS (after a comma, behind the new one), or copy the "
+            f"old {KEY_FILE} into this server's data directory"
+        )
+    after: dict[str, Any] = {"key": keys.newest_id}
+    if known is None:
+        after |= {"unkeyed_rows": _count(session), "unkeyed_head": session.scalar(_LAST_HASH) or FIRST_HASH}
+    before = None if known is None else {"key": known}
+    record(session, on_host(KEY_ACTION), control_plane.id, None, before=before, after=after)
+    control_plane.audit_key_id = keys.newest_id
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
-    """What became of the chain.
+def require_known(session: Session, keys: AuditKeys | None) -> AuditKeys:
+    """The keys, if the log is signed with one of them; for commands beside a server.
 
-    Attributes:
-        rows: that follow from one another, from the first on.
-        newest_hash: of the last of them. Kept elsewhere, it tells whether rows were cut off at the end.
-        broken_at: the `seq` of the first row that does not follow from the one before it.
+    Raises:
+        WrongAuditKey: it is not, or no server of this release has been started yet.
     """
-
-    rows: int
-    newest_hash: str
-    broken_at: int | None
-
-
-def verify(session: Session) -> Chain:
-    """Compute the whole chain anew."""
-    rows, previous = 0, FIRST_HASH
-    query = select(AuditEntry).order_by(AuditEntry.seq).execution_options(yield_per=_BATCH)
-    with closing(session.scalars(query)) as entries:
-        for row in entries:
-            if row.previous_hash != previous or row.hash != _hash(previous, _entry(row)):
-                return Chain(rows, previous, row.seq)
-            rows, previous = rows + 1, row.hash
-    return Chain(rows, previous, None)
+    known = session.scalars(select(ControlPlane.audit_key_id)).one_or_none()
+    if known is None:
+        raise WrongAuditKey("the audit log has no key yet; start the server first")
+    if keys is None or known not in keys.ids:
+        raise WrongAuditKey(
+            f"the audit log is signed with the key {known}, which is not here: run this with the server's "
+            f"MOORING_AUDIT_KEYS, or with its MOORING_DATA_DIR, where {KEY_FILE} lies"
+        )
+    return keys
 
 
-def _entry(row: AuditEntry) -> JsonObject:
-    return {name: getattr(row, name) for name in _HASHED}
+_LAST_HASH = select(AuditEntry.hash).order_by(AuditEntry.seq.desc()).limit(1)
+
+
+def _count(session: Session) -> int:
+    return session.scalar(select(func.count()).select_from(AuditEntry)) or 0

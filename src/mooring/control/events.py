@@ -77,7 +77,7 @@ _INSERT = insert(Event.__table__)  # type: ignore[arg-type]
 def _write(session: Session) -> None:
     # Numbers are drawn before the commit, so without a lock a reader could see 8 before 7 and never
     # look back. Taken as the last lock of every transaction, it cannot deadlock with the rows' locks.
-    locks.end_of_logs(session)
+    locks.end_of_events(session)
     session.connection().execute(_INSERT, session.info.pop(_PENDING))
 
 

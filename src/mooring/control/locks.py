@@ -18,8 +18,8 @@ from mooring.db.tables import Instance, InstanceGroup, Node, Project
 _TRIES = 5
 
 
-def end_of_logs(session: Session) -> None:
-    """The last lock of every transaction that appends to the events or to the audit log."""
+def end_of_events(session: Session) -> None:
+    """The last lock of every transaction that appends to the events."""
     if session.get_bind().dialect.name == "postgresql":
         session.execute(text("SELECT pg_advisory_xact_lock(hashtext('mooring.events'))"))
 
@@ -73,6 +73,13 @@ def placing(session: Session) -> None:
     """Let one transaction at a time give out GPUs, over all replicas."""
     if session.get_bind().dialect.name == "postgresql":
         session.execute(text("SELECT pg_advisory_xact_lock(hashtext('mooring.placing'))"))
+
+
+def linking_audit_log(session: Session) -> bool:
+    """Whether this transaction is the only one, over all replicas, that chains rows of the audit log."""
+    if session.get_bind().dialect.name != "postgresql":
+        return True
+    return bool(session.scalar(text("SELECT pg_try_advisory_xact_lock(hashtext('mooring.audit_links'))")))
 
 
 def signing_on(session: Session) -> None:

@@ -57,9 +57,9 @@ class Sealer:
         return self._fernet.rotate(sealed)
 
 
-def keys_in(data_dir: Path) -> list[str]:
-    """The keys of the data directory's own file; made at the first start, readable by its owner only."""
-    path = data_dir / KEY_FILE
+def keys_in(data_dir: Path, name: str = KEY_FILE) -> list[str]:
+    """The keys of a file of the data directory; made at the first start, readable by its owner only."""
+    path = data_dir / name
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:

@@ -7,7 +7,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Engine
+from sqlalchemy import Engine, create_engine
 
 from mooring.db.session import normalized
 
@@ -32,6 +32,15 @@ def current(engine: Engine) -> str | None:
     """The revision the database is at, null when it has never been migrated."""
     with engine.connect() as connection:
         return MigrationContext.configure(connection).get_current_revision()
+
+
+def is_newest(url: str) -> bool:
+    """Whether the database is at the revision that this program expects."""
+    engine = create_engine(normalized(url))
+    try:
+        return current(engine) == newest()
+    finally:
+        engine.dispose()
 
 
 @cache

@@ -20,6 +20,7 @@ from mooring.db.signals import Signals
 NOTIFY_CHANNEL = "mooring"
 _NUDGES = "mooring.nudges"
 _AT_END = "mooring.at_end"
+_BEFORE_LAST_LOCKS = "mooring.before_last_locks"
 _WRITE_LOCK_TIMEOUT_S = 10.0
 
 
@@ -41,6 +42,11 @@ def at_end(session: Session, last: Callable[[Session], None]) -> None:
     session.info.setdefault(_AT_END, []).append(last)
 
 
+def before_last_locks(session: Session, write: Callable[[Session], None]) -> None:
+    """Run this once all else is flushed, and before what `at_end` runs, whose locks others wait for."""
+    session.info.setdefault(_BEFORE_LAST_LOCKS, []).append(write)
+
+
 class Database:
     """An engine and the two ways into it: `read()` and `write()`."""
 
@@ -50,6 +56,8 @@ class Database:
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.engine = _sqlite_engine(self.url) if self.is_sqlite else _postgresql_engine(self.url, pool_size)
         self._writer = threading.Lock()
+        # What each writing session finds in its `info`.
+        self.session_info: dict[str, Any] = {}
 
     @contextmanager
     def read(self) -> Iterator[Session]:
@@ -64,12 +72,15 @@ class Database:
         Raises:
             OperationalError: the writer's lock was not to be had in time, or the database is away.
         """
-        with self._one_writer(), Session(self.engine, expire_on_commit=False) as session:
+        with (
+            self._one_writer(),
+            Session(self.engine, expire_on_commit=False, info=self.session_info) as session,
+        ):
             if self.is_sqlite:
                 session.connection(execution_options={"mooring_immediate": True})
             yield session
             session.flush()
-            for last in session.info.pop(_AT_END, ()):
+            for last in (*session.info.pop(_BEFORE_LAST_LOCKS, ()), *session.info.pop(_AT_END, ())):
                 last(session)
             topics: set[str] = session.info.pop(_NUDGES, set())
             if topics and not self.is_sqlite:

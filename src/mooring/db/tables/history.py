@@ -21,6 +21,8 @@ class ControlPlane(Base):
     cursor_secret: Mapped[bytes] = mapped_column(LargeBinary)
     # A known text under the encryption key, by which a wrong key is noticed at the start.
     key_check: Mapped[bytes | None] = mapped_column(LargeBinary)
+    # Names the key that signs the audit log, so that a wrong one is noticed at the start.
+    audit_key_id: Mapped[str | None]
     created_at: Mapped[datetime]
 
 
@@ -46,7 +48,9 @@ class Event(Base):
 
 
 class AuditEntry(Base):
-    """Who did what. Append-only by triggers; a row's hash covers its content and the hash before it."""
+    """Who did what. Append-only by triggers. `hash` is a keyed signature of the row alone; `seq` is not the
+    order of commits. Rows of releases before the keys have a plain hash, over `previous_hash` too.
+    """
 
     __tablename__ = "audit_log"
     __table_args__ = (
@@ -67,6 +71,37 @@ class AuditEntry(Base):
     before: Mapped[JsonObject | None]
     after: Mapped[JsonObject | None]
     previous_hash: Mapped[str]
+    hash: Mapped[str]
+
+
+class AuditLink(Base):
+    """The place of a committed row of the audit log in the chain of its project. Append-only by triggers."""
+
+    __tablename__ = "audit_links"
+    __table_args__ = (
+        Index("uq_audit_links_entry_seq", "entry_seq", unique=True),
+        Index("uq_audit_links_chain_position", "chain", "position", unique=True),
+        {"sqlite_autoincrement": True},
+    )
+
+    # One writer at a time: the order of numbers is the order of commits.
+    number: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)
+    entry_seq: Mapped[int] = mapped_column(BigId)
+    chain: Mapped[str]
+    position: Mapped[int] = mapped_column(BigId)
+    hash: Mapped[str]
+
+
+class AuditHead(Base):
+    """A hash over all links up to one, made each minute in which there were some. Append-only by triggers."""
+
+    __tablename__ = "audit_heads"
+
+    number: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=False)
+    at: Mapped[datetime]
+    last_link: Mapped[int] = mapped_column(BigId)
+    # How many links it covers.
+    links: Mapped[int] = mapped_column(BigId)
     hash: Mapped[str]
 
 

@@ -1,0 +1,142 @@
+"""PostgreSQL: a role that serves without owning. It may add to the audit log and change nothing of it (R32).
+
+The owner of a table can drop its triggers. So the owner migrates, and another role serves.
+"""
+
+import logging
+from typing import Final, LiteralString
+
+import psycopg
+from psycopg import sql
+from sqlalchemy import Engine, text
+
+from mooring.db.session import normalized
+
+log = logging.getLogger(__name__)
+
+AUDIT_TABLES: Final = ("audit_log", "audit_links", "audit_heads")
+_READ_ONLY: Final = ("alembic_version",)
+
+# The role must be unable to take back what it is not given.
+_ATTRIBUTES: Final[LiteralString] = """
+    SELECT array_remove(ARRAY[
+        CASE WHEN rolsuper THEN 'a superuser' END,
+        CASE WHEN rolcreaterole THEN 'allowed to make roles' END,
+        CASE WHEN rolreplication THEN 'allowed to replicate' END,
+        CASE WHEN EXISTS (
+            SELECT 1 FROM pg_roles other
+            WHERE other.rolname <> role.rolname AND pg_has_role(role.rolname, other.oid, 'MEMBER')
+              AND (other.rolsuper OR other.rolcreaterole OR other.rolname = current_user
+                   OR other.rolname IN ('pg_write_all_data', 'pg_execute_server_program',
+                                        'pg_write_server_files', 'pg_database_owner'))
+        ) THEN 'a member of a role that may do more' END,
+        CASE WHEN EXISTS (
+            SELECT 1 FROM pg_class WHERE relowner = role.oid AND relnamespace = 'public'::regnamespace
+        ) OR EXISTS (
+            SELECT 1 FROM pg_namespace WHERE nspowner = role.oid AND nspname = 'public'
+        ) OR EXISTS (
+            SELECT 1 FROM pg_database WHERE datdba = role.oid AND datname = current_database()
+        ) THEN 'an owner of tables, of the schema or of the database' END
+    ], NULL)
+    FROM pg_roles role WHERE rolname = %s
+"""
+_MAY_CHANGE: Final = """
+    SELECT bool_or(has_table_privilege(oid, 'UPDATE') OR has_table_privilege(oid, 'DELETE')
+                   OR has_table_privilege(oid, 'TRUNCATE') OR pg_has_role(relowner, 'MEMBER'))
+    FROM pg_class WHERE relname = ANY (:tables) AND relnamespace = 'public'::regnamespace
+"""
+
+
+class UnfitRole(Exception):
+    """The role could change the audit log whatever it is granted. The message is for the operator."""
+
+
+def role_of(url: str) -> str:
+    """Whom a database URL signs on as."""
+    role = normalized(url).username
+    if not role:
+        raise UnfitRole("MOORING_DATABASE_URL names no role; with MOORING_DATABASE_OWNER_URL it has to")
+    return role
+
+
+def grant(owner_url: str, role: str, password: str | None = None) -> None:
+    """Give a role what serving needs, as the owner of the tables; safe to repeat.
+
+    Args:
+        password: makes the role if there is none; sets its password if there is.
+
+    Raises:
+        UnfitRole: it could change the audit log all the same.
+    """
+    url = normalized(owner_url)
+    if url.get_backend_name() != "postgresql":
+        raise UnfitRole("only PostgreSQL has roles: who can write the file of SQLite can change all of it")
+    plain = url.set(drivername="postgresql").render_as_string(hide_password=False)
+    with psycopg.connect(plain, connect_timeout=10) as connection:
+        connection.execute("SELECT pg_advisory_xact_lock(hashtext('mooring.migrations'))")
+        if password is not None:
+            _make(connection, role, password)
+        _refuse_unfit(connection, role)
+        for statement in _grants(connection, role):
+            connection.execute(statement)
+
+
+def _make(connection: psycopg.Connection[tuple[str, ...]], role: str, password: str) -> None:
+    known = connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [role]).fetchone()
+    # Hashed here: the statement may end up in the server's log.
+    hashed = connection.pgconn.encrypt_password(password.encode(), role.encode(), b"scram-sha-256")
+    verb = sql.SQL("ALTER" if known else "CREATE")
+    statement = sql.SQL("{} ROLE {} LOGIN PASSWORD {}")
+    connection.execute(statement.format(verb, sql.Identifier(role), sql.Literal(hashed.decode())))
+
+
+def _refuse_unfit(connection: psycopg.Connection[tuple[str, ...]], role: str) -> None:
+    row = connection.execute(_ATTRIBUTES, [role]).fetchone()
+    if row is None:
+        raise UnfitRole(f"there is no role {role}: CREATE ROLE {role} LOGIN PASSWORD '…'")
+    if row[0]:
+        raise UnfitRole(f"the role {role} is {' and '.join(row[0])}: it could change the audit log")
+
+
+def _grants(connection: psycopg.Connection[tuple[str, ...]], role: str) -> list[sql.Composed]:
+    """The statements; what an earlier grant, or somebody else, gave beyond them is taken back first."""
+    to, tables = sql.Identifier(role), _tables(connection)
+    database = sql.Identifier(connection.info.dbname)
+    made = [
+        sql.SQL("REVOKE CREATE ON SCHEMA public FROM PUBLIC, {}").format(to),
+        sql.SQL("GRANT USAGE ON SCHEMA public TO {}").format(to),
+        sql.SQL("GRANT CONNECT ON DATABASE {} TO {}").format(database, to),
+        sql.SQL("REVOKE ALL ON ALL TABLES IN SCHEMA public FROM PUBLIC, {}").format(to),
+        sql.SQL("GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {}").format(to),
+    ]
+    for table in tables:
+        if table in AUDIT_TABLES:
+            rights = "SELECT, INSERT"
+        elif table in _READ_ONLY:
+            rights = "SELECT"
+        else:
+            rights = "SELECT, INSERT, UPDATE, DELETE"
+        statement = sql.SQL("GRANT {} ON {} TO {}")
+        made.append(statement.format(_words(rights), sql.Identifier("public", table), to))
+    return made
+
+
+def _words(rights: LiteralString) -> sql.SQL:
+    return sql.SQL(rights)
+
+
+def _tables(connection: psycopg.Connection[tuple[str, ...]]) -> list[str]:
+    found = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall()
+    return [row[0] for row in found]
+
+
+def warn_of_serving_role(engine: Engine) -> None:
+    """Say at the start when the role that serves could change the audit log."""
+    if engine.dialect.name != "postgresql":
+        return
+    with engine.connect() as connection:
+        may = connection.scalar(text(_MAY_CHANGE), {"tables": list(AUDIT_TABLES)})
+    if may:
+        log.warning(
+            'the database role that serves may change the audit log: docs/operating.md, "Two database roles"'
+        )

@@ -1,0 +1,137 @@
+"""Chains what was written into the audit log, and exports the newest head: logged, and appended to a file."""
+
+import json
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from sqlalchemy import func, select
+
+from mooring.control import audit_links
+from mooring.control.audit_keys import AuditKeys
+from mooring.control.audit_links import Head
+from mooring.db.session import Database
+from mooring.db.tables import AuditEntry, AuditHead
+from mooring.loops.loop import Loop
+
+log = logging.getLogger(__name__)
+
+HEAD_EVERY_S = 60.0
+# On PostgreSQL a row may be committed after rows with a higher `seq`; this long the search goes back for it.
+_SETTLED_AFTER_S = 60.0
+# A transaction that took longer than that (its process was frozen) is found by a search of the whole log.
+_SEARCH_ALL_EVERY_S = 3600.0
+
+
+class SearchStart:
+    """The `seq` beyond which rows may still have no place."""
+
+    def __init__(self, settled_after_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._settled_after_s = settled_after_s
+        self._clock = clock
+        self._searched: deque[tuple[float, int]] = deque()
+        self._search_all_at = clock() + _SEARCH_ALL_EVERY_S
+        self.seq = 0
+
+    def searched(self, newest: int) -> None:
+        """A search that began when `newest` was the highest `seq` has left nothing over."""
+        now = self._clock()
+        self._searched.append((now, newest))
+        while self._searched and now - self._searched[0][0] >= self._settled_after_s:
+            self.seq = self._searched.popleft()[1]
+        if now >= self._search_all_at:
+            self.seq, self._search_all_at = 0, now + _SEARCH_ALL_EVERY_S
+            self._searched.clear()
+
+
+class AuditLinks(Loop):
+    """Waits for no nudge: at one tick a second, many rows share a transaction."""
+
+    interval_s = 1.0
+
+    def __init__(self, database: Database, keys: AuditKeys, head_file: Path | None) -> None:
+        super().__init__(database)
+        self._keys = keys
+        self._start = SearchStart(0.0 if database.is_sqlite else _SETTLED_AFTER_S)
+        self._head_file = head_file
+        self._head_due = 0.0
+        self._exported = 0
+
+    def tick(self) -> None:
+        self._link()
+        if time.monotonic() >= self._head_due:
+            with self.database.write() as session:
+                audit_links.make_head(session, self._keys)
+            self._head_due = time.monotonic() + HEAD_EVERY_S
+        self._export()
+
+    def _link(self) -> None:
+        while True:
+            with self.database.read() as session:
+                newest = session.scalar(select(func.max(AuditEntry.seq))) or 0
+                if newest <= self._start.seq or not audit_links.unlinked(session, self._start.seq, 1):
+                    self._start.searched(newest)
+                    return
+            with self.database.write() as session:
+                linked = audit_links.link(session, self._keys, self._start.seq)
+            if len(linked) < audit_links.BATCH:
+                return
+
+    def _export(self) -> None:
+        """Each replica exports every head that it sees: none is lost with the replica that made it."""
+        with self.database.read() as session:
+            head = audit_links.newest_head(session)
+        if head is None or head.number <= self._exported:
+            return
+        if self._exported == 0 and self._head_file is not None:
+            self._compare(self._head_file)
+        log.info("audit log head %d: %s over %d links", head.number, head.hash, head.links)
+        if self._head_file is not None:
+            _append(self._head_file, head)
+        self._exported = head.number
+
+    def _compare(self, file: Path) -> None:
+        """At the start: is the newest head of the file still in the database?"""
+        last = last_exported(file)
+        if last is None:
+            return
+        with self.database.read() as session:
+            known = session.scalar(select(AuditHead.hash).where(AuditHead.number == last.number))
+        if known != last.hash:
+            log.error(
+                "the audit log does not contain head %d (%s) of %s: it was cut or replaced, or an older "
+                "backup was restored. See: mooring audit verify --heads %s",
+                last.number, last.hash, file, file,
+            )  # fmt: skip
+
+
+def last_exported(file: Path) -> Head | None:
+    """The newest head in a file of heads."""
+    heads = exported(file.read_text()) if file.exists() else []
+    return max(heads, key=lambda head: head.number, default=None)
+
+
+def exported(text: str) -> list[Head]:
+    """The heads in the lines of a file; a line that a full disk cut short is left out."""
+    found = []
+    for line in text.splitlines():
+        try:
+            fields = json.loads(line)
+            found.append(
+                Head(int(fields["number"]), int(fields["links"]), str(fields["hash"]), str(fields["at"]))
+            )
+        except (ValueError, KeyError, TypeError):
+            continue
+    return found
+
+
+def _append(file: Path, head: Head) -> None:
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        os.write(descriptor, f"{head.line()}\n".encode())
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,24 @@
+"""Records in the audit log what was refused since the last minute."""
+
+from mooring.control import refusals
+from mooring.control.refusals import Refusals
+from mooring.db.session import Database
+from mooring.loops.loop import Loop
+
+RECORD_EVERY_S = 60.0
+
+
+class RefusedRequests(Loop):
+    def __init__(self, database: Database, counted: Refusals) -> None:
+        super().__init__(database)
+        self.interval_s = RECORD_EVERY_S
+        self._counted = counted
+
+    def tick(self) -> None:
+        if refused := self._counted.take():
+            with self.database.write() as session:
+                refusals.record(session, refused)
+
+    def stop(self) -> None:
+        super().stop()
+        self.tick()

@@ -1,0 +1,56 @@
+"""The audit log as tests look at it, and as an attacker with the database changes it."""
+
+from typing import Any
+
+from sqlalchemy import func, select, text
+from typer.testing import CliRunner
+
+from mooring.cli.main import app
+from mooring.control import audit_verify
+from mooring.control.audit_verify import Report
+from mooring.db.session import Database
+from mooring.db.tables import AuditEntry, AuditHead, AuditLink
+from tests.service import RunningService
+from tests.testbed.waiting import wait_until
+
+TABLES = ("audit_log", "audit_links", "audit_heads")
+
+
+def await_links(service: RunningService) -> None:
+    """Until every row there is now has its place, and there is a head."""
+
+    def all_linked() -> bool:
+        with service.plane.database.read() as session:
+            rows = session.scalar(select(func.count()).select_from(AuditEntry))
+            links = session.scalar(select(func.count()).select_from(AuditLink))
+            return rows == links and session.scalar(select(AuditHead.number).limit(1)) is not None
+
+    wait_until(all_linked, 20)
+
+
+def verified(service: RunningService, *kept_heads: str) -> Report:
+    with service.plane.database.read() as session:
+        return audit_verify.verify(session, service.plane.audit_keys, kept_heads)
+
+
+def mooring(service: RunningService, *arguments: str, **settings: str) -> Any:
+    """A command on the server's own host."""
+    environment = {
+        "MOORING_DATABASE_URL": service.plane.settings.resolved_database_url,
+        "MOORING_DATA_DIR": str(service.plane.settings.data_dir),
+        **settings,
+    }
+    return CliRunner().invoke(app, arguments, env=environment)
+
+
+def without_triggers(database: Database, *statements: str) -> None:
+    """What the owner of the tables can do to them."""
+    with database.engine.begin() as connection:
+        for table in TABLES:
+            if connection.dialect.name == "postgresql":
+                connection.execute(text(f"ALTER TABLE {table} DISABLE TRIGGER ALL"))
+                continue
+            for event in ("update", "delete", "replace"):
+                connection.execute(text(f"DROP TRIGGER IF EXISTS {table}_no_{event}"))
+        for statement in statements:
+            connection.execute(text(statement))

@@ -1,0 +1,376 @@
+"""Forgeries of the audit log by who has the database and not the key; each passed before the log was keyed.
+
+The attacker works on a copy with the triggers gone. What no check can show without a head that was kept
+elsewhere is tested as such, so that docs/security.md does not claim more.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from cryptography.fernet import Fernet
+from sqlalchemy import select, text
+
+from mooring.control import audit, audit_keys, audit_links, audit_verify
+from mooring.control.audit import FIRST_HASH
+from mooring.control.audit_keys import AuditKeys, WrongAuditKey
+from mooring.control.audit_verify import Report
+from mooring.db.session import Database
+from mooring.db.signals import Signals
+from mooring.db.tables import AuditEntry, ControlPlane
+from mooring.server import open_control_plane
+from tests.api.conftest import copied
+from tests.conftest import DATABASES
+from tests.service import running, settings_for
+from tests.tenancy.audit_logs import without_triggers
+from tests.tenancy.tenants import post
+
+
+@dataclass(frozen=True)
+class History:
+    """A log with a start, two projects and the service, all linked; two heads, and the server's keys."""
+
+    url: str
+    folder: Path
+    keys: AuditKeys
+    older_head: str
+    head: str
+    alpha: str
+    beta: str
+
+
+@pytest.fixture(scope="module", params=DATABASES)
+def history(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    migrated_template: Callable[[str], str],
+) -> Iterator[History]:
+    folder = tmp_path_factory.mktemp("history")
+    with copied(request, migrated_template(request.param), folder) as url:
+        with running(settings_for(url, folder)) as service, service.client as client:
+            projects = [post(client, "/v1/projects", name=name)["id"] for name in ("alpha", "beta")]
+            for project in projects:
+                for number in range(2):
+                    post(client, "/v1/secrets", name=f"s-{number}", value="x", project_id=project)
+            keys = service.plane.audit_keys
+            older = _linked(service.plane.database, keys)
+            post(client, "/v1/users", name="Ada")
+            newest = _linked(service.plane.database, keys)
+        yield History(url, folder, keys, older, newest, *projects)
+
+
+def _linked(database: Database, keys: AuditKeys) -> str:
+    """Links all rows and makes a head, as the loop does in its time."""
+    with database.write() as session:
+        audit_links.link(session, keys, 0)
+    with database.write() as session:
+        audit_links.make_head(session, keys)
+    with database.read() as session:
+        head = audit_links.newest_head(session)
+    assert head is not None
+    return head.hash
+
+
+@pytest.fixture
+def copy(request: pytest.FixtureRequest, history: History, tmp_path: Path) -> Iterator[Database]:
+    """A copy of the database, without triggers."""
+    kind = "sqlite" if history.url.startswith("sqlite") else "postgresql"
+    request.param = kind
+    with copied(request, history.url, tmp_path) as url:
+        database = Database(url, Signals())
+        without_triggers(database)
+        yield database
+        database.dispose()
+
+
+def _verified(database: Database, history: History, *kept: str) -> Report:
+    with database.read() as session:
+        return audit_verify.verify(session, history.keys, kept)
+
+
+def test_the_log_as_it_was_written_is_whole(history: History, copy: Database) -> None:
+    report = _verified(copy, history, history.older_head, history.head)
+    assert report.problems == []
+    # The key's row, two projects, four secrets, a user.
+    assert (report.rows, report.links, report.unlinked, report.unkeyed) == (8, 8, 0, 0)
+    assert report.newest_head == history.head
+
+
+OF_ALPHA = "(SELECT min(seq) FROM audit_log WHERE project_id = :alpha)"
+LAST = "(SELECT max(seq) FROM audit_log)"
+ATTACKS = {
+    "change what was done": (
+        [f"UPDATE audit_log SET action = 'user.delete' WHERE seq = {OF_ALPHA}"],
+        r"row 2 was changed",
+    ),
+    "change when": (
+        [f"UPDATE audit_log SET at = '2020-01-01 00:00:00' WHERE seq = {OF_ALPHA}"],
+        r"row 2 was changed",
+    ),
+    "change details": (
+        [f"UPDATE audit_log SET after = '{{}}' WHERE seq = {OF_ALPHA}"],
+        r"row 2 was changed",
+    ),
+    "give a row the signature of another": (
+        [f"UPDATE audit_log SET hash = (SELECT hash FROM audit_log WHERE seq = 3) WHERE seq = {OF_ALPHA}"],
+        r"row 2 was changed",
+    ),
+    "delete a row": (
+        [f"DELETE FROM audit_log WHERE seq = {OF_ALPHA}"],
+        r"row 2, at place 1 of the chain prj_\w+, was deleted",
+    ),
+    "delete a row and its link": (
+        [
+            "DELETE FROM audit_links WHERE chain = :alpha AND position = 2",
+            "DELETE FROM audit_log WHERE seq NOT IN (SELECT entry_seq FROM audit_links)",
+        ],
+        r"place 3 of the chain prj_\w+ does not follow place 1: rows between them were deleted",
+    ),
+    "delete a row and its link, and close the gap": (
+        [
+            "DELETE FROM audit_links WHERE chain = :alpha AND position = 2",
+            "DELETE FROM audit_log WHERE seq NOT IN (SELECT entry_seq FROM audit_links)",
+            "UPDATE audit_links SET position = 2 WHERE chain = :alpha AND position = 3",
+            "DELETE FROM audit_heads",
+        ],
+        r"place 2 of the chain prj_\w+ does not follow from the place before it",
+    ),
+    "delete the last row of a project and its link": (
+        [
+            "DELETE FROM audit_links WHERE chain = :alpha AND position = 3",
+            "DELETE FROM audit_log WHERE seq NOT IN (SELECT entry_seq FROM audit_links)",
+        ],
+        r"head 2 is not over the",
+    ),
+    "delete a whole chain": (
+        ["DELETE FROM audit_links WHERE chain = :alpha", "DELETE FROM audit_log WHERE project_id = :alpha"],
+        r"head 2 is not over the",
+    ),
+    "swap two chains": (
+        [
+            "UPDATE audit_links SET chain = 'x' WHERE chain = :alpha",
+            "UPDATE audit_links SET chain = :alpha WHERE chain = :beta",
+            "UPDATE audit_links SET chain = :beta WHERE chain = 'x'",
+        ],
+        r"row \d+, at place 1 of the chain prj_\w+, belongs to another chain",
+    ),
+    "swap the rows of two chains": (
+        [
+            "UPDATE audit_log SET project_id = 'x' WHERE project_id = :alpha",
+            "UPDATE audit_log SET project_id = :alpha WHERE project_id = :beta",
+            "UPDATE audit_log SET project_id = :beta WHERE project_id = 'x'",
+        ],
+        r"row 2 was changed",
+    ),
+    "swap two rows of a chain": (
+        [
+            "UPDATE audit_links SET position = 1002 WHERE chain = :alpha AND position = 2",
+            "UPDATE audit_links SET position = 2 WHERE chain = :alpha AND position = 3",
+            "UPDATE audit_links SET position = 3 WHERE chain = :alpha AND position = 1002",
+        ],
+        r"place 3 of the chain prj_\w+ does not follow place 1",
+    ),
+    "repeat a row": (
+        [
+            "INSERT INTO audit_log SELECT seq + 1000, id, at, actor, address, request_id, action, project_id,"
+            " target_id, before, after, previous_hash, hash FROM audit_log WHERE seq = 2"
+        ],
+        r"the row aud_\w+ is there more than once",
+    ),
+    "add a row without a signature": (
+        [
+            "INSERT INTO audit_log SELECT seq + 1000, 'aud_x', at, actor, address, request_id, action,"
+            " project_id, target_id, before, after, '', 'x' FROM audit_log WHERE seq = 2"
+        ],
+        r"row 1002 has no signature, though the log is signed since row 1",
+    ),
+    "add a row with another row's signature": (
+        [
+            "INSERT INTO audit_log SELECT seq + 1000, 'aud_x', at, actor, address, request_id, action,"
+            " project_id, target_id, before, after, '', hash FROM audit_log WHERE seq = 2"
+        ],
+        r"row 1002 was changed, or somebody else wrote it",
+    ),
+    "change a head": (["UPDATE audit_heads SET links = links + 1 WHERE number = 1"], r"head 1 is not over"),
+    "delete a head": (["DELETE FROM audit_heads WHERE number = 1"], r"head 2 is not over"),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_forgery_without_the_key_is_found(history: History, copy: Database, attack: str) -> None:
+    statements, expected = ATTACKS[attack]
+    _execute(copy, history, *statements)
+    report = _verified(copy, history)
+    assert any(re.search(expected, problem) for problem in report.problems), report.problems
+
+
+def _execute(database: Database, history: History, *statements: str) -> None:
+    projects = {"alpha": history.alpha, "beta": history.beta}
+    with database.engine.begin() as connection:
+        for statement in statements:
+            named = {name: value for name, value in projects.items() if f":{name}" in statement}
+            assert connection.execute(text(statement), named).rowcount > 0, statement
+
+
+CUT = (
+    "DELETE FROM audit_heads WHERE number = (SELECT max(number) FROM audit_heads)",
+    "DELETE FROM audit_links WHERE number > (SELECT max(last_link) FROM audit_heads)",
+    "DELETE FROM audit_log WHERE seq NOT IN (SELECT entry_seq FROM audit_links)",
+)
+
+
+def test_a_log_that_was_cut_at_its_end_is_found_by_a_kept_head_alone(
+    history: History, copy: Database
+) -> None:
+    _execute(copy, history, *CUT)
+    assert _verified(copy, history, history.older_head).problems == []
+    (problem,) = _verified(copy, history, history.older_head, history.head).problems
+    assert f"does not contain the head {history.head}" in problem
+
+
+def _recompute_without_a_key(database: Database) -> None:
+    """Finding 11: delete rows, and compute the chain of the older releases anew over what is left."""
+    with database.write() as session:
+        session.execute(text("DELETE FROM audit_heads"))
+        session.execute(text("DELETE FROM audit_links"))
+        session.execute(text("DELETE FROM audit_log WHERE action IN ('secret.create', 'audit.key')"))
+        previous = FIRST_HASH
+        for row in session.scalars(select(AuditEntry).order_by(AuditEntry.seq)):
+            row.previous_hash = previous
+            row.hash = previous = audit_keys.unkeyed_hash(previous, _Row(row))
+        session.scalars(select(ControlPlane)).one().audit_key_id = None
+
+
+class _Row:
+    def __init__(self, row: AuditEntry) -> None:
+        self._row = row
+
+    def __getitem__(self, name: str, /) -> object:
+        return getattr(self._row, name)
+
+
+def test_a_log_computed_anew_without_the_key_is_found(history: History, copy: Database) -> None:
+    _recompute_without_a_key(copy)
+    report = _verified(copy, history)
+    assert [problem for problem in report.problems if "since when the log is signed" in problem]
+
+
+def test_a_log_computed_anew_and_signed_by_the_next_start_is_found_by_a_kept_head(
+    history: History, copy: Database
+) -> None:
+    """The server cannot tell such a database from one of an older release; docs/security.md says so."""
+    _recompute_without_a_key(copy)
+    audit.sign_with(copy, history.keys)
+    with copy.write() as session:
+        audit.start(session, history.keys)
+    assert _linked(copy, history.keys)
+    assert _verified(copy, history).problems == []
+    (problem,) = _verified(copy, history, history.head).problems
+    assert "does not contain the head" in problem
+
+
+def test_a_log_signed_anew_with_the_attackers_own_key_is_found(
+    history: History, copy: Database, tmp_path: Path
+) -> None:
+    own = AuditKeys([Fernet.generate_key().decode()])
+    with copy.write() as session:
+        for row in session.scalars(select(AuditEntry).where(AuditEntry.action != "secret.create")):
+            row.hash = own.sign(audit_keys.row_text(_Row(row)))
+        session.execute(text("DELETE FROM audit_log WHERE action = 'secret.create'"))
+        for table in ("audit_links", "audit_heads"):
+            session.execute(text(f"DELETE FROM {table}"))
+        session.scalars(select(ControlPlane)).one().audit_key_id = own.newest_id
+    _linked(copy, own)
+    report = _verified(copy, history)
+    assert len(report.problems) >= report.rows
+    assert "signed with a key that is not here" in report.problems[0]
+    # And the server does not start with it.
+    url = copy.url.render_as_string(hide_password=False)
+    with pytest.raises(WrongAuditKey, match=own.newest_id):
+        open_control_plane(settings_for(url, history.folder))
+
+
+# The log of a release before the keys.
+
+
+def _write_unkeyed(database: Database, count: int) -> None:
+    """Rows as that release wrote them, with nothing of the present code."""
+    with database.write() as session:
+        previous = "0" * 64
+        for number in range(count):
+            fields = {
+                "id": f"aud_old{number}", "at": "2026-01-01T00:00:00.000Z", "action": "user.create",
+                "actor": {"kind": "key", "id": "k", "name": "n", "user_id": None}, "address": None,
+                "request_id": None, "project_id": None, "target_id": f"usr_{number}", "before": None,
+                "after": {"name": "Zoë"},
+            }  # fmt: skip
+            told = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+            own = hashlib.sha256(f"{previous}\n{told}".encode()).hexdigest()
+            session.execute(
+                text(
+                    "INSERT INTO audit_log (id, at, actor, action, target_id, after, previous_hash, hash)"
+                    " VALUES (:id, '2026-01-01 00:00:00', :actor, :action, :target_id, :after, :prev, :hash)"
+                ),
+                {
+                    "id": fields["id"], "actor": json.dumps(fields["actor"]), "action": fields["action"],
+                    "target_id": fields["target_id"], "after": json.dumps(fields["after"]),
+                    "prev": previous, "hash": own,
+                },
+            )  # fmt: skip
+            previous = own
+
+
+@pytest.fixture
+def upgraded(database_url: str, tmp_path: Path) -> Iterator[tuple[Database, AuditKeys]]:
+    """A log of an older release with five rows, which this release has gone on with."""
+    database = Database(database_url, Signals())
+    _write_unkeyed(database, 5)
+    plane = open_control_plane(settings_for(database_url, tmp_path / "data"))
+    _linked(plane.database, plane.audit_keys)
+    plane.database.dispose()
+    yield database, plane.audit_keys
+    database.dispose()
+
+
+def _problems(database: Database, keys: AuditKeys, *kept: str) -> list[str]:
+    with database.read() as session:
+        return audit_verify.verify(session, keys, kept).problems
+
+
+def test_the_first_signed_row_commits_to_the_log_of_the_older_release(
+    upgraded: tuple[Database, AuditKeys],
+) -> None:
+    database, keys = upgraded
+    with database.read() as session:
+        report = audit_verify.verify(session, keys)
+        rows = session.scalars(select(AuditEntry).order_by(AuditEntry.seq)).all()
+    assert (report.problems, report.rows, report.unkeyed, report.links) == ([], 6, 5, 1)
+    assert rows[5].action == "audit.key"
+    assert rows[5].after == {"key": keys.newest_id, "unkeyed_rows": 5, "unkeyed_head": rows[4].hash}
+    # What the older release's `mooring audit verify` printed is a kept head, too.
+    assert _problems(database, keys, rows[4].hash) == []
+    assert len(_problems(database, keys, "1" * 64)) == 1
+
+
+@pytest.mark.parametrize("rows", ["seq = 3", "seq = 5", "seq = 1"])
+def test_the_log_of_the_older_release_cannot_be_computed_anew(
+    upgraded: tuple[Database, AuditKeys], rows: str
+) -> None:
+    database, keys = upgraded
+    without_triggers(database, f"DELETE FROM audit_log WHERE {rows}")
+    with database.write() as session:
+        previous = FIRST_HASH
+        for row in session.scalars(select(AuditEntry).where(AuditEntry.seq <= 5).order_by(AuditEntry.seq)):
+            row.previous_hash = previous
+            row.hash = previous = audit_keys.unkeyed_hash(previous, _Row(row))
+    assert any("are not those that row 6 saw" in problem for problem in _problems(database, keys))
+
+
+def test_a_changed_row_of_the_older_release_is_found(upgraded: tuple[Database, AuditKeys]) -> None:
+    database, keys = upgraded
+    without_triggers(database, "UPDATE audit_log SET target_id = 'usr_x' WHERE seq = 2")
+    assert "row 2 does not follow from the row before it" in _problems(database, keys)

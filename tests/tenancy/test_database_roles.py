@@ -1,0 +1,232 @@
+"""Two roles on PostgreSQL: one owns and migrates, one serves and cannot change the audit log (R32)."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+from psycopg import errors
+from pydantic import SecretStr
+from typer.testing import CliRunner
+
+from mooring.cli.main import app
+from mooring.db import migrate, roles
+from mooring.loops.loop import Loop
+from mooring.server import open_control_plane
+from tests.service import RunningService, running, settings_for
+from tests.tenancy.audit_logs import await_links, verified
+from tests.tenancy.calls import CALLS, awaited_stream
+from tests.tenancy.matrix import MATRIX
+from tests.tenancy.tenants import World, world_of
+from tests.testbed.postgres import PostgresCluster
+
+ROLE, PASSWORD = "mooring_server", "of-the-serving-role"
+pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+
+
+def _as_role(url: str, role: str = ROLE) -> str:
+    parts = urlsplit(url)
+    return parts._replace(netloc=f"{role}:{PASSWORD}@{parts.hostname}:{parts.port}").geturl()
+
+
+def _command(url: str, *arguments: str, password: str = PASSWORD) -> tuple[int, str]:
+    environment = {"MOORING_DATABASE_OWNER_URL": url, "MOORING_DATABASE_ROLE_PASSWORD": password}
+    ended = CliRunner().invoke(app, arguments, env=environment)
+    return ended.exit_code, ended.output
+
+
+@pytest.fixture
+def serving_url(database_url: str) -> str:
+    status, said = _command(database_url, "db", "grant", ROLE)
+    assert (status, said) == (0, f"{ROLE} may serve; it may add to the audit log and change nothing of it\n")
+    return _as_role(database_url)
+
+
+FORBIDDEN = {
+    "UPDATE {table} SET hash = 'x'": errors.InsufficientPrivilege,
+    "DELETE FROM {table}": errors.InsufficientPrivilege,
+    "TRUNCATE {table}": errors.InsufficientPrivilege,
+    "DROP TABLE {table}": errors.InsufficientPrivilege,
+    "ALTER TABLE {table} DISABLE TRIGGER ALL": errors.InsufficientPrivilege,
+    "ALTER TABLE {table} RENAME TO gone": errors.InsufficientPrivilege,
+    "ALTER TABLE {table} OWNER TO " + ROLE: errors.InsufficientPrivilege,
+    "DROP TRIGGER {table}_append_only ON {table}": errors.InsufficientPrivilege,
+    "CREATE TRIGGER x BEFORE INSERT ON {table} EXECUTE FUNCTION refuse_audit_log_change()": (
+        errors.InsufficientPrivilege
+    ),
+    "CREATE RULE x AS ON INSERT TO {table} DO INSTEAD NOTHING": errors.InsufficientPrivilege,
+    "GRANT DELETE ON {table} TO " + ROLE: None,  # a warning and no grant
+    "LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE": errors.InsufficientPrivilege,
+}
+OF_THE_DATABASE = (
+    "DROP FUNCTION refuse_audit_log_change() CASCADE",
+    "CREATE OR REPLACE FUNCTION refuse_audit_log_change() RETURNS trigger LANGUAGE plpgsql AS"
+    " $$ BEGIN RETURN OLD; END $$",
+    "SET session_replication_role = 'replica'",
+    "SET ROLE mooring",
+    "SET SESSION AUTHORIZATION mooring",
+    "REASSIGN OWNED BY mooring TO " + ROLE,
+    "ALTER ROLE " + ROLE + " SUPERUSER",
+    "GRANT mooring TO " + ROLE,
+    "CREATE ROLE another SUPERUSER",
+    "CREATE TABLE public.audit_log_2 (x int)",
+    "ALTER SCHEMA public RENAME TO gone",
+    "UPDATE alembic_version SET version_num = '0001'",
+    "SELECT setval('audit_log_seq_seq', 1)",
+    "UPDATE pg_class SET relowner = (SELECT oid FROM pg_roles WHERE rolname = current_user)",
+    "COPY audit_log TO PROGRAM 'cat'",
+)
+
+
+def _execute(url: str, statement: str) -> None:
+    with psycopg.connect(url) as connection:
+        connection.execute(statement.encode())
+
+
+@pytest.mark.parametrize("table", roles.AUDIT_TABLES)
+def test_the_serving_role_cannot_change_the_audit_log(
+    database_url: str, serving_url: str, tmp_path: Path, table: str
+) -> None:
+    open_control_plane(settings_for(database_url, tmp_path)).database.dispose()  # as it was served before
+    for statement, refusal in FORBIDDEN.items():
+        if refusal is None:
+            _execute(serving_url, statement.format(table=table))
+            continue
+        with pytest.raises(refusal):
+            _execute(serving_url, statement.format(table=table))
+    with pytest.raises(errors.InsufficientPrivilege):
+        _execute(serving_url, f"DELETE FROM {table}")
+
+
+def test_the_serving_role_cannot_become_the_owner(database_url: str, serving_url: str) -> None:
+    for statement in OF_THE_DATABASE:
+        with pytest.raises(errors.InsufficientPrivilege):
+            _execute(serving_url, statement)
+
+
+def test_the_owner_could_before_there_were_two_roles(database_url: str) -> None:
+    """The attack of finding 11: what the one role of older releases can do."""
+    _execute(database_url, "ALTER TABLE audit_log DISABLE TRIGGER ALL")
+    _execute(database_url, "DELETE FROM audit_log")
+
+
+@pytest.fixture
+def world(serving_url: str, database_url: str, tmp_path: Path) -> Iterator[World]:
+    settings = settings_for(
+        serving_url, tmp_path / "data", rate_limits="off", database_owner_url=SecretStr(database_url)
+    )
+    with (
+        running(settings) as service,
+        service.client as admin,
+        world_of(service, admin, tmp_path / "node") as made,
+    ):
+        yield made
+
+
+def test_the_serving_role_runs_every_operation(world: World) -> None:
+    assert world.service.plane.database.url.username == ROLE
+    document = world.admin.get("/openapi.json").json()
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            _call(world, operation["operationId"], method, path)
+    _tick_all(world.service)
+    await_links(world.service)
+    assert verified(world.service).problems == []
+
+
+def _call(world: World, operation: str, method: str, path: str) -> None:
+    caller = "admin" if MATRIX[operation]["admin"] < 400 else "node"
+    client = world.admin if caller == "admin" else world.wire.http
+    if operation == "bring_stream":
+        with awaited_stream(world) as call:
+            answer = call.send(client, method, path)
+    else:
+        answer = CALLS[operation](world, caller).send(client, method, path, Idempotency_Key=operation)
+    assert answer.status_code == MATRIX[operation][caller], (operation, answer.text)
+    if operation in {"cordon_node", "drain_node"}:
+        world.admin.post(f"/v1/nodes/{world.wire.id}/uncordon")
+    if operation == "open_node_session":
+        world.wire.open_session()
+
+
+def _tick_all(service: RunningService) -> None:
+    """Every loop once: they meet the database by themselves, and only log what it refuses."""
+    for part in service.service._parts:
+        if isinstance(part, Loop):
+            part.tick()
+
+
+def test_after_a_migration_the_role_is_given_what_is_new(
+    database_url: str, serving_url: str, tmp_path: Path
+) -> None:
+    migrate.downgrade(database_url, "0003")
+    settings = settings_for(serving_url, tmp_path, database_owner_url=SecretStr(database_url))
+    with running(settings) as service, service.client as client:
+        assert client.get("/readyz").status_code == 200
+        await_links(service)
+
+
+def test_a_server_without_the_owners_url_starts_on_a_migrated_database(
+    serving_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with running(settings_for(serving_url, tmp_path)) as service:
+        await_links(service)
+    assert "may change the audit log" not in caplog.text
+
+
+def test_a_server_that_serves_as_the_owner_says_so(
+    database_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    open_control_plane(settings_for(database_url, tmp_path)).database.dispose()
+    assert "the database role that serves may change the audit log" in caplog.text
+
+
+@pytest.fixture
+def make_role(database_url: str) -> Iterator[Callable[[str], str]]:
+    made = []
+
+    def make(attributes: str) -> str:
+        _execute(database_url, f"CREATE ROLE unfit {attributes} LOGIN PASSWORD '{PASSWORD}'")
+        made.append("unfit")
+        return "unfit"
+
+    yield make
+    for name in made:
+        _execute(database_url, f"DROP OWNED BY {name}")
+        _execute(database_url, f"DROP ROLE {name}")
+
+
+@pytest.mark.parametrize(
+    ("attributes", "told"),
+    [
+        ("SUPERUSER", "a superuser"),
+        ("CREATEROLE", "allowed to make roles"),
+        ("REPLICATION", "allowed to replicate"),
+        ("IN ROLE mooring", "a member of a role that may do more"),
+        ("IN ROLE pg_write_all_data", "a member of a role that may do more"),
+    ],
+)
+def test_a_role_that_could_do_it_all_the_same_is_refused(
+    database_url: str, make_role: Callable[[str], str], attributes: str, told: str
+) -> None:
+    status, said = _command(database_url, "db", "grant", make_role(attributes), password="")
+    assert status == 2
+    assert told in said
+    assert "could change the audit log" in said
+
+
+def test_a_role_that_owns_a_table_is_refused(
+    database_url: str, make_role: Callable[[str], str], postgres_cluster: PostgresCluster
+) -> None:
+    role = make_role("")
+    _execute(database_url, f"ALTER TABLE audit_log OWNER TO {role}")
+    status, said = _command(database_url, "db", "grant", role, password="")
+    assert (status, "an owner of tables" in said) == (2, True)
+    _execute(database_url, "ALTER TABLE audit_log OWNER TO mooring")
+
+
+def test_a_role_that_is_not_there_and_the_owner_itself_are_refused(database_url: str) -> None:
+    status, said = _command(database_url, "db", "grant", "nobody", password="")
+    assert (status, "there is no role nobody" in said) == (2, True)
+    assert _command(database_url, "db", "grant", "mooring", password="")[0] == 2
