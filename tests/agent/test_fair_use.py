@@ -1,9 +1,10 @@
-"""What one project does to a node's pools does not delay another project there (real dockerd, whole agent)."""
+"""What one project does to a node's pools does not delay another project (real dockerd, whole agent)."""
 
 import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,7 @@ def server(runtime: DockerRuntime, tmp_path: Path) -> Iterator[TinyControlPlane]
         yield made
 
 
-def of(project_id: str, **more: object) -> Assignment:
+def of(project_id: str, **more: Any) -> Assignment:
     return worlds.assignment(project_id=project_id, cpus=0.01, **{"image": images.BUSYBOX, **more})
 
 

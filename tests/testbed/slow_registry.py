@@ -98,7 +98,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
             self._drip(told, told.bytes_per_s)
 
-    do_HEAD = do_GET
+    def do_HEAD(self) -> None:
+        self.do_GET()
 
     def _drip(self, told: SlowRegistry, bytes_per_s: int) -> None:
         """Until the other side has gone away."""

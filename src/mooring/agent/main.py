@@ -14,11 +14,11 @@ from urllib.parse import urlsplit
 
 from mooring.agent import preflight
 from mooring.agent.control_plane import Away, ControlPlane, InsecureUrl, Refused
+from mooring.agent.crew import Crew
 from mooring.agent.docker import DockerRuntime
 from mooring.agent.exchange import EXIT_UNAUTHORIZED, Backoff
 from mooring.agent.firewall import Firewall, Isolation, management_addresses
 from mooring.agent.gpus import GpuReader, NvmlGpuReader, Pace
-from mooring.agent.hands import Crew
 from mooring.agent.loop import Agent
 from mooring.agent.mps import Mps
 from mooring.agent.private_images import PrivateImages
