@@ -1,20 +1,27 @@
 """What one project does to a node's pools does not delay another project (real dockerd, whole agent)."""
 
+import re
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
+from mooring.agent.crew import PULLS_OF_PROJECT
 from mooring.agent.docker import DockerRuntime
+from mooring.agent.docker_pull_pace import PullTimeouts
+from mooring.agent.runtime import StartRefused
 from mooring.agent.simulated_gpus import SimulatedGpuReader
 from mooring.schemas.agent import Assignment, ExecRequest, LogsRequest, Removal, StreamFrame, StreamRequest
-from tests.agent import worlds
+from tests.agent import docker_assignments, worlds
 from tests.agent.agents import agent_with
 from tests.agent.control_planes import TinyControlPlane
 from tests.testbed import images
+from tests.testbed.dockerd import DockerNode
+from tests.testbed.registry import Registry
 from tests.testbed.slow_registry import slow_registry
 from tests.testbed.waiting import wait_until
 
@@ -46,20 +53,68 @@ def await_phase(server: TinyControlPlane, asked: Assignment, phase: str, within_
     wait_until(lambda: server.phase(asked) == phase, within_s)
 
 
+@pytest.mark.parametrize("silent_at", ["manifests", "layers"])
 def test_hung_pulls_of_one_project_do_not_delay_anothers_start(
-    server: TinyControlPlane, root_address: str
+    server: TinyControlPlane, root_address: str, silent_at: Literal["manifests", "layers"]
 ) -> None:
-    with slow_registry(root_address, "manifests") as slow:
+    with slow_registry(root_address, silent_at) as slow:
         hung = [of(ATTACKER, image=slow.image(f"hung-{number}")) for number in range(16)]
         server.wants(*hung)
-        wait_until(lambda: slow.pulls() >= 2)
+        wait_until(lambda: slow.pulls() >= PULLS_OF_PROJECT - (silent_at == "layers"))
         victim = of(VICTIM)
         server.wants(*hung, victim)
         await_phase(server, victim, "running")
-        # A hung pull that is deleted ends, and so does the request to its registry.
+        assert slow.have_been_asked() <= PULLS_OF_PROJECT
+        # Deleted, they end at once: those that wait for their turn, and those that hang.
+        server.wants(victim)
+        wait_until(lambda: len(server.instances()) == 1)
+        wait_until(lambda: not _requests_under_way())
+
+
+def _requests_under_way() -> list[str]:
+    """Threads that read an answer of the engine, but for the one that hears its events."""
+    names = [thread.name for thread in threading.enumerate() if thread.name == "docker-stream"]
+    return names[1:]
+
+
+def test_a_pull_that_trickles_is_broken_off_when_another_project_waits(
+    server: TinyControlPlane, root_address: str, registry: Registry
+) -> None:
+    with slow_registry(root_address, "layers", bytes_per_s=2000) as slow:
+        trickles = [of(ATTACKER, image=slow.image(f"trickle-{number}")) for number in range(8)]
+        server.wants(*trickles)
+        # All that dockerd downloads at a time, for everybody.
+        wait_until(lambda: len(slow.waiting) == 3)
+        victim = of(VICTIM, image=registry.add_image("fair/victim", extra_layers=2))
+        server.wants(*trickles, victim)
+        await_phase(server, victim, "running", 60)
+        assert {server.phase(one) for one in trickles} == {"starting"}
         server.wants(victim)
         wait_until(lambda: slow.pulls() == 0)
-        wait_until(lambda: all(server.phase(one) is None for one in hung))
+
+
+def test_a_pull_without_progress_fails_and_its_requests_end(node: DockerNode, root_address: str) -> None:
+    runtime = docker_assignments.runtime_on(node, pull_timeouts=PullTimeouts(stall_s=2))
+    with slow_registry(root_address, "layers", bytes_per_s=2000) as slow, closing(runtime):
+        with pytest.raises(StartRefused) as caught:
+            worlds.pull_and_start(runtime, of(ATTACKER, image=slow.image("stalled")))
+        assert caught.value.reason.code == "image_pull_timeout"
+        wait_until(lambda: slow.pulls() == 0)
+
+
+def test_instances_with_one_image_pull_it_once_and_hold_one_place(
+    server: TinyControlPlane, registry: Registry
+) -> None:
+    image = registry.add_image("fair/once", extra_layers=1)
+    log_before = registry.daemon.log.stat().st_size
+    asked = [of(project, image=image) for project in (ATTACKER, VICTIM) for _ in range(6)]
+    server.wants(*asked)
+    for one in asked:
+        await_phase(server, one, "running", 60)
+    told = registry.daemon.log.read_bytes()[log_before:].decode()
+    blobs = re.findall(r"GET /v2/fair/once/blobs/\S+", told)
+    assert blobs
+    assert len(blobs) == len(set(blobs))
 
 
 def test_stubborn_programs_of_one_project_do_not_delay_anothers_delete(server: TinyControlPlane) -> None:
