@@ -8,7 +8,7 @@ from mooring.agent.workers import Workers
 # What one project may have waiting in a pool; the rest is decided again when something of it is done.
 WAITING_OF_PROJECT: Final = 128
 PULLS_OF_PROJECT: Final = 2
-STREAMS_OF_PROJECT: Final = 20  # a few more than the control plane lets pass, for its admins
+STREAMS_OF_PROJECT: Final = 32  # twice what one replica of the control plane lets pass
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,6 +83,7 @@ class DockerRuntime:
         preflight: why nothing may be started here, in spite of an engine that answers (R1).
         isolate: keeps containers from what they must not reach, or says why it cannot (R10).
         private_images: what is remembered of them on disk; nothing by default.
+        pull_timeouts: how long a pull may take.
         container_runtime: the name that the engine knows it by (R14).
         mps: the daemon that holds shares of cards to their limits, where it runs.
     """

@@ -254,6 +254,7 @@ def _docker(settings: AgentSettings, identity: Identity, gpus: GpuReader) -> Doc
         ),
         isolate=_isolation(settings).problem,
         private_images=PrivateImages.of_node(NodeState(settings.state_dir)),
+        pull_timeouts=settings.pull_timeouts,
         container_runtime=settings.runtime,
         mps=Mps(settings.mps_pipe_directory, lambda: _cards_to_share(gpus)),
     )
@@ -272,6 +273,7 @@ def _docker_with_made_up_gpus(settings: AgentSettings, identity: Identity) -> Pa
         simulated_gpus=True,
         isolate=_isolation(settings).problem,
         private_images=PrivateImages.of_node(NodeState(settings.state_dir)),
+        pull_timeouts=settings.pull_timeouts,
         container_runtime=settings.runtime,
     )
     gpus = SimulatedGpuReader(identity.node_id, SIMULATED_GPUS, SIMULATED_MODEL, tenants=docker.tenants)

@@ -8,7 +8,7 @@ from starlette.requests import HTTPConnection
 
 from mooring.api.auth import Credentials
 from mooring.api.channels import Channels
-from mooring.api.rates import OpenStreams, RequestRates
+from mooring.api.rates import NodeStreams, OpenStreams, RequestRates
 from mooring.api.rendered import RenderedInstances
 from mooring.control.bootstrap import Identity
 from mooring.control.sealing import Sealer
@@ -28,6 +28,7 @@ class Context:
     rates: RequestRates
     world: World
     open_streams: OpenStreams = field(default_factory=OpenStreams)
+    node_streams: NodeStreams = field(default_factory=NodeStreams)
     rendered: RenderedInstances = field(default_factory=RenderedInstances)
     # With `mooring up`, /readyz waits for the first reports of this many local nodes.
     awaited_nodes: int = 0
