@@ -396,6 +396,23 @@ def test_hung_starts_delay_no_start_stop_or_removal_of_another_project(node: Nod
     wait_until(lambda: node.server.phase(kept) is None)
 
 
+def test_two_pulls_of_a_project_run_at_a_time_and_leave_its_starts_alone(node: Node) -> None:
+    node.runtime._pull_s = HUNG_S
+    node.runtime._images.add("there:1")
+    node.begin()
+    pulling = [assignment(image=f"slow-{number}:1") for number in range(8)]
+    node.server.wants(*pulling)
+    node.report(lambda report: len(report.instances or ()) == 8)
+    there = assignment(image="there:1")
+    node.server.wants(*pulling, there)
+    node.running(there)
+    messages = [one.reason.message for one in node.server.instances().values() if one.reason]
+    assert sum("waiting for its turn" in message for message in messages) == 6
+    # Deleted, one that waits for its turn is gone at once, and so is one that is being pulled.
+    node.server.wants(there, removals=tuple(gone(one) for one in pulling))
+    node.report(lambda report: len(report.instances or ()) == 1)
+
+
 def test_starts_beyond_a_projects_queue_wait_and_are_started_in_the_end(node: Node) -> None:
     node.runtime.hangs = {"prj_1"}
     node.begin()

@@ -142,3 +142,18 @@ def test_a_reader_that_went_away_ends_the_follow(node: Node) -> None:
     wait_until(lambda: node.frames("str_1"))
     node.server.closed = True  # it hangs up at the next frame
     wait_until(lambda: closed)
+
+
+def test_follows_of_one_project_leave_threads_to_the_streams_of_another(node: Node) -> None:
+    node.run(assignment(instance_id="ins_2", project_id="prj_2", command=None))
+    workers = Workers("stream", 4, each=2, waiting=4)
+    node.streams = Streams(node.runtime, node.control_plane, node.find, workers, heartbeat_s=0.05)
+    for number in range(40):
+        node.serve(f"str_{number}", logs=FOLLOW)
+    wait_until(lambda: len(node.server.uploads) == 2)
+    node.serve("str_other", "ins_2", logs=LOGS)
+    assert node.ended("str_other").end
+    node.runtime.begin_stop(node.container)
+    # Two ran and four waited; nobody dials in for the others.
+    wait_until(lambda: workers.idle)
+    assert len(node.server.uploads) == 2 + 4 + 1
