@@ -71,9 +71,9 @@ def main(rounds: int) -> int:
             for abuse in (stubborn_stops, followed_logs, slow_pulls, fork_bomb):
                 abuses.enter_context(abuse(made, attacker))
             abused = measure(victim, rounds)
-    print(f"{rounds} rounds, idle -> abused")
-    held = [report(what, idle[what], abused[what]) for what in idle]
-    return 0 if all(held) else 1
+            print(f"{rounds} rounds, idle -> abused")
+            held = [report(what, idle[what], abused[what]) for what in idle]
+        return 0 if all(held) else 1
 
 
 def report(what: str, idle: list[float], abused: list[float]) -> bool:
@@ -169,8 +169,11 @@ def slow_pulls(made: stack.Stack, attacker: Project) -> Iterator[None]:
 @contextmanager
 def fork_bomb(made: stack.Stack, attacker: Project) -> Iterator[None]:
     """Within its limit of pids, CPU and memory."""
-    attacker.running(1, FORK_BOMB, **SMALL)
+    (bomb,) = attacker.running(1, FORK_BOMB, **SMALL)
     yield
+    # A node that is taken down would have a hard time finding all of its processes.
+    made.admin.post(f"/v1/instances/{bomb}/stop", json={"timeout_s": 0})
+    made.admin.wait(bomb, "stopped", 60)
 
 
 if __name__ == "__main__":
