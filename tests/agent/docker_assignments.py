@@ -7,6 +7,7 @@ from typing import Any
 
 from mooring.agent.docker import DockerRuntime
 from mooring.agent.docker_create import Abilities, Image, Limits, container_config, container_name
+from mooring.agent.reconcile import is_live
 from mooring.agent.runtime import Container
 from mooring.schemas.agent import Assignment, ExecRequest
 from tests.agent import worlds
@@ -50,9 +51,24 @@ def runtime_on(node: DockerNode, **options: Any) -> DockerRuntime:
 
 def start(runtime: DockerRuntime, given: Assignment) -> Container:
     """A start that is not cancelled and must come to something."""
-    container = runtime.start(given, lambda _reason: None, lambda: False)
+    container = worlds.pull_and_start(runtime, given)
     assert container is not None
     return container
+
+
+def stop(runtime: DockerRuntime, container: Container, timeout_s: float) -> None:
+    """The stop signal, and SIGKILL when the time is over; returns when the container has ended."""
+    if not runtime.begin_stop(container):
+        return
+    try:
+        wait_until(lambda: not _runs(runtime, container), timeout_s)
+    except AssertionError:
+        runtime.kill(container)
+
+
+def _runs(runtime: DockerRuntime, container: Container) -> bool:
+    found = runtime.containers()[0]
+    return any(is_live(one) for one in found if one.container_id == container.container_id)
 
 
 def the_ended(runtime: DockerRuntime) -> Container:

@@ -16,6 +16,7 @@ from tests.agent.docker_assignments import (
     image_with,
     runtime_on,
     start,
+    stop,
     the_ended,
 )
 from tests.testbed import images
@@ -30,18 +31,18 @@ def test_stop_takes_sigterm_to_the_program_and_remove_leaves_nothing(
     container = start(
         runtime, assignment(command=["sh", "-c", "trap 'exit 7' TERM; while :; do sleep 0.1; done"])
     )
-    runtime.stop(container, 10)
+    stop(runtime, container, 10)
     assert runtime.containers()[0][0].exit_code == 7
-    runtime.stop(container, 10)
+    stop(runtime, container, 10)
     runtime.remove(container)
     runtime.remove(container)
-    runtime.stop(container, 10)
+    stop(runtime, container, 10)
     assert all_containers(node) == []
 
 
 def test_a_program_that_ignores_sigterm_is_killed_in_the_end(runtime: DockerRuntime) -> None:
     container = start(runtime, assignment(command=["sh", "-c", "trap '' TERM; while :; do sleep 0.1; done"]))
-    runtime.stop(container, 1)
+    stop(runtime, container, 1)
     ended = runtime.containers()[0][0]
     assert (ended.status, ended.exit_code, ended.oom_killed) == ("exited", 137, False)
     assert str(ended.finished_at) > str(ended.started_at)
@@ -57,7 +58,7 @@ def test_a_running_container_is_not_removed(node: DockerNode, runtime: DockerRun
 def test_anonymous_volumes_go_with_their_container(node: DockerNode, runtime: DockerRuntime) -> None:
     container = start(runtime, assignment(image=image_with(node, "volume", ["VOLUME /data"])))
     assert len(node.client.volumes.list()) == 1
-    runtime.stop(container, 5)
+    stop(runtime, container, 5)
     runtime.remove(container)
     assert node.client.volumes.list() == []
 
@@ -77,7 +78,7 @@ def test_restart(runtime: DockerRuntime) -> None:
     again = runtime.containers()[0][0]
     assert again.container_id == container.container_id
     assert str(again.started_at) > str(ended.started_at)
-    runtime.stop(again, 1)
+    stop(runtime, again, 1)
     runtime.remove(again)
     with pytest.raises(StartRefused) as caught:
         runtime.restart(again)
@@ -148,7 +149,7 @@ def test_an_engine_that_is_away_makes_everything_unknown_until_it_is_back(
     with pytest.raises(RuntimeUnavailable):
         runtime.containers()
     with pytest.raises(RuntimeUnavailable):
-        runtime.stop(container, 1)
+        stop(runtime, container, 1)
     with pytest.raises(RuntimeUnavailable):
         runtime.remove(container)
     with pytest.raises(RuntimeUnavailable):

@@ -7,7 +7,7 @@ import pytest
 
 from mooring.agent.docker import limits_here
 from mooring.agent.runtime import StartRefused
-from tests.agent.docker_assignments import assignment, output_of, runtime_on, start, the_ended
+from tests.agent.docker_assignments import assignment, output_of, runtime_on, start, stop, the_ended
 from tests.testbed.dockerd import DockerNode
 from tests.testbed.waiting import wait_until
 
@@ -28,7 +28,7 @@ def test_a_fork_bomb_fills_its_own_limit_and_no_more(node: DockerNode) -> None:
     assert processes() <= PIDS
     neighbour = start(runtime, assignment())
     assert output_of(runtime, neighbour, ["echo", "alive"]) == "alive\n"
-    runtime.stop(bomb, 1)
+    stop(runtime, bomb, 1)
     assert the_ended(runtime).instance_id == bomb.instance_id
     runtime.close()
 
@@ -39,7 +39,7 @@ def test_the_runtime_that_the_operator_chose_runs_it_or_nothing_does(node: Docke
     container = start(runtime, assignment())
     host = node.client.api.inspect_container(container.container_id)["HostConfig"]
     assert (host["Runtime"], runtime.facts().problem) == (other_name, None)
-    runtime.stop(container, 1)
+    stop(runtime, container, 1)
     runtime.close()
     changed = runtime_on(node)
     with pytest.raises(StartRefused) as caught:

@@ -10,7 +10,7 @@ from mooring.agent.docker import DockerRuntime
 from mooring.agent.docker_create import bridge_name, network_name
 from mooring.agent.runtime import Container, StartRefused
 from mooring.schemas.agent import Assignment
-from tests.agent.docker_assignments import CONTROL_PLANE, assignment, output_of, runtime_on, start
+from tests.agent.docker_assignments import CONTROL_PLANE, assignment, output_of, runtime_on, start, stop
 from tests.agent.test_firewall import SERVED, answers, firewall_of, reached, take_rules_away
 from tests.testbed.dockerd import DockerNode
 from tests.testbed.waiting import wait_until
@@ -36,7 +36,7 @@ def networks(node: DockerNode) -> set[str]:
 
 
 def ended(runtime: DockerRuntime, container: Container) -> None:
-    runtime.stop(container, 1)
+    stop(runtime, container, 1)
     runtime.remove(container)
 
 
@@ -100,7 +100,7 @@ def test_a_network_goes_after_the_last_instance_and_not_before(
     first, second = start(runtime, of_project("proj-1")), start(runtime, of_project("proj-1"))
     other_plane = runtime_on(node, control_plane_id="cp-other")
     start(other_plane, of_project("proj-3"))
-    runtime.stop(first, 1)
+    stop(runtime, first, 1)
     ended(runtime, second)
     runtime.facts()
     assert networks(node) == {"mooring-proj-1", "mooring-proj-3"}

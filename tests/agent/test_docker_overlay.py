@@ -31,6 +31,7 @@ from tests.agent.docker_assignments import (
     output_of,
     runtime_on,
     start,
+    stop,
     with_more,
 )
 from tests.agent.test_firewall import (
@@ -116,7 +117,7 @@ def overlays_of(node: DockerNode) -> set[str]:
 
 
 def ended(runtime: DockerRuntime, container: Container) -> None:
-    runtime.stop(container, 1)
+    stop(runtime, container, 1)
     runtime.remove(container)
 
 
@@ -195,7 +196,7 @@ def test_a_member_knows_itself_by_its_groups_network_alone(
         assert output_of(worker, container, ["hostname"]) == "train-1\n"
         hosts = output_of(worker, container, ["cat", "/etc/hosts"])
         assert [line.split()[0] for line in hosts.splitlines() if line.endswith("train-1")] == [own]
-        worker.stop(container, 1)
+        stop(worker, container, 1)
         worker.restart(container)
 
 

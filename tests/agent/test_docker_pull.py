@@ -13,6 +13,7 @@ from mooring.agent.runtime import Container, RuntimeUnavailable, StartRefused
 from mooring.core.images import ImageName
 from mooring.core.instance import Reason
 from tests.agent.docker_assignments import assignment, runtime_on, start
+from tests.agent.worlds import pull_and_start
 from tests.testbed.dockerd import DockerNode
 from tests.testbed.fixtures import NewDockerNode
 from tests.testbed.registry import Registry
@@ -28,7 +29,7 @@ def refusal_of(runtime: DockerRuntime, image: str) -> Reason:
 def test_a_missing_image_is_pulled_and_its_digest_shown(runtime: DockerRuntime, registry: Registry) -> None:
     image = registry.add_image("pulled/once", extra_layers=2)
     said: list[Reason] = []
-    container = runtime.start(assignment(image=image, command=None), said.append, lambda: False)
+    container = pull_and_start(runtime, assignment(image=image, command=None), said.append, lambda: False)
     assert container is not None
     assert container.status == "running"
     assert container.image_digest == registry.digest(image)
@@ -87,7 +88,7 @@ def test_a_cancelled_pull_ends_although_the_registry_says_nothing(
     said: list[Reason] = []
 
     def pull() -> None:
-        results.append(runtime.start(assignment(image=image), said.append, cancelled.is_set))
+        results.append(pull_and_start(runtime, assignment(image=image), said.append, cancelled.is_set))
 
     registry.freeze()
     try:
@@ -116,7 +117,7 @@ def test_a_pull_from_an_engine_that_dies_is_unknown(
 
     def pull() -> None:
         try:
-            runtime.start(assignment(image=image), said.append, lambda: False)
+            pull_and_start(runtime, assignment(image=image), said.append, lambda: False)
         except RuntimeUnavailable as error:
             raised.append(error)
 

@@ -15,6 +15,7 @@ from mooring.agent.state import NodeState
 from mooring.core.instance import Reason
 from mooring.schemas.agent import Assignment
 from tests.agent.docker_assignments import assignment, output_of, runtime_on, start, with_more
+from tests.agent.worlds import pull_and_start
 from tests.testbed.dockerd import DockerNode
 from tests.testbed.registry import PASSWORDS, Registry
 from tests.testbed.waiting import wait_until
@@ -225,7 +226,7 @@ def test_an_agent_that_dies_in_a_pull_has_guarded_what_comes_of_it(
     repository = image.rpartition(":")[0]
     given_up = threading.Event()
     pull = threading.Thread(
-        target=lambda: runtime.start(wants(image, "alice"), lambda _reason: None, given_up.is_set)
+        target=lambda: pull_and_start(runtime, wants(image, "alice"), lambda _reason: None, given_up.is_set)
     )
     private_registry.freeze()
     try:

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from mooring.agent.control_plane import ControlPlane
+from mooring.agent.crew import WAITING_OF_PROJECT, Crew
 from mooring.agent.gpus import GpuReader, GpuReading
-from mooring.agent.hands import Crew
 from mooring.agent.loop import Agent
 from mooring.agent.runtime import Cancelled, Container, Progress, StartRefused
 from mooring.agent.simulated import SimulatedRuntime
 from mooring.agent.simulated_gpus import SimulatedGpuReader, Tenant
 from mooring.agent.state import Identity, NodeState
+from mooring.agent.stops import StopTimes
 from mooring.agent.telemetry import Machine
 from mooring.core.instance import Reason
 from mooring.schemas.agent import Assignment, LogsRequest, Removal, StreamRequest, SyncRequest
@@ -34,6 +36,8 @@ class CountingRuntime(SimulatedRuntime):
         super().__init__(start_s=start_s)
         self.asked: list[tuple[str, str]] = []
         self.refusal: StartRefused | None = None
+        self.ignores_stop_signals = False
+        self.hangs: set[str] = set()  # the projects whose starts do
         self.may_remove = threading.Event()
         self.may_remove.set()
 
@@ -41,15 +45,21 @@ class CountingRuntime(SimulatedRuntime):
         self.asked.append(("start", assignment.instance_id))
         if self.refusal is not None:
             raise self.refusal
+        if assignment.project_id in self.hangs:
+            self._passed(HUNG_S, lambda: cancelled() or assignment.project_id not in self.hangs)
         return super().start(assignment, progress, cancelled)
 
     def restart(self, container: Container) -> None:
         self.asked.append(("restart", container.instance_id))
         super().restart(container)
 
-    def stop(self, container: Container, timeout_s: int) -> None:
+    def begin_stop(self, container: Container) -> bool:
         self.asked.append(("stop", container.instance_id))
-        super().stop(container, timeout_s)
+        return True if self.ignores_stop_signals else super().begin_stop(container)
+
+    def kill(self, container: Container) -> None:
+        self.asked.append(("kill", container.instance_id))
+        super().kill(container)
 
     def remove(self, container: Container) -> None:
         self.asked.append(("remove", container.instance_id))
@@ -104,7 +114,7 @@ class Node:
     def idle(self) -> bool:
         """Whether no thread that acts has anything left to do."""
         crew = self.crew
-        return all(one._unclaimed == one._threads for one in (crew.starts, crew.endings))
+        return crew.starts.idle and crew.endings.idle
 
     def _tenants(self, uuid: str) -> list[Tenant]:
         return self.runtime.tenants(uuid)  # of the runtime of now: some tests exchange it
@@ -371,6 +381,78 @@ def test_hung_starts_do_not_keep_anything_from_being_stopped(node: Node) -> None
     node.report(lambda report: len(report.instances or ()) == 41)
     node.server.wants(*hung, removals=(gone(kept),))
     wait_until(lambda: node.server.phase(kept) is None)
+
+
+def test_hung_starts_delay_no_start_stop_or_removal_of_another_project(node: Node) -> None:
+    node.runtime.hangs = {"prj_1"}
+    node.begin()
+    kept = assignment(project_id="prj_2")
+    hung = [assignment() for _ in range(200)]
+    node.server.wants(*hung)
+    node.report(lambda report: len(report.instances or ()) == 200)
+    node.server.wants(kept, *hung)
+    node.running(kept)
+    node.server.wants(*hung, removals=(gone(kept),))
+    wait_until(lambda: node.server.phase(kept) is None)
+
+
+def test_two_pulls_of_a_project_run_at_a_time_and_leave_its_starts_alone(node: Node) -> None:
+    node.runtime._pull_s = HUNG_S
+    node.runtime._images.add("there:1")
+    node.begin()
+    pulling = [assignment(image=f"slow-{number}:1") for number in range(8)]
+    node.server.wants(*pulling)
+    node.report(lambda report: len(report.instances or ()) == 8)
+    there = assignment(image="there:1")
+    node.server.wants(*pulling, there)
+    node.running(there)
+    messages = [one.reason.message for one in node.server.instances().values() if one.reason]
+    assert sum("waiting for its turn" in message for message in messages) == 6
+    # Deleted, one that waits for its turn is gone at once, and so is one that is being pulled.
+    node.server.wants(there, removals=tuple(gone(one) for one in pulling))
+    node.report(lambda report: len(report.instances or ()) == 1)
+
+
+def test_starts_beyond_a_projects_queue_wait_and_are_started_in_the_end(node: Node) -> None:
+    node.runtime.hangs = {"prj_1"}
+    node.begin()
+    asked = [assignment() for _ in range(WAITING_OF_PROJECT + 20)]
+    node.server.wants(*asked)
+    report = node.report(lambda report: len(report.instances or ()) == len(asked))
+    codes = Counter(one.reason.code for one in report.instances or () if one.reason)
+    assert codes["node_busy"] > 0
+    assert {one.phase for one in report.instances or ()} == {"starting"}
+    node.runtime.hangs = set()
+    wait_until(lambda: {node.server.phase(one) for one in asked} == {"running"}, 30)
+
+
+def test_a_stubborn_program_is_killed_when_its_time_is_over(node: Node) -> None:
+    node.runtime.ignores_stop_signals = True
+    node.begin()
+    asked = assignment()
+    node.server.wants(asked)
+    node.running(asked)
+    began = time.monotonic()
+    node.server.wants(removals=(gone(asked),))
+    wait_until(lambda: node.server.phase(asked) is None)
+    assert time.monotonic() - began >= 1
+    assert [what for what, _ in node.runtime.asked] == ["start", "stop", "kill", "remove"]
+
+
+def test_an_agent_that_starts_anew_neither_kills_early_nor_waits_anew(node: Node) -> None:
+    node.runtime.ignores_stop_signals = True
+    first, asked = node.begin(), assignment()
+    node.server.wants(asked)
+    node.running(asked)
+    node.server.wants(removals=(Removal(instance_id=asked.instance_id, attempt=1, stop_timeout_s=2),))
+    stops = StopTimes(NodeState(node.directory))
+    wait_until(stops.load)
+    (since,) = stops.load().values()
+    first.stop()
+    node.begin()
+    wait_until(lambda: ("kill", asked.instance_id) in node.runtime.asked)
+    assert 2 <= time.monotonic() - since < 4
+    assert [what for what, _ in node.runtime.asked[:3]] == ["start", "stop", "kill"]
 
 
 def test_a_card_changes_hands_only_when_its_container_is_gone(node: Node) -> None:

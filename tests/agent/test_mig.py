@@ -34,7 +34,7 @@ from tests.agent.nvml_children import (
     samples_of,
 )
 from tests.agent.worlds import assignment as simulated
-from tests.agent.worlds import container, exited, wanted, world
+from tests.agent.worlds import container, exited, pull_and_start, wanted, world
 from tests.testbed.dockerd import DockerNode
 from tests.testbed.nvml.standin import NvmlStandin
 from tests.testbed.waiting import wait_until
@@ -318,7 +318,7 @@ def test_a_simulated_device_is_busy_with_its_own_instance() -> None:
     assert len({one.uuid for card in cards for one in card.mig_devices}) == 4
     assert {card.mig_mode for card in cards} == {"enabled"}
     small = cards[1].mig_devices[1].uuid
-    made = runtime.start(with_mig(simulated(), small, card=cards[1].uuid), lambda _: None, lambda: False)
+    made = pull_and_start(runtime, with_mig(simulated(), small, card=cards[1].uuid))
     assert made is not None and made.cards == (cards[1].uuid,)
     idle, busy = (Sample.model_validate(one, extra="forbid") for one in reader.latest().samples)
     assert (idle.processes, idle.memory_used_mib, idle.utilization_gpu_pct) == ([], 0, None)

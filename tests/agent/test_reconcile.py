@@ -10,6 +10,7 @@ from mooring.agent.reconcile import (
     Cancel,
     Doing,
     Key,
+    Kill,
     Pause,
     Remove,
     Restart,
@@ -53,8 +54,27 @@ def test_leaves_alone_what_runs_as_it_should(status: str) -> None:
 
 def test_stops_what_should_be_stopped_and_keeps_it() -> None:
     asked, running = wanted(want="stopped", stop_timeout_s=9), container()
-    assert decide(world(asked, running)).actions == (Stop(running, 9),)
+    assert decide(world(asked, running)).actions == (Stop(running),)
     assert decide(world(asked, exited())).actions == ()
+
+
+@pytest.mark.parametrize("goal", [wanted(want="stopped", stop_timeout_s=7), removal()])
+def test_a_stop_is_followed_by_a_kill_when_its_time_is_over(goal: Assignment | Removal) -> None:
+    for now, actions in ((106.9, ()), (107, (Kill(container()),)), (9999, (Kill(container()),))):
+        plan = decide(world(goal, container(), now=now, stopping={A1: 100.0}))
+        assert plan.actions == actions, now
+        assert plan.due == (107 if now < 107 else None)
+
+
+def test_a_shorter_timeout_holds_for_a_stop_under_way() -> None:
+    longer, shorter = (wanted(want="stopped", stop_timeout_s=seconds) for seconds in (3600, 3))
+    assert decide(world(longer, container(), now=105, stopping={A1: 100.0})).actions == ()
+    assert decide(world(shorter, container(), now=105, stopping={A1: 100.0})).actions == (Kill(container()),)
+
+
+def test_no_time_to_stop_is_a_kill() -> None:
+    asked = wanted(want="stopped", stop_timeout_s=0)
+    assert decide(world(asked, container())).actions == (Kill(container()),)
 
 
 def test_removes_a_created_container_that_should_be_stopped() -> None:
@@ -64,7 +84,7 @@ def test_removes_a_created_container_that_should_be_stopped() -> None:
 
 def test_a_removal_stops_first() -> None:
     running, ended = container(), exited()
-    assert decide(world(removal(), running)).actions == (Stop(running, 7),)
+    assert decide(world(removal(), running)).actions == (Stop(running),)
     assert decide(world(removal(), ended)).actions == (Remove(ended),)
     assert decide(world(removal())).actions == ()
 
@@ -97,7 +117,7 @@ def test_never_touches_a_container_it_was_told_nothing_about() -> None:
 def test_an_older_attempt_must_be_gone_before_the_newer_one_starts() -> None:
     newer = wanted(attempt=2)
     plan = decide(world(newer, removal(attempt=1), container(attempt=1)))
-    assert plan.actions == (Stop(container(attempt=1), 7),)
+    assert plan.actions == (Stop(container(attempt=1)),)
     assert plan.waiting[("a", 2)].code == "waiting_for_removal"
     plan = decide(world(newer, removal(attempt=1), exited(attempt=1)))
     assert plan.actions == (Remove(exited(attempt=1)),)
@@ -113,7 +133,7 @@ def test_a_gpu_is_free_only_when_its_container_has_ended() -> None:
     new = wanted("b", gpus=(GPU,))
     holder = container("a", gpu_uuids=(GPU,))
     plan = decide(world(new, removal("a"), holder))
-    assert plan.actions == (Stop(holder, 7),)
+    assert plan.actions == (Stop(holder),)
     assert "GPU-0" in plan.waiting[("b", 1)].message
     assert decide(world(new, exited("a", gpu_uuids=(GPU,)))).actions == (Start(new),)
 

@@ -9,7 +9,7 @@ from mooring.agent.runtime import Container, RuntimeUnavailable, StartRefused
 from mooring.agent.simulated import SimulatedRuntime
 from mooring.core.instance import Reason
 from mooring.schemas.agent import Assignment, ExecRequest, LogsRequest, StreamFrame
-from tests.agent.worlds import assignment
+from tests.agent.worlds import assignment, pull_and_start
 from tests.testbed.waiting import wait_until
 
 ALL = LogsRequest(tail=None, since=None, follow=False)
@@ -36,7 +36,7 @@ def runtime(clock: Clock) -> SimulatedRuntime:
 
 
 def start(runtime: SimulatedRuntime, asked: Assignment) -> Container:
-    started = runtime.start(asked, lambda _: None, lambda: False)
+    started = pull_and_start(runtime, asked)
     assert started is not None
     return started
 
@@ -76,9 +76,9 @@ def test_others_run_until_they_are_stopped(
     started = start(runtime, assignment(command=command))
     clock.now += 1e6
     assert the_one(runtime).status == "running"
-    runtime.stop(started, 10)
+    runtime.begin_stop(started)
     assert the_one(runtime).exit_code == 143
-    runtime.stop(started, 10)
+    runtime.begin_stop(started)
     runtime.remove(started)
     runtime.remove(started)
     assert runtime.containers() == ([], [])
@@ -113,7 +113,7 @@ def test_a_cancelled_start_leaves_nothing() -> None:
     progress: list[Reason] = []
     answers: list[Container | None] = []
     thread = threading.Thread(
-        target=lambda: answers.append(runtime.start(assignment(), progress.append, cancel.is_set))
+        target=lambda: answers.append(pull_and_start(runtime, assignment(), progress.append, cancel.is_set))
     )
     thread.start()
     wait_until(lambda: progress)
@@ -127,7 +127,7 @@ def test_a_cancelled_start_leaves_nothing() -> None:
 def test_away_is_unknown_for_everything(runtime: SimulatedRuntime) -> None:
     started = start(runtime, assignment())
     runtime.away = True
-    for call in (runtime.containers, runtime.facts, lambda: runtime.stop(started, 1)):
+    for call in (runtime.containers, runtime.facts, lambda: runtime.begin_stop(started)):
         with pytest.raises(RuntimeUnavailable):
             call()
     runtime.away = False
@@ -172,7 +172,7 @@ def test_followed_logs_end_with_the_container() -> None:
     follow = LogsRequest(tail=10, since=None, follow=True)
     thread = threading.Thread(target=lambda: frames.extend(runtime.logs(started.container_id, follow)))
     thread.start()
-    runtime.stop(started, 1)
+    runtime.begin_stop(started)
     thread.join(5)
     assert frames[-1] == StreamFrame(end=True)
     assert sum(frame.text is not None for frame in frames) == 1

@@ -14,7 +14,7 @@ from mooring.agent.streams import Streams
 from mooring.agent.workers import Workers
 from mooring.schemas.agent import ExecRequest, LogsRequest, StreamFrame, StreamRequest
 from tests.agent.control_planes import TOKEN, TinyControlPlane, control_plane
-from tests.agent.worlds import assignment
+from tests.agent.worlds import assignment, pull_and_start
 from tests.testbed.waiting import wait_until
 
 LOGS = LogsRequest(tail=None, since=None, follow=False)
@@ -35,7 +35,7 @@ class Node:
         )
 
     def run(self, asked: Any) -> Container:
-        started = self.runtime.start(asked, lambda _: None, lambda: False)
+        started = pull_and_start(self.runtime, asked)
         assert started is not None
         return started
 
@@ -102,7 +102,7 @@ def test_nothing_runs_there(node: Node, kind: dict[str, Any]) -> None:
 
 
 def test_exec_in_an_ended_container_is_refused_and_its_logs_are_not(node: Node) -> None:
-    node.runtime.stop(node.container, 1)
+    node.runtime.begin_stop(node.container)
     node.serve("str_1", exec=ExecRequest(command=["true"], timeout_s=1, max_output_bytes=1))
     error = node.ended("str_1").error
     assert error is not None and error.code == "not_running"
@@ -123,7 +123,7 @@ def test_an_engine_that_is_away_is_said_to_be(node: Node) -> None:
 def test_a_silent_follow_shows_that_the_node_is_there(node: Node) -> None:
     node.serve("str_1", logs=FOLLOW)
     wait_until(lambda: node.frames("str_1").count(StreamFrame()) >= 3)
-    node.runtime.stop(node.container, 1)
+    node.runtime.begin_stop(node.container)
     assert node.ended("str_1").end
 
 
@@ -142,3 +142,18 @@ def test_a_reader_that_went_away_ends_the_follow(node: Node) -> None:
     wait_until(lambda: node.frames("str_1"))
     node.server.closed = True  # it hangs up at the next frame
     wait_until(lambda: closed)
+
+
+def test_follows_of_one_project_leave_threads_to_the_streams_of_another(node: Node) -> None:
+    node.run(assignment(instance_id="ins_2", project_id="prj_2", command=None))
+    workers = Workers("stream", 4, each=2, waiting=4)
+    node.streams = Streams(node.runtime, node.control_plane, node.find, workers, heartbeat_s=0.05)
+    for number in range(40):
+        node.serve(f"str_{number}", logs=FOLLOW)
+    wait_until(lambda: len(node.server.uploads) == 2)
+    node.serve("str_other", "ins_2", logs=LOGS)
+    assert node.ended("str_other").end
+    node.runtime.begin_stop(node.container)
+    # Two ran and four waited; nobody dials in for the others.
+    wait_until(lambda: workers.idle)
+    assert len(node.server.uploads) == 2 + 4 + 1

@@ -19,7 +19,7 @@ from mooring.agent.reconcile import (
     decide,
     key_of,
 )
-from mooring.agent.runtime import Container
+from mooring.agent.runtime import Cancelled, Container, Progress, PullNeeded, Runtime
 from mooring.schemas.agent import Assignment, Removal
 
 _numbers = itertools.count(1)
@@ -91,6 +91,20 @@ def world(*things: Assignment | Removal | Container, now: float = 100, **more: A
         work=more.pop("work", {}),
         **more,
     )
+
+
+def pull_and_start(
+    runtime: Runtime,
+    given: Assignment,
+    progress: Progress = lambda _reason: None,
+    cancelled: Cancelled = lambda: False,
+) -> Container | None:
+    """As the agent does it, in one thread."""
+    try:
+        return runtime.start(given, progress, cancelled)
+    except PullNeeded:
+        begin = runtime.pull(given, progress, cancelled)
+        return begin() if begin else None
 
 
 class ToyEngine:

@@ -17,6 +17,8 @@ from mooring.api.rates import (
     STREAMS_KEPT_FOR_ADMINS,
     STREAMS_OF_ONE,
     STREAMS_OF_PROJECT,
+    STREAMS_OF_PROJECT_ON_NODE,
+    NodeStreams,
     OpenStreams,
 )
 from mooring.core.access import Caller, Permission
@@ -128,6 +130,21 @@ def test_no_project_takes_all_streams_however_many_keys_it_makes() -> None:
         assert len(places) == 1
 
 
+def test_no_project_takes_a_nodes_streams_and_admins_take_none_of_them() -> None:
+    places = NodeStreams()
+    with ExitStack() as held:
+        for _ in range(STREAMS_OF_PROJECT_ON_NODE):
+            held.enter_context(places.opened("node", "a"))
+        with pytest.raises(TooManyRequests, match="close one of them") as caught, places.opened("node", "a"):
+            raise AssertionError
+        assert caught.value.error_code == "too_many_streams_on_node"
+        with places.opened("node", "b"), places.opened("another", "a"):
+            assert len(places) == STREAMS_OF_PROJECT_ON_NODE + 2
+        with places.opened("node", "a", is_admin=True):
+            assert len(places) == STREAMS_OF_PROJECT_ON_NODE
+    assert len(places) == 0
+
+
 class Bringing:
     """A node that brings one stream for as long as somebody reads it: a line, then signs of life."""
 
@@ -225,6 +242,37 @@ def ask(shared_service: RunningService, corner: Corner) -> Ask:
 
 
 KINDS = ("events", "poll", "wait", "logs", "logs-sse", "exec")
+
+
+def test_one_stream_too_many_on_a_node_is_refused_before_the_node_hears_of_it(
+    shared_service: RunningService, shared: Client, corner: Corner, ask: Ask
+) -> None:
+    """However many keys ask: the limit is of the instances' project."""
+    keys = [new_key(shared)["key"] for _ in range(2)]
+    open_ = [ask("logs", keys[number % 2]) for number in range(STREAMS_OF_PROJECT_ON_NODE)]
+    for asked, _ in open_:
+        assert asked.begun.wait(10)
+    instance = f"/v1/instances/{corner.ran[0].instance_id}"
+    with Client(shared_service.url, new_key(shared)["key"]) as another:
+        refused = another.get(f"{instance}/logs")
+        assert problem(refused, 429, "too_many_streams_on_node")["retryable"] is True
+        assert int(refused.headers["retry-after"]) >= 1
+        again = {"Idempotency-Key": "exec-1"}
+        for _ in range(2):  # nothing ran, so the key is free
+            answer = another.post(f"{instance}/exec", json={"command": ["a"]}, headers=again)
+            problem(answer, 429, "too_many_streams_on_node")
+    for asked, bringing in open_:
+        assert bringing is not None
+        bringing.finish()
+        asked.end()
+        assert bringing.end() in {204, 410}
+    wait_until(lambda: len(_context(shared_service).node_streams) == 0)
+    last, bringing = ask("logs", keys[0])
+    assert last.begun.wait(10)
+    assert bringing is not None
+    bringing.finish()
+    last.end()
+    assert bringing.end() in {204, 410}
 
 
 def test_everything_open_ends_within_five_seconds_of_its_keys_revocation(

@@ -8,7 +8,6 @@ does not come leaves everything unknown: the next call finds what there is by th
 
 import json
 import logging
-import os
 import resource
 import threading
 import time
@@ -16,7 +15,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from mooring.agent import docker_command, docker_verify
+from mooring.agent import docker_command, docker_stop, docker_verify
 from mooring.agent.devices import Holder, devices_of
 from mooring.agent.docker_create import (
     RUNC,
@@ -39,6 +38,7 @@ from mooring.agent.docker_network import Attachments, Isolate
 from mooring.agent.docker_observe import Observer, container_of, is_ours
 from mooring.agent.docker_overlay import started_when_there, swarm_of
 from mooring.agent.docker_pull import Images
+from mooring.agent.docker_pull_pace import PullTimeouts
 from mooring.agent.docker_verify import MinorOf
 from mooring.agent.mps import Mps
 from mooring.agent.preflight import Preflight, runtime_problem
@@ -47,10 +47,13 @@ from mooring.agent.runtime import (
     Cancelled,
     Container,
     Progress,
+    PullNeeded,
     RuntimeFacts,
     RuntimeUnavailable,
+    Start,
     StartDelayed,
     StartRefused,
+    facts_without_engine,
     secret_values,
 )
 from mooring.agent.simulated_gpus import Tenant, tenant_of
@@ -61,7 +64,6 @@ from mooring.schemas.agent import Assignment, ExecRequest, LogsRequest, Orphan, 
 
 _INFO_EVERY_S = 60.0  # `docker info` runs two programs; what we read from it changes with a daemon restart
 _PORT_TRIES = 3
-_NOT_RUNNING = 409  # of a kill: it has ended meanwhile
 # Ends only: of what begins here the agent knows from its own calls, and a look in the middle of a start would
 # make dockerd work on both at once. What others begin is found at the next resync.
 _EVENTS = '{"type":["container"],"label":["mooring.instance"],"event":["die","destroy"]}'
@@ -81,6 +83,7 @@ class DockerRuntime:
         preflight: why nothing may be started here, in spite of an engine that answers (R1, R8).
         isolate: keeps containers from what they must not reach, or says why it cannot (R10).
         private_images: what is remembered of them on disk; nothing by default.
+        pull_timeouts: how long a pull may take.
         container_runtime: the name that the engine knows it by (R14).
         mps: the daemon that holds shares of cards to their limits, where it runs.
     """
@@ -96,6 +99,7 @@ class DockerRuntime:
         preflight: Preflight = lambda _info: None,
         isolate: Isolate = lambda _bridges: None,
         private_images: PrivateImages | None = None,
+        pull_timeouts: PullTimeouts | None = None,
         container_runtime: str = RUNC,
         mps: Mps | None = None,
         environment: Mapping[str, str] | None = None,
@@ -109,7 +113,7 @@ class DockerRuntime:
         self._preflight = preflight
         self._mps = mps or Mps()
         self._engine = Engine(environment, timeout_s)
-        self._images = Images(self._engine, private_images)
+        self._images = Images(self._engine, private_images, pull_timeouts)
         self._observer = Observer(self._engine, address)
         self._attachments = Attachments(self._engine, self._swarm, isolate)
         self._info_lock = threading.Lock()
@@ -130,7 +134,8 @@ class DockerRuntime:
         except RuntimeUnavailable as error:
             self._info = None
             self._engine.forget_version()
-            return _facts_without_engine(str(error))
+            log.warning("%s", error)
+            return facts_without_engine()
         return RuntimeFacts(
             version=info["ServerVersion"],
             cpus=info["NCPU"],
@@ -160,12 +165,28 @@ class DockerRuntime:
         return self._observer.containers(self.control_plane_id)
 
     def start(self, assignment: Assignment, progress: Progress, cancelled: Cancelled) -> Container | None:
-        abilities = self._abilities()
-        secret_values(assignment)  # before a pull of minutes
-        self._require_mps(devices_of(assignment))
+        self._require(assignment)
+        image = self._images.present(assignment)
+        if image is None:
+            raise PullNeeded(self._images.subject(assignment))
+        return self._start_from(image, assignment, progress, cancelled)
+
+    def pull(self, assignment: Assignment, progress: Progress, cancelled: Cancelled) -> Start | None:
+        self._require(assignment)  # before a pull of minutes
         image = self._images.ensure(assignment, progress, cancelled)
         if image is None:
             return None
+        return partial(self._start_from, image, assignment, progress, cancelled)
+
+    def _require(self, assignment: Assignment) -> None:
+        """Raises StartRefused or StartDelayed for what needs no look at the image."""
+        secret_values(assignment)
+        self._require_mps(devices_of(assignment))
+
+    def _start_from(
+        self, image: Image, assignment: Assignment, progress: Progress, cancelled: Cancelled
+    ) -> Container | None:
+        abilities = self._abilities()
         if self.control_plane_id is None:
             raise RuntimeUnavailable("this node has not joined a control plane")
         with self._attachments.of(assignment, self.control_plane_id):
@@ -209,19 +230,15 @@ class DockerRuntime:
         begin = partial(self._start, container.container_id, Withheld.of_container(inspected))
         self._run(container.container_id, container.gpu_uuids, command_of(inspected), begin)
 
-    def stop(self, container: Container, timeout_s: int) -> None:
-        try:
-            self._engine.stop(container.container_id, timeout_s)
-        except EngineRefused as refusal:
-            if not is_gone(refusal):
-                raise
+    def begin_stop(self, container: Container) -> bool:
+        began = docker_stop.begin_stop(self._engine, container.container_id)
+        if not began:
+            self._observer.doubt(container.container_id)
+        return began
 
     def kill(self, container: Container) -> None:
-        try:
-            self._engine.kill(container.container_id)
-        except EngineRefused as refusal:
-            if not (is_gone(refusal) or refusal.status == _NOT_RUNNING):
-                raise
+        docker_stop.kill(self._engine, container.container_id)
+        self._observer.doubt(container.container_id)
 
     def remove(self, container: Container) -> None:
         self._remove(container.container_id)
@@ -378,15 +395,3 @@ def _gone_or(refusal: EngineRefused) -> Exception:
     if refusal.status != 404:
         return refusal
     return StartRefused(Reason(code="container_gone", message="its container was removed from the node"))
-
-
-def _facts_without_engine(why: str) -> RuntimeFacts:
-    log.warning("%s", why)
-    pages, page_bytes = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
-    return RuntimeFacts(
-        version=None,
-        cpus=os.cpu_count() or 1,
-        memory_mib=pages * page_bytes // 2**20,
-        problem=Reason(code="docker_unavailable", message="Docker does not answer on this node"),
-        simulated=False,
-    )

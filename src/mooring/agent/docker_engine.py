@@ -93,13 +93,9 @@ class Engine:
         with engine_call("list"):
             return list(self._client().containers(all=True, filters={"label": [label]}))
 
-    def stop(self, container: str, timeout_s: int) -> None:
-        with engine_call("stop"):
-            self._client().stop(container, timeout=timeout_s)
-
-    def kill(self, container: str) -> None:
+    def kill(self, container: str, signal: str = "SIGKILL") -> None:
         with engine_call("kill"):
-            self._client().kill(container)
+            self._client().kill(container, signal)
 
     def wait(self, container: str, timeout_s: float) -> None:
         with engine_call("wait"):

@@ -123,6 +123,7 @@ def container_of(inspected: Document, address: str) -> Container:
         gpu_uuids=_listed(labels, GPUS),
         cards=_listed(labels, CARDS),
         share=share_of(labels),
+        project_id=labels.get(PROJECT, ""),
         exit_code=state["ExitCode"] if ended else None,
         oom_killed=bool(state.get("OOMKilled")),
         error=Withheld.of_container(inspected).mask(state.get("Error") or "") or None,

@@ -17,6 +17,7 @@ from docker.auth import encode_header, get_config_header
 from mooring.agent.docker_create import Image
 from mooring.agent.docker_engine import Document, Engine
 from mooring.agent.docker_errors import EngineRefused, is_denial, pull_failure
+from mooring.agent.docker_pull_pace import LayerStates, PullBoard, Puller, PullTimeouts
 from mooring.agent.docker_streams import ByteStream
 from mooring.agent.private_images import PrivateImages
 from mooring.agent.runtime import Cancelled, Progress, RuntimeUnavailable, StartDelayed, StartRefused
@@ -39,12 +40,13 @@ class _Wanted:
     name: ImageName
     registry: RegistryAuth | None
     withheld: Withheld
+    project_id: str
 
     @classmethod
     def by(cls, assignment: Assignment) -> "_Wanted":
         shown = assignment.spec.image
         name = ImageName.parse(shown).pinned(assignment.image_digest)
-        return cls(shown, name, assignment.registry, Withheld.of(assignment))
+        return cls(shown, name, assignment.registry, Withheld.of(assignment), assignment.project_id)
 
     def credentials_for(self, registry: str) -> RegistryAuth | None:
         """The project's own, which only their own registry gets to see."""
@@ -55,11 +57,26 @@ class _Wanted:
 class Images:
     """The images of one engine."""
 
-    def __init__(self, engine: Engine, private: PrivateImages | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        private: PrivateImages | None = None,
+        timeouts: PullTimeouts | None = None,
+    ) -> None:
         self._engine = engine
+        self._board = PullBoard(timeouts)
         self._private = private or PrivateImages()
         self._lock = threading.Lock()
         self._turns: dict[str, _Turn] = {}
+
+    def present(self, assignment: Assignment) -> Image | None:
+        """The assignment's image if it is on the node; raises as `ensure`."""
+        return self._present(_Wanted.by(assignment))
+
+    @staticmethod
+    def subject(assignment: Assignment) -> str:
+        """What would be pulled: one pull of it is enough for all who wait for it."""
+        return str(_Wanted.by(assignment).name)
 
     def ensure(self, assignment: Assignment, progress: Progress, cancelled: Cancelled) -> Image | None:
         """The assignment's image, pulled if it is not there; None when cancelled.
@@ -173,8 +190,8 @@ class Images:
         layers = _Layers(wanted.shown)
         stream = self._open(wanted, credentials)
         try:
-            with wanted.withheld.masking():
-                if not self._follow(stream, layers, turn, progress, cancelled):
+            with wanted.withheld.masking(), self._board.joined(wanted.project_id) as puller:
+                if not self._follow(stream, layers, turn, progress, cancelled, puller):
                     return None
         except EngineRefused as refusal:
             told = refusal.message, wanted.shown, refusal.status
@@ -195,6 +212,7 @@ class Images:
             "/images/create",
             params={"fromImage": name.repository, "tag": name.digest or name.tag or "latest"},
             headers=self._headers(name, credentials),
+            headers_in_s=self._board.stall_s + _ASK_WHEN_SILENT_S,
         )
 
     def _headers(self, name: ImageName, credentials: RegistryAuth | None) -> dict[str, str]:
@@ -218,8 +236,9 @@ class Images:
         turn: "_Turn",
         progress: Progress,
         cancelled: Cancelled,
+        puller: Puller,
     ) -> bool:
-        """Whether it came to its end."""
+        """Whether it came to its end; raises what ends it before (docker_pull_pace.py)."""
         turn.tell(layers.reason(), progress)
         silent_since = told_at = time.monotonic()
         while (chunk := stream.read(_TICK_S)) != b"":
@@ -232,6 +251,7 @@ class Images:
             elif now - silent_since > _ASK_WHEN_SILENT_S:
                 silent_since = now
                 self._engine.ping()
+            self._board.check(puller, layers.states, layers.image, now)
             if now - told_at >= _PROGRESS_EVERY_S:
                 told_at = now
                 turn.tell(layers.reason(), progress)
@@ -293,6 +313,7 @@ class _Layers:
     current: dict[str, int] = field(default_factory=dict)
     seen: set[str] = field(default_factory=set)
     done: set[str] = field(default_factory=set)
+    states: LayerStates = field(default_factory=LayerStates)
     digest: str | None = None  # what the registry said the reference is
     _rest: bytes = b""
 
@@ -318,6 +339,7 @@ class _Layers:
         if "error" in line:
             raise EngineRefused(int(line.get("errorDetail", {}).get("code") or 0), line["error"])
         layer, status = str(line.get("id")), line.get("status", "")
+        self.states.note(layer, status, line.get("progressDetail") or {})
         if status.startswith("Digest: "):
             self.digest = status.removeprefix("Digest: ")
         if status in {"Pulling fs layer", "Already exists", "Waiting", "Downloading", "Pull complete"}:

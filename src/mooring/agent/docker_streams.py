@@ -5,6 +5,7 @@ thread reads, and its reader may wait for as long as it likes and close from any
 """
 
 import queue
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -13,6 +14,8 @@ from typing import Any, Literal, cast
 from requests import Response
 
 from mooring.agent.docker_errors import engine_call
+from mooring.agent.docker_transport import connection_told_to
+from mooring.agent.runtime import RuntimeUnavailable
 
 StreamName = Literal["stdout", "stderr"]
 
@@ -27,6 +30,7 @@ class ByteStream:
     def __init__(self, request: Callable[[], Response]) -> None:
         self._request = request
         self._response: Response | None = None
+        self._connection: Any = None  # while the engine's headers are waited for
         self._chunks: queue.Queue[bytes | Exception] = queue.Queue(_WAITING_CHUNKS)
         self._lock = threading.Lock()
         self._closed = False
@@ -54,6 +58,7 @@ class ByteStream:
         with self._lock:
             self._closed = True
             response, self._response = self._response, None
+            self._cut_off()
         if response is not None:
             # Released already (the end was read), or gone: then there is nothing to wake.
             with suppress(RuntimeError, ValueError, OSError):
@@ -61,6 +66,26 @@ class ByteStream:
             self._thread.join()
             response.close()
         self._end_a_waiting_read()
+
+    def _cut_off(self) -> None:
+        """End a request that has no answer yet; the engine then gives up what it was to do."""
+        if self._connection is not None and self._connection.sock is not None:
+            with suppress(OSError):
+                self._connection.sock.shutdown(socket.SHUT_RDWR)
+
+    def _connected(self, connection: Any) -> None:
+        with self._lock:
+            if self._closed:
+                raise RuntimeUnavailable("the stream was closed before its request was sent")
+            self._connection = connection
+
+    def _asked(self) -> Response:
+        try:
+            with connection_told_to(self._connected):
+                return self._request()
+        finally:
+            with self._lock:
+                self._connection = None
 
     def _end_a_waiting_read(self) -> None:
         with suppress(queue.Empty):
@@ -71,7 +96,7 @@ class ByteStream:
 
     def _pump(self) -> None:
         try:
-            response = self._request()
+            response = self._asked()
             if not self._keep(response):
                 response.close()
                 return

@@ -5,11 +5,35 @@ and it forgets to close the socket when nobody listens.
 """
 
 import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from docker import APIClient
 from docker.transport import UnixHTTPAdapter
 from docker.transport.unixconn import UnixHTTPConnection, UnixHTTPConnectionPool
+
+_local = threading.local()
+
+
+@contextmanager
+def connection_told_to(listener: Callable[[Any], None]) -> Iterator[None]:
+    """Call `listener` with each connection that this thread begins to use within the block.
+
+    So another thread can cut a request off that waits for the engine's headers, as a pull does while its
+    registry says nothing. What the listener raises ends the request.
+    """
+    _local.listener = listener
+    try:
+        yield
+    finally:
+        del _local.listener
+
+
+def _tell(connection: Any) -> None:
+    if (listener := getattr(_local, "listener", None)) is not None:
+        listener(connection)
 
 
 class _Connection(UnixHTTPConnection):
@@ -22,11 +46,17 @@ class _Connection(UnixHTTPConnection):
             made.close()
             raise
         self.sock = made
+        _tell(self)
 
 
 class _Pool(UnixHTTPConnectionPool):
     def _new_conn(self) -> Any:  # the stubs want more of a connection than the library does
         return _Connection("http://localhost", self.socket_path)
+
+    def _make_request(self, conn: Any, *arguments: Any, **options: Any) -> Any:
+        if conn.sock is not None:
+            _tell(conn)
+        return super()._make_request(conn, *arguments, **options)
 
 
 class _Adapter(UnixHTTPAdapter):

@@ -1,6 +1,7 @@
 """Does what was decided, in threads, and tells what became of it.
 
-Starts have threads of their own: a pull that hangs must not keep a container from being stopped.
+Pulls, starts, endings, releases and streams have threads of their own, and in each of these pools every
+project has a limit and a queue of its own (workers.py): what one project does there delays nobody else.
 """
 
 import logging
@@ -11,6 +12,7 @@ from functools import partial
 from threading import Event, Lock
 from typing import Final, Protocol
 
+from mooring.agent.crew import Crew
 from mooring.agent.devices import card_of, devices_of
 from mooring.agent.knowledge import Knowledge
 from mooring.agent.reconcile import (
@@ -27,8 +29,18 @@ from mooring.agent.reconcile import (
     key_of,
 )
 from mooring.agent.release import ReleaseGate
-from mooring.agent.runtime import Container, Runtime, RuntimeUnavailable, StartDelayed, StartRefused
-from mooring.agent.workers import Workers
+from mooring.agent.runtime import (
+    Container,
+    Progress,
+    PullNeeded,
+    Runtime,
+    RuntimeUnavailable,
+    StartDelayed,
+    StartRefused,
+)
+from mooring.agent.runtime import Start as BeginStart
+from mooring.agent.stops import StopTimes
+from mooring.agent.workers import Ticket, Workers
 from mooring.core.instance import Reason
 from mooring.schemas.agent import Assignment, OverlayNetwork
 
@@ -37,6 +49,9 @@ AWAY: Final = Reason(
 )
 BROKEN: Final = Reason(
     code="agent_error", message="The node's agent failed at this, see its log; it is tried again"
+)
+BUSY: Final = Reason(
+    code="node_busy", message="This project has many starts and stops under way on the node; this one waits"
 )
 
 LOOK_AT_OVERLAYS_S: Final = 15.0  # what was in use then may not be now; what was there may be gone
@@ -51,24 +66,6 @@ class Tell(Protocol):
     """Takes in a change of what is known; `look` asks for a listing, `hurry` for a report at once."""
 
     def __call__(self, change: Change, *, look: bool = False, hurry: bool = True) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Crew:
-    """The threads that act. Nodes of one process may share them."""
-
-    starts: Workers
-    endings: Workers
-    releases: Workers
-    streams: Workers
-
-    @classmethod
-    def hired(cls) -> "Crew":
-        """Stops wait for as long as users gave their programs to end, so there are many hands for them.
-
-        A release may wait for a driver that hangs, and must not keep a container from being stopped.
-        """
-        return cls(Workers("start", 16), Workers("end", 64), Workers("release", 64), Workers("stream", 64))
 
 
 class _OverlayKeeper:
@@ -111,12 +108,42 @@ class _OverlayKeeper:
         return True
 
 
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """One start, from the decision to its end."""
+
+    assignment: Assignment
+    first_on: Sequence[str]
+    cancel: Event
+    owner: str
+
+    @property
+    def key(self) -> Key:
+        return key_of(self.assignment)
+
+
 class Hands:
+    """Every pool is used in the name of a project on this node.
+
+    Args:
+        node: tells this node's share of the crew from that of other nodes of the process.
+        stops: remembers when stop signals were sent.
+    """
+
     def __init__(
-        self, runtime: Runtime, crew: Crew, tell: Tell, distrust: Distrust, gate: ReleaseGate
+        self,
+        runtime: Runtime,
+        crew: Crew,
+        tell: Tell,
+        distrust: Distrust,
+        gate: ReleaseGate,
+        stops: StopTimes,
+        node: str = "",
     ) -> None:
         self._runtime, self._crew, self._tell, self._distrust = runtime, crew, tell, distrust
-        self._gate = gate
+        self._gate, self._stops, self._node = gate, stops, node
+        self._pulls_lock = Lock()
+        self._pulls: dict[Key, Ticket] = {}  # those that may still wait for their turn
         self._overlays = _OverlayKeeper(runtime, crew.endings)
 
     def keep_overlays(self, wanted: Sequence[OverlayNetwork]) -> None:
@@ -124,57 +151,130 @@ class Hands:
         self._overlays.want(wanted)
 
     def do(self, action: Action, known: Knowledge) -> None:
-        """Begin one action; `known` notes that it is under way before any thread sees it."""
+        """Begin one action; `known` notes that it is under way before any thread sees it.
+
+        Without room in its project's queue nothing is begun: it is decided again when other work has ended.
+        """
         match action:
             case Start(assignment):
-                devices, in_use = devices_of(assignment), known.gpus_in_use() or set()
-                # Whose neighbours are there already is not the first on its card.
-                first_on = [uuid for uuid in devices.gpu_uuids if not devices.share or uuid not in in_use]
-                cancel = known.begin(
-                    key_of(assignment),
-                    Doing.START,
-                    devices.gpu_uuids,
-                    cards=devices.cards,
-                    share=devices.share,
-                )
-                self._crew.starts.submit(partial(self._start, assignment, first_on, cancel))
+                self._begin_start(assignment, known)
             case Cancel(key):
                 log.info("%s/%s: start cancelled", *key)
                 known.cancel(key)
+                self._withdraw_pull(key)
             case Restart(container):
-                _begin(known, container, Doing.RESTART)
-                self._crew.starts.submit(partial(self._restart, container))
-            case Stop(container, timeout_s):
-                _begin(known, container, Doing.STOP)
-                self._crew.endings.submit(partial(self._stop, container, timeout_s))
+                if not self._begin(self._crew.starts, container, Doing.RESTART, self._restart, known):
+                    known.hold_back(key_of(container), BUSY)
+            case Stop(container):
+                self._begin(self._crew.endings, container, Doing.STOP, self._stop, known)
             case Kill(container):
-                _begin(known, container, Doing.STOP)
-                self._crew.endings.submit(partial(self._stop, container, None))
+                self._begin(self._crew.endings, container, Doing.STOP, self._kill, known)
             case Release(container, gpu_uuids, beside):
-                # To itself: whoever came to the card now would pass for what the container left behind.
-                known.begin(key_of(container), Doing.RELEASE, gpu_uuids)
-                self._crew.releases.submit(partial(self._release, container, gpu_uuids, beside))
+                owner, key = self._owner(container.owner), key_of(container)
+                if self._crew.releases.has_room(owner):
+                    # To itself: whoever came to the card now would pass for what the container left behind.
+                    known.begin(key, Doing.RELEASE, gpu_uuids)
+                    self._crew.releases.submit(partial(self._release, container, gpu_uuids, beside), owner)
             case Remove(container):
-                _begin(known, container, Doing.REMOVE)
-                self._crew.endings.submit(partial(self._remove, container))
+                self._begin(self._crew.endings, container, Doing.REMOVE, self._remove, known)
 
-    def _start(self, assignment: Assignment, first_on: Sequence[str], cancel: Event) -> None:
-        key, began = key_of(assignment), time.monotonic()
+    def _owner(self, project: str) -> str:
+        return f"{self._node}/{project}"
 
-        def progress(reason: Reason) -> None:
-            self._tell(lambda known: known.progressed(key, reason), hurry=False)
+    def _begin(
+        self,
+        workers: Workers,
+        container: Container,
+        doing: Doing,
+        work: Callable[[Container], None],
+        known: Knowledge,
+    ) -> bool:
+        """Whether there was room for it."""
+        owner = self._owner(container.owner)
+        if not workers.has_room(owner):  # who else submits in this name only makes room
+            return False
+        known.begin(
+            key_of(container), doing, container.gpu_uuids, cards=container.cards, share=container.share
+        )
+        workers.submit(partial(work, container), owner)
+        return True
 
+    # --- starts
+
+    def _begin_start(self, assignment: Assignment, known: Knowledge) -> None:
+        owner, key = self._owner(assignment.project_id), key_of(assignment)
+        if not self._crew.starts.has_room(owner):
+            known.hold_back(key, BUSY)
+            return
+        devices, in_use = devices_of(assignment), known.gpus_in_use() or set()
+        # Whose neighbours are there already is not the first on its card.
+        first_on = [uuid for uuid in devices.gpu_uuids if not devices.share or uuid not in in_use]
+        cancel = known.begin(key, Doing.START, devices.gpu_uuids, cards=devices.cards, share=devices.share)
+        attempt = _Attempt(assignment, first_on, cancel, owner)
+        start = partial(self._runtime.start, assignment, self._progress(key), cancel.is_set)
+        self._crew.starts.submit(partial(self._start, attempt, start), owner)
+
+    def _progress(self, key: Key) -> Progress:
+        return lambda reason: self._tell(lambda known: known.progressed(key, reason), hurry=False)
+
+    def _start(self, attempt: _Attempt, start: BeginStart) -> None:
+        key, began = attempt.key, time.monotonic()
         try:
-            self._gate.begins(first_on)
-            container = self._runtime.start(assignment, progress, cancel.is_set)
+            self._gate.begins(attempt.first_on)
+            container = start()
+        except PullNeeded as needed:
+            self._queue_pull(attempt, needed.image)
         except StartRefused as refusal:
-            self._refused(key, assignment.gpu_uuids, refusal)
+            self._refused(key, attempt.assignment.gpu_uuids, refusal)
         except Exception as error:
             self._failed(key, "start", error)
         else:
             self._started(key, container)
             outcome = container.status if container else "gave up"
             log.info("%s/%s: %s after %.3f s", *key, outcome, time.monotonic() - began)
+
+    def _queue_pull(self, attempt: _Attempt, image: str) -> None:
+        key = attempt.key
+        message = f"pulling {attempt.assignment.spec.image}: waiting for its turn"
+        waits = Reason(code="pulling_image", message=message)
+        self._progress(key)(waits)
+        with self._pulls_lock:
+            ticket = self._crew.pulls.submit(partial(self._pull, attempt), attempt.owner, subject=image)
+            if ticket is not None:
+                self._pulls[key] = ticket
+        if ticket is None:
+            self._tell(lambda known: known.failed(key, waits, time.monotonic()), look=True)
+        elif attempt.cancel.is_set():  # before there was a ticket to withdraw
+            self._withdraw_pull(key)
+
+    def _withdraw_pull(self, key: Key) -> None:
+        """End a pull that still waits for its turn; one that runs sees by itself that it is cancelled."""
+        with self._pulls_lock:
+            ticket = self._pulls.get(key)
+            if ticket is None or not self._crew.pulls.withdraw(ticket):
+                return
+            del self._pulls[key]
+        # In a thread: who cancels holds what `tell` needs.
+        self._crew.endings.submit(partial(self._started, key, None), ticket.owner, bounded=False)
+
+    def _pull(self, attempt: _Attempt) -> None:
+        key = attempt.key
+        with self._pulls_lock:
+            self._pulls.pop(key, None)
+        try:
+            start = self._runtime.pull(attempt.assignment, self._progress(key), attempt.cancel.is_set)
+        except StartRefused as refusal:
+            self._refused(key, attempt.assignment.gpu_uuids, refusal)
+        except Exception as error:
+            self._failed(key, "pull", error)
+        else:
+            self._pulled(attempt, start)
+
+    def _pulled(self, attempt: _Attempt, start: BeginStart | None) -> None:
+        if start is None:
+            self._started(attempt.key, None)
+        else:
+            self._crew.starts.submit(partial(self._start, attempt, start), attempt.owner, bounded=False)
 
     def _started(self, key: Key, container: Container | None) -> None:
         if container is None:
@@ -194,18 +294,32 @@ class Hands:
             log.info("%s/%s: restarted after exit code %s", *key, container.exit_code)
             self._tell(lambda known: known.settling(key), look=True)
 
-    def _stop(self, container: Container, timeout_s: int | None) -> None:
-        """Args: `timeout_s`: null kills."""
+    # --- endings
+
+    def _stop(self, container: Container) -> None:
         key = key_of(container)
         try:
-            if timeout_s is None:
-                self._runtime.kill(container)
-            else:
-                self._runtime.stop(container, timeout_s)
+            began = self._runtime.begin_stop(container)
         except Exception as error:
             self._failed(key, "stop", error)
+            return
+        if not began:
+            self._tell(lambda known: known.settling(key), look=True)
+            return
+        since = time.monotonic()
+        log.info("%s/%s: has its stop signal", *key)
+
+        self._tell(lambda known: self._stops.note(known.stop_begun(key, container.container_id, since)))
+        self._stops.save()
+
+    def _kill(self, container: Container) -> None:
+        key = key_of(container)
+        try:
+            self._runtime.kill(container)
+        except Exception as error:
+            self._failed(key, "kill", error)
         else:
-            log.info("%s/%s: stopped", *key)
+            log.info("%s/%s: killed", *key)
             self._tell(lambda known: known.settling(key), look=True)
 
     def _release(self, container: Container, gpu_uuids: tuple[str, ...], beside: tuple[str, ...]) -> None:
@@ -243,7 +357,3 @@ class Hands:
         log.warning("%s/%s: %s failed: %s", *key, what, error, exc_info=None if away else error)
         reason = error.reason if isinstance(error, StartDelayed) else AWAY if away else BROKEN
         self._tell(lambda known: known.failed(key, reason, time.monotonic()), look=True)
-
-
-def _begin(known: Knowledge, container: Container, doing: Doing) -> None:
-    known.begin(key_of(container), doing, container.gpu_uuids, cards=container.cards, share=container.share)

@@ -52,9 +52,15 @@ class _Job:
 
 
 class Knowledge:
-    """`highest` is the newest generation ever seen; the caller keeps it on disk."""
+    """`highest` is the newest generation ever seen; the caller keeps it on disk, and `stopping` too.
 
-    def __init__(self, control_plane_id: str, highest: int) -> None:
+    Args:
+        stopping: when a container was sent its stop signal, by its id, as an agent of before left it.
+    """
+
+    def __init__(
+        self, control_plane_id: str, highest: int, stopping: Mapping[str, float] | None = None
+    ) -> None:
         self.control_plane_id = control_plane_id
         self.highest = highest
         self.generation = 0  # of what was heard in this session
@@ -74,6 +80,7 @@ class Knowledge:
         self._holders: dict[Key, Container] = {}  # of cards, until those are seen to be idle
         self._released: set[Key] = set()  # ended, and seen to
         self._expelled: dict[Key, Reason] = {}  # whom the watchdog ends, until nothing of them is left
+        self._stopping = dict(stopping or {})
         self._ran_when_engine_left: set[Key] = set()
         self._engine_ended: set[Key] = set()
         # Every change that work makes is numbered, so that a listing begun before it cannot undo it.
@@ -132,6 +139,8 @@ class Knowledge:
         self._note_engine_restart(seen)
         self.containers, self._strangers = seen, strangers
         self._released &= seen.keys()
+        live = {one.container_id for one in seen.values() if reconcile.is_live(one)}
+        self._stopping = {one: since for one, since in self._stopping.items() if one in live}
         self._expelled = {
             key: reason
             for key, reason in self._expelled.items()
@@ -205,6 +214,11 @@ class Knowledge:
                 unreleased=self._unreleased(),
                 problem=self.problem,
                 expelled=self._expelled.keys(),
+                stopping={
+                    key: self._stopping[container.container_id]
+                    for key, container in self.containers.items()
+                    if container.container_id in self._stopping
+                },
             )
         )
         self._restarts, self._waiting = dict(plan.restarts), dict(plan.waiting)
@@ -222,6 +236,10 @@ class Knowledge:
         """Note that work has begun; the event tells its thread to give up."""
         job = self._jobs[key] = _Job(Work(doing, tuple(gpu_uuids), cards=cards, share=share))
         return job.cancel
+
+    def hold_back(self, key: Key, reason: Reason) -> None:
+        """A start that was decided and has to wait; it is decided again when other work ends."""
+        self._waiting[key] = reason
 
     def cancel(self, key: Key) -> None:
         job = self._jobs[key]
@@ -253,6 +271,17 @@ class Knowledge:
     def started(self, key: Key, container: Container) -> None:
         self._began.add(key)
         self._succeeded(key, container)
+
+    def stop_begun(self, key: Key, container_id: str, since: float) -> dict[str, float]:
+        """It has its stop signal. Nothing is under way any more: its end will show, or its time be over.
+
+        Returns:
+            When each container that still runs was sent its stop signal, by its id.
+        """
+        for notes in (self._jobs, self._pauses):
+            notes.pop(key, None)
+        self._stopping[container_id] = since
+        return dict(self._stopping)
 
     def removed(self, key: Key) -> None:
         self._succeeded(key, None)

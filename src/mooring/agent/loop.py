@@ -17,14 +17,16 @@ from functools import partial
 from typing import Final
 
 from mooring.agent.control_plane import ControlPlane
+from mooring.agent.crew import Crew
 from mooring.agent.exchange import Exchange, Report
 from mooring.agent.gpus import GpuReader
-from mooring.agent.hands import Change, Crew, Hands
+from mooring.agent.hands import Change, Hands
 from mooring.agent.knowledge import Knowledge, Picture, Verdict
 from mooring.agent.reconcile import Key
 from mooring.agent.release import RELEASE_WITHIN_S, ReleaseGate
 from mooring.agent.runtime import Runtime, RuntimeFacts, RuntimeUnavailable
 from mooring.agent.state import Identity, NodeState
+from mooring.agent.stops import StopTimes
 from mooring.agent.streams import Streams
 from mooring.agent.telemetry import ContainerOf, Machine, Telemetry, gpu_problem, node_facts, unknown_engine
 from mooring.agent.watchdog import LOOK_EVERY_S, Watchdog
@@ -66,7 +68,8 @@ class Agent:
         self._identity, self._state, self._runtime, self._machine = identity, state, runtime, machine
         self._lock = threading.Lock()  # of everything in this block
         self._renewal = threading.Lock()
-        self._knowledge = Knowledge(identity.control_plane_id, state.generation())
+        stops = StopTimes(state)
+        self._knowledge = Knowledge(identity.control_plane_id, state.generation(), stops.load())
         self._picture = Picture()
         self._session = self._seq = 0
         self._due: float | None = None
@@ -83,8 +86,12 @@ class Agent:
         self._gate = ReleaseGate(gpus, container_of, release_within_s)
         self._watchdog = Watchdog(gpus, container_of)
         self._watch_wanted = threading.Event()  # while there is somebody to watch
-        self._hands = Hands(runtime, crew, self._tell, self._telemetry.distrust, self._gate)
-        self._streams = Streams(runtime, control_plane, self._knowledge.container, crew.streams)
+        self._hands = Hands(
+            runtime, crew, self._tell, self._telemetry.distrust, self._gate, stops, identity.node_id
+        )
+        self._streams = Streams(
+            runtime, control_plane, self._knowledge.container, crew.streams, node=identity.node_id
+        )
         self._control_plane = control_plane
         self._exchange = Exchange(
             control_plane,

@@ -14,11 +14,11 @@ from urllib.parse import urlsplit
 
 from mooring.agent import preflight
 from mooring.agent.control_plane import Away, ControlPlane, InsecureUrl, Refused
+from mooring.agent.crew import Crew
 from mooring.agent.docker import DockerRuntime
 from mooring.agent.exchange import EXIT_UNAUTHORIZED, Backoff
 from mooring.agent.firewall import Firewall, Isolation, management_addresses
 from mooring.agent.gpus import GpuReader, NvmlGpuReader, Pace
-from mooring.agent.hands import Crew
 from mooring.agent.loop import Agent
 from mooring.agent.mps import Mps
 from mooring.agent.private_images import PrivateImages
@@ -251,6 +251,7 @@ def _docker(settings: AgentSettings, identity: Identity, gpus: GpuReader) -> Doc
         preflight=_preflight(settings, has_gpus=lambda: bool(gpus.latest().inventory)),
         isolate=_isolation(settings).problem,
         private_images=PrivateImages.of_node(NodeState(settings.state_dir)),
+        pull_timeouts=settings.pull_timeouts,
         container_runtime=settings.runtime,
         mps=Mps(settings.mps_pipe_directory, lambda: _cards_to_share(gpus)),
     )
@@ -292,6 +293,7 @@ def _docker_with_made_up_gpus(settings: AgentSettings, identity: Identity) -> Pa
         preflight=_preflight(settings, has_gpus=lambda: False),
         isolate=_isolation(settings).problem,
         private_images=PrivateImages.of_node(NodeState(settings.state_dir)),
+        pull_timeouts=settings.pull_timeouts,
         container_runtime=settings.runtime,
     )
     gpus = SimulatedGpuReader(identity.node_id, SIMULATED_GPUS, SIMULATED_MODEL, tenants=docker.tenants)

@@ -81,6 +81,7 @@ class World:
     )  # ended or gone, and their cards not free
     problem: Reason | None = None  # why nothing may be started on this node
     expelled: Set[Key] = frozenset()  # may not go on: they harm others, or have lost what they were given
+    stopping: Mapping[Key, float] = field(default_factory=dict)  # since when: they have their stop signal
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +103,14 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
+    """Send the stop signal; the timeout runs from then on, and nothing waits for it but time."""
+
     container: Container
-    timeout_s: int
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """At once: meanwhile its neighbours fail."""
+    """At once: its time is over, or its neighbours fail meanwhile."""
 
     container: Container
 
@@ -235,9 +237,18 @@ def _end(world: World, key: Key, stop_timeout_s: int, *, remove: bool) -> Iterat
     elif key in world.unreleased or (key in world.expelled and is_live(container)):
         return  # one thing after the other
     elif is_live(container):
-        yield Stop(container, stop_timeout_s)
+        yield from _stop(world, key, container, stop_timeout_s)
     elif remove or container.status == "created":  # one that never ran has no logs worth keeping
         yield Remove(container)
+
+
+def _stop(world: World, key: Key, container: Container, timeout_s: int) -> Iterator[Action]:
+    """The timeout is the newest that was asked for: a shorter one holds for a stop that is under way."""
+    since = world.stopping.get(key)
+    if timeout_s <= 0 or (since is not None and world.now >= since + timeout_s):
+        yield Kill(container)
+    elif since is None:
+        yield Stop(container)
 
 
 def _cancel(key: Key, work: Work) -> Iterator[Action]:
@@ -375,4 +386,8 @@ def ran_s(container: Container) -> float:
 
 def _next_due(world: World, restarts: Mapping[Key, Restarts]) -> float | None:
     times = [pause.until for pause in world.pauses.values()] + [planned.due for planned in restarts.values()]
+    for key, since in world.stopping.items():
+        ending = world.removals.get(key) or world.assignments.get(key)
+        if ending is not None:
+            times.append(since + ending.stop_timeout_s)
     return min((time for time in times if time > world.now), default=None)

@@ -1,5 +1,6 @@
 """What the agent needs of a container engine; `docker.py` is the real one, `simulated.py` lives in memory."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,6 +20,7 @@ from mooring.schemas.agent import (
 
 Progress = Callable[[Reason], None]
 Cancelled = Callable[[], bool]
+Start = Callable[[], "Container | None"]
 
 
 class RuntimeUnavailable(Exception):
@@ -31,6 +33,18 @@ class StartDelayed(RuntimeUnavailable):
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason.message)
         self.reason = reason
+
+
+class PullNeeded(Exception):
+    """A start whose image is not on the node: `Runtime.pull` goes on from here.
+
+    Attributes:
+        image: what has to be pulled, the same for all who need it.
+    """
+
+    def __init__(self, image: str) -> None:
+        super().__init__(image)
+        self.image = image
 
 
 class StartRefused(Exception):
@@ -77,6 +91,12 @@ class Container:
     endpoints: tuple[Endpoint, ...] = ()
     cards: tuple[str, ...] = ()  # that its MIG devices are on, in their order
     share: Share | None = None
+    project_id: str = ""
+
+    @property
+    def owner(self) -> str:
+        """Whose share of the node's workers is used for it."""
+        return self.project_id or self.instance_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +110,18 @@ class RuntimeFacts:
     mps: bool = False
 
 
+def facts_without_engine() -> RuntimeFacts:
+    """What this machine says of itself while Docker does not answer."""
+    pages, page_bytes = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    return RuntimeFacts(
+        version=None,
+        cpus=os.cpu_count() or 1,
+        memory_mib=pages * page_bytes // 2**20,
+        problem=Reason(code="docker_unavailable", message="Docker does not answer on this node"),
+        simulated=False,
+    )
+
+
 class Runtime(Protocol):
     """Every call may block on the engine and may raise RuntimeUnavailable."""
 
@@ -99,17 +131,25 @@ class Runtime(Protocol):
         """All containers of this control plane, and labelled ones that belong to another."""
 
     def start(self, assignment: Assignment, progress: Progress, cancelled: Cancelled) -> Container | None:
-        """Pull, create, start and verify, or adopt what an earlier call left; None when cancelled.
+        """Create, start and verify, or adopt what an earlier call left; None when cancelled.
 
         Raises:
+            PullNeeded: its image is not on the node.
             StartRefused: it will not run, and nothing is left of it.
+        """
+
+    def pull(self, assignment: Assignment, progress: Progress, cancelled: Cancelled) -> Start | None:
+        """Pull the image; returns what starts the container with it, as `start` does. None when cancelled.
+
+        Raises:
+            StartRefused: it cannot be had.
         """
 
     def restart(self, container: Container) -> None:
         """Start an exited container again, for `restart: on_failure | always`."""
 
-    def stop(self, container: Container, timeout_s: int) -> None:
-        """SIGTERM, then SIGKILL; returns when its process has ended. Ended or gone already is success."""
+    def begin_stop(self, container: Container) -> bool:
+        """Send its stop signal and return at once; False: it has ended, or is gone."""
 
     def kill(self, container: Container) -> None:
         """SIGKILL, at once. Ended or gone already is success."""

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, SecretStr, TypeAdapter, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from mooring.agent.docker_pull_pace import PullTimeouts
 from mooring.agent.mps import PIPE_DIRECTORY
 from mooring.core.simulation import SimulatedFleet, parse_fleets
 from mooring.core.text import LabelKey, LabelValue, Name
@@ -73,6 +74,12 @@ class AgentSettings(BaseSettings):
             "with {gpu} in it, one for each card"
         ),
     ] = PIPE_DIRECTORY
+    pull_stall_timeout_s: Annotated[
+        float, Field(ge=10, le=3600, description="a pull that moves less than 1 MiB in this time fails")
+    ] = 120.0
+    pull_timeout_s: Annotated[
+        float, Field(ge=60, description="how long a pull may take, without its wait for a turn")
+    ] = 3600.0
     sample_interval_s: Annotated[float, Field(gt=0, le=60, description="how often GPUs are read")] = 1.0
 
     @field_validator("node_labels", mode="before")
@@ -137,6 +144,10 @@ class AgentSettings(BaseSettings):
             "network_isolation=best_effort": self.network_isolation == "best_effort",
         }
         return tuple(name for name, is_off in off.items() if is_off)
+
+    @property
+    def pull_timeouts(self) -> PullTimeouts:
+        return PullTimeouts(self.pull_stall_timeout_s, self.pull_timeout_s)
 
     @property
     def state_dir(self) -> Path:

@@ -19,8 +19,10 @@ from mooring.agent.runtime import (
     Cancelled,
     Container,
     Progress,
+    PullNeeded,
     RuntimeFacts,
     RuntimeUnavailable,
+    Start,
     StartRefused,
     secret_values,
 )
@@ -74,12 +76,14 @@ class SimulatedRuntime:
         memory_mib: int = 2_097_152,
         address: str = "127.0.0.1",
         start_s: float = 0.05,
+        pull_s: float = 0,
         mps: bool = False,
         clock: Clock = time.monotonic,
     ) -> None:
         self.away = False
         self._mps = mps
         self._cpus, self._memory_mib, self._address, self._start_s = cpus, memory_mib, address, start_s
+        self._pull_s = pull_s
         self._clock = clock
         self._epoch = time.time() - clock()
         self._lives: dict[str, _Life] = {}  # by container id
@@ -105,16 +109,27 @@ class SimulatedRuntime:
     def start(self, assignment: Assignment, progress: Progress, cancelled: Cancelled) -> Container | None:
         self._answer()
         secret_values(assignment)
-        spec, container_id = assignment.spec, _container_id(assignment)
-        if spec.image not in self._images:
-            progress(Reason(code="pulling_image", message=f"Pulling {spec.image}"))
-        if "missing" in spec.image:
-            raise StartRefused(Reason(code="image_not_found", message=f"There is no image {spec.image}"))
+        if assignment.spec.image not in self._images:
+            raise PullNeeded(assignment.spec.image)
+        return self._start(assignment, cancelled)
+
+    def pull(self, assignment: Assignment, progress: Progress, cancelled: Cancelled) -> Start | None:
+        self._answer()
+        image = assignment.spec.image
+        progress(Reason(code="pulling_image", message=f"Pulling {image}"))
+        if "missing" in image:
+            raise StartRefused(Reason(code="image_not_found", message=f"There is no image {image}"))
+        if not self._passed(self._pull_s, cancelled):
+            return None
+        self._images.add(image)
+        return lambda: self._start(assignment, cancelled)
+
+    def _start(self, assignment: Assignment, cancelled: Cancelled) -> Container | None:
+        container_id = _container_id(assignment)
         if not self._passed(self._start_s, cancelled):
             return None
         self._answer()
         with self._changed:
-            self._images.add(spec.image)
             if container_id not in self._lives:
                 self._lives[container_id] = self._created(assignment, container_id)
             return self._begun(container_id)
@@ -127,8 +142,8 @@ class SimulatedRuntime:
                 raise StartRefused(Reason(code="container_gone", message="Its container is gone"))
             self._begun(container.container_id)
 
-    def stop(self, container: Container, timeout_s: int) -> None:
-        self._signal(container, SIGTERM_EXIT)
+    def begin_stop(self, container: Container) -> bool:
+        return self._signal(container, SIGTERM_EXIT)
 
     def kill(self, container: Container) -> None:
         self._signal(container, SIGKILL_EXIT)
@@ -184,13 +199,16 @@ class SimulatedRuntime:
         if self.away:
             raise RuntimeUnavailable("the simulated engine is away")
 
-    def _signal(self, container: Container, exit_code: int) -> None:
+    def _signal(self, container: Container, exit_code: int) -> bool:
+        """Whether it ran."""
         self._answer()
         with self._changed:
             self._end_those_due()
             life = self._lives.get(container.container_id)
-            if life is not None and life.container.status == "running":
-                self._end(life, exit_code, self._clock())
+            if life is None or life.container.status != "running":
+                return False
+            self._end(life, exit_code, self._clock())
+            return True
 
     def _passed(self, duration_s: float, cancelled: Cancelled) -> bool:
         """Whether the time passed before the start was cancelled."""
@@ -212,6 +230,7 @@ class SimulatedRuntime:
             gpu_uuids=devices.gpu_uuids,
             cards=devices.cards,
             share=devices.share,
+            project_id=assignment.project_id,
             image_digest=f"sha256:{hashlib.sha256(assignment.spec.image.encode()).hexdigest()}",
             endpoints=tuple(self._endpoints(assignment.spec)),
         )

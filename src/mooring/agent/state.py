@@ -5,6 +5,7 @@
     <directory>/generation      one number
     <directory>/real            what `mooring up` has found on this machine: docker, gpus
     <directory>/private_images  which images only their registries may hand out; no credential is in it
+    <directory>/stops           when containers were sent their stop signal
 
 Everything else is in the labels of the containers.
 """

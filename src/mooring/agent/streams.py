@@ -27,7 +27,10 @@ log = logging.getLogger(__name__)
 
 
 class Streams:
-    """Runs each request once, however often answers repeat it."""
+    """Runs each request once, however often answers repeat it.
+
+    Each holds a thread of its project's for as long as its reader reads, however slowly.
+    """
 
     def __init__(
         self,
@@ -36,7 +39,9 @@ class Streams:
         container_of: ContainerOf,
         workers: Workers,
         heartbeat_s: float = HEARTBEAT_S,
+        node: str = "",
     ) -> None:
+        self._node = node
         self._runtime, self._control_plane = runtime, control_plane
         self._container_of, self._workers = container_of, workers
         self._heartbeat_s = heartbeat_s
@@ -45,8 +50,15 @@ class Streams:
 
     def serve(self, requests: Iterable[StreamRequest]) -> None:
         for request in requests:
-            if self._is_new(request.id):
-                self._workers.submit(partial(self._run, request))
+            if self._is_new(request.id) and not self._submit(request):
+                # Nobody dials in, so its reader is told that the node did not, and may ask again.
+                log.warning("stream %s refused: its project has too many open on this node", request.id)
+
+    def _submit(self, request: StreamRequest) -> bool:
+        container = self._container_of((request.instance_id, request.attempt))
+        project = container.owner if container else request.instance_id
+        owner = f"{self._node}/{project}"
+        return self._workers.submit(partial(self._run, request), owner) is not None
 
     def _is_new(self, stream_id: str) -> bool:
         with self._lock:

@@ -1,44 +1,136 @@
-"""Daemon threads for blocking calls, started when they are needed."""
+"""Daemon threads for blocking calls, shared fairly among their owners (projects).
+
+    submit(task, owner) ──> one queue per owner, bounded ──round robin──> threads
+
+An owner never has more than `each` tasks running, however many it submits, so the other threads remain for
+the other owners. Of tasks with the same subject one runs at a time; the others wait without a thread.
+"""
 
 import logging
 import queue
 import threading
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
+from dataclasses import dataclass
+
+Task = Callable[[], None]
 
 log = logging.getLogger(__name__)
 
 
-class Workers:
-    """Does what it is given, at most `limit` things at a time, the rest in order.
+@dataclass(eq=False, frozen=True, slots=True)
+class Ticket:
+    """A submitted task; `withdraw` takes it back while it waits."""
 
-    Unlike an executor's, its threads do not keep the process alive: a pull that hangs must not delay the
-    agent's end.
+    task: Task
+    owner: str
+    subject: str | None
+
+
+class Workers:
+    """Unlike an executor's, its threads do not keep the process alive when a task hangs.
+
+    Args:
+        limit: how many tasks run at the same time.
+        each: how many of them may be of one owner; the default is `limit`.
+        waiting: how many tasks of one owner may wait for a thread; unlimited by default.
     """
 
-    def __init__(self, name: str, limit: int) -> None:
+    def __init__(self, name: str, limit: int, *, each: int | None = None, waiting: int | None = None) -> None:
         self._name, self._limit = name, limit
-        self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._threads = 0
-        self._unclaimed = 0  # threads without a task, less the tasks that wait for them
+        self._each, self._waiting = each or limit, waiting
+        self._lock = threading.Lock()  # of everything below but `_ready`
+        self._queues: OrderedDict[str, deque[Ticket]] = OrderedDict()  # whose turn is next comes first
+        self._running: Counter[str] = Counter()  # by owner
+        self._subjects: set[str] = set()  # of tasks that run
+        self._active = self._threads = 0
+        self._ready: queue.SimpleQueue[Ticket] = queue.SimpleQueue()  # never more than there are threads
 
-    def submit(self, task: Callable[[], None]) -> None:
+    @property
+    def idle(self) -> bool:
+        """Whether nothing runs or waits."""
         with self._lock:
-            self._unclaimed -= 1
-            one_more = self._unclaimed < 0 and self._threads < self._limit
-            if one_more:
+            return not self._active and not self._queues
+
+    def has_room(self, owner: str) -> bool:
+        """Whether another task of this owner would be accepted."""
+        with self._lock:
+            return self._has_room(owner)
+
+    def submit(
+        self, task: Task, owner: str = "", *, subject: str | None = None, bounded: bool = True
+    ) -> Ticket | None:
+        """Run a task as soon as it is its owner's turn; None: too many of this owner wait already.
+
+        Args:
+            bounded: false for the next step of what was accepted before.
+        """
+        with self._lock:
+            if bounded and not self._has_room(owner):
+                return None
+            ticket = Ticket(task, owner, subject)
+            self._queues.setdefault(owner, deque()).append(ticket)
+            self._dispatch()
+            return ticket
+
+    def withdraw(self, ticket: Ticket) -> bool:
+        """Take back a task that still waits; False: it runs, or has run."""
+        with self._lock:
+            waiting = self._queues.get(ticket.owner)
+            if waiting is None or ticket not in waiting:
+                return False
+            waiting.remove(ticket)
+            if not waiting:
+                del self._queues[ticket.owner]
+            return True
+
+    def _has_room(self, owner: str) -> bool:
+        return self._waiting is None or len(self._queues.get(owner, ())) < self._waiting
+
+    def _dispatch(self) -> None:
+        """Hand out what may run now; to be called with the lock held, after anything that changes that."""
+        while self._active < self._limit and (ticket := self._take_next()) is not None:
+            self._active += 1
+            self._running[ticket.owner] += 1
+            if ticket.subject is not None:
+                self._subjects.add(ticket.subject)
+            self._ready.put(ticket)
+            if self._threads < self._active:
                 self._threads += 1
-                self._unclaimed += 1
-        self._tasks.put(task)
-        if one_more:
-            threading.Thread(target=self._work, name=f"{self._name}-{self._threads}", daemon=True).start()
+                name = f"{self._name}-{self._threads}"
+                threading.Thread(target=self._work, name=name, daemon=True).start()
+
+    def _take_next(self) -> Ticket | None:
+        """The next task by round robin over the owners, without those who have their share."""
+        for owner, waiting in self._queues.items():
+            if self._running[owner] >= self._each:
+                continue
+            ticket = next((one for one in waiting if one.subject not in self._subjects), None)
+            if ticket is None:
+                continue
+            waiting.remove(ticket)
+            if waiting:
+                self._queues.move_to_end(owner)
+            else:
+                del self._queues[owner]
+            return ticket
+        return None
 
     def _work(self) -> None:
         while True:
-            task = self._tasks.get()
+            ticket = self._ready.get()
             try:
-                task()
+                ticket.task()
             except Exception:
                 log.exception("a task of %s failed", self._name)
             with self._lock:
-                self._unclaimed += 1
+                self._finished(ticket)
+                self._dispatch()
+
+    def _finished(self, ticket: Ticket) -> None:
+        self._active -= 1
+        self._running[ticket.owner] -= 1
+        if not self._running[ticket.owner]:
+            del self._running[ticket.owner]
+        if ticket.subject is not None:
+            self._subjects.discard(ticket.subject)

@@ -9,7 +9,7 @@ from starlette.requests import HTTPConnection
 from mooring.api.audited_reads import AuditedReads
 from mooring.api.auth import Credentials
 from mooring.api.channels import Channels
-from mooring.api.rates import OpenStreams, RequestRates
+from mooring.api.rates import NodeStreams, OpenStreams, RequestRates
 from mooring.api.rendered import RenderedInstances
 from mooring.control.bootstrap import Identity
 from mooring.control.refusals import Refusals
@@ -32,6 +32,7 @@ class Context:
     open_streams: OpenStreams = field(default_factory=OpenStreams)
     refusals: Refusals = field(default_factory=Refusals)
     audited_reads: AuditedReads = field(default_factory=AuditedReads)
+    node_streams: NodeStreams = field(default_factory=NodeStreams)
     rendered: RenderedInstances = field(default_factory=RenderedInstances)
     # With `mooring up`, /readyz waits for the first reports of this many local nodes.
     awaited_nodes: int = 0

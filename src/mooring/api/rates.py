@@ -37,6 +37,8 @@ FAILED_ATTEMPTS = 30
 # A caller with 32 streams follows a whole 8-GPU node four times over; what is open is held in memory.
 STREAMS_OF_ONE = 32
 STREAMS_OF_PROJECT = 256  # so that no project takes all there are
+# Of one project's instances on one node: each holds a thread there (agent/crew.py has the limit that counts).
+STREAMS_OF_PROJECT_ON_NODE = 16
 STREAMS = 1024
 STREAMS_KEPT_FOR_ADMINS = 128
 _MOST_KEYS = 100_000  # about 100 MiB, were all of them at their limit
@@ -246,3 +248,41 @@ class OpenStreams:
             for key in counted:
                 if not self._open[key]:
                     del self._open[key]
+
+
+class NodeStreams:
+    """Logs and commands that nodes bring, by node and project. For the event loop's thread only.
+
+    Who asks does not matter: all keys and people of a project ask the node for the same threads.
+    """
+
+    def __init__(self) -> None:
+        self._open: Counter[tuple[str, str]] = Counter()
+
+    def __len__(self) -> int:
+        return self._open.total()
+
+    @contextmanager
+    def opened(self, node_id: str, project_id: str, *, is_admin: bool = False) -> Iterator[None]:
+        """Hold a place for the length of the block. Admins have no limit, and take no project's places.
+
+        Raises:
+            TooManyRequests: code `too_many_streams_on_node`.
+        """
+        if is_admin:
+            yield
+            return
+        key = node_id, project_id
+        if self._open[key] >= STREAMS_OF_PROJECT_ON_NODE:
+            raise TooManyRequests(
+                f"your project has {STREAMS_OF_PROJECT_ON_NODE} logs and commands open on the node of this "
+                "instance; close one of them, then try again",
+                code="too_many_streams_on_node",
+            )
+        self._open[key] += 1
+        try:
+            yield
+        finally:
+            self._open[key] -= 1
+            if not self._open[key]:
+                del self._open[key]

@@ -34,7 +34,7 @@ router = APIRouter(prefix="/v1/instances", tags=["instances"], route_class=Stric
 # The node hears at once of what is asked; this long it may take to dial in, and later to be silent.
 DIAL_IN_S = 10.0
 SILENCE_S = 20.0
-_NOTHING_RAN = frozenset({"not_found", "not_running", "node_unreachable"})
+_NOTHING_RAN = frozenset({"not_found", "not_running", "node_unreachable", "too_many_streams_on_node"})
 
 
 class Stream:
@@ -48,6 +48,8 @@ class Stream:
         self._context = context
         self.id = stream_id
         self._exits = ExitStack()
+        is_admin = live.access.caller.is_admin
+        self._exits.enter_context(context.node_streams.opened(node_id, project_id, is_admin=is_admin))
         self.channel: Channel = self._exits.enter_context(context.channels.opened(stream_id, node_id))
         self._lost: MooringError | None = None
         self._watching = asyncio.ensure_future(self._watch(live, project_id))

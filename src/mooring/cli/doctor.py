@@ -10,6 +10,7 @@ from mooring.agent.firewall import Firewall
 from mooring.agent.gpu_types import Inventory, NodeFault
 from mooring.agent.gpus import GpuReading, NvmlGpuReader
 from mooring.agent.preflight import Check
+from mooring.agent.preflight_pulls import downloads
 from mooring.agent.settings import AgentSettings
 
 _GPUS_WITHIN_S: Final = 15.0
@@ -41,7 +42,7 @@ def _checks(settings: AgentSettings) -> list[Check]:
             runtime=settings.runtime,
         )
         required = settings.network_isolation == "required"
-        return [*found, preflight.isolation(Firewall().check, required=required)]
+        return [*found, downloads(), preflight.isolation(Firewall().check, required=required)]
     finally:
         docker.close()
         gpus.close()
