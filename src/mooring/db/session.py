@@ -50,11 +50,13 @@ class Database:
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.engine = _sqlite_engine(self.url) if self.is_sqlite else _postgresql_engine(self.url, pool_size)
         self._writer = threading.Lock()
+        # Found in the `info` of every session: rules of the service that writers apply.
+        self.info: dict[str, Any] = {}
 
     @contextmanager
     def read(self) -> Iterator[Session]:
         """A session that is rolled back at the end, whatever was done in it."""
-        with Session(self.engine, autoflush=False, expire_on_commit=False) as session:
+        with Session(self.engine, autoflush=False, expire_on_commit=False, info=self.info) as session:
             yield session
 
     @contextmanager
@@ -64,7 +66,7 @@ class Database:
         Raises:
             OperationalError: the writer's lock was not to be had in time, or the database is away.
         """
-        with self._one_writer(), Session(self.engine, expire_on_commit=False) as session:
+        with self._one_writer(), Session(self.engine, expire_on_commit=False, info=self.info) as session:
             if self.is_sqlite:
                 session.connection(execution_options={"mooring_immediate": True})
             yield session
