@@ -23,6 +23,7 @@ from mooring.agent.loop import Agent
 from mooring.agent.mps import Mps
 from mooring.agent.private_images import PrivateImages
 from mooring.agent.processes import ProcessContainers
+from mooring.agent.pulled_images import PulledImages
 from mooring.agent.runtime import Runtime
 from mooring.agent.settings import AgentSettings
 from mooring.agent.simulated import SimulatedRuntime
@@ -254,6 +255,7 @@ def _docker(settings: AgentSettings, identity: Identity, gpus: GpuReader) -> Doc
         ),
         isolate=_isolation(settings).problem,
         private_images=PrivateImages.of_node(NodeState(settings.state_dir)),
+        pulled_images=PulledImages.of_node(NodeState(settings.state_dir)),
         container_runtime=settings.runtime,
         mps=Mps(settings.mps_pipe_directory, lambda: _cards_to_share(gpus)),
     )
@@ -272,6 +274,7 @@ def _docker_with_made_up_gpus(settings: AgentSettings, identity: Identity) -> Pa
         simulated_gpus=True,
         isolate=_isolation(settings).problem,
         private_images=PrivateImages.of_node(NodeState(settings.state_dir)),
+        pulled_images=PulledImages.of_node(NodeState(settings.state_dir)),
         container_runtime=settings.runtime,
     )
     gpus = SimulatedGpuReader(identity.node_id, SIMULATED_GPUS, SIMULATED_MODEL, tenants=docker.tenants)

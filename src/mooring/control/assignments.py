@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy import Row, select
 from sqlalchemy.orm import Session
@@ -85,7 +85,7 @@ def _may_start(row: Instance) -> bool:
 def _projects(session: Session, rows: Sequence[Instance]) -> dict[str, Row[Any]]:
     query = select(Project.id, Project.security_profile, Project.local_images)
     found = session.execute(query.where(Project.id.in_({row.project_id for row in rows})))
-    return {row.id: row for row in found}
+    return {row.id: cast(Row[Any], row) for row in found}
 
 
 def _secrets(

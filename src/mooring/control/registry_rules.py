@@ -20,7 +20,7 @@ def install(database: Database, rules: RegistryRules) -> None:
 
 def of(session: Session) -> RegistryRules:
     rules = session.info.get(_KEY, _STRICTEST)
-    assert isinstance(rules, RegistryRules)  # noqa: S101 - for the type checker
+    assert isinstance(rules, RegistryRules)
     return rules
 
 

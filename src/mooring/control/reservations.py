@@ -194,11 +194,11 @@ def lacking(session: Session) -> list[str]:
     """Reservations some card of which cannot be had any more."""
     living = select(Reservation).where(Reservation.deleted_at.is_(None), Reservation.to_at > now())
     rows = session.scalars(living.order_by(Reservation.id)).all()
-    usable = _usable(session, rows)
-    return [row.id for row in rows if not usable[row.id].issuperset(row.gpu_uuids)]
+    there = usable(session, rows)
+    return [row.id for row in rows if not there[row.id].issuperset(row.gpu_uuids)]
 
 
-def _usable(session: Session, rows: Sequence[Reservation]) -> dict[str, set[str]]:
+def usable(session: Session, rows: Sequence[Reservation]) -> dict[str, set[str]]:
     """Of each reservation the cards that are healthy, on nodes where its project may be placed."""
     uuids = {uuid for row in rows for uuid in row.gpu_uuids}
     query = select(Gpu.uuid, Node.reserved_for, Node.facts).join(Node, Node.id == Gpu.node_id)
@@ -227,7 +227,7 @@ def mend(session: Session, access: Access, world: World, reservation_id: str) ->
         return
     if state_of(row) == "ended":
         return
-    kept = _usable(session, [row])[row.id]
+    kept = usable(session, [row])[row.id]
     asked = _asked(session, row, world)
     chosen = rules.choose(rules.stock(world.look(session), asked, but=row.id, always=kept), asked, kept)
     if chosen is not None and set(chosen) != set(row.gpu_uuids):

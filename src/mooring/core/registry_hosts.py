@@ -115,7 +115,7 @@ def _number(label: str) -> int | None:
 
 def _is_number(label: str) -> bool:
     """Of a last label: no such top-level domain exists."""
-    return label.isdigit() or _number(label) is not None and label[0].isdigit()
+    return label.isdigit() or (_number(label) is not None and label[0].isdigit())
 
 
 def is_public(address: Address) -> bool:
