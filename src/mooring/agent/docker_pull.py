@@ -115,8 +115,11 @@ class Images:
         pulled = self._pulled.find(str(wanted.name), found["Id"]) if found else None
         if found is None or pulled is None:
             return None
-        if pulled.private and not wanted.vouched and not self._access.gives(wanted.name, wanted):
-            return None
+        if pulled.private:
+            if not wanted.vouched and not self._access.gives(wanted.name, wanted):
+                return None
+            if wanted.credentials_for(wanted.name.registry) is None:
+                self._pulled.add(str(wanted.name), found["Id"], private=False)
         return found
 
     def _inspected(self, name: str) -> Document | None:
@@ -162,6 +165,9 @@ class Images:
     # --- pulls
 
     def _pull(self, wanted: Wanted, turn: "_Turn", progress: Progress, cancelled: Cancelled) -> Image | None:
+        if wanted.name.digest is not None and not wanted.vouched:
+            # The engine pulls no digest that it has, so it would ask nobody.
+            wanted = self._access.resolved(wanted)
         self._access.require_allowed(wanted, wanted.name)
         credentials = wanted.credentials_for(wanted.name.registry)
         before: set[str] = set()

@@ -5,7 +5,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,9 @@ from urllib.parse import urlsplit
 
 from mooring.agent import preflight
 from mooring.agent.control_plane import Away, ControlPlane, InsecureUrl, Refused
+from mooring.agent.daemon_guard import DaemonGuard
 from mooring.agent.docker import DockerRuntime
+from mooring.agent.docker_network import Isolate
 from mooring.agent.exchange import EXIT_UNAUTHORIZED, Backoff
 from mooring.agent.firewall import Firewall, Isolation, management_addresses
 from mooring.agent.gpus import GpuReader, NvmlGpuReader, Pace
@@ -30,6 +32,7 @@ from mooring.agent.simulated import SimulatedRuntime
 from mooring.agent.simulated_gpus import SimulatedGpuReader
 from mooring.agent.state import Identity, NodeState, StateError
 from mooring.agent.telemetry import ContainerOf, Machine
+from mooring.core.instance import Reason
 from mooring.core.simulation import SimulatedFleet
 
 EXIT_NOT_SET_UP: Final = 2
@@ -253,7 +256,7 @@ def _docker(settings: AgentSettings, identity: Identity, gpus: GpuReader) -> Doc
             has_gpus=bool(gpus.latest().inventory),
             allow_unsafe_toolkit=settings.allow_unsafe_toolkit,
         ),
-        isolate=_isolation(settings).problem,
+        isolate=_isolation(settings),
         private_images=PrivateImages.of_node(NodeState(settings.state_dir)),
         pulled_images=PulledImages.of_node(NodeState(settings.state_dir)),
         container_runtime=settings.runtime,
@@ -261,9 +264,17 @@ def _docker(settings: AgentSettings, identity: Identity, gpus: GpuReader) -> Doc
     )
 
 
-def _isolation(settings: AgentSettings) -> Isolation:
+def _isolation(settings: AgentSettings) -> Isolate:
     firewall = Firewall(management_addresses(settings.management_addresses, settings.server_url))
-    return Isolation(firewall, required=settings.network_isolation == "required")
+    isolation = Isolation(firewall, required=settings.network_isolation == "required")
+    guard = DaemonGuard(firewall)
+
+    def isolate(bridges: Collection[str]) -> Reason | None:
+        problem = isolation.problem(bridges)
+        guard.stand(bridges)
+        return problem
+
+    return isolate
 
 
 def _docker_with_made_up_gpus(settings: AgentSettings, identity: Identity) -> Parts:
@@ -272,7 +283,7 @@ def _docker_with_made_up_gpus(settings: AgentSettings, identity: Identity) -> Pa
         address=machine.address,
         control_plane_id=identity.control_plane_id,
         simulated_gpus=True,
-        isolate=_isolation(settings).problem,
+        isolate=_isolation(settings),
         private_images=PrivateImages.of_node(NodeState(settings.state_dir)),
         pulled_images=PulledImages.of_node(NodeState(settings.state_dir)),
         container_runtime=settings.runtime,

@@ -55,7 +55,7 @@ class RegistryAccess:
         self._engine, self._check = engine, check
 
     def resolved(self, wanted: Wanted) -> Wanted:
-        """With the digest that the registry has for the tag now.
+        """Once the registry lets the assignment have it; a tag becomes the digest that it is there now.
 
         Raises:
             StartRefused: it has none for this assignment.
@@ -69,7 +69,8 @@ class RegistryAccess:
         except RuntimeUnavailable as error:
             self._engine.ping()  # if it answers, what did not is the registry
             raise StartDelayed(_registry_away(wanted)) from error
-        return replace(wanted, name=wanted.name.pinned(digest), vouched=True)
+        name = wanted.name if wanted.name.digest else wanted.name.pinned(digest)
+        return replace(wanted, name=name, vouched=True)
 
     def _ask(self, wanted: Wanted, name: ImageName, credentials: RegistryAuth | None) -> str:
         self.require_allowed(wanted, name)

@@ -31,6 +31,12 @@ _MOST_RESOLVING: Final = 32
 _REALM: Final = re.compile(r'realm\s*=\s*(?:"([^"]*)"|([^\s,]*))', re.IGNORECASE)
 # Stricter than Go's parser: what the two might read differently is refused.
 _PLAIN_URL: Final = re.compile(r"https?://([A-Za-z0-9.-]+)(?::[0-9]{1,5})?(?:[/?][!-\[\]-~]*)?")
+
+
+class TooLong(Exception):
+    """A registry's headers go on and on: what is at their end would not be seen."""
+
+
 _resolving = threading.BoundedSemaphore(_MOST_RESOLVING)
 
 
@@ -61,7 +67,11 @@ def resolve(host: str, within_s: float) -> Collection[Address]:
 def challenges(host: str, port: int, addresses: Collection[Address], within_s: float) -> Sequence[str]:
     """The `WWW-Authenticate` headers of a registry, asked at one of these addresses; no redirect is followed.
 
-    No secret is sent, so its certificate is not looked at. OSError when it does not answer in time.
+    No secret is sent, so its certificate is not looked at.
+
+    Raises:
+        OSError: it does not answer in time.
+        TooLong
     """
     deadline = time.monotonic() + within_s
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -77,12 +87,14 @@ def challenges(host: str, port: int, addresses: Collection[Address], within_s: f
         head = _head(channel, deadline)
     lines = head.decode("latin-1").split("\r\n")
     named = (line.partition(":") for line in lines[1:])
-    return [value for name, _, value in named if name.strip().lower() == "www-authenticate"]
+    return [value.strip() for name, _, value in named if name.strip().lower() == "www-authenticate"]
 
 
 def _head(channel: ssl.SSLSocket, deadline: float) -> bytes:
     head = b""
-    while b"\r\n\r\n" not in head and len(head) < _MOST_HEADER_BYTES:
+    while b"\r\n\r\n" not in head:
+        if len(head) > _MOST_HEADER_BYTES:
+            raise TooLong
         left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError("the registry takes too long")
@@ -118,7 +130,9 @@ class RegistryCheck:
             return
         try:
             asked = self._ask(host, _port(registry), addresses, _ANSWERED_IN_S)
-        except (OSError, ValueError):
+        except TooLong:
+            raise StartRefused(_not_allowed(registry)) from None
+        except (OSError, ValueError, OverflowError):
             return  # the daemon fails likewise, or reaches it by a way that is not ours
         for realm in _realms(asked):
             self._require_public_realm(realm, registry, proxied=proxied)
