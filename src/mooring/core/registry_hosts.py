@@ -31,6 +31,16 @@ _INSIDE: Final = frozenset(
 # Public by their range, and answered by the hypervisor: Azure's WireServer.
 _METADATA: Final = frozenset({ip_address("168.63.129.16")})
 _NAT64: Final = ip_network("64:ff9b::/96")
+# Beside what `is_global` leaves out, which differs between releases of Python. Oracle's metadata is in it.
+_NOT_PUBLIC: Final = tuple(
+    map(
+        ip_network,
+        (
+            "0.0.0.0/8", "100.64.0.0/10", "192.0.0.0/24", "198.18.0.0/15", "240.0.0.0/4",
+            "64:ff9b:1::/48", "100::/64", "3fff::/20", "5f00::/16", "fc00::/7", "fe80::/10", "fec0::/10",
+        ),
+    )
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +131,8 @@ def _is_number(label: str) -> bool:
 def is_public(address: Address) -> bool:
     """Whether it is an address of the public internet, as are all that it stands for."""
     if address in _METADATA or address.is_multicast or not address.is_global:
+        return False
+    if any(address in network for network in _NOT_PUBLIC):
         return False
     return all(map(is_public, _embedded(address)))
 
