@@ -7,14 +7,17 @@ import pytest
 
 from mooring.core.node import NodeState
 from mooring.scheduler import reservations
-from mooring.scheduler.backfill import Starts
+from mooring.scheduler.backfill import Reservations, Starts
 from mooring.scheduler.filters import admits, fits, refusals
 from mooring.scheduler.fragmentation import fragmentation
 from mooring.scheduler.memory import Memory
 from mooring.scheduler.model import Gang, Grant, NodeView, Placement, Request, Running, Snapshot
+from mooring.scheduler.order import Shares
+from mooring.scheduler.preemption import Preemption
 from mooring.scheduler.reasons import unplaced, would_fit
 from mooring.scheduler.reservations import Asked, choose, stock
 from mooring.scheduler.schedule import schedule
+from mooring.scheduler.units import units_of
 from tests.scheduler.worlds import AT, H100, h100s, place_one, request
 
 OWNER, STRANGER = "prj_owner", "prj_stranger"
@@ -170,3 +173,20 @@ def test_the_placement_is_an_ordinary_one() -> None:
     found = place_one([own()], of(OWNER, 2), AT)
     assert isinstance(found, Placement)
     assert found.node_id == "n1"
+
+
+def test_no_node_of_others_is_searched_for_victims() -> None:
+    """As it would be in vain, and every look has so many searches only."""
+    full = replace(own("n1", in_use=8), running=(running(OWNER, "n1"),))
+    searched = []
+    for project in (STRANGER, OWNER):
+        asked = of(project, 8, priority=90)
+        memory = Memory()
+        memory.look((full,))
+        snapshot = Snapshot((full,), (asked,))
+        shares = Shares(snapshot, memory.world.held, memory.world.total)
+        kept = Reservations(memory.world, AT)
+        preemption = Preemption(memory.world, AT, snapshot.policy, shares, kept)
+        (unit,) = units_of((asked,))
+        searched.append(preemption._fewest(unit, asked, full))
+    assert searched == [0, 1]
