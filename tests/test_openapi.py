@@ -43,6 +43,7 @@ ENDPOINTS = {
     "GET /v1/cluster/fragmentation": "get_fragmentation",
     "GET /v1/nodes": "list_nodes",
     "GET /v1/nodes/{node_id}": "get_node",
+    "PATCH /v1/nodes/{node_id}": "update_node",
     "POST /v1/nodes/{node_id}/cordon": "cordon_node",
     "POST /v1/nodes/{node_id}/uncordon": "uncordon_node",
     "POST /v1/nodes/{node_id}/drain": "drain_node",

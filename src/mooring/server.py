@@ -17,11 +17,12 @@ from mooring.api.channels import Channels
 from mooring.api.context import Context
 from mooring.api.protocol import HttpProtocol, Patience, listen_patiently
 from mooring.api.rates import FailedAttempts, RequestRates
-from mooring.control import audit, bootstrap, sealing
+from mooring.control import audit, bootstrap, registry_rules, sealing
 from mooring.control.audit_keys import KEY_FILE, AuditKeys
 from mooring.control.bootstrap import Identity
 from mooring.control.sealing import Sealer
 from mooring.control.world import World
+from mooring.core.registry_hosts import RegistryRules
 from mooring.db import migrate, roles
 from mooring.db.notifications import Listener
 from mooring.db.session import Database
@@ -78,6 +79,13 @@ def open_control_plane(settings: Settings) -> ControlPlane:
     except BaseException:
         database.dispose()
         raise
+    registry_rules.install(
+        database,
+        RegistryRules(
+            listed=settings.allowed_registries,
+            loopback_project=identity.default_project_id if settings.serves_this_machine_only else None,
+        ),
+    )
     return ControlPlane(settings, database, identity, sealer, audit_keys, new_key)
 
 

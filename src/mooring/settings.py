@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from mooring.core.registry_hosts import parse_listed
 from mooring.core.sign_on import Grant, parse_grants
 
 
@@ -51,6 +52,11 @@ class Settings(BaseSettings):
     advertise_url: Annotated[
         str | None, Field(description="where agents reach this replica for streams; null: where they sync")
     ] = None
+    allowed_registries: Annotated[
+        tuple[str, ...],
+        NoDecode,
+        Field(description="registries that are not on the public internet: host, host:port, *.domain, …"),
+    ] = ()
     oidc_issuer: Annotated[
         str | None, Field(description="whose tokens are taken; exactly as it writes itself, slash included")
     ] = None
@@ -106,6 +112,11 @@ class Settings(BaseSettings):
         except ValueError as error:
             raise ValueError(f"MOORING_OIDC_ROLES: {error}") from None
 
+    @field_validator("allowed_registries", mode="before")
+    @classmethod
+    def _registries(cls, given: Any) -> Any:
+        return parse_listed(given) if isinstance(given, str) else given
+
     @field_validator("oidc_issuer")
     @classmethod
     def _issuer_url(cls, issuer: str | None) -> str | None:
@@ -141,6 +152,11 @@ class Settings(BaseSettings):
                 "Put a TLS proxy in front and set MOORING_BEHIND_TLS_PROXY=true, or use 127.0.0.1"
             )
         return self
+
+    @property
+    def serves_this_machine_only(self) -> bool:
+        """Whether whoever can ask for containers is on this machine already."""
+        return is_loopback(self.host) and not self.behind_tls_proxy
 
     @property
     def resolved_database_url(self) -> str:

@@ -22,14 +22,18 @@ _numbers = itertools.count(1)
 def assignment(
     *, instance_id: str | None = None, gpu_uuids: tuple[str, ...] = (), cpus: float = 1, **spec: Any
 ) -> Assignment:
-    """One of an instance of its own, unless it is named; every node of the test bed has its image."""
-    return worlds.assignment(
+    """One of an instance of its own, unless it is named; every node of the test bed has its image.
+
+    Its project may run what exists only on the node, and pull from the test bed's registries.
+    """
+    made = worlds.assignment(
         instance_id=instance_id or f"inst-{next(_numbers)}",
         project_id="proj-1",
         gpu_uuids=gpu_uuids,
         cpus=cpus,
         **{"image": images.BUSYBOX, **spec},
     )
+    return with_more(made, local_images=True, registry_listed=True)
 
 
 def with_more(given: Assignment, **fields: Any) -> Assignment:

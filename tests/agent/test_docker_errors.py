@@ -132,3 +132,18 @@ def response(status: int) -> requests.Response:
     made = requests.Response()
     made.status_code = status
     return made
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        'error parsing HTTP 404 response body: invalid character: "canary"',
+        "Get https://r/v2/: dial tcp 10.0.0.1:22: connect: connection refused canary",
+        "unknown: canary",
+    ],
+)
+def test_what_a_registry_answers_is_not_quoted(message: str) -> None:
+    """Quoted, a pull would read from the node's network, and tell open ports from closed ones."""
+    reason = pull_failure(message, "r/x:1", 500)
+    assert reason == pull_failure("something else", "r/x:1", 500)
+    assert "canary" not in reason.message

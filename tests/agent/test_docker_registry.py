@@ -163,9 +163,9 @@ def test_nor_under_the_name_of_another_registry(
     same = registry.add_image("tenant/copied", extra_layers=1)
     assert registry.digest(same) == private_registry.digest(image)
     for name in (same, f"{same.rpartition(':')[0]}@{registry.digest(same)}"):
-        assert refusal_of(runtime, wants(name)).code == "image_access_denied"
+        assert refusal_of(runtime, wants(name)).code == "image_pull_failed"
         shown = {"server": registry.name, "username": "eve", "password": "accepted-here"}
-        assert refusal_of(runtime, wants(name, registry=shown)).code == "image_access_denied"
+        assert refusal_of(runtime, wants(name, registry=shown)).code == "image_pull_failed"
     start(runtime, wants(image, "alice"))
 
 

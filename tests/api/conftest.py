@@ -29,7 +29,15 @@ def shared_service(
     # Off: all clients here come from one address, and many are strangers on purpose.
     with (
         copied(request, migrated_template(request.param), folder) as url,
-        running(settings_for(url, folder / "data", start_timeout_s=2, rate_limits="off")) as made,
+        running(
+            settings_for(
+                url,
+                folder / "data",
+                start_timeout_s=2,
+                rate_limits="off",
+                allowed_registries=("10.0.0.7:5000", "registry:5000"),
+            )
+        ) as made,
     ):
         yield made
 

@@ -28,7 +28,7 @@ def test_a_trailing_slash_is_another_path_and_redirects_nowhere(shared: Client, 
     [
         ("PUT", "/v1/instances"),
         ("DELETE", "/v1/instances"),
-        ("PATCH", "/v1/nodes/x"),
+        ("PUT", "/v1/nodes/x"),
         ("POST", "/healthz"),
         ("GET", "/agent/v1/sync"),
         ("OPTIONS", "/v1/instances"),

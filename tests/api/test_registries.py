@@ -78,7 +78,6 @@ def test_owners_keep_them_and_everybody_in_the_project_sees_them(shared: Client,
         ("GHCR.io", "ghcr.io"),
         ("http://10.0.0.7:5000/v2", "10.0.0.7:5000"),
         ("registry:5000", "registry:5000"),
-        ("localhost", "localhost"),
     ],
 )
 def test_a_server_is_shown_as_images_name_it(tenant: Tenant, written: str, shown: str) -> None:

@@ -293,6 +293,7 @@ CALLS: Mapping[str, Make] = {
     "get_gpu": _of_gpu,
     "get_gpu_metrics": _of_gpu,
     "list_instance_types": _nothing,
+    "update_node": lambda world, _: Call({"node_id": world.wire.id}, json={"reserved_for": [world.a.id]}),
     "cordon_node": _of_wire,
     "uncordon_node": _of_wire,
     "drain_node": _of_wire,

@@ -91,5 +91,7 @@ def _restore(world: World, operation: str) -> None:
     """What the next operations rely on: a node that takes instances and whose session is the newest."""
     if operation in {"cordon_node", "drain_node"}:
         world.admin.post(f"/v1/nodes/{world.wire.id}/uncordon")
+    if operation == "update_node":
+        world.admin.patch(f"/v1/nodes/{world.wire.id}", json={"reserved_for": None})
     if operation == "open_node_session":
         world.wire.open_session()

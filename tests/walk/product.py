@@ -104,6 +104,7 @@ class ServerProcess(Program):
             "MOORING_BEHIND_TLS_PROXY": "true",  # the namespaces of this machine are the only network
             "MOORING_BOOTSTRAP_ADMIN_KEY": ADMIN_KEY,
             "MOORING_REPORT_INTERVAL_S": "1",
+            "MOORING_ALLOWED_REGISTRIES": host,  # where the registries of the test bed are
             **settings,
         }
         super().__init__([*MOORING, "server"], environment, folder / "server.log")

@@ -43,6 +43,7 @@ from mooring.agent.docker_verify import MinorOf
 from mooring.agent.mps import Mps
 from mooring.agent.preflight import Preflight, runtime_problem
 from mooring.agent.private_images import PrivateImages
+from mooring.agent.pulled_images import PulledImages
 from mooring.agent.runtime import (
     Cancelled,
     Container,
@@ -82,7 +83,7 @@ class DockerRuntime:
         minor_of: UUID -> minor number of a card, as far as NVML tells.
         preflight: why nothing may be started here, in spite of an engine that answers (R1, R8).
         isolate: keeps containers from what they must not reach, or says why it cannot (R10).
-        private_images: what is remembered of them on disk; nothing by default.
+        private_images, pulled_images: what is remembered of them on disk; nothing by default.
         pull_timeouts: how long a pull may take.
         container_runtime: the name that the engine knows it by (R14).
         mps: the daemon that holds shares of cards to their limits, where it runs.
@@ -100,6 +101,7 @@ class DockerRuntime:
         isolate: Isolate = lambda _bridges: None,
         private_images: PrivateImages | None = None,
         pull_timeouts: PullTimeouts | None = None,
+        pulled_images: PulledImages | None = None,
         container_runtime: str = RUNC,
         mps: Mps | None = None,
         environment: Mapping[str, str] | None = None,
@@ -113,7 +115,7 @@ class DockerRuntime:
         self._preflight = preflight
         self._mps = mps or Mps()
         self._engine = Engine(environment, timeout_s)
-        self._images = Images(self._engine, private_images, pull_timeouts)
+        self._images = Images(self._engine, private_images, pulled_images, pull_timeouts)
         self._observer = Observer(self._engine, address)
         self._attachments = Attachments(self._engine, self._swarm, isolate)
         self._info_lock = threading.Lock()

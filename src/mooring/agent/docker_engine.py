@@ -62,12 +62,18 @@ class Engine:
         with engine_call("list images"):
             return {str(image["Id"]) for image in self._client().images()}
 
-    def ask_registry(self, image: str, headers: Mapping[str, str]) -> None:
-        """Have the engine look an image up in its registry; a refusal is the registry's, or about it."""
+    def ask_registry(self, image: str, headers: Mapping[str, str]) -> str:
+        """Have the engine look an image up in its registry; a refusal is the registry's, or about it.
+
+        Returns:
+            The digest of what the reference names there now.
+        """
         with engine_call("ask a registry"):
             client = self._client()
             url = self._url(client, f"/distribution/{image}/json")
-            self._check(client, client.get(url, headers=dict(headers)))
+            response = client.get(url, headers=dict(headers))
+            self._check(client, response)
+            return str(response.json()["Descriptor"]["digest"])
 
     def create(self, config: Document, name: str) -> str:
         with engine_call("create"):
@@ -164,11 +170,6 @@ class Engine:
         if closed:
             stream.close()
         return stream
-
-    def client(self) -> APIClient:
-        """For what the library knows and no request tells: registry credentials."""
-        with engine_call("connect"):
-            return self._client()
 
     def close(self) -> None:
         """For good: streams end, and every later call finds the engine unavailable."""

@@ -165,7 +165,14 @@ def pull_failure(engine_message: str, image: str, status: int = 0, *, credential
         return Reason(code="image_not_found", message=f"{image} does not exist; check its name and tag")
     if "no space left on device" in engine_message:
         return Reason(code="node_disk_full", message=f"the node's disk is too full to pull {image}")
-    return Reason(code="image_pull_failed", message=f"{image} could not be pulled: {_brief(engine_message)}")
+    # What a registry, or whatever it has sent the engine to, answers is in the agent's log only: quoted, it
+    # would make the engine a way to read from the node's network.
+    why = (
+        "its registry limits how often the node may pull; try again later"
+        if "toomanyrequests" in engine_message
+        else "its registry does not answer as registries do, or not at all"
+    )
+    return Reason(code="image_pull_failed", message=f"{image} could not be pulled: {why}")
 
 
 def is_denial(engine_message: str, status: int) -> bool:

@@ -1,7 +1,12 @@
 """Images: looked up, and pulled when missing, once however many instances wait for them.
 
-What is on the node is given without a word to the registry, but for images that some project's credentials
-pulled (private_images.py): there the registry is asked whether this instance, with its own, may have it.
+To a project with `local_images` whatever is on the node is given without asking a registry, except images
+that some project's credentials pulled (private_images.py): there the registry is asked whether this instance,
+with its own credentials, may have it.
+
+For all other projects the registry says what a tag is, and only what the agent has pulled by that digest
+(pulled_images.py) is given without another pull. They pull by digest, so that they move no tag of the node:
+another project may run what its operator has built under that name.
 """
 
 import json
@@ -12,17 +17,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from docker.auth import encode_header, get_config_header
-
 from mooring.agent.docker_create import Image
 from mooring.agent.docker_engine import Document, Engine
-from mooring.agent.docker_errors import EngineRefused, is_denial, pull_failure
+from mooring.agent.docker_errors import EngineRefused, pull_failure
 from mooring.agent.docker_pull_pace import LayerStates, PullBoard, Puller, PullTimeouts
 from mooring.agent.docker_streams import ByteStream
 from mooring.agent.private_images import PrivateImages
-from mooring.agent.runtime import Cancelled, Progress, RuntimeUnavailable, StartDelayed, StartRefused
-from mooring.agent.withheld import Withheld
-from mooring.core.images import ImageName, registry_host
+from mooring.agent.pulled_images import PulledImages
+from mooring.agent.registry_access import RegistryAccess, Wanted, failure, headers
+from mooring.agent.registry_check import RegistryCheck
+from mooring.agent.runtime import Cancelled, Progress, StartDelayed, StartRefused
+from mooring.core.images import ImageName
 from mooring.core.instance import Reason
 from mooring.schemas.agent import Assignment, RegistryAuth
 
@@ -32,28 +37,6 @@ _ASK_WHEN_SILENT_S = 30.0  # a frozen engine looks like a slow registry until it
 _MIB, _GIB = 2**20, 2**30
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """What an assignment asks for: `shown` is what its user wrote, `name` what runs."""
-
-    shown: str
-    name: ImageName
-    registry: RegistryAuth | None
-    withheld: Withheld
-    project_id: str
-
-    @classmethod
-    def by(cls, assignment: Assignment) -> "_Wanted":
-        shown = assignment.spec.image
-        name = ImageName.parse(shown).pinned(assignment.image_digest)
-        return cls(shown, name, assignment.registry, Withheld.of(assignment), assignment.project_id)
-
-    def credentials_for(self, registry: str) -> RegistryAuth | None:
-        """The project's own, which only their own registry gets to see."""
-        given = self.registry
-        return given if given is not None and registry_host(given.server) == registry else None
-
-
 class Images:
     """The images of one engine."""
 
@@ -61,22 +44,30 @@ class Images:
         self,
         engine: Engine,
         private: PrivateImages | None = None,
+        pulled: PulledImages | None = None,
         timeouts: PullTimeouts | None = None,
+        check: RegistryCheck | None = None,
     ) -> None:
         self._engine = engine
         self._board = PullBoard(timeouts)
         self._private = private or PrivateImages()
+        self._pulled = pulled or PulledImages()
+        self._access = RegistryAccess(engine, check or RegistryCheck())
         self._lock = threading.Lock()
         self._turns: dict[str, _Turn] = {}
 
     def present(self, assignment: Assignment) -> Image | None:
-        """The assignment's image if it is on the node; raises as `ensure`."""
-        return self._present(_Wanted.by(assignment))
+        """The assignment's image if it is on the node; raises as `ensure`.
+
+        A tag that its registry must say the digest of is never taken for present: `ensure` asks, in its own time.
+        """
+        wanted = Wanted.by(assignment)
+        return self._present(wanted) if wanted.local_images or wanted.name.digest else None
 
     @staticmethod
     def subject(assignment: Assignment) -> str:
         """What would be pulled: one pull of it is enough for all who wait for it."""
-        return str(_Wanted.by(assignment).name)
+        return str(Wanted.by(assignment).name)
 
     def ensure(self, assignment: Assignment, progress: Progress, cancelled: Cancelled) -> Image | None:
         """The assignment's image, pulled if it is not there; None when cancelled.
@@ -86,7 +77,9 @@ class Images:
             StartDelayed: its registry must be asked, and does not answer.
             RuntimeUnavailable: the engine went away.
         """
-        wanted = _Wanted.by(assignment)
+        wanted = Wanted.by(assignment)
+        if not wanted.local_images and wanted.name.digest is None:
+            wanted = self._access.resolved(wanted)
         if (image := self._present(wanted)) is not None:
             return image
         with self._turn(wanted) as turn:
@@ -100,7 +93,7 @@ class Images:
                 turn.pulling.release()
 
     @contextmanager
-    def _turn(self, wanted: _Wanted) -> Iterator["_Turn"]:
+    def _turn(self, wanted: Wanted) -> Iterator["_Turn"]:
         name = str(wanted.name)
         with self._lock:
             turn = self._turns.setdefault(name, _Turn(_Layers(wanted.shown).reason()))
@@ -113,14 +106,17 @@ class Images:
                 if not turn.users:
                     del self._turns[name]
 
-    def _present(self, wanted: _Wanted) -> Image | None:
-        """What is on the node, if this assignment may have it."""
-        if (found := self._found(wanted)) is None:
+    def _present(self, wanted: Wanted) -> Image | None:
+        """What is on the node, if this assignment may have it.
+
+        What it may not have is as good as not there: a pull then says what it says of any image.
+        """
+        found = self._found(wanted) if wanted.local_images else self._found_pulled(wanted)
+        if found is None or not self._admits(wanted, found):
             return None
-        self._admit(wanted, found)
         return image_of(found, wanted.name)
 
-    def _found(self, wanted: _Wanted) -> Document | None:
+    def _found(self, wanted: Wanted) -> Document | None:
         found = self._inspected(str(wanted.name))
         if found is not None or wanted.name.digest is None:
             return found
@@ -128,6 +124,19 @@ class Images:
         found = self._inspected(str(ImageName.parse(wanted.shown)))
         digests = {ImageName.parse(name).digest for name in _names(found)} if found else set()
         return found if wanted.name.digest in digests else None
+
+    def _found_pulled(self, wanted: Wanted) -> Document | None:
+        """By digest, and pulled by the agent: of anything else its registry has not said what it is."""
+        found = self._inspected(str(wanted.name))
+        pulled = self._pulled.find(str(wanted.name), found["Id"]) if found else None
+        if found is None or pulled is None:
+            return None
+        if pulled.private:
+            if not wanted.vouched and not self._access.gives(wanted.name, wanted):
+                return None
+            if wanted.credentials_for(wanted.name.registry) is None:
+                self._pulled.add(str(wanted.name), found["Id"], private=False)
+        return found
 
     def _inspected(self, name: str) -> Document | None:
         try:
@@ -139,49 +148,43 @@ class Images:
 
     # --- images that are not for everybody
 
-    def _admit(self, wanted: _Wanted, found: Document) -> None:
-        """Refuse an image that nobody who may give it away gives to this assignment."""
+    def _admits(self, wanted: Wanted, found: Document) -> bool:
+        """Whether nobody has to be asked for this image, or somebody who gives it away gives it here."""
         sources = [ImageName.parse(name) for name in self._private.sources(found["Id"], _names(found))]
+        if wanted.vouched and any(source.repository == wanted.name.repository for source in sources):
+            return True
         delayed: StartDelayed | None = None
         for source in sources:
             try:
-                if self._gives(source, wanted, found["Id"]):
-                    return
+                if self._access.gives(source, wanted):
+                    if wanted.credentials_for(source.registry) is None:
+                        self._private.free(found["Id"])
+                    return True
             except StartDelayed as delay:
                 delayed = delay
-        if sources:
-            raise delayed or StartRefused(_not_given(wanted))
+        if delayed is not None:
+            raise delayed
+        return not sources
 
-    def _gives(self, source: ImageName, wanted: _Wanted, image_id: str) -> bool:
-        """Whether the registry that an image came from lets this assignment have it."""
-        own = wanted.credentials_for(source.registry)
-        try:
-            with wanted.withheld.masking():
-                self._engine.ask_registry(str(source), self._headers(source, own))
-        except EngineRefused as refusal:
-            if _is_no(refusal):
-                return False
-            raise StartDelayed(_registry_away(wanted, source)) from refusal
-        except RuntimeUnavailable as error:
-            self._engine.ping()  # if it answers, what did not is the registry
-            raise StartDelayed(_registry_away(wanted, source)) from error
-        if own is None:
-            self._private.free(image_id)
-        return True
-
-    def _note(self, wanted: _Wanted, found: Document, *, was_there: bool) -> None:
+    def _note(self, wanted: Wanted, found: Document, *, was_there: bool) -> None:
         """After a pull: the registry has just given the image, so nobody is asked if it is its source."""
         image_id, names = found["Id"], _names(found)
         source = wanted.name.pinned(_digest(found, wanted.name))
         own = wanted.credentials_for(source.registry)
         self._private.pulled(image_id, names, str(source), was_there=was_there, credentials=own is not None)
+        if source.digest is not None:
+            self._pulled.add(str(source), image_id, private=own is not None)
         given_by = {ImageName.parse(name).repository for name in self._private.sources(image_id, names)}
-        if given_by and source.repository not in given_by:
-            self._admit(wanted, found)
+        if given_by and source.repository not in given_by and not self._admits(wanted, found):
+            raise StartRefused(pull_failure("another registry's", wanted.shown))
 
     # --- pulls
 
-    def _pull(self, wanted: _Wanted, turn: "_Turn", progress: Progress, cancelled: Cancelled) -> Image | None:
+    def _pull(self, wanted: Wanted, turn: "_Turn", progress: Progress, cancelled: Cancelled) -> Image | None:
+        if wanted.name.digest is not None and not wanted.vouched:
+            # The engine pulls no digest that it has, so it would ask nobody.
+            wanted = self._access.resolved(wanted)
+        self._access.require_allowed(wanted, wanted.name)
         credentials = wanted.credentials_for(wanted.name.registry)
         before: set[str] = set()
         if credentials is not None:
@@ -194,8 +197,7 @@ class Images:
                 if not self._follow(stream, layers, turn, progress, cancelled, puller):
                     return None
         except EngineRefused as refusal:
-            told = refusal.message, wanted.shown, refusal.status
-            raise StartRefused(pull_failure(*told, credentials=credentials is not None)) from refusal
+            raise StartRefused(failure(wanted, refusal, credentials)) from refusal
         finally:
             stream.close()
         got = wanted.name.pinned(layers.digest or wanted.name.digest)
@@ -205,29 +207,15 @@ class Images:
         self._note(wanted, found, was_there=found["Id"] in before)
         return image_of(found, got)
 
-    def _open(self, wanted: _Wanted, credentials: RegistryAuth | None) -> ByteStream:
+    def _open(self, wanted: Wanted, credentials: RegistryAuth | None) -> ByteStream:
         name = wanted.name
         return self._engine.stream(
             "POST",
             "/images/create",
             params={"fromImage": name.repository, "tag": name.digest or name.tag or "latest"},
-            headers=self._headers(name, credentials),
+            headers=headers(name, credentials),
             headers_in_s=self._board.stall_s + _ASK_WHEN_SILENT_S,
         )
-
-    def _headers(self, name: ImageName, credentials: RegistryAuth | None) -> dict[str, str]:
-        """Whom the registry is to see: the project, else the node's operator, who shares with everybody."""
-        if credentials is None:
-            header = get_config_header(self._engine.client(), name.registry)
-        else:
-            header = encode_header(
-                {
-                    "username": credentials.username,
-                    "password": credentials.password,
-                    "serveraddress": name.registry,
-                }
-            )
-        return {"X-Registry-Auth": header.decode()} if header else {}
 
     def _follow(
         self,
@@ -262,28 +250,6 @@ def _names(inspected: Document) -> list[str]:
     """All that the engine knows an image by, those with a digest first."""
     listed = [*(inspected.get("RepoDigests") or ()), *(inspected.get("RepoTags") or ())]
     return [str(ImageName.parse(name)) for name in listed if not name.startswith("<none>")]
-
-
-def _is_no(refusal: EngineRefused) -> bool:
-    """Whether the registry answered; the engine makes most of what it says a 500."""
-    missing = "not found" in refusal.message or "manifest unknown" in refusal.message
-    return refusal.status in {400, 404} or missing or is_denial(refusal.message, refusal.status)
-
-
-def _not_given(wanted: _Wanted) -> Reason:
-    message = (
-        f"{wanted.shown} is on the node, pulled with another project's credentials, and the registry that it "
-        "came from does not let this one have it"
-    )
-    return Reason(code="image_access_denied", message=message)
-
-
-def _registry_away(wanted: _Wanted, source: ImageName) -> Reason:
-    message = (
-        f"{wanted.shown} is private, and {source.registry}, which must be asked who may have it, does not "
-        "answer; it is tried again"
-    )
-    return Reason(code="registry_unavailable", message=message)
 
 
 def image_of(inspected: Document, name: ImageName) -> Image:

@@ -182,6 +182,20 @@ class Firewall:
         listings = [self._listing(version, variant) for version in _families()]
         return all(_is_jumped_to(listing) and _rules(listing) for listing in listings)
 
+    @staticmethod
+    def families() -> list[int]:
+        """The versions of IP that this machine speaks."""
+        return _families()
+
+    def listing(self, version: int, bridges: Collection[str]) -> list[str]:
+        """What `iptables -S` says of the packet filter that Docker uses. Raises FirewallUnavailable."""
+        return self._listing(version, self._variant(bridges))
+
+    def restore(self, version: int, script: str, bridges: Collection[str]) -> None:
+        """Feed `iptables-restore --noflush` of the same packet filter. Raises FirewallUnavailable."""
+        program = f"{_PROGRAMS[version]}{self._variant(bridges)}-restore"
+        self._run([program, "-w", _LOCK_WAIT_S, "--noflush"], script)
+
     def _stand(self, version: int, variant: str, wanted: _Wanted) -> None:
         for tries_left in reversed(range(_TRIES)):
             listing = self._listing(version, variant)

@@ -5,7 +5,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,9 @@ from urllib.parse import urlsplit
 from mooring.agent import preflight
 from mooring.agent.control_plane import Away, ControlPlane, InsecureUrl, Refused
 from mooring.agent.crew import Crew
+from mooring.agent.daemon_guard import DaemonGuard
 from mooring.agent.docker import DockerRuntime
+from mooring.agent.docker_network import Isolate
 from mooring.agent.exchange import EXIT_UNAUTHORIZED, Backoff
 from mooring.agent.firewall import Firewall, Isolation, management_addresses
 from mooring.agent.gpus import GpuReader, NvmlGpuReader, Pace
@@ -23,6 +25,7 @@ from mooring.agent.loop import Agent
 from mooring.agent.mps import Mps
 from mooring.agent.private_images import PrivateImages
 from mooring.agent.processes import ProcessContainers
+from mooring.agent.pulled_images import PulledImages
 from mooring.agent.runtime import Runtime
 from mooring.agent.settings import AgentSettings
 from mooring.agent.simulated import SimulatedRuntime
@@ -249,8 +252,9 @@ def _docker(settings: AgentSettings, identity: Identity, gpus: GpuReader) -> Doc
         control_plane_id=identity.control_plane_id,
         minor_of=lambda uuid: _minor_of(gpus, uuid),
         preflight=_preflight(settings, has_gpus=lambda: bool(gpus.latest().inventory)),
-        isolate=_isolation(settings).problem,
+        isolate=_isolation(settings),
         private_images=PrivateImages.of_node(NodeState(settings.state_dir)),
+        pulled_images=PulledImages.of_node(NodeState(settings.state_dir)),
         pull_timeouts=settings.pull_timeouts,
         container_runtime=settings.runtime,
         mps=Mps(settings.mps_pipe_directory, lambda: _cards_to_share(gpus)),
@@ -279,9 +283,17 @@ def _preflight(settings: AgentSettings, *, has_gpus: Callable[[], bool]) -> pref
     return problem
 
 
-def _isolation(settings: AgentSettings) -> Isolation:
+def _isolation(settings: AgentSettings) -> Isolate:
     firewall = Firewall(management_addresses(settings.management_addresses, settings.server_url))
-    return Isolation(firewall, required=settings.network_isolation == "required")
+    isolation = Isolation(firewall, required=settings.network_isolation == "required")
+    guard = DaemonGuard(firewall)
+
+    def isolate(bridges: Collection[str]) -> Reason | None:
+        problem = isolation.problem(bridges)
+        guard.stand(bridges)
+        return problem
+
+    return isolate
 
 
 def _docker_with_made_up_gpus(settings: AgentSettings, identity: Identity) -> Parts:
@@ -291,8 +303,9 @@ def _docker_with_made_up_gpus(settings: AgentSettings, identity: Identity) -> Pa
         control_plane_id=identity.control_plane_id,
         simulated_gpus=True,
         preflight=_preflight(settings, has_gpus=lambda: False),
-        isolate=_isolation(settings).problem,
+        isolate=_isolation(settings),
         private_images=PrivateImages.of_node(NodeState(settings.state_dir)),
+        pulled_images=PulledImages.of_node(NodeState(settings.state_dir)),
         pull_timeouts=settings.pull_timeouts,
         container_runtime=settings.runtime,
     )

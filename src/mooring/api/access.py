@@ -95,6 +95,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "get_gpu": _reads(_READ),
     "get_gpu_metrics": _reads(_READ),
     "list_instance_types": _reads(_READ),
+    "update_node": _does(_ADMIN, "node.update"),
     "cordon_node": _does(_ADMIN, "node.cordon"),
     "uncordon_node": _does(_ADMIN, "node.uncordon"),
     "drain_node": _does(_ADMIN, "node.drain"),

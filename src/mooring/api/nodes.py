@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from starlette.responses import Response
 
 from mooring.api import answers, lists, views
-from mooring.api.answers import Call, CurrentCall
+from mooring.api.answers import Call, CurrentCall, IfMatch, etag
 from mooring.api.body import StrictRoute
 from mooring.api.context import Context, Ctx
 from mooring.api.gate import CurrentAccess
@@ -20,7 +20,7 @@ from mooring.core.access import Access
 from mooring.core.text import Text
 from mooring.db import tables
 from mooring.schemas.base import timestamp
-from mooring.schemas.nodes import Drain, JoinToken, JoinTokenCreate, Node, NodeList
+from mooring.schemas.nodes import Drain, JoinToken, JoinTokenCreate, Node, NodeList, NodePatch
 
 router = APIRouter(prefix="/v1", tags=["nodes"], route_class=StrictRoute)
 
@@ -49,7 +49,25 @@ def get_node(node_id: str, context: Ctx, access: CurrentAccess) -> Response:
 
 def _shown(session: Session, access: Access, row: tables.Node, status: int = 200) -> Answer:
     session.flush()
-    return answers.answer(views.nodes(session, access, [row])[0], status)
+    return answers.answer(views.nodes(session, access, [row])[0], status, etag(row.version))
+
+
+@router.patch(
+    "/nodes/{node_id}",
+    response_model=Node,
+    responses=errors(404, 409, 412, body=True),
+    operation_id="update_node",
+)
+def update_node(
+    node_id: str, body: NodePatch, context: Ctx, access: CurrentAccess, if_match: IfMatch
+) -> Response:
+    """Reserve it for some projects, or open it to all. What runs there runs on until it is drained."""
+    changes = body.model_dump(mode="json", exclude_unset=True)
+
+    def act(session: Session) -> Answer:
+        return _shown(session, access, nodes.patch(session, access, node_id, changes, if_match))
+
+    return answers.done(context, access, act)
 
 
 @router.post(

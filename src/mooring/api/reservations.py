@@ -70,14 +70,14 @@ def _answer(session: Session, row: tables.Reservation, status: int = 200) -> Ans
 def _shown(session: Session, rows: Sequence[tables.Reservation]) -> list[Json]:
     uuids = {uuid for row in rows for uuid in row.gpu_uuids}
     query = select(tables.Gpu).where(tables.Gpu.uuid.in_(uuids))
-    usable = reservations.usable(session, uuids)
+    usable = reservations.usable(session, rows)
     cards = {card.uuid: card for card in session.scalars(query)}
     names = gpu_views.node_names(session, {card.node_id for card in cards.values()})
     shown: dict[str, list[tables.Gpu]] = defaultdict(list)
     for row in rows:
         found = (cards[uuid] for uuid in row.gpu_uuids if uuid in cards)
         shown[row.id] = sorted(found, key=lambda card: (card.node_id, card.index))
-    return [_reservation(row, shown[row.id], names, usable) for row in rows]
+    return [_reservation(row, shown[row.id], names, usable[row.id]) for row in rows]
 
 
 def _reservation(

@@ -101,7 +101,13 @@ def nodes(session: Session, access: Access, rows: Sequence[tables.Node]) -> list
     grouped: dict[str, list[Json]] = defaultdict(list)
     for shown in gpu_views.gpus(session, access, session.scalars(query).all()):
         grouped[shown["node_id"]].append(shown)
-    listed = [_node(row, used.get(row.id, capacity.Used()), grouped[row.id]) for row in rows]
+    listed = [
+        {
+            **_node(row, used.get(row.id, capacity.Used()), grouped[row.id]),
+            "reserved_for": _reserved_for(row, access),
+        }
+        for row in rows
+    ]
     return listed if access.caller.is_admin else [{**node, "orphans": []} for node in listed]
 
 
@@ -128,9 +134,17 @@ def _node(row: tables.Node, used: capacity.Used, gpus: list[Json]) -> Json:
         "orphans": row.orphans,
         "overrides": facts.get("overrides", []),
         "simulated": bool(facts.get("simulated_containers") or facts.get("simulated_gpus")),
+        "version": row.version,
         "last_heartbeat_at": timestamp(row.last_heartbeat_at),
         "created_at": timestamp(row.created_at),
     }
+
+
+def _reserved_for(row: tables.Node, access: Access) -> list[str] | None:
+    """Without the projects that the caller is not in; empty where it is reserved for others alone."""
+    if row.reserved_for is None:
+        return None
+    return [project_id for project_id in row.reserved_for if access.caller.sees(project_id)]
 
 
 def _node_reason(row: tables.Node) -> Json | None:
@@ -162,6 +176,8 @@ def project(row: tables.Project, usage: Json | None = None) -> Json:
         "guaranteed_gpus": row.guaranteed_gpus,
         "gpu_sharing": row.gpu_sharing,
         "host_network": row.host_network,
+        "node_selector": row.node_selector or {},
+        "local_images": row.local_images,
         "version": row.version,
         "created_at": timestamp(row.created_at),
     }

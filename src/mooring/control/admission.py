@@ -4,7 +4,7 @@ from typing import Final
 
 from sqlalchemy.orm import Session
 
-from mooring.control import secrets
+from mooring.control import placement_rules, registry_rules, secrets
 from mooring.core.access import Access
 from mooring.core.errors import Forbidden, Invalid
 from mooring.core.images import is_allowed
@@ -33,12 +33,15 @@ def require(session: Session, project_id: str, spec: InstanceSpec) -> None:
     Raises:
         Forbidden: code `image_not_allowed`: none of the project's patterns names the image (R15);
             `gpu_sharing_not_allowed`: it asks for a share of a GPU, which admins have not allowed.
-        Invalid: code `too_many_ports`; its secrets, as `secrets.require`.
+            `node_selector_conflict`: it asks for other nodes than those of its project.
+        Invalid: codes `too_many_ports`, `registry_not_allowed`; its secrets, as `secrets.require`.
     """
     _require_allowed(session, project_id, spec.image)
+    registry_rules.require_image(session, project_id, spec.image)
     _require_few_ports(spec)
     if spec.gpus.milli < WHOLE_MILLI and spec.gpus.mig_profile is None:
         _require_sharing(session, project_id)
+    placement_rules.require_no_conflict(session, project_id, spec.node_selector)
     secrets.require(session, project_id, spec)
 
 

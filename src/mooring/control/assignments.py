@@ -3,14 +3,16 @@
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
-from sqlalchemy import select
+from sqlalchemy import Row, select
 from sqlalchemy.orm import Session
 
-from mooring.control import gangs, instances, registries, secrets
+from mooring.control import gangs, instances, registries, registry_rules, secrets
 from mooring.control.sealing import Sealer
 from mooring.core.images import ImageName
 from mooring.core.instance import HOLDS_GPUS, WHOLE_MILLI, DesiredState, InstanceSpec
+from mooring.core.registry_hosts import RegistryRules
 from mooring.db.tables import Allocation, Gpu, Instance, Project
 from mooring.schemas.agent import Assignment, GpuGrant, GroupMembership, RegistryAuth
 
@@ -21,7 +23,8 @@ class _Told:
 
     specs: Mapping[str, InstanceSpec]
     grants: Mapping[str, list[GpuGrant]]
-    profiles: Mapping[str, str]  # by project id
+    projects: Mapping[str, Row[Any]]  # by id
+    rules: RegistryRules
     secrets: Mapping[str, dict[str, str]]
     registries: Mapping[str, RegistryAuth]
     groups: Mapping[str, GroupMembership]
@@ -36,7 +39,8 @@ def of(session: Session, sealer: Sealer, rows: Sequence[Instance]) -> list[Assig
     told = _Told(
         specs=specs,
         grants=_grants(session, rows),
-        profiles=_profiles(session, rows),
+        projects=_projects(session, rows),
+        rules=registry_rules.of(session),
         secrets=_secrets(session, sealer, startable, specs),
         registries=_registries(session, sealer, startable, specs),
         groups=gangs.memberships(session, rows),
@@ -78,9 +82,10 @@ def _may_start(row: Instance) -> bool:
     return row.started_at is None
 
 
-def _profiles(session: Session, rows: Sequence[Instance]) -> dict[str, str]:
-    query = select(Project.id, Project.security_profile)
-    return dict(session.execute(query.where(Project.id.in_({row.project_id for row in rows}))).all())
+def _projects(session: Session, rows: Sequence[Instance]) -> dict[str, Row[Any]]:
+    query = select(Project.id, Project.security_profile, Project.local_images)
+    found = session.execute(query.where(Project.id.in_({row.project_id for row in rows})))
+    return {row.id: cast(Row[Any], row) for row in found}
 
 
 def _secrets(
@@ -122,6 +127,8 @@ def _readable(spec: InstanceSpec) -> InstanceSpec:
 
 
 def _assignment(row: Instance, told: _Told) -> Assignment:
+    project = told.projects[row.project_id]
+    registry = ImageName.parse(told.specs[row.id].image).registry
     return Assignment(
         instance_id=row.id,
         attempt=row.attempt,
@@ -138,8 +145,10 @@ def _assignment(row: Instance, told: _Told) -> Assignment:
         cpus=(row.cpu_milli or 0) / 1000,
         memory_mib=row.memory_mib or 0,
         image_digest=row.image_digest,
-        security_profile=told.profiles[row.project_id],
+        security_profile=project.security_profile,
         secrets=told.secrets.get(row.id, {}),
         registry=told.registries.get(row.id),
+        registry_listed=told.rules.lists(registry, row.project_id),
+        local_images=project.local_images,
         group=told.groups.get(row.id),
     )

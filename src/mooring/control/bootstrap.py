@@ -51,5 +51,6 @@ def _default_project(session: Session) -> Project:
     row = session.scalar(select(Project).where(Project.name == DEFAULT_PROJECT, Project.deleted_at.is_(None)))
     if row is None:
         row = projects.new(DEFAULT_PROJECT, {})
+        row.local_images = True  # a single user's own builds run without a registry
         session.add(row)
     return row

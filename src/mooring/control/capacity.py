@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Row, func, select
 from sqlalchemy.orm import Session
 
-from mooring.control import holds, requests
+from mooring.control import holds, placement_rules, requests
 from mooring.core.gpu import Health
 from mooring.core.instance import HOLDS_GPUS, WHOLE_MILLI
 from mooring.core.node import NodeState, allocatable_memory_mib, state_of
@@ -90,6 +90,7 @@ class Guard:
         self._cards = _cards(session, placements)
         self._used = used_by_node(session, nodes)
         self._requests = _requests(session, placements, limited)
+        self._selectors = placement_rules.selectors(session)
 
     def takes(self, unit: Sequence[tuple[Placement, Row[Any]]]) -> bool:
         """Whether there is room for all of these together, which is then counted; else nothing is.
@@ -107,6 +108,8 @@ class Guard:
     def _takes(self, placement: Placement, row: Row[Any]) -> bool:
         node = self._nodes.get(placement.node_id)
         if node is None or not _is_ready(node):
+            return False
+        if not placement_rules.admits(node, row.project_id, self._selectors.get(row.project_id, {})):
             return False
         cards = self._with(placement, row)
         if cards is None or not self._fits(node, placement) or not self._within_quota(placement, row):

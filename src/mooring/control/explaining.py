@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from sqlalchemy.orm import Session
 
-from mooring.control import locks, placing, quotas, requests
+from mooring.control import locks, placement_rules, placing, quotas, requests
 from mooring.control.world import World
 from mooring.core.errors import InsufficientCapacity
 from mooring.core.instance import InstanceRequest, State
@@ -40,7 +40,8 @@ NOTHING_TO_EXPLAIN = Outcome(None, (), None)
 def dry_run(session: Session, world: World, project_id: str, asked: InstanceRequest) -> Outcome:
     """Raises QuotaExceeded where a create would."""
     snapshot = world.snapshot(session)
-    request = replace(requests.of_spec(asked, project_id), queued_at=snapshot.now)
+    selector = placement_rules.selectors(session, [project_id]).get(project_id)
+    request = replace(requests.of_spec(asked, project_id, selector), queued_at=snapshot.now)
     quota = quotas.as_if_asked(session, request)
     quotas_then = snapshot.quotas if quota is None else {**snapshot.quotas, project_id: quota}
     snapshot = replace(snapshot, requests=(*snapshot.requests, request), quotas=quotas_then)

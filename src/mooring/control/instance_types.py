@@ -1,16 +1,18 @@
 """What can be asked for, derived from the inventory: GPU model x count, and how many could start now."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from sqlalchemy.orm import Session
 
+from mooring.control import placement_rules
 from mooring.control.world import World
 from mooring.core.access import Access
 from mooring.core.instance import WHOLE_MILLI
 from mooring.core.node import NodeState
 from mooring.scheduler import cards
+from mooring.scheduler.filters import is_open_to
 from mooring.scheduler.model import GpuView, NodeView
 
 
@@ -55,8 +57,10 @@ def derive(session: Session, world: World, access: Access) -> list[InstanceType]
     each profile of MIG devices.
     """
     stocks: dict[Kind, _Stock] = defaultdict(_Stock)
+    selectors = placement_rules.selectors(session)
     for node in world.look(session):
-        for kind, (whole, now, share) in _count(node, access).items():
+        usable = _is_usable(node, access, selectors)
+        for kind, (whole, now, share) in _count(node, access, usable=usable).items():
             stock = stocks[kind]
             stock.healthy.append(whole)
             stock.free.append(now)
@@ -68,10 +72,25 @@ def derive(session: Session, world: World, access: Access) -> list[InstanceType]
     ]
 
 
-def _count(node: NodeView, access: Access) -> dict[Kind, tuple[int, int, int]]:
-    """Kind -> healthy ones on the node, those that can be given out now, and the largest free share."""
+def _is_usable(node: NodeView, access: Access, selectors: Mapping[str, Mapping[str, str]]) -> bool:
+    """Whether some project that the caller is in may be placed there, however full it is."""
+    if access.caller.is_admin:
+        return True
+    own = [project_id for project_id in access.caller.permissions if access.caller.sees(project_id)]
+    return any(
+        is_open_to(node, project_id) and selectors.get(project_id, {}).items() <= node.labels.items()
+        for project_id in own
+    )
+
+
+def _count(node: NodeView, access: Access, *, usable: bool) -> dict[Kind, tuple[int, int, int]]:
+    """Kind -> healthy ones on the node, those that can be given out now, and the largest free share.
+
+    Args:
+        usable: whether a project of the caller may be placed there at all.
+    """
     counts: dict[Kind, tuple[int, int, int]] = {}
-    ready = node.state is NodeState.READY
+    ready = usable and node.state is NodeState.READY
     for gpu in node.gpus:
         if gpu.healthy:
             for kind, free, share in _units(gpu, access):

@@ -17,6 +17,7 @@ from mooring.control import (
     locks,
     members,
     naming,
+    placement_rules,
     quotas,
     reserved,
     revisions,
@@ -223,7 +224,7 @@ def restart(session: Session, access: Access, instance_id: str) -> Instance:
 
     Raises:
         InvalidTransition: nothing of it is placed, or it is being stopped.
-        Conflict: as `reserved.refuse_overrun`.
+        Conflict: as `reserved.refuse_overrun`, `placement_rules.require_admitted`.
         Forbidden, Invalid: as `admission.require`.
     """
     locks.placing(session)  # what is reserved meanwhile relies on the end that it has now
@@ -233,6 +234,7 @@ def restart(session: Session, access: Access, instance_id: str) -> Instance:
     if node is None or not placed or row.desired_state is not DesiredState.RUNNING:
         raise _forbidden("restart", row)
     admission.require(session, row.project_id, spec_of(row))
+    placement_rules.require_admitted(session, node, row.project_id)
     reserved.refuse_overrun(session, row, None)
     _ask(row, DesiredState.RUNNING, DEFAULT_STOP_TIMEOUT_S)
     _forget_last_run(row)

@@ -115,6 +115,7 @@ def _views(session: Session, node_ids: Collection[str] | None) -> list[NodeView]
     """Args: node_ids: null means all."""
     columns = (
         Node.id, Node.name, Node.silent, Node.problem, Node.draining, Node.cordoned, Node.facts,
+        Node.reserved_for,
     )  # fmt: skip
     query = select(*columns).where(Node.deleted_at.is_(None), Node.facts.is_not(None)).order_by(Node.id)
     nodes = session.execute(_of(query, Node.id, node_ids)).all()
@@ -149,6 +150,7 @@ def _view(node: Row[Any], gpus: Sequence[GpuView], running: Sequence[Running]) -
         gpus=tuple(gpus) if facts.get("grants") else tuple(replace(gpu, mig=()) for gpu in gpus),
         swarm=(facts.get("swarm") or {}).get("cluster_id"),
         mps=bool(facts.get("mps")),
+        reserved_for=None if node.reserved_for is None else frozenset(node.reserved_for),
         running=tuple(running),
     )
 

@@ -1,19 +1,21 @@
 """Nodes: joining, speaking, being told to take no more, and going."""
 
+from collections.abc import Collection, Mapping
 from datetime import timedelta
 from secrets import token_urlsafe
+from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from mooring.control import audit, events, instances, locks, preemption, revisions
+from mooring.control import audit, events, instances, locks, preemption, revisions, versions
 from mooring.core import credentials, ids
 from mooring.core.access import Access, Caller, Permission
-from mooring.core.errors import Conflict, NodeInUse, NotFound, Unauthorized
+from mooring.core.errors import Conflict, Invalid, NodeInUse, NotFound, Unauthorized
 from mooring.core.instance import ENDED, HOLDS_GPUS, DesiredState, Reason, State
 from mooring.core.node import NodeState, state_of
 from mooring.db.session import nudge
-from mooring.db.tables import Instance, JoinToken, Node
+from mooring.db.tables import Instance, JoinToken, Node, Project
 from mooring.db.types import new_id, now
 
 UNREACHABLE = Reason(code="node_unreachable", message="its node is silent; the container may well be running")
@@ -105,8 +107,8 @@ def _new_node(name: str) -> tuple[Node, str]:
     credential = _new_credential()
     node = Node(
         id=new_id(ids.NODE), name=name, credential_hash=credentials.hashed(credential), cordoned=False,
-        draining=False, silent=True, samples=[], orphans=[], session=0, seq=0, generation=0, heartbeats=0,
-        created_at=now(),
+        draining=False, version=1, silent=True, samples=[], orphans=[], session=0, seq=0, generation=0,
+        heartbeats=0, created_at=now(),
     )  # fmt: skip
     return node, credential
 
@@ -162,6 +164,41 @@ def open_session(session: Session, node_id: str, credential_hash: str) -> Node:
     return node
 
 
+def patch(
+    session: Session, access: Access, node_id: str, changes: Mapping[str, Any], if_match: int | None
+) -> Node:
+    """Reserve the node for some projects, or open it to all again. Nothing that runs there is touched.
+
+    Raises:
+        Invalid: code `unknown_project`: one of the projects does not exist.
+        PreconditionFailed, NotFound.
+    """
+    node = _locked(session, node_id)
+    versions.refuse_stale("node", node.version, if_match)
+    before = node.reserved_for
+    if "reserved_for" in changes:
+        node.reserved_for = _live_projects(session, changes["reserved_for"])
+        revisions.changed(session, node.id)
+        nudge(session, "schedule")
+    node.version += 1
+    audit.record(
+        session, access, node.id, None,
+        before={"reserved_for": before}, after={"name": node.name, "reserved_for": node.reserved_for},
+    )  # fmt: skip
+    return node
+
+
+def _live_projects(session: Session, project_ids: Collection[str] | None) -> list[str] | None:
+    if project_ids is None:
+        return None
+    wanted = sorted(set(project_ids))
+    live = select(Project.id).where(Project.id.in_(wanted), Project.deleted_at.is_(None))
+    unknown = set(wanted).difference(session.scalars(live))
+    if unknown:
+        raise Invalid(f"there is no project {min(unknown)}", code="unknown_project")
+    return wanted
+
+
 def cordon(session: Session, access: Access, node_id: str, *, cordoned: bool) -> Node:
     """Place nothing new (or do again); taking the cordon off ends a drain too."""
     node = _locked(session, node_id)
@@ -187,6 +224,7 @@ def _mark(session: Session, access: Access, node: Node, *, cordoned: bool, drain
     node.cordoned, node.draining = cordoned, draining
     if not draining:
         node.drain_deadline_at = None
+    node.version += 1
     if changed:
         revisions.changed(session, node.id)
         record(session, node)

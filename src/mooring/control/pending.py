@@ -7,13 +7,14 @@ from datetime import datetime
 from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
-from mooring.control import gangs, requests
+from mooring.control import gangs, placement_rules, requests
 from mooring.core.instance import State
 from mooring.db.tables import Instance
 from mooring.db.types import JsonObject
 from mooring.scheduler.model import Gang, Request
 
 _CHUNK = 1000
+_NO_SELECTOR: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class _Key:
     priority: int
     max_duration_s: int | None
     gang: Gang | None
+    project_selector: Mapping[str, str]
 
 
 class Pending:
@@ -36,12 +38,20 @@ class Pending:
         """All that can be placed at all: not the members of a group of which one is still on its way out."""
         columns = (
             Instance.id, Instance.queued_at, Instance.priority, Instance.max_duration_s, Instance.group_id,
+            Instance.project_id,
         )  # fmt: skip
         query = select(*columns).where(Instance.state == State.PENDING)
         rows = session.execute(query.order_by(Instance.queued_at, Instance.id)).all()
         gang_of = gangs.of(session, {row.group_id for row in rows if row.group_id is not None})
+        selector_of = placement_rules.selectors(session)
         keys = {
-            row.id: _Key(row.queued_at, row.priority, row.max_duration_s, gang_of.get(row.group_id or ""))
+            row.id: _Key(
+                row.queued_at,
+                row.priority,
+                row.max_duration_s,
+                gang_of.get(row.group_id or ""),
+                selector_of.get(row.project_id, _NO_SELECTOR),
+            )
             for row in rows
             if row.group_id is None or row.group_id in gang_of
         }
@@ -68,6 +78,7 @@ def _as(key: _Key, request: Request) -> Request:
         priority=key.priority,
         max_duration_s=key.max_duration_s,
         gang=key.gang,
+        project_selector=key.project_selector,
     )
 
 

@@ -45,7 +45,7 @@ def assign(session: Session, placements: Sequence[Placement]) -> list[str]:
 def _locked_nodes(session: Session, node_ids: Iterable[str]) -> dict[str, Any]:
     columns = (
         Node.id, Node.deleted_at, Node.silent, Node.problem, Node.draining, Node.cordoned, Node.facts,
-        Node.generation,
+        Node.generation, Node.reserved_for,
     )  # fmt: skip
     query = select(*columns).where(Node.id.in_(node_ids)).order_by(Node.id).with_for_update()
     return {row.id: row for row in session.execute(query)}

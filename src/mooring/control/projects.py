@@ -22,7 +22,8 @@ OWNERS_FIELDS = frozenset({"name", "labels"})
 def new(name: str, labels: JsonObject) -> Project:
     return Project(
         id=new_id(ids.PROJECT), name=name, labels=labels, quotas={}, weight=1.0, allowed_images=None,
-        security_profile="standard", gpu_sharing=False, host_network=False, version=1, created_at=now(),
+        security_profile="standard", gpu_sharing=False, host_network=False,
+        node_selector=None, local_images=False, version=1, created_at=now(),
     )  # fmt: skip
 
 
@@ -109,10 +110,11 @@ def patch(
         _refuse_taken_name(session, changes["name"])
     for field, value in changes.items():
         setattr(row, field, {**row.quotas, **value} if field == "quotas" else value)
+    row.node_selector = row.node_selector or None
     row.version += 1
     was, became = audit.changes(before, described(row))
     audit.record(session, access, row.id, row.id, before=was, after=became)
-    nudge(session, "schedule")  # a wider quota may let something start
+    nudge(session, "schedule")  # a wider quota, or other nodes, may let something start
     return row
 
 
@@ -128,6 +130,8 @@ def described(row: Project) -> dict[str, Any]:
         "guaranteed_gpus": row.guaranteed_gpus,
         "gpu_sharing": row.gpu_sharing,
         "host_network": row.host_network,
+        "node_selector": row.node_selector or {},
+        "local_images": row.local_images,
     }
 
 

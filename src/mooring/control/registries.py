@@ -7,7 +7,7 @@ from cryptography.fernet import InvalidToken
 from sqlalchemy import select, tuple_
 from sqlalchemy.orm import Session
 
-from mooring.control import audit, owned, projects, row_limits
+from mooring.control import audit, owned, projects, registry_rules, row_limits
 from mooring.control.sealing import Sealer
 from mooring.core import ids
 from mooring.core.access import Access
@@ -36,10 +36,12 @@ def create(
     Raises:
         NameTaken: the project has some for this registry, under whichever of its names.
         NotFound: the project is gone.
+        Invalid: as `registry_rules.require`.
     """
     projects.locked(session, access, project_id)
     row_limits.refuse_beyond(session, Registry, project_id)
     host = registry_host(server)
+    registry_rules.require(session, project_id, host, "/server")
     if session.scalar(select(Registry.id).where(Registry.project_id == project_id, Registry.server == host)):
         raise NameTaken(
             f"the project has credentials for {host}; replace their password or delete them", server=host

@@ -1,12 +1,16 @@
 """An instance as the scheduler's request."""
 
+from collections.abc import Mapping
+
 from mooring.core.gpu import mig_milli
 from mooring.core.instance import WHOLE_MILLI, InstanceSpec
 from mooring.db.types import JsonObject
 from mooring.scheduler.model import Request
 
 
-def of_spec(spec: InstanceSpec, project_id: str) -> Request:
+def of_spec(
+    spec: InstanceSpec, project_id: str, project_selector: Mapping[str, str] | None = None
+) -> Request:
     """What would be asked for if there were such an instance."""
     return Request(
         instance_id="",
@@ -24,6 +28,7 @@ def of_spec(spec: InstanceSpec, project_id: str) -> Request:
         cpu_milli=None if spec.cpus is None else round(spec.cpus * 1000),
         memory_mib=spec.memory_mib,
         node_selector=spec.node_selector,
+        project_selector=project_selector or {},
         project_id=project_id,
     )
 

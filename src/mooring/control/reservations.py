@@ -1,13 +1,14 @@
 """GPUs that are kept for a project from one moment to another: chosen here, heeded by the scheduler."""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from mooring.control import audit, locks, requests, revisions, versions
+from mooring.control import audit, locks, placement_rules, requests, revisions, versions
 from mooring.control.world import World
 from mooring.core import ids
 from mooring.core.access import Access
@@ -67,9 +68,10 @@ def _described(row: Reservation) -> dict[str, Any]:
     }
 
 
-def _asked(row: Reservation, world: World) -> rules.Asked:
+def _asked(session: Session, row: Reservation, world: World) -> rules.Asked:
     cards_alone = {"gpus": row.asked, "cpus": 0, "memory_mib": 0}
-    request = requests.of_columns(row.id, row.project_id, 0, cards_alone)
+    selector = placement_rules.selectors(session, [row.project_id]).get(row.project_id, {})
+    request = replace(requests.of_columns(row.id, row.project_id, 0, cards_alone), project_selector=selector)
     moment = now()
     begin = max(row.from_at, moment)
     overhead_s = world.policy.start_overhead_s
@@ -78,7 +80,7 @@ def _asked(row: Reservation, world: World) -> rules.Asked:
 
 def _chosen(session: Session, world: World, row: Reservation, kept: Collection[str] = ()) -> tuple[str, ...]:
     """Raises InsufficientCapacity."""
-    nodes, asked = world.look(session), _asked(row, world)
+    nodes, asked = world.look(session), _asked(session, row, world)
     there = rules.stock(nodes, asked, but=row.id)
     chosen = rules.choose(there, asked, kept)
     if chosen is None:
@@ -192,15 +194,26 @@ def lacking(session: Session) -> list[str]:
     """Reservations some card of which cannot be had any more."""
     living = select(Reservation).where(Reservation.deleted_at.is_(None), Reservation.to_at > now())
     rows = session.scalars(living.order_by(Reservation.id)).all()
-    healthy = usable(session, {uuid for row in rows for uuid in row.gpu_uuids})
-    return [row.id for row in rows if not healthy.issuperset(row.gpu_uuids)]
+    there = usable(session, rows)
+    return [row.id for row in rows if not there[row.id].issuperset(row.gpu_uuids)]
 
 
-def usable(session: Session, uuids: Collection[str]) -> set[str]:
-    """Those of the cards that are healthy, on nodes that were not deleted."""
-    query = select(Gpu.uuid).join(Node, Node.id == Gpu.node_id)
+def usable(session: Session, rows: Sequence[Reservation]) -> dict[str, set[str]]:
+    """Of each reservation the cards that are healthy, on nodes where its project may be placed."""
+    uuids = {uuid for row in rows for uuid in row.gpu_uuids}
+    query = select(Gpu.uuid, Node.reserved_for, Node.facts).join(Node, Node.id == Gpu.node_id)
     query = query.where(Gpu.uuid.in_(uuids), Gpu.health == Health.HEALTHY, Node.deleted_at.is_(None))
-    return set(session.scalars(query))
+    homes = {home.uuid: home for home in session.execute(query)}
+    selectors = placement_rules.selectors(session)
+    return {
+        row.id: {
+            uuid
+            for uuid in row.gpu_uuids
+            if uuid in homes
+            and placement_rules.admits(homes[uuid], row.project_id, selectors.get(row.project_id, {}))
+        }
+        for row in rows
+    }
 
 
 def mend(session: Session, access: Access, world: World, reservation_id: str) -> None:
@@ -214,8 +227,8 @@ def mend(session: Session, access: Access, world: World, reservation_id: str) ->
         return
     if state_of(row) == "ended":
         return
-    kept = usable(session, row.gpu_uuids)
-    asked = _asked(row, world)
+    kept = usable(session, [row])[row.id]
+    asked = _asked(session, row, world)
     chosen = rules.choose(rules.stock(world.look(session), asked, but=row.id, always=kept), asked, kept)
     if chosen is not None and set(chosen) != set(row.gpu_uuids):
         _keep(session, row, chosen)

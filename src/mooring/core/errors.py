@@ -3,7 +3,7 @@
     MooringError
     ├── BadRequest           400  bad_request · bad_cursor · bad_json
     ├── Unauthorized         401  unauthorized
-    ├── Forbidden            403  forbidden · image_not_allowed
+    ├── Forbidden            403  forbidden · image_not_allowed · node_selector_conflict
     │   └── QuotaExceeded         quota_exceeded
     ├── NotFound             404  not_found
     ├── MethodNotAllowed     405  method_not_allowed
@@ -22,7 +22,7 @@
     ├── PreconditionFailed   412  precondition_failed
     ├── TooLarge             413  body_too_large
     ├── UnsupportedMediaType 415  unsupported_media_type
-    ├── Invalid              422  validation_failed · not_supported_yet · reserved_env · …
+    ├── Invalid              422  validation_failed · not_supported_yet · registry_not_allowed · …
     │   └── IdempotencyKeyReused  idempotency_key_reused
     ├── TooManyRequests      429  too_many_requests · too_many_streams ·
     │                             too_many_streams_on_node

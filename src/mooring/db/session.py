@@ -56,13 +56,13 @@ class Database:
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.engine = _sqlite_engine(self.url) if self.is_sqlite else _postgresql_engine(self.url, pool_size)
         self._writer = threading.Lock()
-        # What each writing session finds in its `info`.
+        # Found in the `info` of every session: keys and rules of the service that writers apply.
         self.session_info: dict[str, Any] = {}
 
     @contextmanager
     def read(self) -> Iterator[Session]:
         """A session that is rolled back at the end, whatever was done in it."""
-        with Session(self.engine, autoflush=False, expire_on_commit=False) as session:
+        with Session(self.engine, autoflush=False, expire_on_commit=False, info=self.session_info) as session:
             yield session
 
     @contextmanager

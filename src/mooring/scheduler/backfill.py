@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mooring.core.node import NodeState
 from mooring.scheduler import cards, search
 from mooring.scheduler.changes import with_placement
-from mooring.scheduler.filters import has_labels
+from mooring.scheduler.filters import admits
 from mooring.scheduler.kinds import owner_of
 from mooring.scheduler.model import Forecast, Moment, NodeView, Placement, Request
 from mooring.scheduler.needs import needs
@@ -149,7 +149,8 @@ class Starts:
     # ---- what is remembered
 
     def bounds(self, request: Request, at: Moment) -> _Bounds:
-        key = (*search.shape(request), owner_of(request), *search.choices(self._world, request))
+        own = self._world.reserved_for(request.project_id)
+        key = (*search.shape(request), owner_of(request), own, *search.choices(self._world, request))
         bounds = self._bounds.get(key)
         if bounds is None:
             bounds = self._bounds[key] = _Bounds()
@@ -172,7 +173,7 @@ class Starts:
         bounds.seen = len(world.changes)
 
     def _bound(self, index: int, node: NodeView, request: Request, at: Moment) -> float:
-        if node.state is not NodeState.READY or not has_labels(node, request):
+        if node.state is not NodeState.READY or not admits(node, request):
             return nan
         kind = int(self._world.kind_of[index])
         if len(self._world.kinds[kind].places) < request.gpu_count:

@@ -23,6 +23,7 @@ Ints = NDArray[np.int64]
 # In this order they are told: what never changes before what passes (see `summary`).
 STAGES: tuple[frozenset[str], ...] = (
     frozenset({"selector_mismatch"}),
+    frozenset({"node_reserved"}),
     frozenset({"no_gpu", "gpu_model_mismatch"}),
     frozenset({"gpu_has_mig_enabled", "no_such_mig_profile"}),
     frozenset({"insufficient_gpu_memory"}),
@@ -39,7 +40,7 @@ STAGES: tuple[frozenset[str], ...] = (
         }
     ),
 )
-LABELS, MODEL, MODE, SIZE, CAPABILITY, STATE, COUNT, BESIDE, FITS = range(len(STAGES) + 2)
+LABELS, RESERVED, MODEL, MODE, SIZE, CAPABILITY, STATE, COUNT, BESIDE, FITS = range(len(STAGES) + 2)
 _OF_CARDS: tuple[filters.Filter, ...] = (
     filters.gpu_model,
     filters.mig,
@@ -156,8 +157,9 @@ class Census:
         # Only of nodes that are there: kinds and groups of those that went may be of none now.
         stage[self._there] = np.minimum(stage[self._there], of_group[group[self._there]])
         stage[self._there & ~ready] = np.minimum(stage, STATE)[self._there & ~ready]
-        labelled = search.labelled(self._world, request)
-        if labelled is not None:
+        if (opened := search.open_to(self._world, request)) is not None:
+            stage[self._there & ~opened] = RESERVED
+        if (labelled := search.labelled(self._world, request)) is not None:
             stage[self._there & ~labelled] = LABELS
         return Survey(self._world.nodes, stage, group, stages.examples, bool(ready[self._there].all()))
 

@@ -24,7 +24,7 @@ def fits(node: NodeView, request: Request, at: Moment) -> bool:
 
 def fitting_offers(node: NodeView, request: Request, at: Moment) -> list[cards.Offer]:
     """What the node and the request's quota leave, the preferred first; empty where it does not fit."""
-    if node.state is not NodeState.READY or not has_labels(node, request):
+    if node.state is not NodeState.READY or not admits(node, request):
         return []
     cpu_milli, memory_mib = needs(request, node)
     if cpu_milli > node.cpu_milli_free or memory_mib > node.memory_mib_free:
@@ -35,8 +35,20 @@ def fitting_offers(node: NodeView, request: Request, at: Moment) -> list[cards.O
     return [offer for offer in there if not quotas.over(request, offer.model, cpu_milli, memory_mib)]
 
 
+def admits(node: NodeView, request: Request) -> bool:
+    """Whether an admin's rules and the request's own selector let it onto the node, however full that is.
+
+    Every part of the scheduler that passes over nodes asks this, or the masks of `search.admitting`.
+    """
+    return has_labels(node, request) and is_open_to(node, request.project_id)
+
+
 def has_labels(node: NodeView, request: Request) -> bool:
-    return all(node.labels.get(key) == value for key, value in request.node_selector.items())
+    return all(node.labels.get(key) == value for key, value in request.selector.items())
+
+
+def is_open_to(node: NodeView, project_id: str) -> bool:
+    return node.reserved_for is None or project_id in node.reserved_for
 
 
 def node_state(node: NodeView, request: Request, at: Moment) -> Iterator[Refusal]:
@@ -45,10 +57,16 @@ def node_state(node: NodeView, request: Request, at: Moment) -> Iterator[Refusal
 
 
 def node_selector(node: NodeView, request: Request, at: Moment) -> Iterator[Refusal]:
-    for key, value in sorted(request.node_selector.items()):
+    for key, value in sorted(request.selector.items()):
         if (label := node.labels.get(key)) != value:
             had = f"no label {key}" if label is None else f"{key}={label}"
-            yield _refusal(node, "selector_mismatch", f"{key}={value}", had)
+            yield _refusal(node, "selector_mismatch", words.label(request, key, value), had)
+
+
+def reserved_node(node: NodeView, request: Request, at: Moment) -> Iterator[Refusal]:
+    """Does not say for whom: other projects are nobody's business."""
+    if not is_open_to(node, request.project_id):
+        yield _refusal(node, "node_reserved", "a node open to this project", "reserved for other projects")
 
 
 def cpus(node: NodeView, request: Request, at: Moment) -> Iterator[Refusal]:
@@ -129,6 +147,7 @@ def quota(node: NodeView, request: Request, at: Moment) -> Iterator[Refusal]:
 FILTERS: tuple[Filter, ...] = (
     node_state,
     node_selector,
+    reserved_node,
     cpus,
     memory,
     gpu_model,

@@ -92,6 +92,8 @@ def _closed(node: NodeView, gpu: GpuView, at: Moment) -> Stranding | None:
         return _OF_STATE[node.state]
     if not gpu.healthy:
         return "quarantined"
+    if node.reserved_for is not None:
+        return "reserved"
     held = any(hold.from_at <= at.now < hold.to_at for hold in gpu.holds)
     return "reserved" if held else None
 

@@ -30,8 +30,8 @@ def most_members(world: World, unit: Unit) -> int | None:
 
 def _of_nodes(world: World, request: Request) -> Ints:
     kinds = np.array([_of_kind(world, number, request) for number in range(len(world.kinds))], np.int64)
-    there, labelled = world.mask("there", lambda _node: True), search.labelled(world, request)
-    return np.where(there if labelled is None else there & labelled, kinds[world.kind_of], 0)
+    there, admitting = world.mask("there", lambda _node: True), search.admitting(world, request)
+    return np.where(there if admitting is None else there & admitting, kinds[world.kind_of], 0)
 
 
 def _of_kind(world: World, number: int, request: Request) -> int:

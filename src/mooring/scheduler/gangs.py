@@ -182,7 +182,10 @@ _WITHIN_SWARMS = tuple(map(_within_swarm, _DOMAINS))
 def _of_domain(world: World, unit: Unit, domain: Domain, homes: list[int]) -> Iterator[Mask]:
     """The sets with enough free cards: the one with the fewest first, which leaves the others whole."""
     of_node, values = world.groups_by(domain)
-    free = np.bincount(of_node, weights=world.numbers(_free, _free), minlength=len(values))
+    of_each = world.numbers(_free, _free)
+    if (admitting := search.admitting(world, unit.first)) is not None:
+        of_each = np.where(admitting, of_each, 0)
+    free = np.bincount(of_node, weights=of_each, minlength=len(values))
     # Where members run in several of these sets, no such set can hold all.
     of_homes = set(of_node[homes].tolist())
     enough = [

@@ -101,6 +101,7 @@ class NodeView:
     gpus: tuple[GpuView, ...]
     swarm: str | None = None  # the id of the Docker Swarm that its daemon is in
     mps: bool = False  # the MPS daemon enforces shares of its cards
+    reserved_for: frozenset[str] | None = None  # the only projects whose instances may be placed; null: all
     running: tuple[Running, ...] = ()
 
 
@@ -178,6 +179,14 @@ class Request:
     preemptible: bool = False
     max_duration_s: int | None = None  # declared; null: it may run for ever
     gang: Gang | None = None
+    project_selector: Mapping[str, str] = field(default_factory=dict)  # set by an admin for the project
+
+    @property
+    def selector(self) -> Mapping[str, str]:
+        """The labels that a node must have. The project's value wins where both name a key."""
+        if not self.project_selector:
+            return self.node_selector
+        return {**self.node_selector, **self.project_selector}
 
 
 @dataclass(frozen=True, slots=True)

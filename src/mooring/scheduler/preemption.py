@@ -18,7 +18,7 @@ from mooring.core.node import NodeState
 from mooring.scheduler import cards, gangs
 from mooring.scheduler.backfill import Reservations
 from mooring.scheduler.changes import with_placement, without
-from mooring.scheduler.filters import fits, fitting_offers, has_labels
+from mooring.scheduler.filters import admits, fits, fitting_offers
 from mooring.scheduler.model import Eviction, Moment, NodeView, Policy, Request, Running
 from mooring.scheduler.needs import needs
 from mooring.scheduler.order import Shares
@@ -212,7 +212,7 @@ class Preemption:
 
     def _fewest(self, unit: Unit, request: Request, node: NodeView) -> int:
         """As `_fewest`, of all that could ever be evicted there; 0 where that does not help."""
-        if node.state is not NodeState.READY or not has_labels(node, request):
+        if node.state is not NodeState.READY or not admits(node, request):
             return 0
         victims = [each for each in node.running if self._conceivable(unit, each)]
         return (_fewest(node, request, victims) or 0) if victims else 0

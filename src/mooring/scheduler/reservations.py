@@ -6,6 +6,7 @@ from math import inf
 
 from mooring.core.node import NodeState
 from mooring.scheduler import cards, links
+from mooring.scheduler.filters import admits
 from mooring.scheduler.model import GpuView, Hold, NodeView, Request
 from mooring.scheduler.needs import preference
 
@@ -96,7 +97,7 @@ def _windows(
 ) -> Iterator[tuple[NodeView, GpuView, list[tuple[float, float]]]]:
     """Each card that would do, with the first and last moments between which the reservation could begin."""
     for node in sorted(nodes, key=lambda each: each.id):
-        ready = node.state is NodeState.READY
+        ready = node.state is NodeState.READY and admits(node, asked.gpus)
         busy = _busy_until(node, asked)
         for gpu in links.in_order(node.gpus):
             if not gpu.healthy or not cards.would_do(gpu, asked.gpus) or not (ready or gpu.uuid in always):

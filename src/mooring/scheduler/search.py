@@ -11,7 +11,7 @@ import numpy as np
 
 from mooring.core.instance import WHOLE_MILLI
 from mooring.scheduler import cards, kinds, links, quotas
-from mooring.scheduler.filters import fitting_offers, has_labels
+from mooring.scheduler.filters import fitting_offers, has_labels, is_open_to
 from mooring.scheduler.model import GpuView, Grant, Moment, NodeView, Placement, Request
 from mooring.scheduler.needs import fixed, needs, needs_beside, preference
 from mooring.scheduler.shapes import Move, Shape
@@ -40,7 +40,7 @@ def shape(request: Request) -> Key:
         request.same_numa,
         request.cpu_milli,
         request.memory_mib,
-        frozenset(request.node_selector.items()),
+        frozenset(request.selector.items()),
     )
 
 
@@ -87,7 +87,7 @@ def best_nodes(world: World, request: Request, count: int) -> list[int]:
         move
         for models in search.tiers()
         for fleet_shape, nodes in search.variants(models)
-        for move in world.fleet.ranked(fleet_shape, count, _both(nodes, labelled(world, request)))
+        for move in world.fleet.ranked(fleet_shape, count, _both(nodes, admitting(world, request)))
     ]
     return list(dict.fromkeys(move.node for move in moves))[:count]
 
@@ -108,7 +108,7 @@ class _Search:
         self._request = request
         self._at = at
         self._allowed = allowed
-        self._among = _both(_both(among, labelled(world, request)), _near_enough(world, request))
+        self._among = _both(_both(among, admitting(world, request)), _near_enough(world, request))
 
     def best(self) -> Found | None:
         blocked = self._blocked()
@@ -314,12 +314,27 @@ def _link_score(node: NodeView, model: str, given: Sequence[Grant]) -> float | N
     return links.score({grant.gpu_uuid for grant in given}, of_model)
 
 
+def admitting(world: World, request: Request) -> Mask | None:
+    """As `filters.admits`, of all nodes; null: all of them do."""
+    return _both(labelled(world, request), open_to(world, request))
+
+
 def labelled(world: World, request: Request) -> Mask | None:
     """The nodes with the labels that are asked for; null: none are."""
-    if not request.node_selector:
+    if not request.selector:
         return None
-    wanted = frozenset(request.node_selector.items())
+    wanted = frozenset(request.selector.items())
     return world.mask(("selector", wanted), lambda node: has_labels(node, request))
+
+
+def open_to(world: World, request: Request) -> Mask | None:
+    """The nodes that are not reserved for other projects; null: none is."""
+    closed = [index for index in world.reserved if not is_open_to(world.node(index), request.project_id)]
+    if not closed:
+        return None
+    mask = np.ones(len(world), np.bool_)
+    mask[closed] = False
+    return mask
 
 
 def _near_enough(world: World, request: Request) -> Mask | None:

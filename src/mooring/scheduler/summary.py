@@ -20,6 +20,7 @@ from mooring.scheduler.census import (
     LABELS,
     MODE,
     MODEL,
+    RESERVED,
     SIZE,
     STATE,
     Survey,
@@ -58,15 +59,19 @@ class _Case:
 
     @property
     def _node(self) -> str:
-        return f"node with {words.labels(self.request)}" if self.request.node_selector else "node"
+        return f"node with {words.labels(self.request)}" if self.request.selector else "node"
 
     def suitable(self, node: NodeView) -> list[list[GpuView]]:
         return list(cards.suitable(node, self.request).values())
 
 
 def _no_label(case: _Case) -> str:
-    plural = "s" if len(case.request.node_selector) > 1 else ""
+    plural = "s" if len(case.request.selector) > 1 else ""
     return f"no node has the label{plural} {words.labels(case.request)}"
+
+
+def _all_reserved(case: _Case) -> str:
+    return f"{case.no_node_in_any_state} is open to this project: all are reserved for other projects"
 
 
 def _no_such_gpu(case: _Case) -> str:
@@ -188,6 +193,7 @@ def _not_its_turn(case: _Case) -> str:
 
 _SENTENCES: dict[int, Callable[[_Case], str]] = {
     LABELS: _no_label,
+    RESERVED: _all_reserved,
     MODEL: _no_such_gpu,
     MODE: _no_such_mode,
     SIZE: _gpus_too_small,

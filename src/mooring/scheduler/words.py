@@ -105,7 +105,12 @@ def why_not(gpu: GpuView, request: Request, at: Moment) -> str:
 
 def labels(request: Request) -> str:
     """The node selector as it is written: `disk=nvme, zone=a`."""
-    return ", ".join(f"{key}={value}" for key, value in sorted(request.node_selector.items()))
+    return ", ".join(label(request, key, value) for key, value in sorted(request.selector.items()))
+
+
+def label(request: Request, key: str, value: str) -> str:
+    """`zone=a`; `zone=a (required by the project)` where an admin has set it for the whole project."""
+    return f"{key}={value}{' (required by the project)' if key in request.project_selector else ''}"
 
 
 def cpus_and_memory(cpu_milli: int | None, memory_mib: int | None) -> str:

@@ -57,6 +57,7 @@ class World:
         self.held: dict[str, Held] = {}  # by project
         self.groups: dict[str, Counter[int]] = {}  # members of a gang that hold something, by node
         self.with_holds: set[int] = set()
+        self.reserved: set[int] = set()  # nodes that are reserved for some projects
         self.with_stopping: set[int] = set()
         self.stopping: Counter[str] = Counter()  # GPUs (milli) that are about to be free, by project
         self.preemptible: Counter[int] = Counter()  # instances that may be evicted, by priority
@@ -206,6 +207,15 @@ class World:
         self.with_holds.discard(index)
         if after is not None and any(gpu.holds for gpu in after.gpus):
             self.with_holds.add(index)
+        self.reserved.discard(index)
+        if after is not None and after.reserved_for is not None:
+            self.reserved.add(index)
+
+    def reserved_for(self, project_id: str) -> frozenset[int]:
+        """Of the reserved nodes those that the project may use; projects with the same ones are alike."""
+        return frozenset(
+            index for index in self.reserved if project_id in (self.node(index).reserved_for or ())
+        )
 
     def _count_running(self, index: int, old: tuple[Running, ...], new: tuple[Running, ...]) -> None:
         same = 0

@@ -211,6 +211,20 @@ class Assignment(Peer):
         Field(repr=False, description="the values of those variables of spec.env that name a secret"),
     ] = {}
     registry: RegistryAuth | None = None
+    registry_listed: Annotated[
+        bool,
+        Field(
+            description="an admin names the image's registry, so that it may be at any address; otherwise on "
+            "the public internet only"
+        ),
+    ] = False
+    local_images: Annotated[
+        bool,
+        Field(
+            description="the project may run what exists only on the node, and what a tag names there; "
+            "otherwise a registry has to say that it may have the image"
+        ),
+    ] = False
 
 
 class Removal(Peer):

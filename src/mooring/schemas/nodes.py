@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field
 from mooring.core.gpu import Health, NvLinkPeer
 from mooring.core.instance import Reason
 from mooring.core.node import NodeState
-from mooring.core.text import Name
+from mooring.core.text import Name, Text
 from mooring.schemas.agent import Orphan
 from mooring.schemas.base import Answer, Body, Timestamp
 
@@ -85,7 +85,15 @@ class Node(Answer):
     gpus: list[Gpu]
     orphans: Annotated[list[Orphan], Field(description="containers with our labels that nobody here knows")]
     overrides: Annotated[list[str], Field(description="safeguards that its operator has turned off")]
+    reserved_for: Annotated[
+        list[str] | None,
+        Field(
+            description="the only projects whose instances are placed here, as far as the caller is in them; "
+            "null: every project's"
+        ),
+    ]
     simulated: bool
+    version: Annotated[int, Field(description="rises with every change that an admin makes")]
     last_heartbeat_at: Timestamp | None
     created_at: Timestamp
 
@@ -93,6 +101,21 @@ class Node(Answer):
 class NodeList(Answer):
     items: Annotated[list[Node], Field(max_length=200)]
     next_cursor: str | None
+
+
+class NodePatch(Body):
+    model_config = ConfigDict(json_schema_extra={"examples": [{"reserved_for": ["prj_01k…"]}]})
+
+    # Only what was sent is read, so this default never is.
+    reserved_for: Annotated[
+        list[Annotated[Text, Field(max_length=64)]] | None,
+        Field(
+            min_length=1,
+            max_length=64,
+            description="the only projects whose instances are placed here from now on, CPU-only ones "
+            "included; null: every project's",
+        ),
+    ] = None
 
 
 class Drain(Body):

@@ -54,7 +54,7 @@ class ProjectCreate(Body):
 
 
 class ProjectPatch(Body):
-    """The fields to change. Name and labels: owners too; quotas (merged), weight, images: admins."""
+    """The fields to change. Owners change name and labels, admins everything; `quotas` are merged."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -95,6 +95,21 @@ class ProjectPatch(Body):
             "Swarm; a container then reaches whatever its host does"
         ),
     ] = False
+    node_selector: Annotated[
+        dict[LabelKey, LabelValue],
+        Field(
+            max_length=64,
+            description="labels that a node must have to host its instances, merged into the selector of "
+            "each request; admins only",
+        ),
+    ] = {}
+    local_images: Annotated[
+        bool,
+        Field(
+            description="its instances may run images that exist only on a node, and what a tag names there, "
+            "without a registry being asked; admins only"
+        ),
+    ] = False
 
 
 class Usage(Answer):
@@ -122,6 +137,8 @@ class Project(Answer):
     guaranteed_gpus: int | None
     gpu_sharing: bool
     host_network: bool
+    node_selector: dict[str, str]
+    local_images: bool
     version: int
     created_at: Timestamp
 

@@ -41,6 +41,10 @@ class Node(Base):
     renewal_due: Mapped[bool] = mapped_column(default=False)
     cordoned: Mapped[bool] = mapped_column(default=False)
     draining: Mapped[bool] = mapped_column(default=False)
+    # Ids of the only projects whose instances may be placed here; null: all.
+    reserved_for: Mapped[list[Any] | None]
+    # Rises with every change that an admin makes.
+    version: Mapped[int] = mapped_column(default=1)
     drain_deadline_at: Mapped[datetime | None]
     silent: Mapped[bool] = mapped_column(default=True)
     problem: Mapped[JsonObject | None]

@@ -37,6 +37,10 @@ class Project(Base):
     guaranteed_gpus: Mapped[int | None]
     gpu_sharing: Mapped[bool] = mapped_column(default=False)
     host_network: Mapped[bool] = mapped_column(default=False)
+    # Labels that a node must have to host its instances; null: none.
+    node_selector: Mapped[JsonObject | None]
+    # Whether it may run images that exist only on a node.
+    local_images: Mapped[bool] = mapped_column(default=False)
     version: Mapped[int]
     created_at: Mapped[datetime]
     deleted_at: Mapped[datetime | None]

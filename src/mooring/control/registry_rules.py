@@ -1,0 +1,49 @@
+"""Which registries projects may name, as the settings of the service have it (`core/registry_hosts.py`)."""
+
+from typing import Final
+
+from sqlalchemy.orm import Session
+
+from mooring.core.errors import Invalid
+from mooring.core.images import ImageName
+from mooring.core.registry_hosts import RegistryRules
+from mooring.db.session import Database
+
+_KEY: Final = "mooring.registry_rules"
+_STRICTEST: Final = RegistryRules()
+
+
+def install(database: Database, rules: RegistryRules) -> None:
+    """Have every session of this database know the rules."""
+    database.session_info[_KEY] = rules
+
+
+def of(session: Session) -> RegistryRules:
+    rules = session.info.get(_KEY, _STRICTEST)
+    assert isinstance(rules, RegistryRules)
+    return rules
+
+
+def require(session: Session, project_id: str, registry: str, pointer: str) -> None:
+    """Raises Invalid, code `registry_not_allowed`: the registry is inside the operator's network.
+
+    Args:
+        registry: `host[:port]`.
+        pointer: where in the body it is named.
+    """
+    if of(session).allows(registry, project_id):
+        return
+    message = (
+        f"{registry} is not a registry on the public internet; use one that is, or ask an admin to add it to "
+        "MOORING_ALLOWED_REGISTRIES"
+    )
+    raise Invalid(
+        message,
+        code="registry_not_allowed",
+        errors=[{"pointer": pointer, "code": "registry_not_allowed", "message": message}],
+    )
+
+
+def require_image(session: Session, project_id: str, image: str) -> None:
+    """As `require`, of the registry that an image is pulled from."""
+    require(session, project_id, ImageName.parse(image).registry, "/image")

@@ -1,0 +1,172 @@
+"""Which registries a project may name: those on the public internet, and those that an admin lists.
+
+A node's Docker daemon pulls as root from the host's network, so whoever names a registry chooses where the
+daemon connects to. Addresses and names of the inside are refused unless an admin has listed them.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from typing import Final
+
+from mooring.core.images import DOCKER_HUB, registry_host
+
+Address = IPv4Address | IPv6Address
+
+# What resolvers look up on the inside of a network only (RFC 6761, 6762, 8375; ICANN for `internal`).
+_INSIDE: Final = frozenset(
+    {
+        "localhost",
+        "local",
+        "internal",
+        "localdomain",
+        "home.arpa",
+        "lan",
+        "intranet",
+        "corp",
+        "home",
+        "private",
+    }
+)
+# Public by their range, and answered by the hypervisor: Azure's WireServer.
+_METADATA: Final = frozenset({ip_address("168.63.129.16")})
+_NAT64: Final = ip_network("64:ff9b::/96")
+# Beside what `is_global` leaves out, which differs between releases of Python. Oracle's metadata is in it.
+_NOT_PUBLIC: Final = tuple(
+    map(
+        ip_network,
+        (
+            "0.0.0.0/8", "100.64.0.0/10", "192.0.0.0/24", "198.18.0.0/15", "240.0.0.0/4",
+            "64:ff9b:1::/48", "100::/64", "3fff::/20", "5f00::/16", "fc00::/7", "fe80::/10", "fec0::/10",
+        ),
+    )
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryRules:
+    """What admins have said about registries.
+
+    Attributes:
+        listed: `host`, `host:port` or `*.domain`, as an admin has written them.
+        loopback_project: the one that may name registries on loopback; null: none may.
+    """
+
+    listed: tuple[str, ...] = ()
+    loopback_project: str | None = None
+
+    def allows(self, registry: str, project_id: str) -> bool:
+        """Whether a project may name this registry, `host[:port]`."""
+        return not is_inside(registry) or self.lists(registry, project_id)
+
+    def lists(self, registry: str, project_id: str) -> bool:
+        """Whether an admin names it, so that it may be anywhere."""
+        host = host_of(registry)
+        if project_id == self.loopback_project and is_loopback(host):
+            return True
+        return any(_names(pattern, registry.lower(), host) for pattern in self.listed)
+
+
+def host_of(registry: str) -> str:
+    """Without the port, brackets and the dot that ends an absolute name."""
+    text = registry.lower()
+    if text.startswith("["):
+        return text[1:].partition("]")[0]
+    return text.partition(":")[0].rstrip(".")
+
+
+def is_inside(registry: str) -> bool:
+    """Whether this names, by address or by name, something that is not on the public internet.
+
+    A public name may still resolve to an address of the inside: the node looks that up before a pull.
+    """
+    if registry_host(registry) == DOCKER_HUB:
+        return False
+    host = host_of(registry)
+    if (address := literal(host)) is not None:
+        return not is_public(address)
+    labels = host.split(".")
+    if len(labels) < 2 or "" in labels or _is_number(labels[-1]):
+        return True  # a name of the search domain, or no name at all
+    return labels[-1] in _INSIDE or ".".join(labels[-2:]) in _INSIDE
+
+
+def literal(host: str) -> Address | None:
+    """The address that a resolver takes this for; IPv4 also in the shortened, octal and hexadecimal forms."""
+    try:
+        return ip_address(host.partition("%")[0])
+    except ValueError:
+        pass
+    return _as_inet_aton(host.split("."))
+
+
+def _as_inet_aton(labels: Sequence[str]) -> IPv4Address | None:
+    """`127.1`, `0x7f.1`, `017700000001`, `2130706433`: the last number fills the bytes that are left."""
+    numbers = [_number(label) for label in labels]
+    *first, last = [-1 if number is None else number for number in numbers]
+    left_bits = 8 * (4 - len(first))
+    if len(numbers) > 4 or not 0 <= last < 1 << left_bits or any(not 0 <= each < 256 for each in first):
+        return None
+    return IPv4Address(int.from_bytes([*first, 0, 0, 0, 0][:4]) | last)
+
+
+def _number(label: str) -> int | None:
+    if not label.isascii() or "_" in label:
+        return None
+    base = 16 if label.startswith("0x") else 8 if label.startswith("0") else 10
+    digits = label.removeprefix("0x") if base == 16 else label
+    if not digits or not all(character in "0123456789abcdef" for character in digits):
+        return None
+    try:
+        return int(digits, base)
+    except ValueError:
+        return None
+
+
+def _is_number(label: str) -> bool:
+    """Of a last label: no such top-level domain exists."""
+    return label.isdigit() or (_number(label) is not None and label[0].isdigit())
+
+
+def is_public(address: Address) -> bool:
+    """Whether it is an address of the public internet, as are all that it stands for."""
+    if address in _METADATA or address.is_multicast or not address.is_global:
+        return False
+    if any(address in network for network in _NOT_PUBLIC):
+        return False
+    return all(map(is_public, _embedded(address)))
+
+
+def _embedded(address: Address) -> Iterable[IPv4Address]:
+    """IPv4 addresses that a packet to this IPv6 address may end up at."""
+    if isinstance(address, IPv4Address):
+        return []
+    if address in _NAT64:
+        return [IPv4Address(int(address) & 0xFFFFFFFF)]
+    teredo = address.teredo or ()
+    return [each for each in (address.ipv4_mapped, address.sixtofour, *teredo) if each is not None]
+
+
+def is_loopback(host: str) -> bool:
+    address = literal(host)
+    return host == "localhost" if address is None else address.is_loopback
+
+
+def parse_listed(text: str) -> tuple[str, ...]:
+    """Comma-separated. ValueError for what is not a host."""
+    listed = tuple(part.strip().lower() for part in text.split(",") if part.strip())
+    for part in listed:
+        if any(character in part for character in "/@ ") or "*" in part.removeprefix("*."):
+            raise ValueError(f"{part} is not a registry: write host, host:port or *.domain")
+    return listed
+
+
+def _names(pattern: str, registry: str, host: str) -> bool:
+    if pattern.startswith("*."):
+        return host.endswith(pattern[1:])
+    return pattern in {registry, host} and bool(host)
+
+
+def inside_of(addresses: Collection[Address]) -> list[Address]:
+    """Those that are not on the public internet."""
+    return [address for address in addresses if not is_public(address)]
