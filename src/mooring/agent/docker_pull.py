@@ -18,6 +18,7 @@ from mooring.agent.docker_create import Image
 from mooring.agent.docker_engine import Document, Engine
 from mooring.agent.docker_errors import EngineRefused, is_denial, pull_failure
 from mooring.agent.docker_streams import ByteStream
+from mooring.agent.image_policy import require_acceptable
 from mooring.agent.private_images import PrivateImages
 from mooring.agent.runtime import Cancelled, Progress, RuntimeUnavailable, StartDelayed, StartRefused
 from mooring.agent.withheld import Withheld
@@ -267,6 +268,8 @@ def _registry_away(wanted: _Wanted, source: ImageName) -> Reason:
 
 
 def image_of(inspected: Document, name: ImageName) -> Image:
+    """Raises StartRefused: an image of such a configuration is not run."""
+    require_acceptable(str(name), inspected)
     config = inspected.get("Config") or {}
     return Image(
         id=inspected["Id"],
@@ -274,6 +277,8 @@ def image_of(inspected: Document, name: ImageName) -> Image:
         env=tuple(config.get("Env") or ()),
         entrypoint=tuple(config.get("Entrypoint") or ()),
         command=tuple(config.get("Cmd") or ()),
+        working_dir=config.get("WorkingDir") or "",
+        labels=tuple(config.get("Labels") or ()),
     )
 
 

@@ -13,6 +13,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from mooring.agent import preflight
+from mooring.agent.container_records import ContainerRecords
 from mooring.agent.control_plane import Away, ControlPlane, InsecureUrl, Refused
 from mooring.agent.docker import DockerRuntime
 from mooring.agent.exchange import EXIT_UNAUTHORIZED, Backoff
@@ -247,6 +248,7 @@ def _docker(settings: AgentSettings, identity: Identity, gpus: GpuReader) -> Doc
         address=_machine(settings, socket.gethostname()).address,
         control_plane_id=identity.control_plane_id,
         minor_of=lambda uuid: _minor_of(gpus, uuid),
+        parent_of=lambda uuid: _parent_of(gpus, uuid),
         preflight=lambda: preflight.problem(
             preflight.read_toolkit(),
             has_gpus=bool(gpus.latest().inventory),
@@ -254,6 +256,7 @@ def _docker(settings: AgentSettings, identity: Identity, gpus: GpuReader) -> Doc
         ),
         isolate=_isolation(settings).problem,
         private_images=PrivateImages.of_node(NodeState(settings.state_dir)),
+        records=ContainerRecords.of_node(NodeState(settings.state_dir)),
         container_runtime=settings.runtime,
         mps=Mps(settings.mps_pipe_directory, lambda: _cards_to_share(gpus)),
     )
@@ -272,6 +275,7 @@ def _docker_with_made_up_gpus(settings: AgentSettings, identity: Identity) -> Pa
         simulated_gpus=True,
         isolate=_isolation(settings).problem,
         private_images=PrivateImages.of_node(NodeState(settings.state_dir)),
+        records=ContainerRecords.of_node(NodeState(settings.state_dir)),
         container_runtime=settings.runtime,
     )
     gpus = SimulatedGpuReader(identity.node_id, SIMULATED_GPUS, SIMULATED_MODEL, tenants=docker.tenants)
@@ -321,6 +325,13 @@ def _minor_of(gpus: GpuReader, uuid: str) -> int | None:
     for gpu in gpus.latest().inventory or ():
         if uuid in {gpu["uuid"], *(device["uuid"] for device in gpu["mig_devices"])}:
             return gpu["minor_number"]
+    return None
+
+
+def _parent_of(gpus: GpuReader, mig_uuid: str) -> str | None:
+    for gpu in gpus.latest().inventory or ():
+        if mig_uuid in {device["uuid"] for device in gpu["mig_devices"]}:
+            return gpu["uuid"]
     return None
 
 
