@@ -251,7 +251,19 @@ def test_other_options_are_asked_for_in_the_log(tmp_path: Path, caplog: pytest.L
         [said] = caplog.messages
         assert "noexec" in said
         remounted(tmp_path, "noexec")
-    assert "tmpfs of its own" in str(Daemon(Path("/dev/shm/mooring-none").parent).advice())
+
+
+def test_directories_of_a_file_system_that_the_host_needs_are_warned_of(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = tmp_path_factory.mktemp("pipe")
+    (folder / "shm").mkdir()
+    subprocess.run(["mount", "--bind", str(folder), str(folder)], check=True)
+    try:
+        remounted(folder, "bind,nosuid,nodev,noexec")
+        assert "containers can fill" in str(Daemon(folder).advice())
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def test_a_socket_that_a_container_has_put_in_place_of_the_daemons_is_not_used(tmp_path: Path) -> None:

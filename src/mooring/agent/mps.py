@@ -125,10 +125,9 @@ class Daemon:
         _require_own_directory(self._shm)
         for each in (self.pipe_directory, self._shm):
             if missing := _missing(each, _REQUIRED_OPTIONS):
-                message = (
+                raise MpsUnavailableError(
                     f"{each} is on a file system without {missing}; mount a tmpfs there (docs/operating.md)"
                 )
-                raise MpsUnavailableError(message)
         pid = self._peer()
         self._require_of_the_host(pid)
         self._require_at_work(pid)
@@ -139,7 +138,7 @@ class Daemon:
         for each in (self.pipe_directory, self._shm):
             if missing := _missing(each, _ADVISED_OPTIONS):
                 return f"{each} should be on a file system with {missing}"
-            if _device(each) in {_device(system) for system in _SYSTEM_DIRECTORIES if system != each}:
+            if _device(each) in {_device(system) for system in _SYSTEM_DIRECTORIES}:
                 return f"{each} should be on a tmpfs of its own: containers can fill the one that it is on"
         return None
 
@@ -190,7 +189,7 @@ class Daemon:
         return int(pid)
 
     def _require_of_the_host(self, pid: int) -> None:
-        """Root in a container may put a socket of its own in place of the daemon's: its user id is 0 as well."""
+        """Root in a container may put a socket of its own in place of the daemon's, and is user 0 as well."""
         try:
             theirs = (self.proc / str(pid) / "ns" / "pid").stat()
             ours = (self.proc / "self" / "ns" / "pid").stat()
