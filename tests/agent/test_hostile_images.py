@@ -78,7 +78,10 @@ def made_by_an_earlier_release(node: DockerNode, runtime: DockerRuntime, given: 
 
 
 def network_of_its_project(runtime: DockerRuntime) -> None:
-    container = start(runtime, assignment())
+    end(runtime, start(runtime, assignment()))
+
+
+def end(runtime: DockerRuntime, container: Container) -> None:
     runtime.kill(container)
     wait_until(lambda: status_of(runtime, container) == "exited")
     runtime.remove(container)
@@ -141,9 +144,7 @@ def test_a_running_container_of_an_earlier_release_is_adopted_without_the_labels
     assert (adopted.instance_id, adopted.status) == (given.instance_id, "running")
     assert (adopted.gpu_uuids, adopted.cards, adopted.share, adopted.endpoints) == ((), (), None, ())
     for one in (adopted, neighbour):
-        runtime.kill(one)
-        wait_until(lambda one=one: status_of(runtime, one) == "exited")
-        runtime.remove(one)
+        end(runtime, one)
     assert all_containers(node) == []
 
 
