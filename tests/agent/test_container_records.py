@@ -20,8 +20,10 @@ from mooring.agent.docker_derive import derived
 from mooring.agent.docker_engine import Engine
 from mooring.agent.docker_observe import Observer
 from mooring.agent.runtime import StartDelayed
+from mooring.agent.simulated_gpus import SimulatedGpuReader
 from mooring.agent.state import NodeState
 from mooring.schemas.agent import Assignment
+from tests.agent.agents import agent_with
 from tests.agent.docker_assignments import (
     CONTROL_PLANE,
     all_containers,
@@ -33,6 +35,7 @@ from tests.agent.docker_assignments import (
 )
 from tests.agent.grants import CARD, MIG_A, with_mig, with_share
 from tests.testbed.dockerd import DockerNode
+from tests.testbed.waiting import wait_until
 
 IMAGE = Image(id="sha256:1", digest="sha256:2")
 C1, C2 = "1" * 64, "2" * 64
@@ -251,6 +254,21 @@ def test_a_lost_file_costs_no_container_and_the_next_answer_completes_it(
         containers, _ = later.containers()
         assert {one.instance_id: one for one in containers} == made
     assert len(kept_in(tmp_path).ids()) == 4
+
+
+def test_an_agent_completes_its_records_from_the_control_planes_answer(
+    node: DockerNode, tmp_path: Path
+) -> None:
+    asked, kept, lost = with_share(assignment(), 20_000), ContainerRecords(), ContainerRecords()
+    reader = SimulatedGpuReader("gpu-1", 1)
+    with agent_with(runtime_on(node, records=kept), reader, lambda _: None, tmp_path / "a") as server:
+        server.wants(asked)
+        wait_until(lambda: server.phase(asked) == "running")
+    with agent_with(runtime_on(node, records=lost), reader, lambda _: None, tmp_path / "b") as server:
+        server.wants(asked)
+        [container_id] = wait_until(lost.ids, 40) or [""]
+        assert server.phase(asked) == "running"
+    assert lost.get(container_id) == kept.get(container_id) is not None
 
 
 def test_records_follow_the_containers_of_the_node(
