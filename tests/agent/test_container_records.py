@@ -4,7 +4,7 @@ import json
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from mooring.agent.docker_create import Abilities, Image, Limits, container_conf
 from mooring.agent.docker_derive import derived
 from mooring.agent.docker_engine import Engine
 from mooring.agent.docker_observe import Observer
-from mooring.agent.runtime import StartDelayed
+from mooring.agent.runtime import RuntimeUnavailable, StartDelayed
 from mooring.agent.simulated_gpus import SimulatedGpuReader
 from mooring.agent.state import NodeState
 from mooring.schemas.agent import Assignment
@@ -315,9 +315,14 @@ def test_a_container_of_another_control_plane_is_an_orphan_with_a_record_too(
 # --- one container that the engine cannot tell about
 
 
+HUNG = "does not answer"
+
+
 @contextmanager
 def engine_with(found: dict[str, Any]) -> Iterator[str]:
     """An HTTP server that answers as dockerd does, with these containers; text is an error's."""
+
+    released = threading.Event()
 
     class Answers(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -326,6 +331,8 @@ def engine_with(found: dict[str, Any]) -> Iterator[str]:
             if path.startswith("json"):
                 self._answer(200, [listed(container_id, found) for container_id in found])
             elif container is not None:
+                if container["broken"] == HUNG:
+                    released.wait(20)
                 broken = isinstance(container["broken"], str)
                 told = {"message": container["broken"]} if broken else {**container, **container["broken"]}
                 self._answer(500 if broken else 200, told)
@@ -338,7 +345,8 @@ def engine_with(found: dict[str, Any]) -> Iterator[str]:
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body)
+            with suppress(BrokenPipeError):  # who asked has not waited for so long
+                self.wfile.write(body)
 
         def log_message(self, *_: Any) -> None:
             pass
@@ -349,6 +357,7 @@ def engine_with(found: dict[str, Any]) -> Iterator[str]:
     try:
         yield f"tcp://127.0.0.1:{server.server_port}"
     finally:
+        released.set()
         server.shutdown()
         thread.join()
         server.server_close()
@@ -356,14 +365,11 @@ def engine_with(found: dict[str, Any]) -> Iterator[str]:
 
 def listed(container_id: str, found: dict[str, Any]) -> dict[str, Any]:
     told = found[container_id]
+    state, status = "running", "Up 2 minutes"
+    if told["broken"] == HUNG:
+        state, status = "exited", "Exited (3) 2 minutes ago"
     names, labels = [told["Name"]], told["Labels"]
-    return {
-        "Id": container_id,
-        "Names": names,
-        "Labels": labels,
-        "State": "running",
-        "Status": "Up 2 minutes",
-    }
+    return {"Id": container_id, "Names": names, "Labels": labels, "State": state, "Status": status}
 
 
 def described(container_id: str, given: Assignment, broken: Any) -> dict[str, Any]:
@@ -399,4 +405,21 @@ def test_a_container_that_cannot_be_read_keeps_nobody_elses_from_being_seen(
                 assert (found[C1].status, found[C1].gpu_uuids) == ("running", ("GPU-a",))
             else:
                 assert [one.container_id for one in orphans] == [C1]
+        engine.close()
+
+
+def test_a_container_that_the_engine_hangs_on_is_what_the_list_shows() -> None:
+    """Docker's list does not wait for the lock of a container, its "inspect" does."""
+    bad, good = assignment(gpu_uuids=("GPU-a",)), assignment()
+    records = ContainerRecords()
+    with engine_with({C1: described(C1, bad, HUNG), C2: described(C2, good, {})}) as url:
+        engine = Engine({"DOCKER_HOST": url}, timeout_s=1)
+        observer = Observer(engine, "10.0.0.7", records)
+        with pytest.raises(RuntimeUnavailable):  # unknown is not gone
+            observer.containers(CONTROL_PLANE)
+        records.remember(C1, record(bad))
+        containers, orphans = observer.containers(CONTROL_PLANE)
+        found = {one.container_id: one for one in containers}
+        assert (found[C1].status, found[C1].exit_code) == ("exited", 3)
+        assert (found[C1].gpu_uuids, found[C2].status, orphans) == (("GPU-a",), "running", [])
         engine.close()

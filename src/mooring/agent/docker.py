@@ -186,9 +186,8 @@ class DockerRuntime:
             self._remove_by_force(container_id)
             return None
         if status not in {"created", "running"}:
-            return self._observer.read(
-                container_id, self.control_plane_id
-            )  # it ran, and ended, before anybody heard of it
+            # It ran, and ended, before anybody heard of it.
+            return self._observer.read(container_id, self.control_plane_id)
         begin = partial(self._start, container_id, Withheld.of(assignment))
         if assignment.group and assignment.group.network == "overlay":
             begin = partial(started_when_there, begin, attached_to(assignment), progress, cancelled)

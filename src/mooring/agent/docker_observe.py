@@ -8,7 +8,7 @@ import logging
 import re
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from mooring.agent.container_records import ContainerRecord, ContainerRecords, TooManyContainersError
@@ -17,7 +17,7 @@ from mooring.agent.docker_derive import ParentOf, derived, has_our_name, is_ours
 from mooring.agent.docker_engine import Document, Engine
 from mooring.agent.docker_errors import EngineRefused
 from mooring.agent.reconcile import Key, key_of
-from mooring.agent.runtime import Container, StartRefused
+from mooring.agent.runtime import Container, RuntimeUnavailable, StartRefused
 from mooring.agent.withheld import Withheld
 from mooring.core.text import printable
 from mooring.schemas.agent import Assignment, Endpoint, Orphan
@@ -144,12 +144,17 @@ class Observer:
             return self._present(entry, control_plane_id)
         except EngineRefused as refusal:
             log.warning("container %s cannot be inspected: %s", entry["Id"], refusal)
-            known = self._recorded_only(entry["Id"], entry["State"], control_plane_id)
-            return known or _orphan(entry)
+            return self._listed_only(entry, control_plane_id) or _orphan(entry)
+        except RuntimeUnavailable:
+            self._engine.ping()  # if it answers, what did not is this container
+            if (listed := self._listed_only(entry, control_plane_id)) is None:
+                raise
+            log.warning("container %s cannot be inspected: no answer", entry["Id"])
+            return listed
 
     def _may_be_ours(self, entry: Document, control_plane_id: str | None) -> bool:
-        if (record := self._records.get(entry["Id"])) is not None:
-            return record.control_plane_id == control_plane_id
+        if self._recorded(entry["Id"], control_plane_id) is not None:
+            return True
         labels = entry["Labels"] or {}
         names = entry["Names"] or ()
         return is_ours(labels, control_plane_id) and any(has_our_name(labels, name) for name in names)
@@ -171,19 +176,30 @@ class Observer:
             self._known[container_id] = known
         return known.container or _orphan(entry)
 
+    def _recorded(self, container_id: str, control_plane_id: str | None) -> ContainerRecord | None:
+        record = self._records.get(container_id)
+        return record if record is not None and record.control_plane_id == control_plane_id else None
+
     def _recorded_only(
         self, container_id: str, status: str, control_plane_id: str | None
     ) -> Container | None:
         """A container that says nothing more of itself: it holds what it was given all the same."""
-        record = self._records.get(container_id)
-        if record is None or record.control_plane_id != control_plane_id:
+        if (record := self._recorded(container_id, control_plane_id)) is None:
             return None
         return container_of({"Id": container_id, "State": {"Status": status}}, record, self._address)
 
+    def _listed_only(self, entry: Document, control_plane_id: str | None) -> Container | None:
+        """A recorded container as the list shows it, while it cannot be inspected."""
+        status, code = entry["State"], re.match(r"\w+ \((-?\d+)\)", entry.get("Status") or "")
+        if (known := self._recorded_only(entry["Id"], status, control_plane_id)) is None:
+            return None
+        ended = status in {"exited", "dead"} and code is not None
+        return replace(known, exit_code=int(code[1]) if ended and code else None)
+
     def _record_of(self, inspected: Document, control_plane_id: str | None) -> ContainerRecord | None:
         container_id = inspected["Id"]
-        if (record := self._records.get(container_id)) is not None:
-            return record if record.control_plane_id == control_plane_id else None
+        if (record := self._recorded(container_id, control_plane_id)) is not None:
+            return record
         found = derived(inspected, control_plane_id, self._parent_of, simulated_gpus=self._simulated_gpus)
         if found is None:
             return None
