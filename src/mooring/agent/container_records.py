@@ -136,7 +136,7 @@ class ContainerRecords:
             self._replace({**self._records, container_id: record})
 
     def forget(self, container_ids: Collection[str]) -> None:
-        """These containers no longer exist. What cannot be written now is written with the next change."""
+        """These containers no longer exist. What cannot be written is tried again at the next listing."""
         with self._lock:
             kept = {known: record for known, record in self._records.items() if known not in container_ids}
             if len(kept) == len(self._records):
