@@ -1,8 +1,12 @@
 """What the Docker tests share: assignments, runtimes on a node, and hands that do what no agent would."""
 
+import hashlib
+import io
 import itertools
+import json
 import subprocess
 import sys
+import tarfile
 from typing import Any
 
 from mooring.agent.docker import DockerRuntime
@@ -147,3 +151,29 @@ class PortsTaken:
 
     def __exit__(self, *_: object) -> None:
         self._process.communicate()
+
+
+def image_of_config(node: DockerNode, name: str, **config: Any) -> str:
+    """An image like busybox's with this configuration as it is, past whatever a builder would refuse."""
+    layer, tag = images.busybox_layer(), f"mooring-test/{name}:1"
+    described = {
+        "architecture": "amd64",
+        "os": "linux",
+        "config": {"Cmd": [images.WAITER], **config},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
+    }
+    manifest = [{"Config": "config.json", "RepoTags": [tag], "Layers": ["layer.tar"]}]
+    files = {
+        "layer.tar": layer,
+        "config.json": json.dumps(described).encode(),
+        "manifest.json": json.dumps(manifest).encode(),
+    }
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for file, content in files.items():
+            entry = tarfile.TarInfo(file)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    buffer.seek(0)
+    node.client.images.load(buffer.read())
+    return tag

@@ -14,6 +14,7 @@ from mooring.agent.docker_create import (
     environment,
     spec_hash,
 )
+from mooring.agent.runtime import StartRefused
 from mooring.schemas.agent import Assignment
 from tests.agent.docker_assignments import CONTROL_PLANE, assignment, with_more
 
@@ -40,7 +41,7 @@ def config_of(given: Assignment, abilities: Abilities = DRIVER, image: Image = I
 # R6: a field that appears here unasked is the bug this test is for.
 ALLOWED = {
     "Image", "Hostname", "Entrypoint", "Cmd", "WorkingDir", "User", "Env", "Labels", "ExposedPorts", "Tty",
-    "OpenStdin", "HostConfig", "NetworkingConfig",
+    "OpenStdin", "Healthcheck", "StopSignal", "HostConfig", "NetworkingConfig",
 }  # fmt: skip
 ALLOWED_OF_THE_HOST = {
     "Runtime", "Privileged", "CapDrop", "CapAdd", "SecurityOpt", "NetworkMode", "IpcMode", "Memory",
@@ -68,6 +69,12 @@ def test_the_container_is_confined() -> None:
     assert host["PidsLimit"] == 4096
     assert host["RestartPolicy"] == {"Name": "no"}
     assert host["LogConfig"]["Config"] == {"max-size": "50m", "max-file": "3"}
+    assert host["IpcMode"] == "private"
+    assert host["NanoCpus"] == 1_000_000_000
+    assert host["Ulimits"] == [
+        {"Name": "nofile", "Soft": 65_536, "Hard": 65_536},
+        {"Name": "core", "Soft": 0, "Hard": 0},
+    ]
 
 
 def test_a_strict_project_has_no_capability() -> None:
@@ -142,11 +149,64 @@ def test_gpus_are_asked_for_by_uuid_alone(
     ]
 
 
-def test_what_an_image_bakes_in_to_get_devices_is_taken_away() -> None:
-    env = environment(assignment(), CUDA, DRIVER)
-    assert "NVIDIA_MIG_CONFIG_DEVICES" in env  # a name without = unsets it
-    assert "DOCKER_RESOURCE_GPU" in env
-    assert not any(entry.startswith("PATH") for entry in env)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NVIDIA_MIG_CONFIG_DEVICES",
+        "NVIDIA_MIG_MONITOR_DEVICES",
+        "NVIDIA_IMEX_CHANNELS",
+        "NVIDIA_GDS",
+        "NVIDIA_MOFED",
+        "NVIDIA_NVSWITCH",
+        "NVIDIA_GDRCOPY",
+        "DOCKER_RESOURCE_GPU",
+        "CUDA_MPS_PIPE_DIRECTORY",
+        "MOORING_SIMULATED_GPUS",
+    ],
+)
+def test_what_an_image_bakes_in_to_get_devices_is_taken_away(name: str) -> None:
+    image = Image(id="sha256:1", digest=None, env=(f"{name}=all", "PATH=/bin"))
+    for given in (assignment(), assignment(gpu_uuids=("GPU-a",))):
+        env = environment(given, image, DRIVER)
+        assert name in env  # a name without = unsets it
+        assert not any(entry.startswith(("PATH", f"{name}=")) for entry in env)
+
+
+def test_what_an_image_says_of_health_checks_and_stop_signals_is_replaced() -> None:
+    config = config_of(assignment())
+    assert (config["Healthcheck"], config["StopSignal"]) == ({"Test": ["NONE"]}, "SIGTERM")
+
+
+@pytest.mark.parametrize(
+    ("asked", "image", "used"),
+    [
+        (None, "", ""),
+        (None, "app/./src", "/app/src"),
+        (None, "/processes", "/processes"),
+        ("/tmp/", "/proc", "/tmp"),
+        ("/proc", "/app", None),
+        (None, "/a/../proc/self/fd/8", None),
+        (None, "//sys", None),
+        (None, "dev", None),
+    ],
+)
+def test_the_working_directory_is_none_of_the_kernels(
+    asked: str | None, image: str, used: str | None
+) -> None:
+    given, found = assignment(working_dir=asked), Image(id="1", digest=None, working_dir=image)
+    if used is not None:
+        assert config_of(given, image=found)["WorkingDir"] == used
+        return
+    with pytest.raises(StartRefused) as caught:
+        config_of(given, image=found)
+    assert caught.value.reason.code == "working_dir_unusable"
+
+
+def test_the_labels_of_the_image_are_emptied_and_never_outweigh_ours() -> None:
+    image = Image(id="1", digest=None, labels=("traefik.enable", "mooring.instance"))
+    given = assignment(instance_id="i-9")
+    found = config_of(given, image=image)["Labels"]
+    assert (found["traefik.enable"], found["mooring.instance"]) == ("", "i-9")
 
 
 def test_simulated_gpus_are_named_and_the_users_variables_come_through() -> None:
@@ -163,7 +223,7 @@ def test_the_users_variables_never_win_over_ours() -> None:
     assert "NVIDIA_VISIBLE_DEVICES=all" not in env
 
 
-def test_labels_are_all_that_a_restarted_agent_must_know() -> None:
+def test_every_label_that_was_ever_read_is_set_so_that_no_image_sets_it() -> None:
     given = assignment(instance_id="i-9", gpu_uuids=("GPU-a", "GPU-b"))
     assert config_of(given)["Labels"] == {
         "mooring.instance": "i-9",
@@ -175,6 +235,11 @@ def test_labels_are_all_that_a_restarted_agent_must_know() -> None:
         "mooring.gpus": "GPU-a,GPU-b",
         "mooring.image": "sha256:2",
         "mooring.control_plane": CONTROL_PLANE,
+        "mooring.group": "",
+        "mooring.cards": "",
+        "mooring.share": "",
+        "mooring.host_ports": "",
+        "mooring.secret_env": "",
     }
 
 

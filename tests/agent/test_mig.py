@@ -179,7 +179,7 @@ def test_a_real_container_has_the_device_and_is_known_again(node: DockerNode, ru
     for others in ([MIG_B], [CARD], [MIG_A, MIG_B]):
         reason = mismatch(inspected, others, simulated=False)
         assert reason is not None and reason.code == "gpu_mismatch"
-    with closing(runtime_on(node)) as another:
+    with closing(runtime_on(node, parent_of={MIG_A: CARD}.get)) as another:
         [found], _ = another.containers()
         assert (found.gpu_uuids, found.cards, found.share) == ((MIG_A,), (CARD,), None)
 

@@ -32,6 +32,23 @@ from tests.testbed.waiting import wait_until
 IMAGE = Image(id="sha256:1", digest="sha256:2")
 
 
+MOUNTED = "nosuid,nodev,noexec,size=16m,mode=0755"
+
+
+@pytest.fixture
+def tmp_path(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own, mounted as docs/operating.md says."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", MOUNTED, "mooring-mps", str(tmp_path)], check=True)
+    try:
+        yield tmp_path
+    finally:
+        subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
+
+
+def remounted(path: Path, options: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{options}", str(path)], check=True)
+
+
 # --- what a container is told
 
 
@@ -209,6 +226,69 @@ def test_a_link_to_elsewhere_is_not_followed(tmp_path: Path) -> None:
         assert "is not a directory" in why_not(tmp_path / "link")
 
 
+# --- what a container can do to the host through the directories
+
+
+@pytest.mark.parametrize("option", ["suid", "dev"])
+def test_directories_where_a_container_could_leave_programs_of_root_are_not_used(
+    tmp_path: Path, option: str
+) -> None:
+    with daemon(tmp_path):
+        Daemon(tmp_path).check()
+        remounted(tmp_path, option)
+        assert f"without no{option}" in why_not(tmp_path)
+        remounted(tmp_path, f"no{option}")
+        assert Mps(tmp_path).answers()
+
+
+def test_other_options_are_asked_for_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with daemon(tmp_path):
+        mps = Mps(tmp_path)
+        assert mps.answers()
+        assert (mps.advice(), caplog.messages) == (None, [])
+        remounted(tmp_path, "exec")
+        assert mps.answers() and mps.answers()
+        [said] = caplog.messages
+        assert "noexec" in said
+        remounted(tmp_path, "noexec")
+
+
+def test_directories_of_a_file_system_that_the_host_needs_are_warned_of(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = tmp_path_factory.mktemp("pipe")
+    (folder / "shm").mkdir()
+    subprocess.run(["mount", "--bind", str(folder), str(folder)], check=True)
+    try:
+        remounted(folder, "bind,nosuid,nodev,noexec")
+        assert "containers can fill" in str(Daemon(folder).advice())
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_socket_that_a_container_has_put_in_place_of_the_daemons_is_not_used(tmp_path: Path) -> None:
+    """Its root is the host's root, and it has the same /dev/shm."""
+    (tmp_path / "shm").mkdir()
+    script = 'mount --bind "$1/shm" /dev/shm; exec "$0" -c "$2" "$1" 0'
+    argv = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", script]
+    running = subprocess.Popen([*argv, sys.executable, str(tmp_path), DAEMON], stdout=subprocess.PIPE)
+    try:
+        assert running.stdout is not None
+        assert running.stdout.readline() == b"listening\n"
+        assert "of a container" in why_not(tmp_path)
+    finally:
+        running.kill()
+        running.communicate()
+
+
+def test_a_link_in_place_of_the_socket_is_not_followed(tmp_path: Path) -> None:
+    pipe, other = tmp_path / "pipe", tmp_path / "other"
+    with daemon(pipe), daemon(other):
+        (pipe / "control").rename(pipe / "moved")
+        (pipe / "control").symlink_to(pipe / "moved")
+        assert "is a link" in why_not(pipe)
+
+
 # --- with a real engine
 
 
@@ -244,6 +324,10 @@ def test_two_share_a_card_under_mps(node: DockerNode, runtime: DockerRuntime, pi
         assert output_of(runtime, second, ["cat", "/dev/shm/cuda.shm"]) == "hello\n"
         assert (pipe / "shm" / "cuda.shm").read_text() == "hello\n"
         assert "control" in output_of(runtime, second, ["ls", str(pipe)])
+        mounts = [line.split() for line in output_of(runtime, first, ["cat", "/proc/mounts"]).splitlines()]
+        options = {target: set(given.split(",")) for _, target, _, given, *_ in mounts}
+        for target in (str(pipe), "/dev/shm"):
+            assert {"nosuid", "nodev", "noexec", "size=16384k"} <= options[target]
 
 
 def test_without_the_daemon_a_share_under_mps_waits(

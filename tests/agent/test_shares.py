@@ -78,12 +78,13 @@ def test_a_share_that_makes_no_sense_is_whole_cards_to_itself() -> None:
 # --- with a real engine
 
 
-def test_a_share_is_known_again_by_its_labels(node: DockerNode, runtime: DockerRuntime) -> None:
+def test_a_share_is_known_again_by_its_assignment(node: DockerNode, runtime: DockerRuntime) -> None:
     asked = with_share(assignment(), 20_000)
     made = start(runtime, asked)
     assert made.share == Share("shared", 250, 20_000, "proj-1")
     assert (made.gpu_uuids, made.cards) == ((CARD,), ())
     with closing(runtime_on(node)) as another:
+        another.assigned([asked])  # it has no record of it
         assert another.containers() == ([made], [])
         assert start(another, asked).container_id == made.container_id
         inside = output_of(another, made, ["cat", "/proc/mounts"])

@@ -124,6 +124,7 @@ def test_only_an_image_is_needed(shared: Client) -> None:
         ({"command": ["x"] * 1025}, "validation_failed", "/command"),
         ({"command": ["x" * 32_769]}, "validation_failed", "/command/0"),
         ({"working_dir": "relative"}, "validation_failed", "/working_dir"),
+        ({"working_dir": "//proc/self/fd/8"}, "validation_failed", "/working_dir"),
         ({"user": "root; rm"}, "validation_failed", "/user"),
         ({"env": {"1A": "x"}}, "validation_failed", "/env/1A"),
         ({"env": {"A=B": "x"}}, "validation_failed", "/env/A=B"),

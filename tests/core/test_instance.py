@@ -175,3 +175,18 @@ def test_images_that_have_a_name(image: str) -> None:
 def test_images_that_have_none(image: str) -> None:
     with pytest.raises(ValidationError):
         InstanceRequest(image=image)
+
+
+@pytest.mark.parametrize(
+    "path", ["/proc/self/fd/8", "/proc", "//proc", "/sys/fs/cgroup", "/dev/", "/a/../proc", "/./dev/shm"]
+)
+def test_no_request_starts_in_a_file_system_of_the_kernel(path: str) -> None:
+    with pytest.raises(ValidationError, match="must not be in /proc, /sys or /dev"):
+        InstanceRequest.model_validate({"image": "a", "working_dir": path})
+    # What an earlier release has stored is read; its node refuses it.
+    assert InstanceSpec.from_row({"image": "a", "working_dir": path}).working_dir == path
+
+
+@pytest.mark.parametrize("path", ["/", "/processes", "/app/proc", "/device", "/a/../b"])
+def test_other_working_directories_are_taken_as_they_are(path: str) -> None:
+    assert InstanceRequest.model_validate({"image": "a", "working_dir": path}).working_dir == path

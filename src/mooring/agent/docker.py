@@ -16,10 +16,11 @@ from dataclasses import replace
 from functools import partial
 
 from mooring.agent import docker_command, docker_stop, docker_verify
+from mooring.agent.container_records import ContainerRecords
 from mooring.agent.devices import Holder, devices_of
+from mooring.agent.docker_adopt import create_or_adopt
 from mooring.agent.docker_create import (
     RUNC,
-    SPEC,
     Abilities,
     Image,
     Limits,
@@ -27,15 +28,14 @@ from mooring.agent.docker_create import (
     attached_to,
     command_line,
     container_config,
-    container_name,
-    spec_hash,
 )
+from mooring.agent.docker_derive import ParentOf
 from mooring.agent.docker_engine import Document, Engine, is_gone
 from mooring.agent.docker_errors import EngineRefused, start_failure
 from mooring.agent.docker_exec import exec_frames
 from mooring.agent.docker_logs import log_frames
 from mooring.agent.docker_network import Attachments, Isolate
-from mooring.agent.docker_observe import Observer, container_of, is_ours
+from mooring.agent.docker_observe import Observer
 from mooring.agent.docker_overlay import started_when_there, swarm_of
 from mooring.agent.docker_pull import Images
 from mooring.agent.docker_pull_pace import PullTimeouts
@@ -85,6 +85,8 @@ class DockerRuntime:
         isolate: keeps containers from what they must not reach, or says why it cannot (R10).
         private_images, pulled_images: what is remembered of them on disk; nothing by default.
         pull_timeouts: how long a pull may take.
+        records: what is remembered of containers on disk; by default until this process ends.
+        parent_of: UUID of a MIG device -> that of its GPU, as far as NVML tells.
         container_runtime: the name that the engine knows it by (R14).
         mps: the daemon that holds shares of cards to their limits, where it runs.
     """
@@ -102,13 +104,14 @@ class DockerRuntime:
         private_images: PrivateImages | None = None,
         pull_timeouts: PullTimeouts | None = None,
         pulled_images: PulledImages | None = None,
+        records: ContainerRecords | None = None,
+        parent_of: ParentOf = lambda _uuid: None,
         container_runtime: str = RUNC,
         mps: Mps | None = None,
         environment: Mapping[str, str] | None = None,
         timeout_s: int = 10,
     ) -> None:
         self.control_plane_id = control_plane_id
-        self._address = address
         self._simulated_gpus = simulated_gpus
         self._limits = replace(limits or limits_here(), runtime=container_runtime)
         self._minor_of = minor_of
@@ -116,7 +119,9 @@ class DockerRuntime:
         self._mps = mps or Mps()
         self._engine = Engine(environment, timeout_s)
         self._images = Images(self._engine, private_images, pulled_images, pull_timeouts)
-        self._observer = Observer(self._engine, address)
+        self._observer = Observer(
+            self._engine, address, records or ContainerRecords(), parent_of, simulated_gpus=simulated_gpus
+        )
         self._attachments = Attachments(self._engine, self._swarm, isolate)
         self._info_lock = threading.Lock()
         self._info: tuple[float, Document] | None = None
@@ -166,6 +171,9 @@ class DockerRuntime:
     def containers(self) -> tuple[list[Container], list[Orphan]]:
         return self._observer.containers(self.control_plane_id)
 
+    def assigned(self, assignments: Sequence[Assignment]) -> None:
+        self._observer.expect(assignments)
+
     def start(self, assignment: Assignment, progress: Progress, cancelled: Cancelled) -> Container | None:
         self._require(assignment)
         image = self._images.present(assignment)
@@ -195,12 +203,15 @@ class DockerRuntime:
             if cancelled():
                 return None
             config = container_config(assignment, image, abilities, self._limits, self.control_plane_id)
-            container_id, status = self._create_or_adopt(assignment, image, config)
+            container_id, status = create_or_adopt(
+                self._engine, self._observer, assignment, image, config, self.control_plane_id
+            )
         if status == "created" and cancelled():
             self._remove_by_force(container_id)
             return None
         if status not in {"created", "running"}:
-            return self._observer.read(container_id)  # it ran, and ended, before anybody heard of it
+            # It ran, and ended, before anybody heard of it.
+            return self._observer.read(container_id, self.control_plane_id)
         begin = partial(self._start, container_id, Withheld.of(assignment))
         if assignment.group and assignment.group.network == "overlay":
             begin = partial(started_when_there, begin, attached_to(assignment), progress, cancelled)
@@ -229,7 +240,9 @@ class DockerRuntime:
             message = "the node's operator has changed what runs containers; start the instance again"
             raise StartRefused(Reason(code="runtime_changed", message=message))
         self._require_mps(container)
-        begin = partial(self._start, container.container_id, Withheld.of_container(inspected))
+        record = self._observer.record_of(inspected)
+        withheld = Withheld.of_container(inspected, record.secret_env if record else None)
+        begin = partial(self._start, container.container_id, withheld)
         self._run(container.container_id, container.gpu_uuids, command_of(inspected), begin)
 
     def begin_stop(self, container: Container) -> bool:
@@ -287,31 +300,6 @@ class DockerRuntime:
         if not self._simulated_gpus:
             self._mps.require(holder.gpu_uuids, holder.share)
 
-    def _create_or_adopt(self, assignment: Assignment, image: Image, config: Document) -> tuple[str, str]:
-        name = container_name(assignment.instance_id, assignment.attempt)
-        try:
-            return self._engine.create(config, name), "created"
-        except EngineRefused as refusal:
-            if refusal.status != 409:
-                reason = start_failure(refusal.message, command_line(assignment.spec, image))
-                raise StartRefused(reason) from refusal
-        return self._adopt(assignment, name)
-
-    def _adopt(self, assignment: Assignment, name: str) -> tuple[str, str]:
-        """What an earlier call left under this name: one that timed out, or an agent that was killed.
-
-        Raises:
-            StartRefused: the name is held by something else, which is left alone.
-            RuntimeUnavailable: it is just being created, or removed.
-        """
-        found = self._engine.container(name)
-        labels = found["Config"]["Labels"] or {}
-        if not is_ours(labels, self.control_plane_id) or labels.get(SPEC) != spec_hash(assignment):
-            message = f"a container named {name} is on the node already and is not this instance's"
-            raise StartRefused(Reason(code="container_name_taken", message=message))
-        log.info("adopted container %s, %s", name, found["State"]["Status"])
-        return found["Id"], found["State"]["Status"]
-
     def _run(
         self,
         container_id: str,
@@ -329,7 +317,10 @@ class DockerRuntime:
             self._remove_by_force(container_id)
             raise StartRefused(start_failure(refusal.message, command)) from refusal
         self._refuse_wrong_devices(inspected, uuids)
-        return container_of(self._once_it_runs(inspected, command), self._address)
+        container = self._observer.interpret(self._once_it_runs(inspected, command), self.control_plane_id)
+        if container is None:
+            raise RuntimeUnavailable(f"container {container_id} makes no sense after its start")
+        return container
 
     def _start(self, container_id: str, withheld: Withheld) -> None:
         for tries_left in reversed(range(_PORT_TRIES)):

@@ -15,16 +15,14 @@ from mooring.agent.devices import Devices, Share, devices_of
 from mooring.agent.mps import Daemon, Mps
 from mooring.agent.runtime import StartRefused, secret_values
 from mooring.core.instance import InstanceSpec, Reason, SecurityProfile
-from mooring.schemas.agent import Assignment, GroupMembership
+from mooring.core.paths import is_kernel_path, normal_path
+from mooring.schemas.agent import Assignment
 
 LABEL = "mooring."
 INSTANCE, ATTEMPT, GPUS = f"{LABEL}instance", f"{LABEL}attempt", f"{LABEL}gpus"
 SPEC, CONTROL_PLANE, IMAGE = f"{LABEL}spec", f"{LABEL}control_plane", f"{LABEL}image"
 PROJECT = f"{LABEL}project"
-CARDS, SHARE = f"{LABEL}cards", f"{LABEL}share"  # of MIG devices: where they are; of a share: how much it is
-SECRET_ENV = f"{LABEL}secret_env"  # the names of the variables whose values are secrets
 GROUP = f"{LABEL}group"
-HOST_PORTS = f"{LABEL}host_ports"  # what a container on its host's network listens on there
 
 CDI_KIND = "nvidia.com/gpu"
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
@@ -59,8 +57,10 @@ CAPABILITIES: Mapping[SecurityProfile, tuple[str, ...]] = {
     "strict": (),
 }
 
+STOP_SIGNAL = "SIGTERM"
+
 # What an image may bake in to be given devices that nobody assigned. A name without `=` takes it away.
-_DEVICE_ENV = {
+DEVICE_ENV = {
     "NVIDIA_MIG_CONFIG_DEVICES",
     "NVIDIA_MIG_MONITOR_DEVICES",
     "NVIDIA_IMEX_CHANNELS",
@@ -69,7 +69,8 @@ _DEVICE_ENV = {
     "NVIDIA_NVSWITCH",
     "NVIDIA_GDRCOPY",
 }
-_DEVICE_ENV_PREFIXES = ("DOCKER_RESOURCE_", "CUDA_MPS_")
+# And what it would fake: ours.
+DEVICE_ENV_PREFIXES = ("DOCKER_RESOURCE_", "CUDA_MPS_", "MOORING_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,8 @@ class Image:
     env: tuple[str, ...] = ()
     entrypoint: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
+    working_dir: str = ""
+    labels: tuple[str, ...] = ()  # their names
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,13 +146,16 @@ def container_config(
         "Hostname": assignment.group.hostname if assignment.group else assignment.name,
         "Entrypoint": spec.entrypoint,
         "Cmd": spec.command,
-        "WorkingDir": spec.working_dir or "",
+        "WorkingDir": working_dir(spec, image),
         "User": spec.user or "",
         "Env": environment(assignment, image, abilities),
         "Labels": labels(assignment, image, control_plane_id),
         "ExposedPorts": {_port(port.container, port.protocol): {} for port in spec.ports},
         "Tty": False,
         "OpenStdin": False,
+        # Both would come from the image: a health check as often as every millisecond, a stop signal of none.
+        "Healthcheck": {"Test": ["NONE"]},
+        "StopSignal": STOP_SIGNAL,
         "HostConfig": _host_config(assignment, abilities, limits),
         "NetworkingConfig": _networking(assignment),
     }
@@ -180,7 +186,7 @@ def environment(assignment: Assignment, image: Image, abilities: Abilities) -> l
     """The user's variables, then ours; the engine adds the image's where neither names them."""
     devices = devices_of(assignment)
     baked = (entry.split("=", 1)[0] for entry in image.env)
-    bad = [name for name in baked if name in _DEVICE_ENV or name.startswith(_DEVICE_ENV_PREFIXES)]
+    bad = [name for name in baked if name in DEVICE_ENV or name.startswith(DEVICE_ENV_PREFIXES)]
     given = {name: value for name, value in assignment.spec.env.items() if isinstance(value, str)}
     ours = {
         VISIBLE_DEVICES: visible_devices(devices.gpu_uuids, abilities),
@@ -226,9 +232,15 @@ def _mps_daemon(devices: Devices, abilities: Abilities) -> Daemon | None:
 
 
 def labels(assignment: Assignment, image: Image, control_plane_id: str) -> dict[str, str]:
-    """The agent's memory: all that it must know about a container after a restart."""
-    devices, secret_env = devices_of(assignment), ",".join(sorted(secret_values(assignment)))
+    """For people, and for telling our containers from others; what was given is in the agent's records.
+
+    Every label is set, empty where there is nothing to say, so that none of an image's is taken for ours; and
+    the image's own are emptied, for other programs on the node that obey labels.
+    """
+    devices = devices_of(assignment)
+    group = assignment.group
     return {
+        **dict.fromkeys(image.labels, ""),
         INSTANCE: assignment.instance_id,
         ATTEMPT: str(assignment.attempt),
         f"{LABEL}name": assignment.name,
@@ -236,18 +248,41 @@ def labels(assignment: Assignment, image: Image, control_plane_id: str) -> dict[
         f"{LABEL}generation": str(assignment.generation),
         SPEC: spec_hash(assignment),
         GPUS: ",".join(devices.gpu_uuids),
-        **({CARDS: ",".join(devices.cards)} if devices.cards else {}),
-        **({SHARE: share_label(devices.share)} if devices.share else {}),
         IMAGE: image.digest or "",
         CONTROL_PLANE: control_plane_id,
-        **({SECRET_ENV: secret_env} if secret_env else {}),
-        **(_group_labels(assignment, assignment.group) if assignment.group else {}),
+        GROUP: group.group_id if group else "",
+        **_labels_of_earlier_releases(assignment),
     }
 
 
-def _group_labels(assignment: Assignment, group: GroupMembership) -> dict[str, str]:
-    ports = ",".join(_port(port.container, port.protocol) for port in assignment.spec.ports)
-    return {GROUP: group.group_id, **({HOST_PORTS: ports} if ports and group.network == "host" else {})}
+def _labels_of_earlier_releases(assignment: Assignment) -> dict[str, str]:
+    """These were their memory, and are for a node that goes back to one; nothing here reads them."""
+    devices, group = devices_of(assignment), assignment.group
+    on_host = group is not None and group.network == "host"
+    ports = [_port(port.container, port.protocol) for port in assignment.spec.ports] if on_host else []
+    return {
+        f"{LABEL}cards": ",".join(devices.cards),
+        f"{LABEL}share": share_label(devices.share) if devices.share else "",
+        f"{LABEL}host_ports": ",".join(ports),
+        f"{LABEL}secret_env": ",".join(sorted(secret_values(assignment))),
+    }
+
+
+def working_dir(spec: InstanceSpec, image: Image) -> str:
+    """Where its program starts; "": the engine's default.
+
+    Raises:
+        StartRefused: in a file system of the kernel.
+    """
+    asked = spec.working_dir or image.working_dir
+    if not asked:
+        return ""
+    path = normal_path(asked)
+    if is_kernel_path(path):
+        whose = "its" if spec.working_dir else "its image's"
+        message = f"{whose} working directory is {path[:100]}, and must not be in /proc, /sys or /dev"
+        raise StartRefused(Reason(code="working_dir_unusable", message=message))
+    return path
 
 
 def spec_hash(assignment: Assignment) -> str:
@@ -287,7 +322,10 @@ def _host_config(assignment: Assignment, abilities: Abilities, limits: Limits) -
         "NanoCpus": round(assignment.cpus * 1e9),
         "PidsLimit": limits.pids,
         "ShmSize": (spec.shm_mib or max(1, assignment.memory_mib // 2)) * 2**20,
-        "Ulimits": [{"Name": "nofile", "Soft": limits.open_files, "Hard": limits.open_files}],
+        "Ulimits": [
+            {"Name": "nofile", "Soft": limits.open_files, "Hard": limits.open_files},
+            {"Name": "core", "Soft": 0, "Hard": 0},  # the host's core_pattern may be a program
+        ],
         "LogConfig": {
             "Type": "json-file",
             "Config": {"max-size": limits.log_max_size, "max-file": str(limits.log_max_files)},

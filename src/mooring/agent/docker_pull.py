@@ -22,6 +22,7 @@ from mooring.agent.docker_engine import Document, Engine
 from mooring.agent.docker_errors import EngineRefused, pull_failure
 from mooring.agent.docker_pull_pace import LayerStates, PullBoard, Puller, PullTimeouts
 from mooring.agent.docker_streams import ByteStream
+from mooring.agent.image_policy import require_acceptable
 from mooring.agent.private_images import PrivateImages
 from mooring.agent.pulled_images import PulledImages
 from mooring.agent.registry_access import RegistryAccess, Wanted, failure, headers
@@ -59,7 +60,7 @@ class Images:
     def present(self, assignment: Assignment) -> Image | None:
         """The assignment's image if it is on the node; raises as `ensure`.
 
-        A tag that its registry must say the digest of is never taken for present: `ensure` asks, in its own time.
+        A tag that its registry must resolve is never taken for present: `ensure` asks, in its own time.
         """
         wanted = Wanted.by(assignment)
         return self._present(wanted) if wanted.local_images or wanted.name.digest else None
@@ -253,6 +254,8 @@ def _names(inspected: Document) -> list[str]:
 
 
 def image_of(inspected: Document, name: ImageName) -> Image:
+    """Raises StartRefused: an image of such a configuration is not run."""
+    require_acceptable(str(name), inspected)
     config = inspected.get("Config") or {}
     return Image(
         id=inspected["Id"],
@@ -260,6 +263,8 @@ def image_of(inspected: Document, name: ImageName) -> Image:
         env=tuple(config.get("Env") or ()),
         entrypoint=tuple(config.get("Entrypoint") or ()),
         command=tuple(config.get("Cmd") or ()),
+        working_dir=config.get("WorkingDir") or "",
+        labels=tuple(config.get("Labels") or ()),
     )
 
 

@@ -6,7 +6,7 @@ The engine's word is compared first, then the kernel's: the device nodes in the 
 import logging
 import os
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,8 @@ def mismatch(
     """Why the container is not what was asked for, by the engine's own description of it."""
     host = inspected["HostConfig"]
     wanted = set() if simulated else set(uuids)
-    given, counted = _requested(host)
-    if given != wanted or counted:
+    requested, counted = requested_devices(host)
+    if (given := set(requested)) != wanted or counted:
         return _reason(f"it was given {_names(given)} instead of {_names(wanted)}")
     by_driver = any(request["Driver"] != "cdi" for request in host.get("DeviceRequests") or [])
     visible = _values(inspected["Config"]["Env"] or [], VISIBLE_DEVICES)
@@ -85,12 +85,12 @@ def _cards(dev: Path) -> set[int]:
     return {minor for minor in cards if minor < _FIRST_CONTROL_MINOR}
 
 
-def _requested(host: dict[str, Any]) -> tuple[set[str], bool]:
-    """UUIDs asked of the engine, and whether any request counts cards, as `all` does."""
+def requested_devices(host: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
+    """UUIDs asked of the engine, and whether any request counts GPUs, as `all` does."""
     requests = host.get("DeviceRequests") or []
     ids = [name for request in requests for name in request.get("DeviceIDs") or []]
     counted = any(request.get("Count") or not request.get("DeviceIDs") for request in requests)
-    return {name.removeprefix(f"{CDI_KIND}=") for name in ids}, counted
+    return tuple(name.removeprefix(f"{CDI_KIND}=") for name in ids), counted
 
 
 def _values(env: Iterable[str], name: str) -> list[str]:

@@ -314,6 +314,7 @@ class Agent:
             verdict = self._knowledge.hear(answer, report.highest)
             if verdict is Verdict.TAKEN:
                 self._save(answer.generation, report.highest)
+                self._runtime.assigned(answer.assignments)
                 self._decide()
             manages = (swarm := report.request.facts.swarm) is not None and swarm.manager
             if verdict is Verdict.TAKEN and manages:  # who did not say so was told of none

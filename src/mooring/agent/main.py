@@ -13,6 +13,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from mooring.agent import preflight
+from mooring.agent.container_records import ContainerRecords
 from mooring.agent.control_plane import Away, ControlPlane, InsecureUrl, Refused
 from mooring.agent.crew import Crew
 from mooring.agent.daemon_guard import DaemonGuard
@@ -251,11 +252,13 @@ def _docker(settings: AgentSettings, identity: Identity, gpus: GpuReader) -> Doc
         address=_machine(settings, socket.gethostname()).address,
         control_plane_id=identity.control_plane_id,
         minor_of=lambda uuid: _minor_of(gpus, uuid),
+        parent_of=lambda uuid: _parent_of(gpus, uuid),
         preflight=_preflight(settings, has_gpus=lambda: bool(gpus.latest().inventory)),
         isolate=_isolation(settings),
         private_images=PrivateImages.of_node(NodeState(settings.state_dir)),
         pulled_images=PulledImages.of_node(NodeState(settings.state_dir)),
         pull_timeouts=settings.pull_timeouts,
+        records=ContainerRecords.of_node(NodeState(settings.state_dir)),
         container_runtime=settings.runtime,
         mps=Mps(settings.mps_pipe_directory, lambda: _cards_to_share(gpus)),
     )
@@ -307,6 +310,7 @@ def _docker_with_made_up_gpus(settings: AgentSettings, identity: Identity) -> Pa
         private_images=PrivateImages.of_node(NodeState(settings.state_dir)),
         pulled_images=PulledImages.of_node(NodeState(settings.state_dir)),
         pull_timeouts=settings.pull_timeouts,
+        records=ContainerRecords.of_node(NodeState(settings.state_dir)),
         container_runtime=settings.runtime,
     )
     gpus = SimulatedGpuReader(identity.node_id, SIMULATED_GPUS, SIMULATED_MODEL, tenants=docker.tenants)
@@ -356,6 +360,13 @@ def _minor_of(gpus: GpuReader, uuid: str) -> int | None:
     for gpu in gpus.latest().inventory or ():
         if uuid in {gpu["uuid"], *(device["uuid"] for device in gpu["mig_devices"])}:
             return gpu["minor_number"]
+    return None
+
+
+def _parent_of(gpus: GpuReader, mig_uuid: str) -> str | None:
+    for gpu in gpus.latest().inventory or ():
+        if mig_uuid in {device["uuid"] for device in gpu["mig_devices"]}:
+            return gpu["uuid"]
     return None
 
 

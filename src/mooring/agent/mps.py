@@ -3,6 +3,10 @@
     <pipe directory>/control   SOCK_SEQPACKET, the daemon listens; programs find the daemon here
     <pipe directory>/shm       is the daemon's own /dev/shm, and that of every container that shares a card
 
+Both are mounted into containers, whose root may write to them. Docker cannot give a bind mount other options
+than its source has, so the source must be on a file system without set-user-ID programs and devices; without
+`noexec`, or without a size of its own, it is used and the log says so.
+
 What the daemon and its programs say to each other is NVIDIA's own affair. That it is alive, who it is and
 which /dev/shm it has, the kernel tells.
 
@@ -16,7 +20,7 @@ import re
 import socket
 import stat
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -36,6 +40,11 @@ _ANSWER_WITHIN_S: Final = 1.0
 _PEER: Final = struct.Struct("3i")  # pid, uid, gid
 _NOT_AT_WORK: Final = frozenset({"T", "t", "Z", "X"})  # stopped, traced, dead
 _WHOLE_PERCENT: Final = 100
+# What a container writes there is on the host, and belongs to its root.
+_REQUIRED_OPTIONS: Final = {"nosuid": os.ST_NOSUID, "nodev": os.ST_NODEV}
+_ADVISED_OPTIONS: Final = {"noexec": os.ST_NOEXEC}
+# Not to be filled by a container.
+_SYSTEM_DIRECTORIES: Final = tuple(map(Path, ("/", "/run", "/tmp", "/var", "/dev/shm")))  # noqa: S108
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +65,7 @@ class Mps:
     ) -> None:
         self._pipe_directory, self._cards = str(pipe_directory), cards
         self._why_not: str | None = None  # as it was last logged
+        self._advice: str | None = None  # likewise
 
     def of(self, card: str) -> "Daemon":
         """Raises MpsUnavailableError: the card's name makes no folder's."""
@@ -73,7 +83,16 @@ class Mps:
             self._why_not = str(why)
             return False
         self._why_not = None
+        if (advice := self.advice()) != self._advice:
+            self._advice = advice
+            if advice:
+                log.warning("MPS: %s", advice)
         return True
+
+    def advice(self) -> str | None:
+        """What should be better about the directories that shares of GPUs get."""
+        advice = (self.of(card).advice() for card in self._cards_with_daemons())
+        return next(filter(None, advice), None)
 
     def require(self, gpu_uuids: Sequence[str], share: Share | None) -> None:
         """Raises StartDelayed: without its daemon, what has this share would run without its limits."""
@@ -86,11 +105,13 @@ class Mps:
             raise StartDelayed(Reason(code="mps_unavailable", message=str(why))) from why
 
     def _check_all(self) -> None:
-        cards = self._cards() if CARD_HERE in self._pipe_directory else ["any"]
-        if not cards:
+        if not (cards := self._cards_with_daemons()):
             raise MpsUnavailableError("no GPU is known yet")
         for card in cards:
             self.of(card).check()
+
+    def _cards_with_daemons(self) -> Sequence[str]:
+        return self._cards() if CARD_HERE in self._pipe_directory else ["any"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +123,24 @@ class Daemon:
         """Raises MpsUnavailableError unless a daemon that may be trusted is at work."""
         _require_own_directory(self.pipe_directory)
         _require_own_directory(self._shm)
+        for each in (self.pipe_directory, self._shm):
+            if missing := _missing(each, _REQUIRED_OPTIONS):
+                raise MpsUnavailableError(
+                    f"{each} is on a file system without {missing}; mount a tmpfs there (docs/operating.md)"
+                )
         pid = self._peer()
+        self._require_of_the_host(pid)
         self._require_at_work(pid)
         self._require_shared_memory(pid)
+
+    def advice(self) -> str | None:
+        """What programs in containers can do to the host through these directories, as they are mounted."""
+        for each in (self.pipe_directory, self._shm):
+            if missing := _missing(each, _ADVISED_OPTIONS):
+                return f"{each} should be on a file system with {missing}"
+            if _device(each) in {_device(system) for system in _SYSTEM_DIRECTORIES}:
+                return f"{each} should be on a tmpfs of its own: containers can fill the one that it is on"
+        return None
 
     def environment(self, share: Share) -> dict[str, str]:
         """For a program that may use no more than its share. It sees one card, which is therefore its 0."""
@@ -136,6 +172,8 @@ class Daemon:
     def _peer(self) -> int:
         """The process that listens; the kernel itself says which one it is."""
         control = self.pipe_directory / _CONTROL
+        if control.is_symlink():
+            raise MpsUnavailableError(f"{control} is a link")
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as call:
                 call.settimeout(_ANSWER_WITHIN_S)
@@ -149,6 +187,20 @@ class Daemon:
         if not pid:
             raise MpsUnavailableError(f"what answers at {control} is in another pid namespace than the agent")
         return int(pid)
+
+    def _require_of_the_host(self, pid: int) -> None:
+        """Root in a container may put a socket of its own in place of the daemon's, and is user 0 as well."""
+        try:
+            theirs = (self.proc / str(pid) / "ns" / "pid").stat()
+            ours = (self.proc / "self" / "ns" / "pid").stat()
+        except OSError as error:
+            raise MpsUnavailableError(
+                f"the MPS daemon, process {pid}, cannot be looked at: {error}"
+            ) from error
+        if (theirs.st_dev, theirs.st_ino) != (ours.st_dev, ours.st_ino):
+            raise MpsUnavailableError(
+                f"what answers at {self.pipe_directory / _CONTROL} is process {pid} of a container"
+            )
 
     def _require_at_work(self, pid: int) -> None:
         try:
@@ -167,6 +219,22 @@ class Daemon:
             raise MpsUnavailableError(f"the MPS daemon's /dev/shm cannot be seen: {error}") from error
         if (its.st_dev, its.st_ino) != (ours.st_dev, ours.st_ino):
             raise MpsUnavailableError(f"the MPS daemon's /dev/shm is not {self._shm}; start it with that one")
+
+
+def _missing(path: Path, options: Mapping[str, int]) -> str:
+    """Those of the mount options that a path's file system does not have."""
+    try:
+        flags = os.statvfs(path).f_flag
+    except OSError as error:
+        raise MpsUnavailableError(f"{path} cannot be looked at: {error}") from error
+    return ",".join(name for name, flag in options.items() if not flags & flag)
+
+
+def _device(path: Path) -> int | None:
+    try:
+        return path.stat().st_dev
+    except OSError:
+        return None
 
 
 def _require_own_directory(path: Path) -> None:

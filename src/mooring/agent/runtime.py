@@ -130,6 +130,9 @@ class Runtime(Protocol):
     def containers(self) -> tuple[list[Container], list[Orphan]]:
         """All containers of this control plane, and labelled ones that belong to another."""
 
+    def assigned(self, assignments: Sequence[Assignment]) -> None:
+        """What the node should have, at every answer: for containers that the agent has no record of."""
+
     def start(self, assignment: Assignment, progress: Progress, cancelled: Cancelled) -> Container | None:
         """Create, start and verify, or adopt what an earlier call left; None when cancelled.
 

@@ -106,6 +106,9 @@ class SimulatedRuntime:
             self._end_those_due()
             return [life.container for life in self._lives.values()], []
 
+    def assigned(self, assignments: Sequence[Assignment]) -> None:
+        """Its containers live as long as it remembers them."""
+
     def start(self, assignment: Assignment, progress: Progress, cancelled: Cancelled) -> Container | None:
         self._answer()
         secret_values(assignment)

@@ -1,13 +1,12 @@
 """What the agent remembers on disk: who it is, and the newest desired state it has ever seen.
 
-    <directory>/lock            held while an agent runs here
-    <directory>/node.json       Identity, readable by the owner only
-    <directory>/generation      one number
-    <directory>/real            what `mooring up` has found on this machine: docker, gpus
-    <directory>/private_images  which images only their registries may hand out; no credential is in it
-    <directory>/stops           when containers were sent their stop signal
-
-Everything else is in the labels of the containers.
+<directory>/lock            held while an agent runs here
+<directory>/node.json       Identity, readable by the owner only
+<directory>/generation      one number
+<directory>/real            what `mooring up` has found on this machine: docker, gpus
+<directory>/private_images  which images only their registries may hand out; no credential is in it
+<directory>/containers.json what each container was given (container_records.py); no secret is in it
+<directory>/stops           when containers were sent their stop signal
 """
 
 import fcntl
@@ -125,7 +124,9 @@ class NodeState:
         new = self._directory / f"{name}.new"
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            os.write(descriptor, content)
+            rest = memoryview(content)
+            while rest:  # a disk that fills up takes a part and says so only at the next call
+                rest = rest[os.write(descriptor, rest) :]
             os.fsync(descriptor)
         finally:
             os.close(descriptor)

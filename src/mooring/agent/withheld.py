@@ -2,12 +2,11 @@
 
 import base64
 import json
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, Self
 
-from mooring.agent.docker_create import SECRET_ENV
 from mooring.agent.docker_errors import EngineRefused
 from mooring.agent.runtime import RuntimeUnavailable
 from mooring.schemas.agent import Assignment
@@ -15,36 +14,50 @@ from mooring.schemas.agent import Assignment
 MASK = "[withheld]"
 # A shorter one is only masked beside its variable's name: to mask every `1` in a message tells what it is.
 _TELLING_LENGTH = 4
+_MASKED = "\0"  # in no text and no secret; the mask itself might hold a word that is a secret
 
 
 class Withheld:
-    """What must not be said, in all the forms in which it may be quoted."""
+    """What must not be said, in all the forms in which it may be quoted.
 
-    def __init__(self, env: Mapping[str, str], *, passwords: Mapping[str, str] | None = None) -> None:
-        """Args: `env`: variables whose values are secrets. `passwords`: by user name."""
-        words = [f"{name}={value}" for name, value in env.items() if value]
-        words += [value for value in env.values() if len(value) >= _TELLING_LENGTH]
-        for user, password in (passwords or {}).items():
-            words += [password, base64.b64encode(f"{user}:{password}".encode()).decode()]
-        quoted = {form for word in words for form in (word, *_escaped(word)) if form}
-        # The longest first, so that no end of one is left over.
-        self._pattern = re.compile("|".join(map(re.escape, sorted(quoted, key=len, reverse=True))) or r"(?!)")
+    The forms are built when there is a text to be masked: that is seldom, and the secrets of one instance may
+    be half a megabyte.
+    """
+
+    def __init__(self, words: Callable[[], Iterator[str]]) -> None:
+        self._words = words
 
     @classmethod
     def of(cls, assignment: Assignment) -> Self:
         registry = assignment.registry
-        return cls(assignment.secrets, passwords={registry.username: registry.password} if registry else None)
+        passwords = {registry.username: registry.password} if registry else {}
+        return cls(lambda: _words(assignment.secrets, passwords))
 
     @classmethod
-    def of_container(cls, inspected: Mapping[str, Any]) -> Self:
-        """As a later agent knows it: the container's labels name its secret variables."""
-        config = inspected["Config"]
-        names = set(((config.get("Labels") or {}).get(SECRET_ENV) or "").split(","))
-        variables = (entry.partition("=") for entry in config.get("Env") or ())
-        return cls({name: value for name, _, value in variables if name in names})
+    def of_container(cls, inspected: Mapping[str, Any], secret_env: Collection[str] | None) -> Self:
+        """As a later agent knows it.
+
+        Args:
+            secret_env: the names of the variables whose values are secrets; null: all may be.
+        """
+        entries = inspected.get("Config", {}).get("Env") or ()
+        variables = (entry.partition("=") for entry in entries)
+        secret = {name: value for name, _, value in variables if secret_env is None or name in secret_env}
+        return cls(lambda: _words(secret, {}))
 
     def mask(self, text: str) -> str:
-        return self._pattern.sub(MASK, text)
+        if not text:
+            return text
+        text = text.replace(_MASKED, " ")
+        for form in self._forms:
+            text = text.replace(form, _MASKED)
+        return text.replace(_MASKED, MASK)
+
+    @cached_property
+    def _forms(self) -> list[str]:
+        """The longest first, so that no end of one is left over."""
+        quoted = {form for word in self._words() for form in (word, *_escaped(word)) if form.strip(_MASKED)}
+        return sorted(quoted, key=len, reverse=True)
 
     @contextmanager
     def masking(self) -> Iterator[None]:
@@ -55,6 +68,18 @@ class Withheld:
             raise EngineRefused(refusal.status, self.mask(refusal.message)) from None
         except RuntimeUnavailable as away:
             raise RuntimeUnavailable(self.mask(str(away))) from None
+
+
+def _words(env: Mapping[str, str], passwords: Mapping[str, str]) -> Iterator[str]:
+    """Args: `env`: variables whose values are secrets. `passwords`: by user name."""
+    for name, value in env.items():
+        if value:
+            yield f"{name}={value}"
+        if len(value) >= _TELLING_LENGTH:
+            yield value
+    for user, password in passwords.items():
+        yield password
+        yield base64.b64encode(f"{user}:{password}".encode()).decode()
 
 
 def _escaped(word: str) -> tuple[str, str]:

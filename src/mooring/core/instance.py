@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 from pydantic_core import PydanticCustomError
 
 from mooring.core.gpu import mig_milli
+from mooring.core.paths import is_kernel_path, normal_path
 from mooring.core.text import (
     EnvName,
     EnvValue,
@@ -282,6 +283,16 @@ class InstanceTemplate(InstanceSpec):
     @classmethod
     def _no_reserved_labels(cls, labels: dict[str, str]) -> dict[str, str]:
         return refuse_reserved_labels(labels)
+
+    @field_validator("working_dir")
+    @classmethod
+    def _no_kernel_path(cls, working_dir: str | None) -> str | None:
+        """Of requests only: a stored spec is read as it is, and its node refuses it."""
+        if working_dir is not None and is_kernel_path(normal_path(working_dir)):
+            raise PydanticCustomError(
+                "working_dir_not_allowed", "working_dir must not be in /proc, /sys or /dev; choose another"
+            )
+        return working_dir
 
     @model_validator(mode="after")
     def _only_what_works(self) -> Self:
