@@ -238,9 +238,9 @@ def _classify(
         elif (
             item.attempt < row.attempt or row.node_id != node.id or row.desired_state is DesiredState.DELETED
         ):
-            removals.append(
-                Removal(instance_id=row.id, attempt=item.attempt, stop_timeout_s=row.stop_timeout_s)
-            )
+            # The timeout of an instance that lives elsewhere is not this node's to know (R21).
+            timeout_s = row.stop_timeout_s if row.node_id == node.id else instances.DEFAULT_STOP_TIMEOUT_S
+            removals.append(Removal(instance_id=row.id, attempt=item.attempt, stop_timeout_s=timeout_s))
     return removals, strangers
 
 
