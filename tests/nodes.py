@@ -50,7 +50,7 @@ class WireNode:
         self.http.headers["Authorization"] = f"Bearer {self.identity.credential}"
         self.facts = NodeFacts(
             hostname=name, address="127.0.0.1", cpus=64, memory_mib=524_288, labels={"zone": "a"},
-            agent_version="0.1.0", docker_version="20.10.24", grants=True,
+            agent_version="0.1.0", docker_version="20.10.24", grants=True, asks_for_secrets=True,
         )  # fmt: skip
         self.gpus = [
             GpuFacts(uuid=f"GPU-{name}-{index}", index=index, model=model, memory_mib=81_559)

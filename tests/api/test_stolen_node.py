@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from mooring.core.node import NodeFacts
 from mooring.schemas.agent import Assignment, SyncAnswer
 from tests.api.conftest import Corner
 from tests.nodes import WireNode, seen
@@ -99,3 +100,144 @@ def test_a_node_takes_only_its_own_gpus_out_of_use(corner: Corner, thief: WireNo
     thief.sync(incidents=incidents)
     assert {gpu["health"] for gpu in shown(corner, corner.node)["gpus"]} == {"healthy"}
     assert [gpu["health"] for gpu in shown(corner, thief)["gpus"]] == ["quarantined"]
+
+
+GROWTH: dict[str, dict[str, Any]] = {
+    "labels": {"labels": {"zone": "thief", "tenant": "b"}},
+    "label_value": {"labels": {"zone": "b"}},
+    "cpus": {"cpus": 4096},
+    "memory_mib": {"memory_mib": 2**30},
+    "address": {"address": "6.6.6.6"},
+    "swarm": {"swarm": {"cluster_id": "of-the-victims", "manager": True}},
+    "simulated_gpus": {"simulated_gpus": True},
+}
+
+
+@pytest.mark.parametrize("facts", GROWTH.values(), ids=GROWTH.keys())
+def test_a_node_that_reports_more_of_itself_gets_nothing(
+    corner: Corner, thief: WireNode, facts: dict[str, Any]
+) -> None:
+    before = shown(corner, thief)
+    honest = thief.facts
+    thief.facts = NodeFacts.model_validate({**honest.model_dump(), **facts})
+    thief.sync()
+    after = shown(corner, thief)
+    assert (after["state"], after["reason"]["code"]) == ("not_ready", "facts_changed")
+    effective = ("labels", "cpus", "memory_mib", "address", "simulated")
+    assert all(after[name] == before[name] or name == "labels" for name in effective)
+    assert after["labels"].items() <= before["labels"].items()
+    fields = {**victims(corner), "node_selector": facts.get("labels", {"zone": "thief"})}
+    made = corner.client.create(**fields)
+    corner.made.append(made["id"])
+    wait_until(lambda: corner.client.instance(made["id"])["reason"]["code"] not in {"queued", "no_nodes"})
+    answer = thief.sync()
+    assert (answer.assignments, answer.overlays) == ([], [])
+    assert SECRET not in answer.model_dump_json()
+    thief.facts = honest
+    thief.sync()
+    assert shown(corner, thief)["state"] == "ready"
+
+
+def test_a_node_cannot_make_up_gpus(corner: Corner, thief: WireNode) -> None:
+    evil = thief.gpus[0].model_copy(update={"uuid": f"GPU-evil-{thief.name}", "index": 1})
+    bigger = thief.gpus[0].model_copy(update={"memory_mib": 2**20})
+    better = thief.gpus[0].model_copy(update={"model": "NVIDIA B200"})
+    for gpus in ([*thief.gpus, evil], [bigger], [better]):
+        thief.sync(gpus=gpus)
+        after = shown(corner, thief)
+        assert (after["state"], after["reason"]["code"]) == ("not_ready", "facts_changed")
+        assert [(gpu["uuid"], gpu["model"], gpu["memory_mib"]) for gpu in after["gpus"]] == [
+            (gpu.uuid, gpu.model, gpu.memory_mib) for gpu in thief.gpus
+        ]
+
+
+def test_a_claim_to_another_nodes_gpu_hurts_neither_node(corner: Corner, thief: WireNode) -> None:
+    claimed = corner.node.gpus[0]
+    corner.sync(gpus=corner.node.gpus[1:])  # it fell off the bus: the claim comes while it is lost
+    for _ in range(2):
+        thief.sync(gpus=[*thief.gpus, claimed])
+    corner.sync()
+    honest, after = shown(corner, corner.node), shown(corner, thief)
+    assert (honest["state"], len(honest["gpus"])) == ("ready", 8)
+    assert (after["state"], [gpu["uuid"] for gpu in after["gpus"]]) == ("ready", [thief.gpus[0].uuid])
+
+
+def test_an_endpoint_is_at_the_nodes_approved_address(corner: Corner) -> None:
+    assignment = corner.placed(ports=[{"container": 80}])
+    forged = [
+        {"container": 80, "protocol": "tcp", "host": "6.6.6.6", "port": 32768},
+        {"container": 22, "protocol": "tcp", "host": "6.6.6.6", "port": 22},
+        {"container": 80, "protocol": "udp", "host": "127.0.0.1", "port": 53},
+        {"container": 80, "protocol": "tcp", "host": "127.0.0.1", "port": 70_000},
+    ]
+    corner.sync(seen(assignment, "running", endpoints=forged))
+    assert corner.client.instance(assignment.instance_id)["endpoints"] == [
+        {"container": 80, "protocol": "tcp", "host": "127.0.0.1", "port": 32768}
+    ]
+
+
+def test_what_a_node_says_of_an_instance_is_bounded(corner: Corner) -> None:
+    assignment = corner.placed()
+    forged = {"container_id": "x" * 4000 + "\u202e", "image_digest": "registry.evil/x\n@latest"}
+    corner.sync(seen(assignment, "running", **forged))
+    after = corner.client.instance(assignment.instance_id)
+    assert (after["container_id"], after["image_digest"]) == (None, None)
+    reason = {"code": "exited\u202enonzero", "message": "\u001b[31m" + "m" * 4000}
+    corner.sync(seen(assignment, "exited", exit_code=-(2**31), reason=reason))
+    after = corner.client.instance(assignment.instance_id)
+    assert after["exit_code"] == 255
+    assert len(after["reason"]["message"]) <= 2001
+    assert "\u001b" not in after["reason"]["message"]
+    assert "\u202e" not in after["reason"]["code"]
+
+
+def test_a_node_gives_no_figures_of_another_nodes_gpu(corner: Corner, thief: WireNode) -> None:
+    stolen = {
+        "uuid": corner.node.gpus[0].uuid, "index": 0, "sampled_at": "2026-11-21T08:00:00Z", "power_w": 66_666,
+    }  # fmt: skip
+    thief.sync(samples=[stolen])
+    assert "66666" not in corner.client.get("/metrics").text
+    assert "6.6666e" not in corner.client.get("/metrics").text
+
+
+def test_another_gpus_mig_device_is_not_listed_twice(corner: Corner, thief: WireNode) -> None:
+    device = {"uuid": f"MIG-{corner.node.name}", "profile": "1g.10gb", "memory_mib": 9728}
+    mig = {"mig_mode": "enabled", "mig_devices": [device]}
+    for node in (corner.node, thief):
+        node.gpus[0] = node.gpus[0].model_copy(update={"mig_mode": "disabled"})
+        node.sync()
+        corner.client.post(f"/v1/nodes/{node.id}/approve")
+    corner.sync(gpus=[{**corner.node.gpus[0].model_dump(), **mig}, *corner.node.gpus[1:]])
+    thief.sync(gpus=[{**thief.gpus[0].model_dump(), **mig}])
+    (gpu,) = shown(corner, thief)["gpus"]
+    assert gpu["mig_devices"] == []
+    (own, *_others) = shown(corner, corner.node)["gpus"]
+    assert [one["uuid"] for one in own["mig_devices"]] == [device["uuid"]]
+
+
+def test_secrets_are_not_in_any_answer_to_a_report(corner: Corner) -> None:
+    assignment = corner.placed(**victims(corner))
+    for answer in (corner.sync(instances=None), corner.sync(seen(assignment, "starting"))):
+        assert [item.instance_id for item in answer.assignments] == [assignment.instance_id]
+        assert SECRET not in answer.model_dump_json()
+        assert PASSWORD not in answer.model_dump_json()
+
+
+def test_members_do_not_see_which_machine_to_attack(corner: Corner, shared: Client) -> None:
+    corner.node.facts = corner.node.facts.model_copy(update={"overrides": ["allow_unsafe_toolkit"]})
+    corner.sync()
+    body = {"name": "k", "role": "member"}
+    with Client(corner.service.url, shared.post("/v1/api-keys", json=body).json()["key"]) as member:
+        for node in (
+            member.get(f"/v1/nodes/{corner.node.id}").json(),
+            *member.items("/v1/nodes", name=corner.node.name),
+        ):
+            assert (node["name"], node["state"], node["labels"]) == (
+                corner.node.name, "ready", {"corner": corner.node.name}
+            )  # fmt: skip
+            assert (len(node["gpus"]), node["cpus"]) == (8, 64)
+            assert (node["address"], node["hostname"], node["overrides"]) == (None, None, [])
+            assert set(node["versions"].values()) == {None}
+    admin = shown(corner, corner.node)
+    assert (admin["address"], admin["overrides"]) == ("127.0.0.1", ["allow_unsafe_toolkit"])
+    assert admin["versions"]["docker"] == "20.10.24"

@@ -2,12 +2,12 @@
 
 from typing import Annotated
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, JsonValue
 
 from mooring.core.gpu import Health, NvLinkPeer
 from mooring.core.instance import Reason
 from mooring.core.node import NodeState
-from mooring.core.text import Name
+from mooring.core.text import Name, Text
 from mooring.schemas.agent import Orphan
 from mooring.schemas.base import Answer, Body, Timestamp
 
@@ -66,6 +66,28 @@ class Versions(Answer):
     cuda: str | None
 
 
+class FactChange(Answer):
+    """One fact that a node reports differently from what is approved."""
+
+    fact: Annotated[str, Field(description="its name, as `cpus`; `gpu`: a whole GPU that is not approved")]
+    gpu_uuid: Annotated[str | None, Field(description="the GPU that the fact is of; null: of the node")]
+    approved: Annotated[JsonValue, Field(description="null: nothing")]
+    reported: JsonValue
+    node_id: Annotated[
+        str | None,
+        Field(
+            description="the node that has this GPU approved: it is left out here, and this node stays ready"
+        ),
+    ]
+
+
+class FactsChanged(Answer):
+    """Where a node's last report differs from what is approved; admins accept it with `approve`."""
+
+    id: Annotated[str, Field(description="names this difference, for `difference_id`")]
+    changes: list[FactChange]
+
+
 class Node(Answer):
     id: str
     name: str
@@ -85,6 +107,7 @@ class Node(Answer):
     gpus: list[Gpu]
     orphans: Annotated[list[Orphan], Field(description="containers with our labels that nobody here knows")]
     overrides: Annotated[list[str], Field(description="safeguards that its operator has turned off")]
+    facts_changed: FactsChanged | None
     simulated: bool
     last_heartbeat_at: Timestamp | None
     created_at: Timestamp
@@ -93,6 +116,18 @@ class Node(Answer):
 class NodeList(Answer):
     items: Annotated[list[Node], Field(max_length=200)]
     next_cursor: str | None
+
+
+class Approve(Body):
+    model_config = ConfigDict(json_schema_extra={"examples": [{"difference_id": "5f2b8c1d9e0a4476"}]})
+
+    difference_id: Annotated[
+        Text | None,
+        Field(
+            max_length=64,
+            description="`facts_changed.id` as you read it; refused if the node reports something else now",
+        ),
+    ] = None
 
 
 class Drain(Body):
