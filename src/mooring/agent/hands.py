@@ -28,6 +28,7 @@ from mooring.agent.reconcile import (
 )
 from mooring.agent.release import ReleaseGate
 from mooring.agent.runtime import Container, Runtime, RuntimeUnavailable, StartDelayed, StartRefused
+from mooring.agent.start_secrets import StartSecretsOf
 from mooring.agent.workers import Workers
 from mooring.core.instance import Reason
 from mooring.schemas.agent import Assignment, OverlayNetwork
@@ -113,10 +114,17 @@ class _OverlayKeeper:
 
 class Hands:
     def __init__(
-        self, runtime: Runtime, crew: Crew, tell: Tell, distrust: Distrust, gate: ReleaseGate
+        self,
+        runtime: Runtime,
+        crew: Crew,
+        tell: Tell,
+        distrust: Distrust,
+        gate: ReleaseGate,
+        secrets: StartSecretsOf,
     ) -> None:
         self._runtime, self._crew, self._tell, self._distrust = runtime, crew, tell, distrust
         self._gate = gate
+        self._secrets = secrets
         self._overlays = _OverlayKeeper(runtime, crew.endings)
 
     def keep_overlays(self, wanted: Sequence[OverlayNetwork]) -> None:
@@ -166,12 +174,15 @@ class Hands:
 
         try:
             self._gate.begins(first_on)
-            container = self._runtime.start(assignment, progress, cancel.is_set)
+            equipped = self._secrets.equip(assignment)
+            container = self._runtime.start(equipped, progress, cancel.is_set)
         except StartRefused as refusal:
+            self._secrets.forget(key)
             self._refused(key, assignment.gpu_uuids, refusal)
         except Exception as error:
             self._failed(key, "start", error)
         else:
+            self._secrets.forget(key)
             self._started(key, container)
             outcome = container.status if container else "gave up"
             log.info("%s/%s: %s after %.3f s", *key, outcome, time.monotonic() - began)

@@ -1,8 +1,8 @@
 """Secrets and registry credentials, handed to a node at the moment when it starts an instance (R16, R17).
 
-They are in no answer to a report. A node asks for those of one attempt, and gets them only while the scheduler
-has that attempt placed on it and it has not run. Each attempt's first hand-out is in the audit log, and all are
-counted.
+They are in no answer to a report. A node asks for those of one attempt, and gets them only while the
+scheduler has that attempt placed on it and it has not run. Each attempt's first hand-out is in the audit log,
+and all are counted.
 """
 
 from collections.abc import Mapping
