@@ -7,7 +7,10 @@ from typing import Any
 import httpx
 import pytest
 
+from mooring.control import handouts, nodes
+from mooring.core.access import on_host
 from mooring.core.node import NodeFacts
+from mooring.db.tables import Instance
 from mooring.schemas.agent import Assignment, SyncAnswer
 from tests.api.conftest import Corner
 from tests.nodes import WireNode, seen
@@ -241,3 +244,203 @@ def test_members_do_not_see_which_machine_to_attack(corner: Corner, shared: Clie
     admin = shown(corner, corner.node)
     assert (admin["address"], admin["overrides"]) == ("127.0.0.1", ["allow_unsafe_toolkit"])
     assert admin["versions"]["docker"] == "20.10.24"
+
+
+def test_an_admin_approves_the_difference_that_they_have_read(corner: Corner, thief: WireNode) -> None:
+    path = f"/v1/nodes/{thief.id}/approve"
+    thief.facts = thief.facts.model_copy(update={"cpus": 96, "labels": {"zone": "thief", "rack": "3"}})
+    thief.sync()
+    read = shown(corner, thief)["facts_changed"]
+    by_name = {each["fact"]: (each["approved"], each["reported"]) for each in read["changes"]}
+    assert by_name == {
+        "cpus": (64, 96),
+        "labels": ({"zone": "thief"}, {"zone": "thief", "rack": "3"}),
+    }
+    thief.facts = thief.facts.model_copy(update={"cpus": 4096})  # while the admin is reading
+    thief.sync()
+    stale = corner.client.post(path, json={"difference_id": read["id"]})
+    problem(stale, 409, "facts_changed_again")
+    assert shown(corner, thief)["cpus"] == 64
+    thief.facts = thief.facts.model_copy(update={"cpus": 96})
+    thief.sync()
+    approved = corner.client.post(path, json={"difference_id": read["id"]}).json()
+    assert (approved["state"], approved["cpus"], approved["facts_changed"]) == ("ready", 96, None)
+    assert approved["labels"] == {"zone": "thief", "rack": "3"}
+    thief.sync()
+    assert shown(corner, thief)["state"] == "ready"
+    entry = corner.client.items("/v1/audit-log", target_id=thief.id, limit=1)[0]
+    assert entry["action"] == "node.approve"
+    assert {each["fact"] for each in entry["after"]["changes"]} == {"cpus", "labels"}
+    assert corner.client.post(path).status_code == 200  # nothing to approve
+
+
+def test_what_shrinks_does_so_at_once_and_may_come_back(corner: Corner, thief: WireNode) -> None:
+    full = thief.facts
+    less = {"cpus": 8, "memory_mib": 1024, "labels": {}}
+    for facts in (full.model_copy(update=less), full, full.model_copy(update=less)):
+        thief.facts = facts
+        thief.sync()
+        after = shown(corner, thief)
+        assert (after["state"], after["cpus"], after["memory_mib"], after["labels"]) == (
+            "ready", facts.cpus, facts.memory_mib, facts.labels
+        )  # fmt: skip
+
+
+def test_small_steps_of_memory_gain_nothing(corner: Corner, thief: WireNode) -> None:
+    approved, state = thief.facts.memory_mib, "ready"
+    for step in range(1, 8):
+        thief.facts = thief.facts.model_copy(update={"memory_mib": approved * (100 + step) // 100})
+        thief.sync()
+        after = shown(corner, thief)
+        state = "ready" if step <= 5 else "not_ready"
+        assert (after["memory_mib"], after["state"]) == (approved, state)
+
+
+def test_a_node_whose_engine_is_away_approves_no_machine(corner: Corner, shared: Client) -> None:
+    node = WireNode(shared, f"away-{corner.node.name}", gpus=0)
+    away = {"code": "docker_unavailable", "message": "Docker does not answer"}
+    docker, guessed = node.facts, node.facts.model_copy(update={"cpus": 128})
+    node.facts = guessed
+    node.sync(problem=away)
+    node.facts = docker
+    node.sync()
+    assert (shown(corner, node)["state"], shown(corner, node)["cpus"]) == ("ready", 64)
+    node.facts = guessed
+    node.sync(problem=away)
+    assert shown(corner, node)["reason"]["code"] == "docker_unavailable"
+    node.sync()
+    assert shown(corner, node)["reason"]["code"] == "facts_changed"
+    shared.delete(f"/v1/nodes/{node.id}")
+    node.close()
+
+
+def test_secrets_are_handed_out_for_a_start_on_that_node_only(corner: Corner, thief: WireNode) -> None:
+    assignment = corner.placed(**victims(corner))
+    for fields in ({}, {"attempt": 0}, {"attempt": 2}):
+        problem(thief.ask_for_secrets(assignment, **fields), 404, "not_found")
+    problem(corner.node.ask_for_secrets(assignment, attempt=2), 404, "not_found")
+    problem(corner.node.ask_for_secrets(assignment, session=0), 409, "stale_session")
+    given = corner.node.start_secrets(assignment)
+    assert given.secrets == {"TOKEN": SECRET}
+    assert given.registry is not None
+    assert given.registry.password == PASSWORD
+    corner.node.start_secrets(assignment)  # a restarted agent asks again
+    mine = {"target_id": assignment.instance_id, "action": "instance.hand_out_secrets"}
+    (entry,) = corner.client.items("/v1/audit-log", **mine)
+    assert (entry["actor"]["kind"], entry["actor"]["id"]) == ("node", corner.node.id)
+    assert entry["after"] == {
+        "attempt": 1, "secrets": [f"token-{corner.node.name}"], "registry": REGISTRY
+    }  # fmt: skip
+    corner.sync(seen(assignment, "running"))
+    problem(corner.node.ask_for_secrets(assignment), 404, "not_found")
+
+
+def test_a_node_that_asks_for_secrets_again_and_again_is_refused(corner: Corner) -> None:
+    assignment = corner.placed(**victims(corner))
+    with corner.service.plane.database.write() as session:
+        row = session.get_one(Instance, assignment.instance_id)
+        row.handout_attempt, row.handout_count = 1, handouts.MOST_OF_AN_ATTEMPT - 1
+    corner.node.start_secrets(assignment)
+    problem(corner.node.ask_for_secrets(assignment), 409, "too_many_handouts")
+    corner.client.post(f"/v1/instances/{assignment.instance_id}/restart")
+    corner.node.start_secrets(corner.assignment(assignment.instance_id))
+
+
+def test_an_agent_of_the_release_before_waits_with_what_needs_secrets(corner: Corner) -> None:
+    corner.node.facts = corner.node.facts.model_copy(update={"asks_for_secrets": False})
+    corner.sync()
+    needs, plain = corner.create(**victims(corner)), corner.create()
+    for made in (needs, plain):
+        corner.client.wait(made["id"], "scheduled")
+    answer = corner.node.post_sync(specs=None)
+    assert [each["instance_id"] for each in answer.json()["assignments"]] == [plain["id"]]
+    assert SECRET not in answer.text
+    assert corner.client.instance(needs["id"])["state"] == "scheduled"  # waiting for it is no loss
+    corner.node.facts = corner.node.facts.model_copy(update={"asks_for_secrets": True})
+    assert corner.assignment(needs["id"]).asks_for_secrets
+
+
+def test_a_spec_is_sent_once(corner: Corner) -> None:
+    first = corner.running(env={"MARK": MARK})
+    assert MARK not in corner.node.post_sync(*corner.ran).text
+    # An agent that has forgotten it, or has just started, hears it again.
+    assert MARK in corner.node.post_sync(*corner.ran, specs={}).text
+    assert MARK in corner.node.post_sync(*corner.ran, specs=None).text
+    assert MARK in corner.node.post_sync(*corner.ran, specs={first.instance_id: "of another attempt"}).text
+    corner.client.post(f"/v1/instances/{first.instance_id}/restart")
+    answer = corner.node.post_sync(*corner.ran)
+    assert MARK in answer.text
+    # The new attempt's answer was lost: nothing is taken for known that the node has not said it has.
+    assert MARK in corner.node.post_sync(*corner.ran).text
+
+
+def test_every_call_of_a_stolen_credential(corner: Corner, thief: WireNode) -> None:
+    """Walks all of `/agent/v1` as the thief, with the victim's ids in every place that takes one."""
+    waiting = corner.placed(**victims(corner))
+    running = corner.running(gpus={"count": 1}, **victims(corner))
+    theirs = [seen(each, "exited", exit_code=0) for each in (waiting, running)]
+    calls: dict[str, list[httpx.Response]] = {
+        "/agent/v1/join": [
+            thief.http.post("/agent/v1/join", json={"token": "mj_x", "node_name": "x", "hostname": "x"})
+        ],
+        "/agent/v1/credential": [thief.http.post("/agent/v1/credential")],
+        "/agent/v1/sync": [
+            thief.post_sync(*theirs, **fields)
+            for fields in (
+                {},
+                {"gpus": [*thief.gpus, *corner.node.gpus]},
+                {"facts": {**corner.node.facts.model_dump(), "swarm": {"cluster_id": "c", "manager": True}}},
+                {"specs": {each.instance_id: each.spec_version for each in (waiting, running)}},
+                {"generation": 2**62},
+            )
+        ],
+        "/agent/v1/instances/{instance_id}/start-secrets": [
+            thief.ask_for_secrets(each, attempt=attempt) for each in (waiting, running) for attempt in (1, 2)
+        ],
+        "/agent/v1/streams/{stream_id}": [
+            thief.http.post("/agent/v1/streams/stm_unknown", content=b'{"end": true}\n')
+        ],
+        "/agent/v1/session": [thief.http.post("/agent/v1/session")],
+    }
+    document = corner.client.get("/openapi.json").json()
+    assert calls.keys() == {path for path in document["paths"] if path.startswith("/agent/v1")}
+    for path, answers in calls.items():
+        for answer in answers:
+            assert answer.status_code < 500, path
+            if path != "/agent/v1/sync":
+                assert waiting.project_id not in answer.text
+            for canary in (SECRET, PASSWORD, MARK, REGISTRY, waiting.name, running.name):
+                assert canary not in answer.text, path
+            if path == "/agent/v1/sync":
+                told = SyncAnswer.model_validate_json(answer.content)
+                assert (told.assignments, told.unchanged, told.streams, told.overlays) == ([], [], [], [])
+    assert {path: {answer.status_code for answer in answers} for path, answers in calls.items()} == {
+        "/agent/v1/join": {401},
+        "/agent/v1/credential": {201},
+        "/agent/v1/sync": {200},
+        "/agent/v1/instances/{instance_id}/start-secrets": {404},
+        "/agent/v1/streams/{stream_id}": {404},
+        "/agent/v1/session": {200},
+    }
+    assert shown(corner, corner.node)["state"] == "ready"
+    assert len(shown(corner, corner.node)["gpus"]) == 8
+    assert corner.client.instance(running.instance_id)["state"] == "running"
+    for each in (waiting, running):
+        after = corner.client.instance(each.instance_id)
+        assert (after["node_id"], after["exit_code"]) == (corner.node.id, None)
+
+
+def test_nodes_of_the_operators_own_process_may_change(corner: Corner, thief: WireNode) -> None:
+    """`mooring up` with another MOORING_SIMULATE: it says so in the database, which no node can."""
+    thief.gpus = [gpu.model_copy(update={"model": "NVIDIA B200"}) for gpu in thief.gpus]
+    thief.sync()
+    assert shown(corner, thief)["reason"]["code"] == "facts_changed"
+    with corner.service.plane.database.write() as session:
+        nodes.approve_anew(session, on_host("node.approve"), [thief.id, "nod_none"])
+    thief.sync()
+    after = shown(corner, thief)
+    assert (after["state"], after["facts_changed"]) == ("ready", None)
+    assert [gpu["model"] for gpu in after["gpus"]] == ["NVIDIA B200"]
+    thief.facts = thief.facts.model_copy(update={"cpus": 4096})
+    thief.sync()
+    assert shown(corner, thief)["reason"]["code"] == "facts_changed"
