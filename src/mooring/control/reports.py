@@ -194,7 +194,7 @@ def _endpoints(node: Node, row: Instance, seen: ObservedInstance) -> list[JsonOb
     if not seen.endpoints:
         return []
     host = (node.facts or {}).get("address")
-    told = [endpoint.model_dump() | {"host": host} for endpoint in seen.endpoints]
+    told = [endpoint.model_dump() for endpoint in seen.endpoints]
     if told == row.endpoints:
         return row.endpoints  # the usual case, without reading the spec
     asked = {(port["container"], port["protocol"]) for port in row.spec.get("ports", ())}
