@@ -13,6 +13,7 @@ from mooring.agent.control_plane import ControlPlane
 from mooring.agent.loop import Agent
 from mooring.agent.simulated import SimulatedRuntime
 from mooring.agent.simulated_gpus import SimulatedGpuReader
+from mooring.agent.specs import Specs
 from mooring.agent.state import Identity, NodeState
 from mooring.agent.telemetry import Machine
 from mooring.core.gpu import GpuFacts
@@ -22,6 +23,7 @@ from mooring.schemas.agent import (
     JoinAnswer,
     ObservedInstance,
     SessionAnswer,
+    StartSecrets,
     SyncAnswer,
     SyncRequest,
 )
@@ -50,10 +52,12 @@ class WireNode:
         self.http.headers["Authorization"] = f"Bearer {self.identity.credential}"
         self.facts = NodeFacts(
             hostname=name, address="127.0.0.1", cpus=64, memory_mib=524_288, labels={"zone": "a"},
-            agent_version="0.1.0", docker_version="20.10.24", grants=True,
+            agent_version="0.1.0", docker_version="20.10.24", grants=True, asks_for_secrets=True,
         )  # fmt: skip
         self.gpus = [
-            GpuFacts(uuid=f"GPU-{name}-{index}", index=index, model=model, memory_mib=81_559)
+            GpuFacts(
+                uuid=f"GPU-{name}-{index}", index=index, model=model, memory_mib=81_559, mig_mode="disabled"
+            )
             for index in range(gpus)
         ]
         self.generation = 0
@@ -70,6 +74,7 @@ class WireNode:
         assert answer.status_code == 200, answer.text
         self.session = SessionAnswer.model_validate(answer.json()).session
         self.generation = self.seq = 0
+        self.specs = Specs()
 
     def report(self, *instances: ObservedInstance, **fields: Any) -> SyncRequest:
         """The next report: these instances and nothing else (`instances=None`: unknown)."""
@@ -77,7 +82,7 @@ class WireNode:
         return SyncRequest.model_validate(
             {
                 "session": self.session, "seq": self.seq, "generation": self.generation, "facts": self.facts,
-                "gpus": self.gpus, "instances": list(instances), **fields,
+                "gpus": self.gpus, "instances": list(instances), "specs": self.specs.known(), **fields,
             }
         )  # fmt: skip
 
@@ -93,9 +98,22 @@ class WireNode:
         """A report that is answered, and what it says taken to heart."""
         answer = self.post_sync(*instances, **fields)
         assert answer.status_code == 200, answer.text
-        heard = SyncAnswer.model_validate_json(answer.content)
+        heard = self.specs.complete(SyncAnswer.model_validate_json(answer.content))
+        assert heard is not None, "the answer leaves out a spec that the report did not name"
+        self.specs.keep(heard)
         self.generation = heard.generation
         return heard
+
+    def ask_for_secrets(self, assignment: Assignment, **fields: Any) -> httpx.Response:
+        """Ask for what this attempt is started with."""
+        body = {"session": self.session, "attempt": assignment.attempt, **fields}
+        return self.http.post(f"/agent/v1/instances/{assignment.instance_id}/start-secrets", json=body)
+
+    def start_secrets(self, assignment: Assignment) -> StartSecrets:
+        """What this attempt is started with."""
+        answer = self.ask_for_secrets(assignment)
+        assert answer.status_code == 200, answer.text
+        return StartSecrets.model_validate_json(answer.content)
 
     def close(self) -> None:
         self.http.close()

@@ -47,6 +47,7 @@ ENDPOINTS = {
     "POST /v1/nodes/{node_id}/cordon": "cordon_node",
     "POST /v1/nodes/{node_id}/uncordon": "uncordon_node",
     "POST /v1/nodes/{node_id}/drain": "drain_node",
+    "POST /v1/nodes/{node_id}/approve": "approve_node",
     "DELETE /v1/nodes/{node_id}": "delete_node",
     "GET /v1/gpus": "list_gpus",
     "GET /v1/gpus/{uuid}": "get_gpu",
@@ -93,6 +94,7 @@ ENDPOINTS = {
     "POST /agent/v1/session": "open_node_session",
     "POST /agent/v1/credential": "renew_node_credential",
     "POST /agent/v1/sync": "sync_node",
+    "POST /agent/v1/instances/{instance_id}/start-secrets": "hand_out_start_secrets",
     "POST /agent/v1/streams/{stream_id}": "bring_stream",
 }
 METHODS = {"get", "put", "post", "delete", "options", "head", "patch", "trace"}

@@ -18,6 +18,8 @@ from mooring.schemas.agent import (
     OverlayNetwork,
     Removal,
     SessionAnswer,
+    StartSecrets,
+    StartSecretsRequest,
     StreamFrame,
     StreamRequest,
     SyncAnswer,
@@ -39,6 +41,8 @@ class TinyControlPlane:
     removals: list[Removal] = field(default_factory=list)
     streams: list[StreamRequest] = field(default_factory=list)
     overlays: list[OverlayNetwork] = field(default_factory=list)
+    secrets: StartSecrets | None = None  # null: 404
+    asked_for_secrets: list[tuple[str, StartSecretsRequest]] = field(default_factory=list)
     failure: tuple[int, str] | None = None  # status and code of every answer, while set
     reports: list[tuple[float, SyncRequest]] = field(default_factory=list)
     uploads: dict[str, list[StreamFrame]] = field(default_factory=dict)
@@ -133,6 +137,12 @@ class _Handler(BaseHTTPRequestHandler):
                 session=told.sessions, control_plane_id=told.control_plane_id, node_id="nod_1"
             )
             self._model(opened)
+        elif self.path.endswith("/start-secrets"):
+            told.asked_for_secrets.append((self.path, StartSecretsRequest.model_validate_json(body)))
+            if told.secrets is None:
+                self._answer(404, b'{"code": "not_found"}')
+            else:
+                self._model(told.secrets)
         else:
             self._model(told.sync(SyncRequest.model_validate_json(body)))
 

@@ -126,30 +126,37 @@ def test_a_quarantined_card_is_not_given_out(corner: Corner) -> None:
     assert corner.assignment(second["id"]).gpu_uuids == [corner.node.gpus[3].uuid]
 
 
-def test_one_card_on_two_nodes_is_a_problem_of_the_second(corner: Corner, shared: Client) -> None:
+def test_a_gpu_that_two_nodes_list_stays_where_it_is_approved(corner: Corner, shared: Client) -> None:
     twin = WireNode(shared, f"twin-{corner.node.name}", gpus=1)
     both = [corner.node.gpus[0], twin.gpus[0]]
     for _ in range(3):
         twin.sync(gpus=both)
     shown = shared.get(f"/v1/nodes/{twin.id}").json()
-    assert (shown["state"], shown["reason"]["code"]) == ("not_ready", "gpu_claimed_elsewhere")
+    assert (shown["state"], shown["reason"]) == ("ready", None)
     assert [gpu["uuid"] for gpu in shown["gpus"]] == [twin.gpus[0].uuid]
+    (change,) = shown["facts_changed"]["changes"]
+    assert (change["fact"], change["gpu_uuid"], change["node_id"]) == ("gpu", both[0].uuid, corner.node.id)
     assert _gpu(corner, 0)["node_id"] == corner.node.id
-    told = [
-        e["data"] for e in _events(shared) if e["data"].get("node_id") == twin.id and "state" in e["data"]
+    claims = [event["data"] for event in _events(shared) if event["type"] == "gpu.claimed"]
+    assert [claim for claim in claims if claim["claimed_by"] == twin.id] == [
+        {"gpu_uuid": both[0].uuid, "node_id": corner.node.id, "claimed_by": twin.id}
     ]
-    assert [(data["state"], data["reason"] and data["reason"]["code"]) for data in told] == [
-        ("not_ready", "gpu_claimed_elsewhere")
-    ]
-    # Once the first node has lost it and nobody holds it, it may have been moved.
+    # A GPU that was put into another machine: an admin says so.
     corner.sync(gpus=corner.node.gpus[1:])
     twin.sync(gpus=both)
-    assert shared.get(f"/v1/nodes/{twin.id}").json()["state"] == "ready"
+    assert _gpu(corner, 0)["node_id"] == corner.node.id
+    approved = shared.post(f"/v1/nodes/{twin.id}/approve")
+    assert (approved.status_code, approved.json()["facts_changed"]) == (200, None)
+    twin.sync(gpus=both)
     moved = _gpu(corner, 0)
     assert (moved["node_id"], moved["health"]) == (twin.id, "quarantined")
     corner.sync()
-    assert shared.get(f"/v1/nodes/{corner.node.id}").json()["reason"]["code"] == "gpu_claimed_elsewhere"
+    assert shared.get(f"/v1/nodes/{corner.node.id}").json()["state"] == "ready"
+    assert _gpu(corner, 0)["node_id"] == twin.id
     shared.delete(f"/v1/nodes/{twin.id}")
+    corner.sync()
+    assert shared.get(f"/v1/nodes/{corner.node.id}").json()["reason"]["code"] == "facts_changed"
+    shared.post(f"/v1/nodes/{corner.node.id}/approve")
     corner.sync()
     assert _gpu(corner, 0)["node_id"] == corner.node.id
     twin.close()
@@ -160,7 +167,7 @@ def test_a_card_that_is_held_does_not_move(corner: Corner, shared: Client) -> No
     corner.sync(seen(assignment, "running"), gpus=[])
     twin = WireNode(shared, f"held-{corner.node.name}", gpus=0)
     twin.sync(gpus=[corner.node.gpus[0]])
-    assert shared.get(f"/v1/nodes/{twin.id}").json()["reason"]["code"] == "gpu_claimed_elsewhere"
+    problem(shared.post(f"/v1/nodes/{twin.id}/approve"), 409, "gpu_in_use")
     assert _gpu(corner, 0)["node_id"] == corner.node.id
     shared.delete(f"/v1/nodes/{twin.id}")
     twin.close()
@@ -169,7 +176,9 @@ def test_a_card_that_is_held_does_not_move(corner: Corner, shared: Client) -> No
 def test_a_card_listed_twice_is_one(corner: Corner) -> None:
     corner.sync(gpus=[*corner.node.gpus, corner.node.gpus[0]])
     new = corner.node.gpus[0].model_copy(update={"uuid": f"{corner.node.gpus[0].uuid}-new"})
-    corner.sync(gpus=[*corner.node.gpus, new, new])
+    for _ in range(2):
+        corner.sync(gpus=[*corner.node.gpus, new, new])
+        corner.client.post(f"/v1/nodes/{corner.node.id}/approve")
     assert len(corner.client.items("/v1/gpus", node_id=corner.node.id)) == 9
 
 

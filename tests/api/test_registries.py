@@ -118,21 +118,28 @@ def test_a_pull_gets_its_projects_credentials_for_its_registry(corner: Corner, t
     tenant.owner.post("/v1/registries", json=_body(server="docker.io", password="of docker hub"))
     placed = corner.placed(project_id=tenant.id, image=IMAGE)
     expected = RegistryAuth(server="registry.example", username="ci", password="swordfish")
-    assert placed.registry == expected
+    assert corner.node.start_secrets(placed).registry == expected
     official = corner.placed(project_id=tenant.id, image="busybox")
-    assert official.registry is not None
-    assert official.registry.password == "of docker hub"
-    assert corner.placed(project_id=tenant.id, image="ghcr.io/x/y").registry is None
-    assert corner.placed(image=IMAGE).registry is None  # another project's
+    of_docker_hub = corner.node.start_secrets(official).registry
+    assert of_docker_hub is not None
+    assert of_docker_hub.password == "of docker hub"
+    for none in (
+        corner.placed(project_id=tenant.id, image="ghcr.io/x/y"),
+        corner.placed(image=IMAGE),  # another project's
+    ):
+        assert not none.asks_for_secrets
+        assert corner.node.start_secrets(none).registry is None
 
-    assert corner.sync(seen(placed, "starting")).assignments[0].registry == expected
-    running = [item for item in corner.sync(seen(placed, "running")).assignments if item.attempt == 1]
-    assert next(item for item in running if item.instance_id == placed.instance_id).registry is None
+    corner.sync(seen(placed, "starting"))
+    assert corner.node.start_secrets(placed).registry == expected
+    corner.sync(seen(placed, "running"))
+    problem(corner.node.ask_for_secrets(placed), 404, "not_found")
 
     tenant.owner.put(f"/v1/registries/{kept['id']}", json={"password": "marlin"})
     corner.client.post(f"/v1/instances/{placed.instance_id}/restart")
-    again = corner.assignment(placed.instance_id).registry
+    second = corner.assignment(placed.instance_id)
+    again = corner.node.start_secrets(second).registry
     assert again is not None
     assert again.password == "marlin"
     tenant.owner.delete(f"/v1/registries/{kept['id']}")
-    assert corner.assignment(placed.instance_id).registry is None
+    assert corner.node.start_secrets(second).registry is None

@@ -140,7 +140,7 @@ def test_a_report_from_before_the_node_heard_of_an_attempt_says_nothing_about_it
 def test_a_report_that_comes_late_is_answered_and_not_applied(corner: Corner) -> None:
     assignment = corner.running()
     corner.node.seq -= 2
-    answer = corner.node.post_sync(gpus=[], problem={"code": "old", "message": "news"})
+    answer = corner.node.post_sync(gpus=[], specs=None, problem={"code": "old", "message": "news"})
     assert answer.status_code == 200
     assert [item["instance_id"] for item in answer.json()["assignments"]] == [assignment.instance_id]
     assert _shown(corner, assignment.instance_id) == ("running", None)

@@ -13,10 +13,11 @@ import httpx
 import pytest
 from sqlalchemy import event, select, text, update
 
+from mooring.agent.specs import Specs
 from mooring.control import nodes
 from mooring.core.access import Role
 from mooring.db.tables import Base, Registry, Secret
-from mooring.schemas.agent import Assignment, SyncAnswer
+from mooring.schemas.agent import Assignment, StartSecrets, SyncAnswer
 from tests.api.conftest import Corner
 from tests.nodes import WireNode, seen, simulated_node
 from tests.problems import problem
@@ -143,38 +144,44 @@ def test_a_refusal_does_not_repeat_what_was_sent(tenant: Tenant, body: object) -
 def test_a_value_may_be_long_and_of_any_language(corner: Corner, tenant: Tenant) -> None:
     for name, value in (("long", "x" * 32_768), ("unicode", "žluťoučký kůň 🐎\n\ttail")):
         tenant.keep(name, value)
-        assert corner.placed(project_id=tenant.id, env=_naming(name)).secrets == {"V0": value}
+        placed = corner.placed(project_id=tenant.id, env=_naming(name))
+        assert corner.node.start_secrets(placed).secrets == {"V0": value}
 
 
-def test_only_an_attempt_that_may_start_carries_values(corner: Corner, tenant: Tenant) -> None:
+def test_only_an_attempt_that_may_start_is_given_values(corner: Corner, tenant: Tenant) -> None:
     path = tenant.keep("token", "swordfish")
     env = {"TOKEN": {"secret": "token"}, "AGAIN": {"secret": "token"}, "PLAIN": "seen by all"}
     first = corner.placed(project_id=tenant.id, env=env)
-    assert first.secrets == {"TOKEN": "swordfish", "AGAIN": "swordfish"}
+    assert first.asks_for_secrets
+    assert corner.node.start_secrets(first).secrets == {"TOKEN": "swordfish", "AGAIN": "swordfish"}
     assert corner.client.instance(first.instance_id)["env"] == env
-    assert _told(corner, seen(first, "starting")).secrets == first.secrets
-    assert _told(corner, seen(first, "running")).secrets == {}
+    corner.sync(seen(first, "starting"))
+    assert corner.node.start_secrets(first).secrets == {"TOKEN": "swordfish", "AGAIN": "swordfish"}
+    corner.sync(seen(first, "running"))
+    _gets_none(corner, first)
     tenant.member.put(path, json={"value": "marlin"})
-    assert _told(corner, seen(first, "running")).secrets == {}  # it has what it was started with
+    _gets_none(corner, first)  # it has what it was started with
 
     one = f"/v1/instances/{first.instance_id}"
     tenant.member.post(f"{one}/restart")
     second = corner.assignment(first.instance_id)
-    assert second.secrets == {"TOKEN": "marlin", "AGAIN": "marlin"}
+    _gets_none(corner, first)
+    assert corner.node.start_secrets(second).secrets == {"TOKEN": "marlin", "AGAIN": "marlin"}
     corner.sync(seen(second, "running"))
     tenant.member.post(f"{one}/stop")
-    assert _told(corner, seen(second, "running")).secrets == {}
-    assert _told(corner, seen(second, "exited", exit_code=0)).secrets == {}
+    _gets_none(corner, second)
+    corner.sync(seen(second, "exited", exit_code=0))
+    _gets_none(corner, second)
     tenant.member.post(f"{one}/start")
     corner.client.wait(first.instance_id, "scheduled")
-    assert corner.assignment(first.instance_id).secrets == second.secrets
+    third = corner.assignment(first.instance_id)
+    assert corner.node.start_secrets(third).secrets == {"TOKEN": "marlin", "AGAIN": "marlin"}
     tenant.member.post(f"{one}/stop")
-    assert corner.assignment(first.instance_id).secrets == {}
+    _gets_none(corner, third)
 
 
-def _told(corner: Corner, *reported: Any) -> Assignment:
-    (assignment,) = corner.sync(*reported).assignments
-    return assignment
+def _gets_none(corner: Corner, assignment: Assignment) -> None:
+    problem(corner.node.ask_for_secrets(assignment), 404, "not_found")
 
 
 def test_a_node_whose_docker_was_away_is_told_again(corner: Corner, tenant: Tenant) -> None:
@@ -187,7 +194,8 @@ def test_a_node_whose_docker_was_away_is_told_again(corner: Corner, tenant: Tena
     away = {"code": "docker_unavailable", "message": "Docker does not answer"}
     (told,) = corner.sync(instances=None, problem=away).assignments
     assert corner.client.instance(placed.instance_id)["state"] == "unreachable"
-    assert (told.want, told.may_start, told.secrets) == ("running", True, {"V0": "swordfish"})
+    assert (told.want, told.may_start) == ("running", True)
+    assert corner.node.start_secrets(told).secrets == {"V0": "swordfish"}
 
 
 def test_what_names_a_secret_that_is_not_there_is_not_started(corner: Corner, tenant: Tenant) -> None:
@@ -223,8 +231,8 @@ def test_a_name_means_the_secret_of_the_instances_own_project(corner: Corner, te
         other.keep("same", "marlin")
         ours = corner.placed(project_id=tenant.id, env=_naming("same"))
         theirs = corner.placed(project_id=other.id, env=_naming("same"))
-        told = {item.instance_id: item.secrets for item in corner.sync(instances=None).assignments}
-        assert told == {ours.instance_id: {"V0": "swordfish"}, theirs.instance_id: {"V0": "marlin"}}
+        assert corner.node.start_secrets(ours).secrets == {"V0": "swordfish"}
+        assert corner.node.start_secrets(theirs).secrets == {"V0": "marlin"}
         body = {"image": "busybox", "env": _naming("only-here")}
         problem(other.member.post("/v1/instances", json=body), 422, "unknown_secret")
 
@@ -252,9 +260,9 @@ def test_values_that_are_too_large_together_do_not_swell_the_answer(corner: Corn
     problem(refused, 422, "secrets_too_large")
     tenant.member.put(path, json={"value": "x"})
     placed = corner.placed(project_id=tenant.id, env=many)
-    assert len(placed.secrets) == 100
+    assert len(corner.node.start_secrets(placed).secrets) == 100
     tenant.member.put(path, json={"value": "x" * 32_768})  # grown since
-    secrets = corner.assignment(placed.instance_id).secrets
+    secrets = corner.node.start_secrets(placed).secrets
     assert sum(map(len, secrets.values())) <= 1024 * 1024
 
 
@@ -266,17 +274,17 @@ def test_one_that_cannot_be_decrypted_silences_no_node(
     kept = tenant.owner.post("/v1/registries", json=_credentials()).json()["id"]
     image = "registry.example/x:1"
     placed = corner.placed(project_id=tenant.id, image=image, env=_naming("good", "bad"))
-    assert placed.registry is not None
+    assert corner.node.start_secrets(placed).registry is not None
     with corner.service.plane.database.write() as session:
         session.execute(update(Secret).where(Secret.id == damaged).values(sealed_value=b"no token"))
         session.execute(update(Registry).where(Registry.id == kept).values(sealed_password=b"no token"))
-    told = corner.assignment(placed.instance_id)
-    assert (told.secrets, told.registry) == ({"V0": "swordfish"}, None)
+    given = corner.node.start_secrets(placed)
+    assert (given.secrets, given.registry) == ({"V0": "swordfish"}, None)
     assert "bad" in caplog.text
     assert "swordfish" not in caplog.text
 
 
-def test_a_report_costs_no_look_at_secrets_unless_something_may_start(corner: Corner, tenant: Tenant) -> None:
+def test_a_report_costs_no_look_at_secrets(corner: Corner, tenant: Tenant) -> None:
     """Every report of every node passes here."""
     tenant.keep("a", "swordfish")
     tenant.keep("b", "marlin")
@@ -286,10 +294,11 @@ def test_a_report_costs_no_look_at_secrets_unless_something_may_start(corner: Co
         corner.placed(env=_naming("b"), **fields),
         corner.placed(**fields),
     ]
+    corner.node.specs = Specs()  # those of an agent that has just started
     with _statements(corner.service) as asked:
         heard = corner.sync(instances=None)
-    assert [len(item.secrets) for item in heard.assignments] == [2, 1, 0]
-    assert sum(" secrets" in statement for statement in asked) == 1
+    assert [item.asks_for_secrets for item in heard.assignments] == [True, True, False]
+    assert not any(" secrets" in statement for statement in asked)
     assert sum(" registries" in statement for statement in asked) == 1
     assert sum(" projects" in statement for statement in asked) == 1
     running = [seen(item, "running") for item in placed]
@@ -455,17 +464,20 @@ def _provoke(client: Watched, secret: str, registry: str) -> None:
 
 
 def _secret_assignment(node: WireNode, value: str, password: str) -> Assignment:
-    """What the node is told to start: the one place where the values are, each once."""
-    answer = node.post_sync(instances=None)
+    """What the node is told to start, and given for it: the one place where the values are, each once."""
+    answer = node.post_sync(instances=None, specs=None)
     heard = SyncAnswer.model_validate_json(answer.content)
     node.generation = heard.generation
     (assignment,) = heard.assignments
     assert (assignment.want, assignment.may_start) == ("running", True)
-    assert assignment.secrets == {"TOKEN": value}
-    assert assignment.registry is not None
-    assert (assignment.registry.server, assignment.registry.password) == ("registry.example", password)
-    assert answer.text.count(MARK) == 2
-    assert MARK not in repr(heard)
+    assert answer.text.count(MARK) == 0
+    handed = node.ask_for_secrets(assignment)
+    given = StartSecrets.model_validate_json(handed.content)
+    assert given.secrets == {"TOKEN": value}
+    assert given.registry is not None
+    assert (given.registry.server, given.registry.password) == ("registry.example", password)
+    assert handed.text.count(MARK) == 2
+    assert MARK not in repr(given)
     return assignment
 
 

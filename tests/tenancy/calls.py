@@ -254,6 +254,11 @@ def _sync(world: World, _caller: str) -> Call:
     return Call(content=report.model_dump_json().encode())
 
 
+def _start_secrets(world: World, _caller: str) -> Call:
+    """An instance of another node than the one that asks."""
+    return Call({"instance_id": world.running}, json={"session": world.wire.session, "attempt": 1})
+
+
 def _nothing(_world: World, _caller: str) -> Call:
     return Call()
 
@@ -296,6 +301,7 @@ CALLS: Mapping[str, Make] = {
     "update_node": lambda world, _: Call({"node_id": world.wire.id}, json={"reserved_for": [world.a.id]}),
     "cordon_node": _of_wire,
     "uncordon_node": _of_wire,
+    "approve_node": _of_wire,
     "drain_node": _of_wire,
     "renew_credential": _of_wire,
     "delete_node": _of_new_node,
@@ -339,6 +345,7 @@ CALLS: Mapping[str, Make] = {
     "open_node_session": _nothing,
     "renew_node_credential": _nothing,
     "sync_node": _sync,
+    "hand_out_start_secrets": _start_secrets,
     "bring_stream": lambda _world, _: Call({"stream_id": "stm_unknown"}),
 }
 

@@ -17,6 +17,8 @@ from mooring.schemas.agent import (
     JoinAnswer,
     JoinRequest,
     SessionAnswer,
+    StartSecrets,
+    StartSecretsRequest,
     StreamFrame,
     SyncAnswer,
     SyncRequest,
@@ -84,6 +86,11 @@ class ControlPlane:
 
     def sync(self, request: SyncRequest) -> SyncAnswer:
         return self._post("/agent/v1/sync", request, SyncAnswer, request.wait_s)
+
+    def start_secrets(self, instance_id: str, attempt: int, *, session: int) -> StartSecrets:
+        """What an attempt is started with; given only while it is this node's to start."""
+        request = StartSecretsRequest(session=session, attempt=attempt)
+        return self._post(f"/agent/v1/instances/{instance_id}/start-secrets", request, StartSecrets)
 
     def upload(self, stream_id: str, url: str | None, frames: Iterator[StreamFrame]) -> None:
         """Send frames as they come, to the replica that asked for them; returns when it has read the last."""

@@ -39,6 +39,7 @@ from mooring.agent.runtime import (
     StartRefused,
 )
 from mooring.agent.runtime import Start as BeginStart
+from mooring.agent.start_secrets import StartSecretsOf
 from mooring.agent.stops import StopTimes
 from mooring.agent.workers import Ticket, Workers
 from mooring.core.instance import Reason
@@ -138,10 +139,11 @@ class Hands:
         distrust: Distrust,
         gate: ReleaseGate,
         stops: StopTimes,
+        secrets: StartSecretsOf,
         node: str = "",
     ) -> None:
         self._runtime, self._crew, self._tell, self._distrust = runtime, crew, tell, distrust
-        self._gate, self._stops, self._node = gate, stops, node
+        self._gate, self._stops, self._secrets, self._node = gate, stops, secrets, node
         self._pulls_lock = Lock()
         self._pulls: dict[Key, Ticket] = {}  # those that may still wait for their turn
         self._overlays = _OverlayKeeper(runtime, crew.endings)
@@ -211,8 +213,12 @@ class Hands:
         first_on = [uuid for uuid in devices.gpu_uuids if not devices.share or uuid not in in_use]
         cancel = known.begin(key, Doing.START, devices.gpu_uuids, cards=devices.cards, share=devices.share)
         attempt = _Attempt(assignment, first_on, cancel, owner)
-        start = partial(self._runtime.start, assignment, self._progress(key), cancel.is_set)
-        self._crew.starts.submit(partial(self._start, attempt, start), owner)
+        self._crew.starts.submit(partial(self._start, attempt, partial(self._start_here, attempt)), owner)
+
+    def _start_here(self, attempt: _Attempt) -> Container | None:
+        """With the image that is on the node; raises as `Runtime.start`, and as `StartSecretsOf.equip`."""
+        equipped = self._secrets.equip(attempt.assignment)
+        return self._runtime.start(equipped, self._progress(attempt.key), attempt.cancel.is_set)
 
     def _progress(self, key: Key) -> Progress:
         return lambda reason: self._tell(lambda known: known.progressed(key, reason), hurry=False)
@@ -225,10 +231,12 @@ class Hands:
         except PullNeeded as needed:
             self._queue_pull(attempt, needed.image)
         except StartRefused as refusal:
+            self._secrets.forget(key)
             self._refused(key, attempt.assignment.gpu_uuids, refusal)
         except Exception as error:
             self._failed(key, "start", error)
         else:
+            self._secrets.forget(key)
             self._started(key, container)
             outcome = container.status if container else "gave up"
             log.info("%s/%s: %s after %.3f s", *key, outcome, time.monotonic() - began)
@@ -262,8 +270,10 @@ class Hands:
         with self._pulls_lock:
             self._pulls.pop(key, None)
         try:
-            start = self._runtime.pull(attempt.assignment, self._progress(key), attempt.cancel.is_set)
+            equipped = self._secrets.equip(attempt.assignment)
+            start = self._runtime.pull(equipped, self._progress(key), attempt.cancel.is_set)
         except StartRefused as refusal:
+            self._secrets.forget(key)
             self._refused(key, attempt.assignment.gpu_uuids, refusal)
         except Exception as error:
             self._failed(key, "pull", error)

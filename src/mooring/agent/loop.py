@@ -25,6 +25,8 @@ from mooring.agent.knowledge import Knowledge, Picture, Verdict
 from mooring.agent.reconcile import Key
 from mooring.agent.release import RELEASE_WITHIN_S, ReleaseGate
 from mooring.agent.runtime import Runtime, RuntimeFacts, RuntimeUnavailable
+from mooring.agent.specs import Specs
+from mooring.agent.start_secrets import StartSecretsOf
 from mooring.agent.state import Identity, NodeState
 from mooring.agent.stops import StopTimes
 from mooring.agent.streams import Streams
@@ -86,9 +88,11 @@ class Agent:
         self._gate = ReleaseGate(gpus, container_of, release_within_s)
         self._watchdog = Watchdog(gpus, container_of)
         self._watch_wanted = threading.Event()  # while there is somebody to watch
+        secrets = StartSecretsOf(control_plane, lambda: self._session)
         self._hands = Hands(
-            runtime, crew, self._tell, self._telemetry.distrust, self._gate, stops, identity.node_id
+            runtime, crew, self._tell, self._telemetry.distrust, self._gate, stops, secrets, identity.node_id
         )
+        self._specs = Specs()
         self._streams = Streams(
             runtime, control_plane, self._knowledge.container, crew.streams, node=identity.node_id
         )
@@ -280,7 +284,7 @@ class Agent:
             session, seq, highest, picture = self._session, self._seq, self._knowledge.highest, self._picture
             containers = list((self._knowledge.containers or {}).values())
             in_use = self._knowledge.gpus_in_use()
-            engine = self._engine or unknown_engine()
+            engine, specs = self._engine or unknown_engine(), self._specs.known()
             problem = self._knowledge.mistrust or engine.problem
         # Read after the picture: the end of an instance is never told without what is wrong with its cards.
         with self._telemetry_lock:
@@ -299,6 +303,7 @@ class Agent:
             gpus=gpus,
             samples=samples,
             instances=picture.instances,
+            specs=specs,
             orphans=picture.orphans,
             incidents=self._telemetry.incidents(),
         )
@@ -311,14 +316,18 @@ class Agent:
         with self._lock:
             if self._ended.is_set():
                 return Verdict.REFUSED
-            verdict = self._knowledge.hear(answer, report.highest)
-            if verdict is Verdict.TAKEN:
+            complete = self._specs.complete(answer)
+            verdict = Verdict.LATE if complete is None else self._knowledge.hear(complete, report.highest)
+            if complete is not None and verdict is Verdict.TAKEN:
+                self._specs.keep(complete)
                 self._save(answer.generation, report.highest)
-                self._runtime.assigned(answer.assignments)
+                self._runtime.assigned(complete.assignments)
                 self._decide()
             manages = (swarm := report.request.facts.swarm) is not None and swarm.manager
             if verdict is Verdict.TAKEN and manages:  # who did not say so was told of none
                 self._hands.keep_overlays(answer.overlays)
+        if complete is None:
+            self._exchange.soon()  # says which specs are here by now
         if verdict is not Verdict.REFUSED:
             self._telemetry.answered(report.request.incidents)
             self._streams.serve(answer.streams)

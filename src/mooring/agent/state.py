@@ -11,6 +11,7 @@
 
 import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError, field_serializer
@@ -39,6 +40,15 @@ class Identity(BaseModel):
     @field_serializer("credential", when_used="json")
     def _shown_to_the_file(self, credential: SecretStr) -> str:
         return credential.get_secret_value()
+
+
+def identities(state_dir: Path) -> list[Identity]:
+    """Of the nodes that have joined from this data directory; a damaged file is for the agent to report."""
+    found = []
+    for path in (state_dir / "node.json", *sorted(state_dir.glob("*/node.json"))):
+        with suppress(FileNotFoundError, ValidationError):
+            found.append(Identity.model_validate_json(path.read_bytes()))
+    return found
 
 
 class NodeState:

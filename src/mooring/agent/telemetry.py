@@ -144,6 +144,7 @@ def node_facts(machine: Machine, engine: RuntimeFacts, reading: GpuReading) -> N
         overrides=list(machine.overrides),
         mps=engine.mps,
         grants=True,
+        asks_for_secrets=True,
         swarm=engine.swarm,
     )
 

@@ -99,6 +99,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "cordon_node": _does(_ADMIN, "node.cordon"),
     "uncordon_node": _does(_ADMIN, "node.uncordon"),
     "drain_node": _does(_ADMIN, "node.drain"),
+    "approve_node": _does(_ADMIN, "node.approve"),
     "renew_credential": _does(_ADMIN, "node.ask_to_renew_credential"),
     "delete_node": _does(_ADMIN, "node.delete"),
     "clear_gpu": _does(_ADMIN, "gpu.clear"),
@@ -149,5 +150,6 @@ RULES: Final[Mapping[str, Rule]] = {
     "open_node_session": _NODE,
     "renew_node_credential": _NODE,
     "sync_node": _NODE,
+    "hand_out_start_secrets": _NODE,
     "bring_stream": _NODE,
 }

@@ -18,7 +18,7 @@ from mooring.api.context import Context, Ctx
 from mooring.api.errors import invalid
 from mooring.api.gate import CurrentNode, GatedRoute, NodeCaller
 from mooring.api.responses import errors
-from mooring.control import nodes, reports, streams
+from mooring.control import handouts, nodes, reports, streams
 from mooring.core.errors import Gone, NotFound
 from mooring.db.tables import Node
 from mooring.schemas.agent import (
@@ -26,6 +26,8 @@ from mooring.schemas.agent import (
     JoinAnswer,
     JoinRequest,
     SessionAnswer,
+    StartSecrets,
+    StartSecretsRequest,
     StreamFrame,
     SyncAnswer,
     SyncRequest,
@@ -50,6 +52,11 @@ async def _join_request(request: Request) -> JoinRequest:
     return _parsed(JoinRequest, await request.body())
 
 
+async def _start_secrets_request(request: Request) -> StartSecretsRequest:
+    require_json_type(request)
+    return _parsed(StartSecretsRequest, await request.body())
+
+
 def _parsed(kind: type[Message], body: bytes) -> Message:
     """Raises Invalid. What a newer agent adds is ignored."""
     try:
@@ -58,7 +65,7 @@ def _parsed(kind: type[Message], body: bytes) -> Message:
         raise invalid([{**item, "loc": ("body", *item["loc"])} for item in error.errors()]) from None
 
 
-def _body(kind: type[SyncRequest] | type[JoinRequest]) -> dict[str, object]:
+def _body(kind: type[BaseModel]) -> dict[str, object]:
     schema = {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}
     return {"requestBody": {"required": True, "content": {"application/json": schema}}}
 
@@ -151,14 +158,42 @@ def _report(context: Context, caller: NodeCaller, report: SyncRequest) -> SyncAn
 def _look(context: Context, node_id: str, report: SyncRequest) -> SyncAnswer:
     with context.database.read() as session:
         node = nodes.get(session, node_id)
-        reports.refuse_stale_session(node, report)
+        reports.refuse_stale_session(node, report.session)
         return _answer(context, session, node, report)
 
 
 def _answer(context: Context, session: Session, node: Node, report: SyncRequest) -> SyncAnswer:
     interval = context.settings.report_interval_s
     plane = context.identity.control_plane_id
-    return reports.answer(session, context.sealer, node, report, plane, interval)
+    return reports.answer(session, node, report, plane, interval)
+
+
+@router.post(
+    "/instances/{instance_id}/start-secrets",
+    response_model=StartSecrets,
+    responses=errors(404, 409, body=True),
+    openapi_extra=_body(StartSecretsRequest),
+    operation_id="hand_out_start_secrets",
+)
+def hand_out_start_secrets(
+    instance_id: str,
+    body: Annotated[StartSecretsRequest, Depends(_start_secrets_request)],
+    request: Request,
+    node: CurrentNode,
+    context: Ctx,
+) -> StartSecrets:
+    """Secrets and registry credentials of an attempt that this node is about to start, and of no other."""
+    address = request.client.host if request.client else None
+    with context.database.write() as session:
+        return handouts.hand_out(
+            session,
+            context.sealer,
+            node.id,
+            node.credential_hash,
+            instance_id,
+            body,
+            (address, request.state.request_id),
+        )
 
 
 @router.post("/streams/{stream_id}", status_code=204, responses=errors(404, 410), operation_id="bring_stream")

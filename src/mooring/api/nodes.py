@@ -20,7 +20,7 @@ from mooring.core.access import Access
 from mooring.core.text import Text
 from mooring.db import tables
 from mooring.schemas.base import timestamp
-from mooring.schemas.nodes import Drain, JoinToken, JoinTokenCreate, Node, NodeList, NodePatch
+from mooring.schemas.nodes import Approve, Drain, JoinToken, JoinTokenCreate, Node, NodeList, NodePatch
 
 router = APIRouter(prefix="/v1", tags=["nodes"], route_class=StrictRoute)
 
@@ -109,6 +109,29 @@ def drain_node(
 
     def act(session: Session) -> Answer:
         return _shown(session, call.access, nodes.drain(session, call.access, node_id, body.deadline_s))
+
+    return answers.once(context, call, act)
+
+
+@router.post(
+    "/nodes/{node_id}/approve",
+    response_model=Node,
+    responses=errors(404, 409, body=True),
+    operation_id="approve_node",
+)
+def approve_node(
+    node_id: str,
+    context: Ctx,
+    call: CurrentCall,
+    body: Annotated[Approve, Body()] = Approve(),  # noqa: B008 - frozen
+) -> Response:
+    """Accept what it reports differently from what was approved (`facts_changed`).
+
+    A GPU that another node has approved moves to this one.
+    """
+
+    def act(session: Session) -> Answer:
+        return _shown(session, call.access, nodes.approve(session, call.access, node_id, body.difference_id))
 
     return answers.once(context, call, act)
 

@@ -7,7 +7,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
 from mooring.api import openapi_answers, openapi_limits, openapi_links
-from mooring.schemas.agent import JoinRequest, SyncRequest
+from mooring.schemas.agent import JoinRequest, StartSecretsRequest, SyncRequest
 from mooring.schemas.base import Json, Problem
 
 DESCRIPTION = """GPU-as-a-Service on the GPU servers you own.
@@ -67,7 +67,12 @@ def _document(app: FastAPI) -> Json:
     schemas.pop("HTTPValidationError", None)
     schemas.pop("ValidationError", None)
     _keys, extra = models_json_schema(
-        [(Problem, "serialization"), (JoinRequest, "validation"), (SyncRequest, "validation")],
+        [
+            (Problem, "serialization"),
+            (JoinRequest, "validation"),
+            (SyncRequest, "validation"),
+            (StartSecretsRequest, "validation"),
+        ],
         ref_template=_REF,
     )
     schemas.update({name: schema for name, schema in extra["$defs"].items() if name not in schemas})

@@ -8,7 +8,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from mooring.api import gpu_views
-from mooring.control import api_keys, capacity
+from mooring.control import api_keys, approval, capacity
 from mooring.control.instances import QUEUED
 from mooring.control.nodes import state_of_row
 from mooring.core.access import SCOPES, Access, Caller, Permission, role_of
@@ -94,7 +94,7 @@ def _placed_as(row: tables.Instance) -> Json:
 
 
 def nodes(session: Session, access: Access, rows: Sequence[tables.Node]) -> list[Json]:
-    """Nodes with their GPUs; what belongs to other projects, orphans included, is for admins."""
+    """Nodes with their GPUs; what belongs to other projects, and how to reach a machine, is for admins."""
     ids = [row.id for row in rows]
     used = capacity.used_by_node(session, ids)
     query = select(tables.Gpu).where(tables.Gpu.node_id.in_(ids)).order_by(tables.Gpu.index, tables.Gpu.uuid)
@@ -108,7 +108,18 @@ def nodes(session: Session, access: Access, rows: Sequence[tables.Node]) -> list
         }
         for row in rows
     ]
-    return listed if access.caller.is_admin else [{**node, "orphans": []} for node in listed]
+    return listed if access.caller.is_admin else [{**node, **_FOR_ADMINS} for node in listed]
+
+
+# What tells strangers which machine to attack, and with what.
+_FOR_ADMINS: Json = {
+    "orphans": [],
+    "hostname": None,
+    "address": None,
+    "versions": dict.fromkeys(("agent", "docker", "driver", "cuda")),
+    "overrides": [],
+    "facts_changed": None,
+}
 
 
 def _node(row: tables.Node, used: capacity.Used, gpus: list[Json]) -> Json:
@@ -133,6 +144,7 @@ def _node(row: tables.Node, used: capacity.Used, gpus: list[Json]) -> Json:
         "gpus": gpus,
         "orphans": row.orphans,
         "overrides": facts.get("overrides", []),
+        "facts_changed": _facts_changed(row),
         "simulated": bool(facts.get("simulated_containers") or facts.get("simulated_gpus")),
         "version": row.version,
         "last_heartbeat_at": timestamp(row.last_heartbeat_at),
@@ -145,6 +157,12 @@ def _reserved_for(row: tables.Node, access: Access) -> list[str] | None:
     if row.reserved_for is None:
         return None
     return [project_id for project_id in row.reserved_for if access.caller.sees(project_id)]
+
+
+def _facts_changed(row: tables.Node) -> Json | None:
+    if not row.difference:
+        return None
+    return {"id": approval.difference_id(row.difference), "changes": row.difference}
 
 
 def _node_reason(row: tables.Node) -> Json | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import typer
 
 from mooring.agent.settings import AgentSettings
+from mooring.agent.state import identities
 from mooring.control import nodes
 from mooring.control.audit_keys import WrongAuditKey
 from mooring.control.sealing import WrongEncryptionKey
@@ -111,6 +112,7 @@ class LocalNode:
         self._stopping = False
 
     def start(self, url: str) -> None:
+        self._approve_anew()
         environment = agent_environment(os.environ) | {
             "MOORING_SERVER_URL": url,
             "MOORING_JOIN_TOKEN": ",".join(self._tokens()),
@@ -126,6 +128,17 @@ class LocalNode:
             start_new_session=True,  # Ctrl-C is for the parent, which ends the agent in its turn
         )
         threading.Thread(target=self._watch, args=(self._child,), name="local-node", daemon=True).start()
+
+    def _approve_anew(self) -> None:
+        """Approve what the local nodes report next: the operator may have changed MOORING_SIMULATE.
+
+        Done in the database, so that no credential of a node can ask for it.
+        """
+        ours = self._plane.identity.control_plane_id
+        joined = identities(self._settings.state_dir)
+        with self._plane.database.write() as session:
+            own = [each.node_id for each in joined if each.control_plane_id == ours]
+            nodes.approve_anew(session, on_host("node.approve"), own)
 
     def _tokens(self) -> list[str]:
         with self._plane.database.write() as session:

@@ -1,4 +1,4 @@
-"""What a node is told of each instance that it should have; what is secret only while it may be started."""
+"""What a node is told of each instance that it should have, without secrets (see control/handouts.py)."""
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -6,46 +6,92 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from sqlalchemy import Row, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, defer
+from sqlalchemy.sql.base import ExecutableOption
 
-from mooring.control import gangs, instances, registries, registry_rules, secrets
-from mooring.control.sealing import Sealer
+from mooring.control import gangs, registries, registry_rules, secrets
 from mooring.core.images import ImageName
 from mooring.core.instance import HOLDS_GPUS, WHOLE_MILLI, DesiredState, InstanceSpec
-from mooring.core.registry_hosts import RegistryRules
-from mooring.db.tables import Allocation, Gpu, Instance, Project
-from mooring.schemas.agent import Assignment, GpuGrant, GroupMembership, RegistryAuth
+from mooring.db.tables import Allocation, Gpu, Instance, Node, Project
+from mooring.schemas.agent import Assignment, GpuGrant, GroupMembership, KnownAssignment
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """All that the assignments of one answer are made of, by instance id, read with a query for each kind."""
+class _Extras:
+    """What assignments are made of beside their rows, by instance id, read with a query for each kind."""
 
-    specs: Mapping[str, InstanceSpec]
     grants: Mapping[str, list[GpuGrant]]
     projects: Mapping[str, Row[Any]]  # by id
-    rules: RegistryRules
-    secrets: Mapping[str, dict[str, str]]
-    registries: Mapping[str, RegistryAuth]
     groups: Mapping[str, GroupMembership]
 
 
-def of(session: Session, sealer: Sealer, rows: Sequence[Instance]) -> list[Assignment]:
-    """The assignments of a node's live instances. Every report of every node passes here."""
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The assignments of one answer: whole ones, and those whose spec the agent has already."""
+
+    whole: list[Assignment]
+    unchanged: list[KnownAssignment]
+
+
+def of(session: Session, node: Node, rows: Sequence[Instance], known: Mapping[str, str] | None) -> Told:
+    """The assignments of a node's live instances. Every report of every node passes here.
+
+    Args:
+        rows: without their specs, which are large (`without_specs`).
+        known: the `spec_version` of each instance whose spec the agent has; null: it keeps none.
+    """
     if not rows:
-        return []
-    specs = {row.id: instances.spec_of(row) for row in rows}
-    startable = [row for row in rows if _runs(row) and _may_start(row)]
-    told = _Told(
-        specs=specs,
+        return Told([], [])
+    news = [row for row in rows if known is None or known.get(row.id) != spec_version(row)]
+    specs = _specs(session, news)
+    asking = _asking(session, news, specs)
+    if not (node.facts or {}).get("asks_for_secrets"):
+        # An agent of an earlier release would start it without them, and fail: it waits for the upgrade.
+        rows = [row for row in rows if not (row.id in asking and is_startable(row))]
+    extras = _Extras(
         grants=_grants(session, rows),
         projects=_projects(session, rows),
-        rules=registry_rules.of(session),
-        secrets=_secrets(session, sealer, startable, specs),
-        registries=_registries(session, sealer, startable, specs),
         groups=gangs.memberships(session, rows),
     )
-    return [_assignment(row, told) for row in rows]
+    rules = registry_rules.of(session)
+    return Told(
+        whole=[
+            Assignment(
+                **_common(row, extras),
+                spec=_readable(specs[row.id]),
+                asks_for_secrets=row.id in asking,
+                registry_listed=rules.lists(ImageName.parse(specs[row.id].image).registry, row.project_id),
+            )
+            for row in rows
+            if row.id in specs
+        ],
+        unchanged=[KnownAssignment(**_common(row, extras)) for row in rows if row.id not in specs],
+    )
+
+
+def without_specs() -> ExecutableOption:
+    """Leaves specs out of a query for instances: 150 of 250 KB took seconds with every report."""
+    return defer(Instance.spec)
+
+
+def spec_version(row: Instance) -> str:
+    """Names the spec that an attempt was placed with, for the agent to say that it has it."""
+    return f"{row.attempt}.{row.generation}"
+
+
+def _specs(session: Session, rows: Sequence[Instance]) -> dict[str, InstanceSpec]:
+    if not rows:
+        return {}
+    query = select(Instance.id, Instance.spec).where(Instance.id.in_([row.id for row in rows]))
+    return {instance_id: InstanceSpec.from_row(spec) for instance_id, spec in session.execute(query)}
+
+
+def _asking(session: Session, rows: Sequence[Instance], specs: Mapping[str, InstanceSpec]) -> set[str]:
+    """Instances that are started with secrets or with a registry's credentials."""
+    hosts = {row.id: (row.project_id, ImageName.parse(specs[row.id].image).registry) for row in rows}
+    known = registries.known(session, hosts.values())
+    with_secrets = {instance_id for instance_id, spec in specs.items() if secrets.references(spec)}
+    return with_secrets | {instance_id for instance_id, host in hosts.items() if host in known}
 
 
 def _grants(session: Session, rows: Sequence[Instance]) -> dict[str, list[GpuGrant]]:
@@ -77,6 +123,11 @@ def _runs(row: Instance) -> bool:
     return row.desired_state is DesiredState.RUNNING and row.state in HOLDS_GPUS
 
 
+def is_startable(row: Instance) -> bool:
+    """Whether its node is to start it now: only then does it get what is secret."""
+    return _runs(row) and _may_start(row)
+
+
 def _may_start(row: Instance) -> bool:
     """Also of one that is `unreachable`: while its node's Docker is away, the node is told what to start."""
     return row.started_at is None
@@ -88,37 +139,6 @@ def _projects(session: Session, rows: Sequence[Instance]) -> dict[str, Row[Any]]
     return {row.id: cast(Row[Any], row) for row in found}
 
 
-def _secrets(
-    session: Session, sealer: Sealer, rows: Sequence[Instance], specs: Mapping[str, InstanceSpec]
-) -> dict[str, dict[str, str]]:
-    """Instance id -> variable -> value. Of a secret that is no more, nothing: the node refuses the start."""
-    named = {row.id: secrets.references(specs[row.id]) for row in rows}
-    wanted = {(row.project_id, name) for row in rows for name in named[row.id].values()}
-    values = secrets.values(session, sealer, wanted)
-    return {row.id: _that_fit(row.project_id, named[row.id], values) for row in rows if named[row.id]}
-
-
-def _that_fit(
-    project_id: str, named: Mapping[str, str], values: Mapping[secrets.Named, str]
-) -> dict[str, str]:
-    """Values may have grown since the instance was let in (`secrets.require`)."""
-    fit: dict[str, str] = {}
-    left = secrets.MOST_BYTES
-    for variable, name in named.items():
-        value = values.get((project_id, name))
-        if value is not None and (left := left - len(value.encode())) >= 0:
-            fit[variable] = value
-    return fit
-
-
-def _registries(
-    session: Session, sealer: Sealer, rows: Sequence[Instance], specs: Mapping[str, InstanceSpec]
-) -> dict[str, RegistryAuth]:
-    hosts = {row.id: (row.project_id, ImageName.parse(specs[row.id].image).registry) for row in rows}
-    known = registries.credentials(session, sealer, hosts.values())
-    return {instance_id: known[host] for instance_id, host in hosts.items() if host in known}
-
-
 def _readable(spec: InstanceSpec) -> InstanceSpec:
     """A list of models is what an agent of an earlier release could not read, and no agent needs it."""
     if not isinstance(spec.gpus.model, list):
@@ -126,29 +146,26 @@ def _readable(spec: InstanceSpec) -> InstanceSpec:
     return spec.model_copy(update={"gpus": spec.gpus.model_copy(update={"model": None})})
 
 
-def _assignment(row: Instance, told: _Told) -> Assignment:
-    project = told.projects[row.project_id]
-    registry = ImageName.parse(told.specs[row.id].image).registry
-    return Assignment(
-        instance_id=row.id,
-        attempt=row.attempt,
-        name=row.name,
-        project_id=row.project_id,
-        generation=row.generation,
-        want="running" if _runs(row) else "stopped",
-        may_start=_may_start(row),
-        stop_timeout_s=row.stop_timeout_s,
-        spec=_readable(told.specs[row.id]),
-        gpu_uuids=list(dict.fromkeys(grant.gpu_uuid for grant in told.grants.get(row.id, ()))),
-        grants=told.grants.get(row.id, []),
-        isolation=(row.placed_as or {}).get("isolation"),
-        cpus=(row.cpu_milli or 0) / 1000,
-        memory_mib=row.memory_mib or 0,
-        image_digest=row.image_digest,
-        security_profile=project.security_profile,
-        secrets=told.secrets.get(row.id, {}),
-        registry=told.registries.get(row.id),
-        registry_listed=told.rules.lists(registry, row.project_id),
-        local_images=project.local_images,
-        group=told.groups.get(row.id),
-    )
+def _common(row: Instance, extras: _Extras) -> dict[str, Any]:
+    """All fields of an assignment but its spec."""
+    grants = extras.grants.get(row.id, [])
+    return {
+        "instance_id": row.id,
+        "attempt": row.attempt,
+        "name": row.name,
+        "project_id": row.project_id,
+        "generation": row.generation,
+        "spec_version": spec_version(row),
+        "want": "running" if _runs(row) else "stopped",
+        "may_start": _may_start(row),
+        "stop_timeout_s": row.stop_timeout_s,
+        "gpu_uuids": list(dict.fromkeys(grant.gpu_uuid for grant in grants)),
+        "grants": grants,
+        "isolation": (row.placed_as or {}).get("isolation"),
+        "cpus": (row.cpu_milli or 0) / 1000,
+        "memory_mib": row.memory_mib or 0,
+        "image_digest": row.image_digest,
+        "security_profile": extras.projects[row.project_id].security_profile,
+        "local_images": extras.projects[row.project_id].local_images,
+        "group": extras.groups.get(row.id),
+    }

@@ -19,6 +19,7 @@ INSTANCE_STATE_CHANGED = "instance.state_changed"
 INSTANCE_GROUP_CHANGED = "instance_group.changed"
 NODE_STATE_CHANGED = "node.state_changed"
 GPU_HEALTH_CHANGED = "gpu.health_changed"
+GPU_CLAIMED = "gpu.claimed"
 _PENDING = "mooring.events"
 
 

@@ -1,29 +1,47 @@
 """GPUs: what nodes report of them becomes inventory, and what goes wrong with one takes it out of use."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from mooring.control import audit, events, locks, revisions
+from mooring.control import approval, audit, events, locks, revisions
 from mooring.core.access import Access
 from mooring.core.errors import Conflict, Forbidden, NotFound
 from mooring.core.gpu import GpuFacts, Health
 from mooring.core.instance import Reason
 from mooring.db.session import nudge
 from mooring.db.tables import Allocation, Gpu, Node
+from mooring.db.types import JsonObject
 from mooring.schemas.agent import Incident
 
 
-def apply_inventory(
-    session: Session, node: Node, reported: Sequence[GpuFacts], *, simulated: bool
-) -> Reason | None:
-    """Make the node's GPUs what it says they are; a card it no longer lists is lost, never deleted.
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """What is approved of a node's GPUs after a report, and where the report differs from it."""
 
-    Returns:
-        What is wrong with the node: it lists a card of another one.
+    approved: dict[str, JsonObject]
+    changes: list[JsonObject]
+
+
+def apply_inventory(
+    session: Session,
+    node: Node,
+    reported: Sequence[GpuFacts],
+    approved: Mapping[str, JsonObject] | None,
+    *,
+    simulated: bool,
+) -> Inventory:
+    """Make the node's GPUs what it says they are, within what is approved of them.
+
+    A card it no longer lists is lost, never deleted. One that another node has stays there, whoever claims
+    it: UUIDs are shown to everybody, so a claim proves nothing.
+
+    Args:
+        approved: by UUID; null: this is the first inventory, which is approved as it is.
     """
-    claimed = None
+    kept, changes = dict(approved or {}), list[JsonObject]()
     listed = {gpu.uuid: gpu for gpu in reported}
     known = {
         gpu.uuid: gpu
@@ -32,12 +50,17 @@ def apply_inventory(
     for uuid, facts in listed.items():
         row = known.get(uuid)
         if row is not None and row.node_id != node.id and not _may_move(session, row):
-            claimed = Reason(
-                code="gpu_claimed_elsewhere",
-                message=f"{uuid} belongs to node {row.node_id}; two agents must not serve one machine",
-            )
+            told = approval.values_of_gpu(facts)
+            changes.append(approval.change("gpu", None, told, gpu_uuid=uuid, node_id=row.node_id))
+        elif approved is not None and uuid not in approved:
+            changes.append(approval.change("gpu", None, approval.values_of_gpu(facts), gpu_uuid=uuid))
+        elif row is not None and uuid in kept and not _differs(row, node, facts):
+            _judge(session, row, facts)  # the usual case
         else:
-            _take_in(session, node, row, facts, simulated=simulated)
+            judged = approval.judge_gpu(kept.get(uuid, {}), facts)
+            kept[uuid] = judged.approved
+            changes += judged.changes
+            _take_in(session, node, row, GpuFacts.model_validate(judged.effective), simulated=simulated)
     for uuid in sorted(known.keys() - listed.keys()):
         _set_health(
             session,
@@ -45,13 +68,15 @@ def apply_inventory(
             Health.LOST,
             Reason(code="gpu_missing", message="its node no longer lists it"),
         )
-    return claimed
+    return Inventory(kept, changes)
 
 
 def _take_in(session: Session, node: Node, row: Gpu | None, facts: GpuFacts, *, simulated: bool) -> None:
     if row is None:
         row = Gpu(uuid=facts.uuid, health=Health.HEALTHY)
         session.add(row)
+    if facts.mig_devices and _differs(row, node, facts):
+        facts = _without_others_devices(session, facts)
     if _differs(row, node, facts):
         revisions.changed(session, node.id, row.node_id)
         row.node_id, row.index, row.model = node.id, facts.index, facts.model
@@ -64,11 +89,37 @@ def _differs(row: Gpu, node: Node, facts: GpuFacts) -> bool:
     return row.node_id != node.id or row.facts != facts.model_dump(mode="json")
 
 
+def _without_others_devices(session: Session, facts: GpuFacts) -> GpuFacts:
+    """A MIG device is on one card: one that another lists could not be given out there any more."""
+    query = select(Gpu.facts).where(Gpu.uuid != facts.uuid, Gpu.facts["mig_mode"].as_string() == "enabled")
+    others = {device["uuid"] for told in session.scalars(query) for device in told["mig_devices"]}
+    own = [device for device in facts.mig_devices if device.uuid not in others]
+    return facts.model_copy(update={"mig_devices": own})
+
+
 def _may_move(session: Session, row: Gpu) -> bool:
-    """A card may turn up in another machine once its old node is gone or has lost it, and nobody holds it."""
+    """A card may turn up in another machine once its old node is deleted; else an admin moves it."""
     owner = session.get(Node, row.node_id)
-    let_go = owner is None or owner.deleted_at is not None or row.health is Health.LOST
-    return let_go and not is_held(session, row.uuid)
+    return (owner is None or owner.deleted_at is not None) and not is_held(session, row.uuid)
+
+
+def move(session: Session, node: Node, uuid: str, owner_id: str) -> None:
+    """Give a card of another node to this one, on an admin's word; both nodes are locked.
+
+    Raises:
+        Conflict: code `gpu_in_use`: an instance holds some of it; `facts_changed_again`: another node has it.
+    """
+    row = session.get_one(Gpu, uuid, populate_existing=True)
+    if row.node_id != owner_id:
+        raise Conflict(f"{uuid} has moved meanwhile; read the node again", code="facts_changed_again")
+    if is_held(session, uuid):
+        raise Conflict(f"an instance on node {row.node_id} holds {uuid}; end it first", code="gpu_in_use")
+    owner = session.get_one(Node, row.node_id)
+    approved = dict(owner.approved or {})
+    theirs = approved.get(approval.GPUS) or {}
+    owner.approved = {**approved, approval.GPUS: {key: theirs[key] for key in theirs if key != uuid}}
+    revisions.changed(session, node.id, row.node_id)
+    row.node_id = node.id
 
 
 def _judge(session: Session, row: Gpu, facts: GpuFacts) -> None:

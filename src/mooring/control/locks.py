@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from sqlalchemy import select, text
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, defer
 
 from mooring.core.access import Access
 from mooring.core.errors import Conflict, NotFound
@@ -112,6 +112,7 @@ def instances_on(session: Session, node_id: str) -> Sequence[Instance]:
         select(Instance)
         .where(Instance.node_id == node_id, Instance.deleted_at.is_(None))
         .order_by(Instance.id)
+        .options(defer(Instance.spec))  # large, and hardly ever needed here
         .with_for_update()
     )
     return session.scalars(query.execution_options(populate_existing=True)).all()

@@ -1,6 +1,6 @@
 """Nodes: joining, speaking, being told to take no more, and going."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import timedelta
 from secrets import token_urlsafe
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from mooring.control import audit, events, instances, locks, preemption, revisions, versions
+from mooring.control import approval, audit, events, gpus, instances, locks, preemption, revisions, versions
 from mooring.core import credentials, ids
 from mooring.core.access import Access, Caller, Permission
 from mooring.core.errors import Conflict, Invalid, NodeInUse, NotFound, Unauthorized
@@ -16,7 +16,7 @@ from mooring.core.instance import ENDED, HOLDS_GPUS, DesiredState, Reason, State
 from mooring.core.node import NodeState, state_of
 from mooring.db.session import nudge
 from mooring.db.tables import Instance, JoinToken, Node, Project
-from mooring.db.types import new_id, now
+from mooring.db.types import JsonObject, new_id, now
 
 UNREACHABLE = Reason(code="node_unreachable", message="its node is silent; the container may well be running")
 NODE_LOST = Reason(code="node_lost", message="its node was declared dead and removed by an admin")
@@ -212,6 +212,61 @@ def drain(session: Session, access: Access, node_id: str, deadline_s: int | None
     node.drain_deadline_at = None if deadline_s is None else now() + timedelta(seconds=deadline_s)
     _mark(session, access, node, cordoned=node.cordoned, draining=True)
     return node
+
+
+def approve(session: Session, access: Access, node_id: str, difference_id: str | None) -> Node:
+    """Accept what the node reports differently from what was approved; without a difference, nothing happens.
+
+    A GPU that another node has approved moves to this one.
+
+    Args:
+        difference_id: of the difference that the admin has read; null: whatever it is now.
+
+    Raises:
+        Conflict: code `facts_changed_again`: the node reports something else by now; `gpu_in_use`: an
+            instance holds a GPU that would move here.
+    """
+    node, changes = _locked_with_owners(session, node_id)
+    if difference_id is not None and difference_id != approval.difference_id(changes):
+        raise Conflict(
+            "the node reports something else than you have read; read it again", code="facts_changed_again"
+        )
+    for each in changes:
+        if each["node_id"]:
+            gpus.move(session, node, each["gpu_uuid"], each["node_id"])
+    node.approved = approval.accepted(node.approved or {}, changes)
+    node.difference = None
+    facts = {each["fact"]: each["reported"] for each in changes if each["gpu_uuid"] is None}
+    node.facts = {**(node.facts or {}), **facts} if node.facts else None
+    if node.problem is not None and node.problem["code"] == "facts_changed":
+        node.problem = None
+        record(session, node)
+    revisions.changed(session, node.id)
+    node.generation += 1  # its waiting call ends, and its next report brings the GPUs that were left out
+    nudge(session, "schedule", f"node:{node.id}")
+    audit.record(session, access, node.id, None, after={"name": node.name, "changes": changes})
+    return node
+
+
+def _locked_with_owners(session: Session, node_id: str) -> tuple[Node, list[JsonObject]]:
+    """A node and its difference, locked with the nodes whose GPUs it lists, in the order of ids."""
+    claims = get(session, node_id).difference or []
+    locked = locks.nodes(session, {node_id, *(each["node_id"] for each in claims if each["node_id"])})
+    node = locked.get(node_id)
+    if node is None or node.deleted_at is not None:
+        raise NotFound(f"no node {node_id}")
+    changes = node.difference or []
+    if any(each["node_id"] and each["node_id"] not in locked for each in changes):
+        raise Conflict("the node reports something else by now; read it again", code="facts_changed_again")
+    return node, changes
+
+
+def approve_anew(session: Session, access: Access, node_ids: Iterable[str]) -> None:
+    """Approve what these nodes report next, as after a join: for the operator's own nodes (`mooring up`)."""
+    for node in locks.nodes(session, node_ids).values():
+        if node.deleted_at is None and node.approved is not None:
+            node.approved = node.difference = None
+            audit.record(session, access, node.id, None, after={"name": node.name, "approved": "next report"})
 
 
 def _mark(session: Session, access: Access, node: Node, *, cordoned: bool, draining: bool) -> None:

@@ -79,6 +79,16 @@ def delete(session: Session, access: Access, registry_id: str) -> None:
     audit.record(session, access, row.id, row.project_id, before=_described(row))
 
 
+def known(session: Session, wanted: Iterable[Host]) -> set[Host]:
+    """For which of these registries the projects have credentials."""
+    keys = sorted(set(wanted))
+    if not keys:
+        return set()
+    query = select(Registry.project_id, Registry.server)
+    found = session.execute(query.where(tuple_(Registry.project_id, Registry.server).in_(keys)))
+    return {(project_id, server) for project_id, server in found}
+
+
 def credentials(session: Session, sealer: Sealer, wanted: Iterable[Host]) -> dict[Host, RegistryAuth]:
     """What the projects have for these registries: one query, none for none."""
     keys = sorted(set(wanted))

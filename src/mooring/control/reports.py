@@ -6,15 +6,26 @@ from datetime import datetime
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from mooring.control import assignments, audit, gangs, gpus, instances, locks, nodes, preemption, revisions
-from mooring.control.sealing import Sealer
+from mooring.control import (
+    approval,
+    assignments,
+    audit,
+    events,
+    gangs,
+    gpus,
+    instances,
+    locks,
+    nodes,
+    preemption,
+    revisions,
+)
 from mooring.core.access import Access, Caller, Permission
 from mooring.core.errors import StaleSession, Unauthorized
 from mooring.core.instance import HOLDS_GPUS, DesiredState, Phase, Reason, State, after_report
 from mooring.core.text import Text
 from mooring.db.session import nudge
 from mooring.db.tables import Instance, Node, Stream
-from mooring.db.types import now
+from mooring.db.types import JsonObject, now
 from mooring.schemas.agent import (
     ObservedInstance,
     Orphan,
@@ -40,7 +51,7 @@ def apply(session: Session, node_id: str, credential_hash: str, report: SyncRequ
     if node is None or node.deleted_at is not None:
         raise Unauthorized("this node was deleted; join it again with a new token")
     nodes.recognise(node, credential_hash)
-    refuse_stale_session(node, report)
+    refuse_stale_session(node, report.session)
     if report.session > node.session:
         # Only a database that was restored knows a lower number than an agent was given.
         node.session, node.seq = report.session, 0
@@ -49,17 +60,15 @@ def apply(session: Session, node_id: str, credential_hash: str, report: SyncRequ
     return node
 
 
-def refuse_stale_session(node: Node, report: SyncRequest) -> None:
+def refuse_stale_session(node: Node, number: int) -> None:
     """Raises StaleSession when a newer agent speaks for the node."""
-    if report.session < node.session:
+    if number < node.session:
         raise StaleSession("another agent with this node's identity has started since; this one must stop")
 
 
 def _heed(session: Session, node: Node, report: SyncRequest) -> None:
-    claimed = None
-    if report.gpus is not None:
-        claimed = gpus.apply_inventory(session, node, report.gpus, simulated=report.facts.simulated_gpus)
-    _hear_node(session, node, report, report.problem or claimed)
+    facts = _approve_facts(session, node, report)
+    _hear_node(session, node, report, facts)
     gpus.apply_incidents(session, node, report.incidents)
     if report.instances is not None:
         for row, seen in _matched(locks.instances_on(session, node.id), report):
@@ -67,6 +76,38 @@ def _heed(session: Session, node: Node, report: SyncRequest) -> None:
         _note_orphans(session, node, report)
     elif report.problem is not None:
         _explain_unknown(session, node, report.problem)
+
+
+def _approve_facts(session: Session, node: Node, report: SyncRequest) -> JsonObject:
+    """Take in what the node says of itself, as far as it is approved.
+
+    Returns:
+        The node's facts in effect.
+    """
+    judged = approval.judge_node(node.approved or {}, report)
+    approved, changes = judged.approved, judged.changes
+    if report.gpus is None:
+        changes += [each for each in node.difference or () if each["gpu_uuid"]]
+    else:
+        known, simulated = approved.get(approval.GPUS), judged.effective["simulated_gpus"]
+        inventory = gpus.apply_inventory(session, node, report.gpus, known, simulated=simulated)
+        approved = {**approved, approval.GPUS: inventory.approved}
+        changes += inventory.changes
+    if approved != node.approved:
+        node.approved = approved
+    if (changes or None) != node.difference:
+        _note_claims(session, node, changes)
+        node.difference = changes or None
+    return judged.effective
+
+
+def _note_claims(session: Session, node: Node, changes: Sequence[JsonObject]) -> None:
+    """Two machines cannot have one GPU: admins hear when a node begins to list another's."""
+    before = {each["gpu_uuid"] for each in node.difference or () if each["node_id"]}
+    for each in changes:
+        if each["node_id"] and each["gpu_uuid"] not in before:
+            data = {"gpu_uuid": each["gpu_uuid"], "node_id": each["node_id"], "claimed_by": node.id}
+            events.append(session, events.GPU_CLAIMED, data)
 
 
 def _explain_unknown(session: Session, node: Node, problem: Reason) -> None:
@@ -77,14 +118,15 @@ def _explain_unknown(session: Session, node: Node, problem: Reason) -> None:
             instances.touch(session, row, problem)
 
 
-def _hear_node(session: Session, node: Node, report: SyncRequest, problem_told: Reason | None) -> None:
+def _hear_node(session: Session, node: Node, report: SyncRequest, facts: JsonObject) -> None:
     node.seq = report.seq
     node.heartbeats += 1
     node.last_heartbeat_at = now()
     if report.samples or report.gpus is None:
-        node.samples = [sample.model_dump(mode="json") for sample in report.samples]
-    facts = report.facts.model_dump(mode="json")
-    problem = problem_told.model_dump() if problem_told else None
+        own = (node.approved or {}).get(approval.GPUS) or {}
+        node.samples = [each.model_dump(mode="json") for each in report.samples if each.uuid in own]
+    why = report.problem or approval.problem(node.difference or ())
+    problem = why.model_dump() if why else None
     if (node.silent, node.facts, node.problem) != (False, facts, problem):
         changed = (node.silent, node.problem) != (False, problem)
         _audit_overrides(session, node, (node.facts or {}).get("overrides", []), facts["overrides"])
@@ -121,7 +163,7 @@ def _observe(session: Session, node: Node, row: Instance, seen: ObservedInstance
     phase = seen.phase if seen else Phase.ABSENT
     exit_code = seen.exit_code if seen else None
     to = after_report(row.state, row.desired_state, phase, exit_code, began=row.started_at is not None)
-    changed = _note(row, seen) if seen else False
+    changed = _note(node, row, seen) if seen else False
     if to is not row.state:
         _settle_times(row, seen, to)
         instances.move(session, row, to, _reason(row, seen, to))
@@ -132,17 +174,35 @@ def _observe(session: Session, node: Node, row: Instance, seen: ObservedInstance
         instances.touch(session, row, seen.reason if seen else None)
 
 
-def _note(row: Instance, seen: ObservedInstance) -> bool:
+def _note(node: Node, row: Instance, seen: ObservedInstance) -> bool:
     """Copy what the node knows of the container; whether any of it is new."""
-    endpoints = [endpoint.model_dump() for endpoint in seen.endpoints]
     before = (row.container_id, row.image_digest, row.endpoints, row.exit_code)
     row.container_id = seen.container_id or row.container_id
     # The first one stays for the instance's life: every later attempt runs the same image (R15).
     row.image_digest = row.image_digest or seen.image_digest
     row.exit_code = seen.exit_code
     if seen.phase is Phase.RUNNING:
-        row.endpoints = endpoints
+        row.endpoints = _endpoints(node, row, seen)
     return before != (row.container_id, row.image_digest, row.endpoints, row.exit_code)
+
+
+def _endpoints(node: Node, row: Instance, seen: ObservedInstance) -> list[JsonObject]:
+    """Where the ports that were asked for are reached: always at the node's approved address.
+
+    Users send their data there, so the rest of what a node says about it does not count.
+    """
+    if not seen.endpoints:
+        return []
+    host = (node.facts or {}).get("address")
+    told = [endpoint.model_dump() | {"host": host} for endpoint in seen.endpoints]
+    if told == row.endpoints:
+        return row.endpoints  # the usual case, without reading the spec
+    asked = {(port["container"], port["protocol"]) for port in row.spec.get("ports", ())}
+    return [
+        each
+        for each in told
+        if (each["container"], each["protocol"]) in asked and 1 <= each["port"] <= 65_535
+    ]
 
 
 def _settle_times(row: Instance, seen: ObservedInstance | None, to: State) -> None:
@@ -177,7 +237,6 @@ def _reason(row: Instance, seen: ObservedInstance | None, to: State) -> Reason |
 
 def answer(
     session: Session,
-    sealer: Sealer,
     node: Node,
     report: SyncRequest,
     control_plane_id: str,
@@ -192,13 +251,15 @@ def answer(
         if row.node_id == node.id and row.deleted_at is None and row.desired_state is not DesiredState.DELETED
     ]
     removals, _strangers = _classify(node, rows, report)
+    told = assignments.of(session, node, due, report.specs)
     return SyncAnswer(
         control_plane_id=control_plane_id,
         node_id=node.id,
         generation=node.generation,
         report_interval_s=interval_s,
         renew_credential=node.renewal_due,
-        assignments=assignments.of(session, sealer, due),
+        assignments=told.whole,
+        unchanged=told.unchanged,
         removals=removals,
         streams=[
             StreamRequest.model_validate(stream.request)
@@ -212,11 +273,13 @@ def _reported_rows(session: Session, report: SyncRequest) -> dict[str, Instance]
     reported = {item.instance_id for item in report.instances or ()}
     if not reported:
         return {}
-    return {row.id: row for row in session.scalars(select(Instance).where(Instance.id.in_(reported)))}
+    query = select(Instance).where(Instance.id.in_(reported)).options(assignments.without_specs())
+    return {row.id: row for row in session.scalars(query)}
 
 
 def _due_rows(session: Session, node: Node) -> dict[str, Instance]:
-    query = select(Instance).where(
+    query = select(Instance).options(assignments.without_specs())
+    query = query.where(
         Instance.node_id == node.id, Instance.state.in_(HOLDS_GPUS), Instance.deleted_at.is_(None)
     )
     return {row.id: row for row in session.scalars(query)}
@@ -238,9 +301,9 @@ def _classify(
         elif (
             item.attempt < row.attempt or row.node_id != node.id or row.desired_state is DesiredState.DELETED
         ):
-            removals.append(
-                Removal(instance_id=row.id, attempt=item.attempt, stop_timeout_s=row.stop_timeout_s)
-            )
+            # The timeout of an instance that lives elsewhere is not this node's to know (R21).
+            timeout_s = row.stop_timeout_s if row.node_id == node.id else instances.DEFAULT_STOP_TIMEOUT_S
+            removals.append(Removal(instance_id=row.id, attempt=item.attempt, stop_timeout_s=timeout_s))
     return removals, strangers
 
 

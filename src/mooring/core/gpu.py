@@ -4,9 +4,9 @@ import re
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from mooring.core.text import GpuUuid, Text
+from mooring.core.text import GpuUuid, Text, printable
 
 
 class Health(StrEnum):
@@ -58,7 +58,7 @@ class GpuFacts(_Fact):
 
 class Process(_Fact):
     pid: Annotated[int, Field(description="on the node, not in the container")]
-    name: Text | None
+    name: Annotated[Text | None, AfterValidator(lambda told: printable(told) if told else told)]
     memory_used_mib: int | None
     instance_id: Text | None = None
     mig_uuid: Annotated[Text | None, Field(description="the MIG device that it runs on")] = None

@@ -45,6 +45,9 @@ class NodeFacts(BaseModel):
         bool,
         Field(description="its agent reads the grants of assignments; an older one gives whole GPUs only"),
     ] = False
+    asks_for_secrets: Annotated[
+        bool, Field(description="its agent asks for secrets when it starts an instance (control/handouts.py)")
+    ] = False
     simulated_containers: bool = False
     simulated_gpus: bool = False
     overrides: Annotated[

@@ -1,13 +1,14 @@
 """What a node and the control plane say to each other (`/agent/v1`), whole truths in both directions."""
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from mooring.core.gpu import GpuFacts, Sample
 from mooring.core.instance import InstanceSpec, Phase, Reason, SecurityProfile
 from mooring.core.node import NodeFacts
-from mooring.core.text import EnvName, EnvValue, GpuUuid, LongText, Name, Text
+from mooring.core.text import EnvName, EnvValue, GpuUuid, LongText, Name, Text, printable
 from mooring.schemas.base import Json
 
 JOIN_EXAMPLE: Json = {"token": "mj_…", "node_name": "gpu-7", "hostname": "gpu-7.example"}
@@ -83,6 +84,21 @@ class Endpoint(Peer):
     port: Small
 
 
+# Users read these. What cannot be true is left out: a refusal would silence the whole node.
+
+
+def _container_id(told: str | None) -> str | None:
+    return told if told and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", told) else None
+
+
+def _digest(told: str | None) -> str | None:
+    return told if told and re.fullmatch(r"sha256:[0-9a-f]{64}", told) else None
+
+
+def _exit_code(told: int | None) -> int | None:
+    return told if told is None or 0 <= told <= 255 else 255
+
+
 class ObservedInstance(Peer):
     """One attempt of an instance as the node sees it. `absent` is never sent: silence says it."""
 
@@ -90,11 +106,11 @@ class ObservedInstance(Peer):
     attempt: Count
     phase: Phase
     reason: Reason | None = None
-    container_id: Text | None = None
-    exit_code: Small | None = None
+    container_id: Annotated[Text | None, AfterValidator(_container_id)] = None
+    exit_code: Annotated[Small | None, AfterValidator(_exit_code)] = None
     started_at: Text | None = None
     finished_at: Text | None = None
-    image_digest: Text | None = None
+    image_digest: Annotated[Text | None, AfterValidator(_digest)] = None
     endpoints: Annotated[list[Endpoint], Field(max_length=1024)] = []
 
 
@@ -112,8 +128,8 @@ class Incident(Peer):
 
     id: Text
     uuid: GpuUuid
-    code: Text
-    message: Text
+    code: Annotated[Text, AfterValidator(printable)]
+    message: Annotated[Text, AfterValidator(printable)]
 
 
 class SyncRequest(Peer):
@@ -136,6 +152,14 @@ class SyncRequest(Peer):
     gpus: Annotated[list[GpuFacts], Field(max_length=256)] | None
     samples: Annotated[list[Sample], Field(max_length=256)] = []
     instances: Annotated[list[ObservedInstance], Field(max_length=10_000)] | None
+    specs: Annotated[
+        dict[Text, Annotated[Text, Field(max_length=64)]] | None,
+        Field(
+            max_length=10_000,
+            description="instance -> `spec_version` of the spec that the agent has; null: it keeps none, and "
+            "hears each spec with every answer",
+        ),
+    ] = None
     orphans: Annotated[list[Orphan], Field(max_length=10_000)] = []
     incidents: Annotated[list[Incident], Field(max_length=1000)] = []
 
@@ -181,20 +205,22 @@ class OverlayNetwork(Peer):
     encrypted: bool
 
 
-class Assignment(Peer):
-    """One attempt of an instance that should exist on the node."""
+class KnownAssignment(Peer):
+    """One attempt of an instance that should exist on the node, less its spec: the agent has that."""
 
     instance_id: Text
     attempt: int
     name: Text
     project_id: Text
     generation: int
+    spec_version: Annotated[
+        Text, Field(description="names the spec; the agent says in `specs` of its report which it has")
+    ] = ""
     want: Literal["running", "stopped"]
     may_start: Annotated[
         bool, Field(description="false once this attempt has run: then an absent container is a loss")
     ]
     stop_timeout_s: int
-    spec: InstanceSpec
     gpu_uuids: Annotated[list[GpuUuid], Field(description="the cards of `grants`")]
     grants: list[GpuGrant] = []
     isolation: Literal["exclusive", "mig", "mps", "shared"] | None = None
@@ -205,7 +231,42 @@ class Assignment(Peer):
         Text | None, Field(description="what the image resolved to at its first start; this runs (R15)")
     ] = None
     security_profile: SecurityProfile = "standard"
-    # Both only for as long as the attempt may still be started.
+    local_images: Annotated[
+        bool,
+        Field(
+            description="the project may run what exists only on the node, and what a tag names there; "
+            "otherwise a registry has to say that it may have the image"
+        ),
+    ] = False
+
+
+class StartSecretsRequest(Peer):
+    """`POST /agent/v1/instances/{id}/start-secrets`: asked at the moment of an attempt's pull and start."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"session": 1, "attempt": 1}]})
+
+    session: Annotated[int, Field(ge=0, lt=2**30)]
+    attempt: Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class StartSecrets(Peer):
+    """What one attempt is started with; the node keeps it in memory only."""
+
+    secrets: Annotated[
+        dict[EnvName, EnvValue],
+        Field(repr=False, description="the values of those variables of spec.env that name a secret"),
+    ] = {}
+    registry: RegistryAuth | None = None
+
+
+class Assignment(KnownAssignment):
+    """One attempt of an instance that should exist on the node."""
+
+    spec: InstanceSpec
+    asks_for_secrets: Annotated[
+        bool, Field(description="it starts with secrets or a registry's credentials: ask for them then")
+    ] = False
+    # Filled in by the agent. An agent of this release also takes them from a control plane of the one before.
     secrets: Annotated[
         dict[EnvName, EnvValue],
         Field(repr=False, description="the values of those variables of spec.env that name a secret"),
@@ -216,13 +277,6 @@ class Assignment(Peer):
         Field(
             description="an admin names the image's registry, so that it may be at any address; otherwise on "
             "the public internet only"
-        ),
-    ] = False
-    local_images: Annotated[
-        bool,
-        Field(
-            description="the project may run what exists only on the node, and what a tag names there; "
-            "otherwise a registry has to say that it may have the image"
         ),
     ] = False
 
@@ -294,6 +348,10 @@ class SyncAnswer(Peer):
         bool, Field(description="an admin asks the node to take a new credential")
     ] = False
     assignments: list[Assignment] = []
+    unchanged: Annotated[
+        list[KnownAssignment],
+        Field(description="as `assignments`, of which the report says that the agent has the spec"),
+    ] = []
     removals: list[Removal] = []
     streams: list[StreamRequest] = []
     overlays: Annotated[

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, JsonValue
 
 from mooring.core.gpu import Health, NvLinkPeer
 from mooring.core.instance import Reason
@@ -66,6 +66,28 @@ class Versions(Answer):
     cuda: str | None
 
 
+class FactChange(Answer):
+    """One fact that a node reports differently from what is approved."""
+
+    fact: Annotated[str, Field(description="its name, as `cpus`; `gpu`: a whole GPU that is not approved")]
+    gpu_uuid: Annotated[str | None, Field(description="the GPU that the fact is of; null: of the node")]
+    approved: Annotated[JsonValue, Field(description="null: nothing")]
+    reported: JsonValue
+    node_id: Annotated[
+        str | None,
+        Field(
+            description="the node that has this GPU approved: it is left out here, and this node stays ready"
+        ),
+    ]
+
+
+class FactsChanged(Answer):
+    """Where a node's last report differs from what is approved; admins accept it with `approve`."""
+
+    id: Annotated[str, Field(description="names this difference, for `difference_id`")]
+    changes: list[FactChange]
+
+
 class Node(Answer):
     id: str
     name: str
@@ -92,6 +114,7 @@ class Node(Answer):
             "null: every project's"
         ),
     ]
+    facts_changed: FactsChanged | None
     simulated: bool
     version: Annotated[int, Field(description="rises with every change that an admin makes")]
     last_heartbeat_at: Timestamp | None
@@ -114,6 +137,18 @@ class NodePatch(Body):
             max_length=64,
             description="the only projects whose instances are placed here from now on, CPU-only ones "
             "included; null: every project's",
+        ),
+    ] = None
+
+
+class Approve(Body):
+    model_config = ConfigDict(json_schema_extra={"examples": [{"difference_id": "5f2b8c1d9e0a4476"}]})
+
+    difference_id: Annotated[
+        Text | None,
+        Field(
+            max_length=64,
+            description="`facts_changed.id` as you read it; refused if the node reports something else now",
         ),
     ] = None
 

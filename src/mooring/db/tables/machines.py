@@ -48,7 +48,12 @@ class Node(Base):
     drain_deadline_at: Mapped[datetime | None]
     silent: Mapped[bool] = mapped_column(default=True)
     problem: Mapped[JsonObject | None]
+    # The facts in effect: what the node reports, within what is approved (control/approval.py).
     facts: Mapped[JsonObject | None]
+    # Null until the first report; with the GPUs by UUID under `gpus`.
+    approved: Mapped[JsonObject | None]
+    # Where the last report differs from what is approved; null: nowhere.
+    difference: Mapped[list[Any] | None]
     # Written with every report and read only for figures.
     samples: Mapped[list[Any]] = mapped_column(default=list, deferred=True)
     orphans: Mapped[list[Any]] = mapped_column(default=list)

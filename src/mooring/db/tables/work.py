@@ -63,6 +63,9 @@ class Instance(Base):
     placed_as: Mapped[JsonObject | None]
     # It gave way and waits again as soon as it has ended.
     requeue: Mapped[bool] = mapped_column(default=False)
+    # How often its node was given the secrets and registry credentials of an attempt (control/handouts.py).
+    handout_attempt: Mapped[int | None]
+    handout_count: Mapped[int] = mapped_column(default=0)
     stop_timeout_s: Mapped[int]
     container_id: Mapped[str | None]
     image_digest: Mapped[str | None]
