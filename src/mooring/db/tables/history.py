@@ -3,6 +3,7 @@
 from datetime import datetime
 
 from sqlalchemy import (
+    BigInteger,
     Index,
     LargeBinary,
 )
@@ -21,6 +22,8 @@ class ControlPlane(Base):
     cursor_secret: Mapped[bytes] = mapped_column(LargeBinary)
     # A known text under the encryption key, by which a wrong key is noticed at the start.
     key_check: Mapped[bytes | None] = mapped_column(LargeBinary)
+    # The highest `seq` of an event that was purged with its instance, before its time was over.
+    events_purged_to: Mapped[int | None] = mapped_column(BigInteger)
     created_at: Mapped[datetime]
 
 
@@ -71,7 +74,10 @@ class AuditEntry(Base):
 
 
 class IdempotencyKey(Base):
-    """The stored answer of a POST, written in the transaction of its effect. No status: still running."""
+    """The stored answer of a POST, written in the transaction of its effect. No status: still running.
+
+    A status without a body: the body was not kept, since it was too large.
+    """
 
     __tablename__ = "idempotency_keys"
 
@@ -83,4 +89,15 @@ class IdempotencyKey(Base):
     # An answer that shows a secret this once is kept encrypted.
     sealed: Mapped[bool] = mapped_column(default=False)
     body: Mapped[bytes | None] = mapped_column(LargeBinary)
+    # Of the caller's key, where it belongs to one.
+    project_id: Mapped[str | None]
     created_at: Mapped[datetime] = mapped_column(index=True)
+
+
+class IdempotencyUsage(Base):
+    """How many bytes of stored answers a caller or a project has."""
+
+    __tablename__ = "idempotency_usage"
+
+    holder: Mapped[str] = mapped_column(primary_key=True)
+    stored_bytes: Mapped[int] = mapped_column(BigInteger)
