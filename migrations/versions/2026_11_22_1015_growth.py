@@ -144,9 +144,7 @@ def _give_members_their_whole_specs() -> None:
         members = sa.select(instances.c.id, instances.c.spec).where(instances.c.group_id == group_id)
         for instance_id, spec in _lacking(connection.execute(members).all()):
             whole = {**{name: template[name] for name in SHARED if name in template}, **spec}
-            connection.execute(
-                sa.update(instances).where(instances.c.id == instance_id).values(spec=whole)
-            )
+            connection.execute(sa.update(instances).where(instances.c.id == instance_id).values(spec=whole))
 
 
 def _lacking(rows: Sequence[Any]) -> Iterator[tuple[str, dict[str, Any]]]:

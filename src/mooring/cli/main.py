@@ -1,6 +1,7 @@
 """The `mooring` command."""
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,6 +35,8 @@ Loaded = TypeVar("Loaded")
 
 @app.callback()
 def _main() -> None:
+    # Files of every command are for the user who runs it: a database holds what tenants keep private.
+    os.umask(0o077)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", stream=sys.stderr
     )
@@ -177,10 +180,11 @@ def current() -> None:
 
 
 def _database_url() -> str:
+    from mooring.db import space  # noqa: PLC0415
     from mooring.settings import Settings  # noqa: PLC0415
 
     settings = _settings(Settings)
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    space.make_private(settings.data_dir, settings.resolved_database_url)
     return settings.resolved_database_url
 
 

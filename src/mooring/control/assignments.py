@@ -31,7 +31,7 @@ def of(session: Session, sealer: Sealer, rows: Sequence[Instance]) -> list[Assig
     """The assignments of a node's live instances. Every report of every node passes here."""
     if not rows:
         return []
-    specs = {row.id: instances.spec_of(row) for row in rows}
+    specs = instances.specs_of(session, rows)
     startable = [row for row in rows if _runs(row) and _may_start(row)]
     told = _Told(
         specs=specs,

@@ -11,6 +11,7 @@ from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
 from mooring.control import locks
+from mooring.control.audit_size import bounded
 from mooring.core import ids
 from mooring.core.access import Access
 from mooring.db.session import at_end
@@ -57,8 +58,8 @@ def record(
             "action": access.action,
             "project_id": project_id,
             "target_id": target_id,
-            "before": None if before is None else dict(before),
-            "after": None if after is None else dict(after),
+            "before": bounded(before),
+            "after": bounded(after),
         }
     )
 

@@ -64,7 +64,7 @@ class Database:
         Raises:
             OperationalError: the writer's lock was not to be had in time, or the database is away.
         """
-        with self._one_writer(), Session(self.engine, expire_on_commit=False) as session:
+        with self.only_writer(), Session(self.engine, expire_on_commit=False) as session:
             if self.is_sqlite:
                 session.connection(execution_options={"mooring_immediate": True})
             yield session
@@ -78,7 +78,12 @@ class Database:
         self.signals.fire(topics)
 
     @contextmanager
-    def _one_writer(self) -> Iterator[None]:
+    def only_writer(self) -> Iterator[None]:
+        """On SQLite, keep the other threads of this process from writing.
+
+        Raises:
+            OperationalError: the lock was not to be had in time.
+        """
         # SQLite's own busy wait polls and starves; a lock in the process hands over at once.
         if not self.is_sqlite:
             yield
@@ -116,7 +121,13 @@ def _sqlite_engine(url: URL) -> Engine:
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
     connection.isolation_level = None  # the begin hook below decides how transactions start
     cursor = connection.cursor()
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=10000"):
+    for pragma in (
+        "journal_mode=WAL",
+        "synchronous=FULL",
+        "foreign_keys=ON",
+        "busy_timeout=10000",
+        "journal_size_limit=4194304",
+    ):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
 

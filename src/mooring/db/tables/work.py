@@ -144,9 +144,9 @@ class InstanceGroup(Base):
 
 
 class InstanceRecord(Base):
-    """What is kept of a purged instance that was placed at least once; its rows in `allocations` are kept too.
+    """What is kept of a purged instance that was placed at least once.
 
-    Together they say which GPUs a project had, and when.
+    Its rows in `allocations` are kept too. Together they say which GPUs a project had, and when.
     """
 
     __tablename__ = "instance_records"
