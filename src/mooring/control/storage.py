@@ -1,8 +1,8 @@
 """How many bytes of the database each project fills, and the limits on that.
 
 Two counts per project. Stored bytes: specs and labels of its instances and groups, deleted ones included
-until they are purged. Written bytes: what creates and changes wrote on one UTC day; they bound what stays for a
-time only (events, answers) or for good (the audit log). Operations that end something are never refused.
+until they are purged. Written bytes: what creates and changes wrote on one UTC day; they bound what stays for
+a time only (events, answers) or for good (the audit log). Operations that end something are never refused.
 """
 
 import json
@@ -116,7 +116,7 @@ def _day(moment: datetime) -> str:
 def _refuse_beyond(limits: Limits, row: Row[Any], stored: int, written: int, moment: datetime) -> None:
     if stored > 0 and row.stored_bytes > limits.stored_bytes:
         raise QuotaExceeded(
-            f"specs and labels of the project's instances and groups would take {row.stored_bytes} bytes; the "
+            f"specs and labels of the project's instances would take {row.stored_bytes} bytes; the "
             f"limit is {limits.stored_bytes}. Delete instances (they count until they are purged), and move "
             "large env values into images",
             quota="stored_bytes",

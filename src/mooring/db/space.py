@@ -1,8 +1,8 @@
 """Gives the pages of deleted rows back to the file system, and keeps the database's files private.
 
 SQLite only: PostgreSQL's autovacuum marks the space of deleted rows for reuse, and its files are its own.
-A new SQLite file has `auto_vacuum=INCREMENTAL`; one of an earlier release is rewritten once, with VACUUM, when
-it is opened and there is room for that.
+A new SQLite file has `auto_vacuum=INCREMENTAL`; one of an earlier release is rewritten once, with VACUUM,
+when it is opened and there is room for that.
 """
 
 import logging
@@ -40,7 +40,7 @@ def file_of(url: str) -> Path | None:
 def make_private(folder: Path, url: str) -> None:
     """Make the data directory and an SQLite database's files readable by their owner only.
 
-    They hold every tenant's env, stored answers and hashes. What an earlier release left readable is tightened.
+    They hold every tenant's env, stored answers and hashes. What others could read until now is tightened.
     SQLite gives `-wal` and `-shm` the mode of the database, so it must be right before it is first opened.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -97,8 +97,8 @@ def give_back(database: Database) -> int:
         if left <= 0 or _number(connection, "auto_vacuum") != _INCREMENTAL:
             return 0
         try:
-            # A step frees one page: without the fetch it would be one of them.
-            connection.execute(f"PRAGMA incremental_vacuum({min(left, PAGES_AT_ONCE)})").fetchall()
+            # A step of this statement frees one page, and `execute` makes but one.
+            connection.executescript(f"PRAGMA incremental_vacuum({min(left, PAGES_AT_ONCE)})")
         except sqlite3.OperationalError:  # another process writes: at the next run
             return 0
     return left
