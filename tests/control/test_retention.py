@@ -111,6 +111,16 @@ def test_what_lives_or_holds_a_gpu_is_never_purged(
         session.execute(update(Instance).values(deleted_at=None))
 
 
+def test_what_holds_a_gpu_is_not_purged_once_it_was_found(
+    service: RunningService, client: Client, node: WireNode
+) -> None:
+    made = client.create(gpus={"count": 1})
+    client.wait(made["id"], "scheduled")
+    with service.plane.database.write() as session:
+        assert retention._purge(session, [made["id"]], Instance.id == made["id"]) == []
+    assert client.instance(made["id"])["state"] == "scheduled"
+
+
 def test_who_reads_from_before_purged_events_is_told_that_some_are_gone(
     service: RunningService, client: Client
 ) -> None:
