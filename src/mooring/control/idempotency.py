@@ -133,6 +133,8 @@ _ADD = text(
 
 def _release(session: Session, freed: Mapping[str, int]) -> None:
     row = IdempotencyUsage
+    if not freed:
+        return
     for holder in sorted(freed):
         left = row.stored_bytes - freed[holder]
         session.execute(update(row).where(row.holder == holder).values(stored_bytes=left))
