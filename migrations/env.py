@@ -36,6 +36,8 @@ def _make_ddl_transactional(engine: Engine) -> None:
     @event.listens_for(engine, "connect")
     def _leave_transactions_to_us(connection: Any, _record: Any) -> None:
         connection.isolation_level = None
+        # Heeded by a file that has no table yet: so it can give the pages of deleted rows back (db/space.py).
+        connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 
 import uvicorn
@@ -17,13 +18,14 @@ from mooring.api.channels import Channels
 from mooring.api.context import Context
 from mooring.api.protocol import HttpProtocol, Patience, listen_patiently
 from mooring.api.rates import FailedAttempts, RequestRates
-from mooring.control import audit, bootstrap, registry_rules, sealing
+from mooring.control import audit, bootstrap, registry_rules, sealing, storage
 from mooring.control.audit_keys import KEY_FILE, AuditKeys
 from mooring.control.bootstrap import Identity
+from mooring.control.retention import Kept
 from mooring.control.sealing import Sealer
 from mooring.control.world import World
 from mooring.core.registry_hosts import RegistryRules
-from mooring.db import migrate, roles
+from mooring.db import migrate, roles, space
 from mooring.db.notifications import Listener
 from mooring.db.session import Database
 from mooring.db.signals import Signals
@@ -63,8 +65,9 @@ class ControlPlane:
 
 def open_control_plane(settings: Settings) -> ControlPlane:
     """Migrate the database and make sure of what the first request needs."""
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    space.make_private(settings.data_dir, settings.resolved_database_url)
     _migrate(settings)
+    space.make_shrinkable(settings.resolved_database_url)
     database = Database(settings.resolved_database_url, Signals())
     given, keys = settings.bootstrap_admin_key, settings.encryption_keys
     sealer = Sealer(keys.get_secret_value().split(",") if keys else sealing.keys_in(settings.data_dir))
@@ -140,7 +143,7 @@ class Service:
         )
         self._database = plane.database
         self._parts: tuple[Loop | Listener, ...] = (
-            *_loops(plane, self.world),
+            *_loops(plane, self.world, context.storage_limits),
             RefusedRequests(plane.database, context.refusals),
         )
         if not plane.database.is_sqlite:
@@ -164,15 +167,16 @@ class Service:
         self._server.should_exit = True
 
 
-def _loops(plane: ControlPlane, world: World) -> tuple[Loop, ...]:
+def _loops(plane: ControlPlane, world: World, limits: storage.Limits) -> tuple[Loop, ...]:
     settings = plane.settings
+    kept = Kept(settings.deleted_kept, settings.idempotency_kept, timedelta(days=settings.events_kept_days))
     return (
         Scheduling(plane.database, world),
         NodeHealth(plane.database, settings.unreachable_after_s),
         Limits(plane.database, settings.start_timeout_s),
         Groups(plane.database),
         Reservations(plane.database, world),
-        Retention(plane.database, settings.events_kept_days),
+        Retention(plane.database, kept, limits),
         AuditLinks(plane.database, plane.audit_keys, settings.audit_head_file),
     )
 

@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import Mapping
+from datetime import timedelta
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -73,6 +74,14 @@ class Settings(BaseSettings):
     unreachable_after_s: Annotated[float, Field(gt=0)] = 30.0
     start_timeout_s: Annotated[int, Field(ge=1)] = 3600
     events_kept_days: Annotated[int, Field(ge=1)] = 30
+    deleted_kept_days: Annotated[
+        float, Field(gt=0, le=36_500, description="until what was deleted, revoked or used up is purged")
+    ] = 30.0
+    idempotency_kept_hours: Annotated[float, Field(gt=0, le=876_000)] = 24.0
+    project_stored_mib: Annotated[
+        int, Field(ge=1, description="specs and labels of a project's instances, until they are purged")
+    ] = 1024
+    project_written_mib_per_day: Annotated[int, Field(ge=1)] = 2048
     backfill: Annotated[
         Literal["easy", "conservative"],
         Field(description="whether only the first that waits is kept a place, or each one"),
@@ -157,6 +166,14 @@ class Settings(BaseSettings):
     def serves_this_machine_only(self) -> bool:
         """Whether whoever can ask for containers is on this machine already."""
         return is_loopback(self.host) and not self.behind_tls_proxy
+
+    @property
+    def deleted_kept(self) -> timedelta:
+        return timedelta(days=self.deleted_kept_days)
+
+    @property
+    def idempotency_kept(self) -> timedelta:
+        return timedelta(hours=self.idempotency_kept_hours)
 
     @property
     def resolved_database_url(self) -> str:

@@ -11,12 +11,12 @@ import pytest
 from sqlalchemy import update
 
 from mooring.api import sse
-from mooring.control import events
 from mooring.db.tables import Event
 from mooring.db.types import now
 from tests.api.conftest import Corner
 from tests.nodes import WireNode, seen
 from tests.problems import problem
+from tests.retention import purge
 from tests.service import Client, RunningService, running, settings_for
 from tests.testbed.waiting import wait_until
 from tests.together import together
@@ -191,7 +191,7 @@ def test_what_is_too_old_is_gone_and_the_newest_is_never_forgotten(
     with service.plane.database.write() as session:
         old = now() - timedelta(days=31)
         session.execute(update(Event).where(Event.seq.in_(seqs[:2])).values(at=old))
-        events.forget_older_than(session, 30)
+    purge(service)
     assert client.get("/v1/events").json()["items"][0]["seq"] == seqs[2]  # from the start is never refused
     gone = problem(client.get("/v1/events", params={"after": seqs[0]}), 410, "events_expired")
     assert gone["oldest_seq"] == seqs[2]
@@ -201,7 +201,7 @@ def test_what_is_too_old_is_gone_and_the_newest_is_never_forgotten(
 
     with service.plane.database.write() as session:
         session.execute(update(Event).values(at=now() - timedelta(days=31)))
-        events.forget_older_than(session, 30)
+    purge(service)
     assert [event["seq"] for event in client.items("/v1/events")] == [seqs[3]]
     client.create(gpus={"count": 64})
     assert client.items("/v1/events")[-1]["seq"] == seqs[3] + 1

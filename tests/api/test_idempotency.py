@@ -12,10 +12,10 @@ from sqlalchemy import select, update
 
 from mooring.control import idempotency
 from mooring.control.sealing import Sealer
-from mooring.core.errors import IdempotencyInProgress
+from mooring.core.errors import IdempotencyInProgress, ReplayTooLarge
 from mooring.db.session import Database
 from mooring.db.signals import Signals
-from mooring.db.tables import IdempotencyKey
+from mooring.db.tables import IdempotencyKey, IdempotencyUsage
 from mooring.db.types import now
 from tests.api.conftest import Corner
 from tests.nodes import seen
@@ -214,8 +214,45 @@ def test_an_act_outside_of_a_transaction_holds_its_key_until_it_is_answered_or_a
     assert claim() == idempotency.Answer(200, b"{}", {"A": "b"})
     with database.write() as session:
         session.execute(update(IdempotencyKey).values(created_at=now() - timedelta(hours=25)))
-        idempotency.forget_expired(session)
+        keys = idempotency.expired(session, idempotency.KEPT, 10)
+        assert idempotency.forget(session, keys, idempotency.KEPT) == len(keys) == 1
     assert claim() is None
+
+
+def test_answers_of_a_caller_and_of_a_project_fill_only_so_much(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(idempotency, "MOST_CALLER_BYTES", 1000)
+    monkeypatch.setattr(idempotency, "MOST_PROJECT_BYTES", 1500)
+
+    def repeat(caller: str, key: str) -> bytes | None:
+        """What a repeat gets of an answer of 600 bytes, as JSON; null: that it was not kept."""
+        with database.write() as session:
+            assert idempotency.claim(session, SEALER, caller, key, "print") is None
+            answer = idempotency.Answer(201, b"x" * 600, {"Location": "/v1/x"})
+            idempotency.store(session, SEALER, caller, key, answer, "prj_1")
+        try:
+            with database.write() as session:
+                replayed = idempotency.claim(session, SEALER, caller, key, "print")
+        except ReplayTooLarge as refused:
+            assert refused.fields == {"first_status": 201, "location": "/v1/x"}
+            return None
+        return replayed.body if replayed else None
+
+    assert repeat("me", "1")
+    assert repeat("me", "2") is None  # the caller has 600 bytes of 1000
+    assert repeat("you", "1")
+    assert repeat("they", "1") is None  # the project has 1200 of 1500
+    with database.write() as session:
+        keys = idempotency.expired(session, timedelta(0), 1)
+        assert keys == [("me", "1")]
+        assert idempotency.forget(session, keys, timedelta(0)) == 1
+    assert repeat("they", "2")
+    assert repeat("me", "3") is None  # the project again
+    with database.write() as session:
+        keys = idempotency.expired(session, timedelta(0), 10)
+        idempotency.forget(session, keys, timedelta(0))
+        assert session.scalars(select(IdempotencyUsage)).all() == []
 
 
 def test_keys_of_different_callers_do_not_meet(database: Database) -> None:

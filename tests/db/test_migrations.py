@@ -1,5 +1,6 @@
 """Migrations on both databases: up, the same as the tables, down to nothing, up again, killed half-way."""
 
+import json
 import os
 import subprocess
 import sys
@@ -9,7 +10,8 @@ from typing import Any
 
 import pytest
 from alembic import command
-from sqlalchemy import Engine, Inspector, create_engine, inspect
+from sqlalchemy import Engine, Inspector, create_engine, inspect, text
+from sqlalchemy.exc import DBAPIError
 
 from mooring.db import migrate
 from mooring.db.session import normalized
@@ -138,3 +140,103 @@ def test_two_that_start_together_both_find_the_newest_schema(empty_database: str
     racers = [subprocess.Popen([sys.executable, "-c", program, empty_database]) for _ in range(2)]
     assert [racer.wait() for racer in racers] == [0, 0]
     assert migrate.current(engine) == migrate.newest()
+
+
+GROWTH, BEFORE_GROWTH = "0004", "0003"
+
+
+def test_stored_bytes_are_counted_when_a_database_of_an_earlier_release_is_upgraded(
+    empty_database: str, engine: Engine
+) -> None:
+    migrate.upgrade(empty_database, BEFORE_GROWTH)
+    with engine.begin() as connection:
+        connection.execute(text(PROJECT))
+        connection.execute(text(GROUP), {"template": json.dumps(TEMPLATE)})
+        connection.execute(text(MEMBER), {"spec": json.dumps(TEMPLATE)})
+        connection.execute(
+            text(
+                "INSERT INTO idempotency_keys (caller, key, fingerprint, status, sealed, body, created_at)"
+                " VALUES ('key_1', 'k', 'f', 200, false, :body, '2026-11-21 00:00:00')"
+            ),
+            {"body": b"x" * 1000},
+        )
+    migrate.upgrade(empty_database)
+    with engine.begin() as connection:
+        stored = connection.execute(text("SELECT project_id, stored_bytes FROM project_storage")).all()
+        answers = connection.execute(text("SELECT holder, stored_bytes FROM idempotency_usage")).all()
+    assert [tuple(row) for row in stored] == [("prj_1", 2 * (len(json.dumps(TEMPLATE)) + len("{}")))]
+    assert [tuple(row) for row in answers] == [("key_1", 1000)]
+
+
+def test_a_downgrade_gives_members_their_whole_specs_and_keeps_gpus_from_being_given_twice(
+    empty_database: str, engine: Engine
+) -> None:
+    migrate.upgrade(empty_database, GROWTH)
+    own = {"image": "a", "priority": 7}
+    with engine.begin() as connection:
+        connection.execute(text(PROJECT))
+        connection.execute(text(GROUP), {"template": json.dumps(TEMPLATE)})
+        connection.execute(text(MEMBER), {"spec": json.dumps(own)})
+    migrate.downgrade(empty_database, BEFORE_GROWTH)
+    with engine.begin() as connection:
+        spec = connection.scalar(text("SELECT spec FROM instances"))
+        connection.execute(text(NODE))
+        connection.execute(text(GPU))
+        connection.execute(text(ALLOCATION), {"instance": "ins_1"})
+        assert connection.scalar(text("SELECT milli_held FROM gpus")) == 1000
+    spec = json.loads(spec) if isinstance(spec, str) else spec
+    assert spec == {**TEMPLATE, **own}
+    with pytest.raises(DBAPIError, match="held"), engine.begin() as connection:
+        connection.execute(text(ALLOCATION), {"instance": "ins_1"})
+
+
+def test_the_ledger_keeps_gpus_from_being_given_twice_after_the_upgrade(
+    empty_database: str, engine: Engine
+) -> None:
+    migrate.upgrade(empty_database)
+    with engine.begin() as connection:
+        for statement in (PROJECT, NODE, GPU):
+            connection.execute(text(statement))
+        connection.execute(text(ALLOCATION), {"instance": "ins_purged"})
+    with pytest.raises(DBAPIError, match="held"), engine.begin() as connection:
+        connection.execute(text(ALLOCATION), {"instance": "ins_purged"})
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE allocations SET to_at = '2026-11-22 00:00:00'"))
+        assert connection.scalar(text("SELECT milli_held FROM gpus")) == 0
+
+
+TEMPLATE = {
+    "image": "a", "env": {"A": "1"}, "command": ["b"], "entrypoint": None, "working_dir": "/w", "user": None,
+    "ports": [], "priority": 50,
+}  # fmt: skip
+PROJECT = """
+    INSERT INTO projects (id, name, labels, quotas, weight, security_profile, gpu_sharing, host_network,
+        version, created_at)
+    VALUES ('prj_1', 'p', '{}', '{}', 1, 'standard', false, false, 1, '2026-11-21 00:00:00')
+"""
+GROUP = """
+    INSERT INTO instance_groups (id, project_id, name, labels, count, template, on_member_failure, network,
+        encrypted, master_port, restarts, desired_state, version, created_at)
+    VALUES ('grp_1', 'prj_1', 'g', '{}', 1, :template, 'stop_all', 'auto', false, 1, 0, 'running', 1,
+        '2026-11-21 00:00:00')
+"""
+MEMBER = """
+    INSERT INTO instances (id, project_id, name, labels, spec, gpu_count, gpu_milli, priority, group_id,
+        group_rank, state, desired_state, version, generation, attempt, node_generation, requeue,
+        stop_timeout_s, endpoints, simulated, created_at, queued_at)
+    VALUES ('ins_1', 'prj_1', 'i', '{}', :spec, 1, 1000, 50, 'grp_1', 0, 'pending', 'running', 1, 1, 0, 0,
+        false, 10, '[]', false, '2026-11-21 00:00:00', '2026-11-21 00:00:00')
+"""
+NODE = """
+    INSERT INTO nodes (id, name, credential_hash, renewal_due, cordoned, draining, silent, samples, orphans,
+        session, seq, generation, revision, heartbeats, created_at)
+    VALUES ('nod_1', 'n', 'h', false, false, false, false, '[]', '[]', 0, 0, 0, 0, 0, '2026-11-21 00:00:00')
+"""
+GPU = """
+    INSERT INTO gpus (uuid, node_id, index, model, memory_mib, facts, health, simulated, milli_held)
+    VALUES ('GPU-1', 'nod_1', 0, 'H100', 1, '{}', 'healthy', false, 0)
+""".replace("index", '"index"')
+ALLOCATION = """
+    INSERT INTO allocations (gpu_uuid, instance_id, project_id, attempt, milli, from_at)
+    VALUES ('GPU-1', :instance, 'prj_1', 1, 1000, '2026-11-21 00:00:00')
+"""

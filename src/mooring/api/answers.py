@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from mooring.api.context import Context, Ctx
 from mooring.api.gate import CurrentAccess
-from mooring.control import audit, idempotency
+from mooring.control import audit, idempotency, storage
 from mooring.control.idempotency import Answer
 from mooring.core.access import Access
 from mooring.schemas.base import Json
@@ -37,7 +37,8 @@ async def _call(
             min_length=1,
             max_length=255,
             pattern=r"^[\x21-\x7e]+$",
-            description="repeat the request with the same key to get the first answer again (24 h)",
+            description="repeat the request with the same key to get the first answer again (24 h). An "
+            "answer over 64 KiB is not kept: 409 `replay_too_large`",
         ),
     ] = None,
 ) -> Call:
@@ -55,16 +56,14 @@ Act = Callable[[Session], Answer]
 
 def once(context: Context, call: Call, act: Act) -> Response:
     """Do it in one transaction with its stored answer and its row of the audit log, or replay its answer."""
-    key, caller = call.idempotency_key, call.access.caller.id
+    if call.idempotency_key is None:
+        return done(context, call.access, act)
     with context.database.write() as session:
-        if key is None:
-            answer = _audited(session, call.access, act)
-        else:
-            stored = idempotency.claim(session, context.sealer, caller, key, call.fingerprint)
-            if stored is not None:
-                return respond(stored, replayed=True)
-            answer = _audited(session, call.access, act)
-            idempotency.store(session, context.sealer, caller, key, answer)
+        stored = claim(context, session, call)
+        if stored is not None:
+            return respond(stored, replayed=True)
+        answer = _audited(session, call.access, act)
+        store(context, session, call, answer)
     # Only here has it been committed; an answer sent earlier could acknowledge what is then lost.
     return respond(answer)
 
@@ -73,7 +72,25 @@ def done(context: Context, access: Access, act: Act) -> Response:
     """Do it in one transaction with its row of the audit log; for what may be repeated as it is."""
     with context.database.write() as session:
         answer = _audited(session, access, act)
+        storage.settle(session, context.storage_limits)
     return respond(answer)
+
+
+def claim(context: Context, session: Session, call: Call) -> Answer | None:
+    """Take the key of a call that has one; as `idempotency.claim`."""
+    kept, key = context.settings.idempotency_kept, call.idempotency_key or ""
+    return idempotency.claim(session, context.sealer, call.access.caller.id, key, call.fingerprint, kept)
+
+
+def store(context: Context, session: Session, call: Call, answer: Answer) -> None:
+    """Keep the answer of a call that has a key, and settle what the call has written.
+
+    Raises:
+        QuotaExceeded, DailyWriteLimit: as `storage.settle`.
+    """
+    caller, key = call.access.caller, call.idempotency_key or ""
+    idempotency.store(session, context.sealer, caller.id, key, answer, caller.project_id)
+    storage.settle(session, context.storage_limits)
 
 
 def _audited(session: Session, access: Access, act: Act) -> Answer:

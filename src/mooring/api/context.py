@@ -14,9 +14,12 @@ from mooring.api.rendered import RenderedInstances
 from mooring.control.bootstrap import Identity
 from mooring.control.refusals import Refusals
 from mooring.control.sealing import Sealer
+from mooring.control.storage import Limits
 from mooring.control.world import World
 from mooring.db.session import Database
 from mooring.settings import Settings
+
+_MIB = 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,11 @@ class Context:
     # With `mooring up`, /readyz waits for the first reports of this many local nodes.
     awaited_nodes: int = 0
     heard_nodes: set[str] = field(default_factory=set)
+
+    @property
+    def storage_limits(self) -> Limits:
+        settings = self.settings
+        return Limits(settings.project_stored_mib * _MIB, settings.project_written_mib_per_day * _MIB)
 
 
 async def _context(connection: HTTPConnection) -> Context:

@@ -254,7 +254,7 @@ async def exec_in_instance(
     key = call.idempotency_key
     if key is not None:
         # A command runs outside of any transaction: the key is taken first, and answered afterwards.
-        stored = await run_in_threadpool(_claim, context, call.access.caller.id, key, call.fingerprint)
+        stored = await run_in_threadpool(_claim, context, call)
         if stored is not None:
             return answers.respond(stored, replayed=True)
     try:
@@ -266,18 +266,18 @@ async def exec_in_instance(
             await asyncio.shield(run_in_threadpool(_abandon, context, call.access.caller.id, key))
         raise
     if key is not None:
-        await run_in_threadpool(_store, context, call.access.caller.id, key, answer)
+        await run_in_threadpool(_store, context, call, answer)
     return answers.respond(answer)
 
 
-def _claim(context: Context, caller: str, key: str, fingerprint: str) -> idempotency.Answer | None:
+def _claim(context: Context, call: answers.Call) -> idempotency.Answer | None:
     with context.database.write() as session:
-        return idempotency.claim(session, context.sealer, caller, key, fingerprint)
+        return answers.claim(context, session, call)
 
 
-def _store(context: Context, caller: str, key: str, answer: idempotency.Answer) -> None:
+def _store(context: Context, call: answers.Call, answer: idempotency.Answer) -> None:
     with context.database.write() as session:
-        idempotency.store(session, context.sealer, caller, key, answer)
+        answers.store(context, session, call, answer)
 
 
 def _abandon(context: Context, caller: str, key: str) -> None:

@@ -32,6 +32,8 @@ app.add_typer(audit, name="audit")
 
 @app.callback()
 def _main() -> None:
+    # Files of every command are for the user who runs it: a database holds what tenants keep private.
+    os.umask(0o077)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", stream=sys.stderr
     )
@@ -157,7 +159,6 @@ def grant(
     As the owner of the tables: MOORING_DATABASE_OWNER_URL. With MOORING_DATABASE_ROLE_PASSWORD the role is
     made, or given that password.
     """
-    from mooring.db import roles  # noqa: PLC0415
 
     try:
         roles.grant(migration_url(), role, os.environ.get("MOORING_DATABASE_ROLE_PASSWORD") or None)

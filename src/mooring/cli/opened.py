@@ -10,6 +10,7 @@ from pydantic import ValidationError
 if TYPE_CHECKING:
     from mooring.control.audit_keys import AuditKeys
     from mooring.db.session import Database
+    from mooring.settings import Settings
 
 Loaded = TypeVar("Loaded")
 
@@ -17,11 +18,17 @@ Loaded = TypeVar("Loaded")
 
 
 def _serving_url() -> str:
+    return _settings_with_private_files().resolved_database_url
+
+
+def _settings_with_private_files() -> "Settings":
+    """Nobody else on this machine reads the data directory or a database that is a file there."""
+    from mooring.db import space  # noqa: PLC0415
     from mooring.settings import Settings  # noqa: PLC0415
 
     settings = read_settings(Settings)
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
-    return settings.resolved_database_url
+    space.make_private(settings.data_dir, settings.resolved_database_url)
+    return settings
 
 
 @contextmanager
@@ -43,11 +50,7 @@ def open_database() -> "Iterator[Database]":
 
 def migration_url() -> str:
     """The database, as the role that owns its tables."""
-    from mooring.settings import Settings  # noqa: PLC0415
-
-    settings = read_settings(Settings)
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
-    return settings.migration_url
+    return _settings_with_private_files().migration_url
 
 
 def known_audit_keys(database: "Database") -> "AuditKeys":

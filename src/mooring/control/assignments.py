@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from sqlalchemy import Row, select
-from sqlalchemy.orm import Session, defer
+from sqlalchemy.orm import Session, defer, undefer
 from sqlalchemy.sql.base import ExecutableOption
 
-from mooring.control import gangs, registries, registry_rules, secrets
+from mooring.control import gangs, instances, registries, registry_rules, secrets
 from mooring.core.images import ImageName
 from mooring.core.instance import HOLDS_GPUS, WHOLE_MILLI, DesiredState, InstanceSpec
 from mooring.db.tables import Allocation, Gpu, Instance, Node, Project
@@ -82,8 +82,10 @@ def spec_version(row: Instance) -> str:
 def _specs(session: Session, rows: Sequence[Instance]) -> dict[str, InstanceSpec]:
     if not rows:
         return {}
-    query = select(Instance.id, Instance.spec).where(Instance.id.in_([row.id for row in rows]))
-    return {instance_id: InstanceSpec.from_row(spec) for instance_id, spec in session.execute(query)}
+    # One query for all: they were left out of the rows (`without_specs`).
+    query = select(Instance).where(Instance.id.in_([row.id for row in rows])).options(undefer(Instance.spec))
+    session.scalars(query).all()
+    return instances.specs_of(session, rows)
 
 
 def _asking(session: Session, rows: Sequence[Instance], specs: Mapping[str, InstanceSpec]) -> set[str]:

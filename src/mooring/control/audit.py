@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 
 from mooring.control import audit_keys
 from mooring.control.audit_keys import KEY_FILE, AuditKeys, WrongAuditKey
+from mooring.control.audit_size import bounded
 from mooring.core import ids
 from mooring.core.access import Access, on_host
 from mooring.db.session import Database, before_last_locks
@@ -55,8 +56,8 @@ def record(
             "action": access.action,
             "project_id": project_id,
             "target_id": target_id,
-            "before": None if before is None else dict(before),
-            "after": None if after is None else dict(after),
+            "before": bounded(before),
+            "after": bounded(after),
         }
     )
 

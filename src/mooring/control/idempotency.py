@@ -1,18 +1,27 @@
 """Idempotency keys: a POST's answer, stored with its effect, so that a repeat gives it back unchanged."""
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Final
 
-from sqlalchemy import delete, select
+from sqlalchemy import ColumnElement, delete, func, select, text, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
+from mooring.control import storage
 from mooring.control.sealing import Sealer
-from mooring.core.errors import IdempotencyInProgress, IdempotencyKeyReused
-from mooring.db.tables import IdempotencyKey
+from mooring.core.errors import IdempotencyInProgress, IdempotencyKeyReused, ReplayTooLarge
+from mooring.db.tables import IdempotencyKey, IdempotencyUsage
 from mooring.db.types import now
 
 KEPT = timedelta(hours=24)
+# A longer body is not kept: a repeat is told so, and has no effect either.
+MOST_BODY_BYTES: Final = 64 * 1024
+# Nor is one kept beyond what the answers of one caller, or of all keys of one project, may fill together.
+MOST_CALLER_BYTES: Final = 64 * 1024 * 1024
+MOST_PROJECT_BYTES: Final = 256 * 1024 * 1024
 # An act that outlived its transaction (an exec) and never stored an answer: its replica died.
 # The longest exec, an hour, must not be taken for one of those and run a second time.
 ABANDONED = timedelta(minutes=70)
@@ -28,7 +37,9 @@ class Answer:
     sealed: bool = False
 
 
-def claim(session: Session, sealer: Sealer, caller: str, key: str, fingerprint: str) -> Answer | None:
+def claim(
+    session: Session, sealer: Sealer, caller: str, key: str, fingerprint: str, kept: timedelta = KEPT
+) -> Answer | None:
     """Take the key for this request, or give back the answer it already has.
 
     Two requests with one key meet at the primary key: the second waits for the first one's transaction.
@@ -36,8 +47,9 @@ def claim(session: Session, sealer: Sealer, caller: str, key: str, fingerprint: 
     Raises:
         IdempotencyKeyReused: the key was used for another request.
         IdempotencyInProgress: the first request has not been answered yet.
+        ReplayTooLarge: the first request took effect, and its answer was not kept.
     """
-    _forget_old(session, caller, key)
+    _forget(session, (IdempotencyKey.caller == caller) & (IdempotencyKey.key == key) & _expired(kept))
     if _inserted(session, caller, key, fingerprint):
         return None
     row = session.scalar(
@@ -49,15 +61,26 @@ def claim(session: Session, sealer: Sealer, caller: str, key: str, fingerprint: 
         )
     if row.fingerprint != fingerprint:
         raise IdempotencyKeyReused("this Idempotency-Key was used for a different request; choose a new one")
-    body = row.body or b""
-    return Answer(row.status or 200, sealer.open(body) if row.sealed else body, dict(row.headers or {}))
+    if row.body is None:
+        raise _replay_too_large(row)
+    body = sealer.open(row.body) if row.sealed else row.body
+    return Answer(row.status or 200, body, dict(row.headers or {}))
 
 
-def _forget_old(session: Session, caller: str, key: str) -> None:
-    mine = (IdempotencyKey.caller == caller) & (IdempotencyKey.key == key)
-    old = IdempotencyKey.created_at < now() - KEPT
-    abandoned = IdempotencyKey.status.is_(None) & (IdempotencyKey.created_at < now() - ABANDONED)
-    session.execute(delete(IdempotencyKey).where(mine, old | abandoned))
+def _replay_too_large(row: IdempotencyKey) -> ReplayTooLarge:
+    location = (row.headers or {}).get("Location")
+    return ReplayTooLarge(
+        f"the first request with this Idempotency-Key was answered {row.status} and took effect; its "
+        "answer was too large to keep" + (f": read {location}" if location else ""),
+        first_status=row.status,
+        location=location,
+    )
+
+
+def _expired(kept: timedelta) -> ColumnElement[bool]:
+    """Answers past their time, and keys without an answer that nobody will bring any more."""
+    old = IdempotencyKey.status.is_not(None) & (IdempotencyKey.created_at < now() - kept)
+    return old | (IdempotencyKey.status.is_(None) & (IdempotencyKey.created_at < now() - ABANDONED))
 
 
 def _inserted(session: Session, caller: str, key: str, fingerprint: str) -> bool:
@@ -67,11 +90,55 @@ def _inserted(session: Session, caller: str, key: str, fingerprint: str) -> bool
     return session.scalar(statement) is not None
 
 
-def store(session: Session, sealer: Sealer, caller: str, key: str, answer: Answer) -> None:
-    """Keep the answer of a claimed key."""
+def store(
+    session: Session, sealer: Sealer, caller: str, key: str, answer: Answer, project_id: str | None = None
+) -> None:
+    """Keep the answer of a claimed key; without its body where that is too large.
+
+    Args:
+        project_id: of the caller's key, if it belongs to one.
+    """
     row = session.get_one(IdempotencyKey, (caller, key))
     row.status, row.headers, row.sealed = answer.status, dict(answer.headers), answer.sealed
-    row.body = sealer.seal(answer.body) if answer.sealed else answer.body
+    row.project_id = project_id
+    if len(answer.body) > MOST_BODY_BYTES:
+        return
+    body = sealer.seal(answer.body) if answer.sealed else answer.body
+    if _has_room(session, caller, project_id, len(body)):
+        row.body = body
+        storage.add_answer(session, project_id, len(body))
+
+
+def _has_room(session: Session, caller: str, project_id: str | None, stored: int) -> bool:
+    """Count an answer for its caller and its project; not where one of them has no room for it."""
+    most = {caller: MOST_CALLER_BYTES}
+    if project_id is not None:
+        most[project_id] = MOST_PROJECT_BYTES
+    full = False
+    for holder in sorted(most):
+        full = session.scalar(_ADD, {"holder": holder, "stored": stored}) > most[holder] or full
+    if full:
+        _release(session, dict.fromkeys(most, stored))
+    return not full
+
+
+_ADD = text(
+    """
+    INSERT INTO idempotency_usage (holder, stored_bytes) VALUES (:holder, :stored)
+    ON CONFLICT (holder) DO UPDATE SET stored_bytes = idempotency_usage.stored_bytes + :stored
+    RETURNING stored_bytes
+    """
+)
+
+
+def _release(session: Session, freed: Mapping[str, int]) -> None:
+    row = IdempotencyUsage
+    if not freed:
+        return
+    for holder in sorted(freed):
+        left = row.stored_bytes - freed[holder]
+        session.execute(update(row).where(row.holder == holder).values(stored_bytes=left))
+    session.execute(delete(row).where(row.holder.in_(freed), row.stored_bytes <= 0))
 
 
 def abandon(session: Session, caller: str, key: str) -> None:
@@ -79,5 +146,28 @@ def abandon(session: Session, caller: str, key: str) -> None:
     session.execute(delete(IdempotencyKey).where(IdempotencyKey.caller == caller, IdempotencyKey.key == key))
 
 
-def forget_expired(session: Session) -> None:
-    session.execute(delete(IdempotencyKey).where(IdempotencyKey.created_at < now() - KEPT))
+def expired(session: Session, kept: timedelta, most: int) -> Sequence[tuple[str, str]]:
+    """Keys that can be forgotten, the oldest first."""
+    row = IdempotencyKey
+    query = select(row.caller, row.key).where(_expired(kept)).order_by(row.created_at).limit(most)
+    return [(caller, key) for caller, key in session.execute(query)]
+
+
+def forget(session: Session, keys: Sequence[tuple[str, str]], kept: timedelta) -> int:
+    """Forget those of the keys that are still expired; how many were."""
+    row = IdempotencyKey
+    return _forget(session, tuple_(row.caller, row.key).in_(keys) & _expired(kept))
+
+
+def _forget(session: Session, which: ColumnElement[bool]) -> int:
+    row = IdempotencyKey
+    gone = session.execute(
+        delete(row).where(which).returning(row.caller, row.project_id, func.length(row.body))
+    ).all()
+    freed: Counter[str] = Counter()
+    for caller, project_id, stored in gone:
+        freed[caller] += stored or 0
+        if project_id is not None:
+            freed[project_id] += stored or 0
+    _release(session, {holder: stored for holder, stored in freed.items() if stored})
+    return len(gone)

@@ -9,7 +9,18 @@ from typing import Any
 from sqlalchemy import Row, exists, or_, select
 from sqlalchemy.orm import Session
 
-from mooring.control import admission, audit, events, instances, locks, naming, quotas, versions
+from mooring.control import (
+    admission,
+    audit,
+    events,
+    instances,
+    locks,
+    naming,
+    quotas,
+    specs,
+    storage,
+    versions,
+)
 from mooring.control.locks import LockedGroup
 from mooring.core import ids
 from mooring.core.access import SYSTEM, Access
@@ -59,11 +70,18 @@ def create(session: Session, access: Access, into: Project, asked: InstanceGroup
     session.flush()
     members = [instances.new_row(project.id, template, each) for each in names]
     for rank, member in enumerate(members):
-        member.group_id, member.group_rank = row.id, rank
+        member.group_id, member.group_rank, member.spec = row.id, rank, specs.own_part(member.spec)
+    _count_stored(session, row, members)
     instances.queue_new(session, members)
     _changed(session, row)
     audit.record(session, access, row.id, project.id, after=_described(row))
     return row
+
+
+def _count_stored(session: Session, row: InstanceGroup, members: Sequence[Instance]) -> None:
+    stored = storage.size(row.template, row.labels)
+    stored += sum(storage.size(member.spec, member.labels) for member in members)
+    storage.add(session, row.project_id, stored=stored, rows=1 + len(members))
 
 
 def _require_network(project: Project, mode: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, object_session
 
 from mooring.control import (
     admission,
@@ -21,6 +21,8 @@ from mooring.control import (
     quotas,
     reserved,
     revisions,
+    specs,
+    storage,
     versions,
 )
 from mooring.core import ids
@@ -53,6 +55,8 @@ def create(session: Session, access: Access, into: Project, request: InstanceReq
         NameTaken: a live instance of the project has this name.
         Forbidden, Invalid: as `admission.require`.
         QuotaExceeded: the project's quotas have no room for it.
+
+    `storage.settle` is the caller's.
     """
     # What is placed at once locks the project again, after the lock of placing: so it must have it.
     project = quotas.lock(session, into.id, always=request.on_capacity == "fail")
@@ -62,6 +66,7 @@ def create(session: Session, access: Access, into: Project, request: InstanceReq
         naming.refuse_taken(session, project.id, [request.name])
     quotas.refuse_beyond(session, project, request)
     row = new_row(project.id, request, request.name or naming.generated(request.image))
+    storage.add(session, project.id, stored=storage.size(row.spec, row.labels))
     queue_new(session, [row])
     audit.record(session, access, row.id, project.id, after=_described(row))
     return row
@@ -117,7 +122,7 @@ def patch(
     if changes.keys() != {"labels"}:
         members.refuse(session, "change", access, row)
     versions.refuse_stale("instance", row.version, if_match)
-    before = _patchable(row)
+    before, stored = _patchable(row), storage.size(row.spec, row.labels)
     if changes.get("name", row.name) != row.name:
         naming.refuse_taken(session, row.project_id, [changes["name"]])
         row.name = changes["name"]
@@ -136,9 +141,16 @@ def patch(
     if row.node_id is not None and row.state in HOLDS_GPUS:
         revisions.changed(session, row.node_id)
     touch(session, row)
+    _count_patched(session, row, stored, labelled="labels" in changes)
     was, became = audit.changes(before, _patchable(row))
     audit.record(session, access, row.id, row.project_id, before=was, after=became)
     return row
+
+
+def _count_patched(session: Session, row: Instance, stored_before: int, *, labelled: bool) -> None:
+    written = storage.size(row.labels) if labelled else 0
+    stored = storage.size(row.spec, row.labels) - stored_before
+    storage.add(session, row.project_id, stored=stored, written=written)
 
 
 def _patchable(row: Instance) -> dict[str, Any]:
@@ -373,4 +385,11 @@ def touch(session: Session, row: Instance, reason: Reason | None = None) -> None
 
 
 def spec_of(row: Instance) -> InstanceSpec:
-    return InstanceSpec.from_row(row.spec)
+    """The whole spec of an instance; `specs_of` reads many."""
+    session = object_session(row)
+    return InstanceSpec.from_row(specs.whole(session, [row])[row.id] if session else row.spec)
+
+
+def specs_of(session: Session, rows: Sequence[Instance]) -> dict[str, InstanceSpec]:
+    """The whole specs of instances by id."""
+    return {key: InstanceSpec.from_row(spec) for key, spec in specs.whole(session, rows).items()}

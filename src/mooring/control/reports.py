@@ -197,7 +197,7 @@ def _endpoints(node: Node, row: Instance, seen: ObservedInstance) -> list[JsonOb
     told = [endpoint.model_dump() | {"host": host} for endpoint in seen.endpoints]
     if told == row.endpoints:
         return row.endpoints  # the usual case, without reading the spec
-    asked = {(port["container"], port["protocol"]) for port in row.spec.get("ports", ())}
+    asked = {(port.container, port.protocol) for port in instances.spec_of(row).ports}
     return [
         each
         for each in told

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from mooring.control import audit, locks, placement_rules, requests, revisions, versions
+from mooring.control import audit, locks, placement_rules, requests, revisions, storage, versions
 from mooring.control.world import World
 from mooring.core import ids
 from mooring.core.access import Access
@@ -50,6 +50,7 @@ def create(
     _keep(session, row, _chosen(session, world, row))
     session.add(row)
     session.flush()
+    storage.add(session, project.id, stored=0)
     audit.record(session, access, row.id, project.id, after=_described(row))
     return row
 

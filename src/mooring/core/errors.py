@@ -14,6 +14,7 @@
     │   ├── MemberOfGroup         member_of_group
     │   ├── InsufficientCapacity  insufficient_capacity
     │   ├── IdempotencyInProgress idempotency_in_progress
+    │   ├── ReplayTooLarge        replay_too_large
     │   ├── NodeInUse             node_in_use
     │   ├── ProjectInUse          project_in_use
     │   ├── StaleSession          stale_session
@@ -25,7 +26,8 @@
     ├── Invalid              422  validation_failed · not_supported_yet · registry_not_allowed · …
     │   └── IdempotencyKeyReused  idempotency_key_reused
     ├── TooManyRequests      429  too_many_requests · too_many_streams ·
-    │                             too_many_streams_on_node
+    │   │                         too_many_streams_on_node
+    │   └── DailyWriteLimit       daily_write_limit
     ├── HeadersTooLarge      431  headers_too_large
     └── Unavailable          503  database_unavailable · sso_unavailable · node_unreachable · node_timeout ·
                                   server_ending
@@ -117,6 +119,12 @@ class IdempotencyInProgress(Conflict):
     retryable = True
 
 
+class ReplayTooLarge(Conflict):
+    """The first request took effect; its answer was not kept. Fields: `first_status`, `location`."""
+
+    code, title = "replay_too_large", "The first answer was too large to keep"
+
+
 class ProjectInUse(Conflict):
     code, title = "project_in_use", "Instances live in this project"
 
@@ -166,6 +174,12 @@ class IdempotencyKeyReused(Invalid):
 class TooManyRequests(MooringError):
     code, title = "too_many_requests", "Too many requests"
     retryable = True
+
+
+class DailyWriteLimit(TooManyRequests):
+    """The project wrote too many bytes today. Fields: `limit`, `used`, `asked`, `resets_at`."""
+
+    code, title = "daily_write_limit", "Too much written today"
 
 
 class Unavailable(MooringError):

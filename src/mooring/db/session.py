@@ -73,7 +73,7 @@ class Database:
             OperationalError: the writer's lock was not to be had in time, or the database is away.
         """
         with (
-            self._one_writer(),
+            self.only_writer(),
             Session(self.engine, expire_on_commit=False, info=self.session_info) as session,
         ):
             if self.is_sqlite:
@@ -89,7 +89,12 @@ class Database:
         self.signals.fire(topics)
 
     @contextmanager
-    def _one_writer(self) -> Iterator[None]:
+    def only_writer(self) -> Iterator[None]:
+        """On SQLite, keep the other threads of this process from writing.
+
+        Raises:
+            OperationalError: the lock was not to be had in time.
+        """
         # SQLite's own busy wait polls and starves; a lock in the process hands over at once.
         if not self.is_sqlite:
             yield
@@ -127,7 +132,13 @@ def _sqlite_engine(url: URL) -> Engine:
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
     connection.isolation_level = None  # the begin hook below decides how transactions start
     cursor = connection.cursor()
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=10000"):
+    for pragma in (
+        "journal_mode=WAL",
+        "synchronous=FULL",
+        "foreign_keys=ON",
+        "busy_timeout=10000",
+        "journal_size_limit=4194304",
+    ):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
 

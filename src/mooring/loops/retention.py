@@ -1,27 +1,131 @@
-"""Forgets what is kept for a time only: events, idempotency keys, streams nobody came for."""
+"""Purges what is kept for a time only: in small batches, so that other writers wait for none of it."""
 
-from datetime import timedelta
+import logging
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
 
-from sqlalchemy import delete
-
-from mooring.control import events, idempotency
+from mooring.control import retention
+from mooring.control.retention import Kept, Sweep
+from mooring.control.storage import Limits
+from mooring.db import space
 from mooring.db.session import Database
-from mooring.db.tables import Stream
 from mooring.db.types import now
 from mooring.loops.loop import Loop
 
-_STREAM_KEPT = timedelta(minutes=10)
+log = logging.getLogger(__name__)
+
+# Of one kind of rows in one run. What is left over is for the next run.
+MOST_IN_A_RUN: Final = 20_000
+# A batch grows and shrinks so that its transaction takes about this long.
+BATCH_S: Final = 0.05
+MOST_IN_A_BATCH: Final = 500
+_FIRST_BATCH = 20
+
+
+class SteadyClock:
+    """Tells whether the wall clock can be believed, by a clock that nobody can set.
+
+    Rows are purged by the times written in them, so a clock that jumps to the future would purge all of them.
+    After a jump nothing is purged until the clock has run evenly for an hour.
+    """
+
+    TOLERANCE: Final = timedelta(minutes=5)
+    HOLD_S: Final = 3600.0
+    # Between the newest time in the database and now, at the start: nobody knows whether that was so long.
+    LONGEST_ABSENCE: Final = timedelta(days=2)
+
+    def __init__(self, wall: Callable[[], datetime] = now, steady: Callable[[], float] | None = None) -> None:
+        self._wall = wall
+        # It goes on while the machine is suspended, as the wall clock does.
+        self._steady = steady or (lambda: time.clock_gettime(time.CLOCK_BOOTTIME))
+        self._seen: tuple[datetime, float] | None = None
+        self._held_until = 0.0
+
+    def is_steady(self, last_activity: datetime | None) -> bool:
+        """Whether rows may be purged by the wall clock now.
+
+        Args:
+            last_activity: the newest time in the database; only the first call heeds it.
+        """
+        wall, steady = self._wall(), self._steady()
+        if self._seen is None:
+            jumped = last_activity is not None and wall - last_activity > self.LONGEST_ABSENCE
+        else:
+            passed = timedelta(seconds=steady - self._seen[1])
+            jumped = abs(wall - self._seen[0] - passed) > self.TOLERANCE
+        self._seen = wall, steady
+        if jumped:
+            self._held_until = steady + self.HOLD_S
+            log.warning(
+                "the clock is at %s, which is not where it should be; nothing is purged for %d minutes",
+                wall.isoformat(timespec="seconds"),
+                self.HOLD_S / 60,
+            )
+        return steady >= self._held_until
 
 
 class Retention(Loop):
     interval_s = 600.0
 
-    def __init__(self, database: Database, events_kept_days: int) -> None:
+    def __init__(
+        self, database: Database, kept: Kept, limits: Limits, clock: SteadyClock | None = None
+    ) -> None:
         super().__init__(database)
-        self._events_kept_days = events_kept_days
+        self._kept, self._limits, self._clock = kept, limits, clock or SteadyClock()
+        shortest = min(kept.deleted, kept.idempotency).total_seconds()
+        self.interval_s = min(600.0, max(1.0, shortest / 4))
 
     def tick(self) -> None:
+        with self.database.read() as session:
+            last_activity = retention.last_activity(session)
+        if not self._clock.is_steady(last_activity):
+            return
+        failures: list[Exception] = []
+        for sweep in retention.sweeps(self._kept, self._limits):
+            try:
+                self._sweep(sweep)
+            except Exception as failure:
+                failures.append(failure)
+        if self.database.is_sqlite:
+            self._give_back()
+        if failures:
+            raise ExceptionGroup("some rows were not purged", failures)
+
+    def _sweep(self, sweep: Sweep) -> None:
+        left, batch = MOST_IN_A_RUN, _FIRST_BATCH
+        while left > 0 and not self._stopping.is_set():
+            with self.database.read() as session:
+                keys = sweep.find(session, min(batch, left))
+            if not keys:
+                return
+            took_s, removed = self._remove(sweep, keys)
+            if not removed:
+                return  # somebody else has them; the next run will see
+            left -= len(keys)
+            batch = _next_batch(batch, took_s)
+            self._stopping.wait(took_s)  # others write now
+
+    def _remove(self, sweep: Sweep, keys: Sequence[Any]) -> tuple[float, int]:
         with self.database.write() as session:
-            events.forget_older_than(session, self._events_kept_days)
-            idempotency.forget_expired(session)
-            session.execute(delete(Stream).where(Stream.created_at < now() - _STREAM_KEPT))
+            began = time.monotonic()  # not the wait for the writer's lock
+            removed = sweep.remove(session, keys)
+        return time.monotonic() - began, removed
+
+    def _give_back(self) -> None:
+        given = False
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            if not space.give_back(self.database):
+                break
+            given = True
+            self._stopping.wait(time.monotonic() - began)
+        if given:
+            space.truncate_log(self.database)
+
+
+def _next_batch(batch: int, took_s: float) -> int:
+    if took_s > BATCH_S:
+        return max(1, batch // 2)
+    return min(MOST_IN_A_BATCH, batch * 2) if took_s < BATCH_S / 3 else batch

@@ -1,13 +1,30 @@
 """The tables. What SQL must filter, join, sum or constrain is a column; what only a reader shows is JSON."""
 
 from mooring.db.tables.base import Base
-from mooring.db.tables.history import AuditEntry, AuditHead, AuditLink, ControlPlane, Event, IdempotencyKey
+from mooring.db.tables.history import (
+    AuditEntry,
+    AuditHead,
+    AuditLink,
+    ControlPlane,
+    Event,
+    IdempotencyKey,
+    IdempotencyUsage,
+)
 from mooring.db.tables.machines import Gpu, JoinToken, Node, Stream
 from mooring.db.tables.tenants import ApiKey, Member, Project, Registry, Secret, User
-from mooring.db.tables.work import Allocation, Instance, InstanceGroup, ProjectUsage, Reservation
+from mooring.db.tables.work import (
+    Allocation,
+    Instance,
+    InstanceGroup,
+    InstanceRecord,
+    ProjectStorage,
+    ProjectUsage,
+    Reservation,
+)
 
 __all__ = [
-    "Allocation", "ApiKey", "AuditEntry", "AuditHead", "AuditLink", "Base", "ControlPlane", "Event",
-    "Gpu", "IdempotencyKey", "Instance", "InstanceGroup", "JoinToken", "Member", "Node", "Project",
-    "ProjectUsage", "Registry", "Reservation", "Secret", "Stream", "User",
+    "Allocation", "ApiKey", "AuditEntry", "AuditHead", "AuditLink", "Base", "ControlPlane", "Event", "Gpu",
+    "IdempotencyKey", "IdempotencyUsage", "Instance", "InstanceGroup", "InstanceRecord", "JoinToken",
+    "Member", "Node", "Project", "ProjectStorage", "ProjectUsage", "Registry", "Reservation", "Secret",
+    "Stream", "User",
 ]  # fmt: skip

@@ -45,6 +45,7 @@ def one_of(column: str, values: type[StrEnum]) -> CheckConstraint:
 
 
 LIVE = "deleted_at IS NULL"
+DELETED = "deleted_at IS NOT NULL"
 
 
 def partial_index(name: str, *columns: str, where: str, unique: bool = False) -> Index:

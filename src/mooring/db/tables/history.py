@@ -3,6 +3,7 @@
 from datetime import datetime
 
 from sqlalchemy import (
+    BigInteger,
     Index,
     LargeBinary,
 )
@@ -23,6 +24,8 @@ class ControlPlane(Base):
     key_check: Mapped[bytes | None] = mapped_column(LargeBinary)
     # Names the key that signs the audit log, so that a wrong one is noticed at the start.
     audit_key_id: Mapped[str | None]
+    # The highest `seq` of an event that was purged with its instance, before its time was over.
+    events_purged_to: Mapped[int | None] = mapped_column(BigInteger)
     created_at: Mapped[datetime]
 
 
@@ -106,7 +109,10 @@ class AuditHead(Base):
 
 
 class IdempotencyKey(Base):
-    """The stored answer of a POST, written in the transaction of its effect. No status: still running."""
+    """The stored answer of a POST, written in the transaction of its effect. No status: still running.
+
+    A status without a body: the body was not kept, since it was too large.
+    """
 
     __tablename__ = "idempotency_keys"
 
@@ -118,4 +124,15 @@ class IdempotencyKey(Base):
     # An answer that shows a secret this once is kept encrypted.
     sealed: Mapped[bool] = mapped_column(default=False)
     body: Mapped[bytes | None] = mapped_column(LargeBinary)
+    # Of the caller's key, where it belongs to one.
+    project_id: Mapped[str | None]
     created_at: Mapped[datetime] = mapped_column(index=True)
+
+
+class IdempotencyUsage(Base):
+    """How many bytes of stored answers a caller or a project has."""
+
+    __tablename__ = "idempotency_usage"
+
+    holder: Mapped[str] = mapped_column(primary_key=True)
+    stored_bytes: Mapped[int] = mapped_column(BigInteger)

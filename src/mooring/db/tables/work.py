@@ -13,7 +13,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Mapped, mapped_column
 
 from mooring.core.instance import DesiredState, State
-from mooring.db.tables.base import LIVE, Base, one_of, partial_index
+from mooring.db.tables.base import DELETED, LIVE, Base, one_of, partial_index
 from mooring.db.types import BigId, JsonObject
 
 ACTIVE = "state IN ('pending', 'scheduled', 'starting', 'running', 'stopping', 'unreachable')"
@@ -33,6 +33,8 @@ class Instance(Base):
         partial_index("ix_instances_project_id_id", "project_id", "id", where=LIVE),
         # What a project holds and waits for, which is counted against its quotas.
         partial_index("ix_instances_project_active", "project_id", where=ACTIVE),
+        # What retention looks for.
+        partial_index("ix_instances_deleted_at", "deleted_at", where=DELETED),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -103,7 +105,8 @@ class Allocation(Base):
 
     id: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)
     gpu_uuid: Mapped[str] = mapped_column(ForeignKey("gpus.uuid"))
-    instance_id: Mapped[str] = mapped_column(ForeignKey("instances.id"))
+    # No foreign key: the ledger outlives the instance's row (see InstanceRecord).
+    instance_id: Mapped[str]
     project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
     attempt: Mapped[int]
     # Thousandths of the card; of a MIG device what it counts as.
@@ -120,6 +123,7 @@ class InstanceGroup(Base):
     __table_args__ = (
         partial_index("uq_instance_groups_project_id_name", "project_id", "name", where=LIVE, unique=True),
         Index("ix_instance_groups_project_id_id", "project_id", "id"),
+        partial_index("ix_instance_groups_deleted_at", "deleted_at", where=DELETED),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -140,6 +144,46 @@ class InstanceGroup(Base):
     version: Mapped[int]
     created_at: Mapped[datetime]
     deleted_at: Mapped[datetime | None]
+
+
+class InstanceRecord(Base):
+    """What is kept of a purged instance that was placed at least once.
+
+    Its rows in `allocations` are kept too. Together they say which GPUs a project had, and when.
+    """
+
+    __tablename__ = "instance_records"
+    __table_args__ = (Index("ix_instance_records_project_id_id", "project_id", "id"),)
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
+    name: Mapped[str]
+    group_id: Mapped[str | None]
+    gpu_count: Mapped[int]
+    gpu_milli: Mapped[int]
+    cpu_milli: Mapped[int | None]
+    memory_mib: Mapped[int | None]
+    preemptible: Mapped[bool]
+    attempts: Mapped[int]
+    created_at: Mapped[datetime]
+    # Of the last attempt.
+    scheduled_at: Mapped[datetime | None]
+    started_at: Mapped[datetime | None]
+    stopped_at: Mapped[datetime | None]
+    deleted_at: Mapped[datetime | None]
+
+
+class ProjectStorage(Base):
+    """How much of the database a project fills, as `control/storage.py` counts it."""
+
+    __tablename__ = "project_storage"
+
+    project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"), primary_key=True)
+    # Specs and labels of its instances and groups, deleted ones included until they are purged.
+    stored_bytes: Mapped[int] = mapped_column(BigInteger)
+    # All that was written on the UTC day `written_on`, such as 2026-11-22.
+    written_bytes: Mapped[int] = mapped_column(BigInteger)
+    written_on: Mapped[str]
 
 
 class Reservation(Base):

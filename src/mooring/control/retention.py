@@ -1,0 +1,267 @@
+"""What is purged, when, and what is kept of it.
+
+Each sweep finds a batch of rows by their wall-clock times, and removes those that may still go, in a short
+transaction of its own (loops/retention.py). Never purged: the audit log, the ledger of GPUs (`allocations`,
+`instance_records`), and whatever something else refers to.
+"""
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import ColumnElement, String, cast, delete, exists, false, func, insert, or_, select
+from sqlalchemy.orm import InstrumentedAttribute, Session
+
+from mooring.control import events, idempotency, storage
+from mooring.control.storage import Limits
+from mooring.db.tables import (
+    Allocation,
+    ApiKey,
+    Event,
+    Instance,
+    InstanceGroup,
+    InstanceRecord,
+    JoinToken,
+    Member,
+    Node,
+    Project,
+    ProjectUsage,
+    Registry,
+    Reservation,
+    Secret,
+    Stream,
+    User,
+)
+from mooring.db.types import now
+
+_STREAM_KEPT = timedelta(minutes=10)
+# What was deleted more recently is kept even where its project has filled its storage: its deletion may still
+# be waited for.
+_KEPT_UNDER_PRESSURE = timedelta(minutes=10)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """For how long."""
+
+    deleted: timedelta
+    idempotency: timedelta
+    events: timedelta
+
+
+class Sweep(ABC):
+    """One kind of rows that are purged. Made anew for each run."""
+
+    @abstractmethod
+    def find(self, session: Session, most: int) -> Sequence[Any]:
+        """Keys of some rows that are due; none when all of them are gone."""
+
+    @abstractmethod
+    def remove(self, session: Session, keys: Sequence[Any]) -> int:
+        """Remove those of them that still may go; how many did."""
+
+
+def sweeps(kept: Kept, limits: Limits) -> list[Sweep]:
+    """All of them, in an order in which what refers to others goes first."""
+    before = now() - kept.deleted
+    return [
+        _Answers(kept.idempotency),
+        _Rows(Stream.id, Stream.created_at < now() - _STREAM_KEPT),
+        _Instances(before),
+        _CrowdedInstances(limits),
+        _Groups(before),
+        _Rows(Reservation.id, or_(Reservation.deleted_at < before, Reservation.to_at < before)),
+        _Rows(JoinToken.id, or_(JoinToken.used_at < before, JoinToken.expires_at < before)),
+        _Rows(ApiKey.id, _dead_key(before)),
+        _Rows(User.id, _unused_user(before)),
+        _Projects(before),
+        _Events(now() - kept.events),
+    ]
+
+
+class _Answers(Sweep):
+    def __init__(self, kept: timedelta) -> None:
+        self._kept = kept
+
+    def find(self, session: Session, most: int) -> Sequence[Any]:
+        return idempotency.expired(session, self._kept, most)
+
+    def remove(self, session: Session, keys: Sequence[Any]) -> int:
+        return idempotency.forget(session, keys, self._kept)
+
+
+class _Rows(Sweep):
+    """Rows that nothing else is to be done for."""
+
+    def __init__(self, key: InstrumentedAttribute[str], due: ColumnElement[bool]) -> None:
+        self._key, self._due = key, due
+
+    def find(self, session: Session, most: int) -> Sequence[str]:
+        return session.scalars(select(self._key).where(self._due).limit(most)).all()
+
+    def remove(self, session: Session, keys: Sequence[str]) -> int:
+        gone = delete(self._key.class_).where(self._key.in_(keys), self._due).returning(self._key)
+        return len(session.scalars(gone).all())
+
+
+def _dead_key(before: datetime) -> ColumnElement[bool]:
+    """Keys of admins without a user stay: the settings may name one, and it would be installed anew."""
+    ended = or_(ApiKey.revoked_at < before, ApiKey.expires_at < before)
+    return ended & or_(ApiKey.project_id.is_not(None), ApiKey.user_id.is_not(None))
+
+
+def _unused_user(before: datetime) -> ColumnElement[bool]:
+    """People of a sign-on issuer stay: their row is what refuses their tokens."""
+    referred = or_(exists().where(Member.user_id == User.id), exists().where(ApiKey.user_id == User.id))
+    return (User.deleted_at < before) & User.issuer.is_(None) & ~referred
+
+
+class _Instances(Sweep):
+    """Deleted instances with their events. Of those that were placed a record stays."""
+
+    def __init__(self, before: datetime) -> None:
+        self._due = Instance.deleted_at < before
+
+    def find(self, session: Session, most: int) -> Sequence[str]:
+        query = select(Instance.id).where(self._due, ~_holds_gpus()).order_by(Instance.deleted_at)
+        return session.scalars(query.limit(most)).all()
+
+    def remove(self, session: Session, keys: Sequence[str]) -> int:
+        purged = _purge(session, keys, self._due)
+        events.forget_of_instances(session, purged)
+        return len(purged)
+
+
+class _CrowdedInstances(Sweep):
+    """Deleted instances of projects that fill more than half of their storage, the oldest first.
+
+    Their events stay for their time: no project may take them from other readers.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._due = Instance.deleted_at < now() - _KEPT_UNDER_PRESSURE
+
+    def find(self, session: Session, most: int) -> Sequence[str]:
+        found: list[str] = []
+        for project_id, excess in storage.crowded(session, self._limits):
+            query = select(Instance.id, _stored_bytes()).where(Instance.project_id == project_id, self._due)
+            query = query.where(~_holds_gpus()).order_by(Instance.deleted_at).limit(most - len(found))
+            left = excess
+            for instance_id, stored in session.execute(query):
+                if left <= 0:
+                    break
+                found.append(instance_id)
+                left -= stored
+            if len(found) >= most:
+                break
+        return found
+
+    def remove(self, session: Session, keys: Sequence[str]) -> int:
+        return len(_purge(session, keys, self._due))
+
+
+def _holds_gpus() -> ColumnElement[bool]:
+    """No deleted instance should; if one does, it is a bug that this must not hide."""
+    return exists().where(Allocation.instance_id == Instance.id, Allocation.to_at.is_(None))
+
+
+def _stored_bytes() -> ColumnElement[int]:
+    """As `storage.size` of spec and labels, without reading them."""
+    stored = func.length(cast(Instance.spec, String)) + func.length(cast(Instance.labels, String))
+    return stored.label("stored_bytes")
+
+
+def _purge(session: Session, keys: Sequence[str], due: ColumnElement[bool]) -> list[str]:
+    row = Instance
+    columns = (
+        row.id, row.project_id, row.name, row.group_id, row.gpu_count, row.gpu_milli, row.cpu_milli,
+        row.memory_mib, row.attempt.label("attempts"), row.created_at, row.scheduled_at, row.started_at,
+        row.stopped_at, row.deleted_at,
+        func.coalesce(row.spec["preemptible"].as_boolean(), false()).label("preemptible"),
+    )  # fmt: skip
+    query = select(_stored_bytes(), *columns).where(row.id.in_(keys), due, ~_holds_gpus())
+    rows = session.execute(query.order_by(row.id).with_for_update(skip_locked=True)).mappings().all()
+    names = [column.name for column in InstanceRecord.__table__.columns]
+    if records := [{name: each[name] for name in names} for each in rows if each["attempts"]]:
+        session.execute(insert(InstanceRecord), records)
+    purged = [each["id"] for each in rows]
+    session.execute(delete(row).where(row.id.in_(purged)))
+    freed: Counter[str] = Counter()
+    for each in rows:
+        freed[each["project_id"]] += each["stored_bytes"]
+    storage.release(session, freed)
+    return purged
+
+
+class _Groups(Sweep):
+    """Deleted groups, after their members."""
+
+    def __init__(self, before: datetime) -> None:
+        member = exists().where(Instance.group_id == InstanceGroup.id)
+        self._due = (InstanceGroup.deleted_at < before) & ~member
+
+    def find(self, session: Session, most: int) -> Sequence[str]:
+        return session.scalars(select(InstanceGroup.id).where(self._due).limit(most)).all()
+
+    def remove(self, session: Session, keys: Sequence[str]) -> int:
+        row = InstanceGroup
+        stored = func.length(cast(row.template, String)) + func.length(cast(row.labels, String))
+        gone = delete(row).where(row.id.in_(keys), self._due).returning(row.project_id, stored)
+        freed: Counter[str] = Counter()
+        rows = session.execute(gone).all()
+        for project_id, size in rows:
+            freed[project_id] += size
+        storage.release(session, freed)
+        return len(rows)
+
+
+_OF_A_PROJECT = (
+    Allocation, InstanceRecord, InstanceGroup, Reservation, ApiKey, Member, Secret, Registry, Instance,
+)  # fmt: skip
+
+
+class _Projects(Sweep):
+    """Deleted projects that nothing refers to any more: those that never had a GPU, that is."""
+
+    def __init__(self, before: datetime) -> None:
+        referred = or_(*(exists().where(table.project_id == Project.id) for table in _OF_A_PROJECT))
+        self._due = (Project.deleted_at < before) & ~referred
+
+    def find(self, session: Session, most: int) -> Sequence[str]:
+        return session.scalars(select(Project.id).where(self._due).limit(most)).all()
+
+    def remove(self, session: Session, keys: Sequence[str]) -> int:
+        due = session.scalars(select(Project.id).where(Project.id.in_(keys), self._due)).all()
+        session.execute(delete(ProjectUsage).where(ProjectUsage.project_id.in_(due)))
+        storage.forget(session, due)
+        session.execute(delete(Project).where(Project.id.in_(due)))
+        return len(due)
+
+
+class _Events(Sweep):
+    """Events past their time, in the order of their numbers."""
+
+    def __init__(self, before: datetime) -> None:
+        self._before = before
+        self._after: int | None = 0
+
+    def find(self, session: Session, most: int) -> Sequence[int]:
+        while self._after is not None:
+            found, self._after = events.expired(session, self._before, self._after, most)
+            if found:
+                return found
+        return ()
+
+    def remove(self, session: Session, keys: Sequence[int]) -> int:
+        return events.forget(session, keys)
+
+
+def last_activity(session: Session) -> datetime | None:
+    """The newest time that somebody wrote down: the wall clock was there, at least."""
+    event = session.scalar(select(Event.at).order_by(Event.seq.desc()).limit(1))
+    heartbeat = session.scalar(select(func.max(Node.last_heartbeat_at)))
+    return max(filter(None, (event, heartbeat)), default=None)

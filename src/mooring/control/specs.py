@@ -1,0 +1,40 @@
+"""Specs of members of groups: what all members share is stored once, in the group's template.
+
+A member's row keeps what the scheduler reads in SQL. Members made by an earlier release have everything in
+their own row; both are read here.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from mooring.db.tables import Instance, InstanceGroup
+from mooring.db.types import JsonObject
+
+# The fields that no query reads, and that may be large.
+SHARED: Final = frozenset({"env", "command", "entrypoint", "working_dir", "user", "ports"})
+
+
+def own_part(spec: JsonObject) -> JsonObject:
+    """What a member's row keeps of its spec."""
+    return {name: value for name, value in spec.items() if name not in SHARED}
+
+
+def whole(session: Session, rows: Sequence[Instance]) -> dict[str, JsonObject]:
+    """The specs of instances by id, with one query more if there are members of groups among them."""
+    groups = {row.group_id for row in rows if row.group_id is not None and not row.spec.keys() >= SHARED}
+    templates: dict[str, Any] = {}
+    if groups:
+        query = select(InstanceGroup.id, InstanceGroup.template).where(InstanceGroup.id.in_(groups))
+        templates = dict(session.execute(query).all())
+    return {row.id: _joined(row.spec, templates.get(row.group_id or "")) for row in rows}
+
+
+def _joined(own: JsonObject, template: JsonObject | None) -> JsonObject:
+    if template is None:
+        return own
+    # In the order of the template, as all specs are written.
+    shared = {name: value for name, value in template.items() if name in SHARED or name in own}
+    return {**shared, **own}

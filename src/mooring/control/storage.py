@@ -1,0 +1,160 @@
+"""How many bytes of the database each project fills, and the limits on that.
+
+Two counts per project. Stored bytes: specs and labels of its instances and groups, deleted ones included
+until they are purged. Written bytes: what creates and changes wrote on one UTC day; they bound what stays for
+a time only (events, answers) or for good (the audit log). Operations that end something are never refused.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from sqlalchemy import Row, delete, select, text, update
+from sqlalchemy.orm import Session
+
+from mooring.core.errors import DailyWriteLimit, QuotaExceeded
+from mooring.db.tables import Instance, ProjectStorage
+from mooring.db.types import JsonObject, now
+from mooring.schemas.base import timestamp
+
+# Of each row that a request makes: its other columns, indexes, events and its row of the audit log.
+ROW_BYTES: Final = 2048
+_PENDING = "mooring.storage"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of each project."""
+
+    stored_bytes: int
+    written_bytes_per_day: int
+
+
+@dataclass(slots=True)
+class _Pending:
+    """What this transaction adds, by project."""
+
+    stored: Counter[str] = field(default_factory=Counter)
+    written: Counter[str] = field(default_factory=Counter)
+    may_refuse: bool = False
+
+
+def size(*documents: JsonObject) -> int:
+    """Bytes of JSON documents as the database keeps them."""
+    return sum(len(json.dumps(document)) for document in documents)
+
+
+def add(session: Session, project_id: str, *, stored: int, written: int | None = None, rows: int = 1) -> None:
+    """Count what a request stores; `settle` refuses it when that is too much.
+
+    Args:
+        stored: bytes of documents; less than zero where a document became smaller.
+        written: bytes of documents that were written; null: all that are stored.
+        rows: how many rows of the project the request makes or changes.
+    """
+    pending = _pending(session)
+    pending.may_refuse = True
+    pending.stored[project_id] += stored
+    pending.written[project_id] += (stored if written is None else written) + rows * ROW_BYTES
+
+
+def add_answer(session: Session, project_id: str | None, written: int) -> None:
+    """Count an answer that is kept for a replay; no reason to refuse a request that has been carried out."""
+    if project_id is not None:
+        _pending(session).written[project_id] += written
+
+
+def _pending(session: Session) -> _Pending:
+    pending: _Pending = session.info.setdefault(_PENDING, _Pending())
+    return pending
+
+
+_ADD = text(
+    """
+    INSERT INTO project_storage (project_id, stored_bytes, written_bytes, written_on)
+    VALUES (:project_id, CASE WHEN :stored > 0 THEN :stored ELSE 0 END, :written, :day)
+    ON CONFLICT (project_id) DO UPDATE SET
+        stored_bytes = CASE
+            WHEN project_storage.stored_bytes + :stored > 0 THEN project_storage.stored_bytes + :stored ELSE 0
+        END,
+        written_bytes = CASE
+            WHEN project_storage.written_on = :day THEN project_storage.written_bytes + :written
+            ELSE :written
+        END,
+        written_on = :day
+    RETURNING stored_bytes, written_bytes
+    """
+)
+
+
+def settle(session: Session, limits: Limits) -> None:
+    """Write down what the transaction has added. It locks the counts: call it as late as possible.
+
+    Raises:
+        QuotaExceeded: the project would store more than it may; `quota` is `stored_bytes`.
+        DailyWriteLimit: the project has written too much today.
+    """
+    pending: _Pending | None = session.info.pop(_PENDING, None)
+    if pending is None:
+        return
+    moment = now()
+    for project_id in sorted(pending.written):
+        stored, written = pending.stored[project_id], pending.written[project_id]
+        values = {"project_id": project_id, "stored": stored, "written": written, "day": _day(moment)}
+        row = session.execute(_ADD, values).one()
+        if pending.may_refuse:
+            _refuse_beyond(limits, row, stored, written, moment)
+
+
+def _day(moment: datetime) -> str:
+    return moment.strftime("%Y-%m-%d")
+
+
+def _refuse_beyond(limits: Limits, row: Row[Any], stored: int, written: int, moment: datetime) -> None:
+    if stored > 0 and row.stored_bytes > limits.stored_bytes:
+        raise QuotaExceeded(
+            f"specs and labels of the project's instances would take {row.stored_bytes} bytes; the "
+            f"limit is {limits.stored_bytes}. Delete instances (they count until they are purged), and move "
+            "large env values into images",
+            quota="stored_bytes",
+            limit=limits.stored_bytes,
+            used=row.stored_bytes - stored,
+            asked=stored,
+        )
+    if row.written_bytes > limits.written_bytes_per_day:
+        resets_at = (moment + timedelta(days=1)).replace(hour=0, minute=0, second=0, microsecond=0)
+        raise DailyWriteLimit(
+            f"the project has written {row.written_bytes - written} bytes today, and it may write "
+            f"{limits.written_bytes_per_day} a day; the count starts again at {timestamp(resets_at)}",
+            retry_after_s=max(1, round((resets_at - moment).total_seconds())),
+            limit=limits.written_bytes_per_day,
+            used=row.written_bytes - written,
+            asked=written,
+            resets_at=timestamp(resets_at),
+        )
+
+
+def release(session: Session, freed: Mapping[str, int]) -> None:
+    """Count what was purged, by project, as no longer stored."""
+    row = ProjectStorage
+    for project_id in sorted(freed):
+        left = row.stored_bytes - freed[project_id]
+        session.execute(update(row).where(row.project_id == project_id).values(stored_bytes=left))
+
+
+def crowded(session: Session, limits: Limits) -> list[tuple[str, int]]:
+    """Projects that fill more than half of what they may store and have deleted instances, and the excess."""
+    half = limits.stored_bytes // 2
+    deleted = select(Instance.project_id).where(Instance.deleted_at.is_not(None))
+    query = select(ProjectStorage.project_id, ProjectStorage.stored_bytes).where(
+        ProjectStorage.stored_bytes > half, ProjectStorage.project_id.in_(deleted)
+    )
+    return [(project_id, stored - half) for project_id, stored in session.execute(query)]
+
+
+def forget(session: Session, project_ids: Sequence[str]) -> None:
+    """Drop the counts of projects that are purged."""
+    session.execute(delete(ProjectStorage).where(ProjectStorage.project_id.in_(project_ids)))
