@@ -83,7 +83,7 @@ class Agent:
         self._gate = ReleaseGate(gpus, container_of, release_within_s)
         self._watchdog = Watchdog(gpus, container_of)
         self._watch_wanted = threading.Event()  # while there is somebody to watch
-        self._hands = Hands(runtime, crew, self._tell, self._telemetry.distrust, self._gate)
+        self._hands = Hands(runtime, crew, self._tell, self._telemetry.faults.distrust, self._gate)
         self._streams = Streams(runtime, control_plane, self._knowledge.container, crew.streams)
         self._control_plane = control_plane
         self._exchange = Exchange(
@@ -95,6 +95,7 @@ class Agent:
             end=self._end,
             ended=self._ended,
         )
+        gpus.on_news(lambda: self._exchange.soon(hurry=False))
 
     def run(self) -> int:
         """The process's exit code: 0 after `stop`, 3 when taken over, 4 when the credential is refused."""
@@ -293,7 +294,8 @@ class Agent:
             samples=samples,
             instances=picture.instances,
             orphans=picture.orphans,
-            incidents=self._telemetry.incidents(),
+            incidents=self._telemetry.faults.incidents(),
+            faults=self._telemetry.faults.faults(),
         )
         return Report(request, highest)
 
@@ -312,7 +314,7 @@ class Agent:
             if verdict is Verdict.TAKEN and manages:  # who did not say so was told of none
                 self._hands.keep_overlays(answer.overlays)
         if verdict is not Verdict.REFUSED:
-            self._telemetry.answered(report.request.incidents)
+            self._telemetry.faults.answered(report.request.incidents, report.request.faults)
             self._streams.serve(answer.streams)
         return verdict
 

@@ -54,6 +54,12 @@ class GpuFacts(_Fact):
     fault: Annotated[Text | None, Field(description="why it cannot be used: gpu_lost, reset_required, …")] = (
         None
     )
+    recovery_action: Annotated[
+        Text | None, Field(description="what the driver wants done: none, reset_required, …")
+    ] = None
+    conditions: Annotated[
+        list[Text], Field(max_length=16, description="what stops no new work: row_remap_pending, …")
+    ] = []
 
 
 class Process(_Fact):
