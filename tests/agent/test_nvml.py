@@ -43,7 +43,7 @@ EVERY_TIME = {name for name in INVENTORIED if "NvLinkRemote" not in name}
 LASTING = {
     name
     for name, lost in INVENTORIED.items()
-    if not lost.keys() & {"power_limit_w", "topology", "nvlink_peers"}
+    if not lost.keys() & {"power_limit_w", "recovery_action", "topology", "nvlink_peers"}
 }
 INIT_FAULTS = NODE_FAULTS | {
     4: "no_permission",

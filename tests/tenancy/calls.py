@@ -292,6 +292,7 @@ CALLS: Mapping[str, Make] = {
     "list_gpus": _nothing,
     "get_gpu": _of_gpu,
     "get_gpu_metrics": _of_gpu,
+    "list_gpu_incidents": _of_gpu,
     "list_instance_types": _nothing,
     "cordon_node": _of_wire,
     "uncordon_node": _of_wire,

@@ -107,6 +107,8 @@ class NvmlGpuReader:
         self._environment = environment
         self._reading = GpuReading(time.monotonic(), error=NOT_READ_YET)
         self._ledger = EventLedger()
+        self._faults: frozenset[str] = frozenset()  # the cards at fault in the last sample
+        self._awaited = False  # somebody asked for the last sample
         self._news: Callable[[], None] = lambda: None
         self._child: NvmlChild | None = None
         self._unkillable: list[NvmlChild] = []
@@ -180,7 +182,8 @@ class NvmlGpuReader:
         while not self._closed_by(sample_at) and time.monotonic() < self._renew_at:
             began_at = time.monotonic()
             sample_at = max(sample_at + self._pace.sample_interval_s, began_at)
-            if inventory.is_due(time.monotonic(), news=self._sample(child)):
+            news = self._sample(child)
+            if self._is_unwell_anew() or inventory.is_due(time.monotonic(), news=news, awaited=self._awaited):
                 self._inventory(child, self._pace.watchdog_s)
                 inventory.was_read(time.monotonic())
             with self._sampled:
@@ -189,7 +192,7 @@ class NvmlGpuReader:
 
     def _closed_by(self, at: float) -> bool:
         """Waits until then, on the monotonic clock, or until `fresh()` or `close()` is called."""
-        self._wake.wait(max(0, at - time.monotonic()))
+        self._awaited = self._wake.wait(max(0, at - time.monotonic()))
         self._wake.clear()
         return self._closing.is_set()
 
@@ -227,7 +230,7 @@ class NvmlGpuReader:
             self._renew_at = time.monotonic() + next(self._lost_pauses)
 
     def _sample(self, child: NvmlChild) -> bool:
-        """Whether the inventory should be read again at once."""
+        """Whether there were events."""
         answer = cast(SampleAnswer, self._ask(child, "sample", self._pace.watchdog_s))
         is_new = self._ledger.add(answer["events"], time.monotonic())
         self._retry_pauses = _pauses(self._pace.retry_pauses_s)
@@ -238,8 +241,14 @@ class NvmlGpuReader:
             self._news()
         if answer["deaf"]:
             raise NodeUnreadableError(EVENTS_LOST)
-        well = {gpu["uuid"] for gpu in self._reading.inventory or () if gpu["fault"] is None}
-        return bool(answer["events"]) or not well.isdisjoint(answer["faults"])
+        self._faults = frozenset(answer["faults"])
+        return bool(answer["events"])
+
+    def _is_unwell_anew(self) -> bool:
+        """Whether the last sample shows a fault of a card that the inventory has as well."""
+        return any(
+            gpu["fault"] is None and gpu["uuid"] in self._faults for gpu in self._reading.inventory or ()
+        )
 
     def _ask(self, child: NvmlChild, operation: str, timeout_s: float) -> dict[str, Any]:
         answer = child.ask({"op": operation}, timeout_s)
@@ -280,8 +289,11 @@ class _InventoryTimes:
         self._pace, self._read_at = pace, read_at
         self._news = self._again = False
 
-    def is_due(self, now: float, *, news: bool) -> bool:
+    def is_due(self, now: float, *, news: bool, awaited: bool) -> bool:
+        """Args: awaited: somebody waits for all that the events of now mean, before a card is given out."""
         self._news = self._news or news
+        if self._news and awaited:
+            return True
         soon = self._news or self._again
         wait_s = self._pace.inventory_gap_s if soon else self._pace.inventory_interval_s
         return now >= self._read_at + min(wait_s, self._pace.inventory_interval_s)

@@ -60,7 +60,7 @@ def _heed(session: Session, node: Node, report: SyncRequest) -> None:
     if report.gpus is not None:
         claimed = gpus.apply_inventory(session, node, report.gpus, simulated=report.facts.simulated_gpus)
     _hear_node(session, node, report, report.problem or claimed)
-    gpus.apply_incidents(session, node, report.incidents)
+    gpus.apply_incidents(session, node, report.incidents, report.faults)
     if report.instances is not None:
         for row, seen in _matched(locks.instances_on(session, node.id), report):
             _observe(session, node, row, seen)

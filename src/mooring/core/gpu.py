@@ -15,6 +15,14 @@ class Health(StrEnum):
     LOST = "lost"  # the node no longer lists it, or the driver says it fell off the bus
 
 
+class Placement(StrEnum):
+    """Whether new work is put on a GPU."""
+
+    NORMAL = "normal"
+    LAST = "last"  # only where nothing else fits
+    NONE = "none"
+
+
 class _Fact(BaseModel):
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 

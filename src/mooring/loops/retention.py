@@ -1,10 +1,10 @@
-"""Forgets what is kept for a time only: events, idempotency keys, streams nobody came for."""
+"""Forgets what is kept for a time only: events, idempotency keys, streams nobody came for, GPU warnings."""
 
 from datetime import timedelta
 
 from sqlalchemy import delete
 
-from mooring.control import events, idempotency
+from mooring.control import events, gpu_health, idempotency
 from mooring.db.session import Database
 from mooring.db.tables import Stream
 from mooring.db.types import now
@@ -25,3 +25,5 @@ class Retention(Loop):
             events.forget_older_than(session, self._events_kept_days)
             idempotency.forget_expired(session)
             session.execute(delete(Stream).where(Stream.created_at < now() - _STREAM_KEPT))
+        with self.database.write() as session:  # locks nodes, so it begins a transaction of its own
+            gpu_health.forget_old(session)
