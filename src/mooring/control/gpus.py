@@ -131,12 +131,23 @@ def apply_incidents(
         row = session.get(Gpu, uuid)
         if row is None or row.node_id != node.id:
             continue
-        for incident in _unheard(row.last_incident_id, uuid, incidents):
-            row.last_incident_id = incident.id
+        new, new_faults = (
+            _unheard(row.last_incident_id, uuid, incidents), _unheard(row.last_fault_id, uuid, faults)
+        )  # fmt: skip
+        row.last_incident_id = new[-1].id if new else row.last_incident_id
+        row.last_fault_id = new_faults[-1].id if new_faults else row.last_fault_id
+        for incident in _merged((*new, *new_faults)):
             _take_incident(session, row, incident)
-        for fault in _unheard(row.last_fault_id, uuid, faults):
-            row.last_fault_id = fault.id
-            _take_incident(session, row, fault)
+
+
+def _merged(incidents: Sequence[Incident]) -> list[Incident]:
+    """Equal ones as one with their count, so that a report of a thousand costs what its kinds cost."""
+    found: dict[tuple[str, str | None, tuple[str, ...]], Incident] = {}
+    for each in incidents:
+        kind = (each.code, each.instance_id, tuple(each.mig_uuids))
+        before = found[kind].count if kind in found else 0
+        found[kind] = each.model_copy(update={"count": min(before + each.count, 2**31 - 1)})
+    return list(found.values())
 
 
 def _take_incident(session: Session, row: Gpu, incident: Incident) -> None:
