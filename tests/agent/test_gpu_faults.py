@@ -71,7 +71,7 @@ def test_a_report_never_outgrows_what_a_control_plane_takes() -> None:
     faults.hear(tuple(_event("xid_79", number, at=str(number)) for number in range(1, 2000)))
     faults.distrust(["GPU-1"], "ins_1/1", Reason(code="gpu_mismatch", message="…"), "ins_1")
     assert len(faults.faults()) <= KEPT
-    assert len(faults.incidents()) <= KEPT + 1
+    assert len(faults.incidents()) <= KEPT
 
 
 def test_events_are_counted_and_are_news_when_they_have_not_been_seen_for_a_while() -> None:

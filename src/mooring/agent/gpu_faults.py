@@ -72,6 +72,7 @@ class GpuFaults:
                     id=incident_id, uuid=uuid, code=reason.code, message=reason.message,
                     instance_id=instance_id,
                 )  # fmt: skip
+            _forget_oldest(self._incidents)
 
     def incidents(self) -> list[Incident]:
         with self._lock:
