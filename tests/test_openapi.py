@@ -52,6 +52,7 @@ ENDPOINTS = {
     "GET /v1/gpus": "list_gpus",
     "GET /v1/gpus/{uuid}": "get_gpu",
     "GET /v1/gpus/{uuid}/metrics": "get_gpu_metrics",
+    "GET /v1/gpus/{uuid}/incidents": "list_gpu_incidents",
     "POST /v1/gpus/{uuid}/clear": "clear_gpu",
     "GET /v1/instance-types": "list_instance_types",
     "POST /v1/nodes/{node_id}/renew-credential": "renew_credential",

@@ -278,13 +278,14 @@ def test_xids_are_kept_in_order_across_children(nvml: NvmlStandin, started: Star
     reader = started()
     _until(reader, _well)
     nvml.write("gpus 3", "xid 0 31", "xid 2 79")
-    reading = _until(reader, lambda it: len(it.xids) == 2)
-    assert [(xid["uuid"], xid["xid"]) for xid in reading.xids] == [(uuid_of(0), 31), (uuid_of(2), 79)]
+    reading = _until(reader, lambda it: len(it.events) == 2)
+    told = [(event["uuid"], event["code"]) for event in reading.events]
+    assert told == [(uuid_of(0), "xid_31"), (uuid_of(2), "xid_79")]
     assert reader.child_pid
     nvml.write("gpus 3")
     os.kill(reader.child_pid, signal.SIGKILL)
     _until(reader, _error)
-    assert len(_until(reader, _well).xids) == 2
+    assert len(_until(reader, _well).events) == 2
 
 
 def test_waiting_for_xids_delays_no_sample(started: Started) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from mooring.agent.control_plane import ControlPlane
 from mooring.agent.crew import WAITING_OF_PROJECT, Crew
+from mooring.agent.gpu_types import GpuEvent
 from mooring.agent.gpus import GpuReader, GpuReading
 from mooring.agent.loop import Agent
 from mooring.agent.runtime import Cancelled, Container, Progress, StartRefused
@@ -538,6 +539,12 @@ def test_incidents_are_repeated_until_a_report_of_them_is_answered(node: Node) -
     assert (incident.uuid, incident.code) == (node.uuid(), "wrong_gpus")
 
 
+def _event(uuid: str | None, code: str) -> GpuEvent:
+    return {
+        "uuid": uuid, "code": code, "mig_uuids": [], "count": 1, "first_at": "then", "last_at": "then"
+    }  # fmt: skip
+
+
 def test_hardware_xids_are_incidents_and_application_xids_are_not(node: Node) -> None:
     cards = Cards(node.gpus.latest())
     node.gpus = cards
@@ -545,14 +552,15 @@ def test_hardware_xids_are_incidents_and_application_xids_are_not(node: Node) ->
     node.heard_again(1)
     cards.reading = replace(
         cards.reading,
-        xids=(
-            {"uuid": node.uuid(0), "xid": 31, "at": "then"},
-            {"uuid": node.uuid(1), "xid": 79, "at": "then"},
-            {"uuid": None, "xid": 79, "at": "then"},
+        events=(
+            _event(node.uuid(0), "xid_31"),
+            _event(node.uuid(1), "xid_79"),
+            _event(None, "xid_79"),
         ),
     )
     report = node.report(lambda report: bool(report.incidents))
     assert [(one.uuid, one.code) for one in report.incidents] == [(node.uuid(1), "xid_79")]
+    assert [(one.uuid, one.code) for one in report.faults] == [(node.uuid(0), "xid_31")]
     node.report(lambda report: not report.incidents)
     count = len(node.server.reports)
     node.heard_again()

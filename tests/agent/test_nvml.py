@@ -34,7 +34,7 @@ INVENTORIED: dict[str, dict[str, Any]] = {
     "nvmlDeviceGetNvLinkState": {"nvlink_peers": []},
     "nvmlDeviceGetTopologyCommonAncestor": {"topology": {}},
     "nvmlDeviceGetRemappedRows": {},
-    "nvmlDeviceGetFieldValues": {},
+    "nvmlDeviceGetFieldValues": {"recovery_action": None},
     "nvmlDeviceGetNvLinkRemoteDeviceType": {},
     "nvmlDeviceGetNvLinkRemotePciInfo_v2": {},
 }
@@ -43,7 +43,7 @@ EVERY_TIME = {name for name in INVENTORIED if "NvLinkRemote" not in name}
 LASTING = {
     name
     for name, lost in INVENTORIED.items()
-    if not lost.keys() & {"power_limit_w", "topology", "nvlink_peers"}
+    if not lost.keys() & {"power_limit_w", "recovery_action", "topology", "nvlink_peers"}
 }
 INIT_FAULTS = NODE_FAULTS | {
     4: "no_permission",
@@ -86,6 +86,8 @@ def test_everything_a_card_tells(standin: Standin) -> None:
         "compute_capability": "9.0",
         "power_limit_w": 700.0,
         "fault": None,
+        "recovery_action": "none",
+        "conditions": [],
     }
 
 
@@ -220,12 +222,34 @@ def test_a_card_without_a_proper_uuid_cannot_be_given_out(standin: Standin, uuid
         ("recovery 2", "recovery_node_reboot"),
         ("recovery 3", "recovery_drain_p2p"),
         ("recovery 4", "recovery_drain_and_reset"),
+        ("recovery 5", "recovery_imex_domain"),
+        ("recovery 6", "recovery_bus_reset"),
+        ("recovery 7", "recovery_system_reboot"),
+        ("recovery 8", "recovery_action_8"),
         ("recovery 0", None),
     ],
 )
 def test_a_card_that_wants_repair_says_so(standin: Standin, setting: str, fault: str | None) -> None:
     gpus = gpus_of(asked_once(standin("gpus 2", f"set 1 {setting}"), "inventory"))
     assert [gpu["fault"] for gpu in gpus] == [None, fault]
+
+
+@pytest.mark.parametrize(
+    ("setting", "conditions"),
+    [("remap_pending 1", ["row_remap_pending"]), ("retiring 1", ["page_retirement_pending"])],
+)
+def test_memory_that_waits_for_a_reset_is_a_condition_and_no_fault(
+    standin: Standin, setting: str, conditions: list[str]
+) -> None:
+    gpus = gpus_of(asked_once(standin("gpus 2", f"set 1 {setting}"), "inventory"))
+    assert [(gpu["fault"], gpu["conditions"]) for gpu in gpus] == [(None, []), (None, conditions)]
+
+
+def test_a_driver_that_does_not_tell_the_recovery_action_is_not_one_that_wants_none(
+    standin: Standin,
+) -> None:
+    nvml = standin("gpus 1", "error nvmlDeviceGetFieldValues 3")
+    assert [gpu["recovery_action"] for gpu in gpus_of(asked_once(nvml, "inventory"))] == [None]
 
 
 @pytest.mark.parametrize("numa", [0, 1, 63, 64, 200])
@@ -285,29 +309,84 @@ def test_mig_stays_known_when_the_mode_fails_for_once(standin: Standin) -> None:
         assert gpus_of(after)[0] == gpus_of(whole)[0]
 
 
-# XID events
+# Events
 
 
-def _heard(ask: Ask, count: int) -> list[tuple[str | None, int]]:
-    xids: list[dict[str, Any]] = []
+def _events(ask: Ask, kinds: int) -> list[dict[str, Any]]:
+    """The events of as many kinds, each with the count of all that were told."""
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
 
     def enough(answer: dict[str, Any]) -> bool:
-        xids.extend(answer["answer"]["xids"])
-        return len(xids) >= count
+        for event in answer["answer"]["events"]:
+            kind = event["uuid"], event["code"], *event["mig_uuids"]
+            event["count"] += found.get(kind, {"count": 0})["count"]
+            found[kind] = event
+        return len(found) >= kinds
 
     asked_until(ask, "sample", enough)
-    assert all(xid["at"].endswith("Z") for xid in xids)
-    return [(xid["uuid"], xid["xid"]) for xid in xids]
+    assert all(event[at].endswith("Z") for event in found.values() for at in ("first_at", "last_at"))
+    return list(found.values())
+
+
+def _heard(ask: Ask, kinds: int) -> list[tuple[str | None, str]]:
+    return [(event["uuid"], event["code"]) for event in _events(ask, kinds)]
 
 
 @pytest.mark.parametrize("xid", [13, 31, 48, 79, 94, 95, 119, 154])
 def test_an_xid_is_told_once_with_its_card(standin: Standin, xid: int) -> None:
     nvml = standin("gpus 2")
     with asking(nvml) as ask:
-        assert ask("sample")["answer"]["xids"] == []
+        assert ask("sample")["answer"]["events"] == []
         nvml.write("gpus 2", f"xid 1 {xid}", f"xid -1 {xid}")
-        assert _heard(ask, 2) == [(uuid_of(1), xid), (None, xid)]
-        assert ask("sample")["answer"]["xids"] == []
+        assert _heard(ask, 2) == [(uuid_of(1), f"xid_{xid}"), (None, f"xid_{xid}")]
+        assert ask("sample")["answer"]["events"] == []
+
+
+@pytest.mark.parametrize(
+    ("event_type", "code"),
+    [
+        (0x100, "mig_changed"),
+        (0x200, "ecc_error_storm"),
+        (0x400, "dram_retirement"),
+        (0x800, "dram_retirement_failure"),
+        (0x1000, "nonfatal_poison"),
+        (0x2000, "fatal_poison"),
+        (0x4000, "gpu_unavailable"),
+        (0x8000, "recovery_action_changed"),
+    ],
+)
+def test_other_events_are_told_where_the_card_supports_them(
+    standin: Standin, event_type: int, code: str
+) -> None:
+    nvml = standin("gpus 2", "set 0 events 8")
+    announced = [f"event 0 {event_type} 1", f"event 1 {event_type} 1", "xid 0 31"]
+    with asking(nvml) as ask:
+        ask("sample")
+        nvml.write("gpus 2", "set 0 events 8", *announced)
+        assert _heard(ask, 2) == [(uuid_of(1), code), (uuid_of(0), "xid_31")]
+
+
+def test_a_flood_of_application_faults_hides_no_event_of_the_hardware(standin: Standin) -> None:
+    """Ten thousand faults between two samples: the one XID before and the one after them are told."""
+    flood = ["xid 0 79", *(f"xids {index} 31 1250" for index in range(8)), "xid 1 79"]
+    nvml = standin("gpus 8")
+    with asking(nvml) as ask:
+        ask("sample")
+        nvml.write("gpus 8", *flood)
+        events = _events(ask, 10)
+        counts = {(event["uuid"], event["code"]): event["count"] for event in events}
+    assert counts[uuid_of(0), "xid_79"] == counts[uuid_of(1), "xid_79"] == 1
+    assert [counts[uuid_of(index), "xid_31"] for index in range(8)] == [1250] * 8
+
+
+def test_an_event_of_a_mig_device_names_it(standin: Standin) -> None:
+    small, large = (f"MIG-{digit * 8}-0000-4000-8000-000000000000" for digit in "12")
+    nvml = standin(*MIG)
+    with asking(nvml) as ask:
+        ask("inventory")
+        nvml.write(*MIG, "xid 0 31 2 0", f"xid 0 43 1 {0xFFFFFFFF}", "xid 0 79", "xid 0 13 7 0")
+        named = {event["code"]: event["mig_uuids"] for event in _events(ask, 4)}
+    assert named == {"xid_31": [large], "xid_43": [small], "xid_79": [], "xid_13": []}
 
 
 def test_a_lost_card_is_still_named_by_its_xid(standin: Standin) -> None:
@@ -315,14 +394,14 @@ def test_a_lost_card_is_still_named_by_its_xid(standin: Standin) -> None:
     with asking(nvml) as ask:
         ask("sample")
         nvml.write("gpus 2", "lost 1", "xid 1 79")
-        assert _heard(ask, 1) == [(uuid_of(1), 79)]
+        assert _heard(ask, 1) == [(uuid_of(1), "xid_79")]
 
 
 @pytest.mark.parametrize("call", ["nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents"])
 @pytest.mark.parametrize("code", [3, 15, 999])
 def test_a_card_that_cannot_announce_silences_no_other(standin: Standin, call: str, code: int) -> None:
     with asking(standin("gpus 3", f"error {call} {code} 1", "xid 0 48", "xid 1 48", "xid 2 79")) as ask:
-        assert _heard(ask, 2) == [(uuid_of(0), 48), (uuid_of(2), 79)]
+        assert _heard(ask, 2) == [(uuid_of(0), "xid_48"), (uuid_of(2), "xid_79")]
         assert ask("sample")["answer"]["deaf"] is False
 
 

@@ -1,5 +1,6 @@
 """What is said of the cards while they can, and cannot, be read."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -26,6 +27,9 @@ class Cards:
 
     def fresh(self, timeout_s: float) -> GpuReading:
         return self.reading
+
+    def on_news(self, call: Callable[[], None]) -> None:
+        return
 
     def close(self) -> None:
         return

@@ -1,20 +1,121 @@
-"""Which XIDs are a program's fault."""
+"""The verdict on every code of NVIDIA's catalogue, and on codes that are in none."""
+
+from collections import Counter
 
 import pytest
 
-from mooring.core.xid import verdict
+from mooring.core.xid import Action, Severity, judge, of_xid
+from mooring.core.xid_catalogue import CATALOGUE, DATE, LAST, rows
+
+APPLICATION = sorted(
+    code
+    for code, entry in CATALOGUE.items()
+    if entry.immediate in {"RESTART_APP", "IGNORE", "WORKFLOW_XID_45"}
+)
+REPAIR = {"RESET_GPU": Action.RESET, "RESTART_BM": Action.REBOOT, "RESTART_VM": Action.REBOOT}
+MUST_QUARANTINE = sorted(code for code, entry in CATALOGUE.items() if entry.immediate in REPAIR)
+NOT_DECIDED = {
+    "WORKFLOW_XID_48", "WORKFLOW_NVLINK_ERR", "WORKFLOW_NVLINK5_ERR", "CONTACT_SUPPORT", "UPDATE_SWFW",
+    "CHECK_UVM", "",
+}  # fmt: skip
+UNDECIDED = sorted(code for code, entry in CATALOGUE.items() if entry.immediate in NOT_DECIDED)
+# As the issue and NVIDIA's page have them, written down a second time and by hand.
+ALSO_BY_HAND = {
+    "RESTART_APP": [
+        8, 11, 13, 25, 31, 32, 39, 40, 41, 60, 68, 69, 70, 71, 72, 75, 76, 77, 80, *range(82, 87), 88, 89, 94,
+        *range(96, 106), *range(126, 136), 139,
+    ],
+    "IGNORE": [
+        14, 37, 38, 43, 44, 63, 66, 67, 92, 93, 106, 107, 108, 121, 137, 141, 152, 153, 157, 160, 161,
+    ],
+    "RESET_GPU": [46, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158],
+    "RESTART_BM": [79],
+    "RESTART_VM": [151],
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("xid", [13, 31, 43, 45, 68, 109])
-def test_a_program_can_cause_these(xid: int) -> None:
-    assert verdict(xid) == "application"
+def test_every_code_is_in_exactly_one_of_these_groups() -> None:
+    assert sorted([*APPLICATION, *MUST_QUARANTINE, *UNDECIDED, 54, 154]) == sorted(CATALOGUE)
+    assert len(APPLICATION) > 60
 
 
-@pytest.mark.parametrize("xid", [0, 48, 63, 64, 74, 79, 92, 94, 95, 119, 120, 154, 999_999])
-def test_everything_else_is_the_hardware_until_proven_otherwise(xid: int) -> None:
-    assert verdict(xid) == "hardware"
+def test_the_catalogue_has_every_code_once_and_a_date() -> None:
+    assert Counter(code for code, _entry in rows()) == Counter(range(1, LAST + 1))
+    assert LAST == 172
+    assert DATE == "2025-10-29"
 
 
-def test_an_operator_can_have_a_table_of_their_own() -> None:
-    assert verdict(94, frozenset({94})) == "application"
-    assert verdict(31, frozenset({94})) == "hardware"
+@pytest.mark.parametrize("immediate", ALSO_BY_HAND)
+def test_the_catalogue_has_the_actions_of_nvidias_page(immediate: str) -> None:
+    assert [code for code, entry in sorted(CATALOGUE.items()) if entry.immediate == immediate] == (
+        ALSO_BY_HAND[immediate]
+    )
+
+
+@pytest.mark.parametrize("recovery_action", [None, "none", "reset_required"])
+def test_every_code_has_a_verdict(recovery_action: str | None) -> None:
+    for code in CATALOGUE:
+        verdict = of_xid(code, recovery_action)
+        assert verdict.description
+        assert verdict.quarantines == (verdict.severity is Severity.FATAL)
+
+
+@pytest.mark.parametrize("code", APPLICATION)
+@pytest.mark.parametrize("recovery_action", [None, "none", "reset_required"])
+def test_what_a_program_can_cause_never_quarantines(code: int, recovery_action: str | None) -> None:
+    """A recovery action quarantines by itself: the inventory has it as a fault."""
+    assert not of_xid(code, recovery_action).quarantines
+
+
+@pytest.mark.parametrize("code", MUST_QUARANTINE)
+@pytest.mark.parametrize("recovery_action", [None, "none", "reset_required"])
+def test_what_needs_a_reset_or_reboot_always_quarantines(code: int, recovery_action: str | None) -> None:
+    verdict = of_xid(code, recovery_action)
+    assert (verdict.quarantines, verdict.action) == (True, REPAIR[CATALOGUE[code].immediate])
+
+
+@pytest.mark.parametrize("code", [*UNDECIDED, 173, 4711, 10**9])
+def test_what_the_catalogue_does_not_decide_the_recovery_action_does(code: int) -> None:
+    assert of_xid(code, None).quarantines
+    without = of_xid(code, "none")
+    assert (without.quarantines, without.severity) == (False, Severity.WARN)
+
+
+@pytest.mark.parametrize("code", [13, 31, 32, 43, 45, 68, 69, 80, 94])
+def test_faults_of_programs_are_told_to_their_instance(code: int) -> None:
+    assert of_xid(code, None).told
+
+
+@pytest.mark.parametrize(
+    ("code", "severity", "action"),
+    [
+        ("gpu_lost", "fatal", "reboot"),
+        ("reset_required", "fatal", "reset"),
+        ("recovery_node_reboot", "fatal", "reboot"),
+        ("recovery_drain_p2p", "fatal", "reset"),
+        ("recovery_drain_and_reset", "fatal", "reset"),
+        ("recovery_imex_domain", "fatal", "service"),
+        ("recovery_bus_reset", "fatal", "reset"),
+        ("recovery_system_reboot", "fatal", "reboot"),
+        ("recovery_action_8", "fatal", "service"),
+        ("row_remap_failed", "fatal", "service"),
+        ("row_remap_pending", "warn", "reset"),
+        ("page_retirement_pending", "warn", "reset"),
+        ("gpu_unavailable", "fatal", "reset"),
+        ("fatal_poison", "fatal", "reset"),
+        ("nonfatal_poison", "info", "restart_app"),
+        ("dram_retirement", "info", "none"),
+        ("dram_retirement_failure", "fatal", "reset"),
+        ("ecc_error_storm", "warn", "none"),
+        ("xid_92", "warn", "none"),
+        ("xid_154", "info", "none"),
+        ("xid_54", "fatal", "service"),
+        ("gpu_not_released", "fatal", "reset"),
+        ("xid_", "fatal", "service"),
+        ("xid_31x", "fatal", "service"),
+        ("of a later release", "fatal", "service"),
+    ],
+)
+def test_the_other_codes(code: str, severity: str, action: str) -> None:
+    verdict = judge(code, None)
+    assert (str(verdict.severity), str(verdict.action)) == (severity, action)

@@ -297,6 +297,7 @@ CALLS: Mapping[str, Make] = {
     "list_gpus": _nothing,
     "get_gpu": _of_gpu,
     "get_gpu_metrics": _of_gpu,
+    "list_gpu_incidents": _of_gpu,
     "list_instance_types": _nothing,
     "update_node": lambda world, _: Call({"node_id": world.wire.id}, json={"reserved_for": [world.a.id]}),
     "cordon_node": _of_wire,

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from mooring.core.access import Role
-from tests.nodes import WireNode
+from tests.nodes import WireNode, seen
 from tests.problems import problem
 from tests.service import Client
 from tests.tenancy.tenants import IMAGE, NOWHERE, World, make_key, post
@@ -244,22 +244,43 @@ def _reads(world: World) -> list[str]:
     """Every GET of the service that names nothing, or what everybody sees."""
     document: dict[str, Any] = world.admin.get("/openapi.json").json()
     known = {"node_id": world.working.id, "uuid": world.gpu, "project_id": world.b.id}
+    quarantined = {**known, "node_id": world.wire.id, "uuid": world.wire.gpus[0].uuid}
     paths = [path for path, methods in document["paths"].items() if "get" in methods]
     return [
-        path.format(**known)
+        path.format(**each)
+        for each in (known, quarantined)
         for path in paths
         if not path.startswith("/metrics")
         and ("{" not in path or any(f"{{{name}}}" in path for name in known))
     ]
 
 
+def _quarantine_a_gpu_of_a(world: World) -> None:
+    """Processes of an instance of A are left on its GPU, and its program faults."""
+    made = world.a.member.create(name="alphas-last", node_selector={"corner": "wire"}, gpus={"count": 1})
+    world.admin.wait(made["id"], "scheduled")
+    heard = world.wire.sync(instances=None)
+    assignment = next(each for each in heard.assignments if each.instance_id == made["id"])
+    # The tests beside this one speak of the node's first GPU.
+    (uuid,) = assignment.gpu_uuids
+    assert uuid == world.wire.gpus[0].uuid
+    told = {"uuid": uuid, "message": "processes are still on it: 47114711 (/home/alphas-program)"}
+    world.wire.sync(
+        seen(assignment, "exited", exit_code=0),
+        samples=[{"uuid": uuid, "index": 0, "sampled_at": "2026-11-22T08:00:00Z"}],
+        incidents=[{**told, "id": "left", "code": "gpu_not_released"}],
+        faults=[{**told, "id": "fault", "code": "xid_31", "count": 47114711}],
+    )
+
+
 def test_no_answer_holds_a_trace_of_another_tenant(world: World) -> None:
     """Whatever A has that can be told apart, looked for in all that B's owner can read."""
+    _quarantine_a_gpu_of_a(world)
     world.a.member.create(
         name="alphas-work", image="alpha.example/alphas-image:1", labels={"alphas-label": "alphas-value"},
         env={"ALPHAS": "alphas-env"}, command=["alphas-command"], gpus={"count": 64}, priority=90,
     )  # fmt: skip
-    gone = {"alpha", world.a.id, world.running, world.waiting}
+    gone = {"alpha", "47114711", world.a.id, world.running, world.waiting}
     gone |= {person.id for person in world.a.people.values()} | {world.a.service["id"]}
     gone |= {person.key["prefix"] for person in world.a.people.values()}
     waits = world.b.member.create(name="betas-work", gpus={"count": 64}, on_capacity="queue")
@@ -281,6 +302,11 @@ def test_no_answer_holds_a_trace_of_another_tenant(world: World) -> None:
     assert (dry_run.status_code, refused.status_code) == (200, 409)
     assert [trace for trace in gone if trace in dry_run.text + refused.text] == []
     # The traces are there to be found.
+    for path in (f"/v1/gpus/{world.wire.gpus[0].uuid}", f"/v1/gpus/{world.wire.gpus[0].uuid}/incidents"):
+        assert "alphas-program" in world.a.viewer.get(path).text
+        assert "gpu_not_released" in world.b.viewer.get(path).text
+    assert "alphas-program" in world.a.owner.get("/v1/events", params={"limit": 200}).text
+    world.admin.post(f"/v1/gpus/{world.wire.gpus[0].uuid}/clear")
     assert "alphas-work" in world.a.owner.get("/v1/instances").text
     world.b.member.delete(f"/v1/instances/{waits['id']}")
 

@@ -34,6 +34,8 @@ class GpuFacts(TypedDict):
     compute_capability: str | None
     power_limit_w: float | None
     fault: str | None  # gpu_lost, reset_required, row_remap_failed, recovery_…, memory_unknown
+    recovery_action: str | None  # none, or what `fault` has; null: the driver does not tell
+    conditions: list[str]  # row_remap_pending, page_retirement_pending: they stop no new work
 
 
 class Process(TypedDict):
@@ -72,12 +74,18 @@ class Sample(TypedDict):
     mig_devices: list[MigSample]
 
 
-class Xid(TypedDict):
-    """An error the driver reported; a null UUID may be any card of the node."""
+class GpuEvent(TypedDict):
+    """Equal events of one card, counted; a null UUID may be any card of the node.
+
+    `code`: xid_<number>, or one of nvml_events.CODES. No `mig_uuids`: it is of the whole card.
+    """
 
     uuid: str | None
-    xid: int
-    at: str
+    code: str
+    mig_uuids: list[str]
+    count: int
+    first_at: str
+    last_at: str
 
 
 class UnreadableGpu(TypedDict):
@@ -112,5 +120,5 @@ class Inventory(TypedDict):
 class SampleAnswer(TypedDict):
     samples: list[Sample]
     faults: dict[str, str]  # UUID -> gpu_lost or reset_required, as far as samples showed
-    xids: list[Xid]
-    deaf: bool  # XID events are no longer heard: NVML must be started anew
+    events: list[GpuEvent]  # since the answer before
+    deaf: bool  # events are no longer heard: NVML must be started anew

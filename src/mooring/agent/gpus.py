@@ -11,18 +11,25 @@ one keeps the old library mapped. A card once seen is listed as lost when the dr
 import math
 import threading
 import time
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from typing import Any, Final, Protocol, cast
 
-from mooring.agent.gpu_types import GpuFacts, Inventory, NodeFault, Sample, SampleAnswer, UnreadableGpu, Xid
+from mooring.agent.gpu_ledger import EventLedger
+from mooring.agent.gpu_types import (
+    GpuEvent,
+    GpuFacts,
+    Inventory,
+    NodeFault,
+    Sample,
+    SampleAnswer,
+    UnreadableGpu,
+)
 from mooring.agent.nvml_child import ChildEndedError, ChildHungError, NvmlChild
 
 NOT_READ_YET: Final[NodeFault] = {"code": "not_read_yet", "message": "The GPUs have not been read yet"}
-EVENTS_LOST: Final[NodeFault] = {"code": "events_lost", "message": "NVML no longer delivers XID events"}
-XIDS_KEPT: Final = 256
+EVENTS_LOST: Final[NodeFault] = {"code": "events_lost", "message": "NVML no longer delivers GPU events"}
 UNKILLABLE_MAX: Final = 3
 CURED_ANEW: Final = frozenset({"gpu_lost", "reset_required"})
 
@@ -32,9 +39,9 @@ class GpuReading:
     """Everything known of the node's cards at one moment.
 
     `inventory` is None while nothing is known, and the last one known while there is an `error`;
-    `samples` are of the last second, and none while there is an `error`. `xids` are the last 256 since the
-    reader was made, oldest first: a consumer skips those it has seen. `taken_at` is `time.monotonic()` of
-    the last answer.
+    `samples` are of the last second, and none while there is an `error`. `events` are counted since the
+    reader was made, so a consumer that looks seldom misses none.
+    `taken_at` is `time.monotonic()` of the last answer.
     """
 
     taken_at: float
@@ -43,7 +50,7 @@ class GpuReading:
     driver_version: str | None = None
     cuda_version: str | None = None
     unreadable: tuple[UnreadableGpu, ...] = ()
-    xids: tuple[Xid, ...] = ()
+    events: tuple[GpuEvent, ...] = ()
     error: NodeFault | None = None
     simulated: bool = False
 
@@ -57,6 +64,9 @@ class GpuReader(Protocol):
 
     def fresh(self, timeout_s: float) -> GpuReading | None:
         """A reading whose samples, and faults that they show, are of after this call; None: not in time."""
+
+    def on_news(self, call: Callable[[], None]) -> None:
+        """Call this, from the reader's thread, when a card's health may have changed. It must not block."""
 
     def close(self) -> None:
         """Lets go of everything; `latest()` stays what it was."""
@@ -76,6 +86,9 @@ class Pace:
 
     sample_interval_s: float = 1
     inventory_interval_s: float = 15
+    # After an event the inventory is read at once, but not more often than this: programs can cause events
+    # as fast as they like.
+    inventory_gap_s: float = 2
     watchdog_s: float = 10
     start_watchdog_s: float = 60  # without persistence mode, starting NVML wakes up every card
     retry_pauses_s: tuple[float, ...] = (1, 2, 4, 8, 16, 30, 60)
@@ -93,7 +106,10 @@ class NvmlGpuReader:
         self._pace = pace or Pace()
         self._environment = environment
         self._reading = GpuReading(time.monotonic(), error=NOT_READ_YET)
-        self._xids: deque[Xid] = deque(maxlen=XIDS_KEPT)
+        self._ledger = EventLedger()
+        self._faults: frozenset[str] = frozenset()  # the cards at fault in the last sample
+        self._awaited = False  # somebody asked for the last sample
+        self._news: Callable[[], None] = lambda: None
         self._child: NvmlChild | None = None
         self._unkillable: list[NvmlChild] = []
         self._renew_at = math.inf
@@ -112,6 +128,9 @@ class NvmlGpuReader:
 
     def wait_first(self, timeout_s: float) -> bool:
         return self._first.wait(timeout_s)
+
+    def on_news(self, call: Callable[[], None]) -> None:
+        self._news = call
 
     def close(self) -> None:
         """Takes at most 2 s: a child that even SIGKILL does not end is left to the kernel."""
@@ -159,21 +178,21 @@ class NvmlGpuReader:
         self._renew_at = math.inf
         self._inventory(child, self._pace.start_watchdog_s)
         sample_at = time.monotonic()
-        inventory_at = sample_at + self._pace.inventory_interval_s
+        inventory = _InventoryTimes(self._pace, sample_at)
         while not self._closed_by(sample_at) and time.monotonic() < self._renew_at:
             began_at = time.monotonic()
             sample_at = max(sample_at + self._pace.sample_interval_s, began_at)
             news = self._sample(child)
-            if news or time.monotonic() >= inventory_at:
-                inventory_at = time.monotonic() + self._pace.inventory_interval_s
+            if self._is_unwell_anew() or inventory.is_due(time.monotonic(), news=news, awaited=self._awaited):
                 self._inventory(child, self._pace.watchdog_s)
+                inventory.was_read(time.monotonic())
             with self._sampled:
                 self._sampled_at = began_at
                 self._sampled.notify_all()
 
     def _closed_by(self, at: float) -> bool:
         """Waits until then, on the monotonic clock, or until `fresh()` or `close()` is called."""
-        self._wake.wait(max(0, at - time.monotonic()))
+        self._awaited = self._wake.wait(max(0, at - time.monotonic()))
         self._wake.clear()
         return self._closing.is_set()
 
@@ -188,6 +207,7 @@ class NvmlGpuReader:
     def _inventory(self, child: NvmlChild, timeout_s: float) -> None:
         answer = cast(Inventory, self._ask(child, "inventory", timeout_s))
         gpus = _with_missing(self._reading.inventory or (), answer)
+        before = _unwell(self._reading.inventory or ())
         self._plan_renewal(bool(answer["unreadable"]) or any(gpu["fault"] in CURED_ANEW for gpu in gpus))
         self._publish(
             replace(
@@ -199,6 +219,8 @@ class NvmlGpuReader:
                 error=None,
             )
         )
+        if _unwell(gpus) != before:
+            self._news()
 
     def _plan_renewal(self, lost: bool) -> None:
         """A lost card may be back after a reset, and only a new start of NVML shows it."""
@@ -208,18 +230,25 @@ class NvmlGpuReader:
             self._renew_at = time.monotonic() + next(self._lost_pauses)
 
     def _sample(self, child: NvmlChild) -> bool:
-        """Whether the inventory should be read again at once."""
+        """Whether there were events."""
         answer = cast(SampleAnswer, self._ask(child, "sample", self._pace.watchdog_s))
-        self._xids.extend(answer["xids"])
+        is_new = self._ledger.add(answer["events"], time.monotonic())
         self._retry_pauses = _pauses(self._pace.retry_pauses_s)
         self._absent_pauses = _pauses(self._pace.absent_pauses_s)
-        self._publish(
-            replace(self._reading, samples=tuple(answer["samples"]), xids=tuple(self._xids), error=None)
-        )
+        events = self._ledger.events()
+        self._publish(replace(self._reading, samples=tuple(answer["samples"]), events=events, error=None))
+        if is_new:
+            self._news()
         if answer["deaf"]:
             raise NodeUnreadableError(EVENTS_LOST)
-        well = {gpu["uuid"] for gpu in self._reading.inventory or () if gpu["fault"] is None}
-        return bool(answer["xids"]) or not well.isdisjoint(answer["faults"])
+        self._faults = frozenset(answer["faults"])
+        return bool(answer["events"])
+
+    def _is_unwell_anew(self) -> bool:
+        """Whether the last sample shows a fault of a card that the inventory has as well."""
+        return any(
+            gpu["fault"] is None and gpu["uuid"] in self._faults for gpu in self._reading.inventory or ()
+        )
 
     def _ask(self, child: NvmlChild, operation: str, timeout_s: float) -> dict[str, Any]:
         answer = child.ask({"op": operation}, timeout_s)
@@ -249,6 +278,33 @@ class NvmlGpuReader:
     def _publish(self, reading: GpuReading) -> None:
         self._reading = replace(reading, taken_at=time.monotonic())
         self._first.set()
+
+
+class _InventoryTimes:
+    """When the inventory is read: regularly, and after news; then once more, as a driver that has just
+    announced an error may need a moment to decide what it wants done.
+    """
+
+    def __init__(self, pace: Pace, read_at: float) -> None:
+        self._pace, self._read_at = pace, read_at
+        self._news = self._again = False
+
+    def is_due(self, now: float, *, news: bool, awaited: bool) -> bool:
+        """Args: awaited: somebody waits for all that the events of now mean, before a card is given out."""
+        self._news = self._news or news
+        if self._news and awaited:
+            return True
+        soon = self._news or self._again
+        wait_s = self._pace.inventory_gap_s if soon else self._pace.inventory_interval_s
+        return now >= self._read_at + min(wait_s, self._pace.inventory_interval_s)
+
+    def was_read(self, now: float) -> None:
+        self._read_at = now
+        self._again, self._news = self._news, False
+
+
+def _unwell(gpus: Iterable[GpuFacts]) -> dict[str, str]:
+    return {gpu["uuid"]: gpu["fault"] for gpu in gpus if gpu["fault"]}
 
 
 def _with_missing(before: Iterable[GpuFacts], now: Inventory) -> tuple[GpuFacts, ...]:

@@ -58,7 +58,7 @@ BUSY: Final = Reason(
 LOOK_AT_OVERLAYS_S: Final = 15.0  # what was in use then may not be now; what was there may be gone
 
 Change = Callable[[Knowledge], None]
-Distrust = Callable[[Iterable[str], str, Reason], None]
+Distrust = Callable[[Iterable[str], str, Reason, str | None], None]
 
 log = logging.getLogger(__name__)
 
@@ -342,7 +342,7 @@ class Hands:
             for uuid, why in busy.items():
                 # Told before the end is: one report carries both, and the card is free to nobody in between.
                 reason = Reason(code="gpu_not_released", message=why)
-                self._distrust([card_of(container, uuid)], f"{key[0]}/{key[1]}", reason)
+                self._distrust([card_of(container, uuid)], f"{key[0]}/{key[1]}", reason, key[0])
             self._tell(lambda known: known.released(key))
 
     def _remove(self, container: Container) -> None:
@@ -358,7 +358,7 @@ class Hands:
     def _refused(self, key: Key, gpu_uuids: Iterable[str], refusal: StartRefused) -> None:
         log.warning("%s/%s: not started, %s: %s", *key, refusal.reason.code, refusal.reason.message)
         if refusal.distrust_gpus:
-            self._distrust(gpu_uuids, f"{key[0]}/{key[1]}", refusal.reason)
+            self._distrust(gpu_uuids, f"{key[0]}/{key[1]}", refusal.reason, key[0])
         self._tell(lambda known: known.refused(key, refusal.reason))
 
     def _failed(self, key: Key, what: str, error: Exception) -> None:

@@ -89,9 +89,8 @@ class Agent:
         self._watchdog = Watchdog(gpus, container_of)
         self._watch_wanted = threading.Event()  # while there is somebody to watch
         secrets = StartSecretsOf(control_plane, lambda: self._session)
-        self._hands = Hands(
-            runtime, crew, self._tell, self._telemetry.distrust, self._gate, stops, secrets, identity.node_id
-        )
+        distrust = self._telemetry.faults.distrust
+        self._hands = Hands(runtime, crew, self._tell, distrust, self._gate, stops, secrets, identity.node_id)
         self._specs = Specs()
         self._streams = Streams(
             runtime, control_plane, self._knowledge.container, crew.streams, node=identity.node_id
@@ -106,6 +105,7 @@ class Agent:
             end=self._end,
             ended=self._ended,
         )
+        gpus.on_news(lambda: self._exchange.soon(hurry=False))
 
     def run(self) -> int:
         """The process's exit code: 0 after `stop`, 3 when taken over, 4 when the credential is refused."""
@@ -305,7 +305,8 @@ class Agent:
             instances=picture.instances,
             specs=specs,
             orphans=picture.orphans,
-            incidents=self._telemetry.incidents(),
+            incidents=self._telemetry.faults.incidents(),
+            faults=self._telemetry.faults.faults(),
         )
         return Report(request, highest)
 
@@ -329,7 +330,7 @@ class Agent:
         if complete is None:
             self._exchange.soon()  # says which specs are here by now
         if verdict is not Verdict.REFUSED:
-            self._telemetry.answered(report.request.incidents)
+            self._telemetry.faults.answered(report.request.incidents, report.request.faults)
             self._streams.serve(answer.streams)
         return verdict
 

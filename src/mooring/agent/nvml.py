@@ -1,4 +1,4 @@
-"""NVML in this process: started, every card opened, and asked for facts, samples and XID events.
+"""NVML in this process: started, every card opened, and asked for facts, samples and events.
 
 One `Nvml` is one initialisation of the library; after a NodeFaultError it is of no use, and neither is the
 process, which keeps the old library mapped when the driver is upgraded: the parent starts a new one.
@@ -21,7 +21,7 @@ from mooring.agent.nvml_calls import (
     node_fault,
     number_of,
 )
-from mooring.agent.nvml_events import XidListener
+from mooring.agent.nvml_events import EventListener
 from mooring.agent.nvml_samples import READINGS, forget_processes, sample_of
 from mooring.agent.timestamps import rfc3339
 
@@ -35,7 +35,7 @@ class Nvml:
     def __init__(self) -> None:
         _initialise()
         self._gpus, self._unopened = _opened()
-        self._listener = XidListener(self._gpus)
+        self._listener = EventListener(self._gpus)
 
     def inventory(self) -> dict[str, Any]:
         """Versions, facts of every card, and the cards that the driver counts but that cannot be read."""

@@ -85,6 +85,7 @@ class Gpu:
         "index",
         "mig_devices",
         "mig_mode",
+        "mig_places",
         "readings",
         "unsupported",
         "uuid",
@@ -98,6 +99,8 @@ class Gpu:
         self.far_ends: dict[int, tuple[int | None, str | None]] = {}  # of NVLink lanes
         self.mig_mode: str | None = None
         self.mig_devices: list[dict[str, Any]] = []  # of the last inventory
+        # Those devices by GPU instance and compute instance, as events name them.
+        self.mig_places: dict[tuple[int, int], str] = {}
         self.fault: str | None = None  # what the last sample showed
 
     def ask(self, function: Call, *arguments: Any) -> Any:

@@ -1,38 +1,59 @@
-"""XID errors as the driver announces them; what happened before this listens is not announced.
+"""GPU events as the driver announces them; what happened before this listens is not announced.
 
-The wait has a thread of its own (ctypes lets go of the interpreter meanwhile), so it delays no sample.
+The wait has a thread of its own (ctypes lets go of the interpreter meanwhile), so it delays no sample. Equal
+events are counted, not kept: a program that faults thousands of times a second can neither fill the memory
+nor push out the one event of the hardware that matters.
 """
 
 import threading
 import time
-from collections import deque
 from ctypes import c_void_p, cast
-from typing import Any
+from typing import Any, Final
 
 import pynvml as nvml  # type: ignore[import-untyped]
 
+from mooring.agent import nvml_mig
 from mooring.agent.nvml_calls import FAILURES, Gpu, ask, number_of
 from mooring.agent.timestamps import rfc3339
 
-WAIT_MS = 5000
-KEPT = 256
+WAIT_MS: Final = 5000
+KINDS_KEPT: Final = 8192  # different events between two calls of `heard`
+
+XID: Final = nvml.nvmlEventTypeXidCriticalError
+# core/xid.py has the same codes. The last two say that the inventory is out of date, and nothing else.
+CODES: Final = {
+    nvml.nvmlEventTypeGpuUnavailableError: "gpu_unavailable",
+    nvml.nvmlEventTypeFatalPoisonError: "fatal_poison",
+    nvml.nvmlEventTypeNonFatalPoisonError: "nonfatal_poison",
+    nvml.nvmlEventTypeDramRetirementEvent: "dram_retirement",
+    nvml.nvmlEventTypeDramRetirementFailure: "dram_retirement_failure",
+    nvml.nvmlEventTypeSingleBitEccErrorStorm: "ecc_error_storm",
+    nvml.nvmlEventTypeGpuRecoveryAction: "recovery_action_changed",
+    nvml.nvmlEventMigConfigChange: "mig_changed",
+}
+WANTED: Final = XID | sum(CODES)
+
+# Handle, code, GPU instance and compute instance.
+_Kind = tuple[int | None, str, int, int]
 
 
-class XidListener:
+class EventListener:
     """Listens from the moment it is made, for as long as the process lives."""
 
     def __init__(self, gpus: list[Gpu]) -> None:
-        self._uuids = {_address(gpu.handle): gpu.uuid for gpu in gpus}
-        self._waiting: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        self._gpus = {_address(gpu.handle): gpu for gpu in gpus}
+        self._lock = threading.Lock()
+        self._counted: dict[_Kind, dict[str, Any]] = {}
         self._deaf = False
         events = _registered(gpus)
         if events is not None:
-            threading.Thread(target=self._listen, args=(events,), name="xids", daemon=True).start()
+            threading.Thread(target=self._listen, args=(events,), name="gpu-events", daemon=True).start()
 
     def heard(self) -> dict[str, Any]:
-        """The XIDs since the last call. `deaf`: the driver failed the wait, so any card may be at fault."""
-        xids = [self._waiting.popleft() for _ in range(len(self._waiting))]
-        return {"xids": xids, "deaf": self._deaf}
+        """The events since the last call. `deaf`: the driver failed the wait, so any card may be at fault."""
+        with self._lock:
+            counted, self._counted = self._counted, {}
+        return {"events": [self._told(kind, found) for kind, found in counted.items()], "deaf": self._deaf}
 
     def _listen(self, events: Any) -> None:
         while not self._deaf:
@@ -42,10 +63,28 @@ class XidListener:
                 self._deaf = number_of(failure) != nvml.NVML_ERROR_TIMEOUT
 
     def _note(self, event: Any) -> None:
-        """A MIG slice's XID goes under its card: it can be every slice's trouble."""
-        if event.eventType == nvml.nvmlEventTypeXidCriticalError:
-            uuid = self._uuids.get(_address(event.device))
-            self._waiting.append({"uuid": uuid, "xid": event.eventData, "at": rfc3339(time.time())})
+        code = f"xid_{event.eventData}" if event.eventType == XID else CODES.get(event.eventType)
+        if code is None:
+            return
+        kind = (_address(event.device), code, event.gpuInstanceId, event.computeInstanceId)
+        at = rfc3339(time.time())
+        with self._lock:
+            if kind in self._counted:
+                self._counted[kind]["count"] += 1
+                self._counted[kind]["last_at"] = at
+            elif len(self._counted) < KINDS_KEPT:
+                self._counted[kind] = {"count": 1, "first_at": at, "last_at": at}
+
+    def _told(self, kind: _Kind, found: dict[str, Any]) -> dict[str, Any]:
+        """A fault of a MIG device names it; a null UUID may be any card of the node."""
+        address, code, gpu_instance, compute_instance = kind
+        gpu = self._gpus.get(address)
+        return {
+            "uuid": gpu.uuid if gpu else None,
+            "code": code,
+            "mig_uuids": nvml_mig.uuids_at(gpu, gpu_instance, compute_instance) if gpu else [],
+            **found,
+        }
 
 
 def _registered(gpus: list[Gpu]) -> Any:
@@ -68,10 +107,10 @@ def _registered(gpus: list[Gpu]) -> Any:
 def _register(gpu: Gpu, events: Any) -> int:
     """NVML's number for how it went; NOT_SUPPORTED, and others, leave the set usable."""
     try:
-        supported = nvml.nvmlDeviceGetSupportedEventTypes(gpu.handle)
-        if not supported & nvml.nvmlEventTypeXidCriticalError:
+        wanted = nvml.nvmlDeviceGetSupportedEventTypes(gpu.handle) & WANTED
+        if not wanted:
             return int(nvml.NVML_ERROR_NOT_SUPPORTED)
-        nvml.nvmlDeviceRegisterEvents(gpu.handle, nvml.nvmlEventTypeXidCriticalError, events)
+        nvml.nvmlDeviceRegisterEvents(gpu.handle, wanted, events)
     except FAILURES as failure:
         return number_of(failure)
     return int(nvml.NVML_SUCCESS)

@@ -28,7 +28,11 @@ RECOVERY_ACTIONS = {
     nvml.NVML_GPU_RECOVERY_ACTION_NODE_REBOOT: "recovery_node_reboot",
     nvml.NVML_GPU_RECOVERY_ACTION_DRAIN_P2P: "recovery_drain_p2p",
     nvml.NVML_GPU_RECOVERY_ACTION_DRAIN_AND_RESET: "recovery_drain_and_reset",
+    nvml.NVML_GPU_RECOVERY_ACTION_RECOVER_IMEX_DOMAIN: "recovery_imex_domain",
+    nvml.NVML_GPU_RECOVERY_ACTION_BUS_RESET: "recovery_bus_reset",
+    nvml.NVML_GPU_RECOVERY_ACTION_SYSTEM_REBOOT: "recovery_system_reboot",
 }
+NO_RECOVERY = "none"
 
 
 def versions() -> dict[str, str | None]:
@@ -75,7 +79,7 @@ def _facts(gpu: Gpu) -> Facts:
         "mig_mode": _mig_mode(gpu),
         "mig_devices": nvml_mig.devices(gpu, identity["memory_mib"]),
         "power_limit_w": None if limit_mw is None else limit_mw / 1000,
-        "fault": _fault(gpu),
+        **_health(gpu),
     }
 
 
@@ -134,20 +138,37 @@ def _mig_mode(gpu: Gpu) -> str | None:
     return mode
 
 
-def _fault(gpu: Gpu) -> str | None:
-    """The first reason why the card should not be given out; None: it is well, as far as it tells."""
-    rows = gpu.ask(nvml.nvmlDeviceGetRemappedRows)
-    if gpu.fault:
-        return gpu.fault
-    return _recovery(gpu) or ("row_remap_failed" if rows and rows[3] else None)
+def _health(gpu: Gpu) -> Facts:
+    """`fault`: the first reason why the card should not be given out; None: it is well, as far as it tells.
+
+    `conditions` do not stop new work (NVIDIA: rows that wait to be remapped are remapped at the next reset).
+    """
+    _corrected, _uncorrected, pending, failed = gpu.ask(nvml.nvmlDeviceGetRemappedRows) or (0, 0, 0, 0)
+    retiring = gpu.ask(nvml.nvmlDeviceGetRetiredPagesPendingStatus)  # Volta and earlier
+    wanted = _recovery_action(gpu)
+    asked_for = wanted if wanted != NO_RECOVERY else None
+    return {
+        "fault": gpu.fault or asked_for or ("row_remap_failed" if failed else None),
+        "recovery_action": wanted,
+        "conditions": [
+            *(["row_remap_pending"] if pending else []),
+            *(["page_retirement_pending"] if retiring == nvml.NVML_FEATURE_ENABLED else []),
+        ],
+    }
 
 
-def _recovery(gpu: Gpu) -> str | None:
-    """What the driver (555 and later) wants done; XID 154 says that it changed."""
+def _recovery_action(gpu: Gpu) -> str | None:
+    """What the driver (555 and later) wants done; None: it does not tell.
+
+    An action that this release does not know is still one: the card is not well.
+    """
     fields = gpu.ask(nvml.nvmlDeviceGetFieldValues, (nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION,))
     if fields is None or fields[0].nvmlReturn != nvml.NVML_SUCCESS:
         return None
-    return RECOVERY_ACTIONS.get(fields[0].value.uiVal)
+    number = fields[0].value.uiVal
+    if number == nvml.NVML_GPU_RECOVERY_ACTION_NONE:
+        return NO_RECOVERY
+    return RECOVERY_ACTIONS.get(number, f"recovery_action_{number}")
 
 
 def _links(gpu: Gpu) -> list[Link]:

@@ -14,6 +14,7 @@ from mooring.agent.nvml_samples import process_list
 Handle = Any
 
 ENABLED: Final = "enabled"
+ANY_COMPUTE_INSTANCE: Final = 0xFFFF_FFFF
 # At an index where there is no device now.
 _NOBODY: Final = frozenset({nvml.NVML_ERROR_NOT_FOUND, nvml.NVML_ERROR_INVALID_ARGUMENT})
 _PROFILE: Final = re.compile(r"(?:[1-9]c\.)?[1-9]g\.[0-9]+gb(?:\S*)")  # 1g.10gb, 1c.3g.20gb, 1g.5gb+me
@@ -24,14 +25,34 @@ _EIGHTHS: Final = 8
 def devices(gpu: Gpu, card_mib: int | None) -> list[dict[str, Any]]:
     """Those of now. One that cannot be read this time is told as it was: to vanish ends who has it."""
     if gpu.mig_mode != ENABLED:
-        gpu.mig_devices = []
+        gpu.mig_devices, gpu.mig_places = [], {}
         return []
     handles, is_all = _handles(gpu)
+    gpu.mig_places = _places(handles)
     found = [one for one in (_device(handle, card_mib) for handle in handles) if one is not None]
     if not is_all or len(found) < len(handles):
         known = {one["uuid"] for one in found}
         found += [one for one in gpu.mig_devices if one["uuid"] not in known]
     gpu.mig_devices = found
+    return found
+
+
+def uuids_at(gpu: Gpu, gpu_instance: int, compute_instance: int) -> list[str]:
+    """The devices that an event is of; none: it is of the whole card, or of a device that is not known."""
+    return sorted(
+        uuid
+        for (gpu_at, compute_at), uuid in gpu.mig_places.items()
+        if gpu_at == gpu_instance and compute_instance in {compute_at, ANY_COMPUTE_INSTANCE}
+    )
+
+
+def _places(handles: list[Handle]) -> dict[tuple[int, int], str]:
+    found = {}
+    for handle in handles:
+        place = ask(nvml.nvmlDeviceGetGpuInstanceId, handle), ask(nvml.nvmlDeviceGetComputeInstanceId, handle)
+        uuid = ask(device_uuid, handle)
+        if uuid and None not in place:
+            found[place] = uuid
     return found
 
 

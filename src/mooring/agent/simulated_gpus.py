@@ -139,6 +139,9 @@ class SimulatedGpuReader:
     def fresh(self, timeout_s: float) -> GpuReading:
         return self.latest()
 
+    def on_news(self, call: Callable[[], None]) -> None:
+        return
+
     def close(self) -> None:
         return
 
@@ -199,6 +202,8 @@ def _facts(model: GpuModel, uuids: list[str], index: int, mig_devices: list[MigD
         "compute_capability": model.compute_capability,
         "power_limit_w": float(model.power_limit_w),
         "fault": None,
+        "recovery_action": "none",
+        "conditions": [],
     }
 
 

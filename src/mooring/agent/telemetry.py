@@ -1,4 +1,4 @@
-"""What a report says of the machine and its cards, and the incidents that take cards out of use.
+"""What a report says of the machine and its cards, and of the faults that they had.
 
 While NVML fails, the node has a problem (nothing new is placed) and the last inventory stands for a
 minute: cards do not change because a driver call hangs. After that they are unknown.
@@ -6,22 +6,20 @@ minute: cards do not change because a driver call hangs. After that they are unk
 
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from mooring import __version__
-from mooring.agent.gpu_types import NodeFault, Xid
+from mooring.agent.gpu_faults import GpuFaults
+from mooring.agent.gpu_types import NodeFault
 from mooring.agent.gpu_types import Sample as RawSample
 from mooring.agent.gpus import NOT_READ_YET, GpuReader, GpuReading
 from mooring.agent.runtime import Container, RuntimeFacts
 from mooring.core.gpu import GpuFacts, Sample
 from mooring.core.instance import Reason
 from mooring.core.node import NodeFacts
-from mooring.core.xid import verdict
-from mooring.schemas.agent import Incident
 
 INVENTORY_KEPT_S: Final = 60
 
@@ -41,7 +39,7 @@ class Machine:
 
 
 class Telemetry:
-    """Reads the GPU reader without waiting for it. Called by one thread at a time, but for `distrust`."""
+    """Reads the GPU reader without waiting for it. Called by one thread at a time, but for `faults`."""
 
     def __init__(
         self, gpus: GpuReader, container_of: ContainerOf, clock: Callable[[], float] = time.monotonic
@@ -49,9 +47,7 @@ class Telemetry:
         self._reader, self._container_of, self._clock = gpus, container_of, clock
         self._failing_since: float | None = None
         self._inventory: tuple[object, list[GpuFacts]] = (None, [])
-        self._xids_seen: set[tuple[str | None, int, str]] = set()
-        self._incidents: dict[str, Incident] = {}
-        self._lock = threading.Lock()
+        self.faults = GpuFaults(self._recovery_of, clock)
 
     def reading(self) -> GpuReading:
         reading = self._reader.latest()
@@ -59,7 +55,7 @@ class Telemetry:
             self._failing_since = None
         elif self._failing_since is None:
             self._failing_since = self._clock()
-        self._hear_xids(reading.xids)
+        self.faults.hear(reading.events)
         return reading
 
     def inventory(self, reading: GpuReading) -> list[GpuFacts] | None:
@@ -77,38 +73,12 @@ class Telemetry:
         instances = {container.container_id: container.instance_id for container in containers}
         return [self._attributed(sample, instances) for sample in reading.samples]
 
-    def distrust(self, gpu_uuids: Iterable[str], cause: str, reason: Reason) -> None:
-        """Report these cards until the control plane has heard it; `cause` tells two incidents apart."""
-        with self._lock:
-            for uuid in gpu_uuids:
-                incident_id = f"{reason.code}/{cause}/{uuid}"
-                self._incidents[incident_id] = Incident(
-                    id=incident_id, uuid=uuid, code=reason.code, message=reason.message
-                )
-
-    def incidents(self) -> list[Incident]:
-        with self._lock:
-            return list(self._incidents.values())
-
-    def answered(self, incidents: Iterable[Incident]) -> None:
-        """A report that carried these was answered."""
-        with self._lock:
-            for incident in incidents:
-                self._incidents.pop(incident.id, None)
-
     def _failing_for_long(self) -> bool:
         return self._failing_since is not None and self._clock() - self._failing_since > INVENTORY_KEPT_S
 
-    def _hear_xids(self, xids: Iterable[Xid]) -> None:
-        heard = {(xid["uuid"], xid["xid"], xid["at"]) for xid in xids}
-        for uuid, number, at in heard - self._xids_seen:
-            if verdict(number) == "application":
-                continue
-            log.error("XID %s on GPU %s at %s", number, uuid or "(unknown)", at)
-            if uuid is not None:
-                message = f"The driver reported XID {number} at {at}"
-                self.distrust([uuid], at, Reason(code=f"xid_{number}", message=message))
-        self._xids_seen = heard
+    def _recovery_of(self, uuid: str) -> str | None:
+        found = (gpu for gpu in self._reader.latest().inventory or () if gpu["uuid"] == uuid)
+        return next((gpu["recovery_action"] for gpu in found), None)
 
     def _attributed(self, sample: RawSample, instances: Mapping[str, str]) -> Sample:
         """`instances` are by container."""

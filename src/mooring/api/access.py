@@ -94,6 +94,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "list_gpus": _reads(_READ),
     "get_gpu": _reads(_READ),
     "get_gpu_metrics": _reads(_READ),
+    "list_gpu_incidents": _reads(_READ),
     "list_instance_types": _reads(_READ),
     "update_node": _does(_ADMIN, "node.update"),
     "cordon_node": _does(_ADMIN, "node.cordon"),

@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from mooring.api import health_views
 from mooring.control.instance_types import InstanceType
 from mooring.core.access import Access
 from mooring.core.instance import WHOLE_MILLI
@@ -64,7 +65,11 @@ def gpus(session: Session, access: Access, rows: Sequence[tables.Gpu]) -> list[J
     """GPUs with their holders, as far as those are the caller's business."""
     names = node_names(session, {row.node_id for row in rows})
     given = _given(session, [row.uuid for row in rows])
-    return [_gpu(row, names.get(row.node_id, ""), given.get(row.uuid, []), access) for row in rows]
+    conditions = health_views.conditions_of(session, [row.uuid for row in rows])
+    return [
+        _gpu(row, names.get(row.node_id, ""), given.get(row.uuid, []), conditions.get(row.uuid, []), access)
+        for row in rows
+    ]
 
 
 def _given(session: Session, uuids: Sequence[str]) -> dict[str, list[tables.Allocation]]:
@@ -77,7 +82,13 @@ def _given(session: Session, uuids: Sequence[str]) -> dict[str, list[tables.Allo
     return given
 
 
-def _gpu(row: tables.Gpu, node_name: str, given: Sequence[tables.Allocation], access: Access) -> Json:
+def _gpu(
+    row: tables.Gpu,
+    node_name: str,
+    given: Sequence[tables.Allocation],
+    conditions: Sequence[tables.GpuCondition],
+    access: Access,
+) -> Json:
     facts = row.facts
     own = [each for each in given if access.caller.sees(each.project_id)]
     only = given[0].instance_id if len({each.instance_id for each in given}) == 1 and own else None
@@ -94,8 +105,7 @@ def _gpu(row: tables.Gpu, node_name: str, given: Sequence[tables.Allocation], ac
         "nvlink_peers": facts.get("nvlink_peers", []),
         "mig_mode": facts.get("mig_mode"),
         "mig_devices": _mig_devices(facts, given, own),
-        "health": row.health,
-        "reason": row.health_reason,
+        **health_views.health(row, conditions, access),
         "share_free": (WHOLE_MILLI - row.milli_held) / WHOLE_MILLI,
         "instance_id": only,
         "holders": [_holder(each) for each in own],

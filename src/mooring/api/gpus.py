@@ -8,7 +8,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 from starlette.responses import Response
 
-from mooring.api import answers, gpu_views, lists
+from mooring.api import answers, gpu_views, health_views, lists
 from mooring.api.answers import CurrentCall
 from mooring.api.body import StrictRoute
 from mooring.api.context import Ctx
@@ -21,7 +21,7 @@ from mooring.core.errors import Unavailable
 from mooring.core.gpu import Health, Sample
 from mooring.core.text import Text
 from mooring.db import tables
-from mooring.schemas.nodes import Gpu, GpuList, InstanceTypeList
+from mooring.schemas.nodes import Gpu, GpuIncidentList, GpuList, InstanceTypeList
 
 router = APIRouter(prefix="/v1", tags=["gpus"], route_class=StrictRoute)
 
@@ -51,6 +51,24 @@ def get_gpu(uuid: str, context: Ctx, access: CurrentAccess) -> Response:
 
 def _shown(session: Session, access: Access, row: tables.Gpu) -> Answer:
     return answers.answer(gpu_views.gpus(session, access, [row])[0])
+
+
+@router.get(
+    "/gpus/{uuid}/incidents",
+    response_model=GpuIncidentList,
+    responses=errors(404),
+    operation_id="list_gpu_incidents",
+)
+def list_gpu_incidents(
+    uuid: str, context: Ctx, access: CurrentAccess, asked: Annotated[lists.PageQuery, Query()]
+) -> Response:
+    """What happened to it, newest first; application faults are shown to the project that had it then."""
+    key = tables.GpuIncident.id
+    with context.database.read() as session:
+        query = health_views.visible_incidents(access, gpus.get(session, uuid).uuid)
+        rows, cursor = lists.page(session, query, key, asked, context.identity.cursor_secret)
+    items = [health_views.incident(access, row[0]) for row in rows]
+    return answers.respond(answers.answer({"items": items, "next_cursor": cursor}))
 
 
 @router.get(

@@ -159,6 +159,7 @@ def grant(
     As the owner of the tables: MOORING_DATABASE_OWNER_URL. With MOORING_DATABASE_ROLE_PASSWORD the role is
     made, or given that password.
     """
+    from mooring.db import roles  # noqa: PLC0415
 
     try:
         roles.grant(migration_url(), role, os.environ.get("MOORING_DATABASE_ROLE_PASSWORD") or None)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from mooring.control import approval, audit, events, locks, revisions
+from mooring.control import approval, audit, events, gpu_health, locks, revisions
 from mooring.core.access import Access
 from mooring.core.errors import Conflict, Forbidden, NotFound
 from mooring.core.gpu import GpuFacts, Health
@@ -81,6 +81,7 @@ def _take_in(session: Session, node: Node, row: Gpu | None, facts: GpuFacts, *, 
         revisions.changed(session, node.id, row.node_id)
         row.node_id, row.index, row.model = node.id, facts.index, facts.model
         row.memory_mib, row.facts, row.simulated = facts.memory_mib, facts.model_dump(mode="json"), simulated
+        gpu_health.note_standing(session, row, facts.conditions)
         nudge(session, "schedule")
     _judge(session, row, facts)
 
@@ -124,11 +125,14 @@ def move(session: Session, node: Node, uuid: str, owner_id: str) -> None:
 
 def _judge(session: Session, row: Gpu, facts: GpuFacts) -> None:
     if facts.fault:
-        health = Health.LOST if facts.fault == "gpu_lost" else Health.QUARANTINED
-        if row.health is not Health.LOST:
-            _set_health(
-                session, row, health, Reason(code=facts.fault, message=f"the driver says {facts.fault}")
-            )
+        code = gpu_health.code_of(facts.fault)
+        health = Health.LOST if code == "gpu_lost" else Health.QUARANTINED
+        # One that is out of use already keeps its reason, but for a fault that is new.
+        known = row.health is health and (
+            (row.health_reason or {}).get("code") == code or gpu_health.has_condition(session, row, code)
+        )
+        if row.health is not Health.LOST and not known:
+            _set_health(session, row, health, Reason(code=code, message=f"the driver says {code}"))
     elif row.health is Health.LOST:
         _set_health(
             session, row, Health.QUARANTINED,
@@ -136,11 +140,21 @@ def _judge(session: Session, row: Gpu, facts: GpuFacts) -> None:
         )  # fmt: skip
 
 
-def _set_health(session: Session, row: Gpu, health: Health, reason: Reason | None) -> None:
+def _set_health(
+    session: Session,
+    row: Gpu,
+    health: Health,
+    reason: Reason | None,
+    about: Sequence[gpu_health.Holder] | None = None,
+) -> None:
+    """Args: about: whose work the reason tells of; null: whoever has the GPU now."""
     told = reason.model_dump() if reason else None
     if (row.health, row.health_reason) == (health, told):
         return
     before, row.health, row.health_reason = row.health, health, told
+    held = gpu_health.holders(session, row) if about is None else about
+    row.reason_project_id = gpu_health.only_project(held) if reason else None
+    gpu_health.became(session, row, health, reason, held)
     revisions.changed(session, row.node_id)
     events.append(
         session,
@@ -156,27 +170,55 @@ def _set_health(session: Session, row: Gpu, health: Health, reason: Reason | Non
     nudge(session, "schedule", "gpu_health")
 
 
-def apply_incidents(session: Session, node: Node, incidents: Sequence[Incident]) -> None:
-    """Quarantine what went wrong. A repeated incident does not undo an admin's clearing."""
-    of_gpu: dict[str, list[Incident]] = {}
-    for incident in incidents:
-        of_gpu.setdefault(incident.uuid, []).append(incident)
-    for uuid, told in of_gpu.items():
+def apply_incidents(
+    session: Session, node: Node, incidents: Sequence[Incident], faults: Sequence[Incident] = ()
+) -> None:
+    """Judge what went wrong; what is fatal quarantines. Repeating it does not undo an admin's clearing.
+
+    Which list an incident comes in decides nothing: nodes of an earlier release have one list only, and call
+    faults of programs incidents too.
+    """
+    for uuid in dict.fromkeys(each.uuid for each in (*incidents, *faults)):
         row = session.get(Gpu, uuid)
         if row is None or row.node_id != node.id:
             continue
-        for incident in _unheard(row, told):
-            row.last_incident_id = incident.id
-            if row.health is not Health.LOST:
-                _set_health(
-                    session, row, Health.QUARANTINED, Reason(code=incident.code, message=incident.message)
-                )
+        new, new_faults = (
+            _unheard(row.last_incident_id, uuid, incidents), _unheard(row.last_fault_id, uuid, faults)
+        )  # fmt: skip
+        row.last_incident_id = new[-1].id if new else row.last_incident_id
+        row.last_fault_id = new_faults[-1].id if new_faults else row.last_fault_id
+        for incident in _merged((*new, *new_faults)):
+            _take_incident(session, row, incident)
 
 
-def _unheard(row: Gpu, told: Sequence[Incident]) -> Sequence[Incident]:
+def _merged(incidents: Sequence[Incident]) -> list[Incident]:
+    """Equal ones as one with their count, so that a report of a thousand costs what its kinds cost."""
+    found: dict[tuple[str, str | None, tuple[str, ...]], Incident] = {}
+    for each in incidents:
+        kind = (each.code, each.instance_id, tuple(each.mig_uuids))
+        before = found[kind].count if kind in found else 0
+        found[kind] = each.model_copy(update={"count": min(before + each.count, 2**31 - 1)})
+    return list(found.values())
+
+
+def _take_incident(session: Session, row: Gpu, incident: Incident) -> None:
+    code = gpu_health.code_of(incident.code)
+    verdict = gpu_health.verdict_of(row, code)
+    held = gpu_health.holders(session, row, incident)
+    is_new = gpu_health.record(session, row, incident, verdict, held)
+    if not verdict.quarantines or row.health is Health.LOST:
+        return
+    # The same error again and again is one reason, and not an event each time.
+    if is_new or row.health is Health.HEALTHY:
+        message = incident.message[: gpu_health.MESSAGE_MAX]
+        _set_health(session, row, Health.QUARANTINED, Reason(code=code, message=message), held)
+
+
+def _unheard(newest_id: str | None, uuid: str, told: Sequence[Incident]) -> Sequence[Incident]:
     """Those after the newest one on record: a node repeats all of them, in order, until it is answered."""
-    known = [at for at, incident in enumerate(told) if incident.id == row.last_incident_id]
-    return told[known[-1] + 1 :] if known else told
+    of_gpu = [incident for incident in told if incident.uuid == uuid]
+    known = [at for at, incident in enumerate(of_gpu) if incident.id == newest_id]
+    return of_gpu[known[-1] + 1 :] if known else of_gpu
 
 
 def clear(session: Session, access: Access, uuid: str) -> Gpu:

@@ -220,11 +220,11 @@ def _gpus(session: Session, node_ids: Collection[str] | None, grants: _Grants) -
     reserved = holds.by_card(session)
     columns = (
         Gpu.node_id, Gpu.uuid, Gpu.index, Gpu.model, Gpu.memory_mib, Gpu.health, Gpu.milli_held, Gpu.held_by,
-        cast(Gpu.facts, Text),
+        Gpu.placed_last,        cast(Gpu.facts, Text),
     )  # fmt: skip
     grouped: dict[str, list[GpuView]] = defaultdict(list)
     query = _of(select(*columns).order_by(Gpu.uuid), Gpu.node_id, node_ids)
-    for node_id, uuid, index, model, memory_mib, health, held, held_by, text in session.execute(query):
+    for node_id, uuid, index, model, memory_mib, health, held, held_by, last, text in session.execute(query):
         facts = _facts(text)
         grouped[node_id].append(
             GpuView(
@@ -245,6 +245,7 @@ def _gpus(session: Session, node_ids: Collection[str] | None, grants: _Grants) -
                     for mig_uuid, profile in facts.mig
                 ),
                 holds=reserved.get(uuid, ()),
+                last=last,
             )
         )
     return grouped

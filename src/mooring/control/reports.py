@@ -69,7 +69,7 @@ def refuse_stale_session(node: Node, number: int) -> None:
 def _heed(session: Session, node: Node, report: SyncRequest) -> None:
     facts = _approve_facts(session, node, report)
     _hear_node(session, node, report, facts)
-    gpus.apply_incidents(session, node, report.incidents)
+    gpus.apply_incidents(session, node, report.incidents, report.faults)
     if report.instances is not None:
         for row, seen in _matched(locks.instances_on(session, node.id), report):
             _observe(session, node, row, seen)

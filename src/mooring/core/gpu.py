@@ -15,6 +15,14 @@ class Health(StrEnum):
     LOST = "lost"  # the node no longer lists it, or the driver says it fell off the bus
 
 
+class Placement(StrEnum):
+    """Whether new work is put on a GPU."""
+
+    NORMAL = "normal"
+    LAST = "last"  # only where nothing else fits
+    NONE = "none"
+
+
 class _Fact(BaseModel):
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
@@ -54,6 +62,12 @@ class GpuFacts(_Fact):
     fault: Annotated[Text | None, Field(description="why it cannot be used: gpu_lost, reset_required, …")] = (
         None
     )
+    recovery_action: Annotated[
+        Text | None, Field(description="what the driver wants done: none, reset_required, …")
+    ] = None
+    conditions: Annotated[
+        list[Text], Field(max_length=16, description="what stops no new work: row_remap_pending, …")
+    ] = []
 
 
 class Process(_Fact):

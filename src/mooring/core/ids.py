@@ -17,5 +17,6 @@ REGISTRY: Final = "reg"
 AUDIT_ENTRY: Final = "aud"
 INSTANCE_GROUP: Final = "grp"
 RESERVATION: Final = "rsv"
+GPU_INCIDENT: Final = "inc"
 
 PATTERN: Final = r"^[a-z]{3}_[0-9a-hjkmnp-tv-z]{26}$"

@@ -1,23 +1,123 @@
-"""What an XID (the driver's error number) says about the card: the program's fault, or the hardware's."""
+"""What a code that a node reports of a GPU means: how severe it is, and what has to be done.
 
-from typing import Literal
+The verdict needs two things: the code, and the recovery action that the driver wants (NVML field 230).
 
-Verdict = Literal["application", "hardware"]
+    recovery action is not none        -> fatal; it reaches us as the GPU's `fault`
+    catalogue: RESET_GPU, RESTART_BM   -> fatal, whatever the recovery action is
+    catalogue: RESTART_APP, IGNORE     -> never fatal: any user's program can cause these codes at will
+    anything else, and unknown codes   -> the recovery action decides; without one (driver before 555): fatal
+"""
 
-# The list NVIDIA's own Kubernetes device plugin passes over. 31 and 43 follow every wild pointer of a
-# user's kernel; taking the card away for them would let any user empty the fleet.
-APPLICATION_XIDS = frozenset(
-    {
-        13,  # graphics engine exception
-        31,  # GPU memory page fault
-        43,  # GPU stopped processing
-        45,  # preemptive cleanup, due to previous errors
-        68,  # video processor exception
-        109,  # context switch timeout
-    }
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from mooring.core.xid_catalogue import CATALOGUE
+
+
+class Severity(StrEnum):
+    INFO = "info"  # an application fault, or a notice: changes nothing about the GPU
+    WARN = "warn"  # the GPU is given out last
+    FATAL = "fatal"  # the GPU is quarantined
+
+
+class Action(StrEnum):
+    NONE = "none"
+    RESTART_APP = "restart_app"
+    RESET = "reset"
+    REBOOT = "reboot"
+    SERVICE = "service"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`told`: a fault that the instance on the GPU should hear of although the GPU stays in use."""
+
+    severity: Severity
+    action: Action
+    description: str
+    told: bool = False
+
+    @property
+    def quarantines(self) -> bool:
+        return self.severity is Severity.FATAL
+
+
+NO_RECOVERY: Final = "none"  # the driver knows the recovery action, and wants nothing done
+
+_BY_CATALOGUE: Final = {
+    "RESTART_APP": (Severity.INFO, Action.RESTART_APP),
+    "IGNORE": (Severity.INFO, Action.NONE),
+    # Follows the end of a program on a GPU that another error has hit already; that error has its own code.
+    "WORKFLOW_XID_45": (Severity.INFO, Action.RESTART_APP),
+    "RESET_GPU": (Severity.FATAL, Action.RESET),
+    "RESTART_BM": (Severity.FATAL, Action.REBOOT),
+    "RESTART_VM": (Severity.FATAL, Action.REBOOT),
+    "CHECK_MECHANICALS": (Severity.FATAL, Action.SERVICE),
+}
+_UNDECIDED_ACTIONS: Final = {
+    "WORKFLOW_XID_48": Action.RESET,
+    "WORKFLOW_NVLINK_ERR": Action.RESET,
+    "WORKFLOW_NVLINK5_ERR": Action.RESET,
+}
+_SINGLE_BIT_ERRORS: Final = 92
+_RECOVERY_ACTION_CHANGED: Final = 154
+
+_RESET, _REBOOT, _SERVICE = (
+    (Severity.FATAL, action) for action in (Action.RESET, Action.REBOOT, Action.SERVICE)
 )
+_KNOWN: Final = {
+    # What the inventory says.
+    "gpu_lost": (*_REBOOT, "The GPU has fallen off the bus"),
+    "gpu_missing": (*_SERVICE, "Its node no longer lists the GPU"),
+    "gpu_returned": (Severity.FATAL, Action.NONE, "The GPU was lost and is back"),
+    "reset_required": (*_RESET, "The driver wants the GPU reset"),
+    "recovery_drain_p2p": (*_RESET, "The driver wants peer-to-peer traffic drained"),
+    "recovery_drain_and_reset": (*_RESET, "The driver wants the GPU drained and reset"),
+    "recovery_bus_reset": (*_RESET, "The driver wants the GPU's PCIe bus reset"),
+    "recovery_node_reboot": (*_REBOOT, "The driver wants the node rebooted"),
+    "recovery_system_reboot": (*_REBOOT, "The driver wants the system rebooted"),
+    "recovery_imex_domain": (*_SERVICE, "The driver wants the IMEX domain recovered"),
+    "row_remap_failed": (*_SERVICE, "The GPU's memory has more faults than spare rows"),
+    "row_remap_pending": (Severity.WARN, Action.RESET, "Memory rows are remapped at the next reset"),
+    "page_retirement_pending": (Severity.WARN, Action.RESET, "Memory pages are retired at the next reset"),
+    # NVML events beside XIDs.
+    "gpu_unavailable": (*_RESET, "The driver says that the GPU is unavailable"),
+    "fatal_poison": (*_RESET, "Fatal memory poison"),
+    "nonfatal_poison": (Severity.INFO, Action.RESTART_APP, "Contained memory poison"),
+    "dram_retirement": (Severity.INFO, Action.NONE, "GPU memory remapping event"),
+    "dram_retirement_failure": (*_RESET, "GPU memory remapping failure"),
+    "ecc_error_storm": (Severity.WARN, Action.NONE, "High rate of corrected memory errors"),
+    # What the agent found.
+    "gpu_not_released": (*_RESET, "Its last container is gone, and something of it is still on the GPU"),
+    "gpu_mismatch": (*_SERVICE, "A container got this GPU and not the one it was given"),
+}
+_XID: Final = re.compile(r"xid_(\d{1,10})", re.ASCII)
 
 
-def verdict(xid: int, application_xids: frozenset[int] = APPLICATION_XIDS) -> Verdict:
-    """Whether the card may go on (`application`) or should be checked (`hardware`, also when unknown)."""
-    return "application" if xid in application_xids else "hardware"
+def judge(code: str, recovery_action: str | None) -> Verdict:
+    """What a reported code means.
+
+    Args:
+        recovery_action: what the driver wants done; "none": nothing; null: it does not tell.
+    """
+    if match := _XID.fullmatch(code):
+        return of_xid(int(match[1]), recovery_action)
+    severity, action, description = _KNOWN.get(code, (*_SERVICE, "A fault that this release does not know"))
+    return Verdict(severity, action, description, told=action is Action.RESTART_APP)
+
+
+def of_xid(number: int, recovery_action: str | None) -> Verdict:
+    entry = CATALOGUE.get(number)
+    description = entry.description if entry else "Unknown XID"
+    if number == _RECOVERY_ACTION_CHANGED:
+        return Verdict(Severity.INFO, Action.NONE, description)
+    if number == _SINGLE_BIT_ERRORS:
+        return Verdict(Severity.WARN, Action.NONE, description)
+    immediate = entry.immediate if entry else ""
+    if immediate in _BY_CATALOGUE:
+        severity, action = _BY_CATALOGUE[immediate]
+        return Verdict(severity, action, description, told=severity is Severity.INFO)
+    severity = Severity.WARN if recovery_action == NO_RECOVERY else Severity.FATAL
+    return Verdict(severity, _UNDECIDED_ACTIONS.get(immediate, Action.SERVICE), description)

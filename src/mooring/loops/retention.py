@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from mooring.control import retention
+from mooring.control import gpu_health, retention
 from mooring.control.retention import Kept, Sweep
 from mooring.control.storage import Limits
 from mooring.db import space
@@ -88,6 +88,11 @@ class Retention(Loop):
                 self._sweep(sweep)
             except Exception as failure:
                 failures.append(failure)
+        try:
+            with self.database.write() as session:
+                gpu_health.forget_old(session)
+        except Exception as failure:
+            failures.append(failure)
         if self.database.is_sqlite:
             self._give_back()
         if failures:

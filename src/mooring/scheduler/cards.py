@@ -190,7 +190,10 @@ def grants(request: Request, offer: Offer, at: Moment, prefer: str = "") -> tupl
     if not request.gpu_count:
         return ()
     mine = [gpu for gpu in offer.cards if own_reserved(gpu, request, at)]
-    cards = mine if enough(mine, request, at) else offer.cards
+    cards: Sequence[GpuView] = mine if enough(mine, request, at) else offer.cards
+    sound = [gpu for gpu in cards if not gpu.last]
+    if len(sound) < len(cards) and enough(sound, request, at):
+        cards = sound
     if request.mig_profile is not None:
         return _mig_grants(request, cards)
     if request.gpu_milli < WHOLE_MILLI:
@@ -201,7 +204,7 @@ def grants(request: Request, offer: Offer, at: Moment, prefer: str = "") -> tupl
 
 def _mig_grants(request: Request, cards: Iterable[GpuView]) -> tuple[Grant, ...]:
     """From the card with the fewest left, so that others keep what belongs together."""
-    fullest = sorted(cards, key=lambda gpu: (unowned_units(gpu, request), gpu.index, gpu.uuid))
+    fullest = sorted(cards, key=lambda gpu: (gpu.last, unowned_units(gpu, request), gpu.index, gpu.uuid))
     free = (
         sorted(each.uuid for each in gpu.mig if each.free and each.profile == request.mig_profile)
         for gpu in fullest

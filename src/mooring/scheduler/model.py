@@ -51,6 +51,7 @@ class GpuView:
     mig_enabled: bool = False
     mig: tuple[MigView, ...] = ()
     holds: tuple[Hold, ...] = ()
+    last: bool = False  # something is wrong with it: given out where nothing else fits
 
     @property
     def free(self) -> bool:

@@ -111,11 +111,23 @@ class _Search:
         self._among = _both(_both(among, admitting(world, request)), _near_enough(world, request))
 
     def best(self) -> Found | None:
-        blocked = self._blocked()
-        for keys in self.tiers():
-            if found := self._best_of(keys, self._among, blocked):
-                return found
+        return self._best(self._among, self._blocked())
+
+    def _best(self, among: Mask | None, blocked: dict[int, tuple[int, ...]]) -> Found | None:
+        """The GPUs that are given out last are left out first, and taken where nothing else fits."""
+        last = self._last()
+        without = {**blocked, **{at: tuple(sorted({*blocked.get(at, ()), *last[at]})) for at in last}}
+        for unavailable in (without, blocked) if last else (blocked,):
+            for keys in self.tiers():
+                if found := self._best_of(keys, among, unavailable):
+                    return found
         return None
+
+    def _last(self) -> dict[int, list[int]]:
+        """The places that are given out last, by node."""
+        if not self._request.gpu_count:
+            return {}
+        return {index: _last_of(self._world.node(index)) for index in self._world.with_last}
 
     def in_own_reservation(self) -> Found | None:
         """On cards that are held for the request's project right now, if there are enough on a node."""
@@ -130,11 +142,7 @@ class _Search:
             return None
         mask = np.zeros(len(self._world), np.bool_)
         mask[list(others)] = True
-        mask = mask if self._among is None else mask & self._among
-        for keys in self.tiers():
-            if found := self._best_of(keys, mask, others):
-                return found
-        return None
+        return self._best(mask if self._among is None else mask & self._among, others)
 
     def _not_own(self, index: int) -> tuple[int, ...] | None:
         """The places that are not held for the project, where some are."""
@@ -312,6 +320,10 @@ def _link_score(node: NodeView, model: str, given: Sequence[Grant]) -> float | N
         return None
     of_model = [gpu for gpu in node.gpus if gpu.model == model and not gpu.mig_enabled]
     return links.score({grant.gpu_uuid for grant in given}, of_model)
+
+
+def _last_of(node: NodeView) -> list[int]:
+    return [place for place, (gpu, _device) in enumerate(kinds.units(node)) if gpu.last]
 
 
 def admitting(world: World, request: Request) -> Mask | None:

@@ -58,6 +58,7 @@ class World:
         self.groups: dict[str, Counter[int]] = {}  # members of a gang that hold something, by node
         self.with_holds: set[int] = set()
         self.reserved: set[int] = set()  # nodes that are reserved for some projects
+        self.with_last: set[int] = set()  # nodes with GPUs that are given out last
         self.with_stopping: set[int] = set()
         self.stopping: Counter[str] = Counter()  # GPUs (milli) that are about to be free, by project
         self.preemptible: Counter[int] = Counter()  # instances that may be evicted, by priority
@@ -207,6 +208,9 @@ class World:
         self.with_holds.discard(index)
         if after is not None and any(gpu.holds for gpu in after.gpus):
             self.with_holds.add(index)
+        self.with_last.discard(index)
+        if after is not None and any(gpu.last for gpu in after.gpus):
+            self.with_last.add(index)
         self.reserved.discard(index)
         if after is not None and after.reserved_for is not None:
             self.reserved.add(index)

@@ -124,12 +124,22 @@ class Orphan(Peer):
 
 
 class Incident(Peer):
-    """Something that takes one GPU out of use until it is cleared. Repeated until a sync is answered."""
+    """Something that happened to one GPU. Repeated until a sync is answered."""
 
     id: Text
     uuid: GpuUuid
-    code: Annotated[Text, AfterValidator(printable)]
-    message: Annotated[Text, AfterValidator(printable)]
+    code: Annotated[Text, AfterValidator(printable), Field(description="core/xid.py says what it means")]
+    message: Annotated[
+        Text,
+        AfterValidator(printable),
+        Field(description="for admins, and the project whose instance had the GPU"),
+    ]
+    count: Annotated[int, Field(ge=1, lt=2**31)] = 1
+    at: Annotated[Text | None, Field(description="the last of them, by the node's clock")] = None
+    mig_uuids: Annotated[
+        list[Text], Field(max_length=16, description="the MIG devices that it is of; none: the whole GPU")
+    ] = []
+    instance_id: Annotated[Text | None, Field(description="whose attempt it is about")] = None
 
 
 class SyncRequest(Peer):
@@ -162,6 +172,10 @@ class SyncRequest(Peer):
     ] = None
     orphans: Annotated[list[Orphan], Field(max_length=10_000)] = []
     incidents: Annotated[list[Incident], Field(max_length=1000)] = []
+    faults: Annotated[
+        list[Incident],
+        Field(max_length=1000, description="what takes no GPU out of use: application faults, warnings"),
+    ] = []
 
 
 class RegistryAuth(Peer):

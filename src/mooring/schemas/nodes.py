@@ -1,13 +1,14 @@
 """Nodes, their GPUs, what can be asked for, and the tokens that machines join with."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, JsonValue
 
-from mooring.core.gpu import Health, NvLinkPeer
+from mooring.core.gpu import Health, NvLinkPeer, Placement
 from mooring.core.instance import Reason
 from mooring.core.node import NodeState
 from mooring.core.text import Name, Text
+from mooring.core.xid import Action, Severity
 from mooring.schemas.agent import Orphan
 from mooring.schemas.base import Answer, Body, Timestamp
 
@@ -28,6 +29,50 @@ class GpuHolder(Answer):
     mig_uuid: str | None
 
 
+class GpuCondition(Answer):
+    """Something that is wrong with a GPU now, as far as the caller may know."""
+
+    code: str
+    severity: Annotated[
+        Severity, Field(description="fatal: it is out of use; warn: it is given out last; info: neither")
+    ]
+    action: Annotated[Action, Field(description="what NVIDIA says should be done")]
+    since: Timestamp
+    last_at: Timestamp
+    count: int
+
+
+class GpuRecovery(Answer):
+    """What is being done to bring a GPU back."""
+
+    step: Literal["waiting_for_holder", "reset", "self_test", "probation", "service_required"]
+    since: Timestamp
+    detail: str | None
+
+
+class GpuIncident(Answer):
+    """Something that happened to a GPU; equal ones of one hour are counted as one."""
+
+    id: str
+    gpu_uuid: str
+    code: str
+    severity: Severity
+    action: Action
+    message: Annotated[
+        str,
+        Field(description="the node's for admins and the project whose instance had it; else of the code"),
+    ]
+    instance_id: Annotated[str | None, Field(description="who had it, as far as the caller may know")]
+    since: Timestamp
+    last_at: Timestamp
+    count: int
+
+
+class GpuIncidentList(Answer):
+    items: Annotated[list[GpuIncident], Field(max_length=200)]
+    next_cursor: str | None
+
+
 class Gpu(Answer):
     uuid: str
     node_id: str
@@ -42,7 +87,17 @@ class Gpu(Answer):
     mig_mode: str | None
     mig_devices: list[GpuMigDevice]
     health: Health
-    reason: Reason | None
+    reason: Annotated[
+        Reason | None,
+        Field(
+            description="the message is the node's for admins and the project that had it; else of the code"
+        ),
+    ]
+    conditions: Annotated[list[GpuCondition], Field(max_length=64, description="the worst first")]
+    placement: Annotated[
+        Placement, Field(description="last: new work is put on it only where nothing else fits")
+    ]
+    recovery: GpuRecovery | None
     share_free: Annotated[float, Field(description="the part of it that nobody holds")]
     instance_id: Annotated[
         str | None,

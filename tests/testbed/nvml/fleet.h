@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 enum { OK = 0, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TOO_SMALL = 7, TIMEOUT = 10, LOST = 15, UNKNOWN = 999 };
-enum { GPUS = 32, LINKS = 36, PROCESSES = 64, RULES = 128, SLICES = 8, XIDS = 512, NAMES = 64 };
+enum { GPUS = 32, LINKS = 36, PROCESSES = 64, RULES = 128, SLICES = 8, XIDS = 16384, NAMES = 64 };
 typedef unsigned long long u64;
 typedef void *handle;
 
@@ -19,7 +19,7 @@ struct slice { char uuid[96], name[96]; u64 mib, used_mib; unsigned gpu_slices, 
 struct gpu {
     char uuid[96], name[96], pci[32];
     u64 memory_mib, used_mib, energy_mj;
-    unsigned util, util_mem, power_mw, limit_mw, temperature, sm, mem_clock, fan, minor, remap_failed, recovery, cc;
+    unsigned util, util_mem, power_mw, limit_mw, temperature, sm, mem_clock, fan, minor, remap_failed, remap_pending, retiring, recovery, events, cc;
     int numa, mig, lost, link[LINKS]; /* link: 0 down, -1 switch, J + 1 */
     int processes, slices;
     struct process process[PROCESSES];
@@ -32,7 +32,7 @@ struct fleet {
     char driver[80], print[96];
     struct gpu gpu[GPUS];
     struct rule rule[RULES];
-    struct { int gpu; u64 code; } xid[XIDS];
+    struct { int gpu; u64 type, data; unsigned gi, ci; } xid[XIDS];
     struct { unsigned pid; char name[256]; } name[NAMES];
 };
 
@@ -40,7 +40,7 @@ struct fleet {
 static struct fleet fleets[2], *current = fleets;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int delivered;
-static char registered[GPUS];
+static u64 registered[GPUS]; /* the types of events */
 static int undefined; /* the event set, after an UNKNOWN error: only good for freeing */
 
 static void decoded(char *to, const char *from, size_t size) {
@@ -64,7 +64,7 @@ static void plausible(struct gpu *gpu, int i) {
     snprintf(gpu->pci, sizeof gpu->pci, "00000000:%02X:00.0", 0x19 + 8 * i);
     gpu->memory_mib = 81559; gpu->used_mib = 1024; gpu->util = 37; gpu->util_mem = 12;
     gpu->power_mw = 123456; gpu->limit_mw = 700000; gpu->temperature = 41; gpu->sm = 1980; gpu->mem_clock = 2619;
-    gpu->fan = 30; gpu->energy_mj = 987654321; gpu->minor = i; gpu->numa = i / 4; gpu->cc = 90;
+    gpu->fan = 30; gpu->energy_mj = 987654321; gpu->minor = i; gpu->numa = i / 4; gpu->cc = 90; gpu->events = 0xff9f;
 }
 
 static void set(struct gpu *gpu, const char *key, const char *value) {
@@ -73,7 +73,8 @@ static void set(struct gpu *gpu, const char *key, const char *value) {
         {"limit_mw", &gpu->limit_mw}, {"temperature", &gpu->temperature}, {"sm", &gpu->sm},
         {"mem_clock", &gpu->mem_clock}, {"fan", &gpu->fan}, {"minor", &gpu->minor},
         {"numa", (unsigned *)&gpu->numa}, {"mig", (unsigned *)&gpu->mig}, {"cc", &gpu->cc},
-        {"remap_failed", &gpu->remap_failed}, {"recovery", &gpu->recovery}};
+        {"remap_failed", &gpu->remap_failed}, {"remap_pending", &gpu->remap_pending},
+        {"retiring", &gpu->retiring}, {"events", &gpu->events}, {"recovery", &gpu->recovery}};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         if (!strcmp(key, numbers[i].key)) *numbers[i].at = (unsigned)atoi(value);
     if (!strcmp(key, "memory_mib")) gpu->memory_mib = strtoull(value, 0, 10);
@@ -88,9 +89,20 @@ static int kind_of(const char *word) {
     return !strcmp(word, "graphics") ? 1 : !strcmp(word, "mps") ? 2 : 0;
 }
 
+static void announce(struct fleet *f, int gpu, u64 type, u64 data, unsigned gi, unsigned ci, int times) {
+    while (times-- > 0 && f->xids < XIDS) {
+        f->xid[f->xids].gpu = gpu;
+        f->xid[f->xids].type = type;
+        f->xid[f->xids].data = data;
+        f->xid[f->xids].gi = gi;
+        f->xid[f->xids++].ci = ci;
+    }
+}
+
 static void directive(struct fleet *f, const char *line) {
     char word[96], other[96];
     int i, n, at = 0;
+    unsigned gi = ~0u, ci = ~0u;
     long number;
     double seconds;
     struct rule rule = {.gpu = -1};
@@ -119,9 +131,12 @@ static void directive(struct fleet *f, const char *line) {
         decoded(slice->name, line + at, sizeof slice->name);
     } else if (sscanf(line, "nvlink %d %d %95s", &i, &n, other) == 3)
         f->gpu[i].link[n] = strcmp(other, "switch") ? atoi(other) + 1 : -1;
-    else if (sscanf(line, "xid %d %ld", &i, &number) == 2) {
-        f->xid[f->xids].gpu = i;
-        f->xid[f->xids++].code = (u64)number;
+    else if ((at = sscanf(line, "xid %d %ld %u %u", &i, &number, &gi, &ci)) >= 2) {
+        announce(f, i, 8, (u64)number, gi, ci, 1);
+    } else if (sscanf(line, "xids %d %ld %d", &i, &number, &n) == 3) {
+        announce(f, i, 8, (u64)number, gi, ci, n);
+    } else if (sscanf(line, "event %d %d %ld", &i, &n, &number) == 3) {
+        announce(f, i, (u64)n, (u64)number, gi, ci, 1);
     } else if (sscanf(line, "error %63s %d %d", rule.function, &rule.code, &rule.gpu) >= 2)
         f->rule[f->rules++] = rule;
     else if (sscanf(line, "hang %63s %lf %d", rule.function, &seconds, &rule.gpu) >= 2) {

@@ -4,17 +4,20 @@
  *
  *   gpus N                       cards, with plausible values of an H100
  *   set I KEY VALUE              uuid name memory_mib used_mib util util_mem power_mw limit_mw temperature sm
- *                                mem_clock fan energy_mj minor numa mig (0 off, 1 on) remap_failed recovery pci
- *                                cc (90 is 9.0)
+ *                                mem_clock fan energy_mj minor numa mig (0 off, 1 on) remap_failed remap_pending
+ *                                retiring recovery events (a mask of types) pci cc (90 is 9.0)
  *   process I KIND PID MIB       KIND compute, graphics or mps; MIB -1: the driver does not tell
  *   process_name PID NAME
- *   slice I UUID MIB NAME        a MIG device; J below is its place among those of its card
+ *   slice I UUID MIB NAME        a MIG device; J below is its place among those of its card. Its GPU instance
+ *                                is J + 1, its compute instance 0
  *   slice_used I J MIB
  *   slice_parts I J GPU COMPUTE  its slices, of the card's and of its own
  *   slice_process I J PID MIB    listed by the device, and by the card too
  *   nvlink I LINK J|switch       a lane that is up
  *   topology LEVEL               of every pair (10 single ... 50 system)
- *   xid I CODE                   announced once each, in order; I -1: no card
+ *   xid I CODE [GI CI]           announced once each, in order; I -1: no card; GI and CI of a MIG device
+ *   xids I CODE TIMES
+ *   event I TYPE DATA            as an XID, of this type (decimal)
  *   error FUNCTION CODE [I]      the function fails, on card I or everywhere
  *   lost I                       the card fell off the bus: 15 from every call
  *   hang FUNCTION SECONDS [I]
@@ -116,7 +119,8 @@ NUMBER(nvmlDeviceGetEnforcedPowerLimit, unsigned, gpu->limit_mw)
 NUMBER(nvmlDeviceGetFanSpeed, unsigned, gpu->fan)
 NUMBER(nvmlDeviceGetTotalEnergyConsumption, u64, gpu->energy_mj)
 NUMBER(nvmlDeviceGetMaxMigDeviceCount, unsigned, gpu->mig >= 0 ? 7 : 0)
-NUMBER(nvmlDeviceGetSupportedEventTypes, u64, gpu ? 0x1f : 0)
+NUMBER(nvmlDeviceGetSupportedEventTypes, u64, gpu ? gpu->events : 0)
+NUMBER(nvmlDeviceGetRetiredPagesPendingStatus, unsigned, gpu->retiring)
 
 int nvmlDeviceGetTemperature(handle device, unsigned sensor, unsigned *to) {
     (void)sensor;
@@ -172,6 +176,16 @@ int nvmlDeviceGetMigDeviceHandleByIndex(handle device, unsigned i, handle *to) {
     *to = (handle)(4096 + 16 * ((long)device - 1) + (long)i);
     return OK;
 }
+int nvmlDeviceGetGpuInstanceId(handle device, unsigned *to) {
+    RULED(device);
+    *to = slice_of(device) ? (unsigned)(((long)device - 4096) % 16) + 1 : ~0u;
+    return OK;
+}
+int nvmlDeviceGetComputeInstanceId(handle device, unsigned *to) {
+    RULED(device);
+    *to = 0;
+    return OK;
+}
 struct attributes { unsigned sm, copy, decoder, encoder, jpeg, ofa, gpu_slices, compute_slices; u64 memory_mib; };
 int nvmlDeviceGetAttributes_v2(handle device, struct attributes *to) {
     struct slice *slice = slice_of(device);
@@ -198,7 +212,8 @@ int nvmlDeviceGetMemoryAffinity(handle device, unsigned words, u64 *to, unsigned
 }
 int nvmlDeviceGetRemappedRows(handle device, unsigned *corrected, unsigned *uncorrected, unsigned *pending, unsigned *failed) {
     RULED(device);
-    *corrected = *uncorrected = *pending = 0;
+    *corrected = *uncorrected = 0;
+    *pending = gpu_of(device)->remap_pending;
     *failed = gpu_of(device)->remap_failed;
     return OK;
 }
@@ -282,10 +297,9 @@ int nvmlEventSetCreate(handle *to) {
 int nvmlEventSetFree(handle set_) { (void)set_; RULED(0); return OK; }
 int nvmlDeviceRegisterEvents(handle device, u64 types, handle set_) {
     int code = ruled(__func__, device);
-    (void)types;
     (void)set_;
     if (code == UNKNOWN) undefined = 1;
-    if (!code) registered[(long)device - 1] = 1;
+    if (!code) registered[(long)device - 1] = types;
     return code;
 }
 static int next_event(struct event *to) {
@@ -294,8 +308,11 @@ static int next_event(struct event *to) {
     refresh();
     while (!found && delivered < current->xids) {
         int gpu = current->xid[delivered].gpu;
-        *to = (struct event){gpu < 0 ? 0 : (handle)(long)(gpu + 1), 8, current->xid[delivered++].code, ~0u, ~0u};
-        found = gpu < 0 || registered[gpu];
+        u64 type = current->xid[delivered].type;
+        *to = (struct event){gpu < 0 ? 0 : (handle)(long)(gpu + 1), type, current->xid[delivered].data,
+                             current->xid[delivered].gi, current->xid[delivered].ci};
+        delivered++;
+        found = gpu < 0 || registered[gpu] & type;
     }
     pthread_mutex_unlock(&lock);
     return found;

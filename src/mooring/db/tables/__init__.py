@@ -10,7 +10,7 @@ from mooring.db.tables.history import (
     IdempotencyKey,
     IdempotencyUsage,
 )
-from mooring.db.tables.machines import Gpu, JoinToken, Node, Stream
+from mooring.db.tables.machines import Gpu, GpuCondition, GpuIncident, JoinToken, Node, Stream
 from mooring.db.tables.tenants import ApiKey, Member, Project, Registry, Secret, User
 from mooring.db.tables.work import (
     Allocation,
@@ -24,7 +24,7 @@ from mooring.db.tables.work import (
 
 __all__ = [
     "Allocation", "ApiKey", "AuditEntry", "AuditHead", "AuditLink", "Base", "ControlPlane", "Event", "Gpu",
-    "IdempotencyKey", "IdempotencyUsage", "Instance", "InstanceGroup", "InstanceRecord", "JoinToken",
-    "Member", "Node", "Project", "ProjectStorage", "ProjectUsage", "Registry", "Reservation", "Secret",
-    "Stream", "User",
+    "GpuCondition", "GpuIncident", "IdempotencyKey", "IdempotencyUsage", "Instance", "InstanceGroup",
+    "InstanceRecord", "JoinToken", "Member", "Node", "Project", "ProjectStorage", "ProjectUsage",
+    "Registry", "Reservation", "Secret", "Stream", "User",
 ]  # fmt: skip

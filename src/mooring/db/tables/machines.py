@@ -7,6 +7,8 @@ from sqlalchemy import (
     BigInteger,
     CheckConstraint,
     ForeignKey,
+    Index,
+    false,
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -90,11 +92,54 @@ class Gpu(Base):
     facts: Mapped[JsonObject]
     health: Mapped[Health] = mapped_column()
     health_reason: Mapped[JsonObject | None]
+    # Whose instance `health_reason` is about; null: of no single project.
+    reason_project_id: Mapped[str | None]
     last_incident_id: Mapped[str | None]
+    last_fault_id: Mapped[str | None]
+    # It has a warning: it is given out where nothing else fits.
+    placed_last: Mapped[bool] = mapped_column(default=False, server_default=false())
     simulated: Mapped[bool]
     # Both are written by the triggers on `allocations` alone. No project: nothing or MIG devices are held.
     milli_held: Mapped[int] = mapped_column(default=0)
     held_by: Mapped[str | None]
+
+
+class GpuCondition(Base):
+    """What is wrong with a GPU now. `project_id`: of an application fault, else empty."""
+
+    __tablename__ = "gpu_conditions"
+
+    gpu_uuid: Mapped[str] = mapped_column(ForeignKey("gpus.uuid"), primary_key=True)
+    code: Mapped[str] = mapped_column(primary_key=True)
+    project_id: Mapped[str] = mapped_column(primary_key=True)
+    severity: Mapped[str]
+    action: Mapped[str]
+    since: Mapped[datetime]
+    last_at: Mapped[datetime] = mapped_column(index=True)
+    count: Mapped[int]
+    # It ends when the node no longer lists it, and not before.
+    standing: Mapped[bool]
+
+
+class GpuIncident(Base):
+    """Something that happened to a GPU, equal ones of an hour counted as one; the newest are kept."""
+
+    __tablename__ = "gpu_incidents"
+    __table_args__ = (Index("ix_gpu_incidents_gpu_uuid_id", "gpu_uuid", "id"),)
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    gpu_uuid: Mapped[str] = mapped_column(ForeignKey("gpus.uuid"))
+    node_id: Mapped[str]
+    code: Mapped[str]
+    severity: Mapped[str]
+    action: Mapped[str]
+    message: Mapped[str]
+    # Who had it then; null: nobody, or several.
+    project_id: Mapped[str | None]
+    instance_id: Mapped[str | None]
+    since: Mapped[datetime]
+    last_at: Mapped[datetime]
+    count: Mapped[int]
 
 
 class Stream(Base):

@@ -1,0 +1,90 @@
+"""What is wrong with GPUs, as each caller may see it: codes for all, other people's work for none."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Select, or_, select
+from sqlalchemy.orm import Session
+
+from mooring.core.access import Access
+from mooring.core.gpu import Health, Placement
+from mooring.core.xid import Severity, judge
+from mooring.db import tables
+from mooring.schemas.base import Json, timestamp
+
+_WORST_FIRST = {str(severity): place for place, severity in enumerate(reversed(Severity))}
+
+
+def health(row: tables.Gpu, conditions: Sequence[tables.GpuCondition], access: Access) -> Json:
+    """The fields of a GPU that say how it is."""
+    placement = Placement.LAST if row.placed_last else Placement.NORMAL
+    return {
+        "health": row.health,
+        "reason": _reason(row, access),
+        "conditions": [_condition(each) for each in conditions if _is_shown(each, access)],
+        "placement": placement if row.health is Health.HEALTHY else Placement.NONE,
+        "recovery": None,
+    }
+
+
+def conditions_of(session: Session, uuids: Sequence[str]) -> dict[str, list[tables.GpuCondition]]:
+    """GPU -> what is wrong with it, the worst first."""
+    rows = session.scalars(select(tables.GpuCondition).where(tables.GpuCondition.gpu_uuid.in_(uuids)))
+    found: dict[str, list[tables.GpuCondition]] = defaultdict(list)
+    for row in sorted(rows, key=lambda row: (_WORST_FIRST[row.severity], row.since, row.code)):
+        found[row.gpu_uuid].append(row)
+    return found
+
+
+def _reason(row: tables.Gpu, access: Access) -> Json | None:
+    """The node's message may hold pids and names of programs; others read what the code means."""
+    if row.health_reason is None:
+        return None
+    is_own = access.caller.sees(row.reason_project_id)
+    code = row.health_reason["code"]
+    return {"code": code, "message": row.health_reason["message"] if is_own else _meaning(code)}
+
+
+def _meaning(code: str) -> str:
+    return judge(code, None).description
+
+
+def _is_shown(row: tables.GpuCondition, access: Access) -> bool:
+    """An application fault is of somebody's application; all else is of the machine."""
+    return row.severity != str(Severity.INFO) or access.caller.sees(row.project_id)
+
+
+def _condition(row: tables.GpuCondition) -> Json:
+    return {
+        "code": row.code,
+        "severity": row.severity,
+        "action": row.action,
+        "since": timestamp(row.since),
+        "last_at": timestamp(row.last_at),
+        "count": row.count,
+    }
+
+
+def visible_incidents(access: Access, uuid: str) -> Select[Any]:
+    row = tables.GpuIncident
+    query = select(row).where(row.gpu_uuid == uuid)
+    if access.projects is None:
+        return query
+    return query.where(or_(row.severity != str(Severity.INFO), row.project_id.in_(access.projects)))
+
+
+def incident(access: Access, row: tables.GpuIncident) -> Json:
+    is_own = access.caller.sees(row.project_id)
+    return {
+        "id": row.id,
+        "gpu_uuid": row.gpu_uuid,
+        "code": row.code,
+        "severity": row.severity,
+        "action": row.action,
+        "message": row.message if is_own else _meaning(row.code),
+        "instance_id": row.instance_id if is_own else None,
+        "since": timestamp(row.since),
+        "last_at": timestamp(row.last_at),
+        "count": row.count,
+    }

@@ -1,0 +1,67 @@
+"""GPUs with a warning are given out where nothing else fits, and then they are."""
+
+from dataclasses import replace
+from typing import Any
+
+from mooring.scheduler.model import GpuView, Hold, MigView, Moment
+from tests.scheduler.worlds import A10, AT, H100, cube_mesh, gpus, node, place_one, request
+
+SHARE: dict[str, Any] = {"gpu_milli": 250, "project_id": "p1"}
+
+
+def _warned(cards: tuple[GpuView, ...], *places: int) -> tuple[GpuView, ...]:
+    return tuple(replace(gpu, last=place in places) for place, gpu in enumerate(cards))
+
+
+def test_on_one_node_the_others_go_first() -> None:
+    here = node("n1", _warned(gpus(H100, 4, lanes=cube_mesh), 0, 1))
+    for count, given in ((1, {2, 3}), (2, {2, 3}), (3, {0, 1, 2, 3}), (4, {0, 1, 2, 3})):
+        placed = place_one([here], request(count), AT)
+        assert placed is not None
+        assert len(placed.gpu_uuids) == count
+        assert set(placed.gpu_uuids) <= {f"GPU-n1-{place}" for place in given}
+
+
+def test_another_node_goes_first_even_if_it_fits_worse() -> None:
+    full = node("n1", _warned(gpus(H100, 2, on="n1", in_use=(0,)), 1))
+    empty = node("n2", gpus(H100, 8, on="n2"))
+    placed = place_one([full, empty], request(1), AT)
+    assert placed is not None and placed.node_id == "n2"
+    placed = place_one([full, node("n2", gpus(H100, 8, on="n2", in_use=tuple(range(8))))], request(1), AT)
+    assert placed is not None and placed.gpu_uuids == ("GPU-n1-1",)
+
+
+def test_a_model_that_is_less_welcome_goes_first() -> None:
+    preferred = node("n1", _warned(gpus(H100, 1, on="n1"), 0))
+    asked = replace(request(1), gpu_models=("H100", "A10"))
+    placed = place_one([preferred, node("n2", gpus(A10, 1, on="n2"))], asked, AT)
+    assert placed is not None and placed.node_id == "n2"
+
+
+def test_shares_and_mig_devices_go_elsewhere_first_too() -> None:
+    here = node("n1", _warned(gpus(H100, 2, on="n1"), 0))
+    placed = place_one([here], replace(request(1), **SHARE), AT)
+    assert placed is not None and placed.gpu_uuids == ("GPU-n1-1",)
+    cut = tuple(
+        replace(gpu, mig_enabled=True, mig=(MigView(f"MIG-{gpu.index}", "1g.10gb", free=True),))
+        for gpu in here.gpus
+    )
+    asked = replace(request(1), mig_profile="1g.10gb", gpu_milli=142)
+    placed = place_one([replace(here, gpus=cut)], asked, AT)
+    assert placed is not None and placed.grants[0].mig_uuid == "MIG-1"
+
+
+def test_a_reserved_gpu_with_a_warning_is_given_after_the_other_reserved_ones() -> None:
+    hold = Hold("r1", "p1", 0.0, 1000.0)
+    cards = tuple(replace(gpu, holds=(hold,)) for gpu in _warned(gpus(H100, 3, on="n1"), 0))
+    here = node("n1", cards)
+    asked = replace(request(1), project_id="p1")
+    placed = place_one([here], asked, Moment(1.0))
+    assert placed is not None and placed.gpu_uuids[0] in {"GPU-n1-1", "GPU-n1-2"}
+    placed = place_one([here], replace(asked, gpu_count=3), Moment(1.0))
+    assert placed is not None and len(placed.gpu_uuids) == 3
+
+
+def test_a_request_without_gpus_goes_there_as_before() -> None:
+    placed = place_one([node("n1", _warned(gpus(H100, 1), 0))], request(0), AT)
+    assert placed is not None and placed.node_id == "n1"
