@@ -49,7 +49,8 @@ def lasting(session: Session, rows: Sequence[tables.Instance]) -> list[Json]:
 def _instance(row: tables.Instance, devices: list[Json], node_name: str | None) -> Json:
     granted = None
     if row.node_id is not None and row.cpu_milli is not None:
-        granted = {"cpus": row.cpu_milli / 1000, "memory_mib": row.memory_mib, **_placed_as(row)}
+        given = {"cpus": row.cpu_milli / 1000, "memory_mib": row.memory_mib, "disk_mib": row.disk_mib}
+        granted = {**given, **_placed_as(row)}
     return {
         "id": row.id,
         "name": row.name,
@@ -123,6 +124,7 @@ def _node(row: tables.Node, used: capacity.Used, gpus: list[Json]) -> Json:
         "memory_mib": facts.get("memory_mib"),
         "cpus_free": facts["cpus"] - used.cpu_milli / 1000 if known else None,
         "memory_mib_free": allocatable_memory_mib(facts["memory_mib"]) - used.memory_mib if known else None,
+        **_disk(facts.get("disk"), used),
         "versions": {name: facts.get(f"{name}_version") for name in ("agent", "docker", "driver", "cuda")},
         "gpus": gpus,
         "orphans": row.orphans,
@@ -130,6 +132,20 @@ def _node(row: tables.Node, used: capacity.Used, gpus: list[Json]) -> Json:
         "simulated": bool(facts.get("simulated_containers") or facts.get("simulated_gpus")),
         "last_heartbeat_at": timestamp(row.last_heartbeat_at),
         "created_at": timestamp(row.created_at),
+    }
+
+
+def _disk(facts: Mapping[str, Any] | None, used: capacity.Used) -> Json:
+    if facts is None:
+        names = ("disk_mib", "disk_allocatable_mib", "disk_mib_free", "disk_enforced", "storage")
+        return dict.fromkeys(names)
+    shown = ("driver", "filesystem", "available_mib", "images_mib", "pressure")
+    return {
+        "disk_mib": facts["total_mib"],
+        "disk_allocatable_mib": facts["allocatable_mib"],
+        "disk_mib_free": facts["allocatable_mib"] - used.disk_mib,
+        "disk_enforced": facts["enforced"],
+        "storage": {name: facts[name] for name in shown},
     }
 
 
@@ -162,6 +178,7 @@ def project(row: tables.Project, usage: Json | None = None) -> Json:
         "guaranteed_gpus": row.guaranteed_gpus,
         "gpu_sharing": row.gpu_sharing,
         "host_network": row.host_network,
+        "require_disk_limits": row.require_disk_limits,
         "version": row.version,
         "created_at": timestamp(row.created_at),
     }

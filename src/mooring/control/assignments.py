@@ -137,6 +137,7 @@ def _assignment(row: Instance, told: _Told) -> Assignment:
         isolation=(row.placed_as or {}).get("isolation"),
         cpus=(row.cpu_milli or 0) / 1000,
         memory_mib=row.memory_mib or 0,
+        disk_mib=row.disk_mib or None,
         image_digest=row.image_digest,
         security_profile=told.profiles[row.project_id],
         secrets=told.secrets.get(row.id, {}),

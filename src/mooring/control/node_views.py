@@ -131,6 +131,7 @@ def _of(query: Any, column: ColumnElement[Any] | Any, wanted: Collection[str] | 
 def _view(node: Row[Any], gpus: Sequence[GpuView], running: Sequence[Running]) -> NodeView:
     facts = node.facts
     cpu_milli, memory = facts["cpus"] * 1000, facts["memory_mib"]
+    disk = facts.get("disk") or {}
     return NodeView(
         id=node.id,
         name=node.name,
@@ -150,6 +151,10 @@ def _view(node: Row[Any], gpus: Sequence[GpuView], running: Sequence[Running]) -
         swarm=(facts.get("swarm") or {}).get("cluster_id"),
         mps=bool(facts.get("mps")),
         running=tuple(running),
+        disk_mib=disk.get("allocatable_mib"),
+        disk_mib_free=disk.get("allocatable_mib", 0) - sum(each.disk_mib for each in running),
+        disk_enforced=bool(disk.get("enforced")),
+        disk_pressure=bool(disk.get("pressure")),
     )
 
 
@@ -176,7 +181,7 @@ def _grants(session: Session, node_ids: Collection[str] | None) -> _Grants:
 def _running(session: Session, node_ids: Collection[str] | None, grants: _Grants) -> dict[str, list[Running]]:
     row = Instance
     columns = (
-        row.id, row.project_id, row.node_id, row.group_id, row.cpu_milli, row.memory_mib, row.priority,
+        row.id, row.project_id, row.node_id, row.group_id, row.cpu_milli, row.memory_mib, row.disk_mib, row.priority,
         row.spec["preemptible"].as_boolean().label("preemptible"), row.created_at, row.scheduled_at,
         row.expires_at, row.max_duration_s, row.stop_timeout_s, row.state, row.placed_as,
     )  # fmt: skip
@@ -197,6 +202,7 @@ def _held(row: Row[Any], grants: Sequence[Grant]) -> Running:
         grants=tuple(grants),
         cpu_milli=row.cpu_milli or 0,
         memory_mib=row.memory_mib or 0,
+        disk_mib=row.disk_mib or 0,
         priority=row.priority,
         preemptible=bool(row.preemptible),
         since=since.timestamp(),

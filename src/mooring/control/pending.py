@@ -3,13 +3,14 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import Select, select
+from sqlalchemy import Row, Select, select
 from sqlalchemy.orm import Session
 
 from mooring.control import gangs, requests
 from mooring.core.instance import State
-from mooring.db.tables import Instance
+from mooring.db.tables import Instance, Project
 from mooring.db.types import JsonObject
 from mooring.scheduler.model import Gang, Request
 
@@ -24,6 +25,7 @@ class _Key:
     priority: int
     max_duration_s: int | None
     gang: Gang | None
+    disk_limits: bool
 
 
 class Pending:
@@ -36,12 +38,17 @@ class Pending:
         """All that can be placed at all: not the members of a group of which one is still on its way out."""
         columns = (
             Instance.id, Instance.queued_at, Instance.priority, Instance.max_duration_s, Instance.group_id,
+            Project.require_disk_limits,
         )  # fmt: skip
-        query = select(*columns).where(Instance.state == State.PENDING)
+        query = (
+            select(*columns)
+            .join(Project, Project.id == Instance.project_id)
+            .where(Instance.state == State.PENDING)
+        )
         rows = session.execute(query.order_by(Instance.queued_at, Instance.id)).all()
         gang_of = gangs.of(session, {row.group_id for row in rows if row.group_id is not None})
         keys = {
-            row.id: _Key(row.queued_at, row.priority, row.max_duration_s, gang_of.get(row.group_id or ""))
+            row.id: _key(row, gang_of.get(row.group_id or ""))
             for row in rows
             if row.group_id is None or row.group_id in gang_of
         }
@@ -57,6 +64,10 @@ class Pending:
         return tuple(request for _key, request in self._kept.values())
 
 
+def _key(row: Row[Any], gang: Gang | None) -> _Key:
+    return _Key(row.queued_at, row.priority, row.max_duration_s, gang, row.require_disk_limits)
+
+
 def _current(key: _Key, before: _Key, request: Request) -> tuple[_Key, Request]:
     return (before, request) if key == before else (key, _as(key, request))
 
@@ -68,6 +79,7 @@ def _as(key: _Key, request: Request) -> Request:
         priority=key.priority,
         max_duration_s=key.max_duration_s,
         gang=key.gang,
+        disk_limits=key.disk_limits,
     )
 
 

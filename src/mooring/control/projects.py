@@ -22,7 +22,8 @@ OWNERS_FIELDS = frozenset({"name", "labels"})
 def new(name: str, labels: JsonObject) -> Project:
     return Project(
         id=new_id(ids.PROJECT), name=name, labels=labels, quotas={}, weight=1.0, allowed_images=None,
-        security_profile="standard", gpu_sharing=False, host_network=False, version=1, created_at=now(),
+        security_profile="standard", gpu_sharing=False, host_network=False, require_disk_limits=False,
+        version=1, created_at=now(),
     )  # fmt: skip
 
 
@@ -128,6 +129,7 @@ def described(row: Project) -> dict[str, Any]:
         "guaranteed_gpus": row.guaranteed_gpus,
         "gpu_sharing": row.gpu_sharing,
         "host_network": row.host_network,
+        "require_disk_limits": row.require_disk_limits,
     }
 
 

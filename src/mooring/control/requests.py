@@ -23,6 +23,7 @@ def of_spec(spec: InstanceSpec, project_id: str) -> Request:
         max_duration_s=spec.max_duration_s,
         cpu_milli=None if spec.cpus is None else round(spec.cpus * 1000),
         memory_mib=spec.memory_mib,
+        disk_mib=spec.disk_mib,
         node_selector=spec.node_selector,
         project_id=project_id,
     )
@@ -48,6 +49,7 @@ def of_columns(instance_id: str, project_id: str, queued_at: float, spec: JsonOb
         max_duration_s=spec.get("max_duration_s"),
         cpu_milli=None if cpus is None else round(cpus * 1000),
         memory_mib=spec.get("memory_mib"),
+        disk_mib=spec.get("disk_mib"),
         node_selector=spec.get("node_selector") or {},
         project_id=project_id,
     )

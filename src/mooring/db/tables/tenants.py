@@ -37,6 +37,7 @@ class Project(Base):
     guaranteed_gpus: Mapped[int | None]
     gpu_sharing: Mapped[bool] = mapped_column(default=False)
     host_network: Mapped[bool] = mapped_column(default=False)
+    require_disk_limits: Mapped[bool] = mapped_column(default=False)
     version: Mapped[int]
     created_at: Mapped[datetime]
     deleted_at: Mapped[datetime | None]
