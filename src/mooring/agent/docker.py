@@ -24,13 +24,13 @@ from mooring.agent.docker_create import (
     Abilities,
     Image,
     Limits,
-    abilities_of,
     attached_to,
     command_line,
     container_config,
     container_name,
     spec_hash,
 )
+from mooring.agent.docker_disk import Disk, DiskSettings
 from mooring.agent.docker_engine import Document, Engine, is_gone
 from mooring.agent.docker_errors import EngineRefused, start_failure
 from mooring.agent.docker_exec import exec_frames
@@ -38,7 +38,6 @@ from mooring.agent.docker_logs import log_frames
 from mooring.agent.docker_network import Attachments, Isolate
 from mooring.agent.docker_observe import Observer, container_of, is_ours
 from mooring.agent.docker_overlay import started_when_there, swarm_of
-from mooring.agent.docker_pull import Images
 from mooring.agent.docker_verify import MinorOf
 from mooring.agent.mps import Mps
 from mooring.agent.preflight import runtime_problem
@@ -83,6 +82,7 @@ class DockerRuntime:
         private_images: what is remembered of them on disk; nothing by default.
         container_runtime: the name that the engine knows it by (R14).
         mps: the daemon that holds shares of cards to their limits, where it runs.
+        disk: how much disk images and containers may take; the defaults if null.
     """
 
     def __init__(
@@ -98,6 +98,7 @@ class DockerRuntime:
         private_images: PrivateImages | None = None,
         container_runtime: str = RUNC,
         mps: Mps | None = None,
+        disk: DiskSettings | None = None,
         environment: Mapping[str, str] | None = None,
         timeout_s: int = 10,
     ) -> None:
@@ -109,7 +110,8 @@ class DockerRuntime:
         self._preflight = preflight
         self._mps = mps or Mps()
         self._engine = Engine(environment, timeout_s)
-        self._images = Images(self._engine, private_images)
+        self.disk = Disk(self._engine, disk or DiskSettings(), private_images)
+        self._images = self.disk.images
         self._observer = Observer(self._engine, address)
         self._attachments = Attachments(self._engine, self._swarm, isolate)
         self._info_lock = threading.Lock()
@@ -127,8 +129,10 @@ class DockerRuntime:
                 self._attachments.networks.sweep(self.control_plane_id)
             unsafe = self._attachments.guard(self.control_plane_id)
             swarm = self._swarm()
+            disk = self.disk.look(info)
         except RuntimeUnavailable as error:
             self._info = None
+            self.disk.forget()
             self._engine.forget_version()
             return _facts_without_engine(str(error))
         return RuntimeFacts(
@@ -139,6 +143,7 @@ class DockerRuntime:
             simulated=False,
             swarm=swarm,
             mps=not self._simulated_gpus and self._mps.answers(),
+            disk=disk,
         )
 
     def info(self) -> Document:
@@ -261,7 +266,7 @@ class DockerRuntime:
         return swarm_of(self.info())
 
     def _abilities(self) -> Abilities:
-        return abilities_of(self.info(), simulated_gpus=self._simulated_gpus, mps=self._mps)
+        return self.disk.abilities(self.info(), simulated_gpus=self._simulated_gpus, mps=self._mps)
 
     def _require_mps(self, holder: Holder) -> None:
         """Raises StartDelayed: without its daemon, programs would run without their limits."""

@@ -7,9 +7,10 @@ pulled (private_images.py): there the registry is asked whether this instance, w
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from docker.auth import encode_header, get_config_header
@@ -18,6 +19,7 @@ from mooring.agent.docker_create import Image
 from mooring.agent.docker_engine import Document, Engine
 from mooring.agent.docker_errors import EngineRefused, is_denial, pull_failure
 from mooring.agent.docker_streams import ByteStream
+from mooring.agent.image_keeper import ImageKeeper
 from mooring.agent.private_images import PrivateImages
 from mooring.agent.runtime import Cancelled, Progress, RuntimeUnavailable, StartDelayed, StartRefused
 from mooring.agent.withheld import Withheld
@@ -55,8 +57,11 @@ class _Wanted:
 class Images:
     """The images of one engine."""
 
-    def __init__(self, engine: Engine, private: PrivateImages | None = None) -> None:
+    def __init__(
+        self, engine: Engine, private: PrivateImages | None = None, keeper: ImageKeeper | None = None
+    ) -> None:
         self._engine = engine
+        self._keeper = keeper or ImageKeeper(engine)
         self._private = private or PrivateImages()
         self._lock = threading.Lock()
         self._turns: dict[str, _Turn] = {}
@@ -82,6 +87,11 @@ class Images:
             finally:
                 turn.pulling.release()
 
+    def pulling(self) -> list[str]:
+        """The names of the images that are being pulled."""
+        with self._lock:
+            return list(self._turns)
+
     @contextmanager
     def _turn(self, wanted: _Wanted) -> Iterator["_Turn"]:
         name = str(wanted.name)
@@ -101,6 +111,7 @@ class Images:
         if (found := self._found(wanted)) is None:
             return None
         self._admit(wanted, found)
+        self._keeper.use(wanted.shown, found["Id"])
         return image_of(found, wanted.name)
 
     def _found(self, wanted: _Wanted) -> Document | None:
@@ -166,14 +177,14 @@ class Images:
 
     def _pull(self, wanted: _Wanted, turn: "_Turn", progress: Progress, cancelled: Cancelled) -> Image | None:
         credentials = wanted.credentials_for(wanted.name.registry)
-        before: set[str] = set()
+        before = self._keeper.before(wanted.shown, str(wanted.name))
         if credentials is not None:
-            before = self._engine.image_ids()
             self._private.expect(wanted.name.repository)
         layers = _Layers(wanted.shown)
         stream = self._open(wanted, credentials)
         try:
             with wanted.withheld.masking():
+                layers.check = partial(self._keeper.during, wanted.shown, str(wanted.name))
                 if not self._follow(stream, layers, turn, progress, cancelled):
                     return None
         except EngineRefused as refusal:
@@ -185,7 +196,9 @@ class Images:
         if (found := self._inspected(str(got))) is None:
             # The engine ended the stream without an error and without the image: it was shut down, probably.
             raise StartRefused(pull_failure("the engine broke the pull off", wanted.shown))
-        self._note(wanted, found, was_there=found["Id"] in before)
+        was_there, name = found["Id"] in before, wanted.name
+        self._keeper.after(wanted.shown, str(name), name.repository, found, was_there=was_there)
+        self._note(wanted, found, was_there=was_there)
         return image_of(found, got)
 
     def _open(self, wanted: _Wanted, credentials: RegistryAuth | None) -> ByteStream:
@@ -274,6 +287,8 @@ def image_of(inspected: Document, name: ImageName) -> Image:
         env=tuple(config.get("Env") or ()),
         entrypoint=tuple(config.get("Entrypoint") or ()),
         command=tuple(config.get("Cmd") or ()),
+        volumes=tuple(config.get("Volumes") or ()),
+        size_bytes=int(inspected.get("Size") or 0),
     )
 
 
@@ -294,6 +309,7 @@ class _Layers:
     seen: set[str] = field(default_factory=set)
     done: set[str] = field(default_factory=set)
     digest: str | None = None  # what the registry said the reference is
+    check: Callable[[int], None] = lambda _compressed_bytes: None  # raises where the pull must end
     _rest: bytes = b""
 
     def feed(self, chunk: bytes) -> None:
@@ -305,6 +321,12 @@ class _Layers:
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         for line in filter(None, map(bytes.strip, lines)):
             self._take(json.loads(line))
+        self.check(self.compressed_bytes)
+
+    @property
+    def compressed_bytes(self) -> int:
+        """Of the layers that are, or were, downloaded; a registry need not tell sizes ahead."""
+        return sum(max(self.total.get(layer, 0), current) for layer, current in self.current.items())
 
     def reason(self) -> Reason:
         message = f"pulling {self.image}"

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from mooring.agent import preflight
 from mooring.agent.control_plane import Away, ControlPlane, InsecureUrl, Refused
 from mooring.agent.docker import DockerRuntime
+from mooring.agent.docker_disk import disk_settings
 from mooring.agent.exchange import EXIT_UNAUTHORIZED, Backoff
 from mooring.agent.firewall import Firewall, Isolation, management_addresses
 from mooring.agent.gpus import GpuReader, NvmlGpuReader, Pace
@@ -36,6 +37,7 @@ EXIT_NOT_SET_UP: Final = 2
 GPUS_WITHIN_S: Final = 65.0
 CPUS_PER_GPU: Final = 24
 MEMORY_MIB_PER_GPU: Final = 262_144
+DISK_MIB_PER_GPU: Final = 4 * 2**20
 SIMULATED_GPUS: Final = 8
 SIMULATED_MODEL: Final = "H100"
 
@@ -256,6 +258,7 @@ def _docker(settings: AgentSettings, identity: Identity, gpus: GpuReader) -> Doc
         private_images=PrivateImages.of_node(NodeState(settings.state_dir)),
         container_runtime=settings.runtime,
         mps=Mps(settings.mps_pipe_directory, lambda: _cards_to_share(gpus)),
+        disk=disk_settings(settings, NodeState(settings.state_dir)),
     )
 
 
@@ -270,6 +273,7 @@ def _docker_with_made_up_gpus(settings: AgentSettings, identity: Identity) -> Pa
         address=machine.address,
         control_plane_id=identity.control_plane_id,
         simulated_gpus=True,
+        disk=disk_settings(settings, NodeState(settings.state_dir)),
         isolate=_isolation(settings).problem,
         private_images=PrivateImages.of_node(NodeState(settings.state_dir)),
         container_runtime=settings.runtime,
@@ -284,6 +288,7 @@ def _made_up(settings: AgentSettings, identity: Identity, *, fleet: SimulatedFle
     runtime = SimulatedRuntime(
         cpus=CPUS_PER_GPU * size,
         memory_mib=MEMORY_MIB_PER_GPU * size,
+        disk_mib=DISK_MIB_PER_GPU * size,
         address=machine.address,
         mps=fleet.mps,
     )

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from mooring.agent.devices import Share
+from mooring.core.disk import DiskFacts
 from mooring.core.instance import Reason, SecretReference
 from mooring.core.node import SwarmFacts
 from mooring.schemas.agent import (
@@ -88,6 +89,7 @@ class RuntimeFacts:
     simulated: bool
     swarm: SwarmFacts | None = None
     mps: bool = False
+    disk: DiskFacts | None = None
 
 
 class Runtime(Protocol):

@@ -4,6 +4,7 @@
     <directory>/node.json       Identity, readable by the owner only
     <directory>/generation      one number
     <directory>/real            what `mooring up` has found on this machine: docker, gpus
+    <directory>/pulled_images   which images Mooring pulled, and for how long each has been unused
     <directory>/private_images  which images only their registries may hand out; no credential is in it
 
 Everything else is in the labels of the containers.

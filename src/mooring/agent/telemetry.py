@@ -145,6 +145,7 @@ def node_facts(machine: Machine, engine: RuntimeFacts, reading: GpuReading) -> N
         mps=engine.mps,
         grants=True,
         swarm=engine.swarm,
+        disk=engine.disk,
     )
 
 

@@ -11,7 +11,7 @@ from mooring.scheduler.model import Placement
 
 
 class DiskGuard:
-    """Decides for each placement whether its node has the disk, and limits it where its project requires that."""
+    """Whether the node of a placement has the disk, and enforces limits where the project requires that."""
 
     def __init__(self, session: Session, placements: Sequence[Placement]) -> None:
         # The spec and the project are read again: a plan is older than the transaction that writes it down.

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Row, Select, select
+from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
 from mooring.control import gangs, requests
@@ -64,7 +64,7 @@ class Pending:
         return tuple(request for _key, request in self._kept.values())
 
 
-def _key(row: Row[Any], gang: Gang | None) -> _Key:
+def _key(row: Any, gang: Gang | None) -> _Key:
     return _Key(row.queued_at, row.priority, row.max_duration_s, gang, row.require_disk_limits)
 
 

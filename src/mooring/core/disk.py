@@ -23,7 +23,7 @@ class DiskFacts(BaseModel):
 
     total_mib: Annotated[int, Field(ge=0, lt=2**40)]
     allocatable_mib: Annotated[int, Field(ge=0, lt=2**40, description="what instances may have of it")]
-    available_mib: Annotated[int, Field(ge=0, lt=2**40, description="free now, in steps of 1 GiB")]
+    available_mib: Annotated[int, Field(ge=0, lt=2**40, description="free now, in coarse steps")]
     images_mib: Annotated[int, Field(ge=0, lt=2**40, description="the images' sizes, added up")] = 0
     enforced: Annotated[bool, Field(description="the engine limits what a container writes")] = False
     driver: Text

@@ -71,7 +71,7 @@ class Storage(Answer):
 
     driver: Annotated[str, Field(description="Docker's storage driver")]
     filesystem: Annotated[str | None, Field(description="that the driver stores on")]
-    available_mib: Annotated[int, Field(description="free on it now, in steps of 1 GiB")]
+    available_mib: Annotated[int, Field(description="free on it now, in coarse steps")]
     images_mib: Annotated[int, Field(description="the images' sizes, added up; shared layers count for each")]
     pressure: Annotated[bool, Field(description="so little is free that nothing new is placed")]
 
