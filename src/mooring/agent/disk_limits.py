@@ -1,7 +1,7 @@
 """What of a "create container" keeps it from filling the node's disk: pure.
 
-The container's own layer is limited by the storage driver (`StorageOpt`). Anonymous volumes of images are not:
-each is masked by a tmpfs, whose pages count as the container's memory.
+The container's own layer is limited by the storage driver (`StorageOpt`). Anonymous volumes of images are
+not: each is masked by a tmpfs, whose pages count as the container's memory.
 """
 
 import posixpath
