@@ -16,7 +16,7 @@ from mooring.agent.pull_limits import MAX_IMAGE_MIB, PullLimits
 from mooring.agent.pulled_images import PulledImages
 from mooring.agent.settings import AgentSettings
 from mooring.agent.state import NodeState
-from mooring.agent.storage import DiskPolicy, Space, Storage
+from mooring.agent.storage import DiskPolicy, DiskReport, Space, Storage
 from mooring.core.disk import DiskFacts
 
 
@@ -30,7 +30,8 @@ class DiskSettings:
     pulled: PulledImages = field(default_factory=PulledImages)
 
 
-def disk_settings(settings: AgentSettings, state: NodeState) -> DiskSettings:
+def disk_settings(settings: AgentSettings, state: NodeState | None = None) -> DiskSettings:
+    """Args: state: where it is remembered which images were pulled; null: nowhere."""
     return DiskSettings(
         policy=DiskPolicy(settings.disk_reserved_mib, settings.disk_low_mib),
         max_image_mib=settings.max_image_mib,
@@ -40,7 +41,7 @@ def disk_settings(settings: AgentSettings, state: NodeState) -> DiskSettings:
             low_pct=settings.image_gc_low_pct,
             keep=settings.image_keep,
         ),
-        pulled=PulledImages.of_node(state),
+        pulled=PulledImages.of_node(state) if state else PulledImages(),
     )
 
 
@@ -66,6 +67,14 @@ class Disk:
         facts = self.storage.facts(info, self.collector.images_mib)
         self.collector.sweep_soon()
         return facts
+
+    def report(self, info: Mapping[str, Any]) -> DiskReport:
+        """For `mooring doctor`, which removes nothing.
+
+        Raises:
+            RuntimeUnavailable: the engine went away.
+        """
+        return self.storage.report(info, self.collector.images_mib)
 
     def abilities(self, info: Mapping[str, Any], *, simulated_gpus: bool, mps: Mps) -> Abilities:
         """What the engine can do, and whether it holds containers to a size.

@@ -196,8 +196,8 @@ class Images:
         if (found := self._inspected(str(got))) is None:
             # The engine ended the stream without an error and without the image: it was shut down, probably.
             raise StartRefused(pull_failure("the engine broke the pull off", wanted.shown))
-        was_there, name = found["Id"] in before, wanted.name
-        self._keeper.after(wanted.shown, str(name), name.repository, found, was_there=was_there)
+        was_there = found["Id"] in before
+        self._keeper.after(wanted.shown, wanted.name, found, was_there=was_there)
         self._note(wanted, found, was_there=was_there)
         return image_of(found, got)
 

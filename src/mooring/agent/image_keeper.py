@@ -1,4 +1,4 @@
-"""What a pull may bring and what is remembered of it: limits before, during and after, and who pulled what."""
+"""What a pull may bring, and what is remembered of it: its limits, and which images Mooring pulled."""
 
 import threading
 import time
@@ -10,6 +10,7 @@ from mooring.agent.image_collector import names_of, remove_image
 from mooring.agent.pull_limits import PullLimits
 from mooring.agent.pulled_images import PulledImages
 from mooring.agent.runtime import StartDelayed, StartRefused
+from mooring.core.images import ImageName
 from mooring.core.instance import Reason
 
 # For so long an image that was too large is not pulled again under the same name: others may wait for it.
@@ -54,14 +55,12 @@ class ImageKeeper:
         """Raises StartRefused: the pull must be broken off."""
         self._remembering(name, lambda: self.limits.during(shown, compressed_bytes))
 
-    def after(
-        self, shown: str, name: str, repository: str, found: dict[str, Any], *, was_there: bool
-    ) -> None:
+    def after(self, shown: str, name: ImageName, found: dict[str, Any], *, was_there: bool) -> None:
         """Raises StartRefused: the image is too large, and was removed again."""
         if not was_there or self._pulled.knows(found["Id"]):
-            self._pulled.pulled(found["Id"], repository)
+            self._pulled.pulled(found["Id"], name.repository)
         try:
-            self._remembering(name, lambda: self.limits.after(shown, int(found.get("Size") or 0)))
+            self._remembering(str(name), lambda: self.limits.after(shown, int(found.get("Size") or 0)))
         except StartRefused:
             if not was_there:
                 remove_image(self._engine, found["Id"], names_of(found))

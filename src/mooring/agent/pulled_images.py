@@ -65,7 +65,7 @@ class PulledImages:
         return cls(state.read(FILE), lambda content: state.write(FILE, content))
 
     def pulled(self, image_id: str, repository: str) -> None:
-        """A pull has ended with this image, which was not on the node before, or which an earlier one brought."""
+        """A pull has ended with this image, which no operator had brought before."""
         with self._lock:
             known = self._known.setdefault(image_id, _Image(set(), 0.0, self._clock()))
             known.repositories.add(repository)
@@ -99,7 +99,7 @@ class PulledImages:
         """For how long nobody has used it; None: it is not Mooring's to remove.
 
         Args:
-            repositories: all that the engine knows it by. One that Mooring did not pull from is somebody else's.
+            repositories: all that the engine knows it by. Another than those pulled from is somebody else's.
         """
         with self._lock:
             known = self._known.get(image_id)

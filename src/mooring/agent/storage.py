@@ -1,8 +1,8 @@
 """The disk under the engine: how much there is, and whether the engine holds containers to a size.
 
 Whether it does is tried, not guessed: overlay2 needs xfs mounted with pquota, and an engine that does not
-know the option may ignore it. A container that never starts is created with a size that must be refused, and with
-one that must be accepted.
+know the option may ignore it. A container that never starts is created with a size that must be refused,
+and with one that must be accepted.
 """
 
 import io
@@ -69,6 +69,19 @@ class Limits:
     why_not: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class DiskReport:
+    """All that is known of the disk; `space` is None where the agent cannot see it."""
+
+    root: str
+    driver: str
+    filesystem: str | None
+    limits: Limits
+    space: Space | None
+    images_mib: int
+    low_mib: int
+
+
 class Storage:
     """The storage of one engine. Any thread may call."""
 
@@ -91,23 +104,27 @@ class Storage:
         Raises:
             RuntimeUnavailable: the engine went away during the trial.
         """
-        limits = self.limits(info)
-        space = self.space()
-        if space is None:
+        report = self.report(info, images_mib)
+        if (space := report.space) is None:
             return None
         # In coarse steps: every change is written down by the control plane.
         step = max(1, min(_GIB_IN_MIB, space.total_mib // 64))
-        driver, filesystem = driver_of(info)
         return DiskFacts(
             total_mib=space.total_mib,
             allocatable_mib=self.policy.allocatable_mib(space.total_mib),
             available_mib=space.available_mib // step * step,
             images_mib=images_mib,
-            enforced=limits.enforced,
-            driver=driver,
-            filesystem=filesystem,
-            pressure=space.available_mib < self.policy.low(space.total_mib),
+            enforced=report.limits.enforced,
+            driver=report.driver,
+            filesystem=report.filesystem,
+            pressure=space.available_mib < report.low_mib,
         )
+
+    def report(self, info: Info, images_mib: int) -> DiskReport:
+        """Raises RuntimeUnavailable: the engine went away during the trial."""
+        limits, space = self.limits(info), self.space()
+        low_mib = self.policy.low(space.total_mib) if space else 0
+        return DiskReport(self._root or "", *driver_of(info), limits, space, images_mib, low_mib)
 
     def space(self) -> Space | None:
         """Of the filesystem of the engine that was asked about last; None: it cannot be seen."""

@@ -182,8 +182,8 @@ def _running(session: Session, node_ids: Collection[str] | None, grants: _Grants
     row = Instance
     columns = (
         row.id, row.project_id, row.node_id, row.group_id, row.cpu_milli, row.memory_mib, row.disk_mib,
-        row.priority, row.spec["preemptible"].as_boolean().label("preemptible"), row.created_at, row.scheduled_at,
-        row.expires_at, row.max_duration_s, row.stop_timeout_s, row.state, row.placed_as,
+        row.priority, row.spec["preemptible"].as_boolean().label("preemptible"), row.created_at,
+        row.scheduled_at, row.expires_at, row.max_duration_s, row.stop_timeout_s, row.state, row.placed_as,
     )  # fmt: skip
     query = select(*columns).where(row.state.in_(HOLDS_GPUS), row.deleted_at.is_(None)).order_by(row.id)
     found: dict[str, list[Running]] = defaultdict(list)

@@ -58,7 +58,8 @@ class Survey:
     """Where each node stops one request, quotas aside."""
 
     nodes: Sequence[NodeView | None]  # by index; null: no longer there
-    stage: Ints  # by node: the first stage that it does not pass; `BESIDE` is CPUs, memory and disk, `FITS` nothing
+    # By node: the first stage that it does not pass; `BESIDE` is CPUs, memory and disk, `FITS` nothing.
+    stage: Ints
     group: Ints  # by node
     examples: Mapping[int, NodeView]  # a node of each group, whose cards stand for all in it
     all_ready: bool

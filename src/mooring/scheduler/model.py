@@ -125,7 +125,7 @@ class Quota:
     """What a project is limited to and what counts against it.
 
     Amounts are by name: gpus (milli), gpus_by_model.<words of the model> (milli), instances, cpus (milli),
-    memory_mib, disk_mib. What limits nothing is in none of them, and what is not in `placed` or `waiting` is 0.
+    memory_mib, disk_mib. What limits nothing is in none of them; what is not in `placed` or `waiting` is 0.
     """
 
     limits: Mapping[str, int]
