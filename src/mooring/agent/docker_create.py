@@ -322,8 +322,9 @@ def _disk(assignment: Assignment, image: Image, abilities: Abilities) -> dict[st
     """What keeps it from filling the node's disk; images' volumes would be outside of every limit."""
     daemon = _mps_daemon(devices_of(assignment), abilities)
     ours = [str(mount["Target"]) for mount in daemon.mounts()] if daemon else []
+    masks = volume_masks(assignment.spec.image, image.volumes, assignment.memory_mib, ours)
     return {
-        "Tmpfs": volume_masks(assignment.spec.image, image.volumes, assignment.memory_mib, ours),
+        **({"Tmpfs": masks} if masks else {}),
         **storage_options(
             assignment.disk_mib,
             enforced=abilities.disk_limits,

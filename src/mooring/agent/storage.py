@@ -92,7 +92,7 @@ class Storage:
         measure: Callable[[str], Space | None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._engine, self.policy = engine, policy or DiskPolicy()
+        self.engine, self.policy = engine, policy or DiskPolicy()
         self._measure, self._clock = measure or space_of, clock
         self._lock = threading.Lock()
         self._tried: tuple[object, float, Limits] | None = None
@@ -152,14 +152,14 @@ class Storage:
     def _try(self) -> Limits:
         image = f"{_REPOSITORY}:{secrets.token_hex(6)}"
         try:
-            self._engine.import_image(_empty_archive(), image)
+            self.engine.import_image(_empty_archive(), image)
         except EngineRefused as refusal:
             return Limits(enforced=False, why_not=f"it could not be tried: {refusal.message}")
         try:
             return self._try_with(image)
         finally:
             with suppress(EngineRefused):
-                self._engine.remove_image(image)
+                self.engine.remove_image(image)
 
     def _try_with(self, image: str) -> Limits:
         if self._accepts(image, _NOT_A_SIZE) is None:
@@ -176,10 +176,10 @@ class Storage:
             "HostConfig": {"StorageOpt": {"size": size}, "NetworkMode": "none"},
         }
         try:
-            container = self._engine.create(config, f"{image.replace(':', '-')}-{size.lower()}")
+            container = self.engine.create(config, f"{image.replace(':', '-')}-{size.lower()}")
         except EngineRefused as refusal:
             return refusal.message
-        self._engine.remove(container, force=True)
+        self.engine.remove(container, force=True)
         return None
 
 
