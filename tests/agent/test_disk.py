@@ -77,7 +77,7 @@ class TestVolumesOfImages:
     ) -> None:
         image = image_with(node, "volume-exec", ["VOLUME /data"])
         started = start(runtime, assignment(image=image, user="1000"))
-        line = "cp /bin/busybox /data/sh && /data/sh sh -c 'echo it runs'"
+        line = "cp /bin/busybox /data/sh && /data/sh -c 'echo it runs'"
         assert "it runs" in output_of(runtime, started, ["sh", "-c", line])
 
     def test_all_volumes_together_hold_no_more_than_the_memory(

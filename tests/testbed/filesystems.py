@@ -52,7 +52,7 @@ def mount(kind: str, file: Path, size_mib: int, point: Path, *, options: tuple[s
 def require_filesystem(workspace: Workspace, kind: str) -> None:
     """Skip the test, under CI=true too, where mounts prove that the kernel lacks what limits need.
 
-    Anything else that keeps it from being mounted, such as a missing program or a sandbox, fails under CI=true.
+    Anything else that keeps it from being mounted, a missing program or a sandbox, fails under CI=true.
     """
     require("docker")
     require(KINDS[kind].part)
