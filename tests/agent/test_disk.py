@@ -295,7 +295,7 @@ class TestCollection:
         self, node: DockerNode, pulled: PulledImages, pulling: Callable[[str], str], clock: "Clock"
     ) -> None:
         image = pulling("moment")
-        assert pulled.use(node.client.api.inspect_image(image)["Id"])
+        assert pulled.use(str(node.client.images.get(image).id))
         clock.now += 60
         collector = self.collector(node, pulled, partial(Space, 100, 0), high_pct=1, low_pct=0)
         collector.sweep(make_room=True)
