@@ -1,5 +1,6 @@
 """What makes a machine unfit, or less fit than it should be, to host strangers."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from mooring.agent.firewall import FirewallUnavailable
 from mooring.agent.preflight import (
     Toolkit,
     checks,
+    disk_checks,
     isolation,
     problem,
     read_toolkit,
@@ -18,6 +20,8 @@ from mooring.agent.preflight import (
     warnings,
 )
 from mooring.agent.runtime import RuntimeUnavailable
+from mooring.agent.storage import DiskReport, Space
+from mooring.agent.storage import Limits as DiskLimits
 from mooring.agent.version_floors import floors, reviewed
 
 SAFE = Toolkit((1, 19, 1), unsafe_option=False)
@@ -42,6 +46,20 @@ GOOD_INFO = {
 }
 GPU: Any = {"uuid": "GPU-a"}
 NVML: Any = {"driver_version": "580.1", "cuda_version": "13.0", "gpus": [GPU], "unreadable": []}
+
+
+def disk(_info: Any = None, **changes: Any) -> DiskReport:
+    """What was found out about a good machine's disk."""
+    found = DiskReport(
+        root="/var/lib/docker",
+        driver="overlay2",
+        filesystem="xfs",
+        limits=DiskLimits(enforced=True),
+        space=Space(2_000_000, 1_000_000),
+        images_mib=50_000,
+        low_mib=20_480,
+    )
+    return replace(found, **changes)
 
 
 @pytest.mark.parametrize(
@@ -109,16 +127,15 @@ def test_the_unsafe_option(tmp_path: Path, content: str, unsafe: bool) -> None:
 
 
 def test_a_good_machine() -> None:
-    found = checks(lambda: GOOD_INFO, SAFE, NVML, environment={})
-    # This machine's own disk is none of the test's business.
-    assert [check.name for check in found if check.ok is not True and check.name != "disk"] == []
+    found = checks(lambda: GOOD_INFO, disk, SAFE, NVML, environment={})
+    assert [check.name for check in found if check.ok is not True] == []
 
 
 @pytest.mark.parametrize(("runtime", "known"), [("runc", True), ("kata-qemu", True), ("runsc", False)])
 def test_a_runtime_that_docker_does_not_know_is_refused(runtime: str, known: bool) -> None:
     reason = runtime_problem(GOOD_INFO, runtime)
     assert (reason and reason.code) == (None if known else "runtime_missing")
-    found = checks(lambda: GOOD_INFO, SAFE, NVML, environment={}, runtime=runtime)
+    found = checks(lambda: GOOD_INFO, disk, SAFE, NVML, environment={}, runtime=runtime)
     assert [check.ok for check in found if check.name == "runtime"] == [known]
 
 
@@ -140,15 +157,37 @@ def test_what_isolation_lacks_is_said_either_way(required: bool, ok: bool | None
         ({"LiveRestoreEnabled": False}, "live-restore"),
         ({"CgroupDriver": "systemd", "DiscoveredDevices": None}, "cgroups"),
         ({"InitCommit": {"ID": "N/A"}}, "docker-init"),
-        ({"DriverStatus": [["Backing Filesystem", "extfs"]]}, "storage"),
-        ({"DockerRootDir": "/nowhere/at/all"}, "disk"),
     ],
 )
 def test_what_works_and_is_not_as_it_should_be_is_a_warning(change: dict[str, Any], name: str) -> None:
-    found = {check.name: check for check in checks(lambda: GOOD_INFO | change, SAFE, NVML, environment={})}
+    found = {
+        check.name: check for check in checks(lambda: GOOD_INFO | change, disk, SAFE, NVML, environment={})
+    }
     assert found[name].ok is None
     assert found[name].mend
     assert any(line.startswith(name) for line in warnings(list(found.values())))
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "ok", "words"),
+    [
+        (
+            {"limits": DiskLimits(enforced=False, why_not="pquota")},
+            "storage",
+            None,
+            "cannot be limited (pquota)",
+        ),
+        ({"space": None}, "disk", None, "cannot be seen"),
+        ({"space": Space(100_000, 19_000), "low_mib": 5_000}, "disk", None, "too little for CUDA images"),
+        ({"space": Space(100_000, 4_000), "low_mib": 5_000}, "disk", False, "under pressure"),
+    ],
+)
+def test_what_the_disk_lacks_is_said(change: dict[str, Any], name: str, ok: bool | None, words: str) -> None:
+    found = {check.name: check for check in disk_checks(disk(**change))}
+    assert found[name].ok is ok
+    assert words in found[name].detail
+    assert found[name].mend
+    assert [check.ok for other, check in found.items() if other != name] == [True]
 
 
 @pytest.mark.parametrize(
@@ -161,7 +200,9 @@ def test_what_works_and_is_not_as_it_should_be_is_a_warning(change: dict[str, An
     ],
 )
 def test_docker_on_plain_tcp(environment: dict[str, str], ok: bool | None) -> None:
-    found = {check.name: check for check in checks(lambda: GOOD_INFO, SAFE, None, environment=environment)}
+    found = {
+        check.name: check for check in checks(lambda: GOOD_INFO, disk, SAFE, None, environment=environment)
+    }
     assert found["docker socket"].ok is ok
     reason = socket_problem(GOOD_INFO, environment)
     assert (reason and reason.code) == (None if ok else "docker_exposed")
@@ -209,7 +250,7 @@ def test_the_versions_of_what_separates_containers_from_the_node(
     reason = versions_problem(info, "runc")
     assert (reason and reason.code) == code
     for allow, ok in ((False, code is None), (True, None if code else True)):
-        found = checks(lambda: info, SAFE, NVML, environment={}, allow_unsafe_versions=allow)
+        found = checks(lambda: info, disk, SAFE, NVML, environment={}, allow_unsafe_versions=allow)
         assert next(check.ok for check in found if check.name == "docker") is ok
 
 
@@ -234,7 +275,7 @@ def test_each_floor_names_its_flaws_and_the_review_is_dated() -> None:
 
 def test_cdi_that_lists_some_gpus_only() -> None:
     both = NVML | {"gpus": [GPU, {"uuid": "GPU-b"}]}
-    found = {check.name: check for check in checks(lambda: GOOD_INFO, SAFE, both, environment={})}
+    found = {check.name: check for check in checks(lambda: GOOD_INFO, disk, SAFE, both, environment={})}
     assert found["cdi"].ok is None
     assert "GPU-b" in found["cdi"].detail
 
@@ -244,7 +285,7 @@ def test_nothing_that_is_broken_hides_the_rest() -> None:
         raise RuntimeUnavailable("the container engine does not answer")
 
     fault: Any = {"code": "driver_not_loaded", "message": "the driver is not loaded"}
-    found = checks(away, Toolkit(None, unsafe_option=False), fault, environment={})
+    found = checks(away, disk, Toolkit(None, unsafe_option=False), fault, environment={})
     assert [(check.name, check.ok) for check in found] == [
         ("docker", False),
         ("nvidia driver", False),
@@ -255,5 +296,5 @@ def test_nothing_that_is_broken_hides_the_rest() -> None:
 def test_an_old_toolkit_is_broken_and_when_allowed_a_warning() -> None:
     old = Toolkit((1, 14, 0), unsafe_option=False)
     for allow, ok in ((False, False), (True, None)):
-        found = checks(lambda: GOOD_INFO, old, NVML, environment={}, allow_unsafe_toolkit=allow)
+        found = checks(lambda: GOOD_INFO, disk, old, NVML, environment={}, allow_unsafe_toolkit=allow)
         assert [check.ok for check in found if check.name == "nvidia-container-toolkit"] == [ok]

@@ -462,6 +462,7 @@ def test_usage_is_shown_of_one_project_and_not_in_lists(tenant: NewTenant) -> No
     assert usage.pop("gpu_hours_this_month") < 1
     assert usage == {
         "gpus": 62, "gpus_by_model": {"H100": 2}, "instances": 3, "cpus": 2.5, "memory_mib": 1124,
+        "disk_mib": 3 * 10_240,
     }  # fmt: skip
     (listed,) = project.client.items("/v1/projects", name=f"tenant-of-{project.corner.node.name}")
     assert listed["usage"] is None

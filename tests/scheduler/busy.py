@@ -58,7 +58,10 @@ def _running(draw: st.DrawFn, node: NodeView, number: int) -> Running | None:
     """Something that fits on what is left of the node; None where that is nothing."""
     project = draw(st.sampled_from("abc"))
     cpu_milli, memory_mib = draw(st.sampled_from([(500, 512), (2000, 2048)]))
+    disk_mib = draw(st.sampled_from([0, 2_000, 20_000]))
     if cpu_milli > node.cpu_milli_free or memory_mib > node.memory_mib_free:
+        return None
+    if node.disk_mib is not None and disk_mib > node.disk_mib_free:
         return None
     kind = draw(st.sampled_from(["whole", "whole", "share", "mig", "cpu"]))
     grants = _grants(node, kind, draw(st.integers(1, 2)), project)
@@ -72,6 +75,7 @@ def _running(draw: st.DrawFn, node: NodeView, number: int) -> Running | None:
         grants=grants,
         cpu_milli=cpu_milli,
         memory_mib=memory_mib,
+        disk_mib=disk_mib,
         priority=draw(st.sampled_from([30, 50])),
         preemptible=draw(st.booleans()),
         since=NOW - draw(st.sampled_from([10, 400, 4000])),
@@ -114,6 +118,7 @@ def with_running(node: NodeView, running: Running) -> NodeView:
         node,
         cpu_milli_free=node.cpu_milli_free - running.cpu_milli,
         memory_mib_free=node.memory_mib_free - running.memory_mib,
+        disk_mib_free=node.disk_mib_free - running.disk_mib,
         gpus=tuple(gpus),
         running=(*node.running, running),
     )
@@ -123,6 +128,7 @@ def with_running(node: NodeView, running: Running) -> NodeView:
 def busy_node(draw: st.DrawFn, node_id: str) -> NodeView:
     models = draw(st.lists(st.sampled_from([H100, H100, A10]), max_size=4))
     cpus, memory = draw(st.integers(2, 16)), draw(st.integers(4096, 32_768))
+    disk = draw(st.sampled_from([None, 30_000, 400_000]))
     labels = {"zone": draw(st.sampled_from("ab"))} | ({"fabric": "f1"} if draw(st.booleans()) else {})
     node = NodeView(
         id=node_id,
@@ -135,6 +141,10 @@ def busy_node(draw: st.DrawFn, node_id: str) -> NodeView:
         memory_mib_free=allocatable_memory_mib(memory),
         gpus=tuple(draw(_card(node_id, place, model)) for place, model in enumerate(models)),
         swarm=draw(st.sampled_from([None, "s1", "s1", "s2"])),
+        disk_mib=disk,
+        disk_mib_free=disk or 0,
+        disk_enforced=draw(st.booleans()),
+        disk_pressure=draw(st.integers(0, 7)) == 0,
     )
     for number in range(draw(st.integers(0, 4))):
         if running := draw(_running(node, number)):
@@ -154,6 +164,8 @@ def request(draw: st.DrawFn, instance_id: str) -> Request:
         gpu_min_memory_mib=draw(st.sampled_from([None, None, None, 40_960])) if kind == "whole" else None,
         cpu_milli=draw(st.sampled_from([None, 500, 1000])),
         memory_mib=draw(st.sampled_from([None, 512])),
+        disk_mib=draw(st.sampled_from([None, None, 1_000, 25_000])),
+        disk_limits=draw(st.integers(0, 4)) == 0,
         node_selector=draw(st.sampled_from([{}, {}, {"zone": "a"}])),
         project_id=draw(st.sampled_from("abc")),
         gpu_milli={"share": draw(st.sampled_from([250, 500])), "mig": PROFILE_MILLI}.get(kind, 1000),
@@ -247,6 +259,7 @@ def as_running(placed: Placement, asked: Request, now: float) -> Running:
         now,
         None if asked.max_duration_s is None else now + asked.max_duration_s,
         group_id=asked.gang.group_id if asked.gang else None,
+        disk_mib=placed.disk_mib,
     )
 
 
@@ -256,6 +269,7 @@ def rebuilt(node: NodeView, running: list[Running]) -> NodeView:
         node,
         cpu_milli_free=node.cpu_milli,
         memory_mib_free=allocatable_memory_mib(node.memory_mib),
+        disk_mib_free=node.disk_mib or 0,
         gpus=tuple(
             replace(
                 gpu,
@@ -277,6 +291,13 @@ def breaches(node: NodeView, snapshot: Snapshot, asked: dict[str, Request]) -> l
     found = []
     if node.cpu_milli_free < 0 or node.memory_mib_free < 0:
         found.append("over capacity")
+    if node.disk_mib is not None and node.disk_mib_free < 0:
+        found.append("over its disk")
+    for running in node.running:
+        if request := asked.get(running.instance_id):
+            unlimited = request.disk_limits and not node.disk_enforced
+            unknown = node.disk_mib is None and request.disk_mib is not None
+            found += ["no disk for it"] * (node.disk_pressure or unlimited or unknown)
     cards = {gpu.uuid: gpu for gpu in node.gpus}
     milli: Counter[str] = Counter()
     owners: dict[str, set[str]] = defaultdict(set)

@@ -84,6 +84,7 @@ def node(
     memory_mib: int = 512 * 1024,
     cpu_milli_free: int | None = None,
     memory_mib_free: int | None = None,
+    disk_mib: int | None = None,
 ) -> NodeView:
     return NodeView(
         id=node_id,
@@ -95,6 +96,8 @@ def node(
         cpu_milli_free=cpus * 1000 if cpu_milli_free is None else cpu_milli_free,
         memory_mib_free=allocatable_memory_mib(memory_mib) if memory_mib_free is None else memory_mib_free,
         gpus=cards,
+        disk_mib=disk_mib,
+        disk_mib_free=disk_mib or 0,
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import docker
 import docker.errors
 
-from tests.testbed import images, isolation
+from tests.testbed import filesystems, images, isolation
 from tests.testbed.parts import program, search_path
 from tests.testbed.processes import Daemon
 from tests.testbed.workspace import Workspace
@@ -52,7 +52,10 @@ class DockerNode:
     system's containerd where one runs, and otherwise start one that dies together with it.
     """
 
-    def __init__(self, workspace: Workspace, *, live_restore: bool = True) -> None:
+    def __init__(
+        self, workspace: Workspace, *, live_restore: bool = True, filesystem: str = "", size_mib: int = 1024
+    ) -> None:
+        """Args: filesystem: of the daemon's data, in a file of this size; "": the machine's own."""
         self._workspace = workspace
         self._host = workspace.take_host()
         self._client: docker.DockerClient | None = None
@@ -61,6 +64,11 @@ class DockerNode:
         self.folder = workspace.folder(self.name)
         self.socket = self.folder / "docker.sock"
         self.url = f"unix://{self.socket}"
+        if filesystem:
+            options = filesystems.KINDS[filesystem].options
+            image, data = self.folder / "data.img", self.folder / "data"
+            why = filesystems.mount(filesystem, image, size_mib, data, options=options)
+            assert not why, why
         self.bin_dir = _write_stubs(self.folder / "bin")
         isolation.make_bridge(workspace.prefix, workspace.root_address)
         self.namespace = isolation.make_namespace(

@@ -11,6 +11,7 @@ import pytest
 
 from tests.testbed import images, isolation
 from tests.testbed.dockerd import DockerNode
+from tests.testbed.filesystems import require_filesystem
 from tests.testbed.parts import require
 from tests.testbed.postgres import PostgresCluster
 from tests.testbed.registry import Registry
@@ -27,9 +28,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class NewDockerNode(Protocol):
-    """Starts a node and loads the images."""
+    """Starts a node and loads the images; skips where the kernel lacks the filesystem of its data."""
 
-    def __call__(self, *, live_restore: bool = True) -> DockerNode: ...
+    def __call__(
+        self, *, live_restore: bool = True, filesystem: str = "", size_mib: int = 1024
+    ) -> DockerNode: ...
 
 
 class NewPostgresCluster(Protocol):
@@ -81,8 +84,11 @@ def new_docker_node(workspace: Workspace) -> Iterator[NewDockerNode]:
     require("docker")
     nodes: list[DockerNode] = []
 
-    def new(*, live_restore: bool = True) -> DockerNode:
-        nodes.append(_started(DockerNode(workspace, live_restore=live_restore)))
+    def new(*, live_restore: bool = True, filesystem: str = "", size_mib: int = 1024) -> DockerNode:
+        if filesystem:
+            require_filesystem(workspace, filesystem)
+        node = DockerNode(workspace, live_restore=live_restore, filesystem=filesystem, size_mib=size_mib)
+        nodes.append(_started(node))
         return nodes[-1]
 
     yield new

@@ -21,6 +21,9 @@ missing_packages() {
     command -v ip >/dev/null || echo iproute2
     command -v iptables >/dev/null || echo iptables
     command -v nsenter >/dev/null && command -v setpriv >/dev/null || echo util-linux
+    command -v mkfs.btrfs >/dev/null || echo btrfs-progs
+    command -v mkfs.ext4 >/dev/null || echo e2fsprogs
+    command -v mkfs.xfs >/dev/null || echo xfsprogs
     command -v gcc >/dev/null || echo gcc
     [[ -e /usr/include/stdio.h ]] || echo libc6-dev
     command -v make >/dev/null || echo make

@@ -22,14 +22,17 @@ class Part:
 
 
 PARTS = {
+    "btrfs": Part(("mkfs.btrfs", "mount", "umount"), needs_root=True),
     "compiler": Part(("gcc",)),
     "curl": Part(("bash", "curl", "jq")),
     "docker": Part(
         ("dockerd", "containerd", "runc", "busybox", "ip", "iptables", "nsenter"), needs_root=True
     ),
+    "ext4": Part(("mkfs.ext4", "mount", "umount"), needs_root=True),
     "postgres": Part(("initdb", "postgres", "setpriv")),
     # Nodes reach the registry over the root side of their network, which only root can make.
     "registry": Part(("docker-registry", "ip"), needs_root=True),
+    "xfs": Part(("mkfs.xfs", "mount", "umount"), needs_root=True),
 }
 
 

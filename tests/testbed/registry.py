@@ -70,16 +70,20 @@ class Registry:
         extra_layers: int = 0,
         layer_bytes: int = MEGABYTE,
         edition: int = 1,
+        zeros_bytes: int = 0,
     ) -> str:
         """Publishes busybox with `extra_layers` more layers of noise; returns the reference to pull it by.
 
         The noise does not compress, so a pull has to move all of it; it depends on the name, so that no layer
         is there already from another image's pull. Another edition moves the tag to another image.
+        `zeros_bytes` is one more layer that is next to nothing until it is unpacked.
         """
         noise = random.Random(f"{repository}:{tag}" + "*" * (edition - 1))
         layers = [images.busybox_layer()]
         for number in range(extra_layers):
             layers.append(images.single_file_layer(f"layer-{number}", noise.randbytes(layer_bytes)))
+        if zeros_bytes:
+            layers.append(images.single_file_layer("zeros", bytes(zeros_bytes)))
         with self._client() as client:
             manifest = _upload(client, repository, layers)
             put = client.put(

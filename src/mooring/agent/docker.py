@@ -24,12 +24,12 @@ from mooring.agent.docker_create import (
     Abilities,
     Image,
     Limits,
-    abilities_of,
     attached_to,
     command_line,
     container_config,
 )
 from mooring.agent.docker_derive import ParentOf
+from mooring.agent.docker_disk import Disk, DiskSettings
 from mooring.agent.docker_engine import Document, Engine, is_gone
 from mooring.agent.docker_errors import EngineRefused, start_failure
 from mooring.agent.docker_exec import exec_frames
@@ -37,7 +37,6 @@ from mooring.agent.docker_logs import log_frames
 from mooring.agent.docker_network import Attachments, Isolate
 from mooring.agent.docker_observe import Observer
 from mooring.agent.docker_overlay import started_when_there, swarm_of
-from mooring.agent.docker_pull import Images
 from mooring.agent.docker_pull_pace import PullTimeouts
 from mooring.agent.docker_verify import MinorOf
 from mooring.agent.mps import Mps
@@ -89,6 +88,7 @@ class DockerRuntime:
         parent_of: UUID of a MIG device -> that of its GPU, as far as NVML tells.
         container_runtime: the name that the engine knows it by (R14).
         mps: the daemon that holds shares of cards to their limits, where it runs.
+        disk: how much disk images and containers may take; the defaults if null.
     """
 
     def __init__(
@@ -108,6 +108,7 @@ class DockerRuntime:
         parent_of: ParentOf = lambda _uuid: None,
         container_runtime: str = RUNC,
         mps: Mps | None = None,
+        disk: DiskSettings | None = None,
         environment: Mapping[str, str] | None = None,
         timeout_s: int = 10,
     ) -> None:
@@ -118,7 +119,8 @@ class DockerRuntime:
         self._preflight = preflight
         self._mps = mps or Mps()
         self._engine = Engine(environment, timeout_s)
-        self._images = Images(self._engine, private_images, pulled_images, pull_timeouts)
+        self.disk = Disk(self._engine, disk or DiskSettings(), private_images, pulled_images, pull_timeouts)
+        self._images = self.disk.images
         self._observer = Observer(
             self._engine, address, records or ContainerRecords(), parent_of, simulated_gpus=simulated_gpus
         )
@@ -138,8 +140,10 @@ class DockerRuntime:
                 self._attachments.networks.sweep(self.control_plane_id)
             unsafe = self._attachments.guard(self.control_plane_id)
             swarm = self._swarm()
+            disk = self.disk.look(info)
         except RuntimeUnavailable as error:
             self._info = None
+            self.disk.forget()
             self._engine.forget_version()
             log.warning("%s", error)
             return facts_without_engine()
@@ -151,6 +155,7 @@ class DockerRuntime:
             simulated=False,
             swarm=swarm,
             mps=not self._simulated_gpus and self._mps.answers(),
+            disk=disk,
         )
 
     def info(self) -> Document:
@@ -293,7 +298,7 @@ class DockerRuntime:
         return swarm_of(self.info())
 
     def _abilities(self) -> Abilities:
-        return abilities_of(self.info(), simulated_gpus=self._simulated_gpus, mps=self._mps)
+        return self.disk.abilities(self.info(), simulated_gpus=self._simulated_gpus, mps=self._mps)
 
     def _require_mps(self, holder: Holder) -> None:
         """Raises StartDelayed: without its daemon, programs would run without their limits."""

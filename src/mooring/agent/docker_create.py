@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mooring.agent.devices import Devices, Share, devices_of
+from mooring.agent.disk_limits import file_size_limits, storage_options, volume_masks
 from mooring.agent.mps import Daemon, Mps
 from mooring.agent.runtime import StartRefused, secret_values
 from mooring.core.instance import InstanceSpec, Reason, SecurityProfile
@@ -95,6 +96,8 @@ class Image:
     command: tuple[str, ...] = ()
     working_dir: str = ""
     labels: tuple[str, ...] = ()  # their names
+    volumes: tuple[str, ...] = ()
+    size_bytes: int = 0  # unpacked
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +108,13 @@ class Abilities:
     has_init: bool = True
     simulated_gpus: bool = False
     mps: Mps = field(default_factory=Mps)
+    storage_driver: str = ""
+    disk_limits: bool = False  # the engine holds a container to its `StorageOpt`
 
 
-def abilities_of(info: Mapping[str, Any], *, simulated_gpus: bool, mps: Mps | None = None) -> Abilities:
+def abilities_of(
+    info: Mapping[str, Any], *, simulated_gpus: bool, mps: Mps | None = None, disk_limits: bool = False
+) -> Abilities:
     """What `docker info` says the engine can do."""
     devices = [device.get("ID", "") for device in info.get("DiscoveredDevices") or []]
     # Its version could not be read: docker-init (Debian: package tini) is not there, and a start with it
@@ -118,6 +125,8 @@ def abilities_of(info: Mapping[str, Any], *, simulated_gpus: bool, mps: Mps | No
         has_init=init_commit != "N/A",
         simulated_gpus=simulated_gpus,
         mps=mps or Mps(),
+        storage_driver=str(info.get("Driver") or ""),
+        disk_limits=disk_limits,
     )
 
 
@@ -156,7 +165,7 @@ def container_config(
         # Both would come from the image: a health check as often as every millisecond, a stop signal of none.
         "Healthcheck": {"Test": ["NONE"]},
         "StopSignal": STOP_SIGNAL,
-        "HostConfig": _host_config(assignment, abilities, limits),
+        "HostConfig": _host_config(assignment, abilities, limits) | _disk(assignment, image, abilities),
         "NetworkingConfig": _networking(assignment),
     }
 
@@ -292,6 +301,8 @@ def spec_hash(assignment: Assignment) -> str:
     given: list[Any] = [list(devices.gpu_uuids), assignment.cpus, assignment.memory_mib]
     if devices.share:
         given.append(share_label(devices.share))
+    if assignment.disk_mib is not None:
+        given.append({"disk_mib": assignment.disk_mib})
     if assignment.group is not None:
         given += [attached_to(assignment), assignment.group.hostname]
     return hashlib.sha256(json.dumps([asked, given], sort_keys=True).encode()).hexdigest()
@@ -325,6 +336,7 @@ def _host_config(assignment: Assignment, abilities: Abilities, limits: Limits) -
         "Ulimits": [
             {"Name": "nofile", "Soft": limits.open_files, "Hard": limits.open_files},
             {"Name": "core", "Soft": 0, "Hard": 0},  # the host's core_pattern may be a program
+            *file_size_limits(assignment.disk_mib, assignment.memory_mib, enforced=abilities.disk_limits),
         ],
         "LogConfig": {
             "Type": "json-file",
@@ -339,6 +351,22 @@ def _host_config(assignment: Assignment, abilities: Abilities, limits: Limits) -
         },
         "DeviceRequests": device_requests(devices.gpu_uuids, abilities),
         **({"Mounts": daemon.mounts()} if daemon else {}),
+    }
+
+
+def _disk(assignment: Assignment, image: Image, abilities: Abilities) -> dict[str, Any]:
+    """What keeps it from filling the node's disk; images' volumes would be outside of every limit."""
+    daemon = _mps_daemon(devices_of(assignment), abilities)
+    ours = [str(mount["Target"]) for mount in daemon.mounts()] if daemon else []
+    masks = volume_masks(assignment.spec.image, image.volumes, assignment.memory_mib, ours)
+    return {
+        **({"Tmpfs": masks} if masks else {}),
+        **storage_options(
+            assignment.disk_mib,
+            enforced=abilities.disk_limits,
+            driver=abilities.storage_driver,
+            image_bytes=image.size_bytes,
+        ),
     }
 
 

@@ -58,9 +58,26 @@ class Engine:
         with engine_call("inspect image"):
             return cast(Document, _untyped(self._client()).inspect_image(reference))
 
-    def image_ids(self) -> set[str]:
+    def images(self) -> list[Document]:
         with engine_call("list images"):
-            return {str(image["Id"]) for image in self._client().images()}
+            return cast(list[Document], self._client().images())
+
+    def image_ids(self) -> set[str]:
+        return {str(image["Id"]) for image in self.images()}
+
+    def image_ids_in_use(self) -> set[str]:
+        """Of all containers of the engine, whoever made them and whatever their state."""
+        with engine_call("list"):
+            return {str(each["ImageID"]) for each in self._client().containers(all=True)}
+
+    def import_image(self, archive: bytes, reference: str) -> None:
+        repository, _, tag = reference.rpartition(":")
+        with engine_call("import image"):
+            _untyped(self._client()).import_image_from_data(archive, repository=repository, tag=tag)
+
+    def remove_image(self, reference: str) -> None:
+        with engine_call("remove image"):
+            _untyped(self._client()).remove_image(reference)
 
     def ask_registry(self, image: str, headers: Mapping[str, str]) -> str:
         """Have the engine look an image up in its registry; a refusal is the registry's, or about it.

@@ -122,6 +122,16 @@ _START_FAILURES = [
         "the project's network was removed from the node meanwhile; start the instance again",
     ),
     (
+        r"disk quota exceeded",
+        "disk_too_small",
+        "the disk limit is too low for the container to start; set a larger `disk_mib`",
+    ),
+    (
+        r"--storage-opt is supported only|invalid storage option",
+        "disk_limits_unavailable",
+        "the node can no longer limit the disk that a container uses; its operator must see to it",
+    ),
+    (
         r"no space left on device",
         "node_disk_full",
         "the node's disk is full; start it again later, or on another node",

@@ -12,9 +12,10 @@ another project may run what its operator has built under that name.
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from mooring.agent.docker_create import Image
@@ -22,6 +23,7 @@ from mooring.agent.docker_engine import Document, Engine
 from mooring.agent.docker_errors import EngineRefused, pull_failure
 from mooring.agent.docker_pull_pace import LayerStates, PullBoard, Puller, PullTimeouts
 from mooring.agent.docker_streams import ByteStream
+from mooring.agent.image_keeper import ImageKeeper
 from mooring.agent.image_policy import require_acceptable
 from mooring.agent.private_images import PrivateImages
 from mooring.agent.pulled_images import PulledImages
@@ -48,9 +50,11 @@ class Images:
         pulled: PulledImages | None = None,
         timeouts: PullTimeouts | None = None,
         check: RegistryCheck | None = None,
+        keeper: ImageKeeper | None = None,
     ) -> None:
         self._engine = engine
         self._board = PullBoard(timeouts)
+        self._keeper = keeper or ImageKeeper(engine)
         self._private = private or PrivateImages()
         self._pulled = pulled or PulledImages()
         self._access = RegistryAccess(engine, check or RegistryCheck())
@@ -93,6 +97,11 @@ class Images:
             finally:
                 turn.pulling.release()
 
+    def pulling(self) -> list[str]:
+        """The names of the images that are being pulled."""
+        with self._lock:
+            return list(self._turns)
+
     @contextmanager
     def _turn(self, wanted: Wanted) -> Iterator["_Turn"]:
         name = str(wanted.name)
@@ -115,6 +124,10 @@ class Images:
         found = self._found(wanted) if wanted.local_images else self._found_pulled(wanted)
         if found is None or not self._admits(wanted, found):
             return None
+        found = self._found(wanted) if wanted.local_images else self._found_pulled(wanted)
+        if found is None or not self._admits(wanted, found):
+            return None
+        self._keeper.use(wanted.shown, found["Id"])
         return image_of(found, wanted.name)
 
     def _found(self, wanted: Wanted) -> Document | None:
@@ -187,14 +200,14 @@ class Images:
             wanted = self._access.resolved(wanted)
         self._access.require_allowed(wanted, wanted.name)
         credentials = wanted.credentials_for(wanted.name.registry)
-        before: set[str] = set()
+        before = self._keeper.before(wanted.shown, str(wanted.name))
         if credentials is not None:
-            before = self._engine.image_ids()
             self._private.expect(wanted.name.repository)
         layers = _Layers(wanted.shown)
         stream = self._open(wanted, credentials)
         try:
             with wanted.withheld.masking(), self._board.joined(wanted.project_id) as puller:
+                layers.check = partial(self._keeper.during, wanted.shown, str(wanted.name))
                 if not self._follow(stream, layers, turn, progress, cancelled, puller):
                     return None
         except EngineRefused as refusal:
@@ -205,7 +218,9 @@ class Images:
         if (found := self._inspected(str(got))) is None:
             # The engine ended the stream without an error and without the image: it was shut down, probably.
             raise StartRefused(pull_failure("the engine broke the pull off", wanted.shown))
-        self._note(wanted, found, was_there=found["Id"] in before)
+        was_there = found["Id"] in before
+        self._keeper.after(wanted.shown, wanted.name, found, was_there=was_there)
+        self._note(wanted, found, was_there=was_there)
         return image_of(found, got)
 
     def _open(self, wanted: Wanted, credentials: RegistryAuth | None) -> ByteStream:
@@ -265,6 +280,8 @@ def image_of(inspected: Document, name: ImageName) -> Image:
         command=tuple(config.get("Cmd") or ()),
         working_dir=config.get("WorkingDir") or "",
         labels=tuple(config.get("Labels") or ()),
+        volumes=tuple(config.get("Volumes") or ()),
+        size_bytes=int(inspected.get("Size") or 0),
     )
 
 
@@ -286,6 +303,7 @@ class _Layers:
     done: set[str] = field(default_factory=set)
     states: LayerStates = field(default_factory=LayerStates)
     digest: str | None = None  # what the registry said the reference is
+    check: Callable[[int], None] = lambda _compressed_bytes: None  # raises where the pull must end
     _rest: bytes = b""
 
     def feed(self, chunk: bytes) -> None:
@@ -297,6 +315,12 @@ class _Layers:
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         for line in filter(None, map(bytes.strip, lines)):
             self._take(json.loads(line))
+        self.check(self.compressed_bytes)
+
+    @property
+    def compressed_bytes(self) -> int:
+        """Of the layers that are, or were, downloaded; a registry need not tell sizes ahead."""
+        return sum(max(self.total.get(layer, 0), current) for layer, current in self.current.items())
 
     def reason(self) -> Reason:
         message = f"pulling {self.image}"

@@ -18,6 +18,7 @@ from mooring.agent.control_plane import Away, ControlPlane, InsecureUrl, Refused
 from mooring.agent.crew import Crew
 from mooring.agent.daemon_guard import DaemonGuard
 from mooring.agent.docker import DockerRuntime
+from mooring.agent.docker_disk import disk_settings
 from mooring.agent.docker_network import Isolate
 from mooring.agent.exchange import EXIT_UNAUTHORIZED, Backoff
 from mooring.agent.firewall import Firewall, Isolation, management_addresses
@@ -41,6 +42,7 @@ EXIT_NOT_SET_UP: Final = 2
 GPUS_WITHIN_S: Final = 65.0
 CPUS_PER_GPU: Final = 24
 MEMORY_MIB_PER_GPU: Final = 262_144
+DISK_MIB_PER_GPU: Final = 4 * 2**20
 SIMULATED_GPUS: Final = 8
 SIMULATED_MODEL: Final = "H100"
 
@@ -261,6 +263,7 @@ def _docker(settings: AgentSettings, identity: Identity, gpus: GpuReader) -> Doc
         records=ContainerRecords.of_node(NodeState(settings.state_dir)),
         container_runtime=settings.runtime,
         mps=Mps(settings.mps_pipe_directory, lambda: _cards_to_share(gpus)),
+        disk=disk_settings(settings, NodeState(settings.state_dir)),
     )
 
 
@@ -305,6 +308,7 @@ def _docker_with_made_up_gpus(settings: AgentSettings, identity: Identity) -> Pa
         address=machine.address,
         control_plane_id=identity.control_plane_id,
         simulated_gpus=True,
+        disk=disk_settings(settings, NodeState(settings.state_dir)),
         preflight=_preflight(settings, has_gpus=lambda: False),
         isolate=_isolation(settings),
         private_images=PrivateImages.of_node(NodeState(settings.state_dir)),
@@ -323,6 +327,7 @@ def _made_up(settings: AgentSettings, identity: Identity, *, fleet: SimulatedFle
     runtime = SimulatedRuntime(
         cpus=CPUS_PER_GPU * size,
         memory_mib=MEMORY_MIB_PER_GPU * size,
+        disk_mib=DISK_MIB_PER_GPU * size,
         address=machine.address,
         mps=fleet.mps,
     )

@@ -15,6 +15,7 @@ from mooring.agent.docker_create import CDI_KIND, RUNC
 from mooring.agent.docker_overlay import certificate_of, is_in_swarm, swarm_of
 from mooring.agent.firewall import METADATA
 from mooring.agent.gpu_types import Inventory, NodeFault
+from mooring.agent.storage import DiskReport
 from mooring.agent.version_floors import CONTAINERD, DOCKER, TOOLKIT, Version, dotted
 from mooring.core.instance import Reason
 
@@ -165,6 +166,7 @@ def isolation(look: Callable[[], bool], *, required: bool) -> Check:
 
 def checks(
     info: Callable[[], Info],
+    disk: Callable[[Info], DiskReport],
     toolkit: Toolkit,
     nvml: Inventory | NodeFault | None,
     *,
@@ -177,6 +179,7 @@ def checks(
 
     Args:
         info: asks the engine; may raise RuntimeUnavailable, whose text becomes the detail.
+        disk: measures the engine's disk and tries its limits.
         nvml: what the GPU reader says; None where the machine has no NVIDIA driver.
     """
     uuids = [gpu["uuid"] for gpu in cast(Inventory, nvml)["gpus"]] if nvml and "gpus" in nvml else []
@@ -184,10 +187,11 @@ def checks(
     environment = os.environ if environment is None else environment
     try:
         answer = info()
+        report = disk(answer)
     except Exception as error:  # whatever it is, the operator must read it
         return [Check.broken("docker", str(error), "start Docker, or set DOCKER_HOST"), *found]
     engine = _versions(answer, runtime, allow_unsafe=allow_unsafe_versions)
-    return [engine, *engine_checks(answer, uuids, environment, runtime), *found]
+    return [engine, *engine_checks(answer, uuids, environment, runtime), *disk_checks(report), *found]
 
 
 def engine_checks(
@@ -202,8 +206,6 @@ def engine_checks(
         _swarm(info),
         _cgroups(info, has_gpus=bool(uuids)),
         _init(info),
-        _storage(info),
-        _disk(info),
         _cdi(info, uuids),
     ]
 
@@ -336,26 +338,30 @@ def _init(info: Info) -> Check:
     return Check.fine("docker-init", str(info.get("InitBinary", "docker-init")))
 
 
-def _storage(info: Info) -> Check:
-    driver = info.get("Driver", "unknown")
-    status = dict(entry for entry in info.get("DriverStatus") or [] if len(entry) == 2)
-    backing = status.get("Backing Filesystem", "unknown")
-    detail = f"{driver} on {backing}"
-    if driver == "overlay2" and backing != "xfs":
-        detail += ": instances' disk use cannot be limited"
-        return Check.warning("storage", detail, "put Docker's data on xfs mounted with pquota")
-    return Check.fine("storage", detail)
+def disk_checks(report: DiskReport) -> list[Check]:
+    """Whether what instances write can be limited, and how full the disk is."""
+    driver = f"{report.driver} on {report.filesystem or 'unknown'}"
+    if report.limits.enforced:
+        storage = Check.fine("storage", f"{driver}: disk_mib is enforced")
+    else:
+        detail = f"{driver}: instances' disk use cannot be limited ({report.limits.why_not})"
+        mend = "put Docker's data on xfs mounted with pquota (or btrfs), or let no strangers in"
+        storage = Check.warning("storage", detail, mend)
+    return [storage, _disk(report)]
 
 
-def _disk(info: Info) -> Check:
-    root = str(info.get("DockerRootDir", "/var/lib/docker"))
-    try:
-        free_mib = shutil.disk_usage(root).free // 2**20
-    except OSError as error:
-        return Check.warning("disk", f"{root} cannot be seen: {error}", "run the agent on its host")
-    detail = f"{free_mib // 1024} GiB free in {root}"
-    if free_mib < _LOW_DISK_MIB:
-        return Check.warning("disk", f"{detail}: too little for CUDA images", "run `docker image prune -a`")
+def _disk(report: DiskReport) -> Check:
+    root, space = report.root, report.space
+    if space is None:
+        mend = "run the agent on its host, or mount that folder into its container, read-only"
+        return Check.warning("disk", f"{root} cannot be seen", mend)
+    free, total, images = (mib // 1024 for mib in (space.available_mib, space.total_mib, report.images_mib))
+    detail = f"{free} of {total} GiB free in {root}, {images} GiB of images"
+    mend = "remove images (`docker image prune -a`), or give Docker a larger disk"
+    if space.available_mib < report.low_mib:
+        return Check.broken("disk", f"{detail}: under pressure, nothing is placed or pulled here", mend)
+    if space.available_mib < _LOW_DISK_MIB:
+        return Check.warning("disk", f"{detail}: too little for CUDA images", mend)
     return Check.fine("disk", detail)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from mooring.agent.devices import Share
+from mooring.core.disk import DiskFacts
 from mooring.core.instance import Reason, SecretReference
 from mooring.core.node import SwarmFacts
 from mooring.schemas.agent import (
@@ -108,6 +109,7 @@ class RuntimeFacts:
     simulated: bool
     swarm: SwarmFacts | None = None
     mps: bool = False
+    disk: DiskFacts | None = None
 
 
 def facts_without_engine() -> RuntimeFacts:

@@ -4,13 +4,14 @@ import re
 import socket
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, SecretStr, TypeAdapter, ValidationError, field_validator
+from pydantic import Field, SecretStr, TypeAdapter, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from mooring.agent.docker_pull_pace import PullTimeouts
 from mooring.agent.mps import PIPE_DIRECTORY
+from mooring.agent.pull_limits import MAX_IMAGE_MIB
 from mooring.core.simulation import SimulatedFleet, parse_fleets
 from mooring.core.text import LabelKey, LabelValue, Name
 
@@ -80,6 +81,28 @@ class AgentSettings(BaseSettings):
     pull_timeout_s: Annotated[
         float, Field(ge=60, description="how long a pull may take, without its wait for a turn")
     ] = 3600.0
+    disk_reserved_mib: Annotated[
+        int | None, Field(ge=0, le=2**40, description="not for instances; null: a fifth of the disk")
+    ] = None
+    disk_low_mib: Annotated[
+        int | None,
+        Field(ge=0, le=2**40, description="with less free nothing is placed or pulled; null: about 5 %"),
+    ] = None
+    max_image_mib: Annotated[
+        int, Field(ge=1, le=2**40, description="of an image, compressed as well as unpacked")
+    ] = MAX_IMAGE_MIB
+    image_unused_hours: Annotated[
+        float, Field(gt=0, le=1e6, description="pulled images unused for so long are removed")
+    ] = 7 * 24
+    image_gc_high_pct: Annotated[
+        int, Field(ge=1, le=100, description="with more of the disk used, unused images are removed")
+    ] = 85
+    image_gc_low_pct: Annotated[int, Field(ge=0, le=99, description="until no more than this is used")] = 75
+    image_keep: Annotated[
+        tuple[str, ...],
+        NoDecode,
+        Field(description="docker.io/pytorch/*,ghcr.io/acme/*: images that are never removed"),
+    ] = ()
     sample_interval_s: Annotated[float, Field(gt=0, le=60, description="how often GPUs are read")] = 1.0
 
     @field_validator("node_labels", mode="before")
@@ -115,6 +138,19 @@ class AgentSettings(BaseSettings):
             return tuple(ip_network(word) for word in words)
         except ValueError as error:
             raise ValueError(f"{error}; write 10.0.0.0/24,192.0.2.7 or none") from error
+
+    @field_validator("image_keep", mode="before")
+    @classmethod
+    def _patterns(cls, given: object) -> object:
+        if not isinstance(given, str):
+            return given
+        return tuple(word.strip() for word in given.split(",") if word.strip())
+
+    @model_validator(mode="after")
+    def _low_below_high(self) -> Self:
+        if self.image_gc_low_pct >= self.image_gc_high_pct:
+            raise ValueError("MOORING_IMAGE_GC_LOW_PCT must be below MOORING_IMAGE_GC_HIGH_PCT")
+        return self
 
     @field_validator("mps_pipe_directory")
     @classmethod

@@ -28,7 +28,9 @@ from mooring.agent.runtime import (
 )
 from mooring.agent.simulated_gpus import Tenant, tenant_of
 from mooring.agent.simulated_output import exec_frames, line_frames
+from mooring.agent.storage import DiskPolicy
 from mooring.agent.timestamps import rfc3339
+from mooring.core.disk import DiskFacts
 from mooring.core.instance import InstanceSpec, Reason
 from mooring.schemas.agent import (
     Assignment,
@@ -77,6 +79,7 @@ class SimulatedRuntime:
         address: str = "127.0.0.1",
         start_s: float = 0.05,
         pull_s: float = 0,
+        disk_mib: int = 4 * 2**20,
         mps: bool = False,
         clock: Clock = time.monotonic,
     ) -> None:
@@ -84,6 +87,7 @@ class SimulatedRuntime:
         self._mps = mps
         self._cpus, self._memory_mib, self._address, self._start_s = cpus, memory_mib, address, start_s
         self._pull_s = pull_s
+        self._disk = _disk(disk_mib)
         self._clock = clock
         self._epoch = time.time() - clock()
         self._lives: dict[str, _Life] = {}  # by container id
@@ -97,7 +101,13 @@ class SimulatedRuntime:
     def facts(self) -> RuntimeFacts:
         self._answer()
         return RuntimeFacts(
-            "simulated", self._cpus, self._memory_mib, problem=None, simulated=True, mps=self._mps
+            "simulated",
+            self._cpus,
+            self._memory_mib,
+            problem=None,
+            simulated=True,
+            mps=self._mps,
+            disk=self._disk,
         )
 
     def containers(self) -> tuple[list[Container], list[Orphan]]:
@@ -317,6 +327,16 @@ def program_of(spec: InstanceSpec) -> _Program:
     if parts is None or not line.strip():
         return _Program(None)
     return _Program(float(parts[1] or 0), int(parts[2] or 0))
+
+
+def _disk(total_mib: int) -> DiskFacts:
+    return DiskFacts(
+        total_mib=total_mib,
+        allocatable_mib=DiskPolicy().allocatable_mib(total_mib),
+        available_mib=total_mib,
+        enforced=True,
+        driver="simulated",
+    )
 
 
 def _container_id(assignment: Assignment) -> str:

@@ -5,6 +5,8 @@
 <directory>/generation      one number
 <directory>/real            what `mooring up` has found on this machine: docker, gpus
 <directory>/private_images  which images only their registries may hand out; no credential is in it
+<directory>/pulled_images   which images a registry gave, by reference
+<directory>/image_usage     which images Mooring pulled, and for how long each has been unused
 <directory>/containers.json what each container was given (container_records.py); no secret is in it
 <directory>/stops           when containers were sent their stop signal
 """

@@ -116,6 +116,7 @@ def node_facts(machine: Machine, engine: RuntimeFacts, reading: GpuReading) -> N
         grants=True,
         asks_for_secrets=True,
         swarm=engine.swarm,
+        disk=engine.disk,
     )
 
 

@@ -52,7 +52,8 @@ def lasting(session: Session, rows: Sequence[tables.Instance]) -> list[Json]:
 def _instance(row: tables.Instance, spec: Json, devices: list[Json], node_name: str | None) -> Json:
     granted = None
     if row.node_id is not None and row.cpu_milli is not None:
-        granted = {"cpus": row.cpu_milli / 1000, "memory_mib": row.memory_mib, **_placed_as(row)}
+        given = {"cpus": row.cpu_milli / 1000, "memory_mib": row.memory_mib, "disk_mib": row.disk_mib}
+        granted = {**given, **_placed_as(row)}
     return {
         "id": row.id,
         "name": row.name,
@@ -143,6 +144,7 @@ def _node(row: tables.Node, used: capacity.Used, gpus: list[Json]) -> Json:
         "memory_mib": facts.get("memory_mib"),
         "cpus_free": facts["cpus"] - used.cpu_milli / 1000 if known else None,
         "memory_mib_free": allocatable_memory_mib(facts["memory_mib"]) - used.memory_mib if known else None,
+        **_disk(facts.get("disk"), used),
         "versions": {name: facts.get(f"{name}_version") for name in ("agent", "docker", "driver", "cuda")},
         "gpus": gpus,
         "orphans": row.orphans,
@@ -166,6 +168,20 @@ def _facts_changed(row: tables.Node) -> Json | None:
     if not row.difference:
         return None
     return {"id": approval.difference_id(row.difference), "changes": row.difference}
+
+
+def _disk(facts: Mapping[str, Any] | None, used: capacity.Used) -> Json:
+    if facts is None:
+        names = ("disk_mib", "disk_allocatable_mib", "disk_mib_free", "disk_enforced", "storage")
+        return dict.fromkeys(names)
+    shown = ("driver", "filesystem", "available_mib", "images_mib", "pressure")
+    return {
+        "disk_mib": facts["total_mib"],
+        "disk_allocatable_mib": facts["allocatable_mib"],
+        "disk_mib_free": facts["allocatable_mib"] - used.disk_mib,
+        "disk_enforced": facts["enforced"],
+        "storage": {name: facts[name] for name in shown},
+    }
 
 
 def _node_reason(row: tables.Node) -> Json | None:
@@ -199,6 +215,7 @@ def project(row: tables.Project, usage: Json | None = None) -> Json:
         "host_network": row.host_network,
         "node_selector": row.node_selector or {},
         "local_images": row.local_images,
+        "require_disk_limits": row.require_disk_limits,
         "version": row.version,
         "created_at": timestamp(row.created_at),
     }

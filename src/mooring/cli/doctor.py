@@ -6,6 +6,7 @@ import typer
 
 from mooring.agent import preflight
 from mooring.agent.docker import DockerRuntime
+from mooring.agent.docker_disk import disk_settings
 from mooring.agent.firewall import Firewall
 from mooring.agent.gpu_types import Inventory, NodeFault
 from mooring.agent.gpus import GpuReading, NvmlGpuReader
@@ -30,11 +31,12 @@ def examine(settings: AgentSettings) -> int:
 
 def _checks(settings: AgentSettings) -> list[Check]:
     gpus = NvmlGpuReader()
-    docker = DockerRuntime(address="127.0.0.1")
+    docker = DockerRuntime(address="127.0.0.1", disk=disk_settings(settings))
     try:
         gpus.wait_first(_GPUS_WITHIN_S)
         found = preflight.checks(
             docker.info,
+            docker.disk.report,
             preflight.read_toolkit(),
             _inventory(gpus.latest()),
             allow_unsafe_toolkit=settings.allow_unsafe_toolkit,

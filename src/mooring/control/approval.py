@@ -9,7 +9,7 @@ approved and than the reported value: a decrease counts at once, and may be reve
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from pydantic_core import to_json
@@ -92,7 +92,15 @@ def _swarm_of_both(approved: Values | None, reported: Values | None) -> JsonObje
     return {**reported, "manager": bool(approved["manager"] and reported["manager"])}
 
 
-# Of a node, as in core/node.py: NodeFacts.
+def _claims(approved: bool, reported: bool) -> bool:
+    return reported and not approved
+
+
+def _in_both(approved: bool, reported: bool) -> bool:
+    return approved and reported
+
+
+# Of a node, as in core/node.py: NodeFacts. Of its disk, what instances may have and whether they are held to it.
 NODE_FACTS: Final = (
     Fact("labels", _labels_grown, _labels_of_both),
     exact("address"),
@@ -101,6 +109,8 @@ NODE_FACTS: Final = (
     Fact("swarm", _swarm_grown, _swarm_of_both, of_engine=True, none_is_unknown=False),
     exact("simulated_containers", of_engine=True),
     exact("simulated_gpus"),
+    amount("disk_mib", tolerance_pct=5, of_engine=True),
+    Fact("disk_enforced", _claims, _in_both, of_engine=True),
 )
 # Of a GPU, as in core/gpu.py: GpuFacts. `mig_capable` is made of `mig_mode`: the present layout is the
 # operator's to change at any time, and cannot be more than the GPU.
@@ -165,7 +175,22 @@ def judge(
 def judge_node(approved: Values, report: SyncRequest) -> Judged:
     """Hold a node's own facts against the approved ones."""
     away = report.problem is not None and report.problem.code == "docker_unavailable"
-    return judge(NODE_FACTS, approved, report.facts.model_dump(mode="json"), engine_away=away)
+    facts = report.facts.model_dump(mode="json")
+    disk = facts["disk"]
+    told = {
+        **facts,
+        "disk_mib": disk["allocatable_mib"] if disk else None,
+        "disk_enforced": disk["enforced"] if disk else None,
+    }
+    judged = judge(NODE_FACTS, approved, told, engine_away=away)
+    effective = {name: value for name, value in judged.effective.items() if name in facts}
+    if disk:
+        limits = {
+            "allocatable_mib": judged.effective["disk_mib"],
+            "enforced": judged.effective["disk_enforced"],
+        }
+        effective["disk"] = {**disk, **limits}
+    return replace(judged, effective=effective)
 
 
 def judge_gpu(approved: Values, facts: GpuFacts) -> Judged:

@@ -166,6 +166,7 @@ def _common(row: Instance, extras: _Extras) -> dict[str, Any]:
         "isolation": (row.placed_as or {}).get("isolation"),
         "cpus": (row.cpu_milli or 0) / 1000,
         "memory_mib": row.memory_mib or 0,
+        "disk_mib": row.disk_mib or None,
         "image_digest": row.image_digest,
         "security_profile": extras.projects[row.project_id].security_profile,
         "local_images": extras.projects[row.project_id].local_images,

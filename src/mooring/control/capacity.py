@@ -9,6 +9,7 @@ from sqlalchemy import Row, func, select
 from sqlalchemy.orm import Session
 
 from mooring.control import holds, placement_rules, requests
+from mooring.control.disk_guard import DiskGuard
 from mooring.core.gpu import Health
 from mooring.core.instance import HOLDS_GPUS, WHOLE_MILLI
 from mooring.core.node import NodeState, allocatable_memory_mib, state_of
@@ -20,25 +21,31 @@ from mooring.scheduler.model import Grant, Hold, Placement, Quota, Request
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """CPUs and memory that a node's placed instances were given."""
+    """CPUs, memory and disk that a node's placed instances were given."""
 
     cpu_milli: int = 0
     memory_mib: int = 0
+    disk_mib: int = 0
 
     def with_(self, placement: Placement) -> "Used":
-        return Used(self.cpu_milli + placement.cpu_milli, self.memory_mib + placement.memory_mib)
+        return Used(
+            self.cpu_milli + placement.cpu_milli,
+            self.memory_mib + placement.memory_mib,
+            self.disk_mib + placement.disk_mib,
+        )
 
 
 def used_by_node(session: Session, node_ids: Iterable[str]) -> dict[str, Used]:
+    sums = (func.sum(Instance.cpu_milli), func.sum(Instance.memory_mib), func.sum(Instance.disk_mib))
     query = (
-        select(Instance.node_id, func.sum(Instance.cpu_milli), func.sum(Instance.memory_mib))
+        select(Instance.node_id, *sums)
         .where(Instance.state.in_(HOLDS_GPUS), Instance.deleted_at.is_(None))
         .where(Instance.node_id.in_(set(node_ids)))
         .group_by(Instance.node_id)
     )
     return {
-        node_id: Used(int(cpus or 0), int(memory or 0))
-        for node_id, cpus, memory in session.execute(query)
+        node_id: Used(int(cpus or 0), int(memory or 0), int(disk or 0))
+        for node_id, cpus, memory, disk in session.execute(query)
         if node_id
     }
 
@@ -91,6 +98,7 @@ class Guard:
         self._used = used_by_node(session, nodes)
         self._requests = _requests(session, placements, limited)
         self._selectors = placement_rules.selectors(session)
+        self._disk = DiskGuard(session, placements)
 
     def takes(self, unit: Sequence[tuple[Placement, Row[Any]]]) -> bool:
         """Whether there is room for all of these together, which is then counted; else nothing is.
@@ -134,7 +142,8 @@ class Guard:
     def _fits(self, node: Row[Any], placement: Placement) -> bool:
         after = self._used.get(node.id, Used()).with_(placement)
         cpus = after.cpu_milli <= node.facts["cpus"] * 1000
-        return cpus and after.memory_mib <= allocatable_memory_mib(node.facts["memory_mib"])
+        memory = after.memory_mib <= allocatable_memory_mib(node.facts["memory_mib"])
+        return cpus and memory and self._disk.fits(node.facts, placement, after.disk_mib)
 
     def _within_quota(self, placement: Placement, row: Row[Any]) -> bool:
         """Whether the project may be given it, which is then counted."""

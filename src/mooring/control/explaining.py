@@ -8,7 +8,7 @@ from mooring.control import locks, placement_rules, placing, quotas, requests
 from mooring.control.world import World
 from mooring.core.errors import InsufficientCapacity
 from mooring.core.instance import InstanceRequest, State
-from mooring.db.tables import Instance
+from mooring.db.tables import Instance, Project
 from mooring.scheduler import prospects
 from mooring.scheduler import quotas as rules
 from mooring.scheduler.model import Forecast, Over, Placement, Refusal, Request, Snapshot, Unplaced
@@ -40,8 +40,13 @@ NOTHING_TO_EXPLAIN = Outcome(None, (), None)
 def dry_run(session: Session, world: World, project_id: str, asked: InstanceRequest) -> Outcome:
     """Raises QuotaExceeded where a create would."""
     snapshot = world.snapshot(session)
+    project = session.get_one(Project, project_id)
     selector = placement_rules.selectors(session, [project_id]).get(project_id)
-    request = replace(requests.of_spec(asked, project_id, selector), queued_at=snapshot.now)
+    request = replace(
+        requests.of_spec(asked, project_id, selector),
+        queued_at=snapshot.now,
+        disk_limits=project.require_disk_limits,
+    )
     quota = quotas.as_if_asked(session, request)
     quotas_then = snapshot.quotas if quota is None else {**snapshot.quotas, project_id: quota}
     snapshot = replace(snapshot, requests=(*snapshot.requests, request), quotas=quotas_then)

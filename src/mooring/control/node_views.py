@@ -132,6 +132,7 @@ def _of(query: Any, column: ColumnElement[Any] | Any, wanted: Collection[str] | 
 def _view(node: Row[Any], gpus: Sequence[GpuView], running: Sequence[Running]) -> NodeView:
     facts = node.facts
     cpu_milli, memory = facts["cpus"] * 1000, facts["memory_mib"]
+    disk = facts.get("disk") or {}
     return NodeView(
         id=node.id,
         name=node.name,
@@ -152,6 +153,10 @@ def _view(node: Row[Any], gpus: Sequence[GpuView], running: Sequence[Running]) -
         mps=bool(facts.get("mps")),
         reserved_for=None if node.reserved_for is None else frozenset(node.reserved_for),
         running=tuple(running),
+        disk_mib=disk.get("allocatable_mib"),
+        disk_mib_free=disk.get("allocatable_mib", 0) - sum(each.disk_mib for each in running),
+        disk_enforced=bool(disk.get("enforced")),
+        disk_pressure=bool(disk.get("pressure")),
     )
 
 
@@ -178,9 +183,9 @@ def _grants(session: Session, node_ids: Collection[str] | None) -> _Grants:
 def _running(session: Session, node_ids: Collection[str] | None, grants: _Grants) -> dict[str, list[Running]]:
     row = Instance
     columns = (
-        row.id, row.project_id, row.node_id, row.group_id, row.cpu_milli, row.memory_mib, row.priority,
-        row.spec["preemptible"].as_boolean().label("preemptible"), row.created_at, row.scheduled_at,
-        row.expires_at, row.max_duration_s, row.stop_timeout_s, row.state, row.placed_as,
+        row.id, row.project_id, row.node_id, row.group_id, row.cpu_milli, row.memory_mib, row.disk_mib,
+        row.priority, row.spec["preemptible"].as_boolean().label("preemptible"), row.created_at,
+        row.scheduled_at, row.expires_at, row.max_duration_s, row.stop_timeout_s, row.state, row.placed_as,
     )  # fmt: skip
     query = select(*columns).where(row.state.in_(HOLDS_GPUS), row.deleted_at.is_(None)).order_by(row.id)
     found: dict[str, list[Running]] = defaultdict(list)
@@ -199,6 +204,7 @@ def _held(row: Row[Any], grants: Sequence[Grant]) -> Running:
         grants=tuple(grants),
         cpu_milli=row.cpu_milli or 0,
         memory_mib=row.memory_mib or 0,
+        disk_mib=row.disk_mib or 0,
         priority=row.priority,
         preemptible=bool(row.preemptible),
         since=since.timestamp(),

@@ -3,13 +3,14 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
 from mooring.control import gangs, placement_rules, requests
 from mooring.core.instance import State
-from mooring.db.tables import Instance
+from mooring.db.tables import Instance, Project
 from mooring.db.types import JsonObject
 from mooring.scheduler.model import Gang, Request
 
@@ -26,6 +27,7 @@ class _Key:
     max_duration_s: int | None
     gang: Gang | None
     project_selector: Mapping[str, str]
+    disk_limits: bool
 
 
 class Pending:
@@ -38,20 +40,18 @@ class Pending:
         """All that can be placed at all: not the members of a group of which one is still on its way out."""
         columns = (
             Instance.id, Instance.queued_at, Instance.priority, Instance.max_duration_s, Instance.group_id,
-            Instance.project_id,
+            Instance.project_id, Project.require_disk_limits,
         )  # fmt: skip
-        query = select(*columns).where(Instance.state == State.PENDING)
+        query = (
+            select(*columns)
+            .join(Project, Project.id == Instance.project_id)
+            .where(Instance.state == State.PENDING)
+        )
         rows = session.execute(query.order_by(Instance.queued_at, Instance.id)).all()
         gang_of = gangs.of(session, {row.group_id for row in rows if row.group_id is not None})
         selector_of = placement_rules.selectors(session)
         keys = {
-            row.id: _Key(
-                row.queued_at,
-                row.priority,
-                row.max_duration_s,
-                gang_of.get(row.group_id or ""),
-                selector_of.get(row.project_id, _NO_SELECTOR),
-            )
+            row.id: _key(row, gang_of.get(row.group_id or ""), selector_of.get(row.project_id, _NO_SELECTOR))
             for row in rows
             if row.group_id is None or row.group_id in gang_of
         }
@@ -67,6 +67,10 @@ class Pending:
         return tuple(request for _key, request in self._kept.values())
 
 
+def _key(row: Any, gang: Gang | None, selector: Mapping[str, str]) -> _Key:
+    return _Key(row.queued_at, row.priority, row.max_duration_s, gang, selector, row.require_disk_limits)
+
+
 def _current(key: _Key, before: _Key, request: Request) -> tuple[_Key, Request]:
     return (before, request) if key == before else (key, _as(key, request))
 
@@ -79,6 +83,7 @@ def _as(key: _Key, request: Request) -> Request:
         max_duration_s=key.max_duration_s,
         gang=key.gang,
         project_selector=key.project_selector,
+        disk_limits=key.disk_limits,
     )
 
 

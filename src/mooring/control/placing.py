@@ -83,7 +83,7 @@ def _still_pending(row: Row[Any]) -> bool:
 
 # The tables' own statements: the mapped ones cost as much again, and many rows are written at once.
 _INSTANCES = cast(Table, Instance.__table__)
-_GIVEN = ("node_id", "node_generation", "cpu_milli", "memory_mib", "placed_as", "simulated")
+_GIVEN = ("node_id", "node_generation", "cpu_milli", "memory_mib", "disk_mib", "placed_as", "simulated")
 _EACH = (
     update(_INSTANCES)
     .where(_INSTANCES.c.id == bindparam("instance_id"))
@@ -102,12 +102,13 @@ _ALL = text(
     UPDATE instances SET
         state = 'scheduled', reason = NULL, version = version + 1, attempt = attempt + 1, scheduled_at = :at,
         node_id = given.node_id, node_generation = given.node_generation, cpu_milli = given.cpu_milli,
-        memory_mib = given.memory_mib, placed_as = given.placed_as, simulated = given.simulated
+        memory_mib = given.memory_mib, disk_mib = given.disk_mib, placed_as = given.placed_as,
+        simulated = given.simulated
     FROM unnest(
         CAST(:instance_id AS text[]), CAST(:new_node_id AS text[]), CAST(:new_node_generation AS bigint[]),
         CAST(:new_cpu_milli AS integer[]), CAST(:new_memory_mib AS integer[]),
-        CAST(:new_placed_as AS json[]), CAST(:new_simulated AS boolean[])
-    ) AS given (id, node_id, node_generation, cpu_milli, memory_mib, placed_as, simulated)
+        CAST(:new_disk_mib AS integer[]), CAST(:new_placed_as AS json[]), CAST(:new_simulated AS boolean[])
+    ) AS given (id, node_id, node_generation, cpu_milli, memory_mib, disk_mib, placed_as, simulated)
     WHERE instances.id = given.id
     """
 )
@@ -173,6 +174,7 @@ def _values(placement: Placement, row: Row[Any], node: Row[Any]) -> dict[str, An
         "new_node_generation": node.generation + 1,
         "new_cpu_milli": placement.cpu_milli,
         "new_memory_mib": placement.memory_mib,
+        "new_disk_mib": placement.disk_mib,
         "new_placed_as": {
             "isolation": _isolation(placement.grants, mps=bool(facts.get("mps"))),
             "link_score": placement.link_score,

@@ -23,7 +23,7 @@ def new(name: str, labels: JsonObject) -> Project:
     return Project(
         id=new_id(ids.PROJECT), name=name, labels=labels, quotas={}, weight=1.0, allowed_images=None,
         security_profile="standard", gpu_sharing=False, host_network=False,
-        node_selector=None, local_images=False, version=1, created_at=now(),
+        node_selector=None, local_images=False, require_disk_limits=False, version=1, created_at=now(),
     )  # fmt: skip
 
 
@@ -132,6 +132,7 @@ def described(row: Project) -> dict[str, Any]:
         "host_network": row.host_network,
         "node_selector": row.node_selector or {},
         "local_images": row.local_images,
+        "require_disk_limits": row.require_disk_limits,
     }
 
 

@@ -24,7 +24,7 @@ from mooring.scheduler import quotas as rules
 from mooring.scheduler import words
 from mooring.scheduler.model import Over, Quota, Request
 from mooring.scheduler.needs import matches
-from mooring.scheduler.quotas import CPUS, GPUS, INSTANCES, MEMORY, OF_MODEL
+from mooring.scheduler.quotas import CPUS, DISK, GPUS, INSTANCES, MEMORY, OF_MODEL
 from mooring.schemas.base import Json, timestamp
 
 Limits = Mapping[str, int]
@@ -32,6 +32,7 @@ Limits = Mapping[str, int]
 PER_DAY = "gpu_hours_per_day"
 PER_MONTH = "gpu_hours_per_month"
 _COUNTED_BY_ROWS = frozenset({GPUS, INSTANCES})
+_SHOWN = (GPUS, INSTANCES, CPUS, MEMORY, DISK)
 
 
 def limits_at_once(quotas: JsonObject) -> dict[str, int]:
@@ -43,6 +44,7 @@ def limits_at_once(quotas: JsonObject) -> dict[str, int]:
         INSTANCES: quotas.get(INSTANCES),
         CPUS: _milli(quotas.get(CPUS)),
         MEMORY: quotas.get(MEMORY),
+        DISK: quotas.get(DISK),
     }
     return {name: limit for name, limit in limits.items() if limit is not None}
 
@@ -145,7 +147,7 @@ def _standing(session: Session, quotas: Mapping[str, JsonObject]) -> dict[str, Q
 def usage(session: Session, row: Project) -> Json:
     """What a project holds and waits for, and its GPU-hours; by the names of its quotas."""
     models = {name: 0 for name in limits_at_once(row.quotas) if name.startswith(OF_MODEL)}
-    (quota,) = _counted(session, {row.id: {GPUS: 0, INSTANCES: 0, CPUS: 0, MEMORY: 0, **models}}).values()
+    (quota,) = _counted(session, {row.id: {**dict.fromkeys(_SHOWN, 0), **models}}).values()
     held = {name: quota.placed.get(name, 0) + quota.waiting.get(name, 0) for name in quota.limits}
     hours = _gpu_hours(session, [row.id], now())[row.id]
     return {
@@ -154,6 +156,7 @@ def usage(session: Session, row: Project) -> Json:
         INSTANCES: held[INSTANCES],
         CPUS: held[CPUS] / 1000,
         MEMORY: held[MEMORY],
+        DISK: held[DISK],
         "gpu_hours_today": hours.today,
         "gpu_hours_this_month": hours.this_month,
     }
@@ -190,16 +193,17 @@ def _sums(session: Session, project_ids: Iterable[str]) -> Iterator[tuple[str, S
     """What a pending instance will be given is not in the columns, which may tell of an earlier placement."""
     if not (ids := list(project_ids)):
         return
-    sums = (func.sum(Instance.gpu_milli), func.sum(Instance.cpu_milli), func.sum(Instance.memory_mib))
+    columns = (Instance.gpu_milli, Instance.cpu_milli, Instance.memory_mib, Instance.disk_mib)
+    sums = map(func.sum, columns)
     query = (
         select(Instance.project_id, Instance.state, func.count(), *sums)
         # As the index has it, word for word: SQLite would not see that it may use it.
         .where(Instance.project_id.in_(ids), text(ACTIVE))
         .group_by(Instance.project_id, Instance.state)
     )
-    for project_id, state, count, gpus, cpus, memory in session.execute(query):
-        amounts = {INSTANCES: count, GPUS: int(gpus), CPUS: int(cpus or 0), MEMORY: int(memory or 0)}
-        yield project_id, state, amounts
+    for project_id, state, count, *amounts in session.execute(query):
+        of_columns = zip((GPUS, CPUS, MEMORY, DISK), amounts, strict=True)
+        yield project_id, state, {INSTANCES: count, **{name: int(of or 0) for name, of in of_columns}}
 
 
 def _pending_alike(session: Session, project_ids: list[str]) -> Iterator[tuple[Request, int]]:
@@ -212,12 +216,14 @@ def _pending_alike(session: Session, project_ids: list[str]) -> Iterator[tuple[R
         spec["gpus"].as_string().label("gpus"),
         spec["cpus"].as_float().label("cpus"),
         spec["memory_mib"].as_integer().label("memory_mib"),
+        spec["disk_mib"].as_integer().label("disk_mib"),
     )
     waiting = Instance.project_id.in_(project_ids), text(ACTIVE), Instance.state == State.PENDING
     each = select(*asked).where(*waiting).subquery()
     query = select(each, func.count()).group_by(*each.c)
-    for project_id, gpus, cpus, memory_mib, count in session.execute(query):
-        alike = {"gpus": json.loads(gpus or "null"), "cpus": cpus, "memory_mib": memory_mib}
+    for project_id, gpus, cpus, memory_mib, disk_mib, count in session.execute(query):
+        sizes = {"cpus": cpus, "memory_mib": memory_mib, "disk_mib": disk_mib}
+        alike = {"gpus": json.loads(gpus or "null"), **sizes}
         yield requests.of_columns("", project_id, 0, alike), count
 
 

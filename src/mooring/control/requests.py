@@ -27,6 +27,7 @@ def of_spec(
         max_duration_s=spec.max_duration_s,
         cpu_milli=None if spec.cpus is None else round(spec.cpus * 1000),
         memory_mib=spec.memory_mib,
+        disk_mib=spec.disk_mib,
         node_selector=spec.node_selector,
         project_selector=project_selector or {},
         project_id=project_id,
@@ -53,6 +54,7 @@ def of_columns(instance_id: str, project_id: str, queued_at: float, spec: JsonOb
         max_duration_s=spec.get("max_duration_s"),
         cpu_milli=None if cpus is None else round(cpus * 1000),
         memory_mib=spec.get("memory_mib"),
+        disk_mib=spec.get("disk_mib"),
         node_selector=spec.get("node_selector") or {},
         project_id=project_id,
     )

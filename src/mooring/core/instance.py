@@ -224,6 +224,15 @@ class InstanceSpec(_Asked):
         Field(ge=6, le=2**31, description="null: the share that goes with its GPUs, else 1024"),
     ] = None
     shm_mib: Annotated[int | None, Field(ge=1, le=2**31, description="null: half of the memory")] = None
+    disk_mib: Annotated[
+        int | None,
+        Field(
+            ge=64,
+            le=2**31 - 1,
+            description="what it may write to its filesystem, beside its image; null: 10240, on small nodes "
+            "less. Enforced where the node says `disk_enforced`",
+        ),
+    ] = None
     ports: Annotated[list[Port], Field(max_length=64, description="8 at most")] = []
     max_duration_s: Annotated[int | None, Field(ge=1, le=10 * 366 * 86_400)] = None
     restart: Literal["never", "on_failure", "always"] = "never"

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from mooring.core.disk import DiskFacts
 from mooring.core.text import LabelKey, LabelValue, Text
 
 
@@ -40,6 +41,9 @@ class NodeFacts(BaseModel):
     driver_version: Text | None = None
     cuda_version: Text | None = None
     swarm: SwarmFacts | None = None
+    disk: Annotated[
+        DiskFacts | None, Field(description="null: not measured, or the agent is of an earlier release")
+    ] = None
     mps: Annotated[bool, Field(description="the CUDA MPS daemon runs and enforces shares of GPUs")] = False
     grants: Annotated[
         bool,

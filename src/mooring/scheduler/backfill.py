@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mooring.core.node import NodeState
-from mooring.scheduler import cards, search
+from mooring.scheduler import cards, disk, search
 from mooring.scheduler.changes import with_placement
 from mooring.scheduler.filters import admits
 from mooring.scheduler.kinds import owner_of
@@ -175,6 +175,8 @@ class Starts:
     def _bound(self, index: int, node: NodeView, request: Request, at: Moment) -> float:
         if node.state is not NodeState.READY or not admits(node, request):
             return nan
+        if disk.unsuitable(request, node):
+            return nan
         kind = int(self._world.kind_of[index])
         if len(self._world.kinds[kind].places) < request.gpu_count:
             return nan
@@ -189,22 +191,24 @@ def _bound(node: NodeView, request: Request, at: Moment) -> float:
     """No later than `start_on`, and nearly always equal: ends are counted, nothing is built."""
     cpu_milli, memory_mib = needs(request, node)
     cpu_lacks, memory_lacks = cpu_milli - node.cpu_milli_free, memory_mib - node.memory_mib_free
+    disk_lacks = disk.lacking(request, node)
     free = {gpu.uuid: gpu.milli_free for gpu in node.gpus if gpu.healthy and cards.would_do(gpu, request)}
     if len(free) < request.gpu_count:
         return nan
     lacks = request.gpu_count - sum(milli >= request.gpu_milli for milli in free.values())
-    if lacks <= 0 and cpu_lacks <= 0 and memory_lacks <= 0:
+    if max(lacks, cpu_lacks, memory_lacks, disk_lacks) <= 0:
         return at.now
     for end, running in sorted(
         ((expected_end(each, at), each) for each in node.running), key=lambda ended: ended[0]
     ):
         cpu_lacks -= running.cpu_milli
         memory_lacks -= running.memory_mib
+        disk_lacks -= running.disk_mib
         for grant in running.grants:
             if grant.gpu_uuid in free:
                 before = free[grant.gpu_uuid]
                 free[grant.gpu_uuid] = before + grant.milli
                 lacks -= before < request.gpu_milli <= before + grant.milli
-        if lacks <= 0 and cpu_lacks <= 0 and memory_lacks <= 0:
+        if max(lacks, cpu_lacks, memory_lacks, disk_lacks) <= 0:
             return end
     return nan

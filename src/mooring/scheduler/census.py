@@ -59,7 +59,8 @@ class Survey:
     """Where each node stops one request, quotas aside."""
 
     nodes: Sequence[NodeView | None]  # by index; null: no longer there
-    stage: Ints  # by node: the first stage that it does not pass; `BESIDE` is CPUs and memory, `FITS` nothing
+    # By node: the first stage that it does not pass; `BESIDE` is CPUs, memory and disk, `FITS` nothing.
+    stage: Ints
     group: Ints  # by node
     examples: Mapping[int, NodeView]  # a node of each group, whose cards stand for all in it
     all_ready: bool
@@ -121,7 +122,8 @@ class Census:
     def now(self, request: Request, at: Moment) -> Survey:
         self._update()
         stages = _Stages(self._examples, _known(request, self._stages), request, at)
-        return self._survey(request, self._group, stages, self._cpu, self._memory, self._ready)
+        short = search.short_of_disk(self._world, request)
+        return self._survey(request, self._group, stages, self._cpu, self._memory, self._ready, short)
 
     def if_empty(self, request: Request, at: Moment) -> Survey:
         """As if all nodes were schedulable and healthy, and nothing ran or was held anywhere."""
@@ -135,7 +137,8 @@ class Census:
         memory = np.array([kind.memory_mib for kind in world.kinds], np.int64)[kinds]
         ready = np.ones(len(kinds), np.bool_)
         stages = _Stages(examples, _known(request, self._stages_if_empty), request, at)
-        survey = self._survey(request, kinds, stages, cpu, memory, ready)
+        short = search.short_of_disk(world, request, if_empty=True)
+        survey = self._survey(request, kinds, stages, cpu, memory, ready, short)
         return replace(survey, seen_as=empty)
 
     def _survey(
@@ -146,11 +149,12 @@ class Census:
         cpu: Ints,
         memory: Ints,
         ready: Mask,
+        short_of_disk: Mask,
     ) -> Survey:
         stage = np.full(len(group), -1, np.int64)
         stage[self._there] = FITS
         wanted_cpu, wanted_memory = self._wanted(request)
-        stage[self._there & ((wanted_cpu > cpu) | (wanted_memory > memory))] = BESIDE
+        stage[self._there & ((wanted_cpu > cpu) | (wanted_memory > memory) | short_of_disk)] = BESIDE
         of_group = np.full(max(stages.examples, default=0) + 1, FITS, np.int64)
         for number in np.unique(group[self._there]).tolist() if request.gpu_count else ():
             of_group[number] = stages.of(number)

@@ -26,6 +26,7 @@ def as_running(placed: Placement, request: Request, at: Moment) -> Running:
         since=at.now,
         ends_at=ends_at,
         group_id=request.gang.group_id if request.gang else None,
+        disk_mib=placed.disk_mib,
     )
 
 
@@ -34,6 +35,7 @@ def added(node: NodeView, running: Running) -> NodeView:
         node,
         cpu_milli_free=node.cpu_milli_free - running.cpu_milli,
         memory_mib_free=node.memory_mib_free - running.memory_mib,
+        disk_mib_free=node.disk_mib_free - running.disk_mib,
         gpus=_changed(node.gpus, running.grants, running.project_id, -1),
         running=(*node.running, running),
     )
@@ -51,6 +53,7 @@ def without(node: NodeView, gone: Iterable[Running]) -> NodeView:
         node,
         cpu_milli_free=node.cpu_milli_free + sum(running.cpu_milli for running in ended.values()),
         memory_mib_free=node.memory_mib_free + sum(running.memory_mib for running in ended.values()),
+        disk_mib_free=node.disk_mib_free + sum(running.disk_mib for running in ended.values()),
         gpus=gpus,
         running=tuple(running for running in node.running if running.instance_id not in ended),
     )
@@ -63,6 +66,8 @@ def empty(node: NodeView) -> NodeView:
         state=NodeState.READY,
         cpu_milli_free=node.cpu_milli,
         memory_mib_free=allocatable_memory_mib(node.memory_mib),
+        disk_mib_free=node.disk_mib or 0,
+        disk_pressure=False,
         gpus=tuple(map(_emptied, node.gpus)),
         running=(),
     )

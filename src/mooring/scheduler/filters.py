@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from mooring.core.instance import WHOLE_MILLI
 from mooring.core.node import NodeState
-from mooring.scheduler import cards, quotas, words
+from mooring.scheduler import cards, disk, quotas, words
 from mooring.scheduler.model import GpuView, Moment, NodeView, Refusal, Request
 from mooring.scheduler.needs import needs, preference
 
@@ -28,6 +28,8 @@ def fitting_offers(node: NodeView, request: Request, at: Moment) -> list[cards.O
         return []
     cpu_milli, memory_mib = needs(request, node)
     if cpu_milli > node.cpu_milli_free or memory_mib > node.memory_mib_free:
+        return []
+    if not disk.fits(request, node):
         return []
     there = cards.offers(node, request, at)
     if request.quota is None:
@@ -79,6 +81,18 @@ def memory(node: NodeView, request: Request, at: Moment) -> Iterator[Refusal]:
     _, wanted = needs(request, node)
     if wanted > node.memory_mib_free:
         yield _refusal(node, "insufficient_memory", words.memory(wanted), words.memory(node.memory_mib_free))
+
+
+def disk_space(node: NodeView, request: Request, at: Moment) -> Iterator[Refusal]:
+    wanted = words.memory(disk.needed(request, node))
+    if request.disk_limits and not node.disk_enforced:
+        yield _refusal(node, "disk_not_limited", "a node that enforces disk_mib", "no limits")
+    if node.disk_pressure:
+        yield _refusal(node, "disk_pressure", wanted, "a nearly full disk")
+    if node.disk_mib is None and request.disk_mib is not None:
+        yield _refusal(node, "insufficient_disk", wanted, "unknown: its agent does not report it")
+    elif disk.lacking(request, node) > 0:
+        yield _refusal(node, "insufficient_disk", wanted, words.memory(max(0, node.disk_mib_free)))
 
 
 def gpu_model(node: NodeView, request: Request, at: Moment) -> Iterator[Refusal]:
@@ -150,6 +164,7 @@ FILTERS: tuple[Filter, ...] = (
     reserved_node,
     cpus,
     memory,
+    disk_space,
     gpu_model,
     mig,
     gpu_memory,

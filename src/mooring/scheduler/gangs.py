@@ -137,20 +137,24 @@ def _as_one(unit: Unit) -> Request | None:
     """One request for what all members ask for; None where that cannot be said."""
     first = unit.first
     shapes = {
-        search.shape(replace(member, gpu_count=0, cpu_milli=0, memory_mib=0)) for member in unit.members
+        search.shape(replace(member, gpu_count=0, cpu_milli=0, memory_mib=0, disk_mib=0))
+        for member in unit.members
     }
     if len(shapes) > 1 or first.gpu_milli < WHOLE_MILLI or first.same_numa:
         return None
     taken = [fixed(member) for member in unit.members]
     cpus = [cpu_milli for cpu_milli, _ in taken if cpu_milli is not None]
     memory = [memory_mib for _, memory_mib in taken if memory_mib is not None]
-    if len(cpus) not in {0, len(taken)} or len(memory) not in {0, len(taken)}:
+    disk = [member.disk_mib for member in unit.members if member.disk_mib is not None]
+    if any(len(given) not in {0, len(taken)} for given in (cpus, memory, disk)):
         return None
     return replace(
         first,
         gpu_count=sum(member.gpu_count for member in unit.members),
         cpu_milli=sum(cpus) if cpus else None,
         memory_mib=sum(memory) if memory else None,
+        disk_mib=sum(disk) if disk else None,
+        stands_for=len(taken),
         quota=None,
     )
 

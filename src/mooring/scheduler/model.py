@@ -83,6 +83,7 @@ class Running:
     ends_at: float | None  # by its declared duration, or by its grace period when it is being stopped
     stopping: bool = False  # it is on its way out: nothing is gained by evicting it
     group_id: str | None = None
+    disk_mib: int = 0
 
     @property
     def gpu_milli(self) -> int:
@@ -104,6 +105,10 @@ class NodeView:
     mps: bool = False  # the MPS daemon enforces shares of its cards
     reserved_for: frozenset[str] | None = None  # the only projects whose instances may be placed; null: all
     running: tuple[Running, ...] = ()
+    disk_mib: int | None = None  # that instances may have; null: its agent does not report it
+    disk_mib_free: int = 0
+    disk_enforced: bool = False  # its engine holds containers to what they were given
+    disk_pressure: bool = False  # its filesystem is nearly full, whoever filled it
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +127,7 @@ class Quota:
     """What a project is limited to and what counts against it.
 
     Amounts are by name: gpus (milli), gpus_by_model.<words of the model> (milli), instances, cpus (milli),
-    memory_mib. What limits nothing is in none of them, and what is not in `placed` or `waiting` is 0.
+    memory_mib, disk_mib. What limits nothing is in none of them; what is not in `placed` or `waiting` is 0.
     """
 
     limits: Mapping[str, int]
@@ -181,6 +186,9 @@ class Request:
     max_duration_s: int | None = None  # declared; null: it may run for ever
     gang: Gang | None = None
     project_selector: Mapping[str, str] = field(default_factory=dict)  # set by an admin for the project
+    disk_mib: int | None = None  # null: the default of the node (see `disk`)
+    disk_limits: bool = False  # its project requires a node that enforces them
+    stands_for: int = 1  # instances: a gang is also tried as one request
 
     @property
     def selector(self) -> Mapping[str, str]:
@@ -251,6 +259,7 @@ class Placement:
     memory_mib: int
     link_score: float | None = None  # of several cards: 1 where no better connected set of the node exists
     borrowed: bool = False  # beyond what its project is guaranteed, which others may take back
+    disk_mib: int = 0
 
     @property
     def gpu_uuids(self) -> tuple[str, ...]:

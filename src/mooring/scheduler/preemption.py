@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from mooring.core.node import NodeState
-from mooring.scheduler import cards, gangs
+from mooring.scheduler import cards, disk, gangs
 from mooring.scheduler.backfill import Reservations
 from mooring.scheduler.changes import with_placement, without
 from mooring.scheduler.filters import admits, fits, fitting_offers
@@ -214,6 +214,8 @@ class Preemption:
         """As `_fewest`, of all that could ever be evicted there; 0 where that does not help."""
         if node.state is not NodeState.READY or not admits(node, request):
             return 0
+        if disk.unsuitable(request, node):
+            return 0
         victims = [each for each in node.running if self._conceivable(unit, each)]
         return (_fewest(node, request, victims) or 0) if victims else 0
 
@@ -346,6 +348,7 @@ def _fewest(node: NodeView, request: Request, victims: Sequence[Running]) -> int
         _summands(lacks, [len(victim.grants) for victim in victims]),
         _summands(cpu_milli - node.cpu_milli_free, [victim.cpu_milli for victim in victims]),
         _summands(memory_mib - node.memory_mib_free, [victim.memory_mib for victim in victims]),
+        _summands(disk.lacking(request, node), [victim.disk_mib for victim in victims]),
     )
     return None if None in counts else max(1, *(count for count in counts if count is not None))
 

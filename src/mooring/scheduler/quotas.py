@@ -10,6 +10,7 @@ to more than the limit.
 from collections.abc import Mapping, Set
 from dataclasses import replace
 
+from mooring.scheduler import disk
 from mooring.scheduler.model import Over, Quota, Request
 from mooring.scheduler.needs import fixed, gpu_milli, matches
 
@@ -18,6 +19,7 @@ OF_MODEL = "gpus_by_model."
 INSTANCES = "instances"
 CPUS = "cpus"
 MEMORY = "memory_mib"
+DISK = "disk_mib"
 
 Amounts = Mapping[str, int]
 
@@ -40,7 +42,13 @@ def there(limits: Amounts, request: Request, model: str, cpu_milli: int, memory_
 def _amounts(
     limits: Amounts, request: Request, cpu_milli: int | None, memory_mib: int | None
 ) -> dict[str, int]:
-    amounts = {GPUS: gpu_milli(request), INSTANCES: 1, CPUS: cpu_milli, MEMORY: memory_mib}
+    amounts = {
+        GPUS: gpu_milli(request),
+        INSTANCES: 1,
+        CPUS: cpu_milli,
+        MEMORY: memory_mib,
+        DISK: disk.fixed(request),
+    }
     return {name: amount for name, amount in amounts.items() if amount is not None and name in limits}
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mooring.core.instance import WHOLE_MILLI
-from mooring.scheduler import cards, kinds, links, quotas
+from mooring.scheduler import cards, disk, kinds, links, quotas
+from mooring.scheduler.changes import empty
 from mooring.scheduler.filters import fitting_offers, has_labels, is_open_to
 from mooring.scheduler.model import GpuView, Grant, Moment, NodeView, Placement, Request
 from mooring.scheduler.needs import fixed, needs, needs_beside, preference
@@ -40,8 +41,13 @@ def shape(request: Request) -> Key:
         request.same_numa,
         request.cpu_milli,
         request.memory_mib,
+        *_disk(request),
         frozenset(request.selector.items()),
     )
+
+
+def _disk(request: Request) -> Key:
+    return request.disk_mib, request.disk_limits, request.stands_for
 
 
 def key(request: Request) -> Key:
@@ -87,7 +93,7 @@ def best_nodes(world: World, request: Request, count: int) -> list[int]:
         move
         for models in search.tiers()
         for fleet_shape, nodes in search.variants(models)
-        for move in world.fleet.ranked(fleet_shape, count, _both(nodes, admitting(world, request)))
+        for move in world.fleet.ranked(fleet_shape, count, _both(nodes, _with_room(world, request)))
     ]
     return list(dict.fromkeys(move.node for move in moves))[:count]
 
@@ -108,7 +114,7 @@ class _Search:
         self._request = request
         self._at = at
         self._allowed = allowed
-        self._among = _both(_both(among, admitting(world, request)), _near_enough(world, request))
+        self._among = _both(_both(among, _with_room(world, request)), _near_enough(world, request))
 
     def best(self) -> Found | None:
         return self._best(self._among, self._blocked())
@@ -312,7 +318,15 @@ def placement(
     given = cards.grants(request, offer, at, prefer)
     cpu_milli, memory_mib = needs(request, node)
     score = _link_score(node, offer.model, given)
-    return Placement(request.instance_id, node.id, given, cpu_milli, memory_mib, score)
+    return Placement(
+        request.instance_id,
+        node.id,
+        given,
+        cpu_milli,
+        memory_mib,
+        score,
+        disk_mib=disk.needed(request, node),
+    )
 
 
 def _link_score(node: NodeView, model: str, given: Sequence[Grant]) -> float | None:
@@ -347,6 +361,21 @@ def open_to(world: World, request: Request) -> Mask | None:
     mask = np.ones(len(world), np.bool_)
     mask[closed] = False
     return mask
+
+
+def short_of_disk(world: World, request: Request, *, if_empty: bool = False) -> Mask:
+    """The nodes without the disk that it needs, now or even if nothing ran there."""
+
+    def lacks(node: NodeView) -> bool:
+        return not disk.fits(request, empty(node) if if_empty else node)
+
+    return world.mask(("short of disk", if_empty, _disk(request)), lacks)
+
+
+def _with_room(world: World, request: Request) -> Mask | None:
+    """The nodes that admit it and have the disk that it asks for; null: all of them."""
+    short = short_of_disk(world, request)
+    return _both(admitting(world, request), ~short if short.any() else None)
 
 
 def _near_enough(world: World, request: Request) -> Mask | None:

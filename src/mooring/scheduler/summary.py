@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mooring.core.instance import WHOLE_MILLI
-from mooring.scheduler import cards, words
+from mooring.scheduler import cards, disk, words
 from mooring.scheduler.census import (
     BESIDE,
     CAPABILITY,
@@ -163,8 +163,17 @@ def _too_little_beside(case: _Case) -> str:
         beside = f" beside {words.gpus(request, free=case.free)}"
     else:
         wanted = words.cpus_and_memory(*needs(request, case.survey.groups_left()[0]))
+    wanted += _disk(case)
     free = f" {case.free}".rstrip()
     return f"{case.no_node} has {wanted}{free}{beside} (closest: {_closest(case)})"
+
+
+def _disk(case: _Case) -> str:
+    """Only where it is asked for, or is what a node lacks: most requests leave it open."""
+    request, left = case.request, [case.survey.node(index) for index in case.survey.left()]
+    if request.disk_mib is None and all(disk.fits(request, node) for node in left):
+        return ""
+    return f" and {words.memory(disk.needed(request, left[0]))} of disk"
 
 
 def _closest(case: _Case) -> str:
@@ -178,11 +187,14 @@ def _closest(case: _Case) -> str:
 
 
 def _lack(node: NodeView, request: Request) -> tuple[int, float]:
-    """How many of CPUs and memory are too few, and the missing parts of what is asked for, added up."""
+    """How many of CPUs, memory and disk are too few, and the missing parts of what is asked for, added up."""
     cpu_milli, memory_mib = needs(request, node)
     cpu_lacks, memory_lacks = cpu_milli - node.cpu_milli_free, memory_mib - node.memory_mib_free
     parts = max(0, cpu_lacks) / max(1, cpu_milli) + max(0, memory_lacks) / max(1, memory_mib)
-    return (cpu_lacks > 0) + (memory_lacks > 0), parts
+    disk_needed, disk_lacks = disk.needed(request, node), disk.lacking(request, node)
+    parts += max(0, disk_lacks) / max(1, disk_needed)
+    no_disk = disk_lacks > 0 or disk.unsuitable(request, node)
+    return (cpu_lacks > 0) + (memory_lacks > 0) + no_disk, parts
 
 
 def _not_its_turn(case: _Case) -> str:

@@ -126,7 +126,7 @@ def cpus_and_memory(cpu_milli: int | None, memory_mib: int | None) -> str:
 
 def amount(quota: str, value: float) -> str:
     """An amount of what a quota limits: `4`, `0.125`, `64 GiB`."""
-    if quota == "memory_mib":
+    if quota in {"memory_mib", "disk_mib"}:
         return memory(round(value))
     return f"{value:.3f}".rstrip("0").removesuffix(".")
 

@@ -241,6 +241,9 @@ class KnownAssignment(Peer):
     group: GroupMembership | None = None
     cpus: float
     memory_mib: int
+    disk_mib: Annotated[
+        int | None, Field(ge=1, description="null: placed by an earlier release, without a limit")
+    ] = None
     image_digest: Annotated[
         Text | None, Field(description="what the image resolved to at its first start; this runs (R15)")
     ] = None

@@ -31,6 +31,7 @@ CREATE_EXAMPLE: Json = {
     "cpus": 8,
     "memory_mib": 65536,
     "shm_mib": 8192,
+    "disk_mib": 102400,
     "ports": [{"container": 8888, "protocol": "tcp"}],
     "labels": {"team": "vision"},
     "max_duration_s": 86400,
@@ -55,6 +56,7 @@ INSTANCE_EXAMPLE: Json = {
     "granted": {
         "cpus": 8,
         "memory_mib": 65536,
+        "disk_mib": 102400,
         "isolation": "exclusive",
         "link_score": 1.0,
         "borrowed": False,
@@ -128,6 +130,7 @@ class Granted(Answer):
 
     cpus: float
     memory_mib: int
+    disk_mib: Annotated[int | None, Field(description="null: placed by an earlier release, without a limit")]
     isolation: Annotated[
         Isolation | None,
         Field(description="what keeps other instances off its GPUs; null without GPUs"),

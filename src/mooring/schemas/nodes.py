@@ -143,6 +143,16 @@ class FactsChanged(Answer):
     changes: list[FactChange]
 
 
+class Storage(Answer):
+    """The filesystem that holds the node's containers and images."""
+
+    driver: Annotated[str, Field(description="Docker's storage driver")]
+    filesystem: Annotated[str | None, Field(description="that the driver stores on")]
+    available_mib: Annotated[int, Field(description="free on it now, in coarse steps")]
+    images_mib: Annotated[int, Field(description="the images' sizes, added up; shared layers count for each")]
+    pressure: Annotated[bool, Field(description="so little is free that nothing new is placed")]
+
+
 class Node(Answer):
     id: str
     name: str
@@ -158,6 +168,11 @@ class Node(Answer):
     memory_mib: int | None
     cpus_free: float | None
     memory_mib_free: int | None
+    disk_mib: Annotated[int | None, Field(description="of the whole filesystem; null: not reported")]
+    disk_allocatable_mib: Annotated[int | None, Field(description="what instances may have of it")]
+    disk_mib_free: Annotated[int | None, Field(description="of that, what no instance was given")]
+    disk_enforced: Annotated[bool | None, Field(description="whether Docker holds containers to `disk_mib`")]
+    storage: Storage | None
     versions: Versions
     gpus: list[Gpu]
     orphans: Annotated[list[Orphan], Field(description="containers with our labels that nobody here knows")]

@@ -9,7 +9,7 @@ from mooring.core.instance import SecurityProfile
 from mooring.core.text import LabelKey, LabelValue, Name, Text
 from mooring.schemas.base import Answer, Body, Json, Timestamp
 
-QUOTAS_EXAMPLE: Json = {"gpus": 8, "gpus_by_model": {"H100": 4}, "instances": 20, "gpu_hours_per_day": 100}
+QUOTAS_EXAMPLE: Json = {"gpus": 8, "gpus_by_model": {"H100": 4}, "instances": 20, "disk_mib": 1048576}
 
 Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=64)]
 Amount = Annotated[int, Field(ge=0, le=2**31)]
@@ -42,6 +42,10 @@ class QuotaValues(Body):
     instances: Annotated[Amount | None, Field(description="instances that have not ended")] = None
     cpus: Annotated[float | None, Field(ge=0, le=2**31)] = None
     memory_mib: Annotated[int | None, Field(ge=0, le=2**53)] = None
+    disk_mib: Annotated[
+        int | None,
+        Field(ge=0, le=2**53, description="an instance without `disk_mib` counts as 10240 while it waits"),
+    ] = None
     gpu_hours_per_day: Annotated[Hours | None, Field(description="of the UTC day; then all waits")] = None
     gpu_hours_per_month: Annotated[Hours | None, Field(description="of the UTC month")] = None
 
@@ -110,6 +114,9 @@ class ProjectPatch(Body):
             "without a registry being asked; admins only"
         ),
     ] = False
+    require_disk_limits: Annotated[
+        bool, Field(description="its instances run only on nodes that enforce `disk_mib`")
+    ] = False
 
 
 class Usage(Answer):
@@ -120,6 +127,7 @@ class Usage(Answer):
     instances: int
     cpus: float
     memory_mib: int
+    disk_mib: int
     gpu_hours_today: Annotated[float, Field(description="of the UTC day")]
     gpu_hours_this_month: Annotated[float, Field(description="of the UTC month")]
 
@@ -139,6 +147,7 @@ class Project(Answer):
     host_network: bool
     node_selector: dict[str, str]
     local_images: bool
+    require_disk_limits: bool
     version: int
     created_at: Timestamp
 

@@ -41,6 +41,7 @@ class Project(Base):
     node_selector: Mapped[JsonObject | None]
     # Whether it may run images that exist only on a node.
     local_images: Mapped[bool] = mapped_column(default=False)
+    require_disk_limits: Mapped[bool] = mapped_column(default=False)
     version: Mapped[int]
     created_at: Mapped[datetime]
     deleted_at: Mapped[datetime | None]

@@ -61,6 +61,7 @@ class Instance(Base):
     node_generation: Mapped[int] = mapped_column(BigInteger)
     cpu_milli: Mapped[int | None]
     memory_mib: Mapped[int | None]
+    disk_mib: Mapped[int | None]
     # As schemas/instances.py: Granted shows it: isolation, link_score, borrowed.
     placed_as: Mapped[JsonObject | None]
     # It gave way and waits again as soon as it has ended.

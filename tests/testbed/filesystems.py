@@ -1,0 +1,78 @@
+"""Filesystems in files, mounted by loop: what Docker needs to limit what a container writes.
+
+A kernel without the feature cannot run such a test. That is proved by a mount, never assumed, and is the one
+reason for which a test of the test bed may be skipped under CI=true (docs/decisions/0015-disk.md).
+"""
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from tests.testbed.parts import program, require
+from tests.testbed.workspace import Workspace
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a filesystem is made and mounted. `options` are what limits need."""
+
+    part: str
+    make: tuple[str, ...]
+    options: tuple[str, ...] = ()
+
+
+KINDS = {
+    "btrfs": Kind("btrfs", ("mkfs.btrfs", "--quiet")),
+    "ext4": Kind("ext4", ("mkfs.ext4", "-q")),
+    "xfs": Kind("xfs", ("mkfs.xfs", "-q"), ("pquota",)),
+}
+
+
+def mount(kind: str, file: Path, size_mib: int, point: Path, *, options: tuple[str, ...] = ()) -> str:
+    """Make a filesystem in this file and mount it; why the kernel would not, or "" where it did."""
+    with file.open("wb") as image:
+        image.truncate(size_mib * 2**20)
+    maker, *arguments = KINDS[kind].make
+    subprocess.run([program(maker), *arguments, str(file)], check=True, capture_output=True)
+    point.mkdir(exist_ok=True)
+    wanted = ",".join(("loop", *options))
+    mounted = subprocess.run(
+        [program("mount"), "-t", kind, "-o", wanted, str(file), str(point)],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    return mounted.stderr.strip() if mounted.returncode else ""
+
+
+def require_filesystem(workspace: Workspace, kind: str) -> None:
+    """Skip the test, under CI=true too, where mounts prove that the kernel lacks what limits need.
+
+    Anything else that keeps it from being mounted, a missing program or a sandbox, fails under CI=true.
+    """
+    require("docker")
+    require(KINDS[kind].part)
+    options = KINDS[kind].options
+    why = _trial(workspace, kind, options)
+    if not why:
+        return
+    reason = f"{kind} cannot be mounted here with {options or 'no options'}: {why}"
+    lacks_option = bool(options) and not _trial(workspace, kind, ())
+    lacks_filesystem = f"\t{kind}\n" not in Path("/proc/filesystems").read_text()
+    if os.environ.get("CI") == "true" and not (lacks_option or lacks_filesystem):
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
+
+
+def _trial(workspace: Workspace, kind: str, options: tuple[str, ...]) -> str:
+    """Why the kernel does not mount it; nothing is left of it."""
+    with TemporaryDirectory(dir=workspace.root) as made:
+        folder = Path(made)
+        why = mount(kind, folder / "image", 400, folder / "point", options=options)
+        if not why:
+            subprocess.run([program("umount"), str(folder / "point")], check=True)
+    return why
