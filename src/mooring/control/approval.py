@@ -100,7 +100,7 @@ def _in_both(approved: bool, reported: bool) -> bool:
     return approved and reported
 
 
-# Of a node, as in core/node.py: NodeFacts. Of its disk, what instances may have and whether they are held to it.
+# Of a node, as in core/node.py: NodeFacts. Of its disk: what instances may have, and whether it limits them.
 NODE_FACTS: Final = (
     Fact("labels", _labels_grown, _labels_of_both),
     exact("address"),
