@@ -173,7 +173,7 @@ def fork_bomb(made: stack.Stack, attacker: Project) -> Iterator[None]:
     yield
     # A node that is taken down would have a hard time finding all of its processes.
     made.admin.post(f"/v1/instances/{bomb}/stop", json={"timeout_s": 0})
-    made.admin.wait(bomb, "stopped", 60)
+    wait_until(lambda: made.admin.instance(bomb)["state"] == "stopped", 300, 0.5)
 
 
 if __name__ == "__main__":

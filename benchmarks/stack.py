@@ -61,7 +61,7 @@ def on_docker(gpus: int = 8) -> Iterator[Stack]:
         node.start()
         node.load_images()
         server = ServerProcess(base / "server", bed.root_address, bed.take_port(), **AS_SHIPPED)
-        server.start()
+        server.start(within_s=120)
         exits.callback(server.stop)
         agent = AgentProcess(node, server, base / "agent", gpus)
         agent.start()
