@@ -6,7 +6,9 @@ from tests.agent.worlds import assignment as an_assignment
 
 
 def _assignment(name: str, version: str = "1.1") -> Assignment:
-    return an_assignment(name).model_copy(update={"spec_version": version, "asks_for_secrets": True})
+    return an_assignment(instance_id=name).model_copy(
+        update={"spec_version": version, "asks_for_secrets": True}
+    )
 
 
 def _known(assignment: Assignment, **fields: object) -> KnownAssignment:

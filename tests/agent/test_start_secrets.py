@@ -17,7 +17,7 @@ GIVEN = StartSecrets(
     secrets={"TOKEN": "swordfish"},
     registry=RegistryAuth(server="registry.example", username="ci", password="marlin"),
 )
-WANTED = an_assignment("ins_1").model_copy(update={"asks_for_secrets": True})
+WANTED = an_assignment(instance_id="ins_1").model_copy(update={"asks_for_secrets": True})
 
 
 class Clock:
