@@ -13,7 +13,7 @@ from mooring.db import migrate
 from mooring.db.session import normalized
 from tests.testbed.postgres import PostgresCluster
 
-BEFORE = "0003"
+BEFORE = "0006"
 FACTS: dict[str, Any] = {
     "hostname": "h", "address": "10.0.0.7", "cpus": 64, "memory_mib": 524_288, "labels": {"zone": "a"},
     "agent_version": "0.1.0", "simulated_containers": False, "simulated_gpus": False,
@@ -60,7 +60,7 @@ def test_present_facts_are_approved_by_the_upgrade(url: str) -> None:
     )  # fmt: skip
     migrate.upgrade(url)
     with engine.connect() as connection:
-        rows: dict[str, Any] = dict(connection.execute(text("SELECT id, approved FROM nodes")).all())
+        rows = dict(connection.execute(text("SELECT id, approved FROM nodes")).all())
     engine.dispose()
     told = rows["nod_1"]
     approved = json.loads(told) if isinstance(told, str) else told
