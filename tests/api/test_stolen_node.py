@@ -113,6 +113,16 @@ GROWTH: dict[str, dict[str, Any]] = {
     "address": {"address": "6.6.6.6"},
     "swarm": {"swarm": {"cluster_id": "of-the-victims", "manager": True}},
     "simulated_gpus": {"simulated_gpus": True},
+    "disk": {"disk": {"total_mib": 2**30, "allocatable_mib": 2**30, "available_mib": 2**30, "driver": "x"}},
+    "disk_enforced": {
+        "disk": {
+            "total_mib": 2**20,
+            "allocatable_mib": 2**20,
+            "available_mib": 2**20,
+            "driver": "x",
+            "enforced": True,
+        }
+    },
 }
 
 
@@ -126,7 +136,15 @@ def test_a_node_that_reports_more_of_itself_gets_nothing(
     thief.sync()
     after = shown(corner, thief)
     assert (after["state"], after["reason"]["code"]) == ("not_ready", "facts_changed")
-    effective = ("labels", "cpus", "memory_mib", "address", "simulated")
+    effective = (
+        "labels",
+        "cpus",
+        "memory_mib",
+        "address",
+        "simulated",
+        "disk_allocatable_mib",
+        "disk_enforced",
+    )
     assert all(after[name] == before[name] or name == "labels" for name in effective)
     assert after["labels"].items() <= before["labels"].items()
     fields = {**victims(corner), "node_selector": facts.get("labels", {"zone": "thief"})}

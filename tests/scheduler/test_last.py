@@ -1,12 +1,9 @@
 """GPUs with a warning are given out where nothing else fits, and then they are."""
 
 from dataclasses import replace
-from typing import Any
 
 from mooring.scheduler.model import GpuView, Hold, MigView, Moment
 from tests.scheduler.worlds import A10, AT, H100, cube_mesh, gpus, node, place_one, request
-
-SHARE: dict[str, Any] = {"gpu_milli": 250, "project_id": "p1"}
 
 
 def _warned(cards: tuple[GpuView, ...], *places: int) -> tuple[GpuView, ...]:
@@ -40,7 +37,7 @@ def test_a_model_that_is_less_welcome_goes_first() -> None:
 
 def test_shares_and_mig_devices_go_elsewhere_first_too() -> None:
     here = node("n1", _warned(gpus(H100, 2, on="n1"), 0))
-    placed = place_one([here], replace(request(1), **SHARE), AT)
+    placed = place_one([here], replace(request(1), gpu_milli=250, project_id="p1"), AT)
     assert placed is not None and placed.gpu_uuids == ("GPU-n1-1",)
     cut = tuple(
         replace(gpu, mig_enabled=True, mig=(MigView(f"MIG-{gpu.index}", "1g.10gb", free=True),))

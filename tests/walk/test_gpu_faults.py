@@ -122,10 +122,8 @@ def test_ten_thousand_application_faults_over_eight_gpus_take_none_away(node: No
 
     def counted() -> bool:
         conditions = [node.gpu(gpu)["conditions"] for gpu in range(GPUS)]
-        return (
-            sum(int(each["count"]) for of in conditions for each in of if each["severity"] == "info")
-            == 10_000
-        )
+        found = (each["count"] for of in conditions for each in of if each["severity"] == "info")
+        return sum(map(int, found)) == 10_000
 
     wait_until(counted, timeout_s=40)
     # The one error of the hardware comes through at the end of the flood, and so does the warning.
