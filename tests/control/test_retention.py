@@ -360,7 +360,7 @@ class Numbers(Sweep):
 def swept(service: RunningService, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Numbers], None]]:
     def sweep(numbers: Numbers) -> None:
         keeper = Retention(service.plane.database, AS_SHIPPED, LIMITS, TrustedClock())
-        monkeypatch.setattr("mooring.loops.retention.time.monotonic", lambda: numbers.clock)
+        monkeypatch.setattr(loop, "monotonic", lambda: numbers.clock)
         monkeypatch.setattr(keeper._stopping, "wait", lambda _timeout: False)
         try:
             keeper._sweep(numbers)

@@ -116,7 +116,8 @@ def _has_room(session: Session, caller: str, project_id: str | None, stored: int
         most[project_id] = MOST_PROJECT_BYTES
     full = False
     for holder in sorted(most):
-        full = session.scalar(_ADD, {"holder": holder, "stored": stored}) > most[holder] or full
+        total = session.connection().scalar(_ADD, {"holder": holder, "stored": stored})
+        full = full or total > most[holder]
     if full:
         _release(session, dict.fromkeys(most, stored))
     return not full

@@ -104,7 +104,7 @@ def settle(session: Session, limits: Limits) -> None:
     for project_id in sorted(pending.written):
         stored, written = pending.stored[project_id], pending.written[project_id]
         values = {"project_id": project_id, "stored": stored, "written": written, "day": _day(moment)}
-        row = session.execute(_ADD, values).one()
+        row = session.connection().execute(_ADD, values).one()
         if pending.may_refuse:
             _refuse_beyond(limits, row, stored, written, moment)
 

@@ -1,9 +1,9 @@
 """Purges what is kept for a time only: in small batches, so that other writers wait for none of it."""
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from time import CLOCK_BOOTTIME, clock_gettime, monotonic
 from typing import Any, Final
 
 from mooring.control import gpu_health, retention
@@ -39,7 +39,7 @@ class SteadyClock:
     def __init__(self, wall: Callable[[], datetime] = now, steady: Callable[[], float] | None = None) -> None:
         self._wall = wall
         # It goes on while the machine is suspended, as the wall clock does.
-        self._steady = steady or (lambda: time.clock_gettime(time.CLOCK_BOOTTIME))
+        self._steady = steady or (lambda: clock_gettime(CLOCK_BOOTTIME))
         self._seen: tuple[datetime, float] | None = None
         self._held_until = 0.0
 
@@ -114,18 +114,18 @@ class Retention(Loop):
 
     def _remove(self, sweep: Sweep, keys: Sequence[Any]) -> tuple[float, int]:
         with self.database.write() as session:
-            began = time.monotonic()  # not the wait for the writer's lock
+            began = monotonic()  # not the wait for the writer's lock
             removed = sweep.remove(session, keys)
-        return time.monotonic() - began, removed
+        return monotonic() - began, removed
 
     def _give_back(self) -> None:
         given = False
         while not self._stopping.is_set():
-            began = time.monotonic()
+            began = monotonic()
             if not space.give_back(self.database):
                 break
             given = True
-            self._stopping.wait(time.monotonic() - began)
+            self._stopping.wait(monotonic() - began)
         if given:
             space.truncate_log(self.database)
 
