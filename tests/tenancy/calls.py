@@ -254,7 +254,7 @@ def _sync(world: World, _caller: str) -> Call:
     return Call(content=report.model_dump_json().encode())
 
 
-def _of_running(world: World, _caller: str) -> Call:
+def _of_another_node(world: World, _caller: str) -> Call:
     """An instance of another node than the one that asks."""
     return Call({"instance_id": world.running}, json={"session": world.wire.session, "attempt": 1})
 
@@ -343,7 +343,7 @@ CALLS: Mapping[str, Make] = {
     "open_node_session": _nothing,
     "renew_node_credential": _nothing,
     "sync_node": _sync,
-    "hand_out_start_secrets": _of_running,
+    "hand_out_start_secrets": _of_another_node,
     "bring_stream": lambda _world, _: Call({"stream_id": "stm_unknown"}),
 }
 
