@@ -107,6 +107,8 @@ def test_mig_devices_are_given_out_by_profile_and_their_card_is_not(corner: Corn
     )  # fmt: skip
     corner.node.gpus = [*corner.node.gpus, card]
     corner.sync(gpus=corner.node.gpus)
+    corner.client.post(f"/v1/nodes/{corner.node.id}/approve")
+    corner.sync(gpus=corner.node.gpus)
     given = set()
     for _ in devices:
         made = corner.create(gpus={"mig_profile": "1g.10gb"}, **SMALL)

@@ -60,7 +60,8 @@ def test_present_facts_are_approved_by_the_upgrade(url: str) -> None:
     )  # fmt: skip
     migrate.upgrade(url)
     with engine.connect() as connection:
-        rows: dict[str, Any] = dict(connection.execute(text("SELECT id, approved FROM nodes")).all())
+        found = connection.execute(text("SELECT id, approved FROM nodes")).all()
+        rows = {row.id: row.approved for row in found}
     engine.dispose()
     told = rows["nod_1"]
     approved = json.loads(told) if isinstance(told, str) else told

@@ -160,7 +160,7 @@ def _tick_all(service: RunningService) -> None:
 def test_after_a_migration_the_role_is_given_what_is_new(
     database_url: str, serving_url: str, tmp_path: Path
 ) -> None:
-    migrate.downgrade(database_url, "0003")
+    migrate.downgrade(database_url, "0004")
     settings = settings_for(serving_url, tmp_path, database_owner_url=SecretStr(database_url))
     with running(settings) as service, service.client as client:
         assert client.get("/readyz").status_code == 200

@@ -341,3 +341,19 @@ def test_doctor_says_what_is_wrong(docker_nodes: Callable[[int], list[DockerNode
     assert broken.returncode == 1
     assert re.search(r"^FAIL +docker +", broken.stdout, re.MULTILINE)
     assert "2 GPUs" in broken.stdout
+
+
+def test_another_fleet_to_simulate_needs_no_approval(up: Callable[..., Up], tmp_path: Path) -> None:
+    """The local nodes are the operator's own process, and so is what they make up."""
+    first = up(MOORING_SIMULATE="1x2xH100", **NO_DOCKER)
+    key = first.key
+    first.stop()
+    second = up(MOORING_SIMULATE="1x4xB200", **NO_DOCKER)
+    with Client(second.url, key) as admin:
+
+        def models() -> tuple[str, list[str]]:
+            (node,) = admin.items("/v1/nodes")
+            return node["state"], [gpu["model"] for gpu in node["gpus"]]
+
+        wait_until(lambda: models()[0] == "ready" and len(models()[1]) == 4)
+        assert all("B200" in model for model in models()[1])
