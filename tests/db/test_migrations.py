@@ -142,7 +142,7 @@ def test_two_that_start_together_both_find_the_newest_schema(empty_database: str
     assert migrate.current(engine) == migrate.newest()
 
 
-GROWTH, BEFORE_GROWTH = "0004", "0003"
+GROWTH, BEFORE_GROWTH = "0008", "0007"
 
 
 def test_stored_bytes_are_counted_when_a_database_of_an_earlier_release_is_upgraded(

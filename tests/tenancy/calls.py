@@ -254,7 +254,7 @@ def _sync(world: World, _caller: str) -> Call:
     return Call(content=report.model_dump_json().encode())
 
 
-def _of_another_node(world: World, _caller: str) -> Call:
+def _start_secrets(world: World, _caller: str) -> Call:
     """An instance of another node than the one that asks."""
     return Call({"instance_id": world.running}, json={"session": world.wire.session, "attempt": 1})
 
@@ -297,7 +297,9 @@ CALLS: Mapping[str, Make] = {
     "list_gpus": _nothing,
     "get_gpu": _of_gpu,
     "get_gpu_metrics": _of_gpu,
+    "list_gpu_incidents": _of_gpu,
     "list_instance_types": _nothing,
+    "update_node": lambda world, _: Call({"node_id": world.wire.id}, json={"reserved_for": [world.a.id]}),
     "cordon_node": _of_wire,
     "uncordon_node": _of_wire,
     "approve_node": _of_wire,
@@ -336,6 +338,7 @@ CALLS: Mapping[str, Make] = {
     "replace_registry": lambda world, _: _registry(world, {"password": "another"}),
     "delete_registry": lambda world, _: _registry(world),
     "list_audit_log": _nothing,
+    "get_audit_head": _nothing,
     "get_health": _nothing,
     "get_readiness": _nothing,
     "get_metrics": _nothing,
@@ -343,7 +346,7 @@ CALLS: Mapping[str, Make] = {
     "open_node_session": _nothing,
     "renew_node_credential": _nothing,
     "sync_node": _sync,
-    "hand_out_start_secrets": _of_another_node,
+    "hand_out_start_secrets": _start_secrets,
     "bring_stream": lambda _world, _: Call({"stream_id": "stm_unknown"}),
 }
 
