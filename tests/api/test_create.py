@@ -157,6 +157,7 @@ def test_the_gpus_share_of_a_node_is_granted_where_nothing_was_asked(corner: Cor
     assert shown["granted"] == {
         "cpus": 16,
         "memory_mib": share.memory_mib,
+        "disk_mib": 10 * 1024,
         "isolation": "exclusive",
         "link_score": 1.0,
         "borrowed": False,

@@ -149,6 +149,7 @@ class TestQuotas:
 
 class TestRequiredLimits:
     def test_its_instances_run_only_where_limits_are_enforced(self, corner: Corner) -> None:
+        report(corner, disk())  # what is approved of it
         report(corner, disk(enforced=False))
         of = project(corner, require_disk_limits=True)
         ((code, wanted, _had),) = refusals(corner, project_id=of)

@@ -113,16 +113,6 @@ GROWTH: dict[str, dict[str, Any]] = {
     "address": {"address": "6.6.6.6"},
     "swarm": {"swarm": {"cluster_id": "of-the-victims", "manager": True}},
     "simulated_gpus": {"simulated_gpus": True},
-    "disk": {"disk": {"total_mib": 2**30, "allocatable_mib": 2**30, "available_mib": 2**30, "driver": "x"}},
-    "disk_enforced": {
-        "disk": {
-            "total_mib": 2**20,
-            "allocatable_mib": 2**20,
-            "available_mib": 2**20,
-            "driver": "x",
-            "enforced": True,
-        }
-    },
 }
 
 
@@ -136,15 +126,7 @@ def test_a_node_that_reports_more_of_itself_gets_nothing(
     thief.sync()
     after = shown(corner, thief)
     assert (after["state"], after["reason"]["code"]) == ("not_ready", "facts_changed")
-    effective = (
-        "labels",
-        "cpus",
-        "memory_mib",
-        "address",
-        "simulated",
-        "disk_allocatable_mib",
-        "disk_enforced",
-    )
+    effective = ("labels", "cpus", "memory_mib", "address", "simulated")
     assert all(after[name] == before[name] or name == "labels" for name in effective)
     assert after["labels"].items() <= before["labels"].items()
     fields = {**victims(corner), "node_selector": facts.get("labels", {"zone": "thief"})}
@@ -157,6 +139,24 @@ def test_a_node_that_reports_more_of_itself_gets_nothing(
     thief.facts = honest
     thief.sync()
     assert shown(corner, thief)["state"] == "ready"
+
+
+@pytest.mark.parametrize(
+    "claim", [{"allocatable_mib": 2**30}, {"enforced": True}], ids=["more disk", "limits on disk"]
+)
+def test_a_node_that_reports_more_of_its_disk_gets_nothing(
+    corner: Corner, thief: WireNode, claim: dict[str, Any]
+) -> None:
+    honest = {"total_mib": 2**20, "allocatable_mib": 2**20, "available_mib": 2**20, "driver": "overlay2"}
+    thief.facts = NodeFacts.model_validate({**thief.facts.model_dump(), "disk": honest})
+    thief.sync()
+    before = shown(corner, thief)
+    thief.facts = NodeFacts.model_validate({**thief.facts.model_dump(), "disk": {**honest, **claim}})
+    thief.sync()
+    after = shown(corner, thief)
+    assert (after["state"], after["reason"]["code"]) == ("not_ready", "facts_changed")
+    for name in ("disk_allocatable_mib", "disk_enforced"):
+        assert after[name] == before[name]
 
 
 def test_a_node_cannot_make_up_gpus(corner: Corner, thief: WireNode) -> None:
