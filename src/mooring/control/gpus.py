@@ -72,11 +72,11 @@ def apply_inventory(
 
 
 def _take_in(session: Session, node: Node, row: Gpu | None, facts: GpuFacts, *, simulated: bool) -> None:
+    if facts.mig_devices and (row is None or _differs(row, node, facts)):
+        facts = _without_others_devices(session, facts)
     if row is None:
         row = Gpu(uuid=facts.uuid, health=Health.HEALTHY)
         session.add(row)
-    if facts.mig_devices and _differs(row, node, facts):
-        facts = _without_others_devices(session, facts)
     if _differs(row, node, facts):
         revisions.changed(session, node.id, row.node_id)
         row.node_id, row.index, row.model = node.id, facts.index, facts.model
