@@ -69,6 +69,7 @@ def test_the_image_is_built_from_files_that_the_daemon_is_sent() -> None:
 
 def test_the_composition_sets_what_the_program_reads() -> None:
     known = {f"MOORING_{name.upper()}" for name in (Settings.model_fields | AgentSettings.model_fields)}
+    known |= {"MOORING_DATABASE_ROLE_PASSWORD"}  # of `mooring db grant`
     used = set(re.findall(r"^ +(MOORING_[A-Z_]+):", text("docker-compose.yml"), flags=re.MULTILINE))
     assert used
     assert used <= known

@@ -44,7 +44,7 @@ def _node(engine: Engine, node_id: str, facts: dict[str, Any] | None) -> None:
     _insert(
         engine, "nodes", id=node_id, name=node_id, credential_hash=node_id, renewal_due=False, cordoned=False,
         draining=False, silent=False, facts=facts, samples=[], orphans=[], session=1, seq=1, generation=1,
-        revision=1, heartbeats=1, created_at="2026-11-21 00:00:00",
+        revision=1, heartbeats=1, version=1, created_at="2026-11-21 00:00:00",
     )  # fmt: skip
 
 

@@ -195,7 +195,7 @@ def test_the_ledger_keeps_gpus_from_being_given_twice_after_the_upgrade(
 ) -> None:
     migrate.upgrade(empty_database)
     with engine.begin() as connection:
-        for statement in (PROJECT, NODE, GPU):
+        for statement in (NEWEST_PROJECT, NODE, GPU):
             connection.execute(text(statement))
         connection.execute(text(ALLOCATION), {"instance": "ins_purged"})
     with pytest.raises(DBAPIError, match="held"), engine.begin() as connection:
@@ -211,9 +211,12 @@ TEMPLATE = {
 }  # fmt: skip
 PROJECT = """
     INSERT INTO projects (id, name, labels, quotas, weight, security_profile, gpu_sharing, host_network,
-        version, created_at)
-    VALUES ('prj_1', 'p', '{}', '{}', 1, 'standard', false, false, 1, '2026-11-21 00:00:00')
+        local_images, version, created_at)
+    VALUES ('prj_1', 'p', '{}', '{}', 1, 'standard', false, false, false, 1, '2026-11-21 00:00:00')
 """
+NEWEST_PROJECT = PROJECT.replace("local_images,", "local_images, require_disk_limits,").replace(
+    "false, 1,", "false, false, 1,"
+)
 GROUP = """
     INSERT INTO instance_groups (id, project_id, name, labels, count, template, on_member_failure, network,
         encrypted, master_port, restarts, desired_state, version, created_at)
@@ -229,8 +232,9 @@ MEMBER = """
 """
 NODE = """
     INSERT INTO nodes (id, name, credential_hash, renewal_due, cordoned, draining, silent, samples, orphans,
-        session, seq, generation, revision, heartbeats, created_at)
-    VALUES ('nod_1', 'n', 'h', false, false, false, false, '[]', '[]', 0, 0, 0, 0, 0, '2026-11-21 00:00:00')
+        session, seq, generation, revision, heartbeats, version, created_at)
+    VALUES ('nod_1', 'n', 'h', false, false, false, false, '[]', '[]', 0, 0, 0, 0, 0, 1,
+        '2026-11-21 00:00:00')
 """
 GPU = """
     INSERT INTO gpus (uuid, node_id, index, model, memory_mib, facts, health, simulated, milli_held)

@@ -5,23 +5,19 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from mooring.agent import preflight
 from mooring.agent.container_records import ContainerRecords
 from mooring.agent.control_plane import Away, ControlPlane, InsecureUrl, Refused
 from mooring.agent.crew import Crew
-from mooring.agent.daemon_guard import DaemonGuard
 from mooring.agent.docker import DockerRuntime
 from mooring.agent.docker_disk import disk_settings
-from mooring.agent.docker_network import Isolate
 from mooring.agent.exchange import EXIT_UNAUTHORIZED, Backoff
-from mooring.agent.firewall import Firewall, Isolation, management_addresses
 from mooring.agent.gpus import GpuReader, NvmlGpuReader, Pace
 from mooring.agent.loop import Agent
 from mooring.agent.mps import Mps
@@ -29,12 +25,12 @@ from mooring.agent.private_images import PrivateImages
 from mooring.agent.processes import ProcessContainers
 from mooring.agent.pulled_images import PulledImages
 from mooring.agent.runtime import Runtime
+from mooring.agent.safeguards import isolation_of, preflight_of
 from mooring.agent.settings import AgentSettings
 from mooring.agent.simulated import SimulatedRuntime
 from mooring.agent.simulated_gpus import SimulatedGpuReader
 from mooring.agent.state import Identity, NodeState, StateError
 from mooring.agent.telemetry import ContainerOf, Machine
-from mooring.core.instance import Reason
 from mooring.core.simulation import SimulatedFleet
 
 EXIT_NOT_SET_UP: Final = 2
@@ -255,8 +251,8 @@ def _docker(settings: AgentSettings, identity: Identity, gpus: GpuReader) -> Doc
         control_plane_id=identity.control_plane_id,
         minor_of=lambda uuid: _minor_of(gpus, uuid),
         parent_of=lambda uuid: _parent_of(gpus, uuid),
-        preflight=_preflight(settings, has_gpus=lambda: bool(gpus.latest().inventory)),
-        isolate=_isolation(settings),
+        preflight=preflight_of(settings, has_gpus=lambda: bool(gpus.latest().inventory)),
+        isolate=isolation_of(settings),
         private_images=PrivateImages.of_node(NodeState(settings.state_dir)),
         pulled_images=PulledImages.of_node(NodeState(settings.state_dir)),
         pull_timeouts=settings.pull_timeouts,
@@ -267,41 +263,6 @@ def _docker(settings: AgentSettings, identity: Identity, gpus: GpuReader) -> Doc
     )
 
 
-def _preflight(settings: AgentSettings, *, has_gpus: Callable[[], bool]) -> preflight.Preflight:
-    """Asked with every report: what is wrong with this machine, so that nothing may be started on it."""
-
-    def unsafe_version(info: preflight.Info) -> Reason | None:
-        if settings.allow_unsafe_versions:
-            return None
-        return preflight.versions_problem(info, settings.runtime)
-
-    def problem(info: preflight.Info) -> Reason | None:
-        return (
-            preflight.socket_problem(info, os.environ)
-            or unsafe_version(info)
-            or preflight.problem(
-                preflight.read_toolkit(),
-                has_gpus=has_gpus(),
-                allow_unsafe_toolkit=settings.allow_unsafe_toolkit,
-            )
-        )
-
-    return problem
-
-
-def _isolation(settings: AgentSettings) -> Isolate:
-    firewall = Firewall(management_addresses(settings.management_addresses, settings.server_url))
-    isolation = Isolation(firewall, required=settings.network_isolation == "required")
-    guard = DaemonGuard(firewall)
-
-    def isolate(bridges: Collection[str]) -> Reason | None:
-        problem = isolation.problem(bridges)
-        guard.stand(bridges)
-        return problem
-
-    return isolate
-
-
 def _docker_with_made_up_gpus(settings: AgentSettings, identity: Identity) -> Parts:
     machine = _machine(settings, socket.gethostname())
     docker = DockerRuntime(
@@ -309,8 +270,8 @@ def _docker_with_made_up_gpus(settings: AgentSettings, identity: Identity) -> Pa
         control_plane_id=identity.control_plane_id,
         simulated_gpus=True,
         disk=disk_settings(settings, NodeState(settings.state_dir)),
-        preflight=_preflight(settings, has_gpus=lambda: False),
-        isolate=_isolation(settings),
+        preflight=preflight_of(settings, has_gpus=lambda: False),
+        isolate=isolation_of(settings),
         private_images=PrivateImages.of_node(NodeState(settings.state_dir)),
         pulled_images=PulledImages.of_node(NodeState(settings.state_dir)),
         pull_timeouts=settings.pull_timeouts,

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from mooring.core.disk import default_disk_mib
 from mooring.core.instance import WHOLE_MILLI
 from mooring.core.node import NodeState, allocatable_memory_mib, fair_share
 from mooring.scheduler.model import GpuView, Moment, NodeView
@@ -22,9 +23,11 @@ Stranding = Literal[
     "node_unreachable",
     "quarantined",
     "reserved",
+    "disk_pressure",
     "shared_rest",
     "no_cpu_left",
     "no_memory_left",
+    "no_disk_left",
 ]
 _OF_STATE: dict[NodeState, Stranding] = {
     NodeState.CORDONED: "node_cordoned",
@@ -92,6 +95,8 @@ def _closed(node: NodeView, gpu: GpuView, at: Moment) -> Stranding | None:
         return _OF_STATE[node.state]
     if not gpu.healthy:
         return "quarantined"
+    if node.disk_pressure:
+        return "disk_pressure"
     if node.reserved_for is not None:
         return "reserved"
     held = any(hold.from_at <= at.now < hold.to_at for hold in gpu.holds)
@@ -106,14 +111,19 @@ def _stranded(
             yield reason, gpu.milli_free
         elif 0 < gpu.milli_free < WHOLE_MILLI:
             yield "shared_rest", gpu.milli_free
-    by_cpu, by_memory = _by_cpu(node, WHOLE_MILLI), _by_memory(node, WHOLE_MILLI)
-    if (without := len(open_) - min(by_cpu, by_memory)) > 0:
-        yield ("no_cpu_left" if by_cpu <= by_memory else "no_memory_left"), without * WHOLE_MILLI
+    rooms: list[tuple[int, Stranding]] = [
+        (_by_cpu(node, WHOLE_MILLI), "no_cpu_left"),
+        (_by_memory(node, WHOLE_MILLI), "no_memory_left"),
+        (_by_disk(node), "no_disk_left"),
+    ]
+    room, reason = min(rooms, key=lambda each: each[0])
+    if (without := len(open_) - room) > 0:
+        yield reason, without * WHOLE_MILLI
 
 
 def _beside(node: NodeView, milli: int) -> int:
-    """For how many instances with so many GPUs the node has CPUs and memory."""
-    return min(_by_cpu(node, milli), _by_memory(node, milli))
+    """For how many instances with so many GPUs the node has CPUs, memory and disk."""
+    return min(_by_cpu(node, milli), _by_memory(node, milli), _by_disk(node))
 
 
 def _by_cpu(node: NodeView, milli: int) -> int:
@@ -122,6 +132,13 @@ def _by_cpu(node: NodeView, milli: int) -> int:
 
 def _by_memory(node: NodeView, milli: int) -> int:
     return _times(node.memory_mib_free, allocatable_memory_mib(node.memory_mib), milli, node)
+
+
+def _by_disk(node: NodeView) -> int:
+    """Of the default size. A node that does not report its disk has room for all of its GPUs' shares."""
+    if node.disk_mib is None:
+        return len(node.gpus) * WHOLE_MILLI
+    return max(0, node.disk_mib_free) // max(1, default_disk_mib(node.disk_mib))
 
 
 def _times(free: int, total: int, milli: int, node: NodeView) -> int:

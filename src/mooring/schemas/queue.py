@@ -10,7 +10,7 @@ from mooring.schemas.base import Answer, Json, Timestamp
 Because = Literal["priority", "overdue", "guarantee", "promised", "fair_share", "age"]
 Stranding = Literal[
     "node_cordoned", "node_draining", "node_not_ready", "node_unreachable", "quarantined", "reserved",
-    "shared_rest", "no_cpu_left", "no_memory_left",
+    "disk_pressure", "shared_rest", "no_cpu_left", "no_memory_left", "no_disk_left",
 ]  # fmt: skip
 
 QUEUE_EXAMPLE: Json = {
