@@ -226,9 +226,9 @@ GROUP = """
 MEMBER = """
     INSERT INTO instances (id, project_id, name, labels, spec, gpu_count, gpu_milli, priority, group_id,
         group_rank, state, desired_state, version, generation, attempt, node_generation, requeue,
-        stop_timeout_s, endpoints, simulated, created_at, queued_at)
+        stop_timeout_s, endpoints, simulated, handout_count, created_at, queued_at)
     VALUES ('ins_1', 'prj_1', 'i', '{}', :spec, 1, 1000, 50, 'grp_1', 0, 'pending', 'running', 1, 1, 0, 0,
-        false, 10, '[]', false, '2026-11-21 00:00:00', '2026-11-21 00:00:00')
+        false, 10, '[]', false, 0, '2026-11-21 00:00:00', '2026-11-21 00:00:00')
 """
 NODE = """
     INSERT INTO nodes (id, name, credential_hash, renewal_due, cordoned, draining, silent, samples, orphans,
