@@ -13,7 +13,6 @@ from tests.agent.docker_assignments import (
     all_containers,
     assignment,
     create_by_hand,
-    image_with,
     runtime_on,
     start,
     stop,
@@ -53,14 +52,6 @@ def test_a_running_container_is_not_removed(node: DockerNode, runtime: DockerRun
     with pytest.raises(RuntimeUnavailable, match="running"):
         runtime.remove(container)
     assert all_containers(node) == [container.container_id]
-
-
-def test_anonymous_volumes_go_with_their_container(node: DockerNode, runtime: DockerRuntime) -> None:
-    container = start(runtime, assignment(image=image_with(node, "volume", ["VOLUME /data"])))
-    assert len(node.client.volumes.list()) == 1
-    stop(runtime, container, 5)
-    runtime.remove(container)
-    assert node.client.volumes.list() == []
 
 
 def test_a_program_that_takes_too_much_memory_is_reported_as_such(runtime: DockerRuntime) -> None:

@@ -137,7 +137,7 @@ def test_a_pull_that_waits_is_spared_while_one_that_holds_layers_can_go() -> Non
         pytest.raises(StartDelayed, match="pulling the slow one"),
     ):
         for passed in range(100):
-            now = first.deadline._began + passed
+            now = third.deadline._began + passed  # the last to join
             board.check(first, starving, "1", now)
             board.check(third, starving, "3", now)
             board.check(second, slow, "the slow one", now)

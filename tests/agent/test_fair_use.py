@@ -42,7 +42,9 @@ def server(runtime: DockerRuntime, tmp_path: Path) -> Iterator[TinyControlPlane]
 
 
 def of(project_id: str, **more: Any) -> Assignment:
-    return worlds.assignment(project_id=project_id, cpus=0.01, **{"image": images.BUSYBOX, **more})
+    made = worlds.assignment(project_id=project_id, cpus=0.01, **{"image": images.BUSYBOX, **more})
+    # The test's images are on the node alone, its registries at addresses that an admin has to list.
+    return made.model_copy(update={"local_images": True, "registry_listed": True})
 
 
 def gone(asked: Assignment, timeout_s: int = AN_HOUR_S) -> Removal:

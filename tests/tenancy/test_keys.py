@@ -221,8 +221,8 @@ def test_the_end_of_a_key_is_seen_by_another_replica_within_a_second(
     settings = [settings_for(database_url, tmp_path / name, rate_limits="off") for name in ("here", "there")]
     (tmp_path / "there").mkdir()
     with running(settings[0]) as here, here.client as admin:
-        key_file = tmp_path / "here" / "encryption.key"
-        (tmp_path / "there" / "encryption.key").write_bytes(key_file.read_bytes())
+        for name in ("encryption.key", "audit.key"):
+            (tmp_path / "there" / name).write_bytes((tmp_path / "here" / name).read_bytes())
         user = post(admin, "/v1/users", name="ada")["id"]
         project = post(admin, "/v1/projects", name="p")["id"]
         member = f"/v1/projects/{project}/members/{user}"
