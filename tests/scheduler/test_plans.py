@@ -9,7 +9,7 @@ from hypothesis import event, given, settings
 from mooring.core.node import NodeState
 from mooring.scheduler.changes import empty
 from mooring.scheduler.filters import fits
-from mooring.scheduler.model import Eviction, Gang, Plan, Request, Running, Snapshot
+from mooring.scheduler.model import Eviction, Gang, NodeView, Plan, Request, Running, Snapshot
 from mooring.scheduler.needs import needs, preference
 from mooring.scheduler.schedule import schedule
 from tests.scheduler.busy import after, breaches, rebuilt, snapshots, then
@@ -95,12 +95,24 @@ def whoever_was_promised_a_moment_fits_then(snapshot: Snapshot, plan: Plan) -> N
         left = [
             each
             for each in where.running
-            if each.instance_id not in told.waits_for and _ends(each, snapshot) > start
+            if each.instance_id not in told.waits_for
+            and _ends(each, snapshot) > start
+            and not _in_own_reservation(where, each, snapshot.now)
         ]
         others = [each for each in plan.forecasts if each.node_ids == told.node_ids]
         if others[0] == told:
             assert fits(rebuilt(where, left), asked, replace(snapshot.at, now=start))
         event("a moment" if told.starts_at else "a node that runs empty")
+
+
+def _in_own_reservation(node: NodeView, each: Running, now: float) -> bool:
+    """Whether it has GPUs that are reserved for its project, which outweighs what others were promised."""
+    held = {grant.gpu_uuid for grant in each.grants}
+    return any(
+        gpu.uuid in held and hold.project_id == each.project_id and hold.from_at <= now < hold.to_at
+        for gpu in node.gpus
+        for hold in gpu.holds
+    )
 
 
 def _ends(each: Running, snapshot: Snapshot) -> float:
