@@ -279,11 +279,13 @@ def test_an_admin_approves_the_difference_that_they_have_read(corner: Corner, th
     stale = corner.client.post(path, json={"difference_id": read["id"]})
     problem(stale, 409, "facts_changed_again")
     assert shown(corner, thief)["cpus"] == 64
+    version_read = shown(corner, thief)["version"]
     thief.facts = thief.facts.model_copy(update={"cpus": 96})
     thief.sync()
     approved = corner.client.post(path, json={"difference_id": read["id"]}).json()
     assert (approved["state"], approved["cpus"], approved["facts_changed"]) == ("ready", 96, None)
     assert approved["labels"] == {"zone": "thief", "rack": "3"}
+    assert approved["version"] == version_read + 1
     thief.sync()
     assert shown(corner, thief)["state"] == "ready"
     entry = corner.client.items("/v1/audit-log", target_id=thief.id, limit=1)[0]

@@ -236,8 +236,11 @@ def approve(session: Session, access: Access, node_id: str, difference_id: str |
             gpus.move(session, node, each["gpu_uuid"], each["node_id"])
     node.approved = approval.accepted(node.approved or {}, changes)
     node.difference = None
-    facts = {each["fact"]: each["reported"] for each in changes if each["gpu_uuid"] is None}
-    node.facts = {**(node.facts or {}), **facts} if node.facts else None
+    if changes:
+        node.version += 1
+    told = {each["fact"]: each["reported"] for each in changes if each["gpu_uuid"] is None}
+    if node.facts:  # those of its disk come with the next report
+        node.facts = {**node.facts, **{name: told[name] for name in told if name in node.facts}}
     if node.problem is not None and node.problem["code"] == "facts_changed":
         node.problem = None
         record(session, node)
