@@ -30,6 +30,10 @@ NOT_IN_A_SCHEMA = {
     "spec_too_large",  # 256 KiB over several fields
     "secrets_too_large",
     "unknown_secret",  # one that the project has
+    "unknown_project",  # one that there is
+    "registry_not_allowed",  # one on the public internet, by any spelling of an address
+    "too_many_ports",  # stored requests of earlier releases may have more
+    "working_dir_not_allowed",  # by any spelling of /proc
     "no_permissions",  # a key has a role, or scopes, or both
     "scope_of_no_project",
     "expired",  # a moment in the past

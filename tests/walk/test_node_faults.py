@@ -11,6 +11,7 @@ from uuid import uuid4
 import pytest
 from docker.types import DeviceRequest
 
+from mooring.agent.docker_create import container_name
 from tests.service import Client
 from tests.testbed.registry import Registry
 from tests.testbed.waiting import wait_until
@@ -247,8 +248,9 @@ def test_an_orphan_is_listed_and_left_alone(admin: Client, world: World, agent: 
         "mooring.gpus": ",".join(agent.gpu_uuids),
     }
     all_gpus = DeviceRequest(driver="nvidia", device_ids=agent.gpu_uuids, capabilities=[["gpu"]])
+    # Only what is named and confined as an agent does it passes for a container of the agent's.
     orphans = {
-        f"orphan-{uuid4().hex}": labels,
+        container_name(labels["mooring.instance"], 1): labels,
         f"foreign-{uuid4().hex}": {**labels, "mooring.control_plane": "cpl_another", "mooring.gpus": ""},
     }
     api = agent.node.client.api
@@ -259,7 +261,12 @@ def test_an_orphan_is_listed_and_left_alone(admin: Client, world: World, agent: 
             "mooring-test/busybox:1",
             name=name,
             labels=its_labels,
-            host_config=api.create_host_config(device_requests=gpus),
+            host_config=api.create_host_config(
+                device_requests=gpus,
+                cap_drop=["ALL"],
+                security_opt=["no-new-privileges"],
+                network_mode="host",
+            ),
         )
         api.start(created["Id"])
         made_ids.add(created["Id"])
