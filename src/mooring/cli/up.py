@@ -93,7 +93,7 @@ def agent_environment(environment: Mapping[str, str]) -> dict[str, str]:
 def relaxed_settings(settings: Settings) -> dict[str, str]:
     """Agent settings with which Mooring can be tried without root, and with a distribution's old Docker.
 
-    Only where nobody but who is on this machine can ask for containers: a proxy in front lets the world ask.
+    They apply only while the API is reachable from this machine alone: a proxy in front opens it to others.
     """
     if settings.behind_tls_proxy or not is_loopback(settings.host):
         return {}
@@ -174,7 +174,8 @@ def _print_banner(plane: ControlPlane, url: str) -> None:
 
 
 def _print_isolation(settings: Settings) -> None:
-    if relaxed_settings(settings):
+    relaxed = relaxed_settings(settings).get("MOORING_NETWORK_ISOLATION", "required")
+    if os.environ.get("MOORING_NETWORK_ISOLATION", relaxed) == "best_effort":
         said = "best effort: for use from this machine only; MOORING_NETWORK_ISOLATION=required for others"
     else:
         said = "required: a node that cannot keep containers from itself starts none (see mooring doctor)"

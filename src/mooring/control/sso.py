@@ -124,7 +124,7 @@ def _caller(session: Session, row: User, grants: Iterable[Grant]) -> Caller:
 def _home(members: Iterable[Member], granted: Iterable[tuple[str, Role]]) -> str | None:
     """The one project that the organisation or an admin put the person into.
 
-    Owners take in whom they like without asking, which must not change where that person's requests go.
+    An owner can add any person without asking. That must not change where the person's requests go.
     """
     chosen = {member.project_id for member in members if member.by_admin}
     chosen |= {project_id for project_id, _role in granted}
