@@ -1,5 +1,6 @@
 """What all tests share: databases of both kinds, and a service over each."""
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -26,6 +27,14 @@ def _place(item: pytest.Item) -> int:
     path = item.path.relative_to(Path(__file__).parent).as_posix()
     places = (place for place, start in enumerate(_LONGEST_FIRST) if path.startswith(start))
     return next(places, len(_LONGEST_FIRST))
+
+
+@pytest.fixture(autouse=True)
+def usual_umask() -> Iterator[None]:
+    """Every test begins with it: a command of `mooring` that ran in this process has set another."""
+    os.umask(0o022)
+    yield
+    os.umask(0o022)
 
 
 @pytest.fixture(scope="session")

@@ -110,13 +110,6 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-@pytest.fixture
-def usual_umask() -> object:
-    before = os.umask(0o022)
-    yield
-    os.umask(before)
-
-
 @pytest.mark.usefixtures("usual_umask")
 @pytest.mark.parametrize("made_by", ["this release", "an earlier one"])
 def test_nobody_else_reads_the_database(tmp_path: Path, made_by: str) -> None:

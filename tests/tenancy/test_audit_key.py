@@ -1,70 +1,24 @@
-"""The key of the audit log: outside the database, noticed when it is wrong, replaced in two steps."""
+"""The key of the audit log: outside the database, needed by commands too, replaced in two steps."""
 
-import stat
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography.fernet import Fernet
-from pydantic import SecretStr
 from sqlalchemy import select
-from typer.testing import CliRunner
 
-from mooring.cli.main import app
 from mooring.control import audit_verify
-from mooring.control.audit_keys import KEY_FILE, AuditKeys, WrongAuditKey
+from mooring.control.audit_keys import KEY_FILE, AuditKeys
 from mooring.db.tables import AuditEntry, Base
 from mooring.server import open_control_plane
 from mooring.settings import Settings
-from tests.service import RunningService, running, settings_for
+from tests.service import RunningService, running
 from tests.tenancy.audit_logs import await_links, mooring
+from tests.tenancy.operator_keys import NEW, OLD, settings_with
 from tests.tenancy.tenants import post
-
-OLD, NEW = (Fernet.generate_key().decode() for _ in range(2))
 
 
 def _settings(database_url: str, folder: Path, *keys: str) -> Settings:
-    return settings_for(database_url, folder, audit_keys=SecretStr(",".join(keys)))
-
-
-def _start_and_end(settings: Settings) -> None:
-    open_control_plane(settings).database.dispose()
-
-
-def test_another_key_is_refused_and_changes_nothing(database_url: str, tmp_path: Path) -> None:
-    _start_and_end(_settings(database_url, tmp_path, OLD))
-    with pytest.raises(WrongAuditKey, match="MOORING_AUDIT_KEYS"):
-        _start_and_end(_settings(database_url, tmp_path, NEW))
-    _start_and_end(_settings(database_url, tmp_path, OLD))
-
-
-@pytest.mark.parametrize("command", ["server", "up"])
-def test_the_operator_is_told_how_to_mend_it(tmp_path: Path, command: str) -> None:
-    url = f"sqlite:///{tmp_path / 'mooring.db'}"
-    _start_and_end(_settings(url, tmp_path, OLD))
-    environment = {
-        "MOORING_DATABASE_URL": url, "MOORING_DATA_DIR": str(tmp_path), "MOORING_AUDIT_KEYS": NEW,
-        "MOORING_PORT": "0",
-    }  # fmt: skip
-    ended = CliRunner().invoke(app, [command], env=environment)
-    assert ended.exit_code == 2
-    assert ended.stderr.startswith("MOORING_AUDIT_KEYS: the audit log is signed with another key")
-    assert "Traceback" not in ended.stderr
-    assert NEW not in ended.output
-
-
-def test_the_key_file_is_its_owners_alone_and_stays_the_same(tmp_path: Path) -> None:
-    settings = settings_for(f"sqlite:///{tmp_path / 'mooring.db'}", tmp_path / "data")
-    _start_and_end(settings)
-    file = tmp_path / "data" / KEY_FILE
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    kept = file.read_text()
-    assert kept != (tmp_path / "data" / "encryption.key").read_text()
-    _start_and_end(settings)
-    assert file.read_text() == kept
-    file.unlink()
-    with pytest.raises(WrongAuditKey, match=KEY_FILE):
-        _start_and_end(settings)
+    return settings_with("audit_keys", keys, database_url, folder)
 
 
 def test_the_key_is_not_in_the_database(service: RunningService) -> None:
@@ -104,12 +58,6 @@ def test_a_new_key_takes_over_and_the_log_verifies_with_both(database_url: str, 
         (None, {"key": old, "unkeyed_rows": 0, "unkeyed_head": "0" * 64}),
         ({"key": old}, {"key": new}),
     ]
-
-
-def test_a_replica_may_know_the_new_key_before_it_is_used(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'mooring.db'}"
-    for keys in ((OLD,), (OLD, NEW), (OLD,)):
-        _start_and_end(_settings(url, tmp_path, *keys))
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

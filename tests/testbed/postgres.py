@@ -97,7 +97,8 @@ class PostgresCluster:
         password = self._folder / "password"
         password.write_text(PASSWORD)
         if os.geteuid() == 0:
-            shutil.chown(self._folder, SYSTEM_USER, SYSTEM_USER)
+            for path in (self._folder, password):  # with a strict umask only its owner can read the password
+                shutil.chown(path, SYSTEM_USER, SYSTEM_USER)
         options = ["--auth=scram-sha-256", f"--username={ROLE}", f"--pwfile={password}", "--no-sync"]
         argv = [program("initdb"), f"--pgdata={self._data}", "--encoding=UTF8", "--locale=C", *options]
         done = subprocess.run(_as_owner(argv), capture_output=True, text=True, check=False, cwd=self._folder)
