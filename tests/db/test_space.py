@@ -110,7 +110,6 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-@pytest.mark.usefixtures("usual_umask")
 @pytest.mark.parametrize("made_by", ["this release", "an earlier one"])
 def test_nobody_else_reads_the_database(tmp_path: Path, made_by: str) -> None:
     folder = tmp_path / "data"
@@ -132,7 +131,6 @@ def test_nobody_else_reads_the_database(tmp_path: Path, made_by: str) -> None:
     assert mode(folder / "encryption.key") == 0o600
 
 
-@pytest.mark.usefixtures("usual_umask")
 def test_a_directory_that_others_use_too_keeps_its_mode(tmp_path: Path) -> None:
     folder = tmp_path / "shared"
     folder.mkdir(mode=0o755)
@@ -142,7 +140,6 @@ def test_a_directory_that_others_use_too_keeps_its_mode(tmp_path: Path) -> None:
     assert mode(folder / "mooring.db") == 0o600
 
 
-@pytest.mark.usefixtures("usual_umask")
 def test_commands_make_files_for_their_user_only(tmp_path: Path) -> None:
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("MOORING_")},

@@ -1,10 +1,12 @@
 """What is kept for those that wait, and who may go ahead of them all the same."""
 
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
 from hypothesis import assume, event, given, settings
+from hypothesis import strategies as st
 
 from mooring.scheduler.memory import Memory
 from mooring.scheduler.model import (
@@ -19,7 +21,7 @@ from mooring.scheduler.model import (
     Running,
     Snapshot,
 )
-from mooring.scheduler.prospects import forecast, max_duration_now
+from mooring.scheduler.prospects import Forecasts, max_duration_now
 from mooring.scheduler.schedule import Look, schedule
 from tests.scheduler.busy import NOW, after, rebuilt, snapshots, with_running
 from tests.scheduler.worlds import H100, gpus, node, request
@@ -155,6 +157,39 @@ def test_each_that_waits_is_promised_a_moment_by_conservative_backfill() -> None
     assert moments["head"] == first
     assert moments["second"] == first + 100 + OVERHEAD
     assert moments["third"] == first + 150 + 2 * OVERHEAD
+
+
+def forecast(snapshot: Snapshot, instance_id: str) -> Forecast:
+    return Forecasts(snapshot, Memory()).of(instance_id)
+
+
+@settings(deadline=None, max_examples=40)
+@given(snapshots(), st.randoms(use_true_random=False))
+def test_forecasts_are_the_same_in_whatever_order_they_are_asked_for(
+    snapshot: Snapshot, random: Random
+) -> None:
+    forecasts = Forecasts(snapshot, Memory())
+    asked = [request.instance_id for request in snapshot.requests]
+    random.shuffle(asked)
+    for instance_id in asked:
+        assert forecasts.of(instance_id) == forecast(snapshot, instance_id)
+
+
+@settings(deadline=None, max_examples=60)
+@given(snapshots())
+def test_no_duration_is_named_only_where_none_helps(snapshot: Snapshot) -> None:
+    waiting = {each.instance_id for each in schedule(snapshot).unplaced}
+    alone = [each for each in snapshot.requests if each.instance_id in waiting and each.gang is None]
+    for one in alone:
+        if max_duration_now(snapshot, one.instance_id) is None:
+            for seconds in (1, 600, 3600):
+                assert not _starts_with(snapshot, one, seconds)
+
+
+def _starts_with(snapshot: Snapshot, one: Request, seconds: int) -> bool:
+    shorter = replace(one, max_duration_s=min(seconds, one.max_duration_s or seconds))
+    requests = tuple(shorter if each is one else each for each in snapshot.requests)
+    return one.instance_id in placed(schedule(replace(snapshot, requests=requests)))
 
 
 def test_the_forecast_counts_those_ahead() -> None:

@@ -35,16 +35,25 @@ class Rule:
         permission: that the caller must have in the project it acts in (or, for `admin`, at all); null: none,
             it is enough to be somebody.
         action: its name in the audit log; null: it changes nothing.
+        cost: how many ordinary requests of its class it counts as in the rate limits.
     """
 
     who: Who
     permission: Permission | None = Permission.ADMIN
     action: str | None = None
     action_class: ActionClass = ActionClass.READ
+    cost: int = 1
 
 
-def _reads(permission: Permission, action_class: ActionClass = ActionClass.READ) -> Rule:
-    return Rule(Who.CALLER, permission, None, action_class)
+# What asks the scheduler takes as long as about ten ordinary requests (benchmarks/floods.py).
+ASKS_SCHEDULER = 10
+# What a create counts as in addition if it asks the scheduler: with `dry_run`, and with `on_capacity: fail`.
+DRY_RUN_EXTRA = 3
+AT_ONCE_EXTRA = 1
+
+
+def _reads(permission: Permission, action_class: ActionClass = ActionClass.READ, cost: int = 1) -> Rule:
+    return Rule(Who.CALLER, permission, None, action_class, cost)
 
 
 def _does(permission: Permission, action: str, action_class: ActionClass = ActionClass.WRITE) -> Rule:
@@ -64,7 +73,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "get_instance_logs": _reads(_READ, _STREAM),
     "get_instance_metrics": _reads(_READ),
     "list_instance_events": _reads(_READ),
-    "explain_instance": _reads(_READ),
+    "explain_instance": _reads(_READ, cost=ASKS_SCHEDULER),
     "create_instance": _does(_WRITE, "instance.create"),
     "update_instance": _does(_WRITE, "instance.update"),
     "delete_instance": _does(_WRITE, "instance.delete"),
@@ -74,7 +83,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "exec_in_instance": _does(_EXEC, "instance.exec", ActionClass.EXEC),
     "list_instance_groups": _reads(_READ),
     "get_instance_group": _reads(_READ),
-    "explain_instance_group": _reads(_READ),
+    "explain_instance_group": _reads(_READ, cost=ASKS_SCHEDULER),
     "create_instance_group": _does(_WRITE, "instance_group.create"),
     "delete_instance_group": _does(_WRITE, "instance_group.delete"),
     "stop_instance_group": _does(_WRITE, "instance_group.stop"),
@@ -86,7 +95,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "update_reservation": _does(_ADMIN, "reservation.update"),
     "delete_reservation": _does(_ADMIN, "reservation.delete"),
     # the queue, without whose the others are; what is free, as list_instance_types tells it
-    "get_queue": _reads(_READ),
+    "get_queue": _reads(_READ, cost=ASKS_SCHEDULER),
     "get_fragmentation": _reads(_READ),
     # machines: everybody sees what there is, less what others do with it (api/views.py)
     "list_nodes": _reads(_READ),

@@ -9,8 +9,10 @@ from starlette.requests import HTTPConnection
 from mooring.api.audited_reads import AuditedReads
 from mooring.api.auth import Credentials
 from mooring.api.channels import Channels
+from mooring.api.event_pages import EventPages
 from mooring.api.rates import NodeStreams, OpenStreams, RequestRates
 from mooring.api.rendered import RenderedInstances
+from mooring.api.turns import Turns
 from mooring.control.bootstrap import Identity
 from mooring.control.refusals import Refusals
 from mooring.control.sealing import Sealer
@@ -36,6 +38,8 @@ class Context:
     refusals: Refusals = field(default_factory=Refusals)
     audited_reads: AuditedReads = field(default_factory=AuditedReads)
     node_streams: NodeStreams = field(default_factory=NodeStreams)
+    event_pages: EventPages = field(default_factory=EventPages)
+    turns: Turns = field(default_factory=Turns)
     rendered: RenderedInstances = field(default_factory=RenderedInstances)
     # With `mooring up`, /readyz waits for the first reports of this many local nodes.
     awaited_nodes: int = 0

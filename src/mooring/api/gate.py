@@ -106,9 +106,7 @@ async def _pass(request: Request, rule: Rule) -> None:
         return
     caller = await context.credentials.caller(secret, address)
     request.state.caller = caller
-    request.state.rate_headers, refusal = context.rates.take(caller, rule.action_class)
-    if refusal is not None:
-        raise refusal
+    count_request(request, caller, rule.action_class, rule.cost)
     if rule.permission is not None and not caller.may_somewhere(rule.permission):
         raise lacking(rule.permission)
     needed = rule.permission or Permission.READ
@@ -118,6 +116,18 @@ async def _pass(request: Request, rule: Rule) -> None:
         places: ExitStack = request.state.places
         places.enter_context(context.open_streams.opened(caller))
         request.state.live = LiveAccess(access, context.credentials, secret)
+
+
+def count_request(request: Request, caller: Caller, action_class: ActionClass, cost: int) -> None:
+    """Count a request, or what it costs beyond its rule, in the rate limits of its caller.
+
+    Raises:
+        TooManyRequests: there is no room for it.
+    """
+    context: Context = request.app.state.context
+    request.state.rate_headers, refusal = context.rates.take(caller, action_class, cost)
+    if refusal is not None:
+        raise refusal
 
 
 def _count_refusal(request: Request, operation: str, error: Unauthorized | Forbidden) -> None:

@@ -7,6 +7,7 @@ from pydantic import Field
 from pydantic_core import to_json
 from sqlalchemy import select
 from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from mooring.api import answers, group_views, lists, outlooks
@@ -20,6 +21,7 @@ from mooring.api.responses import errors
 from mooring.control import explaining, instance_groups, projects
 from mooring.control.idempotency import Answer
 from mooring.control.placement import waiting_reason
+from mooring.core.access import Access
 from mooring.core.text import LabelFilter, Text
 from mooring.db import tables
 from mooring.schemas.instance_groups import (
@@ -174,8 +176,13 @@ def start_instance_group(group_id: str, context: Ctx, call: CurrentCall) -> Resp
     responses=errors(404),
     operation_id="explain_instance_group",
 )
-def explain_instance_group(group_id: str, context: Ctx, access: CurrentAccess) -> Response:
+async def explain_instance_group(group_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """While it waits, why it does, who is ahead of it, when it will start, and what would start now."""
+    async with context.turns.taken(access.caller):
+        return await run_in_threadpool(_explained, context, access, group_id)
+
+
+def _explained(context: Context, access: Access, group_id: str) -> Response:
     with context.database.read() as session:
         row = instance_groups.get(session, access, group_id)
         shown = group_views.group(session, row, context.world.positions)

@@ -5,14 +5,16 @@ from typing import Annotated
 from fastapi import APIRouter, Body, Query
 from pydantic import Field
 from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
 from mooring.api import answers, gpu_views, lists, outlooks, rendered, views, waiting
+from mooring.api.access import AT_ONCE_EXTRA, DRY_RUN_EXTRA, ActionClass
 from mooring.api.answers import CurrentCall, IfMatch
 from mooring.api.body import StrictRoute
 from mooring.api.context import Context, Ctx
-from mooring.api.gate import CurrentAccess, CurrentLiveAccess
+from mooring.api.gate import CurrentAccess, CurrentLiveAccess, count_request
 from mooring.api.responses import errors
 from mooring.control import admission, allocations, events, explaining, instances, projects
 from mooring.control.idempotency import Answer
@@ -21,7 +23,6 @@ from mooring.core.access import Access
 from mooring.core.instance import Reason, State
 from mooring.core.text import LabelFilter, Text
 from mooring.db import tables
-from mooring.schemas.base import Json
 from mooring.schemas.events import InstanceEvents
 from mooring.schemas.instances import (
     DryRun,
@@ -61,7 +62,8 @@ class InstanceQuery(lists.PageQuery):
     },
     operation_id="create_instance",
 )
-def create_instance(
+async def create_instance(
+    request: Request,
     body: InstanceCreate,
     context: Ctx,
     call: CurrentCall,
@@ -72,8 +74,13 @@ def create_instance(
     It is usually `pending` in the answer: wait for it with `/wait`, or read `reason` to see why it waits.
     With `on_capacity: fail` it is placed at once or refused with 409.
     """
+    caller = call.access.caller
     if dry_run:
-        return answers.respond(answers.answer(_dry_run(context, call.access, body)))
+        count_request(request, caller, ActionClass.WRITE, DRY_RUN_EXTRA)
+        async with context.turns.taken(caller):
+            return await run_in_threadpool(_dry_run, context, call.access, body)
+    if body.on_capacity == "fail":
+        count_request(request, caller, ActionClass.WRITE, AT_ONCE_EXTRA)
 
     def act(session: Session) -> Answer:
         project = projects.chosen(session, call.access, body.project_id, context.identity.default_project_id)
@@ -82,23 +89,24 @@ def create_instance(
             explaining.place_now(session, context.world, row)
         return _shown(context, session, row, status=201, location=True)
 
-    return answers.once(context, call, act)
+    return await run_in_threadpool(answers.once, context, call, act)
 
 
-def _dry_run(context: Context, access: Access, body: InstanceCreate) -> Json:
+def _dry_run(context: Context, access: Access, body: InstanceCreate) -> Response:
     with context.database.read() as session:
         project = projects.chosen(session, access, body.project_id, context.identity.default_project_id)
         admission.require(session, project.id, body)
         admission.require_priority(session, access, project.id, body.priority)
         outcome = explaining.dry_run(session, context.world, project.id, body)
         placed, why = outcome.placement, outcome.unplaced
-        return {
+        content = {
             "placeable": placed is not None,
             "node_id": placed.node_id if placed else None,
             "devices": gpu_views.devices_of(session, placed.grants if placed else ()),
             "reason": waiting_reason(why).model_dump() if why else None,
             **outlooks.outlook(session, access, outcome),
         }
+    return answers.respond(answers.answer(content))
 
 
 def _shown(
@@ -292,10 +300,15 @@ def list_instance_events(
     responses=errors(404),
     operation_id="explain_instance",
 )
-def explain_instance(instance_id: str, context: Ctx, access: CurrentAccess) -> Response:
+async def explain_instance(instance_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """Why it is where it is; while it waits, why each node refuses it, who is ahead and why, when it will
     start and what that rests on, and what would start now.
     """
+    async with context.turns.taken(access.caller):
+        return await run_in_threadpool(_explained, context, access, instance_id)
+
+
+def _explained(context: Context, access: Access, instance_id: str) -> Response:
     with context.database.read() as session:
         row = instances.get(session, access, instance_id)
         outcome = explaining.explain(session, context.world, row)

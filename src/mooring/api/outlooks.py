@@ -1,16 +1,16 @@
 """What the scheduler says of one that waits, as far as it is the caller's business."""
 
 from collections.abc import Collection
-from dataclasses import asdict
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from mooring.control.explaining import Outcome
+from mooring.control import explaining
+from mooring.control.evaluation import Outcome
 from mooring.core.access import Access
 from mooring.core.instance import WHOLE_MILLI
 from mooring.db import tables
-from mooring.scheduler.model import Refusal, Running
+from mooring.scheduler.model import Running
 from mooring.schemas.base import Json, timestamp_of
 
 
@@ -40,7 +40,7 @@ def outlook(session: Session, access: Access, outcome: Outcome) -> Json:
         ],
         "waits_for_others": len(awaited) - len(own),
         "would_fit": _would_fit(outcome),
-        "refusals": [_refusal(refusal) for refusal in outcome.refusals],
+        "refusals": [explaining.refusal_fields(refusal) for refusal in outcome.refusals],
     }
 
 
@@ -78,7 +78,3 @@ def _would_fit(outcome: Outcome) -> Json | None:
         "without_same_numa": fits.without_same_numa,
         "max_duration_s": outcome.max_duration_now_s,
     }
-
-
-def _refusal(item: Refusal) -> Json:
-    return asdict(item)

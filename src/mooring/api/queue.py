@@ -7,11 +7,12 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from sqlalchemy import select
 from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from mooring.api import answers, lists
 from mooring.api.body import StrictRoute
-from mooring.api.context import Ctx
+from mooring.api.context import Context, Ctx
 from mooring.api.gate import CurrentAccess
 from mooring.api.responses import errors
 from mooring.control import queue
@@ -27,11 +28,18 @@ router = APIRouter(prefix="/v1", tags=["queue"], route_class=StrictRoute)
 
 
 @router.get("/queue", response_model=Queue, responses=errors(), operation_id="get_queue")
-def get_queue(context: Ctx, access: CurrentAccess, asked: Annotated[lists.PageQuery, Query()]) -> Response:
+async def get_queue(
+    context: Ctx, access: CurrentAccess, asked: Annotated[lists.PageQuery, Query()]
+) -> Response:
     """All that wait, in the order of the scheduler, and what decides between projects.
 
     Other projects' entries tell how many and how large, and not whose they are.
     """
+    async with context.turns.taken(access.caller):
+        return await run_in_threadpool(_queue, context, access, asked)
+
+
+def _queue(context: Context, access: Access, asked: lists.PageQuery) -> Response:
     with context.database.read() as session:
         found = queue.look(session, context.world)
         page, cursor = lists.slice_of(found.entries, asked, "queue", context.identity.cursor_secret)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
+from itertools import repeat
 from math import ceil
 from threading import Lock
 from typing import Final
@@ -51,7 +52,7 @@ class Count:
     Attributes:
         admitted: whether this one had room.
         remaining: how many more have room now.
-        more_in_s: whole seconds until there is room for one more than that.
+        more_in_s: whole seconds until there is room for one more than that, or for this one if it had none.
     """
 
     admitted: bool
@@ -73,8 +74,8 @@ class MovingWindow:
     def __len__(self) -> int:
         return len(self._moments)
 
-    def take(self, key: str) -> Count:
-        """Count one more, if there is room for it."""
+    def take(self, key: str, cost: int = 1) -> Count:
+        """Count `cost` more, if there is room for all of it."""
         now = self._clock()
         with self._lock:
             moments = self._moments.get(key)
@@ -84,10 +85,11 @@ class MovingWindow:
             else:
                 self._moments.move_to_end(key)
                 self._expire(moments, now)
-            admitted = len(moments) < self._most
+            admitted = len(moments) + cost <= self._most
             if admitted:
-                moments.append(now)
-            return Count(admitted, self._most - len(moments), self._frees_in(moments, now))
+                moments.extend(repeat(now, cost))
+            over = 1 if admitted else len(moments) + cost - self._most
+            return Count(admitted, self._most - len(moments), self._frees_in(moments, now, over))
 
     def full_for_s(self, key: str) -> int:
         """Whole seconds until there is room for one, without counting it; 0: there is."""
@@ -97,8 +99,8 @@ class MovingWindow:
             live = [moment for moment in moments if now - moment < self._window_s]
             return self._frees_in(live, now) if len(live) >= self._most else 0
 
-    def _frees_in(self, moments: deque[float] | list[float], now: float) -> int:
-        return max(1, ceil(moments[0] + self._window_s - now))
+    def _frees_in(self, moments: deque[float] | list[float], now: float, places: int = 1) -> int:
+        return max(1, ceil(moments[places - 1] + self._window_s - now))
 
     def _expire(self, moments: deque[float], now: float) -> None:
         while moments and now - moments[0] >= self._window_s:
@@ -122,15 +124,21 @@ class RequestRates:
             kind: _Rate(kind, most * KEYS_AT_FULL_RATE, clock) for kind, most in REQUESTS.items()
         }
 
-    def take(self, caller: Caller, kind: ActionClass) -> tuple[Headers, TooManyRequests | None]:
-        """Count a request: the headers that its answer bears, and the refusal if it was one too many."""
+    def take(
+        self, caller: Caller, kind: ActionClass, cost: int = 1
+    ) -> tuple[Headers, TooManyRequests | None]:
+        """Count a request: the headers that its answer bears, and the refusal if it was one too many.
+
+        Args:
+            cost: how many ordinary requests of its class it counts as (see `Rule.cost`).
+        """
         if not self._on or caller.is_admin:
             return [], None
-        headers, refusal = self._callers[kind].take(caller.id, "you have made")
+        headers, refusal = self._callers[kind].take(caller.id, "you have made", cost)
         if refusal is not None or caller.project_id is None:
             return headers, refusal
         of_project, refusal = self._projects[kind].take(
-            caller.project_id, "the keys of your project have together made"
+            caller.project_id, "the keys of your project have together made", cost
         )
         return (headers if refusal is None else of_project), refusal
 
@@ -144,14 +152,15 @@ class _Rate:
         self._window = MovingWindow(most, clock=clock)
         self._policy = f'"{kind}";q={most};w={WINDOW_S}'.encode()
 
-    def take(self, key: str, who: str) -> tuple[Headers, TooManyRequests | None]:
-        count = self._window.take(key)
+    def take(self, key: str, who: str, cost: int) -> tuple[Headers, TooManyRequests | None]:
+        count = self._window.take(key, cost)
         state = f'"{self._kind}";r={count.remaining};t={count.more_in_s}'.encode()
         headers = [(b"ratelimit-policy", self._policy), (b"ratelimit", state)]
         if count.admitted:
             return headers, None
+        counts_as = "" if cost == 1 else f" (this one counts as {cost})"
         return headers, TooManyRequests(
-            f"{who} {self._most} requests of the class {self._kind} within {WINDOW_S} s; "
+            f"{who} {self._most} requests of the class {self._kind} within {WINDOW_S} s{counts_as}; "
             f"there is room again in {count.more_in_s} s",
             retry_after_s=count.more_in_s,
         )
@@ -214,6 +223,10 @@ class OpenStreams:
 
     def __len__(self) -> int:
         return self._total
+
+    def of_same_project(self, caller: Caller) -> int:
+        """How many the caller's project has open; of somebody with no single project, how many they have."""
+        return self._open[caller.id if caller.is_admin else caller.project_id or caller.id]
 
     @contextmanager
     def opened(self, caller: Caller) -> Iterator[None]:

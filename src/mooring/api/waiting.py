@@ -14,9 +14,14 @@ from mooring.api.context import Context
 from mooring.control import instances
 from mooring.core.access import Access
 from mooring.core.instance import ENDED, DesiredState, State
+from mooring.db.signals import Waiter
 from mooring.schemas.base import Json
 
 Heard = TypeVar("Heard")
+
+# Another replica's change comes as a notification; should one be lost, this is how late it is seen. A
+# thousand that wait, each with a look every second or two, would cost as much as all other requests.
+LOOK_AGAIN_S = 10.0
 
 # Passing through counts: whoever waits for `starting` is not left waiting because it was quick.
 _ORDER = [State.PENDING, State.SCHEDULED, State.STARTING, State.RUNNING]
@@ -64,6 +69,24 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
+async def until_woken(live: LiveAccess, access: Access, waiter: Waiter, within_s: float) -> Access:
+    """Wait to be woken, for LOOK_AGAIN_S or `within_s` at most, or until the caller sees other projects.
+
+    Returns:
+        The access as it is now; it is asked for every RENEWED_S.
+
+    Raises:
+        Unauthorized, Forbidden: the caller lost their access meanwhile.
+    """
+    until = time.monotonic() + min(within_s, LOOK_AGAIN_S)
+    while True:
+        left = until - time.monotonic()
+        woken = await waiter.wait(max(0.0, min(left, RENEWED_S)))
+        renewed = await live.renewed()
+        if woken or left <= RENEWED_S or renewed.projects != access.projects:
+            return renewed
+
+
 async def wait(context: Context, live: LiveAccess, instance_id: str, target: State, timeout_s: float) -> Json:
     """`{"reached", "instance"}` as soon as it is decided, or at the timeout.
 
@@ -84,9 +107,7 @@ async def wait(context: Context, live: LiveAccess, instance_id: str, target: Sta
                 return {"reached": True, "instance": shown}
             if left <= 0 or context.database.signals.closing or out_of_reach(state, desired, target):
                 return {"reached": False, "instance": shown}
-            # Another replica's change comes as a notification; should one be lost, look now and then.
-            await waiter.wait(min(left, RENEWED_S))
-            access = await live.renewed()
+            access = await until_woken(live, access, waiter, left)
 
 
 def _read(context: Context, access: Access, instance_id: str, known: bool) -> Json:

@@ -1,6 +1,6 @@
 """The history: every change appends one event in the transaction that makes it, and readers follow `seq`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Protocol
 
@@ -45,7 +45,12 @@ def append(
         session.info[_PENDING] = []
         at_end(session, _write)
     session.info[_PENDING].append(event)
-    nudge(session, "events")
+    nudge(session, *topics(None if project_id is None else [project_id]), *topics(None))
+
+
+def topics(projects: Iterable[str] | None) -> tuple[str, ...]:
+    """What wakes those that follow the events of these projects; null: of all projects, and of machines."""
+    return ("events",) if projects is None else tuple(f"events:{project_id}" for project_id in projects)
 
 
 def _bounded(data: JsonObject) -> JsonObject:

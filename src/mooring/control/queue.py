@@ -1,6 +1,6 @@
 """The queue as the scheduler sees it, and where one that waits stands in it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
@@ -10,7 +10,7 @@ from mooring.core.instance import WHOLE_MILLI
 from mooring.scheduler.model import Forecast, Project, Request, Snapshot
 from mooring.scheduler.needs import gpu_milli
 from mooring.scheduler.order import Because, Shares, because
-from mooring.scheduler.prospects import Line, line
+from mooring.scheduler.prospects import Line
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,21 +57,24 @@ class Queue:
 
 def look(session: Session, world: World) -> Queue:
     """All that waits at this moment; the moments kept for it are those of the scheduler's last look."""
-    snapshot = world.snapshot(session)
     decided = world.decided
     forecasts = {each.instance_id: each for each in decided.plan.forecasts} if decided else {}
-    with world.thinking() as memory:
-        ordered = line(snapshot, memory)
-        shares = Shares(snapshot, memory.world.held, memory.world.total)
-        concerned = {request.project_id for request in snapshot.requests} | memory.world.held.keys()
-        standings = {
-            project_id: Standing(
-                project, shares.held(project_id).gpu_milli / WHOLE_MILLI, shares.dominant(project_id)
-            )
-            for project_id, project in sorted(snapshot.projects.items())
-            if project_id in concerned or project.used.gpu_s or project.used.cpu_s
-        }
-    return Queue(list(_entries(snapshot, ordered, forecasts)), standings)
+    with world.evaluating(session) as evaluation:
+        return Queue(
+            list(_entries(evaluation.snapshot, evaluation.line, forecasts)),
+            _standings(evaluation.snapshot, evaluation.shares, evaluation.holders),
+        )
+
+
+def _standings(snapshot: Snapshot, shares: Shares, holders: Collection[str]) -> dict[str, Standing]:
+    waiting = {request.project_id for request in snapshot.requests}
+    return {
+        project_id: Standing(
+            project, shares.held(project_id).gpu_milli / WHOLE_MILLI, shares.dominant(project_id)
+        )
+        for project_id, project in sorted(snapshot.projects.items())
+        if project_id in waiting or project_id in holders or project.used.gpu_s or project.used.cpu_s
+    }
 
 
 def _entries(snapshot: Snapshot, ordered: Line, forecasts: dict[str, Forecast]) -> Iterator[Entry]:

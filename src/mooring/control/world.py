@@ -10,6 +10,7 @@ from functools import cached_property
 from sqlalchemy.orm import Session
 
 from mooring.control import quotas, usage
+from mooring.control.evaluation import Evaluation
 from mooring.control.node_views import NodeViews
 from mooring.control.pending import Pending
 from mooring.db.types import now
@@ -26,8 +27,12 @@ class World:
         self._pending = Pending()
         self._lock = threading.Lock()
         self._decided: Decided | None = None
-        self._questions = threading.Lock()
+        self._evaluating = threading.Lock()
         self._memory = Memory()
+        self._forecast_memory = Memory()
+        self._evaluation: Evaluation | None = None
+        self._placing_at_once = threading.Lock()
+        self._placing_memory = Memory()
 
     def look(self, session: Session) -> tuple[NodeView, ...]:
         """Every node as this transaction sees it, by id; one that has not changed is the same object."""
@@ -56,10 +61,22 @@ class World:
         )
 
     @contextmanager
-    def thinking(self) -> Iterator[Memory]:
-        """The memory of the questions that requests ask; for one at a time."""
-        with self._questions:
-            yield self._memory
+    def evaluating(self, session: Session) -> Iterator[Evaluation]:
+        """What the scheduler makes of the cluster as this transaction sees it; for one question at a time.
+
+        As long as nothing changes, and for 2 s at most, all questions share what was computed before.
+        """
+        with self._evaluating:
+            snapshot = self.snapshot(session)
+            if self._evaluation is None or not self._evaluation.still_holds(snapshot):
+                self._evaluation = Evaluation(snapshot, self._memory, self._forecast_memory)
+            yield self._evaluation
+
+    @contextmanager
+    def placing_at_once(self) -> Iterator[Memory]:
+        """The memory of placements that are made within a create, which do not wait for questions."""
+        with self._placing_at_once:
+            yield self._placing_memory
 
     def publish(self, snapshot: Snapshot, plan: Plan) -> None:
         """Let others in this process know what was decided a moment ago."""

@@ -39,6 +39,7 @@ class Listener:
         url = self._database.url.set(drivername="postgresql").render_as_string(hide_password=False)
         with psycopg.connect(url, autocommit=True, connect_timeout=3) as connection:
             connection.execute(f"LISTEN {NOTIFY_CHANNEL}")
+            self._database.signals.fire_all()  # what was told while nobody listened is lost
             while not self._stop.is_set():
                 # Without `stop_after` what came in at once would be told only when the time is up.
                 notices = connection.notifies(timeout=_POLL_S, stop_after=1)

@@ -1,11 +1,12 @@
 """Nudges: they only shorten a wait. Whoever is woken looks at rows, and all works without them, later.
 
-Topics: `schedule`, `events`, `node:<id>`, `instance:<id>`, `stream:<id>`.
+Topics: `queue`, `schedule`, `events` (of all projects and machines), `events:<project id>`, `node:<id>`,
+`instance:<id>`, `stream:<id>`.
 """
 
 import asyncio
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
@@ -18,20 +19,32 @@ class Signals:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._wakes: dict[str, set[Wake]] = defaultdict(set)
+        self._fired: Counter[str] = Counter()  # of topics that somebody waits for
         self.closing = False
 
     def fire(self, topics: Iterable[str]) -> None:
         with self._lock:
-            wakes = {wake for topic in topics for wake in self._wakes.get(topic, ())}
+            waited_for = [topic for topic in topics if topic in self._wakes]
+            self._fired.update(waited_for)
+            wakes = {wake for topic in waited_for for wake in self._wakes[topic]}
         for wake in wakes:
             wake()
+
+    def fire_all(self) -> None:
+        """Something may have been missed: everybody looks."""
+        with self._lock:
+            topics = list(self._wakes)
+        self.fire(topics)
+
+    def fired(self, *topics: str) -> tuple[int, ...]:
+        """How often each topic fired since somebody began to wait for it, for those that do."""
+        with self._lock:
+            return tuple(self._fired[topic] for topic in topics)
 
     def close(self) -> None:
         """The process is about to end: wake everybody, and let nobody wait again."""
         self.closing = True
-        with self._lock:
-            topics = list(self._wakes)
-        self.fire(topics)
+        self.fire_all()
 
     @contextmanager
     def subscribed(self, *topics: str) -> Iterator["Waiter"]:
@@ -62,6 +75,7 @@ class Signals:
         self._wakes[topic].discard(wake)
         if not self._wakes[topic]:
             del self._wakes[topic]
+            del self._fired[topic]  # a Counter needs no entry to delete one
 
 
 class Waiter:

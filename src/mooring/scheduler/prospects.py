@@ -49,19 +49,42 @@ def line(snapshot: Snapshot, memory: Memory | None = None) -> Line:
     return Line(tuple(member.instance_id for member, _ in ordered), tuple(rank for _, rank in ordered))
 
 
-def forecast(snapshot: Snapshot, instance_id: str, memory: Memory | None = None) -> Forecast:
-    """When it will start if each that is ahead gets the first moment that it can.
+class Forecasts:
+    """When each that waits will start if each that is ahead gets the first moment that it can.
 
-    Its basis is `waits_for`. `starts_at` is null where something without a declared end is in the way, where
-    it waits for a quota or for something that nobody knows, or where too many are ahead to tell.
+    The basis of a forecast is `waits_for`. `starts_at` is null where something without a declared end is in
+    the way, where it waits for a quota or for something that nobody knows, or where too many are ahead to
+    tell.
+
+    Args:
+        memory: for nothing else for as long as this is asked: it holds how far the queue was decided.
     """
-    policy = replace(snapshot.policy, backfill="conservative")
-    look = Look(replace(snapshot, policy=policy), memory or Memory())
-    plan = look.until(instance_id)
-    if any(placed.instance_id == instance_id for placed in plan.placements):
-        return Forecast(instance_id, snapshot.now, (), ())
-    told = (each for each in plan.forecasts if each.instance_id == instance_id)
-    return next(told, Forecast(instance_id, None, (), ()))
+
+    def __init__(self, snapshot: Snapshot, memory: Memory) -> None:
+        policy = replace(snapshot.policy, backfill="conservative")
+        self._now = snapshot.now
+        self._look = Look(replace(snapshot, policy=policy), memory)
+        self._steps = self._look.steps()
+        self._placements = 0  # noted so far, as are the forecasts
+        self._forecasts = 0
+        self._decided: set[str] = set()
+        self._known: dict[str, Forecast] = {}
+
+    def of(self, instance_id: str) -> Forecast:
+        """Decides of it and of those ahead of it, unless an earlier question did."""
+        while instance_id not in self._decided and (unit := next(self._steps, None)) is not None:
+            self._decided.update(member.instance_id for member in unit.members)
+            self._note()
+        return self._known.get(instance_id, Forecast(instance_id, None, (), ()))
+
+    def _note(self) -> None:
+        """What the last step decided."""
+        placements, forecasts = self._look.placements, self._look.kept.forecasts
+        for placed in placements[self._placements :]:
+            self._known[placed.instance_id] = Forecast(placed.instance_id, self._now, (), ())
+        for each in forecasts[self._forecasts :]:
+            self._known.setdefault(each.instance_id, each)
+        self._placements, self._forecasts = len(placements), len(forecasts)
 
 
 def max_duration_now(snapshot: Snapshot, instance_id: str, memory: Memory | None = None) -> int | None:
@@ -70,6 +93,8 @@ def max_duration_now(snapshot: Snapshot, instance_id: str, memory: Memory | None
     None where no duration helps: it does not fit, or nothing that is kept is in its way.
     """
     look = Look(snapshot, memory or Memory())
+    if not _could_start(look, instance_id):
+        return None
     unit = look.before(instance_id)
     if unit is None or unit.gang is not None:
         return None
@@ -87,3 +112,12 @@ def max_duration_now(snapshot: Snapshot, instance_id: str, memory: Memory | None
         if find(look.world, shorter, at, None, look.kept.allowing(shorter)):
             return seconds
     return None
+
+
+def _could_start(look: Look, instance_id: str) -> bool:
+    """Whether it would start if nothing were ahead of it and it ended at once. If not, no duration helps, and
+    those ahead of it need not be decided.
+    """
+    snapshot = look.snapshot
+    request = next((each for each in snapshot.requests if each.instance_id == instance_id), None)
+    return request is not None and bool(find(look.world, replace(request, max_duration_s=1), snapshot.at))

@@ -1,5 +1,6 @@
 """The decision: those that wait, in order, go where it costs least, and who cannot is promised a moment."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from mooring.scheduler import gangs, quotas
@@ -22,6 +23,11 @@ def schedule(snapshot: Snapshot, memory: Memory | None = None) -> Plan:
     return Look(snapshot, memory or Memory()).plan()
 
 
+def plan_for(snapshot: Snapshot, instance_id: str, memory: Memory) -> Plan:
+    """The part of the plan that one request depends on: those ahead of it and itself; why only it waits."""
+    return Look(snapshot, memory).plan_for(instance_id)
+
+
 class Look:
     """One decision. What it places is taken in the memory's world, which the next look sets right again."""
 
@@ -29,7 +35,7 @@ class Look:
         memory.look(snapshot.nodes)
         world = memory.world
         world.judge_by(snapshot.potential)
-        self._snapshot = snapshot
+        self.snapshot = snapshot
         self._at = snapshot.at
         self._census = memory.census
         self.world = world
@@ -38,30 +44,35 @@ class Look:
         self._shares = Shares(snapshot, world.held, world.total)
         self.kept = Reservations(world, self._at)
         self._promises = Promises(snapshot, memory.starts, world, self._shares, self.kept)
-        self._placements: list[Placement] = []
+        self.placements: list[Placement] = []
         self.decided: list[Unit] = []  # in the order in which it was their turn
         self._waiting: list[Unit] = []
         self._failed: set[Key] = set()
 
     def decisions(self) -> Plan:
         """The plan without the reasons of those that wait, which cost more than the decisions."""
-        for unit in self._queue():
-            self._decide(unit.limited(self._quotas))
+        for _ in self.steps():
+            pass
         return self._told(())
 
     def plan(self) -> Plan:
-        for unit in self._queue():
-            self._decide(unit.limited(self._quotas))
+        for _ in self.steps():
+            pass
         waiting = [unit.limited(self._quotas) for unit in self._waiting]
         return self._told(tell(self.world, self._census, waiting, self._at))
 
-    def until(self, instance_id: str) -> Plan:
-        """What is decided of those ahead of one that waits and of itself; nobody is told why he waits."""
+    def steps(self) -> Iterator[Unit]:
+        """Decide of one after the other, each when it is asked for."""
         for unit in self._queue():
             self._decide(unit.limited(self._quotas))
+            yield unit
+
+    def plan_for(self, instance_id: str) -> Plan:
+        for unit in self.steps():
             if _has(unit, instance_id):
                 break
-        return self._told(())
+        waiting = [unit.limited(self._quotas) for unit in self._waiting if _has(unit, instance_id)]
+        return self._told(tell(self.world, self._census, waiting, self._at))
 
     def before(self, instance_id: str) -> Unit | None:
         """Decide of those ahead of one that waits, and return that one; None if it does not wait."""
@@ -72,11 +83,11 @@ class Look:
         return None
 
     def _queue(self) -> Queue:
-        return Queue(self._snapshot, self._units, self._shares)
+        return Queue(self.snapshot, self._units, self._shares)
 
     def _told(self, unplaced: tuple[Unplaced, ...]) -> Plan:
         return Plan(
-            tuple(self._placements),
+            tuple(self.placements),
             unplaced,
             tuple(self._promises.evictions),
             tuple(self.kept.forecasts),
@@ -116,7 +127,7 @@ class Look:
             milli = sum(grant.milli for grant in placed.grants)
             self._shares.take(unit.project_id, milli, placed.cpu_milli, placed.memory_mib)
             borrowed = bool(milli) and self._shares.beyond_guarantee(unit.project_id)
-            self._placements.append(replace(placed, borrowed=True) if borrowed else placed)
+            self.placements.append(replace(placed, borrowed=True) if borrowed else placed)
 
 
 def _has(unit: Unit, instance_id: str) -> bool:
