@@ -1,22 +1,26 @@
 """What one project's API requests take while another project floods the server with expensive requests.
 
-    python -m benchmarks.floods [rounds]
+    python -m benchmarks.floods [rounds] [--only NAME ...]
 
 A server on SQLite and simulated nodes. The other project has 300 pending instances. Its floods, one after the
-other, each from a process of its own with the lowest priority (the clients of an attacker do not use the
-server's CPUs):
+other, each from a process of its own with the lowest priority, as have the nodes (an attacker's clients and
+the nodes do not use the server's CPUs):
 
     explain    48 clients of 6 keys ask why each of the 300 instances is pending
     dry run    48 clients of 6 keys ask whether an instance would start now
     queue      48 clients of 6 keys read the queue
-    streams    256 event streams of 8 keys, and 3 keys that create and delete
-    polls      256 long polls for events of 8 keys, and 3 keys that create and delete
+    writes     48 clients of 6 keys replace labels
+    creates    3 keys that create, as fast as their rate limits let them
+    streams    256 event streams of 8 keys, and the same creates
+    polls      256 long polls for events of 8 keys, and the same creates
 
-Printed are the median and p99 of the requests of the first project, without a flood (before and after all of
-them) and during each, and the ratios of p99.
+Printed are the median and p99 of each kind of request of the first project, without a flood (before each of
+them) and during each, and the ratio of the p99 of all its requests together.
 """
 
+import argparse
 import http.client
+import itertools
 import json
 import os
 import sys
@@ -44,6 +48,7 @@ STREAM_KEYS = 8
 CREATOR_KEYS = 3
 VICTIM_KEYS = 8
 FLOODS_FOR_S = 3.0  # before measuring begins
+REST_S = 5.0  # after each flood
 PAUSE_S = 0.02
 LARGE = {"image": "busybox:1", "command": ["sleep", "9"], "gpus": {"count": 8}}
 SMALL = {"image": "busybox:1", "command": ["sleep", "9"], "cpus": 0.1, "memory_mib": 16}
@@ -60,39 +65,51 @@ class Loop:
     accept: str = "application/json"
 
 
-def main(rounds: int) -> int:
-    with stack.server_alone() as server, stack.simulated_fleet(server, "4x8xH100"), server.client as admin:
+def main(rounds: int, only: Sequence[str]) -> int:
+    with (
+        stack.server_alone() as server,
+        stack.simulated_fleet(server, "4x8xH100", elsewhere=True),
+        server.client as admin,
+    ):
         attacker, victim = _project(admin, "attacker"), _project(admin, "victim")
         pending = [str(admin.create(project_id=attacker, **LARGE)["id"]) for _ in range(PENDING + 4)]
         keys = [_key(admin, victim) for _ in range(VICTIM_KEYS)]
         measure(server.url, keys, 10)  # warm
-        idle = measure(server.url, keys, rounds)
+        idle: Times = defaultdict(list)
         during = {}
         for name, loops in _floods(admin, attacker, pending).items():
+            if only and name not in only:
+                continue
+            for what, times in measure(server.url, keys, rounds).items():
+                idle[what] += times
             with flood(server.url, loops) as answered:
                 time.sleep(FLOODS_FOR_S)
                 during[name] = measure(server.url, keys, rounds)
             print(f"{name}: the flood was answered {answered()}", flush=True)
-        for what, times in measure(server.url, keys, rounds).items():
-            idle[what] += times
-    held = [report(name, what, idle[what], times[what]) for name, times in during.items() for what in idle]
+            time.sleep(REST_S)
+    print(f"{rounds} rounds during each flood, and as many before each")
+    held = [report(name, idle, times) for name, times in during.items()]
     return 0 if all(held) else 1
 
 
-def report(flood_name: str, what: str, idle: Sequence[float], flooded: Sequence[float]) -> bool:
-    figures = "; ".join(
-        f"{name} {of(idle) * 1e3:.1f} ms -> {of(flooded) * 1e3:.1f} ms" for name, of in _FIGURES.items()
+def report(flood_name: str, idle: Times, flooded: Times) -> bool:
+    """The lines of one flood; whether its ratio holds."""
+    for what in idle:
+        print(f"     {flood_name}, {what}: {_figures(idle[what], flooded[what])}")
+    before, during = (list(itertools.chain(*times.values())) for times in (idle, flooded))
+    print(f"     {flood_name}, all: {_figures(before, during)}")
+    return verdict(f"{flood_name}, p99 ratio", _p99(during) / _p99(before), BOUND, "x")
+
+
+def _figures(idle: Sequence[float], flooded: Sequence[float]) -> str:
+    of = {"median": median, "p99": _p99}
+    return "; ".join(
+        f"{name} {each(idle) * 1e3:.1f} ms -> {each(flooded) * 1e3:.1f} ms" for name, each in of.items()
     )
-    print(f"     {flood_name}, {what}: {figures}")
-    ratio = percentile(flooded, 0.99) / percentile(idle, 0.99)
-    return verdict(f"{flood_name}, {what}, p99 ratio", ratio, BOUND, "x")
 
 
 def _p99(times: Sequence[float]) -> float:
     return percentile(times, 0.99)
-
-
-_FIGURES = {"median": median, "p99": _p99}
 
 
 def measure(url: str, keys: Sequence[str], rounds: int) -> Times:
@@ -172,13 +189,18 @@ def _floods(admin: Client, project_id: str, pending: Sequence[str]) -> dict[str,
     def followed(path: str, accept: str) -> list[Loop]:
         own = keys(STREAM_KEYS)
         listening = [Loop(own[number % len(own)], [("GET", path, None)], accept) for number in range(STREAMS)]
-        return listening + [Loop(key, [("POST", "/v1/instances", SMALL)]) for key in keys(CREATOR_KEYS)]
+        return listening + creates()
+
+    def creates() -> list[Loop]:
+        return [Loop(key, [("POST", "/v1/instances", SMALL)]) for key in keys(CREATOR_KEYS)]
 
     newest = max(int(event["seq"]) for event in admin.items("/v1/events", limit=200))
     return {
         "explain": closed(*(("GET", f"/v1/instances/{each}/explain", None) for each in pending)),
         "dry run": closed(("POST", "/v1/instances?dry_run=true", LARGE)),
         "queue": closed(("GET", "/v1/queue", None)),
+        "writes": closed(("PATCH", f"/v1/instances/{pending[0]}", {"labels": {"of": "the flood"}})),
+        "creates": creates(),
         "streams": followed(f"/v1/events?after={newest}", "text/event-stream"),
         "polls": followed("/v1/events?after=99999999&wait_s=60", "application/json"),
     }
@@ -213,7 +235,7 @@ class Answered:
 
 
 def _flooding(url: str, loops: Sequence[Loop], parent: Connection) -> None:
-    os.nice(19)
+    os.nice(stack.LOWEST_PRIORITY)
     counts: Counter[str] = Counter()
     for loop in loops:
         threading.Thread(target=_client, args=(url, loop, counts), daemon=True).start()
@@ -236,4 +258,8 @@ def _client(url: str, loop: Loop, counts: Counter[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 60))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("rounds", nargs="?", type=int, default=60)
+    parser.add_argument("--only", nargs="+", default=[])
+    given = parser.parse_args()
+    sys.exit(main(given.rounds, given.only))

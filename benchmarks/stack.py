@@ -21,6 +21,7 @@ from tests.walk.product import MOORING, AgentProcess, Program, ServerProcess
 
 from mooring.core.simulation import parse_fleets
 
+LOWEST_PRIORITY = 19
 # Tests hurry their nodes; what is measured is the default.
 AS_SHIPPED = {"MOORING_REPORT_INTERVAL_S": "5"}
 
@@ -106,8 +107,12 @@ def replicas_on_postgresql(count: int) -> Iterator[list[ServerProcess]]:
 
 
 @contextmanager
-def simulated_fleet(server: ServerProcess, fleet: str) -> Iterator[None]:
-    """Simulated nodes in one other process, all reporting."""
+def simulated_fleet(server: ServerProcess, fleet: str, *, elsewhere: bool = False) -> Iterator[None]:
+    """Simulated nodes in one other process, all reporting.
+
+    Args:
+        elsewhere: they have the lowest priority, since real nodes do not use the server's CPUs.
+    """
     wanted = sum(made.nodes for made in parse_fleets(fleet))
     with folder() as base, server.client as admin:
         tokens = ",".join(join_token(admin) for _ in range(wanted))
@@ -121,6 +126,8 @@ def simulated_fleet(server: ServerProcess, fleet: str) -> Iterator[None]:
         program = Program([*MOORING, "agent"], environment, base / "agent.log")
         program.start()
         try:
+            if elsewhere:
+                psutil.Process(program.pid).nice(LOWEST_PRIORITY)
             wait_until(lambda: _ready_nodes(admin) == wanted, 60)
             yield
         finally:

@@ -10,7 +10,7 @@ from mooring.api.audited_reads import AuditedReads
 from mooring.api.auth import Credentials
 from mooring.api.channels import Channels
 from mooring.api.event_pages import EventPages
-from mooring.api.rates import NodeStreams, OpenStreams, RequestRates
+from mooring.api.rates import HeldBack, NodeStreams, OpenStreams, RequestRates
 from mooring.api.rendered import RenderedInstances
 from mooring.api.turns import Turns
 from mooring.control.bootstrap import Identity
@@ -37,6 +37,7 @@ class Context:
     open_streams: OpenStreams = field(default_factory=OpenStreams)
     refusals: Refusals = field(default_factory=Refusals)
     audited_reads: AuditedReads = field(default_factory=AuditedReads)
+    held_back: HeldBack = field(default_factory=HeldBack)
     node_streams: NodeStreams = field(default_factory=NodeStreams)
     event_pages: EventPages = field(default_factory=EventPages)
     turns: Turns = field(default_factory=Turns)

@@ -1,9 +1,13 @@
-"""Pages of events, read once for all that ask for the same page at the same time.
+"""Pages of events, read once for all that ask for the same page.
 
-An event wakes every stream and long poll of its project; all of them have read the same events before.
+An event wakes every stream and long poll of its project, and most of them have read the same events before.
+Their turns come one after the other, so that a thousand of them keep no other request waiting.
 """
 
 import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from starlette.concurrency import run_in_threadpool
@@ -13,19 +17,22 @@ from mooring.control import events
 from mooring.db.session import Database
 from mooring.schemas.base import Json
 
+# All that one event has woken have had their turn by then.
+_KEPT_S = 1.0
+
 _Asked = tuple[frozenset[str] | None, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A read that goes on.
+    """A page that was read.
 
     Attributes:
-        fired: how often its topics had fired when it began: what fired later it may not have seen.
+        fired: the numbers of its topics when it began (`Signals.fired`): what happened later is not in it.
     """
 
     fired: tuple[int, ...]
-    items: asyncio.Future[list[Json]]
+    items: list[Json]
 
 
 class EventPages:
@@ -33,27 +40,43 @@ class EventPages:
 
     def __init__(self) -> None:
         self._reads: dict[_Asked, _Read] = {}
+        self._turns: dict[str, asyncio.Lock] = {}
+        self._waiting: Counter[str] = Counter()
 
     async def page(
-        self, database: Database, projects: frozenset[str] | None, after: int, limit: int
+        self, database: Database, turns_of: str, projects: frozenset[str] | None, after: int, limit: int
     ) -> list[Json]:
-        """As `events.page`, for callers that have subscribed to `events.topics(projects)`.
+        """As `events.page`. Callers that will wait have subscribed to `events.topics(projects)` before.
+
+        Args:
+            turns_of: whose requests take turns: a project, or somebody with no single project.
 
         Raises:
             Gone: as `events.page`.
         """
-        asked = (projects, after, limit)
-        fired = database.signals.fired(*events.topics(projects))
-        read = self._reads.get(asked)
-        if read is None or read.fired != fired:
-            read = _Read(fired, asyncio.ensure_future(run_in_threadpool(_page, database, asked)))
-            self._reads[asked] = read
-            read.items.add_done_callback(lambda _ended: self._forget(asked, read))
-        return await asyncio.shield(read.items)
+        async with self._turn(turns_of):
+            asked = (projects, after, limit)
+            fired = database.signals.fired(*events.topics(projects))
+            read = self._reads.get(asked)
+            if read is None or read.fired != fired or 0 in fired:
+                read = _Read(fired, await run_in_threadpool(_page, database, asked))
+                self._reads[asked] = read
+                asyncio.get_running_loop().call_later(_KEPT_S, self._forget, asked, read)
+            return read.items
+
+    @asynccontextmanager
+    async def _turn(self, key: str) -> AsyncIterator[None]:
+        turns = self._turns.setdefault(key, asyncio.Lock())
+        self._waiting[key] += 1
+        try:
+            async with turns:
+                yield
+        finally:
+            self._waiting[key] -= 1
+            if not self._waiting[key]:
+                del self._waiting[key], self._turns[key]
 
     def _forget(self, asked: _Asked, read: _Read) -> None:
-        if not read.items.cancelled():
-            read.items.exception()  # somebody may have asked who is gone
         if self._reads.get(asked) is read:
             del self._reads[asked]
 

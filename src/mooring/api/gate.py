@@ -18,9 +18,10 @@ from starlette.types import Receive, Scope, Send
 from mooring.api.access import RULES, ActionClass, Rule, Who
 from mooring.api.auth import LiveAccess
 from mooring.api.context import Context
+from mooring.api.rates import network_of
 from mooring.core.access import Access, Caller, Permission, lacking
 from mooring.core.credentials import hashed
-from mooring.core.errors import Forbidden, Unauthorized
+from mooring.core.errors import Forbidden, TooManyRequests, Unauthorized
 
 _user_scheme = HTTPBearer(
     auto_error=False,
@@ -62,6 +63,9 @@ class GatedRoute(APIRoute):
                 return await inner(request)
             except (Unauthorized, Forbidden) as error:
                 _count_refusal(request, name, error)
+                raise
+            except TooManyRequests:
+                await _hold_back(request)
                 raise
 
         return handle
@@ -116,6 +120,13 @@ async def _pass(request: Request, rule: Rule) -> None:
         places: ExitStack = request.state.places
         places.enter_context(context.open_streams.opened(caller))
         request.state.live = LiveAccess(access, context.credentials, secret)
+
+
+async def _hold_back(request: Request) -> None:
+    caller: Caller | None = getattr(request.state, "caller", None)
+    address = request.client.host if request.client else None
+    key = network_of(address) if caller is None else caller.project_id or caller.id
+    await request.app.state.context.held_back.hold(key)
 
 
 def count_request(request: Request, caller: Caller, action_class: ActionClass, cost: int) -> None:

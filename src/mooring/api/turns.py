@@ -14,8 +14,8 @@ from typing import Final
 from mooring.core.access import Caller
 from mooring.core.errors import TooManyRequests
 
-# A page of the console that explains everything that waits; the rate limits let 60 pass in a minute.
-WAITING_OF_PROJECT: Final = 32
+# What one key may ask in a minute, all at once.
+WAITING_OF_PROJECT: Final = 64
 LONGEST_WAIT_S: Final = 30.0
 # After each turn its project rests for so many times as long, so that one project never has more than a third
 # of an interpreter, which all requests share.

@@ -5,8 +5,9 @@ Topics: `queue`, `schedule`, `events` (of all projects and machines), `events:<p
 """
 
 import asyncio
+import itertools
 import threading
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
@@ -19,13 +20,14 @@ class Signals:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._wakes: dict[str, set[Wake]] = defaultdict(set)
-        self._fired: Counter[str] = Counter()  # of topics that somebody waits for
+        self._numbers = itertools.count(1)
+        self._fired: dict[str, int] = {}  # the number of the last time, of topics that somebody waits for
         self.closing = False
 
     def fire(self, topics: Iterable[str]) -> None:
         with self._lock:
             waited_for = [topic for topic in topics if topic in self._wakes]
-            self._fired.update(waited_for)
+            self._fired.update(zip(waited_for, self._numbers, strict=False))
             wakes = {wake for topic in waited_for for wake in self._wakes[topic]}
         for wake in wakes:
             wake()
@@ -37,9 +39,12 @@ class Signals:
         self.fire(topics)
 
     def fired(self, *topics: str) -> tuple[int, ...]:
-        """How often each topic fired since somebody began to wait for it, for those that do."""
+        """A number of each topic that is another after each time that it fires, and never again the same.
+
+        Of topics that nobody waits for, 0.
+        """
         with self._lock:
-            return tuple(self._fired[topic] for topic in topics)
+            return tuple(self._fired.get(topic, 0) for topic in topics)
 
     def close(self) -> None:
         """The process is about to end: wake everybody, and let nobody wait again."""
@@ -63,6 +68,8 @@ class Signals:
     def _listening(self, wake: Wake, topics: tuple[str, ...]) -> Iterator[None]:
         with self._lock:
             for topic in topics:
+                if topic not in self._wakes:
+                    self._fired[topic] = next(self._numbers)
                 self._wakes[topic].add(wake)
         try:
             yield
@@ -75,7 +82,7 @@ class Signals:
         self._wakes[topic].discard(wake)
         if not self._wakes[topic]:
             del self._wakes[topic]
-            del self._fired[topic]  # a Counter needs no entry to delete one
+            del self._fired[topic]
 
 
 class Waiter:
