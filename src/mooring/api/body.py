@@ -5,13 +5,17 @@ a 400 or 422 here and never a 500 from a database.
 """
 
 import json
+from contextlib import AsyncExitStack
 from typing import Any
 
 from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mooring.api.gate import GatedRoute, Handler
+from mooring.api.access import ActionClass
+from mooring.api.context import Context
+from mooring.api.gate import GatedRoute, Handler, rule_of
+from mooring.core.access import Caller
 from mooring.core.errors import BadRequest, TooLarge, UnsupportedMediaType
 
 # The largest instance that can be asked for has some 2,500. Each that is wrong costs its own error.
@@ -67,15 +71,29 @@ def _without_control(message: str) -> str:
 
 
 class StrictRoute(GatedRoute):
-    """A gated route that hands its endpoint a StrictRequest."""
+    """A gated route that hands its endpoint a StrictRequest, and lets a project write a little at a time."""
 
     def open_handler(self) -> Handler:
         inner = super().open_handler()
+        writes = rule_of(self).action_class is ActionClass.WRITE
 
         async def handle(request: Request) -> Response:
             strict = StrictRequest(request.scope, request.receive)
             if self.body_field is not None and await strict.body():
                 require_json_type(strict)
-            return await inner(strict)
+            # After the body, which its client may send slowly.
+            async with AsyncExitStack() as turn:
+                if writes:
+                    await _take_write_turn(strict, turn)
+                return await inner(strict)
 
         return handle
+
+
+async def _take_write_turn(request: Request, turn: AsyncExitStack) -> None:
+    """Wait for a turn of the caller's project; admins have no limit. The endpoint may end it early."""
+    request.state.write_turn = turn
+    caller: Caller = request.state.caller
+    if not caller.is_admin:
+        context: Context = request.app.state.context
+        await turn.enter_async_context(context.write_turns.taken(caller))

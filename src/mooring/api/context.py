@@ -12,7 +12,7 @@ from mooring.api.channels import Channels
 from mooring.api.event_pages import EventPages
 from mooring.api.rates import HeldBack, NodeStreams, OpenStreams, RequestRates
 from mooring.api.rendered import RenderedInstances
-from mooring.api.turns import Turns
+from mooring.api.turns import WRITES_AT_ONCE, ProjectTurns, Turns
 from mooring.control.bootstrap import Identity
 from mooring.control.refusals import Refusals
 from mooring.control.sealing import Sealer
@@ -41,6 +41,7 @@ class Context:
     node_streams: NodeStreams = field(default_factory=NodeStreams)
     event_pages: EventPages = field(default_factory=EventPages)
     turns: Turns = field(default_factory=Turns)
+    write_turns: ProjectTurns = field(default_factory=lambda: ProjectTurns(WRITES_AT_ONCE))
     rendered: RenderedInstances = field(default_factory=RenderedInstances)
     # With `mooring up`, /readyz waits for the first reports of this many local nodes.
     awaited_nodes: int = 0

@@ -5,20 +5,22 @@ Their turns come one after the other, so that a thousand of them keep no other r
 """
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import time
 from dataclasses import dataclass
 
 from starlette.concurrency import run_in_threadpool
 
 from mooring.api import views
+from mooring.api.turns import ProjectTurns
 from mooring.control import events
+from mooring.core.access import Access
 from mooring.db.session import Database
 from mooring.schemas.base import Json
 
-# All that one event has woken have had their turn by then.
+# Followers that one event has woken have had their turn by then.
 _KEPT_S = 1.0
+# Where much happens, a page may lack what happened in this time: its readers come back for the rest.
+_FRESH_S = 0.25
 
 _Asked = tuple[frozenset[str] | None, int, int]
 
@@ -29,10 +31,21 @@ class _Read:
 
     Attributes:
         fired: the numbers of its topics when it began (`Signals.fired`): what happened later is not in it.
+        began: when that was, by the monotonic clock.
     """
 
     fired: tuple[int, ...]
+    began: float
     items: list[Json]
+
+    def serves(self, fired: tuple[int, ...]) -> bool:
+        """Whether it is as good as a read that begins now.
+
+        Who gets nothing waits to be woken by what comes next, so nothing may have happened since it began.
+        """
+        if self.fired == fired and 0 not in fired:
+            return True
+        return bool(self.items) and time.monotonic() - self.began < _FRESH_S
 
 
 class EventPages:
@@ -40,41 +53,25 @@ class EventPages:
 
     def __init__(self) -> None:
         self._reads: dict[_Asked, _Read] = {}
-        self._turns: dict[str, asyncio.Lock] = {}
-        self._waiting: Counter[str] = Counter()
+        self._turns = ProjectTurns(at_once=1)
 
-    async def page(
-        self, database: Database, turns_of: str, projects: frozenset[str] | None, after: int, limit: int
-    ) -> list[Json]:
-        """As `events.page`. Callers that will wait have subscribed to `events.topics(projects)` before.
-
-        Args:
-            turns_of: whose requests take turns: a project, or somebody with no single project.
+    async def page(self, database: Database, access: Access, after: int, limit: int) -> list[Json]:
+        """As `events.page`; those who get nothing may wait for the topics if they subscribed to them before.
 
         Raises:
             Gone: as `events.page`.
+            TooManyRequests: as `ProjectTurns.taken`.
         """
-        async with self._turn(turns_of):
-            asked = (projects, after, limit)
-            fired = database.signals.fired(*events.topics(projects))
+        async with self._turns.taken(access.caller):
+            asked = (access.projects, after, limit)
+            fired = database.signals.fired(*events.topics(access.projects))
             read = self._reads.get(asked)
-            if read is None or read.fired != fired or 0 in fired:
-                read = _Read(fired, await run_in_threadpool(_page, database, asked))
+            if read is None or not read.serves(fired):
+                began = time.monotonic()
+                read = _Read(fired, began, await run_in_threadpool(_page, database, asked))
                 self._reads[asked] = read
                 asyncio.get_running_loop().call_later(_KEPT_S, self._forget, asked, read)
             return read.items
-
-    @asynccontextmanager
-    async def _turn(self, key: str) -> AsyncIterator[None]:
-        turns = self._turns.setdefault(key, asyncio.Lock())
-        self._waiting[key] += 1
-        try:
-            async with turns:
-                yield
-        finally:
-            self._waiting[key] -= 1
-            if not self._waiting[key]:
-                del self._waiting[key], self._turns[key]
 
     def _forget(self, asked: _Asked, read: _Read) -> None:
         if self._reads.get(asked) is read:

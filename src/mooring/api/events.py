@@ -17,7 +17,6 @@ from mooring.api.context import Context, Ctx
 from mooring.api.gate import CurrentLiveAccess
 from mooring.api.responses import errors
 from mooring.control import events
-from mooring.core.access import Access
 from mooring.core.errors import BadRequest, MooringError
 from mooring.schemas.base import Json
 from mooring.schemas.events import EventList
@@ -60,7 +59,7 @@ async def list_events(
     after = _resumed(last_event_id, after)
     if sse.wanted(accept):
         # A 410 must be a status, not a broken stream.
-        await _page(context, live.access, after, 1)
+        await context.event_pages.page(context.database, live.access, after, 1)
         return StreamingResponse(
             _follow(context, live, after), media_type=sse.MEDIA_TYPE, headers=sse.HEADERS
         )
@@ -78,11 +77,6 @@ def _resumed(last_event_id: str | None, after: int) -> int:
     return int(last_event_id)
 
 
-async def _page(context: Context, access: Access, after: int, limit: int) -> list[Json]:
-    turns_of = access.caller.project_id or access.caller.id
-    return await context.event_pages.page(context.database, turns_of, access.projects, after, limit)
-
-
 async def _wait_for_some(
     context: Context, live: LiveAccess, after: int, limit: int, wait_s: float, pause_s: float = 0.0
 ) -> list[Json]:
@@ -98,7 +92,7 @@ async def _wait_for_some(
     access, signals = live.access, context.database.signals
     while True:
         with signals.subscribed(*events.topics(access.projects)) as waiter:
-            items = await _page(context, access, after, limit)
+            items = await context.event_pages.page(context.database, access, after, limit)
             left = deadline - time.monotonic()
             if items or left <= 0 or signals.closing:
                 return items

@@ -77,6 +77,7 @@ async def create_instance(
     caller = call.access.caller
     if dry_run:
         count_request(request, caller, ActionClass.WRITE, DRY_RUN_EXTRA)
+        await request.state.write_turn.aclose()  # it writes nothing, and may wait for long
         async with context.turns.taken(caller):
             return await run_in_threadpool(_dry_run, context, call.access, body)
     if body.on_capacity == "fail":

@@ -1,12 +1,13 @@
-"""Turns of the requests that ask the scheduler: one at a time in this process, project by project.
+"""Turns of requests for what all projects share. A request that waits for its turn holds no thread.
 
-What the scheduler computes keeps the interpreter busy, so two at a time would be no faster, and all other
-requests slower. A request that waits for its turn holds no thread.
+Turns: those that ask the scheduler, one at a time in this process, project by project. What the scheduler
+computes keeps the interpreter busy, so two at a time would be no faster, and all other requests slower.
+ProjectTurns: a few at a time of each project, of those that write for example: SQLite has one writer.
 """
 
 import asyncio
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
@@ -21,7 +22,56 @@ LONGEST_WAIT_S: Final = 30.0
 # of an interpreter, which all requests share.
 REST_FACTOR: Final = 2.0
 
+# Of one project's writes: while one is written, the next is made ready.
+WRITES_AT_ONCE: Final = 2
+
 Clock = Callable[[], float]
+
+
+class ProjectTurns:
+    """So many at a time of each project, the others in the order in which they came.
+
+    For the event loop's thread only.
+    """
+
+    def __init__(self, at_once: int) -> None:
+        self._at_once = at_once
+        self._turns: dict[str, asyncio.Semaphore] = {}
+        self._asking: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        """How many have or wait for a turn."""
+        return self._asking.total()
+
+    @asynccontextmanager
+    async def taken(self, caller: Caller) -> AsyncIterator[None]:
+        """Wait for a turn of the caller's project and hold it for the length of the block.
+
+        Raises:
+            TooManyRequests: there was none within LONGEST_WAIT_S.
+        """
+        key = caller.project_id or caller.id
+        turns = self._turns.setdefault(key, asyncio.Semaphore(self._at_once))
+        self._asking[key] += 1
+        try:
+            await self._acquire(turns)
+            try:
+                yield
+            finally:
+                turns.release()
+        finally:
+            self._asking[key] -= 1
+            if not self._asking[key]:
+                del self._asking[key], self._turns[key]
+
+    async def _acquire(self, turns: asyncio.Semaphore) -> None:
+        try:
+            async with asyncio.timeout(LONGEST_WAIT_S):
+                await turns.acquire()
+        except TimeoutError:
+            raise TooManyRequests(
+                "too many requests of your project go on at the same time; try again soon", retry_after_s=1
+            ) from None
 
 
 class Turns:
