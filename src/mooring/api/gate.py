@@ -19,6 +19,7 @@ from mooring.api.access import RULES, ActionClass, Rule, Who
 from mooring.api.auth import LiveAccess
 from mooring.api.context import Context
 from mooring.api.rates import network_of
+from mooring.api.turns import TOO_MANY_QUESTIONS
 from mooring.core.access import Access, Caller, Permission, lacking
 from mooring.core.credentials import hashed
 from mooring.core.errors import Forbidden, TooManyRequests, Unauthorized
@@ -39,6 +40,9 @@ _ANYBODY = Caller("anybody", "system", "anybody", everywhere=frozenset({Permissi
 
 # These may go on for long.
 _LASTING = frozenset({ActionClass.STREAM, ActionClass.EXEC})
+
+# Other refusals of this kind come from limits that few can reach within their rates.
+_ANSWERED_LATE = frozenset({TooManyRequests.code, TOO_MANY_QUESTIONS})
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
@@ -64,8 +68,9 @@ class GatedRoute(APIRoute):
             except (Unauthorized, Forbidden) as error:
                 _count_refusal(request, name, error)
                 raise
-            except TooManyRequests:
-                await _hold_back(request)
+            except TooManyRequests as error:
+                if error.error_code in _ANSWERED_LATE:
+                    await _hold_back(request)
                 raise
 
         return handle

@@ -8,7 +8,7 @@ after each quiet moment, which looks at every key): more than all the rest of th
 import asyncio
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
@@ -215,14 +215,18 @@ class HeldBack:
     many connections it asks. For the event loop's thread only.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        self._sleep = sleep
         self._held: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return self._held.total()
 
     async def hold(self, key: str) -> None:
         """Wait with the answer."""
         self._held[key] += 1
         try:
-            await asyncio.sleep(min(LONGEST_HELD_S, max(HELD_S, self._held[key] / REFUSALS_PER_S)))
+            await self._sleep(min(LONGEST_HELD_S, max(HELD_S, self._held[key] / REFUSALS_PER_S)))
         finally:
             self._held[key] -= 1
             if not self._held[key]:

@@ -27,7 +27,7 @@ class World:
         self._pending = Pending()
         self._lock = threading.Lock()
         self._decided: Decided | None = None
-        self._evaluating = threading.Lock()
+        self.evaluating_lock = threading.Lock()
         self._memory = Memory()
         self._forecast_memory = Memory()
         self._evaluation: Evaluation | None = None
@@ -66,7 +66,7 @@ class World:
 
         As long as nothing changes, and for 2 s at most, all questions share what was computed before.
         """
-        with self._evaluating:
+        with self.evaluating_lock:
             snapshot = self.snapshot(session)
             if self._evaluation is None or not self._evaluation.still_holds(snapshot):
                 self._evaluation = Evaluation(snapshot, self._memory, self._forecast_memory)

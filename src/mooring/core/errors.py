@@ -25,8 +25,8 @@
     ├── UnsupportedMediaType 415  unsupported_media_type
     ├── Invalid              422  validation_failed · not_supported_yet · registry_not_allowed · …
     │   └── IdempotencyKeyReused  idempotency_key_reused
-    ├── TooManyRequests      429  too_many_requests · too_many_streams ·
-    │   │                         too_many_streams_on_node
+    ├── TooManyRequests      429  too_many_requests · too_many_questions ·
+    │   │                         too_many_streams · too_many_streams_on_node
     │   └── DailyWriteLimit       daily_write_limit
     ├── HeadersTooLarge      431  headers_too_large
     └── Unavailable          503  database_unavailable · sso_unavailable · node_unreachable · node_timeout ·

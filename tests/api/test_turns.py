@@ -1,0 +1,180 @@
+"""Requests that ask the scheduler, that write or that are refused take turns, project by project."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+
+import pytest
+
+from mooring.api.rates import HELD_S, LONGEST_HELD_S, REFUSALS_PER_S, HeldBack
+from mooring.api.turns import REST_FACTOR, TOO_MANY_QUESTIONS, WAITING_OF_PROJECT, ProjectTurns, Turns
+from mooring.core.access import Caller
+from mooring.core.errors import TooManyRequests
+
+
+def caller(name: str, project: str | None = None) -> Caller:
+    return Caller(name, "key", name, project_id=project)
+
+
+A, B = caller("a", "project a"), caller("b", "project b")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Asking:
+    """Requests that take turns; which has it is written down until it is told to end."""
+
+    def __init__(self, turns: Turns | ProjectTurns) -> None:
+        self._turns = turns
+        self.began: list[str] = []
+        self._ends: dict[str, asyncio.Event] = {}
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def ask(self, name: str, by: Caller) -> None:
+        self._ends[name] = asyncio.Event()
+        self.tasks[name] = asyncio.create_task(self._ask(name, by))
+        await settle()
+
+    async def _ask(self, name: str, by: Caller) -> None:
+        async with self._turns.taken(by):
+            self.began.append(name)
+            await self._ends[name].wait()
+
+    async def end(self, name: str) -> None:
+        self._ends[name].set()
+        await settle()
+
+
+async def settle() -> None:
+    """Let all tasks go on until each waits."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def in_a_loop(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+    def run() -> None:
+        asyncio.run(test())  # type: ignore[arg-type]
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+@in_a_loop
+async def test_one_asks_the_scheduler_at_a_time_and_projects_take_turns() -> None:
+    asking = Asking(Turns(Clock()))
+    for name, by in (("a1", A), ("a2", A), ("a3", A), ("b1", B), ("b2", B)):
+        await asking.ask(name, by)
+    assert asking.began == ["a1"]
+    for name in ("a1", "a2", "b1", "a3"):
+        await asking.end(name)
+    assert asking.began == ["a1", "a2", "b1", "a3", "b2"]
+
+
+@in_a_loop
+async def test_a_project_rests_after_its_turn_and_others_do_not_wait_for_it() -> None:
+    clock = Clock()
+    asking = Asking(Turns(clock))
+    for name, by in (("a1", A), ("a2", A)):
+        await asking.ask(name, by)
+    clock.now += 0.02
+    await asking.end("a1")
+    assert asking.began == ["a1"]
+    await asking.ask("b1", B)
+    assert asking.began == ["a1", "b1"]
+    await asking.end("b1")
+    clock.now += 0.02 * REST_FACTOR
+    await asyncio.wait_for(_until(lambda: "a2" in asking.began), 5)
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    while not holds():
+        await asyncio.sleep(0.005)
+
+
+@in_a_loop
+async def test_so_many_of_a_project_wait_and_no_more() -> None:
+    turns = Turns()
+    asking = Asking(turns)
+    for number in range(WAITING_OF_PROJECT + 1):
+        await asking.ask(f"a{number}", caller(f"key {number}", "project a"))
+    with pytest.raises(TooManyRequests) as refused:
+        async with turns.taken(A):
+            pass
+    assert refused.value.error_code == TOO_MANY_QUESTIONS
+    await asking.ask("b", B)
+    assert len(turns) == WAITING_OF_PROJECT + 1
+
+
+@pytest.mark.parametrize("turns", [Turns(), ProjectTurns(1)])
+@pytest.mark.parametrize("granted", [False, True])
+def test_who_is_gone_keeps_nobody_waiting(turns: Turns | ProjectTurns, granted: bool) -> None:
+    """Also if the turn came in the moment in which its client went."""
+
+    async def run() -> None:
+        asking = Asking(turns)
+        for name in ("a1", "a2", "a3"):
+            await asking.ask(name, A)
+        asking._ends["a1"].set()
+        if granted:
+            asking.tasks["a1"].add_done_callback(lambda _ended: asking.tasks["a2"].cancel())
+        else:
+            asking.tasks["a2"].cancel()
+        await asyncio.wait_for(_until(lambda: "a3" in asking.began), 5)
+        await asking.end("a3")
+        assert len(turns) == 0
+
+    asyncio.run(run())
+
+
+@in_a_loop
+async def test_each_project_has_so_many_turns_at_once() -> None:
+    turns = ProjectTurns(2)
+    asking = Asking(turns)
+    for name, by in (("a1", A), ("a2", A), ("a3", A), ("b1", B)):
+        await asking.ask(name, by)
+    assert asking.began == ["a1", "a2", "b1"]
+    await asking.end("a2")
+    assert asking.began == ["a1", "a2", "b1", "a3"]
+    for name in ("a1", "a3", "b1"):
+        await asking.end(name)
+    assert len(turns) == 0
+
+
+@in_a_loop
+async def test_people_of_several_projects_take_turns_of_their_own() -> None:
+    asking = Asking(ProjectTurns(1))
+    for name in ("ada", "bob"):
+        await asking.ask(name, caller(name))
+    assert asking.began == ["ada", "bob"]
+
+
+@in_a_loop
+async def test_refusals_of_a_project_are_answered_late_and_at_a_bounded_rate() -> None:
+    waited: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        await asyncio.Event().wait()
+
+    held = HeldBack(sleep)
+    async with AsyncExitStack() as stack:
+        for number in range(10 * REFUSALS_PER_S):
+            task = asyncio.create_task(held.hold("project a"))
+            stack.callback(task.cancel)
+            if number % 100 == 0:
+                stack.callback(asyncio.create_task(held.hold(f"other {number}")).cancel)
+        await settle()
+        of_project = sorted(waited)[10 * REFUSALS_PER_S // 100 :]
+        assert waited.count(HELD_S) >= 10 * REFUSALS_PER_S // 100
+        assert of_project[-1] == 10
+        for second in range(2, 10):
+            assert sum(second - 1 < each <= second for each in of_project) == REFUSALS_PER_S
+    await settle()
+    assert len(held) == 0
+    assert max(waited) <= LONGEST_HELD_S
