@@ -35,6 +35,7 @@ class Asking:
         self.began: list[str] = []
         self._ends: dict[str, asyncio.Event] = {}
         self.tasks: dict[str, asyncio.Task[None]] = {}
+        self.cancels: dict[str, str] = {}  # whom each cancels in the moment in which it gives its turn back
 
     async def ask(self, name: str, by: Caller) -> None:
         self._ends[name] = asyncio.Event()
@@ -45,6 +46,8 @@ class Asking:
         async with self._turns.taken(by):
             self.began.append(name)
             await self._ends[name].wait()
+        if name in self.cancels:
+            self.tasks[self.cancels[name]].cancel()
 
     async def end(self, name: str) -> None:
         self._ends[name].set()
@@ -120,11 +123,11 @@ def test_who_is_gone_keeps_nobody_waiting(turns: Turns | ProjectTurns, granted: 
         asking = Asking(turns)
         for name in ("a1", "a2", "a3"):
             await asking.ask(name, A)
-        asking._ends["a1"].set()
         if granted:
-            asking.tasks["a1"].add_done_callback(lambda _ended: asking.tasks["a2"].cancel())
+            asking.cancels["a1"] = "a2"
         else:
             asking.tasks["a2"].cancel()
+        await asking.end("a1")
         await asyncio.wait_for(_until(lambda: "a3" in asking.began), 5)
         await asking.end("a3")
         assert len(turns) == 0
