@@ -114,7 +114,7 @@ async def test_so_many_of_a_project_wait_and_no_more() -> None:
     assert len(turns) == WAITING_OF_PROJECT + 1
 
 
-@pytest.mark.parametrize("turns", [Turns(), ProjectTurns(1)])
+@pytest.mark.parametrize("turns", [Turns(Clock()), ProjectTurns(1)])
 @pytest.mark.parametrize("granted", [False, True])
 def test_who_is_gone_keeps_nobody_waiting(turns: Turns | ProjectTurns, granted: bool) -> None:
     """Also if the turn came in the moment in which its client went."""
