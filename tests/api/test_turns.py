@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from mooring.api.rates import HELD_S, LONGEST_HELD_S, REFUSALS_PER_S, HeldBack
-from mooring.api.turns import REST_FACTOR, TOO_MANY_QUESTIONS, WAITING_OF_PROJECT, ProjectTurns, Turns
+from mooring.api.turns import REST_FACTOR, WAITING_OF_PROJECT, ProjectTurns, Turns
 from mooring.core.access import Caller
 from mooring.core.errors import TooManyRequests
 
@@ -109,7 +109,7 @@ async def test_so_many_of_a_project_wait_and_no_more() -> None:
     with pytest.raises(TooManyRequests) as refused:
         async with turns.taken(A):
             pass
-    assert refused.value.error_code == TOO_MANY_QUESTIONS
+    assert refused.value.error_code == "too_many_questions"
     await asking.ask("b", B)
     assert len(turns) == WAITING_OF_PROJECT + 1
 

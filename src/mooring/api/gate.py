@@ -19,7 +19,6 @@ from mooring.api.access import RULES, ActionClass, Rule, Who
 from mooring.api.auth import LiveAccess
 from mooring.api.context import Context
 from mooring.api.rates import network_of
-from mooring.api.turns import TOO_MANY_QUESTIONS
 from mooring.core.access import Access, Caller, Permission, lacking
 from mooring.core.credentials import hashed
 from mooring.core.errors import Forbidden, TooManyRequests, Unauthorized
@@ -42,7 +41,7 @@ _ANYBODY = Caller("anybody", "system", "anybody", everywhere=frozenset({Permissi
 _LASTING = frozenset({ActionClass.STREAM, ActionClass.EXEC})
 
 # Other refusals of this kind come from limits that few can reach within their rates.
-_ANSWERED_LATE = frozenset({TooManyRequests.code, TOO_MANY_QUESTIONS})
+_ANSWERED_LATE = frozenset({"too_many_requests", "too_many_questions"})
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 

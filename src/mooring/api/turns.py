@@ -25,8 +25,6 @@ REST_FACTOR: Final = 2.0
 # Of one project's writes: while one is written, the next is made ready.
 WRITES_AT_ONCE: Final = 2
 
-TOO_MANY_QUESTIONS: Final = "too_many_questions"
-
 Clock = Callable[[], float]
 
 
@@ -172,6 +170,6 @@ def _too_many() -> TooManyRequests:
     return TooManyRequests(
         "too many requests of your project wait for an answer of the scheduler (explanations, dry runs, the "
         "queue); try again soon",
-        code=TOO_MANY_QUESTIONS,
+        code="too_many_questions",
         retry_after_s=1,
     )
