@@ -46,7 +46,7 @@ STREAMS_KEPT_FOR_ADMINS = 128
 # A refusal takes half a millisecond of the event loop; clients in a loop were refused 1,500 times a second.
 HELD_S = 1.0
 REFUSALS_PER_S = 50
-LONGEST_HELD_S = 30.0
+MOST_HELD = 256
 _MOST_KEYS = 100_000  # about 100 MiB, were all of them at their limit
 
 
@@ -211,8 +211,9 @@ class FailedAttempts:
 class HeldBack:
     """Refusals (429) that are answered late, so that asking again at once is no flood of its own.
 
-    One project, or one network of those that nobody knows, is refused 50 times a second at most, over however
-    many connections it asks. For the event loop's thread only.
+    One project, or one network of those that nobody knows, is refused 50 times a second over up to 256
+    connections. Beyond that it is answered at once: what is held back keeps a connection, of which all have a
+    limited number. For the event loop's thread only.
     """
 
     def __init__(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
@@ -224,9 +225,11 @@ class HeldBack:
 
     async def hold(self, key: str) -> None:
         """Wait with the answer."""
+        if self._held[key] >= MOST_HELD:
+            return
         self._held[key] += 1
         try:
-            await self._sleep(min(LONGEST_HELD_S, max(HELD_S, self._held[key] / REFUSALS_PER_S)))
+            await self._sleep(max(HELD_S, self._held[key] / REFUSALS_PER_S))
         finally:
             self._held[key] -= 1
             if not self._held[key]:
