@@ -73,9 +73,9 @@ class TestTurns:
                 ]
                 asked += [pool.submit(client.get, "/v1/queue") for _ in range(4)]
                 wait_until(lambda: len(service.service._server._context.turns) >= THREADS)
-                assert other.get("/v1/instances", timeout=5).status_code == 200
+                assert other.get("/v1/instances", timeout=8).status_code == 200
                 # Nor does what must be placed at once wait for what is only asked.
-                at_once = client.post("/v1/instances", json={**PENDING, "on_capacity": "fail"}, timeout=5)
+                at_once = client.post("/v1/instances", json={**PENDING, "on_capacity": "fail"}, timeout=8)
                 problem(at_once, 409, "insufficient_capacity")
                 placed = client.create(gpus={"count": 1}, on_capacity="fail")
                 assert placed["state"] == "scheduled"
@@ -93,7 +93,7 @@ class TestTurns:
             with service.plane.database.only_writer():
                 asked = [pool.submit(writes.post, "/v1/instances", json=PENDING) for _ in range(THREADS + 8)]
                 wait_until(lambda: len(service.service._server._context.write_turns) == THREADS + 8)
-                assert other.get("/v1/instances", timeout=5).status_code == 200
+                assert other.get("/v1/instances", timeout=8).status_code == 200
             assert {answer.result().status_code for answer in asked} == {201}
 
 

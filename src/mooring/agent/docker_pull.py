@@ -124,9 +124,6 @@ class Images:
         found = self._found(wanted) if wanted.local_images else self._found_pulled(wanted)
         if found is None or not self._admits(wanted, found):
             return None
-        found = self._found(wanted) if wanted.local_images else self._found_pulled(wanted)
-        if found is None or not self._admits(wanted, found):
-            return None
         self._keeper.use(wanted.shown, found["Id"])
         return image_of(found, wanted.name)
 
