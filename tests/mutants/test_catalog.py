@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,14 @@ def test_the_named_test_exists(mutant: Mutant) -> None:
         node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     }
     assert function in defined
+
+
+def test_pytest_finds_every_named_test() -> None:
+    """With its parameters, which only pytest knows."""
+    named = sorted({mutant.test for mutant in MUTANTS})
+    argv = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *named]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
 @pytest.mark.parametrize("mutant", [mutant for mutant in MUTANTS if mutant.rule.startswith("R")], ids=_ids)
