@@ -55,8 +55,13 @@ class EventPages:
         self._reads: dict[_Asked, _Read] = {}
         self._turns = ProjectTurns(at_once=1)
 
-    async def page(self, database: Database, access: Access, after: int, limit: int) -> list[Json]:
+    async def page(
+        self, database: Database, access: Access, after: int, limit: int, *, woken: bool = False
+    ) -> list[Json]:
         """As `events.page`; those who get nothing may wait for the topics if they subscribed to them before.
+
+        Args:
+            woken: this is not the first page of a request, so that it may be what another one has just read.
 
         Raises:
             Gone: as `events.page`.
@@ -66,7 +71,7 @@ class EventPages:
             asked = (access.projects, after, limit)
             fired = database.signals.fired(*events.topics(access.projects))
             read = self._reads.get(asked)
-            if read is None or not read.serves(fired):
+            if not woken or read is None or not read.serves(fired):
                 began = time.monotonic()
                 read = _Read(fired, began, await run_in_threadpool(_page, database, asked))
                 self._reads[asked] = read

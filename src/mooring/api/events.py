@@ -78,25 +78,35 @@ def _resumed(last_event_id: str | None, after: int) -> int:
 
 
 async def _wait_for_some(
-    context: Context, live: LiveAccess, after: int, limit: int, wait_s: float, pause_s: float = 0.0
+    context: Context,
+    live: LiveAccess,
+    after: int,
+    limit: int,
+    wait_s: float,
+    pause_s: float = 0.0,
+    *,
+    follows: bool = False,
 ) -> list[Json]:
     """The next events, or none at the end of the wait.
 
     Args:
         pause_s: how much more is waited for once there are some.
+        follows: a stream that has read a page before.
 
     Raises:
         Unauthorized, Forbidden: the caller lost their access meanwhile.
     """
     deadline = time.monotonic() + wait_s
     access, signals = live.access, context.database.signals
+    woken = follows
     while True:
         with signals.subscribed(*events.topics(access.projects)) as waiter:
-            items = await context.event_pages.page(context.database, access, after, limit)
+            items = await context.event_pages.page(context.database, access, after, limit, woken=woken)
             left = deadline - time.monotonic()
             if items or left <= 0 or signals.closing:
                 return items
             access = await waiting.until_woken(live, access, waiter, left)
+        woken = True
         await asyncio.sleep(min(left, pause_s))
 
 
@@ -104,7 +114,7 @@ async def _follow(context: Context, live: LiveAccess, after: int) -> AsyncIterat
     while not context.database.signals.closing:
         try:
             live = replace(live, access=await live.renewed())
-            items = await _wait_for_some(context, live, after, _BATCH, sse.KEEPALIVE_S)
+            items = await _wait_for_some(context, live, after, _BATCH, sse.KEEPALIVE_S, follows=True)
         except MooringError as error:
             yield sse.error(error.error_code, error.message)
             return
