@@ -62,7 +62,7 @@ def test_hung_pulls_of_one_project_do_not_delay_anothers_start(
     with slow_registry(root_address, silent_at) as slow:
         hung = [of(ATTACKER, image=slow.image(f"hung-{number}")) for number in range(16)]
         server.wants(*hung)
-        wait_until(lambda: slow.pulls() >= PULLS_OF_PROJECT - (silent_at == "layers"))
+        wait_until(lambda: slow.pulls() >= PULLS_OF_PROJECT - (silent_at == "layers"), timeout_s=60)
         victim = of(VICTIM)
         server.wants(*hung, victim)
         await_phase(server, victim, "running")

@@ -223,6 +223,11 @@ def test_one_that_fails_is_restarted_where_the_group_says_so(pair: Pair) -> None
     assert again["network"]["used"] == "overlay"
 
 
+def _stopping_for_a_reason(pair: Pair, group_id: str) -> dict[str, Any] | None:
+    found = pair.get(group_id)
+    return found if found["state"] == "stopping" and found["reason"] else None
+
+
 def test_a_member_that_fails_too_often_fails_the_group(pair: Pair) -> None:
     group = pair.running(name="tries", on_member_failure="restart_member", template={"gpus": {"count": 1}})
     for restarts in range(1, 11):
@@ -231,7 +236,7 @@ def test_a_member_that_fails_too_often_fails_the_group(pair: Pair) -> None:
         wait_until(partial(_placed_again, pair, group["id"]), timeout_s=20)
         pair.say("running")
     pair.say("exited", "tries-0", exit_code=1)
-    ended = pair.reached(group["id"], "stopping")
+    ended = wait_until(partial(_stopping_for_a_reason, pair, group["id"]))
     assert (ended["restarts"], ended["reason"]["code"]) == (10, "member_failed")
 
 

@@ -233,5 +233,6 @@ def test_nothing_that_is_sent_breaks_it(target: Target) -> None:
     assert not faults, f"{len(faults)} faults:\n" + "\n".join(faults[:20])
     statuses = [status for judge in judges for status in judge.statuses]
     assert len(statuses) > REQUESTS * 0.7, "most of it should be answered"
-    assert len({status // 100 for status in statuses}) == 2, "both taken and refused"
+    # Also 503, `no_sample`, of nodes that have been silent for as long as this takes on a busy machine.
+    assert {2, 4} <= {status // 100 for status in statuses}, "both taken and refused"
     assert target.admin.get("/healthz").status_code == 200
