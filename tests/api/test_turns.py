@@ -33,25 +33,33 @@ class Asking:
     def __init__(self, turns: Turns | ProjectTurns) -> None:
         self._turns = turns
         self.began: list[str] = []
+        self._begins: dict[str, asyncio.Event] = {}
         self._ends: dict[str, asyncio.Event] = {}
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self.cancels: dict[str, str] = {}  # whom each cancels in the moment in which it gives its turn back
 
     async def ask(self, name: str, by: Caller) -> None:
-        self._ends[name] = asyncio.Event()
+        self._begins[name], self._ends[name] = asyncio.Event(), asyncio.Event()
         self.tasks[name] = asyncio.create_task(self._ask(name, by))
         await settle()
 
     async def _ask(self, name: str, by: Caller) -> None:
         async with self._turns.taken(by):
             self.began.append(name)
+            self._begins[name].set()
             await self._ends[name].wait()
         if name in self.cancels:
             self.tasks[self.cancels[name]].cancel()
 
-    async def end(self, name: str) -> None:
+    async def end(self, name: str, *, cancel: str | None = None) -> None:
+        """Let it give its turn back, and cancel another in the same moment."""
         self._ends[name].set()
+        if cancel is not None:
+            self.tasks[cancel].cancel()
         await settle()
+
+    async def has_begun(self, name: str) -> None:
+        await asyncio.wait_for(self._begins[name].wait(), 5)
 
 
 async def settle() -> None:
@@ -92,12 +100,7 @@ async def test_a_project_rests_after_its_turn_and_others_do_not_wait_for_it() ->
     assert asking.began == ["a1", "b1"]
     await asking.end("b1")
     clock.now += 0.02 * REST_FACTOR
-    await asyncio.wait_for(_until(lambda: "a2" in asking.began), 5)
-
-
-async def _until(holds: Callable[[], bool]) -> None:
-    while not holds():
-        await asyncio.sleep(0.005)
+    await asking.has_begun("a2")
 
 
 @in_a_loop
@@ -115,20 +118,20 @@ async def test_so_many_of_a_project_wait_and_no_more() -> None:
 
 
 @pytest.mark.parametrize("turns", [Turns(Clock()), ProjectTurns(1)])
-@pytest.mark.parametrize("granted", [False, True])
-def test_who_is_gone_keeps_nobody_waiting(turns: Turns | ProjectTurns, granted: bool) -> None:
-    """Also if the turn came in the moment in which its client went."""
+@pytest.mark.parametrize("gone", ["before the turn", "with the turn", "after the turn"])
+def test_who_is_gone_keeps_nobody_waiting(turns: Turns | ProjectTurns, gone: str) -> None:
+    """Whether its client went before the turn came to it, or in the same moment."""
 
     async def run() -> None:
         asking = Asking(turns)
         for name in ("a1", "a2", "a3"):
             await asking.ask(name, A)
-        if granted:
-            asking.cancels["a1"] = "a2"
-        else:
+        if gone == "before the turn":
             asking.tasks["a2"].cancel()
-        await asking.end("a1")
-        await asyncio.wait_for(_until(lambda: "a3" in asking.began), 5)
+        elif gone == "after the turn":
+            asking.cancels["a1"] = "a2"
+        await asking.end("a1", cancel="a2" if gone == "with the turn" else None)
+        await asking.has_begun("a3")
         await asking.end("a3")
         assert len(turns) == 0
 

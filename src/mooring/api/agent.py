@@ -20,7 +20,6 @@ from mooring.api.gate import CurrentNode, GatedRoute, NodeCaller
 from mooring.api.responses import errors
 from mooring.control import handouts, nodes, reports, streams
 from mooring.core.errors import Gone, NotFound
-from mooring.db.tables import Node
 from mooring.schemas.agent import (
     CredentialAnswer,
     JoinAnswer,
@@ -148,9 +147,9 @@ def _is_news(answer: SyncAnswer, report: SyncRequest) -> bool:
 
 def _report(context: Context, caller: NodeCaller, report: SyncRequest) -> SyncAnswer:
     with context.database.write() as session:
-        node = reports.apply(session, caller.id, caller.credential_hash, report)
+        there = reports.apply(session, caller.id, caller.credential_hash, report)
         session.flush()
-        answer = _answer(context, session, node, report)
+        answer = _answer(context, session, there, report)
     context.heard_nodes.add(caller.id)
     return answer
 
@@ -159,13 +158,13 @@ def _look(context: Context, node_id: str, report: SyncRequest) -> SyncAnswer:
     with context.database.read() as session:
         node = nodes.get(session, node_id)
         reports.refuse_stale_session(node, report.session)
-        return _answer(context, session, node, report)
+        return _answer(context, session, reports.known(session, node, report), report)
 
 
-def _answer(context: Context, session: Session, node: Node, report: SyncRequest) -> SyncAnswer:
+def _answer(context: Context, session: Session, there: reports.Known, report: SyncRequest) -> SyncAnswer:
     interval = context.settings.report_interval_s
     plane = context.identity.control_plane_id
-    return reports.answer(session, node, report, plane, interval)
+    return reports.answer(session, there, report, plane, interval)
 
 
 @router.post(

@@ -129,7 +129,9 @@ class Turns:
         if mine.done() and not mine.cancelled():
             self._end()
             return
-        waiting = self._waiting[key]
+        waiting = self._waiting.get(key, deque())
+        if mine not in waiting:
+            return  # `_grant` passed it over before it was here
         waiting.remove(mine)
         if not waiting:
             del self._waiting[key]
@@ -145,20 +147,25 @@ class Turns:
 
     def _grant(self) -> None:
         """Give the turn to the first of the next project that does not rest."""
-        if self._taken or not self._waiting:
-            return
-        now = self._clock()
-        key = next((each for each in self._waiting if self._rests_until.get(each, now) <= now), None)
-        if key is None:
-            self._grant_later(min(self._rests_until[each] for each in self._waiting) - now)
-            return
+        while self._waiting and not self._taken:
+            now = self._clock()
+            key = next((each for each in self._waiting if self._rests_until.get(each, now) <= now), None)
+            if key is None:
+                self._grant_later(min(self._rests_until[each] for each in self._waiting) - now)
+                return
+            first = self._next_of(key)
+            # A request that is cancelled leaves the queue only when its own task runs again.
+            if not first.done():
+                self._taken = True
+                first.set_result(None)
+
+    def _next_of(self, key: str) -> asyncio.Future[None]:
         first = self._waiting[key].popleft()
         if self._waiting[key]:
             self._waiting.move_to_end(key)
         else:
             del self._waiting[key]
-        self._taken = True
-        first.set_result(None)
+        return first
 
     def _grant_later(self, seconds: float) -> None:
         if self._timer is not None:

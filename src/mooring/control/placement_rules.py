@@ -41,7 +41,7 @@ def require_no_conflict(session: Session, project_id: str, selector: Mapping[str
 
     A project's selector may change later, while the instance waits: then the project's value wins.
     """
-    required = selectors(session, [project_id]).get(project_id, {})
+    required = session.get_one(Project, project_id).node_selector or {}
     for key, value in sorted(required.items()):
         if selector.get(key, value) != value:
             raise Forbidden(

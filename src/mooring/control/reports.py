@@ -1,6 +1,7 @@
 """A node's report, applied: what it says, and what its silence says, about everything placed on it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
 from sqlalchemy import select
@@ -40,7 +41,15 @@ LOST = Reason(
 )
 
 
-def apply(session: Session, node_id: str, credential_hash: str, report: SyncRequest) -> Node:
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A node, and by id every instance that is placed on it or that it reports. Read once for each report."""
+
+    node: Node
+    rows: Mapping[str, Instance]
+
+
+def apply(session: Session, node_id: str, credential_hash: str, report: SyncRequest) -> Known:
     """Take a report in, once and in order.
 
     Raises:
@@ -56,8 +65,27 @@ def apply(session: Session, node_id: str, credential_hash: str, report: SyncRequ
         # Only a database that was restored knows a lower number than an agent was given.
         node.session, node.seq = report.session, 0
     if report.seq > node.seq:
-        _heed(session, node, report)
-    return node
+        return _heed(session, node, report)
+    return known(session, node, report)
+
+
+def known(session: Session, node: Node, report: SyncRequest) -> Known:
+    """What a node's answer is made of, when its report itself is not news."""
+    query = select(Instance).options(assignments.without_specs())
+    query = query.where(
+        Instance.node_id == node.id, Instance.state.in_(HOLDS_GPUS), Instance.deleted_at.is_(None)
+    )
+    return _known(session, node, session.scalars(query), report)
+
+
+def _known(session: Session, node: Node, placed: Iterable[Instance], report: SyncRequest) -> Known:
+    """Args: placed: on the node; what it reports besides is read here."""
+    rows = {row.id: row for row in placed}
+    others = {item.instance_id for item in report.instances or ()} - rows.keys()
+    if others:
+        query = select(Instance).where(Instance.id.in_(others)).options(assignments.without_specs())
+        rows |= {row.id: row for row in session.scalars(query)}
+    return Known(node, rows)
 
 
 def refuse_stale_session(node: Node, number: int) -> None:
@@ -66,16 +94,19 @@ def refuse_stale_session(node: Node, number: int) -> None:
         raise StaleSession("another agent with this node's identity has started since; this one must stop")
 
 
-def _heed(session: Session, node: Node, report: SyncRequest) -> None:
+def _heed(session: Session, node: Node, report: SyncRequest) -> Known:
     facts = _approve_facts(session, node, report)
     _hear_node(session, node, report, facts)
     gpus.apply_incidents(session, node, report.incidents, report.faults)
+    placed = locks.instances_on(session, node.id)
+    there = _known(session, node, placed, report)
     if report.instances is not None:
-        for row, seen in _matched(locks.instances_on(session, node.id), report):
+        for row, seen in _matched(placed, report):
             _observe(session, node, row, seen)
-        _note_orphans(session, node, report)
+        _note_orphans(there, report)
     elif report.problem is not None:
-        _explain_unknown(session, node, report.problem)
+        _explain_unknown(session, placed, report.problem)
+    return there
 
 
 def _approve_facts(session: Session, node: Node, report: SyncRequest) -> JsonObject:
@@ -110,9 +141,9 @@ def _note_claims(session: Session, node: Node, changes: Sequence[JsonObject]) ->
             events.append(session, events.GPU_CLAIMED, data)
 
 
-def _explain_unknown(session: Session, node: Node, problem: Reason) -> None:
+def _explain_unknown(session: Session, placed: Sequence[Instance], problem: Reason) -> None:
     """The node cannot tell what it has: nothing changes but what those are told who wait for it."""
-    for row in locks.instances_on(session, node.id):
+    for row in placed:
         waits = row.state in {State.SCHEDULED, State.STARTING, State.UNREACHABLE}
         if waits and row.desired_state is DesiredState.RUNNING and row.reason != problem.model_dump():
             instances.touch(session, row, problem)
@@ -237,20 +268,15 @@ def _reason(row: Instance, seen: ObservedInstance | None, to: State) -> Reason |
 
 def answer(
     session: Session,
-    node: Node,
+    there: Known,
     report: SyncRequest,
     control_plane_id: str,
     interval_s: float,
 ) -> SyncAnswer:
     """Everything the node should have now, and what it reported that nothing should be left of."""
-    # Besides what holds GPUs here, an ended instance matters for as long as its container is there.
-    rows = _reported_rows(session, report) | _due_rows(session, node)
-    due = [
-        row
-        for row in rows.values()
-        if row.node_id == node.id and row.deleted_at is None and row.desired_state is not DesiredState.DELETED
-    ]
-    removals, _strangers = _classify(node, rows, report)
+    node = there.node
+    due = _due(there, report)
+    removals, _strangers = _classify(there, report)
     told = assignments.of(session, node, due, report.specs)
     return SyncAnswer(
         control_plane_id=control_plane_id,
@@ -269,33 +295,28 @@ def answer(
     )
 
 
-def _reported_rows(session: Session, report: SyncRequest) -> dict[str, Instance]:
-    reported = {item.instance_id for item in report.instances or ()}
-    if not reported:
-        return {}
-    query = select(Instance).where(Instance.id.in_(reported)).options(assignments.without_specs())
-    return {row.id: row for row in session.scalars(query)}
+def _due(there: Known, report: SyncRequest) -> list[Instance]:
+    """What holds GPUs on the node, and what has ended for as long as its container is there."""
+    node, reported = there.node, {item.instance_id for item in report.instances or ()}
+    return [
+        row
+        for row in there.rows.values()
+        if row.node_id == node.id
+        and row.deleted_at is None
+        and row.desired_state is not DesiredState.DELETED
+        and (row.state in HOLDS_GPUS or row.id in reported)
+    ]
 
 
-def _due_rows(session: Session, node: Node) -> dict[str, Instance]:
-    query = select(Instance).options(assignments.without_specs())
-    query = query.where(
-        Instance.node_id == node.id, Instance.state.in_(HOLDS_GPUS), Instance.deleted_at.is_(None)
-    )
-    return {row.id: row for row in session.scalars(query)}
-
-
-def _classify(
-    node: Node, rows: dict[str, Instance], report: SyncRequest
-) -> tuple[list[Removal], list[ObservedInstance]]:
+def _classify(there: Known, report: SyncRequest) -> tuple[list[Removal], list[ObservedInstance]]:
     """Split what should not be there: known and over (removed), or never heard of (left alone).
 
     An attempt above the one on record means that this database is older than the node, a restored
     backup: nothing is killed on the word of a database that has forgotten.
     """
-    removals, strangers = [], []
+    node, removals, strangers = there.node, [], []
     for item in report.instances or ():
-        row = rows.get(item.instance_id)
+        row = there.rows.get(item.instance_id)
         if row is None or item.attempt > row.attempt:
             strangers.append(item)
         elif (
@@ -307,12 +328,12 @@ def _classify(
     return removals, strangers
 
 
-def _note_orphans(session: Session, node: Node, report: SyncRequest) -> None:
+def _note_orphans(there: Known, report: SyncRequest) -> None:
     """Keep what the node holds and nobody here knows, for admins to look at."""
-    _removals, strangers = _classify(node, _reported_rows(session, report), report)
+    _removals, strangers = _classify(there, report)
     listed = [orphan.model_dump() for orphan in (*report.orphans, *map(_orphan, strangers))]
-    if listed != node.orphans:
-        node.orphans = listed
+    if listed != there.node.orphans:
+        there.node.orphans = listed
 
 
 def _orphan(item: ObservedInstance) -> Orphan:

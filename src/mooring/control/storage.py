@@ -110,7 +110,7 @@ def settle(session: Session, limits: Limits) -> None:
 
 
 def _day(moment: datetime) -> str:
-    return moment.strftime("%Y-%m-%d")
+    return moment.date().isoformat()
 
 
 def _refuse_beyond(limits: Limits, row: Row[Any], stored: int, written: int, moment: datetime) -> None:
