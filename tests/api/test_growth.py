@@ -79,7 +79,7 @@ def test_creates_and_deletes_under_a_quota_of_one_leave_nothing_behind(
             )
             assert made.status_code == 201, made.text
             assert member.delete(f"/v1/instances/{made.json()['id']}").status_code == 202
-        wait_until(lambda: size(database_url) < before + 5 * MIB, 20)
+        wait_until(lambda: size(database_url) < before + 5 * MIB, 60)
 
 
 def test_a_groups_template_is_stored_once(database_url: str, tmp_path: Path) -> None:
