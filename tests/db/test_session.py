@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
+from functools import partial
 
 import pytest
 from sqlalchemy import select, text
@@ -12,7 +13,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from mooring.control import bootstrap, projects
 from mooring.db import session as sessions
 from mooring.db.notifications import Listener
-from mooring.db.session import Database, at_end, normalized, nudge
+from mooring.db.session import Database, Ending, at_end, normalized, nudge
 from mooring.db.signals import Signals
 from mooring.db.tables import ApiKey, Project
 from mooring.db.types import new_id, now
@@ -65,17 +66,22 @@ def test_what_is_read_is_never_written(database: Database) -> None:
 
 def test_what_is_for_the_end_comes_last(database: Database) -> None:
     order: list[str] = []
+
+    def note(step: Ending, _session: object) -> None:
+        order.append(step.name)
+
     with database.write() as session:
-        at_end(session, lambda _session: order.append("end"))
+        for step in sorted(Ending, reverse=True):
+            at_end(session, step, partial(note, step))
         session.add(_project("a"))
         order.append("body")
-    assert order == ["body", "end"]
+    assert order == ["body", "WITHOUT_LOCKS", "NOTIFY", "EVENTS", "COUNTS"]
 
     def refuse(_session: object) -> None:
         raise RuntimeError("too late")
 
     with pytest.raises(RuntimeError, match="too late"), database.write() as session:
-        at_end(session, refuse)
+        at_end(session, Ending.COUNTS, refuse)
         session.add(_project("b"))
     assert _names(database) == ["a"]
 

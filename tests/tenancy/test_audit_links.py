@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from mooring.control import audit, audit_links, audit_verify
 from mooring.control.audit_links import Head
 from mooring.core.access import on_host
-from mooring.db.session import Database, at_end
+from mooring.db.session import Database, Ending, at_end
 from mooring.db.signals import Signals
 from mooring.loops import audit_links as loop
 from mooring.loops.audit_links import AuditLinks, SearchStart, exported, last_exported
@@ -176,7 +176,7 @@ def test_writers_wait_for_no_other_writers_audit_row(database_url: str, tmp_path
 
     with plane.database.write() as first:
         audit.record(first, on_host("user.create"), "usr_1", None)
-        at_end(first, commit_another)
+        at_end(first, Ending.COUNTS, commit_another)
     AuditLinks(plane.database, plane.audit_keys, None).tick()
     with plane.database.read() as session:
         order = session.execute(

@@ -85,7 +85,7 @@ def claim(context: Context, session: Session, call: Call) -> Answer | None:
 def store(context: Context, session: Session, call: Call, answer: Answer) -> None:
     """Keep the answer of a call that has a key, and settle what the call has written.
 
-    Raises:
+    Raises, at the end of the transaction:
         QuotaExceeded, DailyWriteLimit: as `storage.settle`.
     """
     caller, key = call.access.caller, call.idempotency_key or ""

@@ -11,7 +11,7 @@ from mooring.control.audit_keys import KEY_FILE, AuditKeys, WrongAuditKey
 from mooring.control.audit_size import bounded
 from mooring.core import ids
 from mooring.core.access import Access, on_host
-from mooring.db.session import Database, before_last_locks
+from mooring.db.session import Database, Ending, at_end
 from mooring.db.tables import AuditEntry, ControlPlane
 from mooring.db.types import new_id, now
 
@@ -40,7 +40,7 @@ def record(
         return
     if _PENDING not in session.info:
         session.info[_PENDING] = []
-        before_last_locks(session, _write)
+        at_end(session, Ending.WITHOUT_LOCKS, _write)
     session.info[_PENDING].append(
         {
             "id": new_id(ids.AUDIT_ENTRY),

@@ -11,7 +11,7 @@ from mooring.control import locks
 from mooring.core import ids
 from mooring.core.errors import Gone
 from mooring.core.instance import State
-from mooring.db.session import at_end, nudge
+from mooring.db.session import Ending, at_end, nudge
 from mooring.db.tables import ControlPlane, Event
 from mooring.db.types import JsonObject, new_id, now
 
@@ -43,7 +43,7 @@ def append(
     }
     if _PENDING not in session.info:
         session.info[_PENDING] = []
-        at_end(session, _write)
+        at_end(session, Ending.EVENTS, _write)
     session.info[_PENDING].append(event)
     nudge(session, *topics(None if project_id is None else [project_id]), *topics(None))
 
@@ -94,7 +94,7 @@ _INSERT = insert(Event.__table__)  # type: ignore[arg-type]
 
 def _write(session: Session) -> None:
     # Numbers are drawn before the commit, so without a lock a reader could see 8 before 7 and never
-    # look back. Taken as the last lock of every transaction, it cannot deadlock with the rows' locks.
+    # look back. Taken after the locks of rows, it cannot deadlock with them.
     locks.end_of_events(session)
     session.connection().execute(_INSERT, session.info.pop(_PENDING))
 

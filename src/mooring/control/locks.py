@@ -1,6 +1,6 @@
 """The order in which rows are locked, so that no two transactions wait for each other: projects by id, one
-instance group, placing, nodes by id, instances by id, then the end of the event log. SQLite has one writer
-and needs none of it.
+instance group, placing, nodes by id, instances by id, then the end of the event log, then the stored bytes of
+projects by id (`db.session.Ending`). SQLite has one writer and needs none of it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,14 +12,14 @@ from sqlalchemy.orm import Session, defer
 
 from mooring.core.access import Access
 from mooring.core.errors import Conflict, NotFound
-from mooring.db.session import at_end
+from mooring.db.session import Ending, at_end
 from mooring.db.tables import Instance, InstanceGroup, Node, Project
 
 _TRIES = 5
 
 
 def end_of_events(session: Session) -> None:
-    """The last lock of every transaction that appends to the events."""
+    """Of every transaction that appends to the events; only `Ending.COUNTS` takes a lock after it."""
     if session.get_bind().dialect.name == "postgresql":
         session.execute(text("SELECT pg_advisory_xact_lock(hashtext('mooring.events'))"))
 
@@ -55,7 +55,7 @@ def live_project(session: Session, project_id: str) -> Project:
     if row is None or row.deleted_at is not None:
         raise _no_project(project_id)
     if session.get_bind().dialect.name == "postgresql":
-        at_end(session, lambda ending: _refuse_deleted(ending, project_id))
+        at_end(session, Ending.WITHOUT_LOCKS, lambda ending: _refuse_deleted(ending, project_id))
     return row
 
 

@@ -16,6 +16,7 @@ from sqlalchemy import Row, delete, select, text, update
 from sqlalchemy.orm import Session
 
 from mooring.core.errors import DailyWriteLimit, QuotaExceeded
+from mooring.db.session import Ending, at_end
 from mooring.db.tables import Instance, ProjectStorage
 from mooring.db.types import JsonObject, now
 from mooring.schemas.base import timestamp
@@ -91,15 +92,18 @@ _ADD = text(
 
 
 def settle(session: Session, limits: Limits) -> None:
-    """Write down what the transaction has added. It locks the counts: call it as late as possible.
+    """Have the transaction write down at its end what it has added.
 
-    Raises:
+    Raises, at the end of the transaction:
         QuotaExceeded: the project would store more than it may; `quota` is `stored_bytes`.
         DailyWriteLimit: the project has written too much today.
     """
     pending: _Pending | None = session.info.pop(_PENDING, None)
-    if pending is None:
-        return
+    if pending is not None:
+        at_end(session, Ending.COUNTS, lambda ending: _write(ending, pending, limits))
+
+
+def _write(session: Session, pending: _Pending, limits: Limits) -> None:
     moment = now()
     for project_id in sorted(pending.written):
         stored, written = pending.stored[project_id], pending.written[project_id]

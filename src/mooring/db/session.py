@@ -7,6 +7,8 @@ PostgreSQL: row locks, and `NOTIFY` in the transaction so that other replicas ar
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import IntEnum
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,6 @@ from mooring.db.signals import Signals
 NOTIFY_CHANNEL = "mooring"
 _NUDGES = "mooring.nudges"
 _AT_END = "mooring.at_end"
-_BEFORE_LAST_LOCKS = "mooring.before_last_locks"
 _WRITE_LOCK_TIMEOUT_S = 10.0
 
 
@@ -37,14 +38,21 @@ def nudge(session: Session, *topics: str) -> None:
     session.info.setdefault(_NUDGES, set()).update(topics)
 
 
-def at_end(session: Session, last: Callable[[Session], None]) -> None:
-    """Run this as the last writing of the transaction, after every row has been locked and flushed."""
-    session.info.setdefault(_AT_END, []).append(last)
+class Ending(IntEnum):
+    """The last steps of a transaction, in order: the more others wait for a lock, the later it is taken.
+
+    Whatever follows a lock that all writers take delays all of them by a round trip.
+    """
+
+    WITHOUT_LOCKS = 1
+    NOTIFY = 2  # PostgreSQL delivers it after the commit
+    EVENTS = 3  # under the lock of the end of the event log, of all writers
+    COUNTS = 4  # the row of a project that each of its writers changes
 
 
-def before_last_locks(session: Session, write: Callable[[Session], None]) -> None:
-    """Run this once all else is flushed, and before what `at_end` runs, whose locks others wait for."""
-    session.info.setdefault(_BEFORE_LAST_LOCKS, []).append(write)
+def at_end(session: Session, step: Ending, write: Callable[[Session], None]) -> None:
+    """Run this at the end of the transaction, after every row has been locked and flushed."""
+    session.info.setdefault(_AT_END, []).append((step, write))
 
 
 class Database:
@@ -80,11 +88,12 @@ class Database:
                 session.connection(execution_options={"mooring_immediate": True})
             yield session
             session.flush()
-            for last in (*session.info.pop(_BEFORE_LAST_LOCKS, ()), *session.info.pop(_AT_END, ())):
-                last(session)
             topics: set[str] = session.info.pop(_NUDGES, set())
             if topics and not self.is_sqlite:
-                _notify(session, topics)
+                at_end(session, Ending.NOTIFY, lambda ending: _notify(ending, topics))
+            for _step, write in sorted(session.info.pop(_AT_END, ()), key=itemgetter(0)):
+                write(session)
+            assert _NUDGES not in session.info, "a nudge of the last steps reaches no other replica"
             session.commit()
         self.signals.fire(topics)
 
