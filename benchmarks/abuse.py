@@ -44,6 +44,9 @@ class Project:
         answer = made.admin.post("/v1/projects", json={"name": name})
         assert answer.status_code == 201, answer.text
         self.id = str(answer.json()["id"])
+        # The test bed's image comes from no registry.
+        allowed = made.admin.patch(f"/v1/projects/{self.id}", json={"local_images": True})
+        assert allowed.status_code == 200, allowed.text
 
     def new_client(self) -> Client:
         body = {"name": "bench", "role": "member", "project_id": self.id}
