@@ -105,6 +105,7 @@ def test_a_reader_sees_one_moment_and_keeps_no_writer_out(database: Database) ->
         assert session.scalars(select(Project)).all() == []
         with database.write() as other:
             other.add(_project("a"))
+        assert session.scalars(select(Project)).all() == []
     assert _names(database) == ["a"]
 
 

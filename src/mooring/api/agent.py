@@ -7,7 +7,6 @@ from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel, ValidationError
-from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
@@ -137,7 +136,7 @@ async def sync(
         signals = context.database.signals
         while not (_is_news(answer, report) or signals.closing) and (left := deadline - time.monotonic()) > 0:
             if await waiter.wait(left):
-                answer = await run_in_threadpool(_look, context, node.id, report)
+                answer = await run_in_threadpool(_answer, context, node.id, report)
     return Response(answer.model_dump_json(), media_type="application/json")
 
 
@@ -147,24 +146,17 @@ def _is_news(answer: SyncAnswer, report: SyncRequest) -> bool:
 
 def _report(context: Context, caller: NodeCaller, report: SyncRequest) -> SyncAnswer:
     with context.database.write() as session:
-        there = reports.apply(session, caller.id, caller.credential_hash, report)
-        session.flush()
-        answer = _answer(context, session, there, report)
+        reports.apply(session, caller.id, caller.credential_hash, report)
     context.heard_nodes.add(caller.id)
-    return answer
+    return _answer(context, caller.id, report)  # read for itself: other writers need not wait for it
 
 
-def _look(context: Context, node_id: str, report: SyncRequest) -> SyncAnswer:
+def _answer(context: Context, node_id: str, report: SyncRequest) -> SyncAnswer:
+    interval, plane = context.settings.report_interval_s, context.identity.control_plane_id
     with context.database.read() as session:
         node = nodes.get(session, node_id)
         reports.refuse_stale_session(node, report.session)
-        return _answer(context, session, reports.known(session, node, report), report)
-
-
-def _answer(context: Context, session: Session, there: reports.Known, report: SyncRequest) -> SyncAnswer:
-    interval = context.settings.report_interval_s
-    plane = context.identity.control_plane_id
-    return reports.answer(session, there, report, plane, interval)
+        return reports.answer(session, node, report, plane, interval)
 
 
 @router.post(

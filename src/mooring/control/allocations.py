@@ -48,9 +48,7 @@ def renew(session: Session, row: Instance) -> None:
 
 
 def release(session: Session, row: Instance) -> None:
-    session.execute(
-        update(Allocation)
-        .where(Allocation.instance_id == row.id, Allocation.to_at.is_(None))
-        .values(to_at=now())
-    )
+    if row.gpu_count:
+        held = (Allocation.instance_id == row.id) & Allocation.to_at.is_(None)
+        session.execute(update(Allocation).where(held).values(to_at=now()))
     nudge(session, "schedule")

@@ -42,14 +42,14 @@ LOST = Reason(
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """A node, and by id every instance that is placed on it or that it reports. Read once for each report."""
+class _Known:
+    """A node, and by id every instance that is placed on it or that it reports."""
 
     node: Node
     rows: Mapping[str, Instance]
 
 
-def apply(session: Session, node_id: str, credential_hash: str, report: SyncRequest) -> Known:
+def apply(session: Session, node_id: str, credential_hash: str, report: SyncRequest) -> None:
     """Take a report in, once and in order.
 
     Raises:
@@ -65,27 +65,25 @@ def apply(session: Session, node_id: str, credential_hash: str, report: SyncRequ
         # Only a database that was restored knows a lower number than an agent was given.
         node.session, node.seq = report.session, 0
     if report.seq > node.seq:
-        return _heed(session, node, report)
-    return known(session, node, report)
+        _heed(session, node, report)
 
 
-def known(session: Session, node: Node, report: SyncRequest) -> Known:
-    """What a node's answer is made of, when its report itself is not news."""
+def _due_rows(session: Session, node: Node) -> Iterable[Instance]:
     query = select(Instance).options(assignments.without_specs())
     query = query.where(
         Instance.node_id == node.id, Instance.state.in_(HOLDS_GPUS), Instance.deleted_at.is_(None)
     )
-    return _known(session, node, session.scalars(query), report)
+    return session.scalars(query)
 
 
-def _known(session: Session, node: Node, placed: Iterable[Instance], report: SyncRequest) -> Known:
+def _known(session: Session, node: Node, placed: Iterable[Instance], report: SyncRequest) -> _Known:
     """Args: placed: on the node; what it reports besides is read here."""
     rows = {row.id: row for row in placed}
     others = {item.instance_id for item in report.instances or ()} - rows.keys()
     if others:
         query = select(Instance).where(Instance.id.in_(others)).options(assignments.without_specs())
         rows |= {row.id: row for row in session.scalars(query)}
-    return Known(node, rows)
+    return _Known(node, rows)
 
 
 def refuse_stale_session(node: Node, number: int) -> None:
@@ -94,19 +92,18 @@ def refuse_stale_session(node: Node, number: int) -> None:
         raise StaleSession("another agent with this node's identity has started since; this one must stop")
 
 
-def _heed(session: Session, node: Node, report: SyncRequest) -> Known:
+def _heed(session: Session, node: Node, report: SyncRequest) -> None:
     facts = _approve_facts(session, node, report)
     _hear_node(session, node, report, facts)
     gpus.apply_incidents(session, node, report.incidents, report.faults)
     placed = locks.instances_on(session, node.id)
-    there = _known(session, node, placed, report)
     if report.instances is not None:
-        for row, seen in _matched(placed, report):
-            _observe(session, node, row, seen)
-        _note_orphans(there, report)
+        with session.no_autoflush:  # many may end at once: their rows go out together
+            for row, seen in _matched(placed, report):
+                _observe(session, node, row, seen)
+        _note_orphans(_known(session, node, placed, report), report)
     elif report.problem is not None:
         _explain_unknown(session, placed, report.problem)
-    return there
 
 
 def _approve_facts(session: Session, node: Node, report: SyncRequest) -> JsonObject:
@@ -268,13 +265,16 @@ def _reason(row: Instance, seen: ObservedInstance | None, to: State) -> Reason |
 
 def answer(
     session: Session,
-    there: Known,
+    node: Node,
     report: SyncRequest,
     control_plane_id: str,
     interval_s: float,
 ) -> SyncAnswer:
-    """Everything the node should have now, and what it reported that nothing should be left of."""
-    node = there.node
+    """Everything the node should have now, and what it reported that nothing should be left of.
+
+    Made of a reader's session (`Database.read`): what it says of the GPUs of an instance fits to its state.
+    """
+    there = _known(session, node, _due_rows(session, node), report)
     due = _due(there, report)
     removals, _strangers = _classify(there, report)
     told = assignments.of(session, node, due, report.specs)
@@ -295,7 +295,7 @@ def answer(
     )
 
 
-def _due(there: Known, report: SyncRequest) -> list[Instance]:
+def _due(there: _Known, report: SyncRequest) -> list[Instance]:
     """What holds GPUs on the node, and what has ended for as long as its container is there."""
     node, reported = there.node, {item.instance_id for item in report.instances or ()}
     return [
@@ -308,7 +308,7 @@ def _due(there: Known, report: SyncRequest) -> list[Instance]:
     ]
 
 
-def _classify(there: Known, report: SyncRequest) -> tuple[list[Removal], list[ObservedInstance]]:
+def _classify(there: _Known, report: SyncRequest) -> tuple[list[Removal], list[ObservedInstance]]:
     """Split what should not be there: known and over (removed), or never heard of (left alone).
 
     An attempt above the one on record means that this database is older than the node, a restored
@@ -328,7 +328,7 @@ def _classify(there: Known, report: SyncRequest) -> tuple[list[Removal], list[Ob
     return removals, strangers
 
 
-def _note_orphans(there: Known, report: SyncRequest) -> None:
+def _note_orphans(there: _Known, report: SyncRequest) -> None:
     """Keep what the node holds and nobody here knows, for admins to look at."""
     _removals, strangers = _classify(there, report)
     listed = [orphan.model_dump() for orphan in (*report.orphans, *map(_orphan, strangers))]

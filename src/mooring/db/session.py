@@ -63,14 +63,19 @@ class Database:
         self.signals = signals
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.engine = _sqlite_engine(self.url) if self.is_sqlite else _postgresql_engine(self.url, pool_size)
+        # As on SQLite, all that one reader reads is of one moment: an instance fits to the GPUs it holds.
+        snapshots = self.engine.execution_options(isolation_level="REPEATABLE READ")
+        self._readers = self.engine if self.is_sqlite else snapshots
         self._writer = threading.Lock()
         # Found in the `info` of every session: keys and rules of the service that writers apply.
         self.session_info: dict[str, Any] = {}
 
     @contextmanager
     def read(self) -> Iterator[Session]:
-        """A session that is rolled back at the end, whatever was done in it."""
-        with Session(self.engine, autoflush=False, expire_on_commit=False, info=self.session_info) as session:
+        """A session that sees one moment, and is rolled back at the end, whatever was done in it."""
+        with Session(
+            self._readers, autoflush=False, expire_on_commit=False, info=self.session_info
+        ) as session:
             yield session
 
     @contextmanager
