@@ -26,8 +26,8 @@ from benchmarks.figures import median, percentile, verdict
 
 MANY = 64
 BOUND = 2.0
-TINY = {"cpus": 0.01, "memory_mib": 16}
-SMALL = {"cpus": 0.1, "memory_mib": 64}
+TINY = {"cpus": 0.01, "memory_mib": 16, "disk_mib": 64}
+SMALL = {"cpus": 0.1, "memory_mib": 64, "disk_mib": 64}
 IGNORES_SIGTERM = ["sh", "-c", "trap '' TERM; while :; do sleep 3600 & wait $!; done"]
 PRINTS = ["sh", "-c", "while :; do date; sleep 0.1; done"]
 FORK_BOMB = ["sh", "-c", "bomb() { bomb | bomb & }; bomb; sleep 100000"]

@@ -13,6 +13,7 @@ from tests.testbed.waiting import wait_until
 
 PIDS = 40
 FORK_BOMB = ["sh", "-c", "(while :; do sleep 1000 & done) 2>/dev/null; exec sleep 1000"]
+WIDE_FORK_BOMB = ["sh", "-c", "bomb() { bomb | bomb & }; bomb; sleep 100000"]
 FLOOD_KIB = 4096
 LOG_KIB = 64
 
@@ -29,6 +30,16 @@ def test_a_fork_bomb_fills_its_own_limit_and_no_more(node: DockerNode) -> None:
     neighbour = start(runtime, assignment())
     assert output_of(runtime, neighbour, ["echo", "alive"]) == "alive\n"
     stop(runtime, bomb, 1)
+    assert the_ended(runtime).instance_id == bomb.instance_id
+    runtime.close()
+
+
+def test_a_fork_bomb_that_owes_cpu_time_ends_when_it_is_killed(node: DockerNode) -> None:
+    """Under its own CPU limit none of its processes runs for minutes, and what does not run does not die."""
+    runtime = runtime_on(node)
+    bomb = start(runtime, assignment(command=WIDE_FORK_BOMB, cpus=0.1, memory_mib=64))
+    wait_until(lambda: len(node.client.api.top(bomb.container_id)["Processes"]) >= 300, 60)
+    runtime.kill(bomb)
     assert the_ended(runtime).instance_id == bomb.instance_id
     runtime.close()
 

@@ -87,19 +87,19 @@ def _in_control_groups(name: str) -> list[int]:
     pids: list[int] = []
     for top in _control_groups(name):
         for members in top.rglob("cgroup.procs"):
-            _thaw(members.parent)
+            _let_die(members.parent)
             # A group can go away, and a threaded one refuses, while it is read.
             with suppress(OSError):
                 pids += map(int, members.read_text().split())
     return [pid for pid in pids if pid]
 
 
-def _thaw(group: Path) -> None:
-    """A paused container of cgroup v1 does not die of SIGKILL before it is thawed."""
-    state = group / "freezer.state"
-    if state.exists():
-        with suppress(OSError):
-            state.write_text("THAWED")
+def _let_die(group: Path) -> None:
+    """Of SIGKILL dies neither a paused container (cgroup v1) nor one that owes the kernel much CPU time."""
+    for name, value in (("freezer.state", "THAWED"), ("cpu.cfs_quota_us", "-1"), ("cpu.max", "max")):
+        if (group / name).exists():
+            with suppress(OSError):
+                (group / name).write_text(value)
 
 
 def _control_groups(name: str) -> list[Path]:

@@ -257,7 +257,7 @@ class DockerRuntime:
         return began
 
     def kill(self, container: Container) -> None:
-        docker_stop.kill(self._engine, container.container_id)
+        docker_stop.kill_all(self._engine, container.container_id, self.info()["NCPU"])
         self._observer.doubt(container.container_id)
 
     def remove(self, container: Container) -> None:

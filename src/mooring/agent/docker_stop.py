@@ -4,14 +4,19 @@ The engine's own stop is not used: it holds its caller until the end, for as lon
 forgets the SIGKILL that should follow when it is restarted. When that is due is decided in reconcile.py.
 """
 
+import logging
 from typing import Final
 
 from mooring.agent.docker_engine import Engine, is_gone
 from mooring.agent.docker_errors import EngineRefused
+from mooring.agent.runtime import RuntimeUnavailable
 
 STOP_SIGNAL: Final = "SIGTERM"  # unless the container's configuration names another
 _NO_SUCH_SIGNAL: Final = 400
 _NOT_RUNNING: Final = 409
+_SERVER_ERROR: Final = 500
+
+log = logging.getLogger(__name__)
 
 
 def begin_stop(engine: Engine, container_id: str) -> bool:
@@ -35,6 +40,25 @@ def kill(engine: Engine, container_id: str, signal: str = "SIGKILL") -> bool:
     except EngineRefused as refusal:
         return _has_ended(refusal)
     return True
+
+
+def kill_all(engine: Engine, container_id: str, cpus: int) -> None:
+    """Send SIGKILL, and see to it that the container's processes get the CPU time that they need to end.
+
+    A killed process ends when the kernel runs it next. A fork bomb has used minutes of CPU time in advance,
+    and under the container's limit none of its processes runs before that is paid back; so long the engine
+    does not answer. A new limit starts the account anew. What was killed executes none of its own code.
+
+    Args:
+        cpus: of the machine: the new limit.
+    """
+    try:
+        kill(engine, container_id)
+    except RuntimeUnavailable as error:
+        if isinstance(error, EngineRefused) and error.status < _SERVER_ERROR:
+            raise
+        engine.limit_cpus(container_id, cpus)
+        log.warning("container %s did not end when it was killed; its CPU limit is lifted", container_id)
 
 
 def _has_ended(refusal: EngineRefused) -> bool:
