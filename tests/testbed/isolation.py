@@ -95,7 +95,7 @@ def _in_control_groups(name: str) -> list[int]:
 
 
 def _let_die(group: Path) -> None:
-    """Of SIGKILL dies neither a paused container (cgroup v1) nor one that owes the kernel much CPU time."""
+    """Let SIGKILL end a paused container of cgroup v1, and one that owes the kernel much CPU time."""
     for name, value in (("freezer.state", "THAWED"), ("cpu.cfs_quota_us", "-1"), ("cpu.max", "max")):
         if (group / name).exists():
             with suppress(OSError):

@@ -2,7 +2,7 @@
 
     <data directory>/containers.json    {"<container id>": {"instance_id": …, "gpu_uuids": […], …}, …}
 
-Docker merges the labels of an image into those of its containers, so labels cannot be memory: whoever builds
+Docker merges the labels of an image into those of its containers, so labels cannot be memory: the author of
 an image would write it. An entry is on disk before its container starts. The file is replaced as a whole, and
 entries of containers that no longer exist are removed. A damaged file does not stop the node: what it said is
 derived again (docker_derive.py), and completed from the control plane's next answer.

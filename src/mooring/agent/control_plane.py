@@ -58,7 +58,7 @@ class ControlPlane:
     """One node's connections to one control plane. Any thread may call, and each call has its own.
 
     Args:
-        insecure_http: accept plain HTTP to another machine (MOORING_INSECURE_HTTP). Whoever listens in on
+        insecure_http: accept plain HTTP to another machine (MOORING_INSECURE_HTTP). An eavesdropper on
             that network can then take over the node. TLS is always verified; there is no way to turn it off.
     """
 

@@ -257,7 +257,7 @@ class DockerRuntime:
         return began
 
     def kill(self, container: Container) -> None:
-        docker_stop.kill_all(self._engine, container.container_id, self.info()["NCPU"])
+        docker_stop.kill_all(self._engine, container.container_id)
         self._observer.doubt(container.container_id)
 
     def remove(self, container: Container) -> None:

@@ -66,7 +66,7 @@ class Engine:
         return {str(image["Id"]) for image in self.images()}
 
     def image_ids_in_use(self) -> set[str]:
-        """Of all containers of the engine, whoever made them and whatever their state."""
+        """Of all containers of the engine, also those that others made, in any state."""
         with engine_call("list"):
             return {str(each["ImageID"]) for each in self._client().containers(all=True)}
 

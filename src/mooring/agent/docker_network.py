@@ -144,7 +144,7 @@ class Networks:
             idle = [network for network in networks if not self._held[network["Labels"][PROJECT]]]
         if not idle:
             return
-        # Only now: whoever let go of a network before has its container in this list.
+        # Only now: a start that has let go of a network by then has its container in this list.
         in_use = {container["Labels"].get(PROJECT) for container in self._engine.containers(INSTANCE)}
         for network in idle:
             if network["Labels"][PROJECT] not in in_use:

@@ -14,7 +14,6 @@ from mooring.agent.runtime import RuntimeUnavailable
 STOP_SIGNAL: Final = "SIGTERM"  # unless the container's configuration names another
 _NO_SUCH_SIGNAL: Final = 400
 _NOT_RUNNING: Final = 409
-_SERVER_ERROR: Final = 500
 
 log = logging.getLogger(__name__)
 
@@ -42,22 +41,20 @@ def kill(engine: Engine, container_id: str, signal: str = "SIGKILL") -> bool:
     return True
 
 
-def kill_all(engine: Engine, container_id: str, cpus: int) -> None:
+def kill_all(engine: Engine, container_id: str) -> None:
     """Send SIGKILL, and see to it that the container's processes get the CPU time that they need to end.
 
     A killed process ends when the kernel runs it next. A fork bomb has used minutes of CPU time in advance,
-    and under the container's limit none of its processes runs before that is paid back; so long the engine
-    does not answer. A new limit starts the account anew. What was killed executes none of its own code.
-
-    Args:
-        cpus: of the machine: the new limit.
+    and under the container's limit none of its processes runs before that is paid back; until then the engine
+    does not answer. A new limit, here all CPUs of the machine, clears the debt. What was killed executes none
+    of its own code.
     """
     try:
         kill(engine, container_id)
-    except RuntimeUnavailable as error:
-        if isinstance(error, EngineRefused) and error.status < _SERVER_ERROR:
-            raise
-        engine.limit_cpus(container_id, cpus)
+    except EngineRefused:
+        raise
+    except RuntimeUnavailable:
+        engine.limit_cpus(container_id, engine.info()["NCPU"])
         log.warning("container %s did not end when it was killed; its CPU limit is lifted", container_id)
 
 

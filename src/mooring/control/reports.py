@@ -1,7 +1,6 @@
 """A node's report, applied: what it says, and what its silence says, about everything placed on it."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 
 from sqlalchemy import select
@@ -41,14 +40,6 @@ LOST = Reason(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """A node, and by id every instance that is placed on it or that it reports."""
-
-    node: Node
-    rows: Mapping[str, Instance]
-
-
 def apply(session: Session, node_id: str, credential_hash: str, report: SyncRequest) -> None:
     """Take a report in, once and in order.
 
@@ -68,24 +59,6 @@ def apply(session: Session, node_id: str, credential_hash: str, report: SyncRequ
         _heed(session, node, report)
 
 
-def _due_rows(session: Session, node: Node) -> Iterable[Instance]:
-    query = select(Instance).options(assignments.without_specs())
-    query = query.where(
-        Instance.node_id == node.id, Instance.state.in_(HOLDS_GPUS), Instance.deleted_at.is_(None)
-    )
-    return session.scalars(query)
-
-
-def _known(session: Session, node: Node, placed: Iterable[Instance], report: SyncRequest) -> _Known:
-    """Args: placed: on the node; what it reports besides is read here."""
-    rows = {row.id: row for row in placed}
-    others = {item.instance_id for item in report.instances or ()} - rows.keys()
-    if others:
-        query = select(Instance).where(Instance.id.in_(others)).options(assignments.without_specs())
-        rows |= {row.id: row for row in session.scalars(query)}
-    return _Known(node, rows)
-
-
 def refuse_stale_session(node: Node, number: int) -> None:
     """Raises StaleSession when a newer agent speaks for the node."""
     if number < node.session:
@@ -101,7 +74,7 @@ def _heed(session: Session, node: Node, report: SyncRequest) -> None:
         with session.no_autoflush:  # many may end at once: their rows go out together
             for row, seen in _matched(placed, report):
                 _observe(session, node, row, seen)
-        _note_orphans(_known(session, node, placed, report), report)
+        _note_orphans(node, _with_reported(session, placed, report), report)
     elif report.problem is not None:
         _explain_unknown(session, placed, report.problem)
 
@@ -274,9 +247,14 @@ def answer(
 
     Made of a reader's session (`Database.read`): what it says of the GPUs of an instance fits to its state.
     """
-    there = _known(session, node, _due_rows(session, node), report)
-    due = _due(there, report)
-    removals, _strangers = _classify(there, report)
+    # Besides what holds GPUs here, an ended instance matters for as long as its container is there.
+    rows = _with_reported(session, _due_rows(session, node), report)
+    due = [
+        row
+        for row in rows.values()
+        if row.node_id == node.id and row.deleted_at is None and row.desired_state is not DesiredState.DELETED
+    ]
+    removals, _strangers = _classify(node, rows, report)
     told = assignments.of(session, node, due, report.specs)
     return SyncAnswer(
         control_plane_id=control_plane_id,
@@ -295,28 +273,35 @@ def answer(
     )
 
 
-def _due(there: _Known, report: SyncRequest) -> list[Instance]:
-    """What holds GPUs on the node, and what has ended for as long as its container is there."""
-    node, reported = there.node, {item.instance_id for item in report.instances or ()}
-    return [
-        row
-        for row in there.rows.values()
-        if row.node_id == node.id
-        and row.deleted_at is None
-        and row.desired_state is not DesiredState.DELETED
-        and (row.state in HOLDS_GPUS or row.id in reported)
-    ]
+def _due_rows(session: Session, node: Node) -> Iterable[Instance]:
+    query = select(Instance).options(assignments.without_specs())
+    query = query.where(
+        Instance.node_id == node.id, Instance.state.in_(HOLDS_GPUS), Instance.deleted_at.is_(None)
+    )
+    return session.scalars(query)
 
 
-def _classify(there: _Known, report: SyncRequest) -> tuple[list[Removal], list[ObservedInstance]]:
+def _with_reported(session: Session, placed: Iterable[Instance], report: SyncRequest) -> dict[str, Instance]:
+    """By id, what the caller has read of a node's instances, and what the node reports besides."""
+    rows = {row.id: row for row in placed}
+    others = {item.instance_id for item in report.instances or ()} - rows.keys()
+    if others:
+        query = select(Instance).where(Instance.id.in_(others)).options(assignments.without_specs())
+        rows |= {row.id: row for row in session.scalars(query)}
+    return rows
+
+
+def _classify(
+    node: Node, rows: Mapping[str, Instance], report: SyncRequest
+) -> tuple[list[Removal], list[ObservedInstance]]:
     """Split what should not be there: known and over (removed), or never heard of (left alone).
 
     An attempt above the one on record means that this database is older than the node, a restored
     backup: nothing is killed on the word of a database that has forgotten.
     """
-    node, removals, strangers = there.node, [], []
+    removals, strangers = [], []
     for item in report.instances or ():
-        row = there.rows.get(item.instance_id)
+        row = rows.get(item.instance_id)
         if row is None or item.attempt > row.attempt:
             strangers.append(item)
         elif (
@@ -328,12 +313,12 @@ def _classify(there: _Known, report: SyncRequest) -> tuple[list[Removal], list[O
     return removals, strangers
 
 
-def _note_orphans(there: _Known, report: SyncRequest) -> None:
+def _note_orphans(node: Node, rows: Mapping[str, Instance], report: SyncRequest) -> None:
     """Keep what the node holds and nobody here knows, for admins to look at."""
-    _removals, strangers = _classify(there, report)
+    _removals, strangers = _classify(node, rows, report)
     listed = [orphan.model_dump() for orphan in (*report.orphans, *map(_orphan, strangers))]
-    if listed != there.node.orphans:
-        there.node.orphans = listed
+    if listed != node.orphans:
+        node.orphans = listed
 
 
 def _orphan(item: ObservedInstance) -> Orphan:
