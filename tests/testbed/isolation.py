@@ -3,6 +3,7 @@
 Everything of a node carries the node's name, so that it can be found again without the process that made it.
 """
 
+import os
 import subprocess
 from contextlib import suppress
 from pathlib import Path
@@ -86,12 +87,17 @@ def _in_namespace(name: str) -> list[int]:
 def _in_control_groups(name: str) -> list[int]:
     pids: list[int] = []
     for top in _control_groups(name):
-        for members in top.rglob("cgroup.procs"):
-            _let_die(members.parent)
+        for group in _with_subgroups(top):
+            _let_die(group)
             # A group can go away, and a threaded one refuses, while it is read.
             with suppress(OSError):
-                pids += map(int, members.read_text().split())
+                pids += map(int, (group / "cgroup.procs").read_text().split())
     return [pid for pid in pids if pid]
+
+
+def _with_subgroups(top: Path) -> list[Path]:
+    """Parents first. `Path.rglob` raises when a group goes away while it searches; `os.walk` goes on."""
+    return [Path(folder) for folder, _folders, _files in os.walk(top)]
 
 
 def _let_die(group: Path) -> None:
@@ -113,9 +119,8 @@ def remove_control_groups(name: str) -> None:
 
 
 def _removed(group: Path) -> bool:
-    folders = [path for path in group.rglob("*") if path.is_dir()]
     try:
-        for folder in [*reversed(folders), group]:
+        for folder in reversed(_with_subgroups(group)):
             folder.rmdir()
     except FileNotFoundError:
         return True
