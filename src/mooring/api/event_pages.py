@@ -1,4 +1,4 @@
-"""Pages of events, read once for all that ask for the same page.
+"""Pages of events, read once for all that ask for the same events.
 
 An event wakes every stream and long poll of its project, and most of them have read the same events before.
 Their turns come one after the other, so that a thousand of them keep no other request waiting.
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from starlette.concurrency import run_in_threadpool
 
-from mooring.api import views
+from mooring.api import sse, views
 from mooring.api.turns import ProjectTurns
 from mooring.control import events
 from mooring.core.access import Access
@@ -22,7 +22,22 @@ _KEPT_S = 1.0
 # Where much happens, a page may lack what happened in this time: its readers come back for the rest.
 _FRESH_S = 0.25
 
-_Asked = tuple[frozenset[str] | None, int, int]
+_Asked = tuple[frozenset[str] | None, int]  # the projects, and how many events
+
+
+@dataclass(slots=True)
+class PageEvent:
+    """An event of a page that many read."""
+
+    item: Json
+    _frame: bytes | None = None
+
+    @property
+    def frame(self) -> bytes:
+        """As one of a stream; made once for all of them."""
+        if self._frame is None:
+            self._frame = sse.frame(self.item, self.item["seq"])
+        return self._frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,22 +45,30 @@ class _Read:
     """A page that was read.
 
     Attributes:
+        after: it has what came after the event of this number.
+        is_full: there may be more after it.
         fired: the numbers of its topics when it began (`Signals.fired`): what happened later is not in it.
         began: when that was, by the monotonic clock.
     """
 
+    after: int
+    is_full: bool
     fired: tuple[int, ...]
     began: float
-    items: list[Json]
+    found: list[PageEvent]
 
-    def serves(self, fired: tuple[int, ...]) -> bool:
-        """Whether it is as good as a read that begins now.
+    def since(self, after: int, fired: tuple[int, ...]) -> list[PageEvent] | None:
+        """What it has after this event, or None: a read that begins now may find more.
 
         Who gets nothing waits to be woken by what comes next, so nothing may have happened since it began.
         """
-        if self.fired == fired and 0 not in fired:
-            return True
-        return bool(self.items) and time.monotonic() - self.began < _FRESH_S
+        if after < self.after:
+            return None
+        found = [each for each in self.found if each.item["seq"] > after]
+        if found and time.monotonic() - self.began < _FRESH_S:
+            return found
+        nothing_since = self.fired == fired and 0 not in fired
+        return found if nothing_since and (found or not self.is_full) else None
 
 
 class EventPages:
@@ -57,7 +80,7 @@ class EventPages:
 
     async def page(
         self, database: Database, access: Access, after: int, limit: int, *, woken: bool = False
-    ) -> list[Json]:
+    ) -> list[PageEvent]:
         """As `events.page`; those who get nothing may wait for the topics if they subscribed to them before.
 
         Args:
@@ -68,23 +91,24 @@ class EventPages:
             TooManyRequests: as `ProjectTurns.taken`.
         """
         async with self._turns.taken(access.caller):
-            asked = (access.projects, after, limit)
+            asked = (access.projects, limit)
             fired = database.signals.fired(*events.topics(access.projects))
-            read = self._reads.get(asked)
-            if not woken or read is None or not read.serves(fired):
-                began = time.monotonic()
-                read = _Read(fired, began, await run_in_threadpool(_page, database, asked))
-                self._reads[asked] = read
-                asyncio.get_running_loop().call_later(_KEPT_S, self._forget, asked, read)
-            return read.items
+            read = self._reads.get(asked) if woken else None
+            if read is not None and (found := read.since(after, fired)) is not None:
+                return found
+            began = time.monotonic()
+            found = await run_in_threadpool(_page, database, asked, after)
+            read = self._reads[asked] = _Read(after, len(found) == limit, fired, began, found)
+            asyncio.get_running_loop().call_later(_KEPT_S, self._forget, asked, read)
+            return found
 
     def _forget(self, asked: _Asked, read: _Read) -> None:
         if self._reads.get(asked) is read:
             del self._reads[asked]
 
 
-def _page(database: Database, asked: _Asked) -> list[Json]:
-    projects, after, limit = asked
+def _page(database: Database, asked: _Asked, after: int) -> list[PageEvent]:
+    projects, limit = asked
     with database.read() as session:
         found = events.page(session, after=after, limit=limit, projects=projects)
-        return [views.event(row) for row in found]
+        return [PageEvent(views.event(row)) for row in found]

@@ -14,11 +14,11 @@ from mooring.api import answers, sse, waiting
 from mooring.api.auth import LiveAccess
 from mooring.api.body import StrictRoute
 from mooring.api.context import Context, Ctx
+from mooring.api.event_pages import PageEvent
 from mooring.api.gate import CurrentLiveAccess
 from mooring.api.responses import errors
 from mooring.control import events
 from mooring.core.errors import BadRequest, MooringError
-from mooring.schemas.base import Json
 from mooring.schemas.events import EventList
 
 router = APIRouter(prefix="/v1", tags=["events"], route_class=StrictRoute)
@@ -64,7 +64,7 @@ async def list_events(
             _follow(context, live, after), media_type=sse.MEDIA_TYPE, headers=sse.HEADERS
         )
     waited = _wait_for_some(context, live, after, limit, wait_s, _pause_s(context, live))
-    items = await waiting.while_heard(request, waited)
+    items = [each.item for each in await waiting.while_heard(request, waited)]
     last = items[-1]["seq"] if items else after
     return answers.respond(answers.answer({"items": items, "next_cursor": None, "last_seq": last}))
 
@@ -86,7 +86,7 @@ async def _wait_for_some(
     pause_s: float = 0.0,
     *,
     follows: bool = False,
-) -> list[Json]:
+) -> list[PageEvent]:
     """The next events, or none at the end of the wait.
 
     Args:
@@ -101,10 +101,10 @@ async def _wait_for_some(
     woken = follows
     while True:
         with signals.subscribed(*events.topics(access.projects)) as waiter:
-            items = await context.event_pages.page(context.database, access, after, limit, woken=woken)
+            found = await context.event_pages.page(context.database, access, after, limit, woken=woken)
             left = deadline - time.monotonic()
-            if items or left <= 0 or signals.closing:
-                return items
+            if found or left <= 0 or signals.closing:
+                return found
             access = await waiting.until_woken(live, access, waiter, left)
         woken = True
         await asyncio.sleep(min(left, pause_s))
@@ -114,15 +114,15 @@ async def _follow(context: Context, live: LiveAccess, after: int) -> AsyncIterat
     while not context.database.signals.closing:
         try:
             live = replace(live, access=await live.renewed())
-            items = await _wait_for_some(context, live, after, _BATCH, sse.KEEPALIVE_S, follows=True)
+            found = await _wait_for_some(context, live, after, _BATCH, sse.KEEPALIVE_S, follows=True)
         except MooringError as error:
             yield sse.error(error.error_code, error.message)
             return
-        if not items:
+        if not found:
             yield sse.KEEPALIVE
         else:
-            yield b"".join(sse.frame(item, item["seq"]) for item in items)
-            after = items[-1]["seq"]
+            yield b"".join(each.frame for each in found)
+            after = found[-1].item["seq"]
         # What happens meanwhile is sent at once afterwards.
         await asyncio.sleep(max(_LEAST_PAUSE_S, _pause_s(context, live)))
 
