@@ -27,6 +27,7 @@ from mooring.schemas.agent import (
     SyncAnswer,
     SyncRequest,
 )
+from mooring.schemas.agent_streams import StreamRequest, StreamRequests
 from tests.service import Client
 
 
@@ -53,6 +54,7 @@ class WireNode:
         self.facts = NodeFacts(
             hostname=name, address="127.0.0.1", cpus=64, memory_mib=524_288, labels={"zone": "a"},
             agent_version="0.1.0", docker_version="20.10.24", grants=True, asks_for_secrets=True,
+            asks_for_streams=True,
         )  # fmt: skip
         self.gpus = [
             GpuFacts(
@@ -103,6 +105,16 @@ class WireNode:
         self.specs.keep(heard)
         self.generation = heard.generation
         return heard
+
+    def post_stream_requests(self, **fields: Any) -> httpx.Response:
+        """Ask for the streams to dial in for."""
+        return self.http.post("/agent/v1/stream-requests", json={"session": self.session, **fields})
+
+    def stream_requests(self, **fields: Any) -> list[StreamRequest]:
+        """The streams to dial in for."""
+        answer = self.post_stream_requests(**fields)
+        assert answer.status_code == 200, answer.text
+        return StreamRequests.model_validate_json(answer.content).streams
 
     def ask_for_secrets(self, assignment: Assignment, **fields: Any) -> httpx.Response:
         """Ask for what this attempt is started with."""

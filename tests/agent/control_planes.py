@@ -20,11 +20,10 @@ from mooring.schemas.agent import (
     SessionAnswer,
     StartSecrets,
     StartSecretsRequest,
-    StreamFrame,
-    StreamRequest,
     SyncAnswer,
     SyncRequest,
 )
+from mooring.schemas.agent_streams import StreamFrame, StreamRequest, StreamRequests, StreamRequestsQuery
 
 CREDENTIAL = "node-credential-canary"
 TOKEN = "join-token"
@@ -52,6 +51,9 @@ class TinyControlPlane:
     changed: threading.Condition = field(default_factory=threading.Condition)
     url: str = ""
     closed: bool = False
+    streams_for: str = "nod_1"
+    asked_for_streams: int = 0
+    earlier_release: bool = False  # which gives streams with the answers to reports only
 
     def wants(
         self,
@@ -97,20 +99,42 @@ class TinyControlPlane:
             self.changed.notify_all()
             while self._nothing_new(request) and (left_s := until - time.monotonic()) > 0:
                 self.changed.wait(left_s)
-            streams, self.streams = self.streams, []
-            return SyncAnswer(
+            answer = SyncAnswer(
                 control_plane_id=self.control_plane_id,
                 node_id="nod_1",
                 generation=self.generation,
                 report_interval_s=self.report_interval_s,
-                assignments=self.assignments,
-                removals=self.removals,
-                streams=streams,
-                overlays=self.overlays,
+            )
+            if request.brief and request.generation == self.generation:
+                return answer.model_copy(update={"brief": True})
+            desired = {
+                "assignments": self.assignments,
+                "removals": self.removals,
+                "overlays": self.overlays,
+                "streams": self._waiting_streams() if self.earlier_release else [],
+            }
+            return answer.model_copy(update=desired)
+
+    def stream_requests(self, query: StreamRequestsQuery) -> StreamRequests:
+        until = time.monotonic() + query.wait_s
+        with self.changed:
+            while {each.id for each in self._waiting_streams()} <= set(query.known) and not self.closed:
+                if (left_s := until - time.monotonic()) <= 0:
+                    break
+                self.changed.wait(left_s)
+            self.asked_for_streams += 1
+            return StreamRequests(
+                control_plane_id=self.control_plane_id,
+                node_id=self.streams_for,
+                streams=self._waiting_streams(),
             )
 
+    def _waiting_streams(self) -> list[StreamRequest]:
+        return [each for each in self.streams if each.id not in self.uploads]
+
     def _nothing_new(self, request: SyncRequest) -> bool:
-        return request.generation == self.generation and not self.streams and not self.closed
+        streams = self.earlier_release and self._waiting_streams()
+        return request.generation == self.generation and not streams and not self.closed
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -143,6 +167,11 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer(404, b'{"code": "not_found"}')
             else:
                 self._model(told.secrets)
+        elif self.path == "/agent/v1/stream-requests":
+            if told.earlier_release:
+                self._answer(404, b'{"code": "not_found"}')
+            else:
+                self._model(told.stream_requests(StreamRequestsQuery.model_validate_json(body)))
         else:
             self._model(told.sync(SyncRequest.model_validate_json(body)))
 

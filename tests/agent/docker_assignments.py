@@ -13,7 +13,8 @@ from mooring.agent.docker import DockerRuntime
 from mooring.agent.docker_create import Abilities, Image, Limits, container_config, container_name
 from mooring.agent.reconcile import is_live
 from mooring.agent.runtime import Container
-from mooring.schemas.agent import Assignment, ExecRequest
+from mooring.schemas.agent import Assignment
+from mooring.schemas.agent_streams import ExecRequest
 from tests.agent import worlds
 from tests.testbed import images
 from tests.testbed.dockerd import DockerNode

@@ -17,7 +17,8 @@ from mooring.agent.control_plane import (
 )
 from mooring.agent.state import Identity
 from mooring.core.node import NodeFacts
-from mooring.schemas.agent import StreamFrame, SyncAnswer, SyncRequest
+from mooring.schemas.agent import SyncAnswer, SyncRequest
+from mooring.schemas.agent_streams import StreamFrame
 from tests.agent.control_planes import CREDENTIAL, TOKEN, TinyControlPlane, control_plane
 from tests.agent.worlds import assignment
 

@@ -6,7 +6,7 @@ from mooring.agent.docker_exec import Output
 from mooring.agent.docker_logs import LineCutter, engine_time
 from mooring.agent.docker_streams import Demultiplexer, StreamName
 from mooring.core.text import MAX_LINE_BYTES, clean_line
-from mooring.schemas.agent import StreamFrame
+from mooring.schemas.agent_streams import StreamFrame
 
 AT = b"2026-11-21T08:00:00.123456789Z "
 

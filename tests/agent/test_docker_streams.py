@@ -11,7 +11,7 @@ from mooring.agent.docker import DockerRuntime
 from mooring.agent.docker_engine import Engine
 from mooring.agent.runtime import Container, RuntimeUnavailable
 from mooring.core.text import MAX_LINE_BYTES
-from mooring.schemas.agent import ExecRequest, LogsRequest, StreamFrame
+from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamFrame
 from tests.agent.docker_assignments import assignment, runtime_on, start, the_ended
 from tests.testbed.dockerd import DockerNode
 from tests.testbed.fixtures import NewDockerNode

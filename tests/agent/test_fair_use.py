@@ -15,7 +15,8 @@ from mooring.agent.docker import DockerRuntime
 from mooring.agent.docker_pull_pace import PullTimeouts
 from mooring.agent.runtime import StartRefused
 from mooring.agent.simulated_gpus import SimulatedGpuReader
-from mooring.schemas.agent import Assignment, ExecRequest, LogsRequest, Removal, StreamFrame, StreamRequest
+from mooring.schemas.agent import Assignment, Removal
+from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamFrame, StreamRequest
 from tests.agent import docker_assignments, worlds
 from tests.agent.agents import agent_with
 from tests.agent.control_planes import TinyControlPlane

@@ -21,7 +21,12 @@ from mooring.agent.state import Identity, NodeState
 from mooring.agent.stops import StopTimes
 from mooring.agent.telemetry import Machine
 from mooring.core.instance import Reason
-from mooring.schemas.agent import Assignment, LogsRequest, Removal, StreamRequest, SyncRequest
+from mooring.schemas.agent import (
+    Assignment,
+    Removal,
+    SyncRequest,
+)
+from mooring.schemas.agent_streams import LogsRequest, StreamRequest
 from tests.agent.control_planes import TOKEN, TinyControlPlane, control_plane
 from tests.agent.test_telemetry import Cards
 from tests.agent.worlds import assignment
@@ -610,6 +615,44 @@ def test_logs_are_streamed_when_they_are_asked_for(node: Node) -> None:
     logs = LogsRequest(tail=None, since=None, follow=False)
     node.server.ask(StreamRequest(id="str_1", instance_id=asked.instance_id, attempt=1, url=None, logs=logs))
     wait_until(lambda: any(frame.end for frame in node.server.uploads.get("str_1", ())))
+
+
+def test_logs_are_streamed_to_a_control_plane_of_an_earlier_release(node: Node) -> None:
+    node.server.earlier_release = True
+    node.begin()
+    asked = assignment()
+    node.server.wants(asked)
+    node.running(asked)
+    logs = LogsRequest(tail=None, since=None, follow=False)
+    node.server.ask(StreamRequest(id="str_1", instance_id=asked.instance_id, attempt=1, url=None, logs=logs))
+    wait_until(lambda: any(frame.end for frame in node.server.uploads.get("str_1", ())))
+
+
+def test_a_stream_of_another_node_is_not_served(node: Node) -> None:
+    """An answer that was meant for somebody else, by a proxy's mistake."""
+    node.begin()
+    asked = assignment()
+    node.server.wants(asked)
+    node.running(asked)
+    logs = LogsRequest(tail=None, since=None, follow=False)
+    theirs = StreamRequest(id="str_1", instance_id=asked.instance_id, attempt=1, url=None, logs=logs)
+    node.server.streams_for = "nod_2"
+    node.server.ask(theirs)
+    wait_until(lambda: node.server.asked_for_streams >= 2)
+    assert node.server.uploads == {}
+    node.server.streams_for = "nod_1"
+    wait_until(lambda: "str_1" in node.server.uploads)
+
+
+def test_a_brief_answer_takes_nothing_from_the_node(node: Node) -> None:
+    """What changes on the node is answered briefly, and changes here twice: it starts, and it runs."""
+    node.begin()
+    asked = assignment()
+    node.server.wants(asked)
+    node.running(asked)
+    assert any(report.brief for _, report in node.server.reports)
+    node.heard_again(3)
+    assert node.server.phase(asked) == "running"
 
 
 def test_an_idle_agent_makes_one_call_per_interval(node: Node) -> None:

@@ -8,7 +8,8 @@ import pytest
 from mooring.agent.runtime import Container, RuntimeUnavailable, StartRefused
 from mooring.agent.simulated import SimulatedRuntime
 from mooring.core.instance import Reason
-from mooring.schemas.agent import Assignment, ExecRequest, LogsRequest, StreamFrame
+from mooring.schemas.agent import Assignment
+from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamFrame
 from tests.agent.worlds import assignment, pull_and_start
 from tests.testbed.waiting import wait_until
 

@@ -12,7 +12,7 @@ from mooring.agent.simulated import SimulatedRuntime
 from mooring.agent.state import Identity
 from mooring.agent.streams import Streams
 from mooring.agent.workers import Workers
-from mooring.schemas.agent import ExecRequest, LogsRequest, StreamFrame, StreamRequest
+from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamFrame, StreamRequest
 from tests.agent.control_planes import TOKEN, TinyControlPlane, control_plane
 from tests.agent.worlds import assignment, pull_and_start
 from tests.testbed.waiting import wait_until

@@ -13,7 +13,7 @@ from mooring.core import credentials, ids
 from mooring.db.tables import ApiKey
 from mooring.db.types import new_id, now
 from tests.api.conftest import Corner
-from tests.nodes import WireNode, seen
+from tests.nodes import WireNode
 from tests.problems import problem
 from tests.service import ADMIN_KEY, Client, RunningService
 from tests.testbed.waiting import wait_until
@@ -71,10 +71,10 @@ def test_a_stream_of_one_node_is_not_another_nodes(corner: Corner) -> None:
         target=lambda: answers.append(corner.client.post(path, json={"command": ["id"]}))
     )
     asking.start()
-    (stream,) = wait_until(lambda: corner.sync(seen(assignment, "running")).streams)
+    (stream,) = wait_until(corner.node.stream_requests)
     frames = b'{"stream": "stdout", "text": "root\\n"}\n{"exit_code": 0}\n'
     problem(thief.http.post(f"/agent/v1/streams/{stream.id}", content=frames), 404, "not_found")
-    assert thief.sync().streams == []
+    assert thief.stream_requests() == []
     assert corner.node.http.post(f"/agent/v1/streams/{stream.id}", content=frames).status_code == 204
     asking.join(20)
     assert answers[0].json() == {"exit_code": 0, "stdout": "root\n", "stderr": "", "truncated": False}

@@ -124,7 +124,7 @@ def test_large_output_of_a_command_is_not_kept_and_the_command_runs_once(corner:
 
     asking = threading.Thread(target=post)
     asking.start()
-    (stream,) = wait_until(lambda: corner.sync(seen(assignment, "running")).streams)
+    (stream,) = wait_until(corner.node.stream_requests)
     frames = b'{"stream": "stdout", "text": "%b"}\n{"exit_code": 0}\n' % (b"z" * 224 * 1024)
     assert corner.node.http.post(f"/agent/v1/streams/{stream.id}", content=frames).status_code == 204
     asking.join(20)
@@ -133,7 +133,7 @@ def test_large_output_of_a_command_is_not_kept_and_the_command_runs_once(corner:
     post()
     refused = problem(answers[1], 409, "replay_too_large")
     assert (refused["first_status"], refused["location"]) == (200, None)
-    assert corner.sync(seen(assignment, "running")).streams == []
+    assert corner.node.stream_requests() == []
 
 
 def _stored_body(service: RunningService, key: str) -> int:

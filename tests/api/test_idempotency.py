@@ -18,7 +18,6 @@ from mooring.db.signals import Signals
 from mooring.db.tables import IdempotencyKey, IdempotencyUsage
 from mooring.db.types import now
 from tests.api.conftest import Corner
-from tests.nodes import seen
 from tests.problems import problem
 from tests.service import Client, RunningService
 from tests.testbed.waiting import wait_until
@@ -117,7 +116,7 @@ def test_a_command_runs_once_per_key_and_again_if_its_node_refused_it(corner: Co
             target=lambda: answers.append(_post(corner.client, path, key, {"command": ["id"]}))
         )
         asking.start()
-        (stream,) = wait_until(lambda: corner.sync(seen(assignment, "running")).streams)
+        (stream,) = wait_until(corner.node.stream_requests)
         while_it_runs()
         assert corner.node.http.post(f"/agent/v1/streams/{stream.id}", content=frames).status_code == 204
         asking.join(20)
@@ -133,7 +132,7 @@ def test_a_command_runs_once_per_key_and_again_if_its_node_refused_it(corner: Co
     assert done.json() == {"exit_code": 7, "stdout": "root", "stderr": "", "truncated": False}
     again = _post(corner.client, path, key, {"command": ["id"]})  # and no node is asked
     assert (again.content, again.headers["idempotency-replayed"]) == (done.content, "true")
-    assert corner.sync(seen(assignment, "running")).streams == []
+    assert corner.node.stream_requests() == []
     with corner.service.plane.database.read() as session:  # what it printed may be a secret
         kept = session.scalars(select(IdempotencyKey).where(IdempotencyKey.key == key)).one()
         assert b"root" not in (kept.body or b"")
@@ -147,7 +146,7 @@ def test_a_command_that_may_have_run_is_not_run_again_by_a_repeat(corner: Corner
         target=lambda: answers.append(_post(corner.client, path, key, {"command": ["id"]}))
     )
     asking.start()
-    (stream,) = wait_until(lambda: corner.sync(seen(assignment, "running")).streams)
+    (stream,) = wait_until(corner.node.stream_requests)
     lost = b'{"stream": "stdout", "text": "half"}\n{"error": {"code": "docker_unavailable", "message": ""}}\n'
     corner.node.http.post(f"/agent/v1/streams/{stream.id}", content=lost)
     asking.join(20)

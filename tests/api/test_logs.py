@@ -6,7 +6,6 @@ import threading
 import httpx
 
 from tests.api.conftest import Corner
-from tests.nodes import seen
 from tests.testbed.waiting import wait_until
 
 HOSTILE = "\x1b]0;title\x07safe\x1b[2J\u202egnp.exe\r\n" + "x" * 100_000
@@ -23,7 +22,7 @@ def test_what_a_node_sends_as_logs_is_cleaned_and_cut(corner: Corner) -> None:
 
         asking = threading.Thread(target=ask)
         asking.start()
-        (stream,) = wait_until(lambda: corner.sync(seen(assignment, "running")).streams)
+        (stream,) = wait_until(corner.node.stream_requests)
         line = {"stream": "stdout", "text": HOSTILE, "at": "2026-11-22T08:00:00Z\ndata: forged"}
         frames = f"{json.dumps(line)}\n{json.dumps({'end': True})}\n"
         sent = corner.node.http.post(f"/agent/v1/streams/{stream.id}", content=frames.encode())

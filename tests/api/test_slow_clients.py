@@ -309,7 +309,7 @@ def test_a_nodes_frames_may_come_for_longer_than_any_body(service: RunningServic
 
     asking = threading.Thread(target=ask)
     asking.start()
-    (stream,) = wait_until(lambda: node.sync(seen(assignment, "running")).streams)
+    (stream,) = wait_until(node.stream_requests)
 
     def frames() -> Iterator[bytes]:
         began = time.monotonic()
@@ -324,7 +324,7 @@ def test_a_nodes_frames_may_come_for_longer_than_any_body(service: RunningServic
     # One that falls silent is not waited for.
     asking = threading.Thread(target=ask)
     asking.start()
-    (stream,) = wait_until(lambda: node.sync(seen(assignment, "running")).streams)
+    (stream,) = wait_until(node.stream_requests)
     head = f"POST /agent/v1/streams/{stream.id} HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n"
     with raw(service) as silent:
         silent.send(

@@ -86,8 +86,11 @@ def test_a_node_hears_of_no_stream_of_another_node(corner: Corner, thief: WireNo
         target=lambda: answers.append(corner.client.post(path, json={"command": [MARK]}))
     )
     asking.start()
-    (stream,) = wait_until(lambda: corner.sync(seen(assignment, "running")).streams)
-    hears_nothing_of(thief.sync(seen(assignment, "running")), assignment)
+    (stream,) = wait_until(corner.node.stream_requests)
+    assert thief.stream_requests() == []
+    as_earlier_release = thief.facts.model_copy(update={"asks_for_streams": False})
+    for facts in (thief.facts, as_earlier_release):
+        hears_nothing_of(thief.sync(seen(assignment, "running"), facts=facts), assignment)
     frames = b'{"stream": "stdout", "text": "forged"}\n{"exit_code": 0}\n'
     problem(thief.http.post(f"/agent/v1/streams/{stream.id}", content=frames), 404, "not_found")
     assert corner.node.http.post(f"/agent/v1/streams/{stream.id}", content=frames).status_code == 204
@@ -417,6 +420,7 @@ def test_every_call_of_a_stolen_credential(corner: Corner, thief: WireNode) -> N
         "/agent/v1/instances/{instance_id}/start-secrets": [
             thief.ask_for_secrets(each, attempt=attempt) for each in (waiting, running) for attempt in (1, 2)
         ],
+        "/agent/v1/stream-requests": [thief.post_stream_requests()],
         "/agent/v1/streams/{stream_id}": [
             thief.http.post("/agent/v1/streams/stm_unknown", content=b'{"end": true}\n')
         ],
@@ -439,6 +443,7 @@ def test_every_call_of_a_stolen_credential(corner: Corner, thief: WireNode) -> N
         "/agent/v1/credential": {201},
         "/agent/v1/sync": {200},
         "/agent/v1/instances/{instance_id}/start-secrets": {404},
+        "/agent/v1/stream-requests": {200},
         "/agent/v1/streams/{stream_id}": {404},
         "/agent/v1/session": {200},
     }

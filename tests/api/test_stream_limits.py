@@ -25,7 +25,6 @@ from mooring.core.access import Caller, Permission
 from mooring.core.errors import TooManyRequests
 from mooring.schemas.agent import Assignment
 from tests.api.conftest import Corner
-from tests.nodes import seen
 from tests.problems import problem
 from tests.service import Client, RunningService
 from tests.testbed.waiting import wait_until
@@ -232,7 +231,7 @@ def ask(shared_service: RunningService, corner: Corner) -> Ask:
         return asked, Bringing(corner, wait_until(next_stream))
 
     def next_stream() -> str | None:
-        for stream in corner.sync(seen(assignment, "running")).streams:
+        for stream in corner.node.stream_requests():
             if stream.id not in taken:
                 taken.add(stream.id)
                 return stream.id
@@ -365,7 +364,7 @@ def test_a_reader_who_left_before_the_first_byte_leaves_no_stream_behind(
     answers: list[int] = []
     asking = threading.Thread(target=lambda: answers.append(corner.client.get(path).status_code))
     asking.start()
-    (stream,) = wait_until(lambda: corner.sync(seen(assignment, "running")).streams)
+    (stream,) = wait_until(corner.node.stream_requests)
     bringing = Bringing(corner, stream.id)
     asking.join(20)
     assert answers == [500]

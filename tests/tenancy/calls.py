@@ -347,6 +347,7 @@ CALLS: Mapping[str, Make] = {
     "renew_node_credential": _nothing,
     "sync_node": _sync,
     "hand_out_start_secrets": _start_secrets,
+    "list_stream_requests": lambda world, _: Call(json={"session": world.wire.session}),
     "bring_stream": lambda _world, _: Call({"stream_id": "stm_unknown"}),
 }
 
@@ -363,7 +364,7 @@ def awaited_stream(world: World) -> Iterator[Call]:
     path = f"/v1/instances/{made['id']}/exec"
     asking = threading.Thread(target=lambda: world.a.member.post(path, json={"command": ["id"]}))
     asking.start()
-    (stream,) = wait_until(lambda: world.wire.sync(seen(assignment, "running")).streams)
+    (stream,) = wait_until(world.wire.stream_requests)
     yield Call({"stream_id": stream.id}, content=b'{"exit_code": 0}\n')
     asking.join(20)
     world.admin.delete(f"/v1/instances/{made['id']}")

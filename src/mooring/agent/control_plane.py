@@ -19,10 +19,10 @@ from mooring.schemas.agent import (
     SessionAnswer,
     StartSecrets,
     StartSecretsRequest,
-    StreamFrame,
     SyncAnswer,
     SyncRequest,
 )
+from mooring.schemas.agent_streams import StreamFrame, StreamRequests, StreamRequestsQuery
 
 ANSWER_WITHIN_S: Final = 10.0  # beyond what the server was asked to wait
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -91,6 +91,10 @@ class ControlPlane:
         """What an attempt is started with; given only while it is this node's to start."""
         request = StartSecretsRequest(session=session, attempt=attempt)
         return self._post(f"/agent/v1/instances/{instance_id}/start-secrets", request, StartSecrets)
+
+    def stream_requests(self, query: StreamRequestsQuery) -> StreamRequests:
+        """The streams to dial in for; waits for one that is not `known` yet."""
+        return self._post("/agent/v1/stream-requests", query, StreamRequests, query.wait_s)
 
     def upload(self, stream_id: str, url: str | None, frames: Iterator[StreamFrame]) -> None:
         """Send frames as they come, to the replica that asked for them; returns when it has read the last."""

@@ -13,7 +13,7 @@ from mooring.agent.docker_engine import Engine
 from mooring.agent.docker_errors import EngineRefused
 from mooring.agent.docker_streams import ByteStream, Demultiplexer, StreamName
 from mooring.agent.runtime import RuntimeUnavailable
-from mooring.schemas.agent import ExecRequest, StreamError, StreamFrame
+from mooring.schemas.agent_streams import ExecRequest, StreamError, StreamFrame
 
 _STILL_THERE_EVERY_S = 10.0
 _NOTED_WITHIN_S = 2.0  # the engine notes pid and exit code a moment after the stream shows their effect

@@ -11,7 +11,7 @@ from mooring.agent.docker_errors import EngineRefused
 from mooring.agent.docker_streams import ByteStream, Demultiplexer, StreamName
 from mooring.agent.runtime import RuntimeUnavailable
 from mooring.core.text import MAX_LINE_BYTES, clean_line
-from mooring.schemas.agent import LogsRequest, StreamError, StreamFrame
+from mooring.schemas.agent_streams import LogsRequest, StreamError, StreamFrame
 
 STILL_THERE_EVERY_S: Final = 10.0
 

@@ -4,7 +4,8 @@
     mouth   sync(wait_s = 0), whenever something changed here ────────────────────────────────────────┤
                                                                                                       take
 
-Both carry the whole truth under one rising `seq`, so either may fail, and neither need be cancelled.
+Both carry the whole truth under one rising `seq`, so either may fail, and neither need be cancelled. While
+the desired state is the one of the report, the mouth is answered briefly: the ear hears the whole anyway.
 """
 
 import logging
@@ -60,7 +61,7 @@ class Exchange:
 
     Args:
         opened: told the session's number before the first report; False if it is another control plane's.
-        make: the report of now; `wait_s` goes into it.
+        make: the report of now; its arguments become `wait_s` and `brief`.
         take: what becomes of an answer.
         renew: fetches a new credential, as the answer asked.
         end: called with the exit code when this agent may no longer speak for its node.
@@ -71,7 +72,7 @@ class Exchange:
         control_plane: ControlPlane,
         *,
         opened: Callable[[SessionAnswer], bool],
-        make: Callable[[float], Report],
+        make: Callable[[float, bool], Report],
         take: Callable[[Report, SyncAnswer], Verdict],
         renew: Callable[[], None],
         end: Callable[[int], None],
@@ -139,7 +140,7 @@ class Exchange:
     def _speak(self) -> None:
         backoff = Backoff()
         while self._wait_until_due():
-            if self._call(0) is None:
+            if self._call(0, brief=True) is None:
                 self._ended.wait(backoff.pause_s())
                 self.soon()
             else:
@@ -165,9 +166,9 @@ class Exchange:
         self._answered()
         return self._opened(answer)
 
-    def _call(self, wait_s: float) -> bool | None:
+    def _call(self, wait_s: float, *, brief: bool = False) -> bool | None:
         """One report and its answer: whether it was news, or None if it failed or is not to be obeyed."""
-        report = self._make(min(wait_s, LONGEST_WAIT_S))
+        report = self._make(min(wait_s, LONGEST_WAIT_S), brief)
         try:
             answer = self._control_plane.sync(report.request)
         except ControlPlaneError as error:

@@ -105,7 +105,8 @@ class Knowledge:
             )
         if answer.generation < self.highest:
             return Verdict.LATE
-        self._take(answer)
+        if not answer.brief:
+            self._take(answer)
         return Verdict.TAKEN
 
     def _refuse(self, code: str, message: str) -> Verdict:

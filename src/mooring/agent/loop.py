@@ -12,11 +12,12 @@ engine or the network, and a start begins within a millisecond of the answer tha
 import logging
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from mooring.agent.control_plane import ControlPlane
+from mooring.agent.control_plane import ControlPlane, ControlPlaneError
 from mooring.agent.crew import Crew
 from mooring.agent.exchange import Exchange, Report
 from mooring.agent.gpus import GpuReader
@@ -29,11 +30,17 @@ from mooring.agent.specs import Specs
 from mooring.agent.start_secrets import StartSecretsOf
 from mooring.agent.state import Identity, NodeState
 from mooring.agent.stops import StopTimes
+from mooring.agent.stream_requests import StreamRequestsCall
 from mooring.agent.streams import Streams
 from mooring.agent.telemetry import ContainerOf, Machine, Telemetry, gpu_problem, node_facts, unknown_engine
 from mooring.agent.watchdog import LOOK_EVERY_S, Watchdog
 from mooring.core.instance import Reason
-from mooring.schemas.agent import SessionAnswer, SyncAnswer, SyncRequest
+from mooring.schemas.agent import (
+    SessionAnswer,
+    SyncAnswer,
+    SyncRequest,
+)
+from mooring.schemas.agent_streams import StreamRequest
 
 RESYNC_S: Final = 15.0
 LOOK_AGAIN_S: Final = 1.0  # after an engine that did not answer
@@ -103,6 +110,13 @@ class Agent:
             take=self._take,
             renew=self._renew_credential,
             end=self._end,
+            ended=self._ended,
+        )
+        self._stream_requests = StreamRequestsCall(
+            control_plane,
+            identity,
+            session=lambda: self._session,
+            serve=self._serve_streams,
             ended=self._ended,
         )
         gpus.on_news(lambda: self._exchange.soon(hurry=False))
@@ -276,16 +290,18 @@ class Agent:
                 return False
             self._session = answer.session
         log.info("session %s with the control plane", answer.session)
+        self._stream_requests.start()
         return True
 
-    def _report(self, wait_s: float) -> Report:
+    def _report(self, wait_s: float, brief: bool) -> Report:
         with self._lock:  # a higher seq never carries an older picture
             self._seq += 1
             session, seq, highest, picture = self._session, self._seq, self._knowledge.highest, self._picture
             containers = list((self._knowledge.containers or {}).values())
             in_use = self._knowledge.gpus_in_use()
             engine, specs = self._engine or unknown_engine(), self._specs.known()
-            problem = self._knowledge.mistrust or engine.problem
+            mistrust = self._knowledge.mistrust
+            problem = mistrust or engine.problem
         # Read after the picture: the end of an instance is never told without what is wrong with its cards.
         with self._telemetry_lock:
             reading = self._telemetry.reading()
@@ -298,6 +314,7 @@ class Agent:
             seq=seq,
             generation=picture.generation,
             wait_s=wait_s,
+            brief=brief and mistrust is None,
             facts=node_facts(self._machine, engine, reading),
             problem=problem or gpu_problem(reading.error) or self._unsaved(),
             gpus=gpus,
@@ -319,20 +336,28 @@ class Agent:
                 return Verdict.REFUSED
             complete = self._specs.complete(answer)
             verdict = Verdict.LATE if complete is None else self._knowledge.hear(complete, report.highest)
-            if complete is not None and verdict is Verdict.TAKEN:
-                self._specs.keep(complete)
-                self._save(answer.generation, report.highest)
-                self._runtime.assigned(complete.assignments)
-                self._decide()
-            manages = (swarm := report.request.facts.swarm) is not None and swarm.manager
-            if verdict is Verdict.TAKEN and manages:  # who did not say so was told of none
-                self._hands.keep_overlays(answer.overlays)
+            if complete is not None and verdict is Verdict.TAKEN and not answer.brief:
+                self._obey(report, complete)
         if complete is None:
             self._exchange.soon()  # says which specs are here by now
         if verdict is not Verdict.REFUSED:
             self._telemetry.faults.answered(report.request.incidents, report.request.faults)
-            self._streams.serve(answer.streams)
+            self._streams.serve(answer.streams)  # of a control plane of an earlier release
         return verdict
+
+    def _obey(self, report: Report, answer: SyncAnswer) -> None:
+        self._specs.keep(answer)
+        self._save(answer.generation, report.highest)
+        self._runtime.assigned(answer.assignments)
+        self._decide()
+        if (swarm := report.request.facts.swarm) is not None and swarm.manager:
+            self._hands.keep_overlays(answer.overlays)  # only a manager is told of them
+
+    def _serve_streams(self, requests: Iterable[StreamRequest]) -> None:
+        with self._lock:
+            if (mistrust := self._knowledge.mistrust) is not None:
+                raise ControlPlaneError(mistrust.message)
+        self._streams.serve(requests)
 
     def _save(self, generation: int, before: int) -> None:
         """On disk before anything is done under it; a full disk must not stop the node, but shows."""

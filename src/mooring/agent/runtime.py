@@ -12,12 +12,10 @@ from mooring.core.node import SwarmFacts
 from mooring.schemas.agent import (
     Assignment,
     Endpoint,
-    ExecRequest,
-    LogsRequest,
     Orphan,
     OverlayNetwork,
-    StreamFrame,
 )
+from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamFrame
 
 Progress = Callable[[Reason], None]
 Cancelled = Callable[[], bool]

@@ -35,12 +35,10 @@ from mooring.core.instance import InstanceSpec, Reason
 from mooring.schemas.agent import (
     Assignment,
     Endpoint,
-    ExecRequest,
-    LogsRequest,
     Orphan,
     OverlayNetwork,
-    StreamFrame,
 )
+from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamFrame
 
 FIRST_PORT: Final = 32_768
 CANCEL_POLL_S: Final = 0.01

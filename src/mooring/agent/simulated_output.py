@@ -7,7 +7,7 @@ from typing import Final
 
 from mooring.agent.runtime import Container
 from mooring.agent.timestamps import rfc3339
-from mooring.schemas.agent import LogsRequest, StreamError, StreamFrame
+from mooring.schemas.agent_streams import LogsRequest, StreamError, StreamFrame
 
 LINES_KEPT: Final = 1000
 

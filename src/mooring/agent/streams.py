@@ -15,7 +15,7 @@ from mooring.agent.control_plane import ControlPlane, ControlPlaneError
 from mooring.agent.reconcile import Key, is_live
 from mooring.agent.runtime import Container, Runtime, RuntimeUnavailable
 from mooring.agent.workers import Workers
-from mooring.schemas.agent import StreamError, StreamFrame, StreamRequest
+from mooring.schemas.agent_streams import StreamError, StreamFrame, StreamRequest
 
 HEARTBEAT_S: Final = 5.0
 IDS_KEPT: Final = 4096

@@ -161,5 +161,6 @@ RULES: Final[Mapping[str, Rule]] = {
     "renew_node_credential": _NODE,
     "sync_node": _NODE,
     "hand_out_start_secrets": _NODE,
+    "list_stream_requests": _NODE,
     "bring_stream": _NODE,
 }

@@ -26,10 +26,10 @@ from mooring.schemas.agent import (
     SessionAnswer,
     StartSecrets,
     StartSecretsRequest,
-    StreamFrame,
     SyncAnswer,
     SyncRequest,
 )
+from mooring.schemas.agent_streams import StreamFrame, StreamRequest, StreamRequests, StreamRequestsQuery
 
 router = APIRouter(prefix="/agent/v1", tags=["agent"], route_class=GatedRoute)
 
@@ -53,6 +53,11 @@ async def _join_request(request: Request) -> JoinRequest:
 async def _start_secrets_request(request: Request) -> StartSecretsRequest:
     require_json_type(request)
     return _parsed(StartSecretsRequest, await request.body())
+
+
+async def _stream_requests_query(request: Request) -> StreamRequestsQuery:
+    require_json_type(request)
+    return _parsed(StreamRequestsQuery, await request.body())
 
 
 def _parsed(kind: type[Message], body: bytes) -> Message:
@@ -128,27 +133,37 @@ async def sync(
 ) -> Response:
     """Everything the node has, for everything it should have.
 
-    With `wait_s` the answer is held until there is news: a higher generation, or a stream to dial in for.
+    With `wait_s` the answer is held until there is news: a higher generation, or a stream to dial in for if
+    the agent is of an earlier release, which does not ask for streams with a call of their own.
     """
     deadline = time.monotonic() + report.wait_s
-    with context.database.signals.subscribed(f"node:{node.id}") as waiter:
-        answer = await run_in_threadpool(_report, context, node, report)
-        signals = context.database.signals
-        while not (_is_news(answer, report) or signals.closing) and (left := deadline - time.monotonic()) > 0:
-            if await waiter.wait(left):
-                answer = await run_in_threadpool(_answer, context, node.id, report)
+    topics = [f"node:{node.id}"]
+    if not report.facts.asks_for_streams:
+        topics.append(streams.topic(node.id))
+    with context.database.signals.subscribed(*topics) as waiter:
+        await run_in_threadpool(_apply, context, node, report)
+        # The answer costs more the more there is on the node, so it is made once, after the wait.
+        while (
+            not context.database.signals.closing
+            and (left := deadline - time.monotonic()) > 0
+            and not await run_in_threadpool(_has_news, context, node.id, report)
+        ):
+            await waiter.wait(left)
+    answer = await run_in_threadpool(_answer, context, node.id, report)
     return Response(answer.model_dump_json(), media_type="application/json")
 
 
-def _is_news(answer: SyncAnswer, report: SyncRequest) -> bool:
-    return answer.generation != report.generation or bool(answer.streams)
-
-
-def _report(context: Context, caller: NodeCaller, report: SyncRequest) -> SyncAnswer:
+def _apply(context: Context, caller: NodeCaller, report: SyncRequest) -> None:
     with context.database.write() as session:
         reports.apply(session, caller.id, caller.credential_hash, report)
     context.heard_nodes.add(caller.id)
-    return _answer(context, caller.id, report)  # read for itself: other writers need not wait for it
+
+
+def _has_news(context: Context, node_id: str, report: SyncRequest) -> bool:
+    with context.database.read() as session:
+        node = nodes.get(session, node_id)
+        reports.refuse_stale_session(node, report.session)
+        return reports.has_news(session, node, report)
 
 
 def _answer(context: Context, node_id: str, report: SyncRequest) -> SyncAnswer:
@@ -185,6 +200,41 @@ def hand_out_start_secrets(
             body,
             (address, request.state.request_id),
         )
+
+
+@router.post(
+    "/stream-requests",
+    response_model=StreamRequests,
+    responses=errors(409, body=True),
+    openapi_extra=_body(StreamRequestsQuery),
+    operation_id="list_stream_requests",
+)
+async def list_stream_requests(
+    query: Annotated[StreamRequestsQuery, Depends(_stream_requests_query)], node: CurrentNode, context: Ctx
+) -> StreamRequests:
+    """The streams that the node should dial in for.
+
+    With `wait_s` the answer is held until there is one that is not `known`. Users make nodes send this call,
+    which costs the same however much there is on the node; a report costs more with every instance.
+    """
+    deadline = time.monotonic() + query.wait_s
+    signals = context.database.signals
+    with signals.subscribed(streams.topic(node.id)) as waiter:
+        while True:
+            found = await run_in_threadpool(_waiting_streams, context, node, query.session)
+            left = deadline - time.monotonic()
+            if not {each.id for each in found} <= set(query.known) or signals.closing or left <= 0:
+                break
+            await waiter.wait(left)
+    return StreamRequests(control_plane_id=context.identity.control_plane_id, node_id=node.id, streams=found)
+
+
+def _waiting_streams(context: Context, caller: NodeCaller, agent_session: int) -> list[StreamRequest]:
+    with context.database.read() as session:
+        node = nodes.get(session, caller.id)
+        nodes.refuse_replaced_credential(node, caller.credential_hash)
+        reports.refuse_stale_session(node, agent_session)
+        return streams.waiting(session, node.id)
 
 
 @router.post("/streams/{stream_id}", status_code=204, responses=errors(404, 410), operation_id="bring_stream")

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager, suppress
 
-from mooring.schemas.agent import StreamError, StreamFrame
+from mooring.schemas.agent_streams import StreamError, StreamFrame
 
 _BUFFERED_FRAMES = 256
 _ENDING = StreamFrame(

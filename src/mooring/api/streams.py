@@ -25,7 +25,7 @@ from mooring.core.access import Access
 from mooring.core.errors import BadRequest, Conflict, MooringError, NotRunning, Unavailable
 from mooring.core.text import MAX_LINE_BYTES, clean_line
 from mooring.db.types import new_id
-from mooring.schemas.agent import ExecRequest, LogsRequest, StreamError, StreamFrame
+from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamError, StreamFrame
 from mooring.schemas.base import Json, Moment
 from mooring.schemas.instances import MAX_OUTPUT_BYTES, ExecBody, ExecResult
 

@@ -106,11 +106,16 @@ def instances(session: Session, instance_ids: Iterable[str]) -> dict[str, Instan
     return {row.id: row for row in found}
 
 
-def instances_on(session: Session, node_id: str) -> Sequence[Instance]:
-    """All live instances of a node that the caller has locked."""
+def instances_on(
+    session: Session, node_id: str, instance_ids: Iterable[str] | None = None
+) -> Sequence[Instance]:
+    """All live instances of a node that the caller has locked, or these of them."""
+    here = [Instance.node_id == node_id, Instance.deleted_at.is_(None)]
+    if instance_ids is not None:
+        here.append(Instance.id.in_(set(instance_ids)))
     query = (
         select(Instance)
-        .where(Instance.node_id == node_id, Instance.deleted_at.is_(None))
+        .where(*here)
         .order_by(Instance.id)
         .options(defer(Instance.spec))  # large, and hardly ever needed here
         .with_for_update()

@@ -119,9 +119,14 @@ def recognise(node: Node, credential_hash: str) -> None:
     Raises:
         Unauthorized: it was the node's, and is no more.
     """
+    refuse_replaced_credential(node, credential_hash)
     if credential_hash == node.next_credential_hash:
         node.credential_hash, node.next_credential_hash, node.renewal_due = credential_hash, None, False
-    elif credential_hash != node.credential_hash:
+
+
+def refuse_replaced_credential(node: Node, credential_hash: str) -> None:
+    """Raises Unauthorized when a credential was the node's, and is no more."""
+    if credential_hash not in {node.credential_hash, node.next_credential_hash}:
         raise Unauthorized("this credential was replaced by a newer one")
 
 

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from typing import Any, Final
 
-from sqlalchemy import select
+from sqlalchemy import Row, select
 from sqlalchemy.orm import Session
 
 from mooring.control import (
@@ -18,19 +19,19 @@ from mooring.control import (
     nodes,
     preemption,
     revisions,
+    streams,
 )
 from mooring.core.access import Access, Caller, Permission
 from mooring.core.errors import StaleSession, Unauthorized
 from mooring.core.instance import HOLDS_GPUS, DesiredState, Phase, Reason, State, after_report
 from mooring.core.text import Text
 from mooring.db.session import nudge
-from mooring.db.tables import Instance, Node, Stream
+from mooring.db.tables import Instance, Node
 from mooring.db.types import JsonObject, now
 from mooring.schemas.agent import (
     ObservedInstance,
     Orphan,
     Removal,
-    StreamRequest,
     SyncAnswer,
     SyncRequest,
 )
@@ -38,6 +39,13 @@ from mooring.schemas.agent import (
 LOST = Reason(
     code="container_lost", message="the node no longer has its container; it was removed by someone else"
 )
+
+# What `_may_be_new` compares.
+_COMPARED: Final = (
+    Instance.id, Instance.attempt, Instance.state, Instance.desired_state, Instance.node_generation,
+    Instance.started_at, Instance.container_id, Instance.image_digest, Instance.exit_code, Instance.endpoints,
+    Instance.reason,
+)  # fmt: skip
 
 
 def apply(session: Session, node_id: str, credential_hash: str, report: SyncRequest) -> None:
@@ -69,14 +77,15 @@ def _heed(session: Session, node: Node, report: SyncRequest) -> None:
     facts = _approve_facts(session, node, report)
     _hear_node(session, node, report, facts)
     gpus.apply_incidents(session, node, report.incidents, report.faults)
-    placed = locks.instances_on(session, node.id)
     if report.instances is not None:
+        placed = _placed(session, node)
+        news = _with_news(session, node, placed, report)
         with session.no_autoflush:  # many may end at once: their rows go out together
-            for row, seen in _matched(placed, report):
+            for row, seen in news:
                 _observe(session, node, row, seen)
-        _note_orphans(node, _with_reported(session, placed, report), report)
+        _note_orphans(session, node, {row.id: row.attempt for row in placed}, report)
     elif report.problem is not None:
-        _explain_unknown(session, placed, report.problem)
+        _explain_unknown(session, locks.instances_on(session, node.id), report.problem)
 
 
 def _approve_facts(session: Session, node: Node, report: SyncRequest) -> JsonObject:
@@ -145,7 +154,29 @@ def _audit_overrides(session: Session, node: Node, before: list[str], after: lis
         audit.record(session, itself, node.id, None, before={"overrides": before}, after={"overrides": after})
 
 
-def _matched(rows: Sequence[Instance], report: SyncRequest) -> list[tuple[Instance, ObservedInstance | None]]:
+def _placed(session: Session, node: Node) -> Sequence[Row[Any]]:
+    """What is compared with a report of each instance that the node should have.
+
+    Nearly all are as they were. To read 100 whole rows takes much longer, and on SQLite all writers would
+    wait for it.
+    """
+    query = select(*_COMPARED).where(
+        Instance.node_id == node.id, Instance.deleted_at.is_(None), Instance.state.in_(HOLDS_GPUS)
+    )
+    return session.execute(query).all()
+
+
+def _with_news(
+    session: Session, node: Node, placed: Sequence[Row[Any]], report: SyncRequest
+) -> list[tuple[Instance, ObservedInstance | None]]:
+    """Those placed instances of which the report may say something new, with what it says."""
+    host = (node.facts or {}).get("address")
+    matched = _matched(placed, report)
+    news = {row.id: seen for row, seen in matched if _may_be_new(row, seen, host)}
+    return [(row, news[row.id]) for row in locks.instances_on(session, node.id, news)] if news else []
+
+
+def _matched(rows: Sequence[Row[Any]], report: SyncRequest) -> list[tuple[Row[Any], ObservedInstance | None]]:
     """Each placed instance with what was seen of its present attempt; None where silence is an answer.
 
     A report made before its node had heard of the attempt is silent about it for no reason, and says
@@ -155,15 +186,33 @@ def _matched(rows: Sequence[Instance], report: SyncRequest) -> list[tuple[Instan
     return [
         (row, seen.get((row.id, row.attempt)))
         for row in rows
-        if row.state in HOLDS_GPUS
-        and ((row.id, row.attempt) in seen or report.generation >= row.node_generation)
+        if (row.id, row.attempt) in seen or report.generation >= row.node_generation
     ]
 
 
+def _may_be_new(row: Row[Any], seen: ObservedInstance | None, host: str | None) -> bool:
+    """Whether `_observe` would change anything, or might."""
+    if _state_after(row, seen) is not row.state:
+        return True
+    if seen is None:
+        return False
+    return (
+        (seen.container_id or row.container_id, row.image_digest or seen.image_digest, seen.exit_code)
+        != (row.container_id, row.image_digest, row.exit_code)
+        or (seen.phase is Phase.RUNNING and _told_endpoints(seen, host) != row.endpoints)
+        or (
+            row.state is State.STARTING and seen.reason is not None and seen.reason.model_dump() != row.reason
+        )
+    )
+
+
+def _state_after(row: Row[Any] | Instance, seen: ObservedInstance | None) -> State:
+    phase, exit_code = (seen.phase, seen.exit_code) if seen else (Phase.ABSENT, None)
+    return after_report(row.state, row.desired_state, phase, exit_code, began=row.started_at is not None)
+
+
 def _observe(session: Session, node: Node, row: Instance, seen: ObservedInstance | None) -> None:
-    phase = seen.phase if seen else Phase.ABSENT
-    exit_code = seen.exit_code if seen else None
-    to = after_report(row.state, row.desired_state, phase, exit_code, began=row.started_at is not None)
+    to = _state_after(row, seen)
     changed = _note(node, row, seen) if seen else False
     if to is not row.state:
         _settle_times(row, seen, to)
@@ -194,8 +243,7 @@ def _endpoints(node: Node, row: Instance, seen: ObservedInstance) -> list[JsonOb
     """
     if not seen.endpoints:
         return []
-    host = (node.facts or {}).get("address")
-    told = [endpoint.model_dump() | {"host": host} for endpoint in seen.endpoints]
+    told = _told_endpoints(seen, (node.facts or {}).get("address"))
     if told == row.endpoints:
         return row.endpoints  # the usual case, without reading the spec
     asked = {(port.container, port.protocol) for port in instances.spec_of(row).ports}
@@ -204,6 +252,10 @@ def _endpoints(node: Node, row: Instance, seen: ObservedInstance) -> list[JsonOb
         for each in told
         if (each["container"], each["protocol"]) in asked and 1 <= each["port"] <= 65_535
     ]
+
+
+def _told_endpoints(seen: ObservedInstance, host: str | None) -> list[JsonObject]:
+    return [endpoint.model_dump() | {"host": host} for endpoint in seen.endpoints]
 
 
 def _settle_times(row: Instance, seen: ObservedInstance | None, to: State) -> None:
@@ -247,14 +299,19 @@ def answer(
 
     Made of a reader's session (`Database.read`): what it says of the GPUs of an instance fits to its state.
     """
+    if report.brief and node.generation == report.generation:
+        return _brief(node, control_plane_id, interval_s)
     # Besides what holds GPUs here, an ended instance matters for as long as its container is there.
-    rows = _with_reported(session, _due_rows(session, node), report)
+    rows = {row.id: row for row in _due_rows(session, node)}
+    others = {item.instance_id for item in report.instances or ()} - rows.keys()
+    if others:
+        query = select(Instance).where(Instance.id.in_(others)).options(assignments.without_specs())
+        rows |= {row.id: row for row in session.scalars(query)}
     due = [
         row
         for row in rows.values()
         if row.node_id == node.id and row.deleted_at is None and row.desired_state is not DesiredState.DELETED
     ]
-    removals, _strangers = _classify(node, rows, report)
     told = assignments.of(session, node, due, report.specs)
     return SyncAnswer(
         control_plane_id=control_plane_id,
@@ -264,12 +321,27 @@ def answer(
         renew_credential=node.renewal_due,
         assignments=told.whole,
         unchanged=told.unchanged,
-        removals=removals,
-        streams=[
-            StreamRequest.model_validate(stream.request)
-            for stream in session.scalars(select(Stream).where(Stream.node_id == node.id))
-        ],
+        removals=_removals(node, rows, report),
+        streams=[] if report.facts.asks_for_streams else streams.waiting(session, node.id),
         overlays=gangs.overlays_of(session, node),
+    )
+
+
+def _brief(node: Node, control_plane_id: str, interval_s: float) -> SyncAnswer:
+    return SyncAnswer(
+        control_plane_id=control_plane_id,
+        node_id=node.id,
+        generation=node.generation,
+        report_interval_s=interval_s,
+        renew_credential=node.renewal_due,
+        brief=True,
+    )
+
+
+def has_news(session: Session, node: Node, report: SyncRequest) -> bool:
+    """Whether a node should hear at once: of another desired state, or of a stream to dial in for."""
+    return node.generation != report.generation or (
+        not report.facts.asks_for_streams and bool(streams.waiting(session, node.id))
     )
 
 
@@ -281,41 +353,43 @@ def _due_rows(session: Session, node: Node) -> Iterable[Instance]:
     return session.scalars(query)
 
 
-def _with_reported(session: Session, placed: Iterable[Instance], report: SyncRequest) -> dict[str, Instance]:
-    """By id, what the caller has read of a node's instances, and what the node reports besides."""
-    rows = {row.id: row for row in placed}
-    others = {item.instance_id for item in report.instances or ()} - rows.keys()
-    if others:
-        query = select(Instance).where(Instance.id.in_(others)).options(assignments.without_specs())
-        rows |= {row.id: row for row in session.scalars(query)}
-    return rows
-
-
-def _classify(
-    node: Node, rows: Mapping[str, Instance], report: SyncRequest
-) -> tuple[list[Removal], list[ObservedInstance]]:
-    """Split what should not be there: known and over (removed), or never heard of (left alone).
-
-    An attempt above the one on record means that this database is older than the node, a restored
-    backup: nothing is killed on the word of a database that has forgotten.
-    """
-    removals, strangers = [], []
+def _removals(node: Node, rows: Mapping[str, Instance], report: SyncRequest) -> list[Removal]:
+    """What the node reports, we know, and is over."""
+    removals = []
     for item in report.instances or ():
         row = rows.get(item.instance_id)
-        if row is None or item.attempt > row.attempt:
-            strangers.append(item)
-        elif (
-            item.attempt < row.attempt or row.node_id != node.id or row.desired_state is DesiredState.DELETED
-        ):
+        if row is None or _is_stranger(item, row.attempt):
+            continue
+        if item.attempt < row.attempt or row.node_id != node.id or row.desired_state is DesiredState.DELETED:
             # The timeout of an instance that lives elsewhere is not this node's to know (R21).
             timeout_s = row.stop_timeout_s if row.node_id == node.id else instances.DEFAULT_STOP_TIMEOUT_S
             removals.append(Removal(instance_id=row.id, attempt=item.attempt, stop_timeout_s=timeout_s))
-    return removals, strangers
+    return removals
 
 
-def _note_orphans(node: Node, rows: Mapping[str, Instance], report: SyncRequest) -> None:
-    """Keep what the node holds and nobody here knows, for admins to look at."""
-    _removals, strangers = _classify(node, rows, report)
+def _is_stranger(item: ObservedInstance, attempt: int | None) -> bool:
+    """Whether the attempt was never heard of: it is left alone.
+
+    An attempt above the one on record means that this database is older than the node, a restored
+    backup: nothing is killed on the word of a database that has forgotten.
+
+    Args:
+        attempt: of the instance on record; None: there is none.
+    """
+    return attempt is None or item.attempt > attempt
+
+
+def _note_orphans(session: Session, node: Node, attempts: Mapping[str, int], report: SyncRequest) -> None:
+    """Keep what the node holds and nobody here knows, for admins to look at.
+
+    Args:
+        attempts: of the instances that are placed on it.
+    """
+    reported = report.instances or ()
+    if others := {each.instance_id for each in reported} - attempts.keys():
+        query = select(Instance.id, Instance.attempt).where(Instance.id.in_(others))
+        attempts = {**attempts, **{row.id: row.attempt for row in session.execute(query)}}
+    strangers = [each for each in reported if _is_stranger(each, attempts.get(each.instance_id))]
     listed = [orphan.model_dump() for orphan in (*report.orphans, *map(_orphan, strangers))]
     if listed != node.orphans:
         node.orphans = listed

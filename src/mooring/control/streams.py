@@ -1,6 +1,6 @@
 """Streams that users ask of nodes: a row from the asking until the node dials in or the user goes."""
 
-from sqlalchemy import delete
+from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from mooring.control import audit, instances, nodes
@@ -10,7 +10,7 @@ from mooring.core.instance import State
 from mooring.db.session import nudge
 from mooring.db.tables import Instance, Stream
 from mooring.db.types import now
-from mooring.schemas.agent import ExecRequest, LogsRequest, StreamRequest
+from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamRequest
 
 
 def check(session: Session, access: Access, instance_id: str, *, running: bool) -> tuple[Instance, str]:
@@ -39,7 +39,7 @@ def ask(
     asked: LogsRequest | ExecRequest,
     url: str | None,
 ) -> None:
-    """Leave word for the node, and wake its waiting call."""
+    """Leave word for the node, and wake its call that waits for streams."""
     if isinstance(asked, ExecRequest):
         # Its arguments may hold a secret; the program says what was done.
         audit.record(session, access, row.id, row.project_id, after={"program": asked.command[0][:255]})
@@ -54,7 +54,18 @@ def ask(
     session.add(
         Stream(id=stream_id, node_id=row.node_id, request=request.model_dump(mode="json"), created_at=now())
     )
-    nudge(session, f"node:{row.node_id}")
+    nudge(session, topic(row.node_id))
+
+
+def topic(node_id: str | None) -> str:
+    """What is fired when a user asks a node for a stream."""
+    return f"streams:{node_id}"
+
+
+def waiting(session: Session, node_id: str) -> list[StreamRequest]:
+    """The streams for which users wait and the node has not dialed in yet."""
+    rows = session.scalars(select(Stream).where(Stream.node_id == node_id))
+    return [StreamRequest.model_validate(row.request) for row in rows]
 
 
 def forget(session: Session, stream_id: str) -> None:

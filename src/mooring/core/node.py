@@ -52,6 +52,9 @@ class NodeFacts(BaseModel):
     asks_for_secrets: Annotated[
         bool, Field(description="its agent asks for secrets when it starts an instance (control/handouts.py)")
     ] = False
+    asks_for_streams: Annotated[
+        bool, Field(description="its agent asks for streams with a call of their own, not with its reports")
+    ] = False
     simulated_containers: bool = False
     simulated_gpus: bool = False
     overrides: Annotated[

@@ -1,7 +1,7 @@
 """Nudges: they only shorten a wait. Whoever is woken looks at rows, and all works without them, later.
 
 Topics: `queue`, `schedule`, `events` (of all projects and machines), `events:<project id>`, `node:<id>`,
-`instance:<id>`, `stream:<id>`.
+`streams:<node id>`, `instance:<id>`, `stream:<id>`.
 """
 
 import asyncio

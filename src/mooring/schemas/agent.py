@@ -3,13 +3,15 @@
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
 from mooring.core.gpu import GpuFacts, Sample
 from mooring.core.instance import InstanceSpec, Phase, Reason, SecurityProfile
 from mooring.core.node import NodeFacts
-from mooring.core.text import EnvName, EnvValue, GpuUuid, LongText, Name, Text, printable
+from mooring.core.text import EnvName, EnvValue, GpuUuid, Name, Text, printable
+from mooring.schemas.agent_streams import StreamRequest
 from mooring.schemas.base import Json
+from mooring.schemas.peer import Peer
 
 JOIN_EXAMPLE: Json = {"token": "mj_…", "node_name": "gpu-7", "hostname": "gpu-7.example"}
 SYNC_EXAMPLE: Json = {
@@ -27,13 +29,6 @@ SYNC_EXAMPLE: Json = {
     "gpus": [{"uuid": "GPU-7f3c", "index": 0, "model": "NVIDIA H100 80GB HBM3", "memory_mib": 81559}],
     "instances": [{"instance_id": "ins_01k…", "attempt": 1, "phase": "running", "container_id": "4f3c…"}],
 }
-
-
-class Peer(BaseModel):
-    """A message between releases: fields the reader does not know are ignored."""
-
-    # What is wrong with a message is told without the message: it may carry secrets.
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, hide_input_in_errors=True)
 
 
 # What the columns hold: 64 bits for what counts up, 32 for the rest.
@@ -157,6 +152,10 @@ class SyncRequest(Peer):
     wait_s: Annotated[
         float, Field(ge=0, le=60, description="hold the answer this long if there is no news")
     ] = 0
+    brief: Annotated[
+        bool,
+        Field(description="leave out of the answer what the node should have, if that has this `generation`"),
+    ] = False
     facts: NodeFacts
     problem: Reason | None = None
     gpus: Annotated[list[GpuFacts], Field(max_length=256)] | None
@@ -306,54 +305,6 @@ class Removal(Peer):
     stop_timeout_s: int
 
 
-class LogsRequest(Peer):
-    tail: int | None
-    since: Text | None
-    follow: bool
-
-
-class ExecRequest(Peer):
-    command: list[LongText]
-    timeout_s: int
-    max_output_bytes: int
-
-
-class StreamRequest(Peer):
-    """Bytes that a user waits for: the node dials `url` (null: where it syncs) and sends frames."""
-
-    id: Text
-    instance_id: Text
-    attempt: int
-    url: Text | None
-    logs: LogsRequest | None = None
-    exec: ExecRequest | None = None
-
-
-class StreamError(Peer):
-    code: str
-    message: str
-
-
-class StreamFrame(Peer):
-    """One line of the body of `POST /agent/v1/streams/{id}` (newline-delimited JSON).
-
-    A frame with nothing set only says that the node is still there; one with `end`, `exit_code` or
-    `error` is the last.
-    """
-
-    stream: Literal["stdout", "stderr"] | None = None
-    at: str | None = None
-    text: str | None = None
-    truncated: bool = False
-    exit_code: int | None = None
-    end: bool = False
-    error: StreamError | None = None
-
-    @property
-    def is_last(self) -> bool:
-        return self.end or self.error is not None or self.exit_code is not None
-
-
 class SyncAnswer(Peer):
     """Everything the node should have, and what users ask of it right now."""
 
@@ -364,13 +315,20 @@ class SyncAnswer(Peer):
     renew_credential: Annotated[
         bool, Field(description="an admin asks the node to take a new credential")
     ] = False
+    brief: Annotated[
+        bool,
+        Field(description="says nothing of what the node should have: the report asked for that"),
+    ] = False
     assignments: list[Assignment] = []
     unchanged: Annotated[
         list[KnownAssignment],
         Field(description="as `assignments`, of which the report says that the agent has the spec"),
     ] = []
     removals: list[Removal] = []
-    streams: list[StreamRequest] = []
+    streams: Annotated[
+        list[StreamRequest],
+        Field(description="none if `asks_for_streams` in the node's facts: see `/agent/v1/stream-requests`"),
+    ] = []
     overlays: Annotated[
         list[OverlayNetwork],
         Field(description="to a swarm's managers: all that should exist there of this control plane"),

@@ -1,0 +1,79 @@
+"""Bytes that users wait for, between a node and the replica that asked (`/agent/v1/streams`)."""
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+
+from mooring.core.text import LongText, Text
+from mooring.schemas.peer import Peer
+
+
+class LogsRequest(Peer):
+    tail: int | None
+    since: Text | None
+    follow: bool
+
+
+class ExecRequest(Peer):
+    command: list[LongText]
+    timeout_s: int
+    max_output_bytes: int
+
+
+class StreamRequest(Peer):
+    """Bytes that a user waits for: the node dials `url` (null: where it syncs) and sends frames."""
+
+    id: Text
+    instance_id: Text
+    attempt: int
+    url: Text | None
+    logs: LogsRequest | None = None
+    exec: ExecRequest | None = None
+
+
+class StreamRequestsQuery(Peer):
+    """`POST /agent/v1/stream-requests`: the streams that the node should dial in for."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"session": 1, "wait_s": 25, "known": []}]})
+
+    session: Annotated[int, Field(ge=0, lt=2**30)]
+    wait_s: Annotated[
+        float, Field(ge=0, le=60, description="hold the answer this long if there is no new stream")
+    ] = 0
+    known: Annotated[
+        list[Annotated[Text, Field(max_length=64)]],
+        Field(max_length=10_000, description="ids of streams of the last answer: they are not new"),
+    ] = []
+
+
+class StreamRequests(Peer):
+    """All streams for which users wait and the node has not dialed in yet."""
+
+    control_plane_id: Text
+    node_id: Text
+    streams: list[StreamRequest]
+
+
+class StreamError(Peer):
+    code: str
+    message: str
+
+
+class StreamFrame(Peer):
+    """One line of the body of `POST /agent/v1/streams/{id}` (newline-delimited JSON).
+
+    A frame with nothing set only says that the node is still there; one with `end`, `exit_code` or
+    `error` is the last.
+    """
+
+    stream: Literal["stdout", "stderr"] | None = None
+    at: str | None = None
+    text: str | None = None
+    truncated: bool = False
+    exit_code: int | None = None
+    end: bool = False
+    error: StreamError | None = None
+
+    @property
+    def is_last(self) -> bool:
+        return self.end or self.error is not None or self.exit_code is not None
