@@ -11,6 +11,7 @@ import pytest
 
 from mooring.agent.control_plane import ControlPlane
 from mooring.agent.crew import WAITING_OF_PROJECT, Crew
+from mooring.agent.exchange import NO_NEWS_PAUSE_S
 from mooring.agent.gpu_types import GpuEvent
 from mooring.agent.gpus import GpuReader, GpuReading
 from mooring.agent.loop import Agent
@@ -642,6 +643,15 @@ def test_a_stream_of_another_node_is_not_served(node: Node) -> None:
     assert node.server.uploads == {}
     node.server.streams_for = "nod_1"
     wait_until(lambda: "str_1" in node.server.uploads)
+
+
+def test_a_server_that_is_about_to_end_is_not_asked_for_streams_without_pause(node: Node) -> None:
+    node.begin()
+    node.heard_again(1)
+    node.server.hang_up()
+    asked, began = node.server.asked_for_streams, time.monotonic()
+    wait_until(lambda: node.server.asked_for_streams >= asked + 4)
+    assert time.monotonic() - began > 2 * NO_NEWS_PAUSE_S
 
 
 def test_a_brief_answer_takes_nothing_from_the_node(node: Node) -> None:

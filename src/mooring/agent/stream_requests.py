@@ -7,11 +7,12 @@ each would let one project make the node and the control plane busy for all othe
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
 from mooring.agent.control_plane import ControlPlane, ControlPlaneError
-from mooring.agent.exchange import Backoff
+from mooring.agent.exchange import NO_NEWS_PAUSE_S, Backoff
 from mooring.agent.state import Identity
 from mooring.schemas.agent_streams import StreamRequest, StreamRequests, StreamRequestsQuery
 
@@ -64,9 +65,14 @@ class StreamRequestsCall:
     def _call(self) -> None:
         wait_s = WAIT_S * random.uniform(0.8, 1.0)  # noqa: S311 - no secret
         query = StreamRequestsQuery(session=self._session(), wait_s=wait_s, known=self._known)
+        began = time.monotonic()
         answer = self._control_plane.stream_requests(query)
-        if not self._ended.is_set():
-            self._take(answer)
+        if self._ended.is_set():
+            return
+        self._take(answer)
+        if not set(self._known) - set(query.known) and time.monotonic() - began < wait_s / 2:
+            # One that is about to end answers at once.
+            self._ended.wait(NO_NEWS_PAUSE_S)
 
     def _take(self, answer: StreamRequests) -> None:
         if (answer.control_plane_id, answer.node_id) != self._from:

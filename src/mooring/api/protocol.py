@@ -47,7 +47,7 @@ class Patience:
     frames_s: float = 60.0
     linger_s: float = 5.0
     reader_s: float = 30.0
-    connections: int = 4096
+    connections: int = 8192  # of which each node holds two
 
 
 def listen_patiently(listener: Any, patience: Patience) -> None:
