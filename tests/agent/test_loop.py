@@ -22,11 +22,7 @@ from mooring.agent.state import Identity, NodeState
 from mooring.agent.stops import StopTimes
 from mooring.agent.telemetry import Machine
 from mooring.core.instance import Reason
-from mooring.schemas.agent import (
-    Assignment,
-    Removal,
-    SyncRequest,
-)
+from mooring.schemas.agent import Assignment, Removal, SyncRequest
 from mooring.schemas.agent_streams import LogsRequest, StreamRequest
 from tests.agent.control_planes import TOKEN, TinyControlPlane, control_plane
 from tests.agent.test_telemetry import Cards

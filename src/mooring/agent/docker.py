@@ -60,11 +60,7 @@ from mooring.agent.simulated_gpus import Tenant, tenant_of
 from mooring.agent.withheld import Withheld
 from mooring.core.instance import Reason
 from mooring.core.node import SwarmFacts
-from mooring.schemas.agent import (
-    Assignment,
-    Orphan,
-    OverlayNetwork,
-)
+from mooring.schemas.agent import Assignment, Orphan, OverlayNetwork
 from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamFrame
 
 _INFO_EVERY_S = 60.0  # `docker info` runs two programs; what we read from it changes with a daemon restart

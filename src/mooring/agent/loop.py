@@ -35,11 +35,7 @@ from mooring.agent.streams import Streams
 from mooring.agent.telemetry import ContainerOf, Machine, Telemetry, gpu_problem, node_facts, unknown_engine
 from mooring.agent.watchdog import LOOK_EVERY_S, Watchdog
 from mooring.core.instance import Reason
-from mooring.schemas.agent import (
-    SessionAnswer,
-    SyncAnswer,
-    SyncRequest,
-)
+from mooring.schemas.agent import SessionAnswer, SyncAnswer, SyncRequest
 from mooring.schemas.agent_streams import StreamRequest
 
 RESYNC_S: Final = 15.0

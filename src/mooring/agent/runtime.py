@@ -9,12 +9,7 @@ from mooring.agent.devices import Share
 from mooring.core.disk import DiskFacts
 from mooring.core.instance import Reason, SecretReference
 from mooring.core.node import SwarmFacts
-from mooring.schemas.agent import (
-    Assignment,
-    Endpoint,
-    Orphan,
-    OverlayNetwork,
-)
+from mooring.schemas.agent import Assignment, Endpoint, Orphan, OverlayNetwork
 from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamFrame
 
 Progress = Callable[[Reason], None]

@@ -32,12 +32,7 @@ from mooring.agent.storage import DiskPolicy
 from mooring.agent.timestamps import rfc3339
 from mooring.core.disk import DiskFacts
 from mooring.core.instance import InstanceSpec, Reason
-from mooring.schemas.agent import (
-    Assignment,
-    Endpoint,
-    Orphan,
-    OverlayNetwork,
-)
+from mooring.schemas.agent import Assignment, Endpoint, Orphan, OverlayNetwork
 from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamFrame
 
 FIRST_PORT: Final = 32_768

@@ -17,7 +17,7 @@ from mooring.api.context import Context, Ctx
 from mooring.api.errors import invalid
 from mooring.api.gate import CurrentNode, GatedRoute, NodeCaller
 from mooring.api.responses import errors
-from mooring.control import handouts, nodes, reports, streams
+from mooring.control import handouts, nodes, reports, streams, sync_answers
 from mooring.core.errors import Gone, NotFound
 from mooring.schemas.agent import (
     CredentialAnswer,
@@ -163,7 +163,7 @@ def _has_news(context: Context, node_id: str, report: SyncRequest) -> bool:
     with context.database.read() as session:
         node = nodes.get(session, node_id)
         reports.refuse_stale_session(node, report.session)
-        return reports.has_news(session, node, report)
+        return sync_answers.has_news(session, node, report)
 
 
 def _answer(context: Context, node_id: str, report: SyncRequest) -> SyncAnswer:
@@ -171,7 +171,7 @@ def _answer(context: Context, node_id: str, report: SyncRequest) -> SyncAnswer:
     with context.database.read() as session:
         node = nodes.get(session, node_id)
         reports.refuse_stale_session(node, report.session)
-        return reports.answer(session, node, report, plane, interval)
+        return sync_answers.answer(session, node, report, plane, interval)
 
 
 @router.post(

@@ -7,11 +7,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
 from mooring.api import openapi_answers, openapi_limits, openapi_links
-from mooring.schemas.agent import (
-    JoinRequest,
-    StartSecretsRequest,
-    SyncRequest,
-)
+from mooring.schemas.agent import JoinRequest, StartSecretsRequest, SyncRequest
 from mooring.schemas.agent_streams import StreamRequestsQuery
 from mooring.schemas.base import Json, Problem
 

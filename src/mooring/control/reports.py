@@ -1,26 +1,13 @@
 """A node's report, applied: what it says, and what its silence says, about everything placed on it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
 from sqlalchemy import Row, select
 from sqlalchemy.orm import Session
 
-from mooring.control import (
-    approval,
-    assignments,
-    audit,
-    events,
-    gangs,
-    gpus,
-    instances,
-    locks,
-    nodes,
-    preemption,
-    revisions,
-    streams,
-)
+from mooring.control import approval, audit, events, gpus, instances, locks, nodes, preemption, revisions
 from mooring.core.access import Access, Caller, Permission
 from mooring.core.errors import StaleSession, Unauthorized
 from mooring.core.instance import HOLDS_GPUS, DesiredState, Phase, Reason, State, after_report
@@ -28,13 +15,7 @@ from mooring.core.text import Text
 from mooring.db.session import nudge
 from mooring.db.tables import Instance, Node
 from mooring.db.types import JsonObject, now
-from mooring.schemas.agent import (
-    ObservedInstance,
-    Orphan,
-    Removal,
-    SyncAnswer,
-    SyncRequest,
-)
+from mooring.schemas.agent import ObservedInstance, Orphan, SyncRequest
 
 LOST = Reason(
     code="container_lost", message="the node no longer has its container; it was removed by someone else"
@@ -288,86 +269,7 @@ def _reason(row: Instance, seen: ObservedInstance | None, to: State) -> Reason |
     return seen.reason
 
 
-def answer(
-    session: Session,
-    node: Node,
-    report: SyncRequest,
-    control_plane_id: str,
-    interval_s: float,
-) -> SyncAnswer:
-    """Everything the node should have now, and what it reported that nothing should be left of.
-
-    Made of a reader's session (`Database.read`): what it says of the GPUs of an instance fits to its state.
-    """
-    if report.brief and node.generation == report.generation:
-        return _brief(node, control_plane_id, interval_s)
-    # Besides what holds GPUs here, an ended instance matters for as long as its container is there.
-    rows = {row.id: row for row in _due_rows(session, node)}
-    others = {item.instance_id for item in report.instances or ()} - rows.keys()
-    if others:
-        query = select(Instance).where(Instance.id.in_(others)).options(assignments.without_specs())
-        rows |= {row.id: row for row in session.scalars(query)}
-    due = [
-        row
-        for row in rows.values()
-        if row.node_id == node.id and row.deleted_at is None and row.desired_state is not DesiredState.DELETED
-    ]
-    told = assignments.of(session, node, due, report.specs)
-    return SyncAnswer(
-        control_plane_id=control_plane_id,
-        node_id=node.id,
-        generation=node.generation,
-        report_interval_s=interval_s,
-        renew_credential=node.renewal_due,
-        assignments=told.whole,
-        unchanged=told.unchanged,
-        removals=_removals(node, rows, report),
-        streams=[] if report.facts.asks_for_streams else streams.waiting(session, node.id),
-        overlays=gangs.overlays_of(session, node),
-    )
-
-
-def _brief(node: Node, control_plane_id: str, interval_s: float) -> SyncAnswer:
-    return SyncAnswer(
-        control_plane_id=control_plane_id,
-        node_id=node.id,
-        generation=node.generation,
-        report_interval_s=interval_s,
-        renew_credential=node.renewal_due,
-        brief=True,
-    )
-
-
-def has_news(session: Session, node: Node, report: SyncRequest) -> bool:
-    """Whether a node should hear at once: of another desired state, or of a stream to dial in for."""
-    return node.generation != report.generation or (
-        not report.facts.asks_for_streams and bool(streams.waiting(session, node.id))
-    )
-
-
-def _due_rows(session: Session, node: Node) -> Iterable[Instance]:
-    query = select(Instance).options(assignments.without_specs())
-    query = query.where(
-        Instance.node_id == node.id, Instance.state.in_(HOLDS_GPUS), Instance.deleted_at.is_(None)
-    )
-    return session.scalars(query)
-
-
-def _removals(node: Node, rows: Mapping[str, Instance], report: SyncRequest) -> list[Removal]:
-    """What the node reports, we know, and is over."""
-    removals = []
-    for item in report.instances or ():
-        row = rows.get(item.instance_id)
-        if row is None or _is_stranger(item, row.attempt):
-            continue
-        if item.attempt < row.attempt or row.node_id != node.id or row.desired_state is DesiredState.DELETED:
-            # The timeout of an instance that lives elsewhere is not this node's to know (R21).
-            timeout_s = row.stop_timeout_s if row.node_id == node.id else instances.DEFAULT_STOP_TIMEOUT_S
-            removals.append(Removal(instance_id=row.id, attempt=item.attempt, stop_timeout_s=timeout_s))
-    return removals
-
-
-def _is_stranger(item: ObservedInstance, attempt: int | None) -> bool:
+def is_stranger(item: ObservedInstance, attempt: int | None) -> bool:
     """Whether the attempt was never heard of: it is left alone.
 
     An attempt above the one on record means that this database is older than the node, a restored
@@ -389,7 +291,7 @@ def _note_orphans(session: Session, node: Node, attempts: Mapping[str, int], rep
     if others := {each.instance_id for each in reported} - attempts.keys():
         query = select(Instance.id, Instance.attempt).where(Instance.id.in_(others))
         attempts = {**attempts, **{row.id: row.attempt for row in session.execute(query)}}
-    strangers = [each for each in reported if _is_stranger(each, attempts.get(each.instance_id))]
+    strangers = [each for each in reported if is_stranger(each, attempts.get(each.instance_id))]
     listed = [orphan.model_dump() for orphan in (*report.orphans, *map(_orphan, strangers))]
     if listed != node.orphans:
         node.orphans = listed
