@@ -87,7 +87,7 @@ def test_an_agent_of_an_earlier_release_hears_of_streams_with_the_answer_to_its_
 ) -> None:
     corner.node.facts = corner.node.facts.model_copy(update={"asks_for_streams": False})
     answered = ask()
-    (stream,) = corner.node.sync(instances=None, wait_s=30).streams
+    (stream,) = wait_until(lambda: corner.node.sync(instances=None, wait_s=1).streams)
     corner.node.http.post(f"/agent/v1/streams/{stream.id}", content=FRAMES)
     assert answered().status_code == 200
 
