@@ -40,6 +40,7 @@ NOT_IN_A_SCHEMA = {
 }
 # Long polls are asked for shortly: what they answer is the same, and the run has a minute.
 LONGEST_WAIT_S = {"timeout_s": 1, "wait_s": 0.2}
+HELD_WITH_A_BODY = {"/agent/v1/sync", "/agent/v1/stream-requests"}
 DELETED_WITHIN_S = 10
 
 _client = httpx.Client(
@@ -78,7 +79,7 @@ def _wait_shortly(case):
     if case.path.endswith("/wait") and (case.query is None or isinstance(case.query, dict)):
         case.query = {"timeout_s": 1, **(case.query or {})}
     for name, longest in LONGEST_WAIT_S.items():
-        for place in (case.query, case.body if case.path == "/agent/v1/sync" else None):
+        for place in (case.query, case.body if case.path in HELD_WITH_A_BODY else None):
             if isinstance(place, dict) and name in place:
                 with suppress(TypeError, ValueError):
                     if longest < float(place[name]) <= 60:
