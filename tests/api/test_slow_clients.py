@@ -100,8 +100,9 @@ def raw(service: RunningService, receive_buffer: int | None = None) -> Iterator[
     with socket.socket() as connection:
         if receive_buffer is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        made = Raw(connection)  # its time begins here: the server's may begin before `connect` is over
         connection.connect((url.host, url.port))
-        yield Raw(connection)
+        yield made
 
 
 def refusal(received: bytes, status: int, code: str) -> None:
