@@ -3,6 +3,7 @@
     eye (run)   listing, every 15 s and at the engine's hints ──┐
     ear, mouth  answers of the control plane ───────────────────┼─> Knowledge ─> plan ─> hands
     hands       what became of each action ─────────────────────┤        └─> picture ─> next report
+    stream call logs and exec that users want ──> streams
     watchdog    who may not go on, while cards are shared ──────┘
 
 Whoever brings news decides at once, in its own thread and under one lock: nothing under it waits for the

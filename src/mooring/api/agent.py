@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Depends
@@ -37,6 +38,7 @@ _MAX_FRAME_BYTES = 256 * 1024
 _FAREWELL_S = 0.5
 
 Message = TypeVar("Message", bound=BaseModel)
+Found = TypeVar("Found")
 
 
 async def _sync_request(request: Request) -> SyncRequest:
@@ -140,17 +142,34 @@ async def sync(
     topics = [f"node:{node.id}"]
     if not report.facts.asks_for_streams:
         topics.append(streams.topic(node.id))
-    with context.database.signals.subscribed(*topics) as waiter:
-        await run_in_threadpool(_apply, context, node, report)
-        # The answer costs more the more there is on the node, so it is made once, after the wait.
-        while (
-            not context.database.signals.closing
-            and (left := deadline - time.monotonic()) > 0
-            and not await run_in_threadpool(_has_news, context, node.id, report)
-        ):
-            await waiter.wait(left)
+    await run_in_threadpool(_apply, context, node, report)
+    if report.wait_s > 0:
+        await _held(context, topics, deadline, partial(_has_news, context, node.id, report), bool)
+    # It costs more the more there is on the node, so it is made once, after the wait.
     answer = await run_in_threadpool(_answer, context, node.id, report)
     return Response(answer.model_dump_json(), media_type="application/json")
+
+
+async def _held(
+    context: Context,
+    topics: Sequence[str],
+    deadline: float,
+    read: Callable[[], Found],
+    is_news: Callable[[Found], bool],
+) -> Found:
+    """What was read last: news, or what there is at the deadline (monotonic), or when the server ends.
+
+    Args:
+        topics: `read` is called again when one of them fires.
+    """
+    signals = context.database.signals
+    with signals.subscribed(*topics) as waiter:
+        while True:
+            found = await run_in_threadpool(read)
+            left = deadline - time.monotonic()
+            if is_news(found) or signals.closing or left <= 0:
+                return found
+            await waiter.wait(left)
 
 
 def _apply(context: Context, caller: NodeCaller, report: SyncRequest) -> None:
@@ -217,15 +236,13 @@ async def list_stream_requests(
     With `wait_s` the answer is held until there is one that is not `known`. Users make nodes send this call,
     which costs the same however much there is on the node; a report costs more with every instance.
     """
-    deadline = time.monotonic() + query.wait_s
-    signals = context.database.signals
-    with signals.subscribed(streams.topic(node.id)) as waiter:
-        while True:
-            found = await run_in_threadpool(_waiting_streams, context, node, query.session)
-            left = deadline - time.monotonic()
-            if not {each.id for each in found} <= set(query.known) or signals.closing or left <= 0:
-                break
-            await waiter.wait(left)
+    found = await _held(
+        context,
+        [streams.topic(node.id)],
+        time.monotonic() + query.wait_s,
+        partial(_waiting_streams, context, node, query.session),
+        lambda waiting: bool({each.id for each in waiting} - set(query.known)),
+    )
     return StreamRequests(control_plane_id=context.identity.control_plane_id, node_id=node.id, streams=found)
 
 

@@ -178,13 +178,22 @@ def _may_be_new(row: Row[Any], seen: ObservedInstance | None, host: str | None) 
     if seen is None:
         return False
     return (
-        (seen.container_id or row.container_id, row.image_digest or seen.image_digest, seen.exit_code)
-        != (row.container_id, row.image_digest, row.exit_code)
+        _learned(row, seen) != (row.container_id, row.image_digest, row.exit_code)
         or (seen.phase is Phase.RUNNING and _told_endpoints(seen, host) != row.endpoints)
-        or (
-            row.state is State.STARTING and seen.reason is not None and seen.reason.model_dump() != row.reason
-        )
+        or _is_other_reason(row, seen)
     )
+
+
+def _learned(row: Row[Any] | Instance, seen: ObservedInstance) -> tuple[str | None, str | None, int | None]:
+    """The container's id, the image's digest and the exit code, as they are after the report."""
+    # The first digest stays for the instance's life: every later attempt runs the same image (R15).
+    return seen.container_id or row.container_id, row.image_digest or seen.image_digest, seen.exit_code
+
+
+def _is_other_reason(row: Row[Any] | Instance, seen: ObservedInstance) -> bool:
+    """Whether an instance that goes on starting does so for another reason."""
+    said = seen.reason.model_dump() if seen.reason else None
+    return row.state is State.STARTING and said is not None and said != row.reason
 
 
 def _state_after(row: Row[Any] | Instance, seen: ObservedInstance | None) -> State:
@@ -199,19 +208,14 @@ def _observe(session: Session, node: Node, row: Instance, seen: ObservedInstance
         _settle_times(row, seen, to)
         instances.move(session, row, to, _reason(row, seen, to))
         preemption.requeue(session, row, node)
-    elif changed or (
-        seen and seen.reason and seen.reason.model_dump() != row.reason and to is State.STARTING
-    ):
-        instances.touch(session, row, seen.reason if seen else None)
+    elif seen and (changed or _is_other_reason(row, seen)):
+        instances.touch(session, row, seen.reason)
 
 
 def _note(node: Node, row: Instance, seen: ObservedInstance) -> bool:
     """Copy what the node knows of the container; whether any of it is new."""
     before = (row.container_id, row.image_digest, row.endpoints, row.exit_code)
-    row.container_id = seen.container_id or row.container_id
-    # The first one stays for the instance's life: every later attempt runs the same image (R15).
-    row.image_digest = row.image_digest or seen.image_digest
-    row.exit_code = seen.exit_code
+    row.container_id, row.image_digest, row.exit_code = _learned(row, seen)
     if seen.phase is Phase.RUNNING:
         row.endpoints = _endpoints(node, row, seen)
     return before != (row.container_id, row.image_digest, row.endpoints, row.exit_code)

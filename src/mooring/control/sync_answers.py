@@ -23,8 +23,22 @@ def answer(
 
     Made of a reader's session (`Database.read`): what it says of the GPUs of an instance fits to its state.
     """
+    brief = SyncAnswer(
+        control_plane_id=control_plane_id,
+        node_id=node.id,
+        generation=node.generation,
+        report_interval_s=interval_s,
+        renew_credential=node.renewal_due,
+        brief=True,
+    )
     if report.brief and node.generation == report.generation:
-        return _brief(node, control_plane_id, interval_s)
+        return brief
+    desired = _desired(session, node, report)
+    return brief.model_copy(update={"brief": False, **desired})
+
+
+def _desired(session: Session, node: Node, report: SyncRequest) -> dict[str, object]:
+    """The fields of an answer that a brief one lacks."""
     # Besides what holds GPUs here, an ended instance matters for as long as its container is there.
     rows = {row.id: row for row in _due_rows(session, node)}
     others = {item.instance_id for item in report.instances or ()} - rows.keys()
@@ -37,29 +51,13 @@ def answer(
         if row.node_id == node.id and row.deleted_at is None and row.desired_state is not DesiredState.DELETED
     ]
     told = assignments.of(session, node, due, report.specs)
-    return SyncAnswer(
-        control_plane_id=control_plane_id,
-        node_id=node.id,
-        generation=node.generation,
-        report_interval_s=interval_s,
-        renew_credential=node.renewal_due,
-        assignments=told.whole,
-        unchanged=told.unchanged,
-        removals=_removals(node, rows, report),
-        streams=[] if report.facts.asks_for_streams else streams.waiting(session, node.id),
-        overlays=gangs.overlays_of(session, node),
-    )
-
-
-def _brief(node: Node, control_plane_id: str, interval_s: float) -> SyncAnswer:
-    return SyncAnswer(
-        control_plane_id=control_plane_id,
-        node_id=node.id,
-        generation=node.generation,
-        report_interval_s=interval_s,
-        renew_credential=node.renewal_due,
-        brief=True,
-    )
+    return {
+        "assignments": told.whole,
+        "unchanged": told.unchanged,
+        "removals": _removals(node, rows, report),
+        "streams": [] if report.facts.asks_for_streams else streams.waiting(session, node.id),
+        "overlays": gangs.overlays_of(session, node),
+    }
 
 
 def has_news(session: Session, node: Node, report: SyncRequest) -> bool:
