@@ -604,24 +604,20 @@ def test_a_disk_that_is_full_is_a_problem_and_stops_nothing(
     assert report.problem is not None and report.problem.code == "state_not_saved"
 
 
-def test_logs_are_streamed_when_they_are_asked_for(node: Node) -> None:
+def logs_of(asked: Assignment) -> StreamRequest:
+    logs = LogsRequest(tail=None, since=None, follow=False)
+    return StreamRequest(id="str_1", instance_id=asked.instance_id, attempt=1, url=None, logs=logs)
+
+
+@pytest.mark.parametrize("earlier_release", [False, True])
+def test_logs_are_streamed_when_they_are_asked_for(node: Node, earlier_release: bool) -> None:
+    """A control plane of an earlier release asks for them with its answers to reports."""
+    node.server.earlier_release = earlier_release
     node.begin()
     asked = assignment()
     node.server.wants(asked)
     node.running(asked)
-    logs = LogsRequest(tail=None, since=None, follow=False)
-    node.server.ask(StreamRequest(id="str_1", instance_id=asked.instance_id, attempt=1, url=None, logs=logs))
-    wait_until(lambda: any(frame.end for frame in node.server.uploads.get("str_1", ())))
-
-
-def test_logs_are_streamed_to_a_control_plane_of_an_earlier_release(node: Node) -> None:
-    node.server.earlier_release = True
-    node.begin()
-    asked = assignment()
-    node.server.wants(asked)
-    node.running(asked)
-    logs = LogsRequest(tail=None, since=None, follow=False)
-    node.server.ask(StreamRequest(id="str_1", instance_id=asked.instance_id, attempt=1, url=None, logs=logs))
+    node.server.ask(logs_of(asked))
     wait_until(lambda: any(frame.end for frame in node.server.uploads.get("str_1", ())))
 
 
@@ -631,13 +627,29 @@ def test_a_stream_of_another_node_is_not_served(node: Node) -> None:
     asked = assignment()
     node.server.wants(asked)
     node.running(asked)
-    logs = LogsRequest(tail=None, since=None, follow=False)
-    theirs = StreamRequest(id="str_1", instance_id=asked.instance_id, attempt=1, url=None, logs=logs)
     node.server.streams_for = "nod_2"
-    node.server.ask(theirs)
+    node.server.ask(logs_of(asked))
     wait_until(lambda: node.server.asked_for_streams >= 2)
     assert node.server.uploads == {}
     node.server.streams_for = "nod_1"
+    wait_until(lambda: "str_1" in node.server.uploads)
+
+
+def test_a_control_plane_that_went_back_is_asked_for_whole_answers_and_served_no_stream(node: Node) -> None:
+    node.begin()
+    asked = assignment()
+    node.server.wants(asked, generation=9)
+    node.running(asked)
+    node.server.wants(asked, generation=8)
+    node.report(lambda report: report.problem is not None)
+    reported, calls = len(node.server.reports), node.server.asked_for_streams
+    node.server.ask(logs_of(asked))
+    (container,), _ = node.runtime.containers()
+    node.runtime.kill(container)
+    wait_until(lambda: node.server.phase(asked) == "exited" and node.server.asked_for_streams >= calls + 2)
+    assert not any(report.brief for _, report in node.server.reports[reported:])
+    assert node.server.uploads == {}
+    node.server.wants(asked, generation=10)
     wait_until(lambda: "str_1" in node.server.uploads)
 
 
@@ -651,14 +663,13 @@ def test_a_server_that_is_about_to_end_is_not_asked_for_streams_without_pause(no
 
 
 def test_a_brief_answer_takes_nothing_from_the_node(node: Node) -> None:
-    """What changes on the node is answered briefly, and changes here twice: it starts, and it runs."""
+    """That it ended is answered briefly, and the restart that follows 1 s later needs its assignment."""
+    node.server.report_interval_s = 30  # no whole answer comes meanwhile
     node.begin()
-    asked = assignment()
+    asked = assignment(command=["sh", "-c", "exit 3"], restart="on_failure")
     node.server.wants(asked)
-    node.running(asked)
+    wait_until(lambda: ("restart", asked.instance_id) in node.runtime.asked)
     assert any(report.brief for _, report in node.server.reports)
-    node.heard_again(3)
-    assert node.server.phase(asked) == "running"
 
 
 def test_an_idle_agent_makes_one_call_per_interval(node: Node) -> None:
