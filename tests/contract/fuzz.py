@@ -66,6 +66,7 @@ QUERY_VALUES = [
 # Answers are held back on purpose: for as long as these fields ask, until an instance gets somewhere, and for
 # as long as a node's stream goes on.
 _HELD_FIELDS = ("wait_s", "timeout_s")
+_HELD_S = 0.2  # asked for in `wait_s`, since the time limit of an answer is only seconds
 _HELD_OPERATIONS = ("wait_for_instance", "bring_stream")
 
 
@@ -127,7 +128,9 @@ class Fuzzer:
         content = operation.get("requestBody", {}).get("content", {}).get("application/json")
         if content is not None:
             request.headers.append(("Content-Type", "application/json"))
-            request.body = json.dumps(self._random.choice(self._examples(content["schema"]))).encode()
+            example = self._random.choice(self._examples(content["schema"]))
+            shortly = {"wait_s": _HELD_S} if "wait_s" in example else {}
+            request.body = json.dumps({**example, **shortly}).encode()
         return request
 
     def _examples(self, schema: dict[str, Any]) -> list[Any]:
