@@ -1,6 +1,7 @@
 """Pages that many followers share have what a page of one's own would have."""
 
 import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -33,9 +34,10 @@ class Followers:
         with self._database.signals.subscribed(*events.topics(self._access.projects)):
             yield
 
-    async def read(self, after: int, limit: int) -> list[int]:
-        """The numbers of a page."""
-        page = await self.pages.page(self._database, self._access, after, limit, woken=True)
+    async def read(self, after: int, limit: int, listening_since: float | None = None) -> list[int]:
+        """The numbers of a page, for one who has just subscribed unless told otherwise."""
+        since = time.monotonic() if listening_since is None else listening_since
+        page = await self.pages.page(self._database, self._access, after, limit, since)
         return [int(each.item["seq"]) for each in page]
 
 
@@ -72,5 +74,20 @@ def test_who_has_read_all_gets_what_happened_after_the_page_was_read(followers: 
             (new,) = await followers.read(last, 200)
             assert new > last
             assert await followers.read(new, 200) == []
+
+    asyncio.run(check())
+
+
+def test_who_was_woken_by_what_came_later_need_not_read_again(followers: Followers) -> None:
+    """What happened since they subscribed wakes them at once, and then they get it."""
+
+    async def check() -> None:
+        followers.happens()
+        with followers.waiting():
+            since = time.monotonic()
+            last = (await followers.read(0, 200))[-1]
+            followers.happens()
+            assert await followers.read(last, 200, listening_since=since) == []
+            assert await followers.read(last, 200) != []
 
     asyncio.run(check())

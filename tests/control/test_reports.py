@@ -1,12 +1,17 @@
 """What a report costs: every node reports every few seconds, so each statement counts a thousand times."""
 
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from sqlalchemy import Engine, event
 
+from mooring.control import reports
+from mooring.control.reports import CHANGES_AT_ONCE
+from mooring.db.tables import Node
+from mooring.schemas.agent import Assignment, SyncRequest
 from tests.nodes import WireNode, seen
 from tests.service import Client, RunningService
 
@@ -38,3 +43,77 @@ def test_a_report_of_nothing_new_is_cheap(service: RunningService, client: Clien
     assert len(heard.assignments) == len(made)
     assert 5 < len(statements) <= 11, statements
     assert sum("gpus.facts" in statement for statement in statements) == 1  # they are long
+
+
+MANY = 2 * CHANGES_AT_ONCE + 3
+
+
+def _scheduled(client: Client, node: WireNode) -> list[Assignment]:
+    for each in [client.create(cpus=0.1, memory_mib=16) for _ in range(MANY)]:
+        client.wait(each["id"], "scheduled")
+    return node.sync(instances=None).assignments
+
+
+def _states(client: Client) -> Counter[str]:
+    return Counter(each["state"] for each in client.items("/v1/instances", limit=200))
+
+
+class _InParts:
+    """Takes reports of a node in, one transaction after the other."""
+
+    def __init__(self, service: RunningService, node: WireNode) -> None:
+        self._database, self._node_id = service.plane.database, node.id
+        with self._database.read() as session:
+            self._credential_hash = session.get_one(Node, node.id).credential_hash
+
+    def first(self, report: SyncRequest) -> Sequence[str]:
+        with self._database.write() as session:
+            return reports.apply(session, self._node_id, self._credential_hash, report)
+
+    def next(self, report: SyncRequest, left: Sequence[str]) -> Sequence[str]:
+        with self._database.write() as session:
+            return reports.apply_rest(session, self._node_id, self._credential_hash, report, left)
+
+
+def test_a_report_of_many_changes_is_answered_when_all_are_taken_in(client: Client, node: WireNode) -> None:
+    node.sync(*(seen(each, "running") for each in _scheduled(client, node)))
+    assert _states(client) == {"running": MANY}
+
+
+def test_other_writers_wait_for_a_few_changes_at_a_time(
+    service: RunningService, client: Client, node: WireNode
+) -> None:
+    report = node.report(*(seen(each, "running") for each in _scheduled(client, node)))
+    parts = _InParts(service, node)
+    left = parts.first(report)
+    assert _states(client) == {"running": CHANGES_AT_ONCE, "scheduled": MANY - CHANGES_AT_ONCE}
+    left = parts.next(report, left)
+    assert _states(client) == {"running": 2 * CHANGES_AT_ONCE, "scheduled": 3}
+    assert not parts.next(report, left)
+    assert _states(client) == {"running": MANY}
+
+
+def test_the_rest_of_a_report_counts_for_nothing_after_a_newer_one(
+    service: RunningService, client: Client, node: WireNode
+) -> None:
+    assignments = _scheduled(client, node)
+    older = node.report(*(seen(each, "running") for each in assignments))
+    parts = _InParts(service, node)
+    left = parts.first(older)
+    node.sync(*(seen(each, "running", container_id="newer") for each in assignments))
+    assert not parts.next(older, left)
+    shown = client.items("/v1/instances", limit=200)
+    assert [each["container_id"] for each in shown] == ["newer"] * MANY
+
+
+def test_an_instance_that_is_deleted_between_two_parts_does_not_run_again(
+    service: RunningService, client: Client, node: WireNode
+) -> None:
+    report = node.report(*(seen(each, "running") for each in _scheduled(client, node)))
+    parts = _InParts(service, node)
+    left = parts.first(report)
+    assert client.delete(f"/v1/instances/{left[0]}").is_success
+    deleted = client.instance(left[0])["state"]
+    parts.next(report, left)
+    assert client.instance(left[0])["state"] == deleted != "running"
+    assert _states(client)["running"] == 2 * CHANGES_AT_ONCE - 1

@@ -142,7 +142,9 @@ async def sync(
     topics = [f"node:{node.id}"]
     if not report.facts.asks_for_streams:
         topics.append(streams.topic(node.id))
-    await run_in_threadpool(_apply, context, node, report)
+    left = await run_in_threadpool(_apply, context, node, report)
+    while left:
+        left = await run_in_threadpool(_apply_rest, context, node, report, left)
     if report.wait_s > 0:
         await _held(context, topics, deadline, partial(_has_news, context, node.id, report), bool)
     # It costs more the more there is on the node, so it is made once, after the wait.
@@ -172,10 +174,18 @@ async def _held(
             await waiter.wait(left)
 
 
-def _apply(context: Context, caller: NodeCaller, report: SyncRequest) -> None:
+def _apply(context: Context, caller: NodeCaller, report: SyncRequest) -> Sequence[str]:
     with context.database.write() as session:
-        reports.apply(session, caller.id, caller.credential_hash, report)
+        left = reports.apply(session, caller.id, caller.credential_hash, report)
     context.heard_nodes.add(caller.id)
+    return left
+
+
+def _apply_rest(
+    context: Context, caller: NodeCaller, report: SyncRequest, left: Sequence[str]
+) -> Sequence[str]:
+    with context.database.write() as session:
+        return reports.apply_rest(session, caller.id, caller.credential_hash, report, left)
 
 
 def _has_news(context: Context, node_id: str, report: SyncRequest) -> bool:

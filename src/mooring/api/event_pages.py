@@ -57,10 +57,11 @@ class _Read:
     began: float
     found: list[PageEvent]
 
-    def since(self, after: int, fired: tuple[int, ...]) -> list[PageEvent] | None:
+    def since(self, after: int, fired: tuple[int, ...], listening_since: float) -> list[PageEvent] | None:
         """What it has after this event, or None: a read that begins now may find more.
 
-        Who gets nothing waits to be woken by what comes next, so nothing may have happened since it began.
+        Who gets nothing waits to be woken by what comes next. So nothing may have happened since it began, or
+        they have listened for as long and are woken by it.
         """
         if after < self.after:
             return None
@@ -68,7 +69,8 @@ class _Read:
         if found and time.monotonic() - self.began < _FRESH_S:
             return found
         nothing_since = self.fired == fired and 0 not in fired
-        return found if nothing_since and (found or not self.is_full) else None
+        was_heard = self.began >= listening_since
+        return found if (nothing_since or was_heard) and (found or not self.is_full) else None
 
 
 class EventPages:
@@ -79,12 +81,13 @@ class EventPages:
         self._turns = ProjectTurns(at_once=1)
 
     async def page(
-        self, database: Database, access: Access, after: int, limit: int, *, woken: bool = False
+        self, database: Database, access: Access, after: int, limit: int, listening_since: float | None = None
     ) -> list[PageEvent]:
         """As `events.page`; those who get nothing may wait for the topics if they subscribed to them before.
 
         Args:
-            woken: this is not the first page of a request, so that it may be what another one has just read.
+            listening_since: when they subscribed, by the monotonic clock, if this is not the first page of a
+                request: then it may be what another one has read.
 
         Raises:
             Gone: as `events.page`.
@@ -93,14 +96,22 @@ class EventPages:
         async with self._turns.taken(access.caller):
             asked = (access.projects, limit)
             fired = database.signals.fired(*events.topics(access.projects))
-            read = self._reads.get(asked) if woken else None
-            if read is not None and (found := read.since(after, fired)) is not None:
-                return found
+            shared = self._shared(asked, after, fired, listening_since)
+            if shared is not None:
+                return shared
             began = time.monotonic()
             found = await run_in_threadpool(_page, database, asked, after)
             read = self._reads[asked] = _Read(after, len(found) == limit, fired, began, found)
             asyncio.get_running_loop().call_later(_KEPT_S, self._forget, asked, read)
             return found
+
+    def _shared(
+        self, asked: _Asked, after: int, fired: tuple[int, ...], listening_since: float | None
+    ) -> list[PageEvent] | None:
+        read = self._reads.get(asked)
+        if read is None or listening_since is None:
+            return None
+        return read.since(after, fired, listening_since)
 
     def _forget(self, asked: _Asked, read: _Read) -> None:
         if self._reads.get(asked) is read:

@@ -21,6 +21,8 @@ LOST = Reason(
     code="container_lost", message="the node no longer has its container; it was removed by someone else"
 )
 
+# Changes that one transaction takes in, 1 ms of work each: on SQLite all other writers wait for it.
+CHANGES_AT_ONCE: Final = 8
 # What `_may_be_new` compares.
 _COMPARED: Final = (
     Instance.id, Instance.attempt, Instance.state, Instance.desired_state, Instance.node_generation,
@@ -29,23 +31,44 @@ _COMPARED: Final = (
 )  # fmt: skip
 
 
-def apply(session: Session, node_id: str, credential_hash: str, report: SyncRequest) -> None:
+def apply(session: Session, node_id: str, credential_hash: str, report: SyncRequest) -> Sequence[str]:
     """Take a report in, once and in order.
+
+    Returns:
+        The ids of changed instances that are left for `apply_rest`, in a transaction of its own.
 
     Raises:
         Unauthorized: the node was deleted, or the credential is not its own any more.
         StaleSession: a newer agent speaks for this node.
     """
+    node = _locked(session, node_id, credential_hash, report)
+    if report.session > node.session:
+        # Only a database that was restored knows a lower number than an agent was given.
+        node.session, node.seq = report.session, 0
+    return _heed(session, node, report) if report.seq > node.seq else ()
+
+
+def apply_rest(
+    session: Session, node_id: str, credential_hash: str, report: SyncRequest, left: Sequence[str]
+) -> Sequence[str]:
+    """Take in what `apply` or this has left of a report, unless a newer one has come since.
+
+    Returns, raises: as `apply`.
+    """
+    node = _locked(session, node_id, credential_hash, report)
+    if (report.session, report.seq) != (node.session, node.seq):
+        return ()
+    return _take_news(session, node, _placed(session, node, left), report)
+
+
+def _locked(session: Session, node_id: str, credential_hash: str, report: SyncRequest) -> Node:
+    """The node, locked, if the report may speak for it."""
     node = locks.node(session, node_id)
     if node is None or node.deleted_at is not None:
         raise Unauthorized("this node was deleted; join it again with a new token")
     nodes.recognise(node, credential_hash)
     refuse_stale_session(node, report.session)
-    if report.session > node.session:
-        # Only a database that was restored knows a lower number than an agent was given.
-        node.session, node.seq = report.session, 0
-    if report.seq > node.seq:
-        _heed(session, node, report)
+    return node
 
 
 def refuse_stale_session(node: Node, number: int) -> None:
@@ -54,19 +77,17 @@ def refuse_stale_session(node: Node, number: int) -> None:
         raise StaleSession("another agent with this node's identity has started since; this one must stop")
 
 
-def _heed(session: Session, node: Node, report: SyncRequest) -> None:
+def _heed(session: Session, node: Node, report: SyncRequest) -> Sequence[str]:
     facts = _approve_facts(session, node, report)
     _hear_node(session, node, report, facts)
     gpus.apply_incidents(session, node, report.incidents, report.faults)
     if report.instances is not None:
         placed = _placed(session, node)
-        news = _with_news(session, node, placed, report)
-        with session.no_autoflush:  # many may end at once: their rows go out together
-            for row, seen in news:
-                _observe(session, node, row, seen)
         _note_orphans(session, node, {row.id: row.attempt for row in placed}, report)
-    elif report.problem is not None:
+        return _take_news(session, node, placed, report)
+    if report.problem is not None:
         _explain_unknown(session, locks.instances_on(session, node.id), report.problem)
+    return ()
 
 
 def _approve_facts(session: Session, node: Node, report: SyncRequest) -> JsonObject:
@@ -135,8 +156,21 @@ def _audit_overrides(session: Session, node: Node, before: list[str], after: lis
         audit.record(session, itself, node.id, None, before={"overrides": before}, after={"overrides": after})
 
 
-def _placed(session: Session, node: Node) -> Sequence[Row[Any]]:
-    """What is compared with a report of each instance that the node should have.
+def _take_news(
+    session: Session, node: Node, placed: Sequence[Row[Any]], report: SyncRequest
+) -> Sequence[str]:
+    """Take in what is new of the first few of these instances; returns the ids of the others with news."""
+    news = _news(node, placed, report)
+    ids = sorted(news)
+    if first := ids[:CHANGES_AT_ONCE]:
+        with session.no_autoflush:  # several may end at once: their rows go out together
+            for row in locks.instances_on(session, node.id, first):
+                _observe(session, node, row, news[row.id])
+    return ids[CHANGES_AT_ONCE:]
+
+
+def _placed(session: Session, node: Node, ids: Sequence[str] | None = None) -> Sequence[Row[Any]]:
+    """What is compared with a report of each instance that the node should have, or of these of them.
 
     Nearly all are as they were. To read 100 whole rows takes much longer, and on SQLite all writers would
     wait for it.
@@ -144,17 +178,15 @@ def _placed(session: Session, node: Node) -> Sequence[Row[Any]]:
     query = select(*_COMPARED).where(
         Instance.node_id == node.id, Instance.deleted_at.is_(None), Instance.state.in_(HOLDS_GPUS)
     )
+    if ids is not None:
+        query = query.where(Instance.id.in_(ids))
     return session.execute(query).all()
 
 
-def _with_news(
-    session: Session, node: Node, placed: Sequence[Row[Any]], report: SyncRequest
-) -> list[tuple[Instance, ObservedInstance | None]]:
-    """Those placed instances of which the report may say something new, with what it says."""
+def _news(node: Node, placed: Sequence[Row[Any]], report: SyncRequest) -> dict[str, ObservedInstance | None]:
+    """What the report says of those placed instances of which it may say something new, by id."""
     host = (node.facts or {}).get("address")
-    matched = _matched(placed, report)
-    news = {row.id: seen for row, seen in matched if _may_be_new(row, seen, host)}
-    return [(row, news[row.id]) for row in locks.instances_on(session, node.id, news)] if news else []
+    return {row.id: seen for row, seen in _matched(placed, report) if _may_be_new(row, seen, host)}
 
 
 def _matched(rows: Sequence[Row[Any]], report: SyncRequest) -> list[tuple[Row[Any], ObservedInstance | None]]:

@@ -91,10 +91,13 @@ class Waiter:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
+        self._woken = False  # the event is set, or about to be
 
     def wake(self) -> None:
+        # Each call of the loop from another thread is a system call; much may happen before this one waits.
         # A server that is shutting down has closed the loop under a thread that still commits.
-        if not self._loop.is_closed():
+        if not self._woken and not self._loop.is_closed():
+            self._woken = True
             self._loop.call_soon_threadsafe(self._event.set)
 
     async def wait(self, timeout_s: float) -> bool:
@@ -103,5 +106,7 @@ class Waiter:
             await asyncio.wait_for(self._event.wait(), timeout_s)
         except TimeoutError:
             return False
+        # In this order: a wake between the two is not lost, since the loop sets the event after the clear.
+        self._woken = False
         self._event.clear()
         return True

@@ -18,8 +18,8 @@ from mooring.scheduler.model import Eviction, NodeView, Placement, Plan, Request
 from mooring.scheduler.schedule import schedule
 
 # Placements written in one transaction: enough to share its fsync, few enough to let others write.
-BATCH = 256
-_MOST_TOLD = 1000
+BATCH = 32
+_MOST_TOLD = 100
 # Whoever waits is told why this often even if it is what this process told before.
 _TELL_ALL_S = 30.0
 # Of so many of the newest instances, those that wait or not, a new process learns what is asked for.
