@@ -47,10 +47,14 @@ def main(rounds: int) -> int:
 def template(made: stack.Stack) -> dict[str, Any]:
     """The engine's own words for the container that the product makes."""
     running = made.admin.wait(made.admin.create(**BODY)["id"], "running")
-    attributes = made.node.client.api.inspect_container(running["container_id"])
+    api = made.node.client.api
+    attributes = api.inspect_container(running["container_id"])
+    host = attributes["HostConfig"]
+    # Not the project's network: the agent removes that one when the product's last container is gone.
+    api.create_network("copied", driver="bridge")
     remove(made.admin, running["id"])
     config = {name: attributes["Config"][name] for name in ("Image", "Hostname", "Cmd", "Env", "Entrypoint")}
-    return {**config, "Labels": {"copied": "yes"}, "HostConfig": attributes["HostConfig"]}
+    return {**config, "Labels": {"copied": "yes"}, "HostConfig": {**host, "NetworkMode": "copied"}}
 
 
 def one_pair(client: Client, direct: "Direct", *, product_first: bool) -> tuple[float, float]:

@@ -25,6 +25,8 @@ AUTHORIZED = f"Host: a\r\nAuthorization: Bearer {ADMIN_KEY}\r\nContent-Type: app
 POST = b"POST /v1/instances HTTP/1.1\r\n" + AUTHORIZED
 # What a loaded machine adds to a time-out.
 SLACK_S = 1.5
+# A timer counts from when the event loop began its iteration, which is before what it is for.
+EARLY_S = 0.05
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +131,7 @@ def test_a_head_that_does_not_arrive_is_cut_off(service: RunningService, head: b
         slow.trickle(head)
         received, lasted = slow.rest()
     refusal(received, 408, "request_timeout")
-    assert PATIENCE.head_s <= lasted < PATIENCE.head_s + SLACK_S
+    assert PATIENCE.head_s - EARLY_S <= lasted < PATIENCE.head_s + SLACK_S
 
 
 def test_the_second_head_of_a_connection_has_no_more_time_than_the_first(service: RunningService) -> None:
@@ -159,7 +161,7 @@ def test_a_body_that_trickles_is_cut_off(service: RunningService, framing: bytes
         slow.trickle(b" " * 1000)
         received, lasted = slow.rest()
     refusal(received, 408, "request_timeout")
-    assert PATIENCE.body_s <= lasted < PATIENCE.body_s + SLACK_S
+    assert PATIENCE.body_s - EARLY_S <= lasted < PATIENCE.body_s + SLACK_S
 
 
 def test_a_body_that_is_merely_slow_arrives(service: RunningService) -> None:
@@ -332,7 +334,7 @@ def test_a_nodes_frames_may_come_for_longer_than_any_body(service: RunningServic
             f"{head}Authorization: {node.http.headers['Authorization']}\r\n\r\n3\r\n{{}}\n\r\n".encode()
         )
         _received, lasted = silent.rest()
-    assert PATIENCE.frames_s <= lasted < PATIENCE.frames_s + SLACK_S
+    assert PATIENCE.frames_s - EARLY_S <= lasted < PATIENCE.frames_s + SLACK_S
     service.service._server._context.channels.break_off()
     asking.join(20)
     node.close()
