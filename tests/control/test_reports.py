@@ -11,7 +11,7 @@ from sqlalchemy import Engine, event
 from mooring.control import reports
 from mooring.control.reports import CHANGES_AT_ONCE
 from mooring.db.tables import Node
-from mooring.schemas.agent import Assignment, SyncRequest
+from mooring.schemas.agent import Assignment
 from tests.nodes import WireNode, seen
 from tests.service import Client, RunningService
 
@@ -49,6 +49,7 @@ MANY = 2 * CHANGES_AT_ONCE + 3
 
 
 def _scheduled(client: Client, node: WireNode) -> list[Assignment]:
+    """Many instances that the node is about to start."""
     for each in [client.create(cpus=0.1, memory_mib=16) for _ in range(MANY)]:
         client.wait(each["id"], "scheduled")
     return node.sync(instances=None).assignments
@@ -59,20 +60,21 @@ def _states(client: Client) -> Counter[str]:
 
 
 class _InParts:
-    """Takes reports of a node in, one transaction after the other."""
+    """A report that all of these run, taken in one transaction after the other; begins with the first."""
 
-    def __init__(self, service: RunningService, node: WireNode) -> None:
+    def __init__(self, service: RunningService, node: WireNode, assignments: Sequence[Assignment]) -> None:
         self._database, self._node_id = service.plane.database, node.id
+        self._report = node.report(*(seen(each, "running") for each in assignments))
         with self._database.read() as session:
             self._credential_hash = session.get_one(Node, node.id).credential_hash
-
-    def first(self, report: SyncRequest) -> Sequence[str]:
         with self._database.write() as session:
-            return reports.apply(session, self._node_id, self._credential_hash, report)
+            self.left = reports.apply(session, self._node_id, self._credential_hash, self._report)
 
-    def next(self, report: SyncRequest, left: Sequence[str]) -> Sequence[str]:
+    def go_on(self) -> None:
         with self._database.write() as session:
-            return reports.apply_rest(session, self._node_id, self._credential_hash, report, left)
+            self.left = reports.apply_rest(
+                session, self._node_id, self._credential_hash, self._report, self.left
+            )
 
 
 def test_a_report_of_many_changes_is_answered_when_all_are_taken_in(client: Client, node: WireNode) -> None:
@@ -83,13 +85,12 @@ def test_a_report_of_many_changes_is_answered_when_all_are_taken_in(client: Clie
 def test_other_writers_wait_for_a_few_changes_at_a_time(
     service: RunningService, client: Client, node: WireNode
 ) -> None:
-    report = node.report(*(seen(each, "running") for each in _scheduled(client, node)))
-    parts = _InParts(service, node)
-    left = parts.first(report)
+    parts = _InParts(service, node, _scheduled(client, node))
     assert _states(client) == {"running": CHANGES_AT_ONCE, "scheduled": MANY - CHANGES_AT_ONCE}
-    left = parts.next(report, left)
+    parts.go_on()
     assert _states(client) == {"running": 2 * CHANGES_AT_ONCE, "scheduled": 3}
-    assert not parts.next(report, left)
+    parts.go_on()
+    assert not parts.left
     assert _states(client) == {"running": MANY}
 
 
@@ -97,11 +98,10 @@ def test_the_rest_of_a_report_counts_for_nothing_after_a_newer_one(
     service: RunningService, client: Client, node: WireNode
 ) -> None:
     assignments = _scheduled(client, node)
-    older = node.report(*(seen(each, "running") for each in assignments))
-    parts = _InParts(service, node)
-    left = parts.first(older)
+    older = _InParts(service, node, assignments)
     node.sync(*(seen(each, "running", container_id="newer") for each in assignments))
-    assert not parts.next(older, left)
+    older.go_on()
+    assert not older.left
     shown = client.items("/v1/instances", limit=200)
     assert [each["container_id"] for each in shown] == ["newer"] * MANY
 
@@ -109,11 +109,10 @@ def test_the_rest_of_a_report_counts_for_nothing_after_a_newer_one(
 def test_an_instance_that_is_deleted_between_two_parts_does_not_run_again(
     service: RunningService, client: Client, node: WireNode
 ) -> None:
-    report = node.report(*(seen(each, "running") for each in _scheduled(client, node)))
-    parts = _InParts(service, node)
-    left = parts.first(report)
-    assert client.delete(f"/v1/instances/{left[0]}").is_success
-    deleted = client.instance(left[0])["state"]
-    parts.next(report, left)
-    assert client.instance(left[0])["state"] == deleted != "running"
+    parts = _InParts(service, node, _scheduled(client, node))
+    instance_id = parts.left[0]
+    assert client.delete(f"/v1/instances/{instance_id}").is_success
+    deleted = client.instance(instance_id)["state"]
+    parts.go_on()
+    assert client.instance(instance_id)["state"] == deleted != "running"
     assert _states(client)["running"] == 2 * CHANGES_AT_ONCE - 1

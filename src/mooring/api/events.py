@@ -98,13 +98,15 @@ async def _wait_for_some(
     """
     deadline = time.monotonic() + wait_s
     access, signals = live.access, context.database.signals
-    since: float | None = None
+    shown, since = access, None
     while True:
         with signals.subscribed(*events.topics(access.projects)) as waiter:
             if follows:
                 since = time.monotonic()
                 await asyncio.sleep(min(deadline - since, pause_s))
-            found = await context.event_pages.page(context.database, access, after, limit, since)
+                # The pause may be longer than a lost access may go on to count (R29).
+                shown = await live.renewed()
+            found = await context.event_pages.page(context.database, shown, after, limit, since)
             left = deadline - time.monotonic()
             if found or left <= 0 or signals.closing:
                 return found
