@@ -302,6 +302,36 @@ def test_everything_open_ends_within_five_seconds_of_its_keys_revocation(
     wait_until(lambda: _open(shared_service) == 0)
 
 
+def _last_seq(client: Client) -> int:
+    """Of the newest event."""
+    last = -1
+    while (newer := int(client.get(f"/v1/events?after={max(0, last)}").json()["last_seq"])) != last:
+        last = newer
+    return last
+
+
+def test_a_poll_shows_nothing_to_who_lost_access_while_it_paused(
+    shared_service: RunningService, shared: Client
+) -> None:
+    """With many streams in its project a poll pauses before it reads more events.
+
+    Here for 2.5 s: longer than an access counts before it is renewed.
+    """
+    project = shared.items("/v1/projects")[0]["id"]
+    key, context = new_key(shared), _context(shared_service)
+    path = f"/v1/events?wait_s=20&after={_last_seq(shared)}"
+    wait_until(lambda: not context.event_pages._reads)
+    with ExitStack() as held:
+        for number in range(250):
+            held.enter_context(context.open_streams.opened(_caller(f"key_{number}", project=project)))
+        poll = Request(shared_service, key["key"], "GET", path)
+        wait_until(lambda: context.event_pages._reads)  # there was nothing: it waits to be woken
+        shared.create(gpus={"count": 64})
+        assert shared.delete(f"/v1/api-keys/{key['id']}").status_code == 204
+        poll.end()
+    assert (poll.status, json.loads(poll.text)["code"]) == (401, "unauthorized")
+
+
 def _member(shared: Client, name: str, role: str = "member") -> dict[str, Any]:
     """A person in the default project, with a key of theirs."""
     user = shared.post("/v1/users", json={"name": name, "email": f"{name}-{time.monotonic_ns()}@example.org"})
