@@ -23,8 +23,8 @@ from starlette.types import ASGIApp
 from tests.service import Client, RunningService, running, settings_for
 
 from benchmarks.figures import median, verdict
-from mooring.api import gate
-from mooring.api.access import Rule
+from mooring.api.auth import authorization
+from mooring.api.auth.rules import Rule
 from mooring.core.access import Access, Caller, Permission
 
 REQUESTS, BLOCK = 500, 50
@@ -84,12 +84,12 @@ def _open_gate(caller: Caller) -> Iterator[None]:
     async def let_pass(request: Request, rule: Rule) -> None:
         request.state.access = Access(caller, rule.permission or Permission.READ)
 
-    closed = gate._pass
-    gate._pass = let_pass
+    closed = authorization._pass
+    authorization._pass = let_pass
     try:
         yield
     finally:
-        gate._pass = closed
+        authorization._pass = closed
 
 
 async def _get(app: ASGIApp, key: str) -> None:

@@ -24,14 +24,14 @@ from matplotlib.figure import Figure
 from mooring.core.instance import WHOLE_MILLI
 from mooring.core.node import NodeState, allocatable_memory_mib
 from mooring.loops.scheduling import leave_to_stay
-from mooring.scheduler.changes import with_placement, without
-from mooring.scheduler.demand import Demand
-from mooring.scheduler.fleet import Fleet
-from mooring.scheduler.learning import Learning
-from mooring.scheduler.memory import Memory
+from mooring.scheduler.cycle_cache import Memory
 from mooring.scheduler.model import GpuView, NodeView, Request, Running, Snapshot
+from mooring.scheduler.node_changes import with_placement, without
+from mooring.scheduler.packing.demand import Demand
+from mooring.scheduler.packing.fleet import Fleet
+from mooring.scheduler.packing.learning import Learning
+from mooring.scheduler.packing.shapes import FleetNode, Move, NodeClass, Shape
 from mooring.scheduler.schedule import schedule
-from mooring.scheduler.shapes import FleetNode, Move, NodeClass, Shape
 
 SIZES = (100, 200, 500, 1000, 2000, 5000, 10_000)
 FILLED = 0.9

@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from benchmarks.month_simulation import Cluster, Decide
-from mooring.scheduler.changes import with_placement
-from mooring.scheduler.learning import Learning
-from mooring.scheduler.memory import Memory
+from mooring.scheduler.cycle_cache import Memory
 from mooring.scheduler.model import Placement, Policy, Request
+from mooring.scheduler.node_changes import with_placement
+from mooring.scheduler.packing.learning import Learning
+from mooring.scheduler.packing.search import Key, find, shape
 from mooring.scheduler.schedule import Look
-from mooring.scheduler.search import Key, find, shape
 
 
 def production() -> Decide:

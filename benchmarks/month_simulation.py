@@ -13,7 +13,6 @@ from benchmarks.month_workload import Job
 from benchmarks.trace import Machine
 from mooring.core.instance import WHOLE_MILLI
 from mooring.core.node import NodeState, allocatable_memory_mib
-from mooring.scheduler.changes import as_running, with_placement, without
 from mooring.scheduler.model import (
     GpuView,
     Moment,
@@ -26,6 +25,7 @@ from mooring.scheduler.model import (
     Snapshot,
     Usage,
 )
+from mooring.scheduler.node_changes import as_running, with_placement, without
 
 LOOK_S = 60
 # What starts now, of those that wait, which come in the order of their arrival.

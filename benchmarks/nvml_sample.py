@@ -57,7 +57,7 @@ def _compare(nvml: NvmlStandin, name: str) -> bool:
 
 def _inside() -> None:
     """Runs with the stand-in's library in the process."""
-    from mooring.agent.nvml import Nvml  # noqa: PLC0415 - only here is there a library to load
+    from mooring.agent.nvml.session import Nvml  # noqa: PLC0415 - only here is there a library to load
 
     session = Nvml()
     raw = _raw_calls([gpu.handle for gpu in session._gpus])
@@ -113,7 +113,7 @@ def _watch(nvml: NvmlStandin) -> bool:
 def _reader() -> None:
     import psutil  # noqa: PLC0415
 
-    from mooring.agent.gpus import NvmlGpuReader  # noqa: PLC0415
+    from mooring.agent.gpus.reader import NvmlGpuReader  # noqa: PLC0415
 
     reader = NvmlGpuReader()
     assert reader.wait_first(10)

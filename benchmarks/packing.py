@@ -23,9 +23,9 @@ from benchmarks import trace
 from benchmarks.packing_checks import Placed, broken_rules
 from benchmarks.packing_peers import peer
 from benchmarks.trace import Machine, Task
-from mooring.scheduler.demand import Demand
-from mooring.scheduler.fleet import Fleet
-from mooring.scheduler.shapes import FleetNode, NodeClass, Shape, tie_of
+from mooring.scheduler.packing.demand import Demand
+from mooring.scheduler.packing.fleet import Fleet
+from mooring.scheduler.packing.shapes import FleetNode, NodeClass, Shape, tie_of
 
 POINTS = (100, 110, 120, 130)
 POLICIES = ("mooring", "fgd", "best-fit", "random")

@@ -20,7 +20,7 @@ from tests.testbed.postgres import PostgresCluster
 
 from benchmarks import stack
 from benchmarks.figures import verdict
-from mooring.control.world import World
+from mooring.control.scheduling.cache import World
 from mooring.db import migrate
 from mooring.db.session import Database
 from mooring.db.signals import Signals

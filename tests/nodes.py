@@ -9,13 +9,13 @@ from typing import Any
 
 import httpx
 
-from mooring.agent.control_plane import ControlPlane
-from mooring.agent.loop import Agent
-from mooring.agent.simulated import SimulatedRuntime
-from mooring.agent.simulated_gpus import SimulatedGpuReader
-from mooring.agent.specs import Specs
-from mooring.agent.state import Identity, NodeState
-from mooring.agent.telemetry import Machine
+from mooring.agent.gpus.telemetry import Machine
+from mooring.agent.simulated.gpus import SimulatedGpuReader
+from mooring.agent.simulated.runtime import SimulatedRuntime
+from mooring.agent.sync.agent import Agent
+from mooring.agent.sync.client import ControlPlane
+from mooring.agent.sync.identity import Identity, NodeState
+from mooring.agent.sync.specs import Specs
 from mooring.core.gpu import GpuFacts
 from mooring.core.node import NodeFacts
 from mooring.schemas.agent import (

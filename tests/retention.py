@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 from mooring.control.retention import Kept
-from mooring.control.storage import Limits
+from mooring.control.tenants.storage import Limits
 from mooring.loops.retention import Retention, SteadyClock
 from tests.service import RunningService
 

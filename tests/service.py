@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 from pydantic import SecretStr
 
-from mooring.api.protocol import Patience
-from mooring.control import node_views
+from mooring.api.http.server import Patience
+from mooring.control.scheduling import node_views
 from mooring.scheduler.model import NodeView
 from mooring.server import ControlPlane, Service, open_control_plane
 from mooring.settings import Settings

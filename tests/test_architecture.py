@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from fastapi import APIRouter, FastAPI
 
-from mooring.api import gate
-from mooring.api.errors import status_of
+from mooring.api.auth import authorization
+from mooring.api.http.problems import status_of
 from mooring.core import errors as tree
 
 ROOT = Path(__file__).parents[1]
@@ -121,7 +121,7 @@ def test_one_function_writes_an_instances_state() -> None:
                 and target.attr == "state"
                 and ast.unparse(target.value) == "row"
             ]
-            assert not writes or (_name(path), function.name) == ("control/instances.py", "move")
+            assert not writes or (_name(path), function.name) == ("control/instances/instances.py", "move")
 
 
 def codes_in_source() -> dict[str, str]:
@@ -212,11 +212,11 @@ def test_a_route_around_the_gate_stops_the_program() -> None:
     app = FastAPI()
     app.include_router(router)
     with pytest.raises(LookupError, match="no GatedRoute"):
-        gate.refuse_ungated(app)
+        authorization.refuse_ungated(app)
 
 
 def test_a_route_without_a_row_of_the_table_stops_the_program() -> None:
-    router = APIRouter(route_class=gate.GatedRoute)
+    router = APIRouter(route_class=authorization.GatedRoute)
 
     def forgotten() -> None: ...
 

@@ -21,7 +21,7 @@ GPUS = sa.table(
     sa.column("facts", JSON),
 )  # fmt: skip
 
-# As control/approval.py had them in this release.
+# As control/nodes/approval.py had them in this release.
 NODE_FACTS = (
     "labels", "address", "cpus", "memory_mib", "swarm", "simulated_containers", "simulated_gpus",
 )  # fmt: skip

@@ -12,7 +12,7 @@ branch_labels: str | Sequence[str] | None = None
 depends_on: str | Sequence[str] | None = None
 
 DELETED = sa.text("deleted_at IS NOT NULL")
-# Of these a member of a group has its group's (control/specs.py).
+# Of these a member of a group has its group's (control/instances/specs.py).
 SHARED = ("env", "command", "entrypoint", "working_dir", "user", "ports")
 
 STORED = """

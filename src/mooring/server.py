@@ -11,27 +11,29 @@ from functools import partial
 
 import uvicorn
 
-from mooring.api import sso
 from mooring.api.app import create_app
-from mooring.api.auth import Credentials
-from mooring.api.channels import Channels
+from mooring.api.auth import oidc
+from mooring.api.auth.credentials import Credentials
+from mooring.api.auth.rate_limits import FailedAttempts, RequestRates
 from mooring.api.context import Context
-from mooring.api.protocol import HttpProtocol, Patience, listen_patiently
-from mooring.api.rates import FailedAttempts, RequestRates
-from mooring.control import audit, bootstrap, registry_rules, sealing, storage
-from mooring.control.audit_keys import KEY_FILE, AuditKeys
+from mooring.api.http.server import HttpProtocol, Patience, listen_patiently
+from mooring.api.streaming.channels import Channels
+from mooring.control import bootstrap
+from mooring.control.audit import audit_log
+from mooring.control.audit.signing_keys import KEY_FILE, AuditKeys
 from mooring.control.bootstrap import Identity
 from mooring.control.retention import Kept
-from mooring.control.sealing import Sealer
-from mooring.control.world import World
+from mooring.control.scheduling.cache import World
+from mooring.control.tenants import encryption, registry_rules, storage
+from mooring.control.tenants.encryption import Sealer
 from mooring.core.registry_hosts import RegistryRules
 from mooring.db import migrate, roles, space
 from mooring.db.notifications import Listener
 from mooring.db.session import Database
 from mooring.db.signals import Signals
 from mooring.loops.audit_links import AuditLinks
+from mooring.loops.deadlines import Limits
 from mooring.loops.groups import Groups
-from mooring.loops.limits import Limits
 from mooring.loops.loop import Loop
 from mooring.loops.node_health import NodeHealth
 from mooring.loops.refusals import RefusedRequests
@@ -70,14 +72,14 @@ def open_control_plane(settings: Settings) -> ControlPlane:
     space.make_shrinkable(settings.resolved_database_url)
     database = Database(settings.resolved_database_url, Signals())
     given, keys = settings.bootstrap_admin_key, settings.encryption_keys
-    sealer = Sealer(keys.get_secret_value().split(",") if keys else sealing.keys_in(settings.data_dir))
+    sealer = Sealer(keys.get_secret_value().split(",") if keys else encryption.keys_in(settings.data_dir))
     audit_keys = _audit_keys(settings)
-    audit.sign_with(database, audit_keys)
+    audit_log.sign_with(database, audit_keys)
     try:
         with database.write() as session:
             identity, new_key = bootstrap.ensure(session, given.get_secret_value() if given else None)
-            sealing.check(session, sealer)
-            audit.start(session, audit_keys)
+            encryption.check(session, sealer)
+            audit_log.start(session, audit_keys)
         roles.warn_of_serving_role(database.engine)
     except BaseException:
         database.dispose()
@@ -104,7 +106,7 @@ def _migrate(settings: Settings) -> None:
 def _audit_keys(settings: Settings) -> AuditKeys:
     given = settings.audit_keys
     return AuditKeys(
-        given.get_secret_value().split(",") if given else sealing.keys_in(settings.data_dir, KEY_FILE)
+        given.get_secret_value().split(",") if given else encryption.keys_in(settings.data_dir, KEY_FILE)
     )
 
 
@@ -133,7 +135,7 @@ class Service:
             database=plane.database,
             identity=plane.identity,
             credentials=Credentials(
-                plane.database, FailedAttempts(on=limited), sso.from_settings(plane.settings)
+                plane.database, FailedAttempts(on=limited), oidc.from_settings(plane.settings)
             ),
             sealer=plane.sealer,
             channels=Channels(),

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
-from mooring.agent.control_plane import ControlPlane
-from mooring.agent.docker import DockerRuntime
-from mooring.agent.gpus import GpuReader
-from mooring.agent.loop import Agent
+from mooring.agent.docker.runtime import DockerRuntime
+from mooring.agent.gpus.reader import GpuReader
+from mooring.agent.gpus.telemetry import ContainerOf, Machine
 from mooring.agent.runtime import Runtime
-from mooring.agent.state import Identity, NodeState
-from mooring.agent.telemetry import ContainerOf, Machine
+from mooring.agent.sync.agent import Agent
+from mooring.agent.sync.client import ControlPlane
+from mooring.agent.sync.identity import Identity, NodeState
 from tests.agent.control_planes import TOKEN, TinyControlPlane, control_plane
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mooring.agent.docker import DockerRuntime
-from mooring.agent.gpus import NvmlGpuReader
+from mooring.agent.docker.runtime import DockerRuntime
+from mooring.agent.gpus.reader import NvmlGpuReader
 from tests.agent.docker_assignments import runtime_on
 from tests.agent.nvml_children import SELDOM, Standin
 from tests.testbed.dockerd import DockerNode

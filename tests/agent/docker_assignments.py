@@ -9,9 +9,9 @@ import sys
 import tarfile
 from typing import Any
 
-from mooring.agent.docker import DockerRuntime
-from mooring.agent.docker_create import Abilities, Image, Limits, container_config, container_name
-from mooring.agent.reconcile import is_live
+from mooring.agent.decide.reconcile import is_live
+from mooring.agent.docker.create import Abilities, Image, Limits, container_config, container_name
+from mooring.agent.docker.runtime import DockerRuntime
 from mooring.agent.runtime import Container
 from mooring.schemas.agent import Assignment
 from mooring.schemas.agent_streams import ExecRequest

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from mooring.agent.gpus import Pace
-from mooring.agent.nvml_child import NvmlChild
+from mooring.agent.gpus.reader import Pace
+from mooring.agent.nvml.child import NvmlChild
 from mooring.core.gpu import GpuFacts, Sample
 from tests.testbed.nvml.standin import NvmlStandin
 from tests.testbed.waiting import wait_until

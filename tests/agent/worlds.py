@@ -4,7 +4,7 @@ import itertools
 from dataclasses import replace
 from typing import Any
 
-from mooring.agent.reconcile import (
+from mooring.agent.decide.reconcile import (
     Action,
     Cancel,
     Doing,

@@ -9,7 +9,8 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
-from mooring.control import placing, revisions
+from mooring.control import revisions
+from mooring.control.instances import placements
 from mooring.core import ids
 from mooring.db.tables import Allocation, Instance, Node, Reservation
 from mooring.db.types import new_id, now
@@ -89,7 +90,7 @@ def _assign(service: RunningService, node_id: str, *plans: Placement) -> list[st
     with service.plane.database.write() as session:
         node = session.get_one(Node, node_id)
         node.cordoned = False
-        placed = placing.assign(session, plans)
+        placed = placements.assign(session, plans)
         node.cordoned = True
     return placed
 
@@ -153,7 +154,7 @@ def test_a_plan_for_what_is_no_longer_free_healthy_or_wanted_is_refused(
     client.post(f"/v1/instances/{one}/stop")
     assert _assign(service, node.id, _plan(one, node, 1)) == []
     with service.plane.database.write() as session:  # with the cordon on
-        assert placing.assign(session, [_plan(two, node, 1)]) == []
+        assert placements.assign(session, [_plan(two, node, 1)]) == []
 
 
 def test_a_plan_for_what_was_reserved_meanwhile_is_refused(

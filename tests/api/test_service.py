@@ -9,8 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import text
 
 from mooring.server import Service, open_control_plane
+from tests.api.auth.test_credentials import make_key
 from tests.api.conftest import Corner
-from tests.api.test_auth import make_key
 from tests.nodes import WireNode, seen
 from tests.problems import problem
 from tests.service import Client, RunningService, running, settings_for

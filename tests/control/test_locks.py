@@ -8,7 +8,8 @@ import httpx
 import pytest
 from sqlalchemy import text
 
-from mooring.control import locks, reservations, revisions
+from mooring.control import locks, revisions
+from mooring.control.scheduling import reservations
 from mooring.core.access import SYSTEM
 from mooring.db.session import Database
 from mooring.db.tables import Instance, Project

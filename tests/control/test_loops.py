@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy.orm import Session
 
-from mooring.control import pending
-from mooring.control.world import World
+from mooring.control.scheduling import pending
+from mooring.control.scheduling.cache import World
 from mooring.db.session import Database
 from mooring.loops.loop import Loop
 from mooring.loops.scheduling import Scheduling

@@ -9,7 +9,7 @@ from sqlalchemy import func, select, update
 
 from mooring.control import retention
 from mooring.control.retention import Kept, Sweep
-from mooring.control.storage import Limits
+from mooring.control.tenants.storage import Limits
 from mooring.db.session import Database
 from mooring.db.tables import (
     Allocation,

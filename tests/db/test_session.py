@@ -10,7 +10,8 @@ import pytest
 from sqlalchemy import select, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 
-from mooring.control import bootstrap, projects
+from mooring.control import bootstrap
+from mooring.control.tenants import projects
 from mooring.db import session as sessions
 from mooring.db.notifications import Listener
 from mooring.db.session import Database, Ending, at_end, normalized, nudge

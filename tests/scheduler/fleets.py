@@ -3,9 +3,9 @@
 from hypothesis import strategies as st
 
 from mooring.core.instance import WHOLE_MILLI
-from mooring.scheduler.potential import Potential, Target
-from mooring.scheduler.prices import worth_of_rests
-from mooring.scheduler.shapes import FleetNode, NodeClass, Shape
+from mooring.scheduler.packing.potential import Potential, Target
+from mooring.scheduler.packing.shapes import FleetNode, NodeClass, Shape
+from mooring.scheduler.packing.share_values import worth_of_rests
 
 BIG = NodeClass(96_000, 400_000, ("A",) * 8)
 SMALL = NodeClass(16_000, 100_000, ("B", "B"))

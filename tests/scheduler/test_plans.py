@@ -7,10 +7,10 @@ from math import inf
 from hypothesis import event, given, settings
 
 from mooring.core.node import NodeState
-from mooring.scheduler.changes import empty
-from mooring.scheduler.filters import fits
+from mooring.scheduler.feasibility.filters import fits
+from mooring.scheduler.feasibility.needs import needs, preference
 from mooring.scheduler.model import Eviction, Gang, NodeView, Plan, Request, Running, Snapshot
-from mooring.scheduler.needs import needs, preference
+from mooring.scheduler.node_changes import empty
 from mooring.scheduler.schedule import schedule
 from tests.scheduler.busy import after, breaches, rebuilt, snapshots, then
 

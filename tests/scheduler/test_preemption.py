@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import event, given, settings
 
-from mooring.scheduler.changes import without
-from mooring.scheduler.filters import fits
+from mooring.scheduler.feasibility.filters import fits
 from mooring.scheduler.model import Hold, NodeView, Plan, Policy, Project, Request, Running, Snapshot
+from mooring.scheduler.node_changes import without
 from mooring.scheduler.schedule import schedule
+from tests.scheduler.backfill.test_planner import at, placed, running, waits
 from tests.scheduler.busy import NOW, after, rebuilt, snapshots, then
-from tests.scheduler.test_backfill import at, placed, running, waits
 from tests.scheduler.worlds import H100, gpus, node
 
 FOUR = node("n1", gpus(H100, 4))

@@ -8,11 +8,11 @@ from typing import TypeVar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooring.scheduler.filters import fits, refusals
-from mooring.scheduler.memory import Memory
+from mooring.scheduler.cycle_cache import Memory
+from mooring.scheduler.explain.reasons import unplaced, would_fit
+from mooring.scheduler.feasibility.filters import fits, refusals
+from mooring.scheduler.feasibility.needs import preference
 from mooring.scheduler.model import NodeView, Plan, Request, Snapshot
-from mooring.scheduler.needs import preference
-from mooring.scheduler.reasons import unplaced, would_fit
 from mooring.scheduler.schedule import schedule
 from tests.scheduler.busy import NOW, after, busy_node, request, snapshots
 from tests.scheduler.worlds import place_one

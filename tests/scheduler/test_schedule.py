@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from mooring.core.node import NodeState
-from mooring.scheduler.demand import potential_for
 from mooring.scheduler.model import GpuView, Grant, Hold, MigView, NodeView, Request, Snapshot
+from mooring.scheduler.packing.demand import potential_for
+from mooring.scheduler.packing.search import key, shape
+from mooring.scheduler.packing.shapes import Shape
 from mooring.scheduler.schedule import schedule
-from mooring.scheduler.search import key, shape
-from mooring.scheduler.shapes import Shape
 from tests.scheduler.worlds import A10, AT, H100, T4, gpus, h100s, node, pairs, place_one, request
 
 # As if instances of one, two, four and eight GPUs were asked for equally often, with their part of the CPUs.

@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 from mooring.core.node import NodeState, allocatable_memory_mib
-from mooring.scheduler.memory import Memory
+from mooring.scheduler.cycle_cache import Memory
 from mooring.scheduler.model import GpuView, Moment, NodeView, Placement, Request
-from mooring.scheduler.search import find
+from mooring.scheduler.packing.search import find
 
 AT = Moment(0.0)  # what these worlds are at, unless a test says otherwise
 H100 = "NVIDIA H100 80GB HBM3"

@@ -6,8 +6,8 @@ from sqlalchemy import func, select, text
 from typer.testing import CliRunner
 
 from mooring.cli.main import app
-from mooring.control import audit_verify
-from mooring.control.audit_verify import Report
+from mooring.control.audit import verification
+from mooring.control.audit.verification import Report
 from mooring.db.session import Database
 from mooring.db.tables import AuditEntry, AuditHead, AuditLink
 from tests.service import RunningService
@@ -30,7 +30,7 @@ def await_links(service: RunningService) -> None:
 
 def verified(service: RunningService, *kept_heads: str) -> Report:
     with service.plane.database.read() as session:
-        return audit_verify.verify(session, service.plane.audit_keys, kept_heads)
+        return verification.verify(session, service.plane.audit_keys, kept_heads)
 
 
 def mooring(service: RunningService, *arguments: str, **settings: str) -> Any:

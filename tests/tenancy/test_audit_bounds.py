@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from mooring.api import answers
-from mooring.api.audited_reads import REPEATED_AFTER_S, AuditedReads
-from mooring.control import audit, projects
+from mooring.api.auth.audited_reads import REPEATED_AFTER_S, AuditedReads
+from mooring.api.http import answers
+from mooring.control.audit import audit_log
+from mooring.control.audit.refusals import MOST_CALLERS, MOST_NAMES, Refusals
 from mooring.control.idempotency import Answer
-from mooring.control.refusals import MOST_CALLERS, MOST_NAMES, Refusals
+from mooring.control.tenants import projects
 from mooring.core.access import Caller, on_host
 from mooring.loops.refusals import RefusedRequests
 from tests.problems import problem
@@ -41,7 +42,7 @@ def test_what_writes_not_exactly_one_row_is_undone(world: World, rows: int) -> N
         row = projects.new("never-to-be-seen", {})
         session.add(row)
         for _ in range(rows):
-            audit.record(session, access, row.id, row.id)
+            audit_log.record(session, access, row.id, row.id)
         return answers.answer({})
 
     with pytest.raises(AssertionError, match=r"project\.create must write exactly one row"):

@@ -17,10 +17,10 @@ import pytest
 from cryptography.fernet import Fernet
 from sqlalchemy import delete, insert, select, text
 
-from mooring.control import audit, audit_keys, audit_links, audit_verify
-from mooring.control.audit import FIRST_HASH
-from mooring.control.audit_keys import AuditKeys, WrongAuditKey
-from mooring.control.audit_verify import Report
+from mooring.control.audit import audit_log, chains, signing_keys, verification
+from mooring.control.audit.audit_log import FIRST_HASH
+from mooring.control.audit.signing_keys import AuditKeys, WrongAuditKey
+from mooring.control.audit.verification import Report
 from mooring.core.access import on_host
 from mooring.db.session import Database
 from mooring.db.signals import Signals
@@ -69,11 +69,11 @@ def history(
 def _linked(database: Database, keys: AuditKeys) -> str:
     """Links all rows and makes a head, as the loop does in its time."""
     with database.write() as session:
-        audit_links.link(session, keys, 0)
+        chains.link(session, keys, 0)
     with database.write() as session:
-        audit_links.make_head(session, keys)
+        chains.make_head(session, keys)
     with database.read() as session:
-        head = audit_links.newest_head(session)
+        head = chains.newest_head(session)
     assert head is not None
     return head.hash
 
@@ -97,7 +97,7 @@ def copy(request: pytest.FixtureRequest, history: History, tmp_path: Path) -> It
 
 def _verified(database: Database, history: History, *kept: str) -> Report:
     with database.read() as session:
-        return audit_verify.verify(session, history.keys, kept)
+        return verification.verify(session, history.keys, kept)
 
 
 def test_the_log_as_it_was_written_is_whole(history: History, copy: Database) -> None:
@@ -237,9 +237,9 @@ def other_copy(history: History, tmp_path: Path, request: pytest.FixtureRequest)
 
 def _go_on(database: Database, history: History, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Record one more row in alpha's chain, link it and make a head; the row and its link."""
-    audit.sign_with(database, history.keys)
+    audit_log.sign_with(database, history.keys)
     with database.write() as session:
-        audit.record(session, on_host("secret.create"), name, history.alpha)
+        audit_log.record(session, on_host("secret.create"), name, history.alpha)
     _linked(database, history.keys)
     with database.read() as session:
         row = session.execute(select(*AuditEntry.__table__.c).where(AuditEntry.target_id == name)).mappings()
@@ -300,7 +300,7 @@ def _recompute_without_a_key(database: Database) -> None:
         previous = FIRST_HASH
         for row in session.scalars(select(AuditEntry).order_by(AuditEntry.seq)):
             row.previous_hash = previous
-            row.hash = previous = audit_keys.unkeyed_hash(previous, _Row(row))
+            row.hash = previous = signing_keys.unkeyed_hash(previous, _Row(row))
         session.scalars(select(ControlPlane)).one().audit_key_id = None
 
 
@@ -323,9 +323,9 @@ def test_a_log_computed_anew_and_signed_by_the_next_start_is_found_by_a_kept_hea
 ) -> None:
     """The server cannot tell such a database from one of an older release; docs/security.md says so."""
     _recompute_without_a_key(copy)
-    audit.sign_with(copy, history.keys)
+    audit_log.sign_with(copy, history.keys)
     with copy.write() as session:
-        audit.start(session, history.keys)
+        audit_log.start(session, history.keys)
     assert _linked(copy, history.keys)
     assert _verified(copy, history).problems == []
     (problem,) = _verified(copy, history, history.head).problems
@@ -338,7 +338,7 @@ def test_a_log_signed_anew_with_the_attackers_own_key_is_found(
     own = AuditKeys([Fernet.generate_key().decode()])
     with copy.write() as session:
         for row in session.scalars(select(AuditEntry).where(AuditEntry.action != "secret.create")):
-            row.hash = own.sign(audit_keys.row_text(_Row(row)))
+            row.hash = own.sign(signing_keys.row_text(_Row(row)))
         session.execute(text("DELETE FROM audit_log WHERE action = 'secret.create'"))
         for table in ("audit_links", "audit_heads"):
             session.execute(text(f"DELETE FROM {table}"))
@@ -397,7 +397,7 @@ def upgraded(database_url: str, tmp_path: Path) -> Iterator[tuple[Database, Audi
 
 def _problems(database: Database, keys: AuditKeys, *kept: str) -> list[str]:
     with database.read() as session:
-        return audit_verify.verify(session, keys, kept).problems
+        return verification.verify(session, keys, kept).problems
 
 
 def test_the_first_signed_row_commits_to_the_log_of_the_older_release(
@@ -405,7 +405,7 @@ def test_the_first_signed_row_commits_to_the_log_of_the_older_release(
 ) -> None:
     database, keys = upgraded
     with database.read() as session:
-        report = audit_verify.verify(session, keys)
+        report = verification.verify(session, keys)
         rows = session.scalars(select(AuditEntry).order_by(AuditEntry.seq)).all()
     assert (report.problems, report.rows, report.unkeyed, report.links) == ([], 6, 5, 1)
     assert rows[5].action == "audit.key"
@@ -425,7 +425,7 @@ def test_the_log_of_the_older_release_cannot_be_computed_anew(
         previous = FIRST_HASH
         for row in session.scalars(select(AuditEntry).where(AuditEntry.seq <= 5).order_by(AuditEntry.seq)):
             row.previous_hash = previous
-            row.hash = previous = audit_keys.unkeyed_hash(previous, _Row(row))
+            row.hash = previous = signing_keys.unkeyed_hash(previous, _Row(row))
     assert any("are not those that row 6 saw" in problem for problem in _problems(database, keys))
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from mooring.control import audit_verify
-from mooring.control.audit_keys import KEY_FILE, AuditKeys
+from mooring.control.audit import verification
+from mooring.control.audit.signing_keys import KEY_FILE, AuditKeys
 from mooring.db.tables import AuditEntry, Base
 from mooring.server import open_control_plane
 from mooring.settings import Settings
@@ -33,7 +33,7 @@ def _problems(settings: Settings, *keys: str) -> list[str]:
     plane = open_control_plane(settings)
     try:
         with plane.database.read() as session:
-            return audit_verify.verify(session, AuditKeys(keys)).problems
+            return verification.verify(session, AuditKeys(keys)).problems
     finally:
         plane.database.dispose()
 

@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from mooring.control import audit, audit_links, audit_verify
-from mooring.control.audit_links import Head
+from mooring.control.audit import audit_log, chains, verification
+from mooring.control.audit.chains import Head
 from mooring.core.access import on_host
 from mooring.db.session import Database, Ending, at_end
 from mooring.db.signals import Signals
@@ -79,9 +79,9 @@ def test_each_head_is_logged_served_and_appended_to_the_file(
 def test_no_head_is_made_while_nothing_is_written(service: RunningService) -> None:
     await_links(service)
     with service.plane.database.write() as session:
-        audit_links.make_head(session, service.plane.audit_keys)
+        chains.make_head(session, service.plane.audit_keys)
     with service.plane.database.read() as session:
-        head = audit_links.newest_head(session)
+        head = chains.newest_head(session)
     assert head is not None
     assert head.number == 1
 
@@ -132,7 +132,7 @@ def test_linkers_of_many_replicas_give_each_row_one_place(database_url: str, tmp
         plane, linker = planes[number % len(planes)], linkers[number % len(planes)]
         for turn in range(10):
             with plane.database.write() as session:
-                audit.record(session, on_host("user.create"), f"{number}-{turn}", f"prj_{turn % 3}")
+                audit_log.record(session, on_host("user.create"), f"{number}-{turn}", f"prj_{turn % 3}")
             linker.tick()
 
     if planes[0].database.is_sqlite:
@@ -140,7 +140,7 @@ def test_linkers_of_many_replicas_give_each_row_one_place(database_url: str, tmp
     together(4, write_and_link)
     linkers[0].tick()
     with planes[0].database.read() as session:
-        report = audit_verify.verify(session, planes[0].audit_keys)
+        report = verification.verify(session, planes[0].audit_keys)
     assert (report.rows, report.links, report.unlinked, report.problems) == (41, 41, 0, [])
     for plane in planes:
         plane.database.dispose()
@@ -172,10 +172,10 @@ def test_writers_wait_for_no_other_writers_audit_row(database_url: str, tmp_path
     def commit_another(_session: Session) -> None:
         with plane.database.write() as second:
             second.execute(text("SET LOCAL lock_timeout = '1s'"))
-            audit.record(second, on_host("user.create"), "usr_2", None)
+            audit_log.record(second, on_host("user.create"), "usr_2", None)
 
     with plane.database.write() as first:
-        audit.record(first, on_host("user.create"), "usr_1", None)
+        audit_log.record(first, on_host("user.create"), "usr_1", None)
         at_end(first, Ending.COUNTS, commit_another)
     AuditLinks(plane.database, plane.audit_keys, None).tick()
     with plane.database.read() as session:

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from sqlalchemy import select
 
-from mooring.control.sealing import Sealer, WrongEncryptionKey
+from mooring.control.tenants.encryption import Sealer, WrongEncryptionKey
 from mooring.db.session import Database
 from mooring.db.signals import Signals
 from mooring.db.tables import Registry, Secret

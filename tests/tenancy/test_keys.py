@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from mooring.control import api_keys
+from mooring.control.tenants import api_keys
 from mooring.core.access import Role
 from mooring.core.errors import Unauthorized
 from mooring.db.tables import ApiKey, IdempotencyKey, JoinToken

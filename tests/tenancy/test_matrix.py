@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from mooring.api.access import RULES
+from mooring.api.auth.rules import RULES
 from mooring.db.tables import AuditEntry
 from tests.problems import problem
 from tests.tenancy.calls import CALLS, Callers, awaited_stream

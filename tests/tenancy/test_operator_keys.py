@@ -8,7 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from mooring.cli.main import app
-from mooring.control import audit_keys, sealing
+from mooring.control.audit import signing_keys
+from mooring.control.tenants import encryption
 from mooring.settings import Settings
 from tests.service import settings_for
 from tests.tenancy.operator_keys import NEW, OLD, settings_with, start_and_end
@@ -32,10 +33,13 @@ class Kind:
 
 
 ENCRYPTION = Kind(
-    "encryption_keys", sealing.KEY_FILE, sealing.WrongEncryptionKey, "the encryption key is not the one"
+    "encryption_keys", encryption.KEY_FILE, encryption.WrongEncryptionKey, "the encryption key is not the one"
 )
 AUDIT = Kind(
-    "audit_keys", audit_keys.KEY_FILE, audit_keys.WrongAuditKey, "the audit log is signed with another key"
+    "audit_keys",
+    signing_keys.KEY_FILE,
+    signing_keys.WrongAuditKey,
+    "the audit log is signed with another key",
 )
 
 
@@ -88,4 +92,4 @@ def test_the_key_file_is_its_owners_alone_and_stays_the_same(kind: Kind, tmp_pat
 
 def test_the_two_keys_differ(tmp_path: Path) -> None:
     start_and_end(settings_for(f"sqlite:///{tmp_path / 'mooring.db'}", tmp_path))
-    assert (tmp_path / sealing.KEY_FILE).read_text() != (tmp_path / audit_keys.KEY_FILE).read_text()
+    assert (tmp_path / encryption.KEY_FILE).read_text() != (tmp_path / signing_keys.KEY_FILE).read_text()

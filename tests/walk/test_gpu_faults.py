@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from mooring.agent.control_plane import ControlPlane
-from mooring.agent.gpus import NvmlGpuReader
-from mooring.agent.loop import Agent
-from mooring.agent.simulated import SimulatedRuntime
-from mooring.agent.state import Identity, NodeState
-from mooring.agent.telemetry import Machine
+from mooring.agent.gpus.reader import NvmlGpuReader
+from mooring.agent.gpus.telemetry import Machine
+from mooring.agent.simulated.runtime import SimulatedRuntime
+from mooring.agent.sync.agent import Agent
+from mooring.agent.sync.client import ControlPlane
+from mooring.agent.sync.identity import Identity, NodeState
 from tests.nodes import join_token
 from tests.service import Client, running, settings_for
 from tests.testbed.nvml.standin import NvmlStandin, uuid_of

@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 from docker.types import DeviceRequest
 
-from mooring.agent.docker_create import container_name
+from mooring.agent.docker.create import container_name
 from tests.service import Client
 from tests.testbed.registry import Registry
 from tests.testbed.waiting import wait_until

@@ -12,25 +12,25 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from mooring.agent.container_records import ContainerRecords
-from mooring.agent.control_plane import Away, ControlPlane, InsecureUrl, Refused
-from mooring.agent.crew import Crew
-from mooring.agent.docker import DockerRuntime
-from mooring.agent.docker_disk import disk_settings
-from mooring.agent.exchange import EXIT_UNAUTHORIZED, Backoff
-from mooring.agent.gpus import GpuReader, NvmlGpuReader, Pace
-from mooring.agent.loop import Agent
-from mooring.agent.mps import Mps
-from mooring.agent.private_images import PrivateImages
-from mooring.agent.processes import ProcessContainers
-from mooring.agent.pulled_images import PulledImages
+from mooring.agent.disk.disk import disk_settings
+from mooring.agent.docker.container_records import ContainerRecords
+from mooring.agent.docker.runtime import DockerRuntime
+from mooring.agent.gpus.mps import Mps
+from mooring.agent.gpus.processes import ProcessContainers
+from mooring.agent.gpus.reader import GpuReader, NvmlGpuReader, Pace
+from mooring.agent.gpus.telemetry import ContainerOf, Machine
+from mooring.agent.host.safeguards import isolation_of, preflight_of
+from mooring.agent.images.private_images import PrivateImages
+from mooring.agent.images.pulled_images import PulledImages
 from mooring.agent.runtime import Runtime
-from mooring.agent.safeguards import isolation_of, preflight_of
 from mooring.agent.settings import AgentSettings
-from mooring.agent.simulated import SimulatedRuntime
-from mooring.agent.simulated_gpus import SimulatedGpuReader
-from mooring.agent.state import Identity, NodeState, StateError
-from mooring.agent.telemetry import ContainerOf, Machine
+from mooring.agent.simulated.gpus import SimulatedGpuReader
+from mooring.agent.simulated.runtime import SimulatedRuntime
+from mooring.agent.sync.agent import Agent
+from mooring.agent.sync.client import Away, ControlPlane, InsecureUrl, Refused
+from mooring.agent.sync.exchange import EXIT_UNAUTHORIZED, Backoff
+from mooring.agent.sync.identity import Identity, NodeState, StateError
+from mooring.agent.sync.worker_pools import Crew
 from mooring.core.simulation import SimulatedFleet
 
 EXIT_NOT_SET_UP: Final = 2

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from mooring.agent.devices import Share
+from mooring.agent.decide.device_claims import Share
 from mooring.core.disk import DiskFacts
 from mooring.core.instance import Reason, SecretReference
 from mooring.core.node import SwarmFacts

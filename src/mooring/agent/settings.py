@@ -9,9 +9,9 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, SecretStr, TypeAdapter, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from mooring.agent.docker_pull_pace import PullTimeouts
-from mooring.agent.mps import PIPE_DIRECTORY
-from mooring.agent.pull_limits import MAX_IMAGE_MIB
+from mooring.agent.gpus.mps import PIPE_DIRECTORY
+from mooring.agent.images.pull_limits import MAX_IMAGE_MIB
+from mooring.agent.images.pull_pace import PullTimeouts
 from mooring.core.simulation import SimulatedFleet, parse_fleets
 from mooring.core.text import LabelKey, LabelValue, Name
 

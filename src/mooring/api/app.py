@@ -3,20 +3,21 @@
 from fastapi import FastAPI
 
 from mooring import __version__
-from mooring.api import (
+from mooring.api.auth import authorization
+from mooring.api.context import Context
+from mooring.api.http import problems
+from mooring.api.http.edge import Edge
+from mooring.api.openapi import docs, document
+from mooring.api.routes import (
     agent,
     api_keys,
     audit,
-    docs,
-    errors,
     events,
-    gate,
     gpus,
     instance_groups,
     instances,
     me,
     nodes,
-    openapi,
     projects,
     queue,
     registries,
@@ -26,8 +27,6 @@ from mooring.api import (
     streams,
     users,
 )
-from mooring.api.context import Context
-from mooring.api.edge import Edge
 
 
 def create_app(context: Context) -> FastAPI:
@@ -47,8 +46,8 @@ def create_app(context: Context) -> FastAPI:
     )  # fmt: skip
     for module in parts:
         app.include_router(module.router)
-    gate.refuse_ungated(app)
-    errors.install(app)
-    openapi.install(app)
+    authorization.refuse_ungated(app)
+    problems.install(app)
+    document.install(app)
     app.add_middleware(Edge)
     return app

@@ -6,18 +6,18 @@ from typing import Annotated
 from fastapi import Depends
 from starlette.requests import HTTPConnection
 
-from mooring.api.audited_reads import AuditedReads
-from mooring.api.auth import Credentials
-from mooring.api.channels import Channels
-from mooring.api.event_pages import EventPages
-from mooring.api.rates import HeldBack, NodeStreams, OpenStreams, RequestRates
-from mooring.api.rendered import RenderedInstances
-from mooring.api.turns import WRITES_AT_ONCE, ProjectTurns, Turns
+from mooring.api.auth.audited_reads import AuditedReads
+from mooring.api.auth.credentials import Credentials
+from mooring.api.auth.rate_limits import HeldBack, NodeStreams, OpenStreams, RequestRates
+from mooring.api.http.turns import WRITES_AT_ONCE, ProjectTurns, Turns
+from mooring.api.streaming.channels import Channels
+from mooring.api.streaming.event_pages import EventPages
+from mooring.api.views.rendered import RenderedInstances
+from mooring.control.audit.refusals import Refusals
 from mooring.control.bootstrap import Identity
-from mooring.control.refusals import Refusals
-from mooring.control.sealing import Sealer
-from mooring.control.storage import Limits
-from mooring.control.world import World
+from mooring.control.scheduling.cache import World
+from mooring.control.tenants.encryption import Sealer
+from mooring.control.tenants.storage import Limits
 from mooring.db.session import Database
 from mooring.settings import Settings
 

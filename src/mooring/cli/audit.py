@@ -9,7 +9,7 @@ import typer
 from mooring.cli.opened import known_audit_keys, open_database
 
 if TYPE_CHECKING:
-    from mooring.control.audit_verify import Report
+    from mooring.control.audit.verification import Report
 
 app = typer.Typer(help="The audit log, straight from the database.", no_args_is_help=True)
 
@@ -26,13 +26,13 @@ def verify(
     ] = None,
 ) -> None:
     """Verify every signature, chain and head; exit with 1 and what does not fit, if anything does not."""
-    from mooring.control import audit_verify  # noqa: PLC0415
+    from mooring.control.audit import verification  # noqa: PLC0415
 
     kept = [*head, *_hashes_in(heads)]
     with open_database() as database:
         keys = known_audit_keys(database)
         with database.read() as session:
-            report = audit_verify.verify(session, keys, kept)
+            report = verification.verify(session, keys, kept)
     for problem in report.problems[:_SHOWN]:
         typer.echo(f"broken: {problem}", err=True)
     if report.problems:
@@ -60,10 +60,10 @@ def _told(report: "Report", kept: int) -> str:
 @app.command()
 def head() -> None:
     """Print the newest head as JSON. Keep it elsewhere: it shows later that nothing before it was cut off."""
-    from mooring.control import audit_links  # noqa: PLC0415
+    from mooring.control.audit import chains  # noqa: PLC0415
 
     with open_database() as database, database.read() as session:
-        newest = audit_links.newest_head(session)
+        newest = chains.newest_head(session)
     if newest is None:
         typer.echo("there is no head yet; a running server makes one within a minute", err=True)
         raise typer.Exit(1)
@@ -75,7 +75,7 @@ def export() -> None:
     """Print the whole log as JSON lines, oldest first."""
     from sqlalchemy import select  # noqa: PLC0415
 
-    from mooring.api.audit import some_lines  # noqa: PLC0415
+    from mooring.api.routes.audit import some_lines  # noqa: PLC0415
     from mooring.db.tables import AuditEntry  # noqa: PLC0415
 
     with open_database() as database:

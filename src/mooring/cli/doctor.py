@@ -4,14 +4,14 @@ from typing import Final
 
 import typer
 
-from mooring.agent import preflight
-from mooring.agent.docker import DockerRuntime
-from mooring.agent.docker_disk import disk_settings
-from mooring.agent.firewall import Firewall
-from mooring.agent.gpu_types import Inventory, NodeFault
-from mooring.agent.gpus import GpuReading, NvmlGpuReader
-from mooring.agent.preflight import Check
-from mooring.agent.preflight_pulls import downloads
+from mooring.agent.disk.disk import disk_settings
+from mooring.agent.docker.runtime import DockerRuntime
+from mooring.agent.gpus.reader import GpuReading, NvmlGpuReader
+from mooring.agent.host import preflight
+from mooring.agent.host.firewall import Firewall
+from mooring.agent.host.preflight import Check
+from mooring.agent.host.preflight_pulls import downloads
+from mooring.agent.nvml.types import Inventory, NodeFault
 from mooring.agent.settings import AgentSettings
 
 _GPUS_WITHIN_S: Final = 15.0

@@ -105,7 +105,7 @@ def join_token(
     node_name: Annotated[str | None, typer.Option(callback=_name, help="the only node it lets in")] = None,
 ) -> None:
     """Print a join token made straight in the database: on the server's host no key is needed."""
-    from mooring.control import nodes  # noqa: PLC0415
+    from mooring.control.nodes import nodes  # noqa: PLC0415
     from mooring.core.access import on_host  # noqa: PLC0415
 
     with open_database() as database:

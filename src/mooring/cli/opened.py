@@ -8,7 +8,7 @@ import typer
 from pydantic import ValidationError
 
 if TYPE_CHECKING:
-    from mooring.control.audit_keys import AuditKeys
+    from mooring.control.audit.signing_keys import AuditKeys
     from mooring.db.session import Database
     from mooring.settings import Settings
 
@@ -55,8 +55,8 @@ def migration_url() -> str:
 
 def known_audit_keys(database: "Database") -> "AuditKeys":
     """The server's keys of the audit log, or an exit that says where they should be."""
-    from mooring.control import audit  # noqa: PLC0415
-    from mooring.control.audit_keys import KEY_FILE, AuditKeys, WrongAuditKey  # noqa: PLC0415
+    from mooring.control.audit import audit_log  # noqa: PLC0415
+    from mooring.control.audit.signing_keys import KEY_FILE, AuditKeys, WrongAuditKey  # noqa: PLC0415
     from mooring.settings import Settings  # noqa: PLC0415
 
     settings = read_settings(Settings)
@@ -67,7 +67,7 @@ def known_audit_keys(database: "Database") -> "AuditKeys":
     )
     try:
         with database.read() as session:
-            return audit.require_known(session, AuditKeys(found) if found else None)
+            return audit_log.require_known(session, AuditKeys(found) if found else None)
     except WrongAuditKey as error:
         typer.echo(f"MOORING_AUDIT_KEYS: {error}", err=True)
         raise typer.Exit(2) from None
@@ -75,9 +75,9 @@ def known_audit_keys(database: "Database") -> "AuditKeys":
 
 def sign_with_audit_keys(database: "Database") -> None:
     """What this command records is signed as the server signs it."""
-    from mooring.control import audit  # noqa: PLC0415
+    from mooring.control.audit import audit_log  # noqa: PLC0415
 
-    audit.sign_with(database, known_audit_keys(database))
+    audit_log.sign_with(database, known_audit_keys(database))
 
 
 def read_settings(load: Callable[[], Loaded]) -> Loaded:

@@ -12,10 +12,10 @@ from pathlib import Path
 import typer
 
 from mooring.agent.settings import AgentSettings
-from mooring.agent.state import identities
-from mooring.control import nodes
-from mooring.control.audit_keys import WrongAuditKey
-from mooring.control.sealing import WrongEncryptionKey
+from mooring.agent.sync.identity import identities
+from mooring.control.audit.signing_keys import WrongAuditKey
+from mooring.control.nodes import nodes
+from mooring.control.tenants.encryption import WrongEncryptionKey
 from mooring.core.access import on_host
 from mooring.server import ControlPlane, Service, open_control_plane
 from mooring.settings import Settings, is_loopback

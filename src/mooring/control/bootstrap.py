@@ -6,7 +6,7 @@ from secrets import token_bytes
 from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
-from mooring.control import api_keys, projects
+from mooring.control.tenants import api_keys, projects
 from mooring.core import ids
 from mooring.db.tables import ControlPlane, Project
 from mooring.db.types import new_id, now

@@ -10,8 +10,8 @@ from sqlalchemy import ColumnElement, delete, func, select, text, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from mooring.control import storage
-from mooring.control.sealing import Sealer
+from mooring.control.tenants import storage
+from mooring.control.tenants.encryption import Sealer
 from mooring.core.errors import IdempotencyInProgress, IdempotencyKeyReused, ReplayTooLarge
 from mooring.db.tables import IdempotencyKey, IdempotencyUsage
 from mooring.db.types import now

@@ -15,8 +15,9 @@ from typing import Any
 from sqlalchemy import ColumnElement, String, cast, delete, exists, false, func, insert, or_, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from mooring.control import events, idempotency, storage
-from mooring.control.storage import Limits
+from mooring.control import events, idempotency
+from mooring.control.tenants import storage
+from mooring.control.tenants.storage import Limits
 from mooring.db.tables import (
     Allocation,
     ApiKey,

@@ -1,4 +1,4 @@
-"""`nodes.revision`: how those that keep nodes in memory (`control/world.py`) know that one has changed."""
+"""`nodes.revision` tells caches of nodes (`control/scheduling/cache.py`) that a node has changed."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

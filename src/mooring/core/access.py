@@ -105,7 +105,7 @@ class Access:
     """One request: who asks, for what, from where. Verbs take it, so that none can forget to look at it.
 
     Attributes:
-        permission: what the operation needs (`api/access.py` has the table).
+        permission: what the operation needs (`api/auth/rules.py` has the table).
         action: under which name it is written into the audit log; null: it is not.
         address: of the client, as far as it is known.
     """

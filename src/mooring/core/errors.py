@@ -1,4 +1,4 @@
-"""Every refusal Mooring can give, as one tree; `api/errors.py` maps each branch to its HTTP status.
+"""Every refusal Mooring can give, as one tree; `api/http/problems.py` maps each branch to its HTTP status.
 
     MooringError
     ├── BadRequest           400  bad_request · bad_cursor · bad_json

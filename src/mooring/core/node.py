@@ -50,7 +50,8 @@ class NodeFacts(BaseModel):
         Field(description="its agent reads the grants of assignments; an older one gives whole GPUs only"),
     ] = False
     asks_for_secrets: Annotated[
-        bool, Field(description="its agent asks for secrets when it starts an instance (control/handouts.py)")
+        bool,
+        Field(description="its agent asks for secrets when it starts an instance"),
     ] = False
     asks_for_streams: Annotated[
         bool, Field(description="its agent asks for streams with a call of their own, not with its reports")

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 from pydantic import StringConstraints
 
-# Lone surrogates never reach these types: the JSON parser refuses them (api/body.py) and a query string
+# Lone surrogates never reach these types: the JSON parser refuses them (api/http/body.py) and a query string
 # is decoded with replacement.
 NO_NUL = r"^[^\x00]*$"
 DNS_LABEL = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"

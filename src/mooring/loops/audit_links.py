@@ -10,9 +10,9 @@ from pathlib import Path
 
 from sqlalchemy import func, select
 
-from mooring.control import audit_links
-from mooring.control.audit_keys import AuditKeys
-from mooring.control.audit_links import Head
+from mooring.control.audit import chains
+from mooring.control.audit.chains import Head
+from mooring.control.audit.signing_keys import AuditKeys
 from mooring.db.session import Database
 from mooring.db.tables import AuditEntry, AuditHead
 from mooring.loops.loop import Loop
@@ -64,7 +64,7 @@ class AuditLinks(Loop):
         self._link()
         if time.monotonic() >= self._head_due:
             with self.database.write() as session:
-                audit_links.make_head(session, self._keys)
+                chains.make_head(session, self._keys)
             self._head_due = time.monotonic() + HEAD_EVERY_S
         self._export()
 
@@ -72,18 +72,18 @@ class AuditLinks(Loop):
         while True:
             with self.database.read() as session:
                 newest = session.scalar(select(func.max(AuditEntry.seq))) or 0
-                if newest <= self._start.seq or not audit_links.unlinked(session, self._start.seq, 1):
+                if newest <= self._start.seq or not chains.unlinked(session, self._start.seq, 1):
                     self._start.searched(newest)
                     return
             with self.database.write() as session:
-                linked = audit_links.link(session, self._keys, self._start.seq)
-            if len(linked) < audit_links.BATCH:
+                linked = chains.link(session, self._keys, self._start.seq)
+            if len(linked) < chains.BATCH:
                 return
 
     def _export(self) -> None:
         """Each replica exports every head that it sees: none is lost with the replica that made it."""
         with self.database.read() as session:
-            head = audit_links.newest_head(session)
+            head = chains.newest_head(session)
         if head is None or head.number <= self._exported:
             return
         if self._exported == 0 and self._head_file is not None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from mooring.control import gangs, instance_groups
+from mooring.control.instances import gangs, instance_groups
 from mooring.db.session import Database
 from mooring.loops.loop import Loop
 

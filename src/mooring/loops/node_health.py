@@ -4,7 +4,7 @@ import time
 
 from sqlalchemy import select
 
-from mooring.control import nodes
+from mooring.control.nodes import nodes
 from mooring.db.session import Database
 from mooring.db.tables import Node
 from mooring.loops.loop import Loop

@@ -1,7 +1,7 @@
 """Records in the audit log what was refused since the last minute."""
 
-from mooring.control import refusals
-from mooring.control.refusals import Refusals
+from mooring.control.audit import refusals
+from mooring.control.audit.refusals import Refusals
 from mooring.db.session import Database
 from mooring.loops.loop import Loop
 

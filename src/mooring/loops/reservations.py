@@ -1,7 +1,7 @@
 """Takes other GPUs for reserved ones that have been lost or quarantined."""
 
-from mooring.control import reservations
-from mooring.control.world import World
+from mooring.control.scheduling import reservations
+from mooring.control.scheduling.cache import World
 from mooring.core.access import SYSTEM
 from mooring.db.session import Database
 from mooring.loops.loop import Loop

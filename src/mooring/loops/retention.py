@@ -6,9 +6,10 @@ from datetime import datetime, timedelta
 from time import CLOCK_BOOTTIME, clock_gettime, monotonic
 from typing import Any, Final
 
-from mooring.control import gpu_health, retention
+from mooring.control import retention
+from mooring.control.nodes import gpu_health
 from mooring.control.retention import Kept, Sweep
-from mooring.control.storage import Limits
+from mooring.control.tenants.storage import Limits
 from mooring.db import space
 from mooring.db.session import Database
 from mooring.db.types import now

@@ -7,14 +7,16 @@ from dataclasses import replace
 
 from sqlalchemy.orm import Session
 
-from mooring.control import pending, placement, placing, preemption, usage
-from mooring.control.world import World
+from mooring.control.instances import placements as placing
+from mooring.control.instances import preemption, waiting_reasons
+from mooring.control.scheduling import pending, usage
+from mooring.control.scheduling.cache import World
 from mooring.core.instance import Reason
 from mooring.db.session import Database
 from mooring.loops.loop import Loop
-from mooring.scheduler.learning import Learning
-from mooring.scheduler.memory import Memory
+from mooring.scheduler.cycle_cache import Memory
 from mooring.scheduler.model import Eviction, NodeView, Placement, Plan, Request, Snapshot, Unplaced
+from mooring.scheduler.packing.learning import Learning
 from mooring.scheduler.schedule import schedule
 
 # Placements written in one transaction: enough to share its fsync, few enough to let others write.
@@ -101,7 +103,8 @@ class Scheduling(Loop):
     def _explain(self, unplaced: Sequence[Unplaced], requests: Sequence[Request]) -> None:
         since = {request.instance_id: request.queued_at for request in requests}
         reasons = {
-            each.instance_id: (since[each.instance_id], placement.waiting_reason(each)) for each in unplaced
+            each.instance_id: (since[each.instance_id], waiting_reasons.waiting_reason(each))
+            for each in unplaced
         }
         if time.monotonic() - self._told_all_at > _TELL_ALL_S:
             self._told_all_at = time.monotonic()
@@ -109,7 +112,7 @@ class Scheduling(Loop):
         news = [each for each in unplaced if self._told.get(each.instance_id) != reasons[each.instance_id]]
         for start in range(0, len(news), _MOST_TOLD):
             with self.database.write() as session:
-                placement.explain_unplaced(session, news[start : start + _MOST_TOLD])
+                waiting_reasons.explain_unplaced(session, news[start : start + _MOST_TOLD])
         self._told = reasons
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 from mooring.core.instance import WHOLE_MILLI
 from mooring.core.node import NodeState
-from mooring.scheduler.potential import Potential
+from mooring.scheduler.packing.potential import Potential
 
 
 @dataclass(frozen=True, slots=True)

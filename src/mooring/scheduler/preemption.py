@@ -15,17 +15,18 @@ from typing import Literal
 import numpy as np
 
 from mooring.core.node import NodeState
-from mooring.scheduler import cards, disk, gangs
-from mooring.scheduler.backfill import Reservations
-from mooring.scheduler.changes import with_placement, without
-from mooring.scheduler.filters import admits, fits, fitting_offers
+from mooring.scheduler.backfill.planner import Reservations
+from mooring.scheduler.backfill.timeline import Reservation
+from mooring.scheduler.cluster import Mask, World
+from mooring.scheduler.feasibility import disk, gpu_offers
+from mooring.scheduler.feasibility.filters import admits, fits, fitting_offers
+from mooring.scheduler.feasibility.needs import needs
+from mooring.scheduler.gangs import gangs
 from mooring.scheduler.model import Eviction, Moment, NodeView, Policy, Request, Running
-from mooring.scheduler.needs import needs
-from mooring.scheduler.order import Shares
-from mooring.scheduler.search import Allowed, find, placement, shape
-from mooring.scheduler.timeline import Reservation
+from mooring.scheduler.node_changes import with_placement, without
+from mooring.scheduler.packing.search import Allowed, find, placement, shape
+from mooring.scheduler.queue import Shares
 from mooring.scheduler.units import Unit
-from mooring.scheduler.world import Mask, World
 
 Because = Literal["priority", "reclaim"]
 # Sets of victims of one size on one node that are tried before a good one is taken for the best.
@@ -340,7 +341,7 @@ def _fewest(node: NodeView, request: Request, victims: Sequence[Running]) -> int
     free = sum(
         gpu.milli_free >= request.gpu_milli
         for gpu in node.gpus
-        if gpu.healthy and cards.would_do(gpu, request)
+        if gpu.healthy and gpu_offers.would_do(gpu, request)
     )
     # A MIG device is counted as if it were alone on its card: a bound all the same.
     lacks = 0 if request.mig_profile is not None else request.gpu_count - free

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from math import inf
 
 from mooring.core.node import NodeState
-from mooring.scheduler import cards, links
-from mooring.scheduler.filters import admits
+from mooring.scheduler.feasibility import gpu_offers
+from mooring.scheduler.feasibility.filters import admits
+from mooring.scheduler.feasibility.needs import preference
 from mooring.scheduler.model import GpuView, Hold, NodeView, Request
-from mooring.scheduler.needs import preference
+from mooring.scheduler.packing import links
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,11 @@ def _windows(
         ready = node.state is NodeState.READY and admits(node, asked.gpus)
         busy = _busy_until(node, asked)
         for gpu in links.in_order(node.gpus):
-            if not gpu.healthy or not cards.would_do(gpu, asked.gpus) or not (ready or gpu.uuid in always):
+            if (
+                not gpu.healthy
+                or not gpu_offers.would_do(gpu, asked.gpus)
+                or not (ready or gpu.uuid in always)
+            ):
                 continue
             others = tuple(hold for hold in gpu.holds if hold.reservation_id != but)
             yield node, gpu, list(_starts(others, busy.get(gpu.uuid, 0.0), asked))

@@ -3,15 +3,16 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from mooring.scheduler import gangs, quotas
-from mooring.scheduler.backfill import Reservations
-from mooring.scheduler.memory import Memory
+from mooring.scheduler.backfill.deferral import Promises
+from mooring.scheduler.backfill.planner import Reservations
+from mooring.scheduler.cycle_cache import Memory
+from mooring.scheduler.explain.unplaced import tell
+from mooring.scheduler.feasibility import quotas
+from mooring.scheduler.gangs import gangs
 from mooring.scheduler.model import Placement, Plan, Quota, Snapshot, Unplaced
-from mooring.scheduler.order import Queue, Shares
-from mooring.scheduler.promises import Promises
-from mooring.scheduler.search import Found, Key
+from mooring.scheduler.packing.search import Found, Key
+from mooring.scheduler.queue import Queue, Shares
 from mooring.scheduler.units import Unit, units_of
-from mooring.scheduler.unplaced import tell
 
 
 def schedule(snapshot: Snapshot, memory: Memory | None = None) -> Plan:

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from mooring.scheduler.feasibility.needs import gpu_milli
 from mooring.scheduler.model import Gang, Quota, Request
-from mooring.scheduler.needs import gpu_milli
 
 
 @dataclass(frozen=True, slots=True)

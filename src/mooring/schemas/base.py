@@ -23,7 +23,7 @@ class Body(BaseModel):
 
 
 LONGEST_DETAIL = 4096
-# A path has no more characters than a request's head may have bytes; api/edge.py counts them.
+# A path has no more characters than a request's head may have bytes; api/http/edge.py counts them.
 LONGEST_PATH = 65_536
 ErrorCode = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]+$", max_length=64)]
 

@@ -50,7 +50,7 @@ class Node(Base):
     drain_deadline_at: Mapped[datetime | None]
     silent: Mapped[bool] = mapped_column(default=True)
     problem: Mapped[JsonObject | None]
-    # The facts in effect: what the node reports, within what is approved (control/approval.py).
+    # The facts in effect: what the node reports, within what is approved (control/nodes/approval.py).
     facts: Mapped[JsonObject | None]
     # Null until the first report; with the GPUs by UUID under `gpus`.
     approved: Mapped[JsonObject | None]

@@ -66,7 +66,7 @@ class Instance(Base):
     placed_as: Mapped[JsonObject | None]
     # It gave way and waits again as soon as it has ended.
     requeue: Mapped[bool] = mapped_column(default=False)
-    # How often its node was given the secrets and registry credentials of an attempt (control/handouts.py).
+    # How often its node got the secrets and registry credentials of an attempt.
     handout_attempt: Mapped[int | None]
     handout_count: Mapped[int] = mapped_column(default=0)
     stop_timeout_s: Mapped[int]
@@ -175,7 +175,7 @@ class InstanceRecord(Base):
 
 
 class ProjectStorage(Base):
-    """How much of the database a project fills, as `control/storage.py` counts it."""
+    """How much of the database a project fills, as `control/tenants/storage.py` counts it."""
 
     __tablename__ = "project_storage"
 

@@ -1,0 +1,102 @@
+"""Everything about the disk of one engine, put together: space, limits, pulls, and images that go."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from mooring.agent.disk.storage import DiskPolicy, DiskReport, Space, Storage
+from mooring.agent.docker.client import Engine
+from mooring.agent.docker.create import Abilities, abilities_of
+from mooring.agent.gpus.mps import Mps
+from mooring.agent.images.collector import CollectorPolicy, ImageCollector
+from mooring.agent.images.keeper import ImageKeeper
+from mooring.agent.images.private_images import PrivateImages
+from mooring.agent.images.pull import Images
+from mooring.agent.images.pull_limits import MAX_IMAGE_MIB, PullLimits
+from mooring.agent.images.pull_pace import PullTimeouts
+from mooring.agent.images.pulled_images import PulledImages
+from mooring.agent.images.usage import ImageUsage
+from mooring.agent.settings import AgentSettings
+from mooring.agent.sync.identity import NodeState
+from mooring.core.disk import DiskFacts
+
+
+@dataclass(frozen=True, slots=True)
+class DiskSettings:
+    """`pulled` remembers on disk; by default only as long as the process lives."""
+
+    policy: DiskPolicy = field(default_factory=DiskPolicy)
+    max_image_mib: int = MAX_IMAGE_MIB
+    collector: CollectorPolicy = field(default_factory=CollectorPolicy)
+    pulled: ImageUsage = field(default_factory=ImageUsage)
+
+
+def disk_settings(settings: AgentSettings, state: NodeState | None = None) -> DiskSettings:
+    """Args: state: where it is remembered which images were pulled; null: nowhere."""
+    return DiskSettings(
+        policy=DiskPolicy(settings.disk_reserved_mib, settings.disk_low_mib),
+        max_image_mib=settings.max_image_mib,
+        collector=CollectorPolicy(
+            max_unused_s=settings.image_unused_hours * 3600,
+            high_pct=settings.image_gc_high_pct,
+            low_pct=settings.image_gc_low_pct,
+            keep=settings.image_keep,
+        ),
+        pulled=ImageUsage.of_node(state) if state else ImageUsage(),
+    )
+
+
+class Disk:
+    """Any thread may call."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: DiskSettings,
+        private: PrivateImages | None = None,
+        pulled: PulledImages | None = None,
+        timeouts: PullTimeouts | None = None,
+    ) -> None:
+        self.storage = Storage(engine, settings.policy)
+        keeper = ImageKeeper(engine, settings.pulled)
+        self.images = Images(engine, private, pulled, timeouts, keeper=keeper)
+        self.collector = ImageCollector(
+            engine, settings.pulled, self._space, self.images.pulling, settings.collector
+        )
+        make_room = partial(self.collector.sweep, make_room=True)
+        keeper.limits = PullLimits(settings.max_image_mib, self._space, settings.policy, make_room)
+
+    def look(self, info: Mapping[str, Any]) -> DiskFacts | None:
+        """What is reported of the disk. Asked every few seconds, so this is also where images go.
+
+        Raises:
+            RuntimeUnavailable: the engine went away.
+        """
+        facts = self.storage.facts(info, self.collector.images_mib)
+        self.collector.sweep_soon()
+        return facts
+
+    def report(self, info: Mapping[str, Any]) -> DiskReport:
+        """For `mooring doctor`, which removes nothing.
+
+        Raises:
+            RuntimeUnavailable: the engine went away.
+        """
+        return self.storage.report(info, self.collector.images_mib)
+
+    def abilities(self, info: Mapping[str, Any], *, simulated_gpus: bool, mps: Mps) -> Abilities:
+        """What the engine can do, and whether it holds containers to a size.
+
+        Raises:
+            RuntimeUnavailable: the engine went away.
+        """
+        limited = self.storage.limits(info).enforced
+        return abilities_of(info, simulated_gpus=simulated_gpus, mps=mps, disk_limits=limited)
+
+    def forget(self) -> None:
+        """The engine was away, and may come back as another one."""
+        self.storage.forget()
+
+    def _space(self) -> Space | None:
+        return self.storage.space()

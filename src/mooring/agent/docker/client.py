@@ -1,0 +1,270 @@
+"""The engine's HTTP API as far as the agent uses it: each call once, typed, with a timeout, errors mapped.
+
+The low-level client of Docker's library: its high-level objects inspect on every turn.
+"""
+
+import threading
+import weakref
+from collections.abc import Mapping
+from typing import Any, cast
+
+from docker import APIClient
+from docker.utils import kwargs_from_env
+from docker.utils.utils import version_lt
+from requests import Response
+
+from mooring.agent.docker.errors import EngineRefused, engine_call
+from mooring.agent.docker.streams import ByteStream
+from mooring.agent.docker.transport import share_connections
+from mooring.agent.runtime import RuntimeUnavailable
+
+Document = dict[str, Any]
+
+# The newest API this code was written against. A newer engine still speaks it, so that an upgrade of Docker
+# changes nothing under us.
+NEWEST_API = "1.51"
+_OLDEST_API = "1.41"
+# Starting runs the NVIDIA hooks, which take seconds on a cold driver.
+_START_TIMEOUTS = 6
+_POOL_SIZE = 64
+
+
+class Engine:
+    """One engine; connects at the first call, so that an agent may start before it.
+
+    Every method may raise RuntimeUnavailable, and EngineRefused for an answer that is an error.
+    """
+
+    def __init__(self, environment: Mapping[str, str] | None = None, timeout_s: int = 10) -> None:
+        self._environment = dict(environment) if environment is not None else None
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._control: APIClient | None = None
+        self._streaming: APIClient | None = None
+        self._streams: weakref.WeakSet[ByteStream] = weakref.WeakSet()
+        self._closed = False
+
+    def ping(self) -> None:
+        with engine_call("ping"):
+            self._client().ping()
+
+    def info(self) -> Document:
+        """What `docker info` says, with the `Components` of `docker version`."""
+        with engine_call("info"):
+            components = self._client().version(api_version=False).get("Components")
+            return {**self._client().info(), "Components": components}
+
+    def image(self, reference: str) -> Document:
+        with engine_call("inspect image"):
+            return cast(Document, _untyped(self._client()).inspect_image(reference))
+
+    def images(self) -> list[Document]:
+        with engine_call("list images"):
+            return cast(list[Document], self._client().images())
+
+    def image_ids(self) -> set[str]:
+        return {str(image["Id"]) for image in self.images()}
+
+    def image_ids_in_use(self) -> set[str]:
+        """Of all containers of the engine, also those that others made, in any state."""
+        with engine_call("list"):
+            return {str(each["ImageID"]) for each in self._client().containers(all=True)}
+
+    def import_image(self, archive: bytes, reference: str) -> None:
+        repository, _, tag = reference.rpartition(":")
+        with engine_call("import image"):
+            _untyped(self._client()).import_image_from_data(archive, repository=repository, tag=tag)
+
+    def remove_image(self, reference: str) -> None:
+        with engine_call("remove image"):
+            _untyped(self._client()).remove_image(reference)
+
+    def ask_registry(self, image: str, headers: Mapping[str, str]) -> str:
+        """Have the engine look an image up in its registry; a refusal is the registry's, or about it.
+
+        Returns:
+            The digest of what the reference names there now.
+        """
+        with engine_call("ask a registry"):
+            client = self._client()
+            url = self._url(client, f"/distribution/{image}/json")
+            response = client.get(url, headers=dict(headers))
+            self._check(client, response)
+            return str(response.json()["Descriptor"]["digest"])
+
+    def create(self, config: Document, name: str) -> str:
+        with engine_call("create"):
+            created = _untyped(self._client()).create_container_from_config(config, name)
+            return str(created["Id"])
+
+    def start(self, container: str) -> None:
+        with engine_call("start"):
+            client = self._client()
+            self._check(
+                client,
+                client.post(
+                    self._url(client, f"/containers/{container}/start"),
+                    timeout=self._timeout_s * _START_TIMEOUTS,
+                ),
+            )
+
+    def container(self, container: str) -> Document:
+        with engine_call("inspect"):
+            return cast(Document, self._client().inspect_container(container))
+
+    def containers(self, label: str) -> list[Document]:
+        with engine_call("list"):
+            return list(self._client().containers(all=True, filters={"label": [label]}))
+
+    def kill(self, container: str, signal: str = "SIGKILL") -> None:
+        with engine_call("kill"):
+            self._client().kill(container, signal)
+
+    def limit_cpus(self, container: str, cpus: int) -> None:
+        """Another CPU limit for a container that runs; the library's own call has no such argument."""
+        with engine_call("update"):
+            client = self._client()
+            url = self._url(client, f"/containers/{container}/update")
+            self._check(client, client.post(url, json={"NanoCpus": cpus * 10**9}))
+
+    def wait(self, container: str, timeout_s: float) -> None:
+        with engine_call("wait"):
+            self._client().wait(container, timeout=timeout_s)  # type: ignore[arg-type]  # a float is fine
+
+    def remove(self, container: str, *, force: bool = False) -> None:
+        with engine_call("remove"):
+            self._client().remove_container(container, v=True, force=force)
+
+    def networks(self, label: str) -> list[Document]:
+        with engine_call("list networks"):
+            return cast(list[Document], self._client().networks(filters={"label": [label]}))
+
+    def network(self, name: str) -> Document:
+        with engine_call("inspect network"):
+            return cast(Document, _untyped(self._client()).inspect_network(name))
+
+    def create_network(self, config: Document) -> None:
+        with engine_call("create network"):
+            client = self._client()
+            self._check(client, client.post(self._url(client, "/networks/create"), json=config))
+
+    def remove_network(self, network: str) -> None:
+        with engine_call("remove network"):
+            self._client().remove_network(network)
+
+    def exec_create(self, container: str, command: list[str]) -> str:
+        with engine_call("exec"):
+            return str(self._client().exec_create(container, command)["Id"])
+
+    def exec_state(self, exec_id: str) -> Document:
+        with engine_call("inspect exec"):
+            return self._client().exec_inspect(exec_id)
+
+    def stream(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        json: Document | None = None,
+        headers: Mapping[str, str] | None = None,
+        headers_in_s: float | None = None,
+    ) -> ByteStream:
+        """Ask for a streamed answer; a refusal shows at the first read.
+
+        Args:
+            headers_in_s: how long the engine may take before it begins to answer.
+        """
+
+        def request() -> Response:
+            client = self._client(streaming=True)
+            url = self._url(client, path)
+            timeout = (self._timeout_s, headers_in_s)
+            return self._without_timeout(
+                client,
+                client.request(
+                    method, url, params=params, json=json, headers=headers, stream=True, timeout=timeout
+                ),
+            )
+
+        stream = ByteStream(request)
+        with self._lock:
+            self._streams.add(stream)
+            closed = self._closed
+        if closed:
+            stream.close()
+        return stream
+
+    def close(self) -> None:
+        """For good: streams end, and every later call finds the engine unavailable."""
+        with self._lock:
+            self._closed = True
+            streams = list(self._streams)
+            self._forget_clients()
+        for stream in streams:
+            stream.close()
+
+    def forget_version(self) -> None:
+        """Negotiate again at the next call: the engine may have been replaced by another release."""
+        with self._lock:
+            self._forget_clients()
+
+    def _forget_clients(self) -> None:
+        for client in (self._control, self._streaming):
+            if client is not None:
+                client.close()
+        self._control = self._streaming = None
+
+    def _client(self, *, streaming: bool = False) -> APIClient:
+        with self._lock:
+            if self._closed:
+                raise RuntimeUnavailable("the agent has let go of the container engine")
+            if self._control is None or self._streaming is None:
+                version = self._negotiate()
+                self._control = self._connect(version)
+                # Of its own, so that a hundred followed logs never keep a kill from a connection.
+                self._streaming = self._connect(version)
+            return self._streaming if streaming else self._control
+
+    def _negotiate(self) -> str:
+        # Not the library's own "auto": that asks from within its constructor, before `share_connections`.
+        client = self._connect(_OLDEST_API)
+        try:
+            newest = str(client.version(api_version=False)["ApiVersion"])
+        finally:
+            client.close()
+        return NEWEST_API if version_lt(NEWEST_API, newest) else newest
+
+    def _connect(self, version: str) -> APIClient:
+        arguments = kwargs_from_env(self._environment)
+        client = APIClient(version=version, timeout=self._timeout_s, max_pool_size=_POOL_SIZE, **arguments)
+        share_connections(client, self._timeout_s, _POOL_SIZE)
+        return client
+
+    def _without_timeout(self, client: APIClient, response: Response) -> Response:
+        self._check(client, response)
+        # The timeout was for the headers; a quiet container may say nothing for days.
+        library = _untyped(client)
+        library._disable_socket_timeout(library._get_raw_response_socket(response))
+        return response
+
+    @staticmethod
+    def _check(client: APIClient, response: Response) -> None:
+        try:
+            _untyped(client)._raise_for_status(response)
+        except Exception:
+            response.close()
+            raise
+
+    @staticmethod
+    def _url(client: APIClient, path: str) -> str:
+        return f"{client.base_url}/v{client.api_version}{path}"
+
+
+def is_gone(refusal: EngineRefused) -> bool:
+    """Whether a refused stop or remove means that there is nothing left to do."""
+    return refusal.status == 404 or "already in progress" in refusal.message
+
+
+def _untyped(client: APIClient) -> Any:  # what its stubs leave out
+    return client

@@ -1,0 +1,177 @@
+"""What the agent must remember of each container that it made, in a file of its own.
+
+    <data directory>/containers.json    {"<container id>": {"instance_id": …, "gpu_uuids": […], …}, …}
+
+Docker merges the labels of an image into those of its containers, so labels cannot be memory: the author of
+an image would write it. An entry is on disk before its container starts. The file is replaced as a whole, and
+entries of containers that no longer exist are removed. A damaged file does not stop the node: what it said is
+derived again (docker_derive.py), and completed from the control plane's next answer.
+"""
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Collection, Mapping
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from mooring.agent.decide.device_claims import Share, devices_of
+from mooring.agent.docker.create import HOST_NETWORK, attached_to, spec_hash
+from mooring.agent.sync.identity import NodeState
+from mooring.core.instance import SecretReference
+from mooring.schemas.agent import Assignment
+
+FILE: Final = "containers.json"
+MOST_RECORDS: Final = 4096
+_MOST_FILE_BYTES: Final = 256 * 2**20
+
+log = logging.getLogger(__name__)
+
+
+class TooManyContainersError(Exception):
+    """No further container can be remembered."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class ShareRecord(_Part):
+    isolation: Literal["mps", "shared"]
+    milli: int
+    memory_mib: int
+
+
+class HostPort(_Part):
+    """A port that a container on its host's network listens on."""
+
+    port: Annotated[int, Field(ge=1, le=65_535)]
+    protocol: Literal["tcp", "udp"]
+
+
+class ContainerRecord(_Part):
+    """One container. `secret_env` null: which variables are secrets is not known, so all count as such."""
+
+    control_plane_id: str
+    instance_id: str
+    attempt: int
+    project_id: str
+    spec: str
+    image_digest: str | None = None
+    gpu_uuids: tuple[str, ...] = ()
+    cards: tuple[str, ...] = ()
+    share: ShareRecord | None = None
+    group_id: str | None = None
+    host_ports: tuple[HostPort, ...] = ()
+    secret_env: tuple[str, ...] | None = ()
+
+    @classmethod
+    def of(cls, assignment: Assignment, image_digest: str | None, control_plane_id: str) -> Self:
+        devices, env, group = devices_of(assignment), assignment.spec.env, assignment.group
+        share = devices.share
+        on_host = attached_to(assignment) == HOST_NETWORK
+        return cls(
+            control_plane_id=control_plane_id,
+            instance_id=assignment.instance_id,
+            attempt=assignment.attempt,
+            project_id=assignment.project_id,
+            spec=spec_hash(assignment),
+            image_digest=image_digest,
+            gpu_uuids=devices.gpu_uuids,
+            cards=devices.cards,
+            share=ShareRecord(isolation=share.isolation, milli=share.milli, memory_mib=share.memory_mib)
+            if share
+            else None,
+            group_id=group.group_id if group else None,
+            host_ports=tuple(
+                HostPort(port=port.container, protocol=port.protocol)
+                for port in (assignment.spec.ports if on_host else ())
+            ),
+            secret_env=tuple(
+                sorted(name for name, value in env.items() if isinstance(value, SecretReference))
+            ),
+        )
+
+    @property
+    def held_share(self) -> Share | None:
+        if self.share is None:
+            return None
+        return Share(self.share.isolation, self.share.milli, self.share.memory_mib, self.project_id)
+
+
+class ContainerRecords:
+    """The records of one node, kept on disk by `save`. Any thread may call."""
+
+    def __init__(self, saved: bytes | None = None, save: Callable[[bytes], None] = lambda _: None) -> None:
+        self._lock = threading.Lock()
+        self._save = save
+        self._records = _parsed(saved) if saved is not None else {}
+
+    @classmethod
+    def of_node(cls, state: NodeState) -> Self:
+        return cls(state.read(FILE), lambda content: state.write(FILE, content))
+
+    def get(self, container_id: str) -> ContainerRecord | None:
+        with self._lock:
+            return self._records.get(container_id)
+
+    def ids(self) -> frozenset[str]:
+        with self._lock:
+            return frozenset(self._records)
+
+    def remember(self, container_id: str, record: ContainerRecord) -> None:
+        """On disk when this returns.
+
+        Raises:
+            TooManyContainersError: the file is full.
+            OSError: it cannot be written. The record is not kept in memory either.
+        """
+        with self._lock:
+            before = self._records.get(container_id)
+            if before == record:
+                return
+            if before is None and len(self._records) >= MOST_RECORDS:
+                raise TooManyContainersError
+            self._replace({**self._records, container_id: record})
+
+    def forget(self, container_ids: Collection[str]) -> None:
+        """These containers no longer exist. What cannot be written is tried again at the next listing."""
+        with self._lock:
+            kept = {known: record for known, record in self._records.items() if known not in container_ids}
+            if len(kept) == len(self._records):
+                return
+            try:
+                self._replace(kept)
+            except OSError:
+                log.exception("records of containers that are gone cannot be removed")
+
+    def _replace(self, records: dict[str, ContainerRecord]) -> None:
+        content = {
+            container_id: record.model_dump(mode="json", exclude_defaults=True)
+            for container_id, record in sorted(records.items())
+        }
+        self._save(json.dumps(content).encode())
+        self._records = records
+
+
+def _parsed(saved: bytes) -> dict[str, ContainerRecord]:
+    """The entries that can be read; the others are derived anew, as those of a lost file are."""
+    try:
+        content = json.loads(saved) if len(saved) <= _MOST_FILE_BYTES else None
+    except (ValueError, RecursionError):
+        content = None
+    if isinstance(content, dict):
+        return _valid(content)
+    log.error("%s is damaged: the node's containers are recognized by their configuration", FILE)
+    return {}
+
+
+def _valid(content: Mapping[str, Any]) -> dict[str, ContainerRecord]:
+    found: dict[str, ContainerRecord] = {}
+    for container_id, entry in list(content.items())[:MOST_RECORDS]:
+        try:
+            found[container_id] = ContainerRecord.model_validate(entry)
+        except ValidationError:
+            log.exception("%s: the entry of container %s is damaged", FILE, container_id)
+    return found

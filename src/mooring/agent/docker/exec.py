@@ -1,0 +1,175 @@
+"""A command run in a container, as frames: what it prints, then how it ended."""
+
+import codecs
+import logging
+import os
+import signal
+import time
+from collections.abc import Generator, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from mooring.agent.docker.client import Engine
+from mooring.agent.docker.errors import EngineRefused
+from mooring.agent.docker.streams import ByteStream, Demultiplexer, StreamName
+from mooring.agent.runtime import RuntimeUnavailable
+from mooring.schemas.agent_streams import ExecRequest, StreamError, StreamFrame
+
+_STILL_THERE_EVERY_S = 10.0
+_NOTED_WITHIN_S = 2.0  # the engine notes pid and exit code a moment after the stream shows their effect
+_LOOK_EVERY_S = 0.01
+
+PROC = Path("/proc")
+
+log = logging.getLogger(__name__)
+
+
+def exec_frames(
+    engine: Engine, container_id: str, request: ExecRequest
+) -> Generator[StreamFrame, None, None]:
+    """Frames, of which the last has `exit_code` or `error`. Closing the iterator kills the command.
+
+    Raises:
+        RuntimeUnavailable: the engine went away before the end.
+    """
+    try:
+        exec_id = engine.exec_create(container_id, request.command)
+        stream = engine.stream(
+            "POST", f"/exec/{exec_id}/start", json={"Tty": False, "Detach": False}, headers_in_s=10
+        )
+        yield from _run(engine, stream, exec_id, container_id, request)
+    except EngineRefused as refusal:
+        if refusal.status not in {404, 409}:
+            raise
+        yield _error("not_running", "the instance is not running; start it first")
+
+
+def _run(
+    engine: Engine, stream: ByteStream, exec_id: str, container_id: str, request: ExecRequest
+) -> Iterator[StreamFrame]:
+    ended = False
+    try:
+        ended = yield from _output(stream, request)
+        yield StreamFrame(exit_code=_exit_code(engine, exec_id)) if ended else _timed_out(request)
+    finally:
+        # Also when the reader went away: nobody is left to hold it to its timeout.
+        if not ended:
+            with suppress(RuntimeUnavailable):
+                kill_exec(engine, exec_id, container_id)
+        stream.close()
+
+
+def _output(stream: ByteStream, request: ExecRequest) -> Generator[StreamFrame, None, bool]:
+    """Gives out what comes; its value is whether the command ended, in time."""
+    deadline = time.monotonic() + request.timeout_s
+    output = Output(request.max_output_bytes)
+    while (left := deadline - time.monotonic()) > 0:
+        chunk = stream.read(min(left, _STILL_THERE_EVERY_S))
+        if chunk == b"":
+            yield from output.rest()
+            return True
+        yield from output.frames(chunk) if chunk else [StreamFrame()]
+    return False
+
+
+class Output:
+    """Bytes to text, each stream on its own, up to a limit; after that it only swallows."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._left = max_bytes
+        self._told = False
+        self._demultiplexer = Demultiplexer()
+        make = codecs.getincrementaldecoder("utf-8")
+        self._decoders: dict[StreamName, codecs.IncrementalDecoder] = {
+            "stdout": make("replace"),
+            "stderr": make("replace"),
+        }
+
+    def frames(self, chunk: bytes) -> Iterator[StreamFrame]:
+        for stream, payload in self._demultiplexer.feed(chunk):
+            kept, cut = payload[: self._left], len(payload) > self._left
+            self._left -= len(kept)
+            text = self._decoders[stream].decode(kept)
+            if text or (cut and not self._told):
+                yield StreamFrame(stream=stream, text=text, truncated=cut)
+            self._told = self._told or cut
+
+    def rest(self) -> Iterator[StreamFrame]:
+        for stream, decoder in self._decoders.items():
+            if not self._told and (text := decoder.decode(b"", final=True)):
+                yield StreamFrame(stream=stream, text=text)
+
+
+def kill_exec(engine: Engine, exec_id: str, container_id: str, proc: Path = PROC) -> bool:
+    """Kill what an exec started, and its children; whether that was possible.
+
+    The engine has no call for it. A privileged agent on the host can, as the pid it names is the host's.
+
+    Raises:
+        RuntimeUnavailable: the engine does not tell which process it is.
+    """
+    pid = _pid_of(engine, exec_id)
+    if pid is None:
+        return True
+    # Stopped first, from the top: a process that is listed and then forks would leave a child behind.
+    pids = [pid]
+    for parent in pids:
+        if not _signal(parent, signal.SIGSTOP, container_id, proc):
+            log.warning("the command of exec %s cannot be killed and runs on in its container", exec_id)
+            return False
+        pids += _children(parent, proc)
+    killed = [_signal(each, signal.SIGKILL, container_id, proc) for each in pids]
+    return all(killed)
+
+
+def _pid_of(engine: Engine, exec_id: str) -> int | None:
+    """The process of an exec that runs; its output may come before the engine has noted its pid."""
+    until = time.monotonic() + _NOTED_WITHIN_S
+    while (state := engine.exec_state(exec_id))["Running"]:
+        if state["Pid"]:
+            return int(state["Pid"])
+        if time.monotonic() > until:
+            raise RuntimeUnavailable("the engine names no process for a command that runs")
+        time.sleep(_LOOK_EVERY_S)
+    return None
+
+
+def _signal(pid: int, number: signal.Signals, container_id: str, proc: Path) -> bool:
+    """Whether it was sent, or there is nobody left to send it to."""
+    try:
+        # Pids are given out again, and an agent in a pid namespace of its own would hit a stranger.
+        if container_id not in (proc / str(pid) / "cgroup").read_text():
+            return False
+        os.kill(pid, number)
+    except (ProcessLookupError, FileNotFoundError):
+        return True
+    except PermissionError:
+        return False
+    return True
+
+
+def _children(pid: int, proc: Path) -> list[int]:
+    with suppress(OSError):
+        return [
+            int(child) for child in (proc / str(pid) / "task" / str(pid) / "children").read_text().split()
+        ]
+    return []
+
+
+def _exit_code(engine: Engine, exec_id: str) -> int:
+    until = time.monotonic() + _NOTED_WITHIN_S
+    while time.monotonic() < until:
+        state = engine.exec_state(exec_id)
+        if state["ExitCode"] is not None and not state["Running"]:
+            return int(state["ExitCode"])
+        time.sleep(_LOOK_EVERY_S)
+    # An engine that is shut down lets the stream go while the command runs on.
+    raise RuntimeUnavailable("the engine ended the output of a command that has not ended")
+
+
+def _timed_out(request: ExecRequest) -> StreamFrame:
+    return _error("exec_timeout", f"the command did not end within {request.timeout_s} s and was killed")
+
+
+def _error(code: str, message: str) -> StreamFrame:
+    return StreamFrame(error=StreamError(code=code, message=message))

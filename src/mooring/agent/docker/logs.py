@@ -1,0 +1,111 @@
+"""An instance's logs as frames: one per line, with its time, safe to show (R18)."""
+
+import codecs
+import re
+from collections.abc import Generator, Iterator
+from datetime import UTC, datetime
+from typing import Final
+
+from mooring.agent.docker.client import Engine
+from mooring.agent.docker.errors import EngineRefused
+from mooring.agent.docker.streams import ByteStream, Demultiplexer, StreamName
+from mooring.agent.runtime import RuntimeUnavailable
+from mooring.core.text import MAX_LINE_BYTES, clean_line
+from mooring.schemas.agent_streams import LogsRequest, StreamError, StreamFrame
+
+STILL_THERE_EVERY_S: Final = 10.0
+
+_ENDED = {"exited", "dead"}
+
+
+def log_frames(engine: Engine, container_id: str, request: LogsRequest) -> Generator[StreamFrame, None, None]:
+    """Frames, of which the last has `end` or `error`; empty ones in between say that we are still here.
+
+    Raises:
+        RuntimeUnavailable: the engine went away before the end.
+    """
+    try:
+        params = _params(request)
+    except ValueError:
+        yield _error("bad_since", "since is not a time like 2026-11-21T08:00:00Z")
+        return
+    stream = engine.stream("GET", f"/containers/{container_id}/logs", params=params, headers_in_s=10)
+    try:
+        yield from _lines(stream)
+        yield _end(engine, container_id, follow=request.follow)
+    except EngineRefused as refusal:
+        if refusal.status not in {404, 409}:
+            raise
+        yield _error("not_found", "the instance has no container any more, and so no logs")
+    finally:
+        stream.close()
+
+
+def engine_time(rfc3339: str) -> str:
+    """The engine's own notation, seconds and nanoseconds since 1970.
+
+    Raises:
+        ValueError: not RFC 3339.
+    """
+    match = re.fullmatch(r"(.+?:\d\d)(?:\.(\d{1,9}))?\d*(Z|[+-]\d\d:\d\d)?", rfc3339.strip().upper())
+    if match is None:
+        raise ValueError(rfc3339)
+    whole, fraction, zone = match.groups()
+    moment = datetime.fromisoformat(whole + (zone or "Z")).astimezone(UTC)
+    return f"{int(moment.timestamp())}.{(fraction or '').ljust(9, '0')}"
+
+
+class LineCutter:
+    """Puts the pieces together in which the engine delivers a line of more than 16 KiB, and cuts it there."""
+
+    def __init__(self) -> None:
+        self._cut: set[StreamName] = set()  # streams in the middle of a line whose beginning was given out
+
+    def frame(self, stream: StreamName, payload: bytes) -> StreamFrame | None:
+        at, _, line = payload.partition(b" ")
+        complete = line.endswith(b"\n")
+        if stream in self._cut:
+            if complete:
+                self._cut.discard(stream)
+            return None
+        text = line.rstrip(b"\r\n")
+        truncated = len(text) > MAX_LINE_BYTES or (not complete and len(text) == MAX_LINE_BYTES)
+        if not complete and truncated:
+            self._cut.add(stream)
+        # Not final where it is cut: a character of which half is left is dropped.
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        decoded = clean_line(decoder.decode(text[:MAX_LINE_BYTES], final=not truncated))
+        return StreamFrame(stream=stream, at=at.decode(errors="replace"), text=decoded, truncated=truncated)
+
+
+def _params(request: LogsRequest) -> dict[str, str]:
+    params = {
+        "stdout": "1",
+        "stderr": "1",
+        "timestamps": "1",
+        "follow": "1" if request.follow else "0",
+        "tail": "all" if request.tail is None else str(request.tail),
+    }
+    return params | ({"since": engine_time(request.since)} if request.since else {})
+
+
+def _lines(stream: ByteStream) -> Iterator[StreamFrame]:
+    demultiplexer, cutter = Demultiplexer(), LineCutter()
+    while (chunk := stream.read(STILL_THERE_EVERY_S)) != b"":
+        if chunk is None:
+            yield StreamFrame()
+            continue
+        for name, payload in demultiplexer.feed(chunk):
+            if (frame := cutter.frame(name, payload)) is not None:
+                yield frame
+
+
+def _end(engine: Engine, container_id: str, *, follow: bool) -> StreamFrame:
+    # An engine that shuts down ends its streams as if the containers had ended.
+    if follow and (status := engine.container(container_id)["State"]["Status"]) not in _ENDED:
+        raise RuntimeUnavailable(f"the engine ended the logs of a container that is {status}")
+    return StreamFrame(end=True)
+
+
+def _error(code: str, message: str) -> StreamFrame:
+    return StreamFrame(error=StreamError(code=code, message=message))

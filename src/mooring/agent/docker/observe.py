@@ -1,0 +1,307 @@
+"""What the engine says about our containers, read cheaply: only those that changed are inspected.
+
+What a container was given comes from the agent's record of it (container_records.py), never from labels that
+its image may have written. A container that cannot be interpreted is an orphan, and no error of the node.
+"""
+
+import logging
+import re
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from mooring.agent.decide.reconcile import Key, key_of
+from mooring.agent.docker.client import Document, Engine
+from mooring.agent.docker.container_records import ContainerRecord, ContainerRecords, TooManyContainersError
+from mooring.agent.docker.create import CONTROL_PLANE, INSTANCE, spec_hash
+from mooring.agent.docker.derive import ParentOf, derived, has_our_name, is_ours
+from mooring.agent.docker.errors import EngineRefused
+from mooring.agent.docker.redaction import Withheld
+from mooring.agent.runtime import Container, RuntimeUnavailable, StartRefused
+from mooring.core.text import printable
+from mooring.schemas.agent import Assignment, Endpoint, Orphan
+
+_NEVER = "0001-01-01T00:00:00Z"  # Go's zero time
+# Somebody may restart a container by hand between two lists; its ports change and the list looks the same.
+_MAX_AGE_S = 60.0
+MOST_ORPHANS: Final = 1000
+_LONGEST_ORPHAN_TEXT: Final = 255
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    looks: tuple[str, str]
+    container: Container | None  # None: it is not ours, or cannot be interpreted
+    read_at: float
+
+
+class Observer:
+    """Lists containers, from one thread at a time; the rest may be called from any.
+
+    Args:
+        parent_of: UUID of a MIG device -> that of its GPU, as far as the driver tells.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        address: str,
+        records: ContainerRecords,
+        parent_of: ParentOf = lambda _uuid: None,
+        *,
+        simulated_gpus: bool = False,
+    ) -> None:
+        self._engine, self._address, self._records = engine, address, records
+        self._parent_of, self._simulated_gpus = parent_of, simulated_gpus
+        self._known: dict[str, _Known] = {}
+        self._doubted: set[str] = set()
+        self._expected: Mapping[Key, Assignment] = {}
+        self._unrecorded: dict[str, Key] = {}
+
+    def containers(self, control_plane_id: str | None) -> tuple[list[Container], list[Orphan]]:
+        """Ours, and labelled ones that belong to another control plane or make no sense.
+
+        Raises:
+            RuntimeUnavailable: the list is not to be had, which does not mean that it is empty.
+        """
+        ours: list[Container] = []
+        orphans: list[Orphan] = []
+        recorded = self._records.ids()  # before the list: what is recorded meanwhile is not in it
+        listed = self._engine.containers(INSTANCE)
+        for entry in listed:
+            found = self._observe(entry, control_plane_id)
+            if isinstance(found, Container):
+                ours.append(found)
+            elif found is not None:
+                orphans.append(found)
+        there = {entry["Id"] for entry in listed}
+        for gone in (self._known.keys() | self._doubted | self._unrecorded.keys()) - there:
+            self.forget(gone)
+            self._doubted.discard(gone)
+            self._unrecorded.pop(gone, None)
+        self._records.forget(recorded - there)
+        return ours, orphans[:MOST_ORPHANS]
+
+    def read(self, container_id: str, control_plane_id: str | None) -> Container | None:
+        """One container as it is now; None when it is gone, or not ours."""
+        try:
+            inspected = self._engine.container(container_id)
+        except EngineRefused as refusal:
+            if refusal.status == 404:
+                return None
+            raise
+        return self.interpret(inspected, control_plane_id)
+
+    def interpret(self, inspected: Document, control_plane_id: str | None) -> Container | None:
+        """A container from the engine's "inspect"; None when it is not ours, or makes no sense."""
+        try:
+            record = self._record_of(inspected, control_plane_id)
+            return container_of(inspected, record, self._address) if record else None
+        except Exception:
+            # Whatever an image brings along must not cost the node the sight of its other containers.
+            log.exception("container %s cannot be interpreted", inspected["Id"])
+            return self._recorded_only(inspected["Id"], inspected["State"]["Status"], control_plane_id)
+
+    def record_of(self, inspected: Document) -> ContainerRecord | None:
+        return self._records.get(inspected["Id"])
+
+    def remember(self, container_id: str, record: ContainerRecord) -> None:
+        """Raises OSError or TooManyContainersError: it is not on disk."""
+        self._records.remember(container_id, record)
+        self.forget(container_id)
+
+    def expect(self, assignments: Iterable[Assignment]) -> None:
+        """What the node should have: completes what is known of containers that have no record."""
+        self._expected = {key_of(assignment): assignment for assignment in assignments}
+        for container_id, key in list(self._unrecorded.items()):
+            if key in self._expected:
+                self.forget(container_id)
+
+    def on(self, gpu_uuid: str) -> list[Container]:
+        """The containers that ran at the last listing with this GPU or MIG device."""
+        seen = [known.container for known in list(self._known.values()) if known.container]
+        return [one for one in seen if one.status == "running" and gpu_uuid in one.gpu_uuids]
+
+    def forget(self, container_id: str) -> None:
+        """It was changed by us, perhaps back into what it looked like before."""
+        self._known.pop(container_id, None)
+
+    def doubt(self, container_id: str) -> None:
+        """Something happened to it that the engine's list may not show yet.
+
+        The engine tells of an end before its list does, some 100 ms later; "inspect" waits in between.
+        """
+        self._doubted.add(container_id)
+
+    def _observe(self, entry: Document, control_plane_id: str | None) -> Container | Orphan | None:
+        """None: it is gone."""
+        try:
+            if not self._may_be_ours(entry, control_plane_id):
+                return _orphan(entry)
+            return self._present(entry, control_plane_id)
+        except EngineRefused as refusal:
+            log.warning("container %s cannot be inspected: %s", entry["Id"], refusal)
+            return self._listed_only(entry, control_plane_id) or _orphan(entry)
+        except RuntimeUnavailable:
+            self._engine.ping()  # if it answers, what did not is this container
+            if (listed := self._listed_only(entry, control_plane_id)) is None:
+                raise
+            log.warning("container %s cannot be inspected: no answer", entry["Id"])
+            return listed
+
+    def _may_be_ours(self, entry: Document, control_plane_id: str | None) -> bool:
+        if self._recorded(entry["Id"], control_plane_id) is not None:
+            return True
+        labels = entry["Labels"] or {}
+        names = entry["Names"] or ()
+        return is_ours(labels, control_plane_id) and any(has_our_name(labels, name) for name in names)
+
+    def _present(self, entry: Document, control_plane_id: str | None) -> Container | Orphan | None:
+        container_id, looks = entry["Id"], _looks(entry)
+        if container_id in self._doubted:
+            self._doubted.discard(container_id)  # before it is read: what happens later is another doubt
+            self.forget(container_id)
+        known = self._known.get(container_id)
+        if not known or known.looks != looks or time.monotonic() - known.read_at >= _MAX_AGE_S:
+            try:
+                inspected = self._engine.container(container_id)
+            except EngineRefused as refusal:
+                if refusal.status == 404:
+                    return None
+                raise
+            known = _Known(looks, self.interpret(inspected, control_plane_id), time.monotonic())
+            self._known[container_id] = known
+        return known.container or _orphan(entry)
+
+    def _recorded(self, container_id: str, control_plane_id: str | None) -> ContainerRecord | None:
+        record = self._records.get(container_id)
+        return record if record is not None and record.control_plane_id == control_plane_id else None
+
+    def _recorded_only(
+        self, container_id: str, status: str, control_plane_id: str | None
+    ) -> Container | None:
+        """A container that says nothing more of itself: it holds what it was given all the same."""
+        if (record := self._recorded(container_id, control_plane_id)) is None:
+            return None
+        return container_of({"Id": container_id, "State": {"Status": status}}, record, self._address)
+
+    def _listed_only(self, entry: Document, control_plane_id: str | None) -> Container | None:
+        """A recorded container as the list shows it, while it cannot be inspected."""
+        status, code = entry["State"], re.match(r"\w+ \((-?\d+)\)", entry.get("Status") or "")
+        if (known := self._recorded_only(entry["Id"], status, control_plane_id)) is None:
+            return None
+        ended = status in {"exited", "dead"} and code is not None
+        return replace(known, exit_code=int(code[1]) if ended and code else None)
+
+    def _record_of(self, inspected: Document, control_plane_id: str | None) -> ContainerRecord | None:
+        container_id = inspected["Id"]
+        if (record := self._recorded(container_id, control_plane_id)) is not None:
+            return record
+        found = derived(inspected, control_plane_id, self._parent_of, simulated_gpus=self._simulated_gpus)
+        if found is None:
+            return None
+        key = found.instance_id, found.attempt
+        assignment = self._expected.get(key)
+        if assignment is None or not _is_made_for(assignment, found):
+            self._unrecorded[container_id] = key
+            return found
+        return self._completed(container_id, assignment, found)
+
+    def _completed(
+        self, container_id: str, assignment: Assignment, found: ContainerRecord
+    ) -> ContainerRecord:
+        """The whole record of a container that had none, from the assignment that it was made for."""
+        record = ContainerRecord.of(assignment, found.image_digest, found.control_plane_id)
+        self._unrecorded.pop(container_id, None)
+        try:
+            self._records.remember(container_id, record)
+        except (OSError, TooManyContainersError):
+            log.exception("the record of container %s cannot be saved", container_id)
+        else:
+            log.info("container %s of %s/%s is recorded", container_id, *key_of(assignment))
+        return record
+
+
+def _is_made_for(assignment: Assignment, found: ContainerRecord) -> bool:
+    try:
+        return spec_hash(assignment) == found.spec
+    except StartRefused:  # it names no network that we would use
+        return False
+
+
+def container_of(inspected: Document, record: ContainerRecord, address: str) -> Container:
+    """A container that was given what its record says, from the engine's "inspect"."""
+    state = inspected["State"]
+    ended = state["Status"] in {"exited", "dead"}
+    return Container(
+        instance_id=record.instance_id,
+        attempt=record.attempt,
+        container_id=inspected["Id"],
+        status=state["Status"],
+        gpu_uuids=record.gpu_uuids,
+        cards=record.cards,
+        share=record.held_share,
+        project_id=record.project_id,
+        exit_code=state.get("ExitCode") if ended else None,
+        oom_killed=bool(state.get("OOMKilled")),
+        error=_error_of(inspected, record),
+        started_at=_time(state.get("StartedAt")),
+        finished_at=_time(state.get("FinishedAt")) if ended else None,
+        image_digest=record.image_digest,
+        endpoints=(
+            _endpoints((inspected.get("NetworkSettings") or {}).get("Ports") or {}, address)
+            or tuple(
+                Endpoint(container=port.port, protocol=port.protocol, host=address, port=port.port)
+                for port in record.host_ports
+            )
+        ),
+    )
+
+
+def _error_of(inspected: Document, record: ContainerRecord) -> str | None:
+    if not (error := inspected["State"].get("Error")):
+        return None
+    return printable(Withheld.of_container(inspected, record.secret_env).mask(error))
+
+
+def _looks(entry: Document) -> tuple[str, str]:
+    """What a change would show in; `Status` without its age ("Exited (1) 2 minutes ago")."""
+    code = re.match(r"\w+ \(-?\d+\)", entry.get("Status") or "")
+    return entry["State"], code.group() if code else ""
+
+
+def _endpoints(ports: Mapping[str, Any], address: str) -> tuple[Endpoint, ...]:
+    """The published ports. Those that only the image exposes are not bound, whatever they are called."""
+    found = []
+    for name, bindings in sorted(ports.items()):
+        number, _, protocol = name.partition("/")
+        # The engine publishes on IPv6 too, on a port of its own; one that works from anywhere is enough.
+        bound = [binding for binding in bindings or [] if ":" not in binding.get("HostIp", "")] or bindings
+        if bound and protocol in {"tcp", "udp"}:
+            port = int(bound[0]["HostPort"])
+            found.append(Endpoint(container=int(number), protocol=protocol, host=address, port=port))
+    return tuple(found)
+
+
+def _orphan(entry: Document) -> Orphan:
+    """Its labels and its name are anybody's text."""
+    labels = entry["Labels"] or {}
+    name = (entry["Names"] or [entry["Id"]])[0].lstrip("/")
+    control_plane_id = labels.get(CONTROL_PLANE)
+    return Orphan(
+        container_id=entry["Id"],
+        name=_shown(name),
+        instance_id=_shown(labels.get(INSTANCE, "")),
+        control_plane_id=None if control_plane_id is None else _shown(control_plane_id),
+    )
+
+
+def _shown(text: str) -> str:
+    return printable(text)[:_LONGEST_ORPHAN_TEXT]
+
+
+def _time(text: str | None) -> str | None:
+    return None if text == _NEVER else text

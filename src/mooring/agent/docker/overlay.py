@@ -1,0 +1,225 @@
+"""Networks of instance groups that span nodes: Docker Swarm's attachable overlays.
+
+    managers of the swarm    make those that the control plane lists, remove those that it does not
+    every node               attaches members to them; a worker's engine sees one only once a manager made it
+
+A member's way to the outside is the bridge that Docker gives to all overlays of a node, `docker_gwbridge`.
+"""
+
+import logging
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from cryptography import x509
+from cryptography.x509.oid import NameOID
+
+from mooring.agent.decide.reconcile import overlay_changes
+from mooring.agent.docker.client import Document, Engine, is_gone
+from mooring.agent.docker.create import CONTROL_PLANE, GROUP, PROJECT
+from mooring.agent.docker.errors import EngineRefused
+from mooring.agent.runtime import Cancelled, Progress, RuntimeUnavailable, StartDelayed, StartRefused
+from mooring.core.instance import Reason
+from mooring.core.node import SwarmFacts
+from mooring.schemas.agent import OverlayNetwork
+
+GATEWAY: Final = "docker_gwbridge"
+BRIDGE_OPTION: Final = "com.docker.network.bridge.name"
+_MEET_OPTION: Final = "com.docker.network.bridge.enable_icc"
+# What a swarm's manager, and an engine that is in no swarm, say of a network that is not there yet.
+_NOT_THERE: Final = re.compile(r"could not attach to network|network \S+ not found", re.IGNORECASE)
+WAIT_S: Final = 10.0  # for so long a start waits by itself; after that it is tried again, ever more slowly
+_LOOK_AGAIN_S: Final = 0.25
+
+log = logging.getLogger(__name__)
+
+
+class Overlays:
+    """The overlays of one control plane's groups, as one engine sees them. May be called from any thread."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def keep(self, wanted: Iterable[OverlayNetwork], control_plane_id: str) -> None:
+        """Make what is missing, remove what is not wanted and not in use. For an engine that is a manager.
+
+        Raises:
+            RuntimeUnavailable: one that is wanted is not there; the others were seen to.
+        """
+        changes = overlay_changes(wanted, self._names(control_plane_id))
+        missing = [overlay.name for overlay in changes.create if not self._create(overlay, control_plane_id)]
+        for name in changes.remove:
+            self._remove(name)
+        if missing:
+            raise RuntimeUnavailable(f"not made: {', '.join(missing)}")
+
+    def refuse_others(self, name: str, control_plane_id: str) -> None:
+        """See that a network of this name, as far as this engine knows one, is ours.
+
+        Raises:
+            StartRefused: it is not.
+        """
+        found = self._find(name)
+        if found is not None and not _is_ours(found, control_plane_id):
+            message = f"the name {name} is taken on the node, by a network that is not this control plane's"
+            raise StartRefused(Reason(code="network_unavailable", message=message))
+
+    def gateway(self) -> str | None:
+        """The kernel's name of the bridge by which members leave their node; None before it is made."""
+        found = self._find(GATEWAY)
+        if found is None:
+            return None
+        return str((found["Options"] or {}).get(BRIDGE_OPTION) or f"br-{found['Id'][:12]}")
+
+    def ensure_gateway(self) -> str:
+        """As `gateway`; made as Docker makes it, if need be: members of different projects share it.
+
+        Raises:
+            StartRefused: they would meet on it.
+        """
+        if self._find(GATEWAY) is None:
+            self._create_gateway()
+        found = self._engine.network(GATEWAY)
+        if (found["Options"] or {}).get(_MEET_OPTION) != "false":
+            message = (
+                f"instances of all projects meet on the node's {GATEWAY}; its operator must make it with "
+                f"--opt {_MEET_OPTION}=false"
+            )
+            raise StartRefused(Reason(code="network_unavailable", message=message))
+        return str(self.gateway())
+
+    def _create_gateway(self) -> None:
+        options = {
+            BRIDGE_OPTION: GATEWAY,
+            _MEET_OPTION: "false",
+            "com.docker.network.bridge.enable_ip_masquerade": "true",
+        }
+        config = {"Name": GATEWAY, "CheckDuplicate": True, "Driver": "bridge", "Options": options}
+        try:
+            self._engine.create_network(config)
+        except EngineRefused:
+            if self._find(GATEWAY) is None:
+                raise
+
+    def _names(self, control_plane_id: str) -> list[str]:
+        listed = self._engine.networks(f"{CONTROL_PLANE}={control_plane_id}")
+        return [network["Name"] for network in listed if _is_ours(network, control_plane_id)]
+
+    def _create(self, overlay: OverlayNetwork, control_plane_id: str) -> bool:
+        """Whether it is there. Every manager is told to make it; whoever comes second is refused."""
+        try:
+            self._engine.create_network(overlay_config(overlay, control_plane_id))
+        except EngineRefused as refusal:
+            found = self._find(overlay.name)
+            if found is None or not _is_ours(found, control_plane_id):
+                log.warning("network %s cannot be made: %s", overlay.name, refusal.message)
+                return False
+        else:
+            log.info("made network %s for group %s", overlay.name, overlay.group_id)
+        return True
+
+    def _remove(self, name: str) -> None:
+        try:
+            self._engine.remove_network(name)
+        except EngineRefused as refusal:
+            if not is_gone(refusal):  # in use, on whatever node: it is tried again
+                log.debug("network %s is not removed: %s", name, refusal.message)
+        else:
+            log.info("removed network %s: its group is gone", name)
+
+    def _find(self, name: str) -> Document | None:
+        try:
+            found = self._engine.network(name)
+        except EngineRefused as refusal:
+            if refusal.status == 404:
+                return None
+            raise
+        # The engine also finds a network by the beginning of its id.
+        return found if found["Name"] == name else None
+
+
+def overlay_config(overlay: OverlayNetwork, control_plane_id: str) -> Document:
+    return {
+        "Name": overlay.name,
+        "CheckDuplicate": True,
+        "Driver": "overlay",
+        "Scope": "swarm",
+        "Attachable": True,
+        "Internal": False,
+        "EnableIPv6": False,
+        "Options": {"encrypted": ""} if overlay.encrypted else {},
+        "Labels": {CONTROL_PLANE: control_plane_id, GROUP: overlay.group_id, PROJECT: overlay.project_id},
+    }
+
+
+def started_when_there(
+    start: Callable[[], object], name: str, progress: Progress, cancelled: Cancelled, wait_s: float = WAIT_S
+) -> None:
+    """Start a container, again and again until its network is there.
+
+    Raises:
+        StartDelayed: it is not there yet, or the start was cancelled meanwhile.
+    """
+    until = time.monotonic() + wait_s
+    while True:
+        try:
+            start()
+        except EngineRefused as refusal:
+            if not _NOT_THERE.search(refusal.message):
+                raise
+        else:
+            return
+        reason = waiting(f"the network {name} of its group is not there yet; a manager of the swarm makes it")
+        if cancelled() or time.monotonic() > until:
+            raise StartDelayed(reason)
+        progress(reason)
+        time.sleep(_LOOK_AGAIN_S)
+
+
+def waiting(message: str) -> Reason:
+    return Reason(code="waiting_for_network", message=message)
+
+
+def is_in_swarm(info: Mapping[str, Any]) -> bool:
+    """Whether an engine takes part in one, by its `docker info`."""
+    return bool((info.get("Swarm") or {}).get("LocalNodeState") == "active")
+
+
+def swarm_of(info: Mapping[str, Any]) -> SwarmFacts | None:
+    """The swarm that an engine is in, by its `docker info`; None also when it cannot be told which."""
+    if not is_in_swarm(info):
+        return None
+    swarm = info["Swarm"]
+    # Only managers are told. To a worker, the swarm's id is the organization in its certificate.
+    cluster_id = (swarm.get("Cluster") or {}).get("ID") or _organization(certificate_of(info))
+    if cluster_id is None:
+        return None
+    return SwarmFacts(cluster_id=cluster_id, manager=bool(swarm.get("ControlAvailable")))
+
+
+def certificate_of(info: Mapping[str, Any]) -> Path:
+    """The engine's own certificate as a member of its swarm."""
+    return Path(str(info.get("DockerRootDir")), "swarm/certificates/swarm-node.crt")
+
+
+def _organization(certificate: Path) -> str | None:
+    try:
+        subject = x509.load_pem_x509_certificate(certificate.read_bytes()).subject
+        return str(subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)[0].value)
+    except (OSError, ValueError, IndexError) as error:
+        _warn_once(f"{type(error).__name__}: {error}")
+        return None
+
+
+@cache
+def _warn_once(why: str) -> None:
+    log.warning("this node's swarm cannot be told, its groups get no network that spans nodes: %s", why)
+
+
+def _is_ours(network: Document, control_plane_id: str) -> bool:
+    # Not by its driver: a swarm fills that in some time after it has made the network.
+    labels = network["Labels"] or {}
+    return network["Scope"] == "swarm" and labels.get(CONTROL_PLANE) == control_plane_id and GROUP in labels

@@ -1,0 +1,396 @@
+"""The real container engine behind `Runtime`: instances are Docker containers that carry our labels.
+
+    start:  image there? (pull) -> create by name (or adopt) -> start -> inspect and verify (R5)
+
+In the good case that is four requests. Every failed start removes what it made, and every answer that
+does not come leaves everything unknown: the next call finds what there is by the container's name.
+"""
+
+import json
+import logging
+import resource
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from mooring.agent.decide.device_claims import Holder, devices_of
+from mooring.agent.disk.disk import Disk, DiskSettings
+from mooring.agent.docker import command_failure, stop, verify
+from mooring.agent.docker.adopt import create_or_adopt
+from mooring.agent.docker.client import Document, Engine, is_gone
+from mooring.agent.docker.container_records import ContainerRecords
+from mooring.agent.docker.create import (
+    RUNC,
+    Abilities,
+    Image,
+    Limits,
+    attached_to,
+    command_line,
+    container_config,
+)
+from mooring.agent.docker.derive import ParentOf
+from mooring.agent.docker.errors import EngineRefused, start_failure
+from mooring.agent.docker.exec import exec_frames
+from mooring.agent.docker.logs import log_frames
+from mooring.agent.docker.network import Attachments, Isolate
+from mooring.agent.docker.observe import Observer
+from mooring.agent.docker.overlay import started_when_there, swarm_of
+from mooring.agent.docker.redaction import Withheld
+from mooring.agent.docker.verify import MinorOf
+from mooring.agent.gpus.mps import Mps
+from mooring.agent.host.preflight import Preflight, runtime_problem
+from mooring.agent.images.private_images import PrivateImages
+from mooring.agent.images.pull_pace import PullTimeouts
+from mooring.agent.images.pulled_images import PulledImages
+from mooring.agent.runtime import (
+    Cancelled,
+    Container,
+    Progress,
+    PullNeeded,
+    RuntimeFacts,
+    RuntimeUnavailable,
+    Start,
+    StartDelayed,
+    StartRefused,
+    facts_without_engine,
+    secret_values,
+)
+from mooring.agent.simulated.gpus import Tenant, tenant_of
+from mooring.core.instance import Reason
+from mooring.core.node import SwarmFacts
+from mooring.schemas.agent import Assignment, Orphan, OverlayNetwork
+from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamFrame
+
+_INFO_EVERY_S = 60.0  # `docker info` runs two programs; what we read from it changes with a daemon restart
+_PORT_TRIES = 3
+# Ends only: of what begins here the agent knows from its own calls, and a look in the middle of a start would
+# make dockerd work on both at once. What others begin is found at the next resync.
+_EVENTS = '{"type":["container"],"label":["mooring.instance"],"event":["die","destroy"]}'
+
+Begin = Callable[[], object]
+
+log = logging.getLogger(__name__)
+
+
+class DockerRuntime:
+    """Containers of one control plane on one engine. Every method may be called from any thread.
+
+    Args:
+        control_plane_id: may be set later, once the node has joined; until then no container is ours.
+        address: the host of published ports, as users reach it.
+        minor_of: UUID -> minor number of a card, as far as NVML tells.
+        preflight: why nothing may be started here, in spite of an engine that answers (R1, R8).
+        isolate: keeps containers from what they must not reach, or says why it cannot (R10).
+        private_images, pulled_images: what is remembered of them on disk; nothing by default.
+        pull_timeouts: how long a pull may take.
+        records: what is remembered of containers on disk; by default until this process ends.
+        parent_of: UUID of a MIG device -> that of its GPU, as far as NVML tells.
+        container_runtime: the name that the engine knows it by (R14).
+        mps: the daemon that holds shares of cards to their limits, where it runs.
+        disk: how much disk images and containers may take; the defaults if null.
+    """
+
+    def __init__(
+        self,
+        *,
+        address: str,
+        control_plane_id: str | None = None,
+        simulated_gpus: bool = False,
+        limits: Limits | None = None,
+        minor_of: MinorOf = lambda _uuid: None,
+        preflight: Preflight = lambda _info: None,
+        isolate: Isolate = lambda _bridges: None,
+        private_images: PrivateImages | None = None,
+        pull_timeouts: PullTimeouts | None = None,
+        pulled_images: PulledImages | None = None,
+        records: ContainerRecords | None = None,
+        parent_of: ParentOf = lambda _uuid: None,
+        container_runtime: str = RUNC,
+        mps: Mps | None = None,
+        disk: DiskSettings | None = None,
+        environment: Mapping[str, str] | None = None,
+        timeout_s: int = 10,
+    ) -> None:
+        self.control_plane_id = control_plane_id
+        self._simulated_gpus = simulated_gpus
+        self._limits = replace(limits or limits_here(), runtime=container_runtime)
+        self._minor_of = minor_of
+        self._preflight = preflight
+        self._mps = mps or Mps()
+        self._engine = Engine(environment, timeout_s)
+        self.disk = Disk(self._engine, disk or DiskSettings(), private_images, pulled_images, pull_timeouts)
+        self._images = self.disk.images
+        self._observer = Observer(
+            self._engine, address, records or ContainerRecords(), parent_of, simulated_gpus=simulated_gpus
+        )
+        self._attachments = Attachments(self._engine, self._swarm, isolate)
+        self._info_lock = threading.Lock()
+        self._info: tuple[float, Document] | None = None
+
+    def facts(self) -> RuntimeFacts:
+        """What the engine says about its machine; if it is away, that is a fact too, and no error.
+
+        Asked every few seconds, so this is also where networks nobody needs go, and lost rules come back.
+        """
+        try:
+            self._engine.ping()
+            info = self.info()
+            if self.control_plane_id is not None:
+                self._attachments.networks.sweep(self.control_plane_id)
+            unsafe = self._attachments.guard(self.control_plane_id)
+            swarm = self._swarm()
+            disk = self.disk.look(info)
+        except RuntimeUnavailable as error:
+            self._info = None
+            self.disk.forget()
+            self._engine.forget_version()
+            log.warning("%s", error)
+            return facts_without_engine()
+        return RuntimeFacts(
+            version=info["ServerVersion"],
+            cpus=info["NCPU"],
+            memory_mib=info["MemTotal"] // 2**20,
+            problem=self._preflight(info) or runtime_problem(info, self._limits.runtime) or unsafe,
+            simulated=False,
+            swarm=swarm,
+            mps=not self._simulated_gpus and self._mps.answers(),
+            disk=disk,
+        )
+
+    def info(self) -> Document:
+        """The engine's `docker info`, a minute old at most.
+
+        Raises:
+            RuntimeUnavailable: the engine does not answer.
+        """
+        with self._info_lock:
+            if self._info is None or time.monotonic() - self._info[0] > _INFO_EVERY_S:
+                self._info = (time.monotonic(), self._engine.info())
+            return self._info[1]
+
+    def tenants(self, gpu_uuid: str) -> list[Tenant]:
+        """Who runs on this GPU or MIG device: for GPUs that only pretend to be busy."""
+        return [tenant_of(container) for container in self._observer.on(gpu_uuid)]
+
+    def containers(self) -> tuple[list[Container], list[Orphan]]:
+        return self._observer.containers(self.control_plane_id)
+
+    def assigned(self, assignments: Sequence[Assignment]) -> None:
+        self._observer.expect(assignments)
+
+    def start(self, assignment: Assignment, progress: Progress, cancelled: Cancelled) -> Container | None:
+        self._require(assignment)
+        image = self._images.present(assignment)
+        if image is None:
+            raise PullNeeded(self._images.subject(assignment))
+        return self._start_from(image, assignment, progress, cancelled)
+
+    def pull(self, assignment: Assignment, progress: Progress, cancelled: Cancelled) -> Start | None:
+        self._require(assignment)  # before a pull of minutes
+        image = self._images.ensure(assignment, progress, cancelled)
+        if image is None:
+            return None
+        return partial(self._start_from, image, assignment, progress, cancelled)
+
+    def _require(self, assignment: Assignment) -> None:
+        """Raises StartRefused or StartDelayed for what needs no look at the image."""
+        secret_values(assignment)
+        self._require_mps(devices_of(assignment))
+
+    def _start_from(
+        self, image: Image, assignment: Assignment, progress: Progress, cancelled: Cancelled
+    ) -> Container | None:
+        abilities = self._abilities()
+        if self.control_plane_id is None:
+            raise RuntimeUnavailable("this node has not joined a control plane")
+        with self._attachments.of(assignment, self.control_plane_id):
+            if cancelled():
+                return None
+            config = container_config(assignment, image, abilities, self._limits, self.control_plane_id)
+            container_id, status = create_or_adopt(
+                self._engine, self._observer, assignment, image, config, self.control_plane_id
+            )
+        if status == "created" and cancelled():
+            self._remove_by_force(container_id)
+            return None
+        if status not in {"created", "running"}:
+            # It ran, and ended, before anybody heard of it.
+            return self._observer.read(container_id, self.control_plane_id)
+        begin = partial(self._start, container_id, Withheld.of(assignment))
+        if assignment.group and assignment.group.network == "overlay":
+            begin = partial(started_when_there, begin, attached_to(assignment), progress, cancelled)
+        command = command_line(assignment.spec, image)
+        uuids = devices_of(assignment).gpu_uuids
+        try:
+            return self._run(container_id, uuids, command, begin if status == "created" else None)
+        except StartDelayed:
+            self._remove_by_force(container_id)  # the next try makes it anew, as it is asked for then
+            if cancelled():
+                return None
+            raise
+
+    def restart(self, container: Container) -> None:
+        """Start an exited container again.
+
+        Raises:
+            StartRefused: it did not start, or got other devices; nothing is left of it.
+        """
+        try:
+            inspected = self._engine.container(container.container_id)
+        except EngineRefused as refusal:
+            raise _gone_or(refusal) from refusal
+        if inspected["HostConfig"]["Runtime"] != self._limits.runtime:
+            self._remove_by_force(container.container_id)
+            message = "the node's operator has changed what runs containers; start the instance again"
+            raise StartRefused(Reason(code="runtime_changed", message=message))
+        self._require_mps(container)
+        record = self._observer.record_of(inspected)
+        withheld = Withheld.of_container(inspected, record.secret_env if record else None)
+        begin = partial(self._start, container.container_id, withheld)
+        self._run(container.container_id, container.gpu_uuids, command_of(inspected), begin)
+
+    def begin_stop(self, container: Container) -> bool:
+        began = stop.begin_stop(self._engine, container.container_id)
+        if not began:
+            self._observer.doubt(container.container_id)
+        return began
+
+    def kill(self, container: Container) -> None:
+        stop.kill_all(self._engine, container.container_id)
+        self._observer.doubt(container.container_id)
+
+    def remove(self, container: Container) -> None:
+        self._remove(container.container_id)
+
+    def keep_overlays(self, wanted: Sequence[OverlayNetwork]) -> None:
+        if self.control_plane_id is not None:
+            self._attachments.overlays.keep(wanted, self.control_plane_id)
+
+    def logs(self, container_id: str, request: LogsRequest) -> Generator[StreamFrame, None, None]:
+        return log_frames(self._engine, container_id, request)
+
+    def exec(self, container_id: str, request: ExecRequest) -> Generator[StreamFrame, None, None]:
+        return exec_frames(self._engine, container_id, request)
+
+    def changes(self) -> Iterator[None]:
+        """Yields at every end and removal of a container with our labels, until `close`.
+
+        Raises:
+            RuntimeUnavailable: the engine went away. (A frozen one is not noticed: this is only a hint.)
+        """
+        stream = self._engine.stream("GET", "/events", params={"filters": _EVENTS}, headers_in_s=10)
+        rest = b""
+        try:
+            while chunk := stream.read():
+                *lines, rest = (rest + chunk).split(b"\n")
+                for event in map(json.loads, filter(None, map(bytes.strip, lines))):
+                    if event["Action"] == "die":
+                        self._observer.doubt(event["Actor"]["ID"])
+                yield
+        finally:
+            stream.close()
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def _swarm(self) -> SwarmFacts | None:
+        return swarm_of(self.info())
+
+    def _abilities(self) -> Abilities:
+        return self.disk.abilities(self.info(), simulated_gpus=self._simulated_gpus, mps=self._mps)
+
+    def _require_mps(self, holder: Holder) -> None:
+        """Raises StartDelayed: without its daemon, programs would run without their limits."""
+        if not self._simulated_gpus:
+            self._mps.require(holder.gpu_uuids, holder.share)
+
+    def _run(
+        self,
+        container_id: str,
+        uuids: Sequence[str],
+        command: list[str],
+        begin: Begin | None,
+    ) -> Container:
+        """Start it, unless it runs already, and see that it runs what and with what it should."""
+        self._observer.forget(container_id)
+        try:
+            if begin is not None:
+                begin()
+            inspected = self._engine.container(container_id)
+        except EngineRefused as refusal:
+            self._remove_by_force(container_id)
+            raise StartRefused(start_failure(refusal.message, command)) from refusal
+        self._refuse_wrong_devices(inspected, uuids)
+        container = self._observer.interpret(self._once_it_runs(inspected, command), self.control_plane_id)
+        if container is None:
+            raise RuntimeUnavailable(f"container {container_id} makes no sense after its start")
+        return container
+
+    def _start(self, container_id: str, withheld: Withheld) -> None:
+        for tries_left in reversed(range(_PORT_TRIES)):
+            try:
+                with withheld.masking():
+                    self._engine.start(container_id)
+            except EngineRefused as refusal:
+                # The engine takes its next free port at each try; another process may hold that one.
+                if not tries_left or start_failure(refusal.message, []).code != "port_in_use":
+                    raise
+            else:
+                return
+
+    def _refuse_wrong_devices(self, inspected: Document, uuids: Sequence[str]) -> None:
+        seen = verify.cards_in(inspected["Id"], inspected["State"]["Pid"])
+        reason = verify.mismatch(
+            inspected, uuids, simulated=self._simulated_gpus, runtime=self._limits.runtime
+        ) or verify.foreign_devices(seen, uuids, self._minor_of)
+        if reason is not None:
+            self._remove_by_force(inspected["Id"])
+            raise StartRefused(reason, distrust_gpus=True)
+
+    def _once_it_runs(self, inspected: Document, command: list[str]) -> Document:
+        container_id = inspected["Id"]
+        has_init, pid = inspected["HostConfig"].get("Init"), inspected["State"]["Pid"]
+        if not has_init or not command_failure.ended_at_once(pid):
+            return inspected
+        command_failure.wait_for_end(self._engine, container_id)
+        inspected = self._engine.container(container_id)
+        if (reason := command_failure.why_not_run(self._engine, inspected, command)) is not None:
+            self._remove_by_force(container_id)
+            raise StartRefused(reason)
+        return inspected
+
+    def _remove_by_force(self, container_id: str) -> None:
+        self._remove(container_id, force=True)
+
+    def _remove(self, container_id: str, *, force: bool = False) -> None:
+        self._observer.forget(container_id)
+        try:
+            self._engine.remove(container_id, force=force)
+        except EngineRefused as refusal:
+            if not is_gone(refusal):
+                raise
+
+
+def limits_here() -> Limits:
+    """The default limits, with no more open files than this machine lets an engine give.
+
+    An engine without CAP_SYS_RESOURCE (inside a container or a sandbox) fails every start that asks for
+    more than it has itself; the agent is started beside it and has the same.
+    """
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    default = Limits()
+    if most == resource.RLIM_INFINITY or most >= default.open_files:
+        return default
+    return replace(default, open_files=most)
+
+
+def command_of(inspected: Document) -> list[str]:
+    return [*(inspected["Config"].get("Entrypoint") or []), *(inspected["Config"].get("Cmd") or [])]
+
+
+def _gone_or(refusal: EngineRefused) -> Exception:
+    if refusal.status != 404:
+        return refusal
+    return StartRefused(Reason(code="container_gone", message="its container was removed from the node"))

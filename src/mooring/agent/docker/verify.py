@@ -1,0 +1,105 @@
+"""R5: what a started container really got, against what it was assigned.
+
+The engine's word is compared first, then the kernel's: the device nodes in the container's own /dev.
+"""
+
+import logging
+import os
+import stat
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from mooring.agent.docker.create import CDI_KIND, NO_DEVICES, RUNC, VISIBLE_DEVICES
+from mooring.core.instance import Reason
+
+MinorOf = Callable[[str], int | None]
+
+_NVIDIA_MAJOR = 195
+_FIRST_CONTROL_MINOR = 254  # nvidia-modeset, nvidiactl: no cards
+
+log = logging.getLogger(__name__)
+
+
+def mismatch(
+    inspected: dict[str, Any], uuids: Iterable[str], *, simulated: bool, runtime: str = RUNC
+) -> Reason | None:
+    """Why the container is not what was asked for, by the engine's own description of it."""
+    host = inspected["HostConfig"]
+    wanted = set() if simulated else set(uuids)
+    requested, counted = requested_devices(host)
+    if (given := set(requested)) != wanted or counted:
+        return _reason(f"it was given {_names(given)} instead of {_names(wanted)}")
+    by_driver = any(request["Driver"] != "cdi" for request in host.get("DeviceRequests") or [])
+    visible = _values(inspected["Config"]["Env"] or [], VISIBLE_DEVICES)
+    if visible != [",".join(uuids) if by_driver else NO_DEVICES]:
+        return _reason(f"{VISIBLE_DEVICES} is {visible}")
+    if host["Runtime"] != runtime or host["Privileged"] or host.get("Devices"):
+        return _reason("it runs with other rights than it was created with")
+    return None
+
+
+def foreign_devices(seen: set[int] | None, uuids: Iterable[str], minor_of: MinorOf) -> Reason | None:
+    """Why the cards seen in the container's /dev are not the assigned ones; `seen` None: not known.
+
+    Fewer than assigned is no mismatch: root in the container may remove its own nodes at once, and must
+    not be able to have a GPU taken out of use by that.
+    """
+    if seen is None:
+        return None
+    minors = [minor_of(uuid) for uuid in uuids]
+    surplus = len(seen) > len(minors) if None in minors else bool(seen.difference(minors))
+    if not surplus:
+        return None
+    return _reason(f"it sees the cards with minor numbers {sorted(seen)}, and was assigned {minors}")
+
+
+def cards_in(
+    container_id: str, pid: int, *, dev: Path = Path("/dev"), proc: Path = Path("/proc")
+) -> set[int] | None:
+    """Minor numbers of the NVIDIA cards in a container's /dev; None when this cannot be known.
+
+    That is: no card on this host, no right to look, or a process that has ended or is somebody else's.
+    """
+    if not _cards(dev) or pid == 0:
+        return None
+    try:
+        # An agent in a pid namespace of its own would look at a stranger with the same number.
+        if container_id not in (proc / str(pid) / "cgroup").read_text():
+            log.warning("the agent does not see its containers' processes; their devices go unverified")
+            return None
+        return _cards(proc / str(pid) / "root" / "dev")
+    except PermissionError:
+        log.warning("the agent is not root; its containers' devices go unverified")
+    except OSError:
+        log.debug("process %s ended before its devices were read", pid)
+    return None
+
+
+def _cards(dev: Path) -> set[int]:
+    # By device number and not by name: root in the container may rename what it was given.
+    with os.scandir(dev) as entries:
+        stats = [entry.stat(follow_symlinks=False) for entry in entries]
+    numbers = {found.st_rdev for found in stats if stat.S_ISCHR(found.st_mode)}
+    cards = {os.minor(number) for number in numbers if os.major(number) == _NVIDIA_MAJOR}
+    return {minor for minor in cards if minor < _FIRST_CONTROL_MINOR}
+
+
+def requested_devices(host: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
+    """UUIDs asked of the engine, and whether any request counts GPUs, as `all` does."""
+    requests = host.get("DeviceRequests") or []
+    ids = [name for request in requests for name in request.get("DeviceIDs") or []]
+    counted = any(request.get("Count") or not request.get("DeviceIDs") for request in requests)
+    return tuple(name.removeprefix(f"{CDI_KIND}=") for name in ids), counted
+
+
+def _values(env: Iterable[str], name: str) -> list[str]:
+    return [entry.split("=", 1)[1] for entry in env if entry.startswith(f"{name}=")]
+
+
+def _names(uuids: set[str]) -> str:
+    return ", ".join(sorted(uuids)) or "no GPU"
+
+
+def _reason(detail: str) -> Reason:
+    return Reason(code="gpu_mismatch", message=f"the container was stopped because {detail}")

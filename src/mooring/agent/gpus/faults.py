@@ -1,0 +1,138 @@
+"""What a node reports of faults of its GPUs: each until the control plane has heard it, and none too often.
+
+    fatal (core/xid.py)   an incident: the control plane quarantines the GPU
+    all else              a fault: counted, and reported at most every FAULT_PAUSE_S for each kind
+
+They travel in different lists of a report, because a control plane of an earlier release quarantines a GPU
+for every incident, whatever its code.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from itertools import count
+from typing import Any, Final
+from uuid import uuid4
+
+from mooring.agent.gpus.event_ledger import Kind, kind_of
+from mooring.agent.nvml.types import GpuEvent
+from mooring.core import xid
+from mooring.core.instance import Reason
+from mooring.schemas.agent import Incident
+
+FAULT_PAUSE_S: Final = 10.0
+KEPT: Final = 1000  # a report has room for no more
+# They only say that the inventory is to be read again.
+_NO_FAULTS: Final = frozenset({"recovery_action_changed", "mig_changed"})
+
+log = logging.getLogger(__name__)
+
+
+class GpuFaults:
+    """Any thread may call.
+
+    Args:
+        recovery_of: what the driver wants done with a GPU; see `core/xid.py`.
+    """
+
+    def __init__(
+        self, recovery_of: Callable[[str], str | None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._recovery_of, self._clock = recovery_of, clock
+        self._lock = threading.Lock()
+        self._heard: tuple[GpuEvent, ...] = ()
+        self._counted: dict[Kind, int] = {}
+        self._incidents: dict[str, Incident] = {}
+        # Its start makes the ids of this agent others than those of an earlier one.
+        self._prefix, self._numbers = uuid4().hex, count(1)
+        self._due: dict[Kind, Incident] = {}  # not reported yet
+        self._sent: dict[Kind, Incident] = {}  # reported, and not answered
+        self._sent_at: dict[Kind, float] = {}
+
+    def hear(self, events: tuple[GpuEvent, ...]) -> None:
+        """The events of a reading, counted since the reader was made."""
+        if events is self._heard:
+            return
+        before, self._counted = self._counted, {kind_of(event): event["count"] for event in events}
+        self._heard = events
+        for event in events:
+            new = event["count"] - before.get(kind_of(event), 0)
+            if new and event["code"] not in _NO_FAULTS:
+                self._take(event, new if new > 0 else event["count"])
+
+    def distrust(
+        self, gpu_uuids: Iterable[str], cause: str, reason: Reason, instance_id: str | None = None
+    ) -> None:
+        """Report these GPUs as unusable; `cause` tells two incidents apart."""
+        with self._lock:
+            for uuid in gpu_uuids:
+                incident_id = f"{reason.code}/{cause}/{uuid}"
+                self._incidents[incident_id] = Incident(
+                    id=incident_id, uuid=uuid, code=reason.code, message=reason.message,
+                    instance_id=instance_id,
+                )  # fmt: skip
+            _forget_oldest(self._incidents)
+
+    def incidents(self) -> list[Incident]:
+        with self._lock:
+            return list(self._incidents.values())
+
+    def faults(self) -> list[Incident]:
+        """Those that it is time to report, and those whose report was not answered, in order."""
+        now = self._clock()
+        with self._lock:
+            due = [kind for kind in self._due if kind not in self._sent and self._may_send(kind, now)]
+            for kind in due[: KEPT - len(self._sent)]:
+                self._sent[kind] = self._due.pop(kind)
+                self._sent_at[kind] = now
+            return list(self._sent.values())
+
+    def answered(self, incidents: Iterable[Incident], faults: Iterable[Incident] = ()) -> None:
+        """A report that carried these was answered."""
+        with self._lock:
+            for incident in incidents:
+                self._incidents.pop(incident.id, None)
+            for fault in faults:
+                kind = (fault.uuid, fault.code, tuple(fault.mig_uuids))
+                if kind in self._sent and self._sent[kind].id == fault.id:
+                    del self._sent[kind]
+
+    def _may_send(self, kind: Kind, now: float) -> bool:
+        return kind not in self._sent_at or now - self._sent_at[kind] >= FAULT_PAUSE_S
+
+    def _take(self, event: GpuEvent, new: int) -> None:
+        uuid, code = event["uuid"], event["code"]
+        verdict = xid.judge(code, self._recovery_of(uuid) if uuid else None)
+        if verdict.quarantines:
+            log.error("%s on GPU %s at %s: %s", code, uuid or "(unknown)", event["last_at"], verdict.action)
+        if uuid is None:
+            return
+        message = f"The driver reported {code} at {event['last_at']}: {verdict.description}"
+        with self._lock:
+            if verdict.quarantines:
+                incident_id = f"{code}/{event['last_at']}/{uuid}"
+                self._incidents[incident_id] = _incident(incident_id, uuid, event, new, message)
+                _forget_oldest(self._incidents)
+            else:
+                kind = kind_of(event)
+                merged = self._due.get(kind)
+                fault_id = merged.id if merged else f"{self._prefix}/{next(self._numbers)}"
+                total = new + (merged.count if merged else 0)
+                self._due[kind] = _incident(fault_id, uuid, event, total, message)
+                _forget_oldest(self._due)
+                _forget_oldest(self._sent_at)
+
+
+def _incident(incident_id: str, uuid: str, event: Mapping[str, object], new: int, message: str) -> Incident:
+    return Incident.model_validate(
+        {
+            "id": incident_id, "uuid": uuid, "code": event["code"], "message": message, "count": new,
+            "at": event["last_at"], "mig_uuids": event["mig_uuids"],
+        }
+    )  # fmt: skip
+
+
+def _forget_oldest(kept: dict[Any, Any]) -> None:
+    while len(kept) > KEPT:
+        del kept[next(iter(kept))]

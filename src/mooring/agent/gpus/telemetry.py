@@ -1,0 +1,134 @@
+"""What a report says of the machine and its cards, and of the faults that they had.
+
+While NVML fails, the node has a problem (nothing new is placed) and the last inventory stands for a
+minute: cards do not change because a driver call hangs. After that they are unknown.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from mooring import __version__
+from mooring.agent.gpus.faults import GpuFaults
+from mooring.agent.gpus.reader import NOT_READ_YET, GpuReader, GpuReading
+from mooring.agent.nvml.types import NodeFault
+from mooring.agent.nvml.types import Sample as RawSample
+from mooring.agent.runtime import Container, RuntimeFacts
+from mooring.core.gpu import GpuFacts, Sample
+from mooring.core.instance import Reason
+from mooring.core.node import NodeFacts
+
+INVENTORY_KEPT_S: Final = 60
+
+ContainerOf = Callable[[int], str | None]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the agent knows of its machine from its settings."""
+
+    hostname: str
+    address: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    overrides: tuple[str, ...] = ()
+
+
+class Telemetry:
+    """Reads the GPU reader without waiting for it. Called by one thread at a time, but for `faults`."""
+
+    def __init__(
+        self, gpus: GpuReader, container_of: ContainerOf, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._reader, self._container_of, self._clock = gpus, container_of, clock
+        self._failing_since: float | None = None
+        self._inventory: tuple[object, list[GpuFacts]] = (None, [])
+        self.faults = GpuFaults(self._recovery_of, clock)
+
+    def reading(self) -> GpuReading:
+        reading = self._reader.latest()
+        if reading.error is None:
+            self._failing_since = None
+        elif self._failing_since is None:
+            self._failing_since = self._clock()
+        self.faults.hear(reading.events)
+        return reading
+
+    def inventory(self, reading: GpuReading) -> list[GpuFacts] | None:
+        if reading.inventory is None or self._failing_for_long():
+            return None
+        if reading.inventory is not self._inventory[0]:
+            facts = [GpuFacts.model_validate(gpu) for gpu in reading.inventory]
+            self._inventory = (reading.inventory, facts)
+            for gpu in reading.unreadable:
+                log.error("GPU %s cannot be read (%s), so it is not offered", gpu["index"], gpu["code"])
+        return self._inventory[1]
+
+    def samples(self, reading: GpuReading, containers: Iterable[Container]) -> list[Sample]:
+        """The live samples, with the instance of every process that runs in one."""
+        instances = {container.container_id: container.instance_id for container in containers}
+        return [self._attributed(sample, instances) for sample in reading.samples]
+
+    def _failing_for_long(self) -> bool:
+        return self._failing_since is not None and self._clock() - self._failing_since > INVENTORY_KEPT_S
+
+    def _recovery_of(self, uuid: str) -> str | None:
+        found = (gpu for gpu in self._reader.latest().inventory or () if gpu["uuid"] == uuid)
+        return next((gpu["recovery_action"] for gpu in found), None)
+
+    def _attributed(self, sample: RawSample, instances: Mapping[str, str]) -> Sample:
+        """`instances` are by container."""
+        if not sample["processes"]:
+            return Sample.model_validate(sample)
+        named = []
+        for process in sample["processes"]:
+            container_id = self._container_of(process["pid"])
+            named.append({**process, "instance_id": instances.get(container_id or "")})
+        return Sample.model_validate({**sample, "processes": named})
+
+
+def gpu_problem(error: NodeFault | None) -> Reason | None:
+    """Why nothing should be placed on this node, if its cards cannot be read."""
+    if error is None or error == NOT_READ_YET:
+        return None
+    return Reason(code=error["code"], message=error["message"])
+
+
+def node_facts(machine: Machine, engine: RuntimeFacts, reading: GpuReading) -> NodeFacts:
+    return NodeFacts(
+        hostname=machine.hostname,
+        address=machine.address,
+        cpus=engine.cpus,
+        memory_mib=engine.memory_mib,
+        labels=dict(machine.labels),
+        agent_version=__version__,
+        docker_version=engine.version,
+        driver_version=reading.driver_version,
+        cuda_version=reading.cuda_version,
+        simulated_containers=engine.simulated,
+        simulated_gpus=reading.simulated,
+        overrides=list(machine.overrides),
+        mps=engine.mps,
+        grants=True,
+        asks_for_secrets=True,
+        asks_for_streams=True,
+        swarm=engine.swarm,
+        disk=engine.disk,
+    )
+
+
+def unknown_engine() -> RuntimeFacts:
+    """What is said of the machine before its container engine has said anything."""
+    pages, page_bytes = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    message = "The container engine of this node has not answered yet"
+    return RuntimeFacts(
+        version=None,
+        cpus=os.cpu_count() or 1,
+        memory_mib=pages * page_bytes // 2**20,
+        problem=Reason(code="docker_unavailable", message=message),
+        simulated=False,
+    )

@@ -1,0 +1,131 @@
+"""Keeps the Docker daemon itself from cloud metadata, by the packet filter's rules for its control group.
+
+    OUTPUT ─> MOORING-DAEMON   TCP to metadata addresses, from sockets of the daemon's control group
+
+The daemon connects to wherever an image's name, a registry's redirect or its token realm sends it, as root
+and from the host's network, past the rules for containers. Matching root's packets instead would also stop
+the cloud's own agents on the node. DNS stays open: some clouds answer it at the same addresses.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Collection, Iterator, Sequence
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Final
+
+from mooring.agent.host.firewall import METADATA, Firewall, FirewallUnavailable
+
+CHAIN: Final = "MOORING-DAEMON"
+_DAEMON: Final = "dockerd"
+_UNIFIED: Final = "0::"
+
+log = logging.getLogger(__name__)
+
+
+def rules(version: int, groups: Collection[str]) -> list[str]:
+    """In iptables' words, without `-A`. Reset, so that a pull fails at once."""
+    return [
+        f"-d {network} -p tcp -m tcp ! --dport 53 -m cgroup --path {group} -j REJECT --reject-with tcp-reset"
+        for group in sorted(groups)
+        for network in METADATA
+        if ip_network(network).version == version
+    ]
+
+
+def daemon_groups(proc: Path = Path("/proc"), namespace: str | None = None) -> set[str]:
+    """Control groups (v2) of the Docker daemons in this network namespace, without the slash in front.
+
+    A daemon in the root group is left out: rules for that would be for the whole machine.
+    """
+    here = namespace or _namespace(proc / "self")
+    found = (_group(process) for process in _daemons(proc) if _namespace(process) == here)
+    return {group for group in found if group}
+
+
+def _daemons(proc: Path) -> Iterator[Path]:
+    for process in proc.glob("[0-9]*"):
+        try:
+            if (process / "comm").read_text().strip() == _DAEMON:
+                yield process
+        except OSError:
+            continue  # it has ended
+
+
+def _namespace(process: Path) -> str | None:
+    try:
+        return str((process / "ns" / "net").readlink())
+    except OSError:
+        return None
+
+
+def _group(process: Path) -> str:
+    try:
+        lines = (process / "cgroup").read_text().splitlines()
+    except OSError:
+        return ""
+    path = next((line.removeprefix(_UNIFIED) for line in lines if line.startswith(_UNIFIED)), "/")
+    # Seen from a control group namespace of its own, others' groups begin with dots.
+    return "/".join(part for part in path.split("/") if part not in {"", ".."})
+
+
+class DaemonGuard:
+    """The rules on one machine; where they cannot be made, the log says so once.
+
+    Args:
+        namespace: of the network that the daemon is in, as `/proc/PID/ns/net` names it; null: this one's.
+        every_s: how often the rules are looked at.
+    """
+
+    def __init__(self, firewall: Firewall, namespace: str | None = None, every_s: float = 30.0) -> None:
+        self._firewall, self._namespace, self._every_s = firewall, namespace, every_s
+        self._lock = threading.Lock()
+        self._due_at = 0.0
+        self._set: dict[int, tuple[list[str], list[str]]] = {}  # per family: asked for, and listed
+        self._said: str | None = None
+
+    def stand(self, bridges: Collection[str] = ()) -> None:
+        """Make the rules where they are not as they should be. Never raises: containers do not need them."""
+        with self._lock:
+            if time.monotonic() < self._due_at:
+                return
+            self._due_at = time.monotonic() + self._every_s
+            self._check(bridges)
+
+    def _check(self, bridges: Collection[str]) -> None:
+        try:
+            why = self._stand(bridges)
+        except FirewallUnavailable as error:
+            why = str(error)
+        if why is not None and why != self._said:
+            log.warning("the Docker daemon of this node reaches cloud metadata: %s", why)
+        self._said = why
+
+    def _stand(self, bridges: Collection[str]) -> str | None:
+        groups = daemon_groups(namespace=self._namespace)
+        if not groups:
+            return "it was not found in a control group of its own (cgroup v2, seen from the agent)"
+        for version in self._firewall.families():
+            self._make(version, rules(version, groups), bridges)
+        return None
+
+    def _make(self, version: int, wanted: list[str], bridges: Collection[str]) -> None:
+        listing = self._firewall.listing(version, bridges)
+        if _is_jumped_to(listing) and self._set.get(version) == (wanted, _ours(listing)):
+            return
+        jump = f"OUTPUT -j {CHAIN}"
+        script = ["*filter", f":{CHAIN} - [0:0]", *(f"-A {CHAIN} {rule}" for rule in wanted)]
+        script += [f"-D {jump}"] * listing.count(f"-A {jump}")
+        script += ["-I OUTPUT 1 -j " + CHAIN, "COMMIT", ""]
+        self._firewall.restore(version, "\n".join(script), bridges)
+        self._set[version] = (wanted, _ours(self._firewall.listing(version, bridges)))
+
+
+def _is_jumped_to(listing: Sequence[str]) -> bool:
+    first = next((line for line in listing if line.startswith("-A OUTPUT ")), "")
+    return first == f"-A OUTPUT -j {CHAIN}"
+
+
+def _ours(listing: Sequence[str]) -> list[str]:
+    return [line for line in listing if line.startswith(f"-A {CHAIN} ")]

@@ -1,0 +1,378 @@
+"""Whether this machine may host strangers' containers (R1, R2, R8); for `mooring doctor` and the agent."""
+
+import os
+import re
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, cast
+
+from mooring.agent.disk.storage import DiskReport
+from mooring.agent.docker.create import CDI_KIND, RUNC
+from mooring.agent.docker.overlay import certificate_of, is_in_swarm, swarm_of
+from mooring.agent.host import version_floors
+from mooring.agent.host.firewall import METADATA
+from mooring.agent.host.version_floors import CONTAINERD, DOCKER, TOOLKIT, Version, dotted
+from mooring.agent.nvml.types import Inventory, NodeFault
+from mooring.core.instance import Reason
+
+TOOLKIT_CONFIG = Path("/etc/nvidia-container-runtime/config.toml")
+_UNSAFE_OPTION = "allow-cuda-compat-libs-from-container"
+_LOW_DISK_MIB = 20 * 1024
+_ASK_TIMEOUT_S = 10
+
+Info = Mapping[str, Any]
+Preflight = Callable[[Info], Reason | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of `mooring doctor`; `ok` None is a warning: it works, and is not as it should be."""
+
+    name: str
+    ok: bool | None
+    detail: str
+    mend: str = ""
+
+    @classmethod
+    def fine(cls, name: str, detail: str) -> Self:
+        return cls(name, ok=True, detail=detail)
+
+    @classmethod
+    def warning(cls, name: str, detail: str, mend: str) -> Self:
+        return cls(name, ok=None, detail=detail, mend=mend)
+
+    @classmethod
+    def broken(cls, name: str, detail: str, mend: str) -> Self:
+        return cls(name, ok=False, detail=detail, mend=mend)
+
+
+@dataclass(frozen=True, slots=True)
+class Toolkit:
+    """NVIDIA Container Toolkit as found on this machine."""
+
+    version: Version | None  # None: not installed, or it did not say
+    unsafe_option: bool
+
+
+def read_toolkit(config: Path = TOOLKIT_CONFIG, path: str | None = None) -> Toolkit:
+    """Ask `nvidia-ctk` on the PATH, and read the toolkit's configuration."""
+    return Toolkit(_toolkit_version(path), _has_unsafe_option(config))
+
+
+def problem(toolkit: Toolkit, *, has_gpus: bool, allow_unsafe_toolkit: bool = False) -> Reason | None:
+    """Why no instance may be started on this node (R1); CPU nodes need no toolkit."""
+    if not has_gpus or allow_unsafe_toolkit:
+        return None
+    floor = version_floors.floors()[TOOLKIT]
+    if toolkit.version is None:
+        return Reason(
+            code="toolkit_missing",
+            message=f"nvidia-ctk was not found; install nvidia-container-toolkit {floor.wanted}",
+        )
+    if not floor.passes(toolkit.version):
+        return Reason(
+            code="toolkit_too_old",
+            message=f"nvidia-container-toolkit {dotted(toolkit.version)} lets images break out to the node "
+            f"({', '.join(floor.flaws)}); install {floor.wanted}",
+        )
+    if toolkit.unsafe_option:
+        return Reason(
+            code="toolkit_unsafe_option",
+            message=f"{_UNSAFE_OPTION} is on in {TOOLKIT_CONFIG}, which lets images break out to the node; "
+            "remove it",
+        )
+    return None
+
+
+def runtime_problem(info: Info, runtime: str) -> Reason | None:
+    """Why no instance may be started on this node (R14): the engine lacks the runtime that is asked for."""
+    if not (listed := info.get("Runtimes")) or runtime in listed:
+        return None
+    return Reason(
+        code="runtime_missing",
+        message=f"Docker has no runtime {runtime} (it has {', '.join(sorted(listed))}); add it under "
+        '"runtimes" in /etc/docker/daemon.json, or change MOORING_RUNTIME',
+    )
+
+
+def versions_problem(info: Info, runtime: str) -> Reason | None:
+    """Why no instance may be started on this node (R1): a part of the container engine has known break-outs.
+
+    Args:
+        runtime: Docker's name of the runtime in use; the floor of runc holds for runc only.
+    """
+    versions = version_floors.engine_versions(info)
+    for component in (RUNC, CONTAINERD, DOCKER):
+        if component == RUNC and runtime != RUNC:
+            continue
+        floor = version_floors.floors()[component]
+        stated = versions.get(component)
+        version = version_floors.parse(stated or "")
+        if version is None:
+            return Reason(
+                code="engine_version_unknown",
+                message=f"Docker does not state the version of its {component}; install Docker "
+                f"{version_floors.floors()[DOCKER].wanted}",
+            )
+        if not floor.passes(version):
+            return Reason(
+                code="engine_too_old",
+                message=f"{component} {stated} has known ways out of a container ({', '.join(floor.flaws)}); "
+                f"{component} must be {floor.wanted}: {floor.remedy}, or see MOORING_ALLOW_UNSAFE_VERSIONS",
+            )
+    return None
+
+
+def socket_problem(info: Info, environment: Mapping[str, str]) -> Reason | None:
+    """Why no instance may be started on this node (R8): whoever reaches Docker's TCP port is root here."""
+    docker_host = environment.get("DOCKER_HOST", "")
+    if docker_host.startswith(("tcp://", "http://")) and not environment.get("DOCKER_TLS_VERIFY"):
+        exposed = docker_host
+    else:
+        warned = (str(warning) for warning in info.get("Warnings") or ())
+        found = (re.search(r"API is accessible on (\S+) without", warning) for warning in warned)
+        exposed = next((match[1] for match in found if match), "")
+    if not exposed:
+        return None
+    return Reason(
+        code="docker_exposed",
+        message=f"Docker answers on {exposed} without TLS: whoever reaches that port is root on this node; "
+        "let it listen on its unix socket only",
+    )
+
+
+def isolation(look: Callable[[], bool], *, required: bool) -> Check:
+    """Whether containers can be kept from this machine, other projects and cloud metadata (R10).
+
+    Args:
+        look: whether the rules are in force; raises where they cannot be made, with what mends it.
+    """
+    name = "network isolation"
+    try:
+        stands = look()
+    except Exception as error:  # whatever it is, the operator must read it
+        if not required:
+            detail = "none: containers reach this machine, and cloud metadata"
+            return Check.warning(name, detail, f"do not let strangers in; {error}")
+        mend = f"{error}. Where no strangers' containers run: MOORING_NETWORK_ISOLATION=best_effort"
+        return Check.broken(name, "not possible: containers would reach this machine", mend)
+    rules = "rules are in force" if stands else "possible; the agent makes its rules"
+    return Check.fine(name, f"{rules}; cloud metadata dropped: {', '.join(METADATA)}")
+
+
+def checks(
+    info: Callable[[], Info],
+    disk: Callable[[Info], DiskReport],
+    toolkit: Toolkit,
+    nvml: Inventory | NodeFault | None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    allow_unsafe_toolkit: bool = False,
+    allow_unsafe_versions: bool = False,
+    runtime: str = RUNC,
+) -> list[Check]:
+    """Everything worth knowing, in the order in which it should be mended.
+
+    Args:
+        info: asks the engine; may raise RuntimeUnavailable, whose text becomes the detail.
+        disk: measures the engine's disk and tries its limits.
+        nvml: what the GPU reader says; None where the machine has no NVIDIA driver.
+    """
+    uuids = [gpu["uuid"] for gpu in cast(Inventory, nvml)["gpus"]] if nvml and "gpus" in nvml else []
+    found = [_nvml(nvml), _toolkit(toolkit, has_gpus=bool(uuids), allow_unsafe=allow_unsafe_toolkit)]
+    environment = os.environ if environment is None else environment
+    try:
+        answer = info()
+        report = disk(answer)
+    except Exception as error:  # whatever it is, the operator must read it
+        return [Check.broken("docker", str(error), "start Docker, or set DOCKER_HOST"), *found]
+    engine = _versions(answer, runtime, allow_unsafe=allow_unsafe_versions)
+    return [engine, *engine_checks(answer, uuids, environment, runtime), *disk_checks(report), *found]
+
+
+def engine_checks(
+    info: Info, uuids: list[str], environment: Mapping[str, str], runtime: str = RUNC
+) -> list[Check]:
+    """What the engine's own description tells."""
+    return [
+        _socket(info, environment),
+        _runtime(info, runtime),
+        _default_runtime(info),
+        _live_restore(info),
+        _swarm(info),
+        _cgroups(info, has_gpus=bool(uuids)),
+        _init(info),
+        _cdi(info, uuids),
+    ]
+
+
+def warnings(found: list[Check]) -> list[str]:
+    """What the agent logs at its start."""
+    return [f"{check.name}: {check.detail}; {check.mend}" for check in found if check.ok is None]
+
+
+def _toolkit_version(path: str | None) -> Version | None:
+    program = shutil.which("nvidia-ctk", path=path)
+    if program is None:
+        return None
+    try:
+        said = subprocess.run(  # noqa: S603 - a fixed name from the PATH, fixed arguments
+            [program, "--version"], capture_output=True, text=True, timeout=_ASK_TIMEOUT_S, check=False
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    match = re.search(r"version v?(\d+)\.(\d+)\.(\d+)", said)
+    return (int(match[1]), int(match[2]), int(match[3])) if match else None
+
+
+def _has_unsafe_option(config: Path) -> bool:
+    try:
+        content = tomllib.loads(config.read_text())
+    except (OSError, UnicodeDecodeError):
+        return False
+    except tomllib.TOMLDecodeError:
+        return True  # what cannot be read cannot be called safe
+    features = content.get("features")
+    return bool(isinstance(features, dict) and features.get(_UNSAFE_OPTION))
+
+
+def _toolkit(toolkit: Toolkit, *, has_gpus: bool, allow_unsafe: bool) -> Check:
+    name, detail = TOOLKIT, "not found"
+    if toolkit.version is not None:
+        detail = f"version {dotted(toolkit.version)}"
+    reason = problem(toolkit, has_gpus=has_gpus)
+    if reason is None:
+        return Check.fine(name, detail if has_gpus else f"{detail}; not needed without GPUs")
+    if allow_unsafe:
+        return Check.warning(name, f"{reason.message} (allowed here)", "do not allow it with strangers")
+    return Check.broken(name, detail, reason.message)
+
+
+def _nvml(nvml: Inventory | NodeFault | None) -> Check:
+    if nvml is None:
+        return Check.fine("nvidia driver", "none; this node offers CPUs only")
+    if "gpus" not in nvml:
+        return Check.broken("nvidia driver", nvml["message"], "see that `nvidia-smi` works on the node")
+    inventory = cast(Inventory, nvml)
+    if inventory["unreadable"]:
+        detail = f"{len(inventory['unreadable'])} GPUs cannot be read"
+        return Check.warning("nvidia driver", detail, "see `nvidia-smi` and the kernel's log")
+    detail = f"version {inventory['driver_version']}, {len(inventory['gpus'])} GPUs"
+    return Check.fine("nvidia driver", detail)
+
+
+def _versions(info: Info, runtime: str, *, allow_unsafe: bool) -> Check:
+    versions = version_floors.engine_versions(info)
+    stated = ", ".join(f"{name} {version}" for name, version in sorted(versions.items())) or "unknown"
+    detail = f"{stated} (floors of {version_floors.reviewed()})"
+    reason = versions_problem(info, runtime)
+    if reason is None:
+        return Check.fine("docker", detail)
+    if allow_unsafe:
+        return Check.warning("docker", f"{reason.message} (allowed here)", "do not allow it with strangers")
+    return Check.broken("docker", detail, reason.message)
+
+
+def _socket(info: Info, environment: Mapping[str, str]) -> Check:
+    reason = socket_problem(info, environment)
+    if reason is None:
+        return Check.fine("docker socket", environment.get("DOCKER_HOST") or "the default unix socket")
+    return Check.broken("docker socket", reason.message, "remove the tcp:// host from Docker's configuration")
+
+
+def _runtime(info: Info, runtime: str) -> Check:
+    reason = runtime_problem(info, runtime)
+    if reason is None:
+        return Check.fine("runtime", runtime)
+    return Check.broken("runtime", f"Docker does not know {runtime}", reason.message)
+
+
+def _default_runtime(info: Info) -> Check:
+    runtime = info.get("DefaultRuntime", "")
+    if runtime == "nvidia":
+        return Check.warning(
+            "default runtime",
+            "nvidia: containers that others start on this node may see every GPU",
+            'remove "default-runtime" from /etc/docker/daemon.json',
+        )
+    return Check.fine("default runtime", runtime)
+
+
+def _live_restore(info: Info) -> Check:
+    if info.get("LiveRestoreEnabled"):
+        return Check.fine("live-restore", "on")
+    detail = "off: a restart of Docker stops every instance on this node"
+    if is_in_swarm(info):  # Docker takes part in a swarm only without it
+        return Check.warning("live-restore", detail, "leave the swarm, unless groups need its networks")
+    return Check.warning("live-restore", detail, 'set "live-restore": true in /etc/docker/daemon.json')
+
+
+def _swarm(info: Info) -> Check:
+    if not is_in_swarm(info):
+        return Check.fine("swarm", "none: groups over several nodes have no network of their own")
+    found = swarm_of(info)
+    if found is not None:
+        return Check.fine("swarm", f"{found.cluster_id}, {'manager' if found.manager else 'worker'}")
+    mend = f"let the agent read {certificate_of(info)}"
+    return Check.warning("swarm", "which one cannot be told, so it is not used", mend)
+
+
+def _cgroups(info: Info, *, has_gpus: bool) -> Check:
+    driver, version = info.get("CgroupDriver", "unknown"), info.get("CgroupVersion", "1")
+    detail = f"version {version}, driver {driver}"
+    if not has_gpus or driver != "systemd" or info.get("DiscoveredDevices"):
+        return Check.fine("cgroups", detail)
+    # https://github.com/NVIDIA/nvidia-container-toolkit/issues/48
+    detail += ": `systemctl daemon-reload` takes the GPUs away from running containers"
+    return Check.warning("cgroups", detail, "enable CDI in Docker, or set native.cgroupdriver=cgroupfs")
+
+
+def _init(info: Info) -> Check:
+    if (info.get("InitCommit") or {}).get("ID") == "N/A":
+        detail = "docker-init was not found: programs that ignore SIGTERM take their whole grace period"
+        return Check.warning("docker-init", detail, "install tini (Debian), or Docker's own packages")
+    return Check.fine("docker-init", str(info.get("InitBinary", "docker-init")))
+
+
+def disk_checks(report: DiskReport) -> list[Check]:
+    """Whether what instances write can be limited, and how full the disk is."""
+    driver = f"{report.driver} on {report.filesystem or 'unknown'}"
+    if report.limits.enforced:
+        storage = Check.fine("storage", f"{driver}: disk_mib is enforced")
+    else:
+        detail = f"{driver}: instances' disk use cannot be limited ({report.limits.why_not})"
+        mend = "put Docker's data on xfs mounted with pquota (or btrfs), or let no strangers in"
+        storage = Check.warning("storage", detail, mend)
+    return [storage, _disk(report)]
+
+
+def _disk(report: DiskReport) -> Check:
+    root, space = report.root, report.space
+    if space is None:
+        mend = "run the agent on its host, or mount that folder into its container, read-only"
+        return Check.warning("disk", f"{root} cannot be seen", mend)
+    free, total, images = (mib // 1024 for mib in (space.available_mib, space.total_mib, report.images_mib))
+    detail = f"{free} of {total} GiB free in {root}, {images} GiB of images"
+    mend = "remove images (`docker image prune -a`), or give Docker a larger disk"
+    if space.available_mib < report.low_mib:
+        return Check.broken("disk", f"{detail}: under pressure, nothing is placed or pulled here", mend)
+    if space.available_mib < _LOW_DISK_MIB:
+        return Check.warning("disk", f"{detail}: too little for CUDA images", mend)
+    return Check.fine("disk", detail)
+
+
+def _cdi(info: Info, uuids: list[str]) -> Check:
+    if not uuids:
+        return Check.fine("cdi", "no GPUs to list")
+    listed = {device.get("ID") for device in info.get("DiscoveredDevices") or []}
+    missing = [uuid for uuid in uuids if f"{CDI_KIND}={uuid}" not in listed]
+    if not missing:
+        return Check.fine("cdi", f"lists all {len(uuids)} GPUs")
+    if missing != uuids:
+        mend = "run `nvidia-ctk cdi generate` again"
+        return Check.warning("cdi", f"does not list {', '.join(missing)}", mend)
+    return Check.fine("cdi", "not used; GPUs are handed out by Docker's nvidia driver")

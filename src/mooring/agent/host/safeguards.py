@@ -1,0 +1,47 @@
+"""The safeguards of a node with real containers, put together from its settings."""
+
+import os
+from collections.abc import Callable, Collection
+
+from mooring.agent.docker.network import Isolate
+from mooring.agent.host import preflight
+from mooring.agent.host.daemon_guard import DaemonGuard
+from mooring.agent.host.firewall import Firewall, Isolation, management_addresses
+from mooring.agent.settings import AgentSettings
+from mooring.core.instance import Reason
+
+
+def preflight_of(settings: AgentSettings, *, has_gpus: Callable[[], bool]) -> preflight.Preflight:
+    """Asked with every report: what is wrong with this machine, so that nothing may be started on it."""
+
+    def unsafe_version(info: preflight.Info) -> Reason | None:
+        if settings.allow_unsafe_versions:
+            return None
+        return preflight.versions_problem(info, settings.runtime)
+
+    def problem(info: preflight.Info) -> Reason | None:
+        return (
+            preflight.socket_problem(info, os.environ)
+            or unsafe_version(info)
+            or preflight.problem(
+                preflight.read_toolkit(),
+                has_gpus=has_gpus(),
+                allow_unsafe_toolkit=settings.allow_unsafe_toolkit,
+            )
+        )
+
+    return problem
+
+
+def isolation_of(settings: AgentSettings) -> Isolate:
+    """Keeps containers and the Docker daemon from what they must not reach (R10, R25)."""
+    firewall = Firewall(management_addresses(settings.management_addresses, settings.server_url))
+    isolation = Isolation(firewall, required=settings.network_isolation == "required")
+    guard = DaemonGuard(firewall)
+
+    def isolate(bridges: Collection[str]) -> Reason | None:
+        problem = isolation.problem(bridges)
+        guard.stand(bridges)
+        return problem
+
+    return isolate

@@ -1,0 +1,147 @@
+"""Which of the engine's images Mooring pulled, and for how long nobody has used them.
+
+Only these are ever removed. Time is counted by a monotonic clock while the agent runs, so that a wall clock
+that jumps removes nothing.
+"""
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from mooring.agent.sync.identity import NodeState
+
+FILE: Final = "image_usage"
+SAVE_EVERY_S: Final = 600.0
+
+log = logging.getLogger(__name__)
+
+
+class _Saved(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    unused_s: float
+    repositories: list[str]
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    images: dict[str, _Saved] = {}
+
+
+@dataclass(slots=True)
+class _Image:
+    repositories: set[str]
+    unused_s: float  # at `since`
+    since: float  # on the clock
+
+
+class ImageUsage:
+    """By image id. Any thread may call; nothing under the lock waits but for the agent's own small file."""
+
+    def __init__(
+        self,
+        saved: bytes | None = None,
+        save: Callable[[bytes], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._lock = threading.Lock()
+        self._save, self._clock = save, clock
+        self._removing: set[str] = set()
+        self._saved_at = clock()
+        self._known = {
+            image_id: _Image(set(image.repositories), image.unused_s, clock())
+            for image_id, image in _read(saved).images.items()
+        }
+
+    @classmethod
+    def of_node(cls, state: NodeState) -> "ImageUsage":
+        return cls(state.read(FILE), lambda content: state.write(FILE, content))
+
+    def pulled(self, image_id: str, repository: str) -> None:
+        """A pull has ended with this image, which no operator had brought before."""
+        with self._lock:
+            known = self._known.setdefault(image_id, _Image(set(), 0.0, self._clock()))
+            known.repositories.add(repository)
+            known.unused_s, known.since = 0.0, self._clock()
+            self._write()
+
+    def knows(self, image_id: str) -> bool:
+        with self._lock:
+            return image_id in self._known
+
+    def use(self, image_id: str) -> bool:
+        """Whether it may be used; False: it is just being removed. Used, it stays for the time being."""
+        with self._lock:
+            if image_id in self._removing:
+                return False
+            self._touch(image_id)
+            return True
+
+    def observed(self, there: Collection[str], in_use: Collection[str]) -> None:
+        """Args: both are ids: of all images of the engine, and of those that have containers."""
+        with self._lock:
+            gone = self._known.keys() - set(there)
+            for image_id in gone:
+                del self._known[image_id]
+            for image_id in in_use:
+                self._touch(image_id)
+            if gone or self._clock() - self._saved_at > SAVE_EVERY_S:
+                self._write()
+
+    def unused_s(self, image_id: str, repositories: Collection[str]) -> float | None:
+        """For how long nobody has used it; None: it is not Mooring's to remove.
+
+        Args:
+            repositories: all that the engine knows it by. Another than those pulled from is somebody else's.
+        """
+        with self._lock:
+            known = self._known.get(image_id)
+            if known is None or not known.repositories.issuperset(repositories):
+                return None
+            return known.unused_s + self._clock() - known.since
+
+    def begin_removal(self, image_id: str, least_unused_s: float) -> bool:
+        """Whether it may be removed now; until `end_removal` nobody can use it."""
+        with self._lock:
+            known = self._known.get(image_id)
+            if known is None or known.unused_s + self._clock() - known.since < least_unused_s:
+                return False
+            self._removing.add(image_id)
+            return True
+
+    def end_removal(self, image_id: str) -> None:
+        with self._lock:
+            self._removing.discard(image_id)
+
+    def _touch(self, image_id: str) -> None:
+        if known := self._known.get(image_id):
+            known.unused_s, known.since = 0.0, self._clock()
+
+    def _write(self) -> None:
+        now = self._saved_at = self._clock()
+        images = {
+            image_id: {
+                "unused_s": round(image.unused_s + now - image.since, 1),
+                "repositories": sorted(image.repositories),
+            }
+            for image_id, image in sorted(self._known.items())
+        }
+        try:
+            self._save(json.dumps({"images": images}).encode())
+        except OSError as error:  # the disk is full: then it is all the more important to go on
+            log.warning("which images were pulled could not be written down: %s", error)
+
+
+def _read(saved: bytes | None) -> _File:
+    try:
+        return _File() if saved is None else _File.model_validate_json(saved)
+    except ValidationError:
+        log.warning("the agent's file %s is damaged: no image that was pulled before is removed", FILE)
+        return _File()

@@ -1,0 +1,232 @@
+"""One live reading of a card: a handful of NVML calls, each of which may fail without harm to the others.
+
+A reading writes its fields into the sample. One that a card does not support is replaced by its parts, by
+its older form or by nothing in the card's list, and is not asked again before NVML is started anew.
+"""
+
+import os
+from typing import Any
+
+import pynvml as nvml  # type: ignore[import-untyped]
+
+from mooring.agent.nvml.calls import FAILURES, Call, Gpu, GpuFaultError, ask, judged, process_name
+
+Sample = dict[str, Any]
+Handle = Any
+
+NO_PID = 0xFFFF_FFFF
+BLANK: Sample = {
+    "uuid": "",
+    "index": 0,
+    "sampled_at": "",
+    "utilization_gpu_pct": None,
+    "utilization_memory_pct": None,
+    "memory_used_mib": None,
+    "memory_total_mib": None,
+    "power_w": None,
+    "power_limit_w": None,
+    "temperature_c": None,
+    "sm_clock_mhz": None,
+    "memory_clock_mhz": None,
+    "fan_pct": None,
+    "energy_j": None,
+    "processes": None,
+    "mig_devices": [],
+}
+
+# Fields of structures, past pynvml's __getattribute__: 0.06 us each instead of 0.3.
+_utilization_gpu = nvml.c_nvmlUtilization_t.gpu.__get__
+_utilization_memory = nvml.c_nvmlUtilization_t.memory.__get__
+_used_v1 = nvml.c_nvmlMemory_t.used.__get__
+_total_v1 = nvml.c_nvmlMemory_t.total.__get__
+_used = nvml.c_nvmlMemory_v2_t.used.__get__
+_total = nvml.c_nvmlMemory_v2_t.total.__get__
+
+_names: dict[int, str | None] = {}  # of the pids that were looked up since the last inventory
+
+
+def forget_processes() -> None:
+    """Looks every pid up again, as another process may have it by now."""
+    _names.clear()
+
+
+def sample_of(gpu: Gpu, at: str) -> Sample:
+    """What the card shows now; all nulls, and `gpu.fault` set, where it cannot be read."""
+    sample = _blank(gpu, at)
+    handle = gpu.handle
+    gpu.fault = None
+    try:
+        for reading in gpu.readings:
+            try:
+                reading(handle, sample)
+            except FAILURES as failure:
+                _missed(gpu, reading, sample, failure)
+    except GpuFaultError as fault:
+        gpu.fault = fault.code
+        return _blank(gpu, at)
+    return sample
+
+
+def _blank(gpu: Gpu, at: str) -> Sample:
+    sample = BLANK.copy()
+    sample["uuid"], sample["index"], sample["sampled_at"] = gpu.uuid, gpu.index, at
+    return sample
+
+
+def _missed(gpu: Gpu, reading: Call, sample: Sample, failure: Exception) -> None:
+    """Tries what there is instead; an unsupported reading leaves its place in the card's list to that."""
+    instead = INSTEAD.get(reading, ())
+    if judged(failure):
+        at = gpu.readings.index(reading)
+        gpu.readings = (*gpu.readings[:at], *instead, *gpu.readings[at + 1 :])
+    elif reading is not _usual:
+        return
+    for substitute in instead:
+        try:
+            substitute(gpu.handle, sample)
+        except FAILURES as again:
+            _missed(gpu, substitute, sample, again)
+
+
+def _usual(handle: Handle, sample: Sample) -> None:
+    """What nearly every card tells, in one go: calls of always the same function are cheaper in Python."""
+    _utilization(handle, sample)
+    _memory(handle, sample)
+    _power(handle, sample)
+    _power_limit(handle, sample)
+    _temperature(handle, sample)
+    _sm_clock(handle, sample)
+    _memory_clock(handle, sample)
+    _energy(handle, sample)
+    _compute(handle, sample)
+    _graphics(handle, sample)
+
+
+def _utilization(handle: Handle, sample: Sample) -> None:
+    rates = nvml.nvmlDeviceGetUtilizationRates(handle)
+    sample["utilization_gpu_pct"] = _utilization_gpu(rates)
+    sample["utilization_memory_pct"] = _utilization_memory(rates)
+
+
+def _memory(handle: Handle, sample: Sample) -> None:
+    """Bytes; version 2 does not count what the driver reserves for itself as used."""
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2)
+    sample["memory_used_mib"] = _used(memory) >> 20
+    sample["memory_total_mib"] = _total(memory) >> 20
+
+
+def _memory_v1(handle: Handle, sample: Sample) -> None:
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    sample["memory_used_mib"] = _used_v1(memory) >> 20
+    sample["memory_total_mib"] = _total_v1(memory) >> 20
+
+
+def _power(handle: Handle, sample: Sample) -> None:
+    """Milliwatts: the mean of 1 s since Ampere, except GA100, and the present value before."""
+    sample["power_w"] = nvml.nvmlDeviceGetPowerUsage(handle) / 1000
+
+
+def _power_limit(handle: Handle, sample: Sample) -> None:
+    sample["power_limit_w"] = nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000
+
+
+def _temperature(handle: Handle, sample: Sample) -> None:
+    sample["temperature_c"] = nvml.nvmlDeviceGetTemperatureV(handle, nvml.NVML_TEMPERATURE_GPU)
+
+
+def _temperature_v1(handle: Handle, sample: Sample) -> None:
+    sample["temperature_c"] = nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
+
+
+def _sm_clock(handle: Handle, sample: Sample) -> None:
+    sample["sm_clock_mhz"] = nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)
+
+
+def _memory_clock(handle: Handle, sample: Sample) -> None:
+    sample["memory_clock_mhz"] = nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)
+
+
+def _fan(handle: Handle, sample: Sample) -> None:
+    sample["fan_pct"] = nvml.nvmlDeviceGetFanSpeed(handle)
+
+
+def _energy(handle: Handle, sample: Sample) -> None:
+    """Millijoules since the driver was loaded."""
+    sample["energy_j"] = nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000
+
+
+def _compute(handle: Handle, sample: Sample) -> None:
+    sample["processes"] = process_list(nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle))
+
+
+def _compute_v2(handle: Handle, sample: Sample) -> None:
+    sample["processes"] = process_list(nvml.nvmlDeviceGetComputeRunningProcesses_v2(handle))
+
+
+def _graphics(handle: Handle, sample: Sample) -> None:
+    _add_processes(sample, nvml.nvmlDeviceGetGraphicsRunningProcesses_v3(handle))
+
+
+def _graphics_v2(handle: Handle, sample: Sample) -> None:
+    _add_processes(sample, nvml.nvmlDeviceGetGraphicsRunningProcesses_v2(handle))
+
+
+def _mps(handle: Handle, sample: Sample) -> None:
+    """Clients of the MPS server, as far as they are not listed among the others already."""
+    seen = nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3(handle)
+    if sample["processes"] is not None:
+        _add_processes(sample, seen)
+
+
+def _add_processes(sample: Sample, seen: list[Any]) -> None:
+    """A process that computes and draws is listed once."""
+    if sample["processes"] is None:
+        sample["processes"] = process_list(seen)
+    elif seen:
+        listed = {process["pid"] for process in sample["processes"]}
+        sample["processes"] += [process for process in process_list(seen) if process["pid"] not in listed]
+
+
+def process_list(seen: list[Any]) -> list[dict[str, Any]]:
+    """Those that exist, each once: drivers 535.43 to 535.86 gave scrambled pids to newer callers."""
+    if not seen:
+        return []
+    existing = {process.pid: process for process in seen if process.pid in _names or _exists(process.pid)}
+    return [
+        {"pid": pid, "name": _names[pid], "memory_used_mib": _mib(process.usedGpuMemory), "mig_uuid": None}
+        for pid, process in existing.items()
+    ]
+
+
+def _exists(pid: int) -> bool:
+    """Looks the process up, and its name when it is there."""
+    if not (0 < pid < NO_PID and os.path.exists(f"/proc/{pid}")):  # noqa: PTH110 - pathlib costs 5 times as much
+        return False
+    _names[pid] = ask(process_name, pid)
+    return True
+
+
+def _mib(used: int | None) -> int | None:
+    """Bytes to MiB; None: the driver does not tell."""
+    return None if used is None else used >> 20
+
+
+READINGS: tuple[Call, ...] = (_usual, _fan, _mps)
+INSTEAD: dict[Call, tuple[Call, ...]] = {
+    _usual: (
+        _utilization,
+        _memory,
+        _power,
+        _power_limit,
+        _temperature,
+        _sm_clock,
+        _memory_clock,
+        _energy,
+        _compute,
+        _graphics,
+    ),
+    _memory: (_memory_v1,),
+    _temperature: (_temperature_v1,),
+    _compute: (_compute_v2,),
+    _graphics: (_graphics_v2,),
+}

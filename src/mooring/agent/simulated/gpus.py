@@ -1,0 +1,265 @@
+"""Cards that exist only in memory, with the facts and the habits of real models.
+
+Everything is a function of the card's UUID, the time and who is on it: two readers of the same node agree,
+and a restarted one goes on where the first was.
+"""
+
+import math
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from mooring.agent.gpus.reader import GpuReading
+from mooring.agent.nvml.types import GpuFacts, MigDevice, MigSample, NvLinkPeer, Process, Sample
+from mooring.agent.runtime import Container
+from mooring.agent.timestamps import rfc3339
+from mooring.core.simulation import MODELS, GpuModel, knows_mig, mig_memory_mib, model_key
+
+NAMESPACE: Final = uuid.UUID("6d6f6f72-696e-4700-8000-736967707573")
+DRIVER_VERSION: Final = "580.95.05"
+CUDA_VERSION: Final = "13.0"
+PIDS_KEPT: Final = 10_000
+PID_MAX: Final = 1 << 22  # Linux gives no process a higher one, so none of this machine's is meant
+
+# A DGX-1's lanes between its eight V100: two quads, each fully joined, and four links across.
+CUBE_MESH: Final = (
+    {1: 1, 2: 1, 3: 2, 4: 2},
+    {0: 1, 2: 2, 3: 1, 5: 2},
+    {0: 1, 1: 2, 3: 2, 6: 1},
+    {0: 2, 1: 1, 2: 2, 7: 1},
+    {0: 2, 5: 1, 6: 1, 7: 2},
+    {1: 2, 4: 1, 6: 2, 7: 1},
+    {2: 1, 4: 1, 5: 2, 7: 2},
+    {3: 1, 4: 2, 5: 1, 6: 2},
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Who runs on a card or MIG device."""
+
+    container_id: str
+    may_use_mib: int | None = None  # null: all that is there
+    uses_mib: int | None = None  # null: some of that, in waves
+
+
+def tenant_of(container: Container, uses_mib: int | None = None) -> Tenant:
+    return Tenant(container.container_id, container.share.memory_mib if container.share else None, uses_mib)
+
+
+def gpu_uuid(node_name: str, index: int) -> str:
+    """The UUID of a node's card: the same at every start."""
+    return f"GPU-{uuid.uuid5(NAMESPACE, f'{node_name}/{index}')}"
+
+
+def mig_uuid(node_name: str, index: int, number: int) -> str:
+    """The UUID of a MIG device of a node's card."""
+    return f"MIG-{uuid.uuid5(NAMESPACE, f'{node_name}/{index}/{number}')}"
+
+
+class SimulatedGpuReader:
+    """A GpuReader without hardware.
+
+    Args:
+        tenants: who runs on the card or MIG device of a UUID.
+        mig: the profiles that each card is cut up into; none: it is whole.
+    """
+
+    def __init__(
+        self,
+        node_name: str,
+        count: int = 8,
+        model: str = "H100",
+        tenants: Callable[[str], Sequence[Tenant]] = lambda _: (),
+        mig: Sequence[str] = (),
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._model = MODELS[model_key(model)]
+        self._uuids = [gpu_uuid(node_name, index) for index in range(count)]
+        devices = [_mig_devices(node_name, index, mig) for index in range(count)]
+        self._inventory = tuple(
+            _facts(self._model, self._uuids, index, devices[index]) for index in range(count)
+        )
+        self._tenants, self._clock = tenants, clock
+        self._containers: dict[int, str] = {}  # by made-up pid
+
+    def latest(self) -> GpuReading:
+        return GpuReading(
+            taken_at=time.monotonic(),
+            inventory=self._inventory,
+            samples=tuple(self._sample(gpu, self._clock()) for gpu in self._inventory),
+            driver_version=DRIVER_VERSION,
+            cuda_version=CUDA_VERSION,
+            simulated=True,
+        )
+
+    def container_of(self, pid: int) -> str | None:
+        """The container that a made-up process runs in."""
+        return self._containers.get(pid)
+
+    def _sample(self, gpu: GpuFacts, at: float) -> Sample:
+        if gpu["mig_devices"]:
+            return self._sample_of_parts(gpu, at)
+        tenants = self._tenants(gpu["uuid"])
+        self._know(gpu["uuid"], tenants)
+        return sample(self._model, gpu["uuid"], gpu["index"], tenants, at)
+
+    def _sample_of_parts(self, gpu: GpuFacts, at: float) -> Sample:
+        """The driver tells no utilization of such a card, and the memory of each part."""
+        told: list[MigSample] = []
+        processes: list[Process] = []
+        for device in gpu["mig_devices"]:
+            tenants = self._tenants(device["uuid"])
+            self._know(device["uuid"], tenants)
+            total = device["memory_mib"] or 0
+            there = _processes(total, device["uuid"], tenants, at, mig_uuid=device["uuid"])
+            used = sum(process["memory_used_mib"] or 0 for process in there)
+            told.append({"uuid": device["uuid"], "memory_used_mib": used, "memory_total_mib": total})
+            processes += there
+        whole = sample(self._model, gpu["uuid"], gpu["index"], [Tenant("")] if processes else [], at)
+        return {
+            **whole,
+            "utilization_gpu_pct": None,
+            "utilization_memory_pct": None,
+            "memory_used_mib": sum(one["memory_used_mib"] or 0 for one in told),
+            "processes": processes,
+            "mig_devices": told,
+        }
+
+    def _know(self, uuid: str, tenants: Sequence[Tenant]) -> None:
+        if len(self._containers) > PIDS_KEPT:
+            self._containers.clear()
+        self._containers.update({_pid(uuid, tenant): tenant.container_id for tenant in tenants})
+
+    def wait_first(self, timeout_s: float) -> bool:
+        return True
+
+    def fresh(self, timeout_s: float) -> GpuReading:
+        return self.latest()
+
+    def on_news(self, call: Callable[[], None]) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+
+def sample(model: GpuModel, uuid: str, index: int, tenants: Sequence[Tenant], at: float) -> Sample:
+    """What the card of this UUID shows at `at` (Unix time, seconds)."""
+    busy, processes = bool(tenants), _processes(model.memory_mib, uuid, tenants, at)
+    load = _load(uuid, at) if busy else 0.0
+    power_w = model.idle_power_w + load * 0.92 * (model.power_limit_w - model.idle_power_w)
+    return {
+        "uuid": uuid,
+        "index": index,
+        "sampled_at": rfc3339(at),
+        "utilization_gpu_pct": round(100 * load),
+        "utilization_memory_pct": round(55 * load),
+        "memory_used_mib": sum(process["memory_used_mib"] or 0 for process in processes),
+        "memory_total_mib": model.memory_mib,
+        "power_w": round(power_w, 1),
+        "power_limit_w": float(model.power_limit_w),
+        "temperature_c": round(29 + 38 * load + 3 * _phase(uuid, "temperature")),
+        "sm_clock_mhz": model.sm_clock_mhz if busy else model.sm_clock_mhz // 6,
+        "memory_clock_mhz": model.memory_clock_mhz,
+        "fan_pct": round(30 + 50 * load) if model.has_fan else None,
+        "energy_j": _energy_j(model, at),
+        "processes": processes,
+        "mig_devices": [],
+    }
+
+
+def _mig_devices(node_name: str, index: int, profiles: Sequence[str]) -> list[MigDevice]:
+    return [
+        {
+            "uuid": mig_uuid(node_name, index, number),
+            "profile": profile,
+            "memory_mib": mig_memory_mib(profile),
+        }
+        for number, profile in enumerate(profiles)
+    ]
+
+
+def _facts(model: GpuModel, uuids: list[str], index: int, mig_devices: list[MigDevice]) -> GpuFacts:
+    return {
+        "uuid": uuids[index],
+        "index": index,
+        "model": model.name,
+        "memory_mib": model.memory_mib,
+        "pci_bus_id": f"00000000:{0x19 + 0x11 * index:02X}:00.0",
+        "minor_number": index,
+        "numa_node": _socket(index, len(uuids)),
+        "nvlink_peers": _nvlink_peers(model, uuids, index),
+        "topology": {
+            uuid: "node" if _socket(index, len(uuids)) == _socket(other, len(uuids)) else "system"
+            for other, uuid in enumerate(uuids)
+            if other != index
+        },
+        "mig_mode": "enabled" if mig_devices else "disabled" if knows_mig(model) else None,
+        "mig_devices": mig_devices,
+        "compute_capability": model.compute_capability,
+        "power_limit_w": float(model.power_limit_w),
+        "fault": None,
+        "recovery_action": "none",
+        "conditions": [],
+    }
+
+
+def _nvlink_peers(model: GpuModel, uuids: list[str], index: int) -> list[NvLinkPeer]:
+    if model.cube_mesh:
+        lanes = CUBE_MESH[index] if index < len(CUBE_MESH) else {}
+    else:
+        lanes = {other: model.nvlink for other in range(len(uuids)) if other != index and model.nvlink}
+    return [{"uuid": uuids[other], "links": links} for other, links in lanes.items() if other < len(uuids)]
+
+
+def _socket(index: int, count: int) -> int:
+    """Two sockets, the first half of the cards on the first."""
+    return 0 if index < (count + 1) // 2 else 1
+
+
+def _load(uuid: str, at: float) -> float:
+    """Between 0.62 and 0.98, in waves of some 7 and 47 s, out of step between cards."""
+    slow = math.sin(2 * math.pi * (at / 47 + _phase(uuid, "slow")))
+    fast = math.sin(2 * math.pi * (at / 7 + _phase(uuid, "fast")))
+    return 0.8 + 0.12 * slow + 0.06 * fast
+
+
+def _phase(uuid: str, salt: str) -> float:
+    """A number in 0..1 that belongs to this card."""
+    return _hash(uuid, salt) % 4096 / 4096
+
+
+def _hash(uuid: str, salt: str) -> int:
+    return sum(ord(letter) * 31**place for place, letter in enumerate(uuid[-12:] + salt))
+
+
+def _energy_j(model: GpuModel, at: float) -> float:
+    """A counter that only rises: the idle power since the start of the year 2026."""
+    return float(round((at - 1_767_225_600) * model.idle_power_w))
+
+
+def _processes(
+    memory_mib: int, uuid: str, tenants: Sequence[Tenant], at: float, mig_uuid: str | None = None
+) -> list[Process]:
+    """One of each tenant: it takes a good part of what it may use."""
+    part = 0.35 + 0.5 * _load(uuid, at)
+    return [
+        {
+            "pid": _pid(uuid, tenant),
+            "name": "python",
+            "memory_used_mib": (
+                round((tenant.may_use_mib or memory_mib) * part)
+                if tenant.uses_mib is None
+                else min(tenant.uses_mib, memory_mib)
+            ),
+            "mig_uuid": mig_uuid,
+        }
+        for tenant in tenants
+    ]
+
+
+def _pid(uuid: str, tenant: Tenant) -> int:
+    return PID_MAX + _hash(uuid + tenant.container_id[-12:], "pid") % 1_000_000

@@ -1,0 +1,204 @@
+"""The agent's side of `/agent/v1`: the node dials out, and nothing dials in."""
+
+import json
+import ssl
+from collections.abc import Iterator
+from functools import cache
+from http import HTTPStatus
+from typing import Final, TypeVar
+from urllib.parse import urlsplit
+
+import httpx
+from pydantic import BaseModel, SecretStr, ValidationError
+
+from mooring.agent.sync.identity import Identity
+from mooring.schemas.agent import (
+    CredentialAnswer,
+    JoinAnswer,
+    JoinRequest,
+    SessionAnswer,
+    StartSecrets,
+    StartSecretsRequest,
+    SyncAnswer,
+    SyncRequest,
+)
+from mooring.schemas.agent_streams import StreamFrame, StreamRequests, StreamRequestsQuery
+
+ANSWER_WITHIN_S: Final = 10.0  # beyond what the server was asked to wait
+LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+
+Answer = TypeVar("Answer", bound=BaseModel)
+
+
+class ControlPlaneError(Exception):
+    """Not the answer that was asked for; the message is for the operator's log."""
+
+
+class Away(ControlPlaneError):
+    """No answer, or none that can be used: unknown, so nothing changes here, and we try again."""
+
+
+class SessionTaken(ControlPlaneError):
+    """A newer agent speaks for this node (409 stale_session)."""
+
+
+class Refused(ControlPlaneError):
+    """It understood, and says no (403, 404, 409, 410): this node may not, or what was meant is gone."""
+
+
+class Unauthorized(Refused):
+    """The token or the credential is not known, or not any more (401)."""
+
+
+class InsecureUrl(ControlPlaneError):
+    """Credentials would cross a network in the clear (security rule R22)."""
+
+
+class ControlPlane:
+    """One node's connections to one control plane. Any thread may call, and each call has its own.
+
+    Args:
+        insecure_http: accept plain HTTP to another machine (MOORING_INSECURE_HTTP). An eavesdropper on
+            that network can then take over the node. TLS is always verified; there is no way to turn it off.
+    """
+
+    def __init__(self, url: str, *, insecure_http: bool = False) -> None:
+        self._url, self._insecure_http = url.rstrip("/"), insecure_http
+        self._refuse_insecure(self._url)
+        self._client = _client(self._url)
+        self._credential: SecretStr | None = None
+
+    def identify(self, identity: Identity) -> None:
+        """From now on calls are this node's."""
+        self._credential = identity.credential
+
+    def join(self, token: str, node_name: str, hostname: str) -> JoinAnswer:
+        request = JoinRequest(token=token, node_name=node_name, hostname=hostname)
+        return self._post("/agent/v1/join", request, JoinAnswer)
+
+    def open_session(self) -> SessionAnswer:
+        return self._post("/agent/v1/session", None, SessionAnswer)
+
+    def renew_credential(self) -> SecretStr:
+        """A new credential, good at once; the present one ends with the first use of it."""
+        answer = self._post("/agent/v1/credential", None, CredentialAnswer)
+        return SecretStr(answer.credential)
+
+    def sync(self, request: SyncRequest) -> SyncAnswer:
+        return self._post("/agent/v1/sync", request, SyncAnswer, request.wait_s)
+
+    def start_secrets(self, instance_id: str, attempt: int, *, session: int) -> StartSecrets:
+        """What an attempt is started with; given only while it is this node's to start."""
+        request = StartSecretsRequest(session=session, attempt=attempt)
+        return self._post(f"/agent/v1/instances/{instance_id}/start-secrets", request, StartSecrets)
+
+    def stream_requests(self, query: StreamRequestsQuery) -> StreamRequests:
+        """The streams to dial in for; waits for one that is not `known` yet."""
+        return self._post("/agent/v1/stream-requests", query, StreamRequests, query.wait_s)
+
+    def upload(self, stream_id: str, url: str | None, frames: Iterator[StreamFrame]) -> None:
+        """Send frames as they come, to the replica that asked for them; returns when it has read the last."""
+        base = self._url if url is None else url.rstrip("/")
+        self._refuse_insecure(base)
+        lines = (frame.model_dump_json(exclude_defaults=True).encode() + b"\n" for frame in frames)
+        headers = {**self._headers(), "Content-Type": "application/x-ndjson"}
+        try:
+            response = self._client.post(
+                f"{base}/agent/v1/streams/{stream_id}", content=lines, headers=headers
+            )
+        except httpx.HTTPError as error:
+            raise Away(_what(error)) from error
+        _raise_for(response)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _post(self, path: str, request: BaseModel | None, shape: type[Answer], wait_s: float = 0) -> Answer:
+        body = b"{}" if request is None else request.model_dump_json().encode()
+        used = self._credential
+        headers = {**self._headers(), "Content-Type": "application/json"}
+        timeout = httpx.Timeout(ANSWER_WITHIN_S, read=wait_s + ANSWER_WITHIN_S)
+        try:
+            response = self._client.post(self._url + path, content=body, headers=headers, timeout=timeout)
+        except httpx.HTTPError as error:
+            raise Away(_what(error)) from error
+        try:
+            _raise_for(response)
+        except Unauthorized:
+            if used is not self._credential:
+                raise Away("the credential was renewed during the call") from None
+            raise
+        try:
+            # extra, strict: a newer release's fields are ignored, also inside of a spec.
+            return shape.model_validate_json(response.content, extra="ignore", strict=False)
+        except ValidationError as error:
+            raise Away(
+                f"{path} was answered with something else than {shape.__name__}: {_where(error)}"
+            ) from error
+
+    def _headers(self) -> dict[str, str]:
+        if self._credential is None:
+            return {}
+        return {"Authorization": f"Bearer {self._credential.get_secret_value()}"}
+
+    def _refuse_insecure(self, url: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise InsecureUrl(f"{url!r} is not an http(s) URL")
+        if parts.scheme == "http" and not is_loopback(parts.hostname) and not self._insecure_http:
+            raise InsecureUrl(
+                f"refusing to send this node's credential to {url} in the clear: use https, or set "
+                "MOORING_INSECURE_HTTP=true if nobody can listen in on that network"
+            )
+
+
+def is_loopback(host: str) -> bool:
+    return host in LOOPBACK or host.startswith("127.")
+
+
+def _client(url: str) -> httpx.Client:
+    """Verifying TLS; proxies from the environment are for other machines than this one."""
+    return httpx.Client(
+        verify=_trust(),
+        trust_env=not is_loopback(urlsplit(url).hostname or ""),
+        timeout=httpx.Timeout(ANSWER_WITHIN_S, read=3 * ANSWER_WITHIN_S),
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=4, keepalive_expiry=60),
+    )
+
+
+@cache
+def _trust() -> ssl.SSLContext:
+    """Reading the authorities costs 20 ms and a megabyte, so all nodes of a process share them."""
+    return httpx.create_ssl_context()
+
+
+def _raise_for(response: httpx.Response) -> None:
+    if response.is_success:
+        return
+    code = _problem_code(response)
+    said = f"{response.status_code} {code or response.reason_phrase}"
+    if response.status_code == HTTPStatus.CONFLICT and code == "stale_session":
+        raise SessionTaken(said)
+    if response.status_code == HTTPStatus.UNAUTHORIZED:
+        raise Unauthorized(said)
+    if response.status_code in {403, 404, 409, 410}:
+        raise Refused(said)
+    raise Away(said)
+
+
+def _problem_code(response: httpx.Response) -> str | None:
+    try:
+        code = json.loads(response.content)["code"]
+    except (ValueError, TypeError, KeyError):
+        return None
+    return code if isinstance(code, str) else None
+
+
+def _what(error: httpx.HTTPError) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _where(error: ValidationError) -> str:
+    """The first complaint without its input: answers carry users' env."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"

@@ -1,0 +1,81 @@
+"""The agent's call that waits for users who want logs or an exec.
+
+It is a call of its own because users decide how often it is answered: a report of everything on the node with
+each would let one project make the node and the control plane busy for all others.
+"""
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from mooring.agent.sync.client import ControlPlane, ControlPlaneError
+from mooring.agent.sync.exchange import NO_NEWS_PAUSE_S, Backoff
+from mooring.agent.sync.identity import Identity
+from mooring.schemas.agent_streams import StreamRequest, StreamRequests, StreamRequestsQuery
+
+WAIT_S: Final = 30.0  # shorter than the minute after which proxies end a silent connection
+
+log = logging.getLogger(__name__)
+
+
+class StreamRequestsCall:
+    """One thread, from `start` until `ended` is set. A failed call is made again; reports say what is wrong.
+
+    Args:
+        session: the number that the agent's calls carry.
+        serve: what becomes of the streams of an answer; it may hear of the same one more than once. Raises
+            ControlPlaneError if they are not to be served now.
+    """
+
+    def __init__(
+        self,
+        control_plane: ControlPlane,
+        identity: Identity,
+        *,
+        session: Callable[[], int],
+        serve: Callable[[Iterable[StreamRequest]], None],
+        ended: threading.Event,
+    ) -> None:
+        self._control_plane, self._session, self._serve, self._ended = control_plane, session, serve, ended
+        self._from = (identity.control_plane_id, identity.node_id)
+        self._known: list[str] = []
+        self._thread = threading.Thread(target=self._run, name="stream-requests", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
+        backoff = Backoff()
+        while not self._ended.is_set():
+            try:
+                self._call()
+            except ControlPlaneError as error:
+                # 404: a control plane of an earlier release, whose answers to reports have the streams.
+                log.debug("no answer about streams: %s", error)
+                self._ended.wait(backoff.pause_s())
+            except Exception:
+                log.exception("streams could not be served")
+                self._ended.wait(backoff.pause_s())
+            else:
+                backoff.reset()
+
+    def _call(self) -> None:
+        wait_s = WAIT_S * random.uniform(0.8, 1.0)  # noqa: S311 - no secret
+        query = StreamRequestsQuery(session=self._session(), wait_s=wait_s, known=self._known)
+        began = time.monotonic()
+        answer = self._control_plane.stream_requests(query)
+        if self._ended.is_set():
+            return
+        self._take(answer)
+        if not set(self._known) - set(query.known) and time.monotonic() - began < wait_s / 2:
+            # One that is about to end answers at once.
+            self._ended.wait(NO_NEWS_PAUSE_S)
+
+    def _take(self, answer: StreamRequests) -> None:
+        if (answer.control_plane_id, answer.node_id) != self._from:
+            raise ControlPlaneError(f"the answer is for node {answer.node_id} of another control plane")
+        self._serve(answer.streams)
+        self._known = [each.id for each in answer.streams]

@@ -1,0 +1,155 @@
+"""Bytes that users wait for: logs and exec, read from the engine and piped to the replica that asked.
+
+engine --iterator--> reader's thread --queue--> uploader's thread --NDJSON--> control plane
+"""
+
+import logging
+import queue
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Final
+
+from mooring.agent.decide.reconcile import Key, is_live
+from mooring.agent.runtime import Container, Runtime, RuntimeUnavailable
+from mooring.agent.sync.client import ControlPlane, ControlPlaneError
+from mooring.agent.sync.workers import Workers
+from mooring.schemas.agent_streams import StreamError, StreamFrame, StreamRequest
+
+HEARTBEAT_S: Final = 5.0
+IDS_KEPT: Final = 4096
+FRAMES_WAITING: Final = 256  # then the engine, and with it the container, is slowed down
+
+ContainerOf = Callable[[Key], Container | None]
+
+log = logging.getLogger(__name__)
+
+
+class Streams:
+    """Runs each request once, however often answers repeat it.
+
+    Each holds a thread of its project's for as long as its reader reads, however slowly.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        control_plane: ControlPlane,
+        container_of: ContainerOf,
+        workers: Workers,
+        heartbeat_s: float = HEARTBEAT_S,
+        node: str = "",
+    ) -> None:
+        self._node = node
+        self._runtime, self._control_plane = runtime, control_plane
+        self._container_of, self._workers = container_of, workers
+        self._heartbeat_s = heartbeat_s
+        self._begun: OrderedDict[str, None] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def serve(self, requests: Iterable[StreamRequest]) -> None:
+        for request in requests:
+            if self._is_new(request.id) and not self._submit(request):
+                # Nobody dials in, so its reader is told that the node did not, and may ask again.
+                log.warning("stream %s refused: its project has too many open on this node", request.id)
+
+    def _submit(self, request: StreamRequest) -> bool:
+        container = self._container_of((request.instance_id, request.attempt))
+        project = container.owner if container else request.instance_id
+        owner = f"{self._node}/{project}"
+        return self._workers.submit(partial(self._run, request), owner) is not None
+
+    def _is_new(self, stream_id: str) -> bool:
+        with self._lock:
+            if stream_id in self._begun:
+                return False
+            self._begun[stream_id] = None
+            if len(self._begun) > IDS_KEPT:
+                self._begun.popitem(last=False)
+            return True
+
+    def _run(self, request: StreamRequest) -> None:
+        pipe = _Pipe(self._heartbeat_s)
+        threading.Thread(
+            target=pipe.fill, args=[partial(self._frames, request)], name=f"read-{request.id}", daemon=True
+        ).start()
+        try:
+            self._control_plane.upload(request.id, request.url, iter(pipe))
+        except ControlPlaneError as error:
+            # The usual end of a follow: whoever read the logs went away.
+            log.info("stream %s ended: %s", request.id, error)
+        finally:
+            pipe.close()
+
+    def _frames(self, request: StreamRequest) -> Iterator[StreamFrame]:
+        container = self._container_of((request.instance_id, request.attempt))
+        if container is None or (request.exec is not None and not is_live(container)):
+            return iter([_error("not_running", "The instance has no running container on its node")])
+        if request.exec is not None:
+            return self._runtime.exec(container.container_id, request.exec)
+        if request.logs is not None:
+            return self._runtime.logs(container.container_id, request.logs)
+        return iter([_error("not_supported", "This node's agent is too old for this kind of stream")])
+
+
+class _Pipe:
+    """From the thread that reads the engine to the one that uploads; either may go away first."""
+
+    def __init__(self, heartbeat_s: float) -> None:
+        self._heartbeat_s = heartbeat_s
+        self._frames: queue.Queue[StreamFrame | None] = queue.Queue(FRAMES_WAITING)
+        self._closed = threading.Event()
+
+    def __iter__(self) -> Iterator[StreamFrame]:
+        """Frames as they come, and an empty one after each silence: only writing shows a lost reader."""
+        while True:
+            try:
+                frame = self._frames.get(timeout=self._heartbeat_s)
+            except queue.Empty:
+                yield StreamFrame()
+                continue
+            if frame is None:
+                return
+            yield frame
+            if frame.end or frame.error is not None or frame.exit_code is not None:
+                return
+
+    def fill(self, open_frames: Callable[[], Iterator[StreamFrame]]) -> None:
+        try:
+            self._pump(open_frames())
+        except RuntimeUnavailable as error:
+            log.warning("a stream broke off: %s", error)
+            self._put(_error("docker_unavailable", "The node's container engine does not answer"))
+        except Exception:
+            log.exception("a stream broke off")
+            self._put(_error("internal_error", "The node's agent failed; see its log"))
+        finally:
+            self._put(None)
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def _pump(self, frames: Iterator[StreamFrame]) -> None:
+        """Iterators of a `Runtime` yield every 10 s at least, so a closed pipe is noticed."""
+        try:
+            for frame in frames:
+                if not self._put(frame):
+                    break
+        finally:
+            if close := getattr(frames, "close", None):
+                close()
+
+    def _put(self, frame: StreamFrame | None) -> bool:
+        """Whether it was taken, before the other side went away."""
+        while not self._closed.is_set():
+            try:
+                self._frames.put(frame, timeout=1)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+
+def _error(code: str, message: str) -> StreamFrame:
+    return StreamFrame(error=StreamError(code=code, message=message))

@@ -1,0 +1,109 @@
+"""The limits that hold for every value on the wire, written into the schemas that state none of their own.
+
+Each is true without a look at the field: a whole number is stored in 64 bits; a text that users or nodes
+give is a `Text` (core/text.py), which holds no NUL, and what Mooring itself writes is shorter; no list
+outgrows what one report may hold. A field with another limit says so in its model.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from mooring.api.openapi.answers import operations
+from mooring.core.text import NO_NUL
+from mooring.schemas.base import Json
+
+LONGEST_TEXT = 4096
+LONGEST_LIST = 10_000
+_INT32, _INT64 = 2**31, 2**63
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_MAPS = ("properties", "patternProperties", "$defs")
+_ONE = ("items", "additionalProperties", "propertyNames", "not")
+
+
+def state(document: Json) -> None:
+    """Write the limits into all schemas of the document."""
+    for _path, _method, operation in operations(document):
+        for parameter in operation.get("parameters", ()):
+            parameter["schema"] = _without_null(parameter["schema"])
+    for schema in _roots(document):
+        for part in _parts(schema):
+            _limit(part)
+
+
+def _without_null(schema: Json) -> Json:
+    """A parameter is there or left out; it has no way to be null."""
+    left = [part for part in schema.get("anyOf", ()) if part != {"type": "null"}]
+    if len(left) != 1:
+        return schema
+    return {**{key: value for key, value in schema.items() if key != "anyOf"}, **left[0]}
+
+
+def _roots(document: Json) -> Iterator[Json]:
+    components: dict[str, dict[str, Any]] = document["components"]
+    yield from components["schemas"].values()
+    for header in components["headers"].values():
+        yield header["schema"]
+    for answer in components["responses"].values():
+        yield from _content(answer)
+    for _path, _method, operation in operations(document):
+        for parameter in operation.get("parameters", ()):
+            yield parameter["schema"]
+        for bearer in (operation.get("requestBody", {}), *operation["responses"].values()):
+            yield from _content(bearer)
+
+
+def _content(bearer: Json) -> Iterator[Json]:
+    """The schemas of a body. Text has none: a stream of it may have no end."""
+    for kind, content in bearer.get("content", {}).items():
+        if kind.startswith("text/"):
+            content.pop("schema", None)
+        elif "schema" in content:
+            yield content["schema"]
+
+
+def _parts(schema: Any) -> Iterator[Json]:
+    """A schema and those inside of it; examples and defaults are no schemas."""
+    if not isinstance(schema, dict):
+        return  # additionalProperties: true
+    yield schema
+    for key in _LISTS:
+        for part in schema.get(key, ()):
+            yield from _parts(part)
+    for key in _MAPS:
+        for part in schema.get(key, {}).values():
+            yield from _parts(part)
+    for key in _ONE:
+        yield from _parts(schema.get(key))
+
+
+def _limit(schema: Json) -> None:
+    kind = schema.get("type")
+    if "patternProperties" in schema:
+        _name_properties(schema)
+    if "enum" in schema or "const" in schema:
+        return
+    if kind == "integer":
+        _limit_integer(schema)
+    elif kind == "string":
+        schema.setdefault("maxLength", LONGEST_TEXT)
+        if "format" not in schema:
+            schema.setdefault("pattern", NO_NUL)
+    elif kind == "array":
+        schema.setdefault("maxItems", LONGEST_LIST)
+
+
+def _name_properties(schema: Json) -> None:
+    """Say of a map's keys what pydantic says of those that match: it takes no others."""
+    ((pattern, value),) = schema.pop("patternProperties").items()
+    schema["propertyNames"] = {"pattern": pattern, **schema.get("propertyNames", {})}
+    schema["additionalProperties"] = value
+
+
+def _limit_integer(schema: Json) -> None:
+    if "exclusiveMinimum" not in schema:
+        schema.setdefault("minimum", -_INT64)
+    if "exclusiveMaximum" not in schema:
+        schema.setdefault("maximum", _INT64 - 1)
+    lowest: int = schema["minimum"] if "minimum" in schema else schema["exclusiveMinimum"] + 1
+    highest: int = schema["maximum"] if "maximum" in schema else schema["exclusiveMaximum"] - 1
+    schema.setdefault("format", "int32" if lowest >= -_INT32 and highest < _INT32 else "int64")

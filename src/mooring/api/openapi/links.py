@@ -1,0 +1,62 @@
+"""Links of the OpenAPI document: from the answer that shows an id to the operations that take it.
+
+They are derived from the paths: what `POST /v1/things` makes and `GET /v1/things` lists is what the
+operations below `/v1/things/{thing_id}` are about.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from mooring.api.openapi.answers import operations
+from mooring.schemas.base import Json
+
+_PARAMETER = re.compile(r"\{(\w+)\}")
+_ITEM = re.compile(r"^(?P<collection>.+)/\{(?P<parameter>\w+)\}(/[^{]*)?$")
+# A node's operations are called by agents, which follow no links.
+_PUBLIC = "/v1/"
+
+
+def add(document: Json) -> None:
+    """Link each collection's answers to the operations on its members."""
+    for path, _method, operation in list(operations(document)):
+        about = _ITEM.match(path)
+        if about is None or not path.startswith(_PUBLIC):
+            continue
+        for answer, base in _answers_of(document, about["collection"]):
+            key = _key(document, answer, base, about["parameter"])
+            if key is not None:
+                outer = {name: f"$request.path.{name}" for name in _PARAMETER.findall(about["collection"])}
+                answer.setdefault("links", {})[operation["operationId"]] = {
+                    "operationId": operation["operationId"],
+                    "parameters": {**outer, about["parameter"]: f"$response.body#{base}/{key}"},
+                }
+
+
+def _answers_of(document: Json, collection: str) -> Iterator[tuple[Json, str]]:
+    """The answers that show a member, with the pointer to it."""
+    item = document["paths"].get(collection, {})
+    made = item.get("post", {}).get("responses", {}).get("201")
+    if made is not None:
+        yield made, ""
+    listed = item.get("get", {}).get("responses", {}).get("200")
+    if listed is not None:
+        yield listed, "/items/0"
+
+
+def _key(document: Json, answer: Json, base: str, parameter: str) -> str | None:
+    """The property that is the parameter's value: one of its name, or else the id."""
+    schema = _resolved(document, answer.get("content", {}).get("application/json", {}).get("schema", {}))
+    if base:
+        items = schema.get("properties", {}).get("items", {}).get("items", {})
+        schema = _resolved(document, items)
+    found: dict[str, Any] = schema.get("properties", {})
+    return next((name for name in (parameter, "id") if name in found), None)
+
+
+def _resolved(document: Json, schema: Json) -> Json:
+    reference = schema.get("$ref")
+    if reference is None:
+        return schema
+    resolved: Json = document["components"]["schemas"][reference.rsplit("/", 1)[-1]]
+    return resolved

@@ -1,0 +1,91 @@
+"""`/v1/api-keys`: everybody their own, owners their project's, admins all."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from pydantic import Field
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+from starlette.responses import Response
+
+from mooring.api.auth.authorization import CurrentAccess
+from mooring.api.context import Ctx
+from mooring.api.http import answers, pagination
+from mooring.api.http.answers import CurrentCall
+from mooring.api.http.body import StrictRoute
+from mooring.api.openapi.responses import errors
+from mooring.api.views import rows as views
+from mooring.control.idempotency import Answer
+from mooring.control.tenants import api_keys
+from mooring.control.tenants.api_keys import KeyRequest
+from mooring.core.access import Permission
+from mooring.core.text import Text
+from mooring.db import tables
+from mooring.schemas.api_keys import ApiKey, ApiKeyCreate, ApiKeyList, NewApiKey
+
+router = APIRouter(prefix="/v1/api-keys", tags=["keys"], route_class=StrictRoute)
+
+
+class KeyQuery(pagination.PageQuery):
+    project_id: Annotated[Text | None, Field(max_length=64)] = None
+    user_id: Annotated[Text | None, Field(max_length=64)] = None
+
+
+@router.post(
+    "",
+    status_code=201,
+    response_model=NewApiKey,
+    responses=errors(404, 409, body=True),
+    operation_id="create_api_key",
+)
+def create_api_key(body: ApiKeyCreate, context: Ctx, call: CurrentCall) -> Response:
+    """A key, shown this once. It can never do more than you can.
+
+    Members make keys for themselves (`user_id` of their own); owners also for others and for services.
+    """
+    asked = KeyRequest(
+        name=body.name,
+        project_id=body.project_id,
+        user_id=body.user_id,
+        role=body.role,
+        scopes=frozenset(Permission(scope) for scope in body.scopes),
+        expires_at=body.expires_at,
+    )
+
+    def act(session: Session) -> Answer:
+        row, secret = api_keys.create(session, call.access, asked, context.identity.default_project_id)
+        content = {**views.api_key(row), "key": secret}
+        return answers.answer(content, 201, {"Location": f"/v1/api-keys/{row.id}"}, sealed=True)
+
+    return answers.once(context, call, act)
+
+
+@router.get("", response_model=ApiKeyList, responses=errors(), operation_id="list_api_keys")
+def list_api_keys(context: Ctx, access: CurrentAccess, asked: Annotated[KeyQuery, Query()]) -> Response:
+    """Keys by prefix and last use, newest first; revoked ones are gone."""
+    query = select(tables.ApiKey).where(api_keys.live(), api_keys.visible(access))
+    query = pagination.matching(query, asked, tables.ApiKey.project_id, tables.ApiKey.user_id)
+    with context.database.read() as session:
+        rows, cursor = pagination.page(
+            session, query, tables.ApiKey.id, asked, context.identity.cursor_secret
+        )
+        content = {"items": [views.api_key(row[0]) for row in rows], "next_cursor": cursor}
+    return answers.respond(answers.answer(content))
+
+
+@router.get("/{key_id}", response_model=ApiKey, responses=errors(404), operation_id="get_api_key")
+def get_api_key(key_id: str, context: Ctx, access: CurrentAccess) -> Response:
+    """One key; the key itself is never shown again."""
+    with context.database.read() as session:
+        return answers.respond(answers.answer(views.api_key(api_keys.get(session, access, key_id))))
+
+
+@router.delete("/{key_id}", status_code=204, responses=errors(404, 409), operation_id="delete_api_key")
+def delete_api_key(key_id: str, context: Ctx, access: CurrentAccess) -> Response:
+    """Revoke it: within a second nobody is let in by it, and its streams end within five."""
+
+    def act(session: Session) -> Answer:
+        api_keys.revoke(session, access, key_id)
+        return answers.NO_CONTENT
+
+    return answers.done(context, access, act)

@@ -1,0 +1,128 @@
+"""`/v1/audit-log`: who did what; a page, or everything as JSON lines."""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query
+from pydantic import Field
+from pydantic_core import to_json
+from sqlalchemy import Select, select
+from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response, StreamingResponse
+
+from mooring.api.auth import audited_reads
+from mooring.api.auth.authorization import CurrentAccess, CurrentLiveAccess
+from mooring.api.auth.credentials import LiveAccess
+from mooring.api.context import Context, Ctx
+from mooring.api.http import answers, pagination
+from mooring.api.http.body import StrictRoute
+from mooring.api.openapi.responses import errors
+from mooring.api.views import rows as views
+from mooring.control.audit import chains
+from mooring.core.access import Access
+from mooring.core.errors import NotFound
+from mooring.core.text import Text
+from mooring.db.session import Database
+from mooring.db.tables import AuditEntry
+from mooring.schemas.audit import AuditHead, AuditLog
+from mooring.schemas.base import Json
+
+router = APIRouter(prefix="/v1", tags=["audit"], route_class=StrictRoute)
+
+JSON_LINES = "application/x-ndjson"
+_BATCH = 500
+
+
+class AuditQuery(pagination.PageQuery):
+    project_id: Annotated[Text | None, Field(max_length=64)] = None
+    action: Annotated[Text | None, Field(max_length=64)] = None
+    actor_id: Annotated[Text | None, Field(max_length=64)] = None
+    target_id: Annotated[Text | None, Field(max_length=96)] = None
+
+
+@router.get(
+    "/audit-log",
+    response_model=AuditLog,
+    responses={200: {"content": {JSON_LINES: {"schema": {"type": "string"}}}}, **errors()},
+    operation_id="list_audit_log",
+)
+async def list_audit_log(
+    context: Ctx,
+    live: CurrentLiveAccess,
+    asked: Annotated[AuditQuery, Query()],
+    accept: Annotated[str | None, Header(include_in_schema=False)] = None,
+) -> Response:
+    """Every privileged action, newest first; owners see their projects'.
+
+    With `Accept: application/x-ndjson`, all of it as JSON lines, oldest first, for keeping elsewhere.
+    """
+    if accept is not None and JSON_LINES in accept:
+        await run_in_threadpool(_record_export, context, live.access, asked)
+        return StreamingResponse(_exported(context, live, asked), media_type=JSON_LINES)
+    content = await run_in_threadpool(_page, context, _wanted(live.access, asked), asked)
+    return answers.respond(answers.answer(content))
+
+
+@router.get("/audit-log/head", response_model=AuditHead, responses=errors(404), operation_id="get_audit_head")
+def get_audit_head(context: Ctx, _access: CurrentAccess) -> Response:
+    """A hash over the whole log, made once a minute. Keep it elsewhere; `mooring audit verify` compares."""
+    with context.database.read() as session:
+        head = chains.newest_head(session)
+    if head is None:
+        raise NotFound("no head has been made yet; the first is there within a minute of the first start")
+    return answers.respond(answers.answer(asdict(head)))
+
+
+def _record_export(context: Context, access: Access, asked: AuditQuery) -> None:
+    """Who took the log away, and what of it. An export of one project is told to that project."""
+    own = access.projects
+    project_id = next(iter(own)) if own is not None and len(own) == 1 else asked.project_id
+    if not access.caller.may(access.permission, project_id):
+        project_id = None
+    with context.database.write() as session:
+        context.audited_reads.record(
+            session, access, audited_reads.EXPORT, None, project_id, {"filters": asked.filters()}
+        )
+
+
+def _page(context: Context, query: Select[Any], asked: AuditQuery) -> Json:
+    with context.database.read() as session:
+        rows, cursor = pagination.page(session, query, AuditEntry.seq, asked, context.identity.cursor_secret)
+        return {"items": _with_links(session, [row[0] for row in rows]), "next_cursor": cursor}
+
+
+def _with_links(session: Session, rows: Sequence[AuditEntry]) -> list[Json]:
+    links = chains.links_of(session, [row.seq for row in rows])
+    return [views.audit_entry(row, links.get(row.seq)) for row in rows]
+
+
+async def _exported(context: Context, live: LiveAccess, asked: AuditQuery) -> AsyncIterator[bytes]:
+    """Breaks off, rather than looking complete, for whom the log is not any more."""
+    after = 0
+    while True:
+        query = _wanted(await live.renewed(), asked)
+        text, after = await run_in_threadpool(some_lines, context.database, query, after)
+        if not text:
+            return
+        yield text
+
+
+def _wanted(access: Access, asked: AuditQuery) -> Select[Any]:
+    query = pagination.visible(select(AuditEntry), AuditEntry.project_id, access)
+    query = pagination.matching(query, asked, AuditEntry.project_id, AuditEntry.action, AuditEntry.target_id)
+    if asked.actor_id is not None:
+        query = query.where(AuditEntry.actor["id"].as_string() == asked.actor_id)
+    return query
+
+
+def some_lines(database: Database, query: Select[Any], after: int) -> tuple[bytes, int]:
+    """The next entries as JSON lines, oldest first, and the `seq` of the last of them."""
+    # Each look is a transaction of its own: a client that reads slowly must not hold one open.
+    with database.read() as session:
+        page = query.where(AuditEntry.seq > after).order_by(AuditEntry.seq).limit(_BATCH)
+        rows = session.scalars(page).all()
+        entries = _with_links(session, rows)
+    text = b"".join(to_json(entry) + b"\n" for entry in entries)
+    return text, rows[-1].seq if rows else after

@@ -1,0 +1,136 @@
+"""`/v1/events`: every change, in order; as a page, a long poll or a stream."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from mooring.api.auth.authorization import CurrentLiveAccess
+from mooring.api.auth.credentials import LiveAccess
+from mooring.api.context import Context, Ctx
+from mooring.api.http import answers
+from mooring.api.http.body import StrictRoute
+from mooring.api.openapi.responses import errors
+from mooring.api.streaming import sse, waiting
+from mooring.api.streaming.event_pages import PageEvent
+from mooring.control import events
+from mooring.core.errors import BadRequest, MooringError
+from mooring.schemas.events import EventList
+
+router = APIRouter(prefix="/v1", tags=["events"], route_class=StrictRoute)
+
+_SEQ_LIMIT = 2**63
+_BATCH = 200
+# Between two batches of events that a follower gets. All streams and long polls of one project together get
+# 100 a second at most: a batch takes about 0.3 ms of the interpreter on a stream, and 3 ms on a long poll,
+# which is a request of its own each time.
+_LEAST_PAUSE_S = 0.05
+_PAUSE_PER_FOLLOWER_S = 0.01
+
+
+@router.get(
+    "/events",
+    response_model=EventList,
+    responses={200: {"content": {sse.MEDIA_TYPE: {"schema": {"type": "string"}}}}, **errors(410)},
+    operation_id="list_events",
+)
+async def list_events(
+    request: Request,
+    context: Ctx,
+    live: CurrentLiveAccess,
+    after: Annotated[int, Query(ge=0, lt=_SEQ_LIMIT, description="the last `seq` you have")] = 0,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    wait_s: Annotated[float, Query(ge=0, le=60, allow_inf_nan=False, description="hold an empty answer")] = 0,
+    accept: Annotated[str | None, Header(include_in_schema=False)] = None,
+    last_event_id: Annotated[
+        str | None,
+        Header(
+            max_length=32,
+            description="the `id:` of the last event you have; like `after`, and stronger",
+            json_schema_extra={"pattern": "^[0-9]{1,18}$"},
+        ),
+    ] = None,
+) -> Response:
+    """Events after a `seq`, oldest first; with `Accept: text/event-stream` they follow as they happen."""
+    after = _resumed(last_event_id, after)
+    if sse.wanted(accept):
+        # A 410 must be a status, not a broken stream.
+        await context.event_pages.page(context.database, live.access, after, 1)
+        return StreamingResponse(
+            _follow(context, live, after), media_type=sse.MEDIA_TYPE, headers=sse.HEADERS
+        )
+    waited = _wait_for_some(context, live, after, limit, wait_s, _pause_s(context, live))
+    items = [each.item for each in await waiting.while_heard(request, waited)]
+    last = items[-1]["seq"] if items else after
+    return answers.respond(answers.answer({"items": items, "next_cursor": None, "last_seq": last}))
+
+
+def _resumed(last_event_id: str | None, after: int) -> int:
+    if last_event_id is None:
+        return after
+    if not (last_event_id.isascii() and last_event_id.isdigit()) or int(last_event_id) >= _SEQ_LIMIT:
+        raise BadRequest("Last-Event-ID must be the id of an event, a whole number", code="bad_event_id")
+    return int(last_event_id)
+
+
+async def _wait_for_some(
+    context: Context,
+    live: LiveAccess,
+    after: int,
+    limit: int,
+    wait_s: float,
+    pause_s: float = 0.0,
+    *,
+    follows: bool = False,
+) -> list[PageEvent]:
+    """The next events, or none at the end of the wait.
+
+    Args:
+        pause_s: how much more is waited for once there are some.
+        follows: a stream that has read a page before.
+
+    Raises:
+        Unauthorized, Forbidden: the caller lost their access meanwhile.
+    """
+    deadline = time.monotonic() + wait_s
+    access, signals = live.access, context.database.signals
+    shown, since = access, None
+    while True:
+        with signals.subscribed(*events.topics(access.projects)) as waiter:
+            if follows:
+                since = time.monotonic()
+                await asyncio.sleep(min(deadline - since, pause_s))
+                # The pause may be longer than a lost access may go on to count (R29).
+                shown = await live.renewed()
+            found = await context.event_pages.page(context.database, shown, after, limit, since)
+            left = deadline - time.monotonic()
+            if found or left <= 0 or signals.closing:
+                return found
+            access = await waiting.until_woken(live, access, waiter, left)
+        follows = True
+
+
+async def _follow(context: Context, live: LiveAccess, after: int) -> AsyncIterator[bytes]:
+    while not context.database.signals.closing:
+        try:
+            live = replace(live, access=await live.renewed())
+            found = await _wait_for_some(context, live, after, _BATCH, sse.KEEPALIVE_S, follows=True)
+        except MooringError as error:
+            yield sse.error(error.error_code, error.message)
+            return
+        if not found:
+            yield sse.KEEPALIVE
+        else:
+            yield b"".join(each.frame for each in found)
+            after = found[-1].item["seq"]
+        # What happens meanwhile is sent at once afterwards.
+        await asyncio.sleep(max(_LEAST_PAUSE_S, _pause_s(context, live)))
+
+
+def _pause_s(context: Context, live: LiveAccess) -> float:
+    return context.open_streams.of_same_project(live.access.caller) * _PAUSE_PER_FOLLOWER_S

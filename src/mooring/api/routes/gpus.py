@@ -1,0 +1,108 @@
+"""`/v1/gpus` and `/v1/instance-types`: every card, live figures, and what can be asked for."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from pydantic import Field
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+from starlette.responses import Response
+
+from mooring.api.auth.authorization import CurrentAccess
+from mooring.api.context import Ctx
+from mooring.api.http import answers, pagination
+from mooring.api.http.answers import CurrentCall
+from mooring.api.http.body import StrictRoute
+from mooring.api.openapi.responses import errors
+from mooring.api.views import gpu_health as health_views
+from mooring.api.views import gpus as gpu_views
+from mooring.control.idempotency import Answer
+from mooring.control.nodes import gpus, instance_types
+from mooring.core.access import Access
+from mooring.core.errors import Unavailable
+from mooring.core.gpu import Health, Sample
+from mooring.core.text import Text
+from mooring.db import tables
+from mooring.schemas.nodes import Gpu, GpuIncidentList, GpuList, InstanceTypeList
+
+router = APIRouter(prefix="/v1", tags=["gpus"], route_class=StrictRoute)
+
+
+class GpuQuery(pagination.PageQuery):
+    node_id: Annotated[Text | None, Field(max_length=64)] = None
+    health: Health | None = None
+
+
+@router.get("/gpus", response_model=GpuList, responses=errors(), operation_id="list_gpus")
+def list_gpus(context: Ctx, access: CurrentAccess, asked: Annotated[GpuQuery, Query()]) -> Response:
+    """Every GPU of every node, with its holder and its health."""
+    query = select(tables.Gpu).join(tables.Node).where(tables.Node.deleted_at.is_(None))
+    query = pagination.matching(query, asked, tables.Gpu.node_id, tables.Gpu.health)
+    with context.database.read() as session:
+        rows, cursor = pagination.page(session, query, tables.Gpu.uuid, asked, context.identity.cursor_secret)
+        content = {"items": gpu_views.gpus(session, access, [row[0] for row in rows]), "next_cursor": cursor}
+    return answers.respond(answers.answer(content))
+
+
+@router.get("/gpus/{uuid}", response_model=Gpu, responses=errors(404), operation_id="get_gpu")
+def get_gpu(uuid: str, context: Ctx, access: CurrentAccess) -> Response:
+    """One GPU as it is now."""
+    with context.database.read() as session:
+        return answers.respond(_shown(session, access, gpus.get(session, uuid)))
+
+
+def _shown(session: Session, access: Access, row: tables.Gpu) -> Answer:
+    return answers.answer(gpu_views.gpus(session, access, [row])[0])
+
+
+@router.get(
+    "/gpus/{uuid}/incidents",
+    response_model=GpuIncidentList,
+    responses=errors(404),
+    operation_id="list_gpu_incidents",
+)
+def list_gpu_incidents(
+    uuid: str, context: Ctx, access: CurrentAccess, asked: Annotated[pagination.PageQuery, Query()]
+) -> Response:
+    """What happened to it, newest first; application faults are shown to the project that had it then."""
+    key = tables.GpuIncident.id
+    with context.database.read() as session:
+        query = health_views.visible_incidents(access, gpus.get(session, uuid).uuid)
+        rows, cursor = pagination.page(session, query, key, asked, context.identity.cursor_secret)
+    items = [health_views.incident(access, row[0]) for row in rows]
+    return answers.respond(answers.answer({"items": items, "next_cursor": cursor}))
+
+
+@router.get(
+    "/gpus/{uuid}/metrics", response_model=Sample, responses=errors(404), operation_id="get_gpu_metrics"
+)
+def get_gpu_metrics(uuid: str, context: Ctx, access: CurrentAccess) -> Response:
+    """Its newest sample; what the card does not support is null."""
+    with context.database.read() as session:
+        row = gpus.get(session, uuid)
+        gpus.require_visible_figures(session, access, row.uuid)
+        found = gpu_views.samples(session, access, [row.uuid])
+    if not found:
+        raise Unavailable(f"the node of {uuid} has told no figures; is it reachable?", code="no_sample")
+    return answers.respond(answers.answer(found[0]))
+
+
+@router.post("/gpus/{uuid}/clear", response_model=Gpu, responses=errors(404, 409), operation_id="clear_gpu")
+def clear_gpu(uuid: str, context: Ctx, call: CurrentCall) -> Response:
+    """Trust a quarantined GPU again and give it out."""
+
+    def act(session: Session) -> Answer:
+        return _shown(session, call.access, gpus.clear(session, call.access, uuid))
+
+    return answers.once(context, call, act)
+
+
+@router.get(
+    "/instance-types", response_model=InstanceTypeList, responses=errors(), operation_id="list_instance_types"
+)
+def list_instance_types(context: Ctx, access: CurrentAccess) -> Response:
+    """What the inventory offers: model x count, and how many of each could start now."""
+    with context.database.read() as session:
+        kinds = instance_types.derive(session, context.world, access)
+    items = [gpu_views.instance_type(kind) for kind in kinds]
+    return answers.respond(answers.answer({"items": items, "next_cursor": None}))

@@ -1,0 +1,196 @@
+"""`/v1/instance-groups`: instances that are placed all together, and find one another by name."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Body, Query
+from pydantic import Field
+from pydantic_core import to_json
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from mooring.api.auth.authorization import CurrentAccess
+from mooring.api.context import Context, Ctx
+from mooring.api.http import answers, pagination
+from mooring.api.http.answers import CurrentCall, IfMatch
+from mooring.api.http.body import StrictRoute
+from mooring.api.openapi.responses import errors
+from mooring.api.routes.instances import BY_USER
+from mooring.api.views import explanations as outlooks
+from mooring.api.views import instance_groups as group_views
+from mooring.api.views.rendered import how_many_fit
+from mooring.control.idempotency import Answer
+from mooring.control.instances import instance_groups
+from mooring.control.instances.waiting_reasons import waiting_reason
+from mooring.control.scheduling import explain
+from mooring.control.tenants import projects
+from mooring.core.access import Access
+from mooring.core.text import LabelFilter, Text
+from mooring.db import tables
+from mooring.schemas.instance_groups import (
+    GroupExplanation,
+    InstanceGroup,
+    InstanceGroupCreate,
+    InstanceGroupList,
+)
+from mooring.schemas.instances import InstanceStop
+
+router = APIRouter(prefix="/v1/instance-groups", tags=["instance groups"], route_class=StrictRoute)
+
+
+class GroupQuery(pagination.PageQuery):
+    name: Annotated[Text | None, Field(max_length=63)] = None
+    project_id: Annotated[Text | None, Field(max_length=64)] = None
+    label: Annotated[
+        list[LabelFilter], Field(max_length=16, description="`key:value`; several must all match")
+    ] = []
+
+
+@router.post(
+    "",
+    status_code=201,
+    response_model=InstanceGroup,
+    responses=errors(404, 409, body=True),
+    operation_id="create_instance_group",
+)
+def create_instance_group(body: InstanceGroupCreate, context: Ctx, call: CurrentCall) -> Response:
+    """Ask for `count` instances that are placed all together or not at all.
+
+    Each finds the others as `<name>-<rank>` and is told MASTER_ADDR, MASTER_PORT, RANK, NODE_RANK and
+    WORLD_SIZE.
+    """
+
+    def act(session: Session) -> Answer:
+        project = projects.chosen(session, call.access, body.project_id, context.identity.default_project_id)
+        row = instance_groups.create(session, call.access, project, body)
+        return _shown(context, session, row, 201, location=True)
+
+    return answers.once(context, call, act)
+
+
+def _shown(
+    context: Context,
+    session: Session,
+    row: tables.InstanceGroup,
+    status: int = 200,
+    *,
+    location: bool = False,
+) -> Answer:
+    session.flush()
+    content = group_views.group(session, row, context.world.positions)
+    headers = answers.etag(content["version"])
+    if location:
+        headers["Location"] = f"/v1/instance-groups/{row.id}"
+    return answers.answer(content, status, headers)
+
+
+@router.get("", response_model=InstanceGroupList, responses=errors(), operation_id="list_instance_groups")
+def list_instance_groups(
+    context: Ctx, access: CurrentAccess, asked: Annotated[GroupQuery, Query()]
+) -> Response:
+    """Live groups with their members, newest first."""
+    row = tables.InstanceGroup
+    query = pagination.visible(select(row).where(row.deleted_at.is_(None)), row.project_id, access)
+    query = pagination.matching(query, asked, row.name, row.project_id)
+    query = pagination.labelled(query, row.labels, asked.label)
+    with context.database.read() as session:
+        rows, cursor = pagination.page(session, query, row.id, asked, context.identity.cursor_secret)
+        items = group_views.groups(session, [each[0] for each in rows], context.world.positions)
+        # Templates may be of a quarter of a megabyte each: a page of such ends early.
+        fitting = how_many_fit([to_json(item) for item in items])
+        if fitting < len(items):
+            cursor = pagination.cursor_after(rows[fitting - 1], row.id, asked, context.identity.cursor_secret)
+        content = {"items": items[:fitting], "next_cursor": cursor}
+    return answers.respond(answers.answer(content))
+
+
+@router.get(
+    "/{group_id}", response_model=InstanceGroup, responses=errors(404), operation_id="get_instance_group"
+)
+def get_instance_group(group_id: str, context: Ctx, access: CurrentAccess) -> Response:
+    """One group with its members as they are now."""
+    with context.database.read() as session:
+        return answers.respond(_shown(context, session, instance_groups.get(session, access, group_id)))
+
+
+@router.delete(
+    "/{group_id}",
+    status_code=202,
+    response_model=InstanceGroup,
+    responses=errors(404, 409, 412),
+    operation_id="delete_instance_group",
+)
+def delete_instance_group(group_id: str, context: Ctx, access: CurrentAccess, if_match: IfMatch) -> Response:
+    """Stop and remove all members; it answers 404 once that is done."""
+    return answers.done(
+        context,
+        access,
+        lambda session: _shown(
+            context, session, instance_groups.delete(session, access, group_id, if_match), 202
+        ),
+    )
+
+
+@router.post(
+    "/{group_id}/stop",
+    status_code=202,
+    response_model=InstanceGroup,
+    responses=errors(404, 409, body=True),
+    operation_id="stop_instance_group",
+)
+def stop_instance_group(
+    group_id: str,
+    context: Ctx,
+    call: CurrentCall,
+    body: Annotated[InstanceStop, Body()] = InstanceStop(),  # noqa: B008 - frozen
+) -> Response:
+    """End the processes of all members: SIGTERM, then SIGKILL after `timeout_s`."""
+    return answers.once(
+        context,
+        call,
+        lambda session: _shown(
+            context,
+            session,
+            instance_groups.stop(session, call.access, group_id, body.timeout_s, BY_USER),
+            202,
+        ),
+    )
+
+
+@router.post(
+    "/{group_id}/start",
+    status_code=202,
+    response_model=InstanceGroup,
+    responses=errors(404, 409),
+    operation_id="start_instance_group",
+)
+def start_instance_group(group_id: str, context: Ctx, call: CurrentCall) -> Response:
+    """Queue all members of an ended group again; they may be placed elsewhere, in new containers."""
+    return answers.once(
+        context,
+        call,
+        lambda session: _shown(context, session, instance_groups.start(session, call.access, group_id), 202),
+    )
+
+
+@router.get(
+    "/{group_id}/explain",
+    response_model=GroupExplanation,
+    responses=errors(404),
+    operation_id="explain_instance_group",
+)
+async def explain_instance_group(group_id: str, context: Ctx, access: CurrentAccess) -> Response:
+    """While it waits, why it does, who is ahead of it, when it will start, and what would start now."""
+    async with context.turns.taken(access.caller):
+        return await run_in_threadpool(_explained, context, access, group_id)
+
+
+def _explained(context: Context, access: Access, group_id: str) -> Response:
+    with context.database.read() as session:
+        row = instance_groups.get(session, access, group_id)
+        shown = group_views.group(session, row, context.world.positions)
+        outcome = explain.explain_group(session, context.world, row.id)
+        why = waiting_reason(outcome.unplaced).model_dump() if outcome.unplaced else shown["reason"]
+        content = {"state": shown["state"], "reason": why, **outlooks.outlook(session, access, outcome)}
+    return answers.respond(answers.answer(content))

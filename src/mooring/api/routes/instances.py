@@ -1,0 +1,327 @@
+"""`/v1/instances`: ask for containers, look at them, move them on."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Body, Query
+from pydantic import Field
+from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mooring.api.auth.authorization import CurrentAccess, CurrentLiveAccess, count_request
+from mooring.api.auth.rules import AT_ONCE_EXTRA, DRY_RUN_EXTRA, ActionClass
+from mooring.api.context import Context, Ctx
+from mooring.api.http import answers, pagination
+from mooring.api.http.answers import CurrentCall, IfMatch
+from mooring.api.http.body import StrictRoute
+from mooring.api.openapi.responses import errors
+from mooring.api.streaming import waiting
+from mooring.api.views import explanations as outlooks
+from mooring.api.views import gpus as gpu_views
+from mooring.api.views import rendered
+from mooring.api.views import rows as views
+from mooring.control import events
+from mooring.control.idempotency import Answer
+from mooring.control.instances import admission, allocations, instances
+from mooring.control.instances.waiting_reasons import waiting_reason
+from mooring.control.scheduling import explain
+from mooring.control.tenants import projects
+from mooring.core.access import Access
+from mooring.core.instance import Reason, State
+from mooring.core.text import LabelFilter, Text
+from mooring.db import tables
+from mooring.schemas.events import InstanceEvents
+from mooring.schemas.instances import (
+    DryRun,
+    Explanation,
+    Instance,
+    InstanceCreate,
+    InstanceList,
+    InstancePatch,
+    InstanceStop,
+    MetricsList,
+    WaitResult,
+    WaitState,
+)
+
+router = APIRouter(prefix="/v1/instances", tags=["instances"], route_class=StrictRoute)
+
+BY_USER = Reason(code="stopped_by_user", message="stop asked for by the user")
+
+
+class InstanceQuery(pagination.PageQuery):
+    state: State | None = None
+    name: Annotated[Text | None, Field(max_length=63)] = None
+    node_id: Annotated[Text | None, Field(max_length=64)] = None
+    project_id: Annotated[Text | None, Field(max_length=64)] = None
+    label: Annotated[
+        list[LabelFilter], Field(max_length=16, description="`key:value`; several must all match")
+    ] = []
+
+
+@router.post(
+    "",
+    status_code=201,
+    response_model=Instance,
+    responses={
+        200: {"model": DryRun, "description": "`dry_run`: nothing was created"},
+        **errors(404, 409, body=True),
+    },
+    operation_id="create_instance",
+)
+async def create_instance(
+    request: Request,
+    body: InstanceCreate,
+    context: Ctx,
+    call: CurrentCall,
+    dry_run: Annotated[bool, Query(description="only say whether and where it would start now")] = False,
+) -> Response:
+    """Start a container that holds its GPUs.
+
+    It is usually `pending` in the answer: wait for it with `/wait`, or read `reason` to see why it waits.
+    With `on_capacity: fail` it is placed at once or refused with 409.
+    """
+    caller = call.access.caller
+    if dry_run:
+        count_request(request, caller, ActionClass.WRITE, DRY_RUN_EXTRA)
+        await request.state.write_turn.aclose()  # it writes nothing, and may wait for long
+        async with context.turns.taken(caller):
+            return await run_in_threadpool(_dry_run, context, call.access, body)
+    if body.on_capacity == "fail":
+        count_request(request, caller, ActionClass.WRITE, AT_ONCE_EXTRA)
+
+    def act(session: Session) -> Answer:
+        project = projects.chosen(session, call.access, body.project_id, context.identity.default_project_id)
+        row = instances.create(session, call.access, project, body)
+        if body.on_capacity == "fail":
+            explain.place_now(session, context.world, row)
+        return _shown(context, session, row, status=201, location=True)
+
+    return await run_in_threadpool(answers.once, context, call, act)
+
+
+def _dry_run(context: Context, access: Access, body: InstanceCreate) -> Response:
+    with context.database.read() as session:
+        project = projects.chosen(session, access, body.project_id, context.identity.default_project_id)
+        admission.require(session, project.id, body)
+        admission.require_priority(session, access, project.id, body.priority)
+        outcome = explain.dry_run(session, context.world, project.id, body)
+        placed, why = outcome.placement, outcome.unplaced
+        content = {
+            "placeable": placed is not None,
+            "node_id": placed.node_id if placed else None,
+            "devices": gpu_views.devices_of(session, placed.grants if placed else ()),
+            "reason": waiting_reason(why).model_dump() if why else None,
+            **outlooks.outlook(session, access, outcome),
+        }
+    return answers.respond(answers.answer(content))
+
+
+def _shown(
+    context: Context, session: Session, row: tables.Instance, status: int = 200, *, location: bool = False
+) -> Answer:
+    session.flush()
+    headers = answers.etag(row.version)
+    if location:
+        headers["Location"] = f"/v1/instances/{row.id}"
+    return answers.answer(views.instance(session, row, context.world.positions), status, headers)
+
+
+@router.get("", response_model=InstanceList, responses=errors(), operation_id="list_instances")
+def list_instances(context: Ctx, access: CurrentAccess, asked: Annotated[InstanceQuery, Query()]) -> Response:
+    """Live instances, newest first."""
+    query = rendered.heads().where(tables.Instance.deleted_at.is_(None))
+    row = tables.Instance
+    query = pagination.visible(query, row.project_id, access)
+    query = pagination.matching(query, asked, row.state, row.name, row.node_id, row.project_id)
+    query = pagination.labelled(query, row.labels, asked.label)
+    with context.database.read() as session:
+        page = context.rendered.page(
+            session, query, asked, context.identity.cursor_secret, context.world.positions
+        )
+    return Response(page, media_type="application/json")
+
+
+@router.get("/{instance_id}", response_model=Instance, responses=errors(404), operation_id="get_instance")
+def get_instance(instance_id: str, context: Ctx, access: CurrentAccess) -> Response:
+    """One instance as it is now."""
+    with context.database.read() as session:
+        return answers.respond(_shown(context, session, instances.get(session, access, instance_id)))
+
+
+@router.patch(
+    "/{instance_id}",
+    response_model=Instance,
+    responses=errors(404, 409, 412, body=True),
+    operation_id="update_instance",
+)
+def update_instance(
+    instance_id: str, body: InstancePatch, context: Ctx, access: CurrentAccess, if_match: IfMatch
+) -> Response:
+    """Change name, labels or the longest duration; null takes the duration's limit away."""
+    changes = body.model_dump(exclude_unset=True)
+    return answers.done(
+        context,
+        access,
+        lambda session: _shown(
+            context, session, instances.patch(session, access, instance_id, changes, if_match)
+        ),
+    )
+
+
+@router.delete(
+    "/{instance_id}",
+    status_code=202,
+    response_model=Instance,
+    responses=errors(404, 409, 412),
+    operation_id="delete_instance",
+)
+def delete_instance(instance_id: str, context: Ctx, access: CurrentAccess, if_match: IfMatch) -> Response:
+    """Stop it and remove every trace; it answers 404 once that is done."""
+    return answers.done(
+        context,
+        access,
+        lambda session: _shown(
+            context, session, instances.delete(session, access, instance_id, if_match), status=202
+        ),
+    )
+
+
+@router.post(
+    "/{instance_id}/stop",
+    status_code=202,
+    response_model=Instance,
+    responses=errors(404, 409, body=True),
+    operation_id="stop_instance",
+)
+def stop_instance(
+    instance_id: str,
+    context: Ctx,
+    call: CurrentCall,
+    body: Annotated[InstanceStop, Body()] = InstanceStop(),  # noqa: B008 - frozen
+) -> Response:
+    """End its process: SIGTERM, then SIGKILL after `timeout_s`. Its logs stay until it is deleted."""
+    return answers.once(
+        context,
+        call,
+        lambda session: _shown(
+            context,
+            session,
+            instances.stop(session, call.access, instance_id, body.timeout_s, BY_USER),
+            status=202,
+        ),
+    )
+
+
+@router.post(
+    "/{instance_id}/start",
+    status_code=202,
+    response_model=Instance,
+    responses=errors(404, 409),
+    operation_id="start_instance",
+)
+def start_instance(instance_id: str, context: Ctx, call: CurrentCall) -> Response:
+    """Queue an ended instance again; it may be placed elsewhere, in a new container."""
+    return answers.once(
+        context,
+        call,
+        lambda session: _shown(
+            context, session, instances.start(session, call.access, instance_id), status=202
+        ),
+    )
+
+
+@router.post(
+    "/{instance_id}/restart",
+    status_code=202,
+    response_model=Instance,
+    responses=errors(404, 409),
+    operation_id="restart_instance",
+)
+def restart_instance(instance_id: str, context: Ctx, call: CurrentCall) -> Response:
+    """A new container on the same GPUs, after the old one is gone."""
+    return answers.once(
+        context,
+        call,
+        lambda session: _shown(
+            context, session, instances.restart(session, call.access, instance_id), status=202
+        ),
+    )
+
+
+@router.get(
+    "/{instance_id}/wait", response_model=WaitResult, responses=errors(404), operation_id="wait_for_instance"
+)
+async def wait_for_instance(
+    instance_id: str,
+    request: Request,
+    context: Ctx,
+    live: CurrentLiveAccess,
+    state: WaitState = "running",
+    timeout_s: Annotated[float, Query(ge=1, le=60, allow_inf_nan=False)] = 30,
+) -> Response:
+    """Answer when it reaches a state, or when it no longer can, or at the timeout."""
+    waited = waiting.wait(context, live, instance_id, State(state), timeout_s)
+    return answers.respond(answers.answer(await waiting.while_heard(request, waited)))
+
+
+@router.get(
+    "/{instance_id}/metrics",
+    response_model=MetricsList,
+    responses=errors(404),
+    operation_id="get_instance_metrics",
+)
+def get_instance_metrics(instance_id: str, context: Ctx, access: CurrentAccess) -> Response:
+    """The newest sample of each of its GPUs."""
+    with context.database.read() as session:
+        row = instances.get(session, access, instance_id)
+        held = allocations.held(session, [row.id]).get(row.id, [])
+        uuids = list(dict.fromkeys(grant.gpu_uuid for grant in held))
+        items = gpu_views.samples(session, access, uuids)
+    return answers.respond(answers.answer({"items": items}))
+
+
+@router.get(
+    "/{instance_id}/events",
+    response_model=InstanceEvents,
+    responses=errors(404),
+    operation_id="list_instance_events",
+)
+def list_instance_events(
+    instance_id: str,
+    context: Ctx,
+    access: CurrentAccess,
+    after: Annotated[int, Query(ge=0, lt=2**63, description="the last `seq` you have")] = 0,
+    limit: Annotated[int, Query(ge=1, le=200)] = 200,
+) -> Response:
+    """Its history, oldest first."""
+    with context.database.read() as session:
+        row = instances.get(session, access, instance_id)
+        found = events.page(session, after=after, limit=limit, instance_id=row.id)
+        content = {"items": [views.event(event) for event in found], "next_cursor": None}
+    return answers.respond(answers.answer(content))
+
+
+@router.get(
+    "/{instance_id}/explain",
+    response_model=Explanation,
+    responses=errors(404),
+    operation_id="explain_instance",
+)
+async def explain_instance(instance_id: str, context: Ctx, access: CurrentAccess) -> Response:
+    """Why it is where it is; while it waits, why each node refuses it, who is ahead and why, when it will
+    start and what that rests on, and what would start now.
+    """
+    async with context.turns.taken(access.caller):
+        return await run_in_threadpool(_explained, context, access, instance_id)
+
+
+def _explained(context: Context, access: Access, instance_id: str) -> Response:
+    with context.database.read() as session:
+        row = instances.get(session, access, instance_id)
+        outcome = explain.explain(session, context.world, row)
+        why = waiting_reason(outcome.unplaced).model_dump() if outcome.unplaced else row.reason
+        content = {"state": row.state, "reason": why, "node_id": row.node_id}
+        content |= outlooks.outlook(session, access, outcome)
+    return answers.respond(answers.answer(content))

@@ -1,0 +1,21 @@
+"""`/v1/me`: who the caller is."""
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from mooring.api.auth.authorization import CurrentAccess
+from mooring.api.context import Ctx
+from mooring.api.http import answers
+from mooring.api.http.body import StrictRoute
+from mooring.api.openapi.responses import errors
+from mooring.api.views import rows as views
+from mooring.schemas.api_keys import Me
+
+router = APIRouter(prefix="/v1", tags=["keys"], route_class=StrictRoute)
+
+
+@router.get("/me", response_model=Me, responses=errors(), operation_id="get_me")
+def get_me(context: Ctx, access: CurrentAccess) -> Response:
+    """Who your credentials say you are, and what you may do."""
+    with context.database.read() as session:
+        return answers.respond(answers.answer(views.me(session, access.caller)))

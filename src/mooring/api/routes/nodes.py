@@ -1,0 +1,192 @@
+"""`/v1/nodes` and `/v1/join-tokens`: the machines, and how they come and go."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Body, Query
+from pydantic import Field
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+from starlette.responses import Response
+
+from mooring.api.auth.authorization import CurrentAccess
+from mooring.api.context import Context, Ctx
+from mooring.api.http import answers, pagination
+from mooring.api.http.answers import Call, CurrentCall, IfMatch, etag
+from mooring.api.http.body import StrictRoute
+from mooring.api.openapi.responses import errors
+from mooring.api.views import rows as views
+from mooring.control.idempotency import Answer
+from mooring.control.nodes import nodes
+from mooring.core.access import Access
+from mooring.core.text import Text
+from mooring.db import tables
+from mooring.schemas.base import timestamp
+from mooring.schemas.nodes import Approve, Drain, JoinToken, JoinTokenCreate, Node, NodeList, NodePatch
+
+router = APIRouter(prefix="/v1", tags=["nodes"], route_class=StrictRoute)
+
+
+class NodeQuery(pagination.PageQuery):
+    name: Annotated[Text | None, Field(max_length=63)] = None
+
+
+@router.get("/nodes", response_model=NodeList, responses=errors(), operation_id="list_nodes")
+def list_nodes(context: Ctx, access: CurrentAccess, asked: Annotated[NodeQuery, Query()]) -> Response:
+    """The machines with their GPUs, newest first."""
+    query = select(tables.Node).where(tables.Node.deleted_at.is_(None))
+    query = pagination.matching(query, asked, tables.Node.name)
+    with context.database.read() as session:
+        rows, cursor = pagination.page(session, query, tables.Node.id, asked, context.identity.cursor_secret)
+        content = {"items": views.nodes(session, access, [row[0] for row in rows]), "next_cursor": cursor}
+    return answers.respond(answers.answer(content))
+
+
+@router.get("/nodes/{node_id}", response_model=Node, responses=errors(404), operation_id="get_node")
+def get_node(node_id: str, context: Ctx, access: CurrentAccess) -> Response:
+    """One machine as it is now."""
+    with context.database.read() as session:
+        return answers.respond(_shown(session, access, nodes.get(session, node_id)))
+
+
+def _shown(session: Session, access: Access, row: tables.Node, status: int = 200) -> Answer:
+    session.flush()
+    return answers.answer(views.nodes(session, access, [row])[0], status, etag(row.version))
+
+
+@router.patch(
+    "/nodes/{node_id}",
+    response_model=Node,
+    responses=errors(404, 409, 412, body=True),
+    operation_id="update_node",
+)
+def update_node(
+    node_id: str, body: NodePatch, context: Ctx, access: CurrentAccess, if_match: IfMatch
+) -> Response:
+    """Reserve it for some projects, or open it to all. What runs there runs on until it is drained."""
+    changes = body.model_dump(mode="json", exclude_unset=True)
+
+    def act(session: Session) -> Answer:
+        return _shown(session, access, nodes.patch(session, access, node_id, changes, if_match))
+
+    return answers.done(context, access, act)
+
+
+@router.post(
+    "/nodes/{node_id}/cordon", response_model=Node, responses=errors(404, 409), operation_id="cordon_node"
+)
+def cordon_node(node_id: str, context: Ctx, call: CurrentCall) -> Response:
+    """Place nothing new on it; what runs there runs on."""
+    return _cordoned(context, call, node_id, cordoned=True)
+
+
+def _cordoned(context: Context, call: Call, node_id: str, *, cordoned: bool) -> Response:
+    def act(session: Session) -> Answer:
+        return _shown(session, call.access, nodes.cordon(session, call.access, node_id, cordoned=cordoned))
+
+    return answers.once(context, call, act)
+
+
+@router.post(
+    "/nodes/{node_id}/uncordon", response_model=Node, responses=errors(404, 409), operation_id="uncordon_node"
+)
+def uncordon_node(node_id: str, context: Ctx, call: CurrentCall) -> Response:
+    """Place on it again; ends a drain too."""
+    return _cordoned(context, call, node_id, cordoned=False)
+
+
+@router.post(
+    "/nodes/{node_id}/drain",
+    response_model=Node,
+    responses=errors(404, 409, body=True),
+    operation_id="drain_node",
+)
+def drain_node(
+    node_id: str,
+    context: Ctx,
+    call: CurrentCall,
+    body: Annotated[Drain, Body()] = Drain(),  # noqa: B008 - frozen
+) -> Response:
+    """Place nothing new on it; what is left there at the deadline is stopped."""
+
+    def act(session: Session) -> Answer:
+        return _shown(session, call.access, nodes.drain(session, call.access, node_id, body.deadline_s))
+
+    return answers.once(context, call, act)
+
+
+@router.post(
+    "/nodes/{node_id}/approve",
+    response_model=Node,
+    responses=errors(404, 409, body=True),
+    operation_id="approve_node",
+)
+def approve_node(
+    node_id: str,
+    context: Ctx,
+    call: CurrentCall,
+    body: Annotated[Approve, Body()] = Approve(),  # noqa: B008 - frozen
+) -> Response:
+    """Accept what it reports differently from what was approved (`facts_changed`).
+
+    A GPU that another node has approved moves to this one.
+    """
+
+    def act(session: Session) -> Answer:
+        return _shown(session, call.access, nodes.approve(session, call.access, node_id, body.difference_id))
+
+    return answers.once(context, call, act)
+
+
+@router.post(
+    "/nodes/{node_id}/renew-credential",
+    status_code=202,
+    response_model=Node,
+    responses=errors(404, 409),
+    operation_id="renew_credential",
+)
+def renew_credential(node_id: str, context: Ctx, call: CurrentCall) -> Response:
+    """Have its agent fetch a new credential with its next report; the old one ends as the new one is used."""
+
+    def act(session: Session) -> Answer:
+        return _shown(session, call.access, nodes.ask_to_renew(session, call.access, node_id), 202)
+
+    return answers.once(context, call, act)
+
+
+@router.delete("/nodes/{node_id}", status_code=204, responses=errors(404, 409), operation_id="delete_node")
+def delete_node(
+    node_id: str,
+    context: Ctx,
+    access: CurrentAccess,
+    force: Annotated[bool, Query(description="the machine is dead: what it held has failed")] = False,
+) -> Response:
+    """Forget a machine. Refused while instances live there, unless it is declared dead."""
+
+    def act(session: Session) -> Answer:
+        nodes.delete(session, access, node_id, force=force)
+        return answers.NO_CONTENT
+
+    return answers.done(context, access, act)
+
+
+@router.post(
+    "/join-tokens",
+    status_code=201,
+    response_model=JoinToken,
+    responses=errors(409, body=True),
+    operation_id="create_join_token",
+)
+def create_join_token(body: JoinTokenCreate, context: Ctx, call: CurrentCall) -> Response:
+    """A token that one machine can join with, once: `MOORING_JOIN_TOKEN=… mooring agent`."""
+
+    def act(session: Session) -> Answer:
+        token, secret = nodes.create_join_token(session, call.access, body.ttl_s, body.node_name)
+        content = {
+            "id": token.id,
+            "token": secret,
+            "node_name": token.node_name,
+            "expires_at": timestamp(token.expires_at),
+        }
+        return answers.answer(content, 201, sealed=True)
+
+    return answers.once(context, call, act)

@@ -1,0 +1,171 @@
+"""`/v1/projects`: the tenants, and who is in them."""
+
+from collections.abc import Mapping
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from pydantic import Field
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+from starlette.responses import Response
+
+from mooring.api.auth.authorization import CurrentAccess
+from mooring.api.context import Ctx
+from mooring.api.http import answers, pagination
+from mooring.api.http.answers import CurrentCall, IfMatch, etag
+from mooring.api.http.body import StrictRoute
+from mooring.api.openapi.responses import errors
+from mooring.api.views import rows as views
+from mooring.control.idempotency import Answer
+from mooring.control.scheduling import quotas
+from mooring.control.tenants import projects
+from mooring.core.text import Text
+from mooring.db import tables
+from mooring.schemas.projects import (
+    Member,
+    MemberList,
+    MemberPut,
+    Project,
+    ProjectCreate,
+    ProjectList,
+    ProjectPatch,
+)
+
+router = APIRouter(prefix="/v1/projects", tags=["projects"], route_class=StrictRoute)
+
+
+class ProjectQuery(pagination.PageQuery):
+    name: Annotated[Text | None, Field(max_length=63)] = None
+
+
+@router.post(
+    "",
+    status_code=201,
+    response_model=Project,
+    responses=errors(409, body=True),
+    operation_id="create_project",
+)
+def create_project(body: ProjectCreate, context: Ctx, call: CurrentCall) -> Response:
+    """A new tenant, without members or limits."""
+
+    def act(session: Session) -> Answer:
+        row = projects.create(session, call.access, body.name, body.labels)
+        return _shown(session, row, 201, {"Location": f"/v1/projects/{row.id}"})
+
+    return answers.once(context, call, act)
+
+
+@router.get("", response_model=ProjectList, responses=errors(), operation_id="list_projects")
+def list_projects(context: Ctx, access: CurrentAccess, asked: Annotated[ProjectQuery, Query()]) -> Response:
+    """The projects that you are in, newest first; admins see all."""
+    query = select(tables.Project).where(tables.Project.deleted_at.is_(None))
+    query = pagination.visible(query, tables.Project.id, access)
+    query = pagination.matching(query, asked, tables.Project.name)
+    with context.database.read() as session:
+        rows, cursor = pagination.page(
+            session, query, tables.Project.id, asked, context.identity.cursor_secret
+        )
+        content = {"items": [views.project(row[0]) for row in rows], "next_cursor": cursor}
+    return answers.respond(answers.answer(content))
+
+
+@router.get("/{project_id}", response_model=Project, responses=errors(404), operation_id="get_project")
+def get_project(project_id: str, context: Ctx, access: CurrentAccess) -> Response:
+    """One project with its limits and what counts against them now."""
+    with context.database.read() as session:
+        return answers.respond(_shown(session, projects.get(session, access, project_id)))
+
+
+def _shown(
+    session: Session, row: tables.Project, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Answer:
+    content = views.project(row, quotas.usage(session, row))
+    return answers.answer(content, status, {**etag(row.version), **(headers or {})})
+
+
+@router.patch(
+    "/{project_id}",
+    response_model=Project,
+    responses=errors(404, 409, 412, body=True),
+    operation_id="update_project",
+)
+def update_project(
+    project_id: str, body: ProjectPatch, context: Ctx, access: CurrentAccess, if_match: IfMatch
+) -> Response:
+    """Change its name or labels, or, as an admin, its quotas, weight, images and profile."""
+    changes = body.model_dump(mode="json", exclude_unset=True)
+    kept = {grant.project or "" for grants in context.settings.oidc_roles.values() for grant in grants}
+    default = context.identity.default_project_id
+
+    def act(session: Session) -> Answer:
+        return _shown(session, projects.patch(session, access, project_id, changes, default, if_match, kept))
+
+    return answers.done(context, access, act)
+
+
+@router.delete(
+    "/{project_id}", status_code=204, responses=errors(404, 409, 412), operation_id="delete_project"
+)
+def delete_project(project_id: str, context: Ctx, access: CurrentAccess, if_match: IfMatch) -> Response:
+    """Forget it with its keys, members, secrets, registries and reservations.
+
+    Refused while instances live there.
+    """
+
+    def act(session: Session) -> Answer:
+        projects.delete(session, access, project_id, context.identity.default_project_id, if_match)
+        return answers.NO_CONTENT
+
+    return answers.done(context, access, act)
+
+
+@router.get(
+    "/{project_id}/members",
+    response_model=MemberList,
+    responses=errors(404),
+    operation_id="list_members",
+)
+def list_members(
+    project_id: str, context: Ctx, access: CurrentAccess, asked: Annotated[pagination.PageQuery, Query()]
+) -> Response:
+    """Its members with their roles."""
+    member = tables.Member
+    with context.database.read() as session:
+        query = select(member).where(member.project_id == projects.get(session, access, project_id).id)
+        rows, cursor = pagination.page(session, query, member.user_id, asked, context.identity.cursor_secret)
+        content = {"items": views.members(session, [row[0] for row in rows]), "next_cursor": cursor}
+    return answers.respond(answers.answer(content))
+
+
+@router.put(
+    "/{project_id}/members/{user_id}",
+    response_model=Member,
+    responses=errors(404, 409, body=True),
+    operation_id="put_member",
+)
+def put_member(
+    project_id: str, user_id: str, body: MemberPut, context: Ctx, access: CurrentAccess
+) -> Response:
+    """Take a user in, or give them another role."""
+
+    def act(session: Session) -> Answer:
+        row = projects.put_member(session, access, project_id, user_id, body.role)
+        return answers.answer(views.members(session, [row])[0])
+
+    return answers.done(context, access, act)
+
+
+@router.delete(
+    "/{project_id}/members/{user_id}",
+    status_code=204,
+    responses=errors(404, 409),
+    operation_id="delete_member",
+)
+def delete_member(project_id: str, user_id: str, context: Ctx, access: CurrentAccess) -> Response:
+    """Take a user out, and revoke the keys they have here."""
+
+    def act(session: Session) -> Answer:
+        projects.delete_member(session, access, project_id, user_id)
+        return answers.NO_CONTENT
+
+    return answers.done(context, access, act)

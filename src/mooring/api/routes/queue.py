@@ -1,0 +1,133 @@
+"""`/v1/queue` and `/v1/cluster/fragmentation`: what waits, and what still fits."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from mooring.api.auth.authorization import CurrentAccess
+from mooring.api.context import Context, Ctx
+from mooring.api.http import answers, pagination
+from mooring.api.http.body import StrictRoute
+from mooring.api.openapi.responses import errors
+from mooring.control.scheduling import queue
+from mooring.core.access import Access
+from mooring.core.instance import WHOLE_MILLI
+from mooring.db import tables
+from mooring.scheduler.model import Moment
+from mooring.scheduler.packing.fragmentation import OfModel, fragmentation
+from mooring.schemas.base import Json, timestamp_of
+from mooring.schemas.queue import Fragmentation, Queue
+
+router = APIRouter(prefix="/v1", tags=["queue"], route_class=StrictRoute)
+
+
+@router.get("/queue", response_model=Queue, responses=errors(), operation_id="get_queue")
+async def get_queue(
+    context: Ctx, access: CurrentAccess, asked: Annotated[pagination.PageQuery, Query()]
+) -> Response:
+    """All that wait, in the order of the scheduler, and what decides between projects.
+
+    Other projects' entries tell how many and how large, and not whose they are.
+    """
+    async with context.turns.taken(access.caller):
+        return await run_in_threadpool(_queue, context, access, asked)
+
+
+def _queue(context: Context, access: Access, asked: pagination.PageQuery) -> Response:
+    with context.database.read() as session:
+        found = queue.look(session, context.world)
+        page, cursor = pagination.slice_of(found.entries, asked, "queue", context.identity.cursor_secret)
+        items = _entries(session, access, page)
+    shares = [
+        _standing(project_id, standing)
+        for project_id, standing in found.standings.items()
+        if access.caller.sees(project_id)
+    ]
+    return answers.respond(answers.answer({"items": items, "next_cursor": cursor, "shares": shares}))
+
+
+def _entries(session: Session, access: Access, entries: Sequence[queue.Entry]) -> list[Json]:
+    own = [entry for entry in entries if access.caller.sees(entry.first.project_id)]
+    instance, group = tables.Instance, tables.InstanceGroup
+    query = select(instance.id, instance.name, instance.reason)
+    rows = session.execute(query.where(instance.id.in_([entry.first.instance_id for entry in own])))
+    told = {row.id: row for row in rows}
+    groups = select(group.id, group.name).where(
+        group.id.in_([each.group_id for each in own if each.group_id])
+    )
+    names = {row.id: row.name for row in session.execute(groups)}
+    return [_entry(entry, told.get(entry.first.instance_id), names) for entry in entries]
+
+
+def _entry(entry: queue.Entry, told: object, group_names: dict[str, str]) -> Json:
+    """Args: told: the name and reason of its first member; null where it is another project's."""
+    first, forecast, group_id = entry.first, entry.forecast, entry.group_id
+    own = told is not None
+    return {
+        "position": entry.position,
+        "instance_id": first.instance_id if own and group_id is None else None,
+        "group_id": group_id if own else None,
+        "name": group_names.get(group_id) if group_id else getattr(told, "name", None),
+        "project_id": first.project_id if own else None,
+        "count": len(entry.members),
+        "gpus": entry.gpus,
+        "priority": first.priority,
+        "waits_since": timestamp_of(min(member.queued_at for member in entry.members)),
+        "reason": getattr(told, "reason", None),
+        "behind": entry.behind,
+        "starts_at": timestamp_of(forecast.starts_at) if forecast else None,
+        "node_ids": list(forecast.node_ids) if forecast else [],
+    }
+
+
+def _standing(project_id: str, standing: queue.Standing) -> Json:
+    project = standing.project
+    guaranteed = project.guaranteed_gpu_milli
+    return {
+        "project_id": project_id,
+        "weight": project.weight,
+        "guaranteed_gpus": None if guaranteed is None else guaranteed // WHOLE_MILLI,
+        "gpus": standing.gpus,
+        "gpu_hours_of_late": round(project.used.gpu_s / 3600, 6),
+        "dominant_share": round(standing.dominant_share, 6),
+    }
+
+
+@router.get(
+    "/cluster/fragmentation",
+    response_model=Fragmentation,
+    responses=errors(),
+    operation_id="get_fragmentation",
+)
+def get_fragmentation(context: Ctx, _access: CurrentAccess) -> Response:
+    """Which sizes still fit, by model, and how many free GPUs are stranded, and by what."""
+    with context.database.read() as session:
+        nodes = context.world.look(session)
+    now = Moment(datetime.now(UTC).timestamp(), context.world.policy.start_overhead_s)
+    items = [_model(model, told) for model, told in fragmentation(nodes, now).items()]
+    return answers.respond(answers.answer({"items": items, "next_cursor": None}))
+
+
+def _model(model: str, told: OfModel) -> Json:
+    return {
+        "model": model,
+        "gpus": told.gpus,
+        "gpus_free": told.gpus_free,
+        "share_free": told.gpu_milli_free / WHOLE_MILLI,
+        "fits": [{"count": count, "instances": fitting} for count, fitting in sorted(told.fits.items())],
+        "shares_fit": [
+            {"share": milli / WHOLE_MILLI, "instances": fitting}
+            for milli, fitting in sorted(told.shares_fit.items())
+        ],
+        "stranded": [
+            {"by": reason, "gpus": milli / WHOLE_MILLI}
+            for reason, milli in sorted(told.stranded_milli.items())
+        ],
+        "mig": [{"mig_profile": profile, "free": free} for profile, free in sorted(told.mig_free.items())],
+    }

@@ -1,0 +1,99 @@
+"""`/v1/registries`: credentials that a project's images are pulled with, write-only."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from pydantic import Field
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+from starlette.responses import Response
+
+from mooring.api.auth.authorization import CurrentAccess
+from mooring.api.context import Ctx
+from mooring.api.http import answers, pagination
+from mooring.api.http.answers import CurrentCall
+from mooring.api.http.body import StrictRoute
+from mooring.api.openapi.responses import errors
+from mooring.api.views import rows as views
+from mooring.control.idempotency import Answer
+from mooring.control.tenants import owned, projects, registries
+from mooring.core.text import Text
+from mooring.db import tables
+from mooring.schemas.registries import Registry, RegistryCreate, RegistryList, RegistryPut
+
+router = APIRouter(prefix="/v1/registries", tags=["registries"], route_class=StrictRoute)
+
+
+class RegistryQuery(pagination.PageQuery):
+    project_id: Annotated[Text | None, Field(max_length=64)] = None
+
+
+@router.post(
+    "",
+    status_code=201,
+    response_model=Registry,
+    responses=errors(404, 409, body=True),
+    operation_id="create_registry",
+)
+def create_registry(body: RegistryCreate, context: Ctx, call: CurrentCall) -> Response:
+    """Keep credentials for a registry, the password encrypted. Each pull of the project's images has them."""
+
+    def act(session: Session) -> Answer:
+        project = projects.chosen(session, call.access, body.project_id, context.identity.default_project_id)
+        row = registries.create(
+            session, call.access, context.sealer, project.id, body.server, body.username, body.password
+        )
+        return answers.answer(views.registry(row), 201, {"Location": f"/v1/registries/{row.id}"})
+
+    return answers.once(context, call, act)
+
+
+@router.get("", response_model=RegistryList, responses=errors(), operation_id="list_registries")
+def list_registries(
+    context: Ctx, access: CurrentAccess, asked: Annotated[RegistryQuery, Query()]
+) -> Response:
+    """Registries with the user name for each, newest first."""
+    query = pagination.visible(select(tables.Registry), tables.Registry.project_id, access)
+    query = pagination.matching(query, asked, tables.Registry.project_id)
+    with context.database.read() as session:
+        rows, cursor = pagination.page(
+            session, query, tables.Registry.id, asked, context.identity.cursor_secret
+        )
+        content = {"items": [views.registry(row[0]) for row in rows], "next_cursor": cursor}
+    return answers.respond(answers.answer(content))
+
+
+@router.get("/{registry_id}", response_model=Registry, responses=errors(404), operation_id="get_registry")
+def get_registry(registry_id: str, context: Ctx, access: CurrentAccess) -> Response:
+    """One registry, without the password."""
+    with context.database.read() as session:
+        return answers.respond(
+            answers.answer(views.registry(owned.get(session, access, tables.Registry, registry_id)))
+        )
+
+
+@router.put(
+    "/{registry_id}",
+    response_model=Registry,
+    responses=errors(404, 409, body=True),
+    operation_id="replace_registry",
+)
+def replace_registry(registry_id: str, body: RegistryPut, context: Ctx, access: CurrentAccess) -> Response:
+    """Give it another password, which the next pull uses."""
+
+    def act(session: Session) -> Answer:
+        row = registries.replace(session, access, context.sealer, registry_id, body.password)
+        return answers.answer(views.registry(row))
+
+    return answers.done(context, access, act)
+
+
+@router.delete("/{registry_id}", status_code=204, responses=errors(404, 409), operation_id="delete_registry")
+def delete_registry(registry_id: str, context: Ctx, access: CurrentAccess) -> Response:
+    """Forget the credentials. Images that are private can then no longer be pulled."""
+
+    def act(session: Session) -> Answer:
+        registries.delete(session, access, registry_id)
+        return answers.NO_CONTENT
+
+    return answers.done(context, access, act)

@@ -1,0 +1,175 @@
+"""`/v1/reservations`: GPUs kept for a project from one moment to another."""
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from pydantic import Field
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+from starlette.responses import Response
+
+from mooring.api.auth.authorization import CurrentAccess
+from mooring.api.context import Ctx
+from mooring.api.http import answers, pagination
+from mooring.api.http.answers import CurrentCall, IfMatch, etag
+from mooring.api.http.body import StrictRoute
+from mooring.api.openapi.responses import errors
+from mooring.api.views import gpus as gpu_views
+from mooring.control.idempotency import Answer
+from mooring.control.scheduling import reservations
+from mooring.control.tenants import projects
+from mooring.core.text import Text
+from mooring.db import tables
+from mooring.schemas.base import Json, timestamp
+from mooring.schemas.reservations import (
+    Reservation,
+    ReservationCreate,
+    ReservationList,
+    ReservationPatch,
+)
+
+router = APIRouter(prefix="/v1/reservations", tags=["reservations"], route_class=StrictRoute)
+
+
+class ReservationQuery(pagination.PageQuery):
+    project_id: Annotated[Text | None, Field(max_length=64)] = None
+
+
+@router.post(
+    "",
+    status_code=201,
+    response_model=Reservation,
+    responses=errors(404, 409, body=True),
+    operation_id="create_reservation",
+)
+def create_reservation(body: ReservationCreate, context: Ctx, call: CurrentCall) -> Response:
+    """Keep GPUs for a project. Refused with 409 where they cannot be had for all of that time.
+
+    Until it begins, others' instances run there that will have ended by then.
+    """
+
+    def act(session: Session) -> Answer:
+        project = projects.chosen(session, call.access, body.project_id, context.identity.default_project_id)
+        gpus = body.gpus.model_dump(mode="json")
+        row = reservations.create(
+            session, call.access, context.world, project, body.name, gpus, body.from_at, body.to_at
+        )
+        return _answer(session, row, 201)
+
+    return answers.once(context, call, act)
+
+
+def _answer(session: Session, row: tables.Reservation, status: int = 200) -> Answer:
+    session.flush()
+    headers = etag(row.version)
+    if status == 201:
+        headers["Location"] = f"/v1/reservations/{row.id}"
+    return answers.answer(_shown(session, [row])[0], status, headers)
+
+
+def _shown(session: Session, rows: Sequence[tables.Reservation]) -> list[Json]:
+    uuids = {uuid for row in rows for uuid in row.gpu_uuids}
+    query = select(tables.Gpu).where(tables.Gpu.uuid.in_(uuids))
+    usable = reservations.usable(session, rows)
+    cards = {card.uuid: card for card in session.scalars(query)}
+    names = gpu_views.node_names(session, {card.node_id for card in cards.values()})
+    shown: dict[str, list[tables.Gpu]] = defaultdict(list)
+    for row in rows:
+        found = (cards[uuid] for uuid in row.gpu_uuids if uuid in cards)
+        shown[row.id] = sorted(found, key=lambda card: (card.node_id, card.index))
+    return [_reservation(row, shown[row.id], names, usable[row.id]) for row in rows]
+
+
+def _reservation(
+    row: tables.Reservation, cards: Sequence[tables.Gpu], names: dict[str, str], usable: Collection[str]
+) -> Json:
+    there = [card for card in cards if card.uuid in usable]
+    others = [card for card in there if card.milli_held and card.held_by != row.project_id]
+    return {
+        "id": row.id,
+        "name": row.name,
+        "project_id": row.project_id,
+        "gpus": row.asked,
+        "from": timestamp(row.from_at),
+        "to": timestamp(row.to_at),
+        "state": reservations.state_of(row),
+        "devices": [_device(card, names.get(card.node_id, "")) for card in cards],
+        "missing": row.asked["count"] - len(there),
+        "awaited": len(others),
+        "version": row.version,
+        "created_at": timestamp(row.created_at),
+    }
+
+
+def _device(card: tables.Gpu, node_name: str) -> Json:
+    return {
+        "uuid": card.uuid,
+        "node_id": card.node_id,
+        "node_name": node_name,
+        "index": card.index,
+        "model": card.model,
+        "memory_mib": card.memory_mib,
+        "health": card.health,
+    }
+
+
+@router.get("", response_model=ReservationList, responses=errors(), operation_id="list_reservations")
+def list_reservations(
+    context: Ctx, access: CurrentAccess, asked: Annotated[ReservationQuery, Query()]
+) -> Response:
+    """Reservations of your projects, ended ones included, newest first."""
+    row = tables.Reservation
+    query = pagination.visible(select(row).where(row.deleted_at.is_(None)), row.project_id, access)
+    query = pagination.matching(query, asked, row.project_id)
+    with context.database.read() as session:
+        rows, cursor = pagination.page(session, query, row.id, asked, context.identity.cursor_secret)
+        content = {"items": _shown(session, [each[0] for each in rows]), "next_cursor": cursor}
+    return answers.respond(answers.answer(content))
+
+
+@router.get(
+    "/{reservation_id}", response_model=Reservation, responses=errors(404), operation_id="get_reservation"
+)
+def get_reservation(reservation_id: str, context: Ctx, access: CurrentAccess) -> Response:
+    """One reservation with its GPUs."""
+    with context.database.read() as session:
+        return answers.respond(_answer(session, reservations.get(session, access, reservation_id)))
+
+
+@router.patch(
+    "/{reservation_id}",
+    response_model=Reservation,
+    responses=errors(404, 409, 412, body=True),
+    operation_id="update_reservation",
+)
+def update_reservation(
+    reservation_id: str, body: ReservationPatch, context: Ctx, access: CurrentAccess, if_match: IfMatch
+) -> Response:
+    """Change its name, beginning or end. It keeps its GPUs as far as they can be had for the new time."""
+    changes = body.model_dump(exclude_unset=True)
+
+    def act(session: Session) -> Answer:
+        row = reservations.patch(session, access, context.world, reservation_id, changes, if_match)
+        return _answer(session, row)
+
+    return answers.done(context, access, act)
+
+
+@router.delete(
+    "/{reservation_id}",
+    status_code=204,
+    responses=errors(404, 409, 412),
+    operation_id="delete_reservation",
+)
+def delete_reservation(
+    reservation_id: str, context: Ctx, access: CurrentAccess, if_match: IfMatch
+) -> Response:
+    """Keep the GPUs no longer. What runs there goes on."""
+
+    def act(session: Session) -> Answer:
+        reservations.delete(session, access, reservation_id, if_match)
+        return answers.NO_CONTENT
+
+    return answers.done(context, access, act)

@@ -1,0 +1,97 @@
+"""`/v1/secrets`: values for containers' environments, write-only."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from pydantic import Field
+from sqlalchemy import select
+from sqlalchemy.orm import Session, defer
+from starlette.responses import Response
+
+from mooring.api.auth.authorization import CurrentAccess
+from mooring.api.context import Ctx
+from mooring.api.http import answers, pagination
+from mooring.api.http.answers import CurrentCall
+from mooring.api.http.body import StrictRoute
+from mooring.api.openapi.responses import errors
+from mooring.api.views import rows as views
+from mooring.control.idempotency import Answer
+from mooring.control.tenants import owned, projects, secrets
+from mooring.core.text import Text
+from mooring.db import tables
+from mooring.schemas.secrets import Secret, SecretCreate, SecretList, SecretPut
+
+router = APIRouter(prefix="/v1/secrets", tags=["secrets"], route_class=StrictRoute)
+
+
+class SecretQuery(pagination.PageQuery):
+    name: Annotated[Text | None, Field(max_length=63)] = None
+    project_id: Annotated[Text | None, Field(max_length=64)] = None
+
+
+@router.post(
+    "",
+    status_code=201,
+    response_model=Secret,
+    responses=errors(404, 409, body=True),
+    operation_id="create_secret",
+)
+def create_secret(body: SecretCreate, context: Ctx, call: CurrentCall) -> Response:
+    """Keep a value, encrypted. It is never shown again; only containers that name it get it."""
+
+    def act(session: Session) -> Answer:
+        project = projects.chosen(session, call.access, body.project_id, context.identity.default_project_id)
+        row = secrets.create(session, call.access, context.sealer, project.id, body.name, body.value)
+        return answers.answer(views.secret(row), 201, {"Location": f"/v1/secrets/{row.id}"})
+
+    return answers.once(context, call, act)
+
+
+@router.get("", response_model=SecretList, responses=errors(), operation_id="list_secrets")
+def list_secrets(context: Ctx, access: CurrentAccess, asked: Annotated[SecretQuery, Query()]) -> Response:
+    """Secrets by name, without their values, newest first."""
+    query = select(tables.Secret).options(defer(tables.Secret.sealed_value))
+    query = pagination.visible(query, tables.Secret.project_id, access)
+    query = pagination.matching(query, asked, tables.Secret.name, tables.Secret.project_id)
+    with context.database.read() as session:
+        rows, cursor = pagination.page(
+            session, query, tables.Secret.id, asked, context.identity.cursor_secret
+        )
+        content = {"items": [views.secret(row[0]) for row in rows], "next_cursor": cursor}
+    return answers.respond(answers.answer(content))
+
+
+@router.get("/{secret_id}", response_model=Secret, responses=errors(404), operation_id="get_secret")
+def get_secret(secret_id: str, context: Ctx, access: CurrentAccess) -> Response:
+    """One secret, without its value."""
+    with context.database.read() as session:
+        return answers.respond(
+            answers.answer(views.secret(owned.get(session, access, tables.Secret, secret_id)))
+        )
+
+
+@router.put(
+    "/{secret_id}",
+    response_model=Secret,
+    responses=errors(404, 409, body=True),
+    operation_id="replace_secret",
+)
+def replace_secret(secret_id: str, body: SecretPut, context: Ctx, access: CurrentAccess) -> Response:
+    """Give it another value. Containers that run keep the old one until their next start or restart."""
+
+    def act(session: Session) -> Answer:
+        row = secrets.replace(session, access, context.sealer, secret_id, body.value)
+        return answers.answer(views.secret(row))
+
+    return answers.done(context, access, act)
+
+
+@router.delete("/{secret_id}", status_code=204, responses=errors(404, 409), operation_id="delete_secret")
+def delete_secret(secret_id: str, context: Ctx, access: CurrentAccess) -> Response:
+    """Forget it. What names it can no longer be started."""
+
+    def act(session: Session) -> Answer:
+        secrets.delete(session, access, secret_id)
+        return answers.NO_CONTENT
+
+    return answers.done(context, access, act)

@@ -1,0 +1,69 @@
+"""Health, readiness and Prometheus figures of the service itself."""
+
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.responses import PlainTextResponse, Response
+
+from mooring.api.auth.authorization import CurrentAccess, GatedRoute
+from mooring.api.context import Context, Ctx
+from mooring.api.http import answers
+from mooring.api.openapi.responses import errors
+from mooring.control.nodes import metrics
+from mooring.core.errors import Unavailable
+from mooring.db import migrate
+from mooring.schemas.base import Answer
+
+router = APIRouter(tags=["service"], route_class=GatedRoute)
+
+
+class Status(Answer):
+    status: str
+
+
+@router.get("/healthz", response_model=Status, operation_id="get_health")
+async def get_health() -> Response:
+    """The process lives."""
+    return answers.respond(answers.answer({"status": "ok"}))
+
+
+@router.get("/readyz", response_model=Status, responses=errors(), operation_id="get_readiness")
+def get_readiness(context: Ctx) -> Response:
+    """The database answers and is migrated; with `mooring up`, the local node has reported."""
+    try:
+        at, wanted = migrate.current(context.database.engine), migrate.newest()
+    except SQLAlchemyError as error:
+        raise Unavailable("the database does not answer", code="database_unavailable") from error
+    if at != wanted:
+        raise Unavailable(
+            f"the database is at revision {at}, not {wanted}; run: mooring db upgrade", code="not_migrated"
+        )
+    if len(context.heard_nodes) < context.awaited_nodes:
+        raise Unavailable("the local node has not reported yet", code="waiting_for_node")
+    return answers.respond(answers.answer({"status": "ready"}))
+
+
+class _Once(Collector):
+    """Prometheus' renderer wants a collector; this one has its families already."""
+
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> list[Metric]:
+        return self._families
+
+
+@router.get("/metrics", response_class=PlainTextResponse, responses=errors(), operation_id="get_metrics")
+def get_metrics(context: Ctx, _access: CurrentAccess) -> Response:
+    """Prometheus text, for an admin key or one with the scope `metrics:read`."""
+    return Response(_rendered(context), media_type=CONTENT_TYPE_LATEST)
+
+
+def _rendered(context: Context) -> bytes:
+    with context.database.read() as session:
+        families = list(metrics.families(session))
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Once(families))
+    return generate_latest(registry)

@@ -1,0 +1,314 @@
+"""Logs and exec: a user asks, the instance's node dials in, and bytes pass through."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, aclosing
+from datetime import datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from mooring.api.auth import audited_reads
+from mooring.api.auth.authorization import CurrentLiveAccess
+from mooring.api.auth.credentials import RENEWED_S, LiveAccess
+from mooring.api.context import Context, Ctx
+from mooring.api.http import answers
+from mooring.api.http.answers import CurrentCall
+from mooring.api.http.body import StrictRoute
+from mooring.api.openapi.responses import errors
+from mooring.api.streaming import sse
+from mooring.api.streaming.channels import Channel
+from mooring.control import idempotency
+from mooring.control.instances import streams
+from mooring.core import ids
+from mooring.core.access import Access
+from mooring.core.errors import BadRequest, Conflict, MooringError, NotRunning, Unavailable
+from mooring.core.text import MAX_LINE_BYTES, clean_line
+from mooring.db.types import new_id
+from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamError, StreamFrame
+from mooring.schemas.base import Json, Moment
+from mooring.schemas.instances import MAX_OUTPUT_BYTES, ExecBody, ExecResult
+
+router = APIRouter(prefix="/v1/instances", tags=["instances"], route_class=StrictRoute)
+
+# The node hears at once of what is asked; this long it may take to dial in, and later to be silent.
+DIAL_IN_S = 10.0
+SILENCE_S = 20.0
+_NOTHING_RAN = frozenset({"not_found", "not_running", "node_unreachable", "too_many_streams_on_node"})
+
+
+class Stream:
+    """One stream from its first frame to its end; `close` tells the node to stop.
+
+    It breaks off by itself once its caller may no longer have it.
+    """
+
+    def __init__(self, context: Context, live: LiveAccess, found: tuple[str, str], stream_id: str) -> None:
+        node_id, project_id = found
+        self._context = context
+        self.id = stream_id
+        self._exits = ExitStack()
+        is_admin = live.access.caller.is_admin
+        self._exits.enter_context(context.node_streams.opened(node_id, project_id, is_admin=is_admin))
+        self.channel: Channel = self._exits.enter_context(context.channels.opened(stream_id, node_id))
+        self._lost: MooringError | None = None
+        self._watching = asyncio.ensure_future(self._watch(live, project_id))
+
+    async def _watch(self, live: LiveAccess, project_id: str) -> None:
+        try:
+            while True:
+                await asyncio.sleep(RENEWED_S)
+                (await live.renewed()).require(project_id, "the instance is not yours to see any more")
+        except MooringError as error:
+            self._lost = error
+            self.channel.revoke(StreamError(code=error.error_code, message=error.message))
+
+    async def first(self) -> StreamFrame:
+        """The first frame, which proves that the node is there.
+
+        Raises:
+            Unavailable: code `node_timeout`.
+            MooringError: what the node says is in the way.
+        """
+        try:
+            frame = await anext(self.channel.frames(DIAL_IN_S))
+        except (TimeoutError, StopAsyncIteration):
+            raise Unavailable("the instance's node did not dial in; try again", code="node_timeout") from None
+        if frame.error is not None:
+            raise self.refusal(frame.error)
+        return frame
+
+    def refusal(self, error: StreamError) -> MooringError:
+        """What an error frame says, as an answer."""
+        return self._lost or _refused(error)
+
+    async def rest(self, first: StreamFrame) -> AsyncIterator[StreamFrame]:
+        """All frames, ended by a broken node as by a finished one; the last frame tells them apart."""
+        yield first
+        if first.is_last:
+            return
+        try:
+            async with aclosing(self.channel.frames(SILENCE_S)) as frames:
+                async for frame in frames:
+                    yield frame
+                    if frame.is_last:
+                        return
+        except TimeoutError:
+            yield StreamFrame(error=StreamError(code="node_timeout", message="the node fell silent"))
+
+    async def close(self) -> None:
+        self._watching.cancel()
+        self._exits.close()
+        await run_in_threadpool(_forget, self._context, self.id)
+
+
+def _refused(error: StreamError) -> MooringError:
+    if error.code in {"not_running", "not_found"}:  # found was the instance; its container is gone
+        return NotRunning(error.message)
+    if error.code == MooringError.code:
+        return Unavailable(error.message, code="node_failed")
+    if error.code in {"docker_unavailable", "node_timeout", "server_ending"}:
+        return Unavailable(error.message, code=error.code)
+    return Conflict(error.message, code=error.code)
+
+
+async def _open(
+    context: Context, live: LiveAccess, instance_id: str, asked: LogsRequest | ExecRequest
+) -> Stream:
+    found = await run_in_threadpool(_find, context, live.access, instance_id, asked)
+    # The channel is there before the node can hear of the stream.
+    stream = Stream(context, live, found, new_id(ids.STREAM))
+    try:
+        await run_in_threadpool(_ask, context, live.access, instance_id, stream.id, asked)
+    except BaseException:
+        await asyncio.shield(stream.close())
+        raise
+    return stream
+
+
+def _find(
+    context: Context, access: Access, instance_id: str, asked: LogsRequest | ExecRequest
+) -> tuple[str, str]:
+    """The instance's node and project."""
+    with context.database.read() as session:
+        row, node_id = streams.check(session, access, instance_id, running=isinstance(asked, ExecRequest))
+        return node_id, row.project_id
+
+
+def _ask(
+    context: Context, access: Access, instance_id: str, stream_id: str, asked: LogsRequest | ExecRequest
+) -> None:
+    with context.database.write() as session:
+        row, _node_id = streams.check(session, access, instance_id, running=isinstance(asked, ExecRequest))
+        streams.ask(session, access, row, stream_id, asked, context.settings.advertise_url)
+        if isinstance(asked, LogsRequest) and audited_reads.is_of_others(access, row.project_id):
+            reads = context.audited_reads
+            reads.record(session, access, audited_reads.READ_LOGS, row.id, row.project_id)
+
+
+def _forget(context: Context, stream_id: str) -> None:
+    with context.database.write() as session:
+        streams.forget(session, stream_id)
+
+
+@router.get(
+    "/{instance_id}/logs",
+    response_class=PlainTextResponse,
+    responses={200: {"content": {sse.MEDIA_TYPE: {"schema": {"type": "string"}}}}, **errors(404, 409)},
+    operation_id="get_instance_logs",
+)
+async def get_instance_logs(
+    instance_id: str,
+    context: Ctx,
+    live: CurrentLiveAccess,
+    tail: Annotated[int | None, Query(ge=0, le=1_000_000, description="the last so many lines")] = 100,
+    since: Annotated[Moment | None, Query(description="lines from this moment on")] = None,
+    follow: Annotated[bool, Query(description="go on until the container ends")] = False,
+    accept: Annotated[str | None, Header(include_in_schema=False)] = None,
+    last_event_id: Annotated[
+        str | None,
+        Header(
+            max_length=64,
+            description="the `id:` of the last line you have, which is its time",
+            json_schema_extra={"pattern": r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)$"},
+        ),
+    ] = None,
+) -> Response:
+    """What its container printed; also of one that has ended, until it is deleted or started again."""
+    resumed = _moment(last_event_id)
+    asked = LogsRequest(
+        tail=None if resumed else tail, since=resumed or (since.isoformat() if since else None), follow=follow
+    )
+    stream = await _open(context, live, instance_id, asked)
+    try:
+        first = await stream.first()
+    except BaseException:
+        await stream.close()
+        raise
+    if sse.wanted(accept):
+        body = _as_events(stream, first, resumed)
+        return _StreamAnswer(stream, body, media_type=sse.MEDIA_TYPE, headers=sse.HEADERS)
+    return _StreamAnswer(stream, _as_text(stream, first), media_type="text/plain; charset=utf-8")
+
+
+class _StreamAnswer(StreamingResponse):
+    """Closes its stream however it ends; a reader who left at once never starts the generator of the body."""
+
+    def __init__(self, stream: Stream, body: AsyncIterator[bytes], **more: Any) -> None:
+        super().__init__(body, **more)
+        self._stream = stream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await asyncio.shield(self._stream.close())
+
+
+def _moment(last_event_id: str | None) -> str | None:
+    if last_event_id is None:
+        return None
+    try:
+        datetime.fromisoformat(last_event_id)
+    except ValueError:
+        raise BadRequest(
+            "Last-Event-ID must be the id of a log line, which is its time", code="bad_event_id"
+        ) from None
+    return last_event_id
+
+
+def _line(text: str) -> str:
+    """Cleaned and cut here too: a stolen node's credential brings whatever its holder writes (R18)."""
+    return clean_line(text[:MAX_LINE_BYTES])
+
+
+async def _as_text(stream: Stream, first: StreamFrame) -> AsyncIterator[bytes]:
+    async for frame in stream.rest(first):
+        if frame.text is not None:
+            yield f"{_line(frame.text)}\n".encode()
+        elif frame.error is not None:
+            yield f"[mooring: the stream broke off: {frame.error.message}]\n".encode()
+
+
+async def _as_events(stream: Stream, first: StreamFrame, resumed: str | None) -> AsyncIterator[bytes]:
+    async for frame in stream.rest(first):
+        if frame.text is not None and frame.at != resumed:
+            at = None if frame.at is None else _line(frame.at)
+            yield sse.frame({"stream": frame.stream, "line": _line(frame.text), "at": at}, at)
+        elif frame.error is not None:
+            yield sse.error(frame.error.code, frame.error.message)
+        elif frame.text is None:
+            yield sse.KEEPALIVE
+
+
+@router.post(
+    "/{instance_id}/exec",
+    response_model=ExecResult,
+    responses=errors(404, 409, body=True),
+    operation_id="exec_in_instance",
+)
+async def exec_in_instance(
+    instance_id: str, body: ExecBody, context: Ctx, call: CurrentCall, live: CurrentLiveAccess
+) -> Response:
+    """Run a command in its container and wait for it. Of its output the first MiB is given back."""
+    key = call.idempotency_key
+    if key is not None:
+        # A command runs outside of any transaction: the key is taken first, and answered afterwards.
+        stored = await run_in_threadpool(_claim, context, call)
+        if stored is not None:
+            return answers.respond(stored, replayed=True)
+    try:
+        # What a command prints may well be a secret: it is kept for a replay encrypted only.
+        answer = answers.answer(await _exec(context, live, instance_id, body), sealed=True)
+    except MooringError as error:
+        # Where it may have run, a repeat must not run it again.
+        if key is not None and error.error_code in _NOTHING_RAN:
+            await asyncio.shield(run_in_threadpool(_abandon, context, call.access.caller.id, key))
+        raise
+    if key is not None:
+        await run_in_threadpool(_store, context, call, answer)
+    return answers.respond(answer)
+
+
+def _claim(context: Context, call: answers.Call) -> idempotency.Answer | None:
+    with context.database.write() as session:
+        return answers.claim(context, session, call)
+
+
+def _store(context: Context, call: answers.Call, answer: idempotency.Answer) -> None:
+    with context.database.write() as session:
+        answers.store(context, session, call, answer)
+
+
+def _abandon(context: Context, caller: str, key: str) -> None:
+    with context.database.write() as session:
+        idempotency.abandon(session, caller, key)
+
+
+async def _exec(context: Context, live: LiveAccess, instance_id: str, body: ExecBody) -> Json:
+    asked = ExecRequest(command=body.command, timeout_s=body.timeout_s, max_output_bytes=MAX_OUTPUT_BYTES)
+    stream = await _open(context, live, instance_id, asked)
+    try:
+        return await _collected(stream, await stream.first())
+    finally:
+        await asyncio.shield(stream.close())
+
+
+async def _collected(stream: Stream, first: StreamFrame) -> Json:
+    printed: dict[str, list[str]] = {"stdout": [], "stderr": []}
+    truncated = False
+    async for frame in stream.rest(first):
+        if frame.error is not None:
+            raise stream.refusal(frame.error)
+        truncated = truncated or frame.truncated
+        if frame.stream is not None and frame.text is not None:
+            printed[frame.stream].append(frame.text)
+        if frame.exit_code is not None:
+            output = {name: "".join(parts) for name, parts in printed.items()}
+            return {"exit_code": frame.exit_code, **output, "truncated": truncated}
+    raise Unavailable(
+        "the node ended the stream without an exit code; the command may have run", code="node_timeout"
+    )

@@ -1,0 +1,92 @@
+"""`/v1/users`: the people."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+from starlette.responses import Response
+
+from mooring.api.auth.authorization import CurrentAccess
+from mooring.api.context import Ctx
+from mooring.api.http import answers, pagination
+from mooring.api.http.answers import CurrentCall, IfMatch, etag
+from mooring.api.http.body import StrictRoute
+from mooring.api.openapi.responses import errors
+from mooring.api.views import rows as views
+from mooring.control.idempotency import Answer
+from mooring.control.tenants import users
+from mooring.core.access import Permission, lacking
+from mooring.db import tables
+from mooring.schemas.projects import Email, User, UserCreate, UserList, UserPatch
+
+router = APIRouter(prefix="/v1/users", tags=["projects"], route_class=StrictRoute)
+
+
+class UserQuery(pagination.PageQuery):
+    email: Email | None = None
+
+
+@router.post(
+    "", status_code=201, response_model=User, responses=errors(409, body=True), operation_id="create_user"
+)
+def create_user(body: UserCreate, context: Ctx, call: CurrentCall) -> Response:
+    """A person. Who signs on by OIDC is made at the first request and need not be created."""
+
+    def act(session: Session) -> Answer:
+        row = users.create(session, call.access, body.name, body.email, is_admin=body.is_admin)
+        return answers.answer(views.user(row), 201, {**etag(row.version), "Location": f"/v1/users/{row.id}"})
+
+    return answers.once(context, call, act)
+
+
+@router.get("", response_model=UserList, responses=errors(), operation_id="list_users")
+def list_users(context: Ctx, access: CurrentAccess, asked: Annotated[UserQuery, Query()]) -> Response:
+    """All users, for admins. Owners of a project find one person by the whole `email`, to take them in."""
+    if asked.email is None and not access.caller.is_admin:
+        raise lacking(Permission.ADMIN)
+    query = select(tables.User).where(tables.User.deleted_at.is_(None))
+    query = pagination.matching(query, asked, tables.User.email)
+    with context.database.read() as session:
+        rows, cursor = pagination.page(session, query, tables.User.id, asked, context.identity.cursor_secret)
+        shown = [views.user(row[0], to_admin=access.caller.is_admin) for row in rows]
+        content = {"items": shown, "next_cursor": cursor}
+    return answers.respond(answers.answer(content))
+
+
+@router.get("/{user_id}", response_model=User, responses=errors(404), operation_id="get_user")
+def get_user(user_id: str, context: Ctx, _access: CurrentAccess) -> Response:
+    """One person, as this installation knows them."""
+    with context.database.read() as session:
+        return answers.respond(_shown(users.get(session, user_id)))
+
+
+def _shown(row: tables.User) -> Answer:
+    return answers.answer(views.user(row), headers=etag(row.version))
+
+
+@router.patch(
+    "/{user_id}",
+    response_model=User,
+    responses=errors(404, 409, 412, body=True),
+    operation_id="update_user",
+)
+def update_user(
+    user_id: str, body: UserPatch, context: Ctx, access: CurrentAccess, if_match: IfMatch
+) -> Response:
+    """Change the name or the e-mail, make an admin, or take that away."""
+    changes = body.model_dump(exclude_unset=True)
+    return answers.done(
+        context, access, lambda session: _shown(users.patch(session, access, user_id, changes, if_match))
+    )
+
+
+@router.delete("/{user_id}", status_code=204, responses=errors(404, 409, 412), operation_id="delete_user")
+def delete_user(user_id: str, context: Ctx, access: CurrentAccess, if_match: IfMatch) -> Response:
+    """Take a person out of every project and revoke their keys; what they started runs on."""
+
+    def act(session: Session) -> Answer:
+        users.delete(session, access, user_id, if_match)
+        return answers.NO_CONTENT
+
+    return answers.done(context, access, act)

@@ -1,0 +1,146 @@
+"""The chains of the audit log: one for each project and one for the service, made after the commits.
+
+A transaction inserts its row, signed by itself, and takes no lock for it. A moment later one linker over all
+replicas gives the committed rows their places. Once a minute a head covers all links: that is what to keep
+elsewhere.
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlalchemy import RowMapping, func, insert, select
+from sqlalchemy.orm import Session
+
+from mooring.control import locks
+from mooring.control.audit import signing_keys
+from mooring.control.audit.audit_log import FIRST_HASH
+from mooring.control.audit.signing_keys import SIGNED, AuditKeys, Verdict
+from mooring.db.tables import AuditEntry, AuditHead, AuditLink
+from mooring.db.types import now
+from mooring.schemas.base import timestamp
+
+log = logging.getLogger(__name__)
+
+SERVICE_CHAIN: Final = "service"
+BATCH: Final = 1000
+
+_ENTRIES = AuditEntry.__table__.c
+_LINK: Final = insert(AuditLink.__table__)  # type: ignore[arg-type]
+_LINKED = select(AuditLink.number).where(AuditLink.entry_seq == AuditEntry.seq).exists()
+
+
+def chain_of(project_id: str | None) -> str:
+    return project_id or SERVICE_CHAIN
+
+
+def unlinked(session: Session, after: int, limit: int = BATCH) -> Sequence[RowMapping]:
+    """Signed rows with a `seq` beyond `after` that have no place yet, in the order of their `seq`."""
+    query = (
+        select(*_ENTRIES)
+        .where(AuditEntry.seq > after, AuditEntry.hash.startswith(SIGNED), ~_LINKED)
+        .order_by(AuditEntry.seq)
+        .limit(limit)
+    )
+    return session.execute(query).mappings().all()
+
+
+def link(session: Session, keys: AuditKeys, after: int) -> Sequence[int]:
+    """Give up to `BATCH` rows their places, and return their `seq`; none while another replica links.
+
+    A row whose signature is wrong gets no place: `audit_verify` finds it.
+    """
+    if not locks.linking_audit_log(session):
+        return []
+    rows = unlinked(session, after)
+    places: dict[str, tuple[int, str]] = {}
+    links = []
+    for row in rows:
+        if keys.verify(row["hash"], signing_keys.row_text(row)) is not Verdict.GOOD:
+            log.error("row %s of the audit log has a wrong signature: somebody else wrote it", row["seq"])
+            continue
+        chain = chain_of(row["project_id"])
+        position, previous = places.get(chain) or _newest(session, chain)
+        signed = keys.sign(signing_keys.link_text(previous, chain, position + 1, row["hash"]))
+        places[chain] = position + 1, signed
+        links.append({"entry_seq": row["seq"], "chain": chain, "position": position + 1, "hash": signed})
+    if links:
+        session.connection().execute(_LINK, links)
+    return [row["seq"] for row in rows]
+
+
+def _newest(session: Session, chain: str) -> tuple[int, str]:
+    """The last place of a chain and its hash."""
+    query = select(AuditLink.position, AuditLink.hash).where(AuditLink.chain == chain)
+    row = session.execute(query.order_by(AuditLink.position.desc()).limit(1)).one_or_none()
+    return (0, FIRST_HASH) if row is None else (row.position, row.hash)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What the log came to at a moment. Kept elsewhere, it shows whether the log was cut or replaced."""
+
+    number: int
+    links: int
+    hash: str
+    at: str
+
+    def line(self) -> str:
+        """As a line of the file of heads."""
+        fields = {"number": self.number, "hash": self.hash, "links": self.links, "at": self.at}
+        return json.dumps(fields)
+
+
+def newest_head(session: Session) -> Head | None:
+    row = session.scalar(select(AuditHead).order_by(AuditHead.number.desc()).limit(1))
+    return None if row is None else Head(row.number, row.links, row.hash, timestamp(row.at) or "")
+
+
+def make_head(session: Session, keys: AuditKeys) -> None:
+    """Cover what was linked since the last head, if anything was, unless another replica is at it."""
+    if not locks.linking_audit_log(session):
+        return
+    last = session.scalar(select(AuditHead).order_by(AuditHead.number.desc()).limit(1))
+    number, previous, links, covered = (
+        (0, FIRST_HASH, 0, 0) if last is None else (last.number, last.hash, last.links, last.last_link)
+    )
+    newest = session.scalar(select(func.max(AuditLink.number)))
+    if newest is None or newest <= covered:
+        return
+    digest = LinksDigest()
+    query = select(AuditLink.hash).where(AuditLink.number > covered).order_by(AuditLink.number)
+    for linked in session.scalars(query.execution_options(yield_per=BATCH)):
+        digest.add(linked)
+    total = links + digest.count
+    text = signing_keys.head_text(previous, number + 1, total, digest.hex())
+    session.add(AuditHead(number=number + 1, at=now(), last_link=newest, links=total, hash=keys.sign(text)))
+
+
+class LinksDigest:
+    """SHA-256 over the hashes of links in their order."""
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        self.count = 0
+        self._digest = hashlib.sha256()
+
+    def add(self, link_hash: str) -> None:
+        self.count += 1
+        self._digest.update(f"{link_hash}\n".encode())
+
+    def hex(self) -> str:
+        return self._digest.hexdigest()
+
+
+def links_of(session: Session, seqs: Sequence[int]) -> Mapping[int, dict[str, Any]]:
+    """By the `seq` of a row, its place as the API shows it."""
+    query = select(AuditLink).where(AuditLink.entry_seq.in_(seqs))
+    return {
+        row.entry_seq: {"chain": row.chain, "position": row.position, "hash": row.hash}
+        for row in session.scalars(query)
+    }

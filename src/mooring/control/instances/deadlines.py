@@ -1,0 +1,45 @@
+"""Limits that act for the user: the longest duration, the drain's deadline, the longest start."""
+
+from datetime import timedelta
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from mooring.control.instances import instances
+from mooring.core.access import SYSTEM
+from mooring.core.errors import InvalidTransition, NotFound
+from mooring.core.instance import HOLDS_GPUS, DesiredState, Reason, State
+from mooring.db.tables import Instance, Node
+from mooring.db.types import now
+
+MAX_DURATION = Reason(code="max_duration_reached", message="it ran for as long as its max_duration_s allows")
+DRAINED = Reason(code="node_drained", message="its node was drained and the deadline has passed")
+START_TIMEOUT = Reason(
+    code="start_timeout", message="it did not start in time; see its events for how far it got"
+)
+
+
+def due(session: Session, start_timeout_s: int) -> list[tuple[str, Reason]]:
+    """Instances that a limit says should stop, each with the limit."""
+    wanted = select(Instance.id).where(
+        Instance.desired_state == DesiredState.RUNNING, Instance.deleted_at.is_(None)
+    )
+    expired = wanted.where(Instance.expires_at <= now())
+    drained = wanted.join(Node, Node.id == Instance.node_id).where(
+        Node.draining.is_(True), Node.drain_deadline_at <= now(), Instance.state.in_(HOLDS_GPUS)
+    )
+    stuck = wanted.where(
+        Instance.state.in_([State.SCHEDULED, State.STARTING]),
+        Instance.started_at.is_(None),
+        Instance.scheduled_at < now() - timedelta(seconds=start_timeout_s),
+    )
+    found = ((expired, MAX_DURATION), (drained, DRAINED), (stuck, START_TIMEOUT))
+    return [(instance_id, reason) for query, reason in found for instance_id in session.scalars(query)]
+
+
+def stop(session: Session, instance_id: str, reason: Reason) -> None:
+    """Stop it as its user would; one that has ended or gone meanwhile needs nothing."""
+    try:
+        instances.stop(session, SYSTEM, instance_id, instances.DEFAULT_STOP_TIMEOUT_S, reason)
+    except (InvalidTransition, NotFound):
+        return

@@ -1,0 +1,306 @@
+"""The verbs on instance groups, and what follows for a group from what becomes of its members.
+
+A member is an instance like any other, but that only its group starts, stops and deletes it.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Row, exists, or_, select
+from sqlalchemy.orm import Session
+
+from mooring.control import concurrency, events, locks
+from mooring.control.audit import audit_log
+from mooring.control.instances import admission, instances, naming, specs
+from mooring.control.locks import LockedGroup
+from mooring.control.scheduling import quotas
+from mooring.control.tenants import storage
+from mooring.core import ids
+from mooring.core.access import SYSTEM, Access
+from mooring.core.errors import Forbidden, InvalidTransition, NameTaken, NotFound
+from mooring.core.group import (
+    GROUP_ENDED,
+    LONGEST_NAME,
+    MOST_RESTARTS,
+    GroupState,
+    group_state,
+    member_name,
+)
+from mooring.core.instance import ENDED, DesiredState, InstanceSpec, Reason, State
+from mooring.db.session import nudge
+from mooring.db.tables import Instance, InstanceGroup, Project
+from mooring.db.types import new_id, now
+from mooring.schemas.instance_groups import InstanceGroupCreate
+
+MEMBER_FAILED = "member_failed"
+
+
+def create(session: Session, access: Access, into: Project, asked: InstanceGroupCreate) -> InstanceGroup:
+    """Insert a group with all its members, pending, into a project that the caller was let into.
+
+    Raises:
+        NameTaken: a live group, or an instance with the name of a member, is there.
+        Forbidden, Invalid: as `admission.require`; code `host_network_not_allowed`.
+        QuotaExceeded: the project's quotas have no room for all of them.
+    """
+    project = quotas.lock(session, into.id)
+    _require_network(project, asked.network.mode)
+    template = asked.template.model_copy(update={"labels": {**asked.labels, **asked.template.labels}})
+    admission.require(session, project.id, template)
+    admission.require_priority(session, access, project.id, template.priority)
+    name = asked.name or naming.generated(template.image)[-LONGEST_NAME:].lstrip("-")
+    _refuse_taken_name(session, project.id, name)
+    names = [member_name(name, rank) for rank in range(asked.count)]
+    naming.refuse_taken(session, project.id, names)
+    quotas.refuse_beyond(session, project, template, asked.count)
+    row = InstanceGroup(
+        id=new_id(ids.INSTANCE_GROUP), project_id=project.id, name=name, labels=asked.labels,
+        count=asked.count, template=template.spec(), on_member_failure=asked.on_member_failure,
+        network=asked.network.mode, encrypted=asked.network.encrypted, master_port=asked.master_port,
+        restarts=0, desired_state=DesiredState.RUNNING, reason=None, version=0, created_at=now(),
+    )  # fmt: skip
+    session.add(row)
+    session.flush()
+    members = [instances.new_row(project.id, template, each) for each in names]
+    for rank, member in enumerate(members):
+        member.group_id, member.group_rank, member.spec = row.id, rank, specs.own_part(member.spec)
+    _count_stored(session, row, members)
+    instances.queue_new(session, members)
+    _changed(session, row)
+    audit_log.record(session, access, row.id, project.id, after=_described(row))
+    return row
+
+
+def _count_stored(session: Session, row: InstanceGroup, members: Sequence[Instance]) -> None:
+    stored = storage.size(row.template, row.labels)
+    stored += sum(storage.size(member.spec, member.labels) for member in members)
+    storage.add(session, row.project_id, stored=stored, rows=1 + len(members))
+
+
+def _require_network(project: Project, mode: str) -> None:
+    if mode == "host" and not project.host_network:
+        raise Forbidden(
+            "this project may not use the hosts' network; use overlay, or ask an admin to allow it",
+            code="host_network_not_allowed",
+        )
+
+
+def _refuse_taken_name(session: Session, project_id: str, name: str) -> None:
+    # The unique index is the authority; this makes the common case a plain answer.
+    query = select(InstanceGroup).where(
+        InstanceGroup.project_id == project_id, InstanceGroup.name == name, InstanceGroup.deleted_at.is_(None)
+    )
+    row = session.scalar(query)
+    if row is None:
+        return
+    if not _is_gone(session, row):
+        raise NameTaken(f"an instance group named {name} exists; choose another name", name=name)
+    row.deleted_at = now()  # it answers 404 already
+    session.flush()
+
+
+def _described(row: InstanceGroup) -> dict[str, Any]:
+    """What the audit log tells of a group; as `instances` has it."""
+    return {
+        "name": row.name,
+        "count": row.count,
+        "image": row.template["image"],
+        "gpus": row.template["gpus"],
+    }
+
+
+def get(session: Session, access: Access, group_id: str) -> InstanceGroup:
+    """A live group.
+
+    Raises:
+        NotFound: never existed, is deleted, or is another project's.
+        Forbidden: the caller may see it, and not do this with it.
+    """
+    row = session.get(InstanceGroup, group_id)
+    if row is None or row.deleted_at is not None or _is_gone(session, row):
+        raise NotFound(f"no instance group {group_id}")
+    access.require(row.project_id, f"no instance group {group_id}")
+    return row
+
+
+def _is_gone(session: Session, row: InstanceGroup) -> bool:
+    """Its last member is, and only nobody has written it down yet."""
+    if row.desired_state is not DesiredState.DELETED:
+        return False
+    return session.scalar(select(Instance.id).where(_living(row.id)).limit(1)) is None
+
+
+def _living(group_id: str) -> Any:
+    return (Instance.group_id == group_id) & Instance.deleted_at.is_(None)
+
+
+def state_of(row: InstanceGroup, members: Sequence[State]) -> GroupState:
+    return group_state(members, row.desired_state, failed=_has_failed(row))
+
+
+def _has_failed(row: InstanceGroup) -> bool:
+    return row.reason is not None and row.reason["code"] == MEMBER_FAILED
+
+
+def stop(session: Session, access: Access, group_id: str, timeout_s: int, reason: Reason) -> InstanceGroup:
+    """Ask for all members' containers to end. Asking twice is no error.
+
+    Raises:
+        InvalidTransition: all have ended already.
+    """
+    locked = locks.group(session, access, group_id)
+    if (state := _state(locked)) in GROUP_ENDED:
+        raise _forbidden("stop", state, "it has ended already")
+    if locked.group.desired_state is DesiredState.RUNNING:
+        _end(session, locked, DesiredState.STOPPED, timeout_s, reason)
+    _record_verb(session, access, locked.group)
+    return locked.group
+
+
+def start(session: Session, access: Access, group_id: str) -> InstanceGroup:
+    """Queue all members of an ended group again.
+
+    Raises:
+        InvalidTransition: it has not ended.
+        Forbidden, Invalid: as `admission.require`; code `host_network_not_allowed`.
+        QuotaExceeded: the project's quotas have no room for all of them.
+    """
+    project = quotas.lock(session, get(session, access, group_id).project_id)
+    locked = locks.group(session, access, group_id)
+    row, state = locked.group, _state(locked)
+    if state not in GROUP_ENDED or row.desired_state is DesiredState.DELETED:
+        raise _forbidden("start", state, "only one that has ended can be started")
+    _require_network(project, row.network)
+    spec = InstanceSpec.from_row(row.template)
+    admission.require(session, project.id, spec)
+    admission.require_priority(session, access, project.id, spec.priority)
+    quotas.refuse_beyond(session, project, spec, row.count)
+    row.desired_state, row.reason, row.restarts = DesiredState.RUNNING, None, 0
+    for member in locked.members:
+        instances.queue_again(session, member, locked.nodes.get(member.node_id or ""), instances.QUEUED)
+    _changed(session, row)
+    _record_verb(session, access, row)
+    return row
+
+
+def delete(session: Session, access: Access, group_id: str, if_match: int | None) -> InstanceGroup:
+    """Stop and remove all members; it answers 404 once every node has confirmed that."""
+    locked = locks.group(session, access, group_id)
+    concurrency.refuse_stale("instance group", shown_version(locked.group, locked.members), if_match)
+    if locked.group.desired_state is not DesiredState.DELETED:
+        _end(session, locked, DesiredState.DELETED, None, instances.DELETED_BY_USER)
+    _forget_if_gone(session, locked)
+    _record_verb(session, access, locked.group)
+    return locked.group
+
+
+def shown_version(row: InstanceGroup, members: Sequence[Instance | Row[Any]]) -> int:
+    """Rises whenever anything does that is shown of a group."""
+    return row.version + sum(member.version for member in members)
+
+
+def _state(locked: LockedGroup) -> GroupState:
+    return state_of(locked.group, [member.state for member in locked.members])
+
+
+def _forbidden(verb: str, state: GroupState, hint: str) -> InvalidTransition:
+    return InvalidTransition(f"cannot {verb} a group that is {state}: {hint}", state=str(state))
+
+
+def _record_verb(session: Session, access: Access, row: InstanceGroup) -> None:
+    after = {"name": row.name, "desired_state": str(row.desired_state)}
+    audit_log.record(session, access, row.id, row.project_id, after=after)
+
+
+def _end(
+    session: Session, locked: LockedGroup, desired: DesiredState, timeout_s: int | None, reason: Reason
+) -> None:
+    row = locked.group
+    row.desired_state, row.reason = desired, reason.model_dump()
+    for member in locked.members:
+        if member.state is State.DELETED or (desired is DesiredState.STOPPED and member.state in ENDED):
+            continue
+        node = locked.nodes.get(member.node_id or "")
+        within_s = instances.time_to_end(member) if timeout_s is None else timeout_s
+        instances.end(session, member, node, desired, within_s, reason)
+    _changed(session, row)
+
+
+def _changed(session: Session, row: InstanceGroup) -> None:
+    row.version += 1
+    events.append(
+        session,
+        events.INSTANCE_GROUP_CHANGED,
+        {
+            "group_id": row.id,
+            "desired_state": str(row.desired_state),
+            "restarts": row.restarts,
+            "reason": row.reason,
+        },
+        project_id=row.project_id,
+    )
+    nudge(session, "groups")
+
+
+def unsettled(session: Session) -> list[str]:
+    """The groups for which something follows from what became of their members."""
+    member = Instance.group_id == InstanceGroup.id
+    upset = or_(
+        Instance.state.in_([State.FAILED, State.STOPPED]),
+        # What gives way to others comes back by itself.
+        (Instance.desired_state != DesiredState.RUNNING) & Instance.requeue.is_(False),
+    )
+    runs = (InstanceGroup.desired_state == DesiredState.RUNNING) & exists().where(member, upset)
+    gone = (InstanceGroup.desired_state == DesiredState.DELETED) & ~exists().where(
+        member, Instance.deleted_at.is_(None)
+    )
+    query = select(InstanceGroup.id).where(InstanceGroup.deleted_at.is_(None), or_(runs, gone))
+    return list(session.scalars(query.order_by(InstanceGroup.id)))
+
+
+def settle(session: Session, group_id: str) -> None:
+    """Do what follows, as the group says; nothing where somebody else has done it meanwhile."""
+    try:
+        locked = locks.group(session, SYSTEM, group_id)
+    except NotFound:
+        return
+    if locked.group.desired_state is DesiredState.DELETED:
+        _forget_if_gone(session, locked)
+    elif locked.group.desired_state is DesiredState.RUNNING:
+        _follow(session, locked)
+
+
+def _forget_if_gone(session: Session, locked: LockedGroup) -> None:
+    if all(member.state is State.DELETED for member in locked.members):
+        locked.group.deleted_at = now()
+
+
+def _follow(session: Session, locked: LockedGroup) -> None:
+    failed = [member for member in locked.members if member.state is State.FAILED]
+    ending = [
+        member
+        for member in locked.members
+        if member.desired_state is not DesiredState.RUNNING and not member.requeue
+    ]
+    if failed:
+        _after_failure(session, locked, failed)
+    elif ending and (told := ending[0].reason):
+        # A limit has ended one of them: the longest duration, a drain, or a start that took too long.
+        _end(session, locked, DesiredState.STOPPED, None, Reason.model_validate(told))
+
+
+def _after_failure(session: Session, locked: LockedGroup, failed: Sequence[Instance]) -> None:
+    row = locked.group
+    again = row.on_member_failure == "restart_member" and row.restarts + len(failed) <= MOST_RESTARTS
+    if not again:
+        _end(session, locked, DesiredState.STOPPED, None, _failure(failed[0]))
+        return
+    for member in failed:
+        instances.queue_again(session, member, locked.nodes.get(member.node_id or ""), instances.QUEUED)
+    row.restarts += len(failed)
+    _changed(session, row)
+
+
+def _failure(member: Instance) -> Reason:
+    why = member.reason["message"] if member.reason else "its process ended"
+    return Reason(code=MEMBER_FAILED, message=f"member {member.group_rank} ({member.name}) failed: {why}")

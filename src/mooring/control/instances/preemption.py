@@ -1,0 +1,188 @@
+"""Instances that give way: the plan's evictions, guarded again under locks, and what follows their end."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from mooring.control import locks
+from mooring.control.instances import instances
+from mooring.core.instance import ENDED, HOLDS_GPUS, WHOLE_MILLI, DesiredState, Reason, State
+from mooring.db.tables import Instance, Node, Project
+from mooring.db.types import now
+from mooring.scheduler.model import Eviction
+
+CODE = "preempted"
+
+
+def evict(
+    session: Session, evictions: Sequence[Eviction], min_run_s: float, going: Collection[str]
+) -> list[str]:
+    """Stop those that must still give way, for each that waits either all of its victims or none.
+
+    The plan was made from a snapshot; here it is asked again whether the other one waits, whether it may take
+    this, and whether the victim has run for long enough. Of a group all members give way with the victim:
+    the others could not go on, and are placed again together with it.
+
+    Args:
+        going: what the plan saw on its way out.
+
+    Returns:
+        The ids of the instances that are being stopped.
+    """
+    locks.placing(session)
+    if _others_evicted(session, going):
+        return []
+    mates = _mates(session, {eviction.instance_id for eviction in evictions})
+    nodes = locks.nodes(session, {each.node_id for each in evictions} | set(filter(None, mates.values())))
+    ids = {key for each in evictions for key in (each.instance_id, each.for_instance_id)}
+    rows = locks.instances(session, ids | mates.keys())
+    guard = _Guard(session, rows, min_run_s)
+    evicted = []
+    for waiting, theirs in _by_beneficiary(evictions, rows).items():
+        if not guard.allows(waiting, theirs):
+            continue
+        for eviction in theirs:
+            reason = guard.reason(waiting, eviction)
+            for row in _with_its_group(rows[eviction.instance_id], rows):
+                _stop(session, row, nodes[row.node_id or ""], reason)
+                evicted.append(row.id)
+    return evicted
+
+
+def _others_evicted(session: Session, going: Collection[str]) -> bool:
+    """Whether another replica has since the look: this plan would do it a second time, with other victims."""
+    query = select(Instance.id).where(
+        Instance.state == State.STOPPING,
+        Instance.deleted_at.is_(None),
+        Instance.reason["code"].as_string() == CODE,
+    )
+    return not set(session.scalars(query)).issubset(going)
+
+
+def _mates(session: Session, victims: Collection[str]) -> dict[str, str | None]:
+    """Of the groups of the victims all members, with their nodes."""
+    groups = select(Instance.group_id).where(Instance.id.in_(victims), Instance.group_id.is_not(None))
+    query = select(Instance.id, Instance.node_id).where(Instance.group_id.in_(groups))
+    return dict(session.execute(query.where(Instance.deleted_at.is_(None))).all())
+
+
+def _with_its_group(victim: Instance, rows: Mapping[str, Instance]) -> list[Instance]:
+    if victim.group_id is None:
+        return [victim]
+    return [row for row in rows.values() if row.group_id == victim.group_id and _runs(row)]
+
+
+def _by_beneficiary(
+    evictions: Iterable[Eviction], rows: Mapping[str, Instance]
+) -> dict[tuple[str, ...], list[Eviction]]:
+    """By those that they are for: an instance alone, or the members of a group."""
+    by_unit: dict[str, list[Eviction]] = {}
+    for eviction in evictions:
+        row = rows.get(eviction.for_instance_id)
+        by_unit.setdefault((row and row.group_id) or eviction.for_instance_id, []).append(eviction)
+    return {tuple(sorted({each.for_instance_id for each in theirs})): theirs for theirs in by_unit.values()}
+
+
+@dataclass(slots=True)
+class _Share:
+    """What a project holds of GPUs, in thousandths, less what is being stopped; and what it is guaranteed."""
+
+    held: int
+    guaranteed: int
+
+    @property
+    def borrows(self) -> bool:
+        return self.held > self.guaranteed
+
+
+class _Guard:
+    """Whether victims may be stopped for others, and less may be with all that are."""
+
+    def __init__(self, session: Session, rows: Mapping[str, Instance], min_run_s: float) -> None:
+        self._rows = rows
+        self._placed_before = now() - timedelta(seconds=min_run_s)
+        self._shares = _shares(session, {row.project_id for row in rows.values()})
+
+    def allows(self, waiting: Sequence[str], evictions: Sequence[Eviction]) -> bool:
+        """What is allowed is counted as gone."""
+        asking = [row for key in waiting if (row := self._rows.get(key)) and _waits(row)]
+        if len(asking) < len(waiting):
+            return False
+        gone: dict[str, Instance] = {}
+        for eviction in evictions:
+            victim = self._rows.get(eviction.instance_id)
+            if victim is None or not self._may_go(eviction, victim, asking):
+                self._count(gone.values(), +1)
+                return False
+            going = [row for row in _with_its_group(victim, self._rows) if row.id not in gone]
+            gone.update((row.id, row) for row in going)
+            self._count(going, -1)
+        return True
+
+    def _count(self, rows: Iterable[Instance], sign: int) -> None:
+        for row in rows:
+            self._shares[row.project_id].held += sign * row.gpu_milli
+
+    def _may_go(self, eviction: Eviction, victim: Instance, asking: Sequence[Instance]) -> bool:
+        placed = victim.scheduled_at is not None and victim.scheduled_at <= self._placed_before
+        if not (placed and _runs(victim)) or victim.node_id != eviction.node_id:
+            return False
+        volunteers = bool(victim.spec.get("preemptible"))
+        if volunteers and victim.priority < min(row.priority for row in asking):
+            return True
+        return self._may_reclaim(victim, asking) and (volunteers or self._shares[victim.project_id].borrows)
+
+    def _may_reclaim(self, victim: Instance, asking: Sequence[Instance]) -> bool:
+        project_id = asking[0].project_id
+        if project_id == victim.project_id or not victim.gpu_milli:
+            return False
+        share = self._shares[project_id]
+        return share.held + sum(row.gpu_milli for row in asking) <= share.guaranteed
+
+    def reason(self, waiting: Sequence[str], eviction: Eviction) -> Reason:
+        """Tells nothing of the other tenant but what its right is."""
+        if eviction.because == "reclaim":
+            return Reason(code=CODE, message="it gave way to a project that took back its guaranteed GPUs")
+        priority = min(self._rows[key].priority for key in waiting)
+        return Reason(code=CODE, message=f"it gave way to an instance of priority {priority}")
+
+
+def _waits(row: Instance) -> bool:
+    return row.state is State.PENDING and row.desired_state is DesiredState.RUNNING and row.deleted_at is None
+
+
+def _runs(row: Instance) -> bool:
+    going = row.desired_state is not DesiredState.RUNNING or row.state in {State.STOPPING, State.UNREACHABLE}
+    return row.state in HOLDS_GPUS and not going
+
+
+def _shares(session: Session, project_ids: Collection[str]) -> dict[str, _Share]:
+    held = (
+        select(Instance.project_id, func.sum(Instance.gpu_milli))
+        .where(Instance.project_id.in_(project_ids), Instance.state.in_(HOLDS_GPUS - {State.STOPPING}))
+        .group_by(Instance.project_id)
+    )
+    sums = {project_id: int(milli) for project_id, milli in session.execute(held)}
+    query = select(Project.id, Project.guaranteed_gpus).where(Project.id.in_(project_ids))
+    return {
+        project_id: _Share(sums.get(project_id, 0), (guaranteed or 0) * WHOLE_MILLI)
+        for project_id, guaranteed in session.execute(query)
+    }
+
+
+def _stop(session: Session, row: Instance, node: Node, reason: Reason) -> None:
+    spec = instances.spec_of(row)
+    instances.end(session, row, node, DesiredState.STOPPED, spec.preemption_grace_s, reason)
+    row.requeue = spec.on_preemption == "requeue"
+
+
+def requeue(session: Session, row: Instance, node: Node | None) -> None:
+    """Have what gave way wait again once its container is gone, in its old place in the queue."""
+    if row.requeue and row.state in ENDED and row.desired_state is DesiredState.STOPPED:
+        message = "it gave way to others and waits to be placed again"
+        waiting_since = row.queued_at
+        instances.queue_again(session, row, node, Reason(code=CODE, message=message))
+        row.queued_at = waiting_since

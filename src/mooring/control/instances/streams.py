@@ -1,0 +1,74 @@
+"""Streams that users ask of nodes: a row from the asking until the node dials in or the user goes."""
+
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
+
+from mooring.control.audit import audit_log
+from mooring.control.instances import instances
+from mooring.control.nodes import nodes
+from mooring.core.access import Access
+from mooring.core.errors import NotRunning, Unavailable
+from mooring.core.instance import State
+from mooring.db.session import nudge
+from mooring.db.tables import Instance, Stream
+from mooring.db.types import now
+from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamRequest
+
+
+def check(session: Session, access: Access, instance_id: str, *, running: bool) -> tuple[Instance, str]:
+    """The instance and its node, if the node can be asked about a container of it.
+
+    Raises:
+        NotFound, Forbidden: as `instances.get`.
+        NotRunning: it has no container, or (`running`) none that runs.
+        Unavailable: its node is silent.
+    """
+    row = instances.get(session, access, instance_id)
+    if row.node_id is None or row.state in {State.PENDING, State.SCHEDULED}:
+        raise NotRunning(f"the instance is {row.state} and has no container yet", state=str(row.state))
+    if running and row.state not in {State.RUNNING, State.STOPPING, State.UNREACHABLE}:
+        raise NotRunning(f"the instance is {row.state}, not running", state=str(row.state))
+    if nodes.get(session, row.node_id).silent:
+        raise Unavailable("the instance's node is silent; try again when it is back", code="node_unreachable")
+    return row, row.node_id
+
+
+def ask(
+    session: Session,
+    access: Access,
+    row: Instance,
+    stream_id: str,
+    asked: LogsRequest | ExecRequest,
+    url: str | None,
+) -> None:
+    """Leave word for the node, and wake its call that waits for streams."""
+    if isinstance(asked, ExecRequest):
+        # Its arguments may hold a secret; the program says what was done.
+        audit_log.record(session, access, row.id, row.project_id, after={"program": asked.command[0][:255]})
+    request = StreamRequest(
+        id=stream_id,
+        instance_id=row.id,
+        attempt=row.attempt,
+        url=url,
+        logs=asked if isinstance(asked, LogsRequest) else None,
+        exec=asked if isinstance(asked, ExecRequest) else None,
+    )
+    session.add(
+        Stream(id=stream_id, node_id=row.node_id, request=request.model_dump(mode="json"), created_at=now())
+    )
+    nudge(session, topic(row.node_id))
+
+
+def topic(node_id: str | None) -> str:
+    """What is fired when a user asks a node for a stream."""
+    return f"streams:{node_id}"
+
+
+def waiting(session: Session, node_id: str) -> list[StreamRequest]:
+    """The streams for which users wait and the node has not dialed in yet."""
+    rows = session.scalars(select(Stream).where(Stream.node_id == node_id))
+    return [StreamRequest.model_validate(row.request) for row in rows]
+
+
+def forget(session: Session, stream_id: str) -> None:
+    session.execute(delete(Stream).where(Stream.id == stream_id))

@@ -1,0 +1,175 @@
+"""What a node should have: each instance, without its secrets (`control/nodes/start_secrets.py`)."""
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from sqlalchemy import Row, select
+from sqlalchemy.orm import Session, defer, undefer
+from sqlalchemy.sql.base import ExecutableOption
+
+from mooring.control.instances import gangs, instances
+from mooring.control.tenants import registries, registry_rules, secrets
+from mooring.core.images import ImageName
+from mooring.core.instance import HOLDS_GPUS, WHOLE_MILLI, DesiredState, InstanceSpec
+from mooring.db.tables import Allocation, Gpu, Instance, Node, Project
+from mooring.schemas.agent import Assignment, GpuGrant, GroupMembership, KnownAssignment
+
+
+@dataclass(frozen=True, slots=True)
+class _Extras:
+    """What assignments are made of beside their rows, by instance id, read with a query for each kind."""
+
+    grants: Mapping[str, list[GpuGrant]]
+    projects: Mapping[str, Row[Any]]  # by id
+    groups: Mapping[str, GroupMembership]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The assignments of one answer: whole ones, and those whose spec the agent has already."""
+
+    whole: list[Assignment]
+    unchanged: list[KnownAssignment]
+
+
+def of(session: Session, node: Node, rows: Sequence[Instance], known: Mapping[str, str] | None) -> Told:
+    """The assignments of a node's live instances. Every report of every node passes here.
+
+    Args:
+        rows: without their specs, which are large (`without_specs`).
+        known: the `spec_version` of each instance whose spec the agent has; null: it keeps none.
+    """
+    if not rows:
+        return Told([], [])
+    news = [row for row in rows if known is None or known.get(row.id) != spec_version(row)]
+    specs = _specs(session, news)
+    asking = _asking(session, news, specs)
+    if not (node.facts or {}).get("asks_for_secrets"):
+        # An agent of an earlier release would start it without them, and fail: it waits for the upgrade.
+        rows = [row for row in rows if not (row.id in asking and is_startable(row))]
+    extras = _Extras(
+        grants=_grants(session, rows),
+        projects=_projects(session, rows),
+        groups=gangs.memberships(session, rows),
+    )
+    rules = registry_rules.of(session)
+    return Told(
+        whole=[
+            Assignment(
+                **_common(row, extras),
+                spec=_readable(specs[row.id]),
+                asks_for_secrets=row.id in asking,
+                registry_listed=rules.lists(ImageName.parse(specs[row.id].image).registry, row.project_id),
+            )
+            for row in rows
+            if row.id in specs
+        ],
+        unchanged=[KnownAssignment(**_common(row, extras)) for row in rows if row.id not in specs],
+    )
+
+
+def without_specs() -> ExecutableOption:
+    """Leaves specs out of a query for instances: 150 of 250 KB took seconds with every report."""
+    return defer(Instance.spec)
+
+
+def spec_version(row: Instance) -> str:
+    """Names the spec that an attempt was placed with, for the agent to say that it has it."""
+    return f"{row.attempt}.{row.generation}"
+
+
+def _specs(session: Session, rows: Sequence[Instance]) -> dict[str, InstanceSpec]:
+    if not rows:
+        return {}
+    # One query for all: they were left out of the rows (`without_specs`).
+    query = select(Instance).where(Instance.id.in_([row.id for row in rows])).options(undefer(Instance.spec))
+    session.scalars(query).all()
+    return instances.specs_of(session, rows)
+
+
+def _asking(session: Session, rows: Sequence[Instance], specs: Mapping[str, InstanceSpec]) -> set[str]:
+    """Instances that are started with secrets or with a registry's credentials."""
+    hosts = {row.id: (row.project_id, ImageName.parse(specs[row.id].image).registry) for row in rows}
+    known = registries.known(session, hosts.values())
+    with_secrets = {instance_id for instance_id, spec in specs.items() if secrets.references(spec)}
+    return with_secrets | {instance_id for instance_id, host in hosts.items() if host in known}
+
+
+def _grants(session: Session, rows: Sequence[Instance]) -> dict[str, list[GpuGrant]]:
+    """With the memory of each. A card's facts are long, and read only where MIG devices are given."""
+    held = Allocation
+    columns = (held.instance_id, held.gpu_uuid, held.milli, held.mig_uuid, Gpu.memory_mib)
+    query = select(*columns).join(Gpu, Gpu.uuid == held.gpu_uuid).order_by(held.id)
+    found = session.execute(query.where(held.instance_id.in_([row.id for row in rows]), held.to_at.is_(None)))
+    given = found.all()
+    of_mig = _mig_memory(session, {row.gpu_uuid for row in given if row.mig_uuid})
+    grants: dict[str, list[GpuGrant]] = defaultdict(list)
+    for instance_id, gpu_uuid, milli, mig_uuid, card_mib in given:
+        # A MIG device that does not tell its memory, or that is no more, has its part of the card's.
+        memory_mib = of_mig.get(mig_uuid or "", card_mib * milli // WHOLE_MILLI)
+        grant = GpuGrant(gpu_uuid=gpu_uuid, milli=milli, mig_uuid=mig_uuid, memory_mib=memory_mib)
+        grants[instance_id].append(grant)
+    return grants
+
+
+def _mig_memory(session: Session, uuids: Collection[str]) -> dict[str, int]:
+    if not uuids:
+        return {}
+    facts = session.scalars(select(Gpu.facts).where(Gpu.uuid.in_(uuids)))
+    devices = (device for of_card in facts for device in of_card.get("mig_devices", ()))
+    return {device["uuid"]: device["memory_mib"] for device in devices if device["memory_mib"]}
+
+
+def _runs(row: Instance) -> bool:
+    return row.desired_state is DesiredState.RUNNING and row.state in HOLDS_GPUS
+
+
+def is_startable(row: Instance) -> bool:
+    """Whether its node is to start it now: only then does it get what is secret."""
+    return _runs(row) and _may_start(row)
+
+
+def _may_start(row: Instance) -> bool:
+    """Also of one that is `unreachable`: while its node's Docker is away, the node is told what to start."""
+    return row.started_at is None
+
+
+def _projects(session: Session, rows: Sequence[Instance]) -> dict[str, Row[Any]]:
+    query = select(Project.id, Project.security_profile, Project.local_images)
+    found = session.execute(query.where(Project.id.in_({row.project_id for row in rows})))
+    return {row.id: cast(Row[Any], row) for row in found}
+
+
+def _readable(spec: InstanceSpec) -> InstanceSpec:
+    """A list of models is what an agent of an earlier release could not read, and no agent needs it."""
+    if not isinstance(spec.gpus.model, list):
+        return spec
+    return spec.model_copy(update={"gpus": spec.gpus.model_copy(update={"model": None})})
+
+
+def _common(row: Instance, extras: _Extras) -> dict[str, Any]:
+    """All fields of an assignment but its spec."""
+    grants = extras.grants.get(row.id, [])
+    return {
+        "instance_id": row.id,
+        "attempt": row.attempt,
+        "name": row.name,
+        "project_id": row.project_id,
+        "generation": row.generation,
+        "spec_version": spec_version(row),
+        "want": "running" if _runs(row) else "stopped",
+        "may_start": _may_start(row),
+        "stop_timeout_s": row.stop_timeout_s,
+        "gpu_uuids": list(dict.fromkeys(grant.gpu_uuid for grant in grants)),
+        "grants": grants,
+        "isolation": (row.placed_as or {}).get("isolation"),
+        "cpus": (row.cpu_milli or 0) / 1000,
+        "memory_mib": row.memory_mib or 0,
+        "disk_mib": row.disk_mib or None,
+        "image_digest": row.image_digest,
+        "security_profile": extras.projects[row.project_id].security_profile,
+        "local_images": extras.projects[row.project_id].local_images,
+        "group": extras.groups.get(row.id),
+    }

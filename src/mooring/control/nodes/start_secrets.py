@@ -1,0 +1,127 @@
+"""Secrets and registry credentials, handed to a node at the moment when it starts an instance (R16, R17).
+
+They are in no answer to a report. A node asks for those of one attempt, and gets them only while the
+scheduler has that attempt placed on it and it has not run. Each attempt's first hand-out is in the audit log,
+and all are counted.
+"""
+
+from collections.abc import Mapping
+
+from sqlalchemy.orm import Session
+
+from mooring.control import locks
+from mooring.control.audit import audit_log
+from mooring.control.instances import instances
+from mooring.control.nodes import nodes, reports
+from mooring.control.nodes.assignments import is_startable
+from mooring.control.tenants import registries, secrets
+from mooring.control.tenants.encryption import Sealer
+from mooring.core.access import Access, Caller, Permission
+from mooring.core.errors import Conflict, NotFound, Unauthorized
+from mooring.core.images import ImageName
+from mooring.core.instance import InstanceSpec
+from mooring.db.tables import Instance, Node
+from mooring.schemas.agent import RegistryAuth, StartSecrets, StartSecretsRequest
+
+# An agent asks again when it was restarted, or every ten minutes while a start keeps failing.
+MOST_OF_AN_ATTEMPT = 200
+
+
+def hand_out(
+    session: Session,
+    sealer: Sealer,
+    node_id: str,
+    credential_hash: str,
+    instance_id: str,
+    request: StartSecretsRequest,
+    access_from: tuple[str | None, str | None] = (None, None),
+) -> StartSecrets:
+    """What one attempt is started with.
+
+    Args:
+        access_from: the address and the id of the node's request, for the audit log.
+
+    Raises:
+        Unauthorized: the node was deleted, or the credential is not its own any more.
+        StaleSession: a newer agent speaks for this node.
+        NotFound: the node has no such attempt to start: not placed there, not wanted any more, or it has run.
+        Conflict: code `too_many_handouts`.
+    """
+    node = locks.node(session, node_id)
+    if node is None or node.deleted_at is not None:
+        raise Unauthorized("this node was deleted; join it again with a new token")
+    nodes.recognise(node, credential_hash)
+    reports.refuse_stale_session(node, request.session)
+    row = locks.instances(session, [instance_id]).get(instance_id)
+    if row is None or not _is_to_start(row, node, request.attempt):
+        raise NotFound(f"this node has no attempt {request.attempt} of {instance_id} to start")
+    spec = instances.spec_of(row)
+    given = StartSecrets(
+        secrets=_secrets(session, sealer, row, spec), registry=_registry(session, sealer, row, spec)
+    )
+    if given.secrets or given.registry:
+        _count(row)
+        if row.handout_count == 1:
+            _record(session, node, row, spec, given, access_from)
+    return given
+
+
+def _is_to_start(row: Instance, node: Node, attempt: int) -> bool:
+    placed = row.node_id == node.id and row.attempt == attempt and row.deleted_at is None
+    return placed and is_startable(row)
+
+
+def _count(row: Instance) -> None:
+    if row.handout_attempt != row.attempt:
+        row.handout_attempt, row.handout_count = row.attempt, 0
+    if row.handout_count >= MOST_OF_AN_ATTEMPT:
+        raise Conflict(
+            f"secrets for attempt {row.attempt} of {row.id} were handed out {row.handout_count} times; "
+            "restart the instance for a new attempt",
+            code="too_many_handouts",
+        )
+    row.handout_count += 1
+
+
+def _record(
+    session: Session,
+    node: Node,
+    row: Instance,
+    spec: InstanceSpec,
+    given: StartSecrets,
+    access_from: tuple[str | None, str | None],
+) -> None:
+    names = secrets.references(spec)
+    after = {
+        "attempt": row.attempt,
+        "secrets": sorted({names[variable] for variable in given.secrets}),
+        "registry": given.registry.server if given.registry else None,
+    }
+    caller = Caller(node.id, "node", node.name)
+    itself = Access(caller, Permission.ADMIN, "instance.hand_out_secrets", *access_from)
+    audit_log.record(session, itself, row.id, row.project_id, after=after)
+
+
+def _secrets(session: Session, sealer: Sealer, row: Instance, spec: InstanceSpec) -> dict[str, str]:
+    """Variable -> value. Of a secret that is no more, nothing: the node refuses the start."""
+    named = secrets.references(spec)
+    values = secrets.values(session, sealer, {(row.project_id, name) for name in named.values()})
+    return _that_fit(row.project_id, named, values)
+
+
+def _that_fit(
+    project_id: str, named: Mapping[str, str], values: Mapping[secrets.Named, str]
+) -> dict[str, str]:
+    """Values may have grown since the instance was let in (`secrets.require`)."""
+    fit: dict[str, str] = {}
+    left = secrets.MOST_BYTES
+    for variable, name in named.items():
+        value = values.get((project_id, name))
+        if value is not None and (left := left - len(value.encode())) >= 0:
+            fit[variable] = value
+    return fit
+
+
+def _registry(session: Session, sealer: Sealer, row: Instance, spec: InstanceSpec) -> RegistryAuth | None:
+    host = (row.project_id, ImageName.parse(spec.image).registry)
+    return registries.credentials(session, sealer, [host]).get(host)

@@ -1,0 +1,90 @@
+"""The answer to a node's report: what the node should have."""
+
+from collections.abc import Iterable, Mapping
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from mooring.control.instances import gangs, instances, streams
+from mooring.control.nodes import assignments
+from mooring.control.nodes.reports import is_stranger
+from mooring.core.instance import HOLDS_GPUS, DesiredState
+from mooring.db.tables import Instance, Node
+from mooring.schemas.agent import Removal, SyncAnswer, SyncRequest
+
+
+def answer(
+    session: Session,
+    node: Node,
+    report: SyncRequest,
+    control_plane_id: str,
+    interval_s: float,
+) -> SyncAnswer:
+    """Everything the node should have now, and what it reported that nothing should be left of.
+
+    Made of a reader's session (`Database.read`): what it says of the GPUs of an instance fits to its state.
+    """
+    brief = SyncAnswer(
+        control_plane_id=control_plane_id,
+        node_id=node.id,
+        generation=node.generation,
+        report_interval_s=interval_s,
+        renew_credential=node.renewal_due,
+        brief=True,
+    )
+    if report.brief and node.generation == report.generation:
+        return brief
+    desired = _desired(session, node, report)
+    return brief.model_copy(update={"brief": False, **desired})
+
+
+def _desired(session: Session, node: Node, report: SyncRequest) -> dict[str, object]:
+    """The fields of an answer that a brief one lacks."""
+    # Besides what holds GPUs here, an ended instance matters for as long as its container is there.
+    rows = {row.id: row for row in _due_rows(session, node)}
+    others = {item.instance_id for item in report.instances or ()} - rows.keys()
+    if others:
+        query = select(Instance).where(Instance.id.in_(others)).options(assignments.without_specs())
+        rows |= {row.id: row for row in session.scalars(query)}
+    due = [
+        row
+        for row in rows.values()
+        if row.node_id == node.id and row.deleted_at is None and row.desired_state is not DesiredState.DELETED
+    ]
+    told = assignments.of(session, node, due, report.specs)
+    return {
+        "assignments": told.whole,
+        "unchanged": told.unchanged,
+        "removals": _removals(node, rows, report),
+        "streams": [] if report.facts.asks_for_streams else streams.waiting(session, node.id),
+        "overlays": gangs.overlays_of(session, node),
+    }
+
+
+def has_news(session: Session, node: Node, report: SyncRequest) -> bool:
+    """Whether a node should hear at once: of another desired state, or of a stream to dial in for."""
+    return node.generation != report.generation or (
+        not report.facts.asks_for_streams and bool(streams.waiting(session, node.id))
+    )
+
+
+def _due_rows(session: Session, node: Node) -> Iterable[Instance]:
+    query = select(Instance).options(assignments.without_specs())
+    query = query.where(
+        Instance.node_id == node.id, Instance.state.in_(HOLDS_GPUS), Instance.deleted_at.is_(None)
+    )
+    return session.scalars(query)
+
+
+def _removals(node: Node, rows: Mapping[str, Instance], report: SyncRequest) -> list[Removal]:
+    """What the node reports, we know, and is over."""
+    removals = []
+    for item in report.instances or ():
+        row = rows.get(item.instance_id)
+        if row is None or is_stranger(item, row.attempt):
+            continue
+        if item.attempt < row.attempt or row.node_id != node.id or row.desired_state is DesiredState.DELETED:
+            # The timeout of an instance that lives elsewhere is not this node's to know (R21).
+            timeout_s = row.stop_timeout_s if row.node_id == node.id else instances.DEFAULT_STOP_TIMEOUT_S
+            removals.append(Removal(instance_id=row.id, attempt=item.attempt, stop_timeout_s=timeout_s))
+    return removals

@@ -1,0 +1,99 @@
+"""Dry runs, immediate placements and explanations: the scheduler asked about one request."""
+
+from dataclasses import replace
+
+from sqlalchemy.orm import Session
+
+from mooring.control import locks
+from mooring.control.instances import placement_rules, placements
+from mooring.control.scheduling import quotas, requests
+from mooring.control.scheduling.cache import World
+from mooring.control.scheduling.evaluation import Outcome, in_its_place
+from mooring.core.errors import InsufficientCapacity
+from mooring.core.instance import InstanceRequest, State
+from mooring.db.tables import Instance, Project
+from mooring.scheduler.cycle_cache import Memory
+from mooring.scheduler.explain.reasons import Alternatives, would_fit
+from mooring.scheduler.explain.reasons import explain as refusals_of
+from mooring.scheduler.model import Refusal, Request, Snapshot
+from mooring.scheduler.schedule import plan_for
+
+NOTHING_TO_EXPLAIN = Outcome(None, (), None)
+
+
+def dry_run(session: Session, world: World, project_id: str, asked: InstanceRequest) -> Outcome:
+    """Raises QuotaExceeded where a create would."""
+    project = session.get_one(Project, project_id)
+    selector = placement_rules.selectors(session, [project_id]).get(project_id)
+    request = replace(requests.of_spec(asked, project_id, selector), disk_limits=project.require_disk_limits)
+    quota = quotas.as_if_asked(session, request)
+    with world.evaluating(session) as evaluation:
+        return evaluation.of_one_more(replace(request, queued_at=evaluation.snapshot.now), quota)
+
+
+def explain(session: Session, world: World, row: Instance) -> Outcome:
+    """Why a pending instance waits; for any other there is nothing to explain but its reason."""
+    if row.state is not State.PENDING:
+        return NOTHING_TO_EXPLAIN
+    with world.evaluating(session) as evaluation:
+        request = evaluation.requests.get(row.id)
+        return NOTHING_TO_EXPLAIN if request is None else evaluation.of(request)
+
+
+def explain_group(session: Session, world: World, group_id: str) -> Outcome:
+    """As `explain`, of the first member that waits."""
+    with world.evaluating(session) as evaluation:
+        requests_ = evaluation.snapshot.requests
+        members = (each for each in requests_ if each.gang and each.gang.group_id == group_id)
+        first = min(members, key=lambda each: each.instance_id, default=None)
+        return NOTHING_TO_EXPLAIN if first is None else evaluation.of(first)
+
+
+def place_now(session: Session, world: World, row: Instance) -> None:
+    """Place an instance in the transaction that creates it; it may not delay what waits and comes before it.
+
+    Raises:
+        InsufficientCapacity: no node can host it now; the fields say what would fit.
+        QuotaExceeded: it would have to wait for a quota.
+    """
+    session.flush()
+    # The lock comes before the look, so that no other transaction takes what is seen here.
+    locks.placing(session)
+    snapshot = world.snapshot(session)
+    request = next(each for each in snapshot.requests if each.instance_id == row.id)
+    # Others wait for this transaction's locks: it asks what it must know, and waits for no explanation.
+    with world.placing_at_once() as memory:
+        plan = plan_for(snapshot, request.instance_id, memory)
+        told = next(iter(plan.unplaced), None)
+        if told is not None and told.over is not None:
+            raise quotas.exceeded(told.over)
+        placed = [each for each in plan.placements if each.instance_id == row.id]
+        if not placed or not placements.assign(session, placed):
+            raise _insufficient(snapshot, request, memory)
+
+
+def _insufficient(snapshot: Snapshot, request: Request, memory: Memory) -> InsufficientCapacity:
+    request = replace(request, quota=snapshot.quotas.get(request.project_id))
+    fits = would_fit(snapshot.nodes, in_its_place(request), snapshot.at, memory)
+    most = fits.max_count_now
+    hint = f"up to {most} such GPUs would start now" if most else "leave on_capacity out to wait in the queue"
+    return InsufficientCapacity(
+        f"no node can host this now; {hint}",
+        would_fit=_fitting(fits),
+        refusals=[refusal_fields(each) for each in refusals_of(snapshot.nodes, request, snapshot.at)],
+    )
+
+
+def _fitting(fits: Alternatives) -> dict[str, object]:
+    return {"max_count_now": fits.max_count_now, "models_now": list(fits.models_now)}
+
+
+def refusal_fields(refusal: Refusal) -> dict[str, str]:
+    """As users see it. `dataclasses.asdict` takes ten times as long, and there is one for each node."""
+    return {
+        "node_id": refusal.node_id,
+        "node_name": refusal.node_name,
+        "code": refusal.code,
+        "wanted": refusal.wanted,
+        "had": refusal.had,
+    }

@@ -1,0 +1,281 @@
+"""The nodes as the scheduler sees them, kept in memory and read anew only where something has changed."""
+
+import json
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import lru_cache
+from itertools import islice
+from typing import Any
+
+from sqlalchemy import ColumnElement, Row, Text, cast, select
+from sqlalchemy.orm import Session
+
+from mooring.control.revisions import changed_here
+from mooring.control.scheduling import reserved_gpus
+from mooring.core.gpu import Health
+from mooring.core.instance import HOLDS_GPUS, WHOLE_MILLI, State
+from mooring.core.node import allocatable_memory_mib, state_of
+from mooring.db.tables import Allocation, Gpu, Instance, Node
+from mooring.scheduler.model import GpuView, Grant, MigView, NodeView, Running
+
+# Every node is read anew this often even if nothing said that it changed, a part of them with each look.
+HEALED_WITHIN_S = 30.0
+_UNKNOWN = -1
+
+
+class NodeViews:
+    """All nodes, one value for everybody in this process; whoever looks brings it up to date.
+
+    A node that has not changed stays the same object. `nodes.revision` tells which have: numbers are compared
+    for being equal, since two transactions may see the rows of different moments.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._kept: dict[str, _Kept] = {}  # the one that was read longest ago is the first
+        self._healed_at = clock()
+        self._in_order: tuple[NodeView, ...] | None = None
+
+    def look(self, session: Session) -> tuple[NodeView, ...]:
+        """Every node as this transaction sees it, in id order.
+
+        What this transaction itself has changed is read for it alone.
+        """
+        own = changed_here(session)
+        with self._lock:
+            self._refresh(session, own)
+            if self._in_order is None:
+                self._in_order = tuple(self._kept[key].view for key in sorted(self._kept))
+            views = self._in_order
+        if not own:
+            return views
+        mine = {view.id: view for view in _views(session, own)}
+        others = (view for view in views if view.id not in own)
+        return tuple(sorted((*others, *mine.values()), key=lambda view: view.id))
+
+    def doubt(self, node_ids: Iterable[str]) -> None:
+        """Read these anew at the next look: something proved to be otherwise than they tell."""
+        with self._lock:
+            for node_id in node_ids:
+                if kept := self._kept.get(node_id):
+                    self._kept[node_id] = replace(kept, revision=_UNKNOWN)
+
+    def _refresh(self, session: Session, not_these: Collection[str]) -> None:
+        query = select(Node.id, Node.revision).where(Node.deleted_at.is_(None), Node.facts.is_not(None))
+        revisions = dict(session.execute(query).all())
+        for gone in self._kept.keys() - revisions.keys():
+            del self._kept[gone]
+            self._in_order = None
+        stale = {
+            node_id
+            for node_id, revision in revisions.items()
+            if node_id not in not_these
+            and ((kept := self._kept.get(node_id)) is None or kept.revision != revision)
+        }
+        stale.update(key for key in self._longest_unread() if key not in not_these)
+        if stale:
+            self._read(session, stale, revisions)
+
+    def _longest_unread(self) -> list[str]:
+        """So many that all have had their turn when the time is over."""
+        each_s = HEALED_WITHIN_S / max(1, len(self._kept))
+        due = int((self._clock() - self._healed_at) / each_s)
+        self._healed_at += due * each_s
+        return list(islice(self._kept, due))
+
+    def _read(self, session: Session, node_ids: Collection[str], revisions: Mapping[str, int]) -> None:
+        most = len(node_ids) * 2 > len(revisions)
+        for view in _views(session, None if most else node_ids):
+            if view.id not in node_ids:
+                continue
+            before = self._kept.pop(view.id, None)  # so that the one read last is the last
+            same = before is not None and before.view == view
+            self._kept[view.id] = _Kept(revisions[view.id], before.view if before and same else view)
+            if not same:
+                self._in_order = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    revision: int
+    view: NodeView
+
+
+def read(session: Session) -> tuple[NodeView, ...]:
+    """Every node, read from the rows alone, in id order."""
+    return tuple(_views(session, None))
+
+
+def _views(session: Session, node_ids: Collection[str] | None) -> list[NodeView]:
+    """Args: node_ids: null means all."""
+    columns = (
+        Node.id, Node.name, Node.silent, Node.problem, Node.draining, Node.cordoned, Node.facts,
+        Node.reserved_for,
+    )  # fmt: skip
+    query = select(*columns).where(Node.deleted_at.is_(None), Node.facts.is_not(None)).order_by(Node.id)
+    nodes = session.execute(_of(query, Node.id, node_ids)).all()
+    grants = _grants(session, node_ids)
+    running = _running(session, node_ids, grants)
+    gpus = _gpus(session, node_ids, grants)
+    return [_view(node, gpus.get(node.id, ()), running.get(node.id, ())) for node in nodes]
+
+
+def _of(query: Any, column: ColumnElement[Any] | Any, wanted: Collection[str] | None) -> Any:
+    return query if wanted is None else query.where(column.in_(wanted))
+
+
+def _view(node: Row[Any], gpus: Sequence[GpuView], running: Sequence[Running]) -> NodeView:
+    facts = node.facts
+    cpu_milli, memory = facts["cpus"] * 1000, facts["memory_mib"]
+    disk = facts.get("disk") or {}
+    return NodeView(
+        id=node.id,
+        name=node.name,
+        state=state_of(
+            silent=node.silent,
+            problem=node.problem is not None,
+            draining=node.draining,
+            cordoned=node.cordoned,
+        ),
+        labels=facts.get("labels", {}),
+        cpu_milli=cpu_milli,
+        memory_mib=memory,
+        cpu_milli_free=cpu_milli - sum(each.cpu_milli for each in running),
+        memory_mib_free=allocatable_memory_mib(memory) - sum(each.memory_mib for each in running),
+        # An agent of an earlier release gives whole cards only, and none in the mode for MIG devices.
+        gpus=tuple(gpus) if facts.get("grants") else tuple(replace(gpu, mig=()) for gpu in gpus),
+        swarm=(facts.get("swarm") or {}).get("cluster_id"),
+        mps=bool(facts.get("mps")),
+        reserved_for=None if node.reserved_for is None else frozenset(node.reserved_for),
+        running=tuple(running),
+        disk_mib=disk.get("allocatable_mib"),
+        disk_mib_free=disk.get("allocatable_mib", 0) - sum(each.disk_mib for each in running),
+        disk_enforced=bool(disk.get("enforced")),
+        disk_pressure=bool(disk.get("pressure")),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Grants:
+    """What is given out of cards: to each instance, and the MIG devices among it."""
+
+    by_instance: Mapping[str, Sequence[Grant]]
+    mig_uuids: frozenset[str]
+
+
+def _grants(session: Session, node_ids: Collection[str] | None) -> _Grants:
+    columns = (Allocation.instance_id, Allocation.gpu_uuid, Allocation.milli, Allocation.mig_uuid)
+    query = select(*columns).where(Allocation.to_at.is_(None)).order_by(Allocation.id)
+    if node_ids is not None:
+        query = query.join(Gpu, Gpu.uuid == Allocation.gpu_uuid).where(Gpu.node_id.in_(node_ids))
+    by_instance: dict[str, list[Grant]] = defaultdict(list)
+    for instance_id, uuid, milli, mig_uuid in session.execute(query):
+        by_instance[instance_id].append(Grant(uuid, milli, mig_uuid))
+    given = (grant for grants in by_instance.values() for grant in grants)
+    return _Grants(by_instance, frozenset(grant.mig_uuid for grant in given if grant.mig_uuid))
+
+
+def _running(session: Session, node_ids: Collection[str] | None, grants: _Grants) -> dict[str, list[Running]]:
+    row = Instance
+    columns = (
+        row.id, row.project_id, row.node_id, row.group_id, row.cpu_milli, row.memory_mib, row.disk_mib,
+        row.priority, row.spec["preemptible"].as_boolean().label("preemptible"), row.created_at,
+        row.scheduled_at, row.expires_at, row.max_duration_s, row.stop_timeout_s, row.state, row.placed_as,
+    )  # fmt: skip
+    query = select(*columns).where(row.state.in_(HOLDS_GPUS), row.deleted_at.is_(None)).order_by(row.id)
+    found: dict[str, list[Running]] = defaultdict(list)
+    for each in session.execute(_of(query, row.node_id, node_ids)):
+        if each.node_id is not None:
+            found[each.node_id].append(_held(each, grants.by_instance.get(each.id, ())))
+    return found
+
+
+def _held(row: Row[Any], grants: Sequence[Grant]) -> Running:
+    since = row.scheduled_at or row.created_at
+    stop_by = (row.placed_as or {}).get("stop_by")
+    return Running(
+        instance_id=row.id,
+        project_id=row.project_id,
+        grants=tuple(grants),
+        cpu_milli=row.cpu_milli or 0,
+        memory_mib=row.memory_mib or 0,
+        disk_mib=row.disk_mib or 0,
+        priority=row.priority,
+        preemptible=bool(row.preemptible),
+        since=since.timestamp(),
+        ends_at=stop_by if stop_by is not None else _declared_end(row, since),
+        stopping=stop_by is not None or row.state is State.STOPPING,
+        group_id=row.group_id,
+    )
+
+
+def _declared_end(row: Row[Any], since: datetime) -> float | None:
+    if row.expires_at is not None:
+        return float(row.expires_at.timestamp())
+    if row.max_duration_s is None:
+        return None
+    return (since + timedelta(seconds=row.max_duration_s)).timestamp()
+
+
+def _gpus(session: Session, node_ids: Collection[str] | None, grants: _Grants) -> dict[str, list[GpuView]]:
+    reserved = reserved_gpus.by_card(session)
+    columns = (
+        Gpu.node_id, Gpu.uuid, Gpu.index, Gpu.model, Gpu.memory_mib, Gpu.health, Gpu.milli_held, Gpu.held_by,
+        Gpu.placed_last,        cast(Gpu.facts, Text),
+    )  # fmt: skip
+    grouped: dict[str, list[GpuView]] = defaultdict(list)
+    query = _of(select(*columns).order_by(Gpu.uuid), Gpu.node_id, node_ids)
+    for node_id, uuid, index, model, memory_mib, health, held, held_by, last, text in session.execute(query):
+        facts = _facts(text)
+        grouped[node_id].append(
+            GpuView(
+                uuid=uuid,
+                index=index,
+                model=model,
+                memory_mib=memory_mib,
+                healthy=health is Health.HEALTHY,
+                milli_free=WHOLE_MILLI - held,
+                project_id=held_by,
+                nvlink=facts.nvlink,
+                topology=facts.topology,
+                compute_capability=facts.compute_capability,
+                numa_node=facts.numa_node,
+                mig_enabled=facts.mig_enabled,
+                mig=tuple(
+                    MigView(mig_uuid, profile, mig_uuid not in grants.mig_uuids)
+                    for mig_uuid, profile in facts.mig
+                ),
+                holds=reserved.get(uuid, ()),
+                last=last,
+            )
+        )
+    return grouped
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    nvlink: Mapping[str, int]
+    topology: Mapping[str, str]
+    compute_capability: str | None
+    numa_node: int | None
+    mig_enabled: bool
+    mig: tuple[tuple[str, str], ...]  # UUID and profile of each device
+
+
+@lru_cache(maxsize=100_000)
+def _facts(text: str) -> _Facts:
+    """A card's facts as stored. They hardly ever change."""
+    read = json.loads(text)
+    return _Facts(
+        nvlink={peer["uuid"]: peer["links"] for peer in read.get("nvlink_peers", ())},
+        topology=read.get("topology", {}),
+        compute_capability=read.get("compute_capability"),
+        numa_node=read.get("numa_node"),
+        mig_enabled=read.get("mig_mode") == "enabled",
+        mig=tuple((device["uuid"], device["profile"]) for device in read.get("mig_devices", ())),
+    )

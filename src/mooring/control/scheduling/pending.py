@@ -1,0 +1,113 @@
+"""What waits, as the scheduler's requests; kept from look to look, since a long queue changes little."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Select, select
+from sqlalchemy.orm import Session
+
+from mooring.control.instances import gangs, placement_rules
+from mooring.control.scheduling import requests
+from mooring.core.instance import State
+from mooring.db.tables import Instance, Project
+from mooring.db.types import JsonObject
+from mooring.scheduler.model import Gang, Request
+
+_CHUNK = 1000
+_NO_SELECTOR: Mapping[str, str] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """All of a request that may change while its instance exists."""
+
+    queued_at: datetime
+    priority: int
+    max_duration_s: int | None
+    gang: Gang | None
+    project_selector: Mapping[str, str]
+    disk_limits: bool
+
+
+class Pending:
+    """Requests of the instances that wait, oldest first. Not for two threads at once."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[_Key, Request]] = {}
+
+    def look(self, session: Session) -> tuple[Request, ...]:
+        """All that can be placed at all: not the members of a group of which one is still on its way out."""
+        columns = (
+            Instance.id, Instance.queued_at, Instance.priority, Instance.max_duration_s, Instance.group_id,
+            Instance.project_id, Project.require_disk_limits,
+        )  # fmt: skip
+        query = (
+            select(*columns)
+            .join(Project, Project.id == Instance.project_id)
+            .where(Instance.state == State.PENDING)
+        )
+        rows = session.execute(query.order_by(Instance.queued_at, Instance.id)).all()
+        gang_of = gangs.of(session, {row.group_id for row in rows if row.group_id is not None})
+        selector_of = placement_rules.selectors(session)
+        keys = {
+            row.id: _key(row, gang_of.get(row.group_id or ""), selector_of.get(row.project_id, _NO_SELECTOR))
+            for row in rows
+            if row.group_id is None or row.group_id in gang_of
+        }
+        known = {row.id: kept for row in rows if (kept := self._kept.get(row.id))}
+        fresh = _read(session, [row.id for row in rows if row.id not in known])
+        self._kept = {
+            instance_id: _current(key, *known[instance_id])
+            if instance_id in known
+            else (key, _as(key, fresh[instance_id]))
+            for instance_id, key in keys.items()
+            if instance_id in known or instance_id in fresh
+        }
+        return tuple(request for _key, request in self._kept.values())
+
+
+def _key(row: Any, gang: Gang | None, selector: Mapping[str, str]) -> _Key:
+    return _Key(row.queued_at, row.priority, row.max_duration_s, gang, selector, row.require_disk_limits)
+
+
+def _current(key: _Key, before: _Key, request: Request) -> tuple[_Key, Request]:
+    return (before, request) if key == before else (key, _as(key, request))
+
+
+def _as(key: _Key, request: Request) -> Request:
+    return replace(
+        request,
+        queued_at=key.queued_at.timestamp(),
+        priority=key.priority,
+        max_duration_s=key.max_duration_s,
+        gang=key.gang,
+        project_selector=key.project_selector,
+        disk_limits=key.disk_limits,
+    )
+
+
+def _read(session: Session, instance_ids: Sequence[str]) -> Mapping[str, Request]:
+    found: dict[str, Request] = {}
+    for start in range(0, len(instance_ids), _CHUNK):
+        found.update(_requests(session, instance_ids[start : start + _CHUNK]))
+    return found
+
+
+def _requests(session: Session, instance_ids: Collection[str]) -> Mapping[str, Request]:
+    asked = _asked(session, _ASKED.where(Instance.id.in_(instance_ids)))
+    return {request.instance_id: request for request in asked}
+
+
+def asked_lately(session: Session, most: int) -> tuple[Request, ...]:
+    """What the newest instances asked for, whatever has become of them."""
+    return tuple(_asked(session, _ASKED.order_by(Instance.id.desc()).limit(most)))
+
+
+_ASKED = select(Instance.id, Instance.project_id, Instance.queued_at, Instance.spec)
+
+
+def _asked(session: Session, query: Select[str, str, datetime, JsonObject]) -> Iterator[Request]:
+    for instance_id, project_id, queued_at, spec in session.execute(query):
+        yield requests.of_columns(instance_id, project_id, queued_at.timestamp(), spec)

@@ -1,0 +1,217 @@
+"""Projects, the tenants, and who is in them."""
+
+from collections.abc import Container, Mapping
+from typing import Any
+
+from sqlalchemy import delete as sql_delete
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from mooring.control import concurrency, locks
+from mooring.control.audit import audit_log
+from mooring.control.scheduling import reservations
+from mooring.control.tenants import api_keys, row_limits
+from mooring.core import ids
+from mooring.core.access import Access, Permission, Role, lacking
+from mooring.core.errors import Conflict, NameTaken, NotFound, ProjectInUse
+from mooring.db.session import nudge
+from mooring.db.tables import ApiKey, Instance, Member, Project, Registry, Secret, User
+from mooring.db.types import JsonObject, new_id, now
+
+# What an owner may change; the rest is how the machines are shared out, and admins say that.
+OWNERS_FIELDS = frozenset({"name", "labels"})
+
+
+def new(name: str, labels: JsonObject) -> Project:
+    return Project(
+        id=new_id(ids.PROJECT), name=name, labels=labels, quotas={}, weight=1.0, allowed_images=None,
+        security_profile="standard", gpu_sharing=False, host_network=False,
+        node_selector=None, local_images=False, require_disk_limits=False, version=1, created_at=now(),
+    )  # fmt: skip
+
+
+def create(session: Session, access: Access, name: str, labels: JsonObject) -> Project:
+    """Raises NameTaken."""
+    _refuse_taken_name(session, name)
+    row = new(name, labels)
+    session.add(row)
+    session.flush()
+    audit_log.record(session, access, row.id, row.id, after={"name": name, "labels": labels})
+    return row
+
+
+def _refuse_taken_name(session: Session, name: str) -> None:
+    # The unique index is the authority; this makes the common case a plain answer.
+    if session.scalar(select(Project.id).where(Project.name == name, Project.deleted_at.is_(None))):
+        raise NameTaken(f"a project named {name} exists; choose another name", name=name)
+
+
+def get(session: Session, access: Access, project_id: str) -> Project:
+    """A live project.
+
+    Raises:
+        NotFound: there is none, or the caller is not in it.
+        Forbidden: the caller is in it, and may not do this.
+    """
+    return _let_in(session.get(Project, project_id), access, project_id)
+
+
+def locked(session: Session, access: Access, project_id: str) -> Project:
+    """As `get`, for a change."""
+    query = select(Project).where(Project.id == project_id).with_for_update()
+    row = session.scalar(query.execution_options(populate_existing=True))
+    return _let_in(row, access, project_id)
+
+
+def _let_in(row: Project | None, access: Access, project_id: str) -> Project:
+    if row is None or row.deleted_at is not None:
+        raise NotFound(f"no project {project_id}")
+    access.require(row.id, f"no project {project_id}")
+    return row
+
+
+def chosen(session: Session, access: Access, asked: str | None, default: str) -> Project:
+    """The project that something new goes to; see `Access.project`.
+
+    Raises:
+        NotFound: there is none such, as far as the caller may know.
+        Forbidden: the caller is in it, and may not do this.
+        Invalid: code `project_required`.
+    """
+    return locks.live_project(session, access.project(asked, default))
+
+
+def patch(
+    session: Session,
+    access: Access,
+    project_id: str,
+    changes: Mapping[str, Any],
+    default_project: str,
+    if_match: int | None,
+    kept_names: Container[str] = (),
+) -> Project:
+    """Change some fields; `quotas` are merged, one limit at a time.
+
+    Args:
+        kept_names: those that sign-on gives roles by. An owner who took one would take those people in.
+
+    Raises:
+        Forbidden: a field, or a name, that only admins give.
+        Conflict: code `default_project`: it is known by its name at the next start, so it keeps it.
+        NameTaken, NotFound, PreconditionFailed.
+    """
+    row = locked(session, access, project_id)
+    concurrency.refuse_stale("project", row.version, if_match)
+    if not access.caller.is_admin and not changes.keys() <= OWNERS_FIELDS:
+        raise lacking(Permission.ADMIN)
+    before = described(row)
+    if changes.get("name", row.name) != row.name:
+        if not access.caller.is_admin and changes["name"] in kept_names:
+            raise lacking(Permission.ADMIN)
+        if project_id == default_project:
+            raise Conflict("the default project cannot be renamed", code="default_project")
+        _refuse_taken_name(session, changes["name"])
+    for field, value in changes.items():
+        setattr(row, field, {**row.quotas, **value} if field == "quotas" else value)
+    row.node_selector = row.node_selector or None
+    row.version += 1
+    was, became = audit_log.changes(before, described(row))
+    audit_log.record(session, access, row.id, row.id, before=was, after=became)
+    nudge(session, "schedule")  # a wider quota, or other nodes, may let something start
+    return row
+
+
+def described(row: Project) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "labels": row.labels,
+        "quotas": row.quotas,
+        "weight": row.weight,
+        "allowed_images": row.allowed_images,
+        "security_profile": row.security_profile,
+        "max_priority": row.max_priority,
+        "guaranteed_gpus": row.guaranteed_gpus,
+        "gpu_sharing": row.gpu_sharing,
+        "host_network": row.host_network,
+        "node_selector": row.node_selector or {},
+        "local_images": row.local_images,
+        "require_disk_limits": row.require_disk_limits,
+    }
+
+
+def delete(
+    session: Session, access: Access, project_id: str, default_project: str, if_match: int | None
+) -> None:
+    """Forget a project with its keys, members, secrets, registries and reservations.
+
+    Its audit log and usage stay.
+
+    Raises:
+        ProjectInUse: instances live there.
+        Conflict: code `default_project`: admins' requests that name none go there.
+    """
+    row = locked(session, access, project_id)
+    concurrency.refuse_stale("project", row.version, if_match)
+    if project_id == default_project:
+        raise Conflict("the default project cannot be deleted", code="default_project")
+    living = select(Instance.id).where(Instance.project_id == project_id, Instance.deleted_at.is_(None))
+    if session.scalar(living.limit(1)):
+        raise ProjectInUse("instances live in this project, ended ones included; delete them first")
+    api_keys.revoke_all(session, ApiKey.project_id == project_id)
+    for table in (Member, Secret, Registry):
+        session.execute(sql_delete(table).where(table.project_id == project_id))
+    reservations.give_up(session, project_id)
+    row.deleted_at = now()
+    audit_log.record(session, access, row.id, row.id, before=described(row))
+
+
+def put_member(session: Session, access: Access, project_id: str, user_id: str, role: Role) -> Member:
+    """Take a user in, or give them another role.
+
+    Raises:
+        NotFound: no such project or user.
+    """
+    locked(session, access, project_id)
+    # Locked as the new row's foreign key will lock it, but before the look: a delete has then come first or
+    # finds the membership.
+    user = session.get(User, user_id, with_for_update={"read": True, "key_share": True})
+    if user is None or user.deleted_at is not None:
+        raise NotFound(f"no user {user_id}")
+    row = session.get(Member, (project_id, user_id))
+    before = {"role": str(row.role)} if row else None
+    if row is None:
+        row_limits.refuse_beyond(session, Member, project_id)
+        row = Member(
+            project_id=project_id,
+            user_id=user_id,
+            role=role,
+            by_admin=access.caller.is_admin,
+            created_at=now(),
+        )
+        session.add(row)
+    row.role = role
+    row.by_admin = row.by_admin or access.caller.is_admin
+    session.flush()
+    audit_log.record(session, access, user_id, project_id, before=before, after={"role": str(role)})
+    return row
+
+
+def delete_member(session: Session, access: Access, project_id: str, user_id: str) -> None:
+    """Take a user out; their keys of this project can do nothing from then on.
+
+    Owners take out anybody, and who is signed on takes out themselves: an owner took them in without asking.
+
+    Raises:
+        NotFound: no such project, or the user is not in it.
+        Forbidden: the caller is neither.
+    """
+    locked(session, access, project_id)
+    is_self = access.caller.kind == "user" and access.caller.user_id == user_id
+    if not is_self and not access.caller.may(Permission.OWN, project_id):
+        raise lacking(Permission.OWN)
+    row = session.get(Member, (project_id, user_id))
+    if row is None:
+        raise NotFound(f"no member {user_id} in this project")
+    session.delete(row)
+    api_keys.revoke_all(session, (ApiKey.project_id == project_id) & (ApiKey.user_id == user_id))
+    audit_log.record(session, access, user_id, project_id, before={"role": str(row.role)})

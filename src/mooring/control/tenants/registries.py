@@ -1,0 +1,109 @@
+"""Credentials for image registries: write-only for people, given to a node for one pull (R16)."""
+
+import logging
+from collections.abc import Iterable
+
+from cryptography.fernet import InvalidToken
+from sqlalchemy import select, tuple_
+from sqlalchemy.orm import Session
+
+from mooring.control.audit import audit_log
+from mooring.control.tenants import owned, projects, registry_rules, row_limits
+from mooring.control.tenants.encryption import Sealer
+from mooring.core import ids
+from mooring.core.access import Access
+from mooring.core.errors import NameTaken
+from mooring.core.images import registry_host
+from mooring.db.tables import Registry
+from mooring.db.types import new_id, now
+from mooring.schemas.agent import RegistryAuth
+
+log = logging.getLogger(__name__)
+
+Host = tuple[str, str]  # a project and the registry of an image, as core/images.py names it
+
+
+def create(
+    session: Session,
+    access: Access,
+    sealer: Sealer,
+    project_id: str,
+    server: str,
+    username: str,
+    password: str,
+) -> Registry:
+    """Credentials in a project that the caller was let into (`Access.project`).
+
+    Raises:
+        NameTaken: the project has some for this registry, under whichever of its names.
+        NotFound: the project is gone.
+        Invalid: as `registry_rules.require`.
+    """
+    projects.locked(session, access, project_id)
+    row_limits.refuse_beyond(session, Registry, project_id)
+    host = registry_host(server)
+    registry_rules.require(session, project_id, host, "/server")
+    if session.scalar(select(Registry.id).where(Registry.project_id == project_id, Registry.server == host)):
+        raise NameTaken(
+            f"the project has credentials for {host}; replace their password or delete them", server=host
+        )
+    row = Registry(
+        id=new_id(ids.REGISTRY), project_id=project_id, server=host, username=username,
+        sealed_password=sealer.seal(password.encode()), created_at=now(),
+    )  # fmt: skip
+    session.add(row)
+    session.flush()
+    audit_log.record(session, access, row.id, project_id, after=_described(row))
+    return row
+
+
+def _described(row: Registry) -> dict[str, str]:
+    return {"server": row.server, "username": row.username}
+
+
+def replace(session: Session, access: Access, sealer: Sealer, registry_id: str, password: str) -> Registry:
+    """Give it another password, which the next pull uses.
+
+    Raises:
+        NotFound, Forbidden: as `owned.get`.
+    """
+    row = owned.locked(session, access, Registry, registry_id)
+    row.sealed_password = sealer.seal(password.encode())
+    audit_log.record(session, access, row.id, row.project_id, after=_described(row))
+    return row
+
+
+def delete(session: Session, access: Access, registry_id: str) -> None:
+    """Raises NotFound, Forbidden: as `owned.get`."""
+    row = owned.locked(session, access, Registry, registry_id)
+    session.delete(row)
+    audit_log.record(session, access, row.id, row.project_id, before=_described(row))
+
+
+def known(session: Session, wanted: Iterable[Host]) -> set[Host]:
+    """For which of these registries the projects have credentials."""
+    keys = sorted(set(wanted))
+    if not keys:
+        return set()
+    query = select(Registry.project_id, Registry.server)
+    found = session.execute(query.where(tuple_(Registry.project_id, Registry.server).in_(keys)))
+    return {(project_id, server) for project_id, server in found}
+
+
+def credentials(session: Session, sealer: Sealer, wanted: Iterable[Host]) -> dict[Host, RegistryAuth]:
+    """What the projects have for these registries: one query, none for none."""
+    keys = sorted(set(wanted))
+    if not keys:
+        return {}
+    found = session.scalars(select(Registry).where(tuple_(Registry.project_id, Registry.server).in_(keys)))
+    return {(row.project_id, row.server): auth for row in found if (auth := _opened(sealer, row))}
+
+
+def _opened(sealer: Sealer, row: Registry) -> RegistryAuth | None:
+    """None when it cannot be read: one damaged row must not silence the whole node."""
+    try:
+        password = sealer.open(row.sealed_password).decode()
+    except InvalidToken:
+        log.warning("the password of registry %s cannot be decrypted; replace it", row.id)
+        return None
+    return RegistryAuth(server=row.server, username=row.username, password=password)

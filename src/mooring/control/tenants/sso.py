@@ -1,0 +1,143 @@
+"""People who sign on with a token of their organisation: one user for each issuer and subject.
+
+They may do what their memberships here and the claims of their token give, whichever is more.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from mooring.control import locks
+from mooring.control.audit import audit_log
+from mooring.core import ids, sign_on
+from mooring.core.access import NONE, ROLE_PERMISSIONS, Access, Caller, Permission, Role
+from mooring.core.errors import Unauthorized
+from mooring.core.sign_on import Grant, Person
+from mooring.db.tables import Member, Project, User
+from mooring.db.types import new_id, now
+
+_LONGEST_NAME = 128
+
+
+def identify(session: Session, person: Person) -> Caller | None:
+    """The caller as of now; null: `settle` has something to write first.
+
+    Raises:
+        Unauthorized: the user was deleted here.
+    """
+    row = _find(session, person)
+    if row is None or (row.name, row.email) != _told(session, row, person):
+        return None
+    return _caller(session, row, person.grants)
+
+
+def settle(session: Session, person: Person, address: str | None) -> Caller:
+    """Make the user of a first request, or bring name and e-mail up to what the token says.
+
+    Raises:
+        Unauthorized: as `identify`.
+    """
+    locks.signing_on(session)
+    row = _find(session, person)
+    if row is None:
+        row = _new(session, person)
+        _record(session, row, "user.create", address, None, _described(row))
+    elif (told := _told(session, row, person)) != (row.name, row.email):
+        before = _described(row)
+        row.name, row.email = told
+        row.version += 1
+        was, became = audit_log.changes(before, _described(row))
+        _record(session, row, "user.update", address, was, became)
+    return _caller(session, row, person.grants)
+
+
+def _find(session: Session, person: Person) -> User | None:
+    query = select(User).where(User.issuer == person.issuer, User.subject == person.subject)
+    row = session.scalar(query)
+    if row is not None and row.deleted_at is not None:
+        raise Unauthorized("the token's user was deleted here; ask an admin")
+    return row
+
+
+def _told(session: Session, row: User, person: Person) -> tuple[str, str | None]:
+    """Name and e-mail as the token has them, where it has any."""
+    name = person.name[:_LONGEST_NAME] if person.name else row.name
+    if person.email in {None, row.email} or _is_taken(session, person.email):
+        return name, row.email
+    return name, person.email
+
+
+def _is_taken(session: Session, email: str | None) -> bool:
+    # Never a reason to take two accounts for one: an issuer may let people choose what e-mail they state.
+    query = select(User.id).where(User.email == email, User.deleted_at.is_(None))
+    return session.scalar(query) is not None
+
+
+def _new(session: Session, person: Person) -> User:
+    name = person.name or person.email or person.subject
+    email = None if _is_taken(session, person.email) else person.email
+    row = User(
+        id=new_id(ids.USER), name=name[:_LONGEST_NAME], email=email, is_admin=False,
+        issuer=person.issuer, subject=person.subject, version=1, created_at=now(),
+    )  # fmt: skip
+    session.add(row)
+    session.flush()
+    return row
+
+
+def _described(row: User) -> dict[str, Any]:
+    return {"name": row.name, "email": row.email, "issuer": row.issuer, "subject": row.subject}
+
+
+def _record(
+    session: Session,
+    row: User,
+    action: str,
+    address: str | None,
+    before: Mapping[str, Any] | None,
+    after: Mapping[str, Any],
+) -> None:
+    access = Access(_known_as(row), Permission.READ, action, address)
+    audit_log.record(session, access, row.id, None, before=before, after=after)
+
+
+def _known_as(row: User) -> Caller:
+    return Caller(id=row.id, kind="user", name=row.name, user_id=row.id)
+
+
+def _caller(session: Session, row: User, grants: Iterable[Grant]) -> Caller:
+    if row.is_admin or sign_on.ADMIN in grants:
+        everywhere = frozenset({Permission.ADMIN})
+        return Caller(id=row.id, kind="user", name=row.name, user_id=row.id, everywhere=everywhere)
+    members = session.scalars(select(Member).where(Member.user_id == row.id)).all()
+    granted = _in_projects(session, grants)
+    held = {member.project_id: ROLE_PERMISSIONS[member.role] for member in members}
+    for project_id, role in granted:
+        # Roles contain one another, so of two the higher one is left.
+        held[project_id] = held.get(project_id, NONE) | ROLE_PERMISSIONS[role]
+    return Caller(
+        id=row.id, kind="user", name=row.name, user_id=row.id, permissions=held, home=_home(members, granted)
+    )
+
+
+def _home(members: Iterable[Member], granted: Iterable[tuple[str, Role]]) -> str | None:
+    """The one project that the organisation or an admin put the person into.
+
+    An owner can add any person without asking. That must not change where the person's requests go.
+    """
+    chosen = {member.project_id for member in members if member.by_admin}
+    chosen |= {project_id for project_id, _role in granted}
+    return next(iter(chosen)) if len(chosen) == 1 else None
+
+
+def _in_projects(session: Session, grants: Iterable[Grant]) -> list[tuple[str, Role]]:
+    """The grants whose project exists, by its id."""
+    wanted = [(grant.project, grant.role) for grant in grants if grant.project and grant.role]
+    if not wanted:
+        return []
+    names = {name for name, _role in wanted}
+    query = select(Project.name, Project.id).where(Project.name.in_(names), Project.deleted_at.is_(None))
+    found = dict(session.execute(query).all())
+    return [(found[name], role) for name, role in wanted if name in found]

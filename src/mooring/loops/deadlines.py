@@ -1,0 +1,18 @@
+"""Stops what has run, drained or tried to start for as long as it may."""
+
+from mooring.control.instances import deadlines
+from mooring.db.session import Database
+from mooring.loops.loop import Loop
+
+
+class Limits(Loop):
+    interval_s = 1.0
+
+    def __init__(self, database: Database, start_timeout_s: int) -> None:
+        super().__init__(database)
+        self._start_timeout_s = start_timeout_s
+
+    def tick(self) -> None:
+        with self.database.read() as session:
+            due = deadlines.due(session, self._start_timeout_s)
+        self.each(due, lambda session, each: deadlines.stop(session, *each))

@@ -1,0 +1,327 @@
+"""The nodes of a look, less what the look has given out. Kept from one look to the next as a cache.
+
+Nodes that did not change are the same objects in the next snapshot: only others are read again. Nothing
+here depends on what earlier looks were, but how fast it is.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mooring.core.instance import WHOLE_MILLI
+from mooring.core.node import NodeState
+from mooring.scheduler.model import NodeView, Request, Running
+from mooring.scheduler.packing import links
+from mooring.scheduler.packing.demand import Demand
+from mooring.scheduler.packing.fleet import Fleet
+from mooring.scheduler.packing.node_classes import (
+    Ask,
+    Kind,
+    Suitable,
+    ask_of,
+    fleet_node,
+    kind_of,
+    suitable,
+    units,
+)
+from mooring.scheduler.packing.potential import Potential
+from mooring.scheduler.packing.shapes import NodeClass
+
+Mask = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+_AT_FIRST = Demand().potential
+Numbers = TypeVar("Numbers", Ints, Mask)
+
+
+@dataclass(slots=True)
+class Held:
+    """What one project holds, in the units of its nodes."""
+
+    gpu_milli: int = 0
+    cpu_milli: int = 0
+    memory_mib: int = 0
+
+    def add(self, running: Running, sign: int) -> None:
+        self.gpu_milli += sign * running.gpu_milli
+        self.cpu_milli += sign * running.cpu_milli
+        self.memory_mib += sign * running.memory_mib
+
+
+class World:
+    """All nodes by their index in the fleet, which is never used again for another."""
+
+    def __init__(self) -> None:
+        self._potential = _AT_FIRST
+        self.fleet = Fleet((), self._potential)
+        self.nodes: list[NodeView | None] = []  # null: it is no longer there
+        self.kinds: list[Kind] = []
+        self._kind_of: Ints = np.zeros(0, np.int64)  # by node, and room for more
+        self.changes: list[int] = []  # nodes, in the order in which they changed; one may be there often
+        self.held: dict[str, Held] = {}  # by project
+        self.groups: dict[str, Counter[int]] = {}  # members of a gang that hold something, by node
+        self.with_holds: set[int] = set()
+        self.reserved: set[int] = set()  # nodes that are reserved for some projects
+        self.with_last: set[int] = set()  # nodes with GPUs that are given out last
+        self.with_stopping: set[int] = set()
+        self.stopping: Counter[str] = Counter()  # GPUs (milli) that are about to be free, by project
+        self.preemptible: Counter[int] = Counter()  # instances that may be evicted, by priority
+        self.total = Held()  # of all nodes in any state
+        self._index: dict[str, int] = {}
+        self._kind_numbers: dict[Kind, int] = {}
+        self._classes: list[NodeClass] = []
+        self._told: list[NodeView | None] = []  # as a snapshot told; null: changed since
+        self._looked: Sequence[NodeView] | None = None  # the last snapshot's; null: some have changed since
+        self._numbers: dict[object, _Numbers] = {}
+        self._before: dict[int, NodeView] | None = None  # how nodes were before a supposition
+        self._suitable: dict[tuple[int, Ask], Suitable] = {}
+        self._codes: dict[Hashable, int] = {None: 0}  # of what nodes are grouped by
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    @property
+    def kind_of(self) -> Ints:
+        """The number of each node's kind."""
+        return self._kind_of[: len(self.nodes)]
+
+    def outworn(self, nodes: int) -> bool:
+        """Whether so much is remembered of what is no longer that a new world would be smaller."""
+        return len(self.nodes) > 2 * nodes + 64 or len(self.changes) > 100_000 + 10 * nodes
+
+    # ---- from look to look
+
+    def judge_by(self, potential: Potential | None) -> None:
+        """What waste is judged by from now on; None: nothing was learnt yet."""
+        potential = potential or _AT_FIRST
+        if potential is not self._potential:
+            self._potential = potential
+            self.fleet.reprice(potential)
+
+    def look(self, nodes: Sequence[NodeView]) -> None:
+        """These are the nodes now."""
+        if nodes is self._looked:
+            return
+        for node in nodes:
+            index = self._index.get(node.id)
+            if index is None or self._told[index] is not node:
+                self._told[self.put(_in_order(node))] = node
+        if len(self._index) > len(nodes):
+            self._remove(self._index.keys() - {node.id for node in nodes})
+        self._looked = nodes
+
+    # ---- the nodes
+
+    def index(self, node_id: str) -> int:
+        return self._index[node_id]
+
+    def node(self, index: int) -> NodeView:
+        """KeyError if it is no longer there."""
+        if (node := self.nodes[index]) is None:
+            raise KeyError(index)
+        return node
+
+    def present(self) -> Iterable[tuple[int, NodeView]]:
+        return ((index, node) for index, node in enumerate(self.nodes) if node is not None)
+
+    def put(self, node: NodeView) -> int:
+        """The node is so from now on; it may be a new one."""
+        index = self._index.get(node.id)
+        if index is None:
+            index = self._add(node)
+        before = self.nodes[index]
+        if self._before is not None and before is not None:
+            self._before.setdefault(index, before)
+        there = list(units(node))
+        number = self._kind_of[index] = self._number(kind_of(node, there))
+        as_class = self._classes[number]
+        self.fleet.refresh([fleet_node(node, as_class, there, open_=node.state is NodeState.READY)])
+        self._count(index, before, node)
+        self.nodes[index] = node
+        self._told[index] = None
+        self._looked = None
+        self.changes.append(index)
+        return index
+
+    def _add(self, node: NodeView) -> int:
+        self.nodes.append(None)
+        if len(self._kind_of) < len(self.nodes):
+            self._kind_of = grown(self._kind_of, 2 * len(self.nodes))
+        self._told.append(None)
+        self._index[node.id] = len(self.nodes) - 1
+        return len(self.nodes) - 1
+
+    def _remove(self, gone: Iterable[str]) -> None:
+        for node_id in gone:
+            index = self._index.pop(node_id)
+            self._count(index, self.nodes[index], None)
+            self.nodes[index] = None
+            self._told[index] = None
+            self.fleet.remove([node_id])
+            self.changes.append(index)
+
+    def _number(self, kind: Kind) -> int:
+        number = self._kind_numbers.get(kind)
+        if number is None:
+            number = self._kind_numbers[kind] = len(self.kinds)
+            self.kinds.append(kind)
+            self._classes.append(kind.as_class)
+        return number
+
+    def suitable(self, number: int, request: Request) -> Suitable:
+        """What of the kind with this number would do."""
+        key = number, ask_of(request)
+        found = self._suitable.get(key)
+        if found is None:
+            if len(self._suitable) > 100_000:
+                self._suitable.clear()
+            found = self._suitable[key] = suitable(self.kinds[number], request)
+        return found
+
+    @contextmanager
+    def supposing(self) -> Iterator["Supposed"]:
+        """Whatever changes within is put back at the end, unless it is kept."""
+        outer = self._before
+        before: dict[int, NodeView] = {}
+        self._before = before
+        supposed = Supposed()
+        try:
+            yield supposed
+        finally:
+            # What is put back is no change to the supposition around this one; what is kept is.
+            self._before = None
+            for index, node in before.items():
+                if not supposed.kept:
+                    self.put(node)
+                elif outer is not None:
+                    outer.setdefault(index, node)
+            self._before = outer
+
+    # ---- what is counted
+
+    def _count(self, index: int, before: NodeView | None, after: NodeView | None) -> None:
+        for node, sign in ((before, -1), (after, +1)):
+            if node is not None:
+                self.total.gpu_milli += sign * WHOLE_MILLI * len(node.gpus)
+                self.total.cpu_milli += sign * node.cpu_milli
+                self.total.memory_mib += sign * node.memory_mib
+        old = before.running if before else ()
+        new = after.running if after else ()
+        if old is not new:
+            self._count_running(index, old, new)
+        self.with_holds.discard(index)
+        if after is not None and any(gpu.holds for gpu in after.gpus):
+            self.with_holds.add(index)
+        self.with_last.discard(index)
+        if after is not None and any(gpu.last for gpu in after.gpus):
+            self.with_last.add(index)
+        self.reserved.discard(index)
+        if after is not None and after.reserved_for is not None:
+            self.reserved.add(index)
+
+    def reserved_for(self, project_id: str) -> frozenset[int]:
+        """Of the reserved nodes those that the project may use; projects with the same ones are alike."""
+        return frozenset(
+            index for index in self.reserved if project_id in (self.node(index).reserved_for or ())
+        )
+
+    def _count_running(self, index: int, old: tuple[Running, ...], new: tuple[Running, ...]) -> None:
+        same = 0
+        for a, b in zip(old, new, strict=False):
+            if a is not b:
+                break
+            same += 1
+        for running, sign in [(each, -1) for each in old[same:]] + [(each, +1) for each in new[same:]]:
+            self.held.setdefault(running.project_id, Held()).add(running, sign)
+            if running.stopping:
+                _add(self.stopping, running.project_id, sign * running.gpu_milli)
+            elif running.preemptible:
+                _add(self.preemptible, running.priority, sign)
+            if running.group_id is not None:
+                members = self.groups.setdefault(running.group_id, Counter())
+                _add(members, index, sign)
+                if not members:
+                    del self.groups[running.group_id]
+        self.with_stopping.discard(index)
+        if any(running.stopping for running in new):
+            self.with_stopping.add(index)
+
+    # ---- which nodes
+
+    def mask(self, key: object, belongs: Callable[[NodeView], bool]) -> Mask:
+        """The nodes of which this is true; asked of each only when it has changed.
+
+        Args:
+            key: stands for `belongs`: one key, one meaning.
+        """
+        return cast(Mask, self.numbers(key, belongs) != 0)
+
+    def numbers(self, key: object, number: Callable[[NodeView], int]) -> Ints:
+        """A number of each node, 0 for those that are no longer there; otherwise as `mask`."""
+        if key not in self._numbers:
+            if len(self._numbers) > 256:
+                self._numbers.clear()
+            self._numbers[key] = _Numbers()
+        return self._numbers[key].current(self, number)
+
+    def groups_by(self, value: Callable[[NodeView], Hashable]) -> tuple[Ints, Sequence[Hashable]]:
+        """A number for each node's value, and the values by their numbers; 0 stands for None.
+
+        Args:
+            value: a function that is always the same one: it is remembered by itself.
+        """
+
+        def code(node: NodeView) -> int:
+            return self._codes.setdefault(value(node), len(self._codes))
+
+        return self.numbers(("groups", value), code), list(self._codes)
+
+
+def _add(counter: Counter[Any], key: object, amount: int) -> None:
+    """A counter without what comes to nothing, so that it is as it would be had it never been there."""
+    counter[key] += amount
+    if not counter[key]:
+        del counter[key]
+
+
+@dataclass(slots=True)
+class Supposed:
+    """A supposition that may come true."""
+
+    kept: bool = False
+
+    def keep(self) -> None:
+        self.kept = True
+
+
+@dataclass(slots=True)
+class _Numbers:
+    values: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    seen: int = 0
+
+    def current(self, world: World, number: Callable[[NodeView], int]) -> Ints:
+        self.values = grown(self.values, len(world))
+        for index in set(world.changes[self.seen :]):
+            node = world.nodes[index]
+            self.values[index] = 0 if node is None else number(node)
+        self.seen = len(world.changes)
+        return self.values
+
+
+def grown(array: Numbers, length: int) -> Numbers:
+    """The array with zeros appended."""
+    more = length - len(array)
+    return np.concatenate([array, np.zeros(more, array.dtype)]) if more > 0 else array
+
+
+def _in_order(node: NodeView) -> NodeView:
+    """Cards and what runs, so that a plan does not depend on the order in which they were told."""
+    gpus = tuple(links.in_order(node.gpus))
+    running = tuple(sorted(node.running, key=attrgetter("instance_id")))
+    same = gpus == node.gpus and running == node.running
+    return node if same else replace(node, gpus=gpus, running=running)

@@ -1,0 +1,153 @@
+"""How the scheduler speaks of amounts: exact, so that what was wanted and what there was never look alike."""
+
+from collections.abc import Mapping, Sequence
+
+from mooring.core.instance import WHOLE_MILLI
+from mooring.scheduler.feasibility import gpu_offers
+from mooring.scheduler.model import GpuView, Moment, Over, Request
+
+
+def cpus(milli: int) -> str:
+    """`16`, or `0.5` for 500 milli."""
+    whole, part = divmod(milli, 1000)
+    return f"{whole}.{part:03d}".rstrip("0") if part else str(whole)
+
+
+def memory(mib: int) -> str:
+    """`64 GiB` where that is exact, else MiB: 65000 MiB beside 64 GiB would both read 64 GiB if rounded."""
+    return f"{mib // 1024} GiB" if mib % 1024 == 0 else f"{mib} MiB"
+
+
+def gpus(request: Request, *, free: str = "free ") -> str:
+    """`2 free H100 of at least 80 GiB`, `2 free GPUs of one model`, `0.25 of one GPU`, `1 free 1g.10gb`."""
+    return f"{_gpus(request, free)}{at_least(request)}{_on_one_numa_node(request)}"
+
+
+def _gpus(request: Request, free: str) -> str:
+    several = request.gpu_count > 1
+    if request.mig_profile is not None:
+        of_models = f" of an {models(request)}" if request.gpu_models else ""
+        return f"{request.gpu_count} {free}{request.mig_profile}{of_models}"
+    if request.gpu_milli < WHOLE_MILLI:
+        return f"{share(request.gpu_milli)} {free}of one {models(request)}"
+    if not request.gpu_models:
+        return f"{request.gpu_count} {free}{'GPUs of one model' if several else 'GPU'}"
+    return f"{request.gpu_count} {free}{models(request)}"
+
+
+def models(request: Request) -> str:
+    """`H100 or A100`, `GPU`."""
+    return " or ".join(request.gpu_models) or "GPU"
+
+
+def share(milli: int) -> str:
+    """`0.25` for 250 thousandths of a card."""
+    return cpus(milli)
+
+
+def at_least(request: Request) -> str:
+    """The least memory and compute capability of each GPU, to be appended to its name."""
+    least, capability = request.gpu_min_memory_mib, request.gpu_min_compute_capability
+    size = f" of at least {memory(least)}" if least is not None else ""
+    return size + (f" of compute capability {capability}" if capability is not None else "")
+
+
+def _on_one_numa_node(request: Request) -> str:
+    return " on one NUMA node" if request.same_numa and request.gpu_count > 1 else ""
+
+
+def stock(suitable: Mapping[str, Sequence[GpuView]], request: Request, at: Moment) -> str:
+    """`1 free of 8 (6 in use, 1 quarantined)`, of the model with the most free; named if there are others."""
+    model, there = min(suitable.items(), key=lambda item: (-_free(item[1], request, at), item[0]))
+    name = f" {model}" if len(suitable) > 1 else ""
+    if request.mig_profile is not None:
+        devices = sum(each.profile == request.mig_profile for gpu in there for each in gpu.mig)
+        return f"{_free(there, request, at)} free of {devices}{name}{_why_not_free(there, request, at)}"
+    if request.gpu_milli < WHOLE_MILLI:
+        most = max((free_share(gpu, request, at) for gpu in there), default=0)
+        return f"at most {share(most)} of one{name}{_why_not_free(there, request, at)}"
+    return f"{_free(there, request, at)} free of {len(there)}{name}{_why_not_free(there, request, at)}"
+
+
+def _free(gpus: Sequence[GpuView], request: Request, at: Moment) -> int:
+    return sum(gpu_offers.units(gpu, request, at) for gpu in gpus)
+
+
+def free_share(gpu: GpuView, request: Request, at: Moment) -> int:
+    """What a share could be given of the card, were it small enough."""
+    closed = not gpu.healthy or gpu_offers.others_share(gpu, request) or gpu_offers.reserved(gpu, request, at)
+    return 0 if closed else gpu.milli_free
+
+
+def _why_not_free(gpus: Sequence[GpuView], request: Request, at: Moment) -> str:
+    """Each card that gives nothing is counted once, under the first of the reasons that hold."""
+    counts = {"quarantined": 0, "reserved": 0, "shared by another project": 0, "in use": 0}
+    for gpu in gpus:
+        if not gpu_offers.units(gpu, request, at):
+            counts[why_not(gpu, request, at)] += 1
+    order = ("in use", "shared by another project", "reserved", "quarantined")
+    parts = [f"{counts[word]} {word}" for word in order if counts[word]]
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def why_not(gpu: GpuView, request: Request, at: Moment) -> str:
+    """Why a card gives the request nothing now."""
+    if (
+        gpu_offers.others_share(gpu, request)
+        and gpu_offers.unowned_units(gpu, request)
+        and request.gpu_milli < WHOLE_MILLI
+    ):
+        return "shared by another project"
+    if gpu_offers.unreserved_units(gpu, request):
+        return "reserved"
+    return "in use" if gpu.healthy or not gpu.free else "quarantined"
+
+
+def labels(request: Request) -> str:
+    """The node selector as it is written: `disk=nvme, zone=a`."""
+    return ", ".join(label(request, key, value) for key, value in sorted(request.selector.items()))
+
+
+def label(request: Request, key: str, value: str) -> str:
+    """`zone=a`; `zone=a (required by the project)` where an admin has set it for the whole project."""
+    return f"{key}={value}{' (required by the project)' if key in request.project_selector else ''}"
+
+
+def cpus_and_memory(cpu_milli: int | None, memory_mib: int | None) -> str:
+    """`16 CPUs and 64 GiB`; null is the share that goes with the GPUs, a number only once there is a node."""
+    if cpu_milli is None and memory_mib is None:
+        return "the fair share of CPUs and memory"
+    if cpu_milli is None:
+        share_or_cpus = "the fair share of CPUs"
+    else:
+        share_or_cpus = f"{cpus(cpu_milli)} CPU{'' if cpu_milli == 1000 else 's'}"
+    return f"{share_or_cpus} and {'the fair share of memory' if memory_mib is None else memory(memory_mib)}"
+
+
+def amount(quota: str, value: float) -> str:
+    """An amount of what a quota limits: `4`, `0.125`, `64 GiB`."""
+    if quota in {"memory_mib", "disk_mib"}:
+        return memory(round(value))
+    return f"{value:.3f}".rstrip("0").removesuffix(".")
+
+
+def over(over: Over) -> tuple[str, str]:
+    """What a node is refused for by a quota: what was wanted and what the project has left."""
+    limit = amount(over.quota, over.limit)
+    if over.asked is None:
+        return "GPUs", f"{over.quota}: {amount(over.quota, over.used)} of {limit} used"
+    left = amount(over.quota, max(0, over.limit - over.used))
+    return amount(over.quota, over.asked), f"{over.quota}: {left} of {limit} left"
+
+
+def quota_is(over: Over) -> str:
+    """`the project's quota gpus is 8: 7 used, 2 asked`."""
+    asked = "" if over.asked is None else f", {amount(over.quota, over.asked)} asked"
+    used = amount(over.quota, over.used)
+    return f"the project's quota {over.quota} is {amount(over.quota, over.limit)}: {used} used{asked}"
+
+
+def waits_for(over: Over) -> str:
+    """Why a pending instance waits for a quota, and until when."""
+    until = f"from {over.resets_at} on" if over.resets_at else "when something else of the project ends"
+    return f"{quota_is(over)}; it starts {until}, or when an admin raises the quota"

@@ -1,0 +1,102 @@
+"""Why one request waits, node by node, and what would fit instead."""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from mooring.core.instance import WHOLE_MILLI
+from mooring.scheduler.cluster import World
+from mooring.scheduler.cycle_cache import Memory
+from mooring.scheduler.explain import unplaced as of_world
+from mooring.scheduler.feasibility.filters import refusals
+from mooring.scheduler.model import Moment, NodeView, Over, Refusal, Request, Unplaced
+from mooring.scheduler.packing.search import find
+
+
+@dataclass(frozen=True, slots=True)
+class Alternatives:
+    """What would fit now in the place of a request, everything else in it being the same."""
+
+    max_count_now: int  # the most GPUs; 0 if not even one
+    models_now: tuple[str, ...]  # NVML names of the models that could be asked for
+    share_milli_now: int | None = None  # the largest share of one GPU, if a share is asked for; null: none
+    without_same_numa: bool = False  # it would fit if its GPUs need not be on one NUMA node
+
+
+def explain(nodes: Iterable[NodeView], request: Request, at: Moment) -> tuple[Refusal, ...]:
+    """Every reason of every node that cannot host the request now, by the node's id."""
+    by_id = sorted(nodes, key=lambda node: node.id)
+    return tuple(refusal for node in by_id for refusal in refusals(node, request, at))
+
+
+def unplaced(
+    nodes: Sequence[NodeView], request: Request, at: Moment, memory: Memory | None = None
+) -> Unplaced:
+    """Say why none of the nodes can host the request, with the refusals of each."""
+    memory = _of(nodes, memory)
+    told = of_world.unplaced(memory.world, memory.census, request, at)
+    return replace(told, refusals=explain(nodes, request, at))
+
+
+def over_quota(
+    nodes: Sequence[NodeView], request: Request, at: Moment, memory: Memory | None = None
+) -> Over | None:
+    """The quota that an unplaced request waits for; None if something else keeps it out."""
+    memory = _of(nodes, memory)
+    return of_world.over_quota(memory.world, memory.census, request, at)
+
+
+def would_fit(
+    nodes: Sequence[NodeView], request: Request, at: Moment, memory: Memory | None = None
+) -> Alternatives:
+    world = _of(nodes, memory).world
+    if not request.gpu_count:
+        return Alternatives(0, ())
+    without_numa = replace(request, same_numa=False)
+    return Alternatives(
+        _most(world, request, at),
+        _models(world, request, at),
+        _share(world, request, at),
+        request.same_numa and not _fits(world, request, at) and _fits(world, without_numa, at),
+    )
+
+
+def _of(nodes: Sequence[NodeView], memory: Memory | None) -> Memory:
+    memory = memory or Memory()
+    memory.look(nodes)
+    return memory
+
+
+def _fits(world: World, request: Request, at: Moment) -> bool:
+    return find(world, request, at) is not None
+
+
+def _most(world: World, request: Request, at: Moment) -> int:
+    """A share is of one GPU, and stays it."""
+    if _is_share(request):
+        return int(_fits(world, request, at))
+    most = max((len(kind.places) for kind in world.kinds), default=0)
+    return _largest(most, lambda count: _fits(world, replace(request, gpu_count=count), at))
+
+
+def _share(world: World, request: Request, at: Moment) -> int | None:
+    if not _is_share(request):
+        return None
+    largest = _largest(WHOLE_MILLI - 1, lambda milli: _fits(world, replace(request, gpu_milli=milli), at))
+    return largest or None
+
+
+def _is_share(request: Request) -> bool:
+    return request.gpu_milli < WHOLE_MILLI and request.mig_profile is None
+
+
+def _largest(most: int, fits: Callable[[int], bool]) -> int:
+    """The largest number up to `most` that fits, where what is smaller fits as well; 0 if none does."""
+    return bisect_left(range(1, most + 1), 1, key=lambda number: int(not fits(number)))
+
+
+def _models(world: World, request: Request, at: Moment) -> tuple[str, ...]:
+    there = sorted(
+        {place.model for number in set(world.kind_of.tolist()) for place in world.kinds[number].places}
+    )
+    return tuple(model for model in there if _fits(world, replace(request, gpu_models=(model,)), at))

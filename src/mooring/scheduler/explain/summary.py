@@ -1,0 +1,218 @@
+"""One sentence for people, out of what stops all the nodes.
+
+It is found by a funnel: rules are taken in the order of the census' stages, each lets through the nodes that
+do not break it, and the rule that stops the last of them is the one worth telling, of those that came so far.
+What never changes comes before what passes: that the only node with an H200 is cordoned says more than that
+the other nine, which are ready, have none.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from mooring.core.instance import WHOLE_MILLI
+from mooring.scheduler.explain import phrases
+from mooring.scheduler.feasibility import disk, gpu_offers
+from mooring.scheduler.feasibility.filters import refusals
+from mooring.scheduler.feasibility.needs import needs, preference
+from mooring.scheduler.feasibility.node_groups import (
+    BESIDE,
+    CAPABILITY,
+    COUNT,
+    FITS,
+    LABELS,
+    MODE,
+    MODEL,
+    RESERVED,
+    SIZE,
+    STATE,
+    Survey,
+)
+from mooring.scheduler.model import GpuView, Moment, NodeView, Request
+
+
+def summarize(survey: Survey, request: Request, at: Moment, *, free: str = "free ") -> str:
+    """Say why none of the nodes can host the request now.
+
+    Args:
+        free: how to call what is left of a node; "" where the nodes are thought empty.
+    """
+    if not len(survey):
+        return "no nodes have joined yet"
+    return _SENTENCES[survey.last](_Case(survey, request, at, free))
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    survey: Survey
+    request: Request
+    at: Moment
+    free: str
+
+    @property
+    def no_node(self) -> str:
+        """The subject of the sentence: `no ready node with zone=a`."""
+        return f"no{'' if self.survey.all_ready else ' ready'} {self._node}"
+
+    @property
+    def no_node_in_any_state(self) -> str:
+        return f"no {self._node}"
+
+    @property
+    def _node(self) -> str:
+        return f"node with {phrases.labels(self.request)}" if self.request.selector else "node"
+
+    def suitable(self, node: NodeView) -> list[list[GpuView]]:
+        return list(gpu_offers.suitable(node, self.request).values())
+
+
+def _no_label(case: _Case) -> str:
+    plural = "s" if len(case.request.selector) > 1 else ""
+    return f"no node has the label{plural} {phrases.labels(case.request)}"
+
+
+def _all_reserved(case: _Case) -> str:
+    return f"{case.no_node_in_any_state} is open to this project: all are reserved for other projects"
+
+
+def _no_such_gpu(case: _Case) -> str:
+    return f"{case.no_node_in_any_state} has any {phrases.models(case.request)}"
+
+
+def _no_such_mode(case: _Case) -> str:
+    if case.request.mig_profile is not None:
+        return f"{case.no_node_in_any_state} has any MIG device {case.request.mig_profile}{_on_models(case)}"
+    return f"{case.no_node_in_any_state} has any {phrases.models(case.request)} without MIG"
+
+
+def _on_models(case: _Case) -> str:
+    return f" on an {phrases.models(case.request)}" if case.request.gpu_models else ""
+
+
+def _gpus_too_small(case: _Case) -> str:
+    def largest(node: NodeView) -> int:
+        return max(
+            gpu_offers.memory_of(gpu, case.request)
+            for gpu in node.gpus
+            if preference(case.request, gpu.model) is not None and gpu_offers.right_mode(gpu, case.request)
+        )
+
+    amount, there = case.survey.most(largest)
+    best = case.survey.first_name(there)
+    name = f"{phrases.models(case.request)}{phrases.at_least(case.request)}"
+    return f"{case.no_node_in_any_state} has any {name} (largest: {phrases.memory(amount)} on {best})"
+
+
+def _not_capable(case: _Case) -> str:
+    name = f"{phrases.models(case.request)}{phrases.at_least(case.request)}"
+    return f"{case.no_node_in_any_state} has any {name}"
+
+
+def _none_ready(case: _Case) -> str:
+    left = [case.survey.node(index) for index in case.survey.left()]
+    suitable = "" if len(left) == len(case.survey) else "suitable "
+    states = Counter(node.state.replace("_", " ") for node in left)
+    if len(left) == 1:
+        return f"the only {suitable}node, {left[0].name}, is {left[0].state.replace('_', ' ')}"
+    if len(states) == 1:
+        return f"all {len(left)} {suitable}nodes are {next(iter(states))}"
+    counted = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    return f"no {suitable}node is ready ({counted})"
+
+
+def _too_few_gpus(case: _Case) -> str:
+    request, at = case.request, case.at
+    asked = f"{case.no_node} has {phrases.gpus(request, free=case.free)}"
+    if request.gpu_milli < WHOLE_MILLI and request.mig_profile is None:
+        most, there = case.survey.most(lambda node: _most_free_share(case, node))
+        amount = phrases.share(most)
+    else:
+        most, there = case.survey.most(
+            lambda node: max(_free(of_model, request, at) for of_model in case.suitable(node))
+        )
+        amount = str(most)
+    return f"{asked} ({f'best: {amount} on {case.survey.first_name(there)}' if most else _none_left(case)})"
+
+
+def _most_free_share(case: _Case, node: NodeView) -> int:
+    cards_there = (gpu for of_model in case.suitable(node) for gpu in of_model)
+    return max(phrases.free_share(gpu, case.request, case.at) for gpu in cards_there)
+
+
+def _free(gpus: Sequence[GpuView], request: Request, at: Moment) -> int:
+    """The most that could be given together."""
+    together = gpu_offers.neighbourhoods(gpus, request)
+    return max((sum(gpu_offers.units(gpu, request, at) for gpu in there) for there in together), default=0)
+
+
+def _none_left(case: _Case) -> str:
+    """Reserved cards, and those that another project shares, are told of: they look free elsewhere."""
+    reasons = {
+        phrases.why_not(gpu, case.request, case.at)
+        for example in case.survey.groups_left()
+        for of_model in case.suitable(example)
+        for gpu in of_model
+    }
+    more = sorted(reasons - {"in use", "quarantined"})
+    return f"all are {', '.join(['in use', *more])} or quarantined"
+
+
+def _too_little_beside(case: _Case) -> str:
+    request, beside = case.request, ""
+    if request.gpu_count:
+        wanted = phrases.cpus_and_memory(request.cpu_milli, request.memory_mib)
+        beside = f" beside {phrases.gpus(request, free=case.free)}"
+    else:
+        wanted = phrases.cpus_and_memory(*needs(request, case.survey.groups_left()[0]))
+    wanted += _disk(case)
+    free = f" {case.free}".rstrip()
+    return f"{case.no_node} has {wanted}{free}{beside} (closest: {_closest(case)})"
+
+
+def _disk(case: _Case) -> str:
+    """Only where it is asked for, or is what a node lacks: most requests leave it open."""
+    request, left = case.request, [case.survey.node(index) for index in case.survey.left()]
+    if request.disk_mib is None and all(disk.fits(request, node) for node in left):
+        return ""
+    return f" and {phrases.memory(disk.needed(request, left[0]))} of disk"
+
+
+def _closest(case: _Case) -> str:
+    """`gpu-7: insufficient_cpu wanted 16 had 4`, of the node that lacks least."""
+    left = (case.survey.node(index) for index in case.survey.left())
+    best = min(left, key=lambda node: (_lack(node, case.request), node.id))
+    broken = (
+        f"{each.code} wanted {each.wanted} had {each.had}" for each in refusals(best, case.request, case.at)
+    )
+    return f"{best.name}: {', '.join(broken)}"
+
+
+def _lack(node: NodeView, request: Request) -> tuple[int, float]:
+    """How many of CPUs, memory and disk are too few, and the missing parts of what is asked for, added up."""
+    cpu_milli, memory_mib = needs(request, node)
+    cpu_lacks, memory_lacks = cpu_milli - node.cpu_milli_free, memory_mib - node.memory_mib_free
+    parts = max(0, cpu_lacks) / max(1, cpu_milli) + max(0, memory_lacks) / max(1, memory_mib)
+    disk_needed, disk_lacks = disk.needed(request, node), disk.lacking(request, node)
+    parts += max(0, disk_lacks) / max(1, disk_needed)
+    no_disk = disk_lacks > 0 or disk.unsuitable(request, node)
+    return (cpu_lacks > 0) + (memory_lacks > 0) + no_disk, parts
+
+
+def _not_its_turn(case: _Case) -> str:
+    """It fits, and is kept out by what others that wait have been promised."""
+    until = "" if case.request.max_duration_s is not None else "; with max_duration_s it might start before"
+    return f"what is free is kept for others that are ahead in the queue{until}"
+
+
+_SENTENCES: dict[int, Callable[[_Case], str]] = {
+    LABELS: _no_label,
+    RESERVED: _all_reserved,
+    MODEL: _no_such_gpu,
+    MODE: _no_such_mode,
+    SIZE: _gpus_too_small,
+    CAPABILITY: _not_capable,
+    STATE: _none_ready,
+    COUNT: _too_few_gpus,
+    BESIDE: _too_little_beside,
+    FITS: _not_its_turn,
+}

@@ -1,0 +1,122 @@
+"""Why each of those that wait does: one sentence for all that are alike, and whether waiting can help."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from mooring.scheduler.cluster import World
+from mooring.scheduler.explain import phrases
+from mooring.scheduler.explain.summary import summarize
+from mooring.scheduler.feasibility import gpu_offers, quotas
+from mooring.scheduler.feasibility.needs import needs
+from mooring.scheduler.feasibility.node_groups import FITS, Census
+from mooring.scheduler.gangs import gangs
+from mooring.scheduler.gangs.room import most_members
+from mooring.scheduler.model import Moment, Over, Request, Unplaced
+from mooring.scheduler.packing import search
+from mooring.scheduler.packing.search import Key
+from mooring.scheduler.units import Unit
+
+# Of several members that wait for different things, the first is told.
+_SEVERITY = ("no_nodes", "never_placeable", "quota", "waiting_for_capacity", "waiting_for_turn")
+
+
+def tell(world: World, census: Census, waiting: Iterable[Unit], at: Moment) -> tuple[Unplaced, ...]:
+    """Told of the world after the look, which is the one users see; without the refusals of each node."""
+    told: dict[Key, Unplaced] = {}
+    return tuple(
+        replace(each, instance_id=member.instance_id)
+        for unit in waiting
+        for member, each in _of_unit(world, census, unit, at, told)
+    )
+
+
+def _of_unit(
+    world: World, census: Census, unit: Unit, at: Moment, told: dict[Key, Unplaced]
+) -> Iterable[tuple[Request, Unplaced]]:
+    if unit.gang is not None and not gangs.whole(world, unit):
+        there = len(unit.members) + gangs.held(world, unit)
+        summary = f"{there} of the group's {unit.gang.size} members are here; they start together"
+        incomplete = Unplaced("", (), ever=True, summary=summary, code="waiting_for_members")
+        return [(member, incomplete) for member in unit.members]
+    alone = [(member, _of_shape(world, census, member, at, told)) for member in unit.members]
+    if unit.gang is None:
+        return alone
+    if over := gangs.over_quota(unit):
+        kept_out = Unplaced("", (), alone[0][1].ever, phrases.waits_for(over), over, code="quota")
+        return [(member, kept_out) for member in unit.members]
+    # A gang waits for what its worst member waits for; where each would fit alone, for all at once.
+    worst = min((each for _member, each in alone), key=lambda each: _SEVERITY.index(each.code))
+    if worst.ever and (never := _never_together(world, unit)):
+        worst = replace(worst, ever=False, summary=never, code="never_placeable")
+    if worst.code == "waiting_for_turn":
+        summary = f"there is no room for all {len(unit.members)} members of the group at once"
+        worst = replace(worst, summary=summary, code="waiting_for_capacity")
+    return [(member, worst) for member in unit.members]
+
+
+def _never_together(world: World, unit: Unit) -> str | None:
+    """Why all members of a gang could never run at once, as far as counting tells."""
+    wanted, most = len(unit.members) + gangs.held(world, unit), most_members(world, unit)
+    if unit.gang is None or most is None or most >= wanted:
+        return None
+    where = "all nodes together" if unit.gang.network == "host" else "a node, or the nodes of one swarm,"
+    return f"no room could ever be made for all {wanted} members of the group: {where} could host {most}"
+
+
+def _of_shape(
+    world: World, census: Census, request: Request, at: Moment, told: dict[Key, Unplaced]
+) -> Unplaced:
+    asked = search.key(request)
+    if asked not in told:
+        told[asked] = unplaced(world, census, request, at)
+    return told[asked]
+
+
+def unplaced(world: World, census: Census, request: Request, at: Moment) -> Unplaced:
+    """Say why none of the nodes can host the request, without the refusals of each."""
+    survey = census.now(request, at)
+    if not len(survey):
+        over = quotas.over_anywhere(request)
+        summary = phrases.waits_for(over) if over else summarize(survey, request, at)
+        return Unplaced(
+            request.instance_id,
+            (),
+            ever=False,
+            summary=summary,
+            over=over,
+            code="quota" if over else "no_nodes",
+        )
+    if_empty = census.if_empty(request, at)
+    ever = if_empty.last == FITS
+    if over := over_quota(world, census, request, at):
+        return Unplaced(request.instance_id, (), ever, phrases.waits_for(over), over, code="quota")
+    if not ever:
+        summary = f"no node could ever host this: {summarize(if_empty, request, at, free='')}"
+        return Unplaced(request.instance_id, (), ever, summary, code="never_placeable")
+    code = "waiting_for_turn" if survey.last == FITS else "waiting_for_capacity"
+    return Unplaced(request.instance_id, (), ever, summarize(survey, request, at), code=code)
+
+
+def over_quota(world: World, census: Census, request: Request, at: Moment) -> Over | None:
+    """The quota that an unplaced request waits for: it is kept from every node, or from one that it fits.
+
+    Of a node that is full as well, the quota is no news: the wait is over when another node has room.
+    """
+    if request.quota is None:
+        return None
+    return quotas.over_anywhere(request) or _over_where_it_fits(world, census, request, at)
+
+
+def _over_where_it_fits(world: World, census: Census, request: Request, at: Moment) -> Over | None:
+    survey = census.now(request, at)
+    asked: dict[tuple[int, int], Over | None] = {}
+    fitting = survey.left() if survey.last == FITS else []
+    for index in sorted(fitting, key=lambda index: world.node(index).id):
+        alike = int(survey.group[index]), int(world.kind_of[index])
+        if alike not in asked:
+            node = world.node(index)
+            models = dict.fromkeys(offer.model for offer in gpu_offers.offers(node, request, at))
+            overs = [quotas.over(request, model, *needs(request, node)) for model in models]
+            asked[alike] = overs[0] if all(overs) else None
+    # Where one of them is within the quota, something else keeps the request out.
+    return next(iter(asked.values()), None) if all(asked.values()) else None

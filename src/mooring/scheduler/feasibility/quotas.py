@@ -1,0 +1,124 @@
+"""What a project's quota leaves for a request.
+
+What a request takes wherever it is placed counts from the moment it is asked for: it was let in, and is held
+back at its placement only by what is placed already (when the limit was lowered since). What depends on the
+place, its share of CPUs and memory or which model "any GPU" turns out to be, counts from its placement, and
+must then leave room for what others that wait have been promised. So what is held and waited for never comes
+to more than the limit.
+"""
+
+from collections.abc import Mapping, Set
+from dataclasses import replace
+
+from mooring.scheduler.feasibility import disk
+from mooring.scheduler.feasibility.needs import fixed, gpu_milli, matches
+from mooring.scheduler.model import Over, Quota, Request
+
+GPUS = "gpus"
+OF_MODEL = "gpus_by_model."
+INSTANCES = "instances"
+CPUS = "cpus"
+MEMORY = "memory_mib"
+DISK = "disk_mib"
+
+Amounts = Mapping[str, int]
+
+
+def wherever(limits: Amounts, request: Request) -> dict[str, int]:
+    """What of the limited things the request takes on every node; absent: that depends on the node."""
+    cpu_milli, memory_mib = fixed(request)
+    amounts = _amounts(limits, request, cpu_milli, memory_mib)
+    # Whatever has every word that the request asks for has those of the limit.
+    certain = [_of_models(limits, request, asked) for asked in request.gpu_models]
+    of_all = set.intersection(*map(set, certain)) if certain else set()
+    return amounts | {name: gpu_milli(request) for name in of_all}
+
+
+def there(limits: Amounts, request: Request, model: str, cpu_milli: int, memory_mib: int) -> dict[str, int]:
+    """What of the limited things the request takes with GPUs of this model (none: "") and so much else."""
+    return _amounts(limits, request, cpu_milli, memory_mib) | _of_models(limits, request, model)
+
+
+def _amounts(
+    limits: Amounts, request: Request, cpu_milli: int | None, memory_mib: int | None
+) -> dict[str, int]:
+    amounts = {
+        GPUS: gpu_milli(request),
+        INSTANCES: 1,
+        CPUS: cpu_milli,
+        MEMORY: memory_mib,
+        DISK: disk.fixed(request),
+    }
+    return {name: amount for name, amount in amounts.items() if amount is not None and name in limits}
+
+
+def _of_models(limits: Amounts, request: Request, model: str) -> dict[str, int]:
+    return {
+        name: gpu_milli(request)
+        for name in limits
+        if name.startswith(OF_MODEL) and matches(name.removeprefix(OF_MODEL), model)
+    }
+
+
+def over_when_asked(quota: Quota, request: Request, count: int = 1) -> Over | None:
+    """The first limit that so many of the request would exceed if they began to wait."""
+    amounts = {name: count * amount for name, amount in wherever(quota.limits, request).items()}
+    return _first_over(quota, amounts, beside_all=quota.limits.keys())
+
+
+def over_anywhere(request: Request) -> Over | None:
+    """The first limit that keeps the request from every node."""
+    if request.quota is None:
+        return None
+    if request.gpu_count and request.quota.spent:
+        return request.quota.spent
+    return _first_over(request.quota, wherever(request.quota.limits, request))
+
+
+def over(request: Request, model: str, cpu_milli: int, memory_mib: int) -> Over | None:
+    """The first limit that keeps the request from such a placement."""
+    quota = request.quota
+    if quota is None:
+        return None
+    if anywhere := over_anywhere(request):
+        return anywhere
+    amounts = there(quota.limits, request, model, cpu_milli, memory_mib)
+    unpromised = amounts.keys() - wherever(quota.limits, request).keys()
+    return _first_over(quota, amounts, beside_all=unpromised)
+
+
+def _first_over(quota: Quota, amounts: Amounts, beside_all: Set[str] = frozenset()) -> Over | None:
+    """Args: beside_all: the limits under which what waits counts as used, too."""
+    for name, limit in quota.limits.items():
+        asked = amounts.get(name, 0)
+        used = quota.placed.get(name, 0) + (quota.waiting.get(name, 0) if name in beside_all else 0)
+        if asked and used + asked > limit:
+            return Over(name, _shown(name, limit), _shown(name, used), _shown(name, asked))
+    return None
+
+
+def _shown(name: str, amount: int) -> float:
+    in_thousandths = name in {CPUS, GPUS} or name.startswith(OF_MODEL)
+    return amount / 1000 if in_thousandths else amount
+
+
+def promised(quota: Quota, request: Request) -> Quota:
+    """The quota once the request waits."""
+    return replace(quota, waiting=_sum(quota.waiting, wherever(quota.limits, request)))
+
+
+def without(quota: Quota, request: Request) -> Quota:
+    """The quota for something else in the place of a request that waits: what others wait for is taken."""
+    others = _sum(quota.waiting, wherever(quota.limits, request), sign=-1)
+    return replace(quota, placed=_sum(quota.placed, others), waiting={})
+
+
+def after(quota: Quota, request: Request, model: str, cpu_milli: int, memory_mib: int) -> Quota:
+    """The quota once the request, which waits, has been placed like this."""
+    takes = there(quota.limits, request, model, cpu_milli, memory_mib)
+    waiting = _sum(quota.waiting, wherever(quota.limits, request), sign=-1)
+    return replace(quota, placed=_sum(quota.placed, takes), waiting=waiting)
+
+
+def _sum(amounts: Amounts, more: Amounts, sign: int = 1) -> Amounts:
+    return {**amounts, **{name: amounts.get(name, 0) + sign * amount for name, amount in more.items()}}

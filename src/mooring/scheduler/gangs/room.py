@@ -1,0 +1,58 @@
+"""How many members of a gang there is room for at all: what waits for more can never start."""
+
+from collections import Counter
+
+import numpy as np
+
+from mooring.core.instance import WHOLE_MILLI
+from mooring.scheduler.cluster import Ints, World
+from mooring.scheduler.feasibility.needs import needs_beside
+from mooring.scheduler.gangs.gangs import swarm
+from mooring.scheduler.model import Request
+from mooring.scheduler.packing import search
+from mooring.scheduler.units import Unit
+
+
+def most_members(world: World, unit: Unit) -> int | None:
+    """No fewer than could run together if nothing else ran anywhere; None where members differ.
+
+    On nodes of one swarm or on one node where they need an overlay network, otherwise on all nodes.
+    """
+    if unit.gang is None or len({search.shape(member) for member in unit.members}) > 1:
+        return None
+    of_node = _of_nodes(world, unit.first)
+    if unit.gang.network == "host":
+        return int(of_node.sum())
+    of_swarm, _swarms = world.groups_by(swarm)
+    together = np.bincount(of_swarm, weights=of_node)[1:]
+    return int(max(together.max(initial=0), of_node.max(initial=0)))
+
+
+def _of_nodes(world: World, request: Request) -> Ints:
+    kinds = np.array([_of_kind(world, number, request) for number in range(len(world.kinds))], np.int64)
+    there, admitting = world.mask("there", lambda _node: True), search.admitting(world, request)
+    return np.where(there if admitting is None else there & admitting, kinds[world.kind_of], 0)
+
+
+def _of_kind(world: World, number: int, request: Request) -> int:
+    kind = world.kinds[number]
+    cpu_milli, memory_mib = needs_beside(request, kind.cpu_milli, kind.memory_mib, kind.cards)
+    limits = [
+        total // each for total, each in ((kind.cpu_milli, cpu_milli), (kind.memory_mib, memory_mib)) if each
+    ]
+    if request.gpu_count:
+        limits.append(_of_cards(world, number, request))
+    return min(limits, default=0)
+
+
+def _of_cards(world: World, number: int, request: Request) -> int:
+    suitable = world.suitable(number, request)
+    models = {model for _rank, model in suitable.models}
+    places = Counter(
+        place.key
+        for index, place in enumerate(world.kinds[number].places)
+        if place.key in models and index not in suitable.unsuitable
+    )
+    if request.mig_profile is None and request.gpu_milli < WHOLE_MILLI:
+        return sum(places.values()) * (WHOLE_MILLI // request.gpu_milli)
+    return sum(count // request.gpu_count for count in places.values())

@@ -1,0 +1,115 @@
+"""When a gang could start: the first moment at which enough nodes have room at once."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mooring.core.instance import WHOLE_MILLI
+from mooring.scheduler.backfill.planner import Reservations, Starts
+from mooring.scheduler.backfill.timeline import Reservation, at_time, in_the_way
+from mooring.scheduler.cluster import World
+from mooring.scheduler.feasibility.filters import fitting_offers
+from mooring.scheduler.model import Moment, NodeView, Request
+from mooring.scheduler.node_changes import with_placement
+from mooring.scheduler.packing.search import placement
+from mooring.scheduler.units import Unit
+
+Floats = NDArray[np.float64]
+Bounds = dict[str, Floats]  # by member, as `Starts.bounds` gives them
+
+
+def gang_start(
+    world: World, starts: Starts, unit: Unit, at: Moment, kept: Reservations
+) -> list[Reservation] | None:
+    """A part for each member, all from one moment on; None where no declared ends make room for all.
+
+    Nodes of which something is kept for others are left to them.
+    """
+    bounds = {member.instance_id: starts.bounds(member, at).values for member in unit.members}
+    best: tuple[float, list[Reservation]] | None = None
+    for nodes in _domains(world, unit, kept):
+        if best and min(values[nodes].min() for values in bounds.values()) >= best[0]:
+            continue
+        found = _earliest(world, unit, at, nodes, bounds)
+        if found and (best is None or found[0] < best[0]):
+            best = found
+    return best[1] if best else None
+
+
+def _domains(world: World, unit: Unit, kept: Reservations) -> list[list[int]]:
+    """The sets of nodes that the members may be spread over: all, for an overlay each swarm and each node."""
+    free = [(node.id, index) for index, node in world.present() if not kept.kept(index)]
+    nodes = [index for _id, index in sorted(free)]
+    if unit.gang is None or unit.gang.network == "host":
+        return [nodes]
+    homes = {world.node(index).swarm for index in world.groups.get(unit.gang.group_id, ())}
+    swarms: dict[str, list[int]] = {}
+    alone: list[list[int]] = []
+    there = set(world.groups.get(unit.gang.group_id, ()))
+    for index in nodes:
+        if (swarm := world.node(index).swarm) is not None and (not homes or homes == {swarm}):
+            swarms.setdefault(swarm, []).append(index)
+        elif (
+            swarm is None and there <= {index} and len(world.node(index).gpus) * WHOLE_MILLI >= unit.gpu_milli
+        ):
+            alone.append([index])  # on one node no network is needed
+    return [*swarms.values(), *alone]
+
+
+def _earliest(
+    world: World, unit: Unit, at: Moment, nodes: list[int], bounds: Bounds
+) -> tuple[float, list[Reservation]] | None:
+    there = np.array(nodes, np.int64)
+    instants = {float(time) for values in bounds.values() for time in values[there] if time < inf}
+    times = sorted({max(time, at.now) for time in instants})
+    if not times:
+        return None
+
+    def room(time: float) -> list[Reservation] | None:
+        return _room(world, unit, replace(at, now=time), at, nodes, bounds)
+
+    place = bisect_left(times, 1, key=lambda time: int(room(time) is not None))
+    if place == len(times):
+        return None
+    parts = room(times[place])
+    return (times[place], parts) if parts else None
+
+
+def _room(
+    world: World, unit: Unit, then: Moment, at: Moment, nodes: list[int], bounds: Bounds
+) -> list[Reservation] | None:
+    """Where the members would go at that moment, one after the other on the first node that has room."""
+    views: dict[int, NodeView] = {}
+    parts: list[Reservation] = []
+    for member in sorted(unit.members, key=lambda member: (-member.gpu_count, member.instance_id)):
+        index = _first_with_room(world, member, then, at, nodes, bounds[member.instance_id], views)
+        if index is None:
+            return None
+        waits_for = in_the_way(world.node(index), then.now, at)
+        parts.append(Reservation(member, index, then.now, waits_for))
+    return parts
+
+
+def _first_with_room(
+    world: World,
+    member: Request,
+    then: Moment,
+    at: Moment,
+    nodes: Sequence[int],
+    bounds: Floats,
+    views: dict[int, NodeView],
+) -> int | None:
+    for index in nodes:
+        if not bounds[index] <= then.now:
+            continue
+        node = views.get(index) or at_time(world.node(index), then.now, at)
+        offers = fitting_offers(node, member, then)
+        if offers:
+            placed = placement(node, member, offers[0], then)
+            views[index] = with_placement(node, placed, member, then)
+            return index
+    return None

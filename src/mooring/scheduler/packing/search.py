@@ -1,0 +1,399 @@
+"""Finds the best node for a request: the fleet names a node, the node's own state gives the exact GPUs.
+
+The fleet knows counts, models, shares and owners. The node checks the rest (NUMA nodes, reserved GPUs).
+"""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from mooring.core.instance import WHOLE_MILLI
+from mooring.scheduler.cluster import Mask, World
+from mooring.scheduler.feasibility import disk, gpu_offers, quotas
+from mooring.scheduler.feasibility.filters import fitting_offers, has_labels, is_open_to
+from mooring.scheduler.feasibility.needs import fixed, needs, needs_beside, preference
+from mooring.scheduler.model import GpuView, Grant, Moment, NodeView, Placement, Request
+from mooring.scheduler.node_changes import empty
+from mooring.scheduler.packing import links, node_classes
+from mooring.scheduler.packing.shapes import Move, Shape
+
+Key = tuple[object, ...]
+# Whether a placement, which makes this of the node, may be.
+Allowed = Callable[[int, Placement], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A placement and what is needed to carry it out."""
+
+    index: int
+    model: str
+    placement: Placement
+
+
+def shape(request: Request) -> Key:
+    """All that decides where a request fits, its project and duration aside: see `key`."""
+    return (
+        request.gpu_count,
+        request.gpu_milli,
+        *node_classes.ask_of(request),
+        request.same_numa,
+        request.cpu_milli,
+        request.memory_mib,
+        *_disk(request),
+        frozenset(request.selector.items()),
+    )
+
+
+def _disk(request: Request) -> Key:
+    return request.disk_mib, request.disk_limits, request.stands_for
+
+
+def key(request: Request) -> Key:
+    """All that decides where a request may be placed now: what failed once fails for all that have it.
+
+    The project decides by its quota, reservations and shares; the duration by what must be free again when.
+    """
+    return (*shape(request), request.project_id, request.max_duration_s)
+
+
+def find(
+    world: World,
+    request: Request,
+    at: Moment,
+    among: Mask | None = None,
+    allowed: Allowed | None = None,
+) -> Found | None:
+    """The best placement there is, or None.
+
+    Args:
+        among: the nodes that may be chosen.
+        allowed: refuses what would fit, because of others that wait.
+    """
+    if request.quota is not None and quotas.over_anywhere(request):
+        return None
+    search = _Search(world, request, at, among, allowed)
+    return search.in_own_reservation() or search.best()
+
+
+def asked_of_fleet(world: World, request: Request) -> Shape:
+    """What the request asks for as the fleet knows it, whatever its project may have."""
+    unlimited = request if request.quota is None else replace(request, quota=None)
+    search = _Search(world, unlimited, Moment(0.0), None, None)
+    models: frozenset[str] = frozenset().union(*search.tiers())
+    everything = {place.key for kind in world.kinds for place in kind.places}
+    return search.fleet_shape(frozenset() if models == everything else models)
+
+
+def best_nodes(world: World, request: Request, count: int) -> list[int]:
+    """Nodes that may have room for it, best first; reservations and NUMA nodes are not asked about."""
+    search = _Search(world, request, Moment(0.0), None, None)
+    moves = [
+        move
+        for models in search.tiers()
+        for fleet_shape, nodes in search.variants(models)
+        for move in world.fleet.ranked(fleet_shape, count, _both(nodes, _with_room(world, request)))
+    ]
+    return list(dict.fromkeys(move.node for move in moves))[:count]
+
+
+def choices(world: World, request: Request) -> Key:
+    """What the request's quota leaves of models and of kinds of nodes, to remember answers by."""
+    if request.quota is None:
+        return ()
+    search = _Search(world, request, Moment(0.0), None, None)
+    return (request.project_id, *search.tiers(), search.kinds_within_shares())
+
+
+class _Search:
+    def __init__(
+        self, world: World, request: Request, at: Moment, among: Mask | None, allowed: Allowed | None
+    ) -> None:
+        self._world = world
+        self._request = request
+        self._at = at
+        self._allowed = allowed
+        self._among = _both(_both(among, _with_room(world, request)), _near_enough(world, request))
+
+    def best(self) -> Found | None:
+        return self._best(self._among, self._blocked())
+
+    def _best(self, among: Mask | None, blocked: dict[int, tuple[int, ...]]) -> Found | None:
+        """The GPUs that are given out last are left out first, and taken where nothing else fits."""
+        last = self._last()
+        without = {**blocked, **{at: tuple(sorted({*blocked.get(at, ()), *last[at]})) for at in last}}
+        for unavailable in (without, blocked) if last else (blocked,):
+            for keys in self.tiers():
+                if found := self._best_of(keys, among, unavailable):
+                    return found
+        return None
+
+    def _last(self) -> dict[int, list[int]]:
+        """The places that are given out last, by node."""
+        if not self._request.gpu_count:
+            return {}
+        return {index: _last_of(self._world.node(index)) for index in self._world.with_last}
+
+    def in_own_reservation(self) -> Found | None:
+        """On cards that are held for the request's project right now, if there are enough on a node."""
+        if not self._request.gpu_count or not self._world.with_holds:
+            return None
+        others = {
+            index: places
+            for index in sorted(self._world.with_holds)
+            if (places := self._not_own(index)) is not None
+        }
+        if not others:
+            return None
+        mask = np.zeros(len(self._world), np.bool_)
+        mask[list(others)] = True
+        return self._best(mask if self._among is None else mask & self._among, others)
+
+    def _not_own(self, index: int) -> tuple[int, ...] | None:
+        """The places that are not held for the project, where some are."""
+        places = list(node_classes.units(self._world.node(index)))
+        own = [gpu_offers.own_reserved(gpu, self._request, self._at) for gpu, _device in places]
+        if not any(own):
+            return None
+        return tuple(sorted({place for place, held in enumerate(own) if not held} | set(self._bad(index))))
+
+    # ---- the models, by preference
+
+    def tiers(self) -> Iterator[frozenset[str]]:
+        """The models to be tried together; a later one only where none of the earlier has room."""
+        if not self._request.gpu_count:
+            yield frozenset()
+            return
+        ranks: dict[str, int] = {}
+        for number in range(len(self._world.kinds)):
+            for rank, model in self._world.suitable(number, self._request).models:
+                if self._within_quota(model):
+                    ranks[model] = rank
+        for rank in sorted(set(ranks.values())):
+            yield frozenset(model for model, of_model in ranks.items() if of_model == rank)
+
+    def _within_quota(self, model: str) -> bool:
+        """CPUs and memory are not known yet, and are asked later."""
+        name = model.rpartition("\n")[2]
+        return self._request.quota is None or not quotas.over(self._request, name, 0, 0)
+
+    # ---- which places may not be given
+
+    def _bad(self, index: int) -> tuple[int, ...]:
+        return self._world.suitable(int(self._world.kind_of[index]), self._request).unsuitable
+
+    def _blocked(self) -> dict[int, tuple[int, ...]]:
+        if not self._request.gpu_count:
+            return {}
+        bad = {
+            number: places
+            for number in range(len(self._world.kinds))
+            if (places := self._world.suitable(number, self._request).unsuitable)
+        }
+        blocked = (
+            {index: bad[number] for index, number in enumerate(self._world.kind_of.tolist()) if number in bad}
+            if bad
+            else {}
+        )
+        for index in self._world.with_holds:
+            if held := self._held(index):
+                blocked[index] = tuple(sorted({*blocked.get(index, ()), *held}))
+        return blocked
+
+    def _held(self, index: int) -> list[int]:
+        places = node_classes.units(self._world.node(index))
+        return [
+            place
+            for place, (gpu, _device) in enumerate(places)
+            if gpu_offers.reserved(gpu, self._request, self._at)
+        ]
+
+    # ---- the fleet
+
+    def _best_of(
+        self, keys: frozenset[str], among: Mask | None, blocked: dict[int, tuple[int, ...]]
+    ) -> Found | None:
+        refused: list[int] = []
+        while True:
+            moves = [
+                move
+                for fleet_shape, nodes in self.variants(keys)
+                if (
+                    move := self._world.fleet.best(
+                        fleet_shape, _but(self._world, _both(among, nodes), refused), blocked
+                    )
+                )
+            ]
+            if not moves:
+                return None
+            best = max(moves, key=lambda move: (move.score, self._world.fleet.rank(move.node)))
+            if found := self._there(best, blocked.get(best.node, ())):
+                return found
+            refused.append(best.node)
+
+    def fleet_shape(self, keys: frozenset[str]) -> Shape:
+        request = self._request
+        whole = request.mig_profile is not None or request.gpu_milli == WHOLE_MILLI
+        return Shape(
+            request.gpu_count,
+            WHOLE_MILLI if whole else request.gpu_milli,
+            *fixed(request),
+            keys,
+            "" if whole else request.project_id,
+        )
+
+    def variants(self, keys: frozenset[str]) -> list[tuple[Shape, Mask | None]]:
+        """The request as the fleet knows it. A share of CPUs beside MIG devices it does not know itself."""
+        plain = self.fleet_shape(keys)
+        cpu_milli, memory_mib = plain.cpu_milli, plain.memory_mib
+        odd = [number for number, kind in enumerate(self._world.kinds) if not kind.plain]
+        if not odd or (cpu_milli is not None and memory_mib is not None):
+            return [(plain, self._within_shares())]
+        of_kind = self._world.kind_of
+        variants: list[tuple[Shape, Mask | None]] = [
+            (plain, _both(~np.isin(of_kind, odd), self._within_shares()))
+        ]
+        by_needs: dict[tuple[int, int], list[int]] = {}
+        for number in odd:
+            by_needs.setdefault(self._needs_of(number), []).append(number)
+        for taken, numbers in sorted(by_needs.items()):
+            mask = _both(np.isin(of_kind, numbers), self._within_shares())
+            variants.append((replace(plain, cpu_milli=taken[0], memory_mib=taken[1]), mask))
+        return variants
+
+    def _needs_of(self, number: int) -> tuple[int, int]:
+        kind = self._world.kinds[number]
+        return needs_beside(self._request, kind.cpu_milli, kind.memory_mib, kind.cards)
+
+    def _within_shares(self) -> Mask | None:
+        """The nodes whose share of CPUs and memory the quota leaves; null: all."""
+        request = self._request
+        if request.quota is None or None not in fixed(request):
+            return None
+        if not {quotas.CPUS, quotas.MEMORY} & request.quota.limits.keys():
+            return None
+        fine = self.kinds_within_shares()
+        return None if all(fine) else np.array(fine)[self._world.kind_of]
+
+    def kinds_within_shares(self) -> tuple[bool, ...]:
+        return tuple(
+            not quotas.over(self._request, "", *self._needs_of(number))
+            for number in range(len(self._world.kinds))
+        )
+
+    # ---- the node
+
+    def _there(self, move: Move, blocked: Collection[int]) -> Found | None:
+        """What exactly is given on the node, if it and those that wait have nothing against it."""
+        node = self._world.node(move.node)
+        there = list(node_classes.units(node)) if move.gpus else []
+        first = there[move.gpus[0]][0] if there else None
+        closed = {there[place][0].uuid for place in blocked} if there else set()
+        for offer in self._offers(node, first):
+            placed = placement(node, self._request, offer, self._at, first.uuid if first else "")
+            if closed.isdisjoint(placed.gpu_uuids) and (
+                self._allowed is None or self._allowed(move.node, placed)
+            ):
+                return Found(move.node, offer.model, placed)
+        return None
+
+    def _offers(self, node: NodeView, first: GpuView | None) -> list[gpu_offers.Offer]:
+        """What the node has: of the model that the fleet named, then of others that are as welcome.
+
+        The fleet counts cards. It may name a model whose cards are not near enough, or are kept for others.
+        """
+        fitting = fitting_offers(node, self._request, self._at)
+        if first is None:
+            return fitting
+        rank = preference(self._request, first.model)
+        as_welcome = (offer for offer in fitting if offer.rank == rank)
+        return sorted(as_welcome, key=lambda offer: offer.model != first.model)
+
+
+def placement(
+    node: NodeView, request: Request, offer: gpu_offers.Offer, at: Moment, prefer: str = ""
+) -> Placement:
+    """What exactly the request is given of this offer."""
+    given = gpu_offers.grants(request, offer, at, prefer)
+    cpu_milli, memory_mib = needs(request, node)
+    score = _link_score(node, offer.model, given)
+    return Placement(
+        request.instance_id,
+        node.id,
+        given,
+        cpu_milli,
+        memory_mib,
+        score,
+        disk_mib=disk.needed(request, node),
+    )
+
+
+def _link_score(node: NodeView, model: str, given: Sequence[Grant]) -> float | None:
+    if len(given) < 2 or given[0].mig_uuid is not None:
+        return None
+    of_model = [gpu for gpu in node.gpus if gpu.model == model and not gpu.mig_enabled]
+    return links.score({grant.gpu_uuid for grant in given}, of_model)
+
+
+def _last_of(node: NodeView) -> list[int]:
+    return [place for place, (gpu, _device) in enumerate(node_classes.units(node)) if gpu.last]
+
+
+def admitting(world: World, request: Request) -> Mask | None:
+    """As `filters.admits`, of all nodes; null: all of them do."""
+    return _both(labelled(world, request), open_to(world, request))
+
+
+def labelled(world: World, request: Request) -> Mask | None:
+    """The nodes with the labels that are asked for; null: none are."""
+    if not request.selector:
+        return None
+    wanted = frozenset(request.selector.items())
+    return world.mask(("selector", wanted), lambda node: has_labels(node, request))
+
+
+def open_to(world: World, request: Request) -> Mask | None:
+    """The nodes that are not reserved for other projects; null: none is."""
+    closed = [index for index in world.reserved if not is_open_to(world.node(index), request.project_id)]
+    if not closed:
+        return None
+    mask = np.ones(len(world), np.bool_)
+    mask[closed] = False
+    return mask
+
+
+def short_of_disk(world: World, request: Request, *, if_empty: bool = False) -> Mask:
+    """The nodes without the disk that it needs, now or even if nothing ran there."""
+
+    def lacks(node: NodeView) -> bool:
+        return not disk.fits(request, empty(node) if if_empty else node)
+
+    return world.mask(("short of disk", if_empty, _disk(request)), lacks)
+
+
+def _with_room(world: World, request: Request) -> Mask | None:
+    """The nodes that admit it and have the disk that it asks for; null: all of them."""
+    short = short_of_disk(world, request)
+    return _both(admitting(world, request), ~short if short.any() else None)
+
+
+def _near_enough(world: World, request: Request) -> Mask | None:
+    if not request.same_numa or request.gpu_count < 2:
+        return None
+    asked = ("near enough", node_classes.ask_of(request), request.gpu_count)
+    return world.mask(asked, lambda node: gpu_offers.near_enough(node, request))
+
+
+def _both(a: Mask | None, b: Mask | None) -> Mask | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return a & b
+
+
+def _but(world: World, among: Mask | None, refused: list[int]) -> Mask | None:
+    if not refused:
+        return among
+    mask = np.ones(len(world), np.bool_) if among is None else among.copy()
+    mask[refused] = False
+    return mask

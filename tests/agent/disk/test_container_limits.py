@@ -1,0 +1,191 @@
+"""What of a "create container" keeps it from filling the node's disk, and what is remembered of images."""
+
+import json
+from typing import Any
+
+import pytest
+
+from mooring.agent.disk.container_limits import MOST_VOLUMES, file_size_limits, storage_options, volume_masks
+from mooring.agent.disk.storage import DiskPolicy, Space
+from mooring.agent.docker.create import Abilities, Image, Limits, container_config, spec_hash
+from mooring.agent.images.pull_limits import PullLimits
+from mooring.agent.images.usage import ImageUsage
+from mooring.agent.runtime import StartRefused
+from mooring.schemas.agent import Assignment
+from tests.agent.worlds import assignment
+
+MIB = 2**20
+
+
+def host_config(given: Assignment, image: Image, **abilities: Any) -> dict[str, Any]:
+    config = container_config(given, image, Abilities(**abilities), Limits(), "cp-1")
+    return dict(config["HostConfig"])
+
+
+def with_disk(disk_mib: int | None) -> Assignment:
+    return assignment().model_copy(update={"disk_mib": disk_mib})
+
+
+def masks(*volumes: str) -> dict[str, str]:
+    return volume_masks("x", volumes, 64, ())
+
+
+def test_a_volume_is_masked_by_memory_that_counts() -> None:
+    config = host_config(assignment(), Image("sha256:1", None, volumes=("/data",)))
+    assert config["Tmpfs"] == {"/data": "rw,nosuid,nodev,exec,mode=1777,size=32m"}
+
+
+@pytest.mark.parametrize(
+    ("volume", "path"), [("/data/", "/data"), ("//data", "/data"), ("/a/../b", "/b"), ("/a//b", "/a/b")]
+)
+def test_a_path_is_the_one_that_the_engine_makes_of_it(volume: str, path: str) -> None:
+    assert list(masks(volume)) == [path]
+
+
+@pytest.mark.parametrize(
+    "volume",
+    [
+        *("/", "//", "/a/..", "", "data", "./data", "/proc", "/proc/x", "/a/../proc", "/sys/fs/cgroup"),
+        *("/dev/shm", "/a:rw", "/a\nb", "/" + "a" * 300),
+    ],
+)
+def test_a_volume_that_cannot_be_masked_is_refused(volume: str) -> None:
+    with pytest.raises(StartRefused) as caught:
+        masks(volume)
+    assert caught.value.reason.code == "image_volumes_refused"
+
+
+def test_the_number_of_volumes_is_limited() -> None:
+    assert len(masks(*(f"/v{number}" for number in range(MOST_VOLUMES)))) == MOST_VOLUMES
+    with pytest.raises(StartRefused, match="16 are the most"):
+        masks(*(f"/v{number}" for number in range(MOST_VOLUMES + 1)))
+
+
+def test_what_is_mounted_there_already_is_not_masked() -> None:
+    assert volume_masks("x", ["/tmp/nvidia-mps", "/tmp"], 64, ["/tmp/nvidia-mps"]).keys() == {"/tmp"}
+
+
+@pytest.mark.parametrize(
+    ("disk_mib", "abilities", "option"),
+    [
+        (100, {"disk_limits": True, "storage_driver": "overlay2"}, {"size": "100M"}),
+        # A snapshot of btrfs refers to its image's data as well.
+        (100, {"disk_limits": True, "storage_driver": "btrfs"}, {"size": "103M"}),
+        (100, {"disk_limits": False, "storage_driver": "overlay2"}, None),
+        (None, {"disk_limits": True, "storage_driver": "overlay2"}, None),
+    ],
+)
+def test_the_size_of_a_container(disk_mib: int | None, abilities: dict[str, Any], option: Any) -> None:
+    image = Image("sha256:1", None, size_bytes=2 * MIB + 1)
+    config = host_config(with_disk(disk_mib), image, **abilities)
+    assert config.get("StorageOpt") == option
+    largest = [limit for limit in config["Ulimits"] if limit["Name"] == "fsize"]
+    assert [limit["Hard"] for limit in largest] == ([100 * MIB] if option else [])
+
+
+def test_a_file_in_memory_may_be_as_large_as_the_memory() -> None:
+    (limit,) = file_size_limits(100, 4096, enforced=True)
+    assert limit["Soft"] == limit["Hard"] == 4096 * MIB
+
+
+def test_an_attempt_of_an_earlier_release_is_still_recognised() -> None:
+    before = assignment(instance_id="a")
+    assert spec_hash(before.model_copy(update={"disk_mib": None})) == spec_hash(before)
+    assert spec_hash(before.model_copy(update={"disk_mib": 64})) != spec_hash(before)
+
+
+def test_no_limit_is_made_up() -> None:
+    assert storage_options(None, enforced=True, driver="overlay2", image_bytes=0) == {}
+
+
+@pytest.mark.parametrize(
+    ("total_gib", "allocatable_gib", "low_gib"), [(1000, 800, 20), (4000, 3800, 20), (100, 80, 5), (10, 8, 1)]
+)
+def test_what_is_kept_of_a_disk(total_gib: int, allocatable_gib: int, low_gib: int) -> None:
+    policy = DiskPolicy()
+    assert policy.allocatable_mib(total_gib * 1024) == allocatable_gib * 1024
+    assert policy.low(total_gib * 1024) == low_gib * 1024
+    assert DiskPolicy(reserved_mib=7, low_mib=9).allocatable_mib(100) == 93
+    assert DiskPolicy(reserved_mib=7, low_mib=9).low(100) == 9
+
+
+class TestPullLimits:
+    def test_sizes(self) -> None:
+        limits = PullLimits(max_image_mib=10)
+        limits.during("x", 10 * MIB)
+        limits.after("x", 10 * MIB)
+        for check in (limits.during, limits.after):
+            with pytest.raises(StartRefused) as caught:
+                check("x", 10 * MIB + 1)
+            assert caught.value.reason.code == "image_too_large"
+
+    def test_room_is_made_before_a_pull_is_refused(self) -> None:
+        free = [1]
+
+        def make_room() -> None:
+            free[0] = 50
+
+        limits = PullLimits(space=lambda: Space(100, free[0]), policy=DiskPolicy(low_mib=10))
+        with pytest.raises(StartRefused) as caught:
+            limits.before("x")
+        assert caught.value.reason.code == "node_disk_full"
+        PullLimits(
+            space=lambda: Space(100, free[0]), policy=DiskPolicy(low_mib=10), make_room=make_room
+        ).before("x")
+
+    def test_a_disk_that_fills_up_ends_the_pull(self) -> None:
+        limits = PullLimits(space=lambda: Space(100, 9), policy=DiskPolicy(low_mib=10))
+        with pytest.raises(StartRefused) as caught:
+            limits.during("x", 0)
+        assert caught.value.reason.code == "node_disk_full"
+
+    def test_a_disk_that_cannot_be_seen_limits_nothing(self) -> None:
+        PullLimits().before("x")
+
+
+class TestImageUsage:
+    def test_time_goes_on_where_the_agent_before_left_it(self) -> None:
+        saved: list[bytes] = []
+        now = [100.0]
+        first = ImageUsage(save=saved.append, clock=lambda: now[0])
+        first.pulled("sha256:1", "docker.io/a")
+        now[0] += 700
+        first.observed({"sha256:1"}, ())
+        now[0] = 5.0  # of another boot
+        second = ImageUsage(saved[-1], clock=lambda: now[0])
+        now[0] += 50
+        assert second.unused_s("sha256:1", ["docker.io/a"]) == 750
+
+    def test_what_was_not_pulled_or_has_another_name_is_nobodys_to_remove(self) -> None:
+        known = ImageUsage()
+        known.pulled("sha256:1", "docker.io/a")
+        assert known.unused_s("sha256:2", ["docker.io/a"]) is None
+        assert known.unused_s("sha256:1", ["docker.io/a", "docker.io/mine"]) is None
+
+    def test_nobody_uses_what_is_being_removed(self) -> None:
+        known = ImageUsage()
+        known.pulled("sha256:1", "docker.io/a")
+        assert known.begin_removal("sha256:1", 0)
+        assert not known.use("sha256:1")
+        known.end_removal("sha256:1")
+        assert known.use("sha256:1")
+
+    def test_nothing_is_removed_that_was_used_a_moment_ago(self) -> None:
+        now = [0.0]
+        known = ImageUsage(clock=lambda: now[0])
+        known.pulled("sha256:1", "docker.io/a")
+        now[0] = 1000
+        known.use("sha256:1")
+        assert not known.begin_removal("sha256:1", 600)
+        now[0] = 1601
+        assert known.begin_removal("sha256:1", 600)
+
+    @pytest.mark.parametrize("saved", [b"", b"{", b'{"images": {"a": 1}}', json.dumps([1]).encode()])
+    def test_a_damaged_file_removes_nothing(self, saved: bytes) -> None:
+        assert ImageUsage(saved).unused_s("a", []) is None
+
+    def test_a_full_disk_does_not_stop_the_agent(self) -> None:
+        def full(_content: bytes) -> None:
+            raise OSError("no space left on device")
+
+        ImageUsage(save=full).pulled("sha256:1", "docker.io/a")

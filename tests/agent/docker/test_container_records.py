@@ -1,0 +1,430 @@
+"""What the agent remembers of its containers: durable, bounded, and recovered when it is lost."""
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mooring.agent.decide.device_claims import Share
+from mooring.agent.docker import container_records
+from mooring.agent.docker.client import Engine
+from mooring.agent.docker.container_records import (
+    FILE,
+    ContainerRecord,
+    ContainerRecords,
+    TooManyContainersError,
+)
+from mooring.agent.docker.create import Abilities, Image, Limits, container_config
+from mooring.agent.docker.derive import derived
+from mooring.agent.docker.observe import Observer
+from mooring.agent.docker.runtime import DockerRuntime
+from mooring.agent.runtime import RuntimeUnavailable, StartDelayed
+from mooring.agent.simulated.gpus import SimulatedGpuReader
+from mooring.agent.sync.identity import NodeState
+from mooring.schemas.agent import Assignment
+from tests.agent.agents import agent_with
+from tests.agent.docker_assignments import (
+    CONTROL_PLANE,
+    all_containers,
+    assignment,
+    create_by_hand,
+    runtime_on,
+    start,
+    with_more,
+)
+from tests.agent.grants import CARD, MIG_A, with_mig, with_share
+from tests.testbed.dockerd import DockerNode
+from tests.testbed.waiting import wait_until
+
+IMAGE = Image(id="sha256:1", digest="sha256:2")
+C1, C2 = "1" * 64, "2" * 64
+GROUP = {"group_id": "grp_1", "rank": 0, "count": 1, "hostname": "job-0", "network": "host"}
+
+
+def record(given: Assignment | None = None) -> ContainerRecord:
+    return ContainerRecord.of(given or assignment(), "sha256:2", CONTROL_PLANE)
+
+
+def kept_in(directory: Path) -> ContainerRecords:
+    return ContainerRecords.of_node(NodeState(directory))
+
+
+def on_the_hosts_network(given: Assignment) -> Assignment:
+    return with_more(given, group=GROUP)
+
+
+# --- the file
+
+
+def test_what_was_remembered_is_there_after_a_restart(tmp_path: Path) -> None:
+    secret = with_more(
+        assignment(env={"A": "1", "TOKEN": {"secret": "t"}}, ports=[{"container": 80}]),
+        secrets={"TOKEN": "canary-value"},
+    )
+    made = {
+        C1: record(on_the_hosts_network(with_share(secret, 20_000))),
+        C2: record(with_mig(assignment(), MIG_A)),
+    }
+    for container_id, one in made.items():
+        kept_in(tmp_path).remember(container_id, one)
+    again = kept_in(tmp_path)
+    assert {container_id: again.get(container_id) for container_id in again.ids()} == made
+    share = made[C1]
+    assert share.held_share == Share("shared", 250, 20_000, "proj-1")
+    assert (share.secret_env, share.group_id) == (("TOKEN",), "grp_1")
+    assert [(port.port, port.protocol) for port in share.host_ports] == [(80, "tcp")]
+    assert (made[C2].gpu_uuids, made[C2].cards) == ((MIG_A,), (CARD,))
+    assert "canary" not in (tmp_path / FILE).read_text()
+    assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
+
+
+def test_records_of_containers_that_are_gone_are_removed(tmp_path: Path) -> None:
+    records = kept_in(tmp_path)
+    records.remember(C1, record())
+    records.remember(C2, record())
+    records.forget({C1, "unknown"})
+    assert records.ids() == kept_in(tmp_path).ids() == {C2}
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"null", b'"x"', b"\xff\xfe", b"[" * 100_000])
+def test_a_damaged_file_is_no_records_and_no_error(tmp_path: Path, damage: bytes) -> None:
+    (tmp_path / FILE).write_bytes(damage)
+    records = kept_in(tmp_path)
+    assert records.ids() == frozenset()
+    records.remember(C1, record())
+    assert kept_in(tmp_path).ids() == {C1}
+
+
+@pytest.mark.parametrize("entry", [None, 1, {}, {"instance_id": 7}, {"host_ports": [{"port": 0}]}])
+def test_one_damaged_entry_costs_no_other(tmp_path: Path, entry: Any) -> None:
+    kept_in(tmp_path).remember(C1, record())
+    content = json.loads((tmp_path / FILE).read_bytes())
+    broken = {**content[C1], **entry} if isinstance(entry, dict) and entry else entry
+    (tmp_path / FILE).write_text(json.dumps({**content, C2: broken}))
+    assert kept_in(tmp_path).ids() == {C1}
+
+
+def test_a_field_of_a_later_release_is_ignored(tmp_path: Path) -> None:
+    kept_in(tmp_path).remember(C1, record())
+    content = json.loads((tmp_path / FILE).read_bytes())
+    (tmp_path / FILE).write_text(json.dumps({C1: {**content[C1], "later": 1}}))
+    assert kept_in(tmp_path).ids() == {C1}
+
+
+def test_there_is_a_most_of_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(container_records, "MOST_RECORDS", 1)
+    records = ContainerRecords()
+    records.remember(C1, record())
+    with pytest.raises(TooManyContainersError):
+        records.remember(C2, record())
+    records.remember(C1, record())  # a change of one that is there
+    assert records.ids() == {C1}
+
+
+def test_what_is_not_on_disk_is_not_remembered() -> None:
+    def full(_content: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    records = ContainerRecords(None, full)
+    with pytest.raises(OSError, match="No space"):
+        records.remember(C1, record())
+    assert records.get(C1) is None
+
+
+def test_a_disk_that_takes_a_part_at_a_time_gets_it_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, content: write(descriptor, bytes(content)[:7]))
+    kept_in(tmp_path).remember(C1, record())
+    assert kept_in(tmp_path).ids() == {C1}
+
+
+# --- without a record: what no image can write
+
+
+def inspected(given: Assignment, **changes: Any) -> dict[str, Any]:
+    """The engine's "inspect" of a container as the agent makes it."""
+    config = container_config(given, IMAGE, Abilities(), Limits(), CONTROL_PLANE)
+    found = {
+        "Id": C1,
+        "Name": f"/mooring-{given.instance_id}-1",
+        "Config": {"Labels": config["Labels"], "Env": config["Env"]},
+        "HostConfig": config["HostConfig"],
+        "State": {"Status": "running", "StartedAt": "2026-11-22T00:00:00Z"},
+        "NetworkSettings": {"Ports": {}},
+    }
+    for name, change in changes.items():
+        found[name] = {**found[name], **change} if isinstance(change, dict) else change
+    return found
+
+
+def derive(found: dict[str, Any], *, simulated_gpus: bool = False) -> ContainerRecord | None:
+    parents = {MIG_A: CARD}
+    return derived(found, CONTROL_PLANE, parents.get, simulated_gpus=simulated_gpus)
+
+
+def test_gpus_are_those_of_the_host_config_and_of_the_driver() -> None:
+    whole = derive(inspected(assignment(gpu_uuids=("GPU-a", "GPU-b"))))
+    assert whole is not None
+    assert (whole.gpu_uuids, whole.cards, whole.secret_env) == (("GPU-a", "GPU-b"), (), None)
+    mig = derive(inspected(with_mig(assignment(), MIG_A)))
+    assert mig is not None
+    assert (mig.gpu_uuids, mig.cards) == ((MIG_A,), (CARD,))
+
+
+def test_labels_claim_no_gpu() -> None:
+    given = assignment()
+    labels = inspected(given)["Config"]["Labels"]
+    claims = {"mooring.gpus": CARD, "mooring.cards": CARD, "mooring.share": "shared/1/1"}
+    found = derive(inspected(given, Config={"Labels": {**labels, **claims}}))
+    assert found is not None
+    assert (found.gpu_uuids, found.cards, found.share) == ((), (), None)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"Name": "/eager_hopper"},
+        {"HostConfig": {"CapDrop": None}},
+        {"HostConfig": {"SecurityOpt": None}},
+        {"HostConfig": {"Privileged": True}},
+        {"HostConfig": {"NetworkMode": "default"}},
+        {"HostConfig": {"DeviceRequests": [{"Driver": "nvidia", "Count": -1}]}},
+        {"Config": {"Labels": None}},
+    ],
+)
+def test_a_container_that_the_agent_would_not_have_made_is_not_ours(changes: dict[str, Any]) -> None:
+    assert derive(inspected(assignment())) is not None
+    assert derive(inspected(assignment(), **changes)) is None
+
+
+# --- an agent that starts anew, on a real engine
+
+
+@pytest.fixture
+def first(node: DockerNode, tmp_path: Path) -> Iterator[DockerRuntime]:
+    with closing(runtime_on(node, records=kept_in(tmp_path))) as made:
+        yield made
+
+
+def kinds_of_assignments() -> list[Assignment]:
+    return [
+        with_share(assignment(), 20_000),
+        with_mig(assignment(), MIG_A),
+        assignment(gpu_uuids=("GPU-a",)),
+        on_the_hosts_network(assignment(ports=[{"container": 8080}])),
+    ]
+
+
+def test_a_later_agent_knows_all_that_the_first_one_did(
+    node: DockerNode, first: DockerRuntime, tmp_path: Path
+) -> None:
+    made = [start(first, given) for given in kinds_of_assignments()]
+    with closing(runtime_on(node, records=kept_in(tmp_path))) as later:
+        containers, orphans = later.containers()
+    assert sorted(containers, key=lambda one: one.instance_id) == sorted(
+        made, key=lambda one: one.instance_id
+    )
+    assert orphans == []
+    assert made[3].endpoints[0].port == 8080
+
+
+def test_a_lost_file_costs_no_container_and_the_next_answer_completes_it(
+    node: DockerNode, first: DockerRuntime, tmp_path: Path
+) -> None:
+    """So does a first start of this release on a node with running containers of an earlier one."""
+    given = kinds_of_assignments()
+    made = {one.instance_id: one for one in (start(first, each) for each in given)}
+    (tmp_path / FILE).write_text("damaged")
+    with closing(runtime_on(node, records=kept_in(tmp_path))) as later:
+        containers, orphans = later.containers()
+        assert (len(containers), orphans) == (4, [])
+        for one in containers:
+            known = made[one.instance_id]
+            assert (one.gpu_uuids, one.status) == (known.gpu_uuids, "running")
+            assert (one.share, one.endpoints) == (None, ())
+        changed = with_more(given[0], spec={**given[0].spec.model_dump(), "env": {"A": "other"}})
+        later.assigned([changed, *given[1:]])
+        containers, _ = later.containers()
+        assert [one for one in containers if one == made[one.instance_id]] != []
+        assert next(one for one in containers if one.instance_id == given[0].instance_id).share is None
+        later.assigned(given)
+        containers, _ = later.containers()
+        assert {one.instance_id: one for one in containers} == made
+    assert len(kept_in(tmp_path).ids()) == 4
+
+
+def test_an_agent_completes_its_records_from_the_control_planes_answer(
+    node: DockerNode, tmp_path: Path
+) -> None:
+    asked, kept, lost = with_share(assignment(), 20_000), ContainerRecords(), ContainerRecords()
+    reader = SimulatedGpuReader("gpu-1", 1)
+    with agent_with(runtime_on(node, records=kept), reader, lambda _: None, tmp_path / "a") as server:
+        server.wants(asked)
+        wait_until(lambda: server.phase(asked) == "running")
+    with agent_with(runtime_on(node, records=lost), reader, lambda _: None, tmp_path / "b") as server:
+        server.wants(asked)
+        [container_id] = wait_until(lost.ids, 40) or [""]
+        assert server.phase(asked) == "running"
+    assert lost.get(container_id) == kept.get(container_id) is not None
+
+
+def test_records_follow_the_containers_of_the_node(
+    node: DockerNode, first: DockerRuntime, tmp_path: Path
+) -> None:
+    made = start(first, assignment())
+    assert kept_in(tmp_path).ids() == {made.container_id}
+    first.containers()
+    assert kept_in(tmp_path).ids() == {made.container_id}
+    node.client.api.remove_container(made.container_id, force=True)
+    assert first.containers() == ([], [])
+    assert kept_in(tmp_path).ids() == frozenset()
+
+
+def test_what_cannot_be_recorded_is_not_started(node: DockerNode) -> None:
+    def full(_content: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    with closing(runtime_on(node, records=ContainerRecords(None, full))) as runtime:
+        with pytest.raises(StartDelayed) as caught:
+            start(runtime, assignment())
+        assert caught.value.reason.code == "state_not_saved"
+        assert all_containers(node) == []
+
+
+def test_an_adopted_container_is_recorded_as_it_was_asked_for(
+    node: DockerNode, first: DockerRuntime, tmp_path: Path
+) -> None:
+    given = with_share(assignment(), 20_000)
+    created = create_by_hand(node, given)
+    assert start(first, given).share == Share("shared", 250, 20_000, "proj-1")
+    assert kept_in(tmp_path).get(created) == ContainerRecord.of(given, None, CONTROL_PLANE)
+
+
+def test_a_container_of_another_control_plane_is_an_orphan_with_a_record_too(
+    node: DockerNode, first: DockerRuntime, tmp_path: Path
+) -> None:
+    start(first, assignment())
+    with closing(runtime_on(node, records=kept_in(tmp_path), control_plane_id="another")) as later:
+        containers, orphans = later.containers()
+    assert (containers, len(orphans)) == ([], 1)
+
+
+# --- one container that the engine cannot tell about
+
+
+HUNG = "does not answer"
+
+
+@contextmanager
+def engine_with(found: dict[str, Any]) -> Iterator[str]:
+    """An HTTP server that answers as dockerd does, with these containers; text is an error's."""
+
+    released = threading.Event()
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            _, _, path = self.path.partition("/containers/")
+            container = found.get(path.partition("/")[0])
+            if path.startswith("json"):
+                self._answer(200, [listed(container_id, found) for container_id in found])
+            elif container is not None:
+                if container["broken"] == HUNG:
+                    released.wait(20)
+                broken = isinstance(container["broken"], str)
+                told = {"message": container["broken"]} if broken else {**container, **container["broken"]}
+                self._answer(500 if broken else 200, told)
+            else:
+                self._answer(200, {"ApiVersion": "1.41"})
+
+        def _answer(self, status: int, content: Any) -> None:
+            body = json.dumps(content).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            with suppress(BrokenPipeError):  # who asked has not waited for so long
+                self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"tcp://127.0.0.1:{server.server_port}"
+    finally:
+        released.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def listed(container_id: str, found: dict[str, Any]) -> dict[str, Any]:
+    told = found[container_id]
+    state, status = "running", "Up 2 minutes"
+    if told["broken"] == HUNG:
+        state, status = "exited", "Exited (3) 2 minutes ago"
+    names, labels = [told["Name"]], told["Labels"]
+    return {"Id": container_id, "Names": names, "Labels": labels, "State": state, "Status": status}
+
+
+def described(container_id: str, given: Assignment, broken: Any) -> dict[str, Any]:
+    told = inspected(given)
+    return {**told, "Id": container_id, "Labels": told["Config"]["Labels"], "broken": broken}
+
+
+BROKEN: list[Any] = [
+    "the layer of this container is damaged",
+    {"NetworkSettings": {"Ports": {"80": [{"HostPort": "many"}], "x/tcp": [{"HostPort": "many"}]}}},
+    {"Config": {}},
+    {"HostConfig": None},
+]
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_container_that_cannot_be_read_keeps_nobody_elses_from_being_seen(
+    broken: Any, *, recorded: bool
+) -> None:
+    bad, good = assignment(gpu_uuids=("GPU-a",)), assignment()
+    records = ContainerRecords()
+    if recorded:
+        records.remember(C1, record(bad))
+    with engine_with({C1: described(C1, bad, broken), C2: described(C2, good, {})}) as url:
+        engine = Engine({"DOCKER_HOST": url})
+        observer = Observer(engine, "10.0.0.7", records)
+        for _ in range(2):
+            containers, orphans = observer.containers(CONTROL_PLANE)
+            found = {one.container_id: one for one in containers}
+            assert found[C2].status == "running"
+            if recorded:  # what it was given is known: its GPUs are not free
+                assert (found[C1].status, found[C1].gpu_uuids) == ("running", ("GPU-a",))
+            else:
+                assert [one.container_id for one in orphans] == [C1]
+        engine.close()
+
+
+def test_a_container_that_the_engine_hangs_on_is_what_the_list_shows() -> None:
+    """Docker's list does not wait for the lock of a container, its "inspect" does."""
+    bad, good = assignment(gpu_uuids=("GPU-a",)), assignment()
+    records = ContainerRecords()
+    with engine_with({C1: described(C1, bad, HUNG), C2: described(C2, good, {})}) as url:
+        engine = Engine({"DOCKER_HOST": url}, timeout_s=1)
+        observer = Observer(engine, "10.0.0.7", records)
+        with pytest.raises(RuntimeUnavailable):  # unknown is not gone
+            observer.containers(CONTROL_PLANE)
+        records.remember(C1, record(bad))
+        containers, orphans = observer.containers(CONTROL_PLANE)
+        found = {one.container_id: one for one in containers}
+        assert (found[C1].status, found[C1].exit_code) == ("exited", 3)
+        assert (found[C1].gpu_uuids, found[C2].status, orphans) == (("GPU-a",), "running", [])
+        engine.close()

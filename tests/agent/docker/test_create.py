@@ -1,0 +1,265 @@
+"""What a create may ask of the engine, by table."""
+
+from typing import Any
+
+import pytest
+
+from mooring.agent.docker.create import (
+    Abilities,
+    Image,
+    Limits,
+    command_line,
+    container_config,
+    device_requests,
+    environment,
+    spec_hash,
+)
+from mooring.agent.runtime import StartRefused
+from mooring.schemas.agent import Assignment
+from tests.agent.docker_assignments import CONTROL_PLANE, assignment, with_more
+
+IMAGE = Image(id="sha256:1", digest="sha256:2", entrypoint=("e0",), command=("c0",))
+CUDA = Image(
+    id="sha256:1",
+    digest="sha256:2",
+    env=(
+        "NVIDIA_VISIBLE_DEVICES=all",
+        "NVIDIA_MIG_CONFIG_DEVICES=all",
+        "DOCKER_RESOURCE_GPU=GPU-x",
+        "PATH=/bin",
+    ),
+)
+DRIVER = Abilities()
+CDI = Abilities(cdi_devices=frozenset({"nvidia.com/gpu=GPU-a", "nvidia.com/gpu=GPU-b"}))
+SIMULATED = Abilities(simulated_gpus=True, cdi_devices=CDI.cdi_devices)
+
+
+def config_of(given: Assignment, abilities: Abilities = DRIVER, image: Image = IMAGE) -> dict[str, Any]:
+    return container_config(given, image, abilities, Limits(), CONTROL_PLANE)
+
+
+# R6: a field that appears here unasked is the bug this test is for.
+ALLOWED = {
+    "Image", "Hostname", "Entrypoint", "Cmd", "WorkingDir", "User", "Env", "Labels", "ExposedPorts", "Tty",
+    "OpenStdin", "Healthcheck", "StopSignal", "HostConfig", "NetworkingConfig",
+}  # fmt: skip
+ALLOWED_OF_THE_HOST = {
+    "Runtime", "Privileged", "CapDrop", "CapAdd", "SecurityOpt", "NetworkMode", "IpcMode", "Memory",
+    "MemorySwap", "NanoCpus", "PidsLimit", "ShmSize", "Ulimits", "LogConfig", "RestartPolicy", "Init",
+    "PortBindings", "DeviceRequests",
+}  # fmt: skip
+
+
+def test_nothing_is_asked_that_is_not_on_the_list() -> None:
+    config = config_of(assignment(gpu_uuids=("GPU-a",), ports=[{"container": 80}]))
+    assert set(config) == ALLOWED
+    assert set(config["HostConfig"]) == ALLOWED_OF_THE_HOST
+
+
+def test_the_container_is_confined() -> None:
+    host = config_of(assignment())["HostConfig"]
+    assert host["Runtime"] == "runc"
+    assert host["Privileged"] is False
+    assert host["CapDrop"] == ["ALL"]
+    assert not {"NET_RAW", "MKNOD", "SYS_ADMIN", "SYS_PTRACE"} & set(host["CapAdd"])
+    assert {"CHOWN", "SETUID"} <= set(host["CapAdd"])
+    assert host["SecurityOpt"] == ["no-new-privileges:true"]
+    assert host["NetworkMode"] == "mooring-proj-1"
+    assert host["Memory"] == host["MemorySwap"] == 64 * 2**20
+    assert host["PidsLimit"] == 4096
+    assert host["RestartPolicy"] == {"Name": "no"}
+    assert host["LogConfig"]["Config"] == {"max-size": "50m", "max-file": "3"}
+    assert host["IpcMode"] == "private"
+    assert host["NanoCpus"] == 1_000_000_000
+    assert host["Ulimits"] == [
+        {"Name": "nofile", "Soft": 65_536, "Hard": 65_536},
+        {"Name": "core", "Soft": 0, "Hard": 0},
+    ]
+
+
+def test_a_strict_project_has_no_capability() -> None:
+    host = config_of(with_more(assignment(), security_profile="strict"))["HostConfig"]
+    assert (host["CapDrop"], host["CapAdd"]) == (["ALL"], [])
+
+
+@pytest.mark.parametrize(
+    ("asked", "field", "value"),
+    [
+        ({"cpus": 1.5}, "NanoCpus", 1_500_000_000),
+        ({}, "ShmSize", 32 * 2**20),
+        ({"shm_mib": 48}, "ShmSize", 48 * 2**20),
+        (
+            {"ports": [{"container": 53, "protocol": "udp"}]},
+            "PortBindings",
+            {"53/udp": [{"HostIp": "", "HostPort": ""}]},
+        ),
+    ],
+)
+def test_what_was_asked_for_reaches_the_engine(asked: dict[str, Any], field: str, value: Any) -> None:
+    assert config_of(assignment(**asked))["HostConfig"][field] == value
+
+
+@pytest.mark.parametrize(
+    ("abilities", "uuids", "requests", "visible"),
+    [
+        (DRIVER, (), [], "void"),
+        (CDI, (), [], "void"),
+        (SIMULATED, (), [], "void"),
+        (
+            DRIVER,
+            ("GPU-a", "GPU-b"),
+            [
+                {
+                    "Driver": "nvidia",
+                    "DeviceIDs": ["GPU-a", "GPU-b"],
+                    "Capabilities": [["gpu", "compute", "utility"]],
+                }
+            ],
+            "GPU-a,GPU-b",
+        ),
+        (
+            CDI,
+            ("GPU-a", "GPU-b"),
+            [{"Driver": "cdi", "DeviceIDs": ["nvidia.com/gpu=GPU-a", "nvidia.com/gpu=GPU-b"]}],
+            "void",
+        ),
+        # One that CDI does not know: all of them go the other way, never half and half.
+        (
+            CDI,
+            ("GPU-a", "GPU-z"),
+            [
+                {
+                    "Driver": "nvidia",
+                    "DeviceIDs": ["GPU-a", "GPU-z"],
+                    "Capabilities": [["gpu", "compute", "utility"]],
+                }
+            ],
+            "GPU-a,GPU-z",
+        ),
+        (SIMULATED, ("GPU-a", "GPU-b"), [], "void"),
+    ],
+)
+def test_gpus_are_asked_for_by_uuid_alone(
+    abilities: Abilities, uuids: Any, requests: list[dict[str, Any]], visible: str
+) -> None:
+    assert device_requests(uuids, abilities) == requests
+    env = environment(assignment(gpu_uuids=uuids), CUDA, abilities)
+    assert [entry for entry in env if entry.startswith("NVIDIA_VISIBLE_DEVICES=")] == [
+        f"NVIDIA_VISIBLE_DEVICES={visible}"
+    ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NVIDIA_MIG_CONFIG_DEVICES",
+        "NVIDIA_MIG_MONITOR_DEVICES",
+        "NVIDIA_IMEX_CHANNELS",
+        "NVIDIA_GDS",
+        "NVIDIA_MOFED",
+        "NVIDIA_NVSWITCH",
+        "NVIDIA_GDRCOPY",
+        "DOCKER_RESOURCE_GPU",
+        "CUDA_MPS_PIPE_DIRECTORY",
+        "MOORING_SIMULATED_GPUS",
+    ],
+)
+def test_what_an_image_bakes_in_to_get_devices_is_taken_away(name: str) -> None:
+    image = Image(id="sha256:1", digest=None, env=(f"{name}=all", "PATH=/bin"))
+    for given in (assignment(), assignment(gpu_uuids=("GPU-a",))):
+        env = environment(given, image, DRIVER)
+        assert name in env  # a name without = unsets it
+        assert not any(entry.startswith(("PATH", f"{name}=")) for entry in env)
+
+
+def test_what_an_image_says_of_health_checks_and_stop_signals_is_replaced() -> None:
+    config = config_of(assignment())
+    assert (config["Healthcheck"], config["StopSignal"]) == ({"Test": ["NONE"]}, "SIGTERM")
+
+
+@pytest.mark.parametrize(
+    ("asked", "image", "used"),
+    [
+        (None, "", ""),
+        (None, "app/./src", "/app/src"),
+        (None, "/processes", "/processes"),
+        ("/tmp/", "/proc", "/tmp"),
+        ("/proc", "/app", None),
+        (None, "/a/../proc/self/fd/8", None),
+        (None, "//sys", None),
+        (None, "dev", None),
+    ],
+)
+def test_the_working_directory_is_none_of_the_kernels(
+    asked: str | None, image: str, used: str | None
+) -> None:
+    given, found = assignment(working_dir=asked), Image(id="1", digest=None, working_dir=image)
+    if used is not None:
+        assert config_of(given, image=found)["WorkingDir"] == used
+        return
+    with pytest.raises(StartRefused) as caught:
+        config_of(given, image=found)
+    assert caught.value.reason.code == "working_dir_unusable"
+
+
+def test_the_labels_of_the_image_are_emptied_and_never_outweigh_ours() -> None:
+    image = Image(id="1", digest=None, labels=("traefik.enable", "mooring.instance"))
+    given = assignment(instance_id="i-9")
+    found = config_of(given, image=image)["Labels"]
+    assert (found["traefik.enable"], found["mooring.instance"]) == ("", "i-9")
+
+
+def test_simulated_gpus_are_named_and_the_users_variables_come_through() -> None:
+    env = environment(assignment(gpu_uuids=("GPU-a", "GPU-b"), env={"A": "1=2"}), IMAGE, SIMULATED)
+    assert "MOORING_SIMULATED_GPUS=GPU-a,GPU-b" in env
+    assert "A=1=2" in env
+
+
+def test_the_users_variables_never_win_over_ours() -> None:
+    given = assignment()
+    spec = given.spec.model_copy(update={"env": {"NVIDIA_VISIBLE_DEVICES": "all"}})  # past the API's refusal
+    env = environment(given.model_copy(update={"spec": spec}), IMAGE, DRIVER)
+    assert env.count("NVIDIA_VISIBLE_DEVICES=void") == 1
+    assert "NVIDIA_VISIBLE_DEVICES=all" not in env
+
+
+def test_every_label_that_was_ever_read_is_set_so_that_no_image_sets_it() -> None:
+    given = assignment(instance_id="i-9", gpu_uuids=("GPU-a", "GPU-b"))
+    assert config_of(given)["Labels"] == {
+        "mooring.instance": "i-9",
+        "mooring.attempt": "1",
+        "mooring.name": given.name,
+        "mooring.project": "proj-1",
+        "mooring.generation": "7",
+        "mooring.spec": spec_hash(given),
+        "mooring.gpus": "GPU-a,GPU-b",
+        "mooring.image": "sha256:2",
+        "mooring.control_plane": CONTROL_PLANE,
+        "mooring.group": "",
+        "mooring.cards": "",
+        "mooring.share": "",
+        "mooring.host_ports": "",
+        "mooring.secret_env": "",
+    }
+
+
+def test_the_hash_tells_specs_apart_and_not_generations() -> None:
+    one = assignment(env={"A": "1"})
+    assert spec_hash(one) == spec_hash(one.model_copy(update={"generation": 99}))
+    assert spec_hash(one) != spec_hash(assignment(env={"A": "2"}))
+    assert spec_hash(one) != spec_hash(one.model_copy(update={"gpu_uuids": ["GPU-a"]}))
+
+
+@pytest.mark.parametrize(
+    ("asked", "runs"),
+    [
+        ({"command": None}, ["e0", "c0"]),
+        ({"command": []}, ["e0", "c0"]),
+        ({"command": ["a", "b"]}, ["e0", "a", "b"]),
+        ({"entrypoint": ["e"], "command": None}, ["e"]),
+        ({"entrypoint": ["e"], "command": ["a"]}, ["e", "a"]),
+        ({"entrypoint": [], "command": ["a"]}, ["a"]),
+    ],
+)
+def test_command_line(asked: dict[str, Any], runs: list[str]) -> None:
+    assert command_line(assignment(**asked).spec, IMAGE) == runs

@@ -1,0 +1,78 @@
+"""R7 and R14 from the inside: what a hostile program does to its node, and what runs it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mooring.agent.docker.runtime import limits_here
+from mooring.agent.runtime import StartRefused
+from tests.agent.docker_assignments import assignment, output_of, runtime_on, start, stop, the_ended
+from tests.testbed.dockerd import DockerNode
+from tests.testbed.waiting import wait_until
+
+PIDS = 40
+FORK_BOMB = ["sh", "-c", "(while :; do sleep 1000 & done) 2>/dev/null; exec sleep 1000"]
+WIDE_FORK_BOMB = ["sh", "-c", "bomb() { bomb | bomb & }; bomb; sleep 100000"]
+FLOOD_KIB = 4096
+LOG_KIB = 64
+
+
+def test_a_fork_bomb_fills_its_own_limit_and_no_more(node: DockerNode) -> None:
+    runtime = runtime_on(node, limits=replace(limits_here(), pids=PIDS))
+    bomb = start(runtime, assignment(command=FORK_BOMB))
+
+    def processes() -> int:
+        return len(node.client.api.top(bomb.container_id)["Processes"])
+
+    wait_until(lambda: processes() >= PIDS - 5)
+    assert processes() <= PIDS
+    neighbour = start(runtime, assignment())
+    assert output_of(runtime, neighbour, ["echo", "alive"]) == "alive\n"
+    stop(runtime, bomb, 1)
+    assert the_ended(runtime).instance_id == bomb.instance_id
+    runtime.close()
+
+
+def test_a_fork_bomb_that_owes_cpu_time_ends_when_it_is_killed(node: DockerNode) -> None:
+    """Under its own CPU limit none of its processes runs for minutes, and what does not run does not die."""
+    runtime = runtime_on(node)
+    bomb = start(runtime, assignment(command=WIDE_FORK_BOMB, cpus=0.1, memory_mib=64))
+    wait_until(lambda: len(node.client.api.top(bomb.container_id)["Processes"]) >= 300, 60)
+    runtime.kill(bomb)
+    assert the_ended(runtime).instance_id == bomb.instance_id
+    runtime.close()
+
+
+def test_the_runtime_that_the_operator_chose_runs_it_or_nothing_does(node: DockerNode) -> None:
+    other_name = "io.containerd.runc.v2"  # what Docker also knows without being told
+    runtime = runtime_on(node, container_runtime=other_name)
+    container = start(runtime, assignment())
+    host = node.client.api.inspect_container(container.container_id)["HostConfig"]
+    assert (host["Runtime"], runtime.facts().problem) == (other_name, None)
+    stop(runtime, container, 1)
+    runtime.close()
+    changed = runtime_on(node)
+    with pytest.raises(StartRefused) as caught:
+        changed.restart(container)
+    # Nothing is wrong with its GPUs.
+    assert (caught.value.reason.code, caught.value.distrust_gpus) == ("runtime_changed", False)
+    assert changed.containers() == ([], [])
+    changed.close()
+    absent = runtime_on(node, container_runtime="runsc")
+    problem = absent.facts().problem
+    assert problem is not None
+    assert (problem.code, "runsc" in problem.message) == ("runtime_missing", True)
+    absent.close()
+
+
+def test_a_flood_of_output_does_not_fill_the_nodes_disk(node: DockerNode) -> None:
+    limits = replace(limits_here(), log_max_size=f"{LOG_KIB}k", log_max_files=2)
+    runtime = runtime_on(node, limits=limits)
+    flood = ["sh", "-c", f"yes aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa | head -c {FLOOD_KIB}k"]
+    start(runtime, assignment(command=flood))
+    container_id = the_ended(runtime).container_id
+    log = Path(node.client.api.inspect_container(container_id)["LogPath"])
+    kept = sum(path.stat().st_size for path in log.parent.glob(f"{log.name}*"))
+    assert 0 < kept < 3 * LOG_KIB * 1024
+    runtime.close()

@@ -1,0 +1,117 @@
+"""Logs made safe to show: cut lines, control characters, times."""
+
+import pytest
+
+from mooring.agent.docker.exec import Output
+from mooring.agent.docker.logs import LineCutter, engine_time
+from mooring.agent.docker.streams import Demultiplexer, StreamName
+from mooring.core.text import MAX_LINE_BYTES, clean_line
+from mooring.schemas.agent_streams import StreamFrame
+
+AT = b"2026-11-21T08:00:00.123456789Z "
+
+
+def cut_by(cutter: LineCutter, stream: StreamName, payload: bytes) -> StreamFrame:
+    frame = cutter.frame(stream, payload)
+    assert frame is not None
+    return frame
+
+
+@pytest.mark.parametrize(
+    ("raw", "shown"),
+    [
+        ("plain\ttab", "plain\ttab"),
+        ("\x1b[31mred\x1b[0m", "red"),
+        ("\x1b]0;title\x07text", "text"),
+        ("\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\", "link"),
+        ("\x1bcreset", "reset"),
+        ("a\x00b\x08c\rd\x7fe\x9bf", "abcdef"),
+        ("forged\u2028line", "forgedline"),
+        ("user\u202e\u2066nimda\u2069\u200f", "usernimda"),
+        ("naïve 漢字 🚀", "naïve 漢字 🚀"),
+    ],
+)
+def test_control_characters_are_stripped(raw: str, shown: str) -> None:
+    assert clean_line(raw) == shown
+
+
+def test_a_line_is_one_frame_with_its_time() -> None:
+    frame = cut_by(LineCutter(), "stderr", AT + b"hello\r\n")
+    assert frame.stream == "stderr"
+    assert frame.at == "2026-11-21T08:00:00.123456789Z"
+    assert (frame.text, frame.truncated) == ("hello", False)
+
+
+def test_a_long_line_is_cut_once_and_the_next_one_is_whole() -> None:
+    cutter = LineCutter()
+    first = cut_by(cutter, "stdout", AT + b"x" * MAX_LINE_BYTES)
+    assert (len(first.text or ""), first.truncated) == (MAX_LINE_BYTES, True)
+    assert cutter.frame("stdout", AT + b"x" * MAX_LINE_BYTES) is None
+    assert cut_by(cutter, "stderr", AT + b"other stream\n").text == "other stream"
+    assert cutter.frame("stdout", AT + b"rest\n") is None
+    assert cut_by(cutter, "stdout", AT + b"next\n").text == "next"
+
+
+def test_the_last_line_needs_no_newline() -> None:
+    frame = cut_by(LineCutter(), "stdout", AT + b"no newline")
+    assert (frame.text, frame.truncated) == ("no newline", False)
+
+
+def test_bytes_that_are_no_text_are_replaced_and_half_a_character_is_dropped() -> None:
+    assert cut_by(LineCutter(), "stdout", AT + b"a\xffb\n").text == "a\ufffdb"
+    cut = cut_by(LineCutter(), "stdout", AT + b"x" * (MAX_LINE_BYTES - 1) + "é".encode() + b"\n")
+    assert (cut.text, cut.truncated) == ("x" * (MAX_LINE_BYTES - 1), True)
+
+
+@pytest.mark.parametrize(
+    ("given", "engines"),
+    [
+        ("1970-01-01T00:00:10Z", "10.000000000"),
+        ("1970-01-01T00:00:10.5Z", "10.500000000"),
+        ("1970-01-01T00:00:10.123456789Z", "10.123456789"),
+        ("1970-01-01T02:00:10.000000001+02:00", "10.000000001"),
+        ("1970-01-01t00:00:10z", "10.000000000"),
+    ],
+)
+def test_since_keeps_its_nanoseconds(given: str, engines: str) -> None:
+    assert engine_time(given) == engines
+
+
+@pytest.mark.parametrize("given", ["", "yesterday", "2026-13-01T00:00:00Z", "12", "2026-11-21"])
+def test_since_that_is_no_time_is_refused(given: str) -> None:
+    with pytest.raises(ValueError):
+        engine_time(given)
+
+
+def packet(stream: int, payload: bytes) -> bytes:
+    return bytes([stream, 0, 0, 0]) + len(payload).to_bytes(4, "big") + payload
+
+
+def test_frames_come_out_whole_wherever_the_bytes_are_cut() -> None:
+    sent = packet(1, b"one") + packet(2, b"two") + packet(1, b"") + packet(1, b"three")
+    wanted = [("stdout", b"one"), ("stderr", b"two"), ("stdout", b""), ("stdout", b"three")]
+    for size in range(1, len(sent) + 1):
+        demultiplexer = Demultiplexer()
+        pieces = [sent[at : at + size] for at in range(0, len(sent), size)]
+        assert [frame for piece in pieces for frame in demultiplexer.feed(piece)] == wanted
+
+
+def test_output_is_cut_at_its_limit_and_says_so_once() -> None:
+    output = Output(5)
+    frames = [frame for part in (b"abc", b"defg", b"hij") for frame in output.frames(packet(1, part))]
+    assert [(frame.text, frame.truncated) for frame in frames] == [("abc", False), ("de", True)]
+
+
+def test_output_of_exactly_the_limit_is_not_truncated() -> None:
+    assert [frame.truncated for frame in Output(3).frames(packet(1, b"abc"))] == [False]
+
+
+def test_characters_cut_between_packets_are_put_together() -> None:
+    output, sign = Output(100), "é".encode()
+    frames = [
+        *output.frames(packet(1, sign[:1])),
+        *output.frames(packet(2, b"x")),
+        *output.frames(packet(1, sign[1:])),
+    ]
+    assert [frame.text for frame in frames] == ["x", "é"]
+    assert [frame.text for frame in [*output.frames(packet(1, sign[:1])), *output.rest()]] == ["\ufffd"]

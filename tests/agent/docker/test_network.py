@@ -1,0 +1,144 @@
+"""One network per project on a real dockerd: who reaches whom, and when networks come and go."""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from docker.types import IPAMConfig, IPAMPool
+
+from mooring.agent.docker.create import bridge_name, network_name
+from mooring.agent.docker.runtime import DockerRuntime
+from mooring.agent.runtime import Container, StartRefused
+from mooring.schemas.agent import Assignment
+from tests.agent.docker_assignments import CONTROL_PLANE, assignment, output_of, runtime_on, start, stop
+from tests.agent.host.test_firewall import SERVED, answers, firewall_of, reached, take_rules_away
+from tests.testbed.dockerd import DockerNode
+from tests.testbed.waiting import wait_until
+
+# All that Docker hands out by itself, but for the first and for the testbed's own 172.30.
+LATER_RANGES = (
+    "172.18.0.0/15",
+    "172.20.0.0/14",
+    "172.24.0.0/14",
+    "172.28.0.0/15",
+    "172.31.0.0/16",
+    "192.168.0.0/16",
+)
+
+
+def of_project(project_id: str, **spec: Any) -> Assignment:
+    return assignment(**spec).model_copy(update={"project_id": project_id})
+
+
+def networks(node: DockerNode) -> set[str]:
+    names = {str(network["Name"]) for network in node.client.api.networks()}
+    return {name for name in names if name.startswith("mooring-")}
+
+
+def ended(runtime: DockerRuntime, container: Container) -> None:
+    stop(runtime, container, 1)
+    runtime.remove(container)
+
+
+def pool(subnet: str) -> IPAMConfig:
+    return IPAMConfig(pool_configs=[IPAMPool(subnet=subnet)])
+
+
+def address_of(node: DockerNode, container: Container) -> str:
+    settings = node.client.api.inspect_container(container.container_id)["NetworkSettings"]
+    [network] = settings["Networks"].values()
+    return str(network["IPAddress"])
+
+
+def test_a_project_meets_by_name_and_another_project_is_out_of_reach(
+    node: DockerNode, runtime: DockerRuntime
+) -> None:
+    take_rules_away(node)
+    mine = start(runtime, of_project("proj-1"))
+    friend_asked = of_project("proj-1", command=SERVED)
+    friend = start(runtime, friend_asked)
+    stranger_asked = of_project("proj-2", command=SERVED, ports=[{"container": 80}])
+    stranger = start(runtime, stranger_asked)
+    port = stranger.endpoints[0].port
+    friends = {friend_asked.name, address_of(node, friend)}
+    strangers = {stranger_asked.name, address_of(node, stranger)}
+    published = {f"{node.address}:{port}", f"172.30.0.1:{port}"}
+    wait_until(lambda: reached(runtime, mine, *friends) == friends)
+    # Docker keeps the networks apart by itself; by way of the node it lets them meet.
+    assert reached(runtime, mine, *strangers, *published, *friends) == published | friends
+    firewall_of(node).stand([bridge_name(project, CONTROL_PLANE) for project in ("proj-1", "proj-2")])
+    assert reached(runtime, mine, *strangers, *published, *friends) == friends
+    # It is published: everybody outside reaches it, containers on other machines too.
+    assert answers(lambda *argv: list(argv), f"{node.address}:{port}")
+
+
+def test_a_network_is_labelled_and_its_interface_known_by_name(
+    node: DockerNode, runtime: DockerRuntime
+) -> None:
+    container = start(runtime, of_project("proj-1"))
+    assert "eth0" not in output_of(runtime, container, ["cat", "/proc/net/if_inet6"])
+    found = node.client.api.inspect_network("mooring-proj-1")
+    assert found["Labels"] == {"mooring.control_plane": CONTROL_PLANE, "mooring.project": "proj-1"}
+    assert (found["Driver"], found["EnableIPv6"], found["Attachable"]) == ("bridge", False, False)
+    interface = found["Options"]["com.docker.network.bridge.name"]
+    assert interface.startswith("mr-") and len(interface) <= 15
+
+
+def test_many_starts_at_once_make_one_network(node: DockerNode, runtime: DockerRuntime) -> None:
+    second_agent = runtime_on(node)
+    given = [of_project("proj-1") for _ in range(4)]
+    with ThreadPoolExecutor() as starts:
+        started = list(starts.map(start, [runtime, second_agent] * 2, given))
+    assert [container.status for container in started] == ["running"] * 4
+    assert len(node.client.api.networks(names=["mooring-proj-1"])) == 1
+    second_agent.close()
+
+
+def test_a_network_goes_after_the_last_instance_and_not_before(
+    node: DockerNode, runtime: DockerRuntime
+) -> None:
+    first, second = start(runtime, of_project("proj-1")), start(runtime, of_project("proj-1"))
+    other_plane = runtime_on(node, control_plane_id="cp-other")
+    start(other_plane, of_project("proj-3"))
+    stop(runtime, first, 1)
+    ended(runtime, second)
+    runtime.facts()
+    assert networks(node) == {"mooring-proj-1", "mooring-proj-3"}
+    runtime.restart(first)
+    ended(runtime, first)
+    runtime.facts()
+    assert networks(node) == {"mooring-proj-3"}
+    other_plane.close()
+
+
+def test_a_network_that_a_start_counts_on_is_not_swept_away(node: DockerNode, runtime: DockerRuntime) -> None:
+    def sweep_at_the_worst_moment() -> bool:
+        runtime.facts()
+        return False
+
+    container = runtime.start(of_project("proj-1"), lambda _reason: None, sweep_at_the_worst_moment)
+    assert container is not None and container.status == "running"
+    assert networks(node) == {"mooring-proj-1"}
+
+
+def test_a_network_with_the_name_of_ours_is_not_used(node: DockerNode, runtime: DockerRuntime) -> None:
+    node.client.networks.create(network_name("proj-1"))
+    with pytest.raises(StartRefused) as caught:
+        start(runtime, of_project("proj-1"))
+    assert caught.value.reason.code == "network_unavailable"
+    runtime.facts()
+    assert networks(node) == {"mooring-proj-1"}
+
+
+def test_when_docker_has_no_address_range_left_unused_networks_go_first(
+    node: DockerNode, runtime: DockerRuntime
+) -> None:
+    for number, range_ in enumerate(LATER_RANGES):
+        node.client.networks.create(f"held-{number}", ipam=pool(range_))
+    ended(runtime, start(runtime, of_project("proj-1")))
+    start(runtime, of_project("proj-2"))  # in the range that proj-1 had
+    with pytest.raises(StartRefused) as caught:
+        start(runtime, of_project("proj-3"))
+    assert caught.value.reason.code == "network_unavailable"
+    assert "default-address-pools" in caught.value.reason.message
+    assert networks(node) == {"mooring-proj-2"}

@@ -1,0 +1,278 @@
+"""`DockerRuntime` against a real dockerd: starts, and what they leave behind when they fail."""
+
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mooring.agent.docker.create import spec_hash
+from mooring.agent.docker.runtime import DockerRuntime
+from mooring.agent.runtime import Container, RuntimeUnavailable, StartRefused
+from mooring.schemas.agent import Assignment
+from tests.agent.docker_assignments import (
+    PortsTaken,
+    all_containers,
+    assignment,
+    create_by_hand,
+    image_with,
+    output_of,
+    runtime_on,
+    start,
+    the_ended,
+    with_more,
+)
+from tests.testbed.dockerd import DockerNode
+from tests.testbed.fixtures import NewDockerNode
+from tests.testbed.waiting import wait_until
+
+
+def refused(runtime: DockerRuntime, given: Assignment) -> StartRefused:
+    with pytest.raises(StartRefused) as caught:
+        start(runtime, given)
+    return caught.value
+
+
+def test_a_start_is_confined_labelled_and_listed(node: DockerNode, runtime: DockerRuntime) -> None:
+    given = assignment(gpu_uuids=("GPU-aaaa", "GPU-bbbb"), cpus=0.5)
+    container = start(runtime, given)
+    assert (container.instance_id, container.attempt, container.status) == (given.instance_id, 1, "running")
+    assert container.gpu_uuids == ("GPU-aaaa", "GPU-bbbb")
+    assert container.started_at is not None
+    assert container.image_digest is None  # it never was in a registry
+    assert runtime.containers() == ([container], [])
+    inspected = node.client.api.inspect_container(container.container_id)
+    assert inspected["Name"] == f"/mooring-{given.instance_id}-1"
+    assert inspected["Config"]["Labels"]["mooring.spec"] == spec_hash(given)
+    assert inspected["HostConfig"]["NanoCpus"] == 500_000_000
+    assert inspected["HostConfig"]["CapDrop"] == ["ALL"]
+
+
+@pytest.mark.parametrize(
+    ("profile", "capabilities"), [("standard", "00000000000404fb"), ("strict", "0" * 16)]
+)
+def test_root_in_the_container_can_do_what_the_projects_profile_allows(
+    runtime: DockerRuntime, profile: str, capabilities: str
+) -> None:
+    container = start(runtime, with_more(assignment(), security_profile=profile))
+    status = output_of(runtime, container, ["cat", "/proc/1/status"])
+    assert f"CapEff:\t{capabilities}" in status
+    assert f"CapBnd:\t{capabilities}" in status
+
+
+@pytest.mark.parametrize(("uuids", "visible"), [((), "void"), (("GPU-aaaa",), "GPU-aaaa")])
+def test_an_image_that_bakes_in_all_gets_only_its_own_gpus(
+    runtime: DockerRuntime, cuda_env_image: str, uuids: Any, visible: str
+) -> None:
+    container = start(runtime, assignment(image=cuda_env_image, gpu_uuids=uuids))
+    assert visible_in(runtime, container) == [visible]
+
+
+def test_device_variables_that_an_image_bakes_in_are_gone_inside(
+    node: DockerNode, runtime: DockerRuntime
+) -> None:
+    baked = ["ENV NVIDIA_MIG_CONFIG_DEVICES=all DOCKER_RESOURCE_GPU=GPU-x KEPT=1"]
+    container = start(runtime, assignment(image=image_with(node, "baked", baked)))
+    inside = output_of(runtime, container, ["env"])
+    assert "KEPT=1" in inside
+    assert "NVIDIA_MIG_CONFIG_DEVICES" not in inside
+    assert "DOCKER_RESOURCE_GPU" not in inside
+
+
+def test_simulated_gpus_need_no_driver_and_are_named(node: DockerNode) -> None:
+    runtime = runtime_on(node, simulated_gpus=True)
+    container = start(runtime, assignment(gpu_uuids=("GPU-sim-1",)))
+    inside = output_of(runtime, container, ["env"])
+    assert "MOORING_SIMULATED_GPUS=GPU-sim-1" in inside
+    assert "NVIDIA_VISIBLE_DEVICES=void" in inside
+    assert not node.client.api.inspect_container(container.container_id)["HostConfig"]["DeviceRequests"]
+    runtime.close()
+
+
+def test_a_published_port_is_reached_where_the_endpoint_says(runtime: DockerRuntime) -> None:
+    served = ["sh", "-c", "echo hello > /tmp/index.html; exec httpd -f -p 80 -h /tmp"]
+    container = start(
+        runtime, assignment(command=served, ports=[{"container": 80}, {"container": 53, "protocol": "udp"}])
+    )
+    assert [(endpoint.container, endpoint.protocol) for endpoint in container.endpoints] == [
+        (53, "udp"),
+        (80, "tcp"),
+    ]
+    web = container.endpoints[1]
+    url = f"http://{web.host}:{web.port}/index.html"
+    assert wait_until(lambda: fetched(url)) == b"hello\n"
+
+
+@pytest.mark.parametrize(
+    ("asked", "code"),
+    [
+        ({"command": ["nosuch", "x"]}, "command_not_found"),
+        ({"command": ["/no/such"]}, "command_not_found"),
+        ({"command": ["/etc/passwd"]}, "command_not_executable"),
+        ({"user": "stranger"}, "user_not_found"),
+        ({"user": "root:strangers"}, "user_not_found"),
+        ({"working_dir": "/etc/passwd/x"}, "working_dir_unusable"),
+    ],
+)
+def test_a_start_that_fails_says_why_and_leaves_nothing(
+    node: DockerNode, runtime: DockerRuntime, asked: dict[str, Any], code: Any
+) -> None:
+    refusal = refused(runtime, assignment(**asked))
+    assert refusal.reason.code == code
+    assert not refusal.distrust_gpus
+    assert all_containers(node) == []
+
+
+def test_a_bad_command_is_named(runtime: DockerRuntime) -> None:
+    assert "nosuch" in refused(runtime, assignment(command=["nosuch"])).reason.message
+
+
+def test_an_image_without_a_command(node: DockerNode, runtime: DockerRuntime) -> None:
+    image = image_with(node, "idle", [])
+    assert refused(runtime, assignment(image=image, command=None)).reason.code == "command_missing"
+
+
+@pytest.mark.parametrize("code", [127, 126, 1])
+def test_a_program_that_fails_by_itself_has_run(runtime: DockerRuntime, code: Any) -> None:
+    container = start(runtime, assignment(command=["sh", "-c", f"exit {code}"]))
+    ended = the_ended(runtime)
+    assert (ended.container_id, ended.exit_code) == (container.container_id, code)
+
+
+def test_no_nvidia_driver_in_docker(new_docker_node: NewDockerNode) -> None:
+    bare = new_docker_node()
+    bare.stop()
+    (bare.bin_dir / "nvidia-container-runtime-hook").unlink()
+    bare.start()
+    runtime = runtime_on(bare)
+    assert refused(runtime, assignment(gpu_uuids=("GPU-aaaa",))).reason.code == "gpu_runtime_missing"
+    assert all_containers(bare) == []
+    runtime.close()
+
+
+def test_a_port_that_another_program_holds_is_passed_over_and_given_up_at_last(
+    node: DockerNode, runtime: DockerRuntime
+) -> None:
+    first = start(runtime, assignment(ports=[{"container": 80}])).endpoints[0].port
+    # The engine tries ten ports at each start, so fifteen are passed over, and sixty are too many.
+    with PortsTaken(node, first + 1, first + 15):
+        assert start(runtime, assignment(ports=[{"container": 80}])).endpoints[0].port == first + 16
+    with PortsTaken(node, first + 17, first + 77):
+        assert refused(runtime, assignment(ports=[{"container": 80}])).reason.code == "port_in_use"
+
+
+def test_starting_again_adopts_what_runs(node: DockerNode, runtime: DockerRuntime) -> None:
+    given = assignment()
+    container = start(runtime, given)
+    restarted_agent = runtime_on(node)
+    assert start(restarted_agent, given) == container
+    restarted_agent.close()
+
+
+def test_a_container_that_was_only_created_is_started(node: DockerNode, runtime: DockerRuntime) -> None:
+    given = assignment()
+    created = create_by_hand(node, given)
+    container = start(runtime, given)
+    assert (container.container_id, container.status) == (created, "running")
+
+
+def test_a_container_that_ran_and_ended_is_not_started_again(
+    node: DockerNode, runtime: DockerRuntime
+) -> None:
+    given = assignment(command=["true"])
+    first = start(runtime, given)
+    the_ended(runtime)
+    again = start(runtime, given)
+    assert (again.container_id, again.status, again.exit_code) == (first.container_id, "exited", 0)
+
+
+@pytest.mark.parametrize("labels", [{}, {"mooring.control_plane": "another"}, {"mooring.spec": "other"}])
+def test_a_stranger_with_our_name_is_left_alone(
+    node: DockerNode, runtime: DockerRuntime, labels: dict[str, str]
+) -> None:
+    given = assignment()
+    stranger = create_by_hand(node, given, labels=labels)
+    assert refused(runtime, given).reason.code == "container_name_taken"
+    assert all_containers(node) == [stranger]
+
+
+def test_a_create_that_timed_out_is_adopted_and_never_repeated(new_docker_node: NewDockerNode) -> None:
+    node = new_docker_node()
+    runtime = runtime_on(node, timeout_s=1)
+    given = assignment()
+    runtime.facts()
+
+    def freeze_just_before_create() -> bool:
+        node.freeze()
+        return False
+
+    with pytest.raises(RuntimeUnavailable):
+        runtime.start(given, lambda _reason: None, freeze_just_before_create)
+    node.thaw()
+    ghost = wait_until(lambda: all_containers(node))
+    container = wait_until(lambda: once_available(lambda: start(runtime, given)))
+    assert container is not None
+    assert [container.container_id] == ghost == all_containers(node)
+    runtime.close()
+
+
+def test_a_start_cancelled_before_or_after_create_leaves_nothing(
+    node: DockerNode, runtime: DockerRuntime
+) -> None:
+    for calls in (1, 2):
+        answers = [False] * (calls - 1) + [True] * 9
+        assert runtime.start(assignment(), lambda _reason: None, iter(answers).__next__) is None
+        assert all_containers(node) == []
+
+
+# R5: what a container got is looked at, whoever created it.
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"DeviceRequests": [{"Driver": "nvidia", "DeviceIDs": ["GPU-other"], "Capabilities": [["gpu"]]}]},
+        {"DeviceRequests": [{"Driver": "nvidia", "Count": -1, "Capabilities": [["gpu"]]}]},
+        {"DeviceRequests": []},
+        {
+            "Devices": [
+                {"PathOnHost": "/dev/null", "PathInContainer": "/dev/nvidia3", "CgroupPermissions": "rwm"}
+            ]
+        },
+    ],
+)
+def test_a_container_with_other_devices_than_assigned_is_killed_and_its_gpus_distrusted(
+    node: DockerNode, runtime: DockerRuntime, wrong: dict[str, Any]
+) -> None:
+    given = assignment(gpu_uuids=("GPU-aaaa",))
+    create_by_hand(node, given, host=wrong)
+    refusal = refused(runtime, given)
+    assert (refusal.reason.code, refusal.distrust_gpus) == ("gpu_mismatch", True)
+    assert all_containers(node) == []
+
+
+def test_a_container_that_would_see_all_gpus_by_its_environment_is_killed(
+    node: DockerNode, runtime: DockerRuntime
+) -> None:
+    given = assignment()
+    create_by_hand(node, given, env=["NVIDIA_VISIBLE_DEVICES=all"])
+    assert refused(runtime, given).reason.code == "gpu_mismatch"
+    assert all_containers(node) == []
+
+
+def visible_in(runtime: DockerRuntime, container: Container) -> list[str]:
+    lines = output_of(runtime, container, ["env"]).splitlines()
+    return [line.split("=", 1)[1] for line in lines if line.startswith("NVIDIA_VISIBLE_DEVICES=")]
+
+
+def fetched(url: str) -> bytes | None:
+    try:
+        with urllib.request.urlopen(url, timeout=1) as answer:
+            return bytes(answer.read())
+    except OSError:
+        return None
+
+
+def once_available(call: Callable[[], Container]) -> Container | None:
+    try:
+        return call()
+    except RuntimeUnavailable:
+        return None

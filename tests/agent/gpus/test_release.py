@@ -1,0 +1,312 @@
+"""A card is free when nothing of its last container is left on it, and out of use otherwise (R11)."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from mooring.agent.decide.reconcile import Doing, Key, Release, Remove, Restart, Start, Work, decide
+from mooring.agent.gpus.reader import NvmlGpuReader, Pace
+from mooring.agent.gpus.release import ReleaseGate
+from mooring.agent.runtime import Container
+from mooring.agent.simulated.gpus import SimulatedGpuReader
+from mooring.agent.simulated.runtime import SimulatedRuntime
+from mooring.agent.sync.agent_state import Knowledge, Verdict
+from mooring.core.instance import Phase
+from mooring.schemas.agent import Assignment, Removal, SyncAnswer
+from tests.agent.agents import agent_with
+from tests.agent.control_planes import TinyControlPlane
+from tests.agent.nvml_children import process
+from tests.agent.worlds import assignment, container, exited, removal, wanted, world
+from tests.testbed.nvml.standin import NvmlStandin, uuid_of
+from tests.testbed.waiting import wait_until
+
+A1: Key = ("a", 1)
+CARD, OTHER = uuid_of(0), uuid_of(1)
+ENDED = exited(gpu_uuids=(CARD,))
+TWO_CARDS = ("gpus 2", "set 0 used_mib 5", "set 1 used_mib 5")
+
+NewGate = Callable[..., ReleaseGate]
+
+
+@pytest.fixture
+def nvml(tmp_path: Path) -> NvmlStandin:
+    return NvmlStandin(tmp_path, *TWO_CARDS)
+
+
+@pytest.fixture
+def gate(reader: NvmlGpuReader) -> ReleaseGate:
+    return ReleaseGate(reader, lambda _: None, within_s=0.3)
+
+
+def fresh(reader: NvmlGpuReader, *, mib: int) -> None:
+    """Waits until the stand-in shows this much memory in use on the first card."""
+
+    def shows() -> bool:
+        reading = reader.fresh(5)
+        return reading is not None and reading.samples[0]["memory_used_mib"] == mib
+
+    wait_until(shows)
+
+
+# --- one card
+
+
+def test_an_idle_card_is_free_at_once(gate: ReleaseGate) -> None:
+    gate.begins([CARD])
+    began = time.monotonic()
+    assert gate.wait(ENDED, [CARD]) == {}
+    assert time.monotonic() - began < 0.25
+
+
+def test_a_process_that_came_with_the_container_keeps_its_card(gate: ReleaseGate, nvml: NvmlStandin) -> None:
+    gate.begins([CARD, OTHER])
+    with process() as pid:
+        nvml.write(*TWO_CARDS, f"process 0 compute {pid} 100", f"process_name {pid} trainer")
+        busy = gate.wait(ENDED, [CARD, OTHER])
+    assert list(busy) == [CARD]
+    assert f"{pid} (trainer)" in busy[CARD]
+
+
+def test_it_is_waited_for(reader: NvmlGpuReader, nvml: NvmlStandin) -> None:
+    gate = ReleaseGate(reader, lambda _: None, within_s=20)
+    gate.begins([CARD])
+    with process() as pid:
+        nvml.write(*TWO_CARDS, f"process 0 compute {pid} 100")
+        results: list[dict[str, str]] = []
+        waiting = threading.Thread(target=lambda: results.append(gate.wait(ENDED, [CARD])))
+        waiting.start()
+        wait_until(lambda: reader.latest().samples[0]["processes"])
+        assert results == []
+        nvml.write(*TWO_CARDS)
+        waiting.join(5)
+    assert results == [{}]
+
+
+def test_who_was_there_before_is_not_waited_for(
+    gate: ReleaseGate, reader: NvmlGpuReader, nvml: NvmlStandin
+) -> None:
+    """A display server, whose memory comes and goes."""
+    with process() as pid:
+        nvml.write("gpus 2", f"process 0 graphics {pid} 300", "set 0 used_mib 305")
+        fresh(reader, mib=305)
+        gate.learn(reader.latest(), in_use=())
+        gate.begins([CARD])
+        nvml.write("gpus 2", f"process 0 graphics {pid} 900", "set 0 used_mib 905")
+        assert gate.wait(ENDED, [CARD]) == {}
+
+
+def test_an_agent_that_was_started_since_knows_the_containers_own_processes(
+    reader: NvmlGpuReader, nvml: NvmlStandin
+) -> None:
+    with process() as mine, process() as strangers:
+        nvml.write(*TWO_CARDS, f"process 0 compute {mine} 1", f"process 0 compute {strangers} 1")
+        gate = ReleaseGate(reader, lambda pid: ENDED.container_id if pid == mine else None, within_s=0.3)
+        busy = gate.wait(ENDED, [CARD])
+    assert f"{mine} (" in busy[CARD] and f"{strangers} (" not in busy[CARD]
+
+
+@pytest.mark.parametrize(("left_mib", "is_free"), [(5, True), (5 + 800, True), (5 + 900, False)])
+def test_memory_goes_back_to_what_it_is_when_idle(
+    gate: ReleaseGate, reader: NvmlGpuReader, nvml: NvmlStandin, left_mib: int, *, is_free: bool
+) -> None:
+    """Within 1 % of the card's 80 GiB."""
+    gate.learn(reader.latest(), in_use=())
+    gate.begins([CARD])
+    nvml.write("gpus 2", f"set 0 used_mib {left_mib}")
+    busy = gate.wait(ENDED, [CARD])
+    assert (busy == {}) is is_free
+    if not is_free:
+        assert busy[CARD].endswith("905 MiB of its memory are still in use, and 5 MiB when idle")
+        # An admin who clears it trusts it as it is: the next attempt is measured by that.
+        gate.learn(reader.latest(), in_use=())
+        assert gate.wait(ENDED, [CARD]) == {}
+
+
+def test_a_card_in_use_does_not_teach_what_idle_is(
+    gate: ReleaseGate, reader: NvmlGpuReader, nvml: NvmlStandin
+) -> None:
+    gate.learn(reader.latest(), in_use=[CARD])
+    nvml.write("gpus 2", "set 0 used_mib 40000")
+    assert gate.wait(ENDED, [CARD]) == {}  # what idle is, is not known
+
+
+def test_what_a_card_does_not_tell_is_not_held_against_it(
+    gate: ReleaseGate, reader: NvmlGpuReader, nvml: NvmlStandin
+) -> None:
+    gate.learn(reader.latest(), in_use=())
+    gate.begins([CARD])
+    silent = ["MemoryInfo", "MemoryInfo_v2"]
+    silent += [f"{kind}RunningProcesses_v{version}" for kind in ("Compute", "Graphics") for version in (2, 3)]
+    with process() as pid:
+        busy = ["gpus 2", "set 0 used_mib 40000", f"process 0 compute {pid} 100"]
+        nvml.write(*busy, *(f"error nvmlDeviceGet{call} 3" for call in silent))
+        assert gate.wait(ENDED, [CARD]) == {}
+
+
+def test_a_driver_that_says_nothing_says_not_that_it_is_free(tmp_path: Path) -> None:
+    nvml = NvmlStandin(tmp_path, *TWO_CARDS)
+    pace = Pace(sample_interval_s=60, watchdog_s=0.1, retry_pauses_s=(60,))
+    with closing(NvmlGpuReader(pace, nvml.environment)) as reader:
+        assert wait_until(lambda: reader.latest().samples)
+        gate = ReleaseGate(reader, lambda _: None, within_s=0.1)
+        nvml.write(*TWO_CARDS, "hang nvmlDeviceGetUtilizationRates 30")
+        assert "does not tell" in gate.wait(ENDED, [CARD])[CARD]
+
+
+def test_a_card_at_fault_is_quarantined_by_its_inventory(
+    gate: ReleaseGate, nvml: NvmlStandin, reader: NvmlGpuReader
+) -> None:
+    nvml.write(*TWO_CARDS, "lost 0")
+    assert gate.wait(ENDED, [CARD]) == {}
+    inventory = {gpu["uuid"]: gpu["fault"] for gpu in reader.latest().inventory or ()}
+    assert inventory[CARD] == "gpu_lost"
+
+
+def test_a_card_that_only_pretends_is_free(reader: NvmlGpuReader) -> None:
+    made_up = SimulatedGpuReader("n", 1)
+    [card] = made_up.latest().inventory or ()
+    for of in (made_up, reader):
+        gate = ReleaseGate(of, lambda _: None, within_s=0)
+        gate.begins([card["uuid"]])
+        assert gate.wait(exited(gpu_uuids=(card["uuid"],)), [card["uuid"]]) == {}
+
+
+# --- what is decided and told meanwhile
+
+
+def node(*things: Assignment | Removal | Container) -> Knowledge:
+    """A node that has seen these containers run and end, and has been told to have these instances."""
+    known = Knowledge("cpl_1", 0)
+    known.listed(known.begin_listing(), [one for one in things if isinstance(one, Container)], [])
+    told = SyncAnswer(
+        control_plane_id="cpl_1",
+        node_id="nod_1",
+        generation=5,
+        report_interval_s=5,
+        assignments=[one for one in things if isinstance(one, Assignment)],
+        removals=[one for one in things if isinstance(one, Removal)],
+    )
+    assert known.hear(told, 0) is Verdict.TAKEN
+    return known
+
+
+def actions(known: Knowledge) -> list[type]:
+    plan = known.plan(100)
+    assert plan is not None
+    for action in plan.actions:
+        if isinstance(action, Release):
+            known.begin((action.container.instance_id, 1), Doing.RELEASE, action.gpu_uuids)
+    return [type(action) for action in plan.actions]
+
+
+def phase(known: Knowledge) -> Phase | None:
+    return next((one.phase for one in known.picture().instances or () if one.instance_id == "a"), None)
+
+
+@pytest.mark.parametrize("asked", [wanted(gpus=(CARD,)), wanted(want="stopped", gpus=(CARD,))])
+def test_an_end_is_told_when_the_cards_are_free(asked: Assignment) -> None:
+    known = node(asked, ENDED)
+    assert actions(known) == [Release]
+    assert phase(known) is Phase.RUNNING
+    assert known.picture().instances[0].exit_code is None  # type: ignore[index]
+    assert known.gpus_in_use() == {CARD}
+    known.released(A1)
+    assert phase(known) is Phase.EXITED
+    known.listed(known.begin_listing(), [ENDED], [])
+    assert actions(known) == []
+    assert (phase(known), known.gpus_in_use()) == (Phase.EXITED, set())
+
+
+def test_so_is_that_somebody_removed_it() -> None:
+    known = node(wanted(gpus=(CARD,)), container(gpu_uuids=(CARD,)))
+    assert actions(known) == []
+    known.listed(known.begin_listing(), [], [])
+    assert actions(known) == [Release]
+    assert phase(known) is Phase.RUNNING
+    known.released(A1)
+    assert phase(known) is None
+
+
+def test_a_removal_and_the_next_start_wait_for_it() -> None:
+    after = wanted("b", gpus=(CARD,))
+    known = node(removal(), ENDED, after)
+    assert actions(known) == [Release]
+    waiting = [one for one in known.picture().instances or () if one.instance_id == "b"]
+    assert waiting[0].reason is not None and waiting[0].reason.code == "waiting_for_removal"
+    known.released(A1)
+    assert actions(known) == [Remove, Start]
+
+
+def test_a_restart_by_the_instances_own_policy_keeps_its_cards() -> None:
+    known = node(wanted(gpus=(CARD,), spec={"restart": "always"}), ENDED)
+    assert actions(known) == []
+    assert phase(known) is Phase.STARTING
+    plan = known.plan(102)
+    assert plan is not None and [type(action) for action in plan.actions] == [Restart]
+
+
+def test_cards_that_others_have_by_now_are_theirs() -> None:
+    """An agent that was started since finds containers that ended long ago."""
+    holder = container("b", gpu_uuids=(CARD,))
+    both = exited(gpu_uuids=(CARD, OTHER))
+    [release] = decide(world(both, holder, unreleased={A1: both})).actions
+    assert release == Release(both, (OTHER,))
+    start = {("b", 1): Work(Doing.START, (CARD,))}
+    [release] = decide(world(both, wanted("b", gpus=(CARD,)), work=start, unreleased={A1: both})).actions
+    assert release == Release(both, (OTHER,))
+
+
+def test_without_cards_nothing_waits() -> None:
+    known = node(wanted(), exited())
+    assert actions(known) == []
+    assert phase(known) is Phase.EXITED
+
+
+# --- the whole agent
+
+
+@contextmanager
+def agent_on(reader: NvmlGpuReader, directory: Path, within_s: float) -> Iterator[TinyControlPlane]:
+    engine = SimulatedRuntime(start_s=0)
+    with agent_with(engine, reader, lambda _: None, directory, release_within_s=within_s) as server:
+        yield server
+
+
+def stopped(asked: Assignment) -> Assignment:
+    return asked.model_copy(update={"want": "stopped", "may_start": False})
+
+
+def test_a_stop_is_told_without_waiting_for_the_next_sample(reader: NvmlGpuReader, tmp_path: Path) -> None:
+    asked = assignment(gpu_uuids=(CARD,))
+    with agent_on(reader, tmp_path, within_s=30) as server:
+        server.wants(asked)
+        wait_until(lambda: server.phase(asked) == "running")
+        began = time.monotonic()
+        server.wants(stopped(asked))
+        wait_until(lambda: server.phase(asked) == "exited")
+        assert time.monotonic() - began < 1
+        assert not any(report.incidents for _, report in server.reports)
+
+
+def test_the_end_and_what_is_wrong_with_the_card_are_told_in_one_report(
+    reader: NvmlGpuReader, nvml: NvmlStandin, tmp_path: Path
+) -> None:
+    asked = assignment(gpu_uuids=(CARD,))
+    with agent_on(reader, tmp_path, within_s=0.3) as server, process() as pid:
+        server.wants(asked)
+        wait_until(lambda: server.phase(asked) == "running")
+        nvml.write(*TWO_CARDS, f"process 0 compute {pid} 100")
+        server.wants(stopped(asked))
+        wait_until(lambda: server.phase(asked) == "exited")
+        told = [
+            report
+            for _, report in server.reports
+            if any(one.phase == "exited" for one in report.instances or ())
+        ]
+        [incident] = told[0].incidents
+        assert (incident.uuid, incident.code) == (CARD, "gpu_not_released")
+        assert str(pid) in incident.message

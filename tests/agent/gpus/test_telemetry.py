@@ -1,0 +1,92 @@
+"""What is said of the cards while they can, and cannot, be read."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from mooring.agent.gpus.reader import NOT_READ_YET, GpuReading
+from mooring.agent.gpus.telemetry import Telemetry, gpu_problem
+from mooring.agent.simulated.gpus import SimulatedGpuReader, Tenant, gpu_uuid
+from tests.agent.worlds import container
+
+HUNG = {"code": "nvml_hung", "message": "No answer within 10 s"}
+
+
+class Cards:
+    """A GpuReader whose reading the test sets."""
+
+    def __init__(self, reading: GpuReading) -> None:
+        self.reading = reading
+
+    def latest(self) -> GpuReading:
+        return self.reading
+
+    def wait_first(self, timeout_s: float) -> bool:
+        return True
+
+    def fresh(self, timeout_s: float) -> GpuReading:
+        return self.reading
+
+    def on_news(self, call: Callable[[], None]) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def cards() -> Cards:
+    return Cards(SimulatedGpuReader("n", 2, "T4", tenants=lambda uuid: [Tenant(f"on {uuid}")]).latest())
+
+
+def test_the_last_inventory_stands_for_a_minute_of_failure(cards: Cards) -> None:
+    clock = Clock()
+    telemetry = Telemetry(cards, lambda _: None, clock)
+    assert len(telemetry.inventory(telemetry.reading()) or ()) == 2
+    cards.reading = replace(cards.reading, samples=(), error=HUNG)  # type: ignore[arg-type]
+    for now, count in [(10.0, 2), (70.0, 2), (70.1, None)]:
+        clock.now = now
+        found = telemetry.inventory(telemetry.reading())
+        assert (None if found is None else len(found)) == count
+    cards.reading = replace(cards.reading, error=None)
+    assert len(telemetry.inventory(telemetry.reading()) or ()) == 2
+
+
+def test_no_cards_is_not_unknown_cards() -> None:
+    telemetry = Telemetry(Cards(GpuReading(0, inventory=())), lambda _: None)
+    assert telemetry.inventory(telemetry.reading()) == []
+    telemetry = Telemetry(Cards(GpuReading(0, error=NOT_READ_YET)), lambda _: None)
+    assert telemetry.inventory(telemetry.reading()) is None
+
+
+def test_only_a_real_failure_is_a_problem() -> None:
+    assert gpu_problem(None) is None
+    assert gpu_problem(NOT_READ_YET) is None
+    problem = gpu_problem({"code": "driver_not_loaded", "message": "…"})
+    assert problem is not None and problem.code == "driver_not_loaded"
+
+
+def test_real_processes_are_named_by_their_container(cards: Cards) -> None:
+    reading = cards.reading
+    telemetry = Telemetry(cards, lambda _: "c-a-1")
+    samples = telemetry.samples(reading, [container("a"), container("b")])
+    assert [one.instance_id for sample in samples for one in sample.processes or ()] == ["a", "a"]
+    telemetry = Telemetry(cards, lambda _: None)
+    samples = telemetry.samples(reading, [container("a", gpu_uuids=(gpu_uuid("n", 0),))])
+    assert [one.instance_id for sample in samples for one in sample.processes or ()] == [None, None]
+
+
+def test_made_up_processes_are_the_holders() -> None:
+    tenants = {gpu_uuid("n", 0): [Tenant("c-a-1"), Tenant("c-b-1")], gpu_uuid("n", 1): [Tenant("c-x-1")]}
+    reader = SimulatedGpuReader("n", 2, "T4", tenants=lambda uuid: tenants[uuid])
+    telemetry = Telemetry(reader, reader.container_of)
+    samples = telemetry.samples(reader.latest(), [container("a"), container("b")])
+    assert [one.instance_id for sample in samples for one in sample.processes or ()] == ["a", "b", None]

@@ -1,0 +1,283 @@
+"""Who takes more of a shared card than its share is ended, its neighbours never."""
+
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mooring.agent.decide.device_claims import Share
+from mooring.agent.decide.reconcile import Key, Kill, Release
+from mooring.agent.gpus.processes import ProcessContainers
+from mooring.agent.gpus.reader import NvmlGpuReader, Pace
+from mooring.agent.gpus.watchdog import Use, judge, missing, uses
+from mooring.agent.nvml.types import Sample
+from mooring.agent.runtime import Container
+from mooring.agent.simulated.gpus import SimulatedGpuReader
+from mooring.agent.simulated.runtime import SimulatedRuntime
+from mooring.agent.sync.agent_state import Knowledge, Verdict
+from mooring.core.instance import Phase, Reason
+from mooring.schemas.agent import Assignment, SyncAnswer
+from tests.agent import docker_assignments, worlds
+from tests.agent.agents import agent_with
+from tests.agent.control_planes import TinyControlPlane
+from tests.agent.grants import CARD, MIG_A, MIG_B, with_cards, with_mig, with_share
+from tests.agent.nvml_children import SELDOM
+from tests.agent.worlds import container, exited, wanted
+from tests.testbed.dockerd import DockerNode
+from tests.testbed.nvml.standin import NvmlStandin, uuid_of
+from tests.testbed.waiting import wait_until
+
+A: Key = ("a", 1)
+B: Key = ("b", 1)
+SHARE = Share("shared", 250, 20_000, "prj_1")
+CONTAINERS = {1: "c-a-1", 2: "c-a-1", 3: "c-b-1", 4: None}
+
+
+def sample(*processes: tuple[int, int | None], uuid: str = CARD, known: bool = True) -> Sample:
+    listed: Any = [
+        {"pid": pid, "name": None, "memory_used_mib": mib, "mig_uuid": None} for pid, mib in processes
+    ]
+    return {"uuid": uuid, "processes": listed if known else None}  # type: ignore[typeddict-item]
+
+
+def sharing(instance_id: str, **more: Any) -> Container:
+    return container(instance_id, gpu_uuids=(CARD,), share=SHARE, **more)
+
+
+# --- how much each has
+
+
+@pytest.mark.parametrize(
+    ("samples", "has"),
+    [
+        ([sample()], {A: 0, B: 0}),
+        ([sample((1, 100), (2, 200), (3, 50))], {A: 300, B: 50}),
+        ([sample((1, 100), (4, 70_000), (9, 70_000))], {A: 100, B: 0}),  # nobody's, and a stranger's
+        ([sample((1, 100), (2, None), (3, 50))], {A: None, B: 50}),
+        ([sample((1, 100), known=False)], {A: None, B: None}),
+        ([sample((1, 100), uuid=uuid_of(1))], {A: None, B: None}),
+        ([], {A: None, B: None}),
+    ],
+)
+def test_what_each_has_of_its_card(samples: list[Sample], has: dict[Key, int | None]) -> None:
+    found = uses(samples, [sharing("a"), sharing("b")], CONTAINERS.get)
+    assert {use.key: use.has for use in found} == has
+
+
+# --- who is ended
+
+LIMIT = 20_000
+OVER = LIMIT + 401  # more than 2 % above
+
+
+def after(*looks: dict[Key, int | None]) -> list[set[Key]]:
+    """Who is ended after each of these samples."""
+    strikes: dict[Key, int] = {}
+    victims = []
+    for look in looks:
+        strikes, ended = judge(strikes, [Use(key, CARD, LIMIT, has) for key, has in look.items()])
+        victims.append({use.key for use in ended})
+    return victims
+
+
+@pytest.mark.parametrize(
+    ("looks", "victims"),
+    [
+        ([{A: OVER, B: 10}, {A: OVER, B: 10}], [set(), {A}]),
+        ([{A: OVER, B: OVER}, {A: OVER, B: OVER}], [set(), {A, B}]),
+        ([{A: OVER}, {A: LIMIT}, {A: OVER}], [set(), set(), set()]),  # for a moment, twice
+        ([{A: OVER}, {A: None}, {A: OVER}], [set(), set(), {A}]),  # what is not known clears nobody
+        ([{A: None}] * 5, [set()] * 5),  # and accuses nobody
+        ([{A: OVER}, {A: None}, {A: None}], [set()] * 3),
+        ([{A: LIMIT + 400}] * 3, [set()] * 3),  # what a program cannot help
+        ([{A: LIMIT, B: 0}] * 3, [set()] * 3),
+        ([{A: OVER}, {}, {A: OVER}], [set()] * 3),  # another container of that name
+    ],
+)
+def test_two_samples_in_a_row_end_the_one_who_overdraws(
+    looks: list[dict[Key, int | None]], victims: list[set[Key]]
+) -> None:
+    assert after(*looks) == victims
+
+
+def test_a_small_share_has_a_tolerance_of_its_own() -> None:
+    assert not Use(A, CARD, 100, 164).is_too_much
+    assert Use(A, CARD, 100, 165).is_too_much
+
+
+# --- MIG devices that are taken away
+
+
+def reading_of(*mig: str, **more: Any) -> Any:
+    reader = SimulatedGpuReader("n", 1)
+    reading = reader.latest()
+    [card] = reading.inventory or ()
+    devices: Any = [{"uuid": uuid, "profile": "1g.10gb", "memory_mib": 9728} for uuid in mig]
+    changed: Any = {**card, "uuid": CARD, "mig_devices": devices, **more}
+    return replace(reading, inventory=(changed,))
+
+
+@pytest.mark.parametrize(
+    ("reading", "lost"),
+    [
+        (reading_of(MIG_A, MIG_B), []),
+        (reading_of(MIG_B), [(A, MIG_A)]),
+        (reading_of(), [(A, MIG_A)]),
+        (reading_of(fault="gpu_lost"), []),  # what is wrong then is told of the card
+        (reading_of(uuid=uuid_of(1)), []),  # and a card that is not there is lost
+    ],
+)
+def test_a_device_is_gone_when_its_card_is_well_without_it(reading: Any, lost: list[tuple[Key, str]]) -> None:
+    assert missing(reading, [container("a", gpu_uuids=(MIG_A,), cards=(CARD,))]) == lost
+
+
+# --- what follows
+
+WHY = Reason(code="gpu_memory_exceeded", message="too much")
+
+
+def told(known: Knowledge, *assignments: Assignment) -> None:
+    answer = SyncAnswer(
+        control_plane_id="cpl_1",
+        node_id="nod_1",
+        generation=5,
+        report_interval_s=5,
+        assignments=list(assignments),
+    )
+    assert known.hear(answer, 0) is Verdict.TAKEN
+
+
+def listed(known: Knowledge, *containers: Container) -> None:
+    known.listed(known.begin_listing(), containers, [])
+
+
+@pytest.fixture
+def known() -> Knowledge:
+    made = Knowledge("cpl_1", 0)
+    asked = wanted("a", spec={"restart": "always"}), wanted("b")
+    told(made, *(with_share(one) for one in asked))
+    listed(made, sharing("a"), sharing("b"))
+    return made
+
+
+def actions(known: Knowledge, now: float = 100) -> list[Any]:
+    plan = known.plan(now)
+    assert plan is not None
+    return list(plan.actions)
+
+
+def one(known: Knowledge, instance_id: str = "a") -> tuple[Phase, str | None]:
+    [found] = [each for each in known.picture().instances or () if each.instance_id == instance_id]
+    return found.phase, found.reason.code if found.reason else None
+
+
+def test_it_is_killed_and_stays_so_whatever_its_policy_says(known: Knowledge) -> None:
+    known.expel(A, WHY)
+    assert actions(known) == [Kill(sharing("a"))]
+    ended = exited("a", exit_code=137, gpu_uuids=(CARD,), share=SHARE)
+    listed(known, ended, sharing("b"))
+    assert actions(known) == [Release(ended, (), (CARD,))]
+    known.released(A)
+    listed(known, ended, sharing("b"))
+    assert actions(known) == []
+    assert actions(known, now=10_000) == []
+    assert one(known) == (Phase.EXITED, "gpu_memory_exceeded")
+    assert one(known, "b") == (Phase.RUNNING, None)
+
+
+def test_one_that_ended_by_itself_before_it_could_be_killed_goes_on_as_asked(known: Knowledge) -> None:
+    known.expel(A, WHY)
+    listed(known, exited("a", exit_code=0, gpu_uuids=(CARD,), share=SHARE), sharing("b"))
+    assert one(known) == (Phase.STARTING, "restarting")
+
+
+def test_whoever_has_ended_is_not_expelled(known: Knowledge) -> None:
+    ended = exited("a", exit_code=3, gpu_uuids=(CARD,), share=SHARE)
+    listed(known, ended, sharing("b"))
+    known.expel(A, WHY)
+    assert not any(isinstance(action, Kill) for action in actions(known))
+
+
+def test_whole_cards_are_nobodys_to_watch() -> None:
+    known = Knowledge("cpl_1", 0)
+    told(known, wanted("a", gpus=(CARD,)))
+    listed(known, container("a", gpu_uuids=(CARD,)), container("c"))
+    assert known.watched() == []
+
+
+# --- the whole agent
+
+
+def reason_of(server: TinyControlPlane, asked: Assignment) -> Reason | None:
+    return server.instances()[asked.instance_id, asked.attempt].reason
+
+
+def test_a_real_container_that_overdraws_is_killed_and_its_neighbour_runs_on(
+    docker_node: DockerNode, tmp_path: Path
+) -> None:
+    """The card's real process list, read by the real NVML binding, has both on it."""
+    nvml = NvmlStandin(tmp_path, "gpus 2")
+    api: Any = docker_node.client.api
+
+    def pid_of(asked: Assignment) -> int:
+        return int(api.inspect_container(f"mooring-{asked.instance_id}-1")["State"]["Pid"])
+
+    greedy, modest, whole = (
+        with_share(docker_assignments.assignment(restart="always")),
+        with_share(docker_assignments.assignment()),
+        with_cards(docker_assignments.assignment(), uuid_of(1)),
+    )
+    reader = NvmlGpuReader(SELDOM, nvml.environment)
+    runtime = docker_assignments.runtime_on(docker_node)
+    with closing(reader), agent_with(runtime, reader, ProcessContainers().container_of, tmp_path) as server:
+        server.wants(greedy, modest, whole)
+        wait_until(lambda: {server.phase(asked) for asked in (greedy, modest, whole)} == {"running"})
+        nvml.write(
+            "gpus 2",
+            f"process 0 compute {pid_of(greedy)} 30000",
+            f"process 0 compute {pid_of(modest)} 19000",
+            f"process 1 compute {pid_of(whole)} 80000",  # who has the card may take all of it
+        )
+        wait_until(lambda: server.phase(greedy) == "exited", timeout_s=15)
+        reason = reason_of(server, greedy)
+        assert reason is not None and reason.code == "gpu_memory_exceeded"
+        assert "30000 MiB" in reason.message and "20000 MiB" in reason.message
+        assert (server.phase(modest), server.phase(whole)) == ("running", "running")
+        assert pid_of(modest) and pid_of(whole) and not pid_of(greedy)
+        assert not any(report.incidents for _, report in server.reports)
+    docker_node.remove_containers()
+
+
+def test_a_simulated_node_shows_the_same(tmp_path: Path) -> None:
+    runtime = SimulatedRuntime(start_s=0)
+    reader = SimulatedGpuReader("n", 1, tenants=runtime.tenants)
+    [card] = reader.latest().inventory or ()
+    greedy, modest = (
+        with_share(worlds.assignment(command=command), card=card["uuid"])
+        for command in (["gpu-memory", "30000"], ["gpu-memory", "20000"])
+    )
+    with agent_with(runtime, reader, reader.container_of, tmp_path) as server:
+        server.wants(greedy, modest)
+        wait_until(lambda: server.phase(greedy) == "exited", timeout_s=10)
+        reason = reason_of(server, greedy)
+        assert reason is not None and reason.code == "gpu_memory_exceeded"
+        assert server.phase(modest) == "running"
+
+
+def test_a_device_that_is_taken_away_fails_its_instance(tmp_path: Path) -> None:
+    cut = ["gpus 1", "set 0 mig 1", f"slice 0 {MIG_A} 9728 NVIDIA H100 80GB HBM3 MIG 1g.10gb"]
+    other = f"slice 0 {MIG_B} 9728 NVIDIA H100 80GB HBM3 MIG 1g.10gb"
+    nvml = NvmlStandin(tmp_path, *cut, other)
+    pace = Pace(sample_interval_s=0.1, inventory_interval_s=0.2)
+    lost, kept = with_mig(worlds.assignment(), MIG_A), with_mig(worlds.assignment(), MIG_B)
+    reader = NvmlGpuReader(pace, nvml.environment)
+    with closing(reader), agent_with(SimulatedRuntime(start_s=0), reader, lambda _: None, tmp_path) as server:
+        server.wants(lost, kept)
+        wait_until(lambda: server.phase(lost) == server.phase(kept) == "running")
+        nvml.write(*cut[:2], other)
+        wait_until(lambda: server.phase(lost) == "exited", timeout_s=10)
+        reason = reason_of(server, lost)
+        assert reason is not None and reason.code == "mig_device_lost" and MIG_A in reason.message
+        assert server.phase(kept) == "running"

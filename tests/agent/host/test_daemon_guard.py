@@ -1,0 +1,167 @@
+"""R25: the Docker daemon does not reach cloud metadata, tried with a pull; others on the machine still do."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from mooring.agent.docker.runtime import DockerRuntime
+from mooring.agent.host.daemon_guard import CHAIN, DaemonGuard, daemon_groups, rules
+from mooring.agent.host.firewall import Firewall, FirewallUnavailable
+from mooring.agent.runtime import StartRefused
+from tests.agent.docker_assignments import assignment, start
+from tests.testbed.dockerd import DockerNode
+from tests.testbed.parts import program
+from tests.testbed.waiting import wait_until
+
+METADATA = "169.254.169.254"
+# Writes a line for each connection.
+SERVER = f"""
+import socket, sys
+server = socket.create_server(("{METADATA}", 0))
+print(server.getsockname()[1], flush=True)
+while True:
+    server.accept()[0].close()
+    print("connected", file=open(sys.argv[1], "a"), flush=True)
+"""
+CONNECT = f"import socket, sys; socket.create_connection(('{METADATA}', int(sys.argv[1])), timeout=5)"
+
+
+def daemon_pid(node: DockerNode) -> int:
+    return int((node.folder / "dockerd.pid").read_text())
+
+
+def namespace_of(node: DockerNode) -> str:
+    return str(Path(f"/proc/{daemon_pid(node)}/ns/net").readlink())
+
+
+@pytest.fixture
+def group(node: DockerNode, tmp_path: Path) -> Iterator[str]:
+    """A control group of the daemon's own, as systemd would give it."""
+    root = tmp_path / "cgroup2"
+    root.mkdir()
+    subprocess.run([program("mount"), "-t", "cgroup2", "none", str(root)], check=True)
+    name = f"{node.name}-daemon"
+    try:
+        (root / name).mkdir()
+        (root / name / "cgroup.procs").write_text(str(daemon_pid(node)))
+        yield name
+        (root / "cgroup.procs").write_text(str(daemon_pid(node)))
+        (root / name).rmdir()
+    finally:
+        subprocess.run([program("umount"), str(root)], check=True)
+
+
+@contextmanager
+def metadata_service(node: DockerNode, requests: Path) -> Iterator[int]:
+    def change(verb: str) -> None:
+        argv = [program("ip"), "address", verb, f"{METADATA}/32", "dev", "lo"]
+        subprocess.run(node.inside(*argv), check=True)
+
+    change("add")
+    argv = node.inside(sys.executable, "-c", SERVER, str(requests))
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    try:
+        yield int(process.stdout.readline())
+    finally:
+        process.kill()
+        process.communicate()
+        change("del")
+
+
+def pull_from(runtime: DockerRuntime, port: int) -> None:
+    """As an attacker's registry would have the daemon do; nothing but the packet filter is in the way."""
+    with pytest.raises(StartRefused):
+        start(runtime, assignment(image=f"{METADATA}:{port}/latest/meta-data:1"))
+
+
+def rules_of(node: DockerNode) -> list[str]:
+    listed = subprocess.run(
+        node.inside(program("iptables"), "-w", "-S"), check=True, capture_output=True, text=True
+    )
+    return [line for line in listed.stdout.splitlines() if CHAIN in line]
+
+
+@pytest.fixture
+def firewall(node: DockerNode) -> Iterator[Firewall]:
+    yield Firewall(enter=node.inside())
+    for argv in (["-D", "OUTPUT", "-j", CHAIN], ["-F", CHAIN], ["-X", CHAIN]):
+        subprocess.run(node.inside(program("iptables"), "-w", *argv), check=False, capture_output=True)
+
+
+def test_the_daemon_does_not_reach_metadata_and_others_do(
+    node: DockerNode, runtime: DockerRuntime, firewall: Firewall, group: str, tmp_path: Path
+) -> None:
+    requests = tmp_path / "requests"
+    with metadata_service(node, requests) as port:
+        pull_from(runtime, port)
+        before = requests.read_text()
+        DaemonGuard(firewall, namespace_of(node)).stand()
+        pull_from(runtime, port)
+        assert requests.read_text() == before
+        subprocess.run(node.inside(sys.executable, "-c", CONNECT, str(port)), check=True)
+        assert wait_until(lambda: requests.read_text() != before)
+
+
+def test_lost_rules_come_back_and_standing_ones_are_left_alone(
+    node: DockerNode, firewall: Firewall, group: str
+) -> None:
+    guard = DaemonGuard(firewall, namespace_of(node), every_s=0)
+    guard.stand()
+    made = rules_of(node)
+    assert f"-A OUTPUT -j {CHAIN}" in made
+    subprocess.run(node.inside(program("iptables"), "-w", "-F", CHAIN), check=True)
+    guard.stand()
+    assert rules_of(node) == made
+    guard.stand()
+    assert rules_of(node) == made
+
+
+def test_a_daemon_without_a_group_of_its_own_is_said_once(
+    node: DockerNode, firewall: Firewall, caplog: pytest.LogCaptureFixture
+) -> None:
+    guard = DaemonGuard(firewall, namespace_of(node), every_s=0)
+    guard.stand()
+    guard.stand()
+    assert [record.message for record in caplog.records if "cloud metadata" in record.message] == [
+        "the Docker daemon of this node reaches cloud metadata: it was not found in a control group of its "
+        "own (cgroup v2, seen from the agent)"
+    ]
+    assert not rules_of(node)
+
+
+def test_only_the_daemons_of_this_network_are_matched(tmp_path: Path) -> None:
+    def process(pid: int, name: str, namespace: str, group: str) -> None:
+        folder = tmp_path / str(pid)
+        (folder / "ns").mkdir(parents=True)
+        (folder / "ns" / "net").symlink_to(namespace)
+        (folder / "comm").write_text(f"{name}\n")
+        (folder / "cgroup").write_text(f"4:memory:/x\n0::{group}\n")
+
+    process(1, "systemd", "net:[1]", "/init.scope")
+    process(2, "dockerd", "net:[1]", "/system.slice/docker.service")
+    process(3, "dockerd", "net:[2]", "/another")
+    process(4, "dockerd", "net:[1]", "/../../seen/from-inside")
+    process(5, "dockerd", "net:[1]", "/")
+    found = daemon_groups(tmp_path, "net:[1]")
+    assert found == {"system.slice/docker.service", "seen/from-inside"}
+
+
+def test_the_rules_name_the_metadata_addresses_of_all_clouds_and_spare_dns() -> None:
+    made = rules(4, {"system.slice/docker.service"}) + rules(6, {"system.slice/docker.service"})
+    for address in ("169.254.0.0/16", "168.63.129.16", "100.100.100.200", "192.0.0.192", "fd00:ec2::254"):
+        (rule,) = (each for each in made if address in each)
+        assert "! --dport 53" in rule
+        assert "--path system.slice/docker.service" in rule
+
+
+def test_what_cannot_be_made_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    firewall = Firewall(program_path=str(tmp_path))
+    with pytest.raises(FirewallUnavailable):
+        firewall.listing(4, ())
+    DaemonGuard(firewall).stand()
+    assert "cloud metadata" in caplog.text

@@ -1,0 +1,351 @@
+"""What an image brings along, and containers made outside of Mooring, against a real dockerd (R4, R6, R11).
+
+Nothing of it may change what the agent knows of any container, nor what it does with another one.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mooring.agent.decide.reconcile import Release, Start
+from mooring.agent.docker.create import Abilities, Image, Limits, container_config, container_name
+from mooring.agent.docker.runtime import DockerRuntime
+from mooring.agent.runtime import Container, StartRefused
+from mooring.agent.simulated.gpus import SimulatedGpuReader
+from mooring.agent.sync.agent_state import Knowledge
+from mooring.core.instance import Reason
+from mooring.schemas.agent import Assignment, SyncAnswer
+from tests.agent.agents import agent_with
+from tests.agent.docker_assignments import (
+    CONTROL_PLANE,
+    all_containers,
+    assignment,
+    create_by_hand,
+    image_of_config,
+    image_with,
+    output_of,
+    start,
+    stop,
+)
+from tests.testbed.dockerd import DockerNode
+from tests.testbed.waiting import wait_until
+
+VICTIM_GPU = "GPU-victim-0"
+# Whatever any release has ever read back from a container.
+LABELS = {
+    "mooring.host_ports": "boom",
+    "mooring.share": f"shared/{'9' * 5000}/1",
+    "mooring.cards": VICTIM_GPU,
+    "mooring.secret_env": "PATH,HOME",
+    "mooring.group": "grp_x",
+    "mooring.gpus": VICTIM_GPU,
+    "mooring.image": "sha256:0",
+    "mooring.attempt": "7",
+    "mooring.instance": "inst-victim",
+    "mooring.project": "proj-victim",
+    "mooring.control_plane": CONTROL_PLANE,
+}
+# These an earlier release set only where it had something to say.
+CONDITIONAL = ("mooring.cards", "mooring.share", "mooring.secret_env", "mooring.group", "mooring.host_ports")
+
+
+def refused(runtime: DockerRuntime, given: Assignment) -> Reason:
+    with pytest.raises(StartRefused) as caught:
+        start(runtime, given)
+    return caught.value.reason
+
+
+def labelled(node: DockerNode, name: str, **labels: str) -> str:
+    return image_of_config(node, f"labelled-{name}", Labels=labels)
+
+
+def made_by_an_earlier_release(node: DockerNode, runtime: DockerRuntime, given: Assignment) -> str:
+    """A running container with none of the labels that were left out where they had nothing to say."""
+    network_of_its_project(runtime)
+    api: Any = node.client.api
+    image = Image(id=api.inspect_image(given.spec.image)["Id"], digest=None)
+    config = container_config(given, image, Abilities(), Limits(open_files=1024), CONTROL_PLANE)
+    config["Labels"] = {name: value for name, value in config["Labels"].items() if name not in CONDITIONAL}
+    for later in ("Healthcheck", "StopSignal"):
+        config.pop(later, None)
+    name = container_name(given.instance_id, given.attempt)
+    made = str(api.create_container_from_config(config, name)["Id"])
+    api.start(made)
+    return made
+
+
+def network_of_its_project(runtime: DockerRuntime) -> None:
+    end(runtime, start(runtime, assignment()))
+
+
+def end(runtime: DockerRuntime, container: Container) -> None:
+    runtime.kill(container)
+    wait_until(lambda: status_of(runtime, container) == "exited")
+    runtime.remove(container)
+
+
+@contextmanager
+def outside(node: DockerNode, image: str, name: str | None = None) -> Iterator[str]:
+    """A container that the node's operator runs with plain Docker."""
+    made = node.client.containers.run(image, detach=True, name=name)
+    yield str(made.id)
+
+
+def plan_of(containers: list[Container], *assignments: Assignment) -> tuple[Any, ...]:
+    known = Knowledge(CONTROL_PLANE, 0)
+    known.listed(known.begin_listing(), containers, [])
+    answer = {
+        "control_plane_id": CONTROL_PLANE,
+        "node_id": "nod_1",
+        "generation": 1,
+        "report_interval_s": 5,
+        "assignments": assignments,
+        "removals": [],
+    }
+    known.hear(SyncAnswer.model_validate(answer), 0)
+    plan = known.plan(0)
+    assert plan is not None
+    return plan.actions
+
+
+# --- finding 1: labels that an image bakes in
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_an_image_with_our_labels_is_refused_and_costs_nobody_else_anything(
+    node: DockerNode, runtime: DockerRuntime, label: str
+) -> None:
+    neighbour = start(runtime, assignment())
+    image = labelled(node, label.partition(".")[2], **{label: LABELS[label]})
+    reason = refused(runtime, assignment(image=image))
+    assert reason.code == "image_config_refused"
+    assert label in reason.message
+    assert runtime.containers() == ([neighbour], [])
+    stop(runtime, neighbour, 5)
+    [ended], _ = runtime.containers()
+    runtime.remove(ended)
+    assert all_containers(node) == []
+
+
+@pytest.mark.parametrize("label", CONDITIONAL)
+def test_a_running_container_of_an_earlier_release_is_adopted_without_the_labels_of_its_image(
+    node: DockerNode, runtime: DockerRuntime, label: str
+) -> None:
+    image = labelled(node, label.partition(".")[2], **{label: LABELS[label]})
+    given = assignment(image=image)
+    made = made_by_an_earlier_release(node, runtime, given)
+    neighbour = start(runtime, assignment())
+    ours, orphans = runtime.containers()
+    assert orphans == []
+    [adopted] = [one for one in ours if one.container_id == made]
+    assert (adopted.instance_id, adopted.status) == (given.instance_id, "running")
+    assert (adopted.gpu_uuids, adopted.cards, adopted.share, adopted.endpoints) == ((), (), None, ())
+    for one in (adopted, neighbour):
+        end(runtime, one)
+    assert all_containers(node) == []
+
+
+def status_of(runtime: DockerRuntime, one: Container) -> str | None:
+    return next(
+        (each.status for each in runtime.containers()[0] if each.container_id == one.container_id), None
+    )
+
+
+def test_a_container_without_gpus_claims_none_and_opens_no_release_gate(
+    node: DockerNode, runtime: DockerRuntime
+) -> None:
+    """Finding 1b: a CPU-only container whose image names the GPUs of the node."""
+    image = labelled(node, "claims", **{"mooring.cards": VICTIM_GPU, "mooring.gpus": VICTIM_GPU})
+    hostile = made_by_an_earlier_release(node, runtime, assignment(image=image))
+    victim = assignment(instance_id="victim", gpu_uuids=(VICTIM_GPU,))
+    containers, _ = runtime.containers()
+    assert [one.container_id for one in containers] == [hostile]
+    assert plan_of(containers, victim) == (Start(victim),)
+    # The victim's container has ended: the gate looks at its GPU.
+    done = Container("victim", 1, "c" * 64, "exited", (VICTIM_GPU,), exit_code=0)
+    assert Release(done, (VICTIM_GPU,)) in plan_of([*containers, done], victim)
+
+
+@pytest.mark.parametrize("name", [None, "mooring-inst-victim-8", "mooring-inst-victim-7"])
+def test_a_container_that_was_made_outside_of_mooring_is_an_orphan(
+    node: DockerNode, runtime: DockerRuntime, name: str | None
+) -> None:
+    image = labelled(node, "full", **LABELS)
+    with outside(node, image, name) as stranger:
+        containers, orphans = runtime.containers()
+        assert containers == []
+        assert [orphan.container_id for orphan in orphans] == [stranger]
+        victim = assignment(instance_id="victim", gpu_uuids=(VICTIM_GPU,))
+        assert plan_of(containers, victim) == (Start(victim),)
+
+
+@pytest.mark.parametrize(
+    "value", ["\u0000", "\x1b[2J", "\ud7ff\ue000\U0001f4a3", "x" * 100_000, "٣", "9" * 5000, "-1", "1.5", ""]
+)
+@pytest.mark.parametrize("label", ["mooring.instance", "mooring.attempt", "mooring.control_plane"])
+def test_no_label_of_a_stranger_breaks_the_listing(
+    node: DockerNode, runtime: DockerRuntime, label: str, value: str
+) -> None:
+    neighbour = start(runtime, assignment())
+    odd = {**LABELS, label: value}
+    made = create_by_hand(node, assignment(instance_id="odd"), labels=odd)
+    containers, orphans = runtime.containers()
+    assert containers == [neighbour]
+    assert [orphan.container_id for orphan in orphans] == [made]
+    told = orphans[0].model_dump()
+    assert len(json.dumps(told)) < 2000
+
+
+# --- the whole node, with the agent
+
+
+def test_one_hostile_image_keeps_no_other_instance_from_starting_stopping_and_going(
+    node: DockerNode, runtime: DockerRuntime, tmp_path: Path
+) -> None:
+    hostile = assignment(image=labelled(node, "boom", **LABELS))
+    first, second, late = assignment(), assignment(), assignment()
+    with agent_with(runtime, SimulatedGpuReader("gpu-1", 1), lambda _: None, tmp_path) as server:
+        server.wants(first, second)
+        wait_until(lambda: server.phase(first) == server.phase(second) == "running")
+        server.wants(first, second, hostile)
+        wait_until(lambda: server.phase(hostile) == "refused", 30)
+        stopped = first.model_copy(update={"want": "stopped", "may_start": False})
+        server.wants(stopped, hostile, late)
+        wait_until(lambda: server.phase(first) == "exited" and server.phase(late) == "running", 30)
+        assert server.phase(second) in {"running", None}
+        [report] = [server.reports[-1]]
+        assert report[1].problem is None
+
+
+# --- what else an image's configuration says
+
+
+def test_health_checks_stop_signals_and_core_dumps_of_an_image_have_no_effect(
+    node: DockerNode, runtime: DockerRuntime
+) -> None:
+    image = image_of_config(
+        node,
+        "behaviour",
+        Healthcheck={"Test": ["CMD-SHELL", "touch /tmp/checked"], "Interval": 1_000_000},
+        StopSignal="SIGUSR1",
+        WorkingDir="home/user/../user",
+    )
+    command = ["sh", "-c", "trap 'exit 7' TERM; trap '' USR1; while :; do sleep 0.1; done"]
+    container = start(runtime, assignment(image=image, command=command))
+    inspected = node.client.api.inspect_container(container.container_id)
+    assert inspected["Config"]["Healthcheck"]["Test"] == ["NONE"]
+    assert "Health" not in inspected["State"]
+    assert output_of(runtime, container, ["sh", "-c", "ulimit -c; ulimit -H -c; pwd"]).split() == [
+        "0",
+        "0",
+        "/home/user",
+    ]
+    stop(runtime, container, 10)
+    assert runtime.containers()[0][0].exit_code == 7
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/proc/self/fd/8",
+        "/proc",
+        "//proc/self",
+        "/home/../proc/1",
+        "proc/self/fd/8",
+        "/./sys/fs",
+        "/dev/shm/",
+    ],
+)
+def test_no_program_starts_in_a_file_system_of_the_kernel(
+    node: DockerNode, runtime: DockerRuntime, path: str
+) -> None:
+    image = image_of_config(node, "workdir", WorkingDir=path)
+    reason = refused(runtime, assignment(image=image))
+    assert reason.code == "working_dir_unusable"
+    assert "its image's working directory" in reason.message
+    assert all_containers(node) == []
+    # The request's own outweighs it.
+    container = start(runtime, assignment(image=image, working_dir="/tmp"))
+    assert output_of(runtime, container, ["pwd"]) == "/tmp\n"
+    if path.startswith("/"):
+        asked = assignment(working_dir=path)
+        assert refused(runtime, asked).code == "working_dir_unusable"
+
+
+def test_the_labels_of_an_image_have_no_value_on_its_container(
+    node: DockerNode, runtime: DockerRuntime
+) -> None:
+    """Other programs on a node obey labels: reverse proxies, updaters, schedulers."""
+    image = labelled(node, "obeyed", **{"traefik.enable": "true", "maintainer": "x" * 100_000})
+    container = start(runtime, assignment(image=image))
+    found = node.client.api.inspect_container(container.container_id)["Config"]["Labels"]
+    assert (found["traefik.enable"], found["maintainer"]) == ("", "")
+    assert found["mooring.instance"] == container.instance_id
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {
+            "Env": [
+                "NVIDIA_GDS",
+                "=odd",
+                "DOCKER_RESOURCE_X",
+                "A",
+                "",
+                "MOORING_INSTANCE_ID=other",
+                "LANG=\u00e4",
+            ]
+        },
+        {"ExposedPorts": {"80": {}, "53/sctp": {}, "8080/tcp": {}}},
+        {"User": "0:0", "Labels": {"": "x", "\U0001f4a3": "y"}},
+    ],
+)
+def test_odd_configurations_run_or_are_refused_and_cost_nobody_else_anything(
+    node: DockerNode, runtime: DockerRuntime, config: dict[str, Any]
+) -> None:
+    neighbour = start(runtime, assignment())
+    image = image_of_config(node, "odd", **config)
+    try:
+        odd = [start(runtime, assignment(image=image))]
+    except StartRefused:
+        odd = []
+    containers, orphans = runtime.containers()
+    assert sorted(one.container_id for one in containers) == sorted(
+        one.container_id for one in [neighbour, *odd]
+    )
+    assert orphans == []
+    assert all(one.endpoints == () for one in containers)
+    for one in odd:
+        assert f"MOORING_INSTANCE_ID={one.instance_id}" in output_of(runtime, one, ["env"])
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"User": "u" * 300_000},
+        {"Entrypoint": ["/x" * 2000]},
+        {"Entrypoint": ["no\u0007such\u001b[2J"]},
+    ],
+)
+def test_what_an_image_has_quoted_in_an_error_is_short_and_printable(
+    node: DockerNode, runtime: DockerRuntime, config: dict[str, Any]
+) -> None:
+    image = image_of_config(node, "quoted", **config)
+    reason = refused(runtime, assignment(image=image, command=None))
+    assert len(reason.message) < 3000
+    assert reason.message.isprintable()
+    assert all_containers(node) == []
+
+
+def test_a_device_variable_that_an_image_bakes_in_twice_is_gone_inside(
+    node: DockerNode, runtime: DockerRuntime
+) -> None:
+    image = image_with(node, "baked-all", ["ENV NVIDIA_GDS=enabled MOORING_SIMULATED_GPUS=GPU-x KEPT=1"])
+    inside = output_of(runtime, start(runtime, assignment(image=image)), ["env"])
+    assert "KEPT=1" in inside
+    assert "NVIDIA_GDS" not in inside and "MOORING_SIMULATED_GPUS" not in inside

@@ -1,0 +1,53 @@
+"""What the agent remembers of its pulls."""
+
+from pathlib import Path
+
+import pytest
+
+from mooring.agent.images import pulled_images
+from mooring.agent.images.pulled_images import FILE, PulledImages
+from mooring.agent.sync.identity import NodeState, StateError
+
+NAME = "docker.io/library/busybox@sha256:1"
+
+
+def test_a_pull_is_remembered_across_restarts(tmp_path: Path) -> None:
+    state = NodeState(tmp_path)
+    PulledImages.of_node(state).add(NAME, "sha256:image", private=True)
+    found = PulledImages.of_node(state).find(NAME, "sha256:image")
+    assert found is not None
+    assert found.private
+
+
+def test_only_the_image_that_was_pulled_is_found() -> None:
+    pulled = PulledImages()
+    pulled.add(NAME, "sha256:image", private=False)
+    assert pulled.find(NAME, "sha256:another") is None
+    assert pulled.find("docker.io/library/other@sha256:1", "sha256:image") is None
+
+
+def test_what_a_registry_gave_without_credentials_stays_free() -> None:
+    pulled = PulledImages()
+    pulled.add(NAME, "sha256:image", private=False)
+    pulled.add(NAME, "sha256:image", private=True)
+    found = pulled.find(NAME, "sha256:image")
+    assert found is not None
+    assert not found.private
+
+
+def test_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulled_images, "_MOST", 2)
+    pulled = PulledImages()
+    for number in range(3):
+        pulled.add(f"r/{number}@sha256:1", "sha256:image", private=False)
+    assert [pulled.find(f"r/{number}@sha256:1", "sha256:image") is None for number in range(3)] == [
+        True,
+        False,
+        False,
+    ]
+
+
+def test_a_damaged_file_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    NodeState(tmp_path).write(FILE, b"{")
+    with pytest.raises(StateError, match=FILE):
+        PulledImages.of_node(NodeState(tmp_path))

@@ -1,0 +1,329 @@
+"""MIG devices: read from the real binding, given by their own UUID, and free when nothing is left on them."""
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mooring.agent.decide.device_claims import card_of, devices_of
+from mooring.agent.decide.reconcile import Key, Release, Start, decide
+from mooring.agent.docker.create import Abilities, Image, device_requests, environment
+from mooring.agent.docker.runtime import DockerRuntime
+from mooring.agent.docker.verify import foreign_devices, mismatch
+from mooring.agent.gpus.reader import NvmlGpuReader
+from mooring.agent.gpus.release import ReleaseGate
+from mooring.agent.main import _minor_of
+from mooring.agent.simulated.gpus import SimulatedGpuReader
+from mooring.agent.simulated.runtime import SimulatedRuntime
+from mooring.core.gpu import GpuFacts, Sample, mig_milli
+from mooring.core.simulation import SimulatedFleet, parse_fleets, parse_simulate
+from tests.agent.agents import agent_with
+from tests.agent.control_planes import TinyControlPlane
+from tests.agent.docker_assignments import assignment, output_of, runtime_on, start
+from tests.agent.grants import CARD, MIG_A, MIG_B, with_cards, with_mig
+from tests.agent.nvml_children import (
+    SELDOM,
+    Standin,
+    asked_once,
+    asked_until,
+    asking,
+    gpus_of,
+    nulls_of,
+    process,
+    samples_of,
+)
+from tests.agent.worlds import assignment as simulated
+from tests.agent.worlds import container, exited, pull_and_start, wanted, world
+from tests.testbed.dockerd import DockerNode
+from tests.testbed.nvml.standin import NvmlStandin
+from tests.testbed.waiting import wait_until
+
+A: Key = ("a", 1)
+NAME = "NVIDIA H100 80GB HBM3 MIG"
+CUT = (
+    "gpus 2",
+    "set 0 mig 1",
+    f"slice 0 {MIG_A} 9728 {NAME} 1g.10gb",
+    f"slice 0 {MIG_B} 40192 {NAME} 3g.40gb",
+    "error nvmlDeviceGetUtilizationRates 3 0",
+)
+
+
+# --- what NVML tells
+
+
+@pytest.mark.parametrize(
+    ("name", "parts", "profile"),
+    [
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None, "1g.5gb"),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb+me", None, "1g.5gb+me"),
+        ("NVIDIA H100 80GB HBM3 MIG 1c.3g.40gb", None, "1c.3g.40gb"),
+        ("MIG 1g.10gb", None, None),  # no name of this form is known, and nobody could ask for it
+        ("", (1, 1), "1g.10gb"),
+        ("NVIDIA H100 80GB HBM3", (3, 3), "3g.10gb"),
+        ("NVIDIA H100 80GB HBM3", (3, 1), "1c.3g.10gb"),
+        ("NVIDIA H100 80GB HBM3", None, None),
+    ],
+)
+def test_the_profile_is_in_the_name_or_made_of_the_parts(
+    standin: Standin, name: str, parts: tuple[int, int] | None, profile: str | None
+) -> None:
+    lines = [f"slice_parts 0 0 {parts[0]} {parts[1]}"] if parts else []
+    gpus = gpus_of(
+        asked_once(standin("gpus 1", "set 0 mig 1", f"slice 0 {MIG_A} 9728 {name}", *lines), "inventory")
+    )
+    assert [device["profile"] for device in gpus[0]["mig_devices"]] == ([profile] if profile else [])
+
+
+@pytest.mark.parametrize(
+    ("memory_mib", "card_mib", "profile"),
+    [
+        (9728, 81_559, "1g.10gb"),
+        (4864, 40_536, "1g.5gb"),
+        (40_192, 81_559, "1g.40gb"),
+        (20_096, 40_536, "1g.20gb"),
+        (24_125, 24_576, "1g.24gb"),
+        (16_384, 143_771, "1g.18gb"),
+    ],
+)
+def test_memory_is_named_as_nvidias_tools_name_it(
+    standin: Standin, memory_mib: int, card_mib: int, profile: str
+) -> None:
+    nvml = standin(
+        "gpus 1",
+        "set 0 mig 1",
+        f"set 0 memory_mib {card_mib}",
+        f"slice 0 {MIG_A} {memory_mib} x",
+        "slice_parts 0 0 1 1",
+    )
+    assert gpus_of(asked_once(nvml, "inventory"))[0]["mig_devices"][0]["profile"] == profile
+
+
+def test_samples_tell_the_memory_and_the_processes_of_each_device(standin: Standin) -> None:
+    with process() as one, process() as other:
+        used = [f"slice_process 0 0 {one} 700", f"slice_process 0 1 {other} 900", "slice_used 0 1 950"]
+        with asking(standin(*CUT, *used)) as ask:
+            ask("inventory")
+            cut, whole = samples_of(ask("sample"))
+    assert nulls_of(cut) == {"utilization_gpu_pct", "utilization_memory_pct"}
+    assert cut["mig_devices"] == [
+        {"uuid": MIG_A, "memory_used_mib": 0, "memory_total_mib": 9728},
+        {"uuid": MIG_B, "memory_used_mib": 950, "memory_total_mib": 40_192},
+    ]
+    assert [(each["pid"], each["memory_used_mib"], each["mig_uuid"]) for each in cut["processes"]] == [
+        (one, 700, MIG_A),
+        (other, 900, MIG_B),
+    ]
+    assert (whole["mig_devices"], whole["processes"]) == ([], [])
+
+
+def test_processes_that_are_not_told_are_not_none(standin: Standin) -> None:
+    lists = [f"nvmlDeviceGetComputeRunningProcesses_v{version}" for version in (2, 3)]
+    with asking(standin(*CUT, *(f"error {function} 4" for function in lists))) as ask:
+        ask("inventory")
+        assert samples_of(ask("sample"))[0]["processes"] is None
+
+
+def test_a_device_that_cannot_be_read_for_once_has_not_vanished(standin: Standin) -> None:
+    nvml = standin(*CUT)
+    with asking(nvml) as ask:
+        before = gpus_of(ask("inventory"))[0]["mig_devices"]
+        nvml.write(*CUT, "error nvmlDeviceGetMigDeviceHandleByIndex 999", "set 1 limit_mw 1000")
+        shown = asked_until(ask, "inventory", lambda it: gpus_of(it)[1]["power_limit_w"] == 1)
+        assert gpus_of(shown)[0]["mig_devices"] == before
+        nvml.write(*CUT[:3])
+        asked_until(
+            ask, "inventory", lambda it: [one["uuid"] for one in gpus_of(it)[0]["mig_devices"]] == [MIG_A]
+        )
+
+
+@pytest.mark.parametrize(
+    ("profile", "milli"), [("1g.10gb", 142), ("7g.80gb", 1000), ("1c.3g.40gb", 142), ("unknown", 1000)]
+)
+def test_what_a_device_counts_as(profile: str, milli: int) -> None:
+    assert mig_milli(profile) == milli
+
+
+# --- what a container gets
+
+ONE = with_mig(assignment(), MIG_A)
+TWO = with_mig(assignment(), MIG_A, MIG_B)
+CDI = Abilities(cdi_devices=frozenset({f"nvidia.com/gpu={MIG_A}", f"nvidia.com/gpu={CARD}"}))
+
+
+def test_devices_are_asked_for_by_their_own_uuid() -> None:
+    devices = devices_of(TWO)
+    assert (devices.gpu_uuids, devices.cards) == ((MIG_A, MIG_B), (CARD, CARD))
+    [request] = device_requests(devices.gpu_uuids, Abilities())
+    assert (request["Driver"], request["DeviceIDs"]) == ("nvidia", [MIG_A, MIG_B])
+    assert f"NVIDIA_VISIBLE_DEVICES={MIG_A},{MIG_B}" in environment(TWO, Image("1", None), Abilities())
+    assert card_of(devices, MIG_B) == CARD
+
+
+def test_by_cdi_where_that_lists_them_all() -> None:
+    [request] = device_requests(devices_of(ONE).gpu_uuids, CDI)
+    assert (request["Driver"], request["DeviceIDs"]) == ("cdi", [f"nvidia.com/gpu={MIG_A}"])
+    assert "NVIDIA_VISIBLE_DEVICES=void" in environment(ONE, Image("1", None), CDI)
+    [request] = device_requests(devices_of(TWO).gpu_uuids, CDI)
+    assert request["Driver"] == "nvidia"
+
+
+def test_a_real_container_has_the_device_and_is_known_again(node: DockerNode, runtime: DockerRuntime) -> None:
+    made = start(runtime, ONE)
+    inspected: Any = node.client.api.inspect_container(made.container_id)
+    labels = inspected["Config"]["Labels"]
+    assert (labels["mooring.gpus"], labels["mooring.cards"]) == (MIG_A, CARD)
+    assert f"NVIDIA_VISIBLE_DEVICES={MIG_A}" in output_of(runtime, made, ["env"]).splitlines()
+    assert mismatch(inspected, [MIG_A], simulated=False) is None
+    for others in ([MIG_B], [CARD], [MIG_A, MIG_B]):
+        reason = mismatch(inspected, others, simulated=False)
+        assert reason is not None and reason.code == "gpu_mismatch"
+    with closing(runtime_on(node, parent_of={MIG_A: CARD}.get)) as another:
+        [found], _ = another.containers()
+        assert (found.gpu_uuids, found.cards, found.share) == ((MIG_A,), (CARD,), None)
+
+
+def test_the_card_seen_inside_is_the_one_that_the_device_is_on(standin: Standin) -> None:
+    nvml = standin(*CUT, "set 0 minor 4")
+    with closing(NvmlGpuReader(SELDOM, nvml.environment)) as reader:
+        assert reader.wait_first(10)
+        assert foreign_devices({4}, [MIG_A, MIG_B], lambda uuid: _minor_of(reader, uuid)) is None
+        assert foreign_devices({1}, [MIG_A], lambda uuid: _minor_of(reader, uuid)) is not None
+
+
+# --- who may have what together
+
+
+def started(*things: Any) -> set[str]:
+    return {one.assignment.instance_id for one in decide(world(*things)).actions if isinstance(one, Start)}
+
+
+def test_a_card_and_a_device_of_it_are_never_both_given_out() -> None:
+    on_it = container("c", gpu_uuids=(MIG_A,), cards=(CARD,))
+    assert started(with_cards(wanted("a"), CARD), on_it) == set()
+    assert started(with_mig(wanted("a"), MIG_A), container("c", gpu_uuids=(CARD,))) == set()
+    assert started(with_mig(wanted("a"), MIG_A), on_it) == set()
+    assert started(with_mig(wanted("a"), MIG_B), on_it) == {"a"}
+    strangers = with_mig(wanted("a").model_copy(update={"project_id": "prj_2"}), MIG_B)
+    assert started(strangers, on_it) == {"a"}
+
+
+# --- when it is free
+
+ENDED = exited("a", gpu_uuids=(MIG_A,), cards=(CARD,))
+
+
+@pytest.fixture
+def nvml(tmp_path: Path) -> NvmlStandin:
+    return NvmlStandin(tmp_path, *CUT)
+
+
+def test_a_device_is_free_whatever_goes_on_beside_it(nvml: NvmlStandin, reader: NvmlGpuReader) -> None:
+    gate = ReleaseGate(reader, lambda _: None, within_s=0.3)
+    gate.learn(reader.latest(), in_use=())
+    gate.begins([MIG_A])
+    with process() as neighbour:
+        nvml.write(
+            *CUT, "set 0 used_mib 40000", "slice_used 0 1 30000", f"slice_process 0 1 {neighbour} 30000"
+        )
+        assert gate.wait(ENDED, [MIG_A]) == {}
+
+
+def test_what_is_left_on_it_keeps_it(nvml: NvmlStandin, reader: NvmlGpuReader) -> None:
+    gate = ReleaseGate(reader, lambda _: None, within_s=0.3)
+    gate.learn(reader.latest(), in_use=())
+    gate.begins([MIG_A])
+    with process() as left:
+        nvml.write(*CUT, f"slice_process 0 0 {left} 100")
+        wait_until(lambda: (reader.fresh(5) or reader.latest()).samples[0]["processes"])
+        assert f"{left} (" in gate.wait(ENDED, [MIG_A])[MIG_A]
+    gate = ReleaseGate(reader, lambda _: None, within_s=0.3)
+    nvml.write(*CUT)
+    wait_until(lambda: not (reader.fresh(5) or reader.latest()).samples[0]["processes"])
+    gate.learn(reader.latest(), in_use=[MIG_B])
+    nvml.write(*CUT, "slice_used 0 0 5000")
+    wait_until(lambda: (reader.fresh(5) or reader.latest()).samples[0]["mig_devices"][0]["memory_used_mib"])
+    assert "5000 MiB of its memory" in gate.wait(ENDED, [MIG_A])[MIG_A]
+
+
+def test_the_release_of_a_device_does_not_wait_for_its_card() -> None:
+    neighbour = container("b", gpu_uuids=(MIG_B,), cards=(CARD,))
+    [release] = decide(world(ENDED, neighbour, unreleased={A: ENDED})).actions
+    assert release == Release(ENDED, (MIG_A,), ())
+
+
+def test_it_is_the_card_that_is_reported_when_a_device_is_not_free(
+    nvml: NvmlStandin, reader: NvmlGpuReader, tmp_path: Path
+) -> None:
+    """Incidents are of cards; whoever quarantines one keeps all its devices from being given out."""
+    asked = with_mig(simulated(), MIG_A)
+    with (
+        process() as left,
+        agent_with(SimulatedRuntime(start_s=0), reader, lambda _: None, tmp_path) as server,
+    ):
+        server.wants(asked)
+        wait_until(lambda: server.phase(asked) == "running")
+        nvml.write(*CUT, f"slice_process 0 0 {left} 100")
+        server.wants(asked.model_copy(update={"want": "stopped", "may_start": False}))
+        wait_until(lambda: server.phase(asked) == "exited")
+        assert {incident.uuid for incident in incidents(server)} == {CARD}
+
+
+def incidents(server: TinyControlPlane) -> list[Any]:
+    return [incident for _, report in server.reports for incident in report.incidents]
+
+
+# --- without hardware
+
+
+@pytest.mark.parametrize(
+    ("text", "fleet"),
+    [
+        ("1x2xA100:mps", SimulatedFleet(1, 2, "A100", mps=True)),
+        (
+            "1x2xA100:mig=3g.40gb+2g.20gb+1g.10gb",
+            SimulatedFleet(1, 2, "A100", mig=("3g.40gb", "2g.20gb", "1g.10gb")),
+        ),
+        ("1x1xH100:mig=1g.10gb+me+1g.10gb", SimulatedFleet(1, 1, "H100", mig=("1g.10gb+me", "1g.10gb"))),
+    ],
+)
+def test_what_can_be_simulated(text: str, fleet: SimulatedFleet) -> None:
+    assert parse_simulate(text) == fleet
+    assert parse_fleets(f"2x8xH100,{text}") == (SimulatedFleet(2, 8, "H100"), fleet)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("1x1xA100:", "is neither mps nor mig="),
+        ("1x1xA100:fast", "is neither mps nor mig="),
+        ("1x1xA100:mig=", "MIG profiles are like"),
+        ("1x1xA100:mig=3g", "MIG profiles are like"),
+        ("1x1xT4:mig=1g.5gb", "cannot be cut up"),
+        ("1x1xA100:mig=4g.40gb+4g.40gb", "more than a card has"),
+        ("1x1xA100:mig=1g.80gb+1g.20gb", "more than a card has"),
+    ],
+)
+def test_what_cannot(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        parse_simulate(text)
+
+
+def test_a_simulated_device_is_busy_with_its_own_instance() -> None:
+    runtime = SimulatedRuntime(start_s=0, mps=True)
+    reader = SimulatedGpuReader("n", 2, "A100", tenants=runtime.tenants, mig=("3g.40gb", "1g.10gb"))
+    cards = [GpuFacts.model_validate(gpu, extra="forbid") for gpu in reader.latest().inventory or ()]
+    assert [[one.profile for one in card.mig_devices] for card in cards] == [["3g.40gb", "1g.10gb"]] * 2
+    assert len({one.uuid for card in cards for one in card.mig_devices}) == 4
+    assert {card.mig_mode for card in cards} == {"enabled"}
+    small = cards[1].mig_devices[1].uuid
+    made = pull_and_start(runtime, with_mig(simulated(), small, card=cards[1].uuid))
+    assert made is not None and made.cards == (cards[1].uuid,)
+    idle, busy = (Sample.model_validate(one, extra="forbid") for one in reader.latest().samples)
+    assert (idle.processes, idle.memory_used_mib, idle.utilization_gpu_pct) == ([], 0, None)
+    assert [(one.mig_uuid, reader.container_of(one.pid)) for one in busy.processes or ()] == [
+        (small, made.container_id)
+    ]
+    assert [bool(one.memory_used_mib) for one in busy.mig_devices] == [False, True]
+    assert runtime.facts().mps

@@ -1,0 +1,456 @@
+"""NVML's process against a library that can fail in every way the real one does."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.agent.nvml_children import (
+    GPU_FAULTS,
+    NODE_FAULTS,
+    SAMPLED,
+    UNSUPPORTED,
+    Ask,
+    Standin,
+    asked_once,
+    asked_until,
+    asking,
+    gpus_of,
+    nulls_of,
+    samples_of,
+)
+from tests.testbed.nvml.standin import uuid_of
+
+INVENTORIED: dict[str, dict[str, Any]] = {
+    "nvmlDeviceGetName": {"model": "unknown"},
+    "nvmlDeviceGetMinorNumber": {"minor_number": None},
+    "nvmlDeviceGetPciInfo_v3": {"pci_bus_id": None},
+    "nvmlDeviceGetMemoryAffinity": {"numa_node": None},
+    "nvmlDeviceGetCudaComputeCapability": {"compute_capability": None},
+    "nvmlDeviceGetEnforcedPowerLimit": {"power_limit_w": None},
+    "nvmlDeviceGetMigMode": {"mig_mode": None, "mig_devices": []},
+    "nvmlDeviceGetNvLinkState": {"nvlink_peers": []},
+    "nvmlDeviceGetTopologyCommonAncestor": {"topology": {}},
+    "nvmlDeviceGetRemappedRows": {},
+    "nvmlDeviceGetFieldValues": {"recovery_action": None},
+    "nvmlDeviceGetNvLinkRemoteDeviceType": {},
+    "nvmlDeviceGetNvLinkRemotePciInfo_v2": {},
+}
+# Where a lane ends is asked once per life of the process; these are asked each time.
+EVERY_TIME = {name for name in INVENTORIED if "NvLinkRemote" not in name}
+LASTING = {
+    name
+    for name, lost in INVENTORIED.items()
+    if not lost.keys() & {"power_limit_w", "recovery_action", "topology", "nvlink_peers"}
+}
+INIT_FAULTS = NODE_FAULTS | {
+    4: "no_permission",
+    12: "library_not_found",
+    13: "function_not_found",
+    15: "gpu_lost",
+    17: "operating_system",
+    20: "out_of_memory",
+    25: "nvml_error_25",
+    999: "unknown",
+}
+LINKS = ("nvlink 0 0 1", "nvlink 0 1 1", "nvlink 1 0 0", "nvlink 1 1 0", "nvlink 1 2 2", "nvlink 2 0 1")
+
+
+def _alone(gpu: dict[str, Any]) -> dict[str, Any]:
+    """Without what it shares with others."""
+    return {name: value for name, value in gpu.items() if name not in {"nvlink_peers", "topology"}}
+
+
+# The inventory
+
+
+def test_everything_a_card_tells(standin: Standin) -> None:
+    answer = asked_once(standin("gpus 3", *LINKS, "topology 30"), "inventory")
+    assert answer["answer"]["driver_version"] == "580.95.05"
+    assert answer["answer"]["cuda_version"] == "13.0"
+    assert answer["answer"]["unreadable"] == []
+    assert gpus_of(answer)[1] == {
+        "uuid": uuid_of(1),
+        "index": 1,
+        "model": "NVIDIA H100 80GB HBM3",
+        "memory_mib": 81559,
+        "pci_bus_id": "00000000:21:00.0",
+        "minor_number": 1,
+        "numa_node": 0,
+        "nvlink_peers": [{"uuid": uuid_of(0), "links": 2}, {"uuid": uuid_of(2), "links": 1}],
+        "topology": {uuid_of(0): "hostbridge", uuid_of(2): "hostbridge"},
+        "mig_mode": "disabled",
+        "mig_devices": [],
+        "compute_capability": "9.0",
+        "power_limit_w": 700.0,
+        "fault": None,
+        "recovery_action": "none",
+        "conditions": [],
+    }
+
+
+def test_cards_behind_switches_are_joined_by_the_fewer_lanes(standin: Standin) -> None:
+    lanes = [
+        f"nvlink {gpu} {link} switch" for gpu, count in ((0, 18), (1, 18), (2, 17)) for link in range(count)
+    ]
+    gpus = gpus_of(asked_once(standin("gpus 3", *lanes), "inventory"))
+    assert gpus[0]["nvlink_peers"] == [{"uuid": uuid_of(1), "links": 18}, {"uuid": uuid_of(2), "links": 17}]
+
+
+@pytest.mark.parametrize(("cuda", "said"), [(12080, "12.8"), (13000, "13.0"), (11070, "11.7")])
+def test_the_cuda_version(standin: Standin, cuda: int, said: str) -> None:
+    assert asked_once(standin("gpus 0", f"cuda {cuda}"), "inventory")["answer"]["cuda_version"] == said
+
+
+@pytest.mark.parametrize("code", [*UNSUPPORTED, 4, 999])
+def test_a_fact_that_one_card_does_not_tell_is_null_and_hides_nothing(standin: Standin, code: int) -> None:
+    whole = gpus_of(asked_once(standin("gpus 3", *LINKS), "inventory"))
+    for function, lost in INVENTORIED.items():
+        answer = asked_once(standin("gpus 3", *LINKS, f"error {function} {code} 1"), "inventory")
+        expected = [whole[0], {**whole[1], **lost}, whole[2]]
+        assert [_alone(gpu) for gpu in gpus_of(answer)] == [_alone(gpu) for gpu in expected]
+        assert gpus_of(answer)[1] | lost == gpus_of(answer)[1]
+
+
+def test_what_a_card_does_not_support_is_not_asked_again(standin: Standin) -> None:
+    nvml = standin("gpus 2", "error nvmlDeviceGetMinorNumber 3 1")
+    with asking(nvml) as ask:
+        assert gpus_of(ask("inventory"))[1]["minor_number"] is None
+        nvml.write("gpus 2", "set 0 minor 9")
+        answer = asked_until(ask, "inventory", lambda it: gpus_of(it)[0]["minor_number"] == 9)
+        assert gpus_of(answer)[1]["minor_number"] is None
+
+
+@pytest.mark.parametrize("code", [3, 999])
+def test_a_card_that_does_not_tell_its_memory_cannot_be_given_out(standin: Standin, code: int) -> None:
+    calls = ("nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetMemoryInfo")
+    answer = asked_once(standin("gpus 2", *[f"error {call} {code} 1" for call in calls]), "inventory")
+    assert [gpu["index"] for gpu in gpus_of(answer)] == [0]
+    assert answer["answer"]["unreadable"] == [{"index": 1, "uuid": uuid_of(1), "code": "memory_unknown"}]
+
+
+def test_a_fact_once_told_is_kept_when_it_fails_for_once(standin: Standin) -> None:
+    nvml = standin("gpus 2")
+    with asking(nvml) as ask:
+        whole = ask("inventory")
+        for function in LASTING:
+            nvml.write("gpus 2", f"error {function} 999 1", "set 0 limit_mw 1000")
+            limited = asked_until(ask, "inventory", lambda it: gpus_of(it)[0]["power_limit_w"] == 1)
+            assert gpus_of(limited)[1] == gpus_of(whole)[1]
+            nvml.write("gpus 2")
+            asked_until(ask, "inventory", lambda it: it == whole)
+
+
+@pytest.mark.parametrize(("number", "code"), GPU_FAULTS.items())
+def test_a_card_at_fault_is_named_and_the_others_are_read(standin: Standin, number: int, code: str) -> None:
+    nvml = standin("gpus 3", *LINKS)
+    with asking(nvml) as ask:
+        whole = ask("inventory")
+        for function in EVERY_TIME - {"nvmlDeviceGetTopologyCommonAncestor"}:  # of two cards: which is it?
+            nvml.write("gpus 3", *LINKS, f"error {function} {number} 1")
+            answer = asked_until(ask, "inventory", lambda it: it["answer"]["unreadable"])
+            assert answer["answer"]["unreadable"] == [{"index": 1, "uuid": uuid_of(1), "code": code}]
+            assert [gpu["index"] for gpu in gpus_of(answer)] == [0, 2]
+            nvml.write("gpus 3", *LINKS)
+            asked_until(ask, "inventory", lambda it: it == whole)
+
+
+@pytest.mark.parametrize(("number", "code"), NODE_FAULTS.items())
+@pytest.mark.parametrize("operation", ["inventory", "sample"])
+def test_a_fault_of_the_node_is_the_answer(standin: Standin, number: int, code: str, operation: str) -> None:
+    nvml = standin("gpus 2")
+    functions = EVERY_TIME if operation == "inventory" else SAMPLED
+    with asking(nvml) as ask:
+        ask(operation)
+        for function in functions:
+            nvml.write("gpus 2", f"error {function} {number}")
+            answer = asked_until(ask, operation, lambda it: it["error"])
+            assert answer["error"]["code"] == code
+            assert answer["error"]["message"].startswith("NVML")
+            nvml.write("gpus 2")
+            asked_until(ask, operation, lambda it: it["error"] is None)
+
+
+@pytest.mark.parametrize(("number", "code"), INIT_FAULTS.items())
+@pytest.mark.parametrize("function", ["nvmlInitWithFlags", "nvmlDeviceGetCount_v2"])
+def test_what_keeps_nvml_from_starting(standin: Standin, function: str, number: int, code: str) -> None:
+    answer = asked_once(standin("gpus 2", f"error {function} {number}"), "inventory")
+    assert answer["answer"] is None
+    assert answer["error"]["code"] == code
+
+
+def test_no_library_is_an_answer_too(standin: Standin, tmp_path: Path) -> None:
+    nvml = standin("gpus 2")
+    nvml.environment["LD_LIBRARY_PATH"] = str(tmp_path)
+    assert asked_once(nvml, "inventory")["error"]["code"] == "library_not_found"
+
+
+@pytest.mark.parametrize("code", [2, 4, 8, 11, 15, 16, 28, 999])
+@pytest.mark.parametrize("function", ["nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID"])
+def test_a_card_that_does_not_open_hides_no_other(standin: Standin, function: str, code: int) -> None:
+    with asking(standin("gpus 3", f"error {function} {code} 1")) as ask:
+        answer = ask("inventory")
+        assert [gpu["uuid"] for gpu in gpus_of(answer)] == [uuid_of(0), uuid_of(2)]
+        assert [(gpu["index"], gpu["uuid"]) for gpu in answer["answer"]["unreadable"]] == [(1, None)]
+        assert [sample["index"] for sample in samples_of(ask("sample"))] == [0, 2]
+
+
+def test_names_need_not_be_utf8(standin: Standin) -> None:
+    gpus = gpus_of(asked_once(standin("gpus 2", r"set 1 name NVIDIA \xff\xfeH100\xc3"), "inventory"))
+    assert gpus[0]["model"] == "NVIDIA H100 80GB HBM3"
+    assert gpus[1]["model"] == "NVIDIA ��H100�"
+
+
+def test_a_bus_id_that_is_not_utf8_is_null(standin: Standin) -> None:
+    assert gpus_of(asked_once(standin("gpus 1", r"set 0 pci 00\xff"), "inventory"))[0]["pci_bus_id"] is None
+
+
+@pytest.mark.parametrize("uuid", [r"GPU-\xff\xfe", r"\x20", "GPU-a\\x0ab", "GPU-<script>"])
+def test_a_card_without_a_proper_uuid_cannot_be_given_out(standin: Standin, uuid: str) -> None:
+    answer = asked_once(standin("gpus 2", f"set 0 uuid {uuid}"), "inventory")
+    assert [gpu["uuid"] for gpu in gpus_of(answer)] == [uuid_of(1)]
+    assert answer["answer"]["unreadable"] == [{"index": 0, "uuid": None, "code": "odd_uuid"}]
+
+
+@pytest.mark.parametrize(
+    ("setting", "fault"),
+    [
+        ("remap_failed 1", "row_remap_failed"),
+        ("recovery 1", "reset_required"),
+        ("recovery 2", "recovery_node_reboot"),
+        ("recovery 3", "recovery_drain_p2p"),
+        ("recovery 4", "recovery_drain_and_reset"),
+        ("recovery 5", "recovery_imex_domain"),
+        ("recovery 6", "recovery_bus_reset"),
+        ("recovery 7", "recovery_system_reboot"),
+        ("recovery 8", "recovery_action_8"),
+        ("recovery 0", None),
+    ],
+)
+def test_a_card_that_wants_repair_says_so(standin: Standin, setting: str, fault: str | None) -> None:
+    gpus = gpus_of(asked_once(standin("gpus 2", f"set 1 {setting}"), "inventory"))
+    assert [gpu["fault"] for gpu in gpus] == [None, fault]
+
+
+@pytest.mark.parametrize(
+    ("setting", "conditions"),
+    [("remap_pending 1", ["row_remap_pending"]), ("retiring 1", ["page_retirement_pending"])],
+)
+def test_memory_that_waits_for_a_reset_is_a_condition_and_no_fault(
+    standin: Standin, setting: str, conditions: list[str]
+) -> None:
+    gpus = gpus_of(asked_once(standin("gpus 2", f"set 1 {setting}"), "inventory"))
+    assert [(gpu["fault"], gpu["conditions"]) for gpu in gpus] == [(None, []), (None, conditions)]
+
+
+def test_a_driver_that_does_not_tell_the_recovery_action_is_not_one_that_wants_none(
+    standin: Standin,
+) -> None:
+    nvml = standin("gpus 1", "error nvmlDeviceGetFieldValues 3")
+    assert [gpu["recovery_action"] for gpu in gpus_of(asked_once(nvml, "inventory"))] == [None]
+
+
+@pytest.mark.parametrize("numa", [0, 1, 63, 64, 200])
+def test_the_numa_node(standin: Standin, numa: int) -> None:
+    assert gpus_of(asked_once(standin("gpus 1", f"set 0 numa {numa}"), "inventory"))[0]["numa_node"] == numa
+
+
+def test_an_unknown_numa_node_is_null(standin: Standin) -> None:
+    assert gpus_of(asked_once(standin("gpus 1", "set 0 numa -1"), "inventory"))[0]["numa_node"] is None
+
+
+# MIG
+
+MIG = (
+    "gpus 2",
+    "set 0 mig 1",
+    "slice 0 MIG-11111111-0000-4000-8000-000000000000 9728 NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+    "slice 0 MIG-22222222-0000-4000-8000-000000000000 40192 NVIDIA H100 80GB HBM3 MIG 3g.40gb",
+    "error nvmlDeviceGetUtilizationRates 3 0",
+)
+
+
+def test_slices_are_listed_and_utilization_is_null(standin: Standin) -> None:
+    with asking(standin(*MIG)) as ask:
+        gpus = gpus_of(ask("inventory"))
+        assert [gpu["mig_mode"] for gpu in gpus] == ["enabled", "disabled"]
+        assert gpus[0]["mig_devices"] == [
+            {"uuid": "MIG-11111111-0000-4000-8000-000000000000", "profile": "1g.10gb", "memory_mib": 9728},
+            {"uuid": "MIG-22222222-0000-4000-8000-000000000000", "profile": "3g.40gb", "memory_mib": 40192},
+        ]
+        assert [nulls_of(sample) for sample in samples_of(ask("sample"))] == [
+            {"utilization_gpu_pct", "utilization_memory_pct"},
+            set(),
+        ]
+
+
+def test_a_card_without_mig_says_null(standin: Standin) -> None:
+    assert gpus_of(asked_once(standin("gpus 1", "set 0 mig -1"), "inventory"))[0]["mig_mode"] is None
+
+
+def test_turning_mig_off_asks_again_for_what_was_unsupported(standin: Standin) -> None:
+    nvml = standin(*MIG)
+    with asking(nvml) as ask:
+        ask("inventory")
+        assert samples_of(ask("sample"))[0]["utilization_gpu_pct"] is None
+        nvml.write("gpus 2")
+        asked_until(ask, "inventory", lambda it: gpus_of(it)[0]["mig_mode"] == "disabled")
+        assert samples_of(ask("sample"))[0]["utilization_gpu_pct"] == 37
+
+
+def test_mig_stays_known_when_the_mode_fails_for_once(standin: Standin) -> None:
+    nvml = standin(*MIG)
+    with asking(nvml) as ask:
+        whole = ask("inventory")
+        nvml.write(*MIG, "error nvmlDeviceGetMigMode 999", "set 1 limit_mw 1000")
+        after = asked_until(ask, "inventory", lambda it: gpus_of(it)[1]["power_limit_w"] == 1)
+        assert gpus_of(after)[0] == gpus_of(whole)[0]
+
+
+# Events
+
+
+def _events(ask: Ask, kinds: int) -> list[dict[str, Any]]:
+    """The events of as many kinds, each with the count of all that were told."""
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+
+    def enough(answer: dict[str, Any]) -> bool:
+        for event in answer["answer"]["events"]:
+            kind = event["uuid"], event["code"], *event["mig_uuids"]
+            event["count"] += found.get(kind, {"count": 0})["count"]
+            found[kind] = event
+        return len(found) >= kinds
+
+    asked_until(ask, "sample", enough)
+    assert all(event[at].endswith("Z") for event in found.values() for at in ("first_at", "last_at"))
+    return list(found.values())
+
+
+def _heard(ask: Ask, kinds: int) -> list[tuple[str | None, str]]:
+    return [(event["uuid"], event["code"]) for event in _events(ask, kinds)]
+
+
+@pytest.mark.parametrize("xid", [13, 31, 48, 79, 94, 95, 119, 154])
+def test_an_xid_is_told_once_with_its_card(standin: Standin, xid: int) -> None:
+    nvml = standin("gpus 2")
+    with asking(nvml) as ask:
+        assert ask("sample")["answer"]["events"] == []
+        nvml.write("gpus 2", f"xid 1 {xid}", f"xid -1 {xid}")
+        assert _heard(ask, 2) == [(uuid_of(1), f"xid_{xid}"), (None, f"xid_{xid}")]
+        assert ask("sample")["answer"]["events"] == []
+
+
+@pytest.mark.parametrize(
+    ("event_type", "code"),
+    [
+        (0x100, "mig_changed"),
+        (0x200, "ecc_error_storm"),
+        (0x400, "dram_retirement"),
+        (0x800, "dram_retirement_failure"),
+        (0x1000, "nonfatal_poison"),
+        (0x2000, "fatal_poison"),
+        (0x4000, "gpu_unavailable"),
+        (0x8000, "recovery_action_changed"),
+    ],
+)
+def test_other_events_are_told_where_the_card_supports_them(
+    standin: Standin, event_type: int, code: str
+) -> None:
+    nvml = standin("gpus 2", "set 0 events 8")
+    announced = [f"event 0 {event_type} 1", f"event 1 {event_type} 1", "xid 0 31"]
+    with asking(nvml) as ask:
+        ask("sample")
+        nvml.write("gpus 2", "set 0 events 8", *announced)
+        assert _heard(ask, 2) == [(uuid_of(1), code), (uuid_of(0), "xid_31")]
+
+
+def test_a_flood_of_application_faults_hides_no_event_of_the_hardware(standin: Standin) -> None:
+    """Ten thousand faults between two samples: the one XID before and the one after them are told."""
+    flood = ["xid 0 79", *(f"xids {index} 31 1250" for index in range(8)), "xid 1 79"]
+    nvml = standin("gpus 8")
+    with asking(nvml) as ask:
+        ask("sample")
+        nvml.write("gpus 8", *flood)
+        events = _events(ask, 10)
+        counts = {(event["uuid"], event["code"]): event["count"] for event in events}
+    assert counts[uuid_of(0), "xid_79"] == counts[uuid_of(1), "xid_79"] == 1
+    assert [counts[uuid_of(index), "xid_31"] for index in range(8)] == [1250] * 8
+
+
+def test_an_event_of_a_mig_device_names_it(standin: Standin) -> None:
+    small, large = (f"MIG-{digit * 8}-0000-4000-8000-000000000000" for digit in "12")
+    nvml = standin(*MIG)
+    with asking(nvml) as ask:
+        ask("inventory")
+        nvml.write(*MIG, "xid 0 31 2 0", f"xid 0 43 1 {0xFFFFFFFF}", "xid 0 79", "xid 0 13 7 0")
+        named = {event["code"]: event["mig_uuids"] for event in _events(ask, 4)}
+    assert named == {"xid_31": [large], "xid_43": [small], "xid_79": [], "xid_13": []}
+
+
+def test_a_lost_card_is_still_named_by_its_xid(standin: Standin) -> None:
+    nvml = standin("gpus 2")
+    with asking(nvml) as ask:
+        ask("sample")
+        nvml.write("gpus 2", "lost 1", "xid 1 79")
+        assert _heard(ask, 1) == [(uuid_of(1), "xid_79")]
+
+
+@pytest.mark.parametrize("call", ["nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents"])
+@pytest.mark.parametrize("code", [3, 15, 999])
+def test_a_card_that_cannot_announce_silences_no_other(standin: Standin, call: str, code: int) -> None:
+    with asking(standin("gpus 3", f"error {call} {code} 1", "xid 0 48", "xid 1 48", "xid 2 79")) as ask:
+        assert _heard(ask, 2) == [(uuid_of(0), "xid_48"), (uuid_of(2), "xid_79")]
+        assert ask("sample")["answer"]["deaf"] is False
+
+
+@pytest.mark.parametrize(
+    "call", ["nvmlEventSetCreate", "nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents"]
+)
+@pytest.mark.parametrize("code", [3, 15, 999])
+def test_without_events_samples_go_on(standin: Standin, call: str, code: int) -> None:
+    answer = asked_once(standin("gpus 2", f"error {call} {code}"), "sample")
+    assert not any(nulls_of(sample) for sample in samples_of(answer))
+    assert answer["answer"]["deaf"] is False
+
+
+@pytest.mark.parametrize("code", [15, 999])
+def test_a_failed_wait_is_told(standin: Standin, code: int) -> None:
+    with asking(standin("gpus 1", f"error nvmlEventSetWait_v2 {code}")) as ask:
+        assert samples_of(asked_until(ask, "sample", lambda it: it["answer"]["deaf"]))
+
+
+# The process
+
+
+def test_what_the_library_prints_is_no_answer(standin: Standin) -> None:
+    assert gpus_of(asked_once(standin("gpus 1", "print {}"), "inventory"))
+
+
+def test_the_process_ends_with_its_standard_input(standin: Standin) -> None:
+    command = ["-m", "mooring.agent.nvml.process"]
+    ended = subprocess.run(
+        [sys.executable, *command],
+        input=b'{"op": "sample"}\n',
+        capture_output=True,
+        env=standin("gpus 8").environment,
+        timeout=10,
+        check=True,
+    )
+    assert ended.stdout.count(b"\n") == 1
+    assert ended.stderr == b""
+
+
+def test_the_process_is_small(standin: Standin) -> None:
+    program = (
+        "import mooring.agent.nvml_process, mooring.agent.nvml as nvml, re, sys;"
+        "session = nvml.Nvml(); session.inventory(); session.sample();"
+        "print(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1]);"
+        "print({'logging', 'asyncio', 'pydantic', 'dataclasses', 'inspect'} & set(sys.modules))"
+    )
+    nvml = standin("gpus 8")
+    said = subprocess.check_output([sys.executable, "-c", program], env=nvml.environment, text=True)
+    peak_kib, heavy = said.splitlines()
+    assert int(peak_kib) < 25 * 1024
+    assert heavy == "set()"

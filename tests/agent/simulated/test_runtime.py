@@ -1,0 +1,216 @@
+"""The engine in memory: the same promises as Docker's, on a clock of its own."""
+
+import threading
+from typing import Any
+
+import pytest
+
+from mooring.agent.runtime import Container, RuntimeUnavailable, StartRefused
+from mooring.agent.simulated.runtime import SimulatedRuntime
+from mooring.core.instance import Reason
+from mooring.schemas.agent import Assignment
+from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamFrame
+from tests.agent.worlds import assignment, pull_and_start
+from tests.testbed.waiting import wait_until
+
+ALL = LogsRequest(tail=None, since=None, follow=False)
+
+
+class Clock:
+    """Seconds that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def runtime(clock: Clock) -> SimulatedRuntime:
+    return SimulatedRuntime(start_s=0, clock=clock)
+
+
+def start(runtime: SimulatedRuntime, asked: Assignment) -> Container:
+    started = pull_and_start(runtime, asked)
+    assert started is not None
+    return started
+
+
+def the_one(runtime: SimulatedRuntime) -> Container:
+    [one], strangers = runtime.containers()
+    assert strangers == []
+    return one
+
+
+@pytest.mark.parametrize(
+    ("spec", "runs_s", "exit_code"),
+    [
+        ({"command": ["sleep", "5"]}, 5, 0),
+        ({"command": ["true"]}, 0, 0),
+        ({"command": ["false"]}, 0, 1),
+        ({"command": ["sh", "-c", "exit 3"]}, 0, 3),
+        ({"command": ["sh", "-c", "sleep 2; exit 4"]}, 2, 4),
+        ({"command": ["5"], "entrypoint": ["sleep"]}, 5, 0),
+    ],
+)
+def test_programs_end_in_their_time(
+    runtime: SimulatedRuntime, clock: Clock, spec: dict[str, Any], runs_s: float, exit_code: int
+) -> None:
+    assert start(runtime, assignment(**spec)).status == "running"
+    clock.now += runs_s * 0.9
+    assert the_one(runtime).status == ("running" if runs_s else "exited")
+    clock.now += runs_s * 0.1
+    ended = the_one(runtime)
+    assert (ended.status, ended.exit_code) == ("exited", exit_code)
+
+
+@pytest.mark.parametrize("command", [None, ["python", "train.py"], ["sh", "-c", "echo hi"]])
+def test_others_run_until_they_are_stopped(
+    runtime: SimulatedRuntime, clock: Clock, command: list[str] | None
+) -> None:
+    started = start(runtime, assignment(command=command))
+    clock.now += 1e6
+    assert the_one(runtime).status == "running"
+    runtime.begin_stop(started)
+    assert the_one(runtime).exit_code == 143
+    runtime.begin_stop(started)
+    runtime.remove(started)
+    runtime.remove(started)
+    assert runtime.containers() == ([], [])
+
+
+def test_a_start_is_adopted_not_repeated(runtime: SimulatedRuntime) -> None:
+    asked = assignment()
+    assert start(runtime, asked) == start(runtime, asked)
+    assert the_one(runtime).attempt == 1
+
+
+def test_a_restart_runs_the_program_anew(runtime: SimulatedRuntime, clock: Clock) -> None:
+    start(runtime, assignment(command=["sleep", "5"]))
+    clock.now += 7
+    ended = the_one(runtime)
+    runtime.restart(ended)
+    again = the_one(runtime)
+    assert (again.status, again.exit_code, again.finished_at) == ("running", None, None)
+    clock.now += 5
+    assert the_one(runtime).finished_at != ended.finished_at
+
+
+def test_missing_images_are_refused(runtime: SimulatedRuntime) -> None:
+    with pytest.raises(StartRefused) as refusal:
+        start(runtime, assignment(image="example.com/missing:1"))
+    assert refusal.value.reason.code == "image_not_found"
+    assert runtime.containers() == ([], [])
+
+
+def test_a_cancelled_start_leaves_nothing() -> None:
+    runtime, cancel = SimulatedRuntime(start_s=60), threading.Event()
+    progress: list[Reason] = []
+    answers: list[Container | None] = []
+    thread = threading.Thread(
+        target=lambda: answers.append(pull_and_start(runtime, assignment(), progress.append, cancel.is_set))
+    )
+    thread.start()
+    wait_until(lambda: progress)
+    cancel.set()
+    thread.join(5)
+    assert answers == [None]
+    assert [reason.code for reason in progress] == ["pulling_image"]
+    assert runtime.containers() == ([], [])
+
+
+def test_away_is_unknown_for_everything(runtime: SimulatedRuntime) -> None:
+    started = start(runtime, assignment())
+    runtime.away = True
+    for call in (runtime.containers, runtime.facts, lambda: runtime.begin_stop(started)):
+        with pytest.raises(RuntimeUnavailable):
+            call()
+    runtime.away = False
+    assert the_one(runtime).status == "running"
+
+
+def test_holds_cards_while_it_runs(runtime: SimulatedRuntime, clock: Clock) -> None:
+    start(runtime, assignment(gpu_uuids=("GPU-0",), command=["sleep", "5"]))
+    assert runtime.tenants("GPU-0")
+    assert not runtime.tenants("GPU-1")
+    clock.now += 5
+    assert not runtime.tenants("GPU-0")
+
+
+def test_changes_tell_of_starts_and_of_ends_that_come_by_themselves() -> None:
+    runtime = SimulatedRuntime(start_s=0)
+    hints: list[int] = []
+    thread = threading.Thread(target=lambda: hints.extend(1 for _ in runtime.changes()))
+    thread.start()
+    start(runtime, assignment(command=["sleep", "0.05"]))
+    wait_until(lambda: the_one(runtime).status == "exited")
+    runtime.close()
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+def test_logs_have_a_line_per_second(runtime: SimulatedRuntime, clock: Clock) -> None:
+    started = start(runtime, assignment(command=["sleep", "3"]))
+    clock.now += 10
+    frames = list(runtime.logs(started.container_id, ALL))
+    assert [frame.end for frame in frames] == [False] * 4 + [True]
+    tail = list(runtime.logs(started.container_id, LogsRequest(tail=1, since=None, follow=False)))
+    assert tail == frames[-2:]
+    since = list(runtime.logs(started.container_id, LogsRequest(tail=None, since=frames[2].at, follow=False)))
+    assert since == frames[2:]
+
+
+def test_followed_logs_end_with_the_container() -> None:
+    runtime = SimulatedRuntime(start_s=0)
+    started = start(runtime, assignment(command=None))
+    frames: list[StreamFrame] = []
+    follow = LogsRequest(tail=10, since=None, follow=True)
+    thread = threading.Thread(target=lambda: frames.extend(runtime.logs(started.container_id, follow)))
+    thread.start()
+    runtime.begin_stop(started)
+    thread.join(5)
+    assert frames[-1] == StreamFrame(end=True)
+    assert sum(frame.text is not None for frame in frames) == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "text", "exit_code"),
+    [
+        (["nvidia-smi"], "GPU 0: simulated (UUID: GPU-7)\n", 0),
+        (["echo", "a", "b"], "a b\n", 0),
+        (["sh", "-c", "echo hi"], "hi\n", 0),
+        (["sh", "-c", "exit 3"], None, 3),
+        (["false"], None, 1),
+    ],
+)
+def test_exec_answers(
+    runtime: SimulatedRuntime, command: list[str], text: str | None, exit_code: int
+) -> None:
+    started = start(runtime, assignment(gpu_uuids=("GPU-7",)))
+    request = ExecRequest(command=command, timeout_s=5, max_output_bytes=1000)
+    frames = list(runtime.exec(started.container_id, request))
+    assert [frame.text for frame in frames[:-1]] == ([text] if text else [])
+    assert frames[-1].exit_code == exit_code
+
+
+def test_exec_needs_a_running_container(runtime: SimulatedRuntime) -> None:
+    started = start(runtime, assignment(command=["true"]))
+    [frame] = runtime.exec(
+        started.container_id, ExecRequest(command=["true"], timeout_s=5, max_output_bytes=10)
+    )
+    assert frame.error is not None and frame.error.code == "not_running"
+
+
+def test_ports_are_given_once(runtime: SimulatedRuntime) -> None:
+    ports = [{"container": 80}, {"container": 81, "protocol": "udp"}]
+    endpoints = [
+        *start(runtime, assignment(ports=ports)).endpoints,
+        *start(runtime, assignment(ports=ports)).endpoints,
+    ]
+    assert len({one.port for one in endpoints}) == 4

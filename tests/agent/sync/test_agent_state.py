@@ -1,0 +1,177 @@
+"""How news change what the agent knows, in the orders in which threads can bring them."""
+
+import pytest
+
+from mooring.agent.decide.reconcile import Doing, Key, Remove, Restart, Start, key_of
+from mooring.agent.runtime import Container
+from mooring.agent.sync.agent_state import Knowledge, Verdict
+from mooring.core.instance import Phase, Reason
+from mooring.schemas.agent import Assignment, Removal, SyncAnswer
+from tests.agent.worlds import container, exited, removal, wanted
+
+A1: Key = ("a", 1)
+AWAY = Reason(code="docker_unavailable", message="…")
+
+
+def answer(*things: Assignment | Removal, generation: int = 5, control_plane_id: str = "cpl_1") -> SyncAnswer:
+    return SyncAnswer(
+        control_plane_id=control_plane_id,
+        node_id="nod_1",
+        generation=generation,
+        report_interval_s=5,
+        assignments=[one for one in things if isinstance(one, Assignment)],
+        removals=[one for one in things if isinstance(one, Removal)],
+    )
+
+
+def listed(known: Knowledge, *containers: Container) -> bool:
+    return known.listed(known.begin_listing(), containers, [])
+
+
+def node(*things: Assignment | Removal | Container) -> Knowledge:
+    """A node that has these containers, and has been told to have these instances."""
+    known = Knowledge("cpl_1", 0)
+    listed(known, *[one for one in things if isinstance(one, Container)])
+    told = [one for one in things if not isinstance(one, Container)]
+    assert known.hear(answer(*told), 0) is Verdict.TAKEN
+    return known
+
+
+def planned(known: Knowledge, now: float = 100) -> list[type]:
+    """The actions of now, which are then under way."""
+    plan = known.plan(now)
+    assert plan is not None
+    for action in plan.actions:
+        if isinstance(action, Start):
+            known.begin(key_of(action.assignment), Doing.START, action.assignment.gpu_uuids)
+        elif isinstance(action, Restart | Remove):
+            doing = Doing.RESTART if isinstance(action, Restart) else Doing.REMOVE
+            known.begin(key_of(action.container), doing, action.container.gpu_uuids)
+    return [type(action) for action in plan.actions]
+
+
+def phases(known: Knowledge) -> dict[Key, Phase]:
+    return {(one.instance_id, one.attempt): one.phase for one in known.picture().instances or ()}
+
+
+def test_decides_nothing_before_it_was_told_and_has_looked() -> None:
+    known = Knowledge("cpl_1", 0)
+    assert known.plan(0) is None
+    known.hear(answer(wanted()), 0)
+    assert known.plan(0) is None
+    assert known.picture().instances is None
+    listed(known)
+    assert known.plan(0) is not None
+
+
+@pytest.mark.parametrize(
+    ("generation", "highest_when_asked", "verdict"),
+    [
+        (6, 5, Verdict.TAKEN),
+        (5, 5, Verdict.TAKEN),
+        (4, 3, Verdict.LATE),  # its question was asked before generation 5 was heard
+        (4, 5, Verdict.REFUSED),
+    ],
+)
+def test_generations(generation: int, highest_when_asked: int, verdict: Verdict) -> None:
+    known = node()
+    assert known.hear(answer(wanted(), generation=generation), highest_when_asked) is verdict
+    assert (known.picture().generation, bool(known.mistrust)) == (
+        max(generation, 5),
+        verdict is Verdict.REFUSED,
+    )
+    assert planned(known) == ([Start] if verdict is Verdict.TAKEN else [])
+
+
+def test_a_stranger_is_not_obeyed_whatever_its_generation() -> None:
+    known = node()
+    assert known.hear(answer(wanted(), generation=99, control_plane_id="cpl_2"), 5) is Verdict.REFUSED
+    assert (known.highest, planned(known)) == (5, [])
+    assert known.hear(answer(wanted()), 5) is Verdict.TAKEN
+    assert known.mistrust is None
+
+
+def test_a_listing_made_while_a_start_ended_does_not_undo_it() -> None:
+    known = node(wanted())
+    planned(known)
+    number = known.begin_listing()
+    known.started(A1, container())
+    assert known.listed(number, [], []) is True  # and asks for another listing
+    assert phases(known) == {A1: Phase.RUNNING}
+    assert listed(known) is False
+    assert phases(known) == {}
+
+
+def test_a_listing_made_while_a_removal_ended_does_not_bring_it_back() -> None:
+    known = node(removal(), exited())
+    assert planned(known) == [Remove]
+    number = known.begin_listing()
+    known.removed(A1)
+    known.listed(number, [exited()], [])
+    assert phases(known) == {}
+
+
+def test_a_start_that_ended_while_the_engine_was_away_is_not_forgotten() -> None:
+    known = node(wanted())
+    planned(known)
+    number = known.begin_listing()
+    known.unlisted()
+    known.started(A1, container())
+    known.listed(number, [], [])
+    assert phases(known) == {A1: Phase.RUNNING}
+
+
+def test_after_a_restart_nothing_is_done_until_a_later_listing_shows_it() -> None:
+    known = node(wanted(spec={"restart": "always"}), exited())
+    assert planned(known) == []
+    assert planned(known, now=101) == [Restart]
+    number = known.begin_listing()
+    known.settling(A1)
+    assert planned(known, now=200) == []
+    known.listed(number, [exited()], [])
+    assert planned(known, now=200) == []
+    assert phases(known) == {A1: Phase.STARTING}
+    listed(known, container())
+    assert phases(known) == {A1: Phase.RUNNING}
+
+
+def test_an_engines_failure_is_tried_again_ever_more_slowly() -> None:
+    known, now, pauses = node(wanted()), 100.0, []
+    for _ in range(7):
+        assert planned(known, now) == [Start]
+        known.failed(A1, AWAY, now)
+        assert planned(known, now) == []
+        listed(known)
+        plan = known.plan(now)
+        assert plan is not None and plan.due is not None
+        assert phases(known) == {A1: Phase.STARTING}
+        pauses.append(plan.due - now)
+        now = plan.due
+    assert pauses == [1, 2, 4, 8, 16, 30, 30]
+
+
+def test_what_has_run_is_not_started_again_by_an_older_answer() -> None:
+    known = node(wanted())
+    planned(known)
+    known.started(A1, container())
+    listed(known)  # it was removed behind our back
+    known.hear(answer(wanted()), 5)  # made before the control plane heard that it runs
+    assert planned(known) == []
+
+
+def test_a_refusal_is_forgotten_with_its_assignment() -> None:
+    known = node(wanted())
+    planned(known)
+    known.refused(A1, Reason(code="image_not_found", message="…"))
+    assert (phases(known), planned(known)) == ({A1: Phase.REFUSED}, [])
+    known.hear(answer(removal(), generation=6), 5)
+    assert phases(known) == {}
+
+
+def test_containers_that_the_engines_restart_killed() -> None:
+    known = node(wanted("a"), wanted("b"), container("a"), container("b"), exited("c", exit_code=137))
+    known.unlisted()
+    known.unlisted()
+    listed(known, exited("a", exit_code=137), exited("b", exit_code=0), exited("c", exit_code=137))
+    reasons = {one.instance_id: one.reason and one.reason.code for one in known.picture().instances or ()}
+    assert reasons == {"a": "runtime_restarted", "b": None, "c": "killed"}

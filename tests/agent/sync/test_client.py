@@ -1,0 +1,146 @@
+"""The node's calls, against a real HTTP server."""
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from mooring.agent.sync.client import Away, ControlPlane, InsecureUrl, Refused, SessionTaken, Unauthorized
+from mooring.agent.sync.identity import Identity
+from mooring.core.node import NodeFacts
+from mooring.schemas.agent import SyncAnswer, SyncRequest
+from mooring.schemas.agent_streams import StreamFrame
+from tests.agent.control_planes import CREDENTIAL, TOKEN, TinyControlPlane, control_plane
+from tests.agent.worlds import assignment
+
+FACTS = NodeFacts(hostname="h", address="10.0.0.7", cpus=1, memory_mib=1024, agent_version="0")
+REPORT = SyncRequest(session=1, seq=1, generation=0, facts=FACTS, gpus=None, instances=None)
+
+
+@pytest.fixture
+def server() -> Iterator[TinyControlPlane]:
+    with control_plane() as told:
+        yield told
+
+
+@pytest.fixture
+def calls(server: TinyControlPlane) -> Iterator[ControlPlane]:
+    made = ControlPlane(server.url)
+    made.identify(Identity.given(made.join(TOKEN, "gpu-1", "host-1")))
+    yield made
+    made.close()
+
+
+def test_joins_opens_and_syncs(server: TinyControlPlane, calls: ControlPlane) -> None:
+    server.wants(assignment())
+    assert calls.open_session().session == 1
+    answer = calls.sync(REPORT)
+    assert answer.assignments == server.assignments
+    assert server.last() == REPORT
+
+
+def test_a_wrong_token_is_refused(server: TinyControlPlane) -> None:
+    made = ControlPlane(server.url)
+    with pytest.raises(Unauthorized):
+        made.join("guessed", "gpu-1", "host-1")
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "error"),
+    [
+        (401, "unauthorized", Unauthorized),
+        (409, "stale_session", SessionTaken),
+        (409, "conflict", Refused),
+        (403, "forbidden", Refused),
+        (422, "validation_failed", Away),
+        (429, "too_many_requests", Away),
+        (500, "internal_error", Away),
+        (503, "database_unavailable", Away),
+    ],
+)
+def test_failures_by_what_they_mean(
+    server: TinyControlPlane, calls: ControlPlane, status: int, code: str, error: type[Exception]
+) -> None:
+    server.failure = (status, code)
+    with pytest.raises(error) as raised:
+        calls.sync(REPORT)
+    assert type(raised.value) is error
+    assert CREDENTIAL not in str(raised.value)
+
+
+def test_nobody_there_is_away() -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        made = ControlPlane(f"http://127.0.0.1:{nobody.getsockname()[1]}")
+        with pytest.raises(Away, match="ConnectError"):
+            made.open_session()
+        made.close()
+
+
+def test_fields_of_a_newer_release_are_ignored_also_inside_of_a_spec(
+    server: TinyControlPlane, calls: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.wants(assignment())
+    newer = json.loads(server.sync(REPORT).model_dump_json())
+    newer["invented_later"] = newer["assignments"][0]["spec"]["invented_later"] = 1
+    monkeypatch.setattr(SyncAnswer, "model_dump_json", lambda _: json.dumps(newer))
+    assert calls.sync(REPORT).assignments == server.assignments
+
+
+def test_an_answer_that_makes_no_sense_is_none_and_leaks_no_env(
+    server: TinyControlPlane, calls: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SyncAnswer, "model_dump_json", lambda _: '{"assignments": [{"spec": "env-canary"}]}')
+    with pytest.raises(Away, match="something else than SyncAnswer") as raised:
+        calls.sync(REPORT)
+    assert "canary" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:8700", "http://localhost:8700", "http://[::1]:1", "https://m.example"]
+)
+def test_plain_http_only_to_this_machine(url: str) -> None:
+    ControlPlane(url).close()
+
+
+@pytest.mark.parametrize(
+    "url", ["http://10.0.0.7:8700", "http://m.example", "ftp://m.example", "m.example:8700", ""]
+)
+def test_other_urls_are_refused(url: str) -> None:
+    with pytest.raises(InsecureUrl):
+        ControlPlane(url)
+
+
+def test_plain_http_to_others_has_to_be_asked_for() -> None:
+    ControlPlane("http://10.0.0.7:8700", insecure_http=True).close()
+
+
+def test_the_credential_is_not_streamed_in_the_clear_either(calls: ControlPlane) -> None:
+    with pytest.raises(InsecureUrl):
+        calls.upload("str_1", "http://10.0.0.7:8700", iter([]))
+
+
+def test_frames_are_uploaded_as_they_come(server: TinyControlPlane, calls: ControlPlane) -> None:
+    arrived = threading.Event()
+
+    def frames() -> Iterator[StreamFrame]:
+        yield StreamFrame(text="first")
+        assert arrived.wait(5)
+        yield StreamFrame(end=True)
+
+    thread = threading.Thread(target=calls.upload, args=["str_1", None, frames()])
+    thread.start()
+    while not server.uploads.get("str_1"):
+        thread.join(0.01)
+    arrived.set()
+    thread.join(5)
+    assert server.uploads["str_1"] == [StreamFrame(text="first"), StreamFrame(end=True)]
+
+
+def test_an_upload_that_nobody_waits_for_is_refused(server: TinyControlPlane, calls: ControlPlane) -> None:
+    server.upload_status = 410
+    with pytest.raises((Refused, Away)):
+        calls.upload("str_1", server.url, iter([StreamFrame(end=True)]))

@@ -1,0 +1,167 @@
+"""What one project does to a node's pools does not delay another project (real dockerd, whole agent)."""
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from mooring.agent.docker.runtime import DockerRuntime
+from mooring.agent.images.pull_pace import PullTimeouts
+from mooring.agent.runtime import StartRefused
+from mooring.agent.simulated.gpus import SimulatedGpuReader
+from mooring.agent.sync.worker_pools import PULLS_OF_PROJECT
+from mooring.schemas.agent import Assignment, Removal
+from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamFrame, StreamRequest
+from tests.agent import docker_assignments, worlds
+from tests.agent.agents import agent_with
+from tests.agent.control_planes import TinyControlPlane
+from tests.testbed import images
+from tests.testbed.dockerd import DockerNode
+from tests.testbed.registry import Registry
+from tests.testbed.slow_registry import slow_registry
+from tests.testbed.waiting import wait_until
+
+ATTACKER, VICTIM = "prj_attacker", "prj_victim"
+IGNORES_SIGTERM = ["sh", "-c", "trap '' TERM; while :; do sleep 3600 & wait $!; done"]
+AN_HOUR_S = 3600
+SOON_S = 8.0  # on a busy machine; the attack lasts for as long as the attacker likes
+
+
+@pytest.fixture
+def server(runtime: DockerRuntime, tmp_path: Path) -> Iterator[TinyControlPlane]:
+    """The control plane of an agent on the session's node."""
+    with (
+        closing(SimulatedGpuReader("gpu-1", 0, tenants=runtime.tenants)) as gpus,
+        agent_with(runtime, gpus, gpus.container_of, tmp_path) as made,
+    ):
+        yield made
+
+
+def of(project_id: str, **more: Any) -> Assignment:
+    made = worlds.assignment(project_id=project_id, cpus=0.01, **{"image": images.BUSYBOX, **more})
+    # The test's images are on the node alone, its registries at addresses that an admin has to list.
+    return made.model_copy(update={"local_images": True, "registry_listed": True})
+
+
+def gone(asked: Assignment, timeout_s: int = AN_HOUR_S) -> Removal:
+    return Removal(instance_id=asked.instance_id, attempt=1, stop_timeout_s=timeout_s)
+
+
+def await_phase(server: TinyControlPlane, asked: Assignment, phase: str, within_s: float = SOON_S) -> None:
+    wait_until(lambda: server.phase(asked) == phase, within_s)
+
+
+@pytest.mark.parametrize("silent_at", ["manifests", "layers"])
+def test_hung_pulls_of_one_project_do_not_delay_anothers_start(
+    server: TinyControlPlane, root_address: str, silent_at: Literal["manifests", "layers"]
+) -> None:
+    with slow_registry(root_address, silent_at) as slow:
+        hung = [of(ATTACKER, image=slow.image(f"hung-{number}")) for number in range(16)]
+        server.wants(*hung)
+        wait_until(lambda: slow.pulls() >= PULLS_OF_PROJECT - (silent_at == "layers"), timeout_s=60)
+        victim = of(VICTIM)
+        server.wants(*hung, victim)
+        await_phase(server, victim, "running")
+        assert slow.have_been_asked() <= PULLS_OF_PROJECT
+        # Deleted, they end at once: those that wait for their turn, and those that hang.
+        server.wants(victim)
+        wait_until(lambda: len(server.instances()) == 1)
+        wait_until(lambda: not _requests_under_way())
+
+
+def _requests_under_way() -> list[str]:
+    """Threads that read an answer of the engine, but for the one that hears its events."""
+    names = [thread.name for thread in threading.enumerate() if thread.name == "docker-stream"]
+    return names[1:]
+
+
+def test_a_pull_that_trickles_is_broken_off_when_another_project_waits(
+    server: TinyControlPlane, root_address: str, registry: Registry
+) -> None:
+    with slow_registry(root_address, "layers", bytes_per_s=2000) as slow:
+        trickles = [of(ATTACKER, image=slow.image(f"trickle-{number}")) for number in range(8)]
+        server.wants(*trickles)
+        # All that dockerd downloads at a time, for everybody.
+        wait_until(lambda: len(slow.waiting) == 3)
+        victim = of(VICTIM, image=registry.add_image("fair/victim", extra_layers=2))
+        server.wants(*trickles, victim)
+        await_phase(server, victim, "running", 60)
+        assert {server.phase(one) for one in trickles} == {"starting"}
+        server.wants(victim)
+        wait_until(lambda: slow.pulls() == 0)
+
+
+def test_a_pull_without_progress_fails_and_its_requests_end(node: DockerNode, root_address: str) -> None:
+    runtime = docker_assignments.runtime_on(node, pull_timeouts=PullTimeouts(stall_s=2))
+    with slow_registry(root_address, "layers", bytes_per_s=2000) as slow, closing(runtime):
+        with pytest.raises(StartRefused) as caught:
+            worlds.pull_and_start(runtime, of(ATTACKER, image=slow.image("stalled")))
+        assert caught.value.reason.code == "image_pull_timeout"
+        wait_until(lambda: slow.pulls() == 0)
+
+
+def test_instances_with_one_image_pull_it_once_and_hold_one_place(
+    server: TinyControlPlane, registry: Registry
+) -> None:
+    image = registry.add_image("fair/once", extra_layers=1)
+    log_before = registry.daemon.log.stat().st_size
+    asked = [of(project, image=image) for project in (ATTACKER, VICTIM) for _ in range(6)]
+    server.wants(*asked)
+    for one in asked:
+        await_phase(server, one, "running", 60)
+    told = registry.daemon.log.read_bytes()[log_before:].decode()
+    blobs = re.findall(r"GET /v2/fair/once/blobs/\S+", told)
+    assert blobs
+    assert len(blobs) == len(set(blobs))
+
+
+def test_stubborn_programs_of_one_project_do_not_delay_anothers_delete(server: TinyControlPlane) -> None:
+    stubborn = [of(ATTACKER, command=IGNORES_SIGTERM) for _ in range(64)]
+    victim = of(VICTIM)
+    server.wants(victim, *stubborn)
+    for one in (victim, *stubborn):
+        await_phase(server, one, "running", 120)
+    try:
+        server.wants(victim, removals=tuple(map(gone, stubborn)))
+        generation = server.generation
+        wait_until(lambda: (report := server.last()) and report.generation == generation)
+        began = time.monotonic()
+        server.wants(removals=(*map(gone, stubborn), gone(victim, 10)))
+        wait_until(lambda: server.phase(victim) is None, SOON_S)
+        assert time.monotonic() - began < SOON_S
+        assert {server.phase(one) for one in stubborn} == {"running"}
+    finally:
+        server.wants(removals=tuple(gone(one, 0) for one in stubborn))
+        # A shorter timeout holds for a stop that is under way.
+        wait_until(lambda: not server.instances(), 60)
+
+
+def test_followed_logs_of_one_project_do_not_delay_anothers_logs_and_exec(server: TinyControlPlane) -> None:
+    attacker, victim = of(ATTACKER), of(VICTIM, command=["sh", "-c", "echo here; sleep 1000"])
+    server.wants(attacker, victim)
+    await_phase(server, attacker, "running")
+    await_phase(server, victim, "running")
+    follow = LogsRequest(tail=None, since=None, follow=True)
+    server.ask(*[_stream(f"str_a{number}", attacker, logs=follow) for number in range(64)])
+    wait_until(lambda: len(server.uploads) >= 16, 30)
+    logs = LogsRequest(tail=None, since=None, follow=False)
+    command = ExecRequest(command=["echo", "hi"], timeout_s=10, max_output_bytes=1000)
+    server.ask(_stream("str_logs", victim, logs=logs), _stream("str_exec", victim, exec=command))
+    assert wait_until(lambda: _last(server, "str_logs"), SOON_S).end
+    assert wait_until(lambda: _last(server, "str_exec"), SOON_S).exit_code == 0
+
+
+def _stream(stream_id: str, asked: Assignment, **request: LogsRequest | ExecRequest) -> StreamRequest:
+    return StreamRequest.model_validate(
+        {"id": stream_id, "instance_id": asked.instance_id, "attempt": 1, "url": None, **request}
+    )
+
+
+def _last(server: TinyControlPlane, stream_id: str) -> StreamFrame | None:
+    frames = server.uploads.get(stream_id, [])
+    return frames[-1] if frames and frames[-1].is_last else None

@@ -1,0 +1,56 @@
+"""The specs that an agent has, and answers that leave out those."""
+
+from mooring.agent.sync.specs import Specs
+from mooring.schemas.agent import Assignment, KnownAssignment, SyncAnswer
+from tests.agent.worlds import assignment as an_assignment
+
+
+def _assignment(name: str, version: str = "1.1") -> Assignment:
+    return an_assignment(instance_id=name).model_copy(
+        update={"spec_version": version, "asks_for_secrets": True}
+    )
+
+
+def _known(assignment: Assignment, **fields: object) -> KnownAssignment:
+    return KnownAssignment.model_validate({**assignment.model_dump(), **fields})
+
+
+def _answer(*assignments: Assignment, unchanged: tuple[KnownAssignment, ...] = ()) -> SyncAnswer:
+    return SyncAnswer(
+        control_plane_id="c", node_id="n", generation=1, report_interval_s=1,
+        assignments=list(assignments), unchanged=list(unchanged),
+    )  # fmt: skip
+
+
+def test_a_spec_that_was_heard_completes_later_answers() -> None:
+    specs, first = Specs(), _assignment("ins_1")
+    specs.keep(_answer(first))
+    assert specs.known() == {"ins_1": "1.1"}
+    complete = specs.complete(_answer(_assignment("ins_2"), unchanged=(_known(first, want="stopped"),)))
+    assert complete is not None
+    assert [each.instance_id for each in complete.assignments] == ["ins_2", "ins_1"]
+    completed = complete.assignments[1]
+    assert (completed.want, completed.spec, completed.asks_for_secrets) == ("stopped", first.spec, True)
+    assert isinstance(completed, Assignment)
+
+
+def test_an_answer_that_lacks_a_spec_is_not_obeyed() -> None:
+    """It never means that the instance is gone."""
+    specs, first = Specs(), _assignment("ins_1")
+    assert specs.complete(_answer(unchanged=(_known(first),))) is None
+    specs.keep(_answer(first))
+    assert specs.complete(_answer(unchanged=(_known(first, spec_version="2.2"),))) is None
+
+
+def test_specs_of_what_is_gone_are_forgotten() -> None:
+    specs = Specs()
+    specs.keep(_answer(_assignment("ins_1"), _assignment("ins_2")))
+    specs.keep(_answer(_assignment("ins_2")))
+    assert specs.known() == {"ins_2": "1.1"}
+
+
+def test_a_control_plane_of_the_release_before_names_no_versions() -> None:
+    specs, old = Specs(), _assignment("ins_1", "")
+    specs.keep(_answer(old))
+    assert specs.known() == {}
+    assert specs.complete(_answer(old)) == _answer(old)

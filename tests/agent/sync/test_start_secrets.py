@@ -1,0 +1,92 @@
+"""What an attempt is started with is fetched at its start, and kept in memory while it is tried."""
+
+from collections.abc import Iterator
+
+import pytest
+from pydantic import SecretStr
+
+from mooring.agent.runtime import StartDelayed, StartRefused
+from mooring.agent.sync.client import ControlPlane
+from mooring.agent.sync.identity import Identity
+from mooring.agent.sync.start_secrets import KEPT_S, StartSecretsOf
+from mooring.schemas.agent import RegistryAuth, StartSecrets
+from tests.agent.control_planes import CREDENTIAL, TinyControlPlane, control_plane
+from tests.agent.worlds import assignment as an_assignment
+
+GIVEN = StartSecrets(
+    secrets={"TOKEN": "swordfish"},
+    registry=RegistryAuth(server="registry.example", username="ci", password="marlin"),
+)
+WANTED = an_assignment(instance_id="ins_1").model_copy(update={"asks_for_secrets": True})
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def plane() -> Iterator[TinyControlPlane]:
+    with control_plane(secrets=GIVEN) as made:
+        yield made
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def secrets(plane: TinyControlPlane, clock: Clock) -> Iterator[StartSecretsOf]:
+    client = ControlPlane(plane.url)
+    identity = Identity(
+        node_id="nod_1", node_name="n", credential=SecretStr(CREDENTIAL), control_plane_id="cpl_tests"
+    )
+    client.identify(identity)
+    yield StartSecretsOf(client, lambda: 7, clock)
+    client.close()
+
+
+def test_they_are_asked_for_with_the_attempt_and_the_session(
+    plane: TinyControlPlane, secrets: StartSecretsOf
+) -> None:
+    equipped = secrets.equip(WANTED)
+    assert (equipped.secrets, equipped.registry) == (GIVEN.secrets, GIVEN.registry)
+    ((path, request),) = plane.asked_for_secrets
+    assert path == "/agent/v1/instances/ins_1/start-secrets"
+    assert (request.attempt, request.session) == (WANTED.attempt, 7)
+
+
+def test_nothing_is_asked_for_what_needs_none(plane: TinyControlPlane, secrets: StartSecretsOf) -> None:
+    plain = WANTED.model_copy(update={"asks_for_secrets": False})
+    assert secrets.equip(plain) is plain
+    assert plane.asked_for_secrets == []
+
+
+def test_a_start_that_is_tried_again_asks_again_only_after_a_while(
+    plane: TinyControlPlane, secrets: StartSecretsOf, clock: Clock
+) -> None:
+    for _ in range(3):
+        secrets.equip(WANTED)
+    assert len(plane.asked_for_secrets) == 1
+    clock.now = KEPT_S
+    secrets.equip(WANTED)
+    assert len(plane.asked_for_secrets) == 2
+    secrets.forget((WANTED.instance_id, WANTED.attempt))
+    secrets.equip(WANTED)
+    assert len(plane.asked_for_secrets) == 3
+
+
+def test_a_refusal_ends_the_start_and_an_outage_delays_it(
+    plane: TinyControlPlane, secrets: StartSecretsOf
+) -> None:
+    plane.failure = (503, "unavailable")
+    with pytest.raises(StartDelayed) as delayed:
+        secrets.equip(WANTED)
+    assert delayed.value.reason.code == "waiting_for_secrets"
+    plane.failure, plane.secrets = None, None
+    with pytest.raises(StartRefused) as refused:
+        secrets.equip(WANTED)
+    assert refused.value.reason.code == "secrets_refused"

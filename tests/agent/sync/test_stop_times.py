@@ -1,0 +1,71 @@
+"""When containers were sent their stop signal, as the next agent reads it."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from mooring.agent.sync.identity import NodeState
+from mooring.agent.sync.stop_times import FILE, StopTimes
+
+
+@pytest.fixture
+def boot_id(tmp_path: Path) -> Path:
+    path = tmp_path / "boot_id"
+    path.write_text("boot-1\n")
+    return path
+
+
+@pytest.fixture
+def stops(tmp_path: Path, boot_id: Path) -> StopTimes:
+    return StopTimes(NodeState(tmp_path), boot_id)
+
+
+def test_what_was_noted_is_there_for_the_next_agent(stops: StopTimes, tmp_path: Path, boot_id: Path) -> None:
+    assert stops.load() == {}
+    stops.note({"c-1": 1.0})
+    stops.note({"c-1": 1.0, "c-2": 2.0})
+    stops.save()
+    assert StopTimes(NodeState(tmp_path), boot_id).load() == {"c-1": 1.0, "c-2": 2.0}
+
+
+def test_a_reboot_ends_every_stop(stops: StopTimes, boot_id: Path) -> None:
+    stops.note({"c-1": 1.0})
+    stops.save()
+    boot_id.write_text("boot-2\n")
+    assert stops.load() == {}
+
+
+def test_a_moment_that_is_still_to_come_is_not_believed(stops: StopTimes) -> None:
+    stops.note({"c-1": 1.0, "c-2": time.monotonic() + 3600, "c-3": float("nan")})
+    stops.save()
+    assert stops.load() == {"c-1": 1.0}
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"since": 1}', '{"boot_id": "boot-1", "since": {"c": "x"}}']
+)
+def test_a_damaged_file_is_none(stops: StopTimes, tmp_path: Path, content: str) -> None:
+    NodeState(tmp_path).write(FILE, content.encode())
+    assert stops.load() == {}
+
+
+def test_a_full_disk_is_no_error(
+    stops: StopTimes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(NodeState, "write", full)
+    stops.note({"c-1": 1.0})
+    stops.save()
+    assert "cannot be saved" in caplog.text
+
+
+def test_the_file_is_small(stops: StopTimes, tmp_path: Path) -> None:
+    stops.note({f"{number:064x}": 1234567.123456 for number in range(1000)})
+    stops.save()
+    content = (tmp_path / FILE).read_bytes()
+    assert len(content) < 100_000
+    assert set(json.loads(content)) == {"boot_id", "since"}

@@ -1,0 +1,352 @@
+"""How much one caller may do in a minute, and how often one address may try credentials."""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import event
+
+from mooring.api.auth.rate_limits import (
+    FAILED_ATTEMPTS,
+    KEYS_AT_FULL_RATE,
+    REQUESTS,
+    WINDOW_S,
+    FailedAttempts,
+    MovingWindow,
+    RequestRates,
+    network_of,
+)
+from mooring.api.auth.rules import ActionClass
+from mooring.core.access import Caller
+from mooring.core.errors import TooManyRequests, Unauthorized
+from tests.nodes import WireNode, join_token
+from tests.problems import problem
+from tests.service import Client, RunningService, running, settings_for
+from tests.testbed.waiting import wait_until
+
+JSON = {"Content-Type": "application/json"}
+NOBODY = "/v1/instances/ins_nobody"
+
+
+@pytest.fixture(scope="module")
+def limited(
+    tmp_path_factory: pytest.TempPathFactory, migrated_template: Callable[[str], str]
+) -> Iterator[RunningService]:
+    """A service with its limits on; each test comes from an address of its own."""
+    folder = tmp_path_factory.mktemp("limited")
+    template = Path(migrated_template("sqlite").removeprefix("sqlite:///"))
+    (folder / "mooring.db").write_bytes(template.read_bytes())
+    with running(settings_for(f"sqlite:///{folder / 'mooring.db'}", folder / "data")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def admin(limited: RunningService) -> Iterator[Client]:
+    with limited.client as made:
+        yield made
+
+
+def new_key(admin: Client, **fields: Any) -> dict[str, Any]:
+    answer = admin.post("/v1/api-keys", json={"name": "limited", "role": "member", **fields})
+    assert answer.status_code == 201, answer.text
+    return dict(answer.json())
+
+
+@contextmanager
+def coming_from(service: RunningService, address: str, key: str = "nobody") -> Iterator[httpx.Client]:
+    transport = httpx.HTTPTransport(local_address=address)
+    headers = {"Authorization": f"Bearer {key}"}
+    with httpx.Client(base_url=service.url, transport=transport, headers=headers, timeout=20) as made:
+        yield made
+
+
+@pytest.fixture
+def member(limited: RunningService, admin: Client) -> Iterator[Client]:
+    with Client(limited.url, new_key(admin)["key"]) as made:
+        yield made
+
+
+def _state(answer: httpx.Response) -> tuple[str, int, int]:
+    """Class, remaining and seconds of the RateLimit header, which its policy must go with."""
+    policy = re.fullmatch(r'"(\w+)";q=(\d+);w=(\d+)', answer.headers["ratelimit-policy"])
+    state = re.fullmatch(r'"(\w+)";r=(\d+);t=(\d+)', answer.headers["ratelimit"])
+    assert policy, answer.headers
+    assert state, answer.headers
+    assert policy[1] == state[1]
+    assert (int(policy[2]), int(policy[3])) == (REQUESTS[ActionClass(policy[1])], WINDOW_S)
+    return state[1], int(state[2]), int(state[3])
+
+
+def test_every_answer_tells_where_its_caller_stands(member: Client) -> None:
+    first = _state(member.get("/v1/me"))
+    assert first[:2] == ("read", REQUESTS[ActionClass.READ] - 1)
+    assert 0 < first[2] <= WINDOW_S
+    assert _state(member.get(NOBODY))[1] == first[1] - 1  # 404
+    assert _state(member.get("/v1/users/usr_x"))[1] == first[1] - 2  # 403
+    assert _state(member.get("/v1/instances?limit=no"))[1] == first[1] - 3  # 422
+    writes = [
+        _state(member.post("/v1/instances", json={})),  # 422
+        _state(member.post("/v1/instances", content=b"image=a")),  # 415
+        _state(member.delete(NOBODY)),  # 404
+    ]
+    most = REQUESTS[ActionClass.WRITE]
+    assert [state[:2] for state in writes] == [("write", most - 1), ("write", most - 2), ("write", most - 3)]
+    assert _state(member.post(f"{NOBODY}/exec", json={"command": ["id"]}))[0] == "exec"
+    assert _state(member.get("/v1/events"))[0] == "stream"
+
+
+def test_admins_and_what_is_public_have_no_limit(admin: Client, member: Client) -> None:
+    for answer in (admin.get("/v1/me"), admin.post("/v1/instances", json={}), member.get("/healthz")):
+        assert not {"ratelimit", "ratelimit-policy"} & answer.headers.keys()
+
+
+def test_one_too_many_is_refused_before_its_body_is_read_and_says_when_to_come_back(
+    limited: RunningService, admin: Client, member: Client
+) -> None:
+    command = f"{NOBODY}/exec"
+    for _ in range(REQUESTS[ActionClass.EXEC]):
+        problem(member.post(command, json={"command": ["id"]}), 404)
+    refused = member.post(command, content=b"not even JSON")
+    document = problem(refused, 429, "too_many_requests")
+    assert document["retryable"] is True
+    name, remaining, seconds = _state(refused)
+    assert (name, remaining) == ("exec", 0)
+    assert refused.headers["retry-after"] == str(seconds)
+    assert 0 < seconds <= WINDOW_S
+    # Other classes, other keys and admins go on.
+    assert member.get("/v1/me").status_code == 200
+    with Client(limited.url, new_key(admin)["key"]) as other:
+        problem(other.post(command, json={"command": ["id"]}), 404)
+    problem(admin.post(command, json={"command": ["id"]}), 404)
+
+
+def test_all_of_it_can_be_turned_off(database_url: str, tmp_path: Path) -> None:
+    with (
+        running(settings_for(database_url, tmp_path / "data", rate_limits="off")) as service,
+        service.client as admin,
+        Client(service.url, new_key(admin)["key"]) as member,
+        Client(service.url, "nobody") as stranger,
+    ):
+        for _ in range(REQUESTS[ActionClass.EXEC] + 1):
+            answer = member.post(f"{NOBODY}/exec", json={"command": ["id"]})
+            problem(answer, 404)
+        assert "ratelimit" not in answer.headers
+        for _ in range(FAILED_ATTEMPTS + 1):
+            problem(stranger.get("/v1/me"), 401, "unauthorized")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_it_works_again_exactly_when_it_was_said_to() -> None:
+    clock = Clock()
+    window = MovingWindow(3, 60, clock)
+    for _ in range(3):
+        assert window.take("key").admitted
+        clock.now += 10
+    refused = window.take("key")
+    assert (refused.admitted, refused.remaining, refused.more_in_s) == (False, 0, 30)
+    assert window.full_for_s("key") == 30
+    clock.now += 29.9
+    assert window.take("key").more_in_s == 1
+    clock.now += 0.1
+    again = window.take("key")
+    assert (again.admitted, again.remaining, again.more_in_s) == (True, 0, 10)  # the refused did not count
+    assert window.take("other").remaining == 2
+
+
+def test_more_keys_are_no_way_around_the_limit() -> None:
+    clock = Clock()
+    rates = RequestRates(on=True, clock=clock)
+
+    def take(key: str, project: str) -> tuple[dict[bytes, bytes], TooManyRequests | None]:
+        headers, refusal = rates.take(Caller(key, "key", key, project_id=project), ActionClass.EXEC)
+        return dict(headers), refusal
+
+    most = REQUESTS[ActionClass.EXEC] * KEYS_AT_FULL_RATE
+    for number in range(most):
+        assert take(f"key_{number}", "a")[1] is None
+    headers, refusal = take("key_new", "a")
+    assert refusal is not None
+    assert refusal.retry_after_s == WINDOW_S
+    assert headers[b"ratelimit-policy"] == f'"exec";q={most};w={WINDOW_S}'.encode()
+    assert headers[b"ratelimit"] == f'"exec";r=0;t={WINDOW_S}'.encode()
+    assert take("key_b", "b")[1] is None
+    clock.now += WINDOW_S
+    assert take("key_new", "a")[1] is None
+
+
+def test_what_is_over_is_forgotten_and_millions_of_addresses_fill_no_memory() -> None:
+    clock = Clock()
+    failures = FailedAttempts(on=True, clock=clock)
+
+    def fail(address: str) -> None:
+        with pytest.raises(Unauthorized), failures.watched(address):
+            raise Unauthorized("no")
+
+    for number in range(120_000):
+        fail(f"2001:db8:{number >> 16:x}:{number & 0xFFFF:x}::1")
+    assert len(failures) == 100_000
+    clock.now += WINDOW_S
+    fail("10.0.0.1")
+    assert len(failures) == 1
+
+
+def test_an_address_is_what_one_client_can_choose_from() -> None:
+    assert network_of("2001:db8::1") == network_of("2001:db8::ffff:1:2:3") != network_of("2001:db8:0:1::1")
+    assert network_of("10.0.0.1") == network_of("::ffff:10.0.0.1") != network_of("10.0.0.2")
+    assert network_of(None) == network_of("x" * 10_000)
+
+
+def _guess(client: httpx.Client, number: int) -> httpx.Response:
+    return client.get("/v1/me", headers={"Authorization": f"Bearer mk_guess-{number}"})
+
+
+@contextmanager
+def _statements(service: RunningService) -> Iterator[list[str]]:
+    """What the database is asked about keys within the block."""
+    heard: list[str] = []
+
+    def hear(_connection: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
+        if "api_keys" in statement or "credential_hash" in statement or "join_tokens" in statement:
+            heard.append(statement)
+
+    engine = service.plane.database.engine
+    event.listen(engine, "before_cursor_execute", hear)
+    try:
+        yield heard
+    finally:
+        event.remove(engine, "before_cursor_execute", hear)
+
+
+def test_who_guesses_too_often_is_not_looked_up_any_more(limited: RunningService, admin: Client) -> None:
+    good, unused = new_key(admin), new_key(admin)["key"]
+    with coming_from(limited, "127.0.1.1") as attacker, coming_from(limited, "127.0.1.2") as neighbour:
+        own = {"Authorization": f"Bearer {good['key']}"}
+        assert attacker.get("/v1/me", headers=own).status_code == 200
+        for number in range(FAILED_ATTEMPTS):
+            problem(_guess(attacker, number), 401, "unauthorized")
+        with _statements(limited) as asked:
+            refused = _guess(attacker, -1)
+            problem(refused, 429, "too_many_requests")
+            # A key that was never good at this address is a guess like any other.
+            problem(attacker.get("/v1/me", headers={"Authorization": f"Bearer {unused}"}), 429)
+            problem(attacker.post("/agent/v1/session"), 429)
+            problem(attacker.post("/agent/v1/join", json={"token": "mj_x", "hostname": "h"}), 429)
+        assert asked == []
+        assert 0 < int(refused.headers["retry-after"]) <= WINDOW_S
+        # What was good goes on being looked up, and others are not troubled.
+        with _statements(limited) as asked:
+            wait_until(lambda: attacker.get("/v1/me", headers=own).status_code == 200 and asked)
+        problem(_guess(neighbour, 0), 401)
+        # Once it is bad, it is a guess like any other.
+        admin.delete(f"/v1/api-keys/{good['id']}")
+        wait_until(lambda: attacker.get("/v1/me", headers=own).status_code == 401)
+        problem(attacker.get("/v1/me", headers=own), 429)
+
+
+def test_nodes_and_join_tokens_are_counted_too(limited: RunningService, admin: Client) -> None:
+    with coming_from(limited, "127.0.2.1") as attacker:
+        for number in range(FAILED_ATTEMPTS // 2):
+            body = {"token": f"mj_guess-{number}", "hostname": "h"}
+            problem(attacker.post("/agent/v1/join", json=body), 401)
+            problem(attacker.post("/agent/v1/session"), 401)
+        problem(attacker.post("/agent/v1/session"), 429, "too_many_requests")
+        real = {"token": join_token(admin), "hostname": "h", "node_name": "late"}
+        problem(attacker.post("/agent/v1/join", json=real), 429, "too_many_requests")
+    with coming_from(limited, "127.0.2.2") as honest:
+        assert honest.post("/agent/v1/join", json=real).status_code == 201  # nor was the token used up
+
+
+def test_a_node_at_an_address_that_guesses_goes_on(limited: RunningService, admin: Client) -> None:
+    node = WireNode(admin, "beside-a-guesser")
+    with coming_from(limited, "127.0.8.1", node.identity.credential) as beside:
+        for number in range(FAILED_ATTEMPTS):
+            problem(_guess(beside, number), 401)
+        problem(_guess(beside, -1), 429)
+        assert beside.post("/agent/v1/session").status_code == 200
+    node.close()
+
+
+def test_requests_without_credentials_are_no_attempts(limited: RunningService) -> None:
+    with coming_from(limited, "127.0.3.1") as client:
+        for _ in range(FAILED_ATTEMPTS + 5):
+            problem(client.get("/v1/me", headers={"Authorization": ""}), 401)
+        problem(_guess(client, 0), 401)
+
+
+def test_unknown_revoked_and_expired_keys_look_the_same(limited: RunningService, admin: Client) -> None:
+    revoked, expired = new_key(admin), new_key(admin, expires_at="2999-01-01T00:00:00Z")
+    admin.delete(f"/v1/api-keys/{revoked['id']}")
+    with limited.plane.database.engine.begin() as connection:
+        connection.exec_driver_sql(
+            "UPDATE api_keys SET expires_at = '2020-01-01 00:00:00' WHERE id = ?", (expired["id"],)
+        )
+    with coming_from(limited, "127.0.4.1") as client:
+        said = []
+        for key in ("mk_unknown", revoked["key"], expired["key"], revoked["key"][:-1] + "x"):
+            with _statements(limited) as asked:
+                answer = client.get("/v1/me", headers={"Authorization": f"Bearer {key}"})
+            document = problem(answer, 401, "unauthorized")
+            said.append((document["detail"], len(asked)))
+        assert len(set(said)) == 1, said
+
+
+def test_a_client_is_where_it_is_and_not_where_it_says(limited: RunningService) -> None:
+    with coming_from(limited, "127.0.5.1") as attacker:
+        for number in range(FAILED_ATTEMPTS):
+            attacker.headers["X-Forwarded-For"] = f"203.0.113.{number}"
+            problem(_guess(attacker, number), 401)
+        problem(_guess(attacker, -1), 429)
+
+
+def test_only_a_declared_proxy_says_where_a_client_is(database_url: str, tmp_path: Path) -> None:
+    settings = settings_for(
+        database_url, tmp_path / "data", behind_tls_proxy=True, trusted_proxies="127.0.6.0/28"
+    )
+    with (
+        running(settings) as service,
+        coming_from(service, "127.0.6.1") as proxy,
+        coming_from(service, "127.0.7.1") as direct,
+    ):
+        for client, answered in ((proxy, 401), (direct, 429)):
+            for number in range(FAILED_ATTEMPTS):
+                client.headers["X-Forwarded-For"] = f"10.9.9.9, 203.0.113.{number}"
+                problem(_guess(client, number), 401)
+            problem(_guess(client, -1), answered)
+        # The proxy wrote the last of them; what stands before it is the client's own word.
+        for number in range(FAILED_ATTEMPTS):
+            proxy.headers["X-Forwarded-For"] = f"198.51.100.{number}, 192.0.2.1"
+            problem(_guess(proxy, number), 401)
+        problem(_guess(proxy, -1), 429)
+
+
+def test_the_refusal_of_a_window_does_not_hide_another_error() -> None:
+    failures = FailedAttempts(on=True)
+    with pytest.raises(TooManyRequests, match="elsewhere"), failures.watched("10.0.0.1"):
+        raise TooManyRequests("elsewhere")
+    assert len(failures) == 0
+
+
+def test_streams_of_a_revoked_key_are_no_guesses(limited: RunningService, admin: Client) -> None:
+    key, fresh = new_key(admin), new_key(admin)["key"]
+    events = {"Accept": "text/event-stream"}
+    with coming_from(limited, "127.0.9.1", key["key"]) as member, ExitStack() as streams:
+        opened = [
+            streams.enter_context(member.stream("GET", "/v1/events", headers=events))
+            for _ in range(FAILED_ATTEMPTS + 1)
+        ]
+        assert admin.delete(f"/v1/api-keys/{key['id']}").status_code == 204
+        for answer in opened:
+            assert "unauthorized" in answer.read().decode()
+        own = {"Authorization": f"Bearer {fresh}"}
+        assert member.get("/v1/me", headers=own).status_code == 200

@@ -1,0 +1,402 @@
+"""Streams: how many may be open, and how they end when their caller may no longer have them."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import httpx
+import pytest
+from starlette.responses import StreamingResponse
+
+from mooring.api.auth.rate_limits import (
+    STREAMS,
+    STREAMS_KEPT_FOR_ADMINS,
+    STREAMS_OF_ONE,
+    STREAMS_OF_PROJECT,
+    STREAMS_OF_PROJECT_ON_NODE,
+    NodeStreams,
+    OpenStreams,
+)
+from mooring.api.context import Context
+from mooring.core.access import Caller, Permission
+from mooring.core.errors import TooManyRequests
+from mooring.schemas.agent import Assignment
+from tests.api.conftest import Corner
+from tests.problems import problem
+from tests.service import Client, RunningService
+from tests.testbed.waiting import wait_until
+
+EVENTS = {"Accept": "text/event-stream"}
+# R29.
+CLOSED_WITHIN_S = 5.0
+
+
+def new_key(admin: Client, **fields: Any) -> dict[str, Any]:
+    answer = admin.post("/v1/api-keys", json={"name": "streams", "role": "member", **fields})
+    assert answer.status_code == 201, answer.text
+    return dict(answer.json())
+
+
+def _open(service: RunningService) -> int:
+    return len(_context(service).open_streams)
+
+
+def _context(service: RunningService) -> Context:
+    return service.service._server._context
+
+
+def test_one_stream_too_many_is_refused_at_once_and_each_end_makes_room(
+    shared_service: RunningService, shared: Client
+) -> None:
+    limits = httpx.Limits(max_connections=100)
+    headers = {"Authorization": f"Bearer {new_key(shared)['key']}"}
+    with (
+        httpx.Client(base_url=shared_service.url, headers=headers, limits=limits, timeout=20) as member,
+        ExitStack() as streams,
+    ):
+        opened = [
+            streams.enter_context(member.stream("GET", "/v1/events", headers=EVENTS))
+            for _ in range(STREAMS_OF_ONE)
+        ]
+        assert {answer.status_code for answer in opened} == {200}
+        before = _open(shared_service)
+        for _ in range(100):
+            refused = member.get("/v1/events", headers=EVENTS)
+            assert problem(refused, 429, "too_many_streams")["retryable"] is True
+            assert int(refused.headers["retry-after"]) >= 1
+        problem(member.get("/v1/instances/ins_x/wait"), 429, "too_many_streams")
+        problem(member.post("/v1/instances/ins_x/exec", json={"command": ["a"]}), 429, "too_many_streams")
+        assert _open(shared_service) == before
+        # Reading goes on, and so do others.
+        assert member.get("/v1/me").status_code == 200
+        with Client(shared_service.url, new_key(shared)["key"]) as other:
+            assert other.get("/v1/events").status_code == 200
+        opened[0].close()
+        wait_until(lambda: member.get("/v1/events").status_code == 200)
+    wait_until(lambda: _open(shared_service) == 0)
+
+
+def test_a_place_is_let_go_of_however_a_request_ends(shared_service: RunningService, shared: Client) -> None:
+    wait_until(lambda: _open(shared_service) == 0)
+    with Client(shared_service.url, new_key(shared)["key"]) as member:
+        for _ in range(STREAMS_OF_ONE + 1):
+            problem(member.get("/v1/instances/ins_x/wait"), 404)
+            problem(member.get("/v1/instances/ins_x/logs"), 404)
+            problem(member.get("/v1/events?after=no"), 422)
+            problem(member.post("/v1/instances/ins_x/exec", content=b"{"), 415)
+            with pytest.raises(httpx.ReadTimeout):
+                member.get("/v1/events?wait_s=60&after=999999999", timeout=0.01)
+    wait_until(lambda: _open(shared_service) == 0)
+
+
+def _caller(name: str, *, admin: bool = False, project: str | None = None) -> Caller:
+    everywhere = frozenset({Permission.ADMIN} if admin else ())
+    return Caller(name, "key", name, project_id=project, everywhere=everywhere)
+
+
+def test_all_streams_together_are_bounded_and_admins_keep_some() -> None:
+    places = OpenStreams()
+    with ExitStack() as held:
+        for number in range(STREAMS):
+            held.enter_context(places.opened(_caller(f"key_{number // STREAMS_OF_ONE}")))
+        with pytest.raises(TooManyRequests, match="as it can bear"), places.opened(_caller("another")):
+            raise AssertionError
+        for _ in range(STREAMS_KEPT_FOR_ADMINS):
+            held.enter_context(places.opened(_caller("root", admin=True)))
+        with pytest.raises(TooManyRequests), places.opened(_caller("root", admin=True)):
+            raise AssertionError
+    assert len(places) == 0
+    with places.opened(_caller("another")):
+        assert len(places) == 1
+
+
+def test_no_project_takes_all_streams_however_many_keys_it_makes() -> None:
+    places = OpenStreams()
+    with ExitStack() as held:
+        for number in range(STREAMS_OF_PROJECT):
+            held.enter_context(places.opened(_caller(f"key_{number}", project="a")))
+        with (
+            pytest.raises(TooManyRequests, match="your project"),
+            places.opened(_caller("more", project="a")),
+        ):
+            raise AssertionError
+        with places.opened(_caller("other", project="b")), places.opened(_caller("person")):
+            assert len(places) == STREAMS_OF_PROJECT + 2
+    with places.opened(_caller("more", project="a")):
+        assert len(places) == 1
+
+
+def test_no_project_takes_a_nodes_streams_and_admins_take_none_of_them() -> None:
+    places = NodeStreams()
+    with ExitStack() as held:
+        for _ in range(STREAMS_OF_PROJECT_ON_NODE):
+            held.enter_context(places.opened("node", "a"))
+        with pytest.raises(TooManyRequests, match="close one of them") as caught, places.opened("node", "a"):
+            raise AssertionError
+        assert caught.value.error_code == "too_many_streams_on_node"
+        with places.opened("node", "b"), places.opened("another", "a"):
+            assert len(places) == STREAMS_OF_PROJECT_ON_NODE + 2
+        with places.opened("node", "a", is_admin=True):
+            assert len(places) == STREAMS_OF_PROJECT_ON_NODE
+    assert len(places) == 0
+
+
+class Bringing:
+    """A node that brings one stream for as long as somebody reads it: a line, then signs of life."""
+
+    def __init__(self, corner: Corner, stream_id: str) -> None:
+        self._done = threading.Event()
+        self._stream_id, self._channels = stream_id, _context(corner.service).channels
+        self.status = 0
+        self._thread = threading.Thread(target=self._run, args=(corner, stream_id))
+        self._thread.start()
+
+    def _run(self, corner: Corner, stream_id: str) -> None:
+        path = f"{corner.node.http.base_url}/agent/v1/streams/{stream_id}"
+        headers = {"Authorization": corner.node.http.headers["Authorization"]}
+        try:
+            self.status = httpx.post(path, content=self._frames(), headers=headers, timeout=30).status_code
+        except httpx.TransportError:
+            self.status = 410  # what a node sees when the server ends the connection first
+
+    def _frames(self) -> Iterator[bytes]:
+        yield json.dumps({"stream": "stdout", "text": "begun", "at": "2026-01-01T00:00:00Z"}).encode() + b"\n"
+        while not self._done.wait(0.1):
+            yield b"{}\n"
+
+    def finish(self) -> None:
+        """The node has no more to say."""
+        self._done.set()
+
+    def end(self) -> int:
+        """The answer, once nobody reads any more."""
+        wait_until(lambda: self._channels.find(self._stream_id) is None)
+        self._done.set()
+        self._thread.join(20)
+        return self.status
+
+
+class Request:
+    """A request in a thread of its own: when it began to be answered, how it ended and when."""
+
+    def __init__(self, service: RunningService, key: str, method: str, path: str, **more: Any) -> None:
+        self.begun = threading.Event()
+        self.status = 0
+        self.text = ""
+        self.ended_at = 0.0
+        self._client = Client(service.url, key)
+        self._thread = threading.Thread(target=self._run, args=(method, path), kwargs=more)
+        self._thread.start()
+
+    def _run(self, method: str, path: str, **more: Any) -> None:
+        with self._client as client, client.stream(method, path, **more) as answer:
+            self.status = answer.status_code
+            for text in answer.iter_text():
+                self.text += text
+                self.begun.set()
+        self.ended_at = time.monotonic()
+
+    def end(self) -> None:
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+
+Ask = Callable[..., tuple[Request, Bringing | None]]
+
+
+@pytest.fixture
+def ask(shared_service: RunningService, corner: Corner) -> Ask:
+    assignment: Assignment = corner.running()
+    instance = f"/v1/instances/{assignment.instance_id}"
+    command = {"json": {"command": ["sleep"], "timeout_s": 60}}
+    kinds: dict[str, tuple[str, str, dict[str, Any]]] = {
+        "events": ("GET", "/v1/events?after=0", {"headers": EVENTS}),
+        "poll": ("GET", f"/v1/events?after={10**12}&wait_s=60", {}),
+        "short poll": ("GET", f"/v1/events?after={10**12}&wait_s=4.5", {}),
+        "wait": ("GET", f"{instance}/wait?state=stopped&timeout_s=60", {}),
+        "logs": ("GET", f"{instance}/logs?follow=true", {}),
+        "logs-sse": ("GET", f"{instance}/logs?follow=true", {"headers": EVENTS}),
+        "exec": ("POST", f"{instance}/exec", command),
+    }
+    taken: set[str] = set()
+
+    def made(kind: str, key: str) -> tuple[Request, Bringing | None]:
+        method, path, more = kinds[kind]
+        asked = Request(shared_service, key, method, path, **more)
+        if path.startswith("/v1/events") or kind == "wait":
+            return asked, None
+        return asked, Bringing(corner, wait_until(next_stream))
+
+    def next_stream() -> str | None:
+        for stream in corner.node.stream_requests():
+            if stream.id not in taken:
+                taken.add(stream.id)
+                return stream.id
+        return None
+
+    return made
+
+
+KINDS = ("events", "poll", "wait", "logs", "logs-sse", "exec")
+
+
+def test_one_stream_too_many_on_a_node_is_refused_before_the_node_hears_of_it(
+    shared_service: RunningService, shared: Client, corner: Corner, ask: Ask
+) -> None:
+    """However many keys ask: the limit is of the instances' project."""
+    keys = [new_key(shared)["key"] for _ in range(2)]
+    open_ = [ask("logs", keys[number % 2]) for number in range(STREAMS_OF_PROJECT_ON_NODE)]
+    for asked, _ in open_:
+        assert asked.begun.wait(10)
+    instance = f"/v1/instances/{corner.ran[0].instance_id}"
+    with Client(shared_service.url, new_key(shared)["key"]) as another:
+        refused = another.get(f"{instance}/logs")
+        assert problem(refused, 429, "too_many_streams_on_node")["retryable"] is True
+        assert int(refused.headers["retry-after"]) >= 1
+        again = {"Idempotency-Key": "exec-1"}
+        for _ in range(2):  # nothing ran, so the key is free
+            answer = another.post(f"{instance}/exec", json={"command": ["a"]}, headers=again)
+            problem(answer, 429, "too_many_streams_on_node")
+    for asked, bringing in open_:
+        assert bringing is not None
+        bringing.finish()
+        asked.end()
+        assert bringing.end() in {204, 410}
+    wait_until(lambda: len(_context(shared_service).node_streams) == 0)
+    last, bringing = ask("logs", keys[0])
+    assert last.begun.wait(10)
+    assert bringing is not None
+    bringing.finish()
+    last.end()
+    assert bringing.end() in {204, 410}
+
+
+def test_everything_open_ends_within_five_seconds_of_its_keys_revocation(
+    shared_service: RunningService, shared: Client, ask: Ask
+) -> None:
+    keys = {kind: new_key(shared) for kind in KINDS}
+    bystander, _ = ask("short poll", new_key(shared)["key"])
+    open_ = {kind: ask(kind, key["key"]) for kind, key in keys.items()}
+    for kind in ("events", "logs", "logs-sse"):
+        assert open_[kind][0].begun.wait(10), kind
+    wait_until(lambda: _open(shared_service) == len(KINDS) + 1)
+    for key in keys.values():
+        assert shared.delete(f"/v1/api-keys/{key['id']}").status_code == 204
+    revoked_at = time.monotonic()
+    for kind, (asked, bringing) in open_.items():
+        asked.end()
+        assert asked.ended_at - revoked_at < CLOSED_WITHIN_S, kind
+        if bringing is not None:
+            assert bringing.end() in {204, 410}, kind  # the node stops too
+        if kind in {"poll", "wait", "exec"}:
+            assert (asked.status, json.loads(asked.text)["code"]) == (401, "unauthorized"), kind
+    assert '"error":{"code":"unauthorized"' in open_["events"][0].text.splitlines()[-2]
+    assert '"error":{"code":"unauthorized"' in open_["logs-sse"][0].text.splitlines()[-2]
+    assert open_["logs"][0].text.splitlines()[0] == "begun"
+    assert "broke off: the API key is unknown, revoked or expired" in open_["logs"][0].text.splitlines()[-1]
+    bystander.end()
+    assert bystander.status == 200
+    wait_until(lambda: _open(shared_service) == 0)
+
+
+def _last_seq(client: Client) -> int:
+    """Of the newest event."""
+    last = -1
+    while (newer := int(client.get(f"/v1/events?after={max(0, last)}").json()["last_seq"])) != last:
+        last = newer
+    return last
+
+
+def test_a_poll_shows_nothing_to_who_lost_access_while_it_paused(
+    shared_service: RunningService, shared: Client
+) -> None:
+    """With many streams in its project a poll pauses before it reads more events.
+
+    Here for 2.5 s: longer than an access counts before it is renewed.
+    """
+    project = shared.items("/v1/projects")[0]["id"]
+    key, context = new_key(shared), _context(shared_service)
+    path = f"/v1/events?wait_s=20&after={_last_seq(shared)}"
+    wait_until(lambda: not context.event_pages._reads)
+    with ExitStack() as held:
+        for number in range(250):
+            held.enter_context(context.open_streams.opened(_caller(f"key_{number}", project=project)))
+        poll = Request(shared_service, key["key"], "GET", path)
+        wait_until(lambda: context.event_pages._reads)  # there was nothing: it waits to be woken
+        shared.create(gpus={"count": 64})
+        assert shared.delete(f"/v1/api-keys/{key['id']}").status_code == 204
+        poll.end()
+    assert (poll.status, json.loads(poll.text)["code"]) == (401, "unauthorized")
+
+
+def _member(shared: Client, name: str, role: str = "member") -> dict[str, Any]:
+    """A person in the default project, with a key of theirs."""
+    user = shared.post("/v1/users", json={"name": name, "email": f"{name}-{time.monotonic_ns()}@example.org"})
+    assert user.status_code == 201, user.text
+    project = shared.items("/v1/projects")[0]["id"]
+    path = f"/v1/projects/{project}/members/{user.json()['id']}"
+    assert shared.put(path, json={"role": role}).status_code == 200
+    key = new_key(shared, user_id=user.json()["id"], project_id=project)
+    return {"member": path, "user": f"/v1/users/{user.json()['id']}", **key}
+
+
+def test_who_leaves_a_project_or_is_narrowed_loses_what_it_takes(
+    shared_service: RunningService, shared: Client, ask: Ask
+) -> None:
+    removed, narrowed, deleted = (_member(shared, name) for name in ("removed", "narrowed", "deleted"))
+    logs, logs_node = ask("logs", removed["key"])
+    events, _ = ask("events", deleted["key"])
+    admin = _member(shared, "admin")
+    assert shared.patch(admin["user"], json={"is_admin": True}).status_code == 200
+    assert shared.delete(admin["member"]).status_code == 204
+    demoted, _ = ask("events", new_key(shared, user_id=admin["user_id"])["key"])
+    command, exec_node = ask("exec", narrowed["key"])
+    kept, kept_node = ask("logs", narrowed["key"])
+    assert logs.begun.wait(10)
+    assert kept.begun.wait(10)
+    wait_until(lambda: _open(shared_service) == 5)
+    assert shared.delete(removed["member"]).status_code == 204
+    assert shared.put(narrowed["member"], json={"role": "viewer"}).status_code == 200
+    assert shared.delete(deleted["user"]).status_code == 204
+    assert shared.patch(admin["user"], json={"is_admin": False}).status_code == 200
+    lost_at = time.monotonic()
+    for asked in (logs, events, demoted, command):
+        asked.end()
+        assert asked.ended_at - lost_at < CLOSED_WITHIN_S
+    assert "broke off" in logs.text
+    assert '"error":{"code":"unauthorized"' in events.text
+    assert '"error":{"code":"forbidden"' in demoted.text
+    assert (command.status, json.loads(command.text)["code"]) == (403, "forbidden")
+    # A viewer still reads logs.
+    assert kept.ended_at == 0.0
+    assert kept_node is not None
+    kept_node.finish()
+    ends = [node.end() for node in (logs_node, exec_node, kept_node) if node is not None]
+    assert len(ends) == 3
+    assert set(ends) <= {204, 410}
+    kept.end()
+    assert "broke off" not in kept.text
+    wait_until(lambda: _open(shared_service) == 0)
+
+
+def test_a_reader_who_left_before_the_first_byte_leaves_no_stream_behind(
+    shared_service: RunningService, corner: Corner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def gone(*_of_asgi: Any) -> None:
+        raise OSError("the reader is gone")
+
+    monkeypatch.setattr(StreamingResponse, "__call__", gone)
+    assignment = corner.running()
+    path = f"/v1/instances/{assignment.instance_id}/logs?follow=true"
+    answers: list[int] = []
+    asking = threading.Thread(target=lambda: answers.append(corner.client.get(path).status_code))
+    asking.start()
+    (stream,) = wait_until(corner.node.stream_requests)
+    bringing = Bringing(corner, stream.id)
+    asking.join(20)
+    assert answers == [500]
+    assert bringing.end() in {204, 410}
+    assert _open(shared_service) == 0

@@ -1,0 +1,234 @@
+"""One project's expensive requests delay no other project's (finding 9 of the audit)."""
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+
+from mooring.api.auth.rate_limits import HELD_S, REQUESTS
+from mooring.api.auth.rules import ASKS_SCHEDULER, AT_ONCE_EXTRA, DRY_RUN_EXTRA
+from mooring.control.scheduling.cache import World
+from tests.nodes import WireNode
+from tests.problems import problem
+from tests.service import Client, RunningService, running, settings_for
+from tests.testbed.waiting import wait_until
+
+EVENTS = {"Accept": "text/event-stream"}
+THREADS = 40  # of all requests, as anyio has them
+PENDING: dict[str, Any] = {"image": "a", "gpus": {"count": 64}}
+
+
+@pytest.fixture
+def limited(service: RunningService, tmp_path: Path) -> Iterator[RunningService]:
+    """A second service, with its rate limits on."""
+    with running(settings_for(f"sqlite:///{tmp_path / 'limited.db'}", tmp_path / "limited")) as made:
+        yield made
+
+
+def member(admin: Client, name: str) -> Client:
+    """A client of a project of its own."""
+    project = admin.post("/v1/projects", json={"name": name}).json()["id"]
+    answer = admin.post("/v1/api-keys", json={"name": name, "role": "member", "project_id": project})
+    assert answer.status_code == 201, answer.text
+    url, key = str(admin.base_url), answer.json()["key"]
+    with Client(url, key) as first:
+        assert first.get("/v1/me").status_code == 200  # the first use of a key is written down
+    return Client(url, key)
+
+
+@contextmanager
+def counted(service: RunningService, part: str) -> Iterator[list[str]]:
+    """The statements with this text in them that are executed meanwhile."""
+    seen: list[str] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if part in statement:
+            seen.append(statement)
+
+    event.listen(service.plane.database.engine, "before_cursor_execute", note)
+    try:
+        yield seen
+    finally:
+        event.remove(service.plane.database.engine, "before_cursor_execute", note)
+
+
+class TestTurns:
+    """What waits holds none of the threads that answer everybody."""
+
+    def test_questions_that_wait_keep_no_other_request_waiting(
+        self, service: RunningService, client: Client, node: WireNode
+    ) -> None:
+        made = client.create(gpus={"count": 64})
+        path = f"/v1/instances/{made['id']}"
+        with member(client, "other") as other, ThreadPoolExecutor(THREADS + 8) as pool:
+            with service.service.world.evaluating_lock:
+                asked = [pool.submit(client.get, f"{path}/explain") for _ in range(THREADS)]
+                asked += [
+                    pool.submit(client.post, "/v1/instances?dry_run=true", json=PENDING) for _ in range(4)
+                ]
+                asked += [pool.submit(client.get, "/v1/queue") for _ in range(4)]
+                wait_until(lambda: len(service.service._server._context.turns) >= THREADS)
+                assert other.get("/v1/instances", timeout=8).status_code == 200
+                # Nor does what must be placed at once wait for what is only asked.
+                at_once = client.post("/v1/instances", json={**PENDING, "on_capacity": "fail"}, timeout=8)
+                problem(at_once, 409, "insufficient_capacity")
+                placed = client.create(gpus={"count": 1}, on_capacity="fail")
+                assert placed["state"] == "scheduled"
+            assert {answer.result().status_code for answer in asked} == {200}
+
+    @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+    def test_writes_that_wait_keep_no_other_request_waiting(
+        self, service: RunningService, client: Client
+    ) -> None:
+        with (
+            member(client, "writes") as writes,
+            member(client, "other") as other,
+            ThreadPoolExecutor(THREADS + 8) as pool,
+        ):
+            with service.plane.database.only_writer():
+                asked = [pool.submit(writes.post, "/v1/instances", json=PENDING) for _ in range(THREADS + 8)]
+                wait_until(lambda: len(service.service._server._context.write_turns) == THREADS + 8)
+                assert other.get("/v1/instances", timeout=8).status_code == 200
+            assert {answer.result().status_code for answer in asked} == {201}
+
+
+class TestEvaluations:
+    """What the scheduler makes of one state of the cluster is computed once."""
+
+    def test_questions_share_it_until_something_changes(
+        self, service: RunningService, client: Client, node: WireNode
+    ) -> None:
+        client.create(gpus={"count": 64})
+        world, database = World(), service.plane.database
+
+        def evaluation() -> object:
+            with database.read() as session, world.evaluating(session) as found:
+                return found
+
+        first = evaluation()
+        assert evaluation() is first
+        client.create(gpus={"count": 64})
+        second = evaluation()
+        assert second is not first
+        client.post(f"/v1/nodes/{node.id}/cordon")
+        assert evaluation() is not second
+
+    def test_it_tells_of_what_was_made_a_moment_ago(self, client: Client, node: WireNode) -> None:
+        for place in range(1, 6):
+            made = client.create(gpus={"count": 64})
+            told = client.get(f"/v1/instances/{made['id']}/explain").json()
+            assert told["queue_position"] == place
+
+    def test_a_dry_run_is_told_its_own_place_whatever_was_asked_before(
+        self, client: Client, node: WireNode
+    ) -> None:
+        client.create(gpus={"count": 64})
+        body = {"image": "a", "gpus": {"count": 64}}
+        first = client.post("/v1/instances?dry_run=true", json=body).json()
+        assert client.post("/v1/instances?dry_run=true", json=body).json() == first
+        other = client.post("/v1/instances?dry_run=true", json={**body, "gpus": {"count": 1}}).json()
+        assert (first["placeable"], other["placeable"]) == (False, True)
+        assert first["queue_position"] == 2
+
+
+class TestRates:
+    """What asks the scheduler counts for more than what reads a row."""
+
+    def test_each_question_counts_as_what_it_costs(self, limited: RunningService) -> None:
+        with limited.client as admin, member(admin, "asks") as asks:
+            made = asks.create(gpus={"count": 64})
+
+            def left(method: str, path: str, **more: Any) -> tuple[str, int]:
+                answer = asks.request(method, path, **more)
+                name, remaining, _ = answer.headers["ratelimit"].split(";")
+                return name.strip('"'), int(remaining.removeprefix("r="))
+
+            most = REQUESTS_OF["read"] - 1
+            assert left("GET", f"/v1/instances/{made['id']}") == ("read", most - 1)
+            assert left("GET", f"/v1/instances/{made['id']}/explain") == ("read", most - 1 - ASKS_SCHEDULER)
+            assert left("GET", "/v1/queue") == ("read", most - 1 - 2 * ASKS_SCHEDULER)
+            group = {"name": "g", "count": 2, "template": PENDING}
+            most = REQUESTS_OF["write"]
+            assert left("POST", "/v1/instance-groups", json=group) == ("write", most - 2)
+            after = most - 3 - DRY_RUN_EXTRA
+            assert left("POST", "/v1/instances?dry_run=true", json=PENDING) == ("write", after)
+            after -= 1 + AT_ONCE_EXTRA
+            at_once = {**PENDING, "on_capacity": "fail"}
+            assert left("POST", "/v1/instances", json=at_once) == ("write", after)
+
+    def test_one_too_many_is_refused_late_and_says_what_it_counts_as(self, limited: RunningService) -> None:
+        with limited.client as admin, member(admin, "asks") as asks:
+            made = asks.create(gpus={"count": 64})
+            path = f"/v1/instances/{made['id']}/explain"
+            for _ in range((REQUESTS_OF["read"] - 1) // ASKS_SCHEDULER):
+                assert asks.get(path).status_code == 200
+            refused = asks.get(path)
+            assert f"counts as {ASKS_SCHEDULER}" in problem(refused, 429, "too_many_requests")["detail"]
+            assert refused.elapsed.total_seconds() >= HELD_S
+            assert asks.get(f"/v1/instances/{made['id']}").status_code == 200
+            assert admin.get(path).elapsed.total_seconds() < HELD_S
+
+
+REQUESTS_OF = {str(kind): most for kind, most in REQUESTS.items()}
+
+
+class TestEvents:
+    """Followers are woken by events of their own projects, and read them together."""
+
+    FOLLOWERS = 24
+
+    def test_an_event_wakes_no_other_projects_followers(
+        self, service: RunningService, client: Client
+    ) -> None:
+        with (
+            member(client, "follows") as follows,
+            member(client, "makes") as makes,
+            followed(service, follows, self.FOLLOWERS) as streams,
+            counted(service, PAGES) as reads,
+        ):
+            for _ in range(5):
+                makes.create(gpus={"count": 64})
+            assert len(reads) == 0
+            made = follows.create(gpus={"count": 64})
+            assert {next(stream)["data"]["instance_id"] for stream in streams} == {made["id"]}
+
+    def test_followers_of_one_project_share_its_reads(self, service: RunningService, client: Client) -> None:
+        with (
+            member(client, "follows") as follows,
+            followed(service, follows, self.FOLLOWERS) as streams,
+            counted(service, PAGES) as reads,
+        ):
+            made = [follows.create(gpus={"count": 64})["id"] for _ in range(3)]
+            for stream in streams:
+                assert [next(stream)["data"]["instance_id"] for _ in made] == made
+            # Each of them by itself would read once for every event, and once to find nothing more.
+            assert len(reads) <= self.FOLLOWERS
+
+
+# Of `control/events.py`, as SQLAlchemy writes it.
+PAGES = "WHERE events.seq >"
+
+
+@contextmanager
+def followed(service: RunningService, by: Client, count: int) -> Iterator[list[Iterator[dict[str, Any]]]]:
+    """Streams of new events that have begun to wait."""
+    with ExitStack() as stack:
+        lines = []
+        for _ in range(count):
+            answer = stack.enter_context(by.stream("GET", "/v1/events", headers=EVENTS))
+            assert answer.status_code == 200
+            lines.append(answer.iter_lines())
+        wakes = service.plane.database.signals._wakes
+        wait_until(lambda: sum(len(wakes[topic]) for topic in list(wakes) if "events:" in topic) == count)
+        yield [_events(each) for each in lines]
+
+
+def _events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        if line.startswith("data: "):
+            yield dict(json.loads(line.removeprefix("data: ")))

@@ -1,0 +1,57 @@
+"""How much one project may fill, and how much one answer may be."""
+
+import pytest
+
+from mooring.api.views import rendered
+from mooring.control.tenants import row_limits
+from mooring.core.instance import MOST_TEXT_BYTES
+from mooring.db.tables import ApiKey, Member, Registry, Secret
+from tests.problems import problem
+from tests.service import Client
+
+IMAGE = "mooring-test/busybox:1"
+
+
+def test_a_request_is_of_a_quarter_of_a_megabyte_at_most(client: Client) -> None:
+    fits = {f"V{number}": "x" * 30_000 for number in range(8)}
+    assert client.create(env=fits)["env"] == fits
+    body = {"image": IMAGE, "env": fits, "command": ["x" * (MOST_TEXT_BYTES - 8 * 30_000)]}
+    problem(client.post("/v1/instances", json=body), 422, "spec_too_large")
+
+
+def test_a_page_of_large_instances_ends_early_and_loses_none(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [client.create(gpus={"count": 1}, env={"V": "x" * 10_000})["id"] for _ in range(5)]
+    monkeypatch.setattr(rendered, "_MOST_PAGE_BYTES", 25_000)
+    seen, sizes, cursor = [], [], None
+    while True:
+        asked = {"limit": 4} | ({"cursor": cursor} if cursor else {})
+        answer = client.get("/v1/instances", params=asked).json()
+        seen += [item["id"] for item in answer["items"]]
+        sizes.append(len(answer["items"]))
+        cursor = answer["next_cursor"]
+        if cursor is None:
+            break
+    assert seen == made[::-1]
+    assert sizes == [2, 2, 1]
+
+
+def test_a_project_has_room_for_so_many(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in (ApiKey, Secret, Registry, Member):
+        monkeypatch.setitem(row_limits.MOST, kind, (1, "of them"))
+    assert client.post("/v1/secrets", json={"name": "one", "value": "x"}).status_code == 201
+    problem(client.post("/v1/secrets", json={"name": "two", "value": "x"}), 409, "too_many")
+    registry = {"username": "x", "password": "x"}
+    assert client.post("/v1/registries", json={"server": "a.example", **registry}).status_code == 201
+    problem(client.post("/v1/registries", json={"server": "b.example", **registry}), 409, "too_many")
+    project = client.items("/v1/projects")[0]["id"]
+    first, second = (client.post("/v1/users", json={"name": name}).json()["id"] for name in "ab")
+    path = f"/v1/projects/{project}/members"
+    for _ in range(2):  # another role for one who is in needs no room
+        assert client.put(f"{path}/{first}", json={"role": "viewer"}).status_code == 200
+    problem(client.put(f"{path}/{second}", json={"role": "viewer"}), 409, "too_many")
+    made = client.post("/v1/api-keys", json={"name": "one", "role": "viewer"}).json()
+    problem(client.post("/v1/api-keys", json={"name": "two", "role": "viewer"}), 409, "too_many")
+    assert client.delete(f"/v1/api-keys/{made['id']}").status_code == 204
+    assert client.post("/v1/api-keys", json={"name": "two", "role": "viewer"}).status_code == 201

@@ -1,0 +1,236 @@
+"""The queue over HTTP: its order, whose it is to know what, and where one stands in it."""
+
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import pytest
+
+from mooring.scheduler import queue
+from mooring.schemas import queue as schemas
+from tests.nodes import WireNode
+from tests.problems import problem
+from tests.service import Client
+from tests.tenancy.tenants import make_key
+from tests.testbed.waiting import wait_until
+
+BUSY = {"gpus": {"count": 8}, "max_duration_s": 3600}
+
+
+@pytest.fixture
+def busy(client: Client, node: WireNode) -> dict[str, Any]:
+    """What holds all eight GPUs of the only node, for an hour."""
+    return client.wait(client.create(name="busy", **BUSY)["id"], "scheduled")
+
+
+@pytest.fixture
+def other(client: Client) -> Iterator[Client]:
+    """A member of another project."""
+    project = client.post("/v1/projects", json={"name": "other"}).json()["id"]
+    key = make_key(client, project_id=project, role="member")["key"]
+    with Client(str(client.base_url), key=key) as made:
+        yield made
+
+
+def _waits(client: Client, instance_id: str) -> dict[str, Any]:
+    return wait_until(
+        lambda: (
+            found
+            if ((found := client.instance(instance_id))["reason"] or {}).get("code", "queued") != "queued"
+            else None
+        )
+    )
+
+
+def _queue(client: Client, **params: Any) -> dict[str, Any]:
+    answer = client.get("/v1/queue", params=params)
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def test_it_is_in_order_and_says_why(client: Client, busy: dict[str, Any]) -> None:
+    made = [
+        client.create(name=name, priority=priority, gpus={"count": 2})
+        for name, priority in (("first", 50), ("second", 50), ("urgent", 90))
+    ]
+    for each in made:
+        _waits(client, each["id"])
+    told = _queue(client)["items"]
+    assert [each["name"] for each in told] == ["urgent", "first", "second"]
+    assert [each["position"] for each in told] == [1, 2, 3]
+    assert [each["behind"] for each in told] == [None, "priority", "age"]
+    assert {(each["count"], each["gpus"]) for each in told} == {(1, 2.0)}
+    assert told[0]["reason"]["code"] == "waiting_for_capacity"
+    starts = wait_until(lambda: _queue(client)["items"][0]["starts_at"])
+    assert starts > busy["created_at"]
+
+
+def test_a_group_is_one_entry(client: Client, busy: dict[str, Any]) -> None:
+    group = client.post(
+        "/v1/instance-groups",
+        json={"name": "train", "count": 3, "template": {"image": "b", "gpus": {"count": 2}}},
+    ).json()
+    after = client.create(name="after", gpus={"count": 8})
+    _waits(client, after["id"])
+    entries = _queue(client)["items"]
+    assert [(each["name"], each["count"], each["gpus"], each["position"]) for each in entries] == [
+        ("train", 3, 6.0, 1),
+        ("after", 1, 8.0, 4),
+    ]
+    assert (entries[0]["group_id"], entries[0]["instance_id"]) == (group["id"], None)
+
+
+def test_of_others_it_tells_how_many_and_how_large(
+    client: Client, other: Client, busy: dict[str, Any]
+) -> None:
+    hidden = {"gpus": {"count": 4}, "labels": {"hidden": "hidden"}}
+    mine = [client.create(name=f"hidden-{number}", **hidden) for number in (1, 2)]
+    _waits(client, mine[1]["id"])
+    theirs = other.create(name="theirs", gpus={"count": 1})
+    _waits(client, theirs["id"])
+    told = other.get("/v1/queue")
+    assert "hidden" not in told.text
+    assert mine[0]["project_id"] not in told.text
+    assert busy["id"] not in told.text
+    # It holds nothing, so it comes first by its share, but for the one that was promised a moment before.
+    assert [(each["name"], each["gpus"], each["behind"]) for each in told.json()["items"]] == [
+        (None, 4.0, None),
+        ("theirs", 1.0, "promised"),
+        (None, 4.0, "fair_share"),
+    ]
+    (share,) = told.json()["shares"]
+    assert (share["project_id"], share["gpus"], share["dominant_share"]) == (theirs["project_id"], 0.0, 0.0)
+    shares = {each["project_id"]: each for each in _queue(client)["shares"]}
+    assert shares[mine[0]["project_id"]]["dominant_share"] == 1.0
+    assert shares[mine[0]["project_id"]]["gpus"] == 8.0
+
+
+def test_the_rules_that_are_told_are_the_schedulers() -> None:
+    assert get_args(schemas.Because) == get_args(queue.Because)
+
+
+def test_it_comes_in_pages(client: Client, busy: dict[str, Any]) -> None:
+    made = [client.create(gpus={"count": 8})["id"] for _ in range(5)]
+    for each in made:
+        _waits(client, each)
+    found: list[str] = []
+    cursor = None
+    while True:
+        page = _queue(client, limit=2, **({"cursor": cursor} if cursor else {}))
+        found += [each["instance_id"] for each in page["items"]]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+    assert found == made
+    problem(client.get("/v1/queue", params={"cursor": "made-up"}), 400, "bad_cursor")
+    instances = client.get("/v1/instances", params={"limit": 1}).json()["next_cursor"]
+    problem(client.get("/v1/queue", params={"cursor": instances}), 400, "bad_cursor")
+
+
+def test_where_one_stands_and_what_its_start_rests_on(client: Client, busy: dict[str, Any]) -> None:
+    ahead = client.create(name="ahead", gpus={"count": 8}, max_duration_s=600)
+    waits = client.create(name="waits", gpus={"count": 4})
+    _waits(client, waits["id"])
+    told = client.get(f"/v1/instances/{waits['id']}/explain").json()
+    assert (told["state"], told["queue_position"]) == ("pending", 2)
+    assert told["ahead"] == [
+        {"instance_id": ahead["id"], "group_id": None, "name": "ahead", "because": "promised"}
+    ]
+    assert told["starts_at"] > client.get(f"/v1/instances/{ahead['id']}/explain").json()["starts_at"]
+    assert told["start_node_ids"] == [busy["node_id"]]
+    first = client.get(f"/v1/instances/{ahead['id']}/explain").json()
+    assert [each["instance_id"] for each in first["waits_for"]] == [busy["id"]]
+    assert first["waits_for"][0]["name"] == "busy"
+    assert first["waits_for"][0]["ends_at"] is not None
+    assert first["waits_for_others"] == 0
+
+
+def test_what_others_must_end_is_counted_and_not_named(
+    client: Client, other: Client, busy: dict[str, Any]
+) -> None:
+    first = client.create(name="hidden", priority=90, gpus={"count": 8}, max_duration_s=60)
+    waits = other.create(name="waits", gpus={"count": 4})
+    _waits(client, waits["id"])
+    told = other.get(f"/v1/instances/{waits['id']}/explain")
+    assert [trace for trace in (busy["id"], first["id"], "hidden") if trace in told.text] == []
+    assert told.json()["ahead"] == [
+        {"instance_id": None, "group_id": None, "name": None, "because": "priority"}
+    ]
+    client.delete(f"/v1/instances/{first['id']}")
+    told = other.get(f"/v1/instances/{waits['id']}/explain")
+    assert (told.json()["waits_for"], told.json()["waits_for_others"]) == ([], 1)
+
+
+def test_what_would_start_now_is_told(client: Client, node: WireNode) -> None:
+    client.wait(client.create(gpus={"count": 6}, max_duration_s=3600)["id"], "scheduled")
+    head = client.create(name="head", gpus={"count": 8}, max_duration_s=600)
+    _waits(client, head["id"])
+    behind = client.create(name="behind", gpus={"count": 2})
+    assert _waits(client, behind["id"])["reason"]["code"] == "waiting_for_turn"
+    fits = client.get(f"/v1/instances/{behind['id']}/explain").json()["would_fit"]
+    assert 3000 < fits["max_duration_s"] < 3600
+    short = client.create(name="short", gpus={"count": 2}, max_duration_s=fits["max_duration_s"] - 60)
+    assert client.wait(short["id"], "scheduled")["state"] == "scheduled"
+    fits = client.get(f"/v1/instances/{head['id']}/explain").json()["would_fit"]
+    assert fits["max_count_now"] == 0
+
+
+def test_a_dry_run_tells_what_it_would_wait_for(client: Client, busy: dict[str, Any]) -> None:
+    body = {"image": "b", "gpus": {"count": 2}}
+    told = client.post("/v1/instances?dry_run=true", json=body).json()
+    assert (told["placeable"], told["reason"]["code"], told["queue_position"]) == (
+        False, "waiting_for_capacity", 1,
+    )  # fmt: skip
+    assert told["starts_at"] is not None
+    assert [each["name"] for each in told["waits_for"]] == ["busy"]
+    assert _queue(client)["items"] == []
+
+
+def test_a_group_is_explained_as_a_whole(client: Client, busy: dict[str, Any]) -> None:
+    group = client.post(
+        "/v1/instance-groups", json={"count": 2, "template": {"image": "b", "gpus": {"count": 4}}}
+    ).json()
+    path = f"/v1/instance-groups/{group['id']}"
+    wait_until(lambda: client.get(path).json()["reason"]["code"] != "queued")
+    told = client.get(f"{path}/explain").json()
+    assert (told["state"], told["queue_position"]) == ("pending", 1)
+    assert told["starts_at"] is not None
+    assert "insufficient_gpus" in {refusal["code"] for refusal in told["refusals"]}
+    problem(client.get("/v1/instance-groups/none/explain"), 404, "not_found")
+
+
+def test_fragmentation_tells_what_fits_and_what_is_stranded(client: Client, node: WireNode) -> None:
+    client.wait(client.create(gpus={"count": 3})["id"], "scheduled")
+    node.sync(
+        instances=None,
+        incidents=[{"id": "i", "uuid": node.gpus[7].uuid, "code": "xid_79", "message": "gone"}],
+    )
+    (told,) = client.items("/v1/cluster/fragmentation")
+    assert (told["model"], told["gpus"], told["gpus_free"], told["share_free"]) == (
+        node.gpus[0].model, 8, 5, 5.0,
+    )  # fmt: skip
+    assert {each["count"]: each["instances"] for each in told["fits"]} == {1: 4, 2: 2, 4: 1, 8: 0}
+    assert told["stranded"] == [{"by": "quarantined", "gpus": 1.0}]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "fields", "code"),
+    [
+        ({"gpu_sharing": True}, {"gpus": {"share": 0.5}}, "gpu_sharing_not_allowed"),
+        ({"max_priority": 70}, {"priority": 70}, "priority_not_allowed"),
+    ],
+)
+def test_what_admins_must_allow(
+    client: Client, other: Client, allowed: dict[str, Any], fields: dict[str, Any], code: str
+) -> None:
+    project = other.get("/v1/me").json()["project"]["id"]
+    path = f"/v1/projects/{project}"
+    client.patch(path, json={"max_priority": 10})
+    body = {"image": "b", "priority": 10, **fields}
+    for url in ("/v1/instances", "/v1/instances?dry_run=true"):
+        problem(other.post(url, json=body), 403, code)
+    group = {"count": 1, "template": body}
+    problem(other.post("/v1/instance-groups", json=group), 403, code)
+    shown = client.patch(path, json=allowed).json()
+    assert shown.items() >= allowed.items()
+    assert other.post("/v1/instances", json=body).status_code == 201
+    assert other.post("/v1/instance-groups", json=group).status_code == 201

@@ -1,0 +1,235 @@
+"""Nodes: how they join, who speaks for them, and how they are taken out of use."""
+
+import threading
+from collections import Counter
+from datetime import timedelta
+
+import httpx
+import pytest
+from sqlalchemy import select, update
+
+from mooring.control.nodes import nodes
+from mooring.core import credentials
+from mooring.db.tables import JoinToken, Node
+from mooring.db.types import now
+from tests.api.conftest import Corner
+from tests.nodes import WireNode, join_token, seen
+from tests.problems import problem
+from tests.service import Client, RunningService
+from tests.testbed.waiting import wait_until
+from tests.together import together
+
+
+def _join(client: Client, token: str, name: str | None = None) -> httpx.Response:
+    body = {"token": token, "node_name": name, "hostname": "host"}
+    return httpx.post(f"{client.base_url}/agent/v1/join", json=body, timeout=60)
+
+
+def test_of_fifty_that_redeem_one_token_one_joins(shared: Client) -> None:
+    token = join_token(shared, node_name="raced")
+    answers = together(50, lambda number: _join(shared, token, f"raced-{number}"))
+    assert Counter(answer.status_code for answer in answers) == {201: 1, 401: 49}
+    assert [item["name"] for item in shared.items("/v1/nodes", name="raced")] == ["raced"]
+
+
+def test_of_two_tokens_for_one_name_one_joins(shared: Client) -> None:
+    tokens = [join_token(shared) for _ in range(8)]
+    answers = together(8, lambda number: _join(shared, tokens[number], "same"))
+    assert Counter(answer.status_code for answer in answers) == {201: 1, 409: 7}
+    for answer in answers:
+        if answer.status_code == 409:
+            problem(answer, 409, "node_name_taken")
+
+
+def test_a_token_that_is_used_wrong_or_expired_joins_nobody(
+    shared_service: RunningService, shared: Client
+) -> None:
+    used = join_token(shared)
+    assert _join(shared, used, "first-come").status_code == 201
+    expired = join_token(shared, ttl_s=60)
+    with shared_service.plane.database.write() as session:
+        session.execute(
+            update(JoinToken)
+            .where(JoinToken.secret_hash == credentials.hashed(expired))
+            .values(expires_at=now() - timedelta(seconds=1))
+        )
+    details = {
+        problem(_join(shared, token, "late"), 401, "unauthorized")["detail"]
+        for token in (used, expired, "mj_wrong", "", used + "x")
+    }
+    assert len(details) == 1  # which of them it was is not told
+    assert shared.items("/v1/nodes", name="late") == []
+
+
+def test_a_tokens_secret_is_not_in_the_database(shared_service: RunningService, shared: Client) -> None:
+    token = join_token(shared)
+    with shared_service.plane.database.read() as session:
+        stored = [row.secret_hash for row in session.scalars(select(JoinToken))]
+        assert credentials.hashed(token) in stored
+        assert token not in stored
+        assert all(len(row.credential_hash) == 64 for row in session.scalars(select(Node)))
+
+
+def test_a_name_in_the_token_wins(shared: Client) -> None:
+    joined = _join(shared, join_token(shared, node_name="fixed"), "wished").json()
+    assert joined["node_name"] == "fixed"
+    assert shared.get(f"/v1/nodes/{joined['node_id']}").json()["name"] == "fixed"
+    problem(_join(shared, join_token(shared)), 409, "node_name_missing")
+
+
+def test_a_name_that_is_taken_does_not_use_the_token_up(shared: Client) -> None:
+    first = _join(shared, join_token(shared), "unique").json()
+    token = join_token(shared)
+    problem(_join(shared, token, "unique"), 409, "node_name_taken")
+    shared.delete(f"/v1/nodes/{first['node_id']}")
+    second = _join(shared, token, "unique")
+    assert second.status_code == 201
+    assert second.json()["node_id"] != first["node_id"]
+
+
+@pytest.mark.parametrize(
+    "body", [{"ttl_s": 0}, {"ttl_s": 86_401}, {"ttl_s": 1.5}, {"node_name": "A b"}, {"x": 1}]
+)
+def test_a_token_out_of_bounds_is_refused(shared: Client, body: dict[str, object]) -> None:
+    problem(shared.post("/v1/join-tokens", json=body), 422, "validation_failed")
+
+
+def test_a_node_that_has_not_reported_says_so_and_gets_nothing(client: Client) -> None:
+    joined = _join(client, join_token(client), "quiet").json()
+    shown = client.get(f"/v1/nodes/{joined['node_id']}").json()
+    assert (shown["state"], shown["reason"]["code"]) == ("unreachable", "never_heard")
+    assert (shown["hostname"], shown["cpus_free"], shown["last_heartbeat_at"]) == (None, None, None)
+    made = client.create()
+    wait_until(lambda: client.instance(made["id"])["reason"]["code"] == "no_nodes")
+
+
+def test_a_report_makes_a_node_ready_and_is_shown(corner: Corner) -> None:
+    shown = corner.client.get(f"/v1/nodes/{corner.node.id}").json()
+    assert (shown["state"], shown["reason"]) == ("ready", None)
+    assert (shown["cpus"], shown["cpus_free"], shown["memory_mib"]) == (64, 64, 524_288)
+    assert shown["memory_mib_free"] == 524_288 - 524_288 // 50
+    assert shown["versions"] == {"agent": "0.1.0", "docker": "20.10.24", "driver": None, "cuda": None}
+    assert [gpu["index"] for gpu in shown["gpus"]] == list(range(8))
+    assert {gpu["health"] for gpu in shown["gpus"]} == {"healthy"}
+    corner.running(gpus={"count": 2})
+    used = corner.client.get(f"/v1/nodes/{corner.node.id}").json()
+    assert used["cpus_free"] == 48
+    assert [gpu["instance_id"] for gpu in used["gpus"]].count(None) == 6
+
+
+def test_a_problem_of_the_node_keeps_instances_away_until_it_is_gone(corner: Corner) -> None:
+    corner.sync(problem={"code": "docker_unavailable", "message": "no docker"})
+    shown = corner.client.get(f"/v1/nodes/{corner.node.id}").json()
+    assert (shown["state"], shown["reason"]["code"]) == ("not_ready", "docker_unavailable")
+    made = corner.create()
+    wait_until(lambda: corner.client.instance(made["id"])["reason"]["code"] == "waiting_for_capacity")
+    corner.sync()
+    corner.client.wait(made["id"], "scheduled")
+
+
+def test_a_cordon_keeps_new_ones_away_and_leaves_the_rest(corner: Corner) -> None:
+    assignment = corner.running()
+    path = f"/v1/nodes/{corner.node.id}"
+    cordoned = corner.client.post(f"{path}/cordon").json()
+    assert (cordoned["state"], cordoned["cordoned"]) == ("cordoned", True)
+    made = corner.create()
+    wait_until(lambda: corner.client.instance(made["id"])["reason"]["code"] == "waiting_for_capacity")
+    assert "cordoned" in corner.client.instance(made["id"])["reason"]["message"]
+    assert corner.sync(seen(assignment, "running")).assignments[0].want == "running"
+    assert corner.client.post(f"{path}/uncordon").json()["state"] == "ready"
+    corner.client.wait(made["id"], "scheduled")
+
+
+def test_a_node_with_instances_is_not_deleted_unless_it_is_declared_dead(corner: Corner) -> None:
+    live, gone = corner.running(gpus={"count": 1}), corner.running(gpus={"count": 1})
+    corner.client.delete(f"/v1/instances/{gone.instance_id}")
+    path = f"/v1/nodes/{corner.node.id}"
+    assert problem(corner.client.delete(path), 409, "node_in_use")["instances"] == 2
+    assert corner.client.delete(path, params={"force": True}).status_code == 204
+    problem(corner.client.get(path), 404, "not_found")
+    shown = corner.client.instance(live.instance_id)
+    assert (shown["state"], shown["reason"]["code"], shown["devices"]) == ("failed", "node_lost", [])
+    problem(corner.client.get(f"/v1/instances/{gone.instance_id}"), 404, "not_found")
+    problem(corner.client.get(f"/v1/gpus/{corner.node.gpus[0].uuid}"), 404, "not_found")
+    # Its agent is told that it is no node any more.
+    problem(corner.node.post_sync(), 401, "unauthorized")
+    problem(corner.client.delete(path), 404, "not_found")
+    # What failed with it can be started again, elsewhere.
+    assert corner.client.post(f"/v1/instances/{live.instance_id}/start").json()["state"] == "pending"
+    deleted = [e for e in _node_events(corner) if e["node_id"] == corner.node.id]
+    assert deleted[-1]["state"] == "deleted"
+
+
+def _node_events(corner: Corner) -> list[dict[str, object]]:
+    found, after = [], 0
+    while items := corner.client.items("/v1/events", after=after, limit=200):
+        found += [item["data"] for item in items if item["type"] == "node.state_changed"]
+        after = items[-1]["seq"]
+    return found
+
+
+def test_a_node_with_ended_instances_only_can_be_deleted(corner: Corner) -> None:
+    assignment = corner.running()
+    corner.sync(seen(assignment, "exited", exit_code=0))
+    assert corner.client.delete(f"/v1/nodes/{corner.node.id}").status_code == 204
+    assert corner.client.instance(assignment.instance_id)["state"] == "succeeded"
+    assert corner.client.delete(f"/v1/instances/{assignment.instance_id}").json()["state"] == "deleted"
+
+
+def test_an_agent_of_a_session_that_a_restored_database_has_forgotten_goes_on(corner: Corner) -> None:
+    corner.sync()
+    with corner.service.plane.database.write() as session:
+        session.execute(update(Node).where(Node.id == corner.node.id).values(session=0, seq=10**6))
+    assert corner.node.post_sync().status_code == 200
+    corner.node.session -= 1
+    problem(corner.node.post_sync(), 409, "stale_session")
+
+
+def test_a_newer_agent_takes_over_and_the_older_one_hears_409_even_while_it_waits(corner: Corner) -> None:
+    corner.sync()
+    old, answers = corner.node.session, []
+    waiting = threading.Thread(target=lambda: answers.append(corner.node.post_sync(wait_s=60)))
+    waiting.start()
+    topic = f"node:{corner.node.id}"
+    wait_until(lambda: topic in corner.service.plane.database.signals._wakes)
+    other = WireNode.__new__(WireNode)
+    other.__dict__.update(corner.node.__dict__)
+    other.open_session()
+    waiting.join(20)
+    problem(answers[0], 409, "stale_session")
+    assert other.session == old + 1
+    problem(corner.node.post_sync(), 409, "stale_session")
+    other.sync()
+
+
+def test_a_waiting_call_is_answered_as_soon_as_there_is_news(corner: Corner) -> None:
+    corner.sync()
+    answers: list[object] = []
+    waiting = threading.Thread(target=lambda: answers.append(corner.sync(wait_s=60)))
+    waiting.start()
+    wait_until(lambda: f"node:{corner.node.id}" in corner.service.plane.database.signals._wakes)
+    made = corner.create(gpus={"count": 1})
+    waiting.join(20)
+    (heard,) = answers
+    assert [item.instance_id for item in heard.assignments] == [made["id"]]  # type: ignore[attr-defined]
+    # And one without news when its time is up.
+    assert corner.node.post_sync(wait_s=0.2).elapsed.total_seconds() >= 0.2
+
+
+def test_unknown_nodes(shared: Client) -> None:
+    for verb in ("cordon", "uncordon", "drain"):
+        problem(shared.post(f"/v1/nodes/nod_none/{verb}"), 404, "not_found")
+    problem(shared.delete("/v1/nodes/nod_none"), 404, "not_found")
+    problem(shared.get("/v1/nodes/nod_none"), 404, "not_found")
+    for deadline in (-1, 31 * 86_400, 1.5, "1"):
+        answer = shared.post("/v1/nodes/nod_none/drain", json={"deadline_s": deadline})
+        problem(answer, 422, "validation_failed")
+
+
+def test_silence_again_changes_nothing(corner: Corner) -> None:
+    assignment = corner.running()
+    for _ in range(2):
+        with corner.service.plane.database.write() as session:
+            nodes.silence(session, corner.node.id)
+    states = [e["data"]["to"] for e in corner.client.items(f"/v1/instances/{assignment.instance_id}/events")]
+    assert states == ["pending", "scheduled", "running", "unreachable"]

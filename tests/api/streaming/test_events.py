@@ -1,0 +1,227 @@
+"""Every change is one event, in order, and none is missed."""
+
+import json
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import update
+
+from mooring.api.streaming import sse
+from mooring.db.tables import Event
+from mooring.db.types import now
+from tests.api.conftest import Corner
+from tests.nodes import WireNode, seen
+from tests.problems import problem
+from tests.retention import purge
+from tests.service import Client, RunningService, running, settings_for
+from tests.testbed.waiting import wait_until
+from tests.together import together
+
+
+def _history(client: Client, instance_id: str) -> list[dict[str, Any]]:
+    return client.items(f"/v1/instances/{instance_id}/events")
+
+
+def test_each_change_of_state_is_one_event_in_version_order(corner: Corner) -> None:
+    assignment = corner.placed(gpus={"count": 1})
+    path = f"/v1/instances/{assignment.instance_id}"
+    corner.sync(seen(assignment, "starting"))
+    corner.sync(seen(assignment, "starting"))
+    corner.sync(seen(assignment, "running"))
+    corner.client.patch(path, json={"labels": {"a": "b"}})  # no change of state
+    corner.client.post(f"{path}/stop")
+    corner.client.post(f"{path}/stop")
+    corner.sync(seen(assignment, "exited", exit_code=143))
+    corner.client.post(f"{path}/start")
+    corner.client.wait(assignment.instance_id, "scheduled")
+
+    told = _history(corner.client, assignment.instance_id)
+    steps = [(event["data"]["from"], event["data"]["to"]) for event in told]
+    assert steps == [
+        (None, "pending"), ("pending", "scheduled"), ("scheduled", "starting"), ("starting", "running"),
+        ("running", "stopping"), ("stopping", "stopped"), ("stopped", "pending"), ("pending", "scheduled"),
+    ]  # fmt: skip
+    versions = [event["data"]["version"] for event in told]
+    assert versions == sorted(set(versions))
+    assert {event["type"] for event in told} == {"instance.state_changed"}
+    assert {event["data"]["instance_id"] for event in told} == {assignment.instance_id}
+    assert told[4]["data"]["reason"]["code"] == "stopped_by_user"
+    seqs = [event["seq"] for event in told]
+    assert corner.client.items(f"{path}/events", after=seqs[2], limit=2) == told[3:5]
+    problem(corner.client.get("/v1/instances/none/events"), 404, "not_found")
+
+
+def test_the_log_is_read_in_pages_without_a_gap(client: Client, node: WireNode) -> None:
+    made = together(20, lambda _n: client.create(gpus={"count": 64})["id"])
+    for instance_id in made[:5]:
+        client.delete(f"/v1/instances/{instance_id}")
+    found: list[dict[str, Any]] = []
+    while True:
+        page = client.get("/v1/events", params={"after": found[-1]["seq"] if found else 0, "limit": 7}).json()
+        if not page["items"]:
+            assert page["last_seq"] == found[-1]["seq"]
+            break
+        assert page["last_seq"] == page["items"][-1]["seq"]
+        found += page["items"]
+    seqs = [event["seq"] for event in found]
+    assert seqs == sorted(set(seqs))
+    assert len({event["id"] for event in found}) == len(found)
+    created = [e["data"]["instance_id"] for e in found if e["data"].get("to") == "pending"]
+    assert sorted(created) == sorted(made)
+    deleted = [e["data"]["instance_id"] for e in found if e["data"].get("to") == "deleted"]
+    assert sorted(deleted) == sorted(made[:5])
+
+
+def test_a_follower_of_many_writers_misses_nothing(client: Client) -> None:
+    """Numbers are drawn before the commit: without an order at the end, 8 is seen before 7."""
+    heard: list[int] = []
+    done = threading.Event()
+
+    def follow() -> None:
+        with Client(str(client.base_url)) as own:
+            after = 0
+            while not (done.is_set() and not own.items("/v1/events", after=after)):
+                items = own.items("/v1/events", after=after, limit=200, wait_s=0.2)
+                heard.extend(item["seq"] for item in items)
+                after = heard[-1] if heard else 0
+
+    follower = threading.Thread(target=follow)
+    follower.start()
+    try:
+        together(16, lambda _n: [client.create(gpus={"count": 64}) for _ in range(4)])
+    finally:
+        done.set()
+        follower.join(30)
+    everything: list[int] = []
+    while items := client.items("/v1/events", after=everything[-1] if everything else 0, limit=200):
+        everything += [item["seq"] for item in items]
+    assert len(everything) >= 64
+    assert heard == everything
+
+
+def test_a_long_poll_is_answered_by_the_next_event(client: Client) -> None:
+    answers: list[httpx.Response] = []
+    last = client.get("/v1/events", params={"limit": 200}).json()["last_seq"]
+    params = {"after": last, "wait_s": 60}
+    waiting = threading.Thread(target=lambda: answers.append(client.get("/v1/events", params=params)))
+    waiting.start()
+    made = client.create(gpus={"count": 64})
+    waiting.join(20)
+    assert answers[0].json()["items"][0]["data"]["instance_id"] == made["id"]
+    nothing = client.get("/v1/events", params={"after": 10**9, "wait_s": 0.2})
+    assert nothing.json() == {"items": [], "next_cursor": None, "last_seq": 10**9}
+    assert nothing.elapsed.total_seconds() >= 0.2
+
+
+class Stream:
+    """An open SSE stream, and its parts one by one."""
+
+    def __init__(self, answer: httpx.Response) -> None:
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        self._lines: Iterator[str] = answer.iter_lines()
+
+    def part(self) -> dict[str, str]:
+        """The fields of the next event; a comment is under `""`."""
+        fields: dict[str, str] = {}
+        for line in self._lines:
+            if not line:
+                return fields
+            name, _, value = line.partition(": ")
+            fields[name.rstrip(":") if name else ""] = value or line
+        raise AssertionError("the stream ended")
+
+    def event(self) -> dict[str, Any]:
+        while True:
+            fields = self.part()
+            if "data" in fields:
+                data: dict[str, Any] = json.loads(fields["data"])
+                assert fields["id"] == str(data["seq"])
+                return data
+
+
+EVENTS = {"Accept": "text/event-stream"}
+
+
+def test_a_stream_follows_and_resumes_where_it_was(client: Client) -> None:
+    first = client.create(gpus={"count": 64})
+    with client.stream("GET", "/v1/events", headers=EVENTS) as answer:
+        assert answer.headers["cache-control"] == "no-cache"
+        stream = Stream(answer)
+        begun = stream.event()
+        assert begun["data"]["instance_id"] == first["id"]
+        second = client.create(gpus={"count": 64})
+        then = stream.event()
+        assert then["data"]["instance_id"] == second["id"]
+    resumed = EVENTS | {"Last-Event-ID": str(begun["seq"])}
+    with client.stream("GET", "/v1/events?after=0", headers=resumed) as answer:
+        assert Stream(answer).event() == then
+
+
+def test_a_stream_with_nothing_to_say_shows_that_it_lives(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert sse.KEEPALIVE_S == 15
+    monkeypatch.setattr(sse, "KEEPALIVE_S", 0.1)
+    with client.stream("GET", "/v1/events", headers=EVENTS) as answer:
+        assert Stream(answer).part() == {"": "still here"}
+
+
+@pytest.mark.parametrize("given", ["-1", "x", "1.5", "", "٣", "9" * 31])
+def test_a_last_event_id_that_is_none_is_refused(shared: Client, given: str) -> None:
+    headers = EVENTS | {"Last-Event-ID": given.encode()}
+    answer = shared.get("/v1/events", headers=headers)  # type: ignore[arg-type]
+    problem(answer, 400, "bad_event_id")
+
+
+def test_a_last_event_id_beyond_all_bounds_is_refused(shared: Client) -> None:
+    problem(shared.get("/v1/events", headers=EVENTS | {"Last-Event-ID": "9" * 33}), 422)
+
+
+def test_what_is_too_old_is_gone_and_the_newest_is_never_forgotten(
+    service: RunningService, client: Client
+) -> None:
+    for _ in range(4):
+        client.create(gpus={"count": 64})
+    seqs = [event["seq"] for event in client.items("/v1/events")]
+    with service.plane.database.write() as session:
+        old = now() - timedelta(days=31)
+        session.execute(update(Event).where(Event.seq.in_(seqs[:2])).values(at=old))
+    purge(service)
+    assert client.get("/v1/events").json()["items"][0]["seq"] == seqs[2]  # from the start is never refused
+    gone = problem(client.get("/v1/events", params={"after": seqs[0]}), 410, "events_expired")
+    assert gone["oldest_seq"] == seqs[2]
+    problem(client.get("/v1/events", params={"after": seqs[0]}, headers=EVENTS), 410, "events_expired")
+    problem(client.get("/v1/events", headers=EVENTS | {"Last-Event-ID": str(seqs[0])}), 410, "events_expired")
+    assert len(client.items("/v1/events", after=seqs[1])) == 2
+
+    with service.plane.database.write() as session:
+        session.execute(update(Event).values(at=now() - timedelta(days=31)))
+    purge(service)
+    assert [event["seq"] for event in client.items("/v1/events")] == [seqs[3]]
+    client.create(gpus={"count": 64})
+    assert client.items("/v1/events")[-1]["seq"] == seqs[3] + 1
+
+
+def test_a_follower_ends_with_the_service(database_url: str, tmp_path: Any) -> None:
+    with running(settings_for(database_url, tmp_path / "data")) as service, service.client as client:
+        ended = threading.Event()
+
+        def follow() -> None:
+            with Client(service.url) as own, own.stream("GET", "/v1/events", headers=EVENTS) as answer:
+                for _line in answer.iter_lines():
+                    pass
+            ended.set()
+
+        thread = threading.Thread(target=follow)
+        thread.start()
+        signals = service.plane.database.signals
+        wait_until(lambda: len(signals._wakes.get("events", ())) > 0)
+        client.create(gpus={"count": 64})
+        service.service.stop()
+        assert ended.wait(10)
+        thread.join(10)

@@ -1,0 +1,536 @@
+"""Secrets: they go in, containers get them, and nobody else ever sees them again."""
+
+import base64
+import logging
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+from sqlalchemy import event, select, text, update
+
+from mooring.agent.sync.specs import Specs
+from mooring.control.nodes import nodes
+from mooring.core.access import Role
+from mooring.db.tables import Base, Registry, Secret
+from mooring.schemas.agent import Assignment, StartSecrets, SyncAnswer
+from tests.api.conftest import Corner
+from tests.nodes import WireNode, seen, simulated_node
+from tests.problems import problem
+from tests.service import Client, RunningService
+from tests.together import together
+
+
+class Tenant(AbstractContextManager["Tenant"]):
+    """A project, and a key for each role in it."""
+
+    def __init__(self, admin: Client, name: str) -> None:
+        self.id: str = admin.post("/v1/projects", json={"name": name}).json()["id"]
+        self.owner, self.member, self.viewer = (
+            self._client(admin, role) for role in (Role.OWNER, Role.MEMBER, Role.VIEWER)
+        )
+
+    def _client(self, admin: Client, role: Role) -> Client:
+        body = {"name": "test", "project_id": self.id, "role": role}
+        return Client(str(admin.base_url), admin.post("/v1/api-keys", json=body).json()["key"])
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for client in (self.owner, self.member, self.viewer):
+            client.close()
+
+    def keep(self, name: str, value: str) -> str:
+        """The path of a new secret."""
+        answer = self.member.post("/v1/secrets", json={"name": name, "value": value})
+        assert answer.status_code == 201, answer.text
+        return str(answer.headers["location"])
+
+
+@pytest.fixture
+def tenant(shared: Client) -> Iterator[Tenant]:
+    with Tenant(shared, f"secrets-{uuid4().hex[:8]}") as made:
+        yield made
+
+
+def _naming(*names: str) -> dict[str, dict[str, str]]:
+    """An env of which each variable is a secret."""
+    return {f"V{number}": {"secret": name} for number, name in enumerate(names)}
+
+
+def test_a_value_goes_in_and_never_comes_out(tenant: Tenant) -> None:
+    answer = tenant.member.post("/v1/secrets", json={"name": "hf-token", "value": "swordfish"})
+    made = answer.json()
+    path = answer.headers["location"]
+    assert (answer.status_code, path) == (201, f"/v1/secrets/{made['id']}")
+    assert made.keys() == {"id", "name", "project_id", "created_at"}
+    assert (made["name"], made["project_id"]) == ("hf-token", tenant.id)
+    assert tenant.viewer.get(path).json() == made
+    assert tenant.viewer.items("/v1/secrets") == tenant.viewer.items("/v1/secrets", name="hf-token") == [made]
+    assert tenant.viewer.items("/v1/secrets", name="other") == []
+    assert tenant.member.put(path, json={"value": "marlin"}).json() == made
+    assert tenant.member.delete(path).status_code == 204
+    problem(tenant.member.get(path), 404, "not_found")
+    problem(tenant.member.put(path, json={"value": "x"}), 404, "not_found")
+    entries = tenant.owner.items("/v1/audit-log")[:3]
+    assert [entry["action"] for entry in entries] == ["secret.delete", "secret.replace", "secret.create"]
+    assert {entry["target_id"] for entry in entries} == {made["id"]}
+    assert "swordfish" not in str(entries)
+    assert "marlin" not in str(entries)
+
+
+def test_members_make_them_viewers_see_them_and_strangers_do_neither(shared: Client, tenant: Tenant) -> None:
+    path = tenant.keep("shared", "swordfish")
+    problem(tenant.viewer.post("/v1/secrets", json={"name": "x", "value": "y"}), 403, "forbidden")
+    problem(tenant.viewer.put(path, json={"value": "y"}), 403, "forbidden")
+    problem(tenant.viewer.delete(path), 403, "forbidden")
+    with Tenant(shared, f"others-{uuid4().hex[:8]}") as other:
+        body = {"name": "x", "value": "y", "project_id": tenant.id}
+        for answer in (
+            other.owner.get(path),
+            other.owner.put(path, json={"value": "y"}),
+            other.owner.delete(path),
+            other.owner.post("/v1/secrets", json=body),
+        ):
+            problem(answer, 404, "not_found")
+        assert other.owner.items("/v1/secrets") == []
+        other.keep("shared", "of another project")
+        # A name is looked up in the instance's own project.
+        naming = {"image": "busybox", "env": _naming("shared"), "project_id": tenant.id}
+        problem(other.member.post("/v1/instances", json=naming), 404, "not_found")
+    assert shared.items("/v1/secrets", project_id=tenant.id)[0]["name"] == "shared"
+
+
+def test_a_name_is_given_once_in_a_project(tenant: Tenant) -> None:
+    body = {"name": "token", "value": "swordfish"}
+    answers = together(8, lambda _: tenant.member.post("/v1/secrets", json=body))
+    assert sorted(answer.status_code for answer in answers) == [201] + [409] * 7
+    for answer in answers:
+        if answer.status_code == 409:
+            assert problem(answer, 409, "name_taken")["name"] == "token"
+    (kept,) = tenant.member.items("/v1/secrets")
+    deleted = together(4, lambda _: tenant.member.delete(f"/v1/secrets/{kept['id']}"))
+    assert sorted(answer.status_code for answer in deleted) == [204, 404, 404, 404]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"name": "x", "value": ["swordfish"]},
+        {"name": "x", "value": {"swordfish": 1}},
+        {"name": "x", "value": "swordfish\0"},
+        {"name": "x", "value": "swordfish" * 5000},
+        {"name": "no good name", "value": "swordfish"},
+        {"name": "x", "valu": "swordfish"},
+        {"name": "x", "value": "swordfish", "more": 1},
+        {"name": "x", "value": ""},
+        {"value": 7, "name": "swordfish"},
+        "swordfish",
+        ["swordfish"],
+    ],
+)
+def test_a_refusal_does_not_repeat_what_was_sent(tenant: Tenant, body: object) -> None:
+    path = tenant.keep("kept", "y")
+    for answer in (tenant.member.post("/v1/secrets", json=body), tenant.member.put(path, json=body)):
+        assert answer.status_code in {400, 422}
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert "swordfish" not in answer.text
+
+
+def test_a_value_may_be_long_and_of_any_language(corner: Corner, tenant: Tenant) -> None:
+    for name, value in (("long", "x" * 32_768), ("unicode", "žluťoučký kůň 🐎\n\ttail")):
+        tenant.keep(name, value)
+        placed = corner.placed(project_id=tenant.id, env=_naming(name))
+        assert corner.node.start_secrets(placed).secrets == {"V0": value}
+
+
+def test_only_an_attempt_that_may_start_is_given_values(corner: Corner, tenant: Tenant) -> None:
+    path = tenant.keep("token", "swordfish")
+    env = {"TOKEN": {"secret": "token"}, "AGAIN": {"secret": "token"}, "PLAIN": "seen by all"}
+    first = corner.placed(project_id=tenant.id, env=env)
+    assert first.asks_for_secrets
+    assert corner.node.start_secrets(first).secrets == {"TOKEN": "swordfish", "AGAIN": "swordfish"}
+    assert corner.client.instance(first.instance_id)["env"] == env
+    corner.sync(seen(first, "starting"))
+    assert corner.node.start_secrets(first).secrets == {"TOKEN": "swordfish", "AGAIN": "swordfish"}
+    corner.sync(seen(first, "running"))
+    _gets_none(corner, first)
+    tenant.member.put(path, json={"value": "marlin"})
+    _gets_none(corner, first)  # it has what it was started with
+
+    one = f"/v1/instances/{first.instance_id}"
+    tenant.member.post(f"{one}/restart")
+    second = corner.assignment(first.instance_id)
+    _gets_none(corner, first)
+    assert corner.node.start_secrets(second).secrets == {"TOKEN": "marlin", "AGAIN": "marlin"}
+    corner.sync(seen(second, "running"))
+    tenant.member.post(f"{one}/stop")
+    _gets_none(corner, second)
+    corner.sync(seen(second, "exited", exit_code=0))
+    _gets_none(corner, second)
+    tenant.member.post(f"{one}/start")
+    corner.client.wait(first.instance_id, "scheduled")
+    third = corner.assignment(first.instance_id)
+    assert corner.node.start_secrets(third).secrets == {"TOKEN": "marlin", "AGAIN": "marlin"}
+    tenant.member.post(f"{one}/stop")
+    _gets_none(corner, third)
+
+
+def _gets_none(corner: Corner, assignment: Assignment) -> None:
+    problem(corner.node.ask_for_secrets(assignment), 404, "not_found")
+
+
+def test_a_node_whose_docker_was_away_is_told_again(corner: Corner, tenant: Tenant) -> None:
+    """Unknown is not over: what has not begun may begin as soon as Docker is back, and needs its secrets."""
+    tenant.keep("token", "swordfish")
+    placed = corner.placed(project_id=tenant.id, env=_naming("token"))
+    with corner.service.plane.database.write() as session:
+        nodes.silence(session, corner.node.id)
+    assert corner.client.instance(placed.instance_id)["state"] == "unreachable"
+    away = {"code": "docker_unavailable", "message": "Docker does not answer"}
+    (told,) = corner.sync(instances=None, problem=away).assignments
+    assert corner.client.instance(placed.instance_id)["state"] == "unreachable"
+    assert (told.want, told.may_start) == ("running", True)
+    assert corner.node.start_secrets(told).secrets == {"V0": "swordfish"}
+
+
+def test_what_names_a_secret_that_is_not_there_is_not_started(corner: Corner, tenant: Tenant) -> None:
+    path = tenant.keep("there", "swordfish")
+    body = {"image": "busybox", "env": {"A": {"secret": "there"}, "B": {"secret": "gone"}}}
+    for query in ("", "?dry_run=true"):
+        refused = problem(tenant.member.post(f"/v1/instances{query}", json=body), 422, "unknown_secret")
+        assert [(item["pointer"], item["code"]) for item in refused["errors"]] == [
+            ("/env/B", "unknown_secret")
+        ]
+        assert "gone" in refused["detail"]
+    assert tenant.member.items("/v1/instances") == []
+
+    running = corner.placed(project_id=tenant.id, env=_naming("there"))
+    corner.sync(seen(running, "running"))
+    tenant.member.delete(path)
+    one = f"/v1/instances/{running.instance_id}"
+    problem(tenant.member.post(f"{one}/restart"), 422, "unknown_secret")
+    assert corner.client.instance(running.instance_id)["state"] == "running"
+    tenant.member.post(f"{one}/stop")
+    corner.sync(seen(running, "exited", exit_code=0))
+    refused = problem(tenant.member.post(f"{one}/start"), 422, "unknown_secret")
+    assert refused["errors"][0]["pointer"] == "/env/V0"
+    assert corner.client.instance(running.instance_id)["state"] == "stopped"
+    tenant.keep("there", "again")
+    assert tenant.member.post(f"{one}/start").status_code == 202
+
+
+def test_a_name_means_the_secret_of_the_instances_own_project(corner: Corner, tenant: Tenant) -> None:
+    tenant.keep("same", "swordfish")
+    tenant.keep("only-here", "swordfish")
+    with Tenant(corner.client, f"others-{uuid4().hex[:8]}") as other:
+        other.keep("same", "marlin")
+        ours = corner.placed(project_id=tenant.id, env=_naming("same"))
+        theirs = corner.placed(project_id=other.id, env=_naming("same"))
+        assert corner.node.start_secrets(ours).secrets == {"V0": "swordfish"}
+        assert corner.node.start_secrets(theirs).secrets == {"V0": "marlin"}
+        body = {"image": "busybox", "env": _naming("only-here")}
+        problem(other.member.post("/v1/instances", json=body), 422, "unknown_secret")
+
+
+def test_a_secret_deleted_before_the_start_fails_it_with_its_name(
+    client: Client, service: RunningService, tmp_path: Path
+) -> None:
+    with Tenant(client, "late") as tenant:
+        path = tenant.keep("token", "swordfish")
+        made = tenant.member.create(env=_naming("token"))
+        tenant.member.delete(path)
+        with simulated_node(client, tmp_path / "node", "gpu-1"):
+            failed = client.wait(made["id"], "failed")
+            assert failed["reason"]["code"] == "secret_unavailable"
+            assert "token" in failed["reason"]["message"]
+            tenant.keep("token", "swordfish")
+            tenant.member.post(f"/v1/instances/{made['id']}/start")
+            client.wait(made["id"], "running")
+
+
+def test_values_that_are_too_large_together_do_not_swell_the_answer(corner: Corner, tenant: Tenant) -> None:
+    path = tenant.keep("large", "x" * 32_768)
+    many = _naming(*["large"] * 100)
+    refused = tenant.member.post("/v1/instances", json={"image": "busybox", "env": many})
+    problem(refused, 422, "secrets_too_large")
+    tenant.member.put(path, json={"value": "x"})
+    placed = corner.placed(project_id=tenant.id, env=many)
+    assert len(corner.node.start_secrets(placed).secrets) == 100
+    tenant.member.put(path, json={"value": "x" * 32_768})  # grown since
+    secrets = corner.node.start_secrets(placed).secrets
+    assert sum(map(len, secrets.values())) <= 1024 * 1024
+
+
+def test_one_that_cannot_be_decrypted_silences_no_node(
+    corner: Corner, tenant: Tenant, caplog: pytest.LogCaptureFixture
+) -> None:
+    tenant.keep("good", "swordfish")
+    damaged = tenant.keep("bad", "marlin").rpartition("/")[2]
+    kept = tenant.owner.post("/v1/registries", json=_credentials()).json()["id"]
+    image = "registry.example/x:1"
+    placed = corner.placed(project_id=tenant.id, image=image, env=_naming("good", "bad"))
+    assert corner.node.start_secrets(placed).registry is not None
+    with corner.service.plane.database.write() as session:
+        session.execute(update(Secret).where(Secret.id == damaged).values(sealed_value=b"no token"))
+        session.execute(update(Registry).where(Registry.id == kept).values(sealed_password=b"no token"))
+    given = corner.node.start_secrets(placed)
+    assert (given.secrets, given.registry) == ({"V0": "swordfish"}, None)
+    assert "bad" in caplog.text
+    assert "swordfish" not in caplog.text
+
+
+def test_a_report_costs_no_look_at_secrets(corner: Corner, tenant: Tenant) -> None:
+    """Every report of every node passes here."""
+    tenant.keep("a", "swordfish")
+    tenant.keep("b", "marlin")
+    fields: dict[str, Any] = {"project_id": tenant.id, "image": "registry.example/x:1"}
+    placed = [
+        corner.placed(env=_naming("a", "b"), **fields),
+        corner.placed(env=_naming("b"), **fields),
+        corner.placed(**fields),
+    ]
+    corner.node.specs = Specs()  # those of an agent that has just started
+    with _statements(corner.service) as asked:
+        heard = corner.sync(instances=None)
+    assert [item.asks_for_secrets for item in heard.assignments] == [True, True, False]
+    assert not any(" secrets" in statement for statement in asked)
+    assert sum(" registries" in statement for statement in asked) == 1
+    assert sum(" projects" in statement for statement in asked) == 1
+    running = [seen(item, "running") for item in placed]
+    corner.sync(*running)
+    with _statements(corner.service) as asked:
+        corner.sync(*running)
+    assert not any(" secrets" in statement or " registries" in statement for statement in asked)
+
+
+@contextmanager
+def _statements(service: RunningService) -> Iterator[list[str]]:
+    """What the database is asked during the block, on whichever connection."""
+    engine, asked = service.plane.database.engine, list[str]()
+
+    def note(*arguments: Any) -> None:
+        asked.append(arguments[2].replace("\n", " "))
+
+    event.listen(engine, "before_cursor_execute", note)
+    yield asked
+    event.remove(engine, "before_cursor_execute", note)
+
+
+# --- the canary: unmistakable values, looked for in everything that leaves the service or stays on the disk
+
+MARK = "CANARY7f3c9a51d2e8"
+PLAIN = "plain0c4bd6e7a1f9"  # an ordinary variable: what is looked for is found where it is
+VALUE, REPLACED = f"{MARK}-value", f"{MARK}-replaced"
+PASSWORD, NEW_PASSWORD = f"{MARK}-password", f"{MARK}-new-password"
+
+
+def _forms(mark: str) -> list[bytes]:
+    """The mark as it may lie in something: plain, in hexadecimal, in base64 at any offset."""
+    raw = mark.encode()
+    shifted = [base64.b64encode(b"x" * shift + raw)[4:-4] for shift in range(3)]
+    return [raw, raw.hex().encode(), *shifted]
+
+
+def _shows(content: bytes, mark: str = MARK) -> bool:
+    return any(form in content for form in _forms(mark))
+
+
+class Watched(Client):
+    """A client that keeps all that it is answered, heads and bodies."""
+
+    def __init__(self, url: str, key: str) -> None:
+        super().__init__(url, key)
+        self.answers: list[bytes] = []
+
+    def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
+        answer = super().send(request, **options)
+        if not options.get("stream"):
+            self.keep(answer, answer.content)
+        return answer
+
+    def keep(self, answer: httpx.Response, content: bytes) -> None:
+        self.answers.append(repr(answer.headers.multi_items()).encode() + content)
+
+    def must(self, status: int, method: str, path: str, **request: Any) -> dict[str, Any]:
+        answer = self.request(method, path, **request)
+        assert answer.status_code == status, answer.text
+        return dict(answer.json()) if answer.content else {}
+
+
+@pytest.fixture
+def watched(service: RunningService, client: Client) -> Iterator[Watched]:
+    """An owner's client of a project of its own."""
+    with Tenant(client, "canary") as tenant, Watched(service.url, _key_of(tenant.owner)) as made:
+        yield made
+
+
+@pytest.fixture
+def admin(service: RunningService, client: Client) -> Iterator[Watched]:
+    with Watched(service.url, _key_of(client)) as made:
+        yield made
+
+
+def _key_of(client: Client) -> str:
+    return client.headers["authorization"].removeprefix("Bearer ")
+
+
+def test_no_secret_is_found_anywhere_but_in_the_assignment_of_what_may_start(
+    service: RunningService,
+    watched: Watched,
+    admin: Watched,
+    node: WireNode,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    secret = watched.must(201, "POST", "/v1/secrets", json={"name": "token", "value": VALUE})
+    registry = watched.must(201, "POST", "/v1/registries", json=_credentials())
+    _provoke(watched, f"/v1/secrets/{secret['id']}", f"/v1/registries/{registry['id']}")
+
+    env = {"TOKEN": {"secret": "token"}, "PLAIN": PLAIN}
+    made = watched.create(image="registry.example/x:1", env=env, labels={"a": "b"}, gpus={"count": 1})
+    one = f"/v1/instances/{made['id']}"
+    watched.wait(made["id"], "scheduled")
+    first = _secret_assignment(node, VALUE, PASSWORD)
+    _walk(admin, watched, made["id"], secret["id"], registry["id"], first.gpu_uuids[0])
+    _silent(node, seen(first, "running"))
+    watched.must(200, "PUT", f"/v1/secrets/{secret['id']}", json={"value": REPLACED})
+    watched.must(200, "PUT", f"/v1/registries/{registry['id']}", json={"password": NEW_PASSWORD})
+    _silent(node, seen(first, "running"))
+    watched.must(202, "POST", f"{one}/restart")
+    second = _secret_assignment(node, REPLACED, NEW_PASSWORD)
+    _silent(node, seen(second, "running"))
+    _walk(admin, watched, made["id"], secret["id"], registry["id"], first.gpu_uuids[0])
+    watched.must(202, "POST", f"{one}/stop")
+    _silent(node, seen(second, "running"))
+    _silent(node, seen(second, "exited", exit_code=0))
+    watched.must(204, "DELETE", f"/v1/secrets/{secret['id']}")
+    watched.must(422, "POST", f"{one}/start")
+    watched.must(204, "DELETE", f"/v1/registries/{registry['id']}")
+    watched.must(202, "DELETE", one)
+    _silent(node)
+    watched.must(201, "POST", "/v1/secrets", json={"name": "token", "value": VALUE})  # one stays
+    watched.must(201, "POST", "/v1/registries", json=_credentials())
+    _walk(admin, watched, made["id"], secret["id"], registry["id"], first.gpu_uuids[0])
+
+    assert len(watched.answers) + len(admin.answers) > 60
+    assert any(_shows(answer, PLAIN) for answer in watched.answers)
+    assert not [answer for answer in watched.answers + admin.answers if _shows(answer)]
+    assert not _shows(caplog.text.encode())
+    stored = _stored(service, tmp_path)
+    assert _shows(stored, PLAIN)
+    assert not _shows(stored)
+    _assert_sealed(service)
+
+
+def _credentials(**fields: Any) -> dict[str, Any]:
+    return {"server": "registry.example", "username": "ci", "password": PASSWORD, **fields}
+
+
+def _provoke(client: Watched, secret: str, registry: str) -> None:
+    """Every kind of refusal, and of repetition, of bodies that hold what is secret."""
+    good = {"name": "again", "value": VALUE}
+    key = {"Idempotency-Key": "the-same"}
+    for _ in range(2):
+        client.must(201, "POST", "/v1/secrets", json=good, headers=key)
+    reused = client.post("/v1/secrets", json={**good, "value": REPLACED}, headers=key)
+    problem(reused, 422, "idempotency_key_reused")
+    credentials = _credentials(server="other.example")
+    for _ in range(2):
+        client.must(201, "POST", "/v1/registries", json=credentials, headers={"Idempotency-Key": "another"})
+    problem(client.post("/v1/secrets", json=good), 409, "name_taken")
+    problem(client.post("/v1/registries", json=_credentials()), 409, "name_taken")
+    for wrong in ([VALUE], {"a": VALUE}, f"{VALUE}\0", VALUE * 2000):
+        for path, method, body in (
+            ("/v1/secrets", "POST", {**good, "value": wrong}),
+            (secret, "PUT", {"value": wrong}),
+            ("/v1/registries", "POST", _credentials(password=wrong)),
+            (registry, "PUT", {"password": wrong}),
+        ):
+            assert client.request(method, path, json=body).status_code in {400, 422}
+    for broken in (f'{{"name": "x", "value": "{VALUE}', f'{{"value": "{VALUE}\x01"}}', f'"{VALUE}"'):
+        for path in ("/v1/secrets", "/v1/registries"):
+            answer = client.post(path, content=broken, headers={"Content-Type": "application/json"})
+            assert answer.status_code in {400, 422}
+    problem(client.post("/v1/secrets", content=VALUE, headers={"Content-Type": "text/plain"}), 415)
+    problem(client.put("/v1/secrets/none", json={"value": VALUE}), 404)
+    problem(client.post("/v1/secrets", json={**good, "project_id": "prj_none"}), 404)
+    problem(client.patch(secret, json={"value": VALUE}), 405)
+
+
+def _secret_assignment(node: WireNode, value: str, password: str) -> Assignment:
+    """What the node is told to start, and given for it: the one place where the values are, each once."""
+    answer = node.post_sync(instances=None, specs=None)
+    heard = SyncAnswer.model_validate_json(answer.content)
+    node.generation = heard.generation
+    (assignment,) = heard.assignments
+    assert (assignment.want, assignment.may_start) == ("running", True)
+    assert answer.text.count(MARK) == 0
+    handed = node.ask_for_secrets(assignment)
+    given = StartSecrets.model_validate_json(handed.content)
+    assert given.secrets == {"TOKEN": value}
+    assert given.registry is not None
+    assert (given.registry.server, given.registry.password) == ("registry.example", password)
+    assert handed.text.count(MARK) == 2
+    assert MARK not in repr(given)
+    return assignment
+
+
+def _silent(node: WireNode, *reported: Any) -> None:
+    """A report whose answer carries nothing secret."""
+    answer = node.post_sync(*reported)
+    assert answer.status_code == 200, answer.text
+    node.generation = answer.json()["generation"]
+    assert not _shows(answer.content)
+
+
+def _walk(admin: Watched, owner: Watched, instance: str, secret: str, registry: str, gpu: str) -> None:
+    """Read every GET of the document, as an admin and as the project's owner, and the stream of events."""
+    me = owner.get("/v1/me").json()
+    known = {
+        "instance_id": instance, "secret_id": secret, "registry_id": registry, "uuid": gpu,
+        "node_id": owner.items("/v1/nodes")[0]["id"], "project_id": me["project"]["id"],
+        "key_id": me["key"]["id"],
+    }  # fmt: skip
+    for path, operations in admin.get("/openapi.json").json()["paths"].items():
+        # What a container prints is its node's to tell, and nobody brings it here.
+        if "get" not in operations or operations["get"]["operationId"] == "get_instance_logs":
+            continue
+        params = {"timeout_s": 1} if path.endswith("/wait") else {}
+        filled = "/".join(known.get(part.strip("{}"), part.strip("{}")) for part in path.split("/"))
+        for reader in (admin, owner):
+            assert reader.get(filled, params=params).status_code != 500
+    last = owner.items("/v1/events", limit=200)[-1]["seq"]
+    with owner.stream("GET", "/v1/events", headers={"Accept": "text/event-stream"}) as events:
+        lines = []
+        for line in events.iter_lines():
+            lines.append(line)
+            if line == f"id: {last}":
+                break
+        owner.keep(events, "\n".join(lines).encode())
+
+
+def _stored(service: RunningService, folder: Path) -> bytes:
+    """All that the service keeps: its files, and every row of a PostgreSQL database as text."""
+    kept = b"".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
+    if service.plane.database.is_sqlite:
+        return kept
+    with service.plane.database.read() as session:
+        rows = [
+            row
+            for table in Base.metadata.sorted_tables
+            for row in session.scalars(text(f"SELECT kept::text FROM {table.name} AS kept"))
+        ]
+    return kept + "\n".join(rows).encode()
+
+
+def _assert_sealed(service: RunningService) -> None:
+    """What was looked for is there all the same, under the key."""
+    with service.plane.database.read() as session:
+        (sealed,) = session.scalars(select(Secret.sealed_value).where(Secret.name == "token"))
+        assert service.plane.sealer.open(sealed).decode() == VALUE

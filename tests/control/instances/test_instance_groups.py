@@ -1,0 +1,69 @@
+"""Instance groups between two moments: what is gone but not written down yet, what is half on its way out."""
+
+from typing import Any
+
+import pytest
+
+from mooring.control.instances import gangs, instance_groups
+from mooring.core.access import SYSTEM
+from mooring.core.instance import State
+from mooring.db.session import Database
+from mooring.db.tables import Instance, InstanceGroup, Project
+from mooring.schemas.instance_groups import InstanceGroupCreate
+from tests.nodes import WireNode
+from tests.problems import problem
+from tests.service import Client, RunningService
+from tests.tenancy.tenants import make_key
+
+GROUPS = "/v1/instance-groups"
+TEMPLATE: dict[str, Any] = {"image": "mooring-test/busybox:1"}
+
+
+@pytest.fixture
+def database(service: RunningService) -> Database:
+    return service.plane.database
+
+
+def _made(client: Client, **fields: Any) -> dict[str, Any]:
+    answer = client.post(GROUPS, json={"count": 2, "template": TEMPLATE, **fields})
+    assert answer.status_code == 201, answer.text
+    return dict(answer.json())
+
+
+def test_the_name_of_a_group_is_free_as_soon_as_it_answers_404(client: Client, database: Database) -> None:
+    group = _made(client, name="train", template={**TEMPLATE, "gpus": {"count": 1}})
+    asked = InstanceGroupCreate.model_validate({"name": "train", "count": 2, "template": TEMPLATE})
+    with database.write() as session:
+        instance_groups.delete(session, SYSTEM, group["id"], None)
+        # As a node's report leaves it: the last member is gone, and no loop has looked at the group since.
+        session.get_one(InstanceGroup, group["id"]).deleted_at = None
+        session.flush()
+        again = instance_groups.create(session, SYSTEM, session.get_one(Project, group["project_id"]), asked)
+        assert again.name == "train"
+    assert client.get(f"{GROUPS}/{again.id}").status_code == 200
+    assert client.get(f"{GROUPS}/{group['id']}").status_code == 404
+
+
+def test_a_group_waits_for_members_that_give_way_on_a_silent_node(
+    client: Client, database: Database, node: WireNode
+) -> None:
+    group = _made(client, template={**TEMPLATE, "gpus": {"count": 9}})
+    with database.write() as session:
+        away, waits = (session.get_one(Instance, each["instance_id"]) for each in group["members"])
+        assert gangs.of(session, {group["id"]}).keys() == {group["id"]}
+        away.state, away.requeue = State.UNREACHABLE, True
+        session.flush()
+        assert waits.state is State.PENDING
+        assert gangs.of(session, {group["id"]}) == {}
+        session.rollback()
+
+
+def test_a_group_is_started_again_with_no_more_than_its_project_may_ask_for_now(client: Client) -> None:
+    project = client.post("/v1/projects", json={"name": "modest"}).json()["id"]
+    key = make_key(client, project_id=project, role="member")["key"]
+    with Client(str(client.base_url), key=key) as member:
+        group = _made(member, template={**TEMPLATE, "priority": 90, "gpus": {"count": 1}})
+        assert member.post(f"{GROUPS}/{group['id']}/stop").status_code == 202
+        client.patch(f"/v1/projects/{project}", json={"max_priority": 50})
+        problem(member.post(f"{GROUPS}/{group['id']}/start"), 403, "priority_not_allowed")
+        assert client.post(f"{GROUPS}/{group['id']}/start").status_code == 202

@@ -1,0 +1,51 @@
+"""Telling those that wait why they do: in everybody's way only for as long as it takes."""
+
+import threading
+
+import pytest
+from sqlalchemy import text
+
+from mooring.control import locks
+from mooring.control.instances import waiting_reasons
+from mooring.db.session import Database
+from mooring.scheduler.model import Unplaced
+from tests.service import Client, RunningService
+from tests.testbed.waiting import wait_until
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_who_is_told_is_locked_in_the_order_of_all_others(service: RunningService, client: Client) -> None:
+    database = service.plane.database
+    first, second = (client.create(gpus={"count": 1})["id"] for _ in range(2))
+    for each in (first, second):
+        wait_until(lambda: client.instance(each)["reason"]["code"] != "queued")  # noqa: B023 - used at once
+    told = [
+        Unplaced(second, (), ever=True, summary="a sentence"),
+        Unplaced(first, (), ever=True, summary="behind it"),
+    ]
+    failures: list[BaseException] = []
+    with database.write() as session:
+        locks.instances(session, [first])
+        thread = threading.Thread(target=_explain, args=(database, told, failures))
+        thread.start()
+        wait_until(lambda: _waits(database))
+        assert locks.instances(session, [second]).keys() == {second}
+    thread.join(20)
+    assert not failures
+    assert client.instance(first)["reason"]["message"] == "behind it"
+
+
+def _explain(database: Database, told: list[Unplaced], failures: list[BaseException]) -> None:
+    try:
+        with database.write() as session:
+            waiting_reasons.explain_unplaced(session, told)
+    except Exception as failure:
+        failures.append(failure)
+
+
+def _waits(database: Database) -> bool:
+    query = (
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%instances%'"
+    )
+    with database.read() as session:
+        return bool(session.scalar(text(query)))

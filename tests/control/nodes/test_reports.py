@@ -1,0 +1,118 @@
+"""What a report costs: every node reports every few seconds, so each statement counts a thousand times."""
+
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Engine, event
+
+from mooring.control.nodes import reports
+from mooring.control.nodes.reports import CHANGES_AT_ONCE
+from mooring.db.tables import Node
+from mooring.schemas.agent import Assignment
+from tests.nodes import WireNode, seen
+from tests.service import Client, RunningService
+
+
+@contextmanager
+def _of_requests(engine: Engine) -> Iterator[list[str]]:
+    """The statements of the threads that answer requests; the loops have threads of their own."""
+    found: list[str] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
+        if threading.current_thread().name.startswith("AnyIO"):
+            found.append(statement)
+
+    event.listen(engine, "before_cursor_execute", note)
+    try:
+        yield found
+    finally:
+        event.remove(engine, "before_cursor_execute", note)
+
+
+def test_a_report_of_nothing_new_is_cheap(service: RunningService, client: Client, node: WireNode) -> None:
+    made = [client.create(gpus={"count": 2}, cpus=1, memory_mib=64) for _ in range(3)]
+    for each in made:
+        client.wait(each["id"], "scheduled")
+    assignments = node.sync(instances=None).assignments
+    node.sync(*(seen(each, "running") for each in assignments))
+    with _of_requests(service.plane.database.engine) as statements:
+        heard = node.sync(*(seen(each, "running") for each in assignments))
+    assert len(heard.assignments) == len(made)
+    assert 5 < len(statements) <= 11, statements
+    assert sum("gpus.facts" in statement for statement in statements) == 1  # they are long
+
+
+MANY = 2 * CHANGES_AT_ONCE + 3
+
+
+def _scheduled(client: Client, node: WireNode) -> list[Assignment]:
+    """Many instances that the node is about to start."""
+    for each in [client.create(cpus=0.1, memory_mib=16) for _ in range(MANY)]:
+        client.wait(each["id"], "scheduled")
+    return node.sync(instances=None).assignments
+
+
+def _states(client: Client) -> Counter[str]:
+    return Counter(each["state"] for each in client.items("/v1/instances", limit=200))
+
+
+class _InParts:
+    """A report that all of these run, taken in one transaction after the other; begins with the first."""
+
+    def __init__(self, service: RunningService, node: WireNode, assignments: Sequence[Assignment]) -> None:
+        self._database, self._node_id = service.plane.database, node.id
+        self._report = node.report(*(seen(each, "running") for each in assignments))
+        with self._database.read() as session:
+            self._credential_hash = session.get_one(Node, node.id).credential_hash
+        with self._database.write() as session:
+            self.left = reports.apply(session, self._node_id, self._credential_hash, self._report)
+
+    def go_on(self) -> None:
+        with self._database.write() as session:
+            self.left = reports.apply_rest(
+                session, self._node_id, self._credential_hash, self._report, self.left
+            )
+
+
+def test_a_report_of_many_changes_is_answered_when_all_are_taken_in(client: Client, node: WireNode) -> None:
+    node.sync(*(seen(each, "running") for each in _scheduled(client, node)))
+    assert _states(client) == {"running": MANY}
+
+
+def test_other_writers_wait_for_a_few_changes_at_a_time(
+    service: RunningService, client: Client, node: WireNode
+) -> None:
+    parts = _InParts(service, node, _scheduled(client, node))
+    assert _states(client) == {"running": CHANGES_AT_ONCE, "scheduled": MANY - CHANGES_AT_ONCE}
+    parts.go_on()
+    assert _states(client) == {"running": 2 * CHANGES_AT_ONCE, "scheduled": 3}
+    parts.go_on()
+    assert not parts.left
+    assert _states(client) == {"running": MANY}
+
+
+def test_the_rest_of_a_report_counts_for_nothing_after_a_newer_one(
+    service: RunningService, client: Client, node: WireNode
+) -> None:
+    assignments = _scheduled(client, node)
+    older = _InParts(service, node, assignments)
+    node.sync(*(seen(each, "running", container_id="newer") for each in assignments))
+    older.go_on()
+    assert not older.left
+    shown = client.items("/v1/instances", limit=200)
+    assert [each["container_id"] for each in shown] == ["newer"] * MANY
+
+
+def test_an_instance_that_is_deleted_between_two_parts_does_not_run_again(
+    service: RunningService, client: Client, node: WireNode
+) -> None:
+    parts = _InParts(service, node, _scheduled(client, node))
+    instance_id = parts.left[0]
+    assert client.delete(f"/v1/instances/{instance_id}").is_success
+    deleted = client.instance(instance_id)["state"]
+    parts.go_on()
+    assert client.instance(instance_id)["state"] == deleted != "running"
+    assert _states(client)["running"] == 2 * CHANGES_AT_ONCE - 1

@@ -1,0 +1,114 @@
+"""What is kept in memory of the nodes: read anew where it changed, and true after whatever happened."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from mooring.control import revisions
+from mooring.control.scheduling.node_views import HEALED_WITHIN_S, NodeViews, read
+from mooring.db.session import Database
+from mooring.db.tables import Node
+from mooring.scheduler.model import NodeView
+from tests.nodes import WireNode
+from tests.service import Client, RunningService
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def database(service: RunningService) -> Database:
+    return service.plane.database
+
+
+@pytest.fixture
+def nodes(client: Client) -> Iterator[list[WireNode]]:
+    made = [WireNode(client, f"gpu-{number}", gpus=2) for number in range(3)]
+    for each in made:
+        each.sync()
+    yield made
+    for each in made:
+        each.close()
+
+
+def _look(database: Database, views: NodeViews) -> dict[str, NodeView]:
+    with database.read() as session:
+        return {view.name: view for view in views.look(session)}
+
+
+def test_a_node_that_did_not_change_stays_the_same_object(
+    client: Client, database: Database, nodes: list[WireNode]
+) -> None:
+    views = NodeViews()
+    before = _look(database, views)
+    client.post(f"/v1/nodes/{nodes[1].id}/cordon")
+    nodes[0].sync()  # the same as before
+    after = _look(database, views)
+    assert after["gpu-0"] is before["gpu-0"]
+    assert after["gpu-2"] is before["gpu-2"]
+    assert after["gpu-1"].state == "cordoned"
+    client.delete(f"/v1/nodes/{nodes[2].id}")
+    assert sorted(_look(database, views)) == ["gpu-0", "gpu-1"]
+
+
+def test_what_was_rolled_back_was_never_there(database: Database, nodes: list[WireNode]) -> None:
+    """The revision that it had given is another change's now."""
+    views = NodeViews()
+    _look(database, views)
+
+    class Undone(Exception):
+        pass
+
+    with pytest.raises(Undone), database.write() as session:
+        _cordon(session.get_one(Node, nodes[0].id), session)
+        assert next(view for view in views.look(session) if view.name == "gpu-0").state == "cordoned"
+        raise Undone
+    with database.write() as session:
+        node = session.get_one(Node, nodes[0].id)
+        node.draining = True
+        revisions.changed(session, node.id)
+    assert _look(database, views)["gpu-0"].state == "draining"
+
+
+def _cordon(node: Node, session: object) -> None:
+    node.cordoned = True
+    revisions.changed(session, node.id)  # type: ignore[arg-type]
+
+
+def test_what_nobody_told_of_is_seen_after_a_while(database: Database, nodes: list[WireNode]) -> None:
+    clock = Clock()
+    views = NodeViews(clock)
+    _look(database, views)
+    with database.write() as session:
+        session.get_one(Node, nodes[0].id).cordoned = True
+    assert _look(database, views)["gpu-0"].state == "ready"
+    clock.now += HEALED_WITHIN_S + 1
+    assert _look(database, views)["gpu-0"].state == "cordoned"
+    with database.write() as session:  # told at last, so that what the service keeps is true as well
+        revisions.changed_many(session, [nodes[0].id])
+
+
+def test_what_proved_wrong_is_read_anew(database: Database, nodes: list[WireNode]) -> None:
+    views = NodeViews()
+    _look(database, views)
+    with database.write() as session:
+        session.get_one(Node, nodes[0].id).cordoned = True
+    views.doubt([nodes[0].id])
+    assert _look(database, views)["gpu-0"].state == "cordoned"
+    with database.write() as session:
+        revisions.changed_many(session, [nodes[0].id])
+
+
+def test_replicas_see_the_same(client: Client, database: Database, nodes: list[WireNode]) -> None:
+    replicas = [NodeViews(), NodeViews()]
+    for _ in range(3):
+        made = client.create(gpus={"count": 1})
+        client.wait(made["id"], "scheduled")
+        seen = [_look(database, views) for views in replicas]
+        with database.read() as session:
+            assert seen[0] == seen[1] == {view.name: view for view in read(session)}

@@ -1,0 +1,124 @@
+"""Disk space: placed by, waited for, and told of like memory."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mooring.core.disk import DEFAULT_DISK_MIB
+from mooring.scheduler.cycle_cache import Memory
+from mooring.scheduler.explain.reasons import unplaced
+from mooring.scheduler.feasibility.filters import refusals
+from mooring.scheduler.model import NodeView, Quota, Request, Running, Snapshot
+from mooring.scheduler.schedule import schedule
+from tests.scheduler.worlds import AT, node, place_one, request
+
+GIB = 1024
+
+
+def asks(disk_mib: int | None = None, **changes: Any) -> Request:
+    return request(0, disk_mib=disk_mib, **changes)
+
+
+def codes(there: NodeView, asked: Request) -> list[tuple[str, str, str]]:
+    return [(each.code, each.wanted, each.had) for each in refusals(there, asked, AT)]
+
+
+def running(instance_id: str, disk_mib: int, **changes: Any) -> Running:
+    made = Running(
+        instance_id=instance_id,
+        project_id="p",
+        grants=(),
+        cpu_milli=1000,
+        memory_mib=1024,
+        priority=50,
+        preemptible=False,
+        since=0.0,
+        ends_at=None,
+        disk_mib=disk_mib,
+    )
+    return replace(made, **changes)
+
+
+def holding(there: NodeView, *held: Running) -> NodeView:
+    free = there.disk_mib_free - sum(each.disk_mib for each in held)
+    return replace(there, running=held, disk_mib_free=free)
+
+
+@pytest.mark.parametrize(
+    ("there", "asked", "told"),
+    [
+        ({"disk_mib": 1000 * GIB}, 1000 * GIB, []),
+        ({"disk_mib": 1000 * GIB}, 1001 * GIB, [("insufficient_disk", "1001 GiB", "1000 GiB")]),
+        ({"disk_mib": None}, GIB, [("insufficient_disk", "1 GiB", "unknown: its agent does not report it")]),
+        ({"disk_mib": None}, None, []),
+        ({"disk_mib": 8 * GIB}, None, []),
+    ],
+)
+def test_a_node_has_the_disk_or_says_what_it_lacks(
+    there: dict[str, Any], asked: int | None, told: list[Any]
+) -> None:
+    made = node(**there)
+    assert codes(made, asks(asked)) == told
+    assert (place_one([made], asks(asked), AT) is None) == bool(told)
+
+
+def test_an_instance_without_disk_mib_is_given_the_default() -> None:
+    large, small = node(disk_mib=1000 * GIB), node(disk_mib=64 * GIB)
+    for there, given in ((large, DEFAULT_DISK_MIB), (small, 2 * GIB), (node(), DEFAULT_DISK_MIB)):
+        placed = place_one([there], asks(), AT)
+        assert placed is not None
+        assert placed.disk_mib == given
+
+
+def test_pressure_and_limits_close_a_node() -> None:
+    there = node(disk_mib=1000 * GIB)
+    assert [code for code, *_ in codes(replace(there, disk_pressure=True), asks())] == ["disk_pressure"]
+    assert [code for code, *_ in codes(there, asks(disk_limits=True))] == ["disk_not_limited"]
+    assert codes(replace(there, disk_enforced=True), asks(disk_limits=True)) == []
+    for closed, asked in ((replace(there, disk_pressure=True), asks()), (there, asks(disk_limits=True))):
+        assert place_one([closed], asked, AT) is None
+
+
+def test_placements_of_one_look_add_up() -> None:
+    there = (node("n1", disk_mib=100 * GIB), node("n2", disk_mib=100 * GIB))
+    asked = tuple(asks(60 * GIB, instance_id=f"i{number}") for number in range(3))
+    plan = schedule(Snapshot(there, asked), Memory())
+    assert sorted(placed.node_id for placed in plan.placements) == ["n1", "n2"]
+    (waits,) = plan.unplaced
+    assert waits.code == "waiting_for_capacity"
+    assert "60 GiB of disk" in waits.summary
+    assert "insufficient_disk wanted 60 GiB had 40 GiB" in waits.summary
+
+
+def test_more_than_any_node_has_is_never_placeable() -> None:
+    told = unplaced([node(disk_mib=100 * GIB)], asks(101 * GIB), AT)
+    assert (told.ever, told.code) == (False, "never_placeable")
+
+
+def test_it_waits_for_the_disk_of_what_declared_its_end() -> None:
+    there = holding(node(disk_mib=100 * GIB), running("r", 80 * GIB, ends_at=1000.0))
+    plan = schedule(Snapshot((there,), (asks(50 * GIB),), now=10.0), Memory())
+    (forecast,) = plan.forecasts
+    assert forecast.starts_at == 1030.0
+    assert forecast.waits_for == ("r",)
+
+
+def test_disk_is_made_room_for_by_preemption() -> None:
+    there = holding(
+        node(disk_mib=100 * GIB),
+        running("large", 80 * GIB, preemptible=True, priority=10),
+        running("small", 10 * GIB, preemptible=True, priority=10),
+    )
+    plan = schedule(Snapshot((there,), (asks(50 * GIB, priority=90),), now=10_000.0), Memory())
+    assert [eviction.instance_id for eviction in plan.evictions] == ["large"]
+
+
+def test_a_quota_counts_the_default() -> None:
+    quota = Quota({"disk_mib": 15 * GIB}, {}, {"disk_mib": 20 * GIB})
+    there, project = (node(disk_mib=1000 * GIB),), "p"
+    asked = tuple(asks(instance_id=f"i{number}", project_id=project) for number in range(2))
+    plan = schedule(Snapshot(there, asked, quotas={project: quota}), Memory())
+    assert len(plan.placements) == 1
+    assert plan.unplaced[0].code == "quota"
+    assert "15 GiB" in plan.unplaced[0].summary

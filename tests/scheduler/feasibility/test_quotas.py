@@ -1,0 +1,299 @@
+"""What holds of every plan where projects have quotas."""
+
+from collections import Counter
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from mooring.scheduler.cycle_cache import Memory
+from mooring.scheduler.explain.reasons import explain, unplaced, would_fit
+from mooring.scheduler.feasibility import quotas
+from mooring.scheduler.feasibility.filters import fits
+from mooring.scheduler.model import NodeView, Over, Placement, Plan, Quota, Request, Snapshot
+from mooring.scheduler.schedule import Look, schedule
+from tests.scheduler.busy import after
+from tests.scheduler.test_properties import _shuffled
+from tests.scheduler.worlds import A10, AT, H100, gpus, h100s, node, nodes, place_one, request, requests
+
+SPENT = Over("gpu_hours_per_day", 1, 2, None, "2026-11-22T00:00:00.000Z")
+LIMITS = st.fixed_dictionaries(
+    {},
+    optional={
+        "gpus": st.integers(1, 8).map(lambda gpus: gpus * 1000),
+        "gpus_by_model.H100": st.integers(0, 4).map(lambda gpus: gpus * 1000),
+        "gpus_by_model.NVIDIA A10": st.integers(0, 4).map(lambda gpus: gpus * 1000),
+        "instances": st.integers(2, 12),
+        "cpus": st.integers(2_000, 40_000),
+        "memory_mib": st.integers(4_096, 65_536),
+    },
+)
+
+
+@st.composite
+def _snapshots(draw: st.DrawFn) -> Snapshot:
+    """Two projects with quotas and one without; what waits is counted as the control plane counts it."""
+    # Of each several alike: the second is decided by what the search for the first has left.
+    asked = tuple(
+        replace(each, instance_id=f"{each.instance_id}-{copy}", project_id=project)
+        for each in draw(requests(at_most=5))
+        for project in [draw(st.sampled_from("aabc"))]
+        for copy in range(draw(st.integers(1, 4)))
+    )
+    limited = {}
+    for project in "ab":
+        limits = draw(LIMITS)
+        placed = {name: draw(st.integers(0, limit // 2000)) * 1000 for name, limit in limits.items()}
+        waiting: Counter[str] = Counter()
+        for each in asked:
+            if each.project_id == project:
+                waiting.update(quotas.wherever(limits, each))
+        spent = draw(st.sampled_from([None] * 5 + [SPENT]))
+        limited[project] = Quota(limits, placed, waiting, spent)
+    # A node of H100 and A10 with room: the quotas, and not the nodes, are to decide often.
+    free = node("n9", gpus([H100] * 4 + [A10] * 4, on="n9"), cpus=32, memory_mib=65_536)
+    return Snapshot((*draw(nodes(at_most=3)), *([free] if draw(st.booleans()) else ())), asked, limited)
+
+
+SNAPSHOTS = _snapshots()
+
+
+def _held(snapshot: Snapshot, placements: tuple[Placement, ...]) -> dict[str, Counter[str]]:
+    """What each project holds after the plan, counted from the cards themselves."""
+    asked = {each.instance_id: each for each in snapshot.requests}
+    models = {gpu.uuid: gpu.model for node in snapshot.nodes for gpu in node.gpus}
+    held = {project: Counter(quota.placed) for project, quota in snapshot.quotas.items()}
+    for placed in placements:
+        amounts = held.setdefault(asked[placed.instance_id].project_id, Counter())
+        amounts["gpus"] += 1000 * len(placed.gpu_uuids)
+        amounts["instances"] += 1
+        amounts["cpus"] += placed.cpu_milli
+        amounts["memory_mib"] += placed.memory_mib
+        amounts["gpus_by_model.H100"] += 1000 * sum(models[uuid] == H100 for uuid in placed.gpu_uuids)
+        amounts["gpus_by_model.NVIDIA A10"] += 1000 * sum(models[uuid] == A10 for uuid in placed.gpu_uuids)
+    return held
+
+
+def _quotas_after(snapshot: Snapshot, plan: Plan) -> dict[str, Quota]:
+    """The quotas as they would be counted anew."""
+    held = _held(snapshot, plan.placements)
+    left = {each.instance_id for each in plan.unplaced}
+    counted = {}
+    for project, quota in snapshot.quotas.items():
+        waiting: Counter[str] = Counter()
+        for each in snapshot.requests:
+            if each.project_id == project and each.instance_id in left:
+                waiting.update(quotas.wherever(quota.limits, each))
+        counted[project] = replace(quota, placed=held[project], waiting=waiting)
+    return counted
+
+
+def _after(snapshot: Snapshot, placements: tuple[Placement, ...]) -> dict[str, NodeView]:
+    return after(snapshot, Plan(placements, ())).nodes
+
+
+@settings(deadline=None, max_examples=60)
+@given(SNAPSHOTS)
+def test_what_holds_of_every_plan_under_quotas(snapshot: Snapshot) -> None:
+    plan = schedule(snapshot)
+    for check in (
+        no_plan_goes_beyond_a_quota,
+        what_is_held_and_promised_stays_within_a_quota_that_it_was_within,
+        no_gpu_is_given_once_the_hours_are_spent,
+        what_waits_fits_nowhere_and_the_quota_is_told_where_it_decides,
+    ):
+        check(snapshot, plan)
+
+
+def no_plan_goes_beyond_a_quota(snapshot: Snapshot, plan: Plan) -> None:
+    event(f"placed: {bool(plan.placements)}, over: {any(each.over for each in plan.unplaced)}")
+    held = _held(snapshot, plan.placements)
+    for project, quota in snapshot.quotas.items():
+        for name, limit in quota.limits.items():
+            assert held[project][name] <= limit
+
+
+def what_is_held_and_promised_stays_within_a_quota_that_it_was_within(snapshot: Snapshot, plan: Plan) -> None:
+    after = _quotas_after(snapshot, plan)
+    for project, before in snapshot.quotas.items():
+        for name, limit in before.limits.items():
+            if before.placed.get(name, 0) + before.waiting.get(name, 0) <= limit:
+                assert after[project].placed[name] + after[project].waiting[name] <= limit
+
+
+def no_gpu_is_given_once_the_hours_are_spent(snapshot: Snapshot, plan: Plan) -> None:
+    spent = {project for project, quota in snapshot.quotas.items() if quota.spent}
+    asked = {each.instance_id: each for each in snapshot.requests}
+    assert not any(
+        placed.gpu_uuids and asked[placed.instance_id].project_id in spent for placed in plan.placements
+    )
+    for waiting in plan.unplaced:
+        request = asked[waiting.instance_id]
+        if request.project_id in spent and request.gpu_count:
+            assert waiting.over == SPENT
+
+
+@settings(deadline=None, max_examples=30)
+@given(SNAPSHOTS)
+def test_one_run_decides_as_one_by_one_would(snapshot: Snapshot) -> None:
+    placements: list[Placement] = []
+    look = Look(snapshot, Memory())
+    plan = look.plan()
+    in_order = [replace(unit.first, quota=None) for unit in look.decided]
+    waits = list(in_order)
+    for asked in in_order:
+        left = Plan(tuple(placements), ())
+        world = _after(snapshot, left.placements).values()
+        counted = _counted(snapshot, left.placements, waits)
+        if placed := place_one(world, replace(asked, quota=counted.get(asked.project_id)), AT):
+            placements.append(placed)
+            waits.remove(asked)
+    assert plan.placements == tuple(placements)
+
+
+def _counted(snapshot: Snapshot, placements: tuple[Placement, ...], waits: list[Request]) -> dict[str, Quota]:
+    held = _held(snapshot, placements)
+    counted = {}
+    for project, quota in snapshot.quotas.items():
+        waiting: Counter[str] = Counter()
+        for each in waits:
+            if each.project_id == project:
+                waiting.update(quotas.wherever(quota.limits, each))
+        counted[project] = replace(quota, placed=held[project], waiting=waiting)
+    return counted
+
+
+def what_waits_fits_nowhere_and_the_quota_is_told_where_it_decides(snapshot: Snapshot, plan: Plan) -> None:
+    world = tuple(_after(snapshot, plan.placements).values())
+    after = _quotas_after(snapshot, plan)
+    asked = {each.instance_id: each for each in snapshot.requests}
+    for waiting in plan.unplaced:
+        unlimited = asked[waiting.instance_id]
+        limited = replace(unlimited, quota=after.get(unlimited.project_id))
+        assert not any(fits(node, limited, AT) for node in world)
+        assert unplaced(world, limited, AT).refusals == explain(world, limited, AT)
+        if any(fits(node, unlimited, AT) for node in world):
+            assert waiting.over is not None
+        if waiting.over is not None:
+            assert limited.quota is not None
+            assert waiting.over.quota in waiting.summary
+        elif waiting.refusals:
+            assert not any(fits(node, unlimited, AT) for node in world)
+
+
+@settings(deadline=None, max_examples=30)
+@given(SNAPSHOTS)
+def test_a_second_run_finds_nothing_more(snapshot: Snapshot) -> None:
+    plan = schedule(snapshot)
+    left = {each.instance_id for each in plan.unplaced}
+    world = tuple(_after(snapshot, plan.placements).values())
+    waits = tuple(each for each in snapshot.requests if each.instance_id in left)
+    again = schedule(Snapshot(world, waits, _quotas_after(snapshot, plan)))
+    assert not again.placements
+    assert {each.instance_id: each for each in again.unplaced} == {
+        each.instance_id: each for each in plan.unplaced
+    }
+
+
+@settings(deadline=None, max_examples=25)
+@given(SNAPSHOTS, st.randoms(use_true_random=False))
+def test_the_order_of_the_input_does_not_matter(snapshot: Snapshot, random: Random) -> None:
+    shuffled = replace(_shuffled(snapshot, random), quotas=snapshot.quotas)
+    assert schedule(shuffled) == schedule(snapshot)
+
+
+@settings(deadline=None, max_examples=30)
+@given(nodes(), requests(), st.sampled_from("ab"))
+def test_a_quota_that_is_wide_enough_changes_nothing(
+    world: tuple[NodeView, ...], asked: tuple[Request, ...], project: str
+) -> None:
+    theirs = tuple(replace(each, project_id=project) for each in asked)
+    plenty = dict.fromkeys(("gpus", "gpus_by_model.H100", "instances", "cpus", "memory_mib"), 10**9)
+    limited = schedule(Snapshot(world, theirs, {"a": Quota(plenty, {}, {})}))
+    assert limited == schedule(Snapshot(world, theirs))
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        (request(2, "H100 80GB"), {"gpus": 2000, "gpus_by_model.H100": 2000, "cpus": 1000}),
+        (request(2, "h100"), {"gpus": 2000, "gpus_by_model.H100": 2000, "cpus": 1000}),
+        # What has fewer words than the limit, or others, may turn out to be something else.
+        (request(2, "80GB"), {"gpus": 2000, "cpus": 1000}),
+        (request(2), {"gpus": 2000, "cpus": 1000}),
+        (request(2, cpu_milli=None), {"gpus": 2000}),
+        (
+            request(2, gpu_models=("H100", "h100 80gb")),
+            {"gpus": 2000, "gpus_by_model.H100": 2000, "cpus": 1000},
+        ),
+        (request(2, gpu_models=("H100", "A100")), {"gpus": 2000, "cpus": 1000}),
+        (request(1, gpu_milli=250), {"gpus": 250, "cpus": 1000}),
+        (request(0, cpu_milli=None), {"gpus": 0, "cpus": 1000}),
+    ],
+)
+def test_what_is_certain_before_it_is_placed(asked: Request, expected: dict[str, int]) -> None:
+    limits = {"gpus": 9, "gpus_by_model.H100": 9, "cpus": 9000}
+    assert {name: amount for name, amount in quotas.wherever(limits, asked).items() if amount} == {
+        name: amount for name, amount in expected.items() if amount
+    }
+
+
+MIXED = node(cards=gpus([H100, H100, A10, A10, A10]))
+NO_A10 = Quota({"gpus_by_model.A10": 0}, {}, {})
+FULL = Quota({"gpus": 4000, "cpus": 8000}, {"gpus": 3000, "cpus": 7500}, {})
+
+TOLD = [
+    ([MIXED], request(3), NO_A10, "gpus_by_model.A10 is 0: 0 used, 3 asked"),
+    # The node that is full is no reason to speak of the quota, nor is one that could never do.
+    ([h100s("n1", 8)], request(1), NO_A10, "no node has 1 free GPU (all are in use or quarantined)"),
+    ([MIXED], request(6), NO_A10, "no node could ever host this: no node has 6 GPUs of one model"),
+    ([h100s("n1", 8), MIXED], request(3), NO_A10, "gpus_by_model.A10 is 0"),
+    # But one that keeps it from every node is.
+    ([h100s("n1", 8)], request(2), FULL, "gpus is 4: 3 used, 2 asked"),
+    ([], request(2), FULL, "it starts when something else of the project ends, or when an admin raises"),
+    ([MIXED], request(0), FULL, "cpus is 8: 7.5 used, 1 asked"),
+    (
+        [MIXED],
+        request(1),
+        replace(FULL, spent=SPENT),
+        "is 1: 2 used; it starts from 2026-11-22T00:00:00.000Z",
+    ),
+]
+
+
+@pytest.mark.parametrize(("world", "asked", "quota", "expected"), TOLD)
+def test_what_people_are_told(world: list[NodeView], asked: Request, quota: Quota, expected: str) -> None:
+    (waiting,) = schedule(Snapshot(tuple(world), (replace(asked, project_id="a"),), {"a": quota})).unplaced
+    assert expected in waiting.summary
+
+
+def test_another_model_is_taken_where_the_quota_leaves_none_of_the_best() -> None:
+    asked = request(1, project_id="a")
+    placed = schedule(Snapshot((MIXED,), (asked,), {"a": NO_A10})).placements
+    assert placed[0].gpu_uuids[0] in {MIXED.gpus[0].uuid, MIXED.gpus[1].uuid}
+
+
+def test_of_many_alike_the_quota_is_let_in_over_all_nodes() -> None:
+    world = tuple(h100s(f"n{place}") for place in range(3))
+    queue = tuple(replace(request(1), instance_id=f"i{place}", project_id="a") for place in range(5))
+    plan = schedule(Snapshot(world, queue, {"a": Quota({"gpus": 2000}, {}, {"gpus": 5000})}))
+    assert (len(plan.placements), len(plan.unplaced)) == (2, 3)
+
+
+def test_a_node_offers_another_model_once_the_quota_of_the_first_is_reached() -> None:
+    small = node("n1", gpus([A10], on="n1"), cpus=2)
+    mixed = node("n2", gpus([A10, H100, H100], on="n2"))
+    queue = tuple(replace(request(1), instance_id=f"i{place}", project_id="a") for place in range(2))
+    plan = schedule(Snapshot((small, mixed), queue, {"a": Quota({"gpus_by_model.A10": 1000}, {}, {})}))
+    assert [placed.gpu_uuids for placed in plan.placements] == [("GPU-n1-0",), ("GPU-n2-1",)]
+
+
+def test_what_would_fit_is_within_the_quota() -> None:
+    quota = Quota({"gpus": 4000}, {"gpus": 1000}, {"gpus": 2000})
+    asked = request(2, "H100", quota=quota)
+    instead = would_fit([MIXED], replace(asked, quota=quotas.without(quota, asked)), AT)
+    assert instead.max_count_now == 2
+    others = Quota({"gpus": 4000}, {"gpus": 1000}, {"gpus": 4000})
+    assert would_fit([MIXED], replace(asked, quota=quotas.without(others, asked)), AT).max_count_now == 1

@@ -1,0 +1,198 @@
+"""Members of a gang: all or none, and near to one another."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+import pytest
+
+from mooring.scheduler.model import Gang, NodeView, Project, Quota, Request, Running
+from mooring.scheduler.schedule import schedule
+from tests.scheduler.backfill.test_planner import at, placed, running, waits
+from tests.scheduler.busy import NOW, with_running
+from tests.scheduler.worlds import H100, gpus, node
+
+
+def where(node_id: str, free: int, **changes: Any) -> NodeView:
+    return replace(node(node_id, gpus(H100, 8, on=node_id, in_use=tuple(range(8 - free)))), **changes)
+
+
+def gang(
+    count: int, each: int, network: Literal["overlay", "host"] = "host", **changes: Any
+) -> tuple[Request, ...]:
+    return tuple(
+        waits(f"g{number}", each, gang=Gang("g", count, network), **changes) for number in range(count)
+    )
+
+
+def labels(**values: str) -> Mapping[str, Any]:
+    return {"labels": values}
+
+
+def member(where_it_runs: NodeView) -> NodeView:
+    """The node with a member of the gang on it that holds no card."""
+    there = Running("g-old", "p", (), 100, 100, 50, preemptible=False, since=NOW, ends_at=None, group_id="g")
+    return with_running(where_it_runs, there)
+
+
+def test_all_or_none() -> None:
+    assert placed(schedule(at([where("n1", 4), where("n2", 2)], *gang(3, 2)))).keys() == {"g0", "g1", "g2"}
+    plan = schedule(at([where("n1", 4), where("n2", 1)], *gang(3, 2)))
+    assert not plan.placements
+    assert {each.code for each in plan.unplaced} == {"waiting_for_capacity"}
+    assert "no room for all 3 members" in plan.unplaced[0].summary
+
+
+def test_what_was_tried_in_vain_is_free_for_others() -> None:
+    plan = schedule(at([where("n1", 4)], *gang(3, 2), waits("small", 4, ahead=-10)))
+    assert placed(plan) == {"small": "n1"}
+
+
+def test_what_was_tried_in_vain_once_others_have_stopped_is_free_for_others() -> None:
+    """Members are tried in a world without what is stopping: both suppositions are taken back."""
+    stopping = running(node("n2", gpus(H100, 1, on="n2", quarantined=(0,))), 0, ends_in=20, stopping=True)
+    plan = schedule(at([where("n1", 2), stopping], *gang(3, 1), waits("small", 2, ahead=-10)))
+    assert placed(plan) == {"small": "n1"}
+
+
+@pytest.mark.parametrize(
+    ("count", "each", "network", "changes", "most"),
+    [
+        (8, 2, "host", {}, 8),
+        (9, 2, "host", {}, 8),
+        (4, 3, "host", {}, 4),  # two of three on each node: two cards stay
+        (5, 3, "host", {}, 4),
+        (4, 2, "overlay", {}, 4),  # each node is alone
+        (5, 2, "overlay", {}, 4),
+        (8, 2, "overlay", {"swarm": "s"}, 8),
+        (9, 2, "overlay", {"swarm": "s"}, 8),
+        (5, 1, "host", {"cpu_milli": 2500}, 4),  # two members of a CPU each
+        (5, 1, "host", {"labels": {"zone": "b"}}, 0),
+    ],
+)
+def test_what_could_never_be_together_is_told_so(
+    count: int, each: int, network: Literal["overlay", "host"], changes: dict[str, Any], most: int
+) -> None:
+    nodes = [where("n1", 0, **changes), where("n2", 0, **changes)]
+    selector = {"zone": "a"} if "labels" in changes else {}
+    plan = schedule(at(nodes, *gang(count, each, network, cpu_milli=1000, node_selector=selector)))
+    (code,) = {told.code for told in plan.unplaced}
+    assert code == ("never_placeable" if most < count else "waiting_for_capacity")
+    if 0 < most < count:
+        assert plan.unplaced[0].summary.endswith(f"could host {most}")
+
+
+def test_not_before_all_members_are_there() -> None:
+    plan = schedule(at([where("n1", 8)], *gang(3, 1)[:2]))
+    assert {each.code for each in plan.unplaced} == {"waiting_for_members"}
+
+
+NEAR: list[tuple[str, list[NodeView], set[str]]] = [
+    ("one node", [where("n1", 3), where("n2", 4), where("n3", 3)], {"n2"}),
+    (
+        "one fabric",
+        [
+            where("n1", 3, **labels(fabric="a")),
+            where("n2", 2, **labels(fabric="b")),
+            where("n3", 2, **labels(fabric="b")),
+        ],
+        {"n2", "n3"},
+    ),
+    (
+        "one zone, as no fabric has room",
+        [
+            where("n1", 2, **labels(fabric="a", zone="x")),
+            where("n2", 2, **labels(fabric="b", zone="y")),
+            where("n3", 2, **labels(fabric="c", zone="y")),
+        ],
+        {"n2", "n3"},
+    ),
+    (
+        "one swarm",
+        [where("n1", 2), where("n2", 2, swarm="s"), where("n3", 2, swarm="s")],
+        {"n2", "n3"},
+    ),
+    ("any", [where("n1", 2), where("n2", 1), where("n3", 2)], {"n1", "n3"}),
+]
+
+
+@pytest.mark.parametrize(("nodes", "expected"), [row[1:] for row in NEAR], ids=[row[0] for row in NEAR])
+def test_near_to_one_another(nodes: list[NodeView], expected: set[str]) -> None:
+    assert set(placed(schedule(at(nodes, *gang(2, 2)))).values()) == expected
+
+
+@pytest.mark.parametrize(
+    ("swarms", "fits"),
+    [(("s", "s"), True), (("s", "t"), False), ((None, None), False), (("s", None), False)],
+)
+def test_an_overlay_spans_one_swarm(swarms: tuple[str | None, str | None], *, fits: bool) -> None:
+    nodes = [where(f"n{number}", 2, swarm=swarm) for number, swarm in enumerate(swarms)]
+    plan = schedule(at(nodes, *gang(2, 2, "overlay")))
+    assert len(plan.placements) == (2 if fits else 0)
+    assert len(schedule(at(nodes, *gang(2, 2, "host"))).placements) == 2
+
+
+def test_an_overlay_on_one_node_needs_no_swarm() -> None:
+    assert len(schedule(at([where("n1", 4)], *gang(2, 2, "overlay"))).placements) == 2
+
+
+def test_one_that_was_restarted_joins_the_others() -> None:
+    nodes = [where("n1", 2), member(where("n2", 2)), where("n3", 2)]
+    assert placed(schedule(at(nodes, gang(2, 1)[0]))) == {"g0": "n2"}
+    near = [where("n1", 2), member(where("n2", 0, **labels(zone="z"))), where("n3", 2, **labels(zone="z"))]
+    assert placed(schedule(at(near, gang(2, 1)[0]))) == {"g0": "n3"}
+
+
+def test_one_that_was_restarted_stays_in_the_swarm_of_an_overlay() -> None:
+    nodes = [where("n1", 2, swarm="t"), member(where("n2", 0, swarm="s"))]
+    assert not schedule(at(nodes, gang(2, 1, "overlay")[0])).placements
+    nodes.append(where("n3", 2, swarm="s"))
+    assert placed(schedule(at(nodes, gang(2, 1, "overlay")[0]))) == {"g0": "n3"}
+
+
+def test_unequal_members() -> None:
+    large, small = gang(2, 1)
+    plan = schedule(at([where("n1", 1), where("n2", 6)], replace(large, gpu_count=6), small))
+    assert placed(plan) == {"g0": "n2", "g1": "n1"}
+
+
+def test_a_quota_has_room_for_all_or_none() -> None:
+    snapshot = at([where("n1", 8)], *gang(3, 2))
+    quota = Quota({"gpus": 5000}, {}, {"gpus": 6000})
+    plan = schedule(replace(snapshot, quotas={"p": quota}))
+    assert not plan.placements
+    assert not plan.forecasts
+    assert {each.code for each in plan.unplaced} == {"quota"}
+
+
+def test_a_gang_is_promised_the_first_moment_with_room_for_all() -> None:
+    first, second = (node(name, gpus(H100, 2, on=name)) for name in ("n1", "n2"))
+    nodes = [running(first, 0, 1, ends_in=100), running(second, 0, 1, ends_in=600)]
+    plan = schedule(at(nodes, *gang(2, 2), waits("long", 2, max_duration_s=5000, ahead=-10)))
+    assert {each.starts_at for each in plan.forecasts} == {NOW + 630}
+    assert {each.node_ids for each in plan.forecasts} == {("n1",), ("n2",)}
+    free = [first, running(second, 0, 1, ends_in=600)]
+    late = schedule(at(free, *gang(2, 2), waits("long", 2, max_duration_s=5000, ahead=-10)))
+    assert not late.placements
+    short = schedule(at(free, *gang(2, 2), waits("short", 2, max_duration_s=600, ahead=-10)))
+    assert placed(short) == {"short": "n1"}
+
+
+def test_others_give_way_to_a_gang_together_or_not_at_all() -> None:
+    spot: dict[str, Any] = {"preemptible": True, "priority": 30}
+    nodes = [running(node(name, gpus(H100, 2, on=name)), 0, 1, ends_in=None, **spot) for name in ("n1", "n2")]
+    plan = schedule(at(nodes, *gang(2, 2, priority=70)))
+    assert {each.instance_id for each in plan.evictions} == {"r0-n1", "r0-n2"}
+    assert not schedule(at(nodes, *gang(3, 2, priority=70))).evictions
+
+
+def test_an_owner_takes_back_enough_for_a_whole_gang() -> None:
+    nodes = [
+        running(node(name, gpus(H100, 2, on=name)), 0, 1, ends_in=None, project_id="other")
+        for name in ("n1", "n2")
+    ]
+    snapshot = at(nodes, *gang(2, 2))
+    owned = replace(snapshot, projects={"p": Project(guaranteed_gpu_milli=4000)})
+    assert len(schedule(owned).evictions) == 2
+    less = replace(snapshot, projects={"p": Project(guaranteed_gpu_milli=3000)})
+    assert not schedule(less).evictions

@@ -1,0 +1,78 @@
+"""The expectation follows what is asked for, forgets, and stays small."""
+
+import numpy as np
+
+from mooring.scheduler.packing import demand as module
+from mooring.scheduler.packing.demand import Demand, potential_for
+from mooring.scheduler.packing.fleet import Fleet
+from mooring.scheduler.packing.shapes import Shape
+from mooring.scheduler.packing.states import States
+from tests.scheduler.fleets import BIG, node, share, whole
+
+
+def offer(demand: Demand, shape: Shape, times: int) -> list[bool]:
+    return [demand.offer(shape) for _ in range(times)]
+
+
+def rest_is_kept_for(demand: Demand) -> bool:
+    """Whether a share of 190 goes beside the 810 that is there, and not on the GPU where a 470 would fit."""
+    fleet = Fleet([node("a", BIG, gpu_milli_free=(190, 660, *[0] * 6))], demand.potential)
+    move = fleet.best(share(190))
+    assert move is not None
+    return move.gpus == (0,)
+
+
+def test_it_learns_what_a_rest_is_good_for() -> None:
+    demand = Demand()
+    offer(demand, share(470), 100)
+    assert rest_is_kept_for(demand)
+
+
+def test_a_picture_lasts_as_long_as_requests_are_as_before() -> None:
+    demand = Demand()
+    offer(demand, whole(), 50)
+    drawn = demand.potential
+    assert not any(offer(demand, whole(), 5000))
+    assert demand.potential is drawn
+    assert any(offer(demand, share(470), 5000))
+    assert demand.potential is not drawn
+
+
+def test_memory_whose_it_is_and_how_often_in_all_make_no_difference() -> None:
+    a, b = Demand(), Demand()
+    drawn = [a.offer(share(470, memory_mib=number, owner="p")) for number in range(200)]
+    assert sum(drawn) == 1
+    assert offer(b, share(470), 200) == drawn
+
+
+def test_old_requests_fade() -> None:
+    demand = Demand()
+    offer(demand, share(810), 500)
+    offer(demand, whole(), 9 * module.HALF_LIFE)
+    assert demand.count(share(810)) < 500 / 2**8
+
+
+def test_it_remembers_a_bounded_number_of_shapes() -> None:
+    demand = Demand()
+    for number in range(3 * module.MAX_KNOWN):
+        demand.offer(whole(cpu_milli=number))
+    assert demand.known <= 2 * module.MAX_KNOWN
+
+
+def test_what_is_small_counts_more_than_what_is_frequent() -> None:
+    """CPUs for shares of 100, and none for those of 500, which are asked for ten times as often."""
+    potential = potential_for({share(100, 1000): 1.0, share(500, 8000): 10.0})
+    states = States(np.zeros(2, np.int64), np.array([0, 6000]), np.array([[600], [600]]))
+    waste = potential.of(states, potential.needs([BIG]))
+    neither, small_only = waste.tolist()
+    assert small_only < 0.5 * neither
+
+
+def test_the_same_requests_make_the_same_potential() -> None:
+    shapes = [share(160), share(470), whole(), whole(8), Shape(0, 0, 1000, 0)]
+    counts = {shape: float(number + 1) for number, shape in enumerate(shapes)}
+    backwards = dict(reversed(counts.items()))
+    nodes = [node(f"n{number}", BIG, gpu_milli_free=(1000, 530, *[0] * 6)) for number in range(3)]
+    there, back = Fleet(nodes, potential_for(counts)), Fleet(nodes, potential_for(backwards))
+    for shape in shapes:
+        assert there.ranked(shape, 9) == back.ranked(shape, 9)

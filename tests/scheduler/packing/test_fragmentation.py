@@ -1,0 +1,80 @@
+"""What still fits, and which free GPUs nobody can use."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from mooring.core.node import NodeState
+from mooring.scheduler.model import Hold, MigView, Moment, NodeView, Request, Snapshot
+from mooring.scheduler.packing.fragmentation import fragmentation
+from mooring.scheduler.schedule import schedule
+from tests.scheduler.backfill.test_planner import running
+from tests.scheduler.busy import NOW, snapshots
+from tests.scheduler.worlds import A10, AT, H100, gpus, node, request
+
+HALF = running(node("n1", gpus(H100, 8)), 0, 1, 2, ends_in=None)
+
+
+def test_what_still_fits() -> None:
+    told = fragmentation([HALF, node("n2", gpus([H100, H100, A10], on="n2"))], AT)
+    assert list(told) == [A10, H100]
+    of_h100 = told[H100]
+    assert (of_h100.gpus, of_h100.gpus_free, of_h100.gpu_milli_free) == (10, 7, 7000)
+    assert of_h100.fits == {1: 7, 2: 3, 4: 1, 8: 0}
+    assert of_h100.shares_fit == {250: 28, 500: 14}
+    assert of_h100.stranded_milli == {}
+    assert told[A10].fits == {1: 1, 2: 0, 4: 0, 8: 0}
+
+
+def _first(where: NodeView, **changes: Any) -> NodeView:
+    return replace(where, gpus=(replace(where.gpus[0], **changes), *where.gpus[1:]))
+
+
+TWO = node("n1", gpus(H100, 2))
+RESERVED = Hold("r1", "p", NOW - 1, NOW + 1)
+
+
+@pytest.mark.parametrize(
+    ("where", "stranded", "left"),
+    [
+        (replace(TWO, state=NodeState.CORDONED), {"node_cordoned": 2000}, 0),
+        (replace(TWO, state=NodeState.UNREACHABLE), {"node_unreachable": 2000}, 0),
+        (_first(TWO, healthy=False), {"quarantined": 1000}, 1),
+        (_first(TWO, milli_free=300, project_id="p"), {"shared_rest": 300}, 1),
+        (_first(TWO, holds=(RESERVED,)), {"reserved": 1000}, 1),
+        (_first(TWO, holds=(replace(RESERVED, from_at=NOW + 1, to_at=NOW + 2),)), {}, 2),
+        (replace(TWO, cpu_milli_free=0), {"no_cpu_left": 2000}, 0),
+        (replace(TWO, cpu_milli_free=32_000), {"no_cpu_left": 1000}, 1),
+        (replace(TWO, memory_mib_free=1000), {"no_memory_left": 2000}, 0),
+    ],
+)
+def test_what_is_free_and_of_no_use(where: NodeView, stranded: dict[str, int], left: int) -> None:
+    told = fragmentation([where], Moment(NOW))[H100]
+    assert told.stranded_milli == stranded
+    assert told.fits[1] == left
+
+
+def test_a_card_with_mig_enabled_is_told_by_its_devices() -> None:
+    devices = (MigView("MIG-1", "1g.10gb", free=True), MigView("MIG-2", "3g.40gb", free=False))
+    told = fragmentation([_first(TWO, mig_enabled=True, mig=devices)], AT)[H100]
+    assert (told.gpus, told.mig_free) == (1, {"1g.10gb": 1})
+
+
+@settings(deadline=None, max_examples=30)
+@given(snapshots())
+def test_what_is_said_to_fit_does_and_no_more(snapshot: Snapshot) -> None:
+    """As many of one size as it says are placed, of a project that has nothing and no reservation."""
+    for model, told in fragmentation(snapshot.nodes, snapshot.at).items():
+        for size in (1, 2):
+            asked = tuple(_whole(f"i{number}", size, model) for number in range(told.fits[size] + 1))
+            held = any(gpu.holds for each in snapshot.nodes for gpu in each.gpus)
+            plan = schedule(replace(snapshot, requests=asked, projects={}))
+            fitted = len(plan.placements)
+            assert fitted == told.fits[size] or (held and fitted < told.fits[size])
+
+
+def _whole(instance_id: str, count: int, model: str) -> Request:
+    asked = request(count, model, cpu_milli=None, memory_mib=None)
+    return replace(asked, instance_id=instance_id, project_id="new", priority=0)

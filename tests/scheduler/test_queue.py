@@ -1,0 +1,148 @@
+"""Who comes first, and why."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from mooring.scheduler.cycle_cache import Memory
+from mooring.scheduler.explain.forecasts import line
+from mooring.scheduler.model import Policy, Project, Request, Snapshot, Usage
+from mooring.scheduler.schedule import schedule
+from tests.scheduler.backfill.test_planner import at, placed, running
+from tests.scheduler.busy import NOW, snapshots
+from tests.scheduler.worlds import H100, gpus, node, request
+
+FULL = running(node("n1", gpus(H100, 4)), 0, 1, 2, 3, ends_in=None, project_id="busy")
+WEEK = 7 * 86_400.0
+
+
+def waits(instance_id: str, project: str = "p", ago: float = 100, **changes: Any) -> Request:
+    asked = request(1, instance_id=instance_id, queued_at=NOW - ago, project_id=project)
+    return replace(asked, **changes)
+
+
+def order(snapshot: Snapshot) -> list[str]:
+    told = list(line(snapshot).instance_ids)
+    assert told == list(schedule(snapshot).order)  # nothing fits: the plan tells the same
+    return told
+
+
+def test_priority_comes_first_and_age_last() -> None:
+    asked = (
+        waits("young", ago=1),
+        waits("old"),
+        waits("urgent", ago=1, priority=51),
+        waits("late", priority=49),
+    )
+    snapshot = at([FULL], *asked)
+    assert order(snapshot) == ["urgent", "old", "young", "late"]
+    ahead = line(snapshot).ahead("late")
+    assert [(each.instance_id, each.because) for each in ahead] == [
+        ("urgent", "priority"),
+        ("old", "priority"),
+        ("young", "priority"),
+    ]
+    assert [each.because for each in line(snapshot).ahead("young")] == ["priority", "age"]
+    assert line(snapshot).position("young") == 3
+
+
+def test_who_has_waited_for_too_long_comes_before_whoever_has_less() -> None:
+    asked = (
+        waits("overdue", "busy", ago=90_000),
+        waits("fair", "idle"),
+        waits("urgent", "busy", priority=51),
+    )
+    snapshot = at([FULL], *asked)
+    assert order(snapshot) == ["urgent", "overdue", "fair"]
+    assert [each.because for each in line(snapshot).ahead("fair")] == ["priority", "overdue"]
+    patient = at([FULL], *asked, policy=Policy(overdue_after_s=100_000))
+    assert order(patient) == ["urgent", "fair", "overdue"]
+
+
+def test_the_project_that_holds_less_comes_first() -> None:
+    snapshot = at([FULL], waits("more", "busy", ago=500), waits("less", "idle"))
+    assert order(snapshot) == ["less", "more"]
+    assert [each.because for each in line(snapshot).ahead("more")] == ["fair_share"]
+
+
+def test_who_was_promised_a_moment_is_not_overtaken_because_shares_change() -> None:
+    full = running(node("n1", gpus(H100, 4)), 0, 1, 2, 3, ends_in=600, project_id="busy")
+    asked = waits("first", "p", ago=500), waits("second", "q")
+    before = at([full], *asked)
+    plan = schedule(before)
+    assert (plan.order, plan.promised) == (("first", "second"), ("first",))
+    p_used_some = replace(before, projects={"p": Project(used=Usage(gpu_s=WEEK))})
+    assert order(p_used_some) == ["second", "first"]
+    kept = replace(p_used_some, promised=frozenset(plan.promised))
+    assert order(kept) == ["first", "second"]
+    assert [each.because for each in line(kept).ahead("second")] == ["promised"]
+    owns = {"p": Project(used=Usage(gpu_s=WEEK)), "q": Project(guaranteed_gpu_milli=1000)}
+    assert order(replace(kept, projects=owns)) == ["second", "first"]
+
+
+@pytest.mark.parametrize(
+    ("projects", "first"),
+    [
+        ({"a": Project(used=Usage(gpu_s=1e6))}, "b"),
+        ({"a": Project(used=Usage(gpu_s=1e6)), "b": Project(used=Usage(gpu_s=2e6))}, "a"),
+        ({"a": Project(weight=3, used=Usage(gpu_s=2e6)), "b": Project(used=Usage(gpu_s=1e6))}, "a"),
+        # A tenth of the CPUs is less than half of the memory.
+        (
+            {"a": Project(used=Usage(cpu_s=6.4 * WEEK)), "b": Project(used=Usage(memory_mib_s=2e5 * WEEK))},
+            "a",
+        ),
+        ({"b": Project(guaranteed_gpu_milli=1000, used=Usage(gpu_s=9e6))}, "b"),
+        ({"b": Project(guaranteed_gpu_milli=0, used=Usage(gpu_s=9e6))}, "a"),
+    ],
+)
+def test_of_two_projects(projects: dict[str, Project], first: str) -> None:
+    snapshot = replace(at([FULL], waits("a", "a"), waits("b", "b")), projects=projects)
+    assert order(snapshot)[0] == first
+
+
+def test_a_guarantee_puts_no_cpu_work_ahead() -> None:
+    asked = (waits("gpus", "a"), waits("cpus", "b", gpu_count=0, cpu_milli=10**6))
+    owned = {"b": Project(guaranteed_gpu_milli=1000, used=Usage(gpu_s=9e6))}
+    assert order(replace(at([FULL], *asked), projects=owned)) == ["gpus", "cpus"]
+
+
+def test_shares_are_counted_on_while_placing() -> None:
+    """The first of `a` is the oldest; then it is `b`'s turn, until both have as much."""
+    asked = [waits(f"a{number}", "a", ago=200 - number) for number in range(4)]
+    asked += [waits(f"b{number}", "b", ago=100 - number) for number in range(4)]
+    plan = schedule(at([node("n1", gpus(H100, 4))], *asked))
+    assert [each.instance_id for each in plan.placements] == ["a0", "b0", "a1", "b1"]
+
+
+def test_what_a_project_was_given_counts_for_all_that_it_waits_for() -> None:
+    asked = (
+        waits("gpu", "a", ago=300),
+        waits("cpu", "a", ago=200, gpu_count=0),
+        waits("other", "b"),
+    )
+    plan = schedule(at([node("n1", gpus(H100, 4))], *asked))
+    assert [each.instance_id for each in plan.placements] == ["gpu", "other", "cpu"]
+
+
+def test_a_heavier_project_is_given_more() -> None:
+    asked = [waits(f"{project}{number}", project) for project in "ab" for number in range(6)]
+    snapshot = replace(at([node("n1", gpus(H100, 6))], *asked), projects={"a": Project(weight=2)})
+    assert sum(name.startswith("a") for name in placed(schedule(snapshot))) == 4
+
+
+def test_nobody_waits_who_is_not_in_line() -> None:
+    with pytest.raises(ValueError, match="not in"):
+        line(at([FULL], waits("a"))).position("b")
+
+
+@settings(deadline=None, max_examples=20)
+@given(snapshots())
+def test_everybody_is_in_line_once(snapshot: Snapshot) -> None:
+    memory = Memory()
+    schedule(snapshot, memory)
+    told = line(snapshot, memory)
+    assert sorted(told.instance_ids) == sorted(each.instance_id for each in snapshot.requests)
+    assert list(told.ranks) == sorted(told.ranks)
+    assert told == line(snapshot)
