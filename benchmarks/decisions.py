@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from mooring.core.instance import WHOLE_MILLI
 from mooring.core.node import NodeState, allocatable_memory_mib
 from mooring.loops.scheduling import leave_to_stay
-from mooring.scheduler.cycle_cache import Memory
+from mooring.scheduler.cycle_cache import CycleCache
 from mooring.scheduler.model import GpuView, NodeView, Request, Running, Snapshot
 from mooring.scheduler.node_changes import with_placement, without
 from mooring.scheduler.packing.demand import Demand
@@ -155,7 +155,7 @@ class Cluster:
         self._shapes = requests(seed)
         self._nodes = {node.id: node for node in map(_node, range(nodes))}
         self._running: list[tuple[str, Running]] = []
-        self._memory, self._learning = Memory(), Learning()
+        self._memory, self._learning = CycleCache(), Learning()
         self._milli = 0
         self._full = int(FILLED * nodes * 8 * WHOLE_MILLI)
         self._asked = 0

@@ -5,22 +5,22 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from benchmarks.month_simulation import Cluster, Decide
-from mooring.scheduler.cycle_cache import Memory
+from mooring.scheduler.cycle_cache import CycleCache
 from mooring.scheduler.model import Placement, Policy, Request
 from mooring.scheduler.node_changes import with_placement
 from mooring.scheduler.packing.learning import Learning
 from mooring.scheduler.packing.search import Key, find, shape
-from mooring.scheduler.schedule import Look
+from mooring.scheduler.schedule import SchedulingCycle
 
 
 def production() -> Decide:
-    memory, learning = Memory(), Learning()
+    memory, learning = CycleCache(), Learning()
     promised: frozenset[str] = frozenset()
 
     def decide(cluster: Cluster, waiting: Sequence[Request]) -> Sequence[Placement]:
         nonlocal promised
         snapshot = learning.look(replace(cluster.snapshot(waiting), promised=promised), memory)
-        plan = Look(snapshot, memory).decisions()
+        plan = SchedulingCycle(snapshot, memory).decisions()
         promised = frozenset(plan.promised)
         return plan.placements
 
@@ -38,7 +38,7 @@ def whatever_fits() -> Decide:
 
 
 def _one_by_one(*, stop_at_first: bool) -> Decide:
-    memory, learning = Memory(), Learning()
+    memory, learning = CycleCache(), Learning()
 
     def decide(cluster: Cluster, waiting: Sequence[Request]) -> Sequence[Placement]:
         snapshot = learning.look(cluster.snapshot(waiting), memory)

@@ -15,15 +15,15 @@ from mooring.core.instance import WHOLE_MILLI
 from mooring.core.node import NodeState, allocatable_memory_mib
 from mooring.scheduler.model import (
     GpuView,
-    Moment,
     NodeView,
     Placement,
+    PlanTime,
     Policy,
-    Project,
+    ProjectView,
     Request,
+    ResourceUsage,
     Running,
     Snapshot,
-    Usage,
 )
 from mooring.scheduler.node_changes import as_running, with_placement, without
 
@@ -47,7 +47,7 @@ class Cluster:
     policy: Policy
     now: float = 0.0
     nodes: dict[str, NodeView] = field(init=False)
-    used: dict[str, Usage] = field(default_factory=dict)  # by project, as are those that follow
+    used: dict[str, ResourceUsage] = field(default_factory=dict)  # by project, as are those that follow
     held: dict[str, Held] = field(default_factory=dict)
     placed: dict[str, tuple[str, Running]] = field(default_factory=dict)  # by instance: the node and what
 
@@ -59,7 +59,7 @@ class Cluster:
         return Snapshot(
             nodes=tuple(self.nodes.values()),
             requests=tuple(requests),
-            projects={project_id: Project(used=used) for project_id, used in self.used.items()},
+            projects={project_id: ProjectView(used=used) for project_id, used in self.used.items()},
             now=self.now,
             policy=self.policy,
         )
@@ -71,8 +71,8 @@ class Cluster:
         # The integral of a constant rate that is halved as it goes.
         grown = (1 - kept) * half_life / log(2)
         for project_id, held in self.held.items():
-            before = self.used.get(project_id, Usage())
-            self.used[project_id] = Usage(
+            before = self.used.get(project_id, ResourceUsage())
+            self.used[project_id] = ResourceUsage(
                 before.gpu_s * kept + held.gpu_milli / 1000 * grown,
                 before.cpu_s * kept + held.cpu_milli / 1000 * grown,
                 before.memory_mib_s * kept + held.memory_mib * grown,
@@ -80,7 +80,7 @@ class Cluster:
         self.now = to
 
     def place(self, placement: Placement, request: Request) -> None:
-        moment = Moment(self.now, self.policy.start_overhead_s)
+        moment = PlanTime(self.now, self.policy.start_overhead_s)
         node_id = placement.node_id
         self.nodes[node_id] = with_placement(self.nodes[node_id], placement, request, moment)
         running = as_running(placement, request, moment)

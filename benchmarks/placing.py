@@ -20,7 +20,7 @@ from tests.testbed.postgres import PostgresCluster
 
 from benchmarks import stack
 from benchmarks.figures import verdict
-from mooring.control.scheduling.cache import World
+from mooring.control.scheduling.cache import SchedulerCache
 from mooring.db import migrate
 from mooring.db.session import Database
 from mooring.db.signals import Signals
@@ -60,7 +60,7 @@ def _by_the_loop(url: str, instances: int) -> float:
     """Placements a second."""
     database = Database(url, Signals())
     try:
-        loop = _Timed(database, World())
+        loop = _Timed(database, SchedulerCache())
         began = time.perf_counter()
         loop.look()
         print(f"first look at all nodes: {time.perf_counter() - began:.1f} s")
@@ -85,7 +85,7 @@ def _by_the_loop(url: str, instances: int) -> float:
 class _Timed(Scheduling):
     """The production loop, whose writing is timed."""
 
-    def __init__(self, database: Database, world: World) -> None:
+    def __init__(self, database: Database, world: SchedulerCache) -> None:
         super().__init__(database, world)
         self.commit_s = 0.0
         self.looks = 0

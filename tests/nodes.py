@@ -13,8 +13,8 @@ from mooring.agent.gpus.telemetry import Machine
 from mooring.agent.simulated.gpus import SimulatedGpuReader
 from mooring.agent.simulated.runtime import SimulatedRuntime
 from mooring.agent.sync.agent import Agent
-from mooring.agent.sync.client import ControlPlane
-from mooring.agent.sync.identity import Identity, NodeState
+from mooring.agent.sync.client import ControlPlaneClient
+from mooring.agent.sync.identity import NodeIdentity, StateDirectory
 from mooring.agent.sync.specs import Specs
 from mooring.core.gpu import GpuFacts
 from mooring.core.node import NodeFacts
@@ -147,7 +147,7 @@ def seen(assignment: Assignment, phase: str, **fields: Any) -> ObservedInstance:
 class SimulatedNode:
     """The product's own agent over simulated containers and GPUs, in threads of this process."""
 
-    def __init__(self, agent: Agent, runtime: SimulatedRuntime, identity: Identity) -> None:
+    def __init__(self, agent: Agent, runtime: SimulatedRuntime, identity: NodeIdentity) -> None:
         self.agent = agent
         self.runtime = runtime
         self.id = identity.node_id
@@ -166,9 +166,9 @@ def simulated_node(
     labels: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[SimulatedNode]:
     """A node that joins, reports and does what it is told, for the length of the block."""
-    control_plane = ControlPlane(str(admin.base_url))
-    state = NodeState(directory)
-    identity = Identity.given(control_plane.join(join_token(admin), name, name))
+    control_plane = ControlPlaneClient(str(admin.base_url))
+    state = StateDirectory(directory)
+    identity = NodeIdentity.given(control_plane.join(join_token(admin), name, name))
     state.joined(identity)
     control_plane.identify(identity)
     runtime = SimulatedRuntime(cpus=24 * max(1, gpus), memory_mib=262_144 * max(1, gpus), start_s=start_s)

@@ -3,14 +3,14 @@
 from datetime import timedelta
 
 from mooring.control.retention import Kept
-from mooring.control.tenants.storage import Limits
+from mooring.control.tenants.storage import StorageLimits
 from mooring.loops.retention import Retention, SteadyClock
 from tests.service import RunningService
 
 AS_SHIPPED = Kept(timedelta(days=30), timedelta(hours=24), timedelta(days=30))
 # As with the shortest settings, some seconds later.
 AT_ONCE = Kept(timedelta(0), timedelta(0), timedelta(days=30))
-LIMITS = Limits(stored_bytes=1024**3, written_bytes_per_day=2 * 1024**3)
+LIMITS = StorageLimits(stored_bytes=1024**3, written_bytes_per_day=2 * 1024**3)
 
 
 class TrustedClock(SteadyClock):
@@ -20,5 +20,5 @@ class TrustedClock(SteadyClock):
         return True
 
 
-def purge(service: RunningService, kept: Kept = AS_SHIPPED, limits: Limits = LIMITS) -> None:
+def purge(service: RunningService, kept: Kept = AS_SHIPPED, limits: StorageLimits = LIMITS) -> None:
     Retention(service.plane.database, kept, limits, TrustedClock()).tick()

@@ -212,7 +212,7 @@ def test_a_route_around_the_gate_stops_the_program() -> None:
     app = FastAPI()
     app.include_router(router)
     with pytest.raises(LookupError, match="no GatedRoute"):
-        authorization.refuse_ungated(app)
+        authorization.require_all_authorized(app)
 
 
 def test_a_route_without_a_row_of_the_table_stops_the_program() -> None:

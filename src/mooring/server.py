@@ -21,23 +21,23 @@ from mooring.api.streaming.channels import Channels
 from mooring.control import bootstrap
 from mooring.control.audit import audit_log
 from mooring.control.audit.signing_keys import KEY_FILE, AuditKeys
-from mooring.control.bootstrap import Identity
+from mooring.control.bootstrap import ControlPlaneIdentity
 from mooring.control.retention import Kept
-from mooring.control.scheduling.cache import World
+from mooring.control.scheduling.cache import SchedulerCache
 from mooring.control.tenants import encryption, registry_rules, storage
-from mooring.control.tenants.encryption import Sealer
+from mooring.control.tenants.encryption import Encryptor
 from mooring.core.registry_hosts import RegistryRules
 from mooring.db import migrate, roles, space
 from mooring.db.notifications import Listener
 from mooring.db.session import Database
 from mooring.db.signals import Signals
 from mooring.loops.audit_links import AuditLinks
-from mooring.loops.deadlines import Limits
+from mooring.loops.deadlines import Deadlines
 from mooring.loops.groups import Groups
 from mooring.loops.loop import Loop
 from mooring.loops.node_health import NodeHealth
 from mooring.loops.refusals import RefusedRequests
-from mooring.loops.reservations import Reservations
+from mooring.loops.reservations import ReservationRepair
 from mooring.loops.retention import Retention
 from mooring.loops.scheduling import Scheduling
 from mooring.scheduler.model import Policy
@@ -59,8 +59,8 @@ class ControlPlane:
 
     settings: Settings
     database: Database
-    identity: Identity
-    sealer: Sealer
+    identity: ControlPlaneIdentity
+    sealer: Encryptor
     audit_keys: AuditKeys
     new_admin_key: str | None
 
@@ -72,7 +72,7 @@ def open_control_plane(settings: Settings) -> ControlPlane:
     space.make_shrinkable(settings.resolved_database_url)
     database = Database(settings.resolved_database_url, Signals())
     given, keys = settings.bootstrap_admin_key, settings.encryption_keys
-    sealer = Sealer(keys.get_secret_value().split(",") if keys else encryption.keys_in(settings.data_dir))
+    sealer = Encryptor(keys.get_secret_value().split(",") if keys else encryption.keys_in(settings.data_dir))
     audit_keys = _audit_keys(settings)
     audit_log.sign_with(database, audit_keys)
     try:
@@ -128,7 +128,7 @@ class Service:
         patience: Patience | None = None,
     ) -> None:
         patience = patience or Patience(connections=_connections())
-        self.world = World(_policy(plane.settings))
+        self.world = SchedulerCache(_policy(plane.settings))
         limited = plane.settings.rate_limits == "on"
         context = Context(
             settings=plane.settings,
@@ -169,15 +169,15 @@ class Service:
         self._server.should_exit = True
 
 
-def _loops(plane: ControlPlane, world: World, limits: storage.Limits) -> tuple[Loop, ...]:
+def _loops(plane: ControlPlane, world: SchedulerCache, limits: storage.StorageLimits) -> tuple[Loop, ...]:
     settings = plane.settings
     kept = Kept(settings.deleted_kept, settings.idempotency_kept, timedelta(days=settings.events_kept_days))
     return (
         Scheduling(plane.database, world),
         NodeHealth(plane.database, settings.unreachable_after_s),
-        Limits(plane.database, settings.start_timeout_s),
+        Deadlines(plane.database, settings.start_timeout_s),
         Groups(plane.database),
-        Reservations(plane.database, world),
+        ReservationRepair(plane.database, world),
         Retention(plane.database, kept, limits),
         AuditLinks(plane.database, plane.audit_keys, settings.audit_head_file),
     )

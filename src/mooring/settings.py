@@ -12,7 +12,7 @@ from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_va
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from mooring.core.registry_hosts import parse_listed
-from mooring.core.sign_on import Grant, parse_grants
+from mooring.core.sign_on import RoleGrant, parse_grants
 
 
 class Settings(BaseSettings):
@@ -63,7 +63,7 @@ class Settings(BaseSettings):
     ] = None
     oidc_audience: Annotated[str | None, Field(description="what `aud` of a token must hold")] = None
     oidc_roles: Annotated[
-        Mapping[str, tuple[Grant, ...]],
+        Mapping[str, tuple[RoleGrant, ...]],
         NoDecode,
         Field(description="VALUE=admin, VALUE=PROJECT:ROLE, …, or the same as JSON"),
     ] = {}

@@ -10,8 +10,8 @@ from mooring.agent.gpus.reader import GpuReader
 from mooring.agent.gpus.telemetry import ContainerOf, Machine
 from mooring.agent.runtime import Runtime
 from mooring.agent.sync.agent import Agent
-from mooring.agent.sync.client import ControlPlane
-from mooring.agent.sync.identity import Identity, NodeState
+from mooring.agent.sync.client import ControlPlaneClient
+from mooring.agent.sync.identity import NodeIdentity, StateDirectory
 from tests.agent.control_planes import TOKEN, TinyControlPlane, control_plane
 
 
@@ -25,10 +25,10 @@ def agent_with(
     release_within_s: float = 1,
 ) -> Iterator[TinyControlPlane]:
     with control_plane() as server, ExitStack() as stack:
-        calls = stack.enter_context(closing(ControlPlane(server.url)))
-        identity = Identity.given(calls.join(TOKEN, "gpu-1", "host-1"))
+        calls = stack.enter_context(closing(ControlPlaneClient(server.url)))
+        identity = NodeIdentity.given(calls.join(TOKEN, "gpu-1", "host-1"))
         calls.identify(identity)
-        state = NodeState(directory)
+        state = StateDirectory(directory)
         state.joined(identity)
         stack.enter_context(closing(runtime))
         if isinstance(runtime, DockerRuntime):

@@ -10,7 +10,7 @@ import tarfile
 from typing import Any
 
 from mooring.agent.decide.reconcile import is_live
-from mooring.agent.docker.create import Abilities, Image, Limits, container_config, container_name
+from mooring.agent.docker.create import Abilities, ContainerLimits, Image, container_config, container_name
 from mooring.agent.docker.runtime import DockerRuntime
 from mooring.agent.runtime import Container
 from mooring.schemas.agent import Assignment
@@ -120,7 +120,7 @@ def create_by_hand(
     api: Any = node.client.api
     image = api.inspect_image(given.spec.image)["Id"]
     config = container_config(
-        given, Image(id=image, digest=image), Abilities(), Limits(open_files=1024), CONTROL_PLANE
+        given, Image(id=image, digest=image), Abilities(), ContainerLimits(open_files=1024), CONTROL_PLANE
     )
     if labels is not None:
         config["Labels"] = config["Labels"] | labels if labels else {}

@@ -9,13 +9,13 @@ from mooring.agent.decide.reconcile import (
     Cancel,
     Doing,
     Key,
-    Plan,
+    ReconcileInput,
+    ReconcilePlan,
     Remove,
     Restart,
     Start,
     Stop,
     Work,
-    World,
     decide,
     key_of,
 )
@@ -82,8 +82,8 @@ def exited(
     return container(instance_id, attempt, "exited", exit_code=exit_code, finished_at=at, **more)
 
 
-def world(*things: Assignment | Removal | Container, now: float = 100, **more: Any) -> World:
-    return World(
+def world(*things: Assignment | Removal | Container, now: float = 100, **more: Any) -> ReconcileInput:
+    return ReconcileInput(
         assignments={key_of(one): one for one in things if isinstance(one, Assignment)},
         removals={key_of(one): one for one in things if isinstance(one, Removal)},
         containers={key_of(one): one for one in things if isinstance(one, Container)},
@@ -116,7 +116,7 @@ class ToyEngine:
         self.began: set[Key] = set()
         self.actions: dict[Key, Action] = {}
 
-    def plan(self, before: World) -> Plan:
+    def plan(self, before: ReconcileInput) -> ReconcilePlan:
         plan = decide(
             replace(
                 before, containers=dict(self.containers), work=dict(self.work), spent=frozenset(self.began)

@@ -14,7 +14,7 @@ from mooring.control.instances import placements
 from mooring.core import ids
 from mooring.db.tables import Allocation, Instance, Node, Reservation
 from mooring.db.types import new_id, now
-from mooring.scheduler.model import Grant, Placement
+from mooring.scheduler.model import GpuAllocation, Placement
 from tests.nodes import WireNode, seen
 from tests.service import Client, RunningService
 from tests.testbed.waiting import wait_until
@@ -99,7 +99,7 @@ def _plan(instance_id: str, node: WireNode, *indexes: int, **more: Any) -> Place
     return Placement(
         **{
             "instance_id": instance_id, "node_id": node.id, "cpu_milli": 1000, "memory_mib": 64,
-            "grants": tuple(Grant(node.gpus[index].uuid) for index in indexes), **more,
+            "grants": tuple(GpuAllocation(node.gpus[index].uuid) for index in indexes), **more,
         }
     )  # fmt: skip
 
@@ -131,9 +131,9 @@ def test_one_plan_that_overlaps_itself_is_let_through_once(
         {"node_id": "nod_none"},
         {"cpu_milli": 64_001},
         {"memory_mib": 524_288},
-        {"grants": (Grant("GPU-of-nobody"),)},
-        {"grants": (Grant("GPU-gpu-1-0", 142, "MIG-of-nobody"),)},
-        {"grants": (Grant("GPU-gpu-1-0"), Grant("GPU-gpu-1-0", 1))},
+        {"grants": (GpuAllocation("GPU-of-nobody"),)},
+        {"grants": (GpuAllocation("GPU-gpu-1-0", 142, "MIG-of-nobody"),)},
+        {"grants": (GpuAllocation("GPU-gpu-1-0"), GpuAllocation("GPU-gpu-1-0", 1))},
         {"instance_id": "ins_none"},
     ],
 )
@@ -198,7 +198,7 @@ def test_a_plan_to_share_a_card_with_another_project_is_refused(
     other = client.post("/v1/projects", json={"name": "other"}).json()["id"]
     stranger = client.create(gpus={"count": 4}, project_id=other, cpus=1, memory_mib=64)["id"]
     wait_until(lambda: client.instance(stranger)["reason"]["code"] != "queued")
-    half = (Grant(node.gpus[0].uuid, 500),)
+    half = (GpuAllocation(node.gpus[0].uuid, 500),)
     plans = [_plan(instance_id, node, grants=half) for instance_id in (one, stranger, two)]
     assert _assign(service, node.id, *plans) == [one, two]
 

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy.orm import Session
 
 from mooring.control.scheduling import pending
-from mooring.control.scheduling.cache import World
+from mooring.control.scheduling.cache import SchedulerCache
 from mooring.db.session import Database
 from mooring.loops.loop import Loop
 from mooring.loops.scheduling import Scheduling
@@ -50,7 +50,7 @@ def test_a_new_process_knows_what_was_asked_for_lately(
         template = {"image": "mooring-test/busybox:1", "gpus": {"count": gpus}}
         group = client.post("/v1/instance-groups", json={"count": 30, "template": template}).json()
         client.delete(f"/v1/instance-groups/{group['id']}")
-    world = World()
+    world = SchedulerCache()
     Scheduling(database, world).tick()
     assert world.decided is not None
     snapshot = world.decided.snapshot

@@ -9,7 +9,7 @@ from sqlalchemy import func, select, update
 
 from mooring.control import retention
 from mooring.control.retention import Kept, Sweep
-from mooring.control.tenants.storage import Limits
+from mooring.control.tenants.storage import StorageLimits
 from mooring.db.session import Database
 from mooring.db.tables import (
     Allocation,
@@ -183,11 +183,11 @@ def test_a_crowded_project_loses_its_oldest_deleted_rows_only(
         with service.plane.database.write() as session:
             moment = now() - timedelta(hours=9 - number)
             session.execute(update(Instance).where(Instance.id == instance_id).values(deleted_at=moment))
-    purge(service, limits=Limits(80_000, 1))  # 64 KB are stored, and half of the limit is 40
+    purge(service, limits=StorageLimits(80_000, 1))  # 64 KB are stored, and half of the limit is 40
     with service.plane.database.read() as session:
         assert set(session.scalars(select(Instance.id))) == set(made[3:])
     assert count(service, Event) == events_before  # no project may take them from other readers
-    purge(service, limits=Limits(2, 1))
+    purge(service, limits=StorageLimits(2, 1))
     with service.plane.database.read() as session:  # not what was deleted a moment ago
         assert set(session.scalars(select(Instance.id))) == set(made[4:])
 

@@ -3,10 +3,10 @@
 import pytest
 
 from mooring.core.access import Role
-from mooring.core.sign_on import ADMIN, Grant, given, parse_grants
+from mooring.core.sign_on import ADMIN, RoleGrant, given, parse_grants
 
-VISION = Grant("vision", Role.MEMBER)
-SPEECH = Grant("speech", Role.OWNER)
+VISION = RoleGrant("vision", Role.MEMBER)
+SPEECH = RoleGrant("speech", Role.OWNER)
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ SPEECH = Grant("speech", Role.OWNER)
         ("{}", {}),
     ],
 )
-def test_both_ways_of_writing_are_read(text: str, grants: dict[str, tuple[Grant, ...]]) -> None:
+def test_both_ways_of_writing_are_read(text: str, grants: dict[str, tuple[RoleGrant, ...]]) -> None:
     assert parse_grants(text) == grants
 
 

@@ -10,20 +10,20 @@ from hypothesis import strategies as st
 from mooring.core.node import NodeState, allocatable_memory_mib
 from mooring.scheduler.model import (
     Gang,
+    GpuAllocation,
     GpuView,
-    Grant,
-    Hold,
     MigView,
-    Moment,
     NodeView,
     Placement,
-    Plan,
+    PlanTime,
     Policy,
-    Project,
+    ProjectView,
     Request,
+    ReservedPeriod,
+    ResourceUsage,
     Running,
+    SchedulingPlan,
     Snapshot,
-    Usage,
 )
 from tests.scheduler.worlds import A10, H100, SIZES
 
@@ -49,7 +49,7 @@ def _card(draw: st.DrawFn, node_id: str, place: int, model: str) -> GpuView:
         numa_node=draw(st.sampled_from([0, 1, None])),
         mig_enabled=split,
         mig=tuple(MigView(f"MIG-{uuid}-{part}", PROFILE, free=True) for part in range(2)) if split else (),
-        holds=(Hold("r1", draw(st.sampled_from("ab")), begins, begins + 500),) if held else (),
+        holds=(ReservedPeriod("r1", draw(st.sampled_from("ab")), begins, begins + 500),) if held else (),
     )
 
 
@@ -85,21 +85,21 @@ def _running(draw: st.DrawFn, node: NodeView, number: int) -> Running | None:
     )
 
 
-def _grants(node: NodeView, kind: str, count: int, project: str) -> tuple[Grant, ...] | None:
+def _grants(node: NodeView, kind: str, count: int, project: str) -> tuple[GpuAllocation, ...] | None:
     plain = [gpu for gpu in node.gpus if not gpu.mig_enabled]
     if kind == "whole":
         free = [gpu for gpu in plain if gpu.milli_free == 1000]
-        return tuple(Grant(gpu.uuid) for gpu in free[:count]) or None
+        return tuple(GpuAllocation(gpu.uuid) for gpu in free[:count]) or None
     if kind == "share":
         for gpu in plain:
             if gpu.milli_free >= 250 and gpu.project_id in {None, project}:
-                return (Grant(gpu.uuid, 250),)
+                return (GpuAllocation(gpu.uuid, 250),)
         return None
     if kind == "mig":
         for gpu in node.gpus:
             for device in gpu.mig:
                 if device.free:
-                    return (Grant(gpu.uuid, PROFILE_MILLI, device.uuid),)
+                    return (GpuAllocation(gpu.uuid, PROFILE_MILLI, device.uuid),)
         return None
     return ()
 
@@ -205,9 +205,9 @@ def _gang(draw: st.DrawFn) -> tuple[Request, ...]:
 def snapshots(draw: st.DrawFn, *, nodes_at_most: int = 4, requests_at_most: int = 8) -> Snapshot:
     nodes = tuple(draw(busy_node(f"n{place}")) for place in range(draw(st.integers(0, nodes_at_most))))
     projects = {
-        project: Project(
+        project: ProjectView(
             weight=draw(st.sampled_from([1.0, 2.0])),
-            used=Usage(draw(st.sampled_from([0.0, 1e6])), 0.0, 0.0),
+            used=ResourceUsage(draw(st.sampled_from([0.0, 1e6])), 0.0, 0.0),
             guaranteed_gpu_milli=draw(st.sampled_from([None, None, 2000])),
         )
         for project in draw(st.sampled_from(["", "ab", "abc"]))
@@ -227,12 +227,12 @@ class After:
     asked: dict[str, Request]
 
 
-def then(snapshot: Snapshot) -> Moment:
+def then(snapshot: Snapshot) -> PlanTime:
     """When what gives way now has gone."""
     return replace(snapshot.at, now=snapshot.now + snapshot.policy.start_overhead_s)
 
 
-def after(snapshot: Snapshot, plan: Plan, *, evicted: bool = False) -> After:
+def after(snapshot: Snapshot, plan: SchedulingPlan, *, evicted: bool = False) -> After:
     """Args: evicted: whether those that give way have gone."""
     asked = {each.instance_id: each for each in snapshot.requests}
     nodes = {node.id: node for node in snapshot.nodes}

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from mooring.scheduler.model import GpuView, Hold, MigView, Moment
+from mooring.scheduler.model import GpuView, MigView, PlanTime, ReservedPeriod
 from tests.scheduler.worlds import A10, AT, H100, cube_mesh, gpus, node, place_one, request
 
 
@@ -49,13 +49,13 @@ def test_shares_and_mig_devices_go_elsewhere_first_too() -> None:
 
 
 def test_a_reserved_gpu_with_a_warning_is_given_after_the_other_reserved_ones() -> None:
-    hold = Hold("r1", "p1", 0.0, 1000.0)
+    hold = ReservedPeriod("r1", "p1", 0.0, 1000.0)
     cards = tuple(replace(gpu, holds=(hold,)) for gpu in _warned(gpus(H100, 3, on="n1"), 0))
     here = node("n1", cards)
     asked = replace(request(1), project_id="p1")
-    placed = place_one([here], asked, Moment(1.0))
+    placed = place_one([here], asked, PlanTime(1.0))
     assert placed is not None and placed.gpu_uuids[0] in {"GPU-n1-1", "GPU-n1-2"}
-    placed = place_one([here], replace(asked, gpu_count=3), Moment(1.0))
+    placed = place_one([here], replace(asked, gpu_count=3), PlanTime(1.0))
     assert placed is not None and len(placed.gpu_uuids) == 3
 
 

@@ -9,7 +9,7 @@ from hypothesis import event, given, settings
 from mooring.core.node import NodeState
 from mooring.scheduler.feasibility.filters import fits
 from mooring.scheduler.feasibility.needs import needs, preference
-from mooring.scheduler.model import Eviction, Gang, NodeView, Plan, Request, Running, Snapshot
+from mooring.scheduler.model import Eviction, Gang, NodeView, Request, Running, SchedulingPlan, Snapshot
 from mooring.scheduler.node_changes import empty
 from mooring.scheduler.schedule import schedule
 from tests.scheduler.busy import after, breaches, rebuilt, snapshots, then
@@ -31,7 +31,7 @@ def test_what_holds_of_every_plan(snapshot: Snapshot) -> None:
         check(snapshot, plan)
 
 
-def no_promise_is_broken(snapshot: Snapshot, plan: Plan) -> None:
+def no_promise_is_broken(snapshot: Snapshot, plan: SchedulingPlan) -> None:
     """Never over capacity, no parent and its slice, no card of two projects, nothing reserved."""
     event(f"placed: {len(plan.placements)}")
     world = after(snapshot, plan)
@@ -39,7 +39,7 @@ def no_promise_is_broken(snapshot: Snapshot, plan: Plan) -> None:
     assert not any(broken.values()), broken
 
 
-def each_gets_what_it_asked_for(snapshot: Snapshot, plan: Plan) -> None:
+def each_gets_what_it_asked_for(snapshot: Snapshot, plan: SchedulingPlan) -> None:
     asked = {request.instance_id: request for request in snapshot.requests}
     world = {node.id: node for node in snapshot.nodes}
     for placed in plan.placements:
@@ -62,14 +62,14 @@ def each_gets_what_it_asked_for(snapshot: Snapshot, plan: Plan) -> None:
         assert (placed.cpu_milli, placed.memory_mib) == needs(request, node)
 
 
-def each_request_is_answered_once(snapshot: Snapshot, plan: Plan) -> None:
+def each_request_is_answered_once(snapshot: Snapshot, plan: SchedulingPlan) -> None:
     answered = [placed.instance_id for placed in plan.placements]
     answered += [waiting.instance_id for waiting in plan.unplaced]
     assert sorted(answered) == sorted(request.instance_id for request in snapshot.requests)
     assert list(plan.order) == [waiting.instance_id for waiting in plan.unplaced]
 
 
-def what_waits_fits_nowhere_or_waits_its_turn(snapshot: Snapshot, plan: Plan) -> None:
+def what_waits_fits_nowhere_or_waits_its_turn(snapshot: Snapshot, plan: SchedulingPlan) -> None:
     world = after(snapshot, plan).nodes.values()
     asked = {request.instance_id: request for request in snapshot.requests}
     for waiting in plan.unplaced:
@@ -83,7 +83,7 @@ def what_waits_fits_nowhere_or_waits_its_turn(snapshot: Snapshot, plan: Plan) ->
             assert not fits_now or plan.forecasts
 
 
-def whoever_was_promised_a_moment_fits_then(snapshot: Snapshot, plan: Plan) -> None:
+def whoever_was_promised_a_moment_fits_then(snapshot: Snapshot, plan: SchedulingPlan) -> None:
     """Counted anew in the world with all placements: when what was to end has ended, there is room."""
     world = after(snapshot, plan)
     for told in plan.forecasts:
@@ -121,7 +121,7 @@ def _ends(each: Running, snapshot: Snapshot) -> float:
     return max(each.ends_at, snapshot.now) + snapshot.policy.start_overhead_s
 
 
-def never_a_part_of_a_gang(snapshot: Snapshot, plan: Plan) -> None:
+def never_a_part_of_a_gang(snapshot: Snapshot, plan: SchedulingPlan) -> None:
     members = {each.instance_id: each for each in snapshot.requests if each.gang}
     there = {each.id: each for each in snapshot.nodes}
     mine = [each for each in plan.placements if each.instance_id in members]
@@ -137,7 +137,7 @@ def never_a_part_of_a_gang(snapshot: Snapshot, plan: Plan) -> None:
         assert there[mine[0].node_id].swarm is not None
 
 
-def nobody_gives_way_for_nothing(snapshot: Snapshot, plan: Plan) -> None:
+def nobody_gives_way_for_nothing(snapshot: Snapshot, plan: SchedulingPlan) -> None:
     event(f"evictions: {len(plan.evictions)}")
     asked = {each.instance_id: each for each in snapshot.requests}
     there = {run.instance_id: run for each in snapshot.nodes for run in each.running}
@@ -162,7 +162,7 @@ def _assert_may(snapshot: Snapshot, victim: Running, unit: Request, eviction: Ev
         assert victim.project_id != unit.project_id
 
 
-def _assert_needed(snapshot: Snapshot, plan: Plan, unit: Request) -> None:
+def _assert_needed(snapshot: Snapshot, plan: SchedulingPlan, unit: Request) -> None:
     """It fits once they have gone, and would not if any of them stayed; no fewer would have done there."""
     mine = [each for each in plan.evictions if each.for_instance_id == unit.instance_id]
     assert {each.node_id for each in mine} == {mine[0].node_id}

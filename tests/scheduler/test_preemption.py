@@ -9,7 +9,16 @@ import pytest
 from hypothesis import event, given, settings
 
 from mooring.scheduler.feasibility.filters import fits
-from mooring.scheduler.model import Hold, NodeView, Plan, Policy, Project, Request, Running, Snapshot
+from mooring.scheduler.model import (
+    NodeView,
+    Policy,
+    ProjectView,
+    Request,
+    ReservedPeriod,
+    Running,
+    SchedulingPlan,
+    Snapshot,
+)
 from mooring.scheduler.node_changes import without
 from mooring.scheduler.schedule import schedule
 from tests.scheduler.backfill.test_planner import at, placed, running, waits
@@ -21,7 +30,7 @@ SPOT: dict[str, Any] = {"preemptible": True, "priority": 30}
 URGENT = waits("urgent", 2, priority=70)
 
 
-def evicted(plan: Plan) -> list[str]:
+def evicted(plan: SchedulingPlan) -> list[str]:
     return [each.instance_id for each in plan.evictions]
 
 
@@ -62,7 +71,7 @@ def test_nobody_gives_way_for_what_could_not_begin_before_a_reservation(
     begins_in: int, *, gives_way: bool
 ) -> None:
     """What gave way has gone in 30 s, and what takes its place for 50 s in 80 s more."""
-    held = Hold("r1", "others", NOW + begins_in, NOW + 600)
+    held = ReservedPeriod("r1", "others", NOW + begins_in, NOW + 600)
     spots = full(*[SPOT] * 4)
     kept = replace(spots, gpus=tuple(replace(gpu, holds=(held,)) for gpu in spots.gpus))
     plan = schedule(at([kept], replace(URGENT, max_duration_s=50)))
@@ -152,7 +161,7 @@ def test_a_gang_that_is_taken_back_counts_whole_against_what_is_borrowed() -> No
     nodes = [full(other | {"group_id": "g"}, where=each) for each in (one, two)]
     nodes.append(full(other, where=node("n3", gpus(H100, 1, on="n3"))))
     mine = [waits(name, 1, project_id="owner") for name in ("first", "second")]
-    owned = {"owner": Project(guaranteed_gpu_milli=2000), "other": Project(guaranteed_gpu_milli=1000)}
+    owned = {"owner": ProjectView(guaranteed_gpu_milli=2000), "other": ProjectView(guaranteed_gpu_milli=1000)}
     plan = schedule(replace(at(nodes, *mine), projects=owned))
     assert evicted(plan)[0] == "r0-n3"
     gang_only = schedule(replace(at(nodes[:2], *mine), projects=owned))
@@ -182,13 +191,13 @@ def test_each_of_two_has_its_own_victims() -> None:
     assert by_unit["urgent"] != by_unit["second"]
 
 
-def _lab(guaranteed: int | None, borrower: int | None, *spots: dict[str, Any]) -> Plan:
+def _lab(guaranteed: int | None, borrower: int | None, *spots: dict[str, Any]) -> SchedulingPlan:
     """A project reclaims two cards of a node of four on which another runs."""
     others = [{"project_id": "other"} | each for each in spots]
     snapshot = at([full(*others)], replace(URGENT, project_id="owner", priority=50))
     projects = {
-        "owner": Project(guaranteed_gpu_milli=guaranteed),
-        "other": Project(guaranteed_gpu_milli=borrower),
+        "owner": ProjectView(guaranteed_gpu_milli=guaranteed),
+        "other": ProjectView(guaranteed_gpu_milli=borrower),
     }
     return schedule(replace(snapshot, projects=projects))
 
@@ -217,7 +226,7 @@ def test_only_what_is_owned_and_borrowed_is_taken_back(
 
 def test_what_is_placed_beyond_a_guarantee_is_marked() -> None:
     snapshot = at([FOUR], *(waits(f"i{number}", 1) for number in range(3)))
-    owned = {"p": Project(guaranteed_gpu_milli=2000), "q": Project(guaranteed_gpu_milli=1000)}
+    owned = {"p": ProjectView(guaranteed_gpu_milli=2000), "q": ProjectView(guaranteed_gpu_milli=1000)}
     plan = schedule(replace(snapshot, projects=owned))
     assert [each.borrowed for each in plan.placements] == [False, False, True]
     assert not any(each.borrowed for each in schedule(snapshot).placements)

@@ -8,11 +8,11 @@ from typing import TypeVar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooring.scheduler.cycle_cache import Memory
+from mooring.scheduler.cycle_cache import CycleCache
 from mooring.scheduler.explain.reasons import unplaced, would_fit
 from mooring.scheduler.feasibility.filters import fits, refusals
 from mooring.scheduler.feasibility.needs import preference
-from mooring.scheduler.model import NodeView, Plan, Request, Snapshot
+from mooring.scheduler.model import NodeView, Request, SchedulingPlan, Snapshot
 from mooring.scheduler.schedule import schedule
 from tests.scheduler.busy import NOW, after, busy_node, request, snapshots
 from tests.scheduler.worlds import place_one
@@ -85,7 +85,7 @@ def _shuffle(items: Sequence[T], random: Random) -> list[T]:
 @settings(deadline=None, max_examples=12)
 @given(st.lists(SNAPSHOTS, min_size=2, max_size=3), st.randoms(use_true_random=False))
 def test_a_warm_memory_changes_nothing(worlds: list[Snapshot], random: Random) -> None:
-    memory = Memory()
+    memory = CycleCache()
     for snapshot in worlds:
         for each in _life(snapshot, random):
             assert schedule(each, memory) == schedule(each)
@@ -160,7 +160,7 @@ def test_a_second_look_finds_nothing_more(snapshot: Snapshot) -> None:
     assert {each.instance_id for each in again.unplaced} == {each.instance_id for each in plan.unplaced}
 
 
-def _left(snapshot: Snapshot, plan: Plan) -> Snapshot:
+def _left(snapshot: Snapshot, plan: SchedulingPlan) -> Snapshot:
     waiting = {each.instance_id for each in plan.unplaced}
     nodes = after(snapshot, plan).nodes
     return replace(

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from mooring.scheduler.cycle_cache import Memory
+from mooring.scheduler.cycle_cache import CycleCache
 from mooring.scheduler.explain.forecasts import line
-from mooring.scheduler.model import Policy, Project, Request, Snapshot, Usage
+from mooring.scheduler.model import Policy, ProjectView, Request, ResourceUsage, Snapshot
 from mooring.scheduler.schedule import schedule
 from tests.scheduler.backfill.test_planner import at, placed, running
 from tests.scheduler.busy import NOW, snapshots
@@ -73,38 +73,53 @@ def test_who_was_promised_a_moment_is_not_overtaken_because_shares_change() -> N
     before = at([full], *asked)
     plan = schedule(before)
     assert (plan.order, plan.promised) == (("first", "second"), ("first",))
-    p_used_some = replace(before, projects={"p": Project(used=Usage(gpu_s=WEEK))})
+    p_used_some = replace(before, projects={"p": ProjectView(used=ResourceUsage(gpu_s=WEEK))})
     assert order(p_used_some) == ["second", "first"]
     kept = replace(p_used_some, promised=frozenset(plan.promised))
     assert order(kept) == ["first", "second"]
     assert [each.because for each in line(kept).ahead("second")] == ["promised"]
-    owns = {"p": Project(used=Usage(gpu_s=WEEK)), "q": Project(guaranteed_gpu_milli=1000)}
+    owns = {"p": ProjectView(used=ResourceUsage(gpu_s=WEEK)), "q": ProjectView(guaranteed_gpu_milli=1000)}
     assert order(replace(kept, projects=owns)) == ["second", "first"]
 
 
 @pytest.mark.parametrize(
     ("projects", "first"),
     [
-        ({"a": Project(used=Usage(gpu_s=1e6))}, "b"),
-        ({"a": Project(used=Usage(gpu_s=1e6)), "b": Project(used=Usage(gpu_s=2e6))}, "a"),
-        ({"a": Project(weight=3, used=Usage(gpu_s=2e6)), "b": Project(used=Usage(gpu_s=1e6))}, "a"),
-        # A tenth of the CPUs is less than half of the memory.
+        ({"a": ProjectView(used=ResourceUsage(gpu_s=1e6))}, "b"),
         (
-            {"a": Project(used=Usage(cpu_s=6.4 * WEEK)), "b": Project(used=Usage(memory_mib_s=2e5 * WEEK))},
+            {
+                "a": ProjectView(used=ResourceUsage(gpu_s=1e6)),
+                "b": ProjectView(used=ResourceUsage(gpu_s=2e6)),
+            },
             "a",
         ),
-        ({"b": Project(guaranteed_gpu_milli=1000, used=Usage(gpu_s=9e6))}, "b"),
-        ({"b": Project(guaranteed_gpu_milli=0, used=Usage(gpu_s=9e6))}, "a"),
+        (
+            {
+                "a": ProjectView(weight=3, used=ResourceUsage(gpu_s=2e6)),
+                "b": ProjectView(used=ResourceUsage(gpu_s=1e6)),
+            },
+            "a",
+        ),
+        # A tenth of the CPUs is less than half of the memory.
+        (
+            {
+                "a": ProjectView(used=ResourceUsage(cpu_s=6.4 * WEEK)),
+                "b": ProjectView(used=ResourceUsage(memory_mib_s=2e5 * WEEK)),
+            },
+            "a",
+        ),
+        ({"b": ProjectView(guaranteed_gpu_milli=1000, used=ResourceUsage(gpu_s=9e6))}, "b"),
+        ({"b": ProjectView(guaranteed_gpu_milli=0, used=ResourceUsage(gpu_s=9e6))}, "a"),
     ],
 )
-def test_of_two_projects(projects: dict[str, Project], first: str) -> None:
+def test_of_two_projects(projects: dict[str, ProjectView], first: str) -> None:
     snapshot = replace(at([FULL], waits("a", "a"), waits("b", "b")), projects=projects)
     assert order(snapshot)[0] == first
 
 
 def test_a_guarantee_puts_no_cpu_work_ahead() -> None:
     asked = (waits("gpus", "a"), waits("cpus", "b", gpu_count=0, cpu_milli=10**6))
-    owned = {"b": Project(guaranteed_gpu_milli=1000, used=Usage(gpu_s=9e6))}
+    owned = {"b": ProjectView(guaranteed_gpu_milli=1000, used=ResourceUsage(gpu_s=9e6))}
     assert order(replace(at([FULL], *asked), projects=owned)) == ["gpus", "cpus"]
 
 
@@ -128,7 +143,7 @@ def test_what_a_project_was_given_counts_for_all_that_it_waits_for() -> None:
 
 def test_a_heavier_project_is_given_more() -> None:
     asked = [waits(f"{project}{number}", project) for project in "ab" for number in range(6)]
-    snapshot = replace(at([node("n1", gpus(H100, 6))], *asked), projects={"a": Project(weight=2)})
+    snapshot = replace(at([node("n1", gpus(H100, 6))], *asked), projects={"a": ProjectView(weight=2)})
     assert sum(name.startswith("a") for name in placed(schedule(snapshot))) == 4
 
 
@@ -140,7 +155,7 @@ def test_nobody_waits_who_is_not_in_line() -> None:
 @settings(deadline=None, max_examples=20)
 @given(snapshots())
 def test_everybody_is_in_line_once(snapshot: Snapshot) -> None:
-    memory = Memory()
+    memory = CycleCache()
     schedule(snapshot, memory)
     told = line(snapshot, memory)
     assert sorted(told.instance_ids) == sorted(each.instance_id for each in snapshot.requests)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooring.core.node import NodeState
-from mooring.scheduler.model import Grant, Hold, NodeView, Running
+from mooring.scheduler.model import GpuAllocation, NodeView, ReservedPeriod, Running
 from mooring.scheduler.reservations import Asked, choose, earliest, stock
 from tests.scheduler.worlds import A10, H100, cube_mesh, gpus, h100s, node, request
 
@@ -24,7 +24,7 @@ def running(view: NodeView, places: range, ends_at: float | None, project: str =
     """The node with an instance on some of its cards."""
     uuids = [view.gpus[place].uuid for place in places]
     held = Running(
-        f"on-{uuids[0]}", project, tuple(map(Grant, uuids)), 0, 0, 50, preemptible=False, since=0.0,
+        f"on-{uuids[0]}", project, tuple(map(GpuAllocation, uuids)), 0, 0, 50, preemptible=False, since=0.0,
         ends_at=ends_at,
     )  # fmt: skip
     cards = tuple(replace(gpu, milli_free=0) if gpu.uuid in uuids else gpu for gpu in view.gpus)
@@ -32,7 +32,7 @@ def running(view: NodeView, places: range, ends_at: float | None, project: str =
 
 
 def held(view: NodeView, places: range, begin: float, end: float, reservation: str = "r") -> NodeView:
-    hold = Hold(reservation, "other", begin, end)
+    hold = ReservedPeriod(reservation, "other", begin, end)
     uuids = {view.gpus[place].uuid for place in places}
     cards = tuple(replace(gpu, holds=(*gpu.holds, hold)) if gpu.uuid in uuids else gpu for gpu in view.gpus)
     return replace(view, gpus=cards)

@@ -6,7 +6,15 @@ from typing import Any
 import pytest
 
 from mooring.core.node import NodeState
-from mooring.scheduler.model import GpuView, Grant, Hold, MigView, NodeView, Request, Snapshot
+from mooring.scheduler.model import (
+    GpuAllocation,
+    GpuView,
+    MigView,
+    NodeView,
+    Request,
+    ReservedPeriod,
+    Snapshot,
+)
 from mooring.scheduler.packing.demand import potential_for
 from mooring.scheduler.packing.search import key, shape
 from mooring.scheduler.packing.shapes import Shape
@@ -115,7 +123,7 @@ def test_where_any_card_will_do_the_smallest_is_given(asked: Request) -> None:
 
 def test_cards_that_are_held_for_the_project_come_first() -> None:
     held = h100s("n1")
-    mine = Hold("r1", "p", -10.0, 10.0)
+    mine = ReservedPeriod("r1", "p", -10.0, 10.0)
     cards = tuple(replace(gpu, holds=(mine,)) if gpu.index > 5 else gpu for gpu in held.gpus)
     # Two are free elsewhere, and would be taken by anybody else.
     world = (replace(held, gpus=cards), h100s("n2", 6))
@@ -127,7 +135,7 @@ def test_cards_that_are_held_for_the_project_come_first() -> None:
 
 def _apart(numa_nodes: tuple[int, ...], *held: int) -> NodeView:
     """Two A10 and two H100, some of which are held for the project `p`."""
-    hold = Hold("r", "p", 0.0, 1000.0)
+    hold = ReservedPeriod("r", "p", 0.0, 1000.0)
     cards = zip(gpus([A10, A10, H100, H100]), numa_nodes, strict=True)
     return node(
         cards=tuple(
@@ -175,10 +183,10 @@ def test_a_share_goes_on_the_card_that_is_shared_already() -> None:
     world = node(cards=(first, replace(second, milli_free=500, project_id="p")))
     placed = place_one([world], request(1, gpu_milli=250, project_id="p"), AT)
     assert placed is not None
-    assert placed.grants == (Grant(second.uuid, 250),)
+    assert placed.grants == (GpuAllocation(second.uuid, 250),)
     of_another = place_one([world], request(1, gpu_milli=250, project_id="q"), AT)
     assert of_another is not None
-    assert of_another.grants == (Grant(first.uuid, 250),)
+    assert of_another.grants == (GpuAllocation(first.uuid, 250),)
 
 
 def test_mig_devices_come_from_the_card_with_the_fewest() -> None:

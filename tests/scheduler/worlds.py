@@ -7,11 +7,11 @@ from typing import Any
 from hypothesis import strategies as st
 
 from mooring.core.node import NodeState, allocatable_memory_mib
-from mooring.scheduler.cycle_cache import Memory
-from mooring.scheduler.model import GpuView, Moment, NodeView, Placement, Request
+from mooring.scheduler.cycle_cache import CycleCache
+from mooring.scheduler.model import GpuView, NodeView, Placement, PlanTime, Request
 from mooring.scheduler.packing.search import find
 
-AT = Moment(0.0)  # what these worlds are at, unless a test says otherwise
+AT = PlanTime(0.0)  # what these worlds are at, unless a test says otherwise
 H100 = "NVIDIA H100 80GB HBM3"
 A10 = "NVIDIA A10"
 T4 = "Tesla T4"
@@ -107,9 +107,9 @@ def h100s(node_id: str, in_use: int = 0, **changes: Any) -> NodeView:
     return node(node_id, cards, **changes)
 
 
-def place_one(nodes: Iterable[NodeView], asked: Request, at: Moment) -> Placement | None:
+def place_one(nodes: Iterable[NodeView], asked: Request, at: PlanTime) -> Placement | None:
     """Where it would go if nothing else waited."""
-    memory = Memory()
+    memory = CycleCache()
     memory.look(tuple(nodes))
     found = find(memory.world, asked, at)
     return found.placement if found else None

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from mooring.core.access import Role
-from mooring.core.sign_on import ADMIN, Grant
+from mooring.core.sign_on import ADMIN, RoleGrant
 from mooring.settings import Settings, is_private_channel
 
 ISSUER = "https://id.example.org/realms/lab"
@@ -29,7 +29,7 @@ def test_they_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setenv(f"MOORING_OIDC_{name}", value)
     settings = Settings()
     assert (settings.oidc_issuer, settings.oidc_audience) == (ISSUER, "mooring")
-    assert settings.oidc_roles == {"gpu-admins": (ADMIN,), "vision": (Grant("vision", Role.MEMBER),)}
+    assert settings.oidc_roles == {"gpu-admins": (ADMIN,), "vision": (RoleGrant("vision", Role.MEMBER),)}
     assert settings.oidc_roles_claim == "realm_access.roles"
     monkeypatch.setenv("MOORING_OIDC_ROLES", '{"gpu-admins": ["admin"]}')
     assert Settings().oidc_roles == {"gpu-admins": (ADMIN,)}

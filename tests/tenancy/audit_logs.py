@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from mooring.cli.main import app
 from mooring.control.audit import verification
-from mooring.control.audit.verification import Report
+from mooring.control.audit.verification import VerificationReport
 from mooring.db.session import Database
 from mooring.db.tables import AuditEntry, AuditHead, AuditLink
 from tests.service import RunningService
@@ -28,7 +28,7 @@ def await_links(service: RunningService) -> None:
     wait_until(all_linked, 20)
 
 
-def verified(service: RunningService, *kept_heads: str) -> Report:
+def verified(service: RunningService, *kept_heads: str) -> VerificationReport:
     with service.plane.database.read() as session:
         return verification.verify(session, service.plane.audit_keys, kept_heads)
 

@@ -8,8 +8,8 @@ import pytest
 from mooring.api.auth.audited_reads import REPEATED_AFTER_S, AuditedReads
 from mooring.api.http import answers
 from mooring.control.audit import audit_log
-from mooring.control.audit.refusals import MOST_CALLERS, MOST_NAMES, Refusals
-from mooring.control.idempotency import Answer
+from mooring.control.audit.refusals import MOST_CALLERS, MOST_NAMES, RejectedRequests
+from mooring.control.idempotency import StoredAnswer
 from mooring.control.tenants import projects
 from mooring.core.access import Caller, on_host
 from mooring.loops.refusals import RefusedRequests
@@ -38,7 +38,7 @@ def test_what_writes_not_exactly_one_row_is_undone(world: World, rows: int) -> N
     context = world.service.service._server._context
     access = on_host("project.create")
 
-    def act(session: Any) -> Answer:
+    def act(session: Any) -> StoredAnswer:
         row = projects.new("never-to-be-seen", {})
         session.add(row)
         for _ in range(rows):
@@ -118,7 +118,7 @@ def test_a_full_quota_is_no_refused_attempt(world: World) -> None:
 
 
 def test_a_flood_of_refusals_makes_a_bounded_number_of_rows() -> None:
-    refusals = Refusals()
+    refusals = RejectedRequests()
     for number in range(1000):
         refusals.forbidden(Caller(f"key_{number}", "key", "x"), f"operation-{number % 50}")
         refusals.unauthorized(f"10.0.{number // 256}.{number % 256}")

@@ -20,7 +20,7 @@ from sqlalchemy import delete, insert, select, text
 from mooring.control.audit import audit_log, chains, signing_keys, verification
 from mooring.control.audit.audit_log import FIRST_HASH
 from mooring.control.audit.signing_keys import AuditKeys, WrongAuditKey
-from mooring.control.audit.verification import Report
+from mooring.control.audit.verification import VerificationReport
 from mooring.core.access import on_host
 from mooring.db.session import Database
 from mooring.db.signals import Signals
@@ -95,7 +95,7 @@ def copy(request: pytest.FixtureRequest, history: History, tmp_path: Path) -> It
         database.dispose()
 
 
-def _verified(database: Database, history: History, *kept: str) -> Report:
+def _verified(database: Database, history: History, *kept: str) -> VerificationReport:
     with database.read() as session:
         return verification.verify(session, history.keys, kept)
 

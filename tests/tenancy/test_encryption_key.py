@@ -7,7 +7,7 @@ import httpx
 import pytest
 from sqlalchemy import select
 
-from mooring.control.tenants.encryption import Sealer, WrongEncryptionKey
+from mooring.control.tenants.encryption import Encryptor, WrongEncryptionKey
 from mooring.db.session import Database
 from mooring.db.signals import Signals
 from mooring.db.tables import Registry, Secret
@@ -35,7 +35,7 @@ def _make_key_once(client: httpx.Client) -> httpx.Response:
 
 def _opened(settings: Settings, key: str) -> set[bytes]:
     """What lies sealed in the database, opened with this key alone."""
-    sealer, database = Sealer([key]), Database(settings.resolved_database_url, Signals())
+    sealer, database = Encryptor([key]), Database(settings.resolved_database_url, Signals())
     with database.read() as session:
         found = [
             *session.scalars(select(Secret.sealed_value)),

@@ -14,8 +14,8 @@ from mooring.agent.gpus.reader import NvmlGpuReader
 from mooring.agent.gpus.telemetry import Machine
 from mooring.agent.simulated.runtime import SimulatedRuntime
 from mooring.agent.sync.agent import Agent
-from mooring.agent.sync.client import ControlPlane
-from mooring.agent.sync.identity import Identity, NodeState
+from mooring.agent.sync.client import ControlPlaneClient
+from mooring.agent.sync.identity import NodeIdentity, StateDirectory
 from tests.nodes import join_token
 from tests.service import Client, running, settings_for
 from tests.testbed.nvml.standin import NvmlStandin, uuid_of
@@ -60,10 +60,10 @@ class Node:
 @contextmanager
 def _agent(client: Client, nvml: NvmlStandin, folder: Path) -> Iterator[None]:
     with ExitStack() as stack:
-        calls = stack.enter_context(closing(ControlPlane(str(client.base_url))))
-        identity = Identity.given(calls.join(join_token(client), "gpu-1", "gpu-1"))
+        calls = stack.enter_context(closing(ControlPlaneClient(str(client.base_url))))
+        identity = NodeIdentity.given(calls.join(join_token(client), "gpu-1", "gpu-1"))
         calls.identify(identity)
-        state = NodeState(folder)
+        state = StateDirectory(folder)
         state.joined(identity)
         runtime = stack.enter_context(closing(SimulatedRuntime(cpus=192, memory_mib=1_048_576)))
         reader = stack.enter_context(closing(NvmlGpuReader(environment=nvml.environment)))

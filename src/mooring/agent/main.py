@@ -27,10 +27,10 @@ from mooring.agent.settings import AgentSettings
 from mooring.agent.simulated.gpus import SimulatedGpuReader
 from mooring.agent.simulated.runtime import SimulatedRuntime
 from mooring.agent.sync.agent import Agent
-from mooring.agent.sync.client import Away, ControlPlane, InsecureUrl, Refused
+from mooring.agent.sync.client import ControlPlaneClient, InsecureUrl, RequestRejected, Unreachable
 from mooring.agent.sync.exchange import EXIT_UNAUTHORIZED, Backoff
-from mooring.agent.sync.identity import Identity, NodeState, StateError
-from mooring.agent.sync.worker_pools import Crew
+from mooring.agent.sync.identity import NodeIdentity, StateDirectory, StateError
+from mooring.agent.sync.worker_pools import WorkerPools
 from mooring.core.simulation import SimulatedFleet
 
 EXIT_NOT_SET_UP: Final = 2
@@ -58,12 +58,12 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PlannedNode:
     """A node before it has joined."""
 
     name: str
     directory: Path
-    parts: Callable[[Identity], Parts]
+    parts: Callable[[NodeIdentity], Parts]
 
 
 def run(
@@ -105,13 +105,13 @@ class _Fleet:
         self.stopping = threading.Event()
         self.exit_code = 0
         self._settings, self._token_for = settings, token_for
-        self._crew = Crew.hired()
+        self._crew = WorkerPools.hired()
         self._agents: list[Agent] = []
         self._parts: list[Parts] = []
-        self._lock: NodeState | None = None
+        self._lock: StateDirectory | None = None
 
-    def begin(self, plans: Iterator[Plan]) -> None:
-        lock = NodeState(self._settings.state_dir)
+    def begin(self, plans: Iterator[PlannedNode]) -> None:
+        lock = StateDirectory(self._settings.state_dir)
         lock.lock()
         self._lock = lock
         for plan in plans:
@@ -127,9 +127,11 @@ class _Fleet:
         if self._lock is not None:
             self._lock.unlock()
 
-    def _begin_one(self, plan: Plan) -> None:
-        control_plane = ControlPlane(self._settings.server_url, insecure_http=self._settings.insecure_http)
-        state = NodeState(plan.directory)
+    def _begin_one(self, plan: PlannedNode) -> None:
+        control_plane = ControlPlaneClient(
+            self._settings.server_url, insecure_http=self._settings.insecure_http
+        )
+        state = StateDirectory(plan.directory)
         identity = state.identity() or self._join(plan, state, control_plane)
         if identity is None:
             self.stopping.set()
@@ -158,7 +160,9 @@ class _Fleet:
         self.exit_code = self.exit_code or exit_code
         self.stopping.set()
 
-    def _join(self, plan: Plan, state: NodeState, control_plane: ControlPlane) -> Identity | None:
+    def _join(
+        self, plan: PlannedNode, state: StateDirectory, control_plane: ControlPlaneClient
+    ) -> NodeIdentity | None:
         """Who this node is from now on; None when it is refused, or told to stop."""
         token = self._token_for(plan.name)
         if token is None:
@@ -171,11 +175,11 @@ class _Fleet:
         backoff = Backoff()
         while not self.stopping.is_set():
             try:
-                identity = Identity.given(control_plane.join(token, plan.name, socket.gethostname()))
-            except Away as error:
+                identity = NodeIdentity.given(control_plane.join(token, plan.name, socket.gethostname()))
+            except Unreachable as error:
                 log.warning("cannot join yet: %s", error)
                 self.stopping.wait(backoff.pause_s())
-            except Refused as error:
+            except RequestRejected as error:
                 log.critical("the join token was not accepted (%s): make a new one, each works once", error)
                 self.exit_code = EXIT_UNAUTHORIZED
                 return None
@@ -186,9 +190,9 @@ class _Fleet:
         return None
 
 
-def _plans(settings: AgentSettings, simulate_missing: bool) -> Iterator[Plan]:
+def _plans(settings: AgentSettings, simulate_missing: bool) -> Iterator[PlannedNode]:
     if not settings.simulate:
-        yield Plan(
+        yield PlannedNode(
             settings.resolved_node_name,
             settings.state_dir,
             partial(_this_machine, settings, simulate_missing=simulate_missing),
@@ -199,15 +203,15 @@ def _plans(settings: AgentSettings, simulate_missing: bool) -> Iterator[Plan]:
     for number, fleet in enumerate(fleets, 1):
         name = f"{settings.node_name or 'sim'}-{number}"
         made_up = partial(_made_up, settings, fleet=fleet)
-        yield Plan(name, settings.state_dir / name, made_up)
+        yield PlannedNode(name, settings.state_dir / name, made_up)
 
 
-def _this_machine(settings: AgentSettings, identity: Identity, *, simulate_missing: bool) -> Parts:
+def _this_machine(settings: AgentSettings, identity: NodeIdentity, *, simulate_missing: bool) -> Parts:
     gpus = NvmlGpuReader(Pace(sample_interval_s=settings.sample_interval_s))
     docker = _docker(settings, identity, gpus)
     if not simulate_missing:
         return _really(settings, docker, gpus)
-    real = _real_parts(NodeState(settings.state_dir), docker, gpus)
+    real = _real_parts(StateDirectory(settings.state_dir), docker, gpus)
     has_docker, has_gpus = "docker" in real, "gpus" in real
     if has_docker and has_gpus:
         return _really(settings, docker, gpus)
@@ -226,7 +230,7 @@ def _this_machine(settings: AgentSettings, identity: Identity, *, simulate_missi
     return _made_up(settings, identity, fleet=SimulatedFleet(1, SIMULATED_GPUS, SIMULATED_MODEL))
 
 
-def _real_parts(state: NodeState, docker: DockerRuntime, gpus: GpuReader) -> frozenset[str]:
+def _real_parts(state: StateDirectory, docker: DockerRuntime, gpus: GpuReader) -> frozenset[str]:
     """What this machine has, or ever had.
 
     A Docker that is only down just now may hold running containers: to make one up in its place would tell
@@ -245,7 +249,7 @@ def _really(settings: AgentSettings, docker: DockerRuntime, gpus: GpuReader) -> 
     return Parts(docker, gpus, _machine(settings, socket.gethostname()), ProcessContainers().container_of)
 
 
-def _docker(settings: AgentSettings, identity: Identity, gpus: GpuReader) -> DockerRuntime:
+def _docker(settings: AgentSettings, identity: NodeIdentity, gpus: GpuReader) -> DockerRuntime:
     return DockerRuntime(
         address=_machine(settings, socket.gethostname()).address,
         control_plane_id=identity.control_plane_id,
@@ -253,36 +257,36 @@ def _docker(settings: AgentSettings, identity: Identity, gpus: GpuReader) -> Doc
         parent_of=lambda uuid: _parent_of(gpus, uuid),
         preflight=preflight_of(settings, has_gpus=lambda: bool(gpus.latest().inventory)),
         isolate=isolation_of(settings),
-        private_images=PrivateImages.of_node(NodeState(settings.state_dir)),
-        pulled_images=PulledImages.of_node(NodeState(settings.state_dir)),
+        private_images=PrivateImages.of_node(StateDirectory(settings.state_dir)),
+        pulled_images=PulledImages.of_node(StateDirectory(settings.state_dir)),
         pull_timeouts=settings.pull_timeouts,
-        records=ContainerRecords.of_node(NodeState(settings.state_dir)),
+        records=ContainerRecords.of_node(StateDirectory(settings.state_dir)),
         container_runtime=settings.runtime,
         mps=Mps(settings.mps_pipe_directory, lambda: _cards_to_share(gpus)),
-        disk=disk_settings(settings, NodeState(settings.state_dir)),
+        disk=disk_settings(settings, StateDirectory(settings.state_dir)),
     )
 
 
-def _docker_with_made_up_gpus(settings: AgentSettings, identity: Identity) -> Parts:
+def _docker_with_made_up_gpus(settings: AgentSettings, identity: NodeIdentity) -> Parts:
     machine = _machine(settings, socket.gethostname())
     docker = DockerRuntime(
         address=machine.address,
         control_plane_id=identity.control_plane_id,
         simulated_gpus=True,
-        disk=disk_settings(settings, NodeState(settings.state_dir)),
+        disk=disk_settings(settings, StateDirectory(settings.state_dir)),
         preflight=preflight_of(settings, has_gpus=lambda: False),
         isolate=isolation_of(settings),
-        private_images=PrivateImages.of_node(NodeState(settings.state_dir)),
-        pulled_images=PulledImages.of_node(NodeState(settings.state_dir)),
+        private_images=PrivateImages.of_node(StateDirectory(settings.state_dir)),
+        pulled_images=PulledImages.of_node(StateDirectory(settings.state_dir)),
         pull_timeouts=settings.pull_timeouts,
-        records=ContainerRecords.of_node(NodeState(settings.state_dir)),
+        records=ContainerRecords.of_node(StateDirectory(settings.state_dir)),
         container_runtime=settings.runtime,
     )
     gpus = SimulatedGpuReader(identity.node_id, SIMULATED_GPUS, SIMULATED_MODEL, tenants=docker.tenants)
     return Parts(docker, gpus, machine, gpus.container_of)
 
 
-def _made_up(settings: AgentSettings, identity: Identity, *, fleet: SimulatedFleet) -> Parts:
+def _made_up(settings: AgentSettings, identity: NodeIdentity, *, fleet: SimulatedFleet) -> Parts:
     machine = _machine(settings, identity.node_name)
     size = max(1, fleet.gpus)
     runtime = SimulatedRuntime(

@@ -46,7 +46,7 @@ def create_app(context: Context) -> FastAPI:
     )  # fmt: skip
     for module in parts:
         app.include_router(module.router)
-    authorization.refuse_ungated(app)
+    authorization.require_all_authorized(app)
     problems.install(app)
     document.install(app)
     app.add_middleware(Edge)

@@ -13,11 +13,11 @@ from mooring.api.http.turns import WRITES_AT_ONCE, ProjectTurns, Turns
 from mooring.api.streaming.channels import Channels
 from mooring.api.streaming.event_pages import EventPages
 from mooring.api.views.rendered import RenderedInstances
-from mooring.control.audit.refusals import Refusals
-from mooring.control.bootstrap import Identity
-from mooring.control.scheduling.cache import World
-from mooring.control.tenants.encryption import Sealer
-from mooring.control.tenants.storage import Limits
+from mooring.control.audit.refusals import RejectedRequests
+from mooring.control.bootstrap import ControlPlaneIdentity
+from mooring.control.scheduling.cache import SchedulerCache
+from mooring.control.tenants.encryption import Encryptor
+from mooring.control.tenants.storage import StorageLimits
 from mooring.db.session import Database
 from mooring.settings import Settings
 
@@ -28,14 +28,14 @@ _MIB = 1024 * 1024
 class Context:
     settings: Settings
     database: Database
-    identity: Identity
+    identity: ControlPlaneIdentity
     credentials: Credentials
-    sealer: Sealer
+    sealer: Encryptor
     channels: Channels
     rates: RequestRates
-    world: World
+    world: SchedulerCache
     open_streams: OpenStreams = field(default_factory=OpenStreams)
-    refusals: Refusals = field(default_factory=Refusals)
+    refusals: RejectedRequests = field(default_factory=RejectedRequests)
     audited_reads: AuditedReads = field(default_factory=AuditedReads)
     held_back: HeldBack = field(default_factory=HeldBack)
     node_streams: NodeStreams = field(default_factory=NodeStreams)
@@ -48,9 +48,9 @@ class Context:
     heard_nodes: set[str] = field(default_factory=set)
 
     @property
-    def storage_limits(self) -> Limits:
+    def storage_limits(self) -> StorageLimits:
         settings = self.settings
-        return Limits(settings.project_stored_mib * _MIB, settings.project_written_mib_per_day * _MIB)
+        return StorageLimits(settings.project_stored_mib * _MIB, settings.project_written_mib_per_day * _MIB)
 
 
 async def _context(connection: HTTPConnection) -> Context:

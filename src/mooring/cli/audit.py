@@ -9,7 +9,7 @@ import typer
 from mooring.cli.opened import known_audit_keys, open_database
 
 if TYPE_CHECKING:
-    from mooring.control.audit.verification import Report
+    from mooring.control.audit.verification import VerificationReport
 
 app = typer.Typer(help="The audit log, straight from the database.", no_args_is_help=True)
 
@@ -47,7 +47,7 @@ def _hashes_in(file: Path | None) -> Iterator[str]:
     yield from (one.hash for one in exported(file.read_text())) if file else ()
 
 
-def _told(report: "Report", kept: int) -> str:
+def _told(report: "VerificationReport", kept: int) -> str:
     unkeyed = f", {report.unkeyed} of them of older releases, without a key" if report.unkeyed else ""
     newest = report.newest_head or "none yet: the first is made within a minute"
     compared = f"{kept} kept heads are all there" if kept else "no kept head was compared (--head, --heads)"

@@ -11,7 +11,7 @@ from mooring.agent.host import preflight
 from mooring.agent.host.firewall import Firewall
 from mooring.agent.host.preflight import Check
 from mooring.agent.host.preflight_pulls import downloads
-from mooring.agent.nvml.types import Inventory, NodeFault
+from mooring.agent.nvml.types import NodeFault, NvmlInventory
 from mooring.agent.settings import AgentSettings
 
 _GPUS_WITHIN_S: Final = 15.0
@@ -50,12 +50,12 @@ def _checks(settings: AgentSettings) -> list[Check]:
         gpus.close()
 
 
-def _inventory(reading: GpuReading) -> Inventory | NodeFault | None:
+def _inventory(reading: GpuReading) -> NvmlInventory | NodeFault | None:
     if reading.error is not None:
         return reading.error
     if not reading.inventory and not reading.unreadable:
         return None
-    return Inventory(
+    return NvmlInventory(
         driver_version=reading.driver_version,
         cuda_version=reading.cuda_version,
         gpus=list(reading.inventory or ()),

@@ -15,7 +15,7 @@ DEFAULT_PROJECT = "default"
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class ControlPlaneIdentity:
     """Who this control plane is; fixed for the life of its database."""
 
     control_plane_id: str
@@ -23,7 +23,7 @@ class Identity:
     cursor_secret: bytes
 
 
-def ensure(session: Session, admin_key: str | None) -> tuple[Identity, str | None]:
+def ensure(session: Session, admin_key: str | None) -> tuple[ControlPlaneIdentity, str | None]:
     """Make what is missing, once, however many replicas start together.
 
     Returns:
@@ -31,7 +31,7 @@ def ensure(session: Session, admin_key: str | None) -> tuple[Identity, str | Non
     """
     if session.get_bind().dialect.name == "postgresql":
         session.execute(text("SELECT pg_advisory_xact_lock(hashtext('mooring.bootstrap'))"))
-    identity = Identity(
+    identity = ControlPlaneIdentity(
         control_plane_id=(control_plane := _control_plane(session)).id,
         default_project_id=_default_project(session).id,
         cursor_secret=control_plane.cursor_secret,

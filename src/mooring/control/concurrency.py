@@ -3,7 +3,7 @@
 from mooring.core.errors import PreconditionFailed
 
 
-def refuse_stale(noun: str, version: int, if_match: int | None) -> None:
+def require_current_version(noun: str, version: int, if_match: int | None) -> None:
     """Raises PreconditionFailed when the caller read another version than the present one."""
     if if_match is not None and version != if_match:
         raise PreconditionFailed(

@@ -11,7 +11,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from mooring.control.tenants import storage
-from mooring.control.tenants.encryption import Sealer
+from mooring.control.tenants.encryption import Encryptor
 from mooring.core.errors import IdempotencyInProgress, IdempotencyKeyReused, ReplayTooLarge
 from mooring.db.tables import IdempotencyKey, IdempotencyUsage
 from mooring.db.types import now
@@ -28,7 +28,7 @@ ABANDONED = timedelta(minutes=70)
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class StoredAnswer:
     """A response as it goes out: replayed byte for byte."""
 
     status: int
@@ -38,8 +38,8 @@ class Answer:
 
 
 def claim(
-    session: Session, sealer: Sealer, caller: str, key: str, fingerprint: str, kept: timedelta = KEPT
-) -> Answer | None:
+    session: Session, sealer: Encryptor, caller: str, key: str, fingerprint: str, kept: timedelta = KEPT
+) -> StoredAnswer | None:
     """Take the key for this request, or give back the answer it already has.
 
     Two requests with one key meet at the primary key: the second waits for the first one's transaction.
@@ -64,7 +64,7 @@ def claim(
     if row.body is None:
         raise _replay_too_large(row)
     body = sealer.open(row.body) if row.sealed else row.body
-    return Answer(row.status or 200, body, dict(row.headers or {}))
+    return StoredAnswer(row.status or 200, body, dict(row.headers or {}))
 
 
 def _replay_too_large(row: IdempotencyKey) -> ReplayTooLarge:
@@ -91,7 +91,12 @@ def _inserted(session: Session, caller: str, key: str, fingerprint: str) -> bool
 
 
 def store(
-    session: Session, sealer: Sealer, caller: str, key: str, answer: Answer, project_id: str | None = None
+    session: Session,
+    sealer: Encryptor,
+    caller: str,
+    key: str,
+    answer: StoredAnswer,
+    project_id: str | None = None,
 ) -> None:
     """Keep the answer of a claimed key; without its body where that is too large.
 

@@ -17,7 +17,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from mooring.control import events, idempotency
 from mooring.control.tenants import storage
-from mooring.control.tenants.storage import Limits
+from mooring.control.tenants.storage import StorageLimits
 from mooring.db.tables import (
     Allocation,
     ApiKey,
@@ -65,7 +65,7 @@ class Sweep(ABC):
         """Remove those of them that still may go; how many did."""
 
 
-def sweeps(kept: Kept, limits: Limits) -> list[Sweep]:
+def sweeps(kept: Kept, limits: StorageLimits) -> list[Sweep]:
     """All of them, in an order in which what refers to others goes first."""
     before = now() - kept.deleted
     return [
@@ -142,7 +142,7 @@ class _CrowdedInstances(Sweep):
     Their events stay for their time: no project may take them from other readers.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: StorageLimits) -> None:
         self._limits = limits
         self._due = Instance.deleted_at < now() - _KEPT_UNDER_PRESSURE
 

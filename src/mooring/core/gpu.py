@@ -15,7 +15,7 @@ class Health(StrEnum):
     LOST = "lost"  # the node no longer lists it, or the driver says it fell off the bus
 
 
-class Placement(StrEnum):
+class GpuPlacement(StrEnum):
     """Whether new work is put on a GPU."""
 
     NORMAL = "normal"

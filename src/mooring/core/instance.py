@@ -291,7 +291,7 @@ class InstanceTemplate(InstanceSpec):
     @field_validator("labels")
     @classmethod
     def _no_reserved_labels(cls, labels: dict[str, str]) -> dict[str, str]:
-        return refuse_reserved_labels(labels)
+        return require_no_reserved_labels(labels)
 
     @field_validator("working_dir")
     @classmethod
@@ -333,7 +333,7 @@ class InstanceRequest(InstanceTemplate):
     project_id: Annotated[Text | None, Field(max_length=64, description="null: your own project")] = None
 
 
-def refuse_reserved_labels(labels: dict[str, str]) -> dict[str, str]:
+def require_no_reserved_labels(labels: dict[str, str]) -> dict[str, str]:
     """Labels that begin with `mooring.` are the agent's memory on the container (security rule R6).
 
     Raises:

@@ -8,17 +8,17 @@ from mooring.core.access import Role
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class RoleGrant:
     """A role in the live project of that name; with neither, all that admins may do."""
 
     project: str | None = None
     role: Role | None = None
 
 
-ADMIN = Grant()
+ADMIN = RoleGrant()
 
 # Value of the roles claim -> what it gives.
-Grants = Mapping[str, tuple[Grant, ...]]
+Grants = Mapping[str, tuple[RoleGrant, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,11 @@ class Person:
     subject: str
     name: str | None
     email: str | None
-    grants: frozenset[Grant]
+    grants: frozenset[RoleGrant]
     expires_at: int
 
 
-def parse_grants(text: str) -> dict[str, tuple[Grant, ...]]:
+def parse_grants(text: str) -> dict[str, tuple[RoleGrant, ...]]:
     """`{"gpu-admins": "admin", "vision": ["vision:member"]}`, or `gpu-admins=admin,vision=vision:member`.
 
     Raises:
@@ -48,7 +48,7 @@ def parse_grants(text: str) -> dict[str, tuple[Grant, ...]]:
         pairs = _pairs_of_json(text)
     else:
         pairs = [_pair(item) for item in text.split(",") if item.strip()]
-    found: dict[str, tuple[Grant, ...]] = {}
+    found: dict[str, tuple[RoleGrant, ...]] = {}
     for value, grant in pairs:
         found[value] = (*found.get(value, ()), _grant(grant))
     return found
@@ -72,15 +72,15 @@ def _pair(item: str) -> tuple[str, str]:
     return value.strip(), grant.strip()
 
 
-def _grant(text: str) -> Grant:
+def _grant(text: str) -> RoleGrant:
     if text == "admin":
         return ADMIN
     project, colon, role = text.rpartition(":")
     if not (colon and project) or role not in set(Role):
         raise ValueError(f"{text!r} is neither admin nor PROJECT:ROLE with a role of {', '.join(Role)}")
-    return Grant(project, Role(role))
+    return RoleGrant(project, Role(role))
 
 
-def given(grants: Grants, values: Iterable[str]) -> frozenset[Grant]:
+def given(grants: Grants, values: Iterable[str]) -> frozenset[RoleGrant]:
     """What these values of the roles claim give together."""
     return frozenset(grant for value in values for grant in grants.get(value, ()))

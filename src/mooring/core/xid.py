@@ -31,7 +31,7 @@ class Action(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class XidVerdict:
     """`told`: a fault that the instance on the GPU should hear of although the GPU stays in use."""
 
     severity: Severity
@@ -96,7 +96,7 @@ _KNOWN: Final = {
 _XID: Final = re.compile(r"xid_(\d{1,10})", re.ASCII)
 
 
-def judge(code: str, recovery_action: str | None) -> Verdict:
+def judge(code: str, recovery_action: str | None) -> XidVerdict:
     """What a reported code means.
 
     Args:
@@ -105,19 +105,19 @@ def judge(code: str, recovery_action: str | None) -> Verdict:
     if match := _XID.fullmatch(code):
         return of_xid(int(match[1]), recovery_action)
     severity, action, description = _KNOWN.get(code, (*_SERVICE, "A fault that this release does not know"))
-    return Verdict(severity, action, description, told=action is Action.RESTART_APP)
+    return XidVerdict(severity, action, description, told=action is Action.RESTART_APP)
 
 
-def of_xid(number: int, recovery_action: str | None) -> Verdict:
+def of_xid(number: int, recovery_action: str | None) -> XidVerdict:
     entry = CATALOGUE.get(number)
     description = entry.description if entry else "Unknown XID"
     if number == _RECOVERY_ACTION_CHANGED:
-        return Verdict(Severity.INFO, Action.NONE, description)
+        return XidVerdict(Severity.INFO, Action.NONE, description)
     if number == _SINGLE_BIT_ERRORS:
-        return Verdict(Severity.WARN, Action.NONE, description)
+        return XidVerdict(Severity.WARN, Action.NONE, description)
     immediate = entry.immediate if entry else ""
     if immediate in _BY_CATALOGUE:
         severity, action = _BY_CATALOGUE[immediate]
-        return Verdict(severity, action, description, told=severity is Severity.INFO)
+        return XidVerdict(severity, action, description, told=severity is Severity.INFO)
     severity = Severity.WARN if recovery_action == NO_RECOVERY else Severity.FATAL
-    return Verdict(severity, _UNDECIDED_ACTIONS.get(immediate, Action.SERVICE), description)
+    return XidVerdict(severity, _UNDECIDED_ACTIONS.get(immediate, Action.SERVICE), description)

@@ -13,7 +13,7 @@ LAST: Final = 172
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class XidEntry:
     immediate: str
     investigatory: str
     description: str
@@ -108,14 +108,14 @@ def _codes(text: str) -> list[int]:
     return found
 
 
-def rows() -> list[tuple[int, Entry]]:
+def rows() -> list[tuple[int, XidEntry]]:
     """Every code with its entry, in the order of the table."""
     parsed = []
     for line in _TABLE.strip().splitlines():
         codes, immediate, investigatory, description = (part.strip() for part in line.split(" | "))
-        entry = Entry(immediate.strip("-"), investigatory.strip("-"), description)
+        entry = XidEntry(immediate.strip("-"), investigatory.strip("-"), description)
         parsed += [(code, entry) for code in _codes(codes)]
     return parsed
 
 
-CATALOGUE: Final[dict[int, Entry]] = dict(rows())
+CATALOGUE: Final[dict[int, XidEntry]] = dict(rows())

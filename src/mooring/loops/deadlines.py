@@ -5,7 +5,7 @@ from mooring.db.session import Database
 from mooring.loops.loop import Loop
 
 
-class Limits(Loop):
+class Deadlines(Loop):
     interval_s = 1.0
 
     def __init__(self, database: Database, start_timeout_s: int) -> None:

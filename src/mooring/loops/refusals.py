@@ -1,7 +1,7 @@
 """Records in the audit log what was refused since the last minute."""
 
 from mooring.control.audit import refusals
-from mooring.control.audit.refusals import Refusals
+from mooring.control.audit.refusals import RejectedRequests
 from mooring.db.session import Database
 from mooring.loops.loop import Loop
 
@@ -9,7 +9,7 @@ RECORD_EVERY_S = 60.0
 
 
 class RefusedRequests(Loop):
-    def __init__(self, database: Database, counted: Refusals) -> None:
+    def __init__(self, database: Database, counted: RejectedRequests) -> None:
         super().__init__(database)
         self.interval_s = RECORD_EVERY_S
         self._counted = counted

@@ -1,17 +1,17 @@
 """Takes other GPUs for reserved ones that have been lost or quarantined."""
 
 from mooring.control.scheduling import reservations
-from mooring.control.scheduling.cache import World
+from mooring.control.scheduling.cache import SchedulerCache
 from mooring.core.access import SYSTEM
 from mooring.db.session import Database
 from mooring.loops.loop import Loop
 
 
-class Reservations(Loop):
+class ReservationRepair(Loop):
     topics = ("gpu_health",)
     interval_s = 10.0
 
-    def __init__(self, database: Database, world: World) -> None:
+    def __init__(self, database: Database, world: SchedulerCache) -> None:
         super().__init__(database)
         self._world = world
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 from mooring.control import retention
 from mooring.control.nodes import gpu_health
 from mooring.control.retention import Kept, Sweep
-from mooring.control.tenants.storage import Limits
+from mooring.control.tenants.storage import StorageLimits
 from mooring.db import space
 from mooring.db.session import Database
 from mooring.db.types import now
@@ -71,7 +71,7 @@ class Retention(Loop):
     interval_s = 600.0
 
     def __init__(
-        self, database: Database, kept: Kept, limits: Limits, clock: SteadyClock | None = None
+        self, database: Database, kept: Kept, limits: StorageLimits, clock: SteadyClock | None = None
     ) -> None:
         super().__init__(database)
         self._kept, self._limits, self._clock = kept, limits, clock or SteadyClock()

@@ -10,12 +10,12 @@ from sqlalchemy.orm import Session
 from mooring.control.instances import placements as placing
 from mooring.control.instances import preemption, waiting_reasons
 from mooring.control.scheduling import pending, usage
-from mooring.control.scheduling.cache import World
+from mooring.control.scheduling.cache import SchedulerCache
 from mooring.core.instance import Reason
 from mooring.db.session import Database
 from mooring.loops.loop import Loop
-from mooring.scheduler.cycle_cache import Memory
-from mooring.scheduler.model import Eviction, NodeView, Placement, Plan, Request, Snapshot, Unplaced
+from mooring.scheduler.cycle_cache import CycleCache
+from mooring.scheduler.model import Eviction, NodeView, Placement, Request, SchedulingPlan, Snapshot, Unplaced
 from mooring.scheduler.packing.learning import Learning
 from mooring.scheduler.schedule import schedule
 
@@ -43,10 +43,10 @@ class Scheduling(Loop):
     topics = ("queue", "schedule")
     interval_s = 5.0
 
-    def __init__(self, database: Database, world: World) -> None:
+    def __init__(self, database: Database, world: SchedulerCache) -> None:
         super().__init__(database)
         self._world = world
-        self._memory = Memory()
+        self._memory = CycleCache()
         self._learning: Learning | None = None
         self._told: dict[str, _Told] = {}
         self._told_all_at = float("-inf")
@@ -60,7 +60,7 @@ class Scheduling(Loop):
                 leave_to_stay(snapshot.nodes)
         snapshot = self._learning.look(snapshot, self._memory)
         self._count_usage(snapshot)
-        plan = schedule(snapshot, self._memory) if snapshot.requests else Plan((), ())
+        plan = schedule(snapshot, self._memory) if snapshot.requests else SchedulingPlan((), ())
         self._world.publish(snapshot, plan)
         self._place(plan.placements, snapshot.requests)
         if plan.evictions:

@@ -22,7 +22,7 @@ from mooring.scheduler.packing.demand import Demand
 from mooring.scheduler.packing.fleet import Fleet
 from mooring.scheduler.packing.node_classes import (
     Ask,
-    Kind,
+    NodeKind,
     Suitable,
     ask_of,
     fleet_node,
@@ -53,14 +53,14 @@ class Held:
         self.memory_mib += sign * running.memory_mib
 
 
-class World:
+class ClusterState:
     """All nodes by their index in the fleet, which is never used again for another."""
 
     def __init__(self) -> None:
         self._potential = _AT_FIRST
         self.fleet = Fleet((), self._potential)
         self.nodes: list[NodeView | None] = []  # null: it is no longer there
-        self.kinds: list[Kind] = []
+        self.kinds: list[NodeKind] = []
         self._kind_of: Ints = np.zeros(0, np.int64)  # by node, and room for more
         self.changes: list[int] = []  # nodes, in the order in which they changed; one may be there often
         self.held: dict[str, Held] = {}  # by project
@@ -73,7 +73,7 @@ class World:
         self.preemptible: Counter[int] = Counter()  # instances that may be evicted, by priority
         self.total = Held()  # of all nodes in any state
         self._index: dict[str, int] = {}
-        self._kind_numbers: dict[Kind, int] = {}
+        self._kind_numbers: dict[NodeKind, int] = {}
         self._classes: list[NodeClass] = []
         self._told: list[NodeView | None] = []  # as a snapshot told; null: changed since
         self._looked: Sequence[NodeView] | None = None  # the last snapshot's; null: some have changed since
@@ -165,7 +165,7 @@ class World:
             self.fleet.remove([node_id])
             self.changes.append(index)
 
-    def _number(self, kind: Kind) -> int:
+    def _number(self, kind: NodeKind) -> int:
         number = self._kind_numbers.get(kind)
         if number is None:
             number = self._kind_numbers[kind] = len(self.kinds)
@@ -304,7 +304,7 @@ class _Numbers:
     values: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     seen: int = 0
 
-    def current(self, world: World, number: Callable[[NodeView], int]) -> Ints:
+    def current(self, world: ClusterState, number: Callable[[NodeView], int]) -> Ints:
         self.values = grown(self.values, len(world))
         for index in set(world.changes[self.seen :]):
             node = world.nodes[index]

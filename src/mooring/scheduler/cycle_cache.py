@@ -3,21 +3,21 @@
 from collections.abc import Sequence
 
 from mooring.scheduler.backfill.planner import Starts
-from mooring.scheduler.cluster import World
-from mooring.scheduler.feasibility.node_groups import Census
+from mooring.scheduler.cluster import ClusterState
+from mooring.scheduler.feasibility.node_groups import NodeGroups
 from mooring.scheduler.model import NodeView
 
 
-class Memory:
+class CycleCache:
     """Used by one look at a time. A new one is as good, and slower."""
 
     def __init__(self) -> None:
         self._begin()
 
     def _begin(self) -> None:
-        self.world = World()
+        self.world = ClusterState()
         self.starts = Starts(self.world)
-        self.census = Census(self.world)
+        self.census = NodeGroups(self.world)
 
     def look(self, nodes: Sequence[NodeView]) -> None:
         """These are the nodes now."""

@@ -24,7 +24,7 @@ class MigView:
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class ReservedPeriod:
     """A reservation of one card for one project: others may use it only outside of these times."""
 
     reservation_id: str
@@ -50,7 +50,7 @@ class GpuView:
     numa_node: int | None = None
     mig_enabled: bool = False
     mig: tuple[MigView, ...] = ()
-    holds: tuple[Hold, ...] = ()
+    holds: tuple[ReservedPeriod, ...] = ()
     last: bool = False  # something is wrong with it: given out where nothing else fits
 
     @property
@@ -60,7 +60,7 @@ class GpuView:
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class GpuAllocation:
     """What an instance has of one card: all of it, thousandths of it, or one MIG device on it."""
 
     gpu_uuid: str
@@ -74,7 +74,7 @@ class Running:
 
     instance_id: str
     project_id: str
-    grants: tuple[Grant, ...]
+    grants: tuple[GpuAllocation, ...]
     cpu_milli: int
     memory_mib: int
     priority: int
@@ -137,7 +137,7 @@ class Quota:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class ResourceUsage:
     """GPU-seconds, CPU-seconds and MiB-seconds; what is long ago counts half for every half-life."""
 
     gpu_s: float = 0.0
@@ -146,11 +146,11 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Project:
+class ProjectView:
     """What the order of the queue depends on."""
 
     weight: float = 1.0
-    used: Usage = Usage()
+    used: ResourceUsage = ResourceUsage()
     guaranteed_gpu_milli: int | None = None  # what it may take back at any time; null: as 0
 
 
@@ -210,7 +210,7 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class PlanTime:
     """When something would be placed: what it takes then must not be promised to others for that time."""
 
     now: float
@@ -228,15 +228,15 @@ class Snapshot:
     nodes: tuple[NodeView, ...]
     requests: tuple[Request, ...]
     quotas: Mapping[str, Quota] = field(default_factory=dict)  # of the projects that have limits
-    projects: Mapping[str, Project] = field(default_factory=dict)
+    projects: Mapping[str, ProjectView] = field(default_factory=dict)
     now: float = 0.0
     policy: Policy = Policy()
     potential: Potential | None = None  # what waste of GPUs is judged by; null: nothing was learnt yet
     promised: frozenset[str] = frozenset()  # as the plan before: whoever is promised a moment keeps it
 
     @property
-    def at(self) -> Moment:
-        return Moment(self.now, self.policy.start_overhead_s)
+    def at(self) -> PlanTime:
+        return PlanTime(self.now, self.policy.start_overhead_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +254,7 @@ class Refusal:
 class Placement:
     instance_id: str
     node_id: str
-    grants: tuple[Grant, ...]
+    grants: tuple[GpuAllocation, ...]
     cpu_milli: int
     memory_mib: int
     link_score: float | None = None  # of several cards: 1 where no better connected set of the node exists
@@ -297,7 +297,7 @@ class Unplaced:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SchedulingPlan:
     placements: tuple[Placement, ...]
     unplaced: tuple[Unplaced, ...]
     evictions: tuple[Eviction, ...] = ()

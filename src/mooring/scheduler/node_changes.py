@@ -5,15 +5,15 @@ from dataclasses import replace
 
 from mooring.core.instance import WHOLE_MILLI
 from mooring.core.node import NodeState, allocatable_memory_mib
-from mooring.scheduler.model import GpuView, Grant, Moment, NodeView, Placement, Request, Running
+from mooring.scheduler.model import GpuAllocation, GpuView, NodeView, Placement, PlanTime, Request, Running
 
 
-def with_placement(node: NodeView, placed: Placement, request: Request, at: Moment) -> NodeView:
+def with_placement(node: NodeView, placed: Placement, request: Request, at: PlanTime) -> NodeView:
     """The node once the request runs there."""
     return added(node, as_running(placed, request, at))
 
 
-def as_running(placed: Placement, request: Request, at: Moment) -> Running:
+def as_running(placed: Placement, request: Request, at: PlanTime) -> Running:
     ends_at = None if request.max_duration_s is None else at.now + request.max_duration_s
     return Running(
         instance_id=request.instance_id,
@@ -79,10 +79,10 @@ def _emptied(gpu: GpuView) -> GpuView:
 
 
 def _changed(
-    gpus: tuple[GpuView, ...], grants: Iterable[Grant], project_id: str, sign: int
+    gpus: tuple[GpuView, ...], grants: Iterable[GpuAllocation], project_id: str, sign: int
 ) -> tuple[GpuView, ...]:
     """Args: sign: -1 where the grants are given out, +1 where they come back."""
-    of_card: dict[str, list[Grant]] = {}
+    of_card: dict[str, list[GpuAllocation]] = {}
     for grant in grants:
         of_card.setdefault(grant.gpu_uuid, []).append(grant)
     return tuple(
@@ -90,7 +90,7 @@ def _changed(
     )
 
 
-def _card(gpu: GpuView, grants: list[Grant], project_id: str, sign: int) -> GpuView:
+def _card(gpu: GpuView, grants: list[GpuAllocation], project_id: str, sign: int) -> GpuView:
     free = gpu.milli_free + sign * sum(grant.milli for grant in grants)
     owner = None if free == WHOLE_MILLI else gpu.project_id or project_id
     if not gpu.mig:

@@ -15,14 +15,14 @@ from typing import Literal
 import numpy as np
 
 from mooring.core.node import NodeState
-from mooring.scheduler.backfill.planner import Reservations
-from mooring.scheduler.backfill.timeline import Reservation
-from mooring.scheduler.cluster import Mask, World
+from mooring.scheduler.backfill.planner import BackfillPlanner
+from mooring.scheduler.backfill.timeline import BackfillSlot
+from mooring.scheduler.cluster import ClusterState, Mask
 from mooring.scheduler.feasibility import disk, gpu_offers
 from mooring.scheduler.feasibility.filters import admits, fits, fitting_offers
 from mooring.scheduler.feasibility.needs import needs
 from mooring.scheduler.gangs import gangs
-from mooring.scheduler.model import Eviction, Moment, NodeView, Policy, Request, Running
+from mooring.scheduler.model import Eviction, NodeView, PlanTime, Policy, Request, Running
 from mooring.scheduler.node_changes import with_placement, without
 from mooring.scheduler.packing.search import Allowed, find, placement, shape
 from mooring.scheduler.queue import Shares
@@ -55,13 +55,15 @@ class Evictions:
     """What is to be evicted for a unit, and where its members will go then."""
 
     evictions: tuple[Eviction, ...]
-    parts: tuple[Reservation, ...]
+    parts: tuple[BackfillSlot, ...]
 
 
 class Preemption:
     """One look's: what it has planned already counts."""
 
-    def __init__(self, world: World, at: Moment, policy: Policy, shares: Shares, kept: Reservations) -> None:
+    def __init__(
+        self, world: ClusterState, at: PlanTime, policy: Policy, shares: Shares, kept: BackfillPlanner
+    ) -> None:
         self.world = world
         self.at = at
         # When what gives way has gone: a reservation may have begun by then, or be too near.
@@ -320,13 +322,13 @@ class _Attempt:
                 if _all_fit(without(self._world.node(index), fewer), members, self._at):
                     self.victims[index] = fewer
 
-    def parts(self) -> Iterator[Reservation]:
+    def parts(self) -> Iterator[BackfillSlot]:
         for member, index in self.places:
             victims = frozenset(each.instance_id for each in self.victims.get(index, ()))
-            yield Reservation(member, index, self._at.now, victims)
+            yield BackfillSlot(member, index, self._at.now, victims)
 
 
-def _all_fit(node: NodeView, members: Iterable[Request], at: Moment) -> bool:
+def _all_fit(node: NodeView, members: Iterable[Request], at: PlanTime) -> bool:
     for member in members:
         offers = fitting_offers(node, member, at)
         if not offers:

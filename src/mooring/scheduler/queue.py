@@ -15,13 +15,13 @@ from itertools import groupby
 from typing import Literal
 
 from mooring.scheduler.cluster import Held
-from mooring.scheduler.model import Project, Snapshot
+from mooring.scheduler.model import ProjectView, Snapshot
 from mooring.scheduler.units import Unit
 
 Because = Literal["priority", "overdue", "guarantee", "promised", "fair_share", "age"]
 _BECAUSE: tuple[Because, ...] = ("priority", "overdue", "guarantee", "promised", "fair_share", "age")
 Rank = tuple[int, int, int, int, float, tuple[float, str]]
-_NO_PROJECT = Project()
+_NO_PROJECT = ProjectView()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Shares:
             project_id: Held(of.gpu_milli, of.cpu_milli, of.memory_mib) for project_id, of in held.items()
         }
 
-    def project(self, project_id: str) -> Project:
+    def project(self, project_id: str) -> ProjectView:
         return self._projects.get(project_id, _NO_PROJECT)
 
     def held(self, project_id: str) -> Held:
@@ -87,7 +87,7 @@ class Shares:
         held.memory_mib += memory_mib
 
 
-class Queue:
+class SchedulingQueue:
     """The units in their order, which changes with what is placed."""
 
     def __init__(self, snapshot: Snapshot, units: Iterable[Unit], shares: Shares) -> None:

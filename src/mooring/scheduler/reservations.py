@@ -8,7 +8,7 @@ from mooring.core.node import NodeState
 from mooring.scheduler.feasibility import gpu_offers
 from mooring.scheduler.feasibility.filters import admits
 from mooring.scheduler.feasibility.needs import preference
-from mooring.scheduler.model import GpuView, Hold, NodeView, Request
+from mooring.scheduler.model import GpuView, NodeView, Request, ReservedPeriod
 from mooring.scheduler.packing import links
 
 
@@ -28,7 +28,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Stock:
+class ReservableGpus:
     """What there is for a reservation: the cards that can be had for all of its time, by model and node."""
 
     by_model: Mapping[str, Mapping[str, Sequence[GpuView]]]
@@ -41,7 +41,7 @@ class Stock:
 
 def stock(
     nodes: Iterable[NodeView], asked: Asked, but: str | None = None, always: Collection[str] = ()
-) -> Stock:
+) -> ReservableGpus:
     """What can be had at the moment asked for.
 
     Args:
@@ -52,10 +52,10 @@ def stock(
     for node, gpu, starts in _windows(nodes, asked, but, always):
         if gpu.uuid in always or any(first <= asked.from_at <= last for first, last in starts):
             found.setdefault(gpu.model, {}).setdefault(node.id, []).append(gpu)
-    return Stock(found)
+    return ReservableGpus(found)
 
 
-def choose(there: Stock, asked: Asked, kept: Collection[str] = ()) -> tuple[str, ...] | None:
+def choose(there: ReservableGpus, asked: Asked, kept: Collection[str] = ()) -> tuple[str, ...] | None:
     """UUIDs of the cards to keep, on as few nodes and as well connected as can be; null: there are too few.
 
     Args:
@@ -125,7 +125,9 @@ def _busy_until(node: NodeView, asked: Asked) -> dict[str, float]:
     return busy
 
 
-def _starts(holds: Iterable[Hold], busy_until: float, asked: Asked) -> Iterator[tuple[float, float]]:
+def _starts(
+    holds: Iterable[ReservedPeriod], busy_until: float, asked: Asked
+) -> Iterator[tuple[float, float]]:
     """Between which moments it could begin, in each of the gaps that other reservations leave."""
     free_from = max(asked.from_at, busy_until)
     for hold in sorted(holds, key=lambda each: each.from_at):
@@ -136,7 +138,7 @@ def _starts(holds: Iterable[Hold], busy_until: float, asked: Asked) -> Iterator[
         yield free_from, inf
 
 
-def _rank(there: Stock, asked: Asked, model: str, kept: Collection[str]) -> tuple[bool, int]:
+def _rank(there: ReservableGpus, asked: Asked, model: str, kept: Collection[str]) -> tuple[bool, int]:
     """The model that has the cards kept comes first, then the one that is preferred."""
     keeps = any(gpu.uuid in kept for gpus in there.by_model[model].values() for gpu in gpus)
     return not keeps, preference(asked.gpus, model) or 0

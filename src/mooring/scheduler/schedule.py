@@ -4,35 +4,35 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from mooring.scheduler.backfill.deferral import Promises
-from mooring.scheduler.backfill.planner import Reservations
-from mooring.scheduler.cycle_cache import Memory
+from mooring.scheduler.backfill.planner import BackfillPlanner
+from mooring.scheduler.cycle_cache import CycleCache
 from mooring.scheduler.explain.unplaced import tell
 from mooring.scheduler.feasibility import quotas
 from mooring.scheduler.gangs import gangs
-from mooring.scheduler.model import Placement, Plan, Quota, Snapshot, Unplaced
+from mooring.scheduler.model import Placement, Quota, SchedulingPlan, Snapshot, Unplaced
 from mooring.scheduler.packing.search import Found, Key
-from mooring.scheduler.queue import Queue, Shares
+from mooring.scheduler.queue import SchedulingQueue, Shares
 from mooring.scheduler.units import Unit, units_of
 
 
-def schedule(snapshot: Snapshot, memory: Memory | None = None) -> Plan:
+def schedule(snapshot: Snapshot, memory: CycleCache | None = None) -> SchedulingPlan:
     """Place what can be placed, in the order of the queue, and say of the rest when and why.
 
     Args:
         memory: of earlier looks; used by one look at a time.
     """
-    return Look(snapshot, memory or Memory()).plan()
+    return SchedulingCycle(snapshot, memory or CycleCache()).plan()
 
 
-def plan_for(snapshot: Snapshot, instance_id: str, memory: Memory) -> Plan:
+def plan_for(snapshot: Snapshot, instance_id: str, memory: CycleCache) -> SchedulingPlan:
     """The part of the plan that one request depends on: those ahead of it and itself; why only it waits."""
-    return Look(snapshot, memory).plan_for(instance_id)
+    return SchedulingCycle(snapshot, memory).plan_for(instance_id)
 
 
-class Look:
+class SchedulingCycle:
     """One decision. What it places is taken in the memory's world, which the next look sets right again."""
 
-    def __init__(self, snapshot: Snapshot, memory: Memory) -> None:
+    def __init__(self, snapshot: Snapshot, memory: CycleCache) -> None:
         memory.look(snapshot.nodes)
         world = memory.world
         world.judge_by(snapshot.potential)
@@ -43,20 +43,20 @@ class Look:
         self._quotas: dict[str, Quota] = dict(snapshot.quotas)
         self._units = units_of(snapshot.requests)
         self._shares = Shares(snapshot, world.held, world.total)
-        self.kept = Reservations(world, self._at)
+        self.kept = BackfillPlanner(world, self._at)
         self._promises = Promises(snapshot, memory.starts, world, self._shares, self.kept)
         self.placements: list[Placement] = []
         self.decided: list[Unit] = []  # in the order in which it was their turn
         self._waiting: list[Unit] = []
         self._failed: set[Key] = set()
 
-    def decisions(self) -> Plan:
+    def decisions(self) -> SchedulingPlan:
         """The plan without the reasons of those that wait, which cost more than the decisions."""
         for _ in self.steps():
             pass
         return self._told(())
 
-    def plan(self) -> Plan:
+    def plan(self) -> SchedulingPlan:
         for _ in self.steps():
             pass
         waiting = [unit.limited(self._quotas) for unit in self._waiting]
@@ -68,7 +68,7 @@ class Look:
             self._decide(unit.limited(self._quotas))
             yield unit
 
-    def plan_for(self, instance_id: str) -> Plan:
+    def plan_for(self, instance_id: str) -> SchedulingPlan:
         for unit in self.steps():
             if _has(unit, instance_id):
                 break
@@ -83,11 +83,11 @@ class Look:
             self._decide(unit.limited(self._quotas))
         return None
 
-    def _queue(self) -> Queue:
-        return Queue(self.snapshot, self._units, self._shares)
+    def _queue(self) -> SchedulingQueue:
+        return SchedulingQueue(self.snapshot, self._units, self._shares)
 
-    def _told(self, unplaced: tuple[Unplaced, ...]) -> Plan:
-        return Plan(
+    def _told(self, unplaced: tuple[Unplaced, ...]) -> SchedulingPlan:
+        return SchedulingPlan(
             tuple(self.placements),
             unplaced,
             tuple(self._promises.evictions),

@@ -22,7 +22,7 @@ from mooring.core.instance import (
     SecretReference,
     State,
     not_supported_yet,
-    refuse_reserved_labels,
+    require_no_reserved_labels,
 )
 from mooring.core.text import DNS_LABEL, LabelKey, LabelValue, Name, Text
 from mooring.schemas.base import Answer, Body, Json, Timestamp
@@ -120,7 +120,7 @@ class InstanceGroupCreate(Body):
     @field_validator("labels")
     @classmethod
     def _no_reserved_labels(cls, labels: dict[str, str]) -> dict[str, str]:
-        return refuse_reserved_labels(labels)
+        return require_no_reserved_labels(labels)
 
 
 GROUP_EXAMPLE: Json = {

@@ -11,7 +11,7 @@ from mooring.core.instance import (
     InstanceSpec,
     Reason,
     State,
-    refuse_reserved_labels,
+    require_no_reserved_labels,
 )
 from mooring.core.text import LabelKey, LabelValue, LongText, Name
 from mooring.schemas.agent import Endpoint
@@ -107,7 +107,7 @@ class InstancePatch(Body):
     @field_validator("labels")
     @classmethod
     def _no_reserved_labels(cls, labels: dict[str, str]) -> dict[str, str]:
-        return refuse_reserved_labels(labels)
+        return require_no_reserved_labels(labels)
 
 
 class InstanceStop(Body):

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, JsonValue
 
-from mooring.core.gpu import Health, NvLinkPeer, Placement
+from mooring.core.gpu import GpuPlacement, Health, NvLinkPeer
 from mooring.core.instance import Reason
 from mooring.core.node import NodeState
 from mooring.core.text import Name, Text
@@ -95,7 +95,7 @@ class Gpu(Answer):
     ]
     conditions: Annotated[list[GpuCondition], Field(max_length=64, description="the worst first")]
     placement: Annotated[
-        Placement, Field(description="last: new work is put on it only where nothing else fits")
+        GpuPlacement, Field(description="last: new work is put on it only where nothing else fits")
     ]
     recovery: GpuRecovery | None
     share_free: Annotated[float, Field(description="the part of it that nobody holds")]

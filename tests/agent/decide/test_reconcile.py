@@ -12,13 +12,13 @@ from mooring.agent.decide.reconcile import (
     Key,
     Kill,
     Pause,
+    ReconcileInput,
     Remove,
     Restart,
     Restarts,
     Start,
     Stop,
     Work,
-    World,
     decide,
     is_live,
     key_of,
@@ -213,7 +213,7 @@ STATUSES = ["created", "running", "exited"]
 
 
 @st.composite
-def desires(draw: st.DrawFn) -> World:
+def desires(draw: st.DrawFn) -> ReconcileInput:
     """What a control plane may say: one attempt of each instance at most, and no GPU twice."""
     gpus = ["GPU-0", "GPU-1"]
     things: list[Assignment | Removal] = []
@@ -256,7 +256,7 @@ def test_any_order_of_events_keeps_the_rules(data: st.DataObject) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(desires(), st.dictionaries(st.sampled_from(KEYS), st.sampled_from(STATUSES)))
-def test_it_settles_on_what_is_wanted(goal: World, present: dict[Key, str]) -> None:
+def test_it_settles_on_what_is_wanted(goal: ReconcileInput, present: dict[Key, str]) -> None:
     engine = ToyEngine({key: container(*key, status) for key, status in present.items()})
     for now in range(30):
         plan = engine.plan(replace(goal, now=float(now * 100)))

@@ -7,7 +7,7 @@ import pytest
 
 from mooring.agent.disk.container_limits import MOST_VOLUMES, file_size_limits, storage_options, volume_masks
 from mooring.agent.disk.storage import DiskPolicy, Space
-from mooring.agent.docker.create import Abilities, Image, Limits, container_config, spec_hash
+from mooring.agent.docker.create import Abilities, ContainerLimits, Image, container_config, spec_hash
 from mooring.agent.images.pull_limits import PullLimits
 from mooring.agent.images.usage import ImageUsage
 from mooring.agent.runtime import StartRefused
@@ -18,7 +18,7 @@ MIB = 2**20
 
 
 def host_config(given: Assignment, image: Image, **abilities: Any) -> dict[str, Any]:
-    config = container_config(given, image, Abilities(**abilities), Limits(), "cp-1")
+    config = container_config(given, image, Abilities(**abilities), ContainerLimits(), "cp-1")
     return dict(config["HostConfig"])
 
 

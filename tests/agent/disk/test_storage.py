@@ -16,8 +16,8 @@ from mooring.agent.disk.storage import (
     PROBE_EVERY_S,
     PROBE_LABEL,
     DiskPolicy,
+    EngineStorage,
     Space,
-    Storage,
     driver_of,
     space_of,
 )
@@ -108,7 +108,7 @@ def standin() -> Iterator[EngineStandin]:
 )
 def test_both_answers_make_a_limit(standin: EngineStandin, refused: tuple[str, ...], enforced: bool) -> None:
     standin.refused = refused
-    limits = Storage(standin.engine).limits(INFO)
+    limits = EngineStorage(standin.engine).limits(INFO)
     assert limits.enforced is enforced
     assert bool(limits.why_not) is not enforced
     assert standin.left == set()
@@ -116,13 +116,13 @@ def test_both_answers_make_a_limit(standin: EngineStandin, refused: tuple[str, .
 
 def test_an_engine_that_ignores_the_option_enforces_nothing(standin: EngineStandin) -> None:
     standin.refused = ()
-    limits = Storage(standin.engine).limits(INFO)
+    limits = EngineStorage(standin.engine).limits(INFO)
     assert (limits.enforced, limits.why_not) == (False, "the engine ignores the option")
 
 
 def test_it_is_tried_again_after_a_while_and_after_a_change(standin: EngineStandin) -> None:
     now = [0.0]
-    storage = Storage(standin.engine, clock=lambda: now[0])
+    storage = EngineStorage(standin.engine, clock=lambda: now[0])
     for _ in range(3):
         storage.limits(INFO)
     assert len(standin.tried) == 2
@@ -138,7 +138,7 @@ def test_it_is_tried_again_after_a_while_and_after_a_change(standin: EngineStand
 
 def test_what_is_reported(standin: EngineStandin) -> None:
     space = Space(1_000_000, 123_456)
-    storage = Storage(standin.engine, DiskPolicy(low_mib=123_457), lambda _root: space)
+    storage = EngineStorage(standin.engine, DiskPolicy(low_mib=123_457), lambda _root: space)
     facts = storage.facts(INFO, 640)
     assert facts is not None
     assert (facts.total_mib, facts.allocatable_mib, facts.available_mib) == (1_000_000, 800_000, 122_880)
@@ -148,7 +148,7 @@ def test_what_is_reported(standin: EngineStandin) -> None:
 
 def test_a_disk_that_cannot_be_seen_is_not_made_up(standin: EngineStandin) -> None:
     assert space_of("/nowhere/at/all") is None
-    assert Storage(standin.engine, measure=lambda _root: None).facts(INFO, 0) is None
+    assert EngineStorage(standin.engine, measure=lambda _root: None).facts(INFO, 0) is None
 
 
 @pytest.mark.parametrize(

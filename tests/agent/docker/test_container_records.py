@@ -20,13 +20,13 @@ from mooring.agent.docker.container_records import (
     ContainerRecords,
     TooManyContainersError,
 )
-from mooring.agent.docker.create import Abilities, Image, Limits, container_config
+from mooring.agent.docker.create import Abilities, ContainerLimits, Image, container_config
 from mooring.agent.docker.derive import derived
 from mooring.agent.docker.observe import Observer
 from mooring.agent.docker.runtime import DockerRuntime
 from mooring.agent.runtime import RuntimeUnavailable, StartDelayed
 from mooring.agent.simulated.gpus import SimulatedGpuReader
-from mooring.agent.sync.identity import NodeState
+from mooring.agent.sync.identity import StateDirectory
 from mooring.schemas.agent import Assignment
 from tests.agent.agents import agent_with
 from tests.agent.docker_assignments import (
@@ -52,7 +52,7 @@ def record(given: Assignment | None = None) -> ContainerRecord:
 
 
 def kept_in(directory: Path) -> ContainerRecords:
-    return ContainerRecords.of_node(NodeState(directory))
+    return ContainerRecords.of_node(StateDirectory(directory))
 
 
 def on_the_hosts_network(given: Assignment) -> Assignment:
@@ -151,7 +151,7 @@ def test_a_disk_that_takes_a_part_at_a_time_gets_it_all(
 
 def inspected(given: Assignment, **changes: Any) -> dict[str, Any]:
     """The engine's "inspect" of a container as the agent makes it."""
-    config = container_config(given, IMAGE, Abilities(), Limits(), CONTROL_PLANE)
+    config = container_config(given, IMAGE, Abilities(), ContainerLimits(), CONTROL_PLANE)
     found = {
         "Id": C1,
         "Name": f"/mooring-{given.instance_id}-1",

@@ -6,8 +6,8 @@ import pytest
 
 from mooring.agent.docker.create import (
     Abilities,
+    ContainerLimits,
     Image,
-    Limits,
     command_line,
     container_config,
     device_requests,
@@ -35,7 +35,7 @@ SIMULATED = Abilities(simulated_gpus=True, cdi_devices=CDI.cdi_devices)
 
 
 def config_of(given: Assignment, abilities: Abilities = DRIVER, image: Image = IMAGE) -> dict[str, Any]:
-    return container_config(given, image, abilities, Limits(), CONTROL_PLANE)
+    return container_config(given, image, abilities, ContainerLimits(), CONTROL_PLANE)
 
 
 # R6: a field that appears here unasked is the bug this test is for.

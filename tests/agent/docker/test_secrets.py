@@ -12,7 +12,7 @@ import pytest
 
 from mooring.agent.docker.create import Abilities, Image, environment, labels
 from mooring.agent.docker.errors import EngineRefused
-from mooring.agent.docker.redaction import MASK, Withheld
+from mooring.agent.docker.redaction import MASK, SecretRedactor
 from mooring.agent.docker.runtime import DockerRuntime
 from mooring.agent.runtime import Runtime, RuntimeUnavailable, StartRefused
 from mooring.agent.simulated.gpus import SimulatedGpuReader
@@ -101,7 +101,7 @@ def test_nothing_that_the_agent_writes_or_says_holds_a_secret(
     ],
 )
 def test_what_an_engine_quotes_is_masked(quoted: str) -> None:
-    withheld = Withheld.of(with_secret())
+    withheld = SecretRedactor.of(with_secret())
     with pytest.raises(EngineRefused) as refused, withheld.masking():
         raise EngineRefused(400, quoted)
     with pytest.raises(RuntimeUnavailable) as away, withheld.masking():
@@ -117,18 +117,19 @@ def test_a_later_agent_knows_what_to_mask_from_the_container() -> None:
     inspected = {"Config": {"Env": [f"TOKEN={CANARY}", "PLAIN=told", "OTHER=1"]}}
     said = f"PLAIN=told OTHER=1 {CANARY} 1 of 1"
     assert (
-        Withheld.of_container(inspected, {"TOKEN", "OTHER"}).mask(said) == f"PLAIN=told {MASK} {MASK} 1 of 1"
+        SecretRedactor.of_container(inspected, {"TOKEN", "OTHER"}).mask(said)
+        == f"PLAIN=told {MASK} {MASK} 1 of 1"
     )
     # Without a record any of them may be a secret.
-    assert Withheld.of_container(inspected, None).mask(said) == f"{MASK} {MASK} {MASK} 1 of 1"
-    assert Withheld.of_container({"Config": {"Env": None}}, None).mask("all of it") == "all of it"
+    assert SecretRedactor.of_container(inspected, None).mask(said) == f"{MASK} {MASK} {MASK} 1 of 1"
+    assert SecretRedactor.of_container({"Config": {"Env": None}}, None).mask("all of it") == "all of it"
 
 
 @pytest.mark.parametrize("secret", ["held", "withheld", "[wit", "AAAA"])
 def test_a_secret_that_is_part_of_the_mask_or_of_another_is_masked_once(secret: str) -> None:
     env = {"A": secret, "B": f"{secret}-and-more"}
     inspected = {"Config": {"Env": [f"{name}={value}" for name, value in env.items()]}}
-    masked = Withheld.of_container(inspected, env).mask(f"<{secret}-and-more> <{secret}>")
+    masked = SecretRedactor.of_container(inspected, env).mask(f"<{secret}-and-more> <{secret}>")
     assert masked.count(MASK) <= 2
     assert "and-more" not in masked and secret not in masked.replace(MASK, "")
 
@@ -139,8 +140,8 @@ def test_masking_costs_nothing_until_there_is_something_to_mask() -> None:
     inspected = {"Config": {"Env": [f"{name}={value}" for name, value in secrets.items()]}}
     began = time.process_time()
     for _ in range(100):
-        assert Withheld.of_container(inspected, None).mask("") == ""
-    built = Withheld.of_container(inspected, None)
+        assert SecretRedactor.of_container(inspected, None).mask("") == ""
+    built = SecretRedactor.of_container(inspected, None)
     assert built.mask(f"bad env {json.dumps(secrets['S7'])}") == f'bad env "{MASK}"'
     # 2.6 s each as one regular expression.
     assert time.process_time() - began < 2

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mooring.agent.decide.device_claims import Share
-from mooring.agent.docker.create import Abilities, Image, Limits, container_config, environment
+from mooring.agent.docker.create import Abilities, ContainerLimits, Image, container_config, environment
 from mooring.agent.docker.runtime import DockerRuntime
 from mooring.agent.gpus.mps import Daemon, Mps, MpsUnavailableError
 from mooring.agent.runtime import StartDelayed
@@ -79,7 +79,7 @@ def test_threads_are_rounded_down_and_never_none(milli: int, percent: str) -> No
 )
 def test_only_a_share_under_mps_has_to_do_with_mps(given: Assignment) -> None:
     assert not any(name.startswith("CUDA_MPS_") for name in told(given))
-    host = container_config(given, IMAGE, Abilities(), Limits(), CONTROL_PLANE)["HostConfig"]
+    host = container_config(given, IMAGE, Abilities(), ContainerLimits(), CONTROL_PLANE)["HostConfig"]
     assert "Mounts" not in host
 
 
@@ -108,7 +108,9 @@ def test_users_do_not_set_limits(name: str) -> None:
 
 def test_the_two_mounts_are_the_operators() -> None:
     given = with_share(assignment(), isolation="mps")
-    config = container_config(given, IMAGE, Abilities(mps=Mps(Path("/run/mps"))), Limits(), CONTROL_PLANE)
+    config = container_config(
+        given, IMAGE, Abilities(mps=Mps(Path("/run/mps"))), ContainerLimits(), CONTROL_PLANE
+    )
     mounts = [(one["Type"], one["Source"], one["Target"]) for one in config["HostConfig"]["Mounts"]]
     assert mounts == [("bind", "/run/mps", "/run/mps"), ("bind", "/run/mps/shm", "/dev/shm")]
     assert config["HostConfig"]["IpcMode"] == "private"

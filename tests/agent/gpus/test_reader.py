@@ -317,7 +317,7 @@ def test_the_child_is_out_of_reach_of_the_terminals_signals(started: Started) ->
 
 def test_the_child_dies_with_its_parent(nvml: NvmlStandin) -> None:
     program = (
-        "from mooring.agent.gpus import NvmlGpuReader\n"
+        "from mooring.agent.gpus.reader import NvmlGpuReader\n"
         "reader = NvmlGpuReader()\n"
         "reader.wait_first(10)\n"
         "print(reader.child_pid, flush=True)\n"

@@ -14,7 +14,7 @@ from mooring.agent.gpus.release import ReleaseGate
 from mooring.agent.runtime import Container
 from mooring.agent.simulated.gpus import SimulatedGpuReader
 from mooring.agent.simulated.runtime import SimulatedRuntime
-from mooring.agent.sync.agent_state import Knowledge, Verdict
+from mooring.agent.sync.agent_state import AgentState, AnswerOutcome
 from mooring.core.instance import Phase
 from mooring.schemas.agent import Assignment, Removal, SyncAnswer
 from tests.agent.agents import agent_with
@@ -178,9 +178,9 @@ def test_a_card_that_only_pretends_is_free(reader: NvmlGpuReader) -> None:
 # --- what is decided and told meanwhile
 
 
-def node(*things: Assignment | Removal | Container) -> Knowledge:
+def node(*things: Assignment | Removal | Container) -> AgentState:
     """A node that has seen these containers run and end, and has been told to have these instances."""
-    known = Knowledge("cpl_1", 0)
+    known = AgentState("cpl_1", 0)
     known.listed(known.begin_listing(), [one for one in things if isinstance(one, Container)], [])
     told = SyncAnswer(
         control_plane_id="cpl_1",
@@ -190,11 +190,11 @@ def node(*things: Assignment | Removal | Container) -> Knowledge:
         assignments=[one for one in things if isinstance(one, Assignment)],
         removals=[one for one in things if isinstance(one, Removal)],
     )
-    assert known.hear(told, 0) is Verdict.TAKEN
+    assert known.hear(told, 0) is AnswerOutcome.TAKEN
     return known
 
 
-def actions(known: Knowledge) -> list[type]:
+def actions(known: AgentState) -> list[type]:
     plan = known.plan(100)
     assert plan is not None
     for action in plan.actions:
@@ -203,7 +203,7 @@ def actions(known: Knowledge) -> list[type]:
     return [type(action) for action in plan.actions]
 
 
-def phase(known: Knowledge) -> Phase | None:
+def phase(known: AgentState) -> Phase | None:
     return next((one.phase for one in known.picture().instances or () if one.instance_id == "a"), None)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from mooring.agent.decide.device_claims import Devices, Share, claims, devices_of
 from mooring.agent.decide.reconcile import Doing, Key, Release, Start, Work, decide
-from mooring.agent.docker.create import Abilities, Image, Limits, container_config, spec_hash
+from mooring.agent.docker.create import Abilities, ContainerLimits, Image, container_config, spec_hash
 from mooring.agent.docker.runtime import DockerRuntime
 from mooring.agent.gpus.reader import NvmlGpuReader
 from mooring.agent.gpus.release import ReleaseGate
@@ -52,7 +52,9 @@ def test_whole_cards_are_the_same_with_grants_and_without() -> None:
     new = with_cards(old, CARD, uuid_of(1))
     assert devices_of(old) == devices_of(new)
     assert spec_hash(old) == spec_hash(new)
-    configs = [container_config(one, IMAGE, Abilities(), Limits(), CONTROL_PLANE) for one in (old, new)]
+    configs = [
+        container_config(one, IMAGE, Abilities(), ContainerLimits(), CONTROL_PLANE) for one in (old, new)
+    ]
     assert configs[0] == configs[1]
 
 

@@ -16,7 +16,7 @@ from mooring.agent.nvml.types import Sample
 from mooring.agent.runtime import Container
 from mooring.agent.simulated.gpus import SimulatedGpuReader
 from mooring.agent.simulated.runtime import SimulatedRuntime
-from mooring.agent.sync.agent_state import Knowledge, Verdict
+from mooring.agent.sync.agent_state import AgentState, AnswerOutcome
 from mooring.core.instance import Phase, Reason
 from mooring.schemas.agent import Assignment, SyncAnswer
 from tests.agent import docker_assignments, worlds
@@ -138,7 +138,7 @@ def test_a_device_is_gone_when_its_card_is_well_without_it(reading: Any, lost: l
 WHY = Reason(code="gpu_memory_exceeded", message="too much")
 
 
-def told(known: Knowledge, *assignments: Assignment) -> None:
+def told(known: AgentState, *assignments: Assignment) -> None:
     answer = SyncAnswer(
         control_plane_id="cpl_1",
         node_id="nod_1",
@@ -146,34 +146,34 @@ def told(known: Knowledge, *assignments: Assignment) -> None:
         report_interval_s=5,
         assignments=list(assignments),
     )
-    assert known.hear(answer, 0) is Verdict.TAKEN
+    assert known.hear(answer, 0) is AnswerOutcome.TAKEN
 
 
-def listed(known: Knowledge, *containers: Container) -> None:
+def listed(known: AgentState, *containers: Container) -> None:
     known.listed(known.begin_listing(), containers, [])
 
 
 @pytest.fixture
-def known() -> Knowledge:
-    made = Knowledge("cpl_1", 0)
+def known() -> AgentState:
+    made = AgentState("cpl_1", 0)
     asked = wanted("a", spec={"restart": "always"}), wanted("b")
     told(made, *(with_share(one) for one in asked))
     listed(made, sharing("a"), sharing("b"))
     return made
 
 
-def actions(known: Knowledge, now: float = 100) -> list[Any]:
+def actions(known: AgentState, now: float = 100) -> list[Any]:
     plan = known.plan(now)
     assert plan is not None
     return list(plan.actions)
 
 
-def one(known: Knowledge, instance_id: str = "a") -> tuple[Phase, str | None]:
+def one(known: AgentState, instance_id: str = "a") -> tuple[Phase, str | None]:
     [found] = [each for each in known.picture().instances or () if each.instance_id == instance_id]
     return found.phase, found.reason.code if found.reason else None
 
 
-def test_it_is_killed_and_stays_so_whatever_its_policy_says(known: Knowledge) -> None:
+def test_it_is_killed_and_stays_so_whatever_its_policy_says(known: AgentState) -> None:
     known.expel(A, WHY)
     assert actions(known) == [Kill(sharing("a"))]
     ended = exited("a", exit_code=137, gpu_uuids=(CARD,), share=SHARE)
@@ -187,13 +187,13 @@ def test_it_is_killed_and_stays_so_whatever_its_policy_says(known: Knowledge) ->
     assert one(known, "b") == (Phase.RUNNING, None)
 
 
-def test_one_that_ended_by_itself_before_it_could_be_killed_goes_on_as_asked(known: Knowledge) -> None:
+def test_one_that_ended_by_itself_before_it_could_be_killed_goes_on_as_asked(known: AgentState) -> None:
     known.expel(A, WHY)
     listed(known, exited("a", exit_code=0, gpu_uuids=(CARD,), share=SHARE), sharing("b"))
     assert one(known) == (Phase.STARTING, "restarting")
 
 
-def test_whoever_has_ended_is_not_expelled(known: Knowledge) -> None:
+def test_whoever_has_ended_is_not_expelled(known: AgentState) -> None:
     ended = exited("a", exit_code=3, gpu_uuids=(CARD,), share=SHARE)
     listed(known, ended, sharing("b"))
     known.expel(A, WHY)
@@ -201,7 +201,7 @@ def test_whoever_has_ended_is_not_expelled(known: Knowledge) -> None:
 
 
 def test_whole_cards_are_nobodys_to_watch() -> None:
-    known = Knowledge("cpl_1", 0)
+    known = AgentState("cpl_1", 0)
     told(known, wanted("a", gpus=(CARD,)))
     listed(known, container("a", gpu_uuids=(CARD,)), container("c"))
     assert known.watched() == []

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from mooring.agent.disk.storage import DiskReport, Space
-from mooring.agent.disk.storage import Limits as DiskLimits
+from mooring.agent.disk.storage import DiskLimits, DiskReport, Space
 from mooring.agent.host.firewall import FirewallUnavailable
 from mooring.agent.host.preflight import (
     Toolkit,

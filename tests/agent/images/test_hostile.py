@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from mooring.agent.decide.reconcile import Release, Start
-from mooring.agent.docker.create import Abilities, Image, Limits, container_config, container_name
+from mooring.agent.docker.create import Abilities, ContainerLimits, Image, container_config, container_name
 from mooring.agent.docker.runtime import DockerRuntime
 from mooring.agent.runtime import Container, StartRefused
 from mooring.agent.simulated.gpus import SimulatedGpuReader
-from mooring.agent.sync.agent_state import Knowledge
+from mooring.agent.sync.agent_state import AgentState
 from mooring.core.instance import Reason
 from mooring.schemas.agent import Assignment, SyncAnswer
 from tests.agent.agents import agent_with
@@ -68,7 +68,7 @@ def made_by_an_earlier_release(node: DockerNode, runtime: DockerRuntime, given: 
     network_of_its_project(runtime)
     api: Any = node.client.api
     image = Image(id=api.inspect_image(given.spec.image)["Id"], digest=None)
-    config = container_config(given, image, Abilities(), Limits(open_files=1024), CONTROL_PLANE)
+    config = container_config(given, image, Abilities(), ContainerLimits(open_files=1024), CONTROL_PLANE)
     config["Labels"] = {name: value for name, value in config["Labels"].items() if name not in CONDITIONAL}
     for later in ("Healthcheck", "StopSignal"):
         config.pop(later, None)
@@ -96,7 +96,7 @@ def outside(node: DockerNode, image: str, name: str | None = None) -> Iterator[s
 
 
 def plan_of(containers: list[Container], *assignments: Assignment) -> tuple[Any, ...]:
-    known = Knowledge(CONTROL_PLANE, 0)
+    known = AgentState(CONTROL_PLANE, 0)
     known.listed(known.begin_listing(), containers, [])
     answer = {
         "control_plane_id": CONTROL_PLANE,

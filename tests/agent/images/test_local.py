@@ -15,7 +15,7 @@ from mooring.agent.docker.runtime import DockerRuntime
 from mooring.agent.images.private_images import PrivateImages
 from mooring.agent.images.pulled_images import PulledImages
 from mooring.agent.runtime import StartRefused
-from mooring.agent.sync.identity import NodeState
+from mooring.agent.sync.identity import StateDirectory
 from mooring.core.instance import Reason
 from mooring.schemas.agent import Assignment
 from tests.agent.docker_assignments import assignment, output_of, runtime_on, start, with_more
@@ -32,7 +32,7 @@ def new_runtime(node: DockerNode, tmp_path: Path) -> Iterator[NewRuntime]:
     made: list[DockerRuntime] = []
 
     def new() -> DockerRuntime:
-        state = NodeState(tmp_path)
+        state = StateDirectory(tmp_path)
         remembered = {
             "private_images": PrivateImages.of_node(state),
             "pulled_images": PulledImages.of_node(state),

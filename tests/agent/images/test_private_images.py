@@ -5,19 +5,19 @@ from pathlib import Path
 import pytest
 
 from mooring.agent.images.private_images import PrivateImages
-from mooring.agent.sync.identity import NodeState, StateError
+from mooring.agent.sync.identity import StateDirectory, StateError
 
 X = "sha256:x"
 A, EVIL = "r.example/a/x@sha256:1", "evil.example/x@sha256:1"
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> NodeState:
-    return NodeState(tmp_path)
+def state(tmp_path: Path) -> StateDirectory:
+    return StateDirectory(tmp_path)
 
 
 @pytest.fixture
-def private(state: NodeState) -> PrivateImages:
+def private(state: StateDirectory) -> PrivateImages:
     return PrivateImages.of_node(state)
 
 
@@ -34,7 +34,7 @@ def test_an_image_that_nobody_needed_credentials_for_is_free(private: PrivateIma
 
 
 def test_where_it_came_from_is_asked_and_no_agent_forgets_it(
-    private: PrivateImages, state: NodeState
+    private: PrivateImages, state: StateDirectory
 ) -> None:
     pulled(private, A)
     for known in (private, PrivateImages.of_node(state)):
@@ -80,7 +80,7 @@ def test_a_source_that_gives_it_to_anybody_makes_it_free(private: PrivateImages)
     assert private.sources(X, [A]) == ()
 
 
-def test_a_damaged_file_is_not_taken_for_an_empty_one(private: PrivateImages, state: NodeState) -> None:
+def test_a_damaged_file_is_not_taken_for_an_empty_one(private: PrivateImages, state: StateDirectory) -> None:
     pulled(private, A)
     state.write("private_images", b'{"repositories": 3}')
     with pytest.raises(StateError, match="private_images"):

@@ -6,13 +6,13 @@ import pytest
 
 from mooring.agent.images import pulled_images
 from mooring.agent.images.pulled_images import FILE, PulledImages
-from mooring.agent.sync.identity import NodeState, StateError
+from mooring.agent.sync.identity import StateDirectory, StateError
 
 NAME = "docker.io/library/busybox@sha256:1"
 
 
 def test_a_pull_is_remembered_across_restarts(tmp_path: Path) -> None:
-    state = NodeState(tmp_path)
+    state = StateDirectory(tmp_path)
     PulledImages.of_node(state).add(NAME, "sha256:image", private=True)
     found = PulledImages.of_node(state).find(NAME, "sha256:image")
     assert found is not None
@@ -48,6 +48,6 @@ def test_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_damaged_file_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
-    NodeState(tmp_path).write(FILE, b"{")
+    StateDirectory(tmp_path).write(FILE, b"{")
     with pytest.raises(StateError, match=FILE):
-        PulledImages.of_node(NodeState(tmp_path))
+        PulledImages.of_node(StateDirectory(tmp_path))

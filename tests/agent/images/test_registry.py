@@ -11,7 +11,7 @@ import pytest
 from mooring.agent.docker.runtime import DockerRuntime
 from mooring.agent.images.private_images import PrivateImages
 from mooring.agent.runtime import StartDelayed, StartRefused
-from mooring.agent.sync.identity import NodeState
+from mooring.agent.sync.identity import StateDirectory
 from mooring.core.instance import Reason
 from mooring.schemas.agent import Assignment
 from tests.agent.docker_assignments import assignment, output_of, runtime_on, start, with_more
@@ -29,7 +29,7 @@ def new_runtime(node: DockerNode, tmp_path: Path) -> Iterator[NewRuntime]:
     made: list[DockerRuntime] = []
 
     def new() -> DockerRuntime:
-        made.append(runtime_on(node, private_images=PrivateImages.of_node(NodeState(tmp_path))))
+        made.append(runtime_on(node, private_images=PrivateImages.of_node(StateDirectory(tmp_path))))
         return made[-1]
 
     yield new

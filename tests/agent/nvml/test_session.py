@@ -444,7 +444,7 @@ def test_the_process_ends_with_its_standard_input(standin: Standin) -> None:
 
 def test_the_process_is_small(standin: Standin) -> None:
     program = (
-        "import mooring.agent.nvml_process, mooring.agent.nvml as nvml, re, sys;"
+        "import mooring.agent.nvml.process, mooring.agent.nvml.session as nvml, re, sys;"
         "session = nvml.Nvml(); session.inventory(); session.sample();"
         "print(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1]);"
         "print({'logging', 'asyncio', 'pydantic', 'dataclasses', 'inspect'} & set(sys.modules))"

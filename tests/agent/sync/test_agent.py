@@ -16,11 +16,11 @@ from mooring.agent.runtime import Cancelled, Container, Progress, StartRefused
 from mooring.agent.simulated.gpus import SimulatedGpuReader, Tenant
 from mooring.agent.simulated.runtime import SimulatedRuntime
 from mooring.agent.sync.agent import Agent
-from mooring.agent.sync.client import ControlPlane
+from mooring.agent.sync.client import ControlPlaneClient
 from mooring.agent.sync.exchange import NO_NEWS_PAUSE_S
-from mooring.agent.sync.identity import Identity, NodeState
+from mooring.agent.sync.identity import NodeIdentity, StateDirectory
 from mooring.agent.sync.stop_times import StopTimes
-from mooring.agent.sync.worker_pools import WAITING_OF_PROJECT, Crew
+from mooring.agent.sync.worker_pools import WAITING_OF_PROJECT, WorkerPools
 from mooring.core.instance import Reason
 from mooring.schemas.agent import Assignment, Removal, SyncRequest
 from mooring.schemas.agent_streams import LogsRequest, StreamRequest
@@ -76,23 +76,23 @@ class Node:
     def __init__(self, server: TinyControlPlane, directory: Path) -> None:
         self.server, self.directory = server, directory
         self.runtime = CountingRuntime()
-        self.crew = Crew.hired()
+        self.crew = WorkerPools.hired()
         made_up = SimulatedGpuReader("gpu-1", 2, tenants=self._tenants)
         self.gpus: GpuReader = made_up
         self._container_of = made_up.container_of
-        joining = ControlPlane(server.url)
-        self.identity = Identity.given(joining.join(TOKEN, "gpu-1", "host-1"))
+        joining = ControlPlaneClient(server.url)
+        self.identity = NodeIdentity.given(joining.join(TOKEN, "gpu-1", "host-1"))
         joining.close()
-        NodeState(directory).joined(self.identity)
+        StateDirectory(directory).joined(self.identity)
         self.exit_codes: list[int] = []
-        self._agents: list[tuple[Agent, threading.Thread, ControlPlane]] = []
+        self._agents: list[tuple[Agent, threading.Thread, ControlPlaneClient]] = []
 
     def begin(self) -> Agent:
-        calls = ControlPlane(self.server.url)
+        calls = ControlPlaneClient(self.server.url)
         calls.identify(self.identity)
         agent = Agent(
             identity=self.identity,
-            state=NodeState(self.directory),
+            state=StateDirectory(self.directory),
             runtime=self.runtime,
             gpus=self.gpus,
             control_plane=calls,
@@ -222,7 +222,7 @@ def test_the_highest_generation_outlives_the_agent(node: Node) -> None:
     node.begin()
     node.server.wants(asked, generation=9)
     node.running(asked)
-    assert NodeState(node.directory).generation() == 9
+    assert StateDirectory(node.directory).generation() == 9
     node.begin()
     node.server.wants(removals=(gone(asked),), generation=3)
     report = node.report(lambda report: report.session == 2 and report.problem is not None)
@@ -448,7 +448,7 @@ def test_an_agent_that_starts_anew_neither_kills_early_nor_waits_anew(node: Node
     node.server.wants(asked)
     node.running(asked)
     node.server.wants(removals=(Removal(instance_id=asked.instance_id, attempt=1, stop_timeout_s=2),))
-    stops = StopTimes(NodeState(node.directory))
+    stops = StopTimes(StateDirectory(node.directory))
     wait_until(stops.load)
     (since,) = stops.load().values()
     first.stop()
@@ -595,7 +595,7 @@ def test_a_disk_that_is_full_is_a_problem_and_stops_nothing(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(NodeState, "save_generation", full)
+    monkeypatch.setattr(StateDirectory, "save_generation", full)
     node.begin()
     asked = assignment()
     node.server.wants(asked)

@@ -4,7 +4,7 @@ import pytest
 
 from mooring.agent.decide.reconcile import Doing, Key, Remove, Restart, Start, key_of
 from mooring.agent.runtime import Container
-from mooring.agent.sync.agent_state import Knowledge, Verdict
+from mooring.agent.sync.agent_state import AgentState, AnswerOutcome
 from mooring.core.instance import Phase, Reason
 from mooring.schemas.agent import Assignment, Removal, SyncAnswer
 from tests.agent.worlds import container, exited, removal, wanted
@@ -24,20 +24,20 @@ def answer(*things: Assignment | Removal, generation: int = 5, control_plane_id:
     )
 
 
-def listed(known: Knowledge, *containers: Container) -> bool:
+def listed(known: AgentState, *containers: Container) -> bool:
     return known.listed(known.begin_listing(), containers, [])
 
 
-def node(*things: Assignment | Removal | Container) -> Knowledge:
+def node(*things: Assignment | Removal | Container) -> AgentState:
     """A node that has these containers, and has been told to have these instances."""
-    known = Knowledge("cpl_1", 0)
+    known = AgentState("cpl_1", 0)
     listed(known, *[one for one in things if isinstance(one, Container)])
     told = [one for one in things if not isinstance(one, Container)]
-    assert known.hear(answer(*told), 0) is Verdict.TAKEN
+    assert known.hear(answer(*told), 0) is AnswerOutcome.TAKEN
     return known
 
 
-def planned(known: Knowledge, now: float = 100) -> list[type]:
+def planned(known: AgentState, now: float = 100) -> list[type]:
     """The actions of now, which are then under way."""
     plan = known.plan(now)
     assert plan is not None
@@ -50,12 +50,12 @@ def planned(known: Knowledge, now: float = 100) -> list[type]:
     return [type(action) for action in plan.actions]
 
 
-def phases(known: Knowledge) -> dict[Key, Phase]:
+def phases(known: AgentState) -> dict[Key, Phase]:
     return {(one.instance_id, one.attempt): one.phase for one in known.picture().instances or ()}
 
 
 def test_decides_nothing_before_it_was_told_and_has_looked() -> None:
-    known = Knowledge("cpl_1", 0)
+    known = AgentState("cpl_1", 0)
     assert known.plan(0) is None
     known.hear(answer(wanted()), 0)
     assert known.plan(0) is None
@@ -67,27 +67,27 @@ def test_decides_nothing_before_it_was_told_and_has_looked() -> None:
 @pytest.mark.parametrize(
     ("generation", "highest_when_asked", "verdict"),
     [
-        (6, 5, Verdict.TAKEN),
-        (5, 5, Verdict.TAKEN),
-        (4, 3, Verdict.LATE),  # its question was asked before generation 5 was heard
-        (4, 5, Verdict.REFUSED),
+        (6, 5, AnswerOutcome.TAKEN),
+        (5, 5, AnswerOutcome.TAKEN),
+        (4, 3, AnswerOutcome.LATE),  # its question was asked before generation 5 was heard
+        (4, 5, AnswerOutcome.REFUSED),
     ],
 )
-def test_generations(generation: int, highest_when_asked: int, verdict: Verdict) -> None:
+def test_generations(generation: int, highest_when_asked: int, verdict: AnswerOutcome) -> None:
     known = node()
     assert known.hear(answer(wanted(), generation=generation), highest_when_asked) is verdict
     assert (known.picture().generation, bool(known.mistrust)) == (
         max(generation, 5),
-        verdict is Verdict.REFUSED,
+        verdict is AnswerOutcome.REFUSED,
     )
-    assert planned(known) == ([Start] if verdict is Verdict.TAKEN else [])
+    assert planned(known) == ([Start] if verdict is AnswerOutcome.TAKEN else [])
 
 
 def test_a_stranger_is_not_obeyed_whatever_its_generation() -> None:
     known = node()
-    assert known.hear(answer(wanted(), generation=99, control_plane_id="cpl_2"), 5) is Verdict.REFUSED
+    assert known.hear(answer(wanted(), generation=99, control_plane_id="cpl_2"), 5) is AnswerOutcome.REFUSED
     assert (known.highest, planned(known)) == (5, [])
-    assert known.hear(answer(wanted()), 5) is Verdict.TAKEN
+    assert known.hear(answer(wanted()), 5) is AnswerOutcome.TAKEN
     assert known.mistrust is None
 
 

@@ -7,8 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from mooring.agent.sync.client import Away, ControlPlane, InsecureUrl, Refused, SessionTaken, Unauthorized
-from mooring.agent.sync.identity import Identity
+from mooring.agent.sync.client import (
+    ControlPlaneClient,
+    CredentialRejected,
+    InsecureUrl,
+    RequestRejected,
+    SessionTaken,
+    Unreachable,
+)
+from mooring.agent.sync.identity import NodeIdentity
 from mooring.core.node import NodeFacts
 from mooring.schemas.agent import SyncAnswer, SyncRequest
 from mooring.schemas.agent_streams import StreamFrame
@@ -26,14 +33,14 @@ def server() -> Iterator[TinyControlPlane]:
 
 
 @pytest.fixture
-def calls(server: TinyControlPlane) -> Iterator[ControlPlane]:
-    made = ControlPlane(server.url)
-    made.identify(Identity.given(made.join(TOKEN, "gpu-1", "host-1")))
+def calls(server: TinyControlPlane) -> Iterator[ControlPlaneClient]:
+    made = ControlPlaneClient(server.url)
+    made.identify(NodeIdentity.given(made.join(TOKEN, "gpu-1", "host-1")))
     yield made
     made.close()
 
 
-def test_joins_opens_and_syncs(server: TinyControlPlane, calls: ControlPlane) -> None:
+def test_joins_opens_and_syncs(server: TinyControlPlane, calls: ControlPlaneClient) -> None:
     server.wants(assignment())
     assert calls.open_session().session == 1
     answer = calls.sync(REPORT)
@@ -42,8 +49,8 @@ def test_joins_opens_and_syncs(server: TinyControlPlane, calls: ControlPlane) ->
 
 
 def test_a_wrong_token_is_refused(server: TinyControlPlane) -> None:
-    made = ControlPlane(server.url)
-    with pytest.raises(Unauthorized):
+    made = ControlPlaneClient(server.url)
+    with pytest.raises(CredentialRejected):
         made.join("guessed", "gpu-1", "host-1")
     made.close()
 
@@ -51,18 +58,18 @@ def test_a_wrong_token_is_refused(server: TinyControlPlane) -> None:
 @pytest.mark.parametrize(
     ("status", "code", "error"),
     [
-        (401, "unauthorized", Unauthorized),
+        (401, "unauthorized", CredentialRejected),
         (409, "stale_session", SessionTaken),
-        (409, "conflict", Refused),
-        (403, "forbidden", Refused),
-        (422, "validation_failed", Away),
-        (429, "too_many_requests", Away),
-        (500, "internal_error", Away),
-        (503, "database_unavailable", Away),
+        (409, "conflict", RequestRejected),
+        (403, "forbidden", RequestRejected),
+        (422, "validation_failed", Unreachable),
+        (429, "too_many_requests", Unreachable),
+        (500, "internal_error", Unreachable),
+        (503, "database_unavailable", Unreachable),
     ],
 )
 def test_failures_by_what_they_mean(
-    server: TinyControlPlane, calls: ControlPlane, status: int, code: str, error: type[Exception]
+    server: TinyControlPlane, calls: ControlPlaneClient, status: int, code: str, error: type[Exception]
 ) -> None:
     server.failure = (status, code)
     with pytest.raises(error) as raised:
@@ -74,14 +81,14 @@ def test_failures_by_what_they_mean(
 def test_nobody_there_is_away() -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
-        made = ControlPlane(f"http://127.0.0.1:{nobody.getsockname()[1]}")
-        with pytest.raises(Away, match="ConnectError"):
+        made = ControlPlaneClient(f"http://127.0.0.1:{nobody.getsockname()[1]}")
+        with pytest.raises(Unreachable, match="ConnectError"):
             made.open_session()
         made.close()
 
 
 def test_fields_of_a_newer_release_are_ignored_also_inside_of_a_spec(
-    server: TinyControlPlane, calls: ControlPlane, monkeypatch: pytest.MonkeyPatch
+    server: TinyControlPlane, calls: ControlPlaneClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.wants(assignment())
     newer = json.loads(server.sync(REPORT).model_dump_json())
@@ -91,10 +98,10 @@ def test_fields_of_a_newer_release_are_ignored_also_inside_of_a_spec(
 
 
 def test_an_answer_that_makes_no_sense_is_none_and_leaks_no_env(
-    server: TinyControlPlane, calls: ControlPlane, monkeypatch: pytest.MonkeyPatch
+    server: TinyControlPlane, calls: ControlPlaneClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SyncAnswer, "model_dump_json", lambda _: '{"assignments": [{"spec": "env-canary"}]}')
-    with pytest.raises(Away, match="something else than SyncAnswer") as raised:
+    with pytest.raises(Unreachable, match="something else than SyncAnswer") as raised:
         calls.sync(REPORT)
     assert "canary" not in str(raised.value)
 
@@ -103,7 +110,7 @@ def test_an_answer_that_makes_no_sense_is_none_and_leaks_no_env(
     "url", ["http://127.0.0.1:8700", "http://localhost:8700", "http://[::1]:1", "https://m.example"]
 )
 def test_plain_http_only_to_this_machine(url: str) -> None:
-    ControlPlane(url).close()
+    ControlPlaneClient(url).close()
 
 
 @pytest.mark.parametrize(
@@ -111,19 +118,19 @@ def test_plain_http_only_to_this_machine(url: str) -> None:
 )
 def test_other_urls_are_refused(url: str) -> None:
     with pytest.raises(InsecureUrl):
-        ControlPlane(url)
+        ControlPlaneClient(url)
 
 
 def test_plain_http_to_others_has_to_be_asked_for() -> None:
-    ControlPlane("http://10.0.0.7:8700", insecure_http=True).close()
+    ControlPlaneClient("http://10.0.0.7:8700", insecure_http=True).close()
 
 
-def test_the_credential_is_not_streamed_in_the_clear_either(calls: ControlPlane) -> None:
+def test_the_credential_is_not_streamed_in_the_clear_either(calls: ControlPlaneClient) -> None:
     with pytest.raises(InsecureUrl):
         calls.upload("str_1", "http://10.0.0.7:8700", iter([]))
 
 
-def test_frames_are_uploaded_as_they_come(server: TinyControlPlane, calls: ControlPlane) -> None:
+def test_frames_are_uploaded_as_they_come(server: TinyControlPlane, calls: ControlPlaneClient) -> None:
     arrived = threading.Event()
 
     def frames() -> Iterator[StreamFrame]:
@@ -140,7 +147,9 @@ def test_frames_are_uploaded_as_they_come(server: TinyControlPlane, calls: Contr
     assert server.uploads["str_1"] == [StreamFrame(text="first"), StreamFrame(end=True)]
 
 
-def test_an_upload_that_nobody_waits_for_is_refused(server: TinyControlPlane, calls: ControlPlane) -> None:
+def test_an_upload_that_nobody_waits_for_is_refused(
+    server: TinyControlPlane, calls: ControlPlaneClient
+) -> None:
     server.upload_status = 410
-    with pytest.raises((Refused, Away)):
+    with pytest.raises((RequestRejected, Unreachable)):
         calls.upload("str_1", server.url, iter([StreamFrame(end=True)]))

@@ -5,36 +5,36 @@ from pathlib import Path
 
 import pytest
 
-from mooring.agent.sync.identity import Identity, NodeState, StateError
+from mooring.agent.sync.identity import NodeIdentity, StateDirectory, StateError
 from mooring.schemas.agent import JoinAnswer
 
-IDENTITY = Identity.given(
+IDENTITY = NodeIdentity.given(
     JoinAnswer(node_id="nod_1", node_name="gpu-1", credential="secret-canary", control_plane_id="cpl_1")
 )
 
 
 def test_nothing_is_known_at_first(tmp_path: Path) -> None:
-    state = NodeState(tmp_path / "agent")
+    state = StateDirectory(tmp_path / "agent")
     assert state.identity() is None
     assert state.generation() == 0
 
 
 def test_remembers_who_it_is_and_what_it_saw(tmp_path: Path) -> None:
-    NodeState(tmp_path).joined(IDENTITY)
-    NodeState(tmp_path).save_generation(41)
-    again = NodeState(tmp_path)
+    StateDirectory(tmp_path).joined(IDENTITY)
+    StateDirectory(tmp_path).save_generation(41)
+    again = StateDirectory(tmp_path)
     assert again.identity() == IDENTITY
     assert again.generation() == 41
 
 
 def test_the_credential_is_the_owners_alone(tmp_path: Path) -> None:
-    NodeState(tmp_path).joined(IDENTITY)
+    StateDirectory(tmp_path).joined(IDENTITY)
     assert (tmp_path / "node.json").stat().st_mode & 0o777 == 0o600
     assert "secret-canary" not in repr(IDENTITY)
 
 
 def test_a_join_forgets_the_generation_of_the_former_control_plane(tmp_path: Path) -> None:
-    state = NodeState(tmp_path)
+    state = StateDirectory(tmp_path)
     state.save_generation(41)
     state.joined(IDENTITY)
     assert state.generation() == 0
@@ -43,7 +43,7 @@ def test_a_join_forgets_the_generation_of_the_former_control_plane(tmp_path: Pat
 def test_file_and_directory_are_on_disk_before_it_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state, synced, fsync = NodeState(tmp_path), [], os.fsync
+    state, synced, fsync = StateDirectory(tmp_path), [], os.fsync
 
     def spy(descriptor: int) -> None:
         synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
@@ -55,7 +55,7 @@ def test_file_and_directory_are_on_disk_before_it_returns(
 
 
 def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    state = NodeState(tmp_path)
+    state = StateDirectory(tmp_path)
     state.save_generation(1)
 
     def full(_: int) -> None:
@@ -64,20 +64,20 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
         state.save_generation(2)
-    assert NodeState(tmp_path).generation() == 1
+    assert StateDirectory(tmp_path).generation() == 1
 
 
 @pytest.mark.parametrize("name", ["node.json", "generation"])
 def test_damage_is_named_and_nothing_is_leaked(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text('{"credential": "secret-canary"')
-    state = NodeState(tmp_path)
+    state = StateDirectory(tmp_path)
     with pytest.raises(StateError, match=f"{name} is damaged") as error:
         state.identity() if name == "node.json" else state.generation()
     assert "canary" not in str(error.value)
 
 
 def test_one_agent_at_a_time(tmp_path: Path) -> None:
-    first, second = NodeState(tmp_path), NodeState(tmp_path)
+    first, second = StateDirectory(tmp_path), StateDirectory(tmp_path)
     first.lock()
     with pytest.raises(StateError, match="another agent runs in"):
         second.lock()

@@ -6,8 +6,8 @@ import pytest
 from pydantic import SecretStr
 
 from mooring.agent.runtime import StartDelayed, StartRefused
-from mooring.agent.sync.client import ControlPlane
-from mooring.agent.sync.identity import Identity
+from mooring.agent.sync.client import ControlPlaneClient
+from mooring.agent.sync.identity import NodeIdentity
 from mooring.agent.sync.start_secrets import KEPT_S, StartSecretsOf
 from mooring.schemas.agent import RegistryAuth, StartSecrets
 from tests.agent.control_planes import CREDENTIAL, TinyControlPlane, control_plane
@@ -40,8 +40,8 @@ def clock() -> Clock:
 
 @pytest.fixture
 def secrets(plane: TinyControlPlane, clock: Clock) -> Iterator[StartSecretsOf]:
-    client = ControlPlane(plane.url)
-    identity = Identity(
+    client = ControlPlaneClient(plane.url)
+    identity = NodeIdentity(
         node_id="nod_1", node_name="n", credential=SecretStr(CREDENTIAL), control_plane_id="cpl_tests"
     )
     client.identify(identity)

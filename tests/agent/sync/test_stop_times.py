@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mooring.agent.sync.identity import NodeState
+from mooring.agent.sync.identity import StateDirectory
 from mooring.agent.sync.stop_times import FILE, StopTimes
 
 
@@ -19,7 +19,7 @@ def boot_id(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def stops(tmp_path: Path, boot_id: Path) -> StopTimes:
-    return StopTimes(NodeState(tmp_path), boot_id)
+    return StopTimes(StateDirectory(tmp_path), boot_id)
 
 
 def test_what_was_noted_is_there_for_the_next_agent(stops: StopTimes, tmp_path: Path, boot_id: Path) -> None:
@@ -27,7 +27,7 @@ def test_what_was_noted_is_there_for_the_next_agent(stops: StopTimes, tmp_path: 
     stops.note({"c-1": 1.0})
     stops.note({"c-1": 1.0, "c-2": 2.0})
     stops.save()
-    assert StopTimes(NodeState(tmp_path), boot_id).load() == {"c-1": 1.0, "c-2": 2.0}
+    assert StopTimes(StateDirectory(tmp_path), boot_id).load() == {"c-1": 1.0, "c-2": 2.0}
 
 
 def test_a_reboot_ends_every_stop(stops: StopTimes, boot_id: Path) -> None:
@@ -47,7 +47,7 @@ def test_a_moment_that_is_still_to_come_is_not_believed(stops: StopTimes) -> Non
     "content", ["", "{", "[]", '{"since": 1}', '{"boot_id": "boot-1", "since": {"c": "x"}}']
 )
 def test_a_damaged_file_is_none(stops: StopTimes, tmp_path: Path, content: str) -> None:
-    NodeState(tmp_path).write(FILE, content.encode())
+    StateDirectory(tmp_path).write(FILE, content.encode())
     assert stops.load() == {}
 
 
@@ -57,7 +57,7 @@ def test_a_full_disk_is_no_error(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(NodeState, "write", full)
+    monkeypatch.setattr(StateDirectory, "write", full)
     stops.note({"c-1": 1.0})
     stops.save()
     assert "cannot be saved" in caplog.text

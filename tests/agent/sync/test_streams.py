@@ -8,8 +8,8 @@ import pytest
 from mooring.agent.decide.reconcile import Key
 from mooring.agent.runtime import Container
 from mooring.agent.simulated.runtime import SimulatedRuntime
-from mooring.agent.sync.client import ControlPlane
-from mooring.agent.sync.identity import Identity
+from mooring.agent.sync.client import ControlPlaneClient
+from mooring.agent.sync.identity import NodeIdentity
 from mooring.agent.sync.streams import Streams
 from mooring.agent.sync.workers import Workers
 from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamFrame, StreamRequest
@@ -28,8 +28,8 @@ class Node:
         self.server = server
         self.runtime = SimulatedRuntime(start_s=0)
         self.container = self.run(assignment(instance_id="ins_1", command=None))
-        self.control_plane = ControlPlane(server.url)
-        self.control_plane.identify(Identity.given(self.control_plane.join(TOKEN, "n", "h")))
+        self.control_plane = ControlPlaneClient(server.url)
+        self.control_plane.identify(NodeIdentity.given(self.control_plane.join(TOKEN, "n", "h")))
         self.streams = Streams(
             self.runtime, self.control_plane, self.find, Workers("stream", 4), heartbeat_s=0.05
         )

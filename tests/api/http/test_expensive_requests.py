@@ -12,7 +12,7 @@ from sqlalchemy import event
 
 from mooring.api.auth.rate_limits import HELD_S, REQUESTS
 from mooring.api.auth.rules import ASKS_SCHEDULER, AT_ONCE_EXTRA, DRY_RUN_EXTRA
-from mooring.control.scheduling.cache import World
+from mooring.control.scheduling.cache import SchedulerCache
 from tests.nodes import WireNode
 from tests.problems import problem
 from tests.service import Client, RunningService, running, settings_for
@@ -104,7 +104,7 @@ class TestEvaluations:
         self, service: RunningService, client: Client, node: WireNode
     ) -> None:
         client.create(gpus={"count": 64})
-        world, database = World(), service.plane.database
+        world, database = SchedulerCache(), service.plane.database
 
         def evaluation() -> object:
             with database.read() as session, world.evaluating(session) as found:

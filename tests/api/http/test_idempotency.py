@@ -11,7 +11,7 @@ from cryptography.fernet import Fernet
 from sqlalchemy import select, update
 
 from mooring.control import idempotency
-from mooring.control.tenants.encryption import Sealer
+from mooring.control.tenants.encryption import Encryptor
 from mooring.core.errors import IdempotencyInProgress, ReplayTooLarge
 from mooring.db.session import Database
 from mooring.db.signals import Signals
@@ -26,7 +26,7 @@ from tests.together import together
 IMAGE = "mooring-test/busybox:1"
 
 
-SEALER = Sealer([Fernet.generate_key().decode()])
+SEALER = Encryptor([Fernet.generate_key().decode()])
 
 
 def _post(client: Client, path: str, key: str, body: Any = None) -> httpx.Response:
@@ -190,7 +190,7 @@ def database(database_url: str) -> Any:
 def test_an_act_outside_of_a_transaction_holds_its_key_until_it_is_answered_or_abandoned(
     database: Database,
 ) -> None:
-    def claim() -> idempotency.Answer | None:
+    def claim() -> idempotency.StoredAnswer | None:
         with database.write() as session:
             return idempotency.claim(session, SEALER, "me", "key", "print")
 
@@ -209,8 +209,8 @@ def test_an_act_outside_of_a_transaction_holds_its_key_until_it_is_answered_or_a
         idempotency.abandon(session, "me", "key")
     assert claim() is None
     with database.write() as session:
-        idempotency.store(session, SEALER, "me", "key", idempotency.Answer(200, b"{}", {"A": "b"}))
-    assert claim() == idempotency.Answer(200, b"{}", {"A": "b"})
+        idempotency.store(session, SEALER, "me", "key", idempotency.StoredAnswer(200, b"{}", {"A": "b"}))
+    assert claim() == idempotency.StoredAnswer(200, b"{}", {"A": "b"})
     with database.write() as session:
         session.execute(update(IdempotencyKey).values(created_at=now() - timedelta(hours=25)))
         keys = idempotency.expired(session, idempotency.KEPT, 10)
@@ -228,7 +228,7 @@ def test_answers_of_a_caller_and_of_a_project_fill_only_so_much(
         """What a repeat gets of an answer of 600 bytes, as JSON; null: that it was not kept."""
         with database.write() as session:
             assert idempotency.claim(session, SEALER, caller, key, "print") is None
-            answer = idempotency.Answer(201, b"x" * 600, {"Location": "/v1/x"})
+            answer = idempotency.StoredAnswer(201, b"x" * 600, {"Location": "/v1/x"})
             idempotency.store(session, SEALER, caller, key, answer, "prj_1")
         try:
             with database.write() as session:
@@ -257,6 +257,6 @@ def test_answers_of_a_caller_and_of_a_project_fill_only_so_much(
 def test_keys_of_different_callers_do_not_meet(database: Database) -> None:
     with database.write() as session:
         assert idempotency.claim(session, SEALER, "me", "key", "print") is None
-        idempotency.store(session, SEALER, "me", "key", idempotency.Answer(200, b"mine", {}))
+        idempotency.store(session, SEALER, "me", "key", idempotency.StoredAnswer(200, b"mine", {}))
     with database.write() as session:
         assert idempotency.claim(session, SEALER, "you", "key", "other print") is None

@@ -12,7 +12,7 @@ from sqlalchemy import text
 from mooring.control.instances import placements
 from mooring.control.scheduling import quotas
 from mooring.db.tables import Allocation, Node
-from mooring.scheduler.model import Grant, Placement
+from mooring.scheduler.model import GpuAllocation, Placement
 from tests.api.conftest import Corner
 from tests.nodes import WireNode, seen
 from tests.problems import problem
@@ -332,7 +332,7 @@ def test_a_plan_beyond_the_quota_is_not_written_down(tenant: NewTenant, corner: 
     waiting = [project.create(1) for _ in range(2)]
     wait_until(lambda: project.reason(waiting[1])["code"] == "waiting_for_capacity")
     plans = [
-        Placement(instance_id, corner.node.id, (Grant(corner.node.gpus[place].uuid),), 8000, 64)
+        Placement(instance_id, corner.node.id, (GpuAllocation(corner.node.gpus[place].uuid),), 8000, 64)
         for place, instance_id in enumerate(waiting)
     ]
     with corner.service.plane.database.write() as session:

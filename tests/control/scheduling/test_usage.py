@@ -8,7 +8,7 @@ import pytest
 from mooring.control.scheduling import usage
 from mooring.core.node import NodeState
 from mooring.db.session import Database
-from mooring.scheduler.model import Grant, NodeView, Running, Usage
+from mooring.scheduler.model import GpuAllocation, NodeView, ResourceUsage, Running
 from tests.nodes import WireNode, seen
 from tests.service import Client, RunningService
 from tests.testbed.waiting import wait_until
@@ -26,12 +26,14 @@ class Samples:
         self._moment = NOON
         monkeypatch.setattr(usage, "now", lambda: self._moment)
 
-    def after(self, seconds: float, *, gpus: int, since: datetime = NOON, within_s: float = inf) -> Usage:
+    def after(
+        self, seconds: float, *, gpus: int, since: datetime = NOON, within_s: float = inf
+    ) -> ResourceUsage:
         self._moment += timedelta(seconds=seconds)
         running = Running(
             instance_id="ins_1",
             project_id=self._project_id,
-            grants=tuple(Grant(f"GPU-{number}") for number in range(gpus)),
+            grants=tuple(GpuAllocation(f"GPU-{number}") for number in range(gpus)),
             cpu_milli=2000,
             memory_mib=100,
             priority=50,
@@ -47,7 +49,7 @@ class Samples:
         return self.now
 
     @property
-    def now(self) -> Usage:
+    def now(self) -> ResourceUsage:
         with self._database.read() as session:
             return usage.projects(session, HALF_LIFE_S)[self._project_id].used
 

@@ -8,21 +8,21 @@ import pytest
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
-from mooring.scheduler.cycle_cache import Memory
+from mooring.scheduler.cycle_cache import CycleCache
 from mooring.scheduler.explain.forecasts import Forecasts, max_duration_now
 from mooring.scheduler.model import (
     Forecast,
-    Grant,
-    Hold,
+    GpuAllocation,
     NodeView,
     Placement,
-    Plan,
     Policy,
     Request,
+    ReservedPeriod,
     Running,
+    SchedulingPlan,
     Snapshot,
 )
-from mooring.scheduler.schedule import Look, schedule
+from mooring.scheduler.schedule import SchedulingCycle, schedule
 from tests.scheduler.busy import NOW, after, rebuilt, snapshots, with_running
 from tests.scheduler.worlds import H100, gpus, node, request
 
@@ -31,7 +31,7 @@ OVERHEAD = Policy().start_overhead_s
 
 def running(where: NodeView, *places: int, ends_in: float | None, **changes: Any) -> NodeView:
     """The node with something that holds these cards."""
-    grants = tuple(Grant(where.gpus[place].uuid) for place in places)
+    grants = tuple(GpuAllocation(where.gpus[place].uuid) for place in places)
     number = f"r{len(where.running)}-{where.id}"
     ends_at = None if ends_in is None else NOW + ends_in
     there = Running(number, "p", grants, 1000, 1024, 50, preemptible=False, since=NOW - 4000, ends_at=ends_at)
@@ -47,7 +47,7 @@ def at(nodes: list[NodeView], *asked: Request, policy: Policy | None = None) -> 
     return Snapshot(tuple(nodes), asked, now=NOW, policy=policy or Policy())
 
 
-def placed(plan: Plan) -> dict[str, str]:
+def placed(plan: SchedulingPlan) -> dict[str, str]:
     return {each.instance_id: each.node_id for each in plan.placements}
 
 
@@ -62,7 +62,7 @@ def test_the_first_that_does_not_fit_is_promised_the_declared_ends() -> None:
 
 
 def test_a_project_has_its_reserved_cards_whatever_others_were_promised_of_them() -> None:
-    held = Hold("r1", "owner", NOW - 1, NOW + 3600)
+    held = ReservedPeriod("r1", "owner", NOW - 1, NOW + 3600)
     reserved = replace(FOUR, gpus=tuple(replace(gpu, holds=(held,)) for gpu in FOUR.gpus))
     promised = waits("promised", 2, ahead=10)
     own = waits("own", 4, project_id="owner")  # it declares no end
@@ -160,7 +160,7 @@ def test_each_that_waits_is_promised_a_moment_by_conservative_backfill() -> None
 
 
 def forecast(snapshot: Snapshot, instance_id: str) -> Forecast:
-    return Forecasts(snapshot, Memory()).of(instance_id)
+    return Forecasts(snapshot, CycleCache()).of(instance_id)
 
 
 @settings(deadline=None, max_examples=40)
@@ -168,7 +168,7 @@ def forecast(snapshot: Snapshot, instance_id: str) -> Forecast:
 def test_forecasts_are_the_same_in_whatever_order_they_are_asked_for(
     snapshot: Snapshot, random: Random
 ) -> None:
-    forecasts = Forecasts(snapshot, Memory())
+    forecasts = Forecasts(snapshot, CycleCache())
     asked = [request.instance_id for request in snapshot.requests]
     random.shuffle(asked)
     for instance_id in asked:
@@ -215,7 +215,7 @@ def test_the_longest_duration_with_which_it_would_start_now() -> None:
 @given(snapshots())
 def test_those_behind_change_nothing_for_those_ahead(snapshot: Snapshot) -> None:
     """Backfilled or not: whoever comes later in the queue might as well not be there."""
-    look = Look(snapshot, Memory())
+    look = SchedulingCycle(snapshot, CycleCache())
     plan = look.plan()
     assume(len(look.decided) > 1)
     last = {member.instance_id for member in look.decided[-1].members}
@@ -232,7 +232,7 @@ def test_a_large_one_does_not_wait_for_ever_behind_small_ones(*, declared: bool)
     """Two nodes, and for ever more small work than they have room for, of projects with a better claim."""
     policy = Policy(overdue_after_s=5000)
     nodes: tuple[NodeView, ...] = (FOUR, node("n2", gpus(H100, 4, on="n2")))
-    memory = Memory()
+    memory = CycleCache()
     large = replace(waits("large", 4), queued_at=NOW, project_id="large")
     started: Placement | None = None
     queue: tuple[Request, ...] = ()

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from mooring.core.node import NodeState
-from mooring.scheduler.explain.reasons import Alternatives, explain, would_fit
+from mooring.scheduler.explain.reasons import FittingAlternatives, explain, would_fit
 from mooring.scheduler.model import NodeView, Request, Snapshot, Unplaced
 from mooring.scheduler.schedule import schedule
 from tests.scheduler.worlds import A10, AT, H100, T4, gpus, h100s, node, request
@@ -131,19 +131,19 @@ def test_explain_tells_only_of_nodes_that_refuse_by_id() -> None:
 @pytest.mark.parametrize(
     ("nodes", "asked", "expected"),
     [
-        ([h100s("n1", 5), h100s("n2", 6)], request(8, "H100"), Alternatives(3, ())),
-        ([h100s("n1", 5), node("n2", gpus(A10, 4))], request(4, "H100"), Alternatives(3, (A10,))),
+        ([h100s("n1", 5), h100s("n2", 6)], request(8, "H100"), FittingAlternatives(3, ())),
+        ([h100s("n1", 5), node("n2", gpus(A10, 4))], request(4, "H100"), FittingAlternatives(3, (A10,))),
         (
             [h100s("n1", 6), node("n2", gpus([A10, A10, T4, T4, T4]))],
             request(2, "H200"),
-            Alternatives(0, (A10, H100, T4)),
+            FittingAlternatives(0, (A10, H100, T4)),
         ),
-        ([h100s("n1")], request(2, "H100"), Alternatives(8, (H100,))),
-        ([h100s("n1", cpu_milli_free=17_000)], request(4, cpu_milli=None), Alternatives(2, ())),
-        ([_cordoned("n1")], request(1), Alternatives(0, ())),
-        ([h100s("n1")], request(0), Alternatives(0, ())),
-        ([], request(1), Alternatives(0, ())),
+        ([h100s("n1")], request(2, "H100"), FittingAlternatives(8, (H100,))),
+        ([h100s("n1", cpu_milli_free=17_000)], request(4, cpu_milli=None), FittingAlternatives(2, ())),
+        ([_cordoned("n1")], request(1), FittingAlternatives(0, ())),
+        ([h100s("n1")], request(0), FittingAlternatives(0, ())),
+        ([], request(1), FittingAlternatives(0, ())),
     ],
 )
-def test_would_fit(nodes: list[NodeView], asked: Request, expected: Alternatives) -> None:
+def test_would_fit(nodes: list[NodeView], asked: Request, expected: FittingAlternatives) -> None:
     assert would_fit(nodes, asked, AT) == expected

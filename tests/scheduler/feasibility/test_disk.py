@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mooring.core.disk import DEFAULT_DISK_MIB
-from mooring.scheduler.cycle_cache import Memory
+from mooring.scheduler.cycle_cache import CycleCache
 from mooring.scheduler.explain.reasons import unplaced
 from mooring.scheduler.feasibility.filters import refusals
 from mooring.scheduler.model import NodeView, Quota, Request, Running, Snapshot
@@ -83,7 +83,7 @@ def test_pressure_and_limits_close_a_node() -> None:
 def test_placements_of_one_look_add_up() -> None:
     there = (node("n1", disk_mib=100 * GIB), node("n2", disk_mib=100 * GIB))
     asked = tuple(asks(60 * GIB, instance_id=f"i{number}") for number in range(3))
-    plan = schedule(Snapshot(there, asked), Memory())
+    plan = schedule(Snapshot(there, asked), CycleCache())
     assert sorted(placed.node_id for placed in plan.placements) == ["n1", "n2"]
     (waits,) = plan.unplaced
     assert waits.code == "waiting_for_capacity"
@@ -98,7 +98,7 @@ def test_more_than_any_node_has_is_never_placeable() -> None:
 
 def test_it_waits_for_the_disk_of_what_declared_its_end() -> None:
     there = holding(node(disk_mib=100 * GIB), running("r", 80 * GIB, ends_at=1000.0))
-    plan = schedule(Snapshot((there,), (asks(50 * GIB),), now=10.0), Memory())
+    plan = schedule(Snapshot((there,), (asks(50 * GIB),), now=10.0), CycleCache())
     (forecast,) = plan.forecasts
     assert forecast.starts_at == 1030.0
     assert forecast.waits_for == ("r",)
@@ -110,7 +110,7 @@ def test_disk_is_made_room_for_by_preemption() -> None:
         running("large", 80 * GIB, preemptible=True, priority=10),
         running("small", 10 * GIB, preemptible=True, priority=10),
     )
-    plan = schedule(Snapshot((there,), (asks(50 * GIB, priority=90),), now=10_000.0), Memory())
+    plan = schedule(Snapshot((there,), (asks(50 * GIB, priority=90),), now=10_000.0), CycleCache())
     assert [eviction.instance_id for eviction in plan.evictions] == ["large"]
 
 
@@ -118,7 +118,7 @@ def test_a_quota_counts_the_default() -> None:
     quota = Quota({"disk_mib": 15 * GIB}, {}, {"disk_mib": 20 * GIB})
     there, project = (node(disk_mib=1000 * GIB),), "p"
     asked = tuple(asks(instance_id=f"i{number}", project_id=project) for number in range(2))
-    plan = schedule(Snapshot(there, asked, quotas={project: quota}), Memory())
+    plan = schedule(Snapshot(there, asked, quotas={project: quota}), CycleCache())
     assert len(plan.placements) == 1
     assert plan.unplaced[0].code == "quota"
     assert "15 GiB" in plan.unplaced[0].summary

@@ -7,11 +7,11 @@ import pytest
 
 from mooring.core.node import NodeState
 from mooring.scheduler import reservations
-from mooring.scheduler.backfill.planner import Reservations, Starts
-from mooring.scheduler.cycle_cache import Memory
+from mooring.scheduler.backfill.planner import BackfillPlanner, Starts
+from mooring.scheduler.cycle_cache import CycleCache
 from mooring.scheduler.explain.reasons import unplaced, would_fit
 from mooring.scheduler.feasibility.filters import admits, fits, refusals
-from mooring.scheduler.model import Gang, Grant, NodeView, Placement, Request, Running, Snapshot
+from mooring.scheduler.model import Gang, GpuAllocation, NodeView, Placement, Request, Running, Snapshot
 from mooring.scheduler.packing.fragmentation import fragmentation
 from mooring.scheduler.preemption import Preemption
 from mooring.scheduler.queue import Shares
@@ -38,7 +38,7 @@ def placed(nodes: list[NodeView], *asked: Request, **more: Any) -> dict[str, str
 
 
 def running(project: str, node_id: str, **changes: Any) -> Running:
-    grants = tuple(Grant(f"GPU-{node_id}-{place}") for place in range(8))
+    grants = tuple(GpuAllocation(f"GPU-{node_id}-{place}") for place in range(8))
     made = Running(
         f"r-{project}", project, grants, 1000, 1024, 10, preemptible=True, since=-1e6, ends_at=None
     )
@@ -73,7 +73,7 @@ def test_a_stranger_who_waits_is_told_why_and_for_ever() -> None:
 
 
 def test_a_reservation_that_is_made_or_ended_is_seen_by_what_is_remembered() -> None:
-    memory = Memory()
+    memory = CycleCache()
     for reserved, there in ((None, True), (OWN, False), (None, True)):
         nodes = (replace(h100s("n1"), reserved_for=reserved),)
         plan = schedule(Snapshot(nodes, (of(STRANGER),)), memory)
@@ -108,7 +108,7 @@ def test_no_start_is_promised_on_a_node_that_is_reserved_for_others() -> None:
     """The bounds are remembered by shape: the owner's must not serve the stranger, nor vice versa."""
     full = replace(own("n1", in_use=8), running=(running(OWNER, "n1", preemptible=False, ends_at=100.0),))
     for first, second in ((OWNER, STRANGER), (STRANGER, OWNER)):
-        memory = Memory()
+        memory = CycleCache()
         starts = []
         for project in (first, second):
             plan = schedule(Snapshot((full,), (of(project, 8),)), memory)
@@ -118,7 +118,7 @@ def test_no_start_is_promised_on_a_node_that_is_reserved_for_others() -> None:
 
 
 def test_the_bounds_of_starts_by_themselves() -> None:
-    memory = Memory()
+    memory = CycleCache()
     memory.look((own("n1"), h100s("n2", state=NodeState.CORDONED)))
     starts = Starts(memory.world)
     stranger = starts.bounds(of(STRANGER), AT).values
@@ -181,11 +181,11 @@ def test_no_node_of_others_is_searched_for_victims() -> None:
     searched = []
     for project in (STRANGER, OWNER):
         asked = of(project, 8, priority=90)
-        memory = Memory()
+        memory = CycleCache()
         memory.look((full,))
         snapshot = Snapshot((full,), (asked,))
         shares = Shares(snapshot, memory.world.held, memory.world.total)
-        kept = Reservations(memory.world, AT)
+        kept = BackfillPlanner(memory.world, AT)
         preemption = Preemption(memory.world, AT, snapshot.policy, shares, kept)
         (unit,) = units_of((asked,))
         searched.append(preemption._fewest(unit, asked, full))

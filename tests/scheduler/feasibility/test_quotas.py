@@ -8,12 +8,12 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from mooring.scheduler.cycle_cache import Memory
+from mooring.scheduler.cycle_cache import CycleCache
 from mooring.scheduler.explain.reasons import explain, unplaced, would_fit
 from mooring.scheduler.feasibility import quotas
 from mooring.scheduler.feasibility.filters import fits
-from mooring.scheduler.model import NodeView, Over, Placement, Plan, Quota, Request, Snapshot
-from mooring.scheduler.schedule import Look, schedule
+from mooring.scheduler.model import NodeView, Over, Placement, Quota, Request, SchedulingPlan, Snapshot
+from mooring.scheduler.schedule import SchedulingCycle, schedule
 from tests.scheduler.busy import after
 from tests.scheduler.test_properties import _shuffled
 from tests.scheduler.worlds import A10, AT, H100, gpus, h100s, node, nodes, place_one, request, requests
@@ -76,7 +76,7 @@ def _held(snapshot: Snapshot, placements: tuple[Placement, ...]) -> dict[str, Co
     return held
 
 
-def _quotas_after(snapshot: Snapshot, plan: Plan) -> dict[str, Quota]:
+def _quotas_after(snapshot: Snapshot, plan: SchedulingPlan) -> dict[str, Quota]:
     """The quotas as they would be counted anew."""
     held = _held(snapshot, plan.placements)
     left = {each.instance_id for each in plan.unplaced}
@@ -91,7 +91,7 @@ def _quotas_after(snapshot: Snapshot, plan: Plan) -> dict[str, Quota]:
 
 
 def _after(snapshot: Snapshot, placements: tuple[Placement, ...]) -> dict[str, NodeView]:
-    return after(snapshot, Plan(placements, ())).nodes
+    return after(snapshot, SchedulingPlan(placements, ())).nodes
 
 
 @settings(deadline=None, max_examples=60)
@@ -107,7 +107,7 @@ def test_what_holds_of_every_plan_under_quotas(snapshot: Snapshot) -> None:
         check(snapshot, plan)
 
 
-def no_plan_goes_beyond_a_quota(snapshot: Snapshot, plan: Plan) -> None:
+def no_plan_goes_beyond_a_quota(snapshot: Snapshot, plan: SchedulingPlan) -> None:
     event(f"placed: {bool(plan.placements)}, over: {any(each.over for each in plan.unplaced)}")
     held = _held(snapshot, plan.placements)
     for project, quota in snapshot.quotas.items():
@@ -115,7 +115,9 @@ def no_plan_goes_beyond_a_quota(snapshot: Snapshot, plan: Plan) -> None:
             assert held[project][name] <= limit
 
 
-def what_is_held_and_promised_stays_within_a_quota_that_it_was_within(snapshot: Snapshot, plan: Plan) -> None:
+def what_is_held_and_promised_stays_within_a_quota_that_it_was_within(
+    snapshot: Snapshot, plan: SchedulingPlan
+) -> None:
     after = _quotas_after(snapshot, plan)
     for project, before in snapshot.quotas.items():
         for name, limit in before.limits.items():
@@ -123,7 +125,7 @@ def what_is_held_and_promised_stays_within_a_quota_that_it_was_within(snapshot: 
                 assert after[project].placed[name] + after[project].waiting[name] <= limit
 
 
-def no_gpu_is_given_once_the_hours_are_spent(snapshot: Snapshot, plan: Plan) -> None:
+def no_gpu_is_given_once_the_hours_are_spent(snapshot: Snapshot, plan: SchedulingPlan) -> None:
     spent = {project for project, quota in snapshot.quotas.items() if quota.spent}
     asked = {each.instance_id: each for each in snapshot.requests}
     assert not any(
@@ -139,12 +141,12 @@ def no_gpu_is_given_once_the_hours_are_spent(snapshot: Snapshot, plan: Plan) -> 
 @given(SNAPSHOTS)
 def test_one_run_decides_as_one_by_one_would(snapshot: Snapshot) -> None:
     placements: list[Placement] = []
-    look = Look(snapshot, Memory())
+    look = SchedulingCycle(snapshot, CycleCache())
     plan = look.plan()
     in_order = [replace(unit.first, quota=None) for unit in look.decided]
     waits = list(in_order)
     for asked in in_order:
-        left = Plan(tuple(placements), ())
+        left = SchedulingPlan(tuple(placements), ())
         world = _after(snapshot, left.placements).values()
         counted = _counted(snapshot, left.placements, waits)
         if placed := place_one(world, replace(asked, quota=counted.get(asked.project_id)), AT):
@@ -165,7 +167,9 @@ def _counted(snapshot: Snapshot, placements: tuple[Placement, ...], waits: list[
     return counted
 
 
-def what_waits_fits_nowhere_and_the_quota_is_told_where_it_decides(snapshot: Snapshot, plan: Plan) -> None:
+def what_waits_fits_nowhere_and_the_quota_is_told_where_it_decides(
+    snapshot: Snapshot, plan: SchedulingPlan
+) -> None:
     world = tuple(_after(snapshot, plan.placements).values())
     after = _quotas_after(snapshot, plan)
     asked = {each.instance_id: each for each in snapshot.requests}

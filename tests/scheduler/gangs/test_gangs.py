@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import pytest
 
-from mooring.scheduler.model import Gang, NodeView, Project, Quota, Request, Running
+from mooring.scheduler.model import Gang, NodeView, ProjectView, Quota, Request, Running
 from mooring.scheduler.schedule import schedule
 from tests.scheduler.backfill.test_planner import at, placed, running, waits
 from tests.scheduler.busy import NOW, with_running
@@ -192,7 +192,7 @@ def test_an_owner_takes_back_enough_for_a_whole_gang() -> None:
         for name in ("n1", "n2")
     ]
     snapshot = at(nodes, *gang(2, 2))
-    owned = replace(snapshot, projects={"p": Project(guaranteed_gpu_milli=4000)})
+    owned = replace(snapshot, projects={"p": ProjectView(guaranteed_gpu_milli=4000)})
     assert len(schedule(owned).evictions) == 2
-    less = replace(snapshot, projects={"p": Project(guaranteed_gpu_milli=3000)})
+    less = replace(snapshot, projects={"p": ProjectView(guaranteed_gpu_milli=3000)})
     assert not schedule(less).evictions

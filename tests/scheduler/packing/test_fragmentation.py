@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 from mooring.core.node import NodeState
-from mooring.scheduler.model import Hold, MigView, Moment, NodeView, Request, Snapshot
+from mooring.scheduler.model import MigView, NodeView, PlanTime, Request, ReservedPeriod, Snapshot
 from mooring.scheduler.packing.fragmentation import fragmentation
 from mooring.scheduler.schedule import schedule
 from tests.scheduler.backfill.test_planner import running
@@ -33,7 +33,7 @@ def _first(where: NodeView, **changes: Any) -> NodeView:
 
 
 TWO = node("n1", gpus(H100, 2))
-RESERVED = Hold("r1", "p", NOW - 1, NOW + 1)
+RESERVED = ReservedPeriod("r1", "p", NOW - 1, NOW + 1)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ RESERVED = Hold("r1", "p", NOW - 1, NOW + 1)
     ],
 )
 def test_what_is_free_and_of_no_use(where: NodeView, stranded: dict[str, int], left: int) -> None:
-    told = fragmentation([where], Moment(NOW))[H100]
+    told = fragmentation([where], PlanTime(NOW))[H100]
     assert told.stranded_milli == stranded
     assert told.fits[1] == left
 

@@ -29,7 +29,7 @@ class Devices:
     share: Share | None = None
 
 
-class Holder(Protocol):
+class DeviceHolder(Protocol):
     """Whatever has devices, or is about to have or to let go of them."""
 
     @property
@@ -67,7 +67,7 @@ def _share(assignment: Assignment) -> Share | None:
     )
 
 
-def claims(holder: Holder) -> Claims:
+def claims(holder: DeviceHolder) -> Claims:
     """UUID -> with whom it may be had: null nobody, else those whose claim says the same."""
     company = holder.share.project_id if holder.share else None
     return {**dict.fromkeys(holder.cards, _MIG), **dict.fromkeys(holder.gpu_uuids, company)}
@@ -79,11 +79,11 @@ class Had:
     def __init__(self) -> None:
         self._claims: dict[str, list[tuple[Hashable, str | None]]] = {}
 
-    def note(self, key: Hashable, holder: Holder) -> None:
+    def note(self, key: Hashable, holder: DeviceHolder) -> None:
         for uuid, claim in claims(holder).items():
             self._claims.setdefault(uuid, []).append((key, claim))
 
-    def in_the_way(self, key: Hashable, wanted: Holder) -> str | None:
+    def in_the_way(self, key: Hashable, wanted: DeviceHolder) -> str | None:
         """What of this somebody else has who does not share it."""
         for uuid, claim in claims(wanted).items():
             for other, theirs in self._claims.get(uuid, ()):
@@ -92,10 +92,10 @@ class Had:
         return None
 
 
-def card_of(holder: Holder, uuid: str) -> str:
+def card_of(holder: DeviceHolder, uuid: str) -> str:
     """The card that one of its devices is, or is on."""
     return dict(zip(holder.gpu_uuids, holder.cards, strict=False)).get(uuid, uuid)
 
 
-def all_claimed(holders: Iterable[Holder]) -> set[str]:
+def all_claimed(holders: Iterable[DeviceHolder]) -> set[str]:
     return {uuid for holder in holders for uuid in claims(holder)}

@@ -14,7 +14,7 @@ from enum import StrEnum
 from operator import itemgetter
 from typing import Final
 
-from mooring.agent.decide.device_claims import Devices, Had, Holder, Share, all_claimed, devices_of
+from mooring.agent.decide.device_claims import DeviceHolder, Devices, Had, Share, all_claimed, devices_of
 from mooring.agent.runtime import Container
 from mooring.core.instance import Reason
 from mooring.schemas.agent import Assignment, OverlayNetwork, Removal
@@ -65,7 +65,7 @@ class Restarts:
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class ReconcileInput:
     """Everything a decision depends on."""
 
     assignments: Mapping[Key, Assignment]
@@ -136,7 +136,7 @@ Action = Start | Cancel | Restart | Stop | Kill | Release | Remove
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ReconcilePlan:
     actions: tuple[Action, ...]
     waiting: Mapping[Key, Reason]  # why a wanted start does not happen now
     restarts: Mapping[Key, Restarts]
@@ -160,13 +160,13 @@ def overlay_changes(wanted: Iterable[OverlayNetwork], present: Iterable[str]) ->
     return OverlayChanges(missing, tuple(sorted(there - named.keys())))
 
 
-def decide(world: World) -> Plan:
+def decide(world: ReconcileInput) -> ReconcilePlan:
     """What to do now. Endings come first: a start may need what they let go of, at the next decision."""
     endings = tuple(_endings(world))
     beginnings = _Beginnings(world)
     for key in sorted(world.assignments, key=_newest_attempt_first):
         beginnings.consider(key, world.assignments[key])
-    return Plan(
+    return ReconcilePlan(
         (*endings, *beginnings.actions),
         beginnings.waiting,
         beginnings.restarts,
@@ -196,7 +196,7 @@ def _newest_attempt_first(key: Key) -> tuple[str, int]:
     return instance_id, -attempt
 
 
-def _endings(world: World) -> Iterator[Action]:
+def _endings(world: ReconcileInput) -> Iterator[Action]:
     yield from _releases(world)
     for key in sorted(world.expelled):
         container = world.containers.get(key)
@@ -212,7 +212,7 @@ def _endings(world: World) -> Iterator[Action]:
             yield from _cancel(key, work)
 
 
-def _releases(world: World) -> Iterator[Action]:
+def _releases(world: ReconcileInput) -> Iterator[Action]:
     for key, container in sorted(world.unreleased.items(), key=itemgetter(0)):
         if key not in world.work and not _paused(world, key):
             others = _had_by_others(world, key)
@@ -221,14 +221,14 @@ def _releases(world: World) -> Iterator[Action]:
             yield Release(container, alone, theirs if container.share else ())
 
 
-def _had_by_others(world: World, key: Key) -> set[str]:
+def _had_by_others(world: ReconcileInput, key: Key) -> set[str]:
     """Cards and MIG devices that somebody uses or begins to use; who has ended, too, only lets go."""
-    live: list[Holder] = [one for one in world.containers.values() if is_live(one)]
+    live: list[DeviceHolder] = [one for one in world.containers.values() if is_live(one)]
     working = [work for other, work in world.work.items() if other != key]
     return all_claimed([*live, *working])
 
 
-def _end(world: World, key: Key, stop_timeout_s: int, *, remove: bool) -> Iterator[Action]:
+def _end(world: ReconcileInput, key: Key, stop_timeout_s: int, *, remove: bool) -> Iterator[Action]:
     work, container = world.work.get(key), world.containers.get(key)
     if work is not None:
         yield from _cancel(key, work)
@@ -242,7 +242,7 @@ def _end(world: World, key: Key, stop_timeout_s: int, *, remove: bool) -> Iterat
         yield Remove(container)
 
 
-def _stop(world: World, key: Key, container: Container, timeout_s: int) -> Iterator[Action]:
+def _stop(world: ReconcileInput, key: Key, container: Container, timeout_s: int) -> Iterator[Action]:
     """The timeout is the newest that was asked for: a shorter one holds for a stop that is under way."""
     since = world.stopping.get(key)
     if timeout_s <= 0 or (since is not None and world.now >= since + timeout_s):
@@ -256,7 +256,7 @@ def _cancel(key: Key, work: Work) -> Iterator[Action]:
         yield Cancel(key)
 
 
-def _paused(world: World, key: Key) -> bool:
+def _paused(world: ReconcileInput, key: Key) -> bool:
     pause = world.pauses.get(key)
     return pause is not None and world.now < pause.until
 
@@ -264,7 +264,7 @@ def _paused(world: World, key: Key) -> bool:
 class _Beginnings:
     """Collects starts and restarts, and what the ones already chosen will hold."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: ReconcileInput) -> None:
         self.actions: list[Action] = []
         self.waiting: dict[Key, Reason] = {}
         self.restarts: dict[Key, Restarts] = {}
@@ -300,19 +300,19 @@ class _Beginnings:
         if self._world.now >= planned.due:
             self._begin(key, _devices(assignment, container), Restart(container))
 
-    def _begin(self, key: Key, devices: list[Holder], action: Start | Restart) -> None:
+    def _begin(self, key: Key, devices: list[DeviceHolder], action: Start | Restart) -> None:
         if obstacle := self._obstacle(key, devices):
             self.waiting[key] = obstacle
         else:
             self.actions.append(action)
             self._hold(key, devices)
 
-    def _hold(self, key: Key, devices: Sequence[Holder]) -> None:
+    def _hold(self, key: Key, devices: Sequence[DeviceHolder]) -> None:
         self._attempts.setdefault(key[0], key)
         for each in devices:
             self._had.note(key, each)
 
-    def _obstacle(self, key: Key, devices: Sequence[Holder]) -> Reason | None:
+    def _obstacle(self, key: Key, devices: Sequence[DeviceHolder]) -> Reason | None:
         if self._world.problem is not None:
             return self._world.problem
         if _paused(self._world, key):
@@ -327,7 +327,7 @@ class _Beginnings:
         return None
 
 
-def _devices(assignment: Assignment, container: Container | None) -> list[Holder]:
+def _devices(assignment: Assignment, container: Container | None) -> list[DeviceHolder]:
     """A container that is there gets the cards it was made with, whatever its assignment says by now."""
     return [devices_of(assignment), *([container] if container else [])]
 
@@ -344,7 +344,7 @@ class _Present:
     had: Had
 
 
-def _present(world: World) -> _Present:
+def _present(world: ReconcileInput) -> _Present:
     attempts: dict[str, list[Key]] = {}
     had = Had()
     for key in {**world.containers, **world.work, **world.unreleased}:
@@ -359,7 +359,7 @@ def _present(world: World) -> _Present:
     return _Present(attempts, had)
 
 
-def _let_go_of(world: World, key: Key, container: Container) -> Holder:
+def _let_go_of(world: ReconcileInput, key: Key, container: Container) -> DeviceHolder:
     """A card that nobody else uses is looked at as a whole: whoever came now would be in the way of that."""
     if container.share is None or _had_by_others(world, key).intersection(container.gpu_uuids):
         return container
@@ -384,7 +384,7 @@ def ran_s(container: Container) -> float:
         return 0
 
 
-def _next_due(world: World, restarts: Mapping[Key, Restarts]) -> float | None:
+def _next_due(world: ReconcileInput, restarts: Mapping[Key, Restarts]) -> float | None:
     times = [pause.until for pause in world.pauses.values()] + [planned.due for planned in restarts.values()]
     for key, since in world.stopping.items():
         ending = world.removals.get(key) or world.assignments.get(key)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from mooring.agent.disk.storage import DiskPolicy, DiskReport, Space, Storage
+from mooring.agent.disk.storage import DiskPolicy, DiskReport, EngineStorage, Space
 from mooring.agent.docker.client import Engine
 from mooring.agent.docker.create import Abilities, abilities_of
 from mooring.agent.gpus.mps import Mps
@@ -18,7 +18,7 @@ from mooring.agent.images.pull_pace import PullTimeouts
 from mooring.agent.images.pulled_images import PulledImages
 from mooring.agent.images.usage import ImageUsage
 from mooring.agent.settings import AgentSettings
-from mooring.agent.sync.identity import NodeState
+from mooring.agent.sync.identity import StateDirectory
 from mooring.core.disk import DiskFacts
 
 
@@ -32,7 +32,7 @@ class DiskSettings:
     pulled: ImageUsage = field(default_factory=ImageUsage)
 
 
-def disk_settings(settings: AgentSettings, state: NodeState | None = None) -> DiskSettings:
+def disk_settings(settings: AgentSettings, state: StateDirectory | None = None) -> DiskSettings:
     """Args: state: where it is remembered which images were pulled; null: nowhere."""
     return DiskSettings(
         policy=DiskPolicy(settings.disk_reserved_mib, settings.disk_low_mib),
@@ -58,7 +58,7 @@ class Disk:
         pulled: PulledImages | None = None,
         timeouts: PullTimeouts | None = None,
     ) -> None:
-        self.storage = Storage(engine, settings.policy)
+        self.storage = EngineStorage(engine, settings.policy)
         keeper = ImageKeeper(engine, settings.pulled)
         self.images = Images(engine, private, pulled, timeouts, keeper=keeper)
         self.collector = ImageCollector(

@@ -62,7 +62,7 @@ class Space:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class DiskLimits:
     """What the trial said; `why_not` is the engine's own answer."""
 
     enforced: bool
@@ -76,13 +76,13 @@ class DiskReport:
     root: str
     driver: str
     filesystem: str | None
-    limits: Limits
+    limits: DiskLimits
     space: Space | None
     images_mib: int
     low_mib: int
 
 
-class Storage:
+class EngineStorage:
     """The storage of one engine. Any thread may call."""
 
     def __init__(
@@ -95,7 +95,7 @@ class Storage:
         self.engine, self.policy = engine, policy or DiskPolicy()
         self._measure, self._clock = measure or space_of, clock
         self._lock = threading.Lock()
-        self._tried: tuple[object, float, Limits] | None = None
+        self._tried: tuple[object, float, DiskLimits] | None = None
         self._root: str | None = None
 
     def facts(self, info: Info, images_mib: int) -> DiskFacts | None:
@@ -130,7 +130,7 @@ class Storage:
         """Of the filesystem of the engine that was asked about last; None: it cannot be seen."""
         return self._measure(self._root) if self._root else None
 
-    def limits(self, info: Info) -> Limits:
+    def limits(self, info: Info) -> DiskLimits:
         """Whether the engine enforces a container's size. Tried once, and again after a while.
 
         Raises:
@@ -149,23 +149,23 @@ class Storage:
         with self._lock:
             self._tried = None
 
-    def _try(self) -> Limits:
+    def _try(self) -> DiskLimits:
         image = f"{_REPOSITORY}:{secrets.token_hex(6)}"
         try:
             self.engine.import_image(_empty_archive(), image)
         except EngineRefused as refusal:
-            return Limits(enforced=False, why_not=f"it could not be tried: {refusal.message}")
+            return DiskLimits(enforced=False, why_not=f"it could not be tried: {refusal.message}")
         try:
             return self._try_with(image)
         finally:
             with suppress(EngineRefused):
                 self.engine.remove_image(image)
 
-    def _try_with(self, image: str) -> Limits:
+    def _try_with(self, image: str) -> DiskLimits:
         if self._accepts(image, _NOT_A_SIZE) is None:
-            return Limits(enforced=False, why_not="the engine ignores the option")
+            return DiskLimits(enforced=False, why_not="the engine ignores the option")
         refused = self._accepts(image, _A_SIZE)
-        return Limits(enforced=refused is None, why_not=refused or "")
+        return DiskLimits(enforced=refused is None, why_not=refused or "")
 
     def _accepts(self, image: str, size: str) -> str | None:
         """Why not; None if a container of this size can be created. Nothing is left of it."""

@@ -5,7 +5,7 @@
 Docker merges the labels of an image into those of its containers, so labels cannot be memory: the author of
 an image would write it. An entry is on disk before its container starts. The file is replaced as a whole, and
 entries of containers that no longer exist are removed. A damaged file does not stop the node: what it said is
-derived again (docker_derive.py), and completed from the control plane's next answer.
+derived again (`derive.py`), and completed from the control plane's next answer.
 """
 
 import json
@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mooring.agent.decide.device_claims import Share, devices_of
 from mooring.agent.docker.create import HOST_NETWORK, attached_to, spec_hash
-from mooring.agent.sync.identity import NodeState
+from mooring.agent.sync.identity import StateDirectory
 from mooring.core.instance import SecretReference
 from mooring.schemas.agent import Assignment
 
@@ -109,7 +109,7 @@ class ContainerRecords:
         self._records = _parsed(saved) if saved is not None else {}
 
     @classmethod
-    def of_node(cls, state: NodeState) -> Self:
+    def of_node(cls, state: StateDirectory) -> Self:
         return cls(state.read(FILE), lambda content: state.write(FILE, content))
 
     def get(self, container_id: str) -> ContainerRecord | None:

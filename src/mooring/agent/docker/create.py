@@ -75,7 +75,7 @@ DEVICE_ENV_PREFIXES = ("DOCKER_RESOURCE_", "CUDA_MPS_", "MOORING_")
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ContainerLimits:
     """What every instance gets besides the CPUs and memory it was assigned."""
 
     pids: int = 4096
@@ -146,7 +146,7 @@ def bridge_name(project_id: str, control_plane_id: str) -> str:
 
 
 def container_config(
-    assignment: Assignment, image: Image, abilities: Abilities, limits: Limits, control_plane_id: str
+    assignment: Assignment, image: Image, abilities: Abilities, limits: ContainerLimits, control_plane_id: str
 ) -> dict[str, Any]:
     """The whole request, in the words of the Engine API."""
     spec = assignment.spec
@@ -316,7 +316,7 @@ def command_line(spec: InstanceSpec, image: Image) -> list[str]:
     return [*entrypoint, *(spec.command or image.command)]
 
 
-def _host_config(assignment: Assignment, abilities: Abilities, limits: Limits) -> dict[str, Any]:
+def _host_config(assignment: Assignment, abilities: Abilities, limits: ContainerLimits) -> dict[str, Any]:
     spec, devices = assignment.spec, devices_of(assignment)
     memory, daemon = assignment.memory_mib * 2**20, _mps_daemon(devices, abilities)
     return {

@@ -17,7 +17,7 @@ from mooring.agent.docker.container_records import ContainerRecord, ContainerRec
 from mooring.agent.docker.create import CONTROL_PLANE, INSTANCE, spec_hash
 from mooring.agent.docker.derive import ParentOf, derived, has_our_name, is_ours
 from mooring.agent.docker.errors import EngineRefused
-from mooring.agent.docker.redaction import Withheld
+from mooring.agent.docker.redaction import SecretRedactor
 from mooring.agent.runtime import Container, RuntimeUnavailable, StartRefused
 from mooring.core.text import printable
 from mooring.schemas.agent import Assignment, Endpoint, Orphan
@@ -264,7 +264,7 @@ def container_of(inspected: Document, record: ContainerRecord, address: str) -> 
 def _error_of(inspected: Document, record: ContainerRecord) -> str | None:
     if not (error := inspected["State"].get("Error")):
         return None
-    return printable(Withheld.of_container(inspected, record.secret_env).mask(error))
+    return printable(SecretRedactor.of_container(inspected, record.secret_env).mask(error))
 
 
 def _looks(entry: Document) -> tuple[str, str]:

@@ -17,7 +17,7 @@ _TELLING_LENGTH = 4
 _MASKED = "\0"  # in no text and no secret; the mask itself might hold a word that is a secret
 
 
-class Withheld:
+class SecretRedactor:
     """What must not be said, in all the forms in which it may be quoted.
 
     The forms are built when there is a text to be masked: that is seldom, and the secrets of one instance may

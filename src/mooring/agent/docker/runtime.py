@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from mooring.agent.decide.device_claims import Holder, devices_of
+from mooring.agent.decide.device_claims import DeviceHolder, devices_of
 from mooring.agent.disk.disk import Disk, DiskSettings
 from mooring.agent.docker import command_failure, stop, verify
 from mooring.agent.docker.adopt import create_or_adopt
@@ -24,8 +24,8 @@ from mooring.agent.docker.container_records import ContainerRecords
 from mooring.agent.docker.create import (
     RUNC,
     Abilities,
+    ContainerLimits,
     Image,
-    Limits,
     attached_to,
     command_line,
     container_config,
@@ -37,7 +37,7 @@ from mooring.agent.docker.logs import log_frames
 from mooring.agent.docker.network import Attachments, Isolate
 from mooring.agent.docker.observe import Observer
 from mooring.agent.docker.overlay import started_when_there, swarm_of
-from mooring.agent.docker.redaction import Withheld
+from mooring.agent.docker.redaction import SecretRedactor
 from mooring.agent.docker.verify import MinorOf
 from mooring.agent.gpus.mps import Mps
 from mooring.agent.host.preflight import Preflight, runtime_problem
@@ -98,7 +98,7 @@ class DockerRuntime:
         address: str,
         control_plane_id: str | None = None,
         simulated_gpus: bool = False,
-        limits: Limits | None = None,
+        limits: ContainerLimits | None = None,
         minor_of: MinorOf = lambda _uuid: None,
         preflight: Preflight = lambda _info: None,
         isolate: Isolate = lambda _bridges: None,
@@ -218,7 +218,7 @@ class DockerRuntime:
         if status not in {"created", "running"}:
             # It ran, and ended, before anybody heard of it.
             return self._observer.read(container_id, self.control_plane_id)
-        begin = partial(self._start, container_id, Withheld.of(assignment))
+        begin = partial(self._start, container_id, SecretRedactor.of(assignment))
         if assignment.group and assignment.group.network == "overlay":
             begin = partial(started_when_there, begin, attached_to(assignment), progress, cancelled)
         command = command_line(assignment.spec, image)
@@ -247,7 +247,7 @@ class DockerRuntime:
             raise StartRefused(Reason(code="runtime_changed", message=message))
         self._require_mps(container)
         record = self._observer.record_of(inspected)
-        withheld = Withheld.of_container(inspected, record.secret_env if record else None)
+        withheld = SecretRedactor.of_container(inspected, record.secret_env if record else None)
         begin = partial(self._start, container.container_id, withheld)
         self._run(container.container_id, container.gpu_uuids, command_of(inspected), begin)
 
@@ -301,7 +301,7 @@ class DockerRuntime:
     def _abilities(self) -> Abilities:
         return self.disk.abilities(self.info(), simulated_gpus=self._simulated_gpus, mps=self._mps)
 
-    def _require_mps(self, holder: Holder) -> None:
+    def _require_mps(self, holder: DeviceHolder) -> None:
         """Raises StartDelayed: without its daemon, programs would run without their limits."""
         if not self._simulated_gpus:
             self._mps.require(holder.gpu_uuids, holder.share)
@@ -328,7 +328,7 @@ class DockerRuntime:
             raise RuntimeUnavailable(f"container {container_id} makes no sense after its start")
         return container
 
-    def _start(self, container_id: str, withheld: Withheld) -> None:
+    def _start(self, container_id: str, withheld: SecretRedactor) -> None:
         for tries_left in reversed(range(_PORT_TRIES)):
             try:
                 with withheld.masking():
@@ -373,14 +373,14 @@ class DockerRuntime:
                 raise
 
 
-def limits_here() -> Limits:
+def limits_here() -> ContainerLimits:
     """The default limits, with no more open files than this machine lets an engine give.
 
     An engine without CAP_SYS_RESOURCE (inside a container or a sandbox) fails every start that asks for
     more than it has itself; the agent is started beside it and has the same.
     """
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    default = Limits()
+    default = ContainerLimits()
     if most == resource.RLIM_INFINITY or most >= default.open_files:
         return default
     return replace(default, open_files=most)

@@ -21,8 +21,8 @@ from mooring.agent.nvml.child import ChildEndedError, ChildHungError, NvmlChild
 from mooring.agent.nvml.types import (
     GpuEvent,
     GpuFacts,
-    Inventory,
     NodeFault,
+    NvmlInventory,
     Sample,
     SampleAnswer,
     UnreadableGpu,
@@ -205,7 +205,7 @@ class NvmlGpuReader:
         return NvmlChild(self._environment)
 
     def _inventory(self, child: NvmlChild, timeout_s: float) -> None:
-        answer = cast(Inventory, self._ask(child, "inventory", timeout_s))
+        answer = cast(NvmlInventory, self._ask(child, "inventory", timeout_s))
         gpus = _with_missing(self._reading.inventory or (), answer)
         before = _unwell(self._reading.inventory or ())
         self._plan_renewal(bool(answer["unreadable"]) or any(gpu["fault"] in CURED_ANEW for gpu in gpus))
@@ -307,7 +307,7 @@ def _unwell(gpus: Iterable[GpuFacts]) -> dict[str, str]:
     return {gpu["uuid"]: gpu["fault"] for gpu in gpus if gpu["fault"]}
 
 
-def _with_missing(before: Iterable[GpuFacts], now: Inventory) -> tuple[GpuFacts, ...]:
+def _with_missing(before: Iterable[GpuFacts], now: NvmlInventory) -> tuple[GpuFacts, ...]:
     """The cards of now, and those that were there before and cannot be read now, as faulty."""
     present = {gpu["uuid"] for gpu in now["gpus"]}
     why = {gpu["uuid"]: gpu["code"] for gpu in now["unreadable"]}

@@ -16,7 +16,7 @@ from mooring.agent.docker.overlay import certificate_of, is_in_swarm, swarm_of
 from mooring.agent.host import version_floors
 from mooring.agent.host.firewall import METADATA
 from mooring.agent.host.version_floors import CONTAINERD, DOCKER, TOOLKIT, Version, dotted
-from mooring.agent.nvml.types import Inventory, NodeFault
+from mooring.agent.nvml.types import NodeFault, NvmlInventory
 from mooring.core.instance import Reason
 
 TOOLKIT_CONFIG = Path("/etc/nvidia-container-runtime/config.toml")
@@ -168,7 +168,7 @@ def checks(
     info: Callable[[], Info],
     disk: Callable[[Info], DiskReport],
     toolkit: Toolkit,
-    nvml: Inventory | NodeFault | None,
+    nvml: NvmlInventory | NodeFault | None,
     *,
     environment: Mapping[str, str] | None = None,
     allow_unsafe_toolkit: bool = False,
@@ -182,7 +182,7 @@ def checks(
         disk: measures the engine's disk and tries its limits.
         nvml: what the GPU reader says; None where the machine has no NVIDIA driver.
     """
-    uuids = [gpu["uuid"] for gpu in cast(Inventory, nvml)["gpus"]] if nvml and "gpus" in nvml else []
+    uuids = [gpu["uuid"] for gpu in cast(NvmlInventory, nvml)["gpus"]] if nvml and "gpus" in nvml else []
     found = [_nvml(nvml), _toolkit(toolkit, has_gpus=bool(uuids), allow_unsafe=allow_unsafe_toolkit)]
     environment = os.environ if environment is None else environment
     try:
@@ -252,12 +252,12 @@ def _toolkit(toolkit: Toolkit, *, has_gpus: bool, allow_unsafe: bool) -> Check:
     return Check.broken(name, detail, reason.message)
 
 
-def _nvml(nvml: Inventory | NodeFault | None) -> Check:
+def _nvml(nvml: NvmlInventory | NodeFault | None) -> Check:
     if nvml is None:
         return Check.fine("nvidia driver", "none; this node offers CPUs only")
     if "gpus" not in nvml:
         return Check.broken("nvidia driver", nvml["message"], "see that `nvidia-smi` works on the node")
-    inventory = cast(Inventory, nvml)
+    inventory = cast(NvmlInventory, nvml)
     if inventory["unreadable"]:
         detail = f"{len(inventory['unreadable'])} GPUs cannot be read"
         return Check.warning("nvidia driver", detail, "see `nvidia-smi` and the kernel's log")

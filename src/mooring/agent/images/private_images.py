@@ -14,7 +14,7 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from mooring.agent.sync.identity import NodeState, StateError
+from mooring.agent.sync.identity import StateDirectory, StateError
 from mooring.core.images import ImageName
 
 FILE: Final = "private_images"
@@ -43,7 +43,7 @@ class PrivateImages:
         self._known = _Remembered() if saved is None else _Remembered.model_validate_json(saved)
 
     @classmethod
-    def of_node(cls, state: NodeState) -> "PrivateImages":
+    def of_node(cls, state: StateDirectory) -> "PrivateImages":
         """Raises StateError when the node's file makes no sense: it must not be taken for an empty one."""
         try:
             return cls(state.read(FILE), lambda content: state.write(FILE, content))

@@ -12,7 +12,7 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from mooring.agent.sync.identity import NodeState, StateError
+from mooring.agent.sync.identity import StateDirectory, StateError
 
 FILE: Final = "pulled_images"
 # What is forgotten is asked of its registry again.
@@ -44,7 +44,7 @@ class PulledImages:
         self._known = known.references
 
     @classmethod
-    def of_node(cls, state: NodeState) -> "PulledImages":
+    def of_node(cls, state: StateDirectory) -> "PulledImages":
         """Raises StateError when the node's file makes no sense."""
         try:
             return cls(state.read(FILE), lambda content: state.write(FILE, content))

@@ -7,7 +7,7 @@ from docker.auth import encode_header
 
 from mooring.agent.docker.client import Engine
 from mooring.agent.docker.errors import EngineRefused, is_denial, pull_failure
-from mooring.agent.docker.redaction import Withheld
+from mooring.agent.docker.redaction import SecretRedactor
 from mooring.agent.images.registry_check import RegistryCheck
 from mooring.agent.runtime import RuntimeUnavailable, StartDelayed, StartRefused
 from mooring.core.images import ImageName, registry_host
@@ -24,7 +24,7 @@ class Wanted:
     shown: str
     name: ImageName
     registry: RegistryAuth | None
-    withheld: Withheld
+    withheld: SecretRedactor
     local_images: bool
     registry_listed: bool
     project_id: str
@@ -38,7 +38,7 @@ class Wanted:
             shown,
             name,
             assignment.registry,
-            Withheld.of(assignment),
+            SecretRedactor.of(assignment),
             assignment.local_images,
             assignment.registry_listed,
             assignment.project_id,

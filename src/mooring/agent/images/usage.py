@@ -14,7 +14,7 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from mooring.agent.sync.identity import NodeState
+from mooring.agent.sync.identity import StateDirectory
 
 FILE: Final = "image_usage"
 SAVE_EVERY_S: Final = 600.0
@@ -61,7 +61,7 @@ class ImageUsage:
         }
 
     @classmethod
-    def of_node(cls, state: NodeState) -> "ImageUsage":
+    def of_node(cls, state: StateDirectory) -> "ImageUsage":
         return cls(state.read(FILE), lambda content: state.write(FILE, content))
 
     def pulled(self, image_id: str, repository: str) -> None:

@@ -74,7 +74,7 @@ class NodeFaultError(Exception):
         self.code = code
 
 
-class Gpu:
+class NvmlGpu:
     """One opened card, and what is remembered of it for the life of this process."""
 
     __slots__ = (

@@ -13,7 +13,7 @@ from typing import Any, Final
 import pynvml as nvml  # type: ignore[import-untyped]
 
 from mooring.agent.nvml import mig
-from mooring.agent.nvml.calls import FAILURES, Gpu, ask, number_of
+from mooring.agent.nvml.calls import FAILURES, NvmlGpu, ask, number_of
 from mooring.agent.timestamps import rfc3339
 
 WAIT_MS: Final = 5000
@@ -40,7 +40,7 @@ _Kind = tuple[int | None, str, int, int]
 class EventListener:
     """Listens from the moment it is made, for as long as the process lives."""
 
-    def __init__(self, gpus: list[Gpu]) -> None:
+    def __init__(self, gpus: list[NvmlGpu]) -> None:
         self._gpus = {_address(gpu.handle): gpu for gpu in gpus}
         self._lock = threading.Lock()
         self._counted: dict[_Kind, dict[str, Any]] = {}
@@ -87,7 +87,7 @@ class EventListener:
         }
 
 
-def _registered(gpus: list[Gpu]) -> Any:
+def _registered(gpus: list[NvmlGpu]) -> Any:
     """An event set that hears every card which can be heard; None: no card can."""
     events = ask(nvml.nvmlEventSetCreate)
     if events is None:
@@ -104,7 +104,7 @@ def _registered(gpus: list[Gpu]) -> Any:
     return None
 
 
-def _register(gpu: Gpu, events: Any) -> int:
+def _register(gpu: NvmlGpu, events: Any) -> int:
     """NVML's number for how it went; NOT_SUPPORTED, and others, leave the set usable."""
     try:
         wanted = nvml.nvmlDeviceGetSupportedEventTypes(gpu.handle) & WANTED

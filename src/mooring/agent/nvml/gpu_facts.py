@@ -6,7 +6,7 @@ from typing import Any
 import pynvml as nvml  # type: ignore[import-untyped]
 
 from mooring.agent.nvml import mig
-from mooring.agent.nvml.calls import Gpu, GpuFaultError, ask, device_name, driver_version
+from mooring.agent.nvml.calls import GpuFaultError, NvmlGpu, ask, device_name, driver_version
 from mooring.agent.nvml.samples import READINGS
 
 Facts = dict[str, Any]
@@ -49,11 +49,11 @@ class Described:
 
     __slots__ = ("facts", "gpu", "links")
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: NvmlGpu) -> None:
         self.gpu, self.facts, self.links = gpu, _facts(gpu), _links(gpu)
 
 
-def read(gpus: list[Gpu]) -> tuple[list[Facts], list[dict[str, Any]]]:
+def read(gpus: list[NvmlGpu]) -> tuple[list[Facts], list[dict[str, Any]]]:
     """The facts of every card that tells them; of the others the index, UUID and error code."""
     known: list[Described] = []
     unreadable: list[dict[str, Any]] = []
@@ -67,7 +67,7 @@ def read(gpus: list[Gpu]) -> tuple[list[Facts], list[dict[str, Any]]]:
     return [card.facts for card in known], unreadable
 
 
-def _facts(gpu: Gpu) -> Facts:
+def _facts(gpu: NvmlGpu) -> Facts:
     limit_mw = gpu.ask(nvml.nvmlDeviceGetEnforcedPowerLimit)
     identity = _remembered(gpu, _identity(gpu))
     return {
@@ -83,7 +83,7 @@ def _facts(gpu: Gpu) -> Facts:
     }
 
 
-def _identity(gpu: Gpu) -> Facts:
+def _identity(gpu: NvmlGpu) -> Facts:
     """What stays as it is for as long as the driver is loaded."""
     capability = gpu.ask(nvml.nvmlDeviceGetCudaComputeCapability)
     return {
@@ -96,7 +96,7 @@ def _identity(gpu: Gpu) -> Facts:
     }
 
 
-def _remembered(gpu: Gpu, identity: Facts) -> Facts:
+def _remembered(gpu: NvmlGpu, identity: Facts) -> Facts:
     """With what an earlier reading told where this one, for once, did not."""
     for name, value in identity.items():
         if value is not None:
@@ -106,7 +106,7 @@ def _remembered(gpu: Gpu, identity: Facts) -> Facts:
     return {**identity, "model": "unknown", **gpu.identity}
 
 
-def _memory_mib(gpu: Gpu) -> int | None:
+def _memory_mib(gpu: NvmlGpu) -> int | None:
     memory = gpu.ask(nvml.nvmlDeviceGetMemoryInfo, nvml.nvmlMemory_v2) or gpu.ask(
         nvml.nvmlDeviceGetMemoryInfo
     )
@@ -117,7 +117,7 @@ def _bus_id(handle: Any) -> str:
     return str(nvml.nvmlDeviceGetPciInfo(handle).busId)
 
 
-def _numa_node(gpu: Gpu) -> int | None:
+def _numa_node(gpu: NvmlGpu) -> int | None:
     """The host's node next to the card, if it is one.
 
     Not nvmlDeviceGetNumaNodeId: that is the node which the card's own memory is, on Grace Hopper.
@@ -127,7 +127,7 @@ def _numa_node(gpu: Gpu) -> int | None:
     return mask.bit_length() - 1 if mask.bit_count() == 1 else None
 
 
-def _mig_mode(gpu: Gpu) -> str | None:
+def _mig_mode(gpu: NvmlGpu) -> str | None:
     """With MIG on, cards do not support what they did before, so a change forgets what was learnt."""
     modes = gpu.ask(nvml.nvmlDeviceGetMigMode)
     mode = gpu.mig_mode if modes is None else MIG_MODES.get(modes[0])
@@ -138,7 +138,7 @@ def _mig_mode(gpu: Gpu) -> str | None:
     return mode
 
 
-def _health(gpu: Gpu) -> Facts:
+def _health(gpu: NvmlGpu) -> Facts:
     """`fault`: the first reason why the card should not be given out; None: it is well, as far as it tells.
 
     `conditions` do not stop new work (NVIDIA: rows that wait to be remapped are remapped at the next reset).
@@ -157,7 +157,7 @@ def _health(gpu: Gpu) -> Facts:
     }
 
 
-def _recovery_action(gpu: Gpu) -> str | None:
+def _recovery_action(gpu: NvmlGpu) -> str | None:
     """What the driver (555 and later) wants done; None: it does not tell.
 
     An action that this release does not know is still one: the card is not well.
@@ -171,15 +171,15 @@ def _recovery_action(gpu: Gpu) -> str | None:
     return RECOVERY_ACTIONS.get(number, f"recovery_action_{number}")
 
 
-def _links(gpu: Gpu) -> list[Link]:
+def _links(gpu: NvmlGpu) -> list[Link]:
     return [_far_end(gpu, link) for link in range(nvml.NVML_NVLINK_MAX_LINKS) if _is_up(gpu, link)]
 
 
-def _is_up(gpu: Gpu, link: int) -> bool:
+def _is_up(gpu: NvmlGpu, link: int) -> bool:
     return bool(gpu.ask(nvml.nvmlDeviceGetNvLinkState, link) == nvml.NVML_FEATURE_ENABLED)
 
 
-def _far_end(gpu: Gpu, link: int) -> Link:
+def _far_end(gpu: NvmlGpu, link: int) -> Link:
     if link not in gpu.far_ends:
         kind = gpu.ask(nvml.nvmlDeviceGetNvLinkRemoteDeviceType, link)
         gpu.far_ends[link] = (kind, gpu.ask(_remote_bus_id, link))

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pynvml as nvml  # type: ignore[import-untyped]
 
-from mooring.agent.nvml.calls import FAILURES, Gpu, ask, device_name, device_uuid, judged, number_of
+from mooring.agent.nvml.calls import FAILURES, NvmlGpu, ask, device_name, device_uuid, judged, number_of
 from mooring.agent.nvml.samples import process_list
 
 Handle = Any
@@ -22,7 +22,7 @@ _MIB_PER_GB: Final = 1024
 _EIGHTHS: Final = 8
 
 
-def devices(gpu: Gpu, card_mib: int | None) -> list[dict[str, Any]]:
+def devices(gpu: NvmlGpu, card_mib: int | None) -> list[dict[str, Any]]:
     """Those of now. One that cannot be read this time is told as it was: to vanish ends who has it."""
     if gpu.mig_mode != ENABLED:
         gpu.mig_devices, gpu.mig_places = [], {}
@@ -37,7 +37,7 @@ def devices(gpu: Gpu, card_mib: int | None) -> list[dict[str, Any]]:
     return found
 
 
-def uuids_at(gpu: Gpu, gpu_instance: int, compute_instance: int) -> list[str]:
+def uuids_at(gpu: NvmlGpu, gpu_instance: int, compute_instance: int) -> list[str]:
     """The devices that an event is of; none: it is of the whole card, or of a device that is not known."""
     return sorted(
         uuid
@@ -56,7 +56,7 @@ def _places(handles: list[Handle]) -> dict[tuple[int, int], str]:
     return found
 
 
-def add_to(sample: dict[str, Any], gpu: Gpu) -> None:
+def add_to(sample: dict[str, Any], gpu: NvmlGpu) -> None:
     """Writes what is on each device into the card's sample.
 
     The processes are null as a whole where one device does not tell its own: nothing may be taken for free
@@ -85,7 +85,7 @@ def add_to(sample: dict[str, Any], gpu: Gpu) -> None:
         sample["mig_devices"], sample["processes"] = told, processes if is_known else None
 
 
-def _handles(gpu: Gpu) -> tuple[list[Handle], bool]:
+def _handles(gpu: NvmlGpu) -> tuple[list[Handle], bool]:
     """And whether these are all."""
     found, is_all = [], True
     for index in range(gpu.ask(nvml.nvmlDeviceGetMaxMigDeviceCount) or 0):

@@ -1,4 +1,4 @@
-"""The process that holds NVML: `python -m mooring.agent.nvml_process`, JSON lines in and out.
+"""The process that holds NVML: `python -m mooring.agent.nvml.process`, JSON lines in and out.
 
     {"op": "inventory"} | {"op": "sample"}   ->   {"error": null, "answer": {…}}
                                                   {"error": {"code": …, "message": …}, "answer": null}

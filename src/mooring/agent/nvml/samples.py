@@ -9,7 +9,7 @@ from typing import Any
 
 import pynvml as nvml  # type: ignore[import-untyped]
 
-from mooring.agent.nvml.calls import FAILURES, Call, Gpu, GpuFaultError, ask, judged, process_name
+from mooring.agent.nvml.calls import FAILURES, Call, GpuFaultError, NvmlGpu, ask, judged, process_name
 
 Sample = dict[str, Any]
 Handle = Any
@@ -50,7 +50,7 @@ def forget_processes() -> None:
     _names.clear()
 
 
-def sample_of(gpu: Gpu, at: str) -> Sample:
+def sample_of(gpu: NvmlGpu, at: str) -> Sample:
     """What the card shows now; all nulls, and `gpu.fault` set, where it cannot be read."""
     sample = _blank(gpu, at)
     handle = gpu.handle
@@ -67,13 +67,13 @@ def sample_of(gpu: Gpu, at: str) -> Sample:
     return sample
 
 
-def _blank(gpu: Gpu, at: str) -> Sample:
+def _blank(gpu: NvmlGpu, at: str) -> Sample:
     sample = BLANK.copy()
     sample["uuid"], sample["index"], sample["sampled_at"] = gpu.uuid, gpu.index, at
     return sample
 
 
-def _missed(gpu: Gpu, reading: Call, sample: Sample, failure: Exception) -> None:
+def _missed(gpu: NvmlGpu, reading: Call, sample: Sample, failure: Exception) -> None:
     """Tries what there is instead; an unsupported reading leaves its place in the card's list to that."""
     instead = INSTEAD.get(reading, ())
     if judged(failure):

@@ -12,9 +12,9 @@ import pynvml as nvml  # type: ignore[import-untyped]
 from mooring.agent.nvml import gpu_facts, mig
 from mooring.agent.nvml.calls import (
     FAILURES,
-    Gpu,
     GpuFaultError,
     NodeFaultError,
+    NvmlGpu,
     code,
     device_uuid,
     judged,
@@ -51,7 +51,7 @@ class Nvml:
         return {"samples": samples, "faults": faults, **self._listener.heard()}
 
     @staticmethod
-    def _sample(gpu: Gpu, at: str) -> dict[str, Any]:
+    def _sample(gpu: NvmlGpu, at: str) -> dict[str, Any]:
         sample = sample_of(gpu, at)
         if gpu.fault is None:
             try:
@@ -71,13 +71,13 @@ def _initialise() -> None:
         raise node_fault(failure) from failure
 
 
-def _opened() -> tuple[list[Gpu], list[Unreadable]]:
+def _opened() -> tuple[list[NvmlGpu], list[Unreadable]]:
     """The cards that open, and those that do not: the driver counts those it gives no permission for too."""
-    gpus: list[Gpu] = []
+    gpus: list[NvmlGpu] = []
     unopened: list[Unreadable] = []
     for index in range(_count()):
         gpu = _open(index)
-        if isinstance(gpu, Gpu):
+        if isinstance(gpu, NvmlGpu):
             gpus.append(gpu)
         else:
             unopened.append({"index": index, "uuid": None, "code": gpu})
@@ -91,14 +91,14 @@ def _count() -> int:
         raise node_fault(failure) from failure
 
 
-def _open(index: int) -> Gpu | str:
+def _open(index: int) -> NvmlGpu | str:
     """The card, or the code that says why not."""
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         uuid = device_uuid(handle)
     except FAILURES as failure:
         return _why(failure)
-    return Gpu(handle, index, uuid, READINGS) if uuid and UUID_LETTERS.issuperset(uuid) else "odd_uuid"
+    return NvmlGpu(handle, index, uuid, READINGS) if uuid and UUID_LETTERS.issuperset(uuid) else "odd_uuid"
 
 
 def _why(failure: Exception) -> str:

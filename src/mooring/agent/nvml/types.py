@@ -110,7 +110,7 @@ class NodeFault(TypedDict):
     message: str
 
 
-class Inventory(TypedDict):
+class NvmlInventory(TypedDict):
     driver_version: str | None
     cuda_version: str | None
     gpus: list[GpuFacts]

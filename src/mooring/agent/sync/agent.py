@@ -31,17 +31,17 @@ from mooring.agent.gpus.telemetry import (
 )
 from mooring.agent.gpus.watchdog import LOOK_EVERY_S, Watchdog
 from mooring.agent.runtime import Runtime, RuntimeFacts, RuntimeUnavailable
-from mooring.agent.sync.agent_state import Knowledge, Picture, Verdict
-from mooring.agent.sync.client import ControlPlane, ControlPlaneError
-from mooring.agent.sync.exchange import Exchange, Report
-from mooring.agent.sync.executor import Change, Hands
-from mooring.agent.sync.identity import Identity, NodeState
+from mooring.agent.sync.agent_state import AgentState, AnswerOutcome, Picture
+from mooring.agent.sync.client import ControlPlaneClient, ControlPlaneError
+from mooring.agent.sync.exchange import Exchange, ReportRequest
+from mooring.agent.sync.executor import ActionExecutor, Change
+from mooring.agent.sync.identity import NodeIdentity, StateDirectory
 from mooring.agent.sync.specs import Specs
 from mooring.agent.sync.start_secrets import StartSecretsOf
 from mooring.agent.sync.stop_times import StopTimes
 from mooring.agent.sync.stream_requests import StreamRequestsCall
 from mooring.agent.sync.streams import Streams
-from mooring.agent.sync.worker_pools import Crew
+from mooring.agent.sync.worker_pools import WorkerPools
 from mooring.core.instance import Reason
 from mooring.schemas.agent import SessionAnswer, SyncAnswer, SyncRequest
 from mooring.schemas.agent_streams import StreamRequest
@@ -67,22 +67,22 @@ class Agent:
     def __init__(
         self,
         *,
-        identity: Identity,
-        state: NodeState,
+        identity: NodeIdentity,
+        state: StateDirectory,
         runtime: Runtime,
         gpus: GpuReader,
-        control_plane: ControlPlane,
+        control_plane: ControlPlaneClient,
         machine: Machine,
         container_of: ContainerOf = lambda _: None,
-        crew: Crew | None = None,
+        crew: WorkerPools | None = None,
         release_within_s: float = RELEASE_WITHIN_S,
     ) -> None:
-        crew = crew or Crew.hired()
+        crew = crew or WorkerPools.hired()
         self._identity, self._state, self._runtime, self._machine = identity, state, runtime, machine
         self._lock = threading.Lock()  # of everything in this block
         self._renewal = threading.Lock()
         stops = StopTimes(state)
-        self._knowledge = Knowledge(identity.control_plane_id, state.generation(), stops.load())
+        self._knowledge = AgentState(identity.control_plane_id, state.generation(), stops.load())
         self._picture = Picture()
         self._session = self._seq = 0
         self._due: float | None = None
@@ -101,7 +101,9 @@ class Agent:
         self._watch_wanted = threading.Event()  # while there is somebody to watch
         secrets = StartSecretsOf(control_plane, lambda: self._session)
         distrust = self._telemetry.faults.distrust
-        self._hands = Hands(runtime, crew, self._tell, distrust, self._gate, stops, secrets, identity.node_id)
+        self._hands = ActionExecutor(
+            runtime, crew, self._tell, distrust, self._gate, stops, secrets, identity.node_id
+        )
         self._specs = Specs()
         self._streams = Streams(
             runtime, control_plane, self._knowledge.container, crew.streams, node=identity.node_id
@@ -205,7 +207,7 @@ class Agent:
             self._lost_sight(error)
             return False
 
-        def listed(known: Knowledge) -> None:
+        def listed(known: AgentState) -> None:
             # Not `|=`: that reads the flag first, and would undo a hint that comes meanwhile.
             if known.listed(number, containers, strangers):
                 self._look_wanted = True
@@ -218,7 +220,7 @@ class Agent:
             expected = isinstance(error, RuntimeUnavailable)
             log.error("the container engine does not answer: %s", error, exc_info=None if expected else error)
         self._set_engine(replace(self._engine or unknown_engine(), problem=ENGINE_AWAY))
-        self._tell(Knowledge.unlisted)
+        self._tell(AgentState.unlisted)
 
     def _ask_engine(self) -> None:
         try:
@@ -297,7 +299,7 @@ class Agent:
         self._stream_requests.start()
         return True
 
-    def _report(self, wait_s: float, brief: bool) -> Report:
+    def _report(self, wait_s: float, brief: bool) -> ReportRequest:
         with self._lock:  # a higher seq never carries an older picture
             self._seq += 1
             session, seq, highest, picture = self._session, self._seq, self._knowledge.highest, self._picture
@@ -329,27 +331,29 @@ class Agent:
             incidents=self._telemetry.faults.incidents(),
             faults=self._telemetry.faults.faults(),
         )
-        return Report(request, highest)
+        return ReportRequest(request, highest)
 
     def _unsaved(self) -> Reason | None:
         return None if self._saved else NOT_SAVED
 
-    def _take(self, report: Report, answer: SyncAnswer) -> Verdict:
+    def _take(self, report: ReportRequest, answer: SyncAnswer) -> AnswerOutcome:
         with self._lock:
             if self._ended.is_set():
-                return Verdict.REFUSED
+                return AnswerOutcome.REFUSED
             complete = self._specs.complete(answer)
-            verdict = Verdict.LATE if complete is None else self._knowledge.hear(complete, report.highest)
-            if complete is not None and verdict is Verdict.TAKEN and not answer.brief:
+            verdict = (
+                AnswerOutcome.LATE if complete is None else self._knowledge.hear(complete, report.highest)
+            )
+            if complete is not None and verdict is AnswerOutcome.TAKEN and not answer.brief:
                 self._obey(report, complete)
         if complete is None:
             self._exchange.soon()  # says which specs are here by now
-        if verdict is not Verdict.REFUSED:
+        if verdict is not AnswerOutcome.REFUSED:
             self._telemetry.faults.answered(report.request.incidents, report.request.faults)
             self._streams.serve(answer.streams)  # of a control plane of an earlier release
         return verdict
 
-    def _obey(self, report: Report, answer: SyncAnswer) -> None:
+    def _obey(self, report: ReportRequest, answer: SyncAnswer) -> None:
         self._specs.keep(answer)
         self._save(answer.generation, report.highest)
         self._runtime.assigned(answer.assignments)
@@ -376,5 +380,5 @@ class Agent:
             self._saved = True
 
 
-def _expel(key: Key, reason: Reason, known: Knowledge) -> None:
+def _expel(key: Key, reason: Reason, known: AgentState) -> None:
     known.expel(key, reason)

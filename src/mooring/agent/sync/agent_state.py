@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from mooring.agent.decide import reconcile, report
 from mooring.agent.decide.device_claims import Share, all_claimed
-from mooring.agent.decide.reconcile import ENDED, Doing, Key, Pause, Plan, Restarts, Work, key_of
+from mooring.agent.decide.reconcile import ENDED, Doing, Key, Pause, ReconcilePlan, Restarts, Work, key_of
 from mooring.agent.runtime import Container
 from mooring.core.instance import Reason
 from mooring.schemas.agent import Assignment, ObservedInstance, Orphan, Removal, SyncAnswer
@@ -25,12 +25,12 @@ NEVER_RAN: Final = "created"
 log = logging.getLogger(__name__)
 
 
-class Verdict(Enum):
+class AnswerOutcome(Enum):
     """What became of an answer."""
 
     TAKEN = "taken"
     LATE = "late"  # overtaken by a newer one on the other connection; no harm
-    REFUSED = "refused"  # not obeyed: see `Knowledge.mistrust`
+    REFUSED = "refused"  # not obeyed: see `AgentState.mistrust`
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class _Job:
     over_at: int | None = None
 
 
-class Knowledge:
+class AgentState:
     """`highest` is the newest generation ever seen; the caller keeps it on disk, and `stopping` too.
 
     Args:
@@ -89,7 +89,7 @@ class Knowledge:
 
     # --- the control plane's answers
 
-    def hear(self, answer: SyncAnswer, highest_when_asked: int) -> Verdict:
+    def hear(self, answer: SyncAnswer, highest_when_asked: int) -> AnswerOutcome:
         """Take in what the node should have, unless it comes from a stranger or from the past."""
         if answer.control_plane_id != self.control_plane_id:
             return self._refuse(
@@ -104,16 +104,16 @@ class Knowledge:
                 f"{self.highest}: nothing is changed here until it has caught up",
             )
         if answer.generation < self.highest:
-            return Verdict.LATE
+            return AnswerOutcome.LATE
         if not answer.brief:
             self._take(answer)
-        return Verdict.TAKEN
+        return AnswerOutcome.TAKEN
 
-    def _refuse(self, code: str, message: str) -> Verdict:
+    def _refuse(self, code: str, message: str) -> AnswerOutcome:
         if self.mistrust is None:
             log.error("%s: %s", code, message)
         self.mistrust = Reason(code=code, message=message)
-        return Verdict.REFUSED
+        return AnswerOutcome.REFUSED
 
     def _take(self, answer: SyncAnswer) -> None:
         self.mistrust = None
@@ -198,12 +198,12 @@ class Knowledge:
 
     # --- decisions
 
-    def plan(self, now: float) -> Plan | None:
+    def plan(self, now: float) -> ReconcilePlan | None:
         """What to do now, or None while the desired or the present state is unknown."""
         if not self.generation or self.containers is None:
             return None
         plan = reconcile.decide(
-            reconcile.World(
+            reconcile.ReconcileInput(
                 assignments=self._assignments,
                 removals=self._removals,
                 containers=self.containers,

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 from pydantic import BaseModel, SecretStr, ValidationError
 
-from mooring.agent.sync.identity import Identity
+from mooring.agent.sync.identity import NodeIdentity
 from mooring.schemas.agent import (
     CredentialAnswer,
     JoinAnswer,
@@ -34,7 +34,7 @@ class ControlPlaneError(Exception):
     """Not the answer that was asked for; the message is for the operator's log."""
 
 
-class Away(ControlPlaneError):
+class Unreachable(ControlPlaneError):
     """No answer, or none that can be used: unknown, so nothing changes here, and we try again."""
 
 
@@ -42,11 +42,11 @@ class SessionTaken(ControlPlaneError):
     """A newer agent speaks for this node (409 stale_session)."""
 
 
-class Refused(ControlPlaneError):
+class RequestRejected(ControlPlaneError):
     """It understood, and says no (403, 404, 409, 410): this node may not, or what was meant is gone."""
 
 
-class Unauthorized(Refused):
+class CredentialRejected(RequestRejected):
     """The token or the credential is not known, or not any more (401)."""
 
 
@@ -54,7 +54,7 @@ class InsecureUrl(ControlPlaneError):
     """Credentials would cross a network in the clear (security rule R22)."""
 
 
-class ControlPlane:
+class ControlPlaneClient:
     """One node's connections to one control plane. Any thread may call, and each call has its own.
 
     Args:
@@ -68,7 +68,7 @@ class ControlPlane:
         self._client = _client(self._url)
         self._credential: SecretStr | None = None
 
-    def identify(self, identity: Identity) -> None:
+    def identify(self, identity: NodeIdentity) -> None:
         """From now on calls are this node's."""
         self._credential = identity.credential
 
@@ -107,7 +107,7 @@ class ControlPlane:
                 f"{base}/agent/v1/streams/{stream_id}", content=lines, headers=headers
             )
         except httpx.HTTPError as error:
-            raise Away(_what(error)) from error
+            raise Unreachable(_what(error)) from error
         _raise_for(response)
 
     def close(self) -> None:
@@ -121,18 +121,18 @@ class ControlPlane:
         try:
             response = self._client.post(self._url + path, content=body, headers=headers, timeout=timeout)
         except httpx.HTTPError as error:
-            raise Away(_what(error)) from error
+            raise Unreachable(_what(error)) from error
         try:
             _raise_for(response)
-        except Unauthorized:
+        except CredentialRejected:
             if used is not self._credential:
-                raise Away("the credential was renewed during the call") from None
+                raise Unreachable("the credential was renewed during the call") from None
             raise
         try:
             # extra, strict: a newer release's fields are ignored, also inside of a spec.
             return shape.model_validate_json(response.content, extra="ignore", strict=False)
         except ValidationError as error:
-            raise Away(
+            raise Unreachable(
                 f"{path} was answered with something else than {shape.__name__}: {_where(error)}"
             ) from error
 
@@ -180,10 +180,10 @@ def _raise_for(response: httpx.Response) -> None:
     if response.status_code == HTTPStatus.CONFLICT and code == "stale_session":
         raise SessionTaken(said)
     if response.status_code == HTTPStatus.UNAUTHORIZED:
-        raise Unauthorized(said)
+        raise CredentialRejected(said)
     if response.status_code in {403, 404, 409, 410}:
-        raise Refused(said)
-    raise Away(said)
+        raise RequestRejected(said)
+    raise Unreachable(said)
 
 
 def _problem_code(response: httpx.Response) -> str | None:

@@ -16,8 +16,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from mooring.agent.sync.agent_state import Verdict
-from mooring.agent.sync.client import Away, ControlPlane, ControlPlaneError, SessionTaken, Unauthorized
+from mooring.agent.sync.agent_state import AnswerOutcome
+from mooring.agent.sync.client import (
+    ControlPlaneClient,
+    ControlPlaneError,
+    CredentialRejected,
+    SessionTaken,
+    Unreachable,
+)
 from mooring.schemas.agent import SessionAnswer, SyncAnswer, SyncRequest
 
 EXIT_SESSION_TAKEN: Final = 3
@@ -49,7 +55,7 @@ class Backoff:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ReportRequest:
     """A request, and the newest generation known when it was made."""
 
     request: SyncRequest
@@ -69,11 +75,11 @@ class Exchange:
 
     def __init__(
         self,
-        control_plane: ControlPlane,
+        control_plane: ControlPlaneClient,
         *,
         opened: Callable[[SessionAnswer], bool],
-        make: Callable[[float, bool], Report],
-        take: Callable[[Report, SyncAnswer], Verdict],
+        make: Callable[[float, bool], ReportRequest],
+        take: Callable[[ReportRequest, SyncAnswer], AnswerOutcome],
         renew: Callable[[], None],
         end: Callable[[int], None],
         ended: threading.Event,
@@ -180,7 +186,7 @@ class Exchange:
         self._interval_s = answer.report_interval_s
         if answer.renew_credential:
             self._renewed()
-        if self._take(report, answer) is Verdict.REFUSED:
+        if self._take(report, answer) is AnswerOutcome.REFUSED:
             return None
         return answer.generation != report.request.generation or bool(answer.streams)
 
@@ -198,14 +204,14 @@ class Exchange:
                 "another agent with this node's identity has taken over; containers are left as they are"
             )
             self._end(EXIT_SESSION_TAKEN)
-        elif isinstance(error, Unauthorized):
+        elif isinstance(error, CredentialRejected):
             log.critical(
                 "the control plane does not know this node's credential; join it anew with a new token"
             )
             self._end(EXIT_UNAUTHORIZED)
         elif not self._away:
             self._away = True
-            why = "is away" if isinstance(error, Away) else "refuses this node's reports"
+            why = "is away" if isinstance(error, Unreachable) else "refuses this node's reports"
             log.warning("the control plane %s (%s); containers go on, and it is tried again", why, error)
 
     def _answered(self) -> None:

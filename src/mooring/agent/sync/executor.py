@@ -37,10 +37,10 @@ from mooring.agent.runtime import (
     StartRefused,
 )
 from mooring.agent.runtime import Start as BeginStart
-from mooring.agent.sync.agent_state import Knowledge
+from mooring.agent.sync.agent_state import AgentState
 from mooring.agent.sync.start_secrets import StartSecretsOf
 from mooring.agent.sync.stop_times import StopTimes
-from mooring.agent.sync.worker_pools import Crew
+from mooring.agent.sync.worker_pools import WorkerPools
 from mooring.agent.sync.workers import Ticket, Workers
 from mooring.core.instance import Reason
 from mooring.schemas.agent import Assignment, OverlayNetwork
@@ -57,7 +57,7 @@ BUSY: Final = Reason(
 
 LOOK_AT_OVERLAYS_S: Final = 15.0  # what was in use then may not be now; what was there may be gone
 
-Change = Callable[[Knowledge], None]
+Change = Callable[[AgentState], None]
 Distrust = Callable[[Iterable[str], str, Reason, str | None], None]
 
 log = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ class _Attempt:
         return key_of(self.assignment)
 
 
-class Hands:
+class ActionExecutor:
     """Every pool is used in the name of a project on this node.
 
     Args:
@@ -134,7 +134,7 @@ class Hands:
     def __init__(
         self,
         runtime: Runtime,
-        crew: Crew,
+        crew: WorkerPools,
         tell: Tell,
         distrust: Distrust,
         gate: ReleaseGate,
@@ -152,7 +152,7 @@ class Hands:
         """What a swarm should have, for an engine that manages it; may be said as often as it is heard."""
         self._overlays.want(wanted)
 
-    def do(self, action: Action, known: Knowledge) -> None:
+    def do(self, action: Action, known: AgentState) -> None:
         """Begin one action; `known` notes that it is under way before any thread sees it.
 
         Without room in its project's queue nothing is begun: it is decided again when other work has ended.
@@ -189,7 +189,7 @@ class Hands:
         container: Container,
         doing: Doing,
         work: Callable[[Container], None],
-        known: Knowledge,
+        known: AgentState,
     ) -> bool:
         """Whether there was room for it."""
         owner = self._owner(container.owner)
@@ -203,7 +203,7 @@ class Hands:
 
     # --- starts
 
-    def _begin_start(self, assignment: Assignment, known: Knowledge) -> None:
+    def _begin_start(self, assignment: Assignment, known: AgentState) -> None:
         owner, key = self._owner(assignment.project_id), key_of(assignment)
         if not self._crew.starts.has_room(owner):
             known.hold_back(key, BUSY)

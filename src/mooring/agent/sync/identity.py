@@ -25,7 +25,7 @@ class StateError(Exception):
     """The data directory cannot be used; the message says why and what to do."""
 
 
-class Identity(BaseModel):
+class NodeIdentity(BaseModel):
     """What a node was given when it joined."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -36,7 +36,7 @@ class Identity(BaseModel):
     control_plane_id: str
 
     @classmethod
-    def given(cls, answer: JoinAnswer) -> "Identity":
+    def given(cls, answer: JoinAnswer) -> "NodeIdentity":
         return cls.model_validate(answer.model_dump())
 
     @field_serializer("credential", when_used="json")
@@ -44,16 +44,16 @@ class Identity(BaseModel):
         return credential.get_secret_value()
 
 
-def identities(state_dir: Path) -> list[Identity]:
+def identities(state_dir: Path) -> list[NodeIdentity]:
     """Of the nodes that have joined from this data directory; a damaged file is for the agent to report."""
     found = []
     for path in (state_dir / "node.json", *sorted(state_dir.glob("*/node.json"))):
         with suppress(FileNotFoundError, ValidationError):
-            found.append(Identity.model_validate_json(path.read_bytes()))
+            found.append(NodeIdentity.model_validate_json(path.read_bytes()))
     return found
 
 
-class NodeState:
+class StateDirectory:
     """The files of one node; `lock` keeps a second agent away for the life of this process."""
 
     def __init__(self, directory: Path) -> None:
@@ -78,24 +78,24 @@ class NodeState:
             os.close(self._lock)
             self._lock = None
 
-    def identity(self) -> Identity | None:
+    def identity(self) -> NodeIdentity | None:
         """None before the first join; raises StateError when the file makes no sense."""
         path = self._directory / "node.json"
         try:
-            return Identity.model_validate_json(path.read_bytes())
+            return NodeIdentity.model_validate_json(path.read_bytes())
         except FileNotFoundError:
             return None
         except ValidationError as error:
             # The values in a ValidationError's text could be the credential, so it is not passed on.
             raise StateError(f"{path} is damaged; delete it and join the node anew") from error
 
-    def joined(self, identity: Identity) -> None:
+    def joined(self, identity: NodeIdentity) -> None:
         """Remember who we are now; generations count anew."""
         for name in ("generation", "real"):
             (self._directory / name).unlink(missing_ok=True)
         self.write("node.json", identity.model_dump_json().encode())
 
-    def renewed(self, identity: Identity) -> None:
+    def renewed(self, identity: NodeIdentity) -> None:
         """The same node with another credential."""
         self.write("node.json", identity.model_dump_json().encode())
 

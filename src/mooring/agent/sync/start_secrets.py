@@ -7,7 +7,13 @@ from typing import Final
 
 from mooring.agent.decide.reconcile import Key, key_of
 from mooring.agent.runtime import StartDelayed, StartRefused
-from mooring.agent.sync.client import ControlPlane, ControlPlaneError, Refused, SessionTaken, Unauthorized
+from mooring.agent.sync.client import (
+    ControlPlaneClient,
+    ControlPlaneError,
+    CredentialRejected,
+    RequestRejected,
+    SessionTaken,
+)
 from mooring.core.instance import Reason
 from mooring.schemas.agent import Assignment, StartSecrets
 
@@ -33,7 +39,7 @@ class StartSecretsOf:
 
     def __init__(
         self,
-        control_plane: ControlPlane,
+        control_plane: ControlPlaneClient,
         session: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -72,9 +78,9 @@ class StartSecretsOf:
     def _ask(self, key: Key) -> StartSecrets:
         try:
             return self._control_plane.start_secrets(*key, session=self._session())
-        except (SessionTaken, Unauthorized) as error:
+        except (SessionTaken, CredentialRejected) as error:
             raise StartDelayed(DELAYED) from error  # this agent ends, and another one decides
-        except Refused as error:
+        except RequestRejected as error:
             raise StartRefused(REFUSED) from error
         except ControlPlaneError as error:
             raise StartDelayed(DELAYED) from error

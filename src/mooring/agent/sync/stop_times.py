@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from mooring.agent.sync.identity import NodeState
+from mooring.agent.sync.identity import StateDirectory
 
 FILE: Final = "stops"
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 class StopTimes:
     """The file of one node. `note` is quick, `save` waits for the disk; any thread may call either."""
 
-    def __init__(self, state: NodeState, boot_id: Path = BOOT_ID) -> None:
+    def __init__(self, state: StateDirectory, boot_id: Path = BOOT_ID) -> None:
         self._state, self._boot_id = state, boot_id
         self._writing = threading.Lock()
         self._newest: Mapping[str, float] | None = None  # null: it is on disk

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from mooring.agent.sync.client import ControlPlane, ControlPlaneError
+from mooring.agent.sync.client import ControlPlaneClient, ControlPlaneError
 from mooring.agent.sync.exchange import NO_NEWS_PAUSE_S, Backoff
-from mooring.agent.sync.identity import Identity
+from mooring.agent.sync.identity import NodeIdentity
 from mooring.schemas.agent_streams import StreamRequest, StreamRequests, StreamRequestsQuery
 
 WAIT_S: Final = 30.0  # shorter than the minute after which proxies end a silent connection
@@ -32,8 +32,8 @@ class StreamRequestsCall:
 
     def __init__(
         self,
-        control_plane: ControlPlane,
-        identity: Identity,
+        control_plane: ControlPlaneClient,
+        identity: NodeIdentity,
         *,
         session: Callable[[], int],
         serve: Callable[[Iterable[StreamRequest]], None],

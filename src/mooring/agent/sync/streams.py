@@ -13,7 +13,7 @@ from typing import Final
 
 from mooring.agent.decide.reconcile import Key, is_live
 from mooring.agent.runtime import Container, Runtime, RuntimeUnavailable
-from mooring.agent.sync.client import ControlPlane, ControlPlaneError
+from mooring.agent.sync.client import ControlPlaneClient, ControlPlaneError
 from mooring.agent.sync.workers import Workers
 from mooring.schemas.agent_streams import StreamError, StreamFrame, StreamRequest
 
@@ -35,7 +35,7 @@ class Streams:
     def __init__(
         self,
         runtime: Runtime,
-        control_plane: ControlPlane,
+        control_plane: ControlPlaneClient,
         container_of: ContainerOf,
         workers: Workers,
         heartbeat_s: float = HEARTBEAT_S,

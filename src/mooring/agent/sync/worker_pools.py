@@ -12,7 +12,7 @@ STREAMS_OF_PROJECT: Final = 32  # twice what one replica of the control plane le
 
 
 @dataclass(frozen=True, slots=True)
-class Crew:
+class WorkerPools:
     """The threads that act, shared fairly among projects. Nodes of one process may share them."""
 
     pulls: Workers
@@ -22,7 +22,7 @@ class Crew:
     streams: Workers
 
     @classmethod
-    def hired(cls) -> "Crew":
+    def hired(cls) -> "WorkerPools":
         """Limits are for all projects together, and for each.
 
         A pull may take an hour and a stream days, so few of one project leave many threads to the others.

@@ -93,7 +93,7 @@ def rule_of(route: APIRoute) -> Rule:
     return RULES[name]
 
 
-def refuse_ungated(app: FastAPI) -> None:
+def require_all_authorized(app: FastAPI) -> None:
     """Raises LookupError for a route that was added around the gate; the public document is FastAPI's own."""
     for context in iter_route_contexts(app.routes):
         route = context.original_route

@@ -14,7 +14,7 @@ from mooring.api.auth.authorization import CurrentAccess
 from mooring.api.context import Context, Ctx
 from mooring.control import idempotency
 from mooring.control.audit import audit_log
-from mooring.control.idempotency import Answer
+from mooring.control.idempotency import StoredAnswer
 from mooring.control.tenants import storage
 from mooring.core.access import Access
 from mooring.schemas.base import Json
@@ -53,7 +53,7 @@ async def _call(
 CurrentCall = Annotated[Call, Depends(_call)]
 
 
-Act = Callable[[Session], Answer]
+Act = Callable[[Session], StoredAnswer]
 
 
 def once(context: Context, call: Call, act: Act) -> Response:
@@ -78,13 +78,13 @@ def done(context: Context, access: Access, act: Act) -> Response:
     return respond(answer)
 
 
-def claim(context: Context, session: Session, call: Call) -> Answer | None:
+def claim(context: Context, session: Session, call: Call) -> StoredAnswer | None:
     """Take the key of a call that has one; as `idempotency.claim`."""
     kept, key = context.settings.idempotency_kept, call.idempotency_key or ""
     return idempotency.claim(session, context.sealer, call.access.caller.id, key, call.fingerprint, kept)
 
 
-def store(context: Context, session: Session, call: Call, answer: Answer) -> None:
+def store(context: Context, session: Session, call: Call, answer: StoredAnswer) -> None:
     """Keep the answer of a call that has a key, and settle what the call has written.
 
     Raises, at the end of the transaction:
@@ -95,7 +95,7 @@ def store(context: Context, session: Session, call: Call, answer: Answer) -> Non
     storage.settle(session, context.storage_limits)
 
 
-def _audited(session: Session, access: Access, act: Act) -> Answer:
+def _audited(session: Session, access: Access, act: Act) -> StoredAnswer:
     answer = act(session)
     if audit_log.recorded(session) != 1:
         raise AssertionError(f"{access.action} must write exactly one row of the audit log")
@@ -104,15 +104,15 @@ def _audited(session: Session, access: Access, act: Act) -> Answer:
 
 def answer(
     content: Json, status: int = 200, headers: Mapping[str, str] | None = None, *, sealed: bool = False
-) -> Answer:
+) -> StoredAnswer:
     """An answer of JSON. `sealed`: it shows a secret, so what is kept for a replay is encrypted."""
-    return Answer(status, to_json(content), dict(headers or {}), sealed)
+    return StoredAnswer(status, to_json(content), dict(headers or {}), sealed)
 
 
-NO_CONTENT = Answer(204, b"", {})
+NO_CONTENT = StoredAnswer(204, b"", {})
 
 
-def respond(made: Answer, *, replayed: bool = False) -> Response:
+def respond(made: StoredAnswer, *, replayed: bool = False) -> Response:
     headers = made.headers | ({"Idempotency-Replayed": "true"} if replayed else {})
     return Response(made.body or None, made.status, headers, "application/json" if made.body else None)
 

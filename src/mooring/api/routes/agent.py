@@ -192,7 +192,7 @@ def _apply_rest(
 def _has_news(context: Context, node_id: str, report: SyncRequest) -> bool:
     with context.database.read() as session:
         node = nodes.get(session, node_id)
-        reports.refuse_stale_session(node, report.session)
+        reports.require_current_session(node, report.session)
         return sync_answers.has_news(session, node, report)
 
 
@@ -200,7 +200,7 @@ def _answer(context: Context, node_id: str, report: SyncRequest) -> SyncAnswer:
     interval, plane = context.settings.report_interval_s, context.identity.control_plane_id
     with context.database.read() as session:
         node = nodes.get(session, node_id)
-        reports.refuse_stale_session(node, report.session)
+        reports.require_current_session(node, report.session)
         return sync_answers.answer(session, node, report, plane, interval)
 
 
@@ -260,8 +260,8 @@ async def list_stream_requests(
 def _waiting_streams(context: Context, caller: NodeCaller, agent_session: int) -> list[StreamRequest]:
     with context.database.read() as session:
         node = nodes.get(session, caller.id)
-        nodes.refuse_replaced_credential(node, caller.credential_hash)
-        reports.refuse_stale_session(node, agent_session)
+        nodes.require_current_credential(node, caller.credential_hash)
+        reports.require_current_session(node, agent_session)
         return streams.waiting(session, node.id)
 
 

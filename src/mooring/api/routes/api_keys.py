@@ -15,7 +15,7 @@ from mooring.api.http.answers import CurrentCall
 from mooring.api.http.body import StrictRoute
 from mooring.api.openapi.responses import errors
 from mooring.api.views import rows as views
-from mooring.control.idempotency import Answer
+from mooring.control.idempotency import StoredAnswer
 from mooring.control.tenants import api_keys
 from mooring.control.tenants.api_keys import KeyRequest
 from mooring.core.access import Permission
@@ -52,7 +52,7 @@ def create_api_key(body: ApiKeyCreate, context: Ctx, call: CurrentCall) -> Respo
         expires_at=body.expires_at,
     )
 
-    def act(session: Session) -> Answer:
+    def act(session: Session) -> StoredAnswer:
         row, secret = api_keys.create(session, call.access, asked, context.identity.default_project_id)
         content = {**views.api_key(row), "key": secret}
         return answers.answer(content, 201, {"Location": f"/v1/api-keys/{row.id}"}, sealed=True)
@@ -84,7 +84,7 @@ def get_api_key(key_id: str, context: Ctx, access: CurrentAccess) -> Response:
 def delete_api_key(key_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """Revoke it: within a second nobody is let in by it, and its streams end within five."""
 
-    def act(session: Session) -> Answer:
+    def act(session: Session) -> StoredAnswer:
         api_keys.revoke(session, access, key_id)
         return answers.NO_CONTENT
 

@@ -16,7 +16,7 @@ from mooring.api.http.body import StrictRoute
 from mooring.api.openapi.responses import errors
 from mooring.api.views import gpu_health as health_views
 from mooring.api.views import gpus as gpu_views
-from mooring.control.idempotency import Answer
+from mooring.control.idempotency import StoredAnswer
 from mooring.control.nodes import gpus, instance_types
 from mooring.core.access import Access
 from mooring.core.errors import Unavailable
@@ -51,7 +51,7 @@ def get_gpu(uuid: str, context: Ctx, access: CurrentAccess) -> Response:
         return answers.respond(_shown(session, access, gpus.get(session, uuid)))
 
 
-def _shown(session: Session, access: Access, row: tables.Gpu) -> Answer:
+def _shown(session: Session, access: Access, row: tables.Gpu) -> StoredAnswer:
     return answers.answer(gpu_views.gpus(session, access, [row])[0])
 
 
@@ -91,7 +91,7 @@ def get_gpu_metrics(uuid: str, context: Ctx, access: CurrentAccess) -> Response:
 def clear_gpu(uuid: str, context: Ctx, call: CurrentCall) -> Response:
     """Trust a quarantined GPU again and give it out."""
 
-    def act(session: Session) -> Answer:
+    def act(session: Session) -> StoredAnswer:
         return _shown(session, call.access, gpus.clear(session, call.access, uuid))
 
     return answers.once(context, call, act)

@@ -20,7 +20,7 @@ from mooring.api.routes.instances import BY_USER
 from mooring.api.views import explanations as outlooks
 from mooring.api.views import instance_groups as group_views
 from mooring.api.views.rendered import how_many_fit
-from mooring.control.idempotency import Answer
+from mooring.control.idempotency import StoredAnswer
 from mooring.control.instances import instance_groups
 from mooring.control.instances.waiting_reasons import waiting_reason
 from mooring.control.scheduling import explain
@@ -61,7 +61,7 @@ def create_instance_group(body: InstanceGroupCreate, context: Ctx, call: Current
     WORLD_SIZE.
     """
 
-    def act(session: Session) -> Answer:
+    def act(session: Session) -> StoredAnswer:
         project = projects.chosen(session, call.access, body.project_id, context.identity.default_project_id)
         row = instance_groups.create(session, call.access, project, body)
         return _shown(context, session, row, 201, location=True)
@@ -76,7 +76,7 @@ def _shown(
     status: int = 200,
     *,
     location: bool = False,
-) -> Answer:
+) -> StoredAnswer:
     session.flush()
     content = group_views.group(session, row, context.world.positions)
     headers = answers.etag(content["version"])

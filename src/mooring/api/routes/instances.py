@@ -22,7 +22,7 @@ from mooring.api.views import gpus as gpu_views
 from mooring.api.views import rendered
 from mooring.api.views import rows as views
 from mooring.control import events
-from mooring.control.idempotency import Answer
+from mooring.control.idempotency import StoredAnswer
 from mooring.control.instances import admission, allocations, instances
 from mooring.control.instances.waiting_reasons import waiting_reason
 from mooring.control.scheduling import explain
@@ -91,7 +91,7 @@ async def create_instance(
     if body.on_capacity == "fail":
         count_request(request, caller, ActionClass.WRITE, AT_ONCE_EXTRA)
 
-    def act(session: Session) -> Answer:
+    def act(session: Session) -> StoredAnswer:
         project = projects.chosen(session, call.access, body.project_id, context.identity.default_project_id)
         row = instances.create(session, call.access, project, body)
         if body.on_capacity == "fail":
@@ -120,7 +120,7 @@ def _dry_run(context: Context, access: Access, body: InstanceCreate) -> Response
 
 def _shown(
     context: Context, session: Session, row: tables.Instance, status: int = 200, *, location: bool = False
-) -> Answer:
+) -> StoredAnswer:
     session.flush()
     headers = answers.etag(row.version)
     if location:

@@ -15,7 +15,7 @@ from mooring.api.http.answers import Call, CurrentCall, IfMatch, etag
 from mooring.api.http.body import StrictRoute
 from mooring.api.openapi.responses import errors
 from mooring.api.views import rows as views
-from mooring.control.idempotency import Answer
+from mooring.control.idempotency import StoredAnswer
 from mooring.control.nodes import nodes
 from mooring.core.access import Access
 from mooring.core.text import Text
@@ -48,7 +48,7 @@ def get_node(node_id: str, context: Ctx, access: CurrentAccess) -> Response:
         return answers.respond(_shown(session, access, nodes.get(session, node_id)))
 
 
-def _shown(session: Session, access: Access, row: tables.Node, status: int = 200) -> Answer:
+def _shown(session: Session, access: Access, row: tables.Node, status: int = 200) -> StoredAnswer:
     session.flush()
     return answers.answer(views.nodes(session, access, [row])[0], status, etag(row.version))
 
@@ -65,7 +65,7 @@ def update_node(
     """Reserve it for some projects, or open it to all. What runs there runs on until it is drained."""
     changes = body.model_dump(mode="json", exclude_unset=True)
 
-    def act(session: Session) -> Answer:
+    def act(session: Session) -> StoredAnswer:
         return _shown(session, access, nodes.patch(session, access, node_id, changes, if_match))
 
     return answers.done(context, access, act)
@@ -80,7 +80,7 @@ def cordon_node(node_id: str, context: Ctx, call: CurrentCall) -> Response:
 
 
 def _cordoned(context: Context, call: Call, node_id: str, *, cordoned: bool) -> Response:
-    def act(session: Session) -> Answer:
+    def act(session: Session) -> StoredAnswer:
         return _shown(session, call.access, nodes.cordon(session, call.access, node_id, cordoned=cordoned))
 
     return answers.once(context, call, act)
@@ -108,7 +108,7 @@ def drain_node(
 ) -> Response:
     """Place nothing new on it; what is left there at the deadline is stopped."""
 
-    def act(session: Session) -> Answer:
+    def act(session: Session) -> StoredAnswer:
         return _shown(session, call.access, nodes.drain(session, call.access, node_id, body.deadline_s))
 
     return answers.once(context, call, act)
@@ -131,7 +131,7 @@ def approve_node(
     A GPU that another node has approved moves to this one.
     """
 
-    def act(session: Session) -> Answer:
+    def act(session: Session) -> StoredAnswer:
         return _shown(session, call.access, nodes.approve(session, call.access, node_id, body.difference_id))
 
     return answers.once(context, call, act)
@@ -147,7 +147,7 @@ def approve_node(
 def renew_credential(node_id: str, context: Ctx, call: CurrentCall) -> Response:
     """Have its agent fetch a new credential with its next report; the old one ends as the new one is used."""
 
-    def act(session: Session) -> Answer:
+    def act(session: Session) -> StoredAnswer:
         return _shown(session, call.access, nodes.ask_to_renew(session, call.access, node_id), 202)
 
     return answers.once(context, call, act)
@@ -162,7 +162,7 @@ def delete_node(
 ) -> Response:
     """Forget a machine. Refused while instances live there, unless it is declared dead."""
 
-    def act(session: Session) -> Answer:
+    def act(session: Session) -> StoredAnswer:
         nodes.delete(session, access, node_id, force=force)
         return answers.NO_CONTENT
 
@@ -179,7 +179,7 @@ def delete_node(
 def create_join_token(body: JoinTokenCreate, context: Ctx, call: CurrentCall) -> Response:
     """A token that one machine can join with, once: `MOORING_JOIN_TOKEN=… mooring agent`."""
 
-    def act(session: Session) -> Answer:
+    def act(session: Session) -> StoredAnswer:
         token, secret = nodes.create_join_token(session, call.access, body.ttl_s, body.node_name)
         content = {
             "id": token.id,

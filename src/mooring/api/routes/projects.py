@@ -16,7 +16,7 @@ from mooring.api.http.answers import CurrentCall, IfMatch, etag
 from mooring.api.http.body import StrictRoute
 from mooring.api.openapi.responses import errors
 from mooring.api.views import rows as views
-from mooring.control.idempotency import Answer
+from mooring.control.idempotency import StoredAnswer
 from mooring.control.scheduling import quotas
 from mooring.control.tenants import projects
 from mooring.core.text import Text
@@ -48,7 +48,7 @@ class ProjectQuery(pagination.PageQuery):
 def create_project(body: ProjectCreate, context: Ctx, call: CurrentCall) -> Response:
     """A new tenant, without members or limits."""
 
-    def act(session: Session) -> Answer:
+    def act(session: Session) -> StoredAnswer:
         row = projects.create(session, call.access, body.name, body.labels)
         return _shown(session, row, 201, {"Location": f"/v1/projects/{row.id}"})
 
@@ -78,7 +78,7 @@ def get_project(project_id: str, context: Ctx, access: CurrentAccess) -> Respons
 
 def _shown(
     session: Session, row: tables.Project, status: int = 200, headers: Mapping[str, str] | None = None
-) -> Answer:
+) -> StoredAnswer:
     content = views.project(row, quotas.usage(session, row))
     return answers.answer(content, status, {**etag(row.version), **(headers or {})})
 
@@ -97,7 +97,7 @@ def update_project(
     kept = {grant.project or "" for grants in context.settings.oidc_roles.values() for grant in grants}
     default = context.identity.default_project_id
 
-    def act(session: Session) -> Answer:
+    def act(session: Session) -> StoredAnswer:
         return _shown(session, projects.patch(session, access, project_id, changes, default, if_match, kept))
 
     return answers.done(context, access, act)
@@ -112,7 +112,7 @@ def delete_project(project_id: str, context: Ctx, access: CurrentAccess, if_matc
     Refused while instances live there.
     """
 
-    def act(session: Session) -> Answer:
+    def act(session: Session) -> StoredAnswer:
         projects.delete(session, access, project_id, context.identity.default_project_id, if_match)
         return answers.NO_CONTENT
 
@@ -148,7 +148,7 @@ def put_member(
 ) -> Response:
     """Take a user in, or give them another role."""
 
-    def act(session: Session) -> Answer:
+    def act(session: Session) -> StoredAnswer:
         row = projects.put_member(session, access, project_id, user_id, body.role)
         return answers.answer(views.members(session, [row])[0])
 
@@ -164,7 +164,7 @@ def put_member(
 def delete_member(project_id: str, user_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """Take a user out, and revoke the keys they have here."""
 
-    def act(session: Session) -> Answer:
+    def act(session: Session) -> StoredAnswer:
         projects.delete_member(session, access, project_id, user_id)
         return answers.NO_CONTENT
 

@@ -19,7 +19,7 @@ from mooring.control.scheduling import queue
 from mooring.core.access import Access
 from mooring.core.instance import WHOLE_MILLI
 from mooring.db import tables
-from mooring.scheduler.model import Moment
+from mooring.scheduler.model import PlanTime
 from mooring.scheduler.packing.fragmentation import OfModel, fragmentation
 from mooring.schemas.base import Json, timestamp_of
 from mooring.schemas.queue import Fragmentation, Queue
@@ -52,7 +52,7 @@ def _queue(context: Context, access: Access, asked: pagination.PageQuery) -> Res
     return answers.respond(answers.answer({"items": items, "next_cursor": cursor, "shares": shares}))
 
 
-def _entries(session: Session, access: Access, entries: Sequence[queue.Entry]) -> list[Json]:
+def _entries(session: Session, access: Access, entries: Sequence[queue.QueueEntry]) -> list[Json]:
     own = [entry for entry in entries if access.caller.sees(entry.first.project_id)]
     instance, group = tables.Instance, tables.InstanceGroup
     query = select(instance.id, instance.name, instance.reason)
@@ -65,7 +65,7 @@ def _entries(session: Session, access: Access, entries: Sequence[queue.Entry]) -
     return [_entry(entry, told.get(entry.first.instance_id), names) for entry in entries]
 
 
-def _entry(entry: queue.Entry, told: object, group_names: dict[str, str]) -> Json:
+def _entry(entry: queue.QueueEntry, told: object, group_names: dict[str, str]) -> Json:
     """Args: told: the name and reason of its first member; null where it is another project's."""
     first, forecast, group_id = entry.first, entry.forecast, entry.group_id
     own = told is not None
@@ -109,7 +109,7 @@ def get_fragmentation(context: Ctx, _access: CurrentAccess) -> Response:
     """Which sizes still fit, by model, and how many free GPUs are stranded, and by what."""
     with context.database.read() as session:
         nodes = context.world.look(session)
-    now = Moment(datetime.now(UTC).timestamp(), context.world.policy.start_overhead_s)
+    now = PlanTime(datetime.now(UTC).timestamp(), context.world.policy.start_overhead_s)
     items = [_model(model, told) for model, told in fragmentation(nodes, now).items()]
     return answers.respond(answers.answer({"items": items, "next_cursor": None}))
 

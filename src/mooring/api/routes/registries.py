@@ -15,7 +15,7 @@ from mooring.api.http.answers import CurrentCall
 from mooring.api.http.body import StrictRoute
 from mooring.api.openapi.responses import errors
 from mooring.api.views import rows as views
-from mooring.control.idempotency import Answer
+from mooring.control.idempotency import StoredAnswer
 from mooring.control.tenants import owned, projects, registries
 from mooring.core.text import Text
 from mooring.db import tables
@@ -38,7 +38,7 @@ class RegistryQuery(pagination.PageQuery):
 def create_registry(body: RegistryCreate, context: Ctx, call: CurrentCall) -> Response:
     """Keep credentials for a registry, the password encrypted. Each pull of the project's images has them."""
 
-    def act(session: Session) -> Answer:
+    def act(session: Session) -> StoredAnswer:
         project = projects.chosen(session, call.access, body.project_id, context.identity.default_project_id)
         row = registries.create(
             session, call.access, context.sealer, project.id, body.server, body.username, body.password
@@ -81,7 +81,7 @@ def get_registry(registry_id: str, context: Ctx, access: CurrentAccess) -> Respo
 def replace_registry(registry_id: str, body: RegistryPut, context: Ctx, access: CurrentAccess) -> Response:
     """Give it another password, which the next pull uses."""
 
-    def act(session: Session) -> Answer:
+    def act(session: Session) -> StoredAnswer:
         row = registries.replace(session, access, context.sealer, registry_id, body.password)
         return answers.answer(views.registry(row))
 
@@ -92,7 +92,7 @@ def replace_registry(registry_id: str, body: RegistryPut, context: Ctx, access: 
 def delete_registry(registry_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """Forget the credentials. Images that are private can then no longer be pulled."""
 
-    def act(session: Session) -> Answer:
+    def act(session: Session) -> StoredAnswer:
         registries.delete(session, access, registry_id)
         return answers.NO_CONTENT
 

@@ -17,7 +17,7 @@ from mooring.api.http.answers import CurrentCall, IfMatch, etag
 from mooring.api.http.body import StrictRoute
 from mooring.api.openapi.responses import errors
 from mooring.api.views import gpus as gpu_views
-from mooring.control.idempotency import Answer
+from mooring.control.idempotency import StoredAnswer
 from mooring.control.scheduling import reservations
 from mooring.control.tenants import projects
 from mooring.core.text import Text
@@ -50,7 +50,7 @@ def create_reservation(body: ReservationCreate, context: Ctx, call: CurrentCall)
     Until it begins, others' instances run there that will have ended by then.
     """
 
-    def act(session: Session) -> Answer:
+    def act(session: Session) -> StoredAnswer:
         project = projects.chosen(session, call.access, body.project_id, context.identity.default_project_id)
         gpus = body.gpus.model_dump(mode="json")
         row = reservations.create(
@@ -61,7 +61,7 @@ def create_reservation(body: ReservationCreate, context: Ctx, call: CurrentCall)
     return answers.once(context, call, act)
 
 
-def _answer(session: Session, row: tables.Reservation, status: int = 200) -> Answer:
+def _answer(session: Session, row: tables.Reservation, status: int = 200) -> StoredAnswer:
     session.flush()
     headers = etag(row.version)
     if status == 201:
@@ -150,7 +150,7 @@ def update_reservation(
     """Change its name, beginning or end. It keeps its GPUs as far as they can be had for the new time."""
     changes = body.model_dump(exclude_unset=True)
 
-    def act(session: Session) -> Answer:
+    def act(session: Session) -> StoredAnswer:
         row = reservations.patch(session, access, context.world, reservation_id, changes, if_match)
         return _answer(session, row)
 
@@ -168,7 +168,7 @@ def delete_reservation(
 ) -> Response:
     """Keep the GPUs no longer. What runs there goes on."""
 
-    def act(session: Session) -> Answer:
+    def act(session: Session) -> StoredAnswer:
         reservations.delete(session, access, reservation_id, if_match)
         return answers.NO_CONTENT
 

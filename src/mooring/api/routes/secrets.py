@@ -15,7 +15,7 @@ from mooring.api.http.answers import CurrentCall
 from mooring.api.http.body import StrictRoute
 from mooring.api.openapi.responses import errors
 from mooring.api.views import rows as views
-from mooring.control.idempotency import Answer
+from mooring.control.idempotency import StoredAnswer
 from mooring.control.tenants import owned, projects, secrets
 from mooring.core.text import Text
 from mooring.db import tables
@@ -39,7 +39,7 @@ class SecretQuery(pagination.PageQuery):
 def create_secret(body: SecretCreate, context: Ctx, call: CurrentCall) -> Response:
     """Keep a value, encrypted. It is never shown again; only containers that name it get it."""
 
-    def act(session: Session) -> Answer:
+    def act(session: Session) -> StoredAnswer:
         project = projects.chosen(session, call.access, body.project_id, context.identity.default_project_id)
         row = secrets.create(session, call.access, context.sealer, project.id, body.name, body.value)
         return answers.answer(views.secret(row), 201, {"Location": f"/v1/secrets/{row.id}"})
@@ -79,7 +79,7 @@ def get_secret(secret_id: str, context: Ctx, access: CurrentAccess) -> Response:
 def replace_secret(secret_id: str, body: SecretPut, context: Ctx, access: CurrentAccess) -> Response:
     """Give it another value. Containers that run keep the old one until their next start or restart."""
 
-    def act(session: Session) -> Answer:
+    def act(session: Session) -> StoredAnswer:
         row = secrets.replace(session, access, context.sealer, secret_id, body.value)
         return answers.answer(views.secret(row))
 
@@ -90,7 +90,7 @@ def replace_secret(secret_id: str, body: SecretPut, context: Ctx, access: Curren
 def delete_secret(secret_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """Forget it. What names it can no longer be started."""
 
-    def act(session: Session) -> Answer:
+    def act(session: Session) -> StoredAnswer:
         secrets.delete(session, access, secret_id)
         return answers.NO_CONTENT
 

@@ -40,7 +40,7 @@ SILENCE_S = 20.0
 _NOTHING_RAN = frozenset({"not_found", "not_running", "node_unreachable", "too_many_streams_on_node"})
 
 
-class Stream:
+class StreamRelay:
     """One stream from its first frame to its end; `close` tells the node to stop.
 
     It breaks off by itself once its caller may no longer have it.
@@ -117,10 +117,10 @@ def _refused(error: StreamError) -> MooringError:
 
 async def _open(
     context: Context, live: LiveAccess, instance_id: str, asked: LogsRequest | ExecRequest
-) -> Stream:
+) -> StreamRelay:
     found = await run_in_threadpool(_find, context, live.access, instance_id, asked)
     # The channel is there before the node can hear of the stream.
-    stream = Stream(context, live, found, new_id(ids.STREAM))
+    stream = StreamRelay(context, live, found, new_id(ids.STREAM))
     try:
         await run_in_threadpool(_ask, context, live.access, instance_id, stream.id, asked)
     except BaseException:
@@ -197,7 +197,7 @@ async def get_instance_logs(
 class _StreamAnswer(StreamingResponse):
     """Closes its stream however it ends; a reader who left at once never starts the generator of the body."""
 
-    def __init__(self, stream: Stream, body: AsyncIterator[bytes], **more: Any) -> None:
+    def __init__(self, stream: StreamRelay, body: AsyncIterator[bytes], **more: Any) -> None:
         super().__init__(body, **more)
         self._stream = stream
 
@@ -225,7 +225,7 @@ def _line(text: str) -> str:
     return clean_line(text[:MAX_LINE_BYTES])
 
 
-async def _as_text(stream: Stream, first: StreamFrame) -> AsyncIterator[bytes]:
+async def _as_text(stream: StreamRelay, first: StreamFrame) -> AsyncIterator[bytes]:
     async for frame in stream.rest(first):
         if frame.text is not None:
             yield f"{_line(frame.text)}\n".encode()
@@ -233,7 +233,7 @@ async def _as_text(stream: Stream, first: StreamFrame) -> AsyncIterator[bytes]:
             yield f"[mooring: the stream broke off: {frame.error.message}]\n".encode()
 
 
-async def _as_events(stream: Stream, first: StreamFrame, resumed: str | None) -> AsyncIterator[bytes]:
+async def _as_events(stream: StreamRelay, first: StreamFrame, resumed: str | None) -> AsyncIterator[bytes]:
     async for frame in stream.rest(first):
         if frame.text is not None and frame.at != resumed:
             at = None if frame.at is None else _line(frame.at)
@@ -273,12 +273,12 @@ async def exec_in_instance(
     return answers.respond(answer)
 
 
-def _claim(context: Context, call: answers.Call) -> idempotency.Answer | None:
+def _claim(context: Context, call: answers.Call) -> idempotency.StoredAnswer | None:
     with context.database.write() as session:
         return answers.claim(context, session, call)
 
 
-def _store(context: Context, call: answers.Call, answer: idempotency.Answer) -> None:
+def _store(context: Context, call: answers.Call, answer: idempotency.StoredAnswer) -> None:
     with context.database.write() as session:
         answers.store(context, session, call, answer)
 
@@ -297,7 +297,7 @@ async def _exec(context: Context, live: LiveAccess, instance_id: str, body: Exec
         await asyncio.shield(stream.close())
 
 
-async def _collected(stream: Stream, first: StreamFrame) -> Json:
+async def _collected(stream: StreamRelay, first: StreamFrame) -> Json:
     printed: dict[str, list[str]] = {"stdout": [], "stderr": []}
     truncated = False
     async for frame in stream.rest(first):

@@ -14,7 +14,7 @@ from mooring.api.http.answers import CurrentCall, IfMatch, etag
 from mooring.api.http.body import StrictRoute
 from mooring.api.openapi.responses import errors
 from mooring.api.views import rows as views
-from mooring.control.idempotency import Answer
+from mooring.control.idempotency import StoredAnswer
 from mooring.control.tenants import users
 from mooring.core.access import Permission, lacking
 from mooring.db import tables
@@ -33,7 +33,7 @@ class UserQuery(pagination.PageQuery):
 def create_user(body: UserCreate, context: Ctx, call: CurrentCall) -> Response:
     """A person. Who signs on by OIDC is made at the first request and need not be created."""
 
-    def act(session: Session) -> Answer:
+    def act(session: Session) -> StoredAnswer:
         row = users.create(session, call.access, body.name, body.email, is_admin=body.is_admin)
         return answers.answer(views.user(row), 201, {**etag(row.version), "Location": f"/v1/users/{row.id}"})
 
@@ -61,7 +61,7 @@ def get_user(user_id: str, context: Ctx, _access: CurrentAccess) -> Response:
         return answers.respond(_shown(users.get(session, user_id)))
 
 
-def _shown(row: tables.User) -> Answer:
+def _shown(row: tables.User) -> StoredAnswer:
     return answers.answer(views.user(row), headers=etag(row.version))
 
 
@@ -85,7 +85,7 @@ def update_user(
 def delete_user(user_id: str, context: Ctx, access: CurrentAccess, if_match: IfMatch) -> Response:
     """Take a person out of every project and revoke their keys; what they started runs on."""
 
-    def act(session: Session) -> Answer:
+    def act(session: Session) -> StoredAnswer:
         users.delete(session, access, user_id, if_match)
         return answers.NO_CONTENT
 

@@ -8,7 +8,7 @@ from sqlalchemy import Select, or_, select
 from sqlalchemy.orm import Session
 
 from mooring.core.access import Access
-from mooring.core.gpu import Health, Placement
+from mooring.core.gpu import GpuPlacement, Health
 from mooring.core.xid import Severity, judge
 from mooring.db import tables
 from mooring.schemas.base import Json, timestamp
@@ -18,12 +18,12 @@ _WORST_FIRST = {str(severity): place for place, severity in enumerate(reversed(S
 
 def health(row: tables.Gpu, conditions: Sequence[tables.GpuCondition], access: Access) -> Json:
     """The fields of a GPU that say how it is."""
-    placement = Placement.LAST if row.placed_last else Placement.NORMAL
+    placement = GpuPlacement.LAST if row.placed_last else GpuPlacement.NORMAL
     return {
         "health": row.health,
         "reason": _reason(row, access),
         "conditions": [_condition(each) for each in conditions if _is_shown(each, access)],
-        "placement": placement if row.health is Health.HEALTHY else Placement.NONE,
+        "placement": placement if row.health is Health.HEALTHY else GpuPlacement.NONE,
         "recovery": None,
     }
 

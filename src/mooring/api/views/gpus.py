@@ -8,11 +8,11 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from mooring.api.views import gpu_health as health_views
-from mooring.control.nodes.instance_types import InstanceType
+from mooring.control.nodes.instance_types import InstanceShape
 from mooring.core.access import Access
 from mooring.core.instance import WHOLE_MILLI
 from mooring.db import tables
-from mooring.scheduler.model import Grant
+from mooring.scheduler.model import GpuAllocation
 from mooring.schemas.base import Json
 
 
@@ -46,7 +46,7 @@ def _device(card: Any, milli: int, mig_uuid: str | None) -> Json:
     }
 
 
-def devices_of(session: Session, grants: Sequence[Grant]) -> list[Json]:
+def devices_of(session: Session, grants: Sequence[GpuAllocation]) -> list[Json]:
     """The devices of a placement that was not made."""
     query = select(*_CARD).where(tables.Gpu.uuid.in_({grant.gpu_uuid for grant in grants}))
     cards = {row.uuid: row for row in session.execute(query)}
@@ -166,7 +166,7 @@ def _with_own_processes(session: Session, access: Access, samples: Sequence[Json
     ]
 
 
-def instance_type(kind: InstanceType) -> Json:
+def instance_type(kind: InstanceShape) -> Json:
     words = kind.gpu_model.removeprefix("NVIDIA ").lower().split()
     what = kind.mig_profile or f"x{kind.gpu_count}"
     return {

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from mooring.control import locks
 from mooring.control.audit import signing_keys
 from mooring.control.audit.audit_log import FIRST_HASH
-from mooring.control.audit.signing_keys import SIGNED, AuditKeys, Verdict
+from mooring.control.audit.signing_keys import SIGNED, AuditKeys, SignatureStatus
 from mooring.db.tables import AuditEntry, AuditHead, AuditLink
 from mooring.db.types import now
 from mooring.schemas.base import timestamp
@@ -59,7 +59,7 @@ def link(session: Session, keys: AuditKeys, after: int) -> Sequence[int]:
     places: dict[str, tuple[int, str]] = {}
     links = []
     for row in rows:
-        if keys.verify(row["hash"], signing_keys.row_text(row)) is not Verdict.GOOD:
+        if keys.verify(row["hash"], signing_keys.row_text(row)) is not SignatureStatus.GOOD:
             log.error("row %s of the audit log has a wrong signature: somebody else wrote it", row["seq"])
             continue
         chain = chain_of(row["project_id"])

@@ -40,7 +40,7 @@ class _Refused:
         return {"refused": self.names.total(), counted: dict(self.names)}
 
 
-class Refusals:
+class RejectedRequests:
     """The refusals of this replica since they were last recorded."""
 
     def __init__(self) -> None:

@@ -32,7 +32,7 @@ class Fields(Protocol):
     def __getitem__(self, name: str, /) -> Any: ...
 
 
-class Verdict(Enum):
+class SignatureStatus(Enum):
     """What became of a signature."""
 
     GOOD = "good"
@@ -57,12 +57,13 @@ class AuditKeys:
     def sign(self, text: str) -> str:
         return f"{SIGNED}{self.newest_id}:{_digest(self._newest, text)}"
 
-    def verify(self, signature: str, text: str) -> Verdict:
+    def verify(self, signature: str, text: str) -> SignatureStatus:
         key_id, _, digest = signature.removeprefix(SIGNED).partition(":")
         secret = self._by_id.get(key_id)
         if secret is None:
-            return Verdict.UNKNOWN_KEY if signature.startswith(SIGNED) else Verdict.BAD
-        return Verdict.GOOD if hmac.compare_digest(_digest(secret, text), digest) else Verdict.BAD
+            return SignatureStatus.UNKNOWN_KEY if signature.startswith(SIGNED) else SignatureStatus.BAD
+        matches = hmac.compare_digest(_digest(secret, text), digest)
+        return SignatureStatus.GOOD if matches else SignatureStatus.BAD
 
 
 def _digest(secret: bytes, text: str) -> str:

@@ -11,14 +11,14 @@ from sqlalchemy.orm import Session
 from mooring.control.audit import signing_keys
 from mooring.control.audit.audit_log import FIRST_HASH, KEY_ACTION
 from mooring.control.audit.chains import BATCH, SERVICE_CHAIN, LinksDigest, chain_of
-from mooring.control.audit.signing_keys import SIGNED, AuditKeys, Verdict
+from mooring.control.audit.signing_keys import SIGNED, AuditKeys, SignatureStatus
 from mooring.db.tables import AuditEntry, AuditHead, AuditLink
 
 _MOST_PROBLEMS = 1000
 
 
 @dataclass(slots=True)
-class Report:
+class VerificationReport:
     """What became of the log.
 
     Attributes:
@@ -50,7 +50,7 @@ class _Unkeyed:
     last_seq: int = 0
 
 
-def verify(session: Session, keys: AuditKeys, kept_heads: Collection[str] = ()) -> Report:
+def verify(session: Session, keys: AuditKeys, kept_heads: Collection[str] = ()) -> VerificationReport:
     """Read the whole log, in one snapshot.
 
     Args:
@@ -58,7 +58,7 @@ def verify(session: Session, keys: AuditKeys, kept_heads: Collection[str] = ()) 
     """
     if session.get_bind().dialect.name == "postgresql":
         session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
-    report = Report()
+    report = VerificationReport()
     unkeyed = _verify_rows(session, keys, report)
     _refuse_repeated(session, report)
     _verify_switch(session, unkeyed, report)
@@ -75,7 +75,7 @@ def _streamed(session: Session, query: Any) -> Iterator[RowMapping]:
         yield from result.mappings()
 
 
-def _verify_rows(session: Session, keys: AuditKeys, report: Report) -> _Unkeyed:
+def _verify_rows(session: Session, keys: AuditKeys, report: VerificationReport) -> _Unkeyed:
     """Each row by itself."""
     unkeyed = _Unkeyed()
     query = (
@@ -96,30 +96,30 @@ def _verify_rows(session: Session, keys: AuditKeys, report: Report) -> _Unkeyed:
     return unkeyed
 
 
-def _verify_signature(keys: AuditKeys, row: RowMapping, report: Report) -> None:
+def _verify_signature(keys: AuditKeys, row: RowMapping, report: VerificationReport) -> None:
     verdict = keys.verify(row["hash"], signing_keys.row_text(row))
-    if verdict is Verdict.BAD:
+    if verdict is SignatureStatus.BAD:
         report.found(f"row {row['seq']} was changed, or somebody else wrote it: its signature is wrong")
-    elif verdict is Verdict.UNKNOWN_KEY:
+    elif verdict is SignatureStatus.UNKNOWN_KEY:
         key_id = row["hash"].removeprefix(SIGNED).partition(":")[0]
         report.found(f"row {row['seq']} is signed with a key that is not here: {key_id[:16]}")
     if row["link"] is None:
         report.unlinked += 1
 
 
-def _verify_unkeyed(row: RowMapping, previous: str, report: Report) -> None:
+def _verify_unkeyed(row: RowMapping, previous: str, report: VerificationReport) -> None:
     if row["previous_hash"] != previous or row["hash"] != signing_keys.unkeyed_hash(previous, row):
         report.found(f"row {row['seq']} does not follow from the row before it")
 
 
-def _refuse_repeated(session: Session, report: Report) -> None:
+def _refuse_repeated(session: Session, report: VerificationReport) -> None:
     """A signature covers the row's id and not its `seq`: a copy of a row has a good one."""
     query = select(AuditEntry.id).group_by(AuditEntry.id).having(func.count() > 1).limit(_MOST_PROBLEMS)
     for entry_id in session.scalars(query):
         report.found(f"the row {entry_id} is there more than once")
 
 
-def _verify_switch(session: Session, unkeyed: _Unkeyed, report: Report) -> None:
+def _verify_switch(session: Session, unkeyed: _Unkeyed, report: VerificationReport) -> None:
     """The row of the first key: the first signed one, and what it says of the rows before it."""
     query = select(AuditEntry).where(AuditEntry.action == KEY_ACTION, AuditEntry.hash.startswith(SIGNED))
     switches = [row for row in session.scalars(query.order_by(AuditEntry.seq)) if row.before is None]
@@ -148,7 +148,7 @@ class _Links:
     digest: LinksDigest = field(default_factory=LinksDigest)
 
 
-def _verify_links(session: Session, keys: AuditKeys, report: Report) -> set[str]:
+def _verify_links(session: Session, keys: AuditKeys, report: VerificationReport) -> set[str]:
     """Each link in the order in which it was made, each head where it was made; the hashes of good heads."""
     heads = list(session.scalars(select(AuditHead).order_by(AuditHead.number)))
     checker = _Heads(keys, report, heads)
@@ -169,7 +169,7 @@ def _verify_links(session: Session, keys: AuditKeys, report: Report) -> set[str]
     return checker.good
 
 
-def _verify_link(keys: AuditKeys, row: RowMapping, links: _Links, report: Report) -> None:
+def _verify_link(keys: AuditKeys, row: RowMapping, links: _Links, report: VerificationReport) -> None:
     chain, position = row["chain"], row["position"]
     before, previous = links.newest.get(chain, (0, FIRST_HASH))
     links.newest[chain] = position, row["hash"]
@@ -185,14 +185,14 @@ def _verify_link(keys: AuditKeys, row: RowMapping, links: _Links, report: Report
     if chain == SERVICE_CHAIN and position == 1 and row["action"] != KEY_ACTION:
         report.found(f"{where} is not the row that tells since when the log is signed")
     text = signing_keys.link_text(previous, chain, position, row["row_hash"])
-    if keys.verify(row["hash"], text) is not Verdict.GOOD:
+    if keys.verify(row["hash"], text) is not SignatureStatus.GOOD:
         report.found(f"{where} does not follow from the place before it and from row {row['entry_seq']}")
 
 
 class _Heads:
     """Compares each head with the links that it covers, while these are read."""
 
-    def __init__(self, keys: AuditKeys, report: Report, heads: list[AuditHead]) -> None:
+    def __init__(self, keys: AuditKeys, report: VerificationReport, heads: list[AuditHead]) -> None:
         self._keys, self._report = keys, report
         self._left = iter(heads)
         self._next = next(self._left, None)
@@ -209,7 +209,7 @@ class _Heads:
         self._report.heads += 1
         self._links += digest.count
         text = signing_keys.head_text(self._previous, self._number + 1, self._links, digest.hex())
-        signed = self._keys.verify(head.hash, text) is Verdict.GOOD
+        signed = self._keys.verify(head.hash, text) is SignatureStatus.GOOD
         if signed and (head.number, head.links) == (self._number + 1, self._links):
             self.good.add(head.hash)
         else:

@@ -9,16 +9,18 @@ from sqlalchemy.orm import Session
 from mooring.db.session import nudge
 from mooring.db.tables import Allocation, Instance
 from mooring.db.types import now
-from mooring.scheduler.model import Grant
+from mooring.scheduler.model import GpuAllocation
 
 
-def hold(session: Session, row: Instance, grants: Iterable[Grant]) -> None:
+def hold(session: Session, row: Instance, grants: Iterable[GpuAllocation]) -> None:
     """Raises IntegrityError where a card would be given twice: see the triggers of migration 0003."""
     if rows := entries(row.id, row.project_id, row.attempt, grants):
         session.execute(insert(Allocation), rows)
 
 
-def entries(instance_id: str, project_id: str, attempt: int, grants: Iterable[Grant]) -> list[dict[str, Any]]:
+def entries(
+    instance_id: str, project_id: str, attempt: int, grants: Iterable[GpuAllocation]
+) -> list[dict[str, Any]]:
     """The ledger's rows for a placement that begins now."""
     moment = now()
     return [
@@ -30,13 +32,13 @@ def entries(instance_id: str, project_id: str, attempt: int, grants: Iterable[Gr
     ]  # fmt: skip
 
 
-def held(session: Session, instance_ids: Iterable[str]) -> dict[str, list[Grant]]:
+def held(session: Session, instance_ids: Iterable[str]) -> dict[str, list[GpuAllocation]]:
     """Instance id -> what it holds now."""
-    found: dict[str, list[Grant]] = {}
+    found: dict[str, list[GpuAllocation]] = {}
     columns = (Allocation.instance_id, Allocation.gpu_uuid, Allocation.milli, Allocation.mig_uuid)
     query = select(*columns).where(Allocation.instance_id.in_(set(instance_ids)), Allocation.to_at.is_(None))
     for instance_id, uuid, milli, mig_uuid in session.execute(query.order_by(Allocation.id)):
-        found.setdefault(instance_id, []).append(Grant(uuid, milli, mig_uuid))
+        found.setdefault(instance_id, []).append(GpuAllocation(uuid, milli, mig_uuid))
     return found
 
 

@@ -17,7 +17,7 @@ from mooring.core.node import NodeState, allocatable_memory_mib, state_of
 from mooring.db.tables import Allocation, Gpu, Instance
 from mooring.db.types import JsonObject, now
 from mooring.scheduler.feasibility import quotas as rules
-from mooring.scheduler.model import Grant, Hold, Placement, Quota, Request
+from mooring.scheduler.model import GpuAllocation, Placement, Quota, Request, ReservedPeriod
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def used_by_node(session: Session, node_ids: Iterable[str]) -> dict[str, Used]:
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class LockedGpu:
     """A healthy card and what is given out of it."""
 
     node_id: str
@@ -60,9 +60,9 @@ class Card:
     milli_held: int
     held_by: str | None
     mig_free: frozenset[str] | None  # the MIG devices that are not given out; null: MIG is not enabled
-    holds: Sequence[Hold] = ()
+    holds: Sequence[ReservedPeriod] = ()
 
-    def giving(self, grant: Grant, project_id: str, until: float) -> "Card | None":
+    def giving(self, grant: GpuAllocation, project_id: str, until: float) -> "LockedGpu | None":
         """The card once this is given to the project until then; null if it cannot be."""
         if any(hold.project_id != project_id and hold.from_at < until for hold in self.holds):
             return None
@@ -127,10 +127,10 @@ class Guard:
         self._used[node.id] = self._used.get(node.id, Used()).with_(placement)
         return True
 
-    def _with(self, placement: Placement, row: Row[Any]) -> dict[str, Card] | None:
+    def _with(self, placement: Placement, row: Row[Any]) -> dict[str, LockedGpu] | None:
         """The cards after the placement; null where one of them cannot be given."""
         until = inf if row.max_duration_s is None else self._now + row.max_duration_s
-        after: dict[str, Card] = {}
+        after: dict[str, LockedGpu] = {}
         for grant in placement.grants:
             card = after.get(grant.gpu_uuid) or self._cards.get(grant.gpu_uuid)
             there = card is not None and card.node_id == placement.node_id
@@ -187,7 +187,7 @@ def _is_ready(node: Row[Any]) -> bool:
     return state is NodeState.READY
 
 
-def _cards(session: Session, placements: Sequence[Placement]) -> dict[str, Card]:
+def _cards(session: Session, placements: Sequence[Placement]) -> dict[str, LockedGpu]:
     uuids = {grant.gpu_uuid for placement in placements for grant in placement.grants}
     if not uuids:
         return {}
@@ -201,7 +201,7 @@ def _cards(session: Session, placements: Sequence[Placement]) -> dict[str, Card]
     devices = _mig_devices(session, [uuid for uuid, *_rest, mode in found if mode == "enabled"])
     reserved = reserved_gpus.by_card(session)
     return {
-        uuid: Card(
+        uuid: LockedGpu(
             node_id=node_id,
             model=model,
             milli_held=held,

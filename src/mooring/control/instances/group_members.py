@@ -12,7 +12,7 @@ from mooring.db.tables import Instance, InstanceGroup
 _ALONE = frozenset({"start", "restart"})
 
 
-def refuse(session: Session, verb: str, access: Access, row: Instance) -> None:
+def require_not_in_group(session: Session, verb: str, access: Access, row: Instance) -> None:
     """Let pass what may be done with one instance alone, and what the service does by itself.
 
     Raises:

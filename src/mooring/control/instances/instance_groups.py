@@ -51,8 +51,8 @@ def create(session: Session, access: Access, into: Project, asked: InstanceGroup
     name = asked.name or naming.generated(template.image)[-LONGEST_NAME:].lstrip("-")
     _refuse_taken_name(session, project.id, name)
     names = [member_name(name, rank) for rank in range(asked.count)]
-    naming.refuse_taken(session, project.id, names)
-    quotas.refuse_beyond(session, project, template, asked.count)
+    naming.require_free_names(session, project.id, names)
+    quotas.require_within_quota(session, project, template, asked.count)
     row = InstanceGroup(
         id=new_id(ids.INSTANCE_GROUP), project_id=project.id, name=name, labels=asked.labels,
         count=asked.count, template=template.spec(), on_member_failure=asked.on_member_failure,
@@ -174,7 +174,7 @@ def start(session: Session, access: Access, group_id: str) -> InstanceGroup:
     spec = InstanceSpec.from_row(row.template)
     admission.require(session, project.id, spec)
     admission.require_priority(session, access, project.id, spec.priority)
-    quotas.refuse_beyond(session, project, spec, row.count)
+    quotas.require_within_quota(session, project, spec, row.count)
     row.desired_state, row.reason, row.restarts = DesiredState.RUNNING, None, 0
     for member in locked.members:
         instances.queue_again(session, member, locked.nodes.get(member.node_id or ""), instances.QUEUED)
@@ -186,7 +186,9 @@ def start(session: Session, access: Access, group_id: str) -> InstanceGroup:
 def delete(session: Session, access: Access, group_id: str, if_match: int | None) -> InstanceGroup:
     """Stop and remove all members; it answers 404 once every node has confirmed that."""
     locked = locks.group(session, access, group_id)
-    concurrency.refuse_stale("instance group", shown_version(locked.group, locked.members), if_match)
+    concurrency.require_current_version(
+        "instance group", shown_version(locked.group, locked.members), if_match
+    )
     if locked.group.desired_state is not DesiredState.DELETED:
         _end(session, locked, DesiredState.DELETED, None, instances.DELETED_BY_USER)
     _forget_if_gone(session, locked)

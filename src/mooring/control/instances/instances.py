@@ -52,8 +52,8 @@ def create(session: Session, access: Access, into: Project, request: InstanceReq
     admission.require(session, project.id, request)
     admission.require_priority(session, access, project.id, request.priority)
     if request.name is not None:
-        naming.refuse_taken(session, project.id, [request.name])
-    quotas.refuse_beyond(session, project, request)
+        naming.require_free_names(session, project.id, [request.name])
+    quotas.require_within_quota(session, project, request)
     row = new_row(project.id, request, request.name or naming.generated(request.image))
     storage.add(session, project.id, stored=storage.size(row.spec, row.labels))
     queue_new(session, [row])
@@ -109,11 +109,11 @@ def patch(
         locks.placing(session)  # what is reserved meanwhile relies on the end that it has now
     row, _node = locks.instance(session, access, instance_id)
     if changes.keys() != {"labels"}:
-        group_members.refuse(session, "change", access, row)
-    concurrency.refuse_stale("instance", row.version, if_match)
+        group_members.require_not_in_group(session, "change", access, row)
+    concurrency.require_current_version("instance", row.version, if_match)
     before, stored = _patchable(row), storage.size(row.spec, row.labels)
     if changes.get("name", row.name) != row.name:
-        naming.refuse_taken(session, row.project_id, [changes["name"]])
+        naming.require_free_names(session, row.project_id, [changes["name"]])
         row.name = changes["name"]
     if "labels" in changes:
         row.labels = changes["labels"]
@@ -126,7 +126,7 @@ def patch(
         row.max_duration_s = changes["max_duration_s"]
         row.spec = {**row.spec, "max_duration_s": row.max_duration_s}
         row.expires_at = _expiry(row)
-        reservation_rules.refuse_overrun(session, row, row.started_at)
+        reservation_rules.require_no_overrun(session, row, row.started_at)
     if row.node_id is not None and row.state in HOLDS_GPUS:
         revisions.changed(session, row.node_id)
     touch(session, row)
@@ -158,7 +158,7 @@ def stop(session: Session, access: Access, instance_id: str, timeout_s: int, rea
         InvalidTransition: it has ended already.
     """
     row, node = locks.instance(session, access, instance_id)
-    group_members.refuse(session, "stop", access, row)
+    group_members.require_not_in_group(session, "stop", access, row)
     if row.state in ENDED:
         raise _forbidden("stop", row)
     end(session, row, node, DesiredState.STOPPED, timeout_s, reason)
@@ -199,12 +199,12 @@ def start(session: Session, access: Access, instance_id: str) -> Instance:
     """
     project = quotas.lock(session, get(session, access, instance_id).project_id)
     row, node = locks.instance(session, access, instance_id)
-    group_members.refuse(session, "start", access, row)
+    group_members.require_not_in_group(session, "start", access, row)
     if row.state not in ENDED:
         raise _forbidden("start", row)
     admission.require(session, row.project_id, spec_of(row))
     admission.require_priority(session, access, row.project_id, row.priority)
-    quotas.refuse_beyond(session, project, spec_of(row))
+    quotas.require_within_quota(session, project, spec_of(row))
     queue_again(session, row, node, QUEUED)
     _record_verb(session, access, row)
     return row
@@ -230,13 +230,13 @@ def restart(session: Session, access: Access, instance_id: str) -> Instance:
     """
     locks.placing(session)  # what is reserved meanwhile relies on the end that it has now
     row, node = locks.instance(session, access, instance_id)
-    group_members.refuse(session, "restart", access, row)
+    group_members.require_not_in_group(session, "restart", access, row)
     placed = row.state in {State.SCHEDULED, State.STARTING, State.RUNNING}
     if node is None or not placed or row.desired_state is not DesiredState.RUNNING:
         raise _forbidden("restart", row)
     admission.require(session, row.project_id, spec_of(row))
     placement_rules.require_admitted(session, node, row.project_id)
-    reservation_rules.refuse_overrun(session, row, None)
+    reservation_rules.require_no_overrun(session, row, None)
     _ask(row, DesiredState.RUNNING, DEFAULT_STOP_TIMEOUT_S)
     _forget_last_run(row)
     row.attempt += 1
@@ -255,8 +255,8 @@ def restart(session: Session, access: Access, instance_id: str) -> Instance:
 def delete(session: Session, access: Access, instance_id: str, if_match: int | None) -> Instance:
     """Stop it and remove every trace; it answers 404 once its node has confirmed that."""
     row, node = locks.instance(session, access, instance_id)
-    group_members.refuse(session, "delete", access, row)
-    concurrency.refuse_stale("instance", row.version, if_match)
+    group_members.require_not_in_group(session, "delete", access, row)
+    concurrency.require_current_version("instance", row.version, if_match)
     end(session, row, node, DesiredState.DELETED, time_to_end(row), DELETED_BY_USER)
     _record_verb(session, access, row)
     return row

@@ -18,7 +18,7 @@ def generated(image: str) -> str:
     return f"{stem}-{str(ULID())[-8:].lower()}"
 
 
-def refuse_taken(session: Session, project_id: str, names: Sequence[str]) -> None:
+def require_free_names(session: Session, project_id: str, names: Sequence[str]) -> None:
     """Raises NameTaken."""
     # The unique index is the authority; this makes the common case a plain answer.
     query = select(Instance.name).where(Instance.project_id == project_id, Instance.name.in_(names))

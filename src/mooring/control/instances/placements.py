@@ -18,7 +18,7 @@ from mooring.control.scheduling import quotas
 from mooring.core.instance import WHOLE_MILLI, DesiredState, State
 from mooring.db.tables import Allocation, Instance, Node
 from mooring.db.types import now
-from mooring.scheduler.model import Grant, Placement
+from mooring.scheduler.model import GpuAllocation, Placement
 
 Rows = Mapping[str, Row[Any]]
 Unit = Sequence[tuple[Placement, Row[Any]]]
@@ -186,7 +186,7 @@ def _values(placement: Placement, row: Row[Any], node: Row[Any]) -> dict[str, An
     }
 
 
-def _isolation(grants: Sequence[Grant], *, mps: bool) -> str | None:
+def _isolation(grants: Sequence[GpuAllocation], *, mps: bool) -> str | None:
     """What will keep others off its cards; see schemas/instances.py."""
     if not grants:
         return None

@@ -21,7 +21,7 @@ from mooring.control import events, locks, revisions
 from mooring.core import ids
 from mooring.core.gpu import Health
 from mooring.core.instance import Reason
-from mooring.core.xid import Severity, Verdict, judge
+from mooring.core.xid import Severity, XidVerdict, judge
 from mooring.db.session import nudge
 from mooring.db.tables import Allocation, Gpu, GpuCondition, GpuIncident
 from mooring.db.types import JsonObject, new_id, now
@@ -41,7 +41,7 @@ _NOBODY: Final = ""  # a condition's project, where it is the machine's
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class GpuHolder:
     instance_id: str
     project_id: str
     mig_uuid: str | None
@@ -52,17 +52,17 @@ def code_of(told: str) -> str:
     return told if _CODE.fullmatch(told) else "unknown_fault"
 
 
-def verdict_of(row: Gpu, code: str) -> Verdict:
+def verdict_of(row: Gpu, code: str) -> XidVerdict:
     return judge(code, (row.facts or {}).get("recovery_action"))
 
 
-def holders(session: Session, row: Gpu, incident: Incident | None = None) -> list[Holder]:
+def holders(session: Session, row: Gpu, incident: Incident | None = None) -> list[GpuHolder]:
     """Who has the GPU now; of an incident that names instance or MIG devices, those of them alone."""
     held = Allocation
     query = select(held.instance_id, held.project_id, held.mig_uuid).where(
         held.gpu_uuid == row.uuid, held.to_at.is_(None)
     )
-    found = [Holder(*each) for each in session.execute(query.order_by(held.id))]
+    found = [GpuHolder(*each) for each in session.execute(query.order_by(held.id))]
     if incident is not None and incident.instance_id is not None:
         return [each for each in found if each.instance_id == incident.instance_id]
     if incident is not None and incident.mig_uuids:
@@ -70,13 +70,15 @@ def holders(session: Session, row: Gpu, incident: Incident | None = None) -> lis
     return found
 
 
-def only_project(held: Sequence[Holder]) -> str | None:
+def only_project(held: Sequence[GpuHolder]) -> str | None:
     """Whose the message is. Where several projects have the GPU nobody can tell, and it is for admins."""
     projects = {each.project_id for each in held}
     return projects.pop() if len(projects) == 1 else None
 
 
-def record(session: Session, row: Gpu, incident: Incident, verdict: Verdict, held: Sequence[Holder]) -> bool:
+def record(
+    session: Session, row: Gpu, incident: Incident, verdict: XidVerdict, held: Sequence[GpuHolder]
+) -> bool:
     """Keep an incident, and tell instances of an application fault; whether the condition is a new one."""
     code, project_id = code_of(incident.code), only_project(held)
     of_project = project_id if verdict.severity is Severity.INFO else None
@@ -93,7 +95,9 @@ def has_condition(session: Session, row: Gpu, code: str) -> bool:
     return session.get(GpuCondition, (row.uuid, code, _NOBODY)) is not None
 
 
-def became(session: Session, row: Gpu, health: Health, reason: Reason | None, held: Sequence[Holder]) -> None:
+def became(
+    session: Session, row: Gpu, health: Health, reason: Reason | None, held: Sequence[GpuHolder]
+) -> None:
     """Follow a change of health: conditions, and events to whoever has the GPU now.
 
     Args:
@@ -128,7 +132,7 @@ def note_standing(session: Session, row: Gpu, codes: Sequence[str]) -> None:
     for code in sorted(wanted - there.keys()):
         verdict = verdict_of(row, code)
         if verdict.severity is Severity.FATAL:  # what takes a GPU out of use has ways of its own
-            verdict = Verdict(Severity.WARN, verdict.action, verdict.description)
+            verdict = XidVerdict(Severity.WARN, verdict.action, verdict.description)
         _raise_condition(session, row, code, verdict, _NOBODY, 1, standing=True)
     if there.keys() != wanted:
         settle_placement(session, row)
@@ -168,7 +172,7 @@ def _raise_condition(
     session: Session,
     row: Gpu,
     code: str,
-    verdict: Verdict,
+    verdict: XidVerdict,
     project_id: str,
     count: int,
     *,
@@ -208,7 +212,7 @@ def _drop_oldest_conditions(session: Session, uuid: str) -> None:
 
 
 def _record_incident(
-    session: Session, row: Gpu, incident: Incident, verdict: Verdict, held: Sequence[Holder]
+    session: Session, row: Gpu, incident: Incident, verdict: XidVerdict, held: Sequence[GpuHolder]
 ) -> bool:
     """Whether it is a new one; else it is counted with the one of the last hour."""
     code, moment, project_id = code_of(incident.code), now(), only_project(held)
@@ -260,18 +264,18 @@ def _drop_oldest_incidents(session: Session, uuid: str, *, of_application: bool)
         session.delete(extra)
 
 
-def _as_fatal(verdict: Verdict) -> Verdict:
+def _as_fatal(verdict: XidVerdict) -> XidVerdict:
     """The reason why a GPU is out of use is fatal, whatever its code says elsewhere."""
-    return Verdict(Severity.FATAL, verdict.action, verdict.description)
+    return XidVerdict(Severity.FATAL, verdict.action, verdict.description)
 
 
-def _reason(code: str, verdict: Verdict) -> Reason:
+def _reason(code: str, verdict: XidVerdict) -> Reason:
     """In words that say nothing of whoever had the GPU."""
     return Reason(code=code, message=verdict.description)
 
 
 def _tell(
-    session: Session, kind: str, row: Gpu, holder: Holder, reason: Reason, verdict: Verdict,
+    session: Session, kind: str, row: Gpu, holder: GpuHolder, reason: Reason, verdict: XidVerdict,
     count: int = 1, health: Health | None = None,
 ) -> None:  # fmt: skip
     data: JsonObject = {

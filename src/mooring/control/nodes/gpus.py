@@ -20,7 +20,7 @@ from mooring.schemas.agent import Incident
 
 
 @dataclass(frozen=True, slots=True)
-class Inventory:
+class InventoryDifference:
     """What is approved of a node's GPUs after a report, and where the report differs from it."""
 
     approved: dict[str, JsonObject]
@@ -34,7 +34,7 @@ def apply_inventory(
     approved: Mapping[str, JsonObject] | None,
     *,
     simulated: bool,
-) -> Inventory:
+) -> InventoryDifference:
     """Make the node's GPUs what it says they are, within what is approved of them.
 
     A card it no longer lists is lost, never deleted. One that another node has stays there, whoever claims
@@ -70,7 +70,7 @@ def apply_inventory(
             Health.LOST,
             Reason(code="gpu_missing", message="its node no longer lists it"),
         )
-    return Inventory(kept, changes)
+    return InventoryDifference(kept, changes)
 
 
 def _take_in(session: Session, node: Node, row: Gpu | None, facts: GpuFacts, *, simulated: bool) -> None:
@@ -147,7 +147,7 @@ def _set_health(
     row: Gpu,
     health: Health,
     reason: Reason | None,
-    about: Sequence[gpu_health.Holder] | None = None,
+    about: Sequence[gpu_health.GpuHolder] | None = None,
 ) -> None:
     """Args: about: whose work the reason tells of; null: whoever has the GPU now."""
     told = reason.model_dump() if reason else None

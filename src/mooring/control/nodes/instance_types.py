@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from sqlalchemy.orm import Session
 
 from mooring.control.instances import placement_rules
-from mooring.control.scheduling.cache import World
+from mooring.control.scheduling.cache import SchedulerCache
 from mooring.core.access import Access
 from mooring.core.instance import WHOLE_MILLI
 from mooring.core.node import NodeState
@@ -17,7 +17,7 @@ from mooring.scheduler.model import GpuView, NodeView
 
 
 @dataclass(frozen=True, slots=True)
-class InstanceType:
+class InstanceShape:
     """Attributes: max_share_now: the largest part of one card that could start now; null but for one GPU."""
 
     gpu_model: str
@@ -41,8 +41,8 @@ class _Stock:
     free: list[int] = field(default_factory=list)
     largest_share: int = 0
 
-    def of_count(self, kind: Kind, count: int) -> InstanceType:
-        return InstanceType(
+    def of_count(self, kind: Kind, count: int) -> InstanceShape:
+        return InstanceShape(
             *kind,
             gpu_count=count,
             total=sum(whole // count for whole in self.healthy),
@@ -52,7 +52,7 @@ class _Stock:
         )
 
 
-def derive(session: Session, world: World, access: Access) -> list[InstanceType]:
+def derive(session: Session, world: SchedulerCache, access: Access) -> list[InstanceShape]:
     """One entry for each model and each power of two up to its largest node, that size included, and one for
     each profile of MIG devices.
     """

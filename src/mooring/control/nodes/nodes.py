@@ -122,12 +122,12 @@ def recognise(node: Node, credential_hash: str) -> None:
     Raises:
         Unauthorized: it was the node's, and is no more.
     """
-    refuse_replaced_credential(node, credential_hash)
+    require_current_credential(node, credential_hash)
     if credential_hash == node.next_credential_hash:
         node.credential_hash, node.next_credential_hash, node.renewal_due = credential_hash, None, False
 
 
-def refuse_replaced_credential(node: Node, credential_hash: str) -> None:
+def require_current_credential(node: Node, credential_hash: str) -> None:
     """Raises Unauthorized when a credential was the node's, and is no more."""
     if credential_hash not in {node.credential_hash, node.next_credential_hash}:
         raise Unauthorized("this credential was replaced by a newer one")
@@ -182,7 +182,7 @@ def patch(
         PreconditionFailed, NotFound.
     """
     node = _locked(session, node_id)
-    concurrency.refuse_stale("node", node.version, if_match)
+    concurrency.require_current_version("node", node.version, if_match)
     before = node.reserved_for
     if "reserved_for" in changes:
         node.reserved_for = _live_projects(session, changes["reserved_for"])

@@ -70,11 +70,11 @@ def _locked(session: Session, node_id: str, credential_hash: str, report: SyncRe
     if node is None or node.deleted_at is not None:
         raise Unauthorized("this node was deleted; join it again with a new token")
     nodes.recognise(node, credential_hash)
-    refuse_stale_session(node, report.session)
+    require_current_session(node, report.session)
     return node
 
 
-def refuse_stale_session(node: Node, number: int) -> None:
+def require_current_session(node: Node, number: int) -> None:
     """Raises StaleSession when a newer agent speaks for the node."""
     if number < node.session:
         raise StaleSession("another agent with this node's identity has started since; this one must stop")

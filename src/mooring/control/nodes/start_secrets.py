@@ -15,7 +15,7 @@ from mooring.control.instances import instances
 from mooring.control.nodes import nodes, reports
 from mooring.control.nodes.assignments import is_startable
 from mooring.control.tenants import registries, secrets
-from mooring.control.tenants.encryption import Sealer
+from mooring.control.tenants.encryption import Encryptor
 from mooring.core.access import Access, Caller, Permission
 from mooring.core.errors import Conflict, NotFound, Unauthorized
 from mooring.core.images import ImageName
@@ -29,7 +29,7 @@ MOST_OF_AN_ATTEMPT = 200
 
 def hand_out(
     session: Session,
-    sealer: Sealer,
+    sealer: Encryptor,
     node_id: str,
     credential_hash: str,
     instance_id: str,
@@ -51,7 +51,7 @@ def hand_out(
     if node is None or node.deleted_at is not None:
         raise Unauthorized("this node was deleted; join it again with a new token")
     nodes.recognise(node, credential_hash)
-    reports.refuse_stale_session(node, request.session)
+    reports.require_current_session(node, request.session)
     row = locks.instances(session, [instance_id]).get(instance_id)
     if row is None or not _is_to_start(row, node, request.attempt):
         raise NotFound(f"this node has no attempt {request.attempt} of {instance_id} to start")
@@ -102,7 +102,7 @@ def _record(
     audit_log.record(session, itself, row.id, row.project_id, after=after)
 
 
-def _secrets(session: Session, sealer: Sealer, row: Instance, spec: InstanceSpec) -> dict[str, str]:
+def _secrets(session: Session, sealer: Encryptor, row: Instance, spec: InstanceSpec) -> dict[str, str]:
     """Variable -> value. Of a secret that is no more, nothing: the node refuses the start."""
     named = secrets.references(spec)
     values = secrets.values(session, sealer, {(row.project_id, name) for name in named.values()})
@@ -122,6 +122,6 @@ def _that_fit(
     return fit
 
 
-def _registry(session: Session, sealer: Sealer, row: Instance, spec: InstanceSpec) -> RegistryAuth | None:
+def _registry(session: Session, sealer: Encryptor, row: Instance, spec: InstanceSpec) -> RegistryAuth | None:
     host = (row.project_id, ImageName.parse(spec.image).registry)
     return registries.credentials(session, sealer, [host]).get(host)

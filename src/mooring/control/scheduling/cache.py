@@ -14,11 +14,11 @@ from mooring.control.scheduling.evaluation import Evaluation
 from mooring.control.scheduling.node_views import NodeViews
 from mooring.control.scheduling.pending import Pending
 from mooring.db.types import now
-from mooring.scheduler.cycle_cache import Memory
-from mooring.scheduler.model import NodeView, Plan, Policy, Snapshot
+from mooring.scheduler.cycle_cache import CycleCache
+from mooring.scheduler.model import NodeView, Policy, SchedulingPlan, Snapshot
 
 
-class World:
+class SchedulerCache:
     """Made once for a process; whoever looks brings it up to date."""
 
     def __init__(self, policy: Policy | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -28,11 +28,11 @@ class World:
         self._lock = threading.Lock()
         self._decided: Decided | None = None
         self.evaluating_lock = threading.Lock()
-        self._memory = Memory()
-        self._forecast_memory = Memory()
+        self._memory = CycleCache()
+        self._forecast_memory = CycleCache()
         self._evaluation: Evaluation | None = None
         self._placing_at_once = threading.Lock()
-        self._placing_memory = Memory()
+        self._placing_memory = CycleCache()
 
     def look(self, session: Session) -> tuple[NodeView, ...]:
         """Every node as this transaction sees it, by id; one that has not changed is the same object."""
@@ -73,12 +73,12 @@ class World:
             yield self._evaluation
 
     @contextmanager
-    def placing_at_once(self) -> Iterator[Memory]:
+    def placing_at_once(self) -> Iterator[CycleCache]:
         """The memory of placements that are made within a create, which do not wait for questions."""
         with self._placing_at_once:
             yield self._placing_memory
 
-    def publish(self, snapshot: Snapshot, plan: Plan) -> None:
+    def publish(self, snapshot: Snapshot, plan: SchedulingPlan) -> None:
         """Let others in this process know what was decided a moment ago."""
         self._decided = Decided(snapshot, plan)
 
@@ -98,7 +98,7 @@ class Decided:
     """What the scheduler saw and what it made of it."""
 
     snapshot: Snapshot
-    plan: Plan
+    plan: SchedulingPlan
 
     @cached_property
     def positions(self) -> Mapping[str, int]:

@@ -4,23 +4,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from mooring.scheduler.cycle_cache import Memory
+from mooring.scheduler.cycle_cache import CycleCache
 from mooring.scheduler.explain import forecasts
-from mooring.scheduler.explain.reasons import Alternatives, would_fit
+from mooring.scheduler.explain.reasons import FittingAlternatives, would_fit
 from mooring.scheduler.explain.reasons import explain as refusals_of
 from mooring.scheduler.feasibility import quotas as rules
 from mooring.scheduler.model import (
     Forecast,
     Over,
     Placement,
-    Plan,
-    Project,
+    ProjectView,
     Quota,
     Refusal,
     Request,
+    ResourceUsage,
+    SchedulingPlan,
     Snapshot,
     Unplaced,
-    Usage,
 )
 from mooring.scheduler.queue import Ahead, Shares
 from mooring.scheduler.schedule import schedule
@@ -38,7 +38,7 @@ class Outcome:
 
     placement: Placement | None
     refusals: tuple[Refusal, ...]
-    alternatives: Alternatives | None
+    alternatives: FittingAlternatives | None
     over: Over | None = None  # the quota that it waits for
     unplaced: Unplaced | None = None  # why it waits, in a sentence
     position: int | None = None  # in the queue, from 1, if it waits
@@ -56,7 +56,7 @@ class Evaluation:
         forecast_memory: of the scheduler; nothing else may use it while this evaluation is used.
     """
 
-    def __init__(self, snapshot: Snapshot, memory: Memory, forecast_memory: Memory) -> None:
+    def __init__(self, snapshot: Snapshot, memory: CycleCache, forecast_memory: CycleCache) -> None:
         self.snapshot = snapshot
         self._memory = memory
         self._forecast_memory = forecast_memory
@@ -125,7 +125,7 @@ class Evaluation:
         return outcome
 
     @cached_property
-    def _plan(self) -> Plan:
+    def _plan(self) -> SchedulingPlan:
         return schedule(self.snapshot, self._memory)
 
     @cached_property
@@ -168,6 +168,6 @@ def in_its_place(request: Request) -> Request:
     return replace(request, quota=rules.without(request.quota, request)) if request.quota else request
 
 
-def _unused(projects: Mapping[str, Project]) -> Mapping[str, Project]:
+def _unused(projects: Mapping[str, ProjectView]) -> Mapping[str, ProjectView]:
     """Without what they have used, which is less at every moment."""
-    return {project_id: replace(each, used=Usage()) for project_id, each in projects.items()}
+    return {project_id: replace(each, used=ResourceUsage()) for project_id, each in projects.items()}

@@ -7,13 +7,13 @@ from sqlalchemy.orm import Session
 from mooring.control import locks
 from mooring.control.instances import placement_rules, placements
 from mooring.control.scheduling import quotas, requests
-from mooring.control.scheduling.cache import World
+from mooring.control.scheduling.cache import SchedulerCache
 from mooring.control.scheduling.evaluation import Outcome, in_its_place
 from mooring.core.errors import InsufficientCapacity
 from mooring.core.instance import InstanceRequest, State
 from mooring.db.tables import Instance, Project
-from mooring.scheduler.cycle_cache import Memory
-from mooring.scheduler.explain.reasons import Alternatives, would_fit
+from mooring.scheduler.cycle_cache import CycleCache
+from mooring.scheduler.explain.reasons import FittingAlternatives, would_fit
 from mooring.scheduler.explain.reasons import explain as refusals_of
 from mooring.scheduler.model import Refusal, Request, Snapshot
 from mooring.scheduler.schedule import plan_for
@@ -21,7 +21,7 @@ from mooring.scheduler.schedule import plan_for
 NOTHING_TO_EXPLAIN = Outcome(None, (), None)
 
 
-def dry_run(session: Session, world: World, project_id: str, asked: InstanceRequest) -> Outcome:
+def dry_run(session: Session, world: SchedulerCache, project_id: str, asked: InstanceRequest) -> Outcome:
     """Raises QuotaExceeded where a create would."""
     project = session.get_one(Project, project_id)
     selector = placement_rules.selectors(session, [project_id]).get(project_id)
@@ -31,7 +31,7 @@ def dry_run(session: Session, world: World, project_id: str, asked: InstanceRequ
         return evaluation.of_one_more(replace(request, queued_at=evaluation.snapshot.now), quota)
 
 
-def explain(session: Session, world: World, row: Instance) -> Outcome:
+def explain(session: Session, world: SchedulerCache, row: Instance) -> Outcome:
     """Why a pending instance waits; for any other there is nothing to explain but its reason."""
     if row.state is not State.PENDING:
         return NOTHING_TO_EXPLAIN
@@ -40,7 +40,7 @@ def explain(session: Session, world: World, row: Instance) -> Outcome:
         return NOTHING_TO_EXPLAIN if request is None else evaluation.of(request)
 
 
-def explain_group(session: Session, world: World, group_id: str) -> Outcome:
+def explain_group(session: Session, world: SchedulerCache, group_id: str) -> Outcome:
     """As `explain`, of the first member that waits."""
     with world.evaluating(session) as evaluation:
         requests_ = evaluation.snapshot.requests
@@ -49,7 +49,7 @@ def explain_group(session: Session, world: World, group_id: str) -> Outcome:
         return NOTHING_TO_EXPLAIN if first is None else evaluation.of(first)
 
 
-def place_now(session: Session, world: World, row: Instance) -> None:
+def place_now(session: Session, world: SchedulerCache, row: Instance) -> None:
     """Place an instance in the transaction that creates it; it may not delay what waits and comes before it.
 
     Raises:
@@ -72,7 +72,7 @@ def place_now(session: Session, world: World, row: Instance) -> None:
             raise _insufficient(snapshot, request, memory)
 
 
-def _insufficient(snapshot: Snapshot, request: Request, memory: Memory) -> InsufficientCapacity:
+def _insufficient(snapshot: Snapshot, request: Request, memory: CycleCache) -> InsufficientCapacity:
     request = replace(request, quota=snapshot.quotas.get(request.project_id))
     fits = would_fit(snapshot.nodes, in_its_place(request), snapshot.at, memory)
     most = fits.max_count_now
@@ -84,7 +84,7 @@ def _insufficient(snapshot: Snapshot, request: Request, memory: Memory) -> Insuf
     )
 
 
-def _fitting(fits: Alternatives) -> dict[str, object]:
+def _fitting(fits: FittingAlternatives) -> dict[str, object]:
     return {"max_count_now": fits.max_count_now, "models_now": list(fits.models_now)}
 
 

@@ -20,7 +20,7 @@ from mooring.core.gpu import Health
 from mooring.core.instance import HOLDS_GPUS, WHOLE_MILLI, State
 from mooring.core.node import allocatable_memory_mib, state_of
 from mooring.db.tables import Allocation, Gpu, Instance, Node
-from mooring.scheduler.model import GpuView, Grant, MigView, NodeView, Running
+from mooring.scheduler.model import GpuAllocation, GpuView, MigView, NodeView, Running
 
 # Every node is read anew this often even if nothing said that it changed, a part of them with each look.
 HEALED_WITHIN_S = 30.0
@@ -164,7 +164,7 @@ def _view(node: Row[Any], gpus: Sequence[GpuView], running: Sequence[Running]) -
 class _Grants:
     """What is given out of cards: to each instance, and the MIG devices among it."""
 
-    by_instance: Mapping[str, Sequence[Grant]]
+    by_instance: Mapping[str, Sequence[GpuAllocation]]
     mig_uuids: frozenset[str]
 
 
@@ -173,9 +173,9 @@ def _grants(session: Session, node_ids: Collection[str] | None) -> _Grants:
     query = select(*columns).where(Allocation.to_at.is_(None)).order_by(Allocation.id)
     if node_ids is not None:
         query = query.join(Gpu, Gpu.uuid == Allocation.gpu_uuid).where(Gpu.node_id.in_(node_ids))
-    by_instance: dict[str, list[Grant]] = defaultdict(list)
+    by_instance: dict[str, list[GpuAllocation]] = defaultdict(list)
     for instance_id, uuid, milli, mig_uuid in session.execute(query):
-        by_instance[instance_id].append(Grant(uuid, milli, mig_uuid))
+        by_instance[instance_id].append(GpuAllocation(uuid, milli, mig_uuid))
     given = (grant for grants in by_instance.values() for grant in grants)
     return _Grants(by_instance, frozenset(grant.mig_uuid for grant in given if grant.mig_uuid))
 
@@ -195,7 +195,7 @@ def _running(session: Session, node_ids: Collection[str] | None, grants: _Grants
     return found
 
 
-def _held(row: Row[Any], grants: Sequence[Grant]) -> Running:
+def _held(row: Row[Any], grants: Sequence[GpuAllocation]) -> Running:
     since = row.scheduled_at or row.created_at
     stop_by = (row.placed_as or {}).get("stop_by")
     return Running(

@@ -5,16 +5,16 @@ from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
-from mooring.control.scheduling.cache import World
+from mooring.control.scheduling.cache import SchedulerCache
 from mooring.core.instance import WHOLE_MILLI
 from mooring.scheduler.explain.forecasts import Line
 from mooring.scheduler.feasibility.needs import gpu_milli
-from mooring.scheduler.model import Forecast, Project, Request, Snapshot
+from mooring.scheduler.model import Forecast, ProjectView, Request, Snapshot
 from mooring.scheduler.queue import Because, Shares, because
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class QueueEntry:
     """What is placed as one: an instance, or the members of a group that wait.
 
     Attributes:
@@ -44,23 +44,23 @@ class Entry:
 class Standing:
     """What a project holds, has used of late, and comes to by that."""
 
-    project: Project
+    project: ProjectView
     gpus: float
     dominant_share: float
 
 
 @dataclass(frozen=True, slots=True)
-class Queue:
-    entries: Sequence[Entry]
+class QueueView:
+    entries: Sequence[QueueEntry]
     standings: dict[str, Standing]  # of the projects that wait, hold or have used something
 
 
-def look(session: Session, world: World) -> Queue:
+def look(session: Session, world: SchedulerCache) -> QueueView:
     """All that waits at this moment; the moments kept for it are those of the scheduler's last look."""
     decided = world.decided
     forecasts = {each.instance_id: each for each in decided.plan.forecasts} if decided else {}
     with world.evaluating(session) as evaluation:
-        return Queue(
+        return QueueView(
             list(_entries(evaluation.snapshot, evaluation.line, forecasts)),
             _standings(evaluation.snapshot, evaluation.shares, evaluation.holders),
         )
@@ -77,13 +77,13 @@ def _standings(snapshot: Snapshot, shares: Shares, holders: Collection[str]) -> 
     }
 
 
-def _entries(snapshot: Snapshot, ordered: Line, forecasts: dict[str, Forecast]) -> Iterator[Entry]:
+def _entries(snapshot: Snapshot, ordered: Line, forecasts: dict[str, Forecast]) -> Iterator[QueueEntry]:
     requests = {request.instance_id: request for request in snapshot.requests}
     place = 0
     while place < len(ordered.instance_ids):
         members = _members_at(ordered, requests, place)
         rank, before = ordered.ranks[place], ordered.ranks[place - 1] if place else None
-        yield Entry(
+        yield QueueEntry(
             place + 1,
             members,
             because(before, rank) if before is not None else None,

@@ -72,7 +72,7 @@ def lock(session: Session, project_id: str, *, always: bool = False) -> Project:
     return row
 
 
-def refuse_beyond(session: Session, row: Project, spec: InstanceSpec, count: int = 1) -> None:
+def require_within_quota(session: Session, row: Project, spec: InstanceSpec, count: int = 1) -> None:
     """Let something new, or several alike, wait in a project that `lock` gave, if its quotas have room.
 
     Raises:

@@ -14,7 +14,7 @@ from mooring.db.types import now
 from mooring.schemas.base import timestamp_of
 
 
-def refuse_overrun(session: Session, row: Instance, began: datetime | None) -> None:
+def require_no_overrun(session: Session, row: Instance, began: datetime | None) -> None:
     """Let an instance have the longest duration that it now has, if it ends before others' reservations.
 
     Args:

@@ -12,7 +12,7 @@ from mooring.control import concurrency, locks, revisions
 from mooring.control.audit import audit_log
 from mooring.control.instances import placement_rules
 from mooring.control.scheduling import requests
-from mooring.control.scheduling.cache import World
+from mooring.control.scheduling.cache import SchedulerCache
 from mooring.control.tenants import storage
 from mooring.core import ids
 from mooring.core.access import Access
@@ -28,7 +28,7 @@ from mooring.schemas.base import timestamp, timestamp_of
 def create(
     session: Session,
     access: Access,
-    world: World,
+    world: SchedulerCache,
     project: Project,
     name: str,
     gpus: JsonObject,
@@ -73,7 +73,7 @@ def _described(row: Reservation) -> dict[str, Any]:
     }
 
 
-def _asked(session: Session, row: Reservation, world: World) -> rules.Asked:
+def _asked(session: Session, row: Reservation, world: SchedulerCache) -> rules.Asked:
     cards_alone = {"gpus": row.asked, "cpus": 0, "memory_mib": 0}
     selector = placement_rules.selectors(session, [row.project_id]).get(row.project_id, {})
     request = replace(requests.of_columns(row.id, row.project_id, 0, cards_alone), project_selector=selector)
@@ -83,7 +83,9 @@ def _asked(session: Session, row: Reservation, world: World) -> rules.Asked:
     return rules.Asked(request, begin.timestamp(), row.to_at.timestamp(), moment.timestamp(), overhead_s)
 
 
-def _chosen(session: Session, world: World, row: Reservation, kept: Collection[str] = ()) -> tuple[str, ...]:
+def _chosen(
+    session: Session, world: SchedulerCache, row: Reservation, kept: Collection[str] = ()
+) -> tuple[str, ...]:
     """Raises InsufficientCapacity."""
     nodes, asked = world.look(session), _asked(session, row, world)
     there = rules.stock(nodes, asked, but=row.id)
@@ -93,7 +95,9 @@ def _chosen(session: Session, world: World, row: Reservation, kept: Collection[s
     return chosen
 
 
-def _insufficient(there: rules.Stock, asked: rules.Asked, earliest: float | None) -> InsufficientCapacity:
+def _insufficient(
+    there: rules.ReservableGpus, asked: rules.Asked, earliest: float | None
+) -> InsufficientCapacity:
     when = timestamp_of(earliest)
     hint = f"as many could be from {when} on" if when else "from when on as many could be cannot be told"
     most = there.most()
@@ -141,7 +145,7 @@ def _let_in(row: Reservation | None, access: Access, reservation_id: str) -> Res
 def patch(
     session: Session,
     access: Access,
-    world: World,
+    world: SchedulerCache,
     reservation_id: str,
     changes: Mapping[str, Any],
     if_match: int | None,
@@ -153,7 +157,7 @@ def patch(
         Invalid, InsufficientCapacity: as `create`.
     """
     row = _locked(session, access, reservation_id)
-    concurrency.refuse_stale("reservation", row.version, if_match)
+    concurrency.require_current_version("reservation", row.version, if_match)
     before, was = _described(row), (row.from_at, row.to_at)
     if state_of(row) == "ended":
         raise InvalidTransition("it has ended; make another one", state="ended")
@@ -172,7 +176,7 @@ def patch(
 def delete(session: Session, access: Access, reservation_id: str, if_match: int | None) -> None:
     """Keep the cards no longer; what runs there goes on."""
     row = _locked(session, access, reservation_id)
-    concurrency.refuse_stale("reservation", row.version, if_match)
+    concurrency.require_current_version("reservation", row.version, if_match)
     row.deleted_at = now()
     _keep(session, row, row.gpu_uuids)
     audit_log.record(session, access, row.id, row.project_id, before=_described(row))
@@ -221,7 +225,7 @@ def usable(session: Session, rows: Sequence[Reservation]) -> dict[str, set[str]]
     }
 
 
-def mend(session: Session, access: Access, world: World, reservation_id: str) -> None:
+def mend(session: Session, access: Access, world: SchedulerCache, reservation_id: str) -> None:
     """Take other cards for those that are lost, if there are any for the rest of its time.
 
     Nothing where somebody has deleted it meanwhile, or it has ended.

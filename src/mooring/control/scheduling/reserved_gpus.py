@@ -5,18 +5,18 @@ from sqlalchemy.orm import Session
 
 from mooring.db.tables import Reservation
 from mooring.db.types import now
-from mooring.scheduler.model import Hold
+from mooring.scheduler.model import ReservedPeriod
 
 
-def by_card(session: Session) -> dict[str, tuple[Hold, ...]]:
+def by_card(session: Session) -> dict[str, tuple[ReservedPeriod, ...]]:
     """What is reserved and has not ended, the earliest first."""
     query = (
         select(Reservation)
         .where(Reservation.deleted_at.is_(None), Reservation.to_at > now())
         .order_by(Reservation.from_at, Reservation.id)
     )
-    found: dict[str, tuple[Hold, ...]] = {}
+    found: dict[str, tuple[ReservedPeriod, ...]] = {}
     for row in session.scalars(query):
-        hold = Hold(row.id, row.project_id, row.from_at.timestamp(), row.to_at.timestamp())
+        hold = ReservedPeriod(row.id, row.project_id, row.from_at.timestamp(), row.to_at.timestamp())
         found.update({uuid: (*found.get(uuid, ()), hold) for uuid in row.gpu_uuids})
     return found

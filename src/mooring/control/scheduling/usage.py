@@ -22,13 +22,13 @@ from mooring.scheduler import model
 INTERVAL_S = 10.0
 
 
-def projects(session: Session, half_life_s: float) -> dict[str, model.Project]:
+def projects(session: Session, half_life_s: float) -> dict[str, model.ProjectView]:
     """What the order of the queue depends on, of every project."""
     moment = now()
     columns = (Project.id, Project.weight, Project.guaranteed_gpus, ProjectUsage)
     query = select(*columns).outerjoin(ProjectUsage, ProjectUsage.project_id == Project.id)
     return {
-        project_id: model.Project(
+        project_id: model.ProjectView(
             weight=weight,
             used=_decayed(used, moment, half_life_s),
             guaranteed_gpu_milli=None if guaranteed is None else guaranteed * WHOLE_MILLI,
@@ -37,11 +37,11 @@ def projects(session: Session, half_life_s: float) -> dict[str, model.Project]:
     }
 
 
-def _decayed(row: ProjectUsage | None, moment: datetime, half_life_s: float) -> model.Usage:
+def _decayed(row: ProjectUsage | None, moment: datetime, half_life_s: float) -> model.ResourceUsage:
     if row is None:
-        return model.Usage()
+        return model.ResourceUsage()
     left = 0.5 ** (max(0.0, (moment - row.as_of).total_seconds()) / half_life_s)
-    return model.Usage(row.gpu_s * left, row.cpu_s * left, row.memory_mib_s * left)
+    return model.ResourceUsage(row.gpu_s * left, row.cpu_s * left, row.memory_mib_s * left)
 
 
 def count(

@@ -121,7 +121,7 @@ def create(session: Session, access: Access, asked: KeyRequest, default_project:
     project_id = _project(access, asked, default_project)
     if project_id is not None:
         locks.live_project(session, project_id)
-        row_limits.refuse_beyond(session, ApiKey, project_id)
+        row_limits.require_room(session, ApiKey, project_id)
     _refuse_more_than_own(access, project_id, key_permissions(asked.role, asked.scopes))
     if asked.user_id is None or asked.user_id != access.caller.user_id:
         _require_owner(access, project_id)

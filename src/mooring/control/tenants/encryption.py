@@ -24,7 +24,7 @@ class WrongEncryptionKey(Exception):
     """The key given is not the one that this database was written with. The message is for the operator."""
 
 
-class Sealer:
+class Encryptor:
     """Encrypts and decrypts short texts."""
 
     def __init__(self, keys: Sequence[str]) -> None:
@@ -71,7 +71,7 @@ def keys_in(data_dir: Path, name: str = KEY_FILE) -> list[str]:
     return path.read_text().split()
 
 
-def check(session: Session, sealer: Sealer) -> None:
+def check(session: Session, sealer: Encryptor) -> None:
     """At each start: is this the key that the database knows? With a new one in front, all is sealed anew.
 
     Raises:
@@ -94,7 +94,7 @@ def check(session: Session, sealer: Sealer) -> None:
         ) from None
 
 
-def _reseal_all(session: Session, sealer: Sealer) -> None:
+def _reseal_all(session: Session, sealer: Encryptor) -> None:
     for secret in session.scalars(select(Secret).with_for_update()):
         secret.sealed_value = sealer.reseal(secret.sealed_value)
     for registry in session.scalars(select(Registry).with_for_update()):

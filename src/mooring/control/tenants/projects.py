@@ -101,7 +101,7 @@ def patch(
         NameTaken, NotFound, PreconditionFailed.
     """
     row = locked(session, access, project_id)
-    concurrency.refuse_stale("project", row.version, if_match)
+    concurrency.require_current_version("project", row.version, if_match)
     if not access.caller.is_admin and not changes.keys() <= OWNERS_FIELDS:
         raise lacking(Permission.ADMIN)
     before = described(row)
@@ -151,7 +151,7 @@ def delete(
         Conflict: code `default_project`: admins' requests that name none go there.
     """
     row = locked(session, access, project_id)
-    concurrency.refuse_stale("project", row.version, if_match)
+    concurrency.require_current_version("project", row.version, if_match)
     if project_id == default_project:
         raise Conflict("the default project cannot be deleted", code="default_project")
     living = select(Instance.id).where(Instance.project_id == project_id, Instance.deleted_at.is_(None))
@@ -180,7 +180,7 @@ def put_member(session: Session, access: Access, project_id: str, user_id: str, 
     row = session.get(Member, (project_id, user_id))
     before = {"role": str(row.role)} if row else None
     if row is None:
-        row_limits.refuse_beyond(session, Member, project_id)
+        row_limits.require_room(session, Member, project_id)
         row = Member(
             project_id=project_id,
             user_id=user_id,

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from mooring.control.audit import audit_log
 from mooring.control.tenants import owned, projects, registry_rules, row_limits
-from mooring.control.tenants.encryption import Sealer
+from mooring.control.tenants.encryption import Encryptor
 from mooring.core import ids
 from mooring.core.access import Access
 from mooring.core.errors import NameTaken
@@ -26,7 +26,7 @@ Host = tuple[str, str]  # a project and the registry of an image, as core/images
 def create(
     session: Session,
     access: Access,
-    sealer: Sealer,
+    sealer: Encryptor,
     project_id: str,
     server: str,
     username: str,
@@ -40,7 +40,7 @@ def create(
         Invalid: as `registry_rules.require`.
     """
     projects.locked(session, access, project_id)
-    row_limits.refuse_beyond(session, Registry, project_id)
+    row_limits.require_room(session, Registry, project_id)
     host = registry_host(server)
     registry_rules.require(session, project_id, host, "/server")
     if session.scalar(select(Registry.id).where(Registry.project_id == project_id, Registry.server == host)):
@@ -61,7 +61,7 @@ def _described(row: Registry) -> dict[str, str]:
     return {"server": row.server, "username": row.username}
 
 
-def replace(session: Session, access: Access, sealer: Sealer, registry_id: str, password: str) -> Registry:
+def replace(session: Session, access: Access, sealer: Encryptor, registry_id: str, password: str) -> Registry:
     """Give it another password, which the next pull uses.
 
     Raises:
@@ -90,7 +90,7 @@ def known(session: Session, wanted: Iterable[Host]) -> set[Host]:
     return {(project_id, server) for project_id, server in found}
 
 
-def credentials(session: Session, sealer: Sealer, wanted: Iterable[Host]) -> dict[Host, RegistryAuth]:
+def credentials(session: Session, sealer: Encryptor, wanted: Iterable[Host]) -> dict[Host, RegistryAuth]:
     """What the projects have for these registries: one query, none for none."""
     keys = sorted(set(wanted))
     if not keys:
@@ -99,7 +99,7 @@ def credentials(session: Session, sealer: Sealer, wanted: Iterable[Host]) -> dic
     return {(row.project_id, row.server): auth for row in found if (auth := _opened(sealer, row))}
 
 
-def _opened(sealer: Sealer, row: Registry) -> RegistryAuth | None:
+def _opened(sealer: Encryptor, row: Registry) -> RegistryAuth | None:
     """None when it cannot be read: one damaged row must not silence the whole node."""
     try:
         password = sealer.open(row.sealed_password).decode()

@@ -18,7 +18,7 @@ MOST: Final[Mapping[Kind, tuple[int, str]]] = {
 }
 
 
-def refuse_beyond(session: Session, kind: Kind, project_id: str | None) -> None:
+def require_room(session: Session, kind: Kind, project_id: str | None) -> None:
     """Let one more of its kind into a project. Where the caller has not locked it, a few too many may pass.
 
     Raises:

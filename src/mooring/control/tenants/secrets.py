@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from mooring.control.audit import audit_log
 from mooring.control.tenants import owned, projects, row_limits
-from mooring.control.tenants.encryption import Sealer
+from mooring.control.tenants.encryption import Encryptor
 from mooring.core import ids
 from mooring.core.access import Access
 from mooring.core.errors import Invalid, NameTaken
@@ -27,7 +27,7 @@ Named = tuple[str, str]  # a project and the name of one of its secrets
 
 
 def create(
-    session: Session, access: Access, sealer: Sealer, project_id: str, name: str, value: str
+    session: Session, access: Access, sealer: Encryptor, project_id: str, name: str, value: str
 ) -> Secret:
     """A secret in a project that the caller was let into (`Access.project`).
 
@@ -36,7 +36,7 @@ def create(
         NotFound: the project is gone.
     """
     projects.locked(session, access, project_id)
-    row_limits.refuse_beyond(session, Secret, project_id)
+    row_limits.require_room(session, Secret, project_id)
     if session.scalar(select(Secret.id).where(Secret.project_id == project_id, Secret.name == name)):
         raise NameTaken(f"a secret named {name} exists; replace its value or choose another name", name=name)
     row = Secret(
@@ -49,7 +49,7 @@ def create(
     return row
 
 
-def replace(session: Session, access: Access, sealer: Sealer, secret_id: str, value: str) -> Secret:
+def replace(session: Session, access: Access, sealer: Encryptor, secret_id: str, value: str) -> Secret:
     """Give it another value, which containers get from their next start on.
 
     Raises:
@@ -105,7 +105,7 @@ def _unknown(variable: str, name: str) -> dict[str, str]:
     return {"pointer": f"/env/{variable}", "code": "unknown_secret", "message": message}
 
 
-def values(session: Session, sealer: Sealer, wanted: Iterable[Named]) -> dict[Named, str]:
+def values(session: Session, sealer: Encryptor, wanted: Iterable[Named]) -> dict[Named, str]:
     """The values of those that are there: one query for any number of them that is usual."""
     opened = ((key, _opened(sealer, key, sealed)) for key, sealed in _sealed(session, wanted))
     return {key: value for key, value in opened if value is not None}
@@ -122,7 +122,7 @@ def _sealed(session: Session, wanted: Iterable[Named]) -> Iterator[tuple[Named, 
             yield (project_id, name), sealed
 
 
-def _opened(sealer: Sealer, key: Named, sealed: bytes) -> str | None:
+def _opened(sealer: Encryptor, key: Named, sealed: bytes) -> str | None:
     """None when it cannot be read: one damaged row must not silence the whole node."""
     try:
         return sealer.open(sealed).decode()

@@ -14,7 +14,7 @@ from mooring.control.audit import audit_log
 from mooring.core import ids, sign_on
 from mooring.core.access import NONE, ROLE_PERMISSIONS, Access, Caller, Permission, Role
 from mooring.core.errors import Unauthorized
-from mooring.core.sign_on import Grant, Person
+from mooring.core.sign_on import Person, RoleGrant
 from mooring.db.tables import Member, Project, User
 from mooring.db.types import new_id, now
 
@@ -107,7 +107,7 @@ def _known_as(row: User) -> Caller:
     return Caller(id=row.id, kind="user", name=row.name, user_id=row.id)
 
 
-def _caller(session: Session, row: User, grants: Iterable[Grant]) -> Caller:
+def _caller(session: Session, row: User, grants: Iterable[RoleGrant]) -> Caller:
     if row.is_admin or sign_on.ADMIN in grants:
         everywhere = frozenset({Permission.ADMIN})
         return Caller(id=row.id, kind="user", name=row.name, user_id=row.id, everywhere=everywhere)
@@ -132,7 +132,7 @@ def _home(members: Iterable[Member], granted: Iterable[tuple[str, Role]]) -> str
     return next(iter(chosen)) if len(chosen) == 1 else None
 
 
-def _in_projects(session: Session, grants: Iterable[Grant]) -> list[tuple[str, Role]]:
+def _in_projects(session: Session, grants: Iterable[RoleGrant]) -> list[tuple[str, Role]]:
     """The grants whose project exists, by its id."""
     wanted = [(grant.project, grant.role) for grant in grants if grant.project and grant.role]
     if not wanted:

@@ -27,7 +27,7 @@ _PENDING = "mooring.storage"
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class StorageLimits:
     """Of each project."""
 
     stored_bytes: int
@@ -91,7 +91,7 @@ _ADD = text(
 )
 
 
-def settle(session: Session, limits: Limits) -> None:
+def settle(session: Session, limits: StorageLimits) -> None:
     """Have the transaction write down at its end what it has added.
 
     Raises, at the end of the transaction:
@@ -103,7 +103,7 @@ def settle(session: Session, limits: Limits) -> None:
         at_end(session, Ending.COUNTS, lambda ending: _write(ending, pending, limits))
 
 
-def _write(session: Session, pending: _Pending, limits: Limits) -> None:
+def _write(session: Session, pending: _Pending, limits: StorageLimits) -> None:
     moment = now()
     for project_id in sorted(pending.written):
         stored, written = pending.stored[project_id], pending.written[project_id]
@@ -117,7 +117,7 @@ def _day(moment: datetime) -> str:
     return moment.date().isoformat()
 
 
-def _refuse_beyond(limits: Limits, row: Row[Any], stored: int, written: int, moment: datetime) -> None:
+def _refuse_beyond(limits: StorageLimits, row: Row[Any], stored: int, written: int, moment: datetime) -> None:
     if stored > 0 and row.stored_bytes > limits.stored_bytes:
         raise QuotaExceeded(
             f"specs and labels of the project's instances would take {row.stored_bytes} bytes; the "
@@ -149,7 +149,7 @@ def release(session: Session, freed: Mapping[str, int]) -> None:
         session.execute(update(row).where(row.project_id == project_id).values(stored_bytes=left))
 
 
-def crowded(session: Session, limits: Limits) -> list[tuple[str, int]]:
+def crowded(session: Session, limits: StorageLimits) -> list[tuple[str, int]]:
     """Projects that fill more than half of what they may store and have deleted instances, and the excess."""
     half = limits.stored_bytes // 2
     deleted = select(Instance.project_id).where(Instance.deleted_at.is_not(None))

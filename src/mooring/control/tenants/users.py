@@ -54,7 +54,7 @@ def patch(
 ) -> User:
     """Raises NotFound, PreconditionFailed, Conflict (code `email_taken`)."""
     row = _locked(session, user_id)
-    concurrency.refuse_stale("user", row.version, if_match)
+    concurrency.require_current_version("user", row.version, if_match)
     before = _described(row)
     if changes.get("email", row.email) != row.email:
         _refuse_taken_email(session, changes["email"])
@@ -77,7 +77,7 @@ def delete(session: Session, access: Access, user_id: str, if_match: int | None)
         NotFound, PreconditionFailed.
     """
     row = _locked(session, user_id)
-    concurrency.refuse_stale("user", row.version, if_match)
+    concurrency.require_current_version("user", row.version, if_match)
     api_keys.revoke_all(session, ApiKey.user_id == user_id)
     session.execute(sql_delete(Member).where(Member.user_id == user_id))
     row.deleted_at = now()

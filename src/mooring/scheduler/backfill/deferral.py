@@ -7,9 +7,9 @@ are evicted, where that is allowed; then a node and a moment are kept from decla
 from dataclasses import replace
 from math import inf
 
-from mooring.scheduler.backfill.planner import Reservations, Starts
-from mooring.scheduler.backfill.timeline import Reservation, expected_end, in_the_way, start_on
-from mooring.scheduler.cluster import World
+from mooring.scheduler.backfill.planner import BackfillPlanner, Starts
+from mooring.scheduler.backfill.timeline import BackfillSlot, expected_end, in_the_way, start_on
+from mooring.scheduler.cluster import ClusterState
 from mooring.scheduler.gangs import gangs
 from mooring.scheduler.gangs.start_time import gang_start
 from mooring.scheduler.model import Eviction, Request, Snapshot
@@ -31,7 +31,7 @@ _MAX_FAILURES = 16
 
 class Promises:
     def __init__(
-        self, snapshot: Snapshot, starts: Starts, world: World, shares: Shares, kept: Reservations
+        self, snapshot: Snapshot, starts: Starts, world: ClusterState, shares: Shares, kept: BackfillPlanner
     ) -> None:
         self.evictions: list[Eviction] = []
         self._snapshot = snapshot
@@ -68,7 +68,7 @@ class Promises:
 
     # ---- room that is made
 
-    def _helped(self, unit: Unit) -> list[Reservation] | None:
+    def _helped(self, unit: Unit) -> list[BackfillSlot] | None:
         asked = (*gangs.key(self._world, unit), unit.priority)
         if asked in self._without_help:
             return None
@@ -77,7 +77,7 @@ class Promises:
             self._without_help.add(asked)
         return parts
 
-    def _by_stopping(self, unit: Unit) -> list[Reservation] | None:
+    def _by_stopping(self, unit: Unit) -> list[BackfillSlot] | None:
         """Where the unit will fit once what is on its way out has gone."""
         stopping = [index for index in sorted(self._world.with_stopping) if self._last_stop(index) < inf]
         if not stopping:
@@ -90,7 +90,7 @@ class Promises:
         node = self._world.node(index)
         return max(expected_end(each, self._at) for each in node.running if each.stopping)
 
-    def _one_by_stopping(self, request: Request, stopping: list[int]) -> list[Reservation] | None:
+    def _one_by_stopping(self, request: Request, stopping: list[int]) -> list[BackfillSlot] | None:
         found: list[tuple[float, str, int]] = []
         for index in stopping:
             node = self._world.node(index)
@@ -100,9 +100,9 @@ class Promises:
         if not found:
             return None
         start, _id, index = min(found)
-        return [Reservation(request, index, start, in_the_way(self._world.node(index), start, self._at))]
+        return [BackfillSlot(request, index, start, in_the_way(self._world.node(index), start, self._at))]
 
-    def _gang(self, unit: Unit, stopping: list[int]) -> list[Reservation] | None:
+    def _gang(self, unit: Unit, stopping: list[int]) -> list[BackfillSlot] | None:
         until = max(self._last_stop(index) for index in stopping)
         with self._world.supposing():
             for index in stopping:
@@ -111,7 +111,7 @@ class Promises:
             found = gangs.place(self._world, unit, replace(self._at, now=until), self._kept.allowing)
         members = {member.instance_id: member for member in unit.members}
         return [
-            Reservation(
+            BackfillSlot(
                 members[each.placement.instance_id],
                 each.index,
                 until,
@@ -120,7 +120,7 @@ class Promises:
             for each in found or ()
         ]
 
-    def _by_eviction(self, unit: Unit) -> list[Reservation] | None:
+    def _by_eviction(self, unit: Unit) -> list[BackfillSlot] | None:
         if self._preemptors >= _MAX_PREEMPTORS or not self._preemption.may_help(unit):
             return None
         if self._fits_but_for_others(unit):
@@ -138,7 +138,7 @@ class Promises:
 
     # ---- a moment
 
-    def _reservation(self, unit: Unit) -> list[Reservation] | None:
+    def _reservation(self, unit: Unit) -> list[BackfillSlot] | None:
         asked = gangs.key(self._world, unit)
         if asked in self._without_moment or self._failures >= _MAX_FAILURES:
             return None
@@ -173,7 +173,7 @@ class Promises:
             )
         return self._kinds_of[asked]
 
-    def _first(self, unit: Unit) -> list[Reservation] | None:
+    def _first(self, unit: Unit) -> list[BackfillSlot] | None:
         if unit.gang is not None:
             return gang_start(self._world, self._starts, unit, self._at, self._kept)
         first = self._starts.first(unit.first, self._at, self._kept)

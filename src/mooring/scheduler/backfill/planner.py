@@ -14,18 +14,18 @@ from numpy.typing import NDArray
 
 from mooring.core.node import NodeState
 from mooring.scheduler.backfill.timeline import (
-    Reservation,
+    BackfillSlot,
     expected_end,
     in_the_way,
     leaves,
     must_end,
     start_on,
 )
-from mooring.scheduler.cluster import Mask, World
+from mooring.scheduler.cluster import ClusterState, Mask
 from mooring.scheduler.feasibility import disk, gpu_offers
 from mooring.scheduler.feasibility.filters import admits
 from mooring.scheduler.feasibility.needs import needs
-from mooring.scheduler.model import Forecast, Moment, NodeView, Placement, Request
+from mooring.scheduler.model import Forecast, NodeView, Placement, PlanTime, Request
 from mooring.scheduler.node_changes import with_placement
 from mooring.scheduler.packing import search
 from mooring.scheduler.packing.node_classes import owner_of
@@ -35,16 +35,16 @@ from mooring.scheduler.units import Unit
 _MAX_SHAPES = 64
 
 
-class Reservations:
+class BackfillPlanner:
     """What is kept, node by node, in the order in which it was promised."""
 
-    def __init__(self, world: World, at: Moment) -> None:
+    def __init__(self, world: ClusterState, at: PlanTime) -> None:
         self._world = world
         self._at = at
-        self.on: dict[int, list[Reservation]] = {}
+        self.on: dict[int, list[BackfillSlot]] = {}
         self.forecasts: list[Forecast] = []
 
-    def keep(self, unit: Unit, parts: Sequence[Reservation]) -> None:
+    def keep(self, unit: Unit, parts: Sequence[BackfillSlot]) -> None:
         for part in parts:
             self.on.setdefault(part.index, []).append(part)
         starts_at = max(part.starts_at for part in parts)
@@ -66,16 +66,18 @@ class Reservations:
 
         return allow
 
-    def kept(self, index: int) -> Sequence[Reservation]:
+    def kept(self, index: int) -> Sequence[BackfillSlot]:
         return self.on.get(index, ())
 
 
-def _all_own(node: NodeView, placed: Placement, request: Request, at: Moment) -> bool:
+def _all_own(node: NodeView, placed: Placement, request: Request, at: PlanTime) -> bool:
     given = [gpu for gpu in node.gpus if gpu.uuid in placed.gpu_uuids]
     return bool(given) and all(gpu_offers.own_reserved(gpu, request, at) for gpu in given)
 
 
-def forecast(world: World, unit: Unit, parts: Sequence[Reservation], starts_at: float) -> Iterable[Forecast]:
+def forecast(
+    world: ClusterState, unit: Unit, parts: Sequence[BackfillSlot], starts_at: float
+) -> Iterable[Forecast]:
     """One for each member of a unit; all of them start together."""
     waits_for = tuple(sorted(set().union(*(part.waits_for for part in parts))))
     nodes = tuple(sorted({world.node(part.index).id for part in parts}))
@@ -97,7 +99,7 @@ class _Bounds:
 class Starts:
     """When requests can start, remembered by shape: only nodes that changed are asked again."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: ClusterState) -> None:
         self._world = world
         self._bounds: OrderedDict[search.Key, _Bounds] = OrderedDict()
 
@@ -105,8 +107,8 @@ class Starts:
         self._bounds.clear()
 
     def first(
-        self, request: Request, at: Moment, kept: Reservations, among: Mask | None = None
-    ) -> Reservation | None:
+        self, request: Request, at: PlanTime, kept: BackfillPlanner, among: Mask | None = None
+    ) -> BackfillSlot | None:
         """The earliest moment and, of equals, the first node by id; None where no end is known to make room.
 
         Where something is kept for others already, only what they leave is taken.
@@ -122,7 +124,7 @@ class Starts:
             node = self._world.node(index)
             start = start_on(node, request, at, kept.kept(index))
             if start is not None and start <= values[index]:
-                return Reservation(request, index, start, in_the_way(node, start, at))
+                return BackfillSlot(request, index, start, in_the_way(node, start, at))
             values[index] = nan if start is None else start
             if not kept.kept(index):
                 bounds.values[index] = values[index]
@@ -134,7 +136,7 @@ class Starts:
         lowest = finite[values[finite] == values[finite].min()]
         return min((int(index) for index in lowest), key=lambda index: self._world.node(index).id)
 
-    def draining(self, request: Request, at: Moment, kept: Reservations) -> Reservation | None:
+    def draining(self, request: Request, at: PlanTime, kept: BackfillPlanner) -> BackfillSlot | None:
         """The node with the least in the way, to be left to run empty where no declared end makes room."""
         values = self.bounds(request, at).values
         candidates = [
@@ -146,17 +148,17 @@ class Starts:
         for _weight, _id, index in sorted(candidates):
             node = self._world.node(index)
             if start_on(node, request, at) is not None:
-                return Reservation(request, index, inf, must_end(node, request, at))
+                return BackfillSlot(request, index, inf, must_end(node, request, at))
         return None
 
     @staticmethod
-    def _weight(node: NodeView, at: Moment) -> tuple[int, int]:
+    def _weight(node: NodeView, at: PlanTime) -> tuple[int, int]:
         endless = [each for each in node.running if expected_end(each, at) == inf]
         return sum(each.gpu_milli for each in endless), len(endless)
 
     # ---- what is remembered
 
-    def bounds(self, request: Request, at: Moment) -> _Bounds:
+    def bounds(self, request: Request, at: PlanTime) -> _Bounds:
         own = self._world.reserved_for(request.project_id)
         key = (*search.shape(request), owner_of(request), own, *search.choices(self._world, request))
         bounds = self._bounds.get(key)
@@ -168,7 +170,7 @@ class Starts:
         self._update(bounds, request, at)
         return bounds
 
-    def _update(self, bounds: _Bounds, request: Request, at: Moment) -> None:
+    def _update(self, bounds: _Bounds, request: Request, at: PlanTime) -> None:
         world = self._world
         if len(bounds.values) < len(world):
             bounds.values = np.concatenate([bounds.values, np.full(len(world) - len(bounds.values), nan)])
@@ -180,7 +182,7 @@ class Starts:
             bounds.values[index] = nan if node is None else self._bound(index, node, request, at)
         bounds.seen = len(world.changes)
 
-    def _bound(self, index: int, node: NodeView, request: Request, at: Moment) -> float:
+    def _bound(self, index: int, node: NodeView, request: Request, at: PlanTime) -> float:
         if node.state is not NodeState.READY or not admits(node, request):
             return nan
         if disk.unsuitable(request, node):
@@ -195,7 +197,7 @@ class Starts:
         return _bound(node, request, at)
 
 
-def _bound(node: NodeView, request: Request, at: Moment) -> float:
+def _bound(node: NodeView, request: Request, at: PlanTime) -> float:
     """No later than `start_on`, and nearly always equal: ends are counted, nothing is built."""
     cpu_milli, memory_mib = needs(request, node)
     cpu_lacks, memory_lacks = cpu_milli - node.cpu_milli_free, memory_mib - node.memory_mib_free

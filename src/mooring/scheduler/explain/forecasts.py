@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from math import inf
 
-from mooring.scheduler.cycle_cache import Memory
+from mooring.scheduler.cycle_cache import CycleCache
 from mooring.scheduler.model import Forecast, Snapshot
 from mooring.scheduler.packing.search import find
-from mooring.scheduler.queue import Ahead, Queue, Rank, Shares, because
-from mooring.scheduler.schedule import Look
+from mooring.scheduler.queue import Ahead, Rank, SchedulingQueue, Shares, because
+from mooring.scheduler.schedule import SchedulingCycle
 from mooring.scheduler.units import units_of
 
 
@@ -39,12 +39,12 @@ class Line:
         return tuple(islice(others, most))
 
 
-def line(snapshot: Snapshot, memory: Memory | None = None) -> Line:
+def line(snapshot: Snapshot, memory: CycleCache | None = None) -> Line:
     """The queue as a look begins with it."""
-    memory = memory or Memory()
+    memory = memory or CycleCache()
     memory.look(snapshot.nodes)
     shares = Shares(snapshot, memory.world.held, memory.world.total)
-    queue = Queue(snapshot, units_of(snapshot.requests), shares)
+    queue = SchedulingQueue(snapshot, units_of(snapshot.requests), shares)
     ordered = [(member, queue.rank(unit)) for unit in queue for member in unit.members]
     return Line(tuple(member.instance_id for member, _ in ordered), tuple(rank for _, rank in ordered))
 
@@ -60,10 +60,10 @@ class Forecasts:
         memory: for nothing else for as long as this is asked: it holds how far the queue was decided.
     """
 
-    def __init__(self, snapshot: Snapshot, memory: Memory) -> None:
+    def __init__(self, snapshot: Snapshot, memory: CycleCache) -> None:
         policy = replace(snapshot.policy, backfill="conservative")
         self._now = snapshot.now
-        self._look = Look(replace(snapshot, policy=policy), memory)
+        self._look = SchedulingCycle(replace(snapshot, policy=policy), memory)
         self._steps = self._look.steps()
         self._placements = 0  # noted so far, as are the forecasts
         self._forecasts = 0
@@ -87,12 +87,12 @@ class Forecasts:
         self._placements, self._forecasts = len(placements), len(forecasts)
 
 
-def max_duration_now(snapshot: Snapshot, instance_id: str, memory: Memory | None = None) -> int | None:
+def max_duration_now(snapshot: Snapshot, instance_id: str, memory: CycleCache | None = None) -> int | None:
     """The longest `max_duration_s` with which it would start now, beside what is kept for those ahead.
 
     None where no duration helps: it does not fit, or nothing that is kept is in its way.
     """
-    look = Look(snapshot, memory or Memory())
+    look = SchedulingCycle(snapshot, memory or CycleCache())
     if not _could_start(look, instance_id):
         return None
     unit = look.before(instance_id)
@@ -114,7 +114,7 @@ def max_duration_now(snapshot: Snapshot, instance_id: str, memory: Memory | None
     return None
 
 
-def _could_start(look: Look, instance_id: str) -> bool:
+def _could_start(look: SchedulingCycle, instance_id: str) -> bool:
     """Whether it would start if nothing were ahead of it and it ended at once. If not, no duration helps, and
     those ahead of it need not be decided.
     """

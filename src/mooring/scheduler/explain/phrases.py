@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from mooring.core.instance import WHOLE_MILLI
 from mooring.scheduler.feasibility import gpu_offers
-from mooring.scheduler.model import GpuView, Moment, Over, Request
+from mooring.scheduler.model import GpuView, Over, PlanTime, Request
 
 
 def cpus(milli: int) -> str:
@@ -56,7 +56,7 @@ def _on_one_numa_node(request: Request) -> str:
     return " on one NUMA node" if request.same_numa and request.gpu_count > 1 else ""
 
 
-def stock(suitable: Mapping[str, Sequence[GpuView]], request: Request, at: Moment) -> str:
+def stock(suitable: Mapping[str, Sequence[GpuView]], request: Request, at: PlanTime) -> str:
     """`1 free of 8 (6 in use, 1 quarantined)`, of the model with the most free; named if there are others."""
     model, there = min(suitable.items(), key=lambda item: (-_free(item[1], request, at), item[0]))
     name = f" {model}" if len(suitable) > 1 else ""
@@ -69,17 +69,17 @@ def stock(suitable: Mapping[str, Sequence[GpuView]], request: Request, at: Momen
     return f"{_free(there, request, at)} free of {len(there)}{name}{_why_not_free(there, request, at)}"
 
 
-def _free(gpus: Sequence[GpuView], request: Request, at: Moment) -> int:
+def _free(gpus: Sequence[GpuView], request: Request, at: PlanTime) -> int:
     return sum(gpu_offers.units(gpu, request, at) for gpu in gpus)
 
 
-def free_share(gpu: GpuView, request: Request, at: Moment) -> int:
+def free_share(gpu: GpuView, request: Request, at: PlanTime) -> int:
     """What a share could be given of the card, were it small enough."""
     closed = not gpu.healthy or gpu_offers.others_share(gpu, request) or gpu_offers.reserved(gpu, request, at)
     return 0 if closed else gpu.milli_free
 
 
-def _why_not_free(gpus: Sequence[GpuView], request: Request, at: Moment) -> str:
+def _why_not_free(gpus: Sequence[GpuView], request: Request, at: PlanTime) -> str:
     """Each card that gives nothing is counted once, under the first of the reasons that hold."""
     counts = {"quarantined": 0, "reserved": 0, "shared by another project": 0, "in use": 0}
     for gpu in gpus:
@@ -90,7 +90,7 @@ def _why_not_free(gpus: Sequence[GpuView], request: Request, at: Moment) -> str:
     return f" ({', '.join(parts)})" if parts else ""
 
 
-def why_not(gpu: GpuView, request: Request, at: Moment) -> str:
+def why_not(gpu: GpuView, request: Request, at: PlanTime) -> str:
     """Why a card gives the request nothing now."""
     if (
         gpu_offers.others_share(gpu, request)

@@ -5,16 +5,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from mooring.core.instance import WHOLE_MILLI
-from mooring.scheduler.cluster import World
-from mooring.scheduler.cycle_cache import Memory
+from mooring.scheduler.cluster import ClusterState
+from mooring.scheduler.cycle_cache import CycleCache
 from mooring.scheduler.explain import unplaced as of_world
 from mooring.scheduler.feasibility.filters import refusals
-from mooring.scheduler.model import Moment, NodeView, Over, Refusal, Request, Unplaced
+from mooring.scheduler.model import NodeView, Over, PlanTime, Refusal, Request, Unplaced
 from mooring.scheduler.packing.search import find
 
 
 @dataclass(frozen=True, slots=True)
-class Alternatives:
+class FittingAlternatives:
     """What would fit now in the place of a request, everything else in it being the same."""
 
     max_count_now: int  # the most GPUs; 0 if not even one
@@ -23,14 +23,14 @@ class Alternatives:
     without_same_numa: bool = False  # it would fit if its GPUs need not be on one NUMA node
 
 
-def explain(nodes: Iterable[NodeView], request: Request, at: Moment) -> tuple[Refusal, ...]:
+def explain(nodes: Iterable[NodeView], request: Request, at: PlanTime) -> tuple[Refusal, ...]:
     """Every reason of every node that cannot host the request now, by the node's id."""
     by_id = sorted(nodes, key=lambda node: node.id)
     return tuple(refusal for node in by_id for refusal in refusals(node, request, at))
 
 
 def unplaced(
-    nodes: Sequence[NodeView], request: Request, at: Moment, memory: Memory | None = None
+    nodes: Sequence[NodeView], request: Request, at: PlanTime, memory: CycleCache | None = None
 ) -> Unplaced:
     """Say why none of the nodes can host the request, with the refusals of each."""
     memory = _of(nodes, memory)
@@ -39,7 +39,7 @@ def unplaced(
 
 
 def over_quota(
-    nodes: Sequence[NodeView], request: Request, at: Moment, memory: Memory | None = None
+    nodes: Sequence[NodeView], request: Request, at: PlanTime, memory: CycleCache | None = None
 ) -> Over | None:
     """The quota that an unplaced request waits for; None if something else keeps it out."""
     memory = _of(nodes, memory)
@@ -47,13 +47,13 @@ def over_quota(
 
 
 def would_fit(
-    nodes: Sequence[NodeView], request: Request, at: Moment, memory: Memory | None = None
-) -> Alternatives:
+    nodes: Sequence[NodeView], request: Request, at: PlanTime, memory: CycleCache | None = None
+) -> FittingAlternatives:
     world = _of(nodes, memory).world
     if not request.gpu_count:
-        return Alternatives(0, ())
+        return FittingAlternatives(0, ())
     without_numa = replace(request, same_numa=False)
-    return Alternatives(
+    return FittingAlternatives(
         _most(world, request, at),
         _models(world, request, at),
         _share(world, request, at),
@@ -61,17 +61,17 @@ def would_fit(
     )
 
 
-def _of(nodes: Sequence[NodeView], memory: Memory | None) -> Memory:
-    memory = memory or Memory()
+def _of(nodes: Sequence[NodeView], memory: CycleCache | None) -> CycleCache:
+    memory = memory or CycleCache()
     memory.look(nodes)
     return memory
 
 
-def _fits(world: World, request: Request, at: Moment) -> bool:
+def _fits(world: ClusterState, request: Request, at: PlanTime) -> bool:
     return find(world, request, at) is not None
 
 
-def _most(world: World, request: Request, at: Moment) -> int:
+def _most(world: ClusterState, request: Request, at: PlanTime) -> int:
     """A share is of one GPU, and stays it."""
     if _is_share(request):
         return int(_fits(world, request, at))
@@ -79,7 +79,7 @@ def _most(world: World, request: Request, at: Moment) -> int:
     return _largest(most, lambda count: _fits(world, replace(request, gpu_count=count), at))
 
 
-def _share(world: World, request: Request, at: Moment) -> int | None:
+def _share(world: ClusterState, request: Request, at: PlanTime) -> int | None:
     if not _is_share(request):
         return None
     largest = _largest(WHOLE_MILLI - 1, lambda milli: _fits(world, replace(request, gpu_milli=milli), at))
@@ -95,7 +95,7 @@ def _largest(most: int, fits: Callable[[int], bool]) -> int:
     return bisect_left(range(1, most + 1), 1, key=lambda number: int(not fits(number)))
 
 
-def _models(world: World, request: Request, at: Moment) -> tuple[str, ...]:
+def _models(world: ClusterState, request: Request, at: PlanTime) -> tuple[str, ...]:
     there = sorted(
         {place.model for number in set(world.kind_of.tolist()) for place in world.kinds[number].places}
     )

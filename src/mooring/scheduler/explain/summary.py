@@ -28,10 +28,10 @@ from mooring.scheduler.feasibility.node_groups import (
     STATE,
     Survey,
 )
-from mooring.scheduler.model import GpuView, Moment, NodeView, Request
+from mooring.scheduler.model import GpuView, NodeView, PlanTime, Request
 
 
-def summarize(survey: Survey, request: Request, at: Moment, *, free: str = "free ") -> str:
+def summarize(survey: Survey, request: Request, at: PlanTime, *, free: str = "free ") -> str:
     """Say why none of the nodes can host the request now.
 
     Args:
@@ -46,7 +46,7 @@ def summarize(survey: Survey, request: Request, at: Moment, *, free: str = "free
 class _Case:
     survey: Survey
     request: Request
-    at: Moment
+    at: PlanTime
     free: str
 
     @property
@@ -139,7 +139,7 @@ def _most_free_share(case: _Case, node: NodeView) -> int:
     return max(phrases.free_share(gpu, case.request, case.at) for gpu in cards_there)
 
 
-def _free(gpus: Sequence[GpuView], request: Request, at: Moment) -> int:
+def _free(gpus: Sequence[GpuView], request: Request, at: PlanTime) -> int:
     """The most that could be given together."""
     together = gpu_offers.neighbourhoods(gpus, request)
     return max((sum(gpu_offers.units(gpu, request, at) for gpu in there) for there in together), default=0)

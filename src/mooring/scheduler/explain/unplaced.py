@@ -3,15 +3,15 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from mooring.scheduler.cluster import World
+from mooring.scheduler.cluster import ClusterState
 from mooring.scheduler.explain import phrases
 from mooring.scheduler.explain.summary import summarize
 from mooring.scheduler.feasibility import gpu_offers, quotas
 from mooring.scheduler.feasibility.needs import needs
-from mooring.scheduler.feasibility.node_groups import FITS, Census
+from mooring.scheduler.feasibility.node_groups import FITS, NodeGroups
 from mooring.scheduler.gangs import gangs
 from mooring.scheduler.gangs.room import most_members
-from mooring.scheduler.model import Moment, Over, Request, Unplaced
+from mooring.scheduler.model import Over, PlanTime, Request, Unplaced
 from mooring.scheduler.packing import search
 from mooring.scheduler.packing.search import Key
 from mooring.scheduler.units import Unit
@@ -20,7 +20,9 @@ from mooring.scheduler.units import Unit
 _SEVERITY = ("no_nodes", "never_placeable", "quota", "waiting_for_capacity", "waiting_for_turn")
 
 
-def tell(world: World, census: Census, waiting: Iterable[Unit], at: Moment) -> tuple[Unplaced, ...]:
+def tell(
+    world: ClusterState, census: NodeGroups, waiting: Iterable[Unit], at: PlanTime
+) -> tuple[Unplaced, ...]:
     """Told of the world after the look, which is the one users see; without the refusals of each node."""
     told: dict[Key, Unplaced] = {}
     return tuple(
@@ -31,7 +33,7 @@ def tell(world: World, census: Census, waiting: Iterable[Unit], at: Moment) -> t
 
 
 def _of_unit(
-    world: World, census: Census, unit: Unit, at: Moment, told: dict[Key, Unplaced]
+    world: ClusterState, census: NodeGroups, unit: Unit, at: PlanTime, told: dict[Key, Unplaced]
 ) -> Iterable[tuple[Request, Unplaced]]:
     if unit.gang is not None and not gangs.whole(world, unit):
         there = len(unit.members) + gangs.held(world, unit)
@@ -54,7 +56,7 @@ def _of_unit(
     return [(member, worst) for member in unit.members]
 
 
-def _never_together(world: World, unit: Unit) -> str | None:
+def _never_together(world: ClusterState, unit: Unit) -> str | None:
     """Why all members of a gang could never run at once, as far as counting tells."""
     wanted, most = len(unit.members) + gangs.held(world, unit), most_members(world, unit)
     if unit.gang is None or most is None or most >= wanted:
@@ -64,7 +66,7 @@ def _never_together(world: World, unit: Unit) -> str | None:
 
 
 def _of_shape(
-    world: World, census: Census, request: Request, at: Moment, told: dict[Key, Unplaced]
+    world: ClusterState, census: NodeGroups, request: Request, at: PlanTime, told: dict[Key, Unplaced]
 ) -> Unplaced:
     asked = search.key(request)
     if asked not in told:
@@ -72,7 +74,7 @@ def _of_shape(
     return told[asked]
 
 
-def unplaced(world: World, census: Census, request: Request, at: Moment) -> Unplaced:
+def unplaced(world: ClusterState, census: NodeGroups, request: Request, at: PlanTime) -> Unplaced:
     """Say why none of the nodes can host the request, without the refusals of each."""
     survey = census.now(request, at)
     if not len(survey):
@@ -97,7 +99,7 @@ def unplaced(world: World, census: Census, request: Request, at: Moment) -> Unpl
     return Unplaced(request.instance_id, (), ever, summarize(survey, request, at), code=code)
 
 
-def over_quota(world: World, census: Census, request: Request, at: Moment) -> Over | None:
+def over_quota(world: ClusterState, census: NodeGroups, request: Request, at: PlanTime) -> Over | None:
     """The quota that an unplaced request waits for: it is kept from every node, or from one that it fits.
 
     Of a node that is full as well, the quota is no news: the wait is over when another node has room.
@@ -107,7 +109,9 @@ def over_quota(world: World, census: Census, request: Request, at: Moment) -> Ov
     return quotas.over_anywhere(request) or _over_where_it_fits(world, census, request, at)
 
 
-def _over_where_it_fits(world: World, census: Census, request: Request, at: Moment) -> Over | None:
+def _over_where_it_fits(
+    world: ClusterState, census: NodeGroups, request: Request, at: PlanTime
+) -> Over | None:
     survey = census.now(request, at)
     asked: dict[tuple[int, int], Over | None] = {}
     fitting = survey.left() if survey.last == FITS else []

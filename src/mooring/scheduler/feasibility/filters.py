@@ -7,23 +7,23 @@ from mooring.core.node import NodeState
 from mooring.scheduler.explain import phrases
 from mooring.scheduler.feasibility import disk, gpu_offers, quotas
 from mooring.scheduler.feasibility.needs import needs, preference
-from mooring.scheduler.model import GpuView, Moment, NodeView, Refusal, Request
+from mooring.scheduler.model import GpuView, NodeView, PlanTime, Refusal, Request
 
-Filter = Callable[[NodeView, Request, Moment], Iterator[Refusal]]
+Filter = Callable[[NodeView, Request, PlanTime], Iterator[Refusal]]
 
 
-def refusals(node: NodeView, request: Request, at: Moment) -> Iterator[Refusal]:
+def refusals(node: NodeView, request: Request, at: PlanTime) -> Iterator[Refusal]:
     """Every reason why this node cannot host the request at this moment; none if it can."""
     for rule in FILTERS:
         yield from rule(node, request, at)
 
 
-def fits(node: NodeView, request: Request, at: Moment) -> bool:
+def fits(node: NodeView, request: Request, at: PlanTime) -> bool:
     """Whether there is no refusal; without the words for them, which cost more than the answer."""
     return bool(fitting_offers(node, request, at))
 
 
-def fitting_offers(node: NodeView, request: Request, at: Moment) -> list[gpu_offers.Offer]:
+def fitting_offers(node: NodeView, request: Request, at: PlanTime) -> list[gpu_offers.Offer]:
     """What the node and the request's quota leave, the preferred first; empty where it does not fit."""
     if node.state is not NodeState.READY or not admits(node, request):
         return []
@@ -54,31 +54,31 @@ def is_open_to(node: NodeView, project_id: str) -> bool:
     return node.reserved_for is None or project_id in node.reserved_for
 
 
-def node_state(node: NodeView, request: Request, at: Moment) -> Iterator[Refusal]:
+def node_state(node: NodeView, request: Request, at: PlanTime) -> Iterator[Refusal]:
     if node.state is not NodeState.READY:
         yield _refusal(node, f"node_{node.state}", NodeState.READY, node.state)
 
 
-def node_selector(node: NodeView, request: Request, at: Moment) -> Iterator[Refusal]:
+def node_selector(node: NodeView, request: Request, at: PlanTime) -> Iterator[Refusal]:
     for key, value in sorted(request.selector.items()):
         if (label := node.labels.get(key)) != value:
             had = f"no label {key}" if label is None else f"{key}={label}"
             yield _refusal(node, "selector_mismatch", phrases.label(request, key, value), had)
 
 
-def reserved_node(node: NodeView, request: Request, at: Moment) -> Iterator[Refusal]:
+def reserved_node(node: NodeView, request: Request, at: PlanTime) -> Iterator[Refusal]:
     """Does not say for whom: other projects are nobody's business."""
     if not is_open_to(node, request.project_id):
         yield _refusal(node, "node_reserved", "a node open to this project", "reserved for other projects")
 
 
-def cpus(node: NodeView, request: Request, at: Moment) -> Iterator[Refusal]:
+def cpus(node: NodeView, request: Request, at: PlanTime) -> Iterator[Refusal]:
     wanted, _ = needs(request, node)
     if wanted > node.cpu_milli_free:
         yield _refusal(node, "insufficient_cpu", phrases.cpus(wanted), phrases.cpus(node.cpu_milli_free))
 
 
-def memory(node: NodeView, request: Request, at: Moment) -> Iterator[Refusal]:
+def memory(node: NodeView, request: Request, at: PlanTime) -> Iterator[Refusal]:
     _, wanted = needs(request, node)
     if wanted > node.memory_mib_free:
         yield _refusal(
@@ -86,7 +86,7 @@ def memory(node: NodeView, request: Request, at: Moment) -> Iterator[Refusal]:
         )
 
 
-def disk_space(node: NodeView, request: Request, at: Moment) -> Iterator[Refusal]:
+def disk_space(node: NodeView, request: Request, at: PlanTime) -> Iterator[Refusal]:
     wanted = phrases.memory(disk.needed(request, node))
     if request.disk_limits and not node.disk_enforced:
         yield _refusal(node, "disk_not_limited", "a node that enforces disk_mib", "no limits")
@@ -98,7 +98,7 @@ def disk_space(node: NodeView, request: Request, at: Moment) -> Iterator[Refusal
         yield _refusal(node, "insufficient_disk", wanted, phrases.memory(max(0, node.disk_mib_free)))
 
 
-def gpu_model(node: NodeView, request: Request, at: Moment) -> Iterator[Refusal]:
+def gpu_model(node: NodeView, request: Request, at: PlanTime) -> Iterator[Refusal]:
     if not request.gpu_count:
         return
     if not node.gpus:
@@ -108,7 +108,7 @@ def gpu_model(node: NodeView, request: Request, at: Moment) -> Iterator[Refusal]
         yield _refusal(node, "gpu_model_mismatch", phrases.models(request), had)
 
 
-def mig(node: NodeView, request: Request, at: Moment) -> Iterator[Refusal]:
+def mig(node: NodeView, request: Request, at: PlanTime) -> Iterator[Refusal]:
     """Silent where the node has no GPU of the model, as all rules that follow are."""
     there = _of_model(node, request) if request.gpu_count else []
     if not there or _in_mode(there, request):
@@ -121,7 +121,7 @@ def mig(node: NodeView, request: Request, at: Moment) -> Iterator[Refusal]:
         yield _refusal(node, "no_such_mig_profile", request.mig_profile, had)
 
 
-def gpu_memory(node: NodeView, request: Request, at: Moment) -> Iterator[Refusal]:
+def gpu_memory(node: NodeView, request: Request, at: PlanTime) -> Iterator[Refusal]:
     least = request.gpu_min_memory_mib
     there = _in_mode(_of_model(node, request), request) if request.gpu_count else []
     if least is None or not there:
@@ -131,7 +131,7 @@ def gpu_memory(node: NodeView, request: Request, at: Moment) -> Iterator[Refusal
         yield _refusal(node, "insufficient_gpu_memory", phrases.memory(least), phrases.memory(largest))
 
 
-def compute_capability(node: NodeView, request: Request, at: Moment) -> Iterator[Refusal]:
+def compute_capability(node: NodeView, request: Request, at: PlanTime) -> Iterator[Refusal]:
     """Silent also where a card that is capable enough is too small."""
     least = request.gpu_min_compute_capability
     if least is None or not request.gpu_count:
@@ -144,7 +144,7 @@ def compute_capability(node: NodeView, request: Request, at: Moment) -> Iterator
         yield _refusal(node, "insufficient_compute_capability", least, had)
 
 
-def gpu_count(node: NodeView, request: Request, at: Moment) -> Iterator[Refusal]:
+def gpu_count(node: NodeView, request: Request, at: PlanTime) -> Iterator[Refusal]:
     """Silent where no GPU of the node is suitable at all, which the rules above have said."""
     suitable = gpu_offers.suitable(node, request) if request.gpu_count else {}
     if suitable and not gpu_offers.offers(node, request, at):
@@ -152,7 +152,7 @@ def gpu_count(node: NodeView, request: Request, at: Moment) -> Iterator[Refusal]
         yield _refusal(node, *_lack_of_gpus(groups, request, at), phrases.stock(suitable, request, at))
 
 
-def quota(node: NodeView, request: Request, at: Moment) -> Iterator[Refusal]:
+def quota(node: NodeView, request: Request, at: PlanTime) -> Iterator[Refusal]:
     """Silent where the node has no GPUs to give, which the rules above have said."""
     if request.quota is None:
         return
@@ -187,7 +187,7 @@ def _in_mode(gpus: Sequence[GpuView], request: Request) -> list[GpuView]:
     return [gpu for gpu in gpus if gpu_offers.right_mode(gpu, request)]
 
 
-def _lack_of_gpus(groups: Sequence[Sequence[GpuView]], request: Request, at: Moment) -> tuple[str, str]:
+def _lack_of_gpus(groups: Sequence[Sequence[GpuView]], request: Request, at: PlanTime) -> tuple[str, str]:
     """The code, found by what must be thought away for one group to have enough, and what was wanted."""
     wanted = phrases.gpus(request)
     count = request.gpu_count

@@ -7,11 +7,11 @@ from typing import Protocol
 
 from mooring.core.instance import WHOLE_MILLI
 from mooring.scheduler.feasibility.needs import preference
-from mooring.scheduler.model import GpuView, Grant, MigView, Moment, NodeView, Request
+from mooring.scheduler.model import GpuAllocation, GpuView, MigView, NodeView, PlanTime, Request
 from mooring.scheduler.packing import links
 
 
-class Card(Protocol):
+class GpuTraits(Protocol):
     """What never changes about a card."""
 
     @property
@@ -48,7 +48,7 @@ def suitable(node: NodeView, request: Request) -> dict[str, list[GpuView]]:
     return found
 
 
-def would_do(gpu: Card, request: Request) -> bool:
+def would_do(gpu: GpuTraits, request: Request) -> bool:
     """Whether a card is what is asked for, whoever has it now."""
     return (
         preference(request, gpu.model) is not None
@@ -58,14 +58,14 @@ def would_do(gpu: Card, request: Request) -> bool:
     )
 
 
-def right_mode(gpu: Card, request: Request) -> bool:
+def right_mode(gpu: GpuTraits, request: Request) -> bool:
     """A card with MIG enabled is given out by its MIG devices and never itself."""
     if request.mig_profile is None:
         return not gpu.mig_enabled
     return gpu.mig_enabled and any(device.profile == request.mig_profile for device in gpu.mig)
 
 
-def memory_of(gpu: Card, request: Request) -> int:
+def memory_of(gpu: GpuTraits, request: Request) -> int:
     """The memory (MiB) that a request sees: the card's, or the MIG device's."""
     return gpu.memory_mib if request.mig_profile is None else mig_memory_mib(request.mig_profile)
 
@@ -77,11 +77,11 @@ def mig_memory_mib(profile: str) -> int:
     return int(size) * 1024 if size.isdigit() else 0
 
 
-def large_enough(gpu: Card, request: Request) -> bool:
+def large_enough(gpu: GpuTraits, request: Request) -> bool:
     return request.gpu_min_memory_mib is None or memory_of(gpu, request) >= request.gpu_min_memory_mib
 
 
-def capable_enough(gpu: Card, request: Request) -> bool:
+def capable_enough(gpu: GpuTraits, request: Request) -> bool:
     """A card that does not tell its compute capability is not trusted to have it."""
     least = request.gpu_min_compute_capability
     return least is None or (
@@ -94,7 +94,7 @@ def version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".") if part.isdigit())
 
 
-def units(gpu: GpuView, request: Request, at: Moment) -> int:
+def units(gpu: GpuView, request: Request, at: PlanTime) -> int:
     """How often the request's part of one card could be given from this one now."""
     return 0 if reserved(gpu, request, at) else unreserved_units(gpu, request)
 
@@ -120,7 +120,7 @@ def others_share(gpu: GpuView, request: Request) -> bool:
     return gpu.project_id != request.project_id
 
 
-def reserved(gpu: GpuView, request: Request, at: Moment) -> bool:
+def reserved(gpu: GpuView, request: Request, at: PlanTime) -> bool:
     """Whether a reservation of another project begins before the request has gone, and has not ended yet."""
     return bool(gpu.holds) and any(
         hold.project_id != request.project_id and hold.from_at < at.end_of(request) and hold.to_at > at.now
@@ -128,14 +128,14 @@ def reserved(gpu: GpuView, request: Request, at: Moment) -> bool:
     )
 
 
-def own_reserved(gpu: GpuView, request: Request, at: Moment) -> bool:
+def own_reserved(gpu: GpuView, request: Request, at: PlanTime) -> bool:
     """Whether the card is held for the request's project right now."""
     return bool(gpu.holds) and any(
         hold.project_id == request.project_id and hold.from_at <= at.now < hold.to_at for hold in gpu.holds
     )
 
 
-def offers(node: NodeView, request: Request, at: Moment) -> list[Offer]:
+def offers(node: NodeView, request: Request, at: PlanTime) -> list[Offer]:
     """What there is enough of now, the preferred first: by model, and by NUMA node where it must be one."""
     if not request.gpu_count:
         return [NO_GPUS]
@@ -148,7 +148,7 @@ def offers(node: NodeView, request: Request, at: Moment) -> list[Offer]:
     return sorted(found, key=lambda offer: (offer.rank, offer.model, offer.cards[0].index))
 
 
-def usable(cards: Iterable[GpuView], request: Request, at: Moment) -> list[GpuView]:
+def usable(cards: Iterable[GpuView], request: Request, at: PlanTime) -> list[GpuView]:
     """Those of which the request could be given something now."""
     return [gpu for gpu in cards if units(gpu, request, at)]
 
@@ -165,7 +165,7 @@ def neighbourhoods(cards: Sequence[GpuView], request: Request) -> list[tuple[Gpu
     return [tuple(there) for _numa, there in sorted(by_numa.items())]
 
 
-def enough(usable: Sequence[GpuView], request: Request, at: Moment) -> bool:
+def enough(usable: Sequence[GpuView], request: Request, at: PlanTime) -> bool:
     """Whether all that is asked for could be given from these, something from each."""
     if len(usable) >= request.gpu_count:
         return True
@@ -181,7 +181,7 @@ def near_enough(node: NodeView, request: Request) -> bool:
     )
 
 
-def grants(request: Request, offer: Offer, at: Moment, prefer: str = "") -> tuple[Grant, ...]:
+def grants(request: Request, offer: Offer, at: PlanTime, prefer: str = "") -> tuple[GpuAllocation, ...]:
     """What exactly is given: the best connected whole cards, the fullest card that has the share.
 
     Args:
@@ -198,11 +198,11 @@ def grants(request: Request, offer: Offer, at: Moment, prefer: str = "") -> tupl
         return _mig_grants(request, cards)
     if request.gpu_milli < WHOLE_MILLI:
         fullest = min(cards, key=lambda gpu: (gpu.uuid != prefer, gpu.milli_free, gpu.index, gpu.uuid))
-        return (Grant(fullest.uuid, request.gpu_milli),)
-    return tuple(Grant(uuid) for uuid in links.choose(cards, request.gpu_count, offer.there))
+        return (GpuAllocation(fullest.uuid, request.gpu_milli),)
+    return tuple(GpuAllocation(uuid) for uuid in links.choose(cards, request.gpu_count, offer.there))
 
 
-def _mig_grants(request: Request, cards: Iterable[GpuView]) -> tuple[Grant, ...]:
+def _mig_grants(request: Request, cards: Iterable[GpuView]) -> tuple[GpuAllocation, ...]:
     """From the card with the fewest left, so that others keep what belongs together."""
     fullest = sorted(cards, key=lambda gpu: (gpu.last, unowned_units(gpu, request), gpu.index, gpu.uuid))
     free = (
@@ -210,7 +210,7 @@ def _mig_grants(request: Request, cards: Iterable[GpuView]) -> tuple[Grant, ...]
         for gpu in fullest
     )
     devices = [
-        Grant(gpu.uuid, request.gpu_milli, uuid)
+        GpuAllocation(gpu.uuid, request.gpu_milli, uuid)
         for gpu, uuids in zip(fullest, free, strict=True)
         for uuid in uuids
     ]

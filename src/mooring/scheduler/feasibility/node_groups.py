@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from mooring.core.instance import WHOLE_MILLI
 from mooring.core.node import NodeState
-from mooring.scheduler.cluster import Mask, World, grown
+from mooring.scheduler.cluster import ClusterState, Mask, grown
 from mooring.scheduler.feasibility import filters
 from mooring.scheduler.feasibility.needs import needs_beside
-from mooring.scheduler.model import GpuView, Moment, NodeView, Request
+from mooring.scheduler.model import GpuView, NodeView, PlanTime, Request
 from mooring.scheduler.node_changes import empty
 from mooring.scheduler.packing import search
 from mooring.scheduler.packing.node_classes import ask_of, owner_of
@@ -103,10 +103,10 @@ class Survey:
         return min((node.name, node.id) for node in named)[0]
 
 
-class Census:
+class NodeGroups:
     """The nodes of a world by the condition of their cards, brought up to date when it is asked."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: ClusterState) -> None:
         self._world = world
         self._seen = 0
         self._numbers: dict[object, int] = {}
@@ -120,13 +120,13 @@ class Census:
         self._stages: dict[object, dict[int, int]] = {}
         self._stages_if_empty: dict[object, dict[int, int]] = {}
 
-    def now(self, request: Request, at: Moment) -> Survey:
+    def now(self, request: Request, at: PlanTime) -> Survey:
         self._update()
         stages = _Stages(self._examples, _known(request, self._stages), request, at)
         short = search.short_of_disk(self._world, request)
         return self._survey(request, self._group, stages, self._cpu, self._memory, self._ready, short)
 
-    def if_empty(self, request: Request, at: Moment) -> Survey:
+    def if_empty(self, request: Request, at: PlanTime) -> Survey:
         """As if all nodes were schedulable and healthy, and nothing ran or was held anywhere."""
         self._update()
         world = self._world
@@ -223,7 +223,7 @@ class _Stages:
     examples: Mapping[int, NodeView]
     known: dict[int, int]
     request: Request
-    at: Moment
+    at: PlanTime
 
     def of(self, group: int) -> int:
         stage = self.known.get(group)
@@ -242,7 +242,7 @@ def _known(request: Request, stages: dict[object, dict[int, int]]) -> dict[int, 
     return stages.setdefault(key, {})
 
 
-def _stage_of_cards(node: NodeView, request: Request, at: Moment) -> int:
+def _stage_of_cards(node: NodeView, request: Request, at: PlanTime) -> int:
     """The first stage at which the node's cards stop the request; `FITS` if none does."""
     for rule in _OF_CARDS:
         if codes := {refusal.code for refusal in rule(node, request, at)}:

@@ -10,10 +10,10 @@ from dataclasses import replace
 import numpy as np
 
 from mooring.core.instance import WHOLE_MILLI
-from mooring.scheduler.cluster import Mask, World
+from mooring.scheduler.cluster import ClusterState, Mask
 from mooring.scheduler.feasibility import quotas
 from mooring.scheduler.feasibility.needs import fixed, gpu_milli
-from mooring.scheduler.model import Moment, NodeView, Over, Quota, Request
+from mooring.scheduler.model import NodeView, Over, PlanTime, Quota, Request
 from mooring.scheduler.node_changes import with_placement
 from mooring.scheduler.packing import search
 from mooring.scheduler.packing.search import Allowed, Found, Key, find
@@ -25,16 +25,16 @@ Domain = Callable[[NodeView], Hashable]
 Allowing = Callable[[Request], Allowed | None]
 
 
-def whole(world: World, unit: Unit) -> bool:
+def whole(world: ClusterState, unit: Unit) -> bool:
     """Whether all members of the gang are there: those that wait, and those that hold something."""
     return unit.gang is None or len(unit.members) + held(world, unit) >= unit.gang.size
 
 
-def held(world: World, unit: Unit) -> int:
+def held(world: ClusterState, unit: Unit) -> int:
     return sum(world.groups.get(unit.gang.group_id, {}).values()) if unit.gang else 0
 
 
-def key(world: World, unit: Unit) -> Key:
+def key(world: ClusterState, unit: Unit) -> Key:
     """As `search.key`, of a unit; whoever joins members that run already is like nobody else."""
     if unit.gang is None:
         return search.key(unit.first)
@@ -42,7 +42,7 @@ def key(world: World, unit: Unit) -> Key:
     return (*(search.key(member) for member in sorted(unit.members, key=_size)), unit.gang.network, joins)
 
 
-def place(world: World, unit: Unit, at: Moment, allowing: Allowing) -> list[Found] | None:
+def place(world: ClusterState, unit: Unit, at: PlanTime, allowing: Allowing) -> list[Found] | None:
     """Give all members their places, which are taken then; None, and nothing is taken, if one has none."""
     if unit.gang is None:
         return _together(world, list(unit.members), at, None, allowing)
@@ -64,7 +64,7 @@ def _size(request: Request) -> tuple[int, int, int, str]:
 
 
 def _together(
-    world: World, members: list[Request], at: Moment, among: Mask | None, allowing: Allowing
+    world: ClusterState, members: list[Request], at: PlanTime, among: Mask | None, allowing: Allowing
 ) -> list[Found] | None:
     """Each is taken before the next is looked for; all are given back if one finds nothing."""
     placed: list[Found] = []
@@ -104,7 +104,7 @@ def counted(quota: Quota | None, request: Request, found: Found) -> Quota | None
 # ---- sets of nodes, from the tightest
 
 
-def sets(world: World, unit: Unit) -> Iterator[Mask | None]:
+def sets(world: ClusterState, unit: Unit) -> Iterator[Mask | None]:
     """Masks to try in turn, of more than one node. Others join the members that run already if they can."""
     homes = _homes(world, unit)
     overlay = unit.gang is not None and unit.gang.network == "overlay"
@@ -114,11 +114,11 @@ def sets(world: World, unit: Unit) -> Iterator[Mask | None]:
         yield None
 
 
-def _homes(world: World, unit: Unit) -> list[int]:
+def _homes(world: ClusterState, unit: Unit) -> list[int]:
     return sorted(world.groups.get(unit.gang.group_id, ())) if unit.gang else []
 
 
-def _single_nodes(world: World, unit: Unit, at: Moment) -> Iterator[Mask]:
+def _single_nodes(world: ClusterState, unit: Unit, at: PlanTime) -> Iterator[Mask]:
     """The nodes where all would fit if they were one, as far as one request can say it."""
     if homes := _homes(world, unit):
         candidates = homes if len(homes) == 1 else []
@@ -184,7 +184,7 @@ _DOMAINS: tuple[Domain, ...] = (_fabric, _zone, swarm)
 _WITHIN_SWARMS = tuple(map(_within_swarm, _DOMAINS))
 
 
-def _of_domain(world: World, unit: Unit, domain: Domain, homes: list[int]) -> Iterator[Mask]:
+def _of_domain(world: ClusterState, unit: Unit, domain: Domain, homes: list[int]) -> Iterator[Mask]:
     """The sets with enough free cards: the one with the fewest first, which leaves the others whole."""
     of_node, values = world.groups_by(domain)
     of_each = world.numbers(_free, _free)

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 
 from mooring.core.instance import WHOLE_MILLI
-from mooring.scheduler.cluster import Ints, World
+from mooring.scheduler.cluster import ClusterState, Ints
 from mooring.scheduler.feasibility.needs import needs_beside
 from mooring.scheduler.gangs.gangs import swarm
 from mooring.scheduler.model import Request
@@ -13,7 +13,7 @@ from mooring.scheduler.packing import search
 from mooring.scheduler.units import Unit
 
 
-def most_members(world: World, unit: Unit) -> int | None:
+def most_members(world: ClusterState, unit: Unit) -> int | None:
     """No fewer than could run together if nothing else ran anywhere; None where members differ.
 
     On nodes of one swarm or on one node where they need an overlay network, otherwise on all nodes.
@@ -28,13 +28,13 @@ def most_members(world: World, unit: Unit) -> int | None:
     return int(max(together.max(initial=0), of_node.max(initial=0)))
 
 
-def _of_nodes(world: World, request: Request) -> Ints:
+def _of_nodes(world: ClusterState, request: Request) -> Ints:
     kinds = np.array([_of_kind(world, number, request) for number in range(len(world.kinds))], np.int64)
     there, admitting = world.mask("there", lambda _node: True), search.admitting(world, request)
     return np.where(there if admitting is None else there & admitting, kinds[world.kind_of], 0)
 
 
-def _of_kind(world: World, number: int, request: Request) -> int:
+def _of_kind(world: ClusterState, number: int, request: Request) -> int:
     kind = world.kinds[number]
     cpu_milli, memory_mib = needs_beside(request, kind.cpu_milli, kind.memory_mib, kind.cards)
     limits = [
@@ -45,7 +45,7 @@ def _of_kind(world: World, number: int, request: Request) -> int:
     return min(limits, default=0)
 
 
-def _of_cards(world: World, number: int, request: Request) -> int:
+def _of_cards(world: ClusterState, number: int, request: Request) -> int:
     suitable = world.suitable(number, request)
     models = {model for _rank, model in suitable.models}
     places = Counter(

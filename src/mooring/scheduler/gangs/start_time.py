@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mooring.core.instance import WHOLE_MILLI
-from mooring.scheduler.backfill.planner import Reservations, Starts
-from mooring.scheduler.backfill.timeline import Reservation, at_time, in_the_way
-from mooring.scheduler.cluster import World
+from mooring.scheduler.backfill.planner import BackfillPlanner, Starts
+from mooring.scheduler.backfill.timeline import BackfillSlot, at_time, in_the_way
+from mooring.scheduler.cluster import ClusterState
 from mooring.scheduler.feasibility.filters import fitting_offers
-from mooring.scheduler.model import Moment, NodeView, Request
+from mooring.scheduler.model import NodeView, PlanTime, Request
 from mooring.scheduler.node_changes import with_placement
 from mooring.scheduler.packing.search import placement
 from mooring.scheduler.units import Unit
@@ -23,14 +23,14 @@ Bounds = dict[str, Floats]  # by member, as `Starts.bounds` gives them
 
 
 def gang_start(
-    world: World, starts: Starts, unit: Unit, at: Moment, kept: Reservations
-) -> list[Reservation] | None:
+    world: ClusterState, starts: Starts, unit: Unit, at: PlanTime, kept: BackfillPlanner
+) -> list[BackfillSlot] | None:
     """A part for each member, all from one moment on; None where no declared ends make room for all.
 
     Nodes of which something is kept for others are left to them.
     """
     bounds = {member.instance_id: starts.bounds(member, at).values for member in unit.members}
-    best: tuple[float, list[Reservation]] | None = None
+    best: tuple[float, list[BackfillSlot]] | None = None
     for nodes in _domains(world, unit, kept):
         if best and min(values[nodes].min() for values in bounds.values()) >= best[0]:
             continue
@@ -40,7 +40,7 @@ def gang_start(
     return best[1] if best else None
 
 
-def _domains(world: World, unit: Unit, kept: Reservations) -> list[list[int]]:
+def _domains(world: ClusterState, unit: Unit, kept: BackfillPlanner) -> list[list[int]]:
     """The sets of nodes that the members may be spread over: all, for an overlay each swarm and each node."""
     free = [(node.id, index) for index, node in world.present() if not kept.kept(index)]
     nodes = [index for _id, index in sorted(free)]
@@ -61,15 +61,15 @@ def _domains(world: World, unit: Unit, kept: Reservations) -> list[list[int]]:
 
 
 def _earliest(
-    world: World, unit: Unit, at: Moment, nodes: list[int], bounds: Bounds
-) -> tuple[float, list[Reservation]] | None:
+    world: ClusterState, unit: Unit, at: PlanTime, nodes: list[int], bounds: Bounds
+) -> tuple[float, list[BackfillSlot]] | None:
     there = np.array(nodes, np.int64)
     instants = {float(time) for values in bounds.values() for time in values[there] if time < inf}
     times = sorted({max(time, at.now) for time in instants})
     if not times:
         return None
 
-    def room(time: float) -> list[Reservation] | None:
+    def room(time: float) -> list[BackfillSlot] | None:
         return _room(world, unit, replace(at, now=time), at, nodes, bounds)
 
     place = bisect_left(times, 1, key=lambda time: int(room(time) is not None))
@@ -80,25 +80,25 @@ def _earliest(
 
 
 def _room(
-    world: World, unit: Unit, then: Moment, at: Moment, nodes: list[int], bounds: Bounds
-) -> list[Reservation] | None:
+    world: ClusterState, unit: Unit, then: PlanTime, at: PlanTime, nodes: list[int], bounds: Bounds
+) -> list[BackfillSlot] | None:
     """Where the members would go at that moment, one after the other on the first node that has room."""
     views: dict[int, NodeView] = {}
-    parts: list[Reservation] = []
+    parts: list[BackfillSlot] = []
     for member in sorted(unit.members, key=lambda member: (-member.gpu_count, member.instance_id)):
         index = _first_with_room(world, member, then, at, nodes, bounds[member.instance_id], views)
         if index is None:
             return None
         waits_for = in_the_way(world.node(index), then.now, at)
-        parts.append(Reservation(member, index, then.now, waits_for))
+        parts.append(BackfillSlot(member, index, then.now, waits_for))
     return parts
 
 
 def _first_with_room(
-    world: World,
+    world: ClusterState,
     member: Request,
-    then: Moment,
-    at: Moment,
+    then: PlanTime,
+    at: PlanTime,
     nodes: Sequence[int],
     bounds: Floats,
     views: dict[int, NodeView],

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from mooring.scheduler.packing.moves import Moves, Waste
-from mooring.scheduler.packing.node_table import RANK_BITS, Stock
+from mooring.scheduler.packing.node_table import RANK_BITS, NodeTable
 from mooring.scheduler.packing.potential import Potential
 from mooring.scheduler.packing.shapes import FleetNode, Move, NodeClass, Shape
 from mooring.scheduler.packing.states import Bools, Ints
@@ -33,7 +33,7 @@ class Fleet:
     """
 
     def __init__(self, nodes: Iterable[FleetNode] = (), potential: Potential | None = None) -> None:
-        self._stock = Stock()
+        self._stock = NodeTable()
         self._waste = Waste(potential or Potential(), self._stock.table)
         self._asked: OrderedDict[Shape, _Asked] = OrderedDict()
         self._moves: OrderedDict[Shape, Moves] = OrderedDict()  # of all that differ in memory and owner only
@@ -193,7 +193,7 @@ class _Seen:
         self.values = np.zeros(0, np.int64)
         self._seen = -1  # nothing
 
-    def missed(self, stock: Stock) -> Ints:
+    def missed(self, stock: NodeTable) -> Ints:
         """The nodes to look at again; those that are new have room in `values`."""
         if len(self.values) < len(stock):
             self.values = np.concatenate(

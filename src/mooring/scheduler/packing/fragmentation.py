@@ -11,7 +11,7 @@ from typing import Literal
 from mooring.core.disk import default_disk_mib
 from mooring.core.instance import WHOLE_MILLI
 from mooring.core.node import NodeState, allocatable_memory_mib, fair_share
-from mooring.scheduler.model import GpuView, Moment, NodeView
+from mooring.scheduler.model import GpuView, NodeView, PlanTime
 
 SIZES = (1, 2, 4, 8)  # GPUs of one instance
 SHARES_MILLI = (250, 500)
@@ -50,7 +50,7 @@ class OfModel:
     mig_free: Mapping[str, int]  # profile -> MIG devices that could be given out
 
 
-def fragmentation(nodes: Iterable[NodeView], at: Moment) -> dict[str, OfModel]:
+def fragmentation(nodes: Iterable[NodeView], at: PlanTime) -> dict[str, OfModel]:
     """By the model's NVML name."""
     of_models: dict[str, list[tuple[NodeView, list[GpuView]]]] = {}
     for node in nodes:
@@ -62,7 +62,7 @@ def fragmentation(nodes: Iterable[NodeView], at: Moment) -> dict[str, OfModel]:
     return {model: _of_model(there, at) for model, there in sorted(of_models.items())}
 
 
-def _of_model(there: list[tuple[NodeView, list[GpuView]]], at: Moment) -> OfModel:
+def _of_model(there: list[tuple[NodeView, list[GpuView]]], at: PlanTime) -> OfModel:
     cards = [gpu for _node, gpus in there for gpu in gpus if not gpu.mig_enabled]
     fits: Counter[int] = Counter(dict.fromkeys(SIZES, 0))
     shares: Counter[int] = Counter(dict.fromkeys(SHARES_MILLI, 0))
@@ -89,7 +89,7 @@ def _of_model(there: list[tuple[NodeView, list[GpuView]]], at: Moment) -> OfMode
     )
 
 
-def _closed(node: NodeView, gpu: GpuView, at: Moment) -> Stranding | None:
+def _closed(node: NodeView, gpu: GpuView, at: PlanTime) -> Stranding | None:
     """Why nothing of the card can be given out, whatever is free of it."""
     if node.state is not NodeState.READY:
         return _OF_STATE[node.state]
@@ -104,7 +104,7 @@ def _closed(node: NodeView, gpu: GpuView, at: Moment) -> Stranding | None:
 
 
 def _stranded(
-    node: NodeView, gpus: list[GpuView], open_: list[GpuView], at: Moment
+    node: NodeView, gpus: list[GpuView], open_: list[GpuView], at: PlanTime
 ) -> Iterator[tuple[Stranding, int]]:
     for gpu in gpus:
         if gpu.milli_free and (reason := _closed(node, gpu, at)):
@@ -146,7 +146,7 @@ def _times(free: int, total: int, milli: int, node: NodeView) -> int:
     return max(0, free) // max(1, fair_share(total, min(milli, there), there))
 
 
-def _mig_free(node: NodeView, gpus: list[GpuView], at: Moment) -> Counter[str]:
+def _mig_free(node: NodeView, gpus: list[GpuView], at: PlanTime) -> Counter[str]:
     return Counter(
         device.profile
         for gpu in gpus

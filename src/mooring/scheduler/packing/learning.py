@@ -5,20 +5,20 @@ It is kept beside the looks and given to each in its snapshot, so that a look de
 
 from dataclasses import replace
 
-from mooring.scheduler.cycle_cache import Memory
+from mooring.scheduler.cycle_cache import CycleCache
 from mooring.scheduler.model import Snapshot
 from mooring.scheduler.packing.demand import Demand
 from mooring.scheduler.packing.search import asked_of_fleet
 
 
 class Learning:
-    """For one look at a time, as `Memory`."""
+    """For one look at a time, as `CycleCache`."""
 
     def __init__(self) -> None:
         self._demand = Demand()
         self._known: frozenset[str] = frozenset()
 
-    def look(self, snapshot: Snapshot, memory: Memory) -> Snapshot:
+    def look(self, snapshot: Snapshot, memory: CycleCache) -> Snapshot:
         """The snapshot as it is to be decided; what is new in its queue has been learnt from."""
         memory.look(snapshot.nodes)
         new = [each for each in snapshot.requests if each.instance_id not in self._known]

@@ -33,7 +33,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class NodeKind:
     """A class of nodes. `cards` counts those with MIG enabled once, `places` has their devices."""
 
     cpu_milli: int
@@ -70,12 +70,12 @@ def units(node: NodeView) -> Iterator[Unit]:
                 yield gpu, device
 
 
-def kind_of(node: NodeView, there: list[Unit]) -> Kind:
+def kind_of(node: NodeView, there: list[Unit]) -> NodeKind:
     places = tuple(
         _place(gpu.model, gpu.memory_mib, gpu.compute_capability, device.profile if device else None)
         for gpu, device in there
     )
-    return Kind(node.cpu_milli, allocatable_memory_mib(node.memory_mib), len(node.gpus), places)
+    return NodeKind(node.cpu_milli, allocatable_memory_mib(node.memory_mib), len(node.gpus), places)
 
 
 @lru_cache(maxsize=4096)
@@ -128,7 +128,7 @@ def owner_of(request: Request) -> str:
     return request.project_id if request.gpu_milli < WHOLE_MILLI else ""
 
 
-def suitable(kind: Kind, request: Request) -> Suitable:
+def suitable(kind: NodeKind, request: Request) -> Suitable:
     ranks: dict[str, int] = {}
     bad = []
     for number, place in enumerate(kind.places):

@@ -18,7 +18,7 @@ RANK_BITS = _SIZE_BITS + TIE_BITS
 _NO_KIND = -1
 
 
-class Stock:
+class NodeTable:
     """Nodes by index. An index is used for one node only, also when the node has been removed."""
 
     def __init__(self) -> None:

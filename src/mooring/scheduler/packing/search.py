@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mooring.core.instance import WHOLE_MILLI
-from mooring.scheduler.cluster import Mask, World
+from mooring.scheduler.cluster import ClusterState, Mask
 from mooring.scheduler.feasibility import disk, gpu_offers, quotas
 from mooring.scheduler.feasibility.filters import fitting_offers, has_labels, is_open_to
 from mooring.scheduler.feasibility.needs import fixed, needs, needs_beside, preference
-from mooring.scheduler.model import GpuView, Grant, Moment, NodeView, Placement, Request
+from mooring.scheduler.model import GpuAllocation, GpuView, NodeView, Placement, PlanTime, Request
 from mooring.scheduler.node_changes import empty
 from mooring.scheduler.packing import links, node_classes
 from mooring.scheduler.packing.shapes import Move, Shape
@@ -59,9 +59,9 @@ def key(request: Request) -> Key:
 
 
 def find(
-    world: World,
+    world: ClusterState,
     request: Request,
-    at: Moment,
+    at: PlanTime,
     among: Mask | None = None,
     allowed: Allowed | None = None,
 ) -> Found | None:
@@ -77,18 +77,18 @@ def find(
     return search.in_own_reservation() or search.best()
 
 
-def asked_of_fleet(world: World, request: Request) -> Shape:
+def asked_of_fleet(world: ClusterState, request: Request) -> Shape:
     """What the request asks for as the fleet knows it, whatever its project may have."""
     unlimited = request if request.quota is None else replace(request, quota=None)
-    search = _Search(world, unlimited, Moment(0.0), None, None)
+    search = _Search(world, unlimited, PlanTime(0.0), None, None)
     models: frozenset[str] = frozenset().union(*search.tiers())
     everything = {place.key for kind in world.kinds for place in kind.places}
     return search.fleet_shape(frozenset() if models == everything else models)
 
 
-def best_nodes(world: World, request: Request, count: int) -> list[int]:
+def best_nodes(world: ClusterState, request: Request, count: int) -> list[int]:
     """Nodes that may have room for it, best first; reservations and NUMA nodes are not asked about."""
-    search = _Search(world, request, Moment(0.0), None, None)
+    search = _Search(world, request, PlanTime(0.0), None, None)
     moves = [
         move
         for models in search.tiers()
@@ -98,17 +98,17 @@ def best_nodes(world: World, request: Request, count: int) -> list[int]:
     return list(dict.fromkeys(move.node for move in moves))[:count]
 
 
-def choices(world: World, request: Request) -> Key:
+def choices(world: ClusterState, request: Request) -> Key:
     """What the request's quota leaves of models and of kinds of nodes, to remember answers by."""
     if request.quota is None:
         return ()
-    search = _Search(world, request, Moment(0.0), None, None)
+    search = _Search(world, request, PlanTime(0.0), None, None)
     return (request.project_id, *search.tiers(), search.kinds_within_shares())
 
 
 class _Search:
     def __init__(
-        self, world: World, request: Request, at: Moment, among: Mask | None, allowed: Allowed | None
+        self, world: ClusterState, request: Request, at: PlanTime, among: Mask | None, allowed: Allowed | None
     ) -> None:
         self._world = world
         self._request = request
@@ -312,7 +312,7 @@ class _Search:
 
 
 def placement(
-    node: NodeView, request: Request, offer: gpu_offers.Offer, at: Moment, prefer: str = ""
+    node: NodeView, request: Request, offer: gpu_offers.Offer, at: PlanTime, prefer: str = ""
 ) -> Placement:
     """What exactly the request is given of this offer."""
     given = gpu_offers.grants(request, offer, at, prefer)
@@ -329,7 +329,7 @@ def placement(
     )
 
 
-def _link_score(node: NodeView, model: str, given: Sequence[Grant]) -> float | None:
+def _link_score(node: NodeView, model: str, given: Sequence[GpuAllocation]) -> float | None:
     if len(given) < 2 or given[0].mig_uuid is not None:
         return None
     of_model = [gpu for gpu in node.gpus if gpu.model == model and not gpu.mig_enabled]
@@ -340,12 +340,12 @@ def _last_of(node: NodeView) -> list[int]:
     return [place for place, (gpu, _device) in enumerate(node_classes.units(node)) if gpu.last]
 
 
-def admitting(world: World, request: Request) -> Mask | None:
+def admitting(world: ClusterState, request: Request) -> Mask | None:
     """As `filters.admits`, of all nodes; null: all of them do."""
     return _both(labelled(world, request), open_to(world, request))
 
 
-def labelled(world: World, request: Request) -> Mask | None:
+def labelled(world: ClusterState, request: Request) -> Mask | None:
     """The nodes with the labels that are asked for; null: none are."""
     if not request.selector:
         return None
@@ -353,7 +353,7 @@ def labelled(world: World, request: Request) -> Mask | None:
     return world.mask(("selector", wanted), lambda node: has_labels(node, request))
 
 
-def open_to(world: World, request: Request) -> Mask | None:
+def open_to(world: ClusterState, request: Request) -> Mask | None:
     """The nodes that are not reserved for other projects; null: none is."""
     closed = [index for index in world.reserved if not is_open_to(world.node(index), request.project_id)]
     if not closed:
@@ -363,7 +363,7 @@ def open_to(world: World, request: Request) -> Mask | None:
     return mask
 
 
-def short_of_disk(world: World, request: Request, *, if_empty: bool = False) -> Mask:
+def short_of_disk(world: ClusterState, request: Request, *, if_empty: bool = False) -> Mask:
     """The nodes without the disk that it needs, now or even if nothing ran there."""
 
     def lacks(node: NodeView) -> bool:
@@ -372,13 +372,13 @@ def short_of_disk(world: World, request: Request, *, if_empty: bool = False) -> 
     return world.mask(("short of disk", if_empty, _disk(request)), lacks)
 
 
-def _with_room(world: World, request: Request) -> Mask | None:
+def _with_room(world: ClusterState, request: Request) -> Mask | None:
     """The nodes that admit it and have the disk that it asks for; null: all of them."""
     short = short_of_disk(world, request)
     return _both(admitting(world, request), ~short if short.any() else None)
 
 
-def _near_enough(world: World, request: Request) -> Mask | None:
+def _near_enough(world: ClusterState, request: Request) -> Mask | None:
     if not request.same_numa or request.gpu_count < 2:
         return None
     asked = ("near enough", node_classes.ask_of(request), request.gpu_count)
@@ -391,7 +391,7 @@ def _both(a: Mask | None, b: Mask | None) -> Mask | None:
     return a & b
 
 
-def _but(world: World, among: Mask | None, refused: list[int]) -> Mask | None:
+def _but(world: ClusterState, among: Mask | None, refused: list[int]) -> Mask | None:
     if not refused:
         return among
     mask = np.ones(len(world), np.bool_) if among is None else among.copy()

@@ -36,7 +36,7 @@ class States:
         )
 
 
-class Kind:
+class ClassStates:
     """A class of nodes, and where GPUs of each model stand in its states."""
 
     __slots__ = ("group", "groups", "order", "size", "value")
@@ -69,7 +69,7 @@ class StateTable:
     """Numbers for states, in order of appearance. Rows are never changed, and forgotten only all at once."""
 
     def __init__(self) -> None:
-        self.kinds: list[Kind] = []
+        self.kinds: list[ClassStates] = []
         self.classes: list[NodeClass] = []  # of each kind
         self.width = 1  # columns of `rests`: the most GPUs on a node
         self._kind_numbers: dict[NodeClass, int] = {}
@@ -90,7 +90,7 @@ class StateTable:
         number = self._kind_numbers.get(value)
         if number is None:
             number = self._kind_numbers[value] = len(self.kinds)
-            self.kinds.append(Kind(value))
+            self.kinds.append(ClassStates(value))
             self.classes.append(value)
             self._widen(len(value.models))
         return number
