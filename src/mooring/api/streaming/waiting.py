@@ -14,7 +14,7 @@ from mooring.api.views import instances as instance_views
 from mooring.control.instances import instances
 from mooring.core.access import Access
 from mooring.core.instance import ENDED, DesiredState, State
-from mooring.db.signals import Waiter
+from mooring.db.signals import Topic, Waiter
 from mooring.schemas.base import Json
 
 Heard = TypeVar("Heard")
@@ -97,7 +97,7 @@ async def wait(context: Context, live: LiveAccess, instance_id: str, target: Sta
     deadline = time.monotonic() + timeout_s
     access = live.access
     known = False
-    with context.database.signals.subscribed(f"instance:{instance_id}") as waiter:
+    with context.database.signals.subscribed(Topic.instance(instance_id)) as waiter:
         while True:
             shown = await run_in_threadpool(_read, context, access, instance_id, known)
             known = True
