@@ -48,7 +48,7 @@ class SearchStart:
 
 
 class AuditLinks(Loop):
-    """Waits for no nudge: at one tick a second, many rows share a transaction."""
+    """Has no topic: at one tick a second, many rows share a transaction."""
 
     interval_s = 1.0
 

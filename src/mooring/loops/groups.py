@@ -4,13 +4,14 @@ from collections.abc import Mapping
 
 from mooring.control.instances import gangs, instance_groups
 from mooring.db.session import Database
+from mooring.db.signals import Topic
 from mooring.loops.loop import Loop
 
 
 class Groups(Loop):
     """`groups` fires when something became of a member."""
 
-    topics = ("groups",)
+    topics = (Topic.GROUPS,)
     interval_s = 5.0
 
     def __init__(self, database: Database) -> None:

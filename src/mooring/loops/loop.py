@@ -1,4 +1,4 @@
-"""A loop: a thread that looks at rows, is woken early by nudges, and outlives every failed look."""
+"""A loop: a thread that looks at rows, is woken early by notifications, and outlives every failed look."""
 
 import logging
 import threading
@@ -11,6 +11,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from mooring.db.session import Database
+from mooring.db.signals import AnyTopic
 
 Item = TypeVar("Item")
 
@@ -21,9 +22,9 @@ _LONGEST_BACKOFF_S = 5.0
 class Loop(ABC):
     """`tick` is called when a topic fires, and after `interval_s` in any case."""
 
-    topics: tuple[str, ...] = ()
+    topics: tuple[AnyTopic, ...] = ()
     interval_s: float = 5.0
-    # A flood of nudges must not make a loop take the whole interpreter: after a tick it rests in
+    # A flood of notifications must not make a loop take the whole interpreter: after a tick it rests in
     # proportion to what the tick took.
     rest_factor: float = 2.0
 

@@ -5,7 +5,8 @@ from sqlalchemy.orm import Session
 from mooring.core.access import Access
 from mooring.core.errors import MemberOfGroup
 from mooring.core.instance import DesiredState
-from mooring.db.session import nudge
+from mooring.db.session import notify
+from mooring.db.signals import Topic
 from mooring.db.tables import Instance, InstanceGroup
 
 # What a restarted member can do again by itself, where the group goes on without it.
@@ -32,4 +33,4 @@ def require_not_in_group(session: Session, verb: str, access: Access, row: Insta
 
 def moved(session: Session) -> None:
     """Have the groups looked at: the end of one member concerns the others, its placement their network."""
-    nudge(session, "groups")
+    notify(session, Topic.GROUPS)

@@ -28,7 +28,8 @@ from mooring.core.instance import (
     Reason,
     State,
 )
-from mooring.db.session import nudge
+from mooring.db.session import notify
+from mooring.db.signals import Topic
 from mooring.db.tables import Instance, Node, Project
 from mooring.db.types import new_id, now
 
@@ -79,7 +80,7 @@ def queue_new(session: Session, rows: Sequence[Instance]) -> None:
     session.flush()
     for row in rows:
         _record_move(session, row, None)
-    nudge(session, "queue")
+    notify(session, Topic.QUEUE)
 
 
 def _described(row: Instance) -> dict[str, Any]:
@@ -121,7 +122,7 @@ def patch(
         admission.require_priority(session, access, row.project_id, changes["priority"])
         row.priority = changes["priority"]
         row.spec = {**row.spec, "priority": row.priority}
-        nudge(session, "schedule")
+        notify(session, Topic.SCHEDULE)
     if "max_duration_s" in changes:
         row.max_duration_s = changes["max_duration_s"]
         row.spec = {**row.spec, "max_duration_s": row.max_duration_s}
@@ -217,7 +218,7 @@ def queue_again(session: Session, row: Instance, node: Node | None, reason: Reas
     row.node_id, row.queued_at, row.scheduled_at = None, now(), None
     _tell(session, node)  # it holds the old container, which is now to be removed
     move(session, row, State.PENDING, reason)
-    nudge(session, "queue")
+    notify(session, Topic.QUEUE)
 
 
 def restart(session: Session, access: Access, instance_id: str) -> Instance:
@@ -309,7 +310,7 @@ def _tell(session: Session, node: Node | None) -> int:
     if node is None:
         return 0
     node.generation += 1
-    nudge(session, f"node:{node.id}")
+    notify(session, Topic.node(node.id))
     return node.generation
 
 
@@ -331,7 +332,7 @@ def move(session: Session, row: Instance, to: State, reason: Reason | None) -> N
     if before in HOLDS_GPUS and to not in HOLDS_GPUS:
         allocations.release(session, row)
     elif before is State.PENDING and to is not State.SCHEDULED:
-        nudge(session, "schedule")  # what waited has counted against its project's quotas
+        notify(session, Topic.SCHEDULE)  # what waited has counted against its project's quotas
     if row.group_id is not None:
         group_members.moved(session)
     _record_move(session, row, before)
@@ -370,7 +371,7 @@ def touch(session: Session, row: Instance, reason: Reason | None = None) -> None
     row.version += 1
     if reason is not None:
         row.reason = reason.model_dump()
-    nudge(session, f"instance:{row.id}")
+    notify(session, Topic.instance(row.id))
 
 
 def spec_of(row: Instance) -> InstanceSpec:
