@@ -74,8 +74,8 @@ def recorded(path: Path) -> list[Recorded]:
 def arrivals(tasks: Sequence[Task], milli: int, arrive: float, seed: int) -> list[Task]:
     """The tasks in random order, until they ask for `arrive` times `milli` of GPU.
 
-    A list that asks for less is offered whole, and then tasks drawn from it at random. Of a list that asks for
-    more, a random part is offered, each task once.
+    A list that asks for less is offered whole, followed by tasks drawn from it at random. Of a list that asks
+    for more, a random part is offered, each task once.
     """
     dice = random.Random(seed)
     offered = sorted(tasks, key=lambda task: task.name)
