@@ -17,7 +17,7 @@ from mooring.agent.gpus.reader import NOT_READ_YET, GpuReader, GpuReading
 from mooring.agent.nvml.types import NodeFault, NvmlSample
 from mooring.agent.runtime import Container, RuntimeFacts
 from mooring.core.gpu import GpuFacts, Sample
-from mooring.core.instance import Reason
+from mooring.core.instance.state import Reason
 from mooring.core.node import NodeFacts
 
 INVENTORY_KEPT_S: Final = 60

@@ -29,7 +29,7 @@ from mooring.control.instances.waiting_reasons import waiting_reason
 from mooring.control.scheduling import explain
 from mooring.control.tenants import projects
 from mooring.core.access import Access
-from mooring.core.instance import Reason, State
+from mooring.core.instance.state import Reason, State
 from mooring.core.text import LabelFilter, Text
 from mooring.db import tables
 from mooring.schemas.events import Event, InstanceEvents

@@ -17,17 +17,8 @@ from mooring.control.tenants import storage
 from mooring.core import ids
 from mooring.core.access import Access
 from mooring.core.errors import InvalidTransition, NotFound
-from mooring.core.instance import (
-    ENDED,
-    HOLDS_GPUS,
-    TRANSITIONS,
-    DesiredState,
-    InstanceRequest,
-    InstanceSpec,
-    InstanceTemplate,
-    Reason,
-    State,
-)
+from mooring.core.instance.spec import InstanceRequest, InstanceSpec, InstanceTemplate
+from mooring.core.instance.state import ENDED, HOLDS_GPUS, TRANSITIONS, DesiredState, Reason, State
 from mooring.db.session import notify
 from mooring.db.signals import Topic
 from mooring.db.tables import Instance, Node, Project
