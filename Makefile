@@ -1,6 +1,6 @@
 # `make` alone says what there is.
 .DEFAULT_GOAL := help
-.PHONY: help up test check mutants openapi lock clean
+.PHONY: help up test test-quick check mutants openapi lock clean
 .DELETE_ON_ERROR:
 # What a recipe runs is loud enough by itself.
 .SILENT:
@@ -13,14 +13,17 @@ PYTHON ?=
 export PYTHON
 
 help: ## this list
-	awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 up: .venv/.run ## the control plane with this machine as its node, on http://127.0.0.1:8700
 	exec $(BIN)/mooring up
 
-test: .venv/.dev ## all tests (installs the test bed's parts first); ARGS='-k join -x' for pytest
+test: .venv/.dev ## all tests (installs the test bed's parts first); ARGS='-k join -x' for pytest, ARGS=--every-database
 	tests/testbed/install.sh
 	$(BIN)/pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder $(ARGS)
+
+test-quick: .venv/.dev ## the tests that need no daemon (dockerd, PostgreSQL, Node.js), on SQLite; ARGS as for test
+	$(BIN)/pytest --quick --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder $(ARGS)
 
 check: .venv/.dev ## style, types and who may import whom
 	$(BIN)/ruff check

@@ -15,18 +15,69 @@ pytest_plugins = ["tests.testbed.fixtures"]
 
 DATABASES = ("sqlite", "postgresql")
 
-# Begun last, a file of minutes would leave the other workers idle while its own ends.
+# Started last, a file of minutes would leave the other workers idle until it ends.
 _LONGEST_FIRST = ("contract/test_schemathesis.py", "walk/", "scheduler/", "testbed/", "contract/")
 
+# What a test of the quick loop must not need: each of these starts a daemon.
+_DAEMONS = {
+    "docker_node", "docker_nodes", "new_docker_node", "new_postgres_cluster", "postgres_cluster",
+    "private_registry", "registry", "root_address", "swarm_of_two",
+}  # fmt: skip
+# These start daemons, or tools of node_modules, without a fixture of the above, or measure the machine.
+_NEVER_QUICK = ("contract/", "sso/", "testbed/", "walk/", "test_packaging.py", "test_readme.py")
+_DATABASE_FIXTURES = ("database_url", "shared_service", "world", "history")
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="only what needs no daemon; on SQLite")
+    parser.addoption("--every-database", action="store_true", help="every test on SQLite and PostgreSQL")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers",
+        "both_databases: run on PostgreSQL too: races, locks, quotas, pages, triggers, access, bad input",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    quick, every = config.getoption("quick"), config.getoption("every_database")
+    items[:] = [
+        item
+        for item in items
+        if (every or _runs_on_its_database(item)) and not (quick and _needs_a_daemon(item))
+    ]
     items.sort(key=_place)
 
 
+def _runs_on_its_database(item: pytest.Item) -> bool:
+    """Whether the item is for SQLite, is marked for both databases, or names its database itself."""
+    chosen = any(marker.args[0] == "database_url" for marker in item.iter_markers("parametrize"))
+    return chosen or _database(item) != "postgresql" or item.get_closest_marker("both_databases") is not None
+
+
+def _database(item: pytest.Item) -> str | None:
+    """The kind of database that a fixture of the item is parametrized with."""
+    params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    return next((params[name] for name in _DATABASE_FIXTURES if params.get(name) in DATABASES), None)
+
+
+def _needs_a_daemon(item: pytest.Item) -> bool:
+    fixtures = set(getattr(item, "fixturenames", ()))
+    return (
+        _relative(item).startswith(_NEVER_QUICK)
+        or bool(fixtures & _DAEMONS)
+        or _database(item) == "postgresql"
+    )
+
+
 def _place(item: pytest.Item) -> int:
-    path = item.path.relative_to(Path(__file__).parent).as_posix()
-    places = (place for place, start in enumerate(_LONGEST_FIRST) if path.startswith(start))
+    places = (place for place, start in enumerate(_LONGEST_FIRST) if _relative(item).startswith(start))
     return next(places, len(_LONGEST_FIRST))
+
+
+def _relative(item: pytest.Item) -> str:
+    return item.path.relative_to(Path(__file__).parent).as_posix()
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +112,7 @@ def migrated_template(
 def database_url(
     request: pytest.FixtureRequest, tmp_path: Path, migrated_template: Callable[[str], str]
 ) -> Iterator[str]:
-    """A fresh, migrated database; every test that asks for it runs on both kinds."""
+    """A fresh, migrated database: SQLite, and PostgreSQL too for tests marked `both_databases`."""
     template = migrated_template(request.param)
     if request.param == "sqlite":
         path = tmp_path / "mooring.db"

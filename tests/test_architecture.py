@@ -18,6 +18,9 @@ FILES = sorted(SOURCE.rglob("*.py"))
 MAX_LINES = 400
 # Who may open a transaction: the edges, and nobody in the middle.
 EDGES = ("api/", "loops/", "server.py", "cli/", "db/")
+MAX_FUNCTION_LINES = 50
+LONG_FUNCTIONS = {("agent/sync/agent.py", "__init__")}  # to be split; add none
+SHARED_CLASS_NAMES = {"_Asked", "_Attempt", "_Facts", "_Remembered"}  # to be renamed; add none
 CODE = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -42,6 +45,29 @@ def test_files_can_be_read_in_one_sitting(path: Path) -> None:
     assert text.count("\n") < MAX_LINES
     if text.strip() and path.name != "__main__.py":
         assert ast.get_docstring(ast.parse(text)), f"{_name(path)} does not say what it is for"
+
+
+def test_functions_are_short() -> None:
+    long = {
+        (_name(path), node.name)
+        for path in FILES
+        for node in _nodes(path)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (node.end_lineno or 0) - node.lineno + 1 > MAX_FUNCTION_LINES
+    }
+    assert long <= LONG_FUNCTIONS
+
+
+def test_a_class_name_stands_for_one_thing() -> None:
+    """Rows and schemas excepted: a row, its schema and what the code calls it may share a name."""
+    where: dict[str, list[str]] = {}
+    for path in FILES:
+        if not _name(path).startswith(("db/tables", "schemas/")):
+            for node in _nodes(path):
+                if isinstance(node, ast.ClassDef):
+                    where.setdefault(node.name, []).append(_name(path))
+    shared = {name: files for name, files in where.items() if len(files) > 1}
+    assert shared.keys() <= SHARED_CLASS_NAMES, shared
 
 
 def test_only_the_session_commits() -> None:

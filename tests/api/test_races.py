@@ -20,6 +20,8 @@ from tests.service import Client, RunningService
 from tests.testbed.waiting import wait_until
 from tests.together import together
 
+pytestmark = pytest.mark.both_databases
+
 BODY = {"image": "mooring-test/busybox:1", "gpus": {"count": 1}, "cpus": 1, "memory_mib": 64}
 
 

@@ -15,6 +15,8 @@ from tests.nodes import WireNode, seen
 from tests.problems import problem
 from tests.service import Client, RunningService, running, settings_for
 
+pytestmark = pytest.mark.both_databases
+
 
 def test_healthz_and_readyz_need_no_key(shared: Client) -> None:
     with Client(str(shared.base_url), key="nobody") as stranger:

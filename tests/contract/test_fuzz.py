@@ -19,6 +19,8 @@ from tests.nodes import WireNode
 from tests.problems import MEMBERS
 from tests.service import ADMIN_KEY, Client, running, settings_for
 
+pytestmark = pytest.mark.both_databases
+
 # On each of two databases.
 REQUESTS = int(os.environ.get("CONTRACT_REQUESTS", "5000"))
 SEED = int(os.environ.get("CONTRACT_SEED", "20261121"))

@@ -13,6 +13,8 @@ from mooring.loops.scheduling import Scheduling
 from tests.nodes import WireNode
 from tests.service import Client, RunningService
 
+pytestmark = pytest.mark.both_databases
+
 
 class Halves(Loop):
     """Of some numbers, their halves; of an odd one there is none."""

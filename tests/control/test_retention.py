@@ -37,6 +37,8 @@ from tests.problems import problem
 from tests.retention import AS_SHIPPED, AT_ONCE, LIMITS, TrustedClock, purge
 from tests.service import Client, RunningService
 
+pytestmark = pytest.mark.both_databases
+
 IMAGE = "mooring-test/busybox:1"
 LONG_AGO = timedelta(days=31)
 

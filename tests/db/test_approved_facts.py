@@ -13,6 +13,8 @@ from mooring.db import migrate
 from mooring.db.session import normalized
 from tests.testbed.postgres import PostgresCluster
 
+pytestmark = pytest.mark.both_databases
+
 BEFORE = "0006"
 FACTS: dict[str, Any] = {
     "hostname": "h", "address": "10.0.0.7", "cpus": 64, "memory_mib": 524_288, "labels": {"zone": "a"},

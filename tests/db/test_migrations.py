@@ -18,6 +18,8 @@ from mooring.db.session import normalized
 from mooring.db.tables import Base
 from tests.testbed.postgres import PostgresCluster
 
+pytestmark = pytest.mark.both_databases
+
 VERSIONS = "alembic_version"
 KILLED = -9
 

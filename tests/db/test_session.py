@@ -20,6 +20,8 @@ from mooring.db.tables import ApiKey, Project
 from mooring.db.types import new_id, now
 from tests.together import together
 
+pytestmark = pytest.mark.both_databases
+
 
 def only(kind: str) -> pytest.MarkDecorator:
     """For what one of the two databases cannot do, or cannot get wrong."""

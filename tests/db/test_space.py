@@ -16,6 +16,8 @@ from mooring.db.session import Database
 from mooring.db.signals import Signals
 from tests.service import ADMIN_KEY, running, settings_for
 
+pytestmark = pytest.mark.both_databases
+
 MIB = 1024 * 1024
 SOME = 4000  # rows of a KiB each
 

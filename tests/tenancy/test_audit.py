@@ -25,6 +25,8 @@ from tests.tenancy.matrix import MATRIX
 from tests.tenancy.tenants import IMAGE, NOWHERE, World, make_key, post
 from tests.together import together
 
+pytestmark = pytest.mark.both_databases
+
 JSON_LINES = {"Accept": "application/x-ndjson"}
 
 

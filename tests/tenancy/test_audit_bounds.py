@@ -17,6 +17,8 @@ from tests.problems import problem
 from tests.service import Client
 from tests.tenancy.tenants import World, make_key
 
+pytestmark = pytest.mark.both_databases
+
 
 def _rows(client: Client, **filters: Any) -> list[dict[str, Any]]:
     return client.items("/v1/audit-log", limit=200, **filters)

@@ -16,6 +16,8 @@ from tests.tenancy.audit_logs import await_links, mooring
 from tests.tenancy.operator_keys import NEW, OLD, settings_with
 from tests.tenancy.tenants import post
 
+pytestmark = pytest.mark.both_databases
+
 
 def _settings(database_url: str, folder: Path, *keys: str) -> Settings:
     return settings_with("audit_keys", keys, database_url, folder)

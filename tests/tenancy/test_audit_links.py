@@ -23,6 +23,8 @@ from tests.tenancy.tenants import post
 from tests.testbed.waiting import wait_until
 from tests.together import together
 
+pytestmark = pytest.mark.both_databases
+
 FORGED = (
     "INSERT INTO audit_log (id, at, actor, action, previous_hash, hash)"
     " VALUES ('aud_x', '2026-01-01 00:00:00', '{}', 'user.delete', '', :hash)"

@@ -16,6 +16,8 @@ from tests.service import running
 from tests.tenancy.operator_keys import NEW, OLD, settings_with, start_and_end
 from tests.tenancy.tenants import post
 
+pytestmark = pytest.mark.both_databases
+
 
 def _settings(database_url: str, folder: Path, *keys: str) -> Settings:
     return settings_with("encryption_keys", keys, database_url, folder)

@@ -14,6 +14,8 @@ from tests.tenancy.calls import CALLS, Callers, awaited_stream
 from tests.tenancy.matrix import MATRIX
 from tests.tenancy.tenants import World
 
+pytestmark = pytest.mark.both_databases
+
 # The pages of the documentation, which are in no document.
 UNDOCUMENTED = {"docs", "asset"}
 REFUSED = 400

@@ -14,6 +14,8 @@ from mooring.settings import Settings
 from tests.service import settings_for
 from tests.tenancy.operator_keys import NEW, OLD, settings_with, start_and_end
 
+pytestmark = pytest.mark.both_databases
+
 
 @dataclass(frozen=True)
 class Kind:

@@ -11,6 +11,8 @@ from tests.nodes import WireNode, seen
 from tests.problems import problem
 from tests.service import Client, RunningService
 
+pytestmark = pytest.mark.both_databases
+
 # Each raises in COMMIT itself, after every statement of the transaction has succeeded.
 FAILING = {
     "sqlite": [

@@ -18,6 +18,8 @@ from tests.problems import problem
 from tests.service import Client, RunningService, running, settings_for
 from tests.testbed.waiting import wait_until
 
+pytestmark = pytest.mark.both_databases
+
 EVENTS = {"Accept": "text/event-stream"}
 THREADS = 40  # of all requests, as anyio has them
 PENDING: dict[str, Any] = {"image": "a", "gpus": {"count": 64}}

@@ -16,6 +16,8 @@ from tests.api.conftest import Corner
 from tests.problems import MEMBERS, problem
 from tests.service import Client
 
+pytestmark = pytest.mark.both_databases
+
 JSON = {"Content-Type": "application/json"}
 MIB = 1024 * 1024
 

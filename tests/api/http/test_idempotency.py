@@ -23,6 +23,8 @@ from tests.service import Client, RunningService
 from tests.testbed.waiting import wait_until
 from tests.together import together
 
+pytestmark = pytest.mark.both_databases
+
 IMAGE = "mooring-test/busybox:1"
 
 

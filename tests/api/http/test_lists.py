@@ -9,6 +9,8 @@ from tests.problems import problem
 from tests.service import Client
 from tests.testbed.waiting import wait_until
 
+pytestmark = pytest.mark.both_databases
+
 
 def test_filters_pick_and_combine(corner: Corner) -> None:
     key = corner.node.name

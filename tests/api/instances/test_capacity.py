@@ -1,11 +1,14 @@
 """Asking before, asking at once, and asking why."""
 
 import httpx
+import pytest
 
 from tests.nodes import WireNode
 from tests.problems import problem
 from tests.service import Client
 from tests.testbed.waiting import wait_until
+
+pytestmark = pytest.mark.both_databases
 
 IMAGE = "mooring-test/busybox:1"
 # Else three GPUs come with three eighths of the node, and CPUs and memory are refused beside them.

@@ -20,6 +20,8 @@ from tests.problems import problem
 from tests.testbed.waiting import wait_until
 from tests.together import together
 
+pytestmark = pytest.mark.both_databases
+
 SMALL: dict[str, Any] = {"cpus": 1, "memory_mib": 64}
 MORE_THAN_THERE_IS = {"count": 60}
 # 64 CPUs and eight GPUs: what goes with one.

@@ -13,6 +13,8 @@ from mooring.control.events import EventKind
 from mooring.core.access import Access, Caller, Permission
 from tests.service import Client, RunningService
 
+pytestmark = pytest.mark.both_databases
+
 MADE = 7
 
 

@@ -22,6 +22,8 @@ from tests.service import Client, RunningService, running, settings_for
 from tests.testbed.waiting import wait_until
 from tests.together import together
 
+pytestmark = pytest.mark.both_databases
+
 
 def _history(client: Client, instance_id: str) -> list[dict[str, Any]]:
     return client.items(f"/v1/instances/{instance_id}/events")

@@ -21,6 +21,8 @@ from tests.problems import problem
 from tests.service import Client, RunningService, running, settings_for
 from tests.testbed.waiting import wait_until
 
+pytestmark = pytest.mark.both_databases
+
 IMAGE = "mooring-test/busybox:1"
 MIB = 1024 * 1024
 # 224 KiB, of the 256 that a spec may have. PostgreSQL would compress what repeats.

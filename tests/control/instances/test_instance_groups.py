@@ -15,6 +15,8 @@ from tests.problems import problem
 from tests.service import Client, RunningService
 from tests.tenancy.tenants import make_key
 
+pytestmark = pytest.mark.both_databases
+
 GROUPS = "/v1/instance-groups"
 TEMPLATE: dict[str, Any] = {"image": "mooring-test/busybox:1"}
 

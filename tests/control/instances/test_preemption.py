@@ -13,6 +13,8 @@ from tests.nodes import WireNode
 from tests.service import Client, RunningService
 from tests.testbed.waiting import wait_until
 
+pytestmark = pytest.mark.both_databases
+
 SMALL: dict[str, Any] = {"cpus": 1, "memory_mib": 64}
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 from sqlalchemy import Engine, event
 
 from mooring.control.nodes import reports
@@ -14,6 +15,8 @@ from mooring.db.tables import Node
 from mooring.schemas.agent import Assignment
 from tests.nodes import WireNode, seen
 from tests.service import Client, RunningService
+
+pytestmark = pytest.mark.both_databases
 
 
 @contextmanager

@@ -12,6 +12,8 @@ from mooring.scheduler.model import NodeView
 from tests.nodes import WireNode
 from tests.service import Client, RunningService
 
+pytestmark = pytest.mark.both_databases
+
 
 class Clock:
     def __init__(self) -> None:

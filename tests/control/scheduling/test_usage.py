@@ -13,6 +13,8 @@ from tests.nodes import WireNode, seen
 from tests.service import Client, RunningService
 from tests.testbed.waiting import wait_until
 
+pytestmark = pytest.mark.both_databases
+
 HALF_LIFE_S = 3600.0
 NOON = datetime(2030, 5, 31, 12, tzinfo=UTC)
 
