@@ -1,4 +1,4 @@
-"""Takes other GPUs for reserved ones that have been lost or quarantined."""
+"""Replaces reserved GPUs that were lost or quarantined."""
 
 from mooring.control.scheduling import reservations
 from mooring.control.scheduling.cache import SchedulerCache

@@ -461,7 +461,7 @@ def test_nodes_of_the_operators_own_process_may_change(corner: Corner, thief: Wi
     thief.sync()
     assert shown(corner, thief)["reason"]["code"] == "facts_changed"
     with corner.service.plane.database.write() as session:
-        nodes.approve_anew(session, on_host("node.approve"), [thief.id, "nod_none"])
+        nodes.approve_next_report(session, on_host("node.approve"), [thief.id, "nod_none"])
     thief.sync()
     after = shown(corner, thief)
     assert (after["state"], after["facts_changed"]) == ("ready", None)

@@ -50,7 +50,7 @@ def hand_out(
     node = locks.node(session, node_id)
     if node is None or node.deleted_at is not None:
         raise Unauthorized("this node was deleted; join it again with a new token")
-    nodes.recognise(node, credential_hash)
+    nodes.authenticate(node, credential_hash)
     reports.require_current_session(node, request.session)
     row = locks.instances(session, [instance_id]).get(instance_id)
     if row is None or not _is_to_start(row, node, request.attempt):
