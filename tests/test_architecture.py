@@ -19,6 +19,8 @@ MAX_LINES = 400
 # Who may open a transaction: the edges, and nobody in the middle.
 EDGES = ("api/", "loops/", "server.py", "cli/", "db/")
 CODE = re.compile(r"[a-z][a-z0-9_]*")
+BULK_UPDATE = re.compile(r"(?<![\w.])update\(|bulk_update")
+STATE_IN_SQL = re.compile(r"(?is)update\s+instances\s.*\bset\b.*\bstate\s*=")
 
 
 def _name(path: Path) -> str:
@@ -113,7 +115,7 @@ def test_only_move_and_assign_change_an_instances_state() -> None:
         for path in FILES
         if not _name(path).startswith("agent/")  # it cannot import db
         for scope in _scopes(ast.parse(path.read_text()))
-        if _writes_state(scope, bulk="update(" in path.read_text())
+        if _writes_state(scope, bulk=bool(BULK_UPDATE.search(path.read_text())))
     }
     assert written == {
         ("control/instances/instances.py", "new_row"),
@@ -137,27 +139,26 @@ def _writes_state(scope: ast.AST, *, bulk: bool) -> bool:
         bulk: the file has UPDATE statements, so a dict with the key "state" may be a row of one.
     """
     for node in ast.walk(scope):
-        if isinstance(node, ast.Attribute) and node.attr == "state" and isinstance(node.ctx, ast.Store):
-            return True
-        if isinstance(node, ast.Call) and _called(node) in {"values", "Instance"}:
-            if any(keyword.arg == "state" for keyword in node.keywords):
+        match node:
+            case ast.Attribute(attr="state", ctx=ast.Store()):
                 return True
-        if isinstance(node, ast.Call) and _called(node) == "setattr" and "state" in _texts(node.args[1:2]):
-            return True
-        if bulk and isinstance(node, ast.Dict) and any(map(_names_state, node.keys)):
-            return True
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            if re.search(
-                r"update\s+instances\s.*\bset\b.*\bstate\s*=", node.value, re.IGNORECASE | re.DOTALL
-            ):
+            case ast.Call() if _called(node) in {"values", "Instance"}:
+                if any(keyword.arg == "state" for keyword in node.keywords):
+                    return True
+            case ast.Call() if _called(node) == "setattr":
+                if "state" in _texts(node.args[1:2]):
+                    return True
+            case ast.Dict() if any(_names_state(key, bulk=bulk) for key in node.keys):
+                return True
+            case ast.Constant(value=str(sql)) if STATE_IN_SQL.search(sql):
                 return True
     return False
 
 
-def _names_state(key: ast.expr | None) -> bool:
-    return (isinstance(key, ast.Constant) and key.value == "state") or (
-        isinstance(key, ast.Attribute) and key.attr == "state"
-    )
+def _names_state(key: ast.expr | None, *, bulk: bool) -> bool:
+    if isinstance(key, ast.Constant):
+        return bulk and key.value == "state"
+    return isinstance(key, ast.Attribute) and key.attr == "state"
 
 
 def codes_in_source() -> dict[str, str]:

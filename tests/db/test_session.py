@@ -1,4 +1,4 @@
-"""Transactions: whole or not at all, one writer at a time on SQLite, and nudges after the commit only."""
+"""Transactions: atomic, one writer at a time on SQLite, and notifications after the commit only."""
 
 import threading
 import time
@@ -14,8 +14,8 @@ from mooring.control import bootstrap
 from mooring.control.tenants import projects
 from mooring.db import session as sessions
 from mooring.db.notifications import Listener
-from mooring.db.session import Database, Ending, at_end, normalized, nudge
-from mooring.db.signals import Signals
+from mooring.db.session import Database, Ending, at_end, normalized, notify
+from mooring.db.signals import Signals, Topic
 from mooring.db.tables import ApiKey, Project
 from mooring.db.types import new_id, now
 from tests.together import together
@@ -42,18 +42,18 @@ def _names(database: Database) -> list[str]:
         return sorted(session.scalars(select(Project.name)))
 
 
-def test_a_write_that_raises_leaves_nothing_and_nudges_nobody(database: Database) -> None:
+def test_a_write_that_raises_leaves_nothing_and_notifies_nobody(database: Database) -> None:
     woken = threading.Event()
-    with database.signals.waking(woken, "topic"):
+    with database.signals.waking(woken, Topic.QUEUE):
         with pytest.raises(RuntimeError, match="no"), database.write() as session:
             session.add(_project("a"))
             session.flush()
-            nudge(session, "topic")
+            notify(session, Topic.QUEUE)
             raise RuntimeError("no")
         assert (_names(database), woken.is_set()) == ([], False)
         with database.write() as session:
             session.add(_project("a"))
-            nudge(session, "topic")
+            notify(session, Topic.QUEUE)
             assert not woken.is_set()
         assert (_names(database), woken.is_set()) == (["a"], True)
 
@@ -204,10 +204,10 @@ def test_what_one_replica_commits_wakes_the_waiters_of_another(database_url: str
     listener.start()
     woken = threading.Event()
     try:
-        with there.signals.waking(woken, "topic"):
+        with there.signals.waking(woken, Topic.QUEUE):
             for _ in range(100):
                 with here.write() as session:
-                    nudge(session, "topic")
+                    notify(session, Topic.QUEUE)
                 if woken.wait(0.1):
                     break
             assert woken.is_set()
@@ -216,7 +216,7 @@ def test_what_one_replica_commits_wakes_the_waiters_of_another(database_url: str
             for _ in range(8):
                 woken.clear()
                 with here.write() as session:
-                    nudge(session, "topic")
+                    notify(session, Topic.QUEUE)
                 assert woken.wait(5)
             assert time.monotonic() - began < 1.5
     finally:

@@ -7,7 +7,8 @@ from typing import Protocol
 
 from mooring.agent.decide.device_claims import Share
 from mooring.core.disk import DiskFacts
-from mooring.core.instance import Reason, SecretReference
+from mooring.core.instance.spec import SecretReference
+from mooring.core.instance.state import Reason
 from mooring.core.node import SwarmFacts
 from mooring.schemas.agent import Assignment, Endpoint, Orphan, OverlayNetwork
 from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamFrame
@@ -44,10 +45,10 @@ class PullNeeded(Exception):
 class StartRefused(Exception):
     """A start that failed for good and left nothing behind; `reason` is what the user reads."""
 
-    def __init__(self, reason: Reason, *, distrust_gpus: bool = False) -> None:
+    def __init__(self, reason: Reason, *, wrong_gpus: bool = False) -> None:
         super().__init__(reason.message)
         self.reason = reason
-        self.distrust_gpus = distrust_gpus  # the container got other GPUs than assigned (R5)
+        self.wrong_gpus = wrong_gpus  # the container got other GPUs than assigned (R5)
 
 
 def secret_values(assignment: Assignment) -> dict[str, str]:
@@ -83,7 +84,7 @@ class Container:
     finished_at: str | None = None
     image_digest: str | None = None
     endpoints: tuple[Endpoint, ...] = ()
-    cards: tuple[str, ...] = ()  # that its MIG devices are on, in their order
+    parent_gpus: tuple[str, ...] = ()  # that its MIG devices are on, in their order
     share: Share | None = None
     project_id: str = ""
 

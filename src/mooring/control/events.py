@@ -1,7 +1,8 @@
-"""The history: every change appends one event in the transaction that makes it, and readers follow `seq`."""
+"""The event log: each change appends one event in its own transaction, and readers follow `seq`."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from enum import StrEnum
 from typing import Protocol
 
 from sqlalchemy import delete, func, insert, select, update
@@ -10,32 +11,40 @@ from sqlalchemy.orm import Session
 from mooring.control import locks
 from mooring.core import ids
 from mooring.core.errors import Gone
-from mooring.core.instance import State
-from mooring.db.session import Ending, at_end, nudge
+from mooring.core.instance.state import State
+from mooring.db.session import Ending, at_end, notify
+from mooring.db.signals import AnyTopic, Topic
 from mooring.db.tables import ControlPlane, Event
 from mooring.db.types import JsonObject, new_id, now
 
-INSTANCE_STATE_CHANGED = "instance.state_changed"
-INSTANCE_GROUP_CHANGED = "instance_group.changed"
-NODE_STATE_CHANGED = "node.state_changed"
-GPU_HEALTH_CHANGED = "gpu.health_changed"
-GPU_CLAIMED = "gpu.claimed"
 _PENDING = "mooring.events"
-_MOST_REASON = 500
+_REASON_MAX_CHARACTERS = 500
+
+
+class EventKind(StrEnum):
+    """The `type` of an event."""
+
+    INSTANCE_STATE_CHANGED = "instance.state_changed"
+    INSTANCE_GPU_UNHEALTHY = "instance.gpu_unhealthy"
+    INSTANCE_GPU_FAULT = "instance.gpu_fault"
+    INSTANCE_GROUP_CHANGED = "instance_group.changed"
+    NODE_STATE_CHANGED = "node.state_changed"
+    GPU_HEALTH_CHANGED = "gpu.health_changed"
+    GPU_CLAIMED = "gpu.claimed"
 
 
 def append(
     session: Session,
-    kind: str,
+    kind: EventKind,
     data: JsonObject,
     *,
     project_id: str | None = None,
     instance_id: str | None = None,
 ) -> None:
-    """Add an event to this transaction; it gets its `seq` when the transaction ends."""
+    """Add an event to this transaction; it gets its `seq` at the end of the transaction."""
     event = {
         "id": new_id(ids.EVENT),
-        "type": kind,
+        "type": str(kind),
         "project_id": project_id,
         "instance_id": instance_id,
         "at": now(),
@@ -45,26 +54,23 @@ def append(
         session.info[_PENDING] = []
         at_end(session, Ending.EVENTS, _write)
     session.info[_PENDING].append(event)
-    nudge(session, *topics(None if project_id is None else [project_id]), *topics(None))
+    notify(session, *topics(None if project_id is None else [project_id]), *topics(None))
 
 
-def topics(projects: Iterable[str] | None) -> tuple[str, ...]:
-    """What wakes those that follow the events of these projects; null: of all projects, and of machines."""
-    return ("events",) if projects is None else tuple(f"events:{project_id}" for project_id in projects)
+def topics(projects: Iterable[str] | None) -> tuple[AnyTopic, ...]:
+    """What to subscribe to for the events of these projects; None: of all projects and machines."""
+    return (Topic.EVENTS,) if projects is None else tuple(map(Topic.project_events, projects))
 
 
 def _bounded(data: JsonObject) -> JsonObject:
-    """The data with its reason cut short: a node's message may be long, and every attempt has some events.
-
-    The instance itself shows all of it.
-    """
+    """The data with its reason truncated, since a node's message may be long. The instance has it all."""
     reason = data.get("reason")
-    if reason is None or max(map(len, reason.values())) <= _MOST_REASON:
+    if reason is None or max(map(len, reason.values())) <= _REASON_MAX_CHARACTERS:
         return data
-    return {**data, "reason": {name: text[:_MOST_REASON] for name, text in reason.items()}}
+    return {**data, "reason": {name: text[:_REASON_MAX_CHARACTERS] for name, text in reason.items()}}
 
 
-class Moved(Protocol):
+class AnInstance(Protocol):
     """An instance, or the columns of one."""
 
     @property
@@ -74,9 +80,14 @@ class Moved(Protocol):
 
 
 def instance_moved(
-    session: Session, row: Moved, before: State | None, to: State, version: int, reason: JsonObject | None
+    session: Session,
+    row: AnInstance,
+    before: State | None,
+    to: State,
+    version: int,
+    reason: JsonObject | None,
 ) -> None:
-    """Append an instance's new state, and wake who waits for it."""
+    """Append an instance's new state and notify its waiters."""
     data = {
         "instance_id": row.id,
         "from": str(before) if before else None,
@@ -84,17 +95,17 @@ def instance_moved(
         "version": version,
         "reason": reason,
     }
-    append(session, INSTANCE_STATE_CHANGED, data, project_id=row.project_id, instance_id=row.id)
-    nudge(session, f"instance:{row.id}")
+    append(session, EventKind.INSTANCE_STATE_CHANGED, data, project_id=row.project_id, instance_id=row.id)
+    notify(session, Topic.instance(row.id))
 
 
-# Nobody needs them back, and the table's own insert costs a third of the mapped one.
+# Core insert: no row is read back, and it costs a third of the ORM's.
 _INSERT = insert(Event.__table__)  # type: ignore[arg-type]
 
 
 def _write(session: Session) -> None:
-    # Numbers are drawn before the commit, so without a lock a reader could see 8 before 7 and never
-    # look back. Taken after the locks of rows, it cannot deadlock with them.
+    # `seq` is assigned before the commit, so without this lock a reader could see 8 before 7 and miss 7.
+    # It is taken after all row locks, so it cannot deadlock with them.
     locks.end_of_events(session)
     session.connection().execute(_INSERT, session.info.pop(_PENDING))
 
@@ -119,11 +130,11 @@ def page(
         query = query.where(Event.instance_id == instance_id)
     found = session.scalars(query).all()
     if instance_id is None and after > 0:
-        _refuse_a_gap(session, after)  # after the read: what retention took away meanwhile is seen
+        _require_no_gap(session, after)  # after the read: what retention took away meanwhile is seen
     return found
 
 
-def _refuse_a_gap(session: Session, after: int) -> None:
+def _require_no_gap(session: Session, after: int) -> None:
     """Raises Gone: events behind `after` are no longer kept, be it that only those of purged instances."""
     purged_to = select(ControlPlane.events_purged_to).limit(1).scalar_subquery()
     first, purged = session.execute(select(func.min(Event.seq), purged_to)).one()

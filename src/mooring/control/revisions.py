@@ -6,7 +6,8 @@ from typing import Any
 from sqlalchemy import update
 from sqlalchemy.orm import Session
 
-from mooring.db.session import nudge
+from mooring.db.session import notify
+from mooring.db.signals import Topic
 from mooring.db.tables import Node
 
 _CHANGED = "mooring.changed_nodes"
@@ -36,7 +37,7 @@ def notify_nodes(session: Session, node_ids: Iterable[str]) -> None:
     ids = sorted(set(node_ids))
     _remember(session, ids)
     _update(session, ids, revision=Node.revision + 1, generation=Node.generation + 1)
-    nudge(session, *(f"node:{node_id}" for node_id in ids))
+    notify(session, *map(Topic.node, ids))
 
 
 def _update(session: Session, ids: Sequence[str], **values: Any) -> None:

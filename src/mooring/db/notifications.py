@@ -1,4 +1,4 @@
-"""PostgreSQL's LISTEN: what another replica committed nudges the waiters of this one."""
+"""PostgreSQL's LISTEN: commits of other replicas wake the waiters of this one."""
 
 import logging
 import threading
@@ -6,6 +6,7 @@ import threading
 import psycopg
 
 from mooring.db.session import NOTIFY_CHANNEL, Database
+from mooring.db.signals import ObjectTopic
 
 log = logging.getLogger(__name__)
 _RETRY_S = 1.0
@@ -13,7 +14,7 @@ _POLL_S = 0.5
 
 
 class Listener:
-    """A thread with a connection of its own. A lost connection costs only speed: loops look anyway."""
+    """A thread with its own connection. Losing the connection costs only time, because waiters also poll."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -32,16 +33,16 @@ class Listener:
             try:
                 self._listen()
             except psycopg.Error as error:
-                log.warning("no notifications from PostgreSQL for now: %s", error)
+                log.warning("cannot receive PostgreSQL notifications; reconnecting: %s", error)
                 self._stop.wait(_RETRY_S)
 
     def _listen(self) -> None:
         url = self._database.url.set(drivername="postgresql").render_as_string(hide_password=False)
         with psycopg.connect(url, autocommit=True, connect_timeout=3) as connection:
             connection.execute(f"LISTEN {NOTIFY_CHANNEL}")
-            self._database.signals.fire_all()  # what was told while nobody listened is lost
+            self._database.signals.fire_all()  # those sent before LISTEN are lost
             while not self._stop.is_set():
-                # Without `stop_after` what came in at once would be told only when the time is up.
+                # Without `stop_after` a notification would be delivered only when the timeout ends.
                 notices = connection.notifies(timeout=_POLL_S, stop_after=1)
-                topics = {notice.payload for notice in notices}
+                topics = {ObjectTopic(notice.payload) for notice in notices}
                 self._database.signals.fire(topics)

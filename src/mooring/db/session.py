@@ -1,7 +1,7 @@
-"""The database: short transactions, opened by the edges only, and nudges that go out after the commit.
+"""The database: short transactions, opened by the outer layers only, and notifications after the commit.
 
 SQLite: WAL, `synchronous=FULL`, one writer at a time behind an in-process lock and `BEGIN IMMEDIATE`.
-PostgreSQL: row locks, and `NOTIFY` in the transaction so that other replicas are nudged too.
+PostgreSQL: row locks, and `NOTIFY` in the transaction so that other replicas are notified too.
 """
 
 import threading
@@ -17,41 +17,41 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from mooring.db.signals import Signals
+from mooring.db.signals import AnyTopic, Signals
 
 NOTIFY_CHANNEL = "mooring"
-_NUDGES = "mooring.nudges"
+_TOPICS = "mooring.topics"
 _AT_END = "mooring.at_end"
 _WRITE_LOCK_TIMEOUT_S = 10.0
 
 
 def normalized(url: str) -> URL:
-    """A plain `postgresql://` or `postgres://` URL with the driver that Mooring ships."""
+    """The URL with the driver that Mooring ships, if it is a plain `postgresql://` or `postgres://` one."""
     parsed = make_url(url)
     if parsed.drivername in {"postgres", "postgresql"}:
         return parsed.set(drivername="postgresql+psycopg")
     return parsed
 
 
-def nudge(session: Session, *topics: str) -> None:
+def notify(session: Session, *topics: AnyTopic) -> None:
     """Wake the topics' waiters once this transaction has committed."""
-    session.info.setdefault(_NUDGES, set()).update(topics)
+    session.info.setdefault(_TOPICS, set()).update(topics)
 
 
 class Ending(IntEnum):
-    """The last steps of a transaction, in order: the more others wait for a lock, the later it is taken.
+    """The last steps of a transaction, in order: the more contended a lock, the later it is taken.
 
-    Whatever follows a lock that all writers take delays all of them by a round trip.
+    Each statement after a lock that all writers take delays all of them by a round trip.
     """
 
     WITHOUT_LOCKS = 1
     NOTIFY = 2  # PostgreSQL delivers it after the commit
-    EVENTS = 3  # under the lock of the end of the event log, of all writers
-    COUNTS = 4  # the row of a project that each of its writers changes
+    EVENTS = 3  # under the event log's lock, which all writers take
+    COUNTS = 4  # updates the project's row, as all writers of the project do
 
 
 def at_end(session: Session, step: Ending, write: Callable[[Session], None]) -> None:
-    """Run this at the end of the transaction, after every row has been locked and flushed."""
+    """Call `write` at the end of the transaction, after every other row is locked and flushed."""
     session.info.setdefault(_AT_END, []).append((step, write))
 
 
@@ -63,16 +63,16 @@ class Database:
         self.signals = signals
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.engine = _sqlite_engine(self.url) if self.is_sqlite else _postgresql_engine(self.url, pool_size)
-        # As on SQLite, all that one reader reads is of one moment: an instance fits to the GPUs it holds.
+        # One snapshot per reader, as on SQLite: an instance and its GPU allocations are consistent.
         snapshots = self.engine.execution_options(isolation_level="REPEATABLE READ")
         self._readers = self.engine if self.is_sqlite else snapshots
         self._writer = threading.Lock()
-        # Found in the `info` of every session: keys and rules of the service that writers apply.
+        # Copied to the `info` of every session: the service's keys and rules that writers apply.
         self.session_info: dict[str, Any] = {}
 
     @contextmanager
     def read(self) -> Iterator[Session]:
-        """A session that sees one moment, and is rolled back at the end, whatever was done in it."""
+        """A session on one snapshot. It is always rolled back at the end."""
         with Session(
             self._readers, autoflush=False, expire_on_commit=False, info=self.session_info
         ) as session:
@@ -83,7 +83,7 @@ class Database:
         """A session that commits at the end of the block, or rolls back if the block raises.
 
         Raises:
-            OperationalError: the writer's lock was not to be had in time, or the database is away.
+            OperationalError: cannot get the write lock in time, or cannot reach the database.
         """
         with (
             self.only_writer(),
@@ -93,28 +93,28 @@ class Database:
                 session.connection(execution_options={"mooring_immediate": True})
             yield session
             session.flush()
-            topics: set[str] = session.info.pop(_NUDGES, set())
+            topics: set[AnyTopic] = session.info.pop(_TOPICS, set())
             if topics and not self.is_sqlite:
-                at_end(session, Ending.NOTIFY, lambda ending: _notify(ending, topics))
+                at_end(session, Ending.NOTIFY, lambda ending: _send(ending, topics))
             for _step, write in sorted(session.info.pop(_AT_END, ()), key=itemgetter(0)):
                 write(session)
-            assert _NUDGES not in session.info, "a nudge of the last steps reaches no other replica"
+            assert _TOPICS not in session.info, "notify() in an at_end step does not reach other replicas"
             session.commit()
         self.signals.fire(topics)
 
     @contextmanager
     def only_writer(self) -> Iterator[None]:
-        """On SQLite, keep the other threads of this process from writing.
+        """On SQLite, hold the write lock of this process.
 
         Raises:
-            OperationalError: the lock was not to be had in time.
+            OperationalError: cannot get the lock in time.
         """
-        # SQLite's own busy wait polls and starves; a lock in the process hands over at once.
+        # SQLite's own busy wait polls and can starve a writer; an in-process lock wakes the next one at once.
         if not self.is_sqlite:
             yield
             return
         if not self._writer.acquire(timeout=_WRITE_LOCK_TIMEOUT_S):
-            raise OperationalError("BEGIN IMMEDIATE", None, TimeoutError("the writer's lock is taken"))
+            raise OperationalError("BEGIN IMMEDIATE", None, TimeoutError("cannot get the write lock"))
         try:
             yield
         finally:
@@ -124,10 +124,10 @@ class Database:
         self.engine.dispose()
 
 
-def _notify(session: Session, topics: set[str]) -> None:
+def _send(session: Session, topics: set[AnyTopic]) -> None:
     session.execute(
         text("SELECT pg_notify(:channel, topic) FROM unnest(CAST(:topics AS text[])) AS topic"),
-        {"channel": NOTIFY_CHANNEL, "topics": sorted(topics)},
+        {"channel": NOTIFY_CHANNEL, "topics": sorted(map(str, topics))},
     )
 
 
@@ -158,15 +158,15 @@ def _prepare_sqlite(connection: Any, _record: Any) -> None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    # A writer that starts as a reader fails with "database is locked" when it upgrades, whatever the
-    # timeout; so writers say from the start what they are.
+    # A transaction that starts as a reader fails with "database is locked" when it upgrades, whatever the
+    # timeout, so writers begin with BEGIN IMMEDIATE.
     immediate = connection.get_execution_options().get("mooring_immediate", False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
 
 
 def _end_sqlite(connection: Any, _record: Any) -> None:
-    # A COMMIT that fails, for want of disk say, leaves its transaction open, and SQLAlchemy (2.1) returns
-    # the connection to the pool as it is: its lock would then keep every other writer out for good.
+    # A COMMIT that fails (disk full, for example) leaves its transaction open, and SQLAlchemy (2.1) returns
+    # the connection to the pool as it is. Its lock would then block every other writer for good.
     if connection is not None and connection.in_transaction:
         connection.rollback()
 
@@ -178,7 +178,7 @@ def _postgresql_engine(url: URL, pool_size: int) -> Engine:
         max_overflow=pool_size,
         pool_timeout=3,
         pool_pre_ping=True,
-        hide_parameters=True,  # errors are logged; env and output of commands are among the values
+        hide_parameters=True,  # errors are logged, and values may hold env or command output
         connect_args={
             "connect_timeout": 3,
             "options": "-c statement_timeout=15000 -c lock_timeout=10000 -c timezone=UTC",

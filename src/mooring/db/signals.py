@@ -1,8 +1,4 @@
-"""Nudges: they only shorten a wait. Whoever is woken looks at rows, and all works without them, later.
-
-Topics: `queue`, `schedule`, `events` (of all projects and machines), `events:<project id>`, `node:<id>`,
-`streams:<node id>`, `instance:<id>`, `stream:<id>`.
-"""
+"""In-process notifications. They only shorten waits: waiters also poll, so a lost one costs only time."""
 
 import asyncio
 import itertools
@@ -10,8 +6,43 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from enum import StrEnum
+from typing import NewType
 
 Wake = Callable[[], None]
+ObjectTopic = NewType("ObjectTopic", str)  # made by the methods of `Topic` only
+
+
+class Topic(StrEnum):
+    """What a waiter subscribes to: a member, or one object's topic from a method below."""
+
+    QUEUE = "queue"  # an instance was queued
+    SCHEDULE = "schedule"  # pending instances may now fit
+    GROUPS = "groups"  # a member of an instance group changed
+    GPU_HEALTH = "gpu_health"  # reserved GPUs may need a replacement
+    EVENTS = "events"  # any event, of any project or machine
+
+    @staticmethod
+    def project_events(project_id: str) -> ObjectTopic:
+        return ObjectTopic(f"events:{project_id}")
+
+    @staticmethod
+    def node(node_id: str) -> ObjectTopic:
+        """The node's desired state changed."""
+        return ObjectTopic(f"node:{node_id}")
+
+    @staticmethod
+    def node_streams(node_id: str) -> ObjectTopic:
+        """A user asked the node for a stream."""
+        return ObjectTopic(f"streams:{node_id}")
+
+    @staticmethod
+    def instance(instance_id: str) -> ObjectTopic:
+        """The instance's state or waiting reason changed."""
+        return ObjectTopic(f"instance:{instance_id}")
+
+
+AnyTopic = Topic | ObjectTopic
 
 
 class Signals:
@@ -19,12 +50,12 @@ class Signals:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._wakes: dict[str, set[Wake]] = defaultdict(set)
+        self._wakes: dict[AnyTopic, set[Wake]] = defaultdict(set)
         self._numbers = itertools.count(1)
-        self._fired: dict[str, int] = {}  # the number of the last time, of topics that somebody waits for
+        self._fired: dict[AnyTopic, int] = {}  # the number of the last time, of topics with a waiter
         self.closing = False
 
-    def fire(self, topics: Iterable[str]) -> None:
+    def fire(self, topics: Iterable[AnyTopic]) -> None:
         with self._lock:
             waited_for = [topic for topic in topics if topic in self._wakes]
             self._fired.update(zip(waited_for, self._numbers, strict=False))
@@ -33,39 +64,36 @@ class Signals:
             wake()
 
     def fire_all(self) -> None:
-        """Something may have been missed: everybody looks."""
+        """Wake every waiter, because notifications may have been lost."""
         with self._lock:
             topics = list(self._wakes)
         self.fire(topics)
 
-    def fired(self, *topics: str) -> tuple[int, ...]:
-        """A number of each topic that is another after each time that it fires, and never again the same.
-
-        Of topics that nobody waits for, 0.
-        """
+    def fired(self, *topics: AnyTopic) -> tuple[int, ...]:
+        """For each topic a number that changes each time it fires and never repeats; 0 without a waiter."""
         with self._lock:
             return tuple(self._fired.get(topic, 0) for topic in topics)
 
     def close(self) -> None:
-        """The process is about to end: wake everybody, and let nobody wait again."""
+        """Wake every waiter for shutdown; `closing` tells them not to wait again."""
         self.closing = True
         self.fire_all()
 
     @contextmanager
-    def subscribed(self, *topics: str) -> Iterator["Waiter"]:
+    def subscribed(self, *topics: AnyTopic) -> Iterator["Waiter"]:
         """For `async` code: a waiter that any of the topics wakes."""
         waiter = Waiter()
-        with self._listening(waiter.wake, topics):
+        with self._subscribed(waiter.wake, topics):
             yield waiter
 
     @contextmanager
-    def waking(self, event: threading.Event, *topics: str) -> Iterator[None]:
+    def waking(self, event: threading.Event, *topics: AnyTopic) -> Iterator[None]:
         """For threads: sets the event when any of the topics fires."""
-        with self._listening(event.set, topics):
+        with self._subscribed(event.set, topics):
             yield
 
     @contextmanager
-    def _listening(self, wake: Wake, topics: tuple[str, ...]) -> Iterator[None]:
+    def _subscribed(self, wake: Wake, topics: tuple[AnyTopic, ...]) -> Iterator[None]:
         with self._lock:
             for topic in topics:
                 if topic not in self._wakes:
@@ -76,9 +104,9 @@ class Signals:
         finally:
             with self._lock:
                 for topic in topics:
-                    self._forget(topic, wake)
+                    self._unsubscribe(topic, wake)
 
-    def _forget(self, topic: str, wake: Wake) -> None:
+    def _unsubscribe(self, topic: AnyTopic, wake: Wake) -> None:
         self._wakes[topic].discard(wake)
         if not self._wakes[topic]:
             del self._wakes[topic]
@@ -86,7 +114,7 @@ class Signals:
 
 
 class Waiter:
-    """One coroutine's ear; `wake` may be called from any thread."""
+    """Lets one coroutine wait; `wake` may be called from any thread."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -94,14 +122,14 @@ class Waiter:
         self._woken = False  # the event is set, or about to be
 
     def wake(self) -> None:
-        # Each call of the loop from another thread is a system call; much may happen before this one waits.
-        # A server that is shutting down has closed the loop under a thread that still commits.
+        # Each call_soon_threadsafe is a system call, so repeated wakes before the next wait are merged.
+        # At shutdown the loop may be closed while another thread still commits.
         if not self._woken and not self._loop.is_closed():
             self._woken = True
             self._loop.call_soon_threadsafe(self._event.set)
 
     async def wait(self, timeout_s: float) -> bool:
-        """Whether it was woken before the time was up; then it listens anew."""
+        """Whether it was woken before the timeout. Resets the waiter."""
         try:
             await asyncio.wait_for(self._event.wait(), timeout_s)
         except TimeoutError:

@@ -4,13 +4,14 @@ from collections.abc import Mapping
 
 from mooring.control.instances import gangs, instance_groups
 from mooring.db.session import Database
+from mooring.db.signals import Topic
 from mooring.loops.loop import Loop
 
 
 class Groups(Loop):
     """The topic `groups` is notified when the state of a member changes."""
 
-    topics = ("groups",)
+    topics = (Topic.GROUPS,)
     interval_s = 5.0
 
     def __init__(self, database: Database) -> None:

@@ -11,6 +11,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from mooring.db.session import Database
+from mooring.db.signals import AnyTopic
 
 Item = TypeVar("Item")
 
@@ -21,7 +22,7 @@ _LONGEST_BACKOFF_S = 5.0
 class Loop(ABC):
     """Calls `tick` when one of the topics is notified, and at least every `interval_s` seconds."""
 
-    topics: tuple[str, ...] = ()
+    topics: tuple[AnyTopic, ...] = ()
     interval_s: float = 5.0
     # After a tick the loop rests in proportion to the tick's duration: many notifications must not make it
     # block the interpreter.

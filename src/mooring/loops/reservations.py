@@ -4,11 +4,12 @@ from mooring.control.scheduling import reservations
 from mooring.control.scheduling.cache import SchedulerCache
 from mooring.core.access import SYSTEM
 from mooring.db.session import Database
+from mooring.db.signals import Topic
 from mooring.loops.loop import Loop
 
 
 class ReservationRepair(Loop):
-    topics = ("gpu_health",)
+    topics = (Topic.GPU_HEALTH,)
     interval_s = 10.0
 
     def __init__(self, database: Database, world: SchedulerCache) -> None:

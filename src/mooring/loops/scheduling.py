@@ -11,8 +11,9 @@ from mooring.control.instances import preemption, waiting_reasons
 from mooring.control.instances.placements import assign
 from mooring.control.scheduling import pending, usage
 from mooring.control.scheduling.cache import SchedulerCache
-from mooring.core.instance import Reason
+from mooring.core.instance.state import Reason
 from mooring.db.session import Database
+from mooring.db.signals import Topic
 from mooring.loops.loop import Loop
 from mooring.scheduler.cycle_cache import CycleCache
 from mooring.scheduler.model import Eviction, NodeView, Placement, Request, SchedulingPlan, Snapshot, Unplaced
@@ -40,7 +41,7 @@ class Scheduling(Loop):
     Ticks without a notification are needed too: planned ends come near and reservations begin.
     """
 
-    topics = ("queue", "schedule")
+    topics = (Topic.QUEUE, Topic.SCHEDULE)
     interval_s = 5.0
 
     def __init__(self, database: Database, world: SchedulerCache) -> None:

@@ -15,7 +15,7 @@ from mooring.agent.docker.create import Abilities, ContainerLimits, Image, conta
 from mooring.agent.docker.runtime import DockerRuntime
 from mooring.agent.gpus.mps import Daemon, Mps, MpsUnavailableError
 from mooring.agent.runtime import StartDelayed
-from mooring.core.instance import InstanceRequest
+from mooring.core.instance.spec import InstanceRequest
 from mooring.schemas.agent import Assignment
 from tests.agent.docker_assignments import (
     CONTROL_PLANE,
@@ -277,7 +277,7 @@ def test_a_socket_that_a_container_has_put_in_place_of_the_daemons_is_not_used(t
     try:
         assert running.stdout is not None
         assert running.stdout.readline() == b"listening\n"
-        assert "of a container" in why_not(tmp_path)
+        assert "is in a container" in why_not(tmp_path)
     finally:
         running.kill()
         running.communicate()

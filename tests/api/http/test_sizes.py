@@ -4,7 +4,7 @@ import pytest
 
 from mooring.api.views import rendered
 from mooring.control.tenants import row_limits
-from mooring.core.instance import MOST_TEXT_BYTES
+from mooring.core.instance.spec import MOST_TEXT_BYTES
 from mooring.db.tables import ApiKey, Member, Registry, Secret
 from tests.problems import problem
 from tests.service import Client

@@ -11,6 +11,7 @@ from sqlalchemy import text
 
 from mooring.control.instances import placements
 from mooring.control.scheduling import quotas
+from mooring.db.signals import Topic
 from mooring.db.tables import Allocation, Node
 from mooring.scheduler.model import GpuAllocation, Placement
 from tests.api.conftest import Corner
@@ -374,7 +375,7 @@ class Ledger:
     def look(self, moment: datetime) -> None:
         """The time is another, and the scheduler looks at all that wait, as it does twice a minute."""
         self.moment = moment
-        self.project.corner.service.plane.database.signals.fire({"schedule"})
+        self.project.corner.service.plane.database.signals.fire({Topic.SCHEDULE})
 
 
 def test_gpu_hours_are_those_within_the_day_and_the_month(

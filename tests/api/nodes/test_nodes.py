@@ -10,6 +10,7 @@ from sqlalchemy import select, update
 
 from mooring.control.nodes import nodes
 from mooring.core import credentials
+from mooring.db.signals import Topic
 from mooring.db.tables import JoinToken, Node
 from mooring.db.types import now
 from tests.api.conftest import Corner
@@ -190,7 +191,7 @@ def test_a_newer_agent_takes_over_and_the_older_one_hears_409_even_while_it_wait
     old, answers = corner.node.session, []
     waiting = threading.Thread(target=lambda: answers.append(corner.node.post_sync(wait_s=60)))
     waiting.start()
-    topic = f"node:{corner.node.id}"
+    topic = Topic.node(corner.node.id)
     wait_until(lambda: topic in corner.service.plane.database.signals._wakes)
     other = WireNode.__new__(WireNode)
     other.__dict__.update(corner.node.__dict__)
@@ -207,7 +208,7 @@ def test_a_waiting_call_is_answered_as_soon_as_there_is_news(corner: Corner) -> 
     answers: list[object] = []
     waiting = threading.Thread(target=lambda: answers.append(corner.sync(wait_s=60)))
     waiting.start()
-    wait_until(lambda: f"node:{corner.node.id}" in corner.service.plane.database.signals._wakes)
+    wait_until(lambda: Topic.node(corner.node.id) in corner.service.plane.database.signals._wakes)
     made = corner.create(gpus={"count": 1})
     waiting.join(20)
     (heard,) = answers

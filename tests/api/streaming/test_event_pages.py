@@ -9,6 +9,7 @@ import pytest
 
 from mooring.api.streaming.event_pages import EventPages
 from mooring.control import events
+from mooring.control.events import EventKind
 from mooring.core.access import Access, Caller, Permission
 from tests.service import Client, RunningService
 
@@ -26,7 +27,7 @@ class Followers:
 
     def happens(self) -> None:
         with self._database.write() as session:
-            events.append(session, "instance.created", {}, project_id=self._project)
+            events.append(session, EventKind.INSTANCE_STATE_CHANGED, {}, project_id=self._project)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:

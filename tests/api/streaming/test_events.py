@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import update
 
 from mooring.api.streaming import sse
+from mooring.db.signals import Topic
 from mooring.db.tables import Event
 from mooring.db.types import now
 from tests.api.conftest import Corner
@@ -220,7 +221,7 @@ def test_a_follower_ends_with_the_service(database_url: str, tmp_path: Any) -> N
         thread = threading.Thread(target=follow)
         thread.start()
         signals = service.plane.database.signals
-        wait_until(lambda: len(signals._wakes.get("events", ())) > 0)
+        wait_until(lambda: len(signals._wakes.get(Topic.EVENTS, ())) > 0)
         client.create(gpus={"count": 64})
         service.service.stop()
         assert ended.wait(10)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
+from mooring.db.signals import Topic
 from mooring.schemas.agent import SyncAnswer
 from tests.api.conftest import Corner
 from tests.nodes import seen
@@ -53,7 +54,7 @@ def test_a_call_that_waits_is_answered_as_soon_as_a_user_asks(corner: Corner, as
     waiting = threading.Thread(target=wait)
     waiting.start()
     wakes = corner.service.plane.database.signals._wakes
-    wait_until(lambda: f"streams:{corner.node.id}" in wakes)
+    wait_until(lambda: Topic.node_streams(corner.node.id) in wakes)
     began = time.monotonic()
     assert ask()().json()["stdout"] == "hi\n"
     waiting.join(20)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from mooring.db.signals import Topic
 from tests.api.conftest import Corner
 from tests.nodes import seen
 from tests.problems import problem
@@ -36,7 +37,7 @@ class Waiting:
 
 
 def _waiters_are_in(corner: Corner, instance_id: str) -> bool:
-    return f"instance:{instance_id}" in corner.service.plane.database.signals._wakes
+    return Topic.instance(instance_id) in corner.service.plane.database.signals._wakes
 
 
 @pytest.fixture

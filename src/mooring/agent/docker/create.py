@@ -15,7 +15,8 @@ from mooring.agent.decide.device_claims import Devices, Share, devices_of
 from mooring.agent.disk.container_limits import file_size_limits, storage_options, volume_masks
 from mooring.agent.gpus.mps import Daemon, Mps
 from mooring.agent.runtime import StartRefused, secret_values
-from mooring.core.instance import InstanceSpec, Reason, SecurityProfile
+from mooring.core.instance.spec import InstanceSpec, SecurityProfile
+from mooring.core.instance.state import Reason
 from mooring.core.paths import is_kernel_path, normal_path
 from mooring.schemas.agent import Assignment
 
@@ -270,7 +271,7 @@ def _labels_of_earlier_releases(assignment: Assignment) -> dict[str, str]:
     on_host = group is not None and group.network == "host"
     ports = [_port(port.container, port.protocol) for port in assignment.spec.ports] if on_host else []
     return {
-        f"{LABEL}cards": ",".join(devices.cards),
+        f"{LABEL}cards": ",".join(devices.parent_gpus),
         f"{LABEL}share": share_label(devices.share) if devices.share else "",
         f"{LABEL}host_ports": ",".join(ports),
         f"{LABEL}secret_env": ",".join(sorted(secret_values(assignment))),

@@ -5,7 +5,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from mooring.agent.decide.reconcile import Key, key_of
+from mooring.agent.decide.reconcile import key_of
+from mooring.agent.decide.snapshot import Key
 from mooring.agent.runtime import StartDelayed, StartRefused
 from mooring.agent.sync.client import (
     ControlPlaneClient,
@@ -14,7 +15,7 @@ from mooring.agent.sync.client import (
     RequestRejected,
     SessionTaken,
 )
-from mooring.core.instance import Reason
+from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Assignment, StartSecrets
 
 # A start that fails is tried again for as long as the control plane lets it, and a new password counts then.

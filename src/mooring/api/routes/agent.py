@@ -21,6 +21,7 @@ from mooring.api.streaming.channels import Channel
 from mooring.control.instances import streams
 from mooring.control.nodes import nodes, reports, start_secrets, sync_answers
 from mooring.core.errors import Gone, NotFound
+from mooring.db.signals import AnyTopic, Topic
 from mooring.schemas.agent import (
     CredentialAnswer,
     JoinAnswer,
@@ -140,9 +141,9 @@ async def sync(
     the agent is of an earlier release, which does not ask for streams with a call of their own.
     """
     deadline = time.monotonic() + report.wait_s
-    topics = [f"node:{node.id}"]
+    topics = [Topic.node(node.id)]
     if not report.facts.asks_for_streams:
-        topics.append(streams.topic(node.id))
+        topics.append(Topic.node_streams(node.id))
     left = await run_in_threadpool(_apply, context, node, report)
     while left:
         left = await run_in_threadpool(_apply_rest, context, node, report, left)
@@ -155,7 +156,7 @@ async def sync(
 
 async def _held(
     context: Context,
-    topics: Sequence[str],
+    topics: Sequence[AnyTopic],
     deadline: float,
     read: Callable[[], Found],
     is_news: Callable[[Found], bool],
@@ -249,7 +250,7 @@ async def list_stream_requests(
     """
     found = await _held(
         context,
-        [streams.topic(node.id)],
+        [Topic.node_streams(node.id)],
         time.monotonic() + query.wait_s,
         partial(_waiting_streams, context, node, query.session),
         lambda waiting: bool({each.id for each in waiting} - set(query.known)),

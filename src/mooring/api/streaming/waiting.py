@@ -10,11 +10,11 @@ from starlette.requests import ClientDisconnect, Request
 
 from mooring.api.auth.credentials import RENEWED_S, LiveAccess
 from mooring.api.context import Context
-from mooring.api.views import rows as views
+from mooring.api.views import instances as instance_views
 from mooring.control.instances import instances
 from mooring.core.access import Access
-from mooring.core.instance import ENDED, DesiredState, State
-from mooring.db.signals import Waiter
+from mooring.core.instance.state import ENDED, DesiredState, State
+from mooring.db.signals import Topic, Waiter
 from mooring.schemas.base import Json
 
 Heard = TypeVar("Heard")
@@ -97,7 +97,7 @@ async def wait(context: Context, live: LiveAccess, instance_id: str, target: Sta
     deadline = time.monotonic() + timeout_s
     access = live.access
     known = False
-    with context.database.signals.subscribed(f"instance:{instance_id}") as waiter:
+    with context.database.signals.subscribed(Topic.instance(instance_id)) as waiter:
         while True:
             shown = await run_in_threadpool(_read, context, access, instance_id, known)
             known = True
@@ -114,4 +114,4 @@ def _read(context: Context, access: Access, instance_id: str, known: bool) -> Js
     with context.database.read() as session:
         # Once it was seen, its deletion is an answer and not a 404.
         row = instances.get(session, access, instance_id, even_deleted=known)
-        return views.instance(session, row, context.world.positions)
+        return instance_views.instance(session, row, context.world.positions)

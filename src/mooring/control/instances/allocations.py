@@ -6,7 +6,8 @@ from typing import Any
 from sqlalchemy import insert, select, update
 from sqlalchemy.orm import Session
 
-from mooring.db.session import nudge
+from mooring.db.session import notify
+from mooring.db.signals import Topic
 from mooring.db.tables import Allocation, Instance
 from mooring.db.types import now
 from mooring.scheduler.model import GpuAllocation
@@ -53,4 +54,4 @@ def release(session: Session, row: Instance) -> None:
     if row.gpu_count:
         held = (Allocation.instance_id == row.id) & Allocation.to_at.is_(None)
         session.execute(update(Allocation).where(held).values(to_at=now()))
-    nudge(session, "schedule")
+    notify(session, Topic.SCHEDULE)

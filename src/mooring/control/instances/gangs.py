@@ -9,8 +9,9 @@ from sqlalchemy.orm import Session
 
 from mooring.control import locks
 from mooring.core.group import UsedNetwork, member_name, overlay_name
-from mooring.core.instance import HOLDS_GPUS, State
-from mooring.db.session import nudge
+from mooring.core.instance.state import HOLDS_GPUS, State
+from mooring.db.session import notify
+from mooring.db.signals import Topic
 from mooring.db.tables import Instance, InstanceGroup, Node, Project
 from mooring.scheduler.model import Gang
 from mooring.schemas.agent import GroupMembership, OverlayNetwork
@@ -183,4 +184,4 @@ def notify_managers(session: Session, swarms: Collection[str]) -> None:
     managers = [key for key, swarm in found if swarm and swarm["manager"] and swarm["cluster_id"] in swarms]
     for node in locks.nodes(session, managers).values():
         node.generation += 1
-        nudge(session, f"node:{node.id}")
+        notify(session, Topic.node(node.id))

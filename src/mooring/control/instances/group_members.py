@@ -4,8 +4,9 @@ from sqlalchemy.orm import Session
 
 from mooring.core.access import Access
 from mooring.core.errors import MemberOfGroup
-from mooring.core.instance import DesiredState
-from mooring.db.session import nudge
+from mooring.core.instance.state import DesiredState
+from mooring.db.session import notify
+from mooring.db.signals import Topic
 from mooring.db.tables import Instance, InstanceGroup
 
 # Allowed for a single member if the group restarts members and keeps running without it.
@@ -33,4 +34,4 @@ def require_not_in_group(session: Session, operation: str, access: Access, row: 
 
 def moved(session: Session) -> None:
     """Wake the groups loop: a member's end concerns the other members, its placement their network."""
-    nudge(session, "groups")
+    notify(session, Topic.GROUPS)

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from mooring.control import concurrency, events, locks
 from mooring.control.audit import audit_log
+from mooring.control.events import EventKind
 from mooring.control.instances import admission, instances, specs
 from mooring.control.locks import LockedGroup
 from mooring.control.scheduling import quotas
@@ -26,8 +27,10 @@ from mooring.core.group import (
     group_state,
     member_name,
 )
-from mooring.core.instance import ENDED, DesiredState, InstanceSpec, Reason, State
-from mooring.db.session import nudge
+from mooring.core.instance.spec import InstanceSpec
+from mooring.core.instance.state import ENDED, DesiredState, Reason, State
+from mooring.db.session import notify
+from mooring.db.signals import Topic
 from mooring.db.tables import Instance, InstanceGroup, Project
 from mooring.db.types import new_id, now
 from mooring.schemas.instance_groups import InstanceGroupCreate
@@ -232,7 +235,7 @@ def _changed(session: Session, row: InstanceGroup) -> None:
     row.version += 1
     events.append(
         session,
-        events.INSTANCE_GROUP_CHANGED,
+        EventKind.INSTANCE_GROUP_CHANGED,
         {
             "group_id": row.id,
             "desired_state": str(row.desired_state),
@@ -241,7 +244,7 @@ def _changed(session: Session, row: InstanceGroup) -> None:
         },
         project_id=row.project_id,
     )
-    nudge(session, "groups")
+    notify(session, Topic.GROUPS)
 
 
 def unsettled(session: Session) -> list[str]:

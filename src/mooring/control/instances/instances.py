@@ -1,7 +1,7 @@
 """Operations on instances, and `move`, which changes the state of one instance.
 
-Users set `desired_state`, nodes report what runs, and `move` applies the resulting transition. `state` has one
-other writer: `placements.assign`, which moves many instances from pending to scheduled in one statement.
+Users set `desired_state`, nodes report what runs, and `move` applies the resulting transition. `state` has
+one other writer: `placements.assign`, which moves many instances from pending to scheduled in one statement.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,18 +18,10 @@ from mooring.control.tenants import storage
 from mooring.core import ids
 from mooring.core.access import Access
 from mooring.core.errors import InvalidTransition, NotFound
-from mooring.core.instance import (
-    ENDED,
-    HOLDS_GPUS,
-    TRANSITIONS,
-    DesiredState,
-    InstanceRequest,
-    InstanceSpec,
-    InstanceTemplate,
-    Reason,
-    State,
-)
-from mooring.db.session import nudge
+from mooring.core.instance.spec import InstanceRequest, InstanceSpec, InstanceTemplate
+from mooring.core.instance.state import ENDED, HOLDS_GPUS, TRANSITIONS, DesiredState, Reason, State
+from mooring.db.session import notify
+from mooring.db.signals import Topic
 from mooring.db.tables import Instance, Node, Project
 from mooring.db.types import new_id, now
 
@@ -81,7 +73,7 @@ def queue_new(session: Session, rows: Sequence[Instance]) -> None:
     session.flush()
     for row in rows:
         _append_event(session, row, None)
-    nudge(session, "queue")
+    notify(session, Topic.QUEUE)
 
 
 def _described(row: Instance) -> dict[str, Any]:
@@ -123,7 +115,7 @@ def patch(
         admission.require_priority(session, access, row.project_id, changes["priority"])
         row.priority = changes["priority"]
         row.spec = {**row.spec, "priority": row.priority}
-        nudge(session, "schedule")
+        notify(session, Topic.SCHEDULE)
     if "max_duration_s" in changes:
         row.max_duration_s = changes["max_duration_s"]
         row.spec = {**row.spec, "max_duration_s": row.max_duration_s}
@@ -219,7 +211,7 @@ def queue_again(session: Session, row: Instance, node: Node | None, reason: Reas
     row.node_id, row.queued_at, row.scheduled_at = None, now(), None
     _notify_node(session, node)  # it still has the old container, which it removes now
     move(session, row, State.PENDING, reason)
-    nudge(session, "queue")
+    notify(session, Topic.QUEUE)
 
 
 def restart(session: Session, access: Access, instance_id: str) -> Instance:
@@ -306,7 +298,7 @@ def _notify_node(session: Session, node: Node | None) -> int:
     if node is None:
         return 0
     node.generation += 1
-    nudge(session, f"node:{node.id}")
+    notify(session, Topic.node(node.id))
     return node.generation
 
 
@@ -331,7 +323,7 @@ def move(session: Session, row: Instance, to: State, reason: Reason | None) -> N
     if before in HOLDS_GPUS and to not in HOLDS_GPUS:
         allocations.release(session, row)
     elif before is State.PENDING and to is not State.SCHEDULED:
-        nudge(session, "schedule")  # a pending instance counts against its project's quotas
+        notify(session, Topic.SCHEDULE)  # a pending instance counts against its project's quotas
     if row.group_id is not None:
         group_members.moved(session)
     _append_event(session, row, before)
@@ -370,7 +362,7 @@ def touch(session: Session, row: Instance, reason: Reason | None = None) -> None
     row.version += 1
     if reason is not None:
         row.reason = reason.model_dump()
-    nudge(session, f"instance:{row.id}")
+    notify(session, Topic.instance(row.id))
 
 
 def spec_of(row: Instance) -> InstanceSpec:

@@ -1,7 +1,7 @@
 """Writes the placements of a scheduling plan: pending -> scheduled for many instances in a few statements.
 
-Besides `instances.move`, this is the only writer of `Instance.state`. It does the same for each instance: a new
-version, an event, its GPU allocations and a notification of its node.
+Besides `instances.move`, this is the only writer of `Instance.state`. It does the same for each instance: a
+new version, an event, its GPU allocations and a notification of its node.
 """
 
 import json
@@ -15,7 +15,8 @@ from mooring.control import events, locks, revisions
 from mooring.control.instances import allocations, group_members
 from mooring.control.instances.capacity import Guard
 from mooring.control.scheduling import quotas
-from mooring.core.instance import WHOLE_MILLI, DesiredState, State
+from mooring.core.instance.spec import WHOLE_MILLI
+from mooring.core.instance.state import DesiredState, State
 from mooring.db.tables import Allocation, Instance, Node
 from mooring.db.types import now
 from mooring.scheduler.model import GpuAllocation, Placement

@@ -8,8 +8,9 @@ from mooring.control.instances import instances
 from mooring.control.nodes import nodes
 from mooring.core.access import Access
 from mooring.core.errors import NotRunning, Unavailable
-from mooring.core.instance import State
-from mooring.db.session import nudge
+from mooring.core.instance.state import State
+from mooring.db.session import notify
+from mooring.db.signals import Topic
 from mooring.db.tables import Instance, Stream
 from mooring.db.types import now
 from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamRequest
@@ -56,12 +57,8 @@ def request(
     session.add(
         Stream(id=stream_id, node_id=row.node_id, request=stream.model_dump(mode="json"), created_at=now())
     )
-    nudge(session, topic(row.node_id))
-
-
-def topic(node_id: str | None) -> str:
-    """The topic that notifies a node of a requested stream."""
-    return f"streams:{node_id}"
+    assert row.node_id is not None  # see `check`
+    notify(session, Topic.node_streams(row.node_id))
 
 
 def waiting(session: Session, node_id: str) -> list[StreamRequest]:

@@ -7,8 +7,9 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.dml import ReturningUpdate
 
-from mooring.core.instance import Reason, State
-from mooring.db.session import nudge
+from mooring.core.instance.state import Reason, State
+from mooring.db.session import notify
+from mooring.db.signals import Topic
 from mooring.db.tables import Instance
 from mooring.scheduler.model import Unplaced
 
@@ -25,7 +26,7 @@ def set_reasons(session: Session, unplaced: Sequence[Unplaced]) -> None:
     _lock(session, [item.instance_id for item in unplaced])
     for (code, message), instance_ids in sorted(waiting.items()):
         changed = session.scalars(_update(instance_ids, Reason(code=code, message=message))).all()
-        nudge(session, *(f"instance:{instance_id}" for instance_id in changed))
+        notify(session, *map(Topic.instance, changed))
 
 
 def _lock(session: Session, instance_ids: list[str]) -> None:

@@ -18,17 +18,17 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from mooring.control import events, locks, revisions
+from mooring.control.events import EventKind
 from mooring.core import ids
 from mooring.core.gpu import Health
-from mooring.core.instance import Reason
+from mooring.core.instance.state import Reason
 from mooring.core.xid import Severity, XidVerdict, judge
-from mooring.db.session import nudge
+from mooring.db.session import notify
+from mooring.db.signals import Topic
 from mooring.db.tables import Allocation, Gpu, GpuCondition, GpuIncident
 from mooring.db.types import JsonObject, new_id, now
 from mooring.schemas.agent import Incident
 
-INSTANCE_GPU_UNHEALTHY: Final = "instance.gpu_unhealthy"
-INSTANCE_GPU_FAULT: Final = "instance.gpu_fault"
 # Equal faults within this are one incident, of which the instance is told once.
 ONE_INCIDENT: Final = timedelta(hours=1)
 # A warning or application fault that has not come back for so long is over. A fatal one an admin clears.
@@ -87,7 +87,15 @@ def record(
     # Of several projects that have MIG devices of the GPU it is not known whose fault it was.
     if began and verdict.told and project_id is not None:
         for each in held:
-            _tell(session, INSTANCE_GPU_FAULT, row, each, _reason(code, verdict), verdict, incident.count)
+            _tell(
+                session,
+                EventKind.INSTANCE_GPU_FAULT,
+                row,
+                each,
+                _reason(code, verdict),
+                verdict,
+                incident.count,
+            )
     return is_new
 
 
@@ -119,7 +127,7 @@ def became(
     for each in holders(session, row):
         own = each.project_id == project_id
         told = reason if own else _reason(reason.code, verdict)
-        _tell(session, INSTANCE_GPU_UNHEALTHY, row, each, told, _as_fatal(verdict), health=health)
+        _tell(session, EventKind.INSTANCE_GPU_UNHEALTHY, row, each, told, _as_fatal(verdict), health=health)
 
 
 def note_standing(session: Session, row: Gpu, codes: Sequence[str]) -> None:
@@ -148,7 +156,7 @@ def settle_placement(session: Session, row: Gpu) -> None:
     if row.placed_last != last:
         row.placed_last = last
         revisions.changed(session, row.node_id)
-        nudge(session, "schedule")
+        notify(session, Topic.SCHEDULE)
 
 
 def forget_old(session: Session) -> None:
@@ -275,7 +283,7 @@ def _reason(code: str, verdict: XidVerdict) -> Reason:
 
 
 def _tell(
-    session: Session, kind: str, row: Gpu, holder: GpuHolder, reason: Reason, verdict: XidVerdict,
+    session: Session, kind: EventKind, row: Gpu, holder: GpuHolder, reason: Reason, verdict: XidVerdict,
     count: int = 1, health: Health | None = None,
 ) -> None:  # fmt: skip
     data: JsonObject = {

@@ -8,12 +8,14 @@ from sqlalchemy.orm import Session
 
 from mooring.control import events, locks, revisions
 from mooring.control.audit import audit_log
+from mooring.control.events import EventKind
 from mooring.control.nodes import approval, gpu_health
 from mooring.core.access import Access
 from mooring.core.errors import Conflict, Forbidden, NotFound
 from mooring.core.gpu import GpuFacts, Health
-from mooring.core.instance import Reason
-from mooring.db.session import nudge
+from mooring.core.instance.state import Reason
+from mooring.db.session import notify
+from mooring.db.signals import Topic
 from mooring.db.tables import Allocation, Gpu, Node
 from mooring.db.types import JsonObject
 from mooring.schemas.agent import Incident
@@ -84,7 +86,7 @@ def _take_in(session: Session, node: Node, row: Gpu | None, facts: GpuFacts, *, 
         row.node_id, row.index, row.model = node.id, facts.index, facts.model
         row.memory_mib, row.facts, row.simulated = facts.memory_mib, facts.model_dump(mode="json"), simulated
         gpu_health.note_standing(session, row, facts.conditions)
-        nudge(session, "schedule")
+        notify(session, Topic.SCHEDULE)
     _judge(session, row, facts)
 
 
@@ -160,7 +162,7 @@ def _set_health(
     revisions.changed(session, row.node_id)
     events.append(
         session,
-        events.GPU_HEALTH_CHANGED,
+        EventKind.GPU_HEALTH_CHANGED,
         {
             "gpu_uuid": row.uuid,
             "node_id": row.node_id,
@@ -169,7 +171,7 @@ def _set_health(
             "reason": told,
         },
     )
-    nudge(session, "schedule", "gpu_health")
+    notify(session, Topic.SCHEDULE, Topic.GPU_HEALTH)
 
 
 def apply_incidents(

@@ -10,14 +10,16 @@ from sqlalchemy.orm import Session
 
 from mooring.control import concurrency, events, locks, revisions
 from mooring.control.audit import audit_log
+from mooring.control.events import EventKind
 from mooring.control.instances import instances, preemption
 from mooring.control.nodes import approval, gpus
 from mooring.core import credentials, ids
 from mooring.core.access import Access, Caller, Permission
 from mooring.core.errors import Conflict, Invalid, NodeInUse, NotFound, Unauthorized
-from mooring.core.instance import ENDED, HOLDS_GPUS, DesiredState, Reason, State
+from mooring.core.instance.state import ENDED, HOLDS_GPUS, DesiredState, Reason, State
 from mooring.core.node import NodeState, state_of
-from mooring.db.session import nudge
+from mooring.db.session import notify
+from mooring.db.signals import Topic
 from mooring.db.tables import Instance, JoinToken, Node, Project
 from mooring.db.types import JsonObject, new_id, now
 
@@ -168,7 +170,7 @@ def open_session(session: Session, node_id: str, credential_hash: str) -> Node:
     authenticate(node, credential_hash)
     node.session += 1
     node.seq = 0
-    nudge(session, f"node:{node.id}")  # the waiting call of an older agent returns 409
+    notify(session, Topic.node(node.id))  # the waiting call of an older agent returns 409
     return node
 
 
@@ -187,7 +189,7 @@ def patch(
     if "reserved_for" in changes:
         node.reserved_for = _live_projects(session, changes["reserved_for"])
         revisions.changed(session, node.id)
-        nudge(session, "schedule")
+        notify(session, Topic.SCHEDULE)
     node.version += 1
     audit_log.record(
         session, access, node.id, None,
@@ -255,7 +257,7 @@ def approve(session: Session, access: Access, node_id: str, difference_id: str |
         record(session, node)
     revisions.changed(session, node.id)
     node.generation += 1  # its waiting call returns; the next report adds the GPUs that were left out
-    nudge(session, "schedule", f"node:{node.id}")
+    notify(session, Topic.SCHEDULE, Topic.node(node.id))
     audit_log.record(session, access, node.id, None, after={"name": node.name, "changes": changes})
     return node
 
@@ -297,14 +299,14 @@ def _mark(session: Session, access: Access, node: Node, *, cordoned: bool, drain
     if changed:
         revisions.changed(session, node.id)
         record(session, node)
-        nudge(session, "schedule")
+        notify(session, Topic.SCHEDULE)
 
 
 def record(session: Session, node: Node) -> None:
     """Append an event with the node's state."""
     events.append(
         session,
-        events.NODE_STATE_CHANGED,
+        EventKind.NODE_STATE_CHANGED,
         {
             "node_id": node.id,
             "node_name": node.name,
@@ -358,7 +360,7 @@ def delete(session: Session, access: Access, node_id: str, *, force: bool) -> No
     node.deleted_at = now()
     audit_log.record(session, access, node.id, None, before={"name": node.name}, after={"forced": force})
     record(session, node)
-    nudge(session, f"node:{node.id}", "gpu_health")
+    notify(session, Topic.node(node.id), Topic.GPU_HEALTH)
 
 
 def count_by_state(session: Session) -> dict[NodeState, int]:

@@ -9,13 +9,16 @@ from sqlalchemy.orm import Session
 
 from mooring.control import events, locks, revisions
 from mooring.control.audit import audit_log
+from mooring.control.events import EventKind
 from mooring.control.instances import instances, preemption
 from mooring.control.nodes import approval, gpus, nodes
 from mooring.core.access import Access, Caller, Permission
 from mooring.core.errors import StaleSession, Unauthorized
-from mooring.core.instance import HOLDS_GPUS, DesiredState, Phase, Reason, State, after_report
+from mooring.core.instance.report import Phase, after_report
+from mooring.core.instance.state import HOLDS_GPUS, DesiredState, Reason, State
 from mooring.core.text import Text
-from mooring.db.session import nudge
+from mooring.db.session import notify
+from mooring.db.signals import Topic
 from mooring.db.tables import Instance, Node
 from mooring.db.types import JsonObject, now
 from mooring.schemas.agent import ObservedInstance, Orphan, SyncRequest
@@ -122,7 +125,7 @@ def _append_claims(session: Session, node: Node, changes: Sequence[JsonObject]) 
     for each in changes:
         if each["node_id"] and each["gpu_uuid"] not in before:
             data = {"gpu_uuid": each["gpu_uuid"], "node_id": each["node_id"], "claimed_by": node.id}
-            events.append(session, events.GPU_CLAIMED, data)
+            events.append(session, EventKind.GPU_CLAIMED, data)
 
 
 def _set_problem_reasons(session: Session, placed: Sequence[Instance], problem: Reason) -> None:
@@ -147,7 +150,7 @@ def _apply_node(session: Session, node: Node, report: SyncRequest, facts: JsonOb
         _audit_overrides(session, node, (node.facts or {}).get("overrides", []), facts["overrides"])
         node.silent, node.facts, node.problem = False, facts, problem
         revisions.changed(session, node.id)
-        nudge(session, "schedule")
+        notify(session, Topic.SCHEDULE)
         if changed:
             nodes.record(session, node)
 

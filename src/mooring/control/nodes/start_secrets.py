@@ -19,7 +19,7 @@ from mooring.control.tenants.encryption import Encryptor
 from mooring.core.access import Access, Caller, Permission
 from mooring.core.errors import Conflict, NotFound, Unauthorized
 from mooring.core.images import ImageName
-from mooring.core.instance import InstanceSpec
+from mooring.core.instance.spec import InstanceSpec
 from mooring.db.tables import Instance, Node
 from mooring.schemas.agent import RegistryAuth, StartSecrets, StartSecretsRequest
 

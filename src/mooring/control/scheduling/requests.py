@@ -1,9 +1,9 @@
-"""An instance as the scheduler's request."""
+"""Turns an instance's spec into the scheduler's request."""
 
 from collections.abc import Mapping
 
 from mooring.core.gpu import mig_milli
-from mooring.core.instance import WHOLE_MILLI, InstanceSpec
+from mooring.core.instance.spec import WHOLE_MILLI, InstanceSpec
 from mooring.db.types import JsonObject
 from mooring.scheduler.model import Request
 
@@ -11,32 +11,23 @@ from mooring.scheduler.model import Request
 def of_spec(
     spec: InstanceSpec, project_id: str, project_selector: Mapping[str, str] | None = None
 ) -> Request:
-    """What would be asked for if there were such an instance."""
-    return Request(
-        instance_id="",
-        queued_at=0,
-        gpu_count=spec.gpus.count,
-        gpu_models=spec.gpus.models,
-        gpu_min_memory_mib=spec.gpus.min_memory_mib,
-        gpu_milli=spec.gpus.milli,
-        mig_profile=spec.gpus.mig_profile,
-        gpu_min_compute_capability=spec.gpus.min_compute_capability,
-        same_numa=spec.gpus.same_numa,
-        priority=spec.priority,
-        preemptible=spec.preemptible,
-        max_duration_s=spec.max_duration_s,
-        cpu_milli=None if spec.cpus is None else round(spec.cpus * 1000),
-        memory_mib=spec.memory_mib,
-        disk_mib=spec.disk_mib,
-        node_selector=spec.node_selector,
-        project_selector=project_selector or {},
-        project_id=project_id,
-    )
+    """The request of an instance that does not exist: `instance_id` is empty and `queued_at` 0."""
+    return of_columns("", project_id, 0, spec.model_dump(mode="json"), project_selector)
 
 
-def of_columns(instance_id: str, project_id: str, queued_at: float, spec: JsonObject) -> Request:
-    # The spec was checked when it came in; building the model again for each tick would cost ten times
-    # what the decision does.
+def of_columns(
+    instance_id: str,
+    project_id: str,
+    queued_at: float,
+    spec: JsonObject,
+    project_selector: Mapping[str, str] | None = None,
+) -> Request:
+    """The request of a stored instance.
+
+    The spec is read as stored JSON: it was validated when it arrived, and building the model again in each
+    scheduling cycle would take ten times as long as the decision. An earlier release may have stored fewer
+    fields, so each has a default here.
+    """
     gpus = spec.get("gpus") or {}
     cpus = spec.get("cpus")
     return Request(
@@ -56,6 +47,7 @@ def of_columns(instance_id: str, project_id: str, queued_at: float, spec: JsonOb
         memory_mib=spec.get("memory_mib"),
         disk_mib=spec.get("disk_mib"),
         node_selector=spec.get("node_selector") or {},
+        project_selector=project_selector or {},
         project_id=project_id,
     )
 
@@ -67,7 +59,7 @@ def _models(asked: str | list[str] | None) -> tuple[str, ...]:
 
 
 def _milli(gpus: JsonObject) -> int:
-    """As `GpuRequest.milli` has it."""
+    """As `GpuRequest.milli`."""
     if profile := gpus.get("mig_profile"):
         return mig_milli(profile)
     share = gpus.get("share")

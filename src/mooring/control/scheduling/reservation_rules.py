@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from mooring.control.scheduling import reserved_gpus
 from mooring.core.errors import Conflict
-from mooring.core.instance import HOLDS_GPUS
+from mooring.core.instance.state import HOLDS_GPUS
 from mooring.db.tables import Allocation, Instance
 from mooring.db.types import now
 from mooring.schemas.base import timestamp_of

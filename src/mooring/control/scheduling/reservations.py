@@ -18,7 +18,8 @@ from mooring.core import ids
 from mooring.core.access import Access
 from mooring.core.errors import InsufficientCapacity, Invalid, InvalidTransition, NotFound
 from mooring.core.gpu import Health
-from mooring.db.session import nudge
+from mooring.db.session import notify
+from mooring.db.signals import Topic
 from mooring.db.tables import Gpu, Node, Project, Reservation
 from mooring.db.types import JsonObject, new_id, now
 from mooring.scheduler import reservations as rules
@@ -118,7 +119,7 @@ def _changed(session: Session, uuids: Collection[str]) -> None:
     node_ids = session.scalars(select(Gpu.node_id).where(Gpu.uuid.in_(uuids)).distinct()).all()
     locks.nodes(session, node_ids)
     revisions.changed_many(session, node_ids)
-    nudge(session, "schedule")
+    notify(session, Topic.SCHEDULE)
 
 
 def get(session: Session, access: Access, reservation_id: str) -> Reservation:

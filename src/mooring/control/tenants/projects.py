@@ -14,7 +14,8 @@ from mooring.control.tenants import api_keys, row_limits
 from mooring.core import ids
 from mooring.core.access import Access, Permission, Role, lacking
 from mooring.core.errors import Conflict, NameTaken, NotFound, ProjectInUse
-from mooring.db.session import nudge
+from mooring.db.session import notify
+from mooring.db.signals import Topic
 from mooring.db.tables import ApiKey, Instance, Member, Project, Registry, Secret, User
 from mooring.db.types import JsonObject, new_id, now
 
@@ -117,7 +118,7 @@ def patch(
     row.version += 1
     was, became = audit_log.changes(before, described(row))
     audit_log.record(session, access, row.id, row.id, before=was, after=became)
-    nudge(session, "schedule")  # a wider quota, or other nodes, may let something start
+    notify(session, Topic.SCHEDULE)  # a wider quota, or other nodes, may let something start
     return row
 
 

@@ -13,7 +13,7 @@ from mooring.control.tenants.encryption import Encryptor
 from mooring.core import ids
 from mooring.core.access import Access
 from mooring.core.errors import Invalid, NameTaken
-from mooring.core.instance import InstanceSpec, SecretReference
+from mooring.core.instance.spec import InstanceSpec, SecretReference
 from mooring.db.tables import Secret
 from mooring.db.types import new_id, now
 
