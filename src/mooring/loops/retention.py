@@ -91,7 +91,7 @@ class Retention(Loop):
                 failures.append(failure)
         try:
             with self.database.write() as session:
-                gpu_health.forget_old(session)
+                gpu_health.delete_expired(session)
         except Exception as failure:
             failures.append(failure)
         if self.database.is_sqlite:

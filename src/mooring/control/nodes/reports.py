@@ -102,12 +102,12 @@ def _approve_facts(session: Session, node: Node, report: SyncRequest) -> JsonObj
     Returns:
         The facts that take effect.
     """
-    judged = approval.judge_node(node.approved or {}, report)
-    approved, changes = judged.approved, judged.changes
+    compared = approval.compare_node(node.approved or {}, report)
+    approved, changes = compared.approved, compared.changes
     if report.gpus is None:
         changes += [each for each in node.difference or () if each["gpu_uuid"]]
     else:
-        known, simulated = approved.get(approval.GPUS), judged.effective["simulated_gpus"]
+        known, simulated = approved.get(approval.GPUS), compared.effective["simulated_gpus"]
         inventory = gpus.apply_inventory(session, node, report.gpus, known, simulated=simulated)
         approved = {**approved, approval.GPUS: inventory.approved}
         changes += inventory.changes
@@ -116,7 +116,7 @@ def _approve_facts(session: Session, node: Node, report: SyncRequest) -> JsonObj
     if (changes or None) != node.difference:
         _append_claims(session, node, changes)
         node.difference = changes or None
-    return judged.effective
+    return compared.effective
 
 
 def _append_claims(session: Session, node: Node, changes: Sequence[JsonObject]) -> None:
