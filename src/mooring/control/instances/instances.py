@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session, object_session
 from mooring.control import concurrency, events, locks, revisions
 from mooring.control.audit import audit_log
 from mooring.control.instances import admission, allocations, group_members, naming, placement_rules, specs
-from mooring.control.scheduling import quotas, reservation_rules
+from mooring.control.scheduling import quotas, reserved_gpus
 from mooring.control.tenants import storage
 from mooring.core import ids
 from mooring.core.access import Access
@@ -127,7 +127,7 @@ def patch(
         row.max_duration_s = changes["max_duration_s"]
         row.spec = {**row.spec, "max_duration_s": row.max_duration_s}
         row.expires_at = _expiry(row)
-        reservation_rules.require_no_overrun(session, row, row.started_at)
+        reserved_gpus.require_no_overrun(session, row, row.started_at)
     if row.node_id is not None and row.state in HOLDS_GPUS:
         revisions.changed(session, row.node_id)
     touch(session, row)
@@ -237,7 +237,7 @@ def restart(session: Session, access: Access, instance_id: str) -> Instance:
         raise _forbidden("restart", row)
     admission.require(session, row.project_id, spec_of(row))
     placement_rules.require_admitted(session, node, row.project_id)
-    reservation_rules.require_no_overrun(session, row, None)
+    reserved_gpus.require_no_overrun(session, row, None)
     _ask(row, DesiredState.RUNNING, DEFAULT_STOP_TIMEOUT_S)
     _forget_last_run(row)
     row.attempt += 1

@@ -1,4 +1,4 @@
-"""An instance as the scheduler's request."""
+"""Scheduler requests of instances."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ from mooring.scheduler.model import Request
 def of_spec(
     spec: InstanceSpec, project_id: str, project_selector: Mapping[str, str] | None = None
 ) -> Request:
-    """What would be asked for if there were such an instance."""
+    """The request that an instance of this spec would have."""
     return Request(
         instance_id="",
         queued_at=0,
@@ -35,8 +35,8 @@ def of_spec(
 
 
 def of_columns(instance_id: str, project_id: str, queued_at: float, spec: JsonObject) -> Request:
-    # The spec was checked when it came in; building the model again for each tick would cost ten times
-    # what the decision does.
+    # The spec was validated at creation. Building its model again in each cycle would cost ten times as much
+    # as scheduling.
     gpus = spec.get("gpus") or {}
     cpus = spec.get("cpus")
     return Request(
@@ -67,7 +67,7 @@ def _models(asked: str | list[str] | None) -> tuple[str, ...]:
 
 
 def _milli(gpus: JsonObject) -> int:
-    """As `GpuRequest.milli` has it."""
+    """As `GpuRequest.milli`."""
     if profile := gpus.get("mig_profile"):
         return mig_milli(profile)
     share = gpus.get("share")

@@ -161,7 +161,7 @@ def delete(
     api_keys.revoke_all(session, ApiKey.project_id == project_id)
     for table in (Member, Secret, Registry):
         session.execute(sql_delete(table).where(table.project_id == project_id))
-    reservations.give_up(session, project_id)
+    reservations.delete_all(session, project_id)
     row.deleted_at = now()
     audit_log.record(session, access, row.id, row.id, before=described(row))
 
