@@ -15,7 +15,7 @@ from mooring.agent.docker.runtime import DockerRuntime
 from mooring.agent.runtime import Container
 from mooring.schemas.agent import Assignment
 from mooring.schemas.agent_streams import ExecRequest
-from tests.agent import worlds
+from tests.agent import builders
 from tests.testbed import images
 from tests.testbed.dockerd import DockerNode
 from tests.testbed.waiting import wait_until
@@ -31,7 +31,7 @@ def assignment(
 
     Its project may run what exists only on the node, and pull from the test bed's registries.
     """
-    made = worlds.assignment(
+    made = builders.assignment(
         instance_id=instance_id or f"inst-{next(_numbers)}",
         project_id="proj-1",
         gpu_uuids=gpu_uuids,
@@ -60,7 +60,7 @@ def runtime_on(node: DockerNode, **options: Any) -> DockerRuntime:
 
 def start(runtime: DockerRuntime, given: Assignment) -> Container:
     """A start that is not cancelled and must come to something."""
-    container = worlds.pull_and_start(runtime, given)
+    container = builders.pull_and_start(runtime, given)
     assert container is not None
     return container
 

@@ -15,8 +15,8 @@ from pydantic import ValidationError
 from mooring.agent.main import address_towards
 from mooring.agent.settings import AgentSettings, dns_label
 from mooring.core.simulation import SimulatedFleet
+from tests.agent.builders import assignment
 from tests.agent.control_planes import TOKEN, TinyControlPlane, control_plane
-from tests.agent.worlds import assignment
 from tests.testbed.dockerd import DockerNode
 from tests.testbed.nvml.standin import NvmlStandin
 from tests.testbed.waiting import wait_until
@@ -89,6 +89,19 @@ def test_remembers_that_it_has_joined(server: TinyControlPlane, tmp_path: Path) 
             wait_until(lambda: server.sessions == session and server.reports, timeout_s=20)  # noqa: B023
             process.send_signal(signal.SIGINT)
             assert ended(process)[0] == 0
+
+
+def test_a_join_that_has_to_wait_is_logged_once(server: TinyControlPlane, tmp_path: Path) -> None:
+    server.failure = (503, "database_unavailable")
+    with agent(server, tmp_path) as process:
+        wait_until(lambda: server.calls >= 4, timeout_s=20)
+        server.failure = None
+        wait_until(lambda: server.reports, timeout_s=20)
+        process.send_signal(signal.SIGTERM)
+        code, logged = ended(process)
+    assert code == 0
+    assert logged.count("cannot reach the control plane") == 1
+    assert logged.count("the control plane is reachable again") == 1
 
 
 def test_a_fleet_is_one_process(server: TinyControlPlane, tmp_path: Path) -> None:

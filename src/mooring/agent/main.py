@@ -30,6 +30,7 @@ from mooring.agent.sync.agent import Agent
 from mooring.agent.sync.client import ControlPlaneClient, InsecureUrl, RequestRejected, Unreachable
 from mooring.agent.sync.exchange import EXIT_UNAUTHORIZED, Backoff
 from mooring.agent.sync.identity import NodeIdentity, StateDirectory, StateError
+from mooring.agent.sync.reachability import Reachability
 from mooring.agent.sync.worker_pools import WorkerPools
 from mooring.core.simulation import SimulatedFleet
 
@@ -105,7 +106,7 @@ class _Fleet:
         self.stopping = threading.Event()
         self.exit_code = 0
         self._settings, self._token_for = settings, token_for
-        self._crew = WorkerPools.hired()
+        self._pools, self._reachability = WorkerPools.default(), Reachability()
         self._agents: list[Agent] = []
         self._parts: list[Parts] = []
         self._lock: StateDirectory | None = None
@@ -147,7 +148,8 @@ class _Fleet:
             control_plane=control_plane,
             machine=parts.machine,
             container_of=parts.container_of,
-            crew=self._crew,
+            pools=self._pools,
+            reachability=self._reachability,
         )
         self._agents.append(agent)
         log.info(
@@ -177,13 +179,14 @@ class _Fleet:
             try:
                 identity = NodeIdentity.given(control_plane.join(token, plan.name, socket.gethostname()))
             except Unreachable as error:
-                log.warning("cannot join yet: %s", error)
+                self._reachability.failed(plan.name, error)
                 self.stopping.wait(backoff.pause_s())
             except RequestRejected as error:
-                log.critical("the join token was not accepted (%s): make a new one, each works once", error)
+                log.critical("the join token was rejected (%s): make a new one, each works once", error)
                 self.exit_code = EXIT_UNAUTHORIZED
                 return None
             else:
+                self._reachability.succeeded(plan.name)
                 state.joined(identity)
                 log.info("joined %s as node %s", self._settings.server_url, identity.node_name)
                 return identity
@@ -202,24 +205,24 @@ def _plans(settings: AgentSettings, simulate_missing: bool) -> Iterator[PlannedN
     fleets = [fleet for fleet in settings.simulate for _ in range(fleet.nodes)]
     for number, fleet in enumerate(fleets, 1):
         name = f"{settings.node_name or 'sim'}-{number}"
-        made_up = partial(_made_up, settings, fleet=fleet)
-        yield PlannedNode(name, settings.state_dir / name, made_up)
+        parts = partial(_simulated_parts, settings, fleet=fleet)
+        yield PlannedNode(name, settings.state_dir / name, parts)
 
 
 def _this_machine(settings: AgentSettings, identity: NodeIdentity, *, simulate_missing: bool) -> Parts:
     gpus = NvmlGpuReader(Pace(sample_interval_s=settings.sample_interval_s))
     docker = _docker(settings, identity, gpus)
     if not simulate_missing:
-        return _really(settings, docker, gpus)
-    real = _real_parts(StateDirectory(settings.state_dir), docker, gpus)
+        return _real(settings, docker, gpus)
+    real = _detect_real_parts(StateDirectory(settings.state_dir), docker, gpus)
     has_docker, has_gpus = "docker" in real, "gpus" in real
     if has_docker and has_gpus:
-        return _really(settings, docker, gpus)
+        return _real(settings, docker, gpus)
     if has_docker:
         log.warning("There is no NVIDIA GPU on this machine: containers are real, their 8 H100 are SIMULATED")
         gpus.close()
         docker.close()
-        return _docker_with_made_up_gpus(settings, identity)
+        return _docker_with_simulated_gpus(settings, identity)
     docker.close()
     log.warning("Docker does not answer on this machine: containers are SIMULATED, nothing really runs")
     if has_gpus:
@@ -227,10 +230,10 @@ def _this_machine(settings: AgentSettings, identity: NodeIdentity, *, simulate_m
         return Parts(_simulated_runtime(machine), gpus, machine, ProcessContainers().container_of)
     log.warning("There is no NVIDIA GPU on this machine either: 8 H100 are SIMULATED")
     gpus.close()
-    return _made_up(settings, identity, fleet=SimulatedFleet(1, SIMULATED_GPUS, SIMULATED_MODEL))
+    return _simulated_parts(settings, identity, fleet=SimulatedFleet(1, SIMULATED_GPUS, SIMULATED_MODEL))
 
 
-def _real_parts(state: StateDirectory, docker: DockerRuntime, gpus: GpuReader) -> frozenset[str]:
+def _detect_real_parts(state: StateDirectory, docker: DockerRuntime, gpus: GpuReader) -> frozenset[str]:
     """What this machine has, or ever had.
 
     A Docker that is only down just now may hold running containers: to make one up in its place would tell
@@ -245,7 +248,7 @@ def _real_parts(state: StateDirectory, docker: DockerRuntime, gpus: GpuReader) -
     return real
 
 
-def _really(settings: AgentSettings, docker: DockerRuntime, gpus: GpuReader) -> Parts:
+def _real(settings: AgentSettings, docker: DockerRuntime, gpus: GpuReader) -> Parts:
     return Parts(docker, gpus, _machine(settings, socket.gethostname()), ProcessContainers().container_of)
 
 
@@ -262,12 +265,12 @@ def _docker(settings: AgentSettings, identity: NodeIdentity, gpus: GpuReader) ->
         pull_timeouts=settings.pull_timeouts,
         records=ContainerRecords.of_node(StateDirectory(settings.state_dir)),
         container_runtime=settings.runtime,
-        mps=Mps(settings.mps_pipe_directory, lambda: _cards_to_share(gpus)),
+        mps=Mps(settings.mps_pipe_directory, lambda: _shareable_gpus(gpus)),
         disk=disk_settings(settings, StateDirectory(settings.state_dir)),
     )
 
 
-def _docker_with_made_up_gpus(settings: AgentSettings, identity: NodeIdentity) -> Parts:
+def _docker_with_simulated_gpus(settings: AgentSettings, identity: NodeIdentity) -> Parts:
     machine = _machine(settings, socket.gethostname())
     docker = DockerRuntime(
         address=machine.address,
@@ -286,7 +289,7 @@ def _docker_with_made_up_gpus(settings: AgentSettings, identity: NodeIdentity) -
     return Parts(docker, gpus, machine, gpus.container_of)
 
 
-def _made_up(settings: AgentSettings, identity: NodeIdentity, *, fleet: SimulatedFleet) -> Parts:
+def _simulated_parts(settings: AgentSettings, identity: NodeIdentity, *, fleet: SimulatedFleet) -> Parts:
     machine = _machine(settings, identity.node_name)
     size = max(1, fleet.gpus)
     runtime = SimulatedRuntime(
@@ -340,7 +343,7 @@ def _parent_of(gpus: GpuReader, mig_uuid: str) -> str | None:
     return None
 
 
-def _cards_to_share(gpus: GpuReader) -> list[str]:
+def _shareable_gpus(gpus: GpuReader) -> list[str]:
     """Of a card that is cut up, no shares are given."""
     return [gpu["uuid"] for gpu in gpus.latest().inventory or () if gpu["mig_mode"] != "enabled"]
 

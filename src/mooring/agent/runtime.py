@@ -44,10 +44,10 @@ class PullNeeded(Exception):
 class StartRefused(Exception):
     """A start that failed for good and left nothing behind; `reason` is what the user reads."""
 
-    def __init__(self, reason: Reason, *, distrust_gpus: bool = False) -> None:
+    def __init__(self, reason: Reason, *, wrong_gpus: bool = False) -> None:
         super().__init__(reason.message)
         self.reason = reason
-        self.distrust_gpus = distrust_gpus  # the container got other GPUs than assigned (R5)
+        self.wrong_gpus = wrong_gpus  # the container got other GPUs than assigned (R5)
 
 
 def secret_values(assignment: Assignment) -> dict[str, str]:
@@ -83,7 +83,7 @@ class Container:
     finished_at: str | None = None
     image_digest: str | None = None
     endpoints: tuple[Endpoint, ...] = ()
-    cards: tuple[str, ...] = ()  # that its MIG devices are on, in their order
+    parent_gpus: tuple[str, ...] = ()  # that its MIG devices are on, in their order
     share: Share | None = None
     project_id: str = ""
 

@@ -6,163 +6,148 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooring.agent.decide.reconcile import (
-    Cancel,
-    Doing,
-    Key,
-    Kill,
-    Pause,
-    ReconcileInput,
-    Remove,
-    Restart,
-    Restarts,
-    Start,
-    Stop,
-    Work,
-    decide,
-    is_live,
-    key_of,
-)
+from mooring.agent.decide.reconcile import Cancel, Kill, Remove, Restart, Start, Stop, is_live, key_of
+from mooring.agent.decide.snapshot import ActionKind, AgentSnapshot, Key, Pause, PlannedRestart, Work
 from mooring.core.instance import Reason
 from mooring.schemas.agent import Assignment, Removal
-from tests.agent.worlds import ToyEngine, container, exited, removal, wanted, world
+from tests.agent.builders import ToyEngine, container, decided, exited, removal, snapshot, wanted
 
 GPU = "GPU-0"
 A1: Key = ("a", 1)
-STARTING = {A1: Work(Doing.START)}
+STARTING = {A1: Work(ActionKind.START)}
 
 
 def test_starts_what_is_assigned_and_absent() -> None:
     asked = wanted()
-    assert decide(world(asked)).actions == (Start(asked),)
+    assert decided(asked).actions == (Start(asked),)
 
 
 def test_never_starts_again_what_has_run() -> None:
-    assert decide(world(wanted(may_start=False))).actions == ()
-    assert decide(world(wanted(), spent=frozenset({A1}))).actions == ()
+    assert decided(wanted(may_start=False)).actions == ()
+    assert decided(wanted(), began={A1}).actions == ()
 
 
 def test_adopts_a_container_that_was_created_and_never_began() -> None:
     asked = wanted()
-    assert decide(world(asked, container(status="created"))).actions == (Start(asked),)
+    assert decided(asked, container(status="created")).actions == (Start(asked),)
 
 
 @pytest.mark.parametrize("status", ["running", "paused", "restarting"])
 def test_leaves_alone_what_runs_as_it_should(status: str) -> None:
-    assert decide(world(wanted(), container(status=status))).actions == ()
+    assert decided(wanted(), container(status=status)).actions == ()
 
 
 def test_stops_what_should_be_stopped_and_keeps_it() -> None:
     asked, running = wanted(want="stopped", stop_timeout_s=9), container()
-    assert decide(world(asked, running)).actions == (Stop(running),)
-    assert decide(world(asked, exited())).actions == ()
+    assert decided(asked, running).actions == (Stop(running),)
+    assert decided(asked, exited()).actions == ()
 
 
 @pytest.mark.parametrize("goal", [wanted(want="stopped", stop_timeout_s=7), removal()])
 def test_a_stop_is_followed_by_a_kill_when_its_time_is_over(goal: Assignment | Removal) -> None:
     for now, actions in ((106.9, ()), (107, (Kill(container()),)), (9999, (Kill(container()),))):
-        plan = decide(world(goal, container(), now=now, stopping={A1: 100.0}))
+        plan = decided(goal, container(), now=now, stop_sent_at={A1: 100.0})
         assert plan.actions == actions, now
         assert plan.due == (107 if now < 107 else None)
 
 
 def test_a_shorter_timeout_holds_for_a_stop_under_way() -> None:
     longer, shorter = (wanted(want="stopped", stop_timeout_s=seconds) for seconds in (3600, 3))
-    assert decide(world(longer, container(), now=105, stopping={A1: 100.0})).actions == ()
-    assert decide(world(shorter, container(), now=105, stopping={A1: 100.0})).actions == (Kill(container()),)
+    assert decided(longer, container(), now=105, stop_sent_at={A1: 100.0}).actions == ()
+    assert decided(shorter, container(), now=105, stop_sent_at={A1: 100.0}).actions == (Kill(container()),)
 
 
 def test_no_time_to_stop_is_a_kill() -> None:
     asked = wanted(want="stopped", stop_timeout_s=0)
-    assert decide(world(asked, container())).actions == (Kill(container()),)
+    assert decided(asked, container()).actions == (Kill(container()),)
 
 
 def test_removes_a_created_container_that_should_be_stopped() -> None:
     created = container(status="created")
-    assert decide(world(wanted(want="stopped"), created)).actions == (Remove(created),)
+    assert decided(wanted(want="stopped"), created).actions == (Remove(created),)
 
 
 def test_a_removal_stops_first() -> None:
     running, ended = container(), exited()
-    assert decide(world(removal(), running)).actions == (Stop(running),)
-    assert decide(world(removal(), ended)).actions == (Remove(ended),)
-    assert decide(world(removal())).actions == ()
+    assert decided(removal(), running).actions == (Stop(running),)
+    assert decided(removal(), ended).actions == (Remove(ended),)
+    assert decided(removal()).actions == ()
 
 
 def test_waits_for_the_engine_to_finish_a_removal_of_its_own() -> None:
-    assert decide(world(removal(), container(status="removing"))).actions == ()
+    assert decided(removal(), container(status="removing")).actions == ()
 
 
 @pytest.mark.parametrize("goal", [wanted(want="stopped"), removal()])
 def test_cancels_a_start_that_is_not_wanted_any_more(goal: Assignment | Removal) -> None:
-    assert decide(world(goal, work=STARTING)).actions == (Cancel(A1),)
-    cancelled = {A1: Work(Doing.START, cancelled=True)}
-    assert decide(world(goal, work=cancelled)).actions == ()
+    assert decided(goal, work=STARTING).actions == (Cancel(A1),)
+    cancelled = {A1: Work(ActionKind.START, cancelled=True)}
+    assert decided(goal, work=cancelled).actions == ()
 
 
 def test_cancels_a_start_that_nobody_asks_for() -> None:
-    assert decide(world(work=STARTING)).actions == (Cancel(A1),)
+    assert decided(work=STARTING).actions == (Cancel(A1),)
 
 
 def test_one_action_at_a_time() -> None:
-    stopping = {A1: Work(Doing.STOP)}
-    assert decide(world(removal(), container(), work=stopping)).actions == ()
-    assert decide(world(wanted(), work=STARTING)).actions == ()
+    stopping = {A1: Work(ActionKind.STOP)}
+    assert decided(removal(), container(), work=stopping).actions == ()
+    assert decided(wanted(), work=STARTING).actions == ()
 
 
 def test_never_touches_a_container_it_was_told_nothing_about() -> None:
-    assert decide(world(container("stranger"), exited("other"))).actions == ()
+    assert decided(container("stranger"), exited("other")).actions == ()
 
 
 def test_an_older_attempt_must_be_gone_before_the_newer_one_starts() -> None:
     newer = wanted(attempt=2)
-    plan = decide(world(newer, removal(attempt=1), container(attempt=1)))
+    plan = decided(newer, removal(attempt=1), container(attempt=1))
     assert plan.actions == (Stop(container(attempt=1)),)
     assert plan.waiting[("a", 2)].code == "waiting_for_removal"
-    plan = decide(world(newer, removal(attempt=1), exited(attempt=1)))
+    plan = decided(newer, removal(attempt=1), exited(attempt=1))
     assert plan.actions == (Remove(exited(attempt=1)),)
-    assert decide(world(newer)).actions == (Start(newer),)
+    assert decided(newer).actions == (Start(newer),)
 
 
 def test_of_two_attempts_only_the_newer_starts() -> None:
     older, newer = wanted(attempt=1), wanted(attempt=2)
-    assert decide(world(older, newer)).actions == (Start(newer),)
+    assert decided(older, newer).actions == (Start(newer),)
 
 
 def test_a_gpu_is_free_only_when_its_container_has_ended() -> None:
     new = wanted("b", gpus=(GPU,))
     holder = container("a", gpu_uuids=(GPU,))
-    plan = decide(world(new, removal("a"), holder))
+    plan = decided(new, removal("a"), holder)
     assert plan.actions == (Stop(holder),)
     assert "GPU-0" in plan.waiting[("b", 1)].message
-    assert decide(world(new, exited("a", gpu_uuids=(GPU,)))).actions == (Start(new),)
+    assert decided(new, exited("a", gpu_uuids=(GPU,))).actions == (Start(new),)
 
 
 def test_a_gpu_that_a_start_under_way_will_hold_is_taken() -> None:
     new = wanted("b", gpus=(GPU,))
-    plan = decide(world(new, removal("a"), work={A1: Work(Doing.START, (GPU,))}))
+    plan = decided(new, removal("a"), work={A1: Work(ActionKind.START, (GPU,))})
     assert plan.actions == (Cancel(A1),)
     assert ("b", 1) in plan.waiting
 
 
 def test_two_assignments_of_one_gpu_do_not_both_start() -> None:
     first, second = wanted("a", gpus=(GPU,)), wanted("b", gpus=(GPU,))
-    assert decide(world(first, second)).actions == (Start(first),)
+    assert decided(first, second).actions == (Start(first),)
 
 
 def test_nothing_starts_on_a_node_with_a_problem() -> None:
     problem = Reason(code="toolkit_too_old", message="…")
-    plan = decide(world(wanted(), removal("b"), exited("b"), problem=problem))
+    plan = decided(wanted(), removal("b"), exited("b"), problem=problem)
     assert plan.actions == (Remove(exited("b")),)
     assert plan.waiting == {A1: problem}
 
 
 def test_what_failed_because_of_the_engine_waits() -> None:
     pause = Pause(tries=0, until=101, reason=Reason(code="docker_unavailable", message="…"))
-    plan = decide(world(wanted(), pauses={A1: pause}))
+    plan = decided(wanted(), pauses={A1: pause})
     assert (plan.actions, plan.waiting, plan.due) == ((), {A1: pause.reason}, 101)
-    assert decide(world(removal(), exited(), pauses={A1: pause})).actions == ()
-    assert decide(world(wanted(), pauses={A1: pause}, now=101)).actions != ()
+    assert decided(removal(), exited(), pauses={A1: pause}).actions == ()
+    assert decided(wanted(), pauses={A1: pause}, now=101).actions != ()
 
 
 @pytest.mark.parametrize(
@@ -171,10 +156,10 @@ def test_what_failed_because_of_the_engine_waits() -> None:
 )
 def test_restarts_as_the_policy_says(policy: str, exit_code: int, restarts: bool) -> None:
     asked, ended = wanted(spec={"restart": policy}), exited(exit_code=exit_code)
-    plan = decide(world(asked, ended))
+    plan = decided(asked, ended)
     assert plan.actions == ()
     assert plan.due == (101 if restarts else None)
-    later = decide(world(asked, ended, restarts=plan.restarts, now=101))
+    later = decided(asked, ended, restarts=plan.restarts, now=101)
     assert later.actions == ((Restart(ended),) if restarts else ())
 
 
@@ -184,28 +169,28 @@ def test_a_container_begins_only_if_the_cards_it_was_made_with_are_free(status: 
     asked = wanted("a", gpus=(), spec={"restart": "always"})
     made_with = container("a", status=status, gpu_uuids=(GPU,))
     holder = container("b", gpu_uuids=(GPU,))
-    waited = decide(world(asked, made_with, holder))
-    plan = decide(world(asked, made_with, holder, restarts=waited.restarts, now=101))
+    waited = decided(asked, made_with, holder)
+    plan = decided(asked, made_with, holder, restarts=waited.restarts, now=101)
     assert plan.actions == ()
     assert plan.waiting[A1].code == "waiting_for_removal"
 
 
 def test_restarts_pause_ever_longer_until_a_minute_and_start_over_after_a_steady_run() -> None:
     asked, pauses = wanted(spec={"restart": "always"}), []
-    restarts: dict[Key, Restarts] = {}
+    restarts: dict[Key, PlannedRestart] = {}
     for number in range(9):
         ended = exited(at=f"2026-11-21T08:00:0{number}Z")
-        plan = decide(world(asked, ended, restarts=restarts))
+        plan = decided(asked, ended, restarts=restarts)
         restarts = dict(plan.restarts)
         pauses.append(restarts[A1].pause_s)
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
-    running = decide(world(asked, container(), restarts=restarts))
-    steady = decide(world(asked, exited(at="2026-11-21T08:01:00Z"), restarts=running.restarts))
+    running = decided(asked, container(), restarts=restarts)
+    steady = decided(asked, exited(at="2026-11-21T08:01:00Z"), restarts=running.restarts)
     assert steady.restarts[A1].pause_s == 1
 
 
 def test_no_restart_of_what_should_be_stopped() -> None:
-    assert decide(world(wanted(want="stopped", spec={"restart": "always"}), exited(), now=1000)).due is None
+    assert decided(wanted(want="stopped", spec={"restart": "always"}), exited(), now=1000).due is None
 
 
 KEYS = [(instance, attempt) for instance in "abc" for attempt in (1, 2)]
@@ -213,7 +198,7 @@ STATUSES = ["created", "running", "exited"]
 
 
 @st.composite
-def desires(draw: st.DrawFn) -> ReconcileInput:
+def desires(draw: st.DrawFn) -> AgentSnapshot:
     """What a control plane may say: one attempt of each instance at most, and no GPU twice."""
     gpus = ["GPU-0", "GPU-1"]
     things: list[Assignment | Removal] = []
@@ -228,7 +213,7 @@ def desires(draw: st.DrawFn) -> ReconcileInput:
             want = draw(st.sampled_from(["running", "stopped"]))
             policy = draw(st.sampled_from(["never", "always"]))
             things.append(wanted(instance, attempt, gpus=tuple(mine), want=want, spec={"restart": policy}))
-    return world(*things)
+    return snapshot(*things)
 
 
 @settings(max_examples=100, deadline=None)
@@ -242,7 +227,7 @@ def test_any_order_of_events_keeps_the_rules(data: st.DataObject) -> None:
         if data.draw(st.booleans(), label="news"):
             goal = data.draw(desires())
         touched |= goal.assignments.keys() | goal.removals.keys()
-        plan = engine.plan(replace(goal, now=float(now * 50)))
+        plan = engine.plan(goal, now=float(now * 50))
         goal = replace(goal, restarts=plan.restarts)
         _check(engine)
         for key in data.draw(
@@ -256,10 +241,10 @@ def test_any_order_of_events_keeps_the_rules(data: st.DataObject) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(desires(), st.dictionaries(st.sampled_from(KEYS), st.sampled_from(STATUSES)))
-def test_it_settles_on_what_is_wanted(goal: ReconcileInput, present: dict[Key, str]) -> None:
+def test_it_settles_on_what_is_wanted(goal: AgentSnapshot, present: dict[Key, str]) -> None:
     engine = ToyEngine({key: container(*key, status) for key, status in present.items()})
     for now in range(30):
-        plan = engine.plan(replace(goal, now=float(now * 100)))
+        plan = engine.plan(goal, now=float(now * 100))
         goal = replace(goal, restarts=plan.restarts)
         for key in list(engine.work):
             engine.finish(key)
@@ -281,9 +266,9 @@ def _check(engine: ToyEngine) -> None:
     holders = [one for key, one in engine.containers.items() if is_live(one) and key in engine.began]
     cards = [uuid for one in holders for uuid in one.gpu_uuids]
     cards += [
-        uuid for key, work in engine.work.items() if work.doing is Doing.START for uuid in work.gpu_uuids
+        uuid for key, work in engine.work.items() if work.kind is ActionKind.START for uuid in work.gpu_uuids
     ]
     assert len(cards) == len(set(cards))
-    starting = [key for key, work in engine.work.items() if work.doing is Doing.START]
+    starting = [key for key, work in engine.work.items() if work.kind is ActionKind.START]
     instances = [key_of(one)[0] for one in holders] + [key[0] for key in starting]
     assert len(instances) == len(set(instances))

@@ -12,7 +12,7 @@ from mooring.agent.images.pull_limits import PullLimits
 from mooring.agent.images.usage import ImageUsage
 from mooring.agent.runtime import StartRefused
 from mooring.schemas.agent import Assignment
-from tests.agent.worlds import assignment
+from tests.agent.builders import assignment
 
 MIB = 2**20
 

@@ -56,7 +56,7 @@ def test_the_runtime_that_the_operator_chose_runs_it_or_nothing_does(node: Docke
     with pytest.raises(StartRefused) as caught:
         changed.restart(container)
     # Nothing is wrong with its GPUs.
-    assert (caught.value.reason.code, caught.value.distrust_gpus) == ("runtime_changed", False)
+    assert (caught.value.reason.code, caught.value.wrong_gpus) == ("runtime_changed", False)
     assert changed.containers() == ([], [])
     changed.close()
     absent = runtime_on(node, container_runtime="runsc")

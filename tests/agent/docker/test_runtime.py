@@ -119,7 +119,7 @@ def test_a_start_that_fails_says_why_and_leaves_nothing(
 ) -> None:
     refusal = refused(runtime, assignment(**asked))
     assert refusal.reason.code == code
-    assert not refusal.distrust_gpus
+    assert not refusal.wrong_gpus
     assert all_containers(node) == []
 
 
@@ -245,7 +245,7 @@ def test_a_container_with_other_devices_than_assigned_is_killed_and_its_gpus_dis
     given = assignment(gpu_uuids=("GPU-aaaa",))
     create_by_hand(node, given, host=wrong)
     refusal = refused(runtime, given)
-    assert (refusal.reason.code, refusal.distrust_gpus) == ("gpu_mismatch", True)
+    assert (refusal.reason.code, refusal.wrong_gpus) == ("gpu_mismatch", True)
     assert all_containers(node) == []
 
 

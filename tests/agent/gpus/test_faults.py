@@ -22,12 +22,12 @@ def _event(code: str, count: int = 1, uuid: str | None = "GPU-1", at: str = "the
 def test_a_fault_is_reported_until_it_is_answered_and_merged_meanwhile() -> None:
     clock = Clock()
     faults = GpuFaults(lambda _: None, clock)
-    faults.hear((_event("xid_31", 3),))
+    faults.add_events((_event("xid_31", 3),))
     first = faults.faults()
     assert [(one.code, one.count) for one in first] == [("xid_31", 3)]
     for total in (10, 1000):
         clock.now += FAULT_PAUSE_S
-        faults.hear((_event("xid_31", total),))
+        faults.add_events((_event("xid_31", total),))
         assert faults.faults() == first  # not answered yet: what is new waits, in one place
     faults.answered([], first)
     (rest,) = faults.faults()
@@ -41,7 +41,7 @@ def test_a_kind_of_fault_is_reported_once_in_a_while_however_often_it_happens() 
     faults = GpuFaults(lambda _: None, clock)
     reports = 0
     for second in range(60):
-        faults.hear((_event("xid_31", (second + 1) * 1000),))
+        faults.add_events((_event("xid_31", (second + 1) * 1000),))
         sent = faults.faults()
         faults.answered([], sent)
         reports += bool(sent)
@@ -52,14 +52,14 @@ def test_a_kind_of_fault_is_reported_once_in_a_while_however_often_it_happens() 
 def test_fatal_codes_are_incidents_and_the_recovery_action_decides_of_open_ones() -> None:
     for recovery_action, incidents in ((None, ["xid_79", "xid_48"]), ("none", ["xid_79"])):
         faults = GpuFaults(lambda _, told=recovery_action: told)  # type: ignore[misc]
-        faults.hear((_event("xid_79"), _event("xid_48"), _event("xid_31"), _event("xid_79", uuid=None)))
+        faults.add_events((_event("xid_79"), _event("xid_48"), _event("xid_31"), _event("xid_79", uuid=None)))
         assert [one.code for one in faults.incidents()] == incidents
         assert {one.code for one in faults.faults()} == {"xid_48", "xid_31"} - set(incidents)
 
 
 def test_what_only_renews_the_inventory_is_not_reported() -> None:
     faults = GpuFaults(lambda _: None)
-    faults.hear((_event("recovery_action_changed"), _event("mig_changed")))
+    faults.add_events((_event("recovery_action_changed"), _event("mig_changed")))
     assert (faults.incidents(), faults.faults()) == ([], [])
 
 
@@ -67,9 +67,9 @@ def test_a_report_never_outgrows_what_a_control_plane_takes() -> None:
     clock = Clock()
     faults = GpuFaults(lambda _: None, clock)
     kinds = [_event(f"xid_{number}", 1, f"GPU-{gpu}") for gpu in range(300) for number in (13, 31, 32, 43)]
-    faults.hear(tuple(kinds))
-    faults.hear(tuple(_event("xid_79", number, at=str(number)) for number in range(1, 2000)))
-    faults.distrust(["GPU-1"], "ins_1/1", Reason(code="gpu_mismatch", message="…"), "ins_1")
+    faults.add_events(tuple(kinds))
+    faults.add_events(tuple(_event("xid_79", number, at=str(number)) for number in range(1, 2000)))
+    faults.report_incident(["GPU-1"], "ins_1/1", Reason(code="gpu_mismatch", message="…"), "ins_1")
     assert len(faults.faults()) <= KEPT
     assert len(faults.incidents()) <= KEPT
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mooring.agent.decide.reconcile import Doing, Key, Release, Remove, Restart, Start, Work, decide
+from mooring.agent.decide.reconcile import Release, Remove, Restart, Start
+from mooring.agent.decide.snapshot import ActionKind, Key, Work
 from mooring.agent.gpus.reader import NvmlGpuReader, Pace
 from mooring.agent.gpus.release import ReleaseGate
 from mooring.agent.runtime import Container
@@ -18,9 +19,9 @@ from mooring.agent.sync.agent_state import AgentState, AnswerOutcome
 from mooring.core.instance import Phase
 from mooring.schemas.agent import Assignment, Removal, SyncAnswer
 from tests.agent.agents import agent_with
+from tests.agent.builders import assignment, container, decided, exited, removal, wanted
 from tests.agent.control_planes import TinyControlPlane
 from tests.agent.nvml_children import process
-from tests.agent.worlds import assignment, container, exited, removal, wanted, world
 from tests.testbed.nvml.standin import NvmlStandin, uuid_of
 from tests.testbed.waiting import wait_until
 
@@ -56,14 +57,14 @@ def fresh(reader: NvmlGpuReader, *, mib: int) -> None:
 
 
 def test_an_idle_card_is_free_at_once(gate: ReleaseGate) -> None:
-    gate.begins([CARD])
+    gate.note_start([CARD])
     began = time.monotonic()
     assert gate.wait(ENDED, [CARD]) == {}
     assert time.monotonic() - began < 0.25
 
 
 def test_a_process_that_came_with_the_container_keeps_its_card(gate: ReleaseGate, nvml: NvmlStandin) -> None:
-    gate.begins([CARD, OTHER])
+    gate.note_start([CARD, OTHER])
     with process() as pid:
         nvml.write(*TWO_CARDS, f"process 0 compute {pid} 100", f"process_name {pid} trainer")
         busy = gate.wait(ENDED, [CARD, OTHER])
@@ -73,7 +74,7 @@ def test_a_process_that_came_with_the_container_keeps_its_card(gate: ReleaseGate
 
 def test_it_is_waited_for(reader: NvmlGpuReader, nvml: NvmlStandin) -> None:
     gate = ReleaseGate(reader, lambda _: None, within_s=20)
-    gate.begins([CARD])
+    gate.note_start([CARD])
     with process() as pid:
         nvml.write(*TWO_CARDS, f"process 0 compute {pid} 100")
         results: list[dict[str, str]] = []
@@ -94,7 +95,7 @@ def test_who_was_there_before_is_not_waited_for(
         nvml.write("gpus 2", f"process 0 graphics {pid} 300", "set 0 used_mib 305")
         fresh(reader, mib=305)
         gate.learn(reader.latest(), in_use=())
-        gate.begins([CARD])
+        gate.note_start([CARD])
         nvml.write("gpus 2", f"process 0 graphics {pid} 900", "set 0 used_mib 905")
         assert gate.wait(ENDED, [CARD]) == {}
 
@@ -115,7 +116,7 @@ def test_memory_goes_back_to_what_it_is_when_idle(
 ) -> None:
     """Within 1 % of the card's 80 GiB."""
     gate.learn(reader.latest(), in_use=())
-    gate.begins([CARD])
+    gate.note_start([CARD])
     nvml.write("gpus 2", f"set 0 used_mib {left_mib}")
     busy = gate.wait(ENDED, [CARD])
     assert (busy == {}) is is_free
@@ -138,7 +139,7 @@ def test_what_a_card_does_not_tell_is_not_held_against_it(
     gate: ReleaseGate, reader: NvmlGpuReader, nvml: NvmlStandin
 ) -> None:
     gate.learn(reader.latest(), in_use=())
-    gate.begins([CARD])
+    gate.note_start([CARD])
     silent = ["MemoryInfo", "MemoryInfo_v2"]
     silent += [f"{kind}RunningProcesses_v{version}" for kind in ("Compute", "Graphics") for version in (2, 3)]
     with process() as pid:
@@ -171,7 +172,7 @@ def test_a_card_that_only_pretends_is_free(reader: NvmlGpuReader) -> None:
     [card] = made_up.latest().inventory or ()
     for of in (made_up, reader):
         gate = ReleaseGate(of, lambda _: None, within_s=0)
-        gate.begins([card["uuid"]])
+        gate.note_start([card["uuid"]])
         assert gate.wait(exited(gpu_uuids=(card["uuid"],)), [card["uuid"]]) == {}
 
 
@@ -181,7 +182,7 @@ def test_a_card_that_only_pretends_is_free(reader: NvmlGpuReader) -> None:
 def node(*things: Assignment | Removal | Container) -> AgentState:
     """A node that has seen these containers run and end, and has been told to have these instances."""
     known = AgentState("cpl_1", 0)
-    known.listed(known.begin_listing(), [one for one in things if isinstance(one, Container)], [])
+    known.apply_listing(known.begin_listing(), [one for one in things if isinstance(one, Container)], [])
     told = SyncAnswer(
         control_plane_id="cpl_1",
         node_id="nod_1",
@@ -190,7 +191,7 @@ def node(*things: Assignment | Removal | Container) -> AgentState:
         assignments=[one for one in things if isinstance(one, Assignment)],
         removals=[one for one in things if isinstance(one, Removal)],
     )
-    assert known.hear(told, 0) is AnswerOutcome.TAKEN
+    assert known.apply_answer(told, 0) is AnswerOutcome.APPLIED
     return known
 
 
@@ -199,12 +200,12 @@ def actions(known: AgentState) -> list[type]:
     assert plan is not None
     for action in plan.actions:
         if isinstance(action, Release):
-            known.begin((action.container.instance_id, 1), Doing.RELEASE, action.gpu_uuids)
+            known.begin_work((action.container.instance_id, 1), ActionKind.RELEASE, action.gpu_uuids)
     return [type(action) for action in plan.actions]
 
 
 def phase(known: AgentState) -> Phase | None:
-    return next((one.phase for one in known.picture().instances or () if one.instance_id == "a"), None)
+    return next((one.phase for one in known.reported_state().instances or () if one.instance_id == "a"), None)
 
 
 @pytest.mark.parametrize("asked", [wanted(gpus=(CARD,)), wanted(want="stopped", gpus=(CARD,))])
@@ -212,11 +213,11 @@ def test_an_end_is_told_when_the_cards_are_free(asked: Assignment) -> None:
     known = node(asked, ENDED)
     assert actions(known) == [Release]
     assert phase(known) is Phase.RUNNING
-    assert known.picture().instances[0].exit_code is None  # type: ignore[index]
+    assert known.reported_state().instances[0].exit_code is None  # type: ignore[index]
     assert known.gpus_in_use() == {CARD}
     known.released(A1)
     assert phase(known) is Phase.EXITED
-    known.listed(known.begin_listing(), [ENDED], [])
+    known.apply_listing(known.begin_listing(), [ENDED], [])
     assert actions(known) == []
     assert (phase(known), known.gpus_in_use()) == (Phase.EXITED, set())
 
@@ -224,7 +225,7 @@ def test_an_end_is_told_when_the_cards_are_free(asked: Assignment) -> None:
 def test_so_is_that_somebody_removed_it() -> None:
     known = node(wanted(gpus=(CARD,)), container(gpu_uuids=(CARD,)))
     assert actions(known) == []
-    known.listed(known.begin_listing(), [], [])
+    known.apply_listing(known.begin_listing(), [], [])
     assert actions(known) == [Release]
     assert phase(known) is Phase.RUNNING
     known.released(A1)
@@ -235,7 +236,7 @@ def test_a_removal_and_the_next_start_wait_for_it() -> None:
     after = wanted("b", gpus=(CARD,))
     known = node(removal(), ENDED, after)
     assert actions(known) == [Release]
-    waiting = [one for one in known.picture().instances or () if one.instance_id == "b"]
+    waiting = [one for one in known.reported_state().instances or () if one.instance_id == "b"]
     assert waiting[0].reason is not None and waiting[0].reason.code == "waiting_for_removal"
     known.released(A1)
     assert actions(known) == [Remove, Start]
@@ -253,10 +254,10 @@ def test_cards_that_others_have_by_now_are_theirs() -> None:
     """An agent that was started since finds containers that ended long ago."""
     holder = container("b", gpu_uuids=(CARD,))
     both = exited(gpu_uuids=(CARD, OTHER))
-    [release] = decide(world(both, holder, unreleased={A1: both})).actions
+    [release] = decided(both, holder, unreleased={A1: both}).actions
     assert release == Release(both, (OTHER,))
-    start = {("b", 1): Work(Doing.START, (CARD,))}
-    [release] = decide(world(both, wanted("b", gpus=(CARD,)), work=start, unreleased={A1: both})).actions
+    start = {("b", 1): Work(ActionKind.START, (CARD,))}
+    [release] = decided(both, wanted("b", gpus=(CARD,)), work=start, unreleased={A1: both}).actions
     assert release == Release(both, (OTHER,))
 
 

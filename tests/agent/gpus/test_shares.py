@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from mooring.agent.decide.device_claims import Devices, Share, claims, devices_of
-from mooring.agent.decide.reconcile import Doing, Key, Release, Start, Work, decide
+from mooring.agent.decide.reconcile import Release, Start
+from mooring.agent.decide.snapshot import ActionKind, Key, Work
 from mooring.agent.docker.create import Abilities, ContainerLimits, Image, container_config, spec_hash
 from mooring.agent.docker.runtime import DockerRuntime
 from mooring.agent.gpus.reader import NvmlGpuReader
@@ -16,6 +17,8 @@ from mooring.agent.runtime import Container
 from mooring.agent.simulated.runtime import SimulatedRuntime
 from mooring.schemas.agent import Assignment
 from tests.agent.agents import agent_with
+from tests.agent.builders import assignment as simulated
+from tests.agent.builders import container, decided, exited, wanted
 from tests.agent.docker_assignments import (
     CONTROL_PLANE,
     assignment,
@@ -26,8 +29,6 @@ from tests.agent.docker_assignments import (
 )
 from tests.agent.grants import CARD, MIG_A, with_cards, with_mig, with_share
 from tests.agent.nvml_children import process
-from tests.agent.worlds import assignment as simulated
-from tests.agent.worlds import container, exited, wanted, world
 from tests.testbed.dockerd import DockerNode
 from tests.testbed.nvml.standin import NvmlStandin, uuid_of
 from tests.testbed.waiting import wait_until
@@ -84,7 +85,7 @@ def test_a_share_is_known_again_by_its_assignment(node: DockerNode, runtime: Doc
     asked = with_share(assignment(), 20_000)
     made = start(runtime, asked)
     assert made.share == Share("shared", 250, 20_000, "proj-1")
-    assert (made.gpu_uuids, made.cards) == ((CARD,), ())
+    assert (made.gpu_uuids, made.parent_gpus) == ((CARD,), ())
     with closing(runtime_on(node)) as another:
         another.assigned([asked])  # it has no record of it
         assert another.containers() == ([made], [])
@@ -97,7 +98,7 @@ def test_a_share_is_known_again_by_its_assignment(node: DockerNode, runtime: Doc
 
 
 def started(*things: Any, **more: Any) -> set[str]:
-    plan = decide(world(*things, **more))
+    plan = decided(*things, **more)
     return {action.assignment.instance_id for action in plan.actions if isinstance(action, Start)}
 
 
@@ -119,11 +120,11 @@ def test_instances_of_one_project_share_a_card() -> None:
     [
         container("c", gpu_uuids=(CARD,)),  # the whole of it
         container("c", gpu_uuids=(CARD,), share=ELSEWHERE),  # R12
-        container("c", gpu_uuids=(MIG_A,), cards=(CARD,)),  # a part of it
+        container("c", gpu_uuids=(MIG_A,), parent_gpus=(CARD,)),  # a part of it
     ],
 )
 def test_whoever_else_has_it_is_waited_for(holder: Container) -> None:
-    plan = decide(world(shares("a"), holder))
+    plan = decided(shares("a"), holder)
     assert plan.actions == ()
     assert plan.waiting[A].code == "waiting_for_removal" and CARD in plan.waiting[A].message
 
@@ -132,7 +133,7 @@ def test_the_whole_card_waits_for_every_part_of_it() -> None:
     whole = with_cards(wanted("a"), CARD)
     for part in (
         container("c", gpu_uuids=(CARD,), share=HERE),
-        container("c", gpu_uuids=(MIG_A,), cards=(CARD,)),
+        container("c", gpu_uuids=(MIG_A,), parent_gpus=(CARD,)),
         exited("c", gpu_uuids=(CARD,), share=HERE),
     ):
         unreleased = {("c", 1): part} if part.status == "exited" else {}
@@ -147,23 +148,26 @@ NEIGHBOUR = container("b", gpu_uuids=(CARD,), share=HERE)
 
 
 def releases(*things: Any, **more: Any) -> list[Release]:
-    plan = decide(world(*things, unreleased={A: ENDED}, **more))
+    plan = decided(*things, unreleased={A: ENDED}, **more)
     return [action for action in plan.actions if isinstance(action, Release)]
 
 
 def test_a_card_is_looked_at_as_a_whole_when_the_last_share_of_it_has_ended() -> None:
     assert releases(ENDED, NEIGHBOUR) == [Release(ENDED, (), (CARD,))]
     assert releases(ENDED) == [Release(ENDED, (CARD,), ())]
-    starting = {("b", 1): Work(Doing.START, (CARD,), share=HERE)}
+    starting = {("b", 1): Work(ActionKind.START, (CARD,), share=HERE)}
     assert releases(ENDED, work=starting) == [Release(ENDED, (), (CARD,))]
-    beside = {("b", 1): Work(Doing.RELEASE)}  # of one that ended beside this one
+    beside = {("b", 1): Work(ActionKind.RELEASE)}  # of one that ended beside this one
     assert releases(ENDED, work=beside) == [Release(ENDED, (CARD,), ())]
 
 
 def test_a_newcomer_waits_while_the_card_is_looked_at_as_a_whole() -> None:
     """What it began on the card would pass for what the other left behind."""
     assert started(shares("b"), ENDED, unreleased={A: ENDED}) == set()
-    assert started(shares("b"), ENDED, work={A: Work(Doing.RELEASE, (CARD,))}, unreleased={A: ENDED}) == set()
+    assert (
+        started(shares("b"), ENDED, work={A: Work(ActionKind.RELEASE, (CARD,))}, unreleased={A: ENDED})
+        == set()
+    )
     assert started(shares("c"), ENDED, NEIGHBOUR, unreleased={A: ENDED}) == {"c"}
 
 
@@ -180,7 +184,7 @@ def test_neighbours_are_not_held_against_a_share(nvml: NvmlStandin, reader: Nvml
         of = {own: ENDED.container_id, theirs: NEIGHBOUR.container_id}
         gate = ReleaseGate(reader, of.get, within_s=0.3)
         gate.learn(reader.latest(), in_use=())
-        gate.begins([CARD])
+        gate.note_start([CARD])
         busy = ["gpus 1", "set 0 used_mib 40000", f"process 0 compute {theirs} 30000"]
         nvml.write(*busy)
         assert gate.wait(ENDED, [], [CARD]) == {}
@@ -197,7 +201,7 @@ def test_the_memory_that_shares_left_shows_when_the_last_has_ended(
 ) -> None:
     gate = ReleaseGate(reader, lambda _: None, within_s=0.3)
     gate.learn(reader.latest(), in_use=())
-    gate.begins([CARD])
+    gate.note_start([CARD])
     nvml.write("gpus 1", "set 0 used_mib 40000")
     assert gate.wait(ENDED, [], [CARD]) == {}
     assert "40000 MiB of its memory are still in use" in gate.wait(ENDED, [CARD])[CARD]

@@ -8,7 +8,7 @@ import pytest
 from mooring.agent.gpus.reader import NOT_READ_YET, GpuReading
 from mooring.agent.gpus.telemetry import Telemetry, gpu_problem
 from mooring.agent.simulated.gpus import SimulatedGpuReader, Tenant, gpu_uuid
-from tests.agent.worlds import container
+from tests.agent.builders import container
 
 HUNG = {"code": "nvml_hung", "message": "No answer within 10 s"}
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from mooring.agent.decide.device_claims import Share
-from mooring.agent.decide.reconcile import Key, Kill, Release
+from mooring.agent.decide.reconcile import Kill, Release
+from mooring.agent.decide.snapshot import Key
 from mooring.agent.gpus.processes import ProcessContainers
 from mooring.agent.gpus.reader import NvmlGpuReader, Pace
 from mooring.agent.gpus.watchdog import Use, judge, missing, uses
@@ -19,12 +20,12 @@ from mooring.agent.simulated.runtime import SimulatedRuntime
 from mooring.agent.sync.agent_state import AgentState, AnswerOutcome
 from mooring.core.instance import Phase, Reason
 from mooring.schemas.agent import Assignment, SyncAnswer
-from tests.agent import docker_assignments, worlds
+from tests.agent import builders, docker_assignments
 from tests.agent.agents import agent_with
+from tests.agent.builders import container, exited, wanted
 from tests.agent.control_planes import TinyControlPlane
 from tests.agent.grants import CARD, MIG_A, MIG_B, with_cards, with_mig, with_share
 from tests.agent.nvml_children import SELDOM
-from tests.agent.worlds import container, exited, wanted
 from tests.testbed.dockerd import DockerNode
 from tests.testbed.nvml.standin import NvmlStandin, uuid_of
 from tests.testbed.waiting import wait_until
@@ -130,7 +131,7 @@ def reading_of(*mig: str, **more: Any) -> Any:
     ],
 )
 def test_a_device_is_gone_when_its_card_is_well_without_it(reading: Any, lost: list[tuple[Key, str]]) -> None:
-    assert missing(reading, [container("a", gpu_uuids=(MIG_A,), cards=(CARD,))]) == lost
+    assert missing(reading, [container("a", gpu_uuids=(MIG_A,), parent_gpus=(CARD,))]) == lost
 
 
 # --- what follows
@@ -146,11 +147,11 @@ def told(known: AgentState, *assignments: Assignment) -> None:
         report_interval_s=5,
         assignments=list(assignments),
     )
-    assert known.hear(answer, 0) is AnswerOutcome.TAKEN
+    assert known.apply_answer(answer, 0) is AnswerOutcome.APPLIED
 
 
 def listed(known: AgentState, *containers: Container) -> None:
-    known.listed(known.begin_listing(), containers, [])
+    known.apply_listing(known.begin_listing(), containers, [])
 
 
 @pytest.fixture
@@ -169,12 +170,12 @@ def actions(known: AgentState, now: float = 100) -> list[Any]:
 
 
 def one(known: AgentState, instance_id: str = "a") -> tuple[Phase, str | None]:
-    [found] = [each for each in known.picture().instances or () if each.instance_id == instance_id]
+    [found] = [each for each in known.reported_state().instances or () if each.instance_id == instance_id]
     return found.phase, found.reason.code if found.reason else None
 
 
 def test_it_is_killed_and_stays_so_whatever_its_policy_says(known: AgentState) -> None:
-    known.expel(A, WHY)
+    known.kill(A, WHY)
     assert actions(known) == [Kill(sharing("a"))]
     ended = exited("a", exit_code=137, gpu_uuids=(CARD,), share=SHARE)
     listed(known, ended, sharing("b"))
@@ -188,7 +189,7 @@ def test_it_is_killed_and_stays_so_whatever_its_policy_says(known: AgentState) -
 
 
 def test_one_that_ended_by_itself_before_it_could_be_killed_goes_on_as_asked(known: AgentState) -> None:
-    known.expel(A, WHY)
+    known.kill(A, WHY)
     listed(known, exited("a", exit_code=0, gpu_uuids=(CARD,), share=SHARE), sharing("b"))
     assert one(known) == (Phase.STARTING, "restarting")
 
@@ -196,7 +197,7 @@ def test_one_that_ended_by_itself_before_it_could_be_killed_goes_on_as_asked(kno
 def test_whoever_has_ended_is_not_expelled(known: AgentState) -> None:
     ended = exited("a", exit_code=3, gpu_uuids=(CARD,), share=SHARE)
     listed(known, ended, sharing("b"))
-    known.expel(A, WHY)
+    known.kill(A, WHY)
     assert not any(isinstance(action, Kill) for action in actions(known))
 
 
@@ -204,7 +205,7 @@ def test_whole_cards_are_nobodys_to_watch() -> None:
     known = AgentState("cpl_1", 0)
     told(known, wanted("a", gpus=(CARD,)))
     listed(known, container("a", gpu_uuids=(CARD,)), container("c"))
-    assert known.watched() == []
+    assert known.watched_containers() == []
 
 
 # --- the whole agent
@@ -255,7 +256,7 @@ def test_a_simulated_node_shows_the_same(tmp_path: Path) -> None:
     reader = SimulatedGpuReader("n", 1, tenants=runtime.tenants)
     [card] = reader.latest().inventory or ()
     greedy, modest = (
-        with_share(worlds.assignment(command=command), card=card["uuid"])
+        with_share(builders.assignment(command=command), card=card["uuid"])
         for command in (["gpu-memory", "30000"], ["gpu-memory", "20000"])
     )
     with agent_with(runtime, reader, reader.container_of, tmp_path) as server:
@@ -271,7 +272,7 @@ def test_a_device_that_is_taken_away_fails_its_instance(tmp_path: Path) -> None:
     other = f"slice 0 {MIG_B} 9728 NVIDIA H100 80GB HBM3 MIG 1g.10gb"
     nvml = NvmlStandin(tmp_path, *cut, other)
     pace = Pace(sample_interval_s=0.1, inventory_interval_s=0.2)
-    lost, kept = with_mig(worlds.assignment(), MIG_A), with_mig(worlds.assignment(), MIG_B)
+    lost, kept = with_mig(builders.assignment(), MIG_A), with_mig(builders.assignment(), MIG_B)
     reader = NvmlGpuReader(pace, nvml.environment)
     with closing(reader), agent_with(SimulatedRuntime(start_s=0), reader, lambda _: None, tmp_path) as server:
         server.wants(lost, kept)

@@ -97,7 +97,7 @@ def outside(node: DockerNode, image: str, name: str | None = None) -> Iterator[s
 
 def plan_of(containers: list[Container], *assignments: Assignment) -> tuple[Any, ...]:
     known = AgentState(CONTROL_PLANE, 0)
-    known.listed(known.begin_listing(), containers, [])
+    known.apply_listing(known.begin_listing(), containers, [])
     answer = {
         "control_plane_id": CONTROL_PLANE,
         "node_id": "nod_1",
@@ -106,7 +106,7 @@ def plan_of(containers: list[Container], *assignments: Assignment) -> tuple[Any,
         "assignments": assignments,
         "removals": [],
     }
-    known.hear(SyncAnswer.model_validate(answer), 0)
+    known.apply_answer(SyncAnswer.model_validate(answer), 0)
     plan = known.plan(0)
     assert plan is not None
     return plan.actions
@@ -143,7 +143,7 @@ def test_a_running_container_of_an_earlier_release_is_adopted_without_the_labels
     assert orphans == []
     [adopted] = [one for one in ours if one.container_id == made]
     assert (adopted.instance_id, adopted.status) == (given.instance_id, "running")
-    assert (adopted.gpu_uuids, adopted.cards, adopted.share, adopted.endpoints) == ((), (), None, ())
+    assert (adopted.gpu_uuids, adopted.parent_gpus, adopted.share, adopted.endpoints) == ((), (), None, ())
     for one in (adopted, neighbour):
         end(runtime, one)
     assert all_containers(node) == []

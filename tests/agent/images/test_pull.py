@@ -12,8 +12,8 @@ from mooring.agent.images.pull import image_of
 from mooring.agent.runtime import Container, RuntimeUnavailable, StartRefused
 from mooring.core.images import ImageName
 from mooring.core.instance import Reason
+from tests.agent.builders import pull_and_start
 from tests.agent.docker_assignments import assignment, runtime_on, start
-from tests.agent.worlds import pull_and_start
 from tests.testbed.dockerd import DockerNode
 from tests.testbed.fixtures import NewDockerNode
 from tests.testbed.registry import Registry

@@ -14,8 +14,8 @@ from mooring.agent.runtime import StartDelayed, StartRefused
 from mooring.agent.sync.identity import StateDirectory
 from mooring.core.instance import Reason
 from mooring.schemas.agent import Assignment
+from tests.agent.builders import pull_and_start
 from tests.agent.docker_assignments import assignment, output_of, runtime_on, start, with_more
-from tests.agent.worlds import pull_and_start
 from tests.testbed.dockerd import DockerNode
 from tests.testbed.registry import PASSWORDS, Registry
 from tests.testbed.waiting import wait_until

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from mooring.agent.decide.device_claims import card_of, devices_of
-from mooring.agent.decide.reconcile import Key, Release, Start, decide
+from mooring.agent.decide.device_claims import devices_of, physical_gpu
+from mooring.agent.decide.reconcile import Release, Start
+from mooring.agent.decide.snapshot import Key
 from mooring.agent.docker.create import Abilities, Image, device_requests, environment
 from mooring.agent.docker.runtime import DockerRuntime
 from mooring.agent.docker.verify import foreign_devices, mismatch
@@ -19,6 +20,8 @@ from mooring.agent.simulated.runtime import SimulatedRuntime
 from mooring.core.gpu import GpuFacts, Sample, mig_milli
 from mooring.core.simulation import SimulatedFleet, parse_fleets, parse_simulate
 from tests.agent.agents import agent_with
+from tests.agent.builders import assignment as simulated
+from tests.agent.builders import container, decided, exited, pull_and_start, wanted
 from tests.agent.control_planes import TinyControlPlane
 from tests.agent.docker_assignments import assignment, output_of, runtime_on, start
 from tests.agent.grants import CARD, MIG_A, MIG_B, with_cards, with_mig
@@ -33,8 +36,6 @@ from tests.agent.nvml_children import (
     process,
     samples_of,
 )
-from tests.agent.worlds import assignment as simulated
-from tests.agent.worlds import container, exited, pull_and_start, wanted, world
 from tests.testbed.dockerd import DockerNode
 from tests.testbed.nvml.standin import NvmlStandin
 from tests.testbed.waiting import wait_until
@@ -154,11 +155,11 @@ CDI = Abilities(cdi_devices=frozenset({f"nvidia.com/gpu={MIG_A}", f"nvidia.com/g
 
 def test_devices_are_asked_for_by_their_own_uuid() -> None:
     devices = devices_of(TWO)
-    assert (devices.gpu_uuids, devices.cards) == ((MIG_A, MIG_B), (CARD, CARD))
+    assert (devices.gpu_uuids, devices.parent_gpus) == ((MIG_A, MIG_B), (CARD, CARD))
     [request] = device_requests(devices.gpu_uuids, Abilities())
     assert (request["Driver"], request["DeviceIDs"]) == ("nvidia", [MIG_A, MIG_B])
     assert f"NVIDIA_VISIBLE_DEVICES={MIG_A},{MIG_B}" in environment(TWO, Image("1", None), Abilities())
-    assert card_of(devices, MIG_B) == CARD
+    assert physical_gpu(devices, MIG_B) == CARD
 
 
 def test_by_cdi_where_that_lists_them_all() -> None:
@@ -181,7 +182,7 @@ def test_a_real_container_has_the_device_and_is_known_again(node: DockerNode, ru
         assert reason is not None and reason.code == "gpu_mismatch"
     with closing(runtime_on(node, parent_of={MIG_A: CARD}.get)) as another:
         [found], _ = another.containers()
-        assert (found.gpu_uuids, found.cards, found.share) == ((MIG_A,), (CARD,), None)
+        assert (found.gpu_uuids, found.parent_gpus, found.share) == ((MIG_A,), (CARD,), None)
 
 
 def test_the_card_seen_inside_is_the_one_that_the_device_is_on(standin: Standin) -> None:
@@ -196,11 +197,11 @@ def test_the_card_seen_inside_is_the_one_that_the_device_is_on(standin: Standin)
 
 
 def started(*things: Any) -> set[str]:
-    return {one.assignment.instance_id for one in decide(world(*things)).actions if isinstance(one, Start)}
+    return {one.assignment.instance_id for one in decided(*things).actions if isinstance(one, Start)}
 
 
 def test_a_card_and_a_device_of_it_are_never_both_given_out() -> None:
-    on_it = container("c", gpu_uuids=(MIG_A,), cards=(CARD,))
+    on_it = container("c", gpu_uuids=(MIG_A,), parent_gpus=(CARD,))
     assert started(with_cards(wanted("a"), CARD), on_it) == set()
     assert started(with_mig(wanted("a"), MIG_A), container("c", gpu_uuids=(CARD,))) == set()
     assert started(with_mig(wanted("a"), MIG_A), on_it) == set()
@@ -211,7 +212,7 @@ def test_a_card_and_a_device_of_it_are_never_both_given_out() -> None:
 
 # --- when it is free
 
-ENDED = exited("a", gpu_uuids=(MIG_A,), cards=(CARD,))
+ENDED = exited("a", gpu_uuids=(MIG_A,), parent_gpus=(CARD,))
 
 
 @pytest.fixture
@@ -222,7 +223,7 @@ def nvml(tmp_path: Path) -> NvmlStandin:
 def test_a_device_is_free_whatever_goes_on_beside_it(nvml: NvmlStandin, reader: NvmlGpuReader) -> None:
     gate = ReleaseGate(reader, lambda _: None, within_s=0.3)
     gate.learn(reader.latest(), in_use=())
-    gate.begins([MIG_A])
+    gate.note_start([MIG_A])
     with process() as neighbour:
         nvml.write(
             *CUT, "set 0 used_mib 40000", "slice_used 0 1 30000", f"slice_process 0 1 {neighbour} 30000"
@@ -233,7 +234,7 @@ def test_a_device_is_free_whatever_goes_on_beside_it(nvml: NvmlStandin, reader: 
 def test_what_is_left_on_it_keeps_it(nvml: NvmlStandin, reader: NvmlGpuReader) -> None:
     gate = ReleaseGate(reader, lambda _: None, within_s=0.3)
     gate.learn(reader.latest(), in_use=())
-    gate.begins([MIG_A])
+    gate.note_start([MIG_A])
     with process() as left:
         nvml.write(*CUT, f"slice_process 0 0 {left} 100")
         wait_until(lambda: (reader.fresh(5) or reader.latest()).samples[0]["processes"])
@@ -248,8 +249,8 @@ def test_what_is_left_on_it_keeps_it(nvml: NvmlStandin, reader: NvmlGpuReader) -
 
 
 def test_the_release_of_a_device_does_not_wait_for_its_card() -> None:
-    neighbour = container("b", gpu_uuids=(MIG_B,), cards=(CARD,))
-    [release] = decide(world(ENDED, neighbour, unreleased={A: ENDED})).actions
+    neighbour = container("b", gpu_uuids=(MIG_B,), parent_gpus=(CARD,))
+    [release] = decided(ENDED, neighbour, unreleased={A: ENDED}).actions
     assert release == Release(ENDED, (MIG_A,), ())
 
 
@@ -319,7 +320,7 @@ def test_a_simulated_device_is_busy_with_its_own_instance() -> None:
     assert {card.mig_mode for card in cards} == {"enabled"}
     small = cards[1].mig_devices[1].uuid
     made = pull_and_start(runtime, with_mig(simulated(), small, card=cards[1].uuid))
-    assert made is not None and made.cards == (cards[1].uuid,)
+    assert made is not None and made.parent_gpus == (cards[1].uuid,)
     idle, busy = (Sample.model_validate(one, extra="forbid") for one in reader.latest().samples)
     assert (idle.processes, idle.memory_used_mib, idle.utilization_gpu_pct) == ([], 0, None)
     assert [(one.mig_uuid, reader.container_of(one.pid)) for one in busy.processes or ()] == [

@@ -10,7 +10,7 @@ from mooring.agent.simulated.runtime import SimulatedRuntime
 from mooring.core.instance import Reason
 from mooring.schemas.agent import Assignment
 from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamFrame
-from tests.agent.worlds import assignment, pull_and_start
+from tests.agent.builders import assignment, pull_and_start
 from tests.testbed.waiting import wait_until
 
 ALL = LogsRequest(tail=None, since=None, follow=False)

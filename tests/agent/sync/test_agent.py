@@ -19,14 +19,15 @@ from mooring.agent.sync.agent import Agent
 from mooring.agent.sync.client import ControlPlaneClient
 from mooring.agent.sync.exchange import NO_NEWS_PAUSE_S
 from mooring.agent.sync.identity import NodeIdentity, StateDirectory
+from mooring.agent.sync.reachability import Reachability
 from mooring.agent.sync.stop_times import StopTimes
 from mooring.agent.sync.worker_pools import WAITING_OF_PROJECT, WorkerPools
 from mooring.core.instance import Reason
 from mooring.schemas.agent import Assignment, Removal, SyncRequest
 from mooring.schemas.agent_streams import LogsRequest, StreamRequest
+from tests.agent.builders import assignment
 from tests.agent.control_planes import TOKEN, TinyControlPlane, control_plane
 from tests.agent.gpus.test_telemetry import Cards
-from tests.agent.worlds import assignment
 from tests.testbed.waiting import wait_until
 
 HUNG_S = 600.0
@@ -76,7 +77,7 @@ class Node:
     def __init__(self, server: TinyControlPlane, directory: Path) -> None:
         self.server, self.directory = server, directory
         self.runtime = CountingRuntime()
-        self.crew = WorkerPools.hired()
+        self.pools = WorkerPools.default()
         made_up = SimulatedGpuReader("gpu-1", 2, tenants=self._tenants)
         self.gpus: GpuReader = made_up
         self._container_of = made_up.container_of
@@ -85,6 +86,7 @@ class Node:
         joining.close()
         StateDirectory(directory).joined(self.identity)
         self.exit_codes: list[int] = []
+        self.reachability = Reachability()
         self._agents: list[tuple[Agent, threading.Thread, ControlPlaneClient]] = []
 
     def begin(self) -> Agent:
@@ -98,7 +100,8 @@ class Node:
             control_plane=calls,
             machine=Machine("host-1", "10.0.0.7", {"zone": "a"}),
             container_of=self._container_of,
-            crew=self.crew,
+            pools=self.pools,
+            reachability=self.reachability,
         )
         thread = threading.Thread(target=lambda: self.exit_codes.append(agent.run()))
         thread.start()
@@ -116,8 +119,8 @@ class Node:
 
     def idle(self) -> bool:
         """Whether no thread that acts has anything left to do."""
-        crew = self.crew
-        return crew.starts.idle and crew.endings.idle
+        pools = self.pools
+        return pools.starts.idle and pools.endings.idle
 
     def _tenants(self, uuid: str) -> list[Tenant]:
         return self.runtime.tenants(uuid)  # of the runtime of now: some tests exchange it
@@ -521,7 +524,7 @@ def test_incidents_are_repeated_until_a_report_of_them_is_answered(node: Node) -
     node.begin()
     asked = assignment(gpu_uuids=(node.uuid(),))
     wrong = Reason(code="wrong_gpus", message="It got other cards")
-    node.runtime.refusal = StartRefused(wrong, distrust_gpus=True)
+    node.runtime.refusal = StartRefused(wrong, wrong_gpus=True)
     node.heard_again(1)
 
     class Deaf(list[tuple[float, SyncRequest]]):

@@ -2,12 +2,13 @@
 
 import pytest
 
-from mooring.agent.decide.reconcile import Doing, Key, Remove, Restart, Start, key_of
+from mooring.agent.decide.reconcile import Remove, Restart, Start, key_of
+from mooring.agent.decide.snapshot import ActionKind, Key
 from mooring.agent.runtime import Container
 from mooring.agent.sync.agent_state import AgentState, AnswerOutcome
 from mooring.core.instance import Phase, Reason
 from mooring.schemas.agent import Assignment, Removal, SyncAnswer
-from tests.agent.worlds import container, exited, removal, wanted
+from tests.agent.builders import container, exited, removal, wanted
 
 A1: Key = ("a", 1)
 AWAY = Reason(code="docker_unavailable", message="…")
@@ -25,7 +26,7 @@ def answer(*things: Assignment | Removal, generation: int = 5, control_plane_id:
 
 
 def listed(known: AgentState, *containers: Container) -> bool:
-    return known.listed(known.begin_listing(), containers, [])
+    return known.apply_listing(known.begin_listing(), containers, [])
 
 
 def node(*things: Assignment | Removal | Container) -> AgentState:
@@ -33,7 +34,7 @@ def node(*things: Assignment | Removal | Container) -> AgentState:
     known = AgentState("cpl_1", 0)
     listed(known, *[one for one in things if isinstance(one, Container)])
     told = [one for one in things if not isinstance(one, Container)]
-    assert known.hear(answer(*told), 0) is AnswerOutcome.TAKEN
+    assert known.apply_answer(answer(*told), 0) is AnswerOutcome.APPLIED
     return known
 
 
@@ -43,23 +44,23 @@ def planned(known: AgentState, now: float = 100) -> list[type]:
     assert plan is not None
     for action in plan.actions:
         if isinstance(action, Start):
-            known.begin(key_of(action.assignment), Doing.START, action.assignment.gpu_uuids)
+            known.begin_work(key_of(action.assignment), ActionKind.START, action.assignment.gpu_uuids)
         elif isinstance(action, Restart | Remove):
-            doing = Doing.RESTART if isinstance(action, Restart) else Doing.REMOVE
-            known.begin(key_of(action.container), doing, action.container.gpu_uuids)
+            kind = ActionKind.RESTART if isinstance(action, Restart) else ActionKind.REMOVE
+            known.begin_work(key_of(action.container), kind, action.container.gpu_uuids)
     return [type(action) for action in plan.actions]
 
 
 def phases(known: AgentState) -> dict[Key, Phase]:
-    return {(one.instance_id, one.attempt): one.phase for one in known.picture().instances or ()}
+    return {(one.instance_id, one.attempt): one.phase for one in known.reported_state().instances or ()}
 
 
 def test_decides_nothing_before_it_was_told_and_has_looked() -> None:
     known = AgentState("cpl_1", 0)
     assert known.plan(0) is None
-    known.hear(answer(wanted()), 0)
+    known.apply_answer(answer(wanted()), 0)
     assert known.plan(0) is None
-    assert known.picture().instances is None
+    assert known.reported_state().instances is None
     listed(known)
     assert known.plan(0) is not None
 
@@ -67,28 +68,31 @@ def test_decides_nothing_before_it_was_told_and_has_looked() -> None:
 @pytest.mark.parametrize(
     ("generation", "highest_when_asked", "verdict"),
     [
-        (6, 5, AnswerOutcome.TAKEN),
-        (5, 5, AnswerOutcome.TAKEN),
-        (4, 3, AnswerOutcome.LATE),  # its question was asked before generation 5 was heard
-        (4, 5, AnswerOutcome.REFUSED),
+        (6, 5, AnswerOutcome.APPLIED),
+        (5, 5, AnswerOutcome.APPLIED),
+        (4, 3, AnswerOutcome.OUTDATED),  # its question was asked before generation 5 was heard
+        (4, 5, AnswerOutcome.REJECTED),
     ],
 )
 def test_generations(generation: int, highest_when_asked: int, verdict: AnswerOutcome) -> None:
     known = node()
-    assert known.hear(answer(wanted(), generation=generation), highest_when_asked) is verdict
-    assert (known.picture().generation, bool(known.mistrust)) == (
+    assert known.apply_answer(answer(wanted(), generation=generation), highest_when_asked) is verdict
+    assert (known.reported_state().generation, bool(known.rejection)) == (
         max(generation, 5),
-        verdict is AnswerOutcome.REFUSED,
+        verdict is AnswerOutcome.REJECTED,
     )
-    assert planned(known) == ([Start] if verdict is AnswerOutcome.TAKEN else [])
+    assert planned(known) == ([Start] if verdict is AnswerOutcome.APPLIED else [])
 
 
 def test_a_stranger_is_not_obeyed_whatever_its_generation() -> None:
     known = node()
-    assert known.hear(answer(wanted(), generation=99, control_plane_id="cpl_2"), 5) is AnswerOutcome.REFUSED
-    assert (known.highest, planned(known)) == (5, [])
-    assert known.hear(answer(wanted()), 5) is AnswerOutcome.TAKEN
-    assert known.mistrust is None
+    assert (
+        known.apply_answer(answer(wanted(), generation=99, control_plane_id="cpl_2"), 5)
+        is AnswerOutcome.REJECTED
+    )
+    assert (known.highest_generation, planned(known)) == (5, [])
+    assert known.apply_answer(answer(wanted()), 5) is AnswerOutcome.APPLIED
+    assert known.rejection is None
 
 
 def test_a_listing_made_while_a_start_ended_does_not_undo_it() -> None:
@@ -96,7 +100,7 @@ def test_a_listing_made_while_a_start_ended_does_not_undo_it() -> None:
     planned(known)
     number = known.begin_listing()
     known.started(A1, container())
-    assert known.listed(number, [], []) is True  # and asks for another listing
+    assert known.apply_listing(number, [], []) is True  # and asks for another listing
     assert phases(known) == {A1: Phase.RUNNING}
     assert listed(known) is False
     assert phases(known) == {}
@@ -107,7 +111,7 @@ def test_a_listing_made_while_a_removal_ended_does_not_bring_it_back() -> None:
     assert planned(known) == [Remove]
     number = known.begin_listing()
     known.removed(A1)
-    known.listed(number, [exited()], [])
+    known.apply_listing(number, [exited()], [])
     assert phases(known) == {}
 
 
@@ -115,9 +119,9 @@ def test_a_start_that_ended_while_the_engine_was_away_is_not_forgotten() -> None
     known = node(wanted())
     planned(known)
     number = known.begin_listing()
-    known.unlisted()
+    known.engine_unavailable()
     known.started(A1, container())
-    known.listed(number, [], [])
+    known.apply_listing(number, [], [])
     assert phases(known) == {A1: Phase.RUNNING}
 
 
@@ -126,9 +130,9 @@ def test_after_a_restart_nothing_is_done_until_a_later_listing_shows_it() -> Non
     assert planned(known) == []
     assert planned(known, now=101) == [Restart]
     number = known.begin_listing()
-    known.settling(A1)
+    known.await_listing(A1)
     assert planned(known, now=200) == []
-    known.listed(number, [exited()], [])
+    known.apply_listing(number, [exited()], [])
     assert planned(known, now=200) == []
     assert phases(known) == {A1: Phase.STARTING}
     listed(known, container())
@@ -155,7 +159,7 @@ def test_what_has_run_is_not_started_again_by_an_older_answer() -> None:
     planned(known)
     known.started(A1, container())
     listed(known)  # it was removed behind our back
-    known.hear(answer(wanted()), 5)  # made before the control plane heard that it runs
+    known.apply_answer(answer(wanted()), 5)  # made before the control plane heard that it runs
     assert planned(known) == []
 
 
@@ -164,14 +168,16 @@ def test_a_refusal_is_forgotten_with_its_assignment() -> None:
     planned(known)
     known.refused(A1, Reason(code="image_not_found", message="…"))
     assert (phases(known), planned(known)) == ({A1: Phase.REFUSED}, [])
-    known.hear(answer(removal(), generation=6), 5)
+    known.apply_answer(answer(removal(), generation=6), 5)
     assert phases(known) == {}
 
 
 def test_containers_that_the_engines_restart_killed() -> None:
     known = node(wanted("a"), wanted("b"), container("a"), container("b"), exited("c", exit_code=137))
-    known.unlisted()
-    known.unlisted()
+    known.engine_unavailable()
+    known.engine_unavailable()
     listed(known, exited("a", exit_code=137), exited("b", exit_code=0), exited("c", exit_code=137))
-    reasons = {one.instance_id: one.reason and one.reason.code for one in known.picture().instances or ()}
+    reasons = {
+        one.instance_id: one.reason and one.reason.code for one in known.reported_state().instances or ()
+    }
     assert reasons == {"a": "runtime_restarted", "b": None, "c": "killed"}

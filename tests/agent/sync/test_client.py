@@ -19,8 +19,8 @@ from mooring.agent.sync.identity import NodeIdentity
 from mooring.core.node import NodeFacts
 from mooring.schemas.agent import SyncAnswer, SyncRequest
 from mooring.schemas.agent_streams import StreamFrame
+from tests.agent.builders import assignment
 from tests.agent.control_planes import CREDENTIAL, TOKEN, TinyControlPlane, control_plane
-from tests.agent.worlds import assignment
 
 FACTS = NodeFacts(hostname="h", address="10.0.0.7", cpus=1, memory_mib=1024, agent_version="0")
 REPORT = SyncRequest(session=1, seq=1, generation=0, facts=FACTS, gpus=None, instances=None)

@@ -17,7 +17,7 @@ from mooring.agent.simulated.gpus import SimulatedGpuReader
 from mooring.agent.sync.worker_pools import PULLS_OF_PROJECT
 from mooring.schemas.agent import Assignment, Removal
 from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamFrame, StreamRequest
-from tests.agent import docker_assignments, worlds
+from tests.agent import builders, docker_assignments
 from tests.agent.agents import agent_with
 from tests.agent.control_planes import TinyControlPlane
 from tests.testbed import images
@@ -43,7 +43,7 @@ def server(runtime: DockerRuntime, tmp_path: Path) -> Iterator[TinyControlPlane]
 
 
 def of(project_id: str, **more: Any) -> Assignment:
-    made = worlds.assignment(project_id=project_id, cpus=0.01, **{"image": images.BUSYBOX, **more})
+    made = builders.assignment(project_id=project_id, cpus=0.01, **{"image": images.BUSYBOX, **more})
     # The test's images are on the node alone, its registries at addresses that an admin has to list.
     return made.model_copy(update={"local_images": True, "registry_listed": True})
 
@@ -100,7 +100,7 @@ def test_a_pull_without_progress_fails_and_its_requests_end(node: DockerNode, ro
     runtime = docker_assignments.runtime_on(node, pull_timeouts=PullTimeouts(stall_s=2))
     with slow_registry(root_address, "layers", bytes_per_s=2000) as slow, closing(runtime):
         with pytest.raises(StartRefused) as caught:
-            worlds.pull_and_start(runtime, of(ATTACKER, image=slow.image("stalled")))
+            builders.pull_and_start(runtime, of(ATTACKER, image=slow.image("stalled")))
         assert caught.value.reason.code == "image_pull_timeout"
         wait_until(lambda: slow.pulls() == 0)
 

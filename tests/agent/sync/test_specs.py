@@ -2,7 +2,7 @@
 
 from mooring.agent.sync.specs import Specs
 from mooring.schemas.agent import Assignment, KnownAssignment, SyncAnswer
-from tests.agent.worlds import assignment as an_assignment
+from tests.agent.builders import assignment as an_assignment
 
 
 def _assignment(name: str, version: str = "1.1") -> Assignment:

@@ -10,8 +10,8 @@ from mooring.agent.sync.client import ControlPlaneClient
 from mooring.agent.sync.identity import NodeIdentity
 from mooring.agent.sync.start_secrets import KEPT_S, StartSecretsOf
 from mooring.schemas.agent import RegistryAuth, StartSecrets
+from tests.agent.builders import assignment as an_assignment
 from tests.agent.control_planes import CREDENTIAL, TinyControlPlane, control_plane
-from tests.agent.worlds import assignment as an_assignment
 
 GIVEN = StartSecrets(
     secrets={"TOKEN": "swordfish"},

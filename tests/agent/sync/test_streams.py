@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mooring.agent.decide.reconcile import Key
+from mooring.agent.decide.snapshot import Key
 from mooring.agent.runtime import Container
 from mooring.agent.simulated.runtime import SimulatedRuntime
 from mooring.agent.sync.client import ControlPlaneClient
@@ -13,8 +13,8 @@ from mooring.agent.sync.identity import NodeIdentity
 from mooring.agent.sync.streams import Streams
 from mooring.agent.sync.workers import Workers
 from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamFrame, StreamRequest
+from tests.agent.builders import assignment, pull_and_start
 from tests.agent.control_planes import TOKEN, TinyControlPlane, control_plane
-from tests.agent.worlds import assignment, pull_and_start
 from tests.testbed.waiting import wait_until
 
 LOGS = LogsRequest(tail=None, since=None, follow=False)

@@ -1,4 +1,4 @@
-"""What an instance has of a node's GPUs, and who may have the same card at the same time. Pure."""
+"""The GPUs and MIG devices that an instance claims, and which claims exclude each other. Pure."""
 
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Final, Literal, Protocol
 
 from mooring.schemas.agent import Assignment
 
-# Who has MIG devices of a card has the card together with all who have others of it, of any project.
+# Instances with MIG devices of the same GPU share that GPU, whatever their projects.
 _MIG: Final = "mig"
 
 Claims = Mapping[str, str | None]
@@ -14,7 +14,7 @@ Claims = Mapping[str, str | None]
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A part of one card; other instances of the same project may have the rest."""
+    """A part of one GPU; other instances of the same project may have the rest."""
 
     isolation: Literal["mps", "shared"]
     milli: int
@@ -24,26 +24,26 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    gpu_uuids: tuple[str, ...] = ()  # of whole cards, of the shared one, or of MIG devices
-    cards: tuple[str, ...] = ()  # of MIG devices, in the same order: the cards they are on
+    gpu_uuids: tuple[str, ...] = ()  # of whole GPUs, of the shared GPU, or of MIG devices
+    parent_gpus: tuple[str, ...] = ()  # the GPUs of the MIG devices, in the same order
     share: Share | None = None
 
 
-class DeviceHolder(Protocol):
-    """Whatever has devices, or is about to have or to let go of them."""
+class HasDevices(Protocol):
+    """Anything that has devices, is about to get them, or is releasing them."""
 
     @property
     def gpu_uuids(self) -> tuple[str, ...]: ...
 
     @property
-    def cards(self) -> tuple[str, ...]: ...
+    def parent_gpus(self) -> tuple[str, ...]: ...
 
     @property
     def share(self) -> Share | None: ...
 
 
 def devices_of(assignment: Assignment) -> Devices:
-    """An older control plane sends no grants: whole cards."""
+    """The devices of an assignment. Without grants (an older control plane): whole GPUs."""
     grants = assignment.grants
     if not grants:
         return Devices(tuple(assignment.gpu_uuids))
@@ -67,35 +67,35 @@ def _share(assignment: Assignment) -> Share | None:
     )
 
 
-def claims(holder: DeviceHolder) -> Claims:
-    """UUID -> with whom it may be had: null nobody, else those whose claim says the same."""
-    company = holder.share.project_id if holder.share else None
-    return {**dict.fromkeys(holder.cards, _MIG), **dict.fromkeys(holder.gpu_uuids, company)}
+def claims(owner: HasDevices) -> Claims:
+    """UUID -> sharing key: claims with the same key can coexist; None excludes all others."""
+    sharing_key = owner.share.project_id if owner.share else None
+    return {**dict.fromkeys(owner.parent_gpus, _MIG), **dict.fromkeys(owner.gpu_uuids, sharing_key)}
 
 
-class Had:
-    """Who has which cards and MIG devices, and with whom they may be had."""
+class ClaimTable:
+    """The claims on each GPU and MIG device."""
 
     def __init__(self) -> None:
         self._claims: dict[str, list[tuple[Hashable, str | None]]] = {}
 
-    def note(self, key: Hashable, holder: DeviceHolder) -> None:
-        for uuid, claim in claims(holder).items():
+    def add(self, key: Hashable, owner: HasDevices) -> None:
+        for uuid, claim in claims(owner).items():
             self._claims.setdefault(uuid, []).append((key, claim))
 
-    def in_the_way(self, key: Hashable, wanted: DeviceHolder) -> str | None:
-        """What of this somebody else has who does not share it."""
+    def conflict(self, key: Hashable, wanted: HasDevices) -> str | None:
+        """The first wanted UUID that another key has claimed and does not share."""
         for uuid, claim in claims(wanted).items():
-            for other, theirs in self._claims.get(uuid, ()):
-                if other != key and (claim is None or claim != theirs):
+            for other, other_claim in self._claims.get(uuid, ()):
+                if other != key and (claim is None or claim != other_claim):
                     return uuid
         return None
 
 
-def card_of(holder: DeviceHolder, uuid: str) -> str:
-    """The card that one of its devices is, or is on."""
-    return dict(zip(holder.gpu_uuids, holder.cards, strict=False)).get(uuid, uuid)
+def physical_gpu(owner: HasDevices, uuid: str) -> str:
+    """The GPU that a device is, or is a part of."""
+    return dict(zip(owner.gpu_uuids, owner.parent_gpus, strict=False)).get(uuid, uuid)
 
 
-def all_claimed(holders: Iterable[DeviceHolder]) -> set[str]:
-    return {uuid for holder in holders for uuid in claims(holder)}
+def claimed_uuids(owners: Iterable[HasDevices]) -> set[str]:
+    return {uuid for owner in owners for uuid in claims(owner)}

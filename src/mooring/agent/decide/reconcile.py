@@ -1,4 +1,4 @@
-"""What a node does next, decided from what it should have and what it has. No clock, no threads, no memory.
+"""Decides the node's next actions from the desired and the observed state. No clock, no threads, no memory.
 
     absent --Start--> created --Start (adopts)--> running --Stop--> exited --Release--> --Remove--> absent
                                                      ^    Kill         |
@@ -7,81 +7,21 @@
 A container that is neither assigned nor to be removed is never touched.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from enum import StrEnum
 from operator import itemgetter
 from typing import Final
 
-from mooring.agent.decide.device_claims import DeviceHolder, Devices, Had, Share, all_claimed, devices_of
+from mooring.agent.decide.device_claims import ClaimTable, Devices, HasDevices, claimed_uuids, devices_of
+from mooring.agent.decide.snapshot import ActionKind, AgentSnapshot, Key, PlannedRestart, Work
 from mooring.agent.runtime import Container
 from mooring.core.instance import Reason
 from mooring.schemas.agent import Assignment, OverlayNetwork, Removal
 
-Key = tuple[str, int]  # instance id, attempt
-
 ENDED: Final = frozenset({"exited", "dead"})
 LONGEST_PAUSE_S: Final = 60
-STEADY_AFTER_S: Final = 60  # a container that ran this long is restarted as if it had never failed
-
-
-class Doing(StrEnum):
-    START = "start"
-    RESTART = "restart"
-    STOP = "stop"
-    RELEASE = "release"
-    REMOVE = "remove"
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """An action under way, or one whose effect no listing has shown yet."""
-
-    doing: Doing
-    gpu_uuids: tuple[str, ...] = ()
-    cancelled: bool = False
-    cards: tuple[str, ...] = ()
-    share: Share | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """An action failed because of the engine: not again before `until`."""
-
-    tries: int
-    until: float
-    reason: Reason
-
-
-@dataclass(frozen=True, slots=True)
-class Restarts:
-    """The exit that the next restart follows, how many came shortly before, and when it is due."""
-
-    finished_at: str | None
-    tries: int
-    pause_s: int
-    due: float
-
-
-@dataclass(frozen=True, slots=True)
-class ReconcileInput:
-    """Everything a decision depends on."""
-
-    assignments: Mapping[Key, Assignment]
-    removals: Mapping[Key, Removal]
-    containers: Mapping[Key, Container]
-    work: Mapping[Key, Work]
-    now: float
-    spent: Set[Key] = frozenset()  # has run, or was refused: an absent container stays absent
-    pauses: Mapping[Key, Pause] = field(default_factory=dict)
-    restarts: Mapping[Key, Restarts] = field(default_factory=dict)
-    unreleased: Mapping[Key, Container] = field(
-        default_factory=dict
-    )  # ended or gone, and their cards not free
-    problem: Reason | None = None  # why nothing may be started on this node
-    expelled: Set[Key] = frozenset()  # may not go on: they harm others, or have lost what they were given
-    stopping: Mapping[Key, float] = field(default_factory=dict)  # since when: they have their stop signal
+STEADY_AFTER_S: Final = 60  # a run of this length resets the restart pause
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +31,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """End a start that is under way."""
+    """Cancel a start that is in progress."""
 
     key: Key
 
@@ -103,28 +43,28 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Send the stop signal; the timeout runs from then on, and nothing waits for it but time."""
+    """Send the stop signal. Its timeout runs from then on; no thread waits for it."""
 
     container: Container
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """At once: its time is over, or its neighbours fail meanwhile."""
+    """Send SIGKILL: the stop timeout is over, or the container harms others."""
 
     container: Container
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """See that the cards of a container that has ended are idle (R11), but for those that others have.
+    """Wait until the GPUs of an ended container are idle (R11), except those that others use.
 
-    `beside` is the card that it shared with those who go on: only its own processes must be gone from it.
+    `shared_gpus` are GPUs that other containers go on using: only its own processes must be gone.
     """
 
     container: Container
     gpu_uuids: tuple[str, ...]
-    beside: tuple[str, ...] = ()
+    shared_gpus: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +79,8 @@ Action = Start | Cancel | Restart | Stop | Kill | Release | Remove
 class ReconcilePlan:
     actions: tuple[Action, ...]
     waiting: Mapping[Key, Reason]  # why a wanted start does not happen now
-    restarts: Mapping[Key, Restarts]
-    due: float | None  # when time alone will make another plan
+    restarts: Mapping[Key, PlannedRestart]
+    due: float | None  # when the plan changes without any event
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,36 +90,36 @@ class OverlayChanges:
 
 
 def overlay_changes(wanted: Iterable[OverlayNetwork], present: Iterable[str]) -> OverlayChanges:
-    """What a manager of a swarm makes and removes, so that its groups have their networks.
+    """The overlay networks that a swarm manager creates and removes for its groups.
 
     Args:
-        present: the names of those that carry our labels, and so of no others.
+        present: the names of existing networks with our labels.
     """
-    named, there = {overlay.name: overlay for overlay in wanted}, set(present)
-    missing = tuple(overlay for name, overlay in sorted(named.items()) if name not in there)
-    return OverlayChanges(missing, tuple(sorted(there - named.keys())))
+    by_name, existing = {overlay.name: overlay for overlay in wanted}, set(present)
+    missing = tuple(overlay for name, overlay in sorted(by_name.items()) if name not in existing)
+    return OverlayChanges(missing, tuple(sorted(existing - by_name.keys())))
 
 
-def decide(world: ReconcileInput) -> ReconcilePlan:
-    """What to do now. Endings come first: a start may need what they let go of, at the next decision."""
-    endings = tuple(_endings(world))
-    beginnings = _Beginnings(world)
-    for key in sorted(world.assignments, key=_newest_attempt_first):
-        beginnings.consider(key, world.assignments[key])
+def decide(snapshot: AgentSnapshot, now: float) -> ReconcilePlan:
+    """What to do now. A start that needs what an ending releases comes with a later decision."""
+    endings = tuple(_endings(snapshot, now))
+    starts = _StartPlanner(snapshot, now)
+    for key in sorted(snapshot.assignments, key=_newest_attempt_first):
+        starts.consider(key, snapshot.assignments[key])
     return ReconcilePlan(
-        (*endings, *beginnings.actions),
-        beginnings.waiting,
-        beginnings.restarts,
-        _next_due(world, beginnings.restarts),
+        (*endings, *starts.actions),
+        starts.waiting,
+        starts.restarts,
+        _next_due(snapshot, now, starts.restarts),
     )
 
 
-def key_of(thing: Assignment | Removal | Container) -> Key:
-    return thing.instance_id, thing.attempt
+def key_of(item: Assignment | Removal | Container) -> Key:
+    return item.instance_id, item.attempt
 
 
 def is_live(container: Container) -> bool:
-    """Whether it may hold GPUs: anything but a container that never began or has ended."""
+    """Whether it may use GPUs: it has begun and has not ended."""
     return container.status != "created" and container.status not in ENDED
 
 
@@ -196,93 +136,99 @@ def _newest_attempt_first(key: Key) -> tuple[str, int]:
     return instance_id, -attempt
 
 
-def _endings(world: ReconcileInput) -> Iterator[Action]:
-    yield from _releases(world)
-    for key in sorted(world.expelled):
-        container = world.containers.get(key)
-        if container is not None and is_live(container) and key not in world.work and not _paused(world, key):
+def _endings(snapshot: AgentSnapshot, now: float) -> Iterator[Action]:
+    yield from _releases(snapshot, now)
+    for key in sorted(snapshot.kill_reasons):
+        container = snapshot.containers.get(key)
+        idle = key not in snapshot.work and not _paused(snapshot, key, now)
+        if container is not None and is_live(container) and idle:
             yield Kill(container)
-    for key, removal in sorted(world.removals.items()):
-        yield from _end(world, key, removal.stop_timeout_s, remove=True)
-    for key, assignment in sorted(world.assignments.items()):
-        if assignment.want == "stopped" and key not in world.removals:
-            yield from _end(world, key, assignment.stop_timeout_s, remove=False)
-    for key, work in sorted(world.work.items(), key=itemgetter(0)):
-        if key not in world.assignments and key not in world.removals:
+    for key, removal in sorted(snapshot.removals.items()):
+        yield from _end(snapshot, now, key, removal.stop_timeout_s, remove=True)
+    for key, assignment in sorted(snapshot.assignments.items()):
+        if assignment.want == "stopped" and key not in snapshot.removals:
+            yield from _end(snapshot, now, key, assignment.stop_timeout_s, remove=False)
+    for key, work in sorted(snapshot.work.items(), key=itemgetter(0)):
+        if key not in snapshot.assignments and key not in snapshot.removals:
             yield from _cancel(key, work)
 
 
-def _releases(world: ReconcileInput) -> Iterator[Action]:
-    for key, container in sorted(world.unreleased.items(), key=itemgetter(0)):
-        if key not in world.work and not _paused(world, key):
-            others = _had_by_others(world, key)
-            theirs = tuple(uuid for uuid in container.gpu_uuids if uuid in others)
-            alone = tuple(uuid for uuid in container.gpu_uuids if uuid not in others)
-            yield Release(container, alone, theirs if container.share else ())
+def _releases(snapshot: AgentSnapshot, now: float) -> Iterator[Action]:
+    for key, container in sorted(snapshot.unreleased.items(), key=itemgetter(0)):
+        if key not in snapshot.work and not _paused(snapshot, key, now):
+            in_use = _used_by_others(snapshot, key)
+            shared = tuple(uuid for uuid in container.gpu_uuids if uuid in in_use)
+            alone = tuple(uuid for uuid in container.gpu_uuids if uuid not in in_use)
+            yield Release(container, alone, shared if container.share else ())
 
 
-def _had_by_others(world: ReconcileInput, key: Key) -> set[str]:
-    """Cards and MIG devices that somebody uses or begins to use; who has ended, too, only lets go."""
-    live: list[DeviceHolder] = [one for one in world.containers.values() if is_live(one)]
-    working = [work for other, work in world.work.items() if other != key]
-    return all_claimed([*live, *working])
+def _used_by_others(snapshot: AgentSnapshot, key: Key) -> set[str]:
+    """GPUs and MIG devices of live containers and of other work, also of starts in progress."""
+    live: list[HasDevices] = [one for one in snapshot.containers.values() if is_live(one)]
+    working = [work for other, work in snapshot.work.items() if other != key]
+    return claimed_uuids([*live, *working])
 
 
-def _end(world: ReconcileInput, key: Key, stop_timeout_s: int, *, remove: bool) -> Iterator[Action]:
-    work, container = world.work.get(key), world.containers.get(key)
+def _end(
+    snapshot: AgentSnapshot, now: float, key: Key, stop_timeout_s: int, *, remove: bool
+) -> Iterator[Action]:
+    work, container = snapshot.work.get(key), snapshot.containers.get(key)
     if work is not None:
         yield from _cancel(key, work)
-    elif container is None or container.status == "removing" or _paused(world, key):
+    elif container is None or container.status == "removing" or _paused(snapshot, key, now):
         return
-    elif key in world.unreleased or (key in world.expelled and is_live(container)):
-        return  # one thing after the other
+    elif key in snapshot.unreleased or (key in snapshot.kill_reasons and is_live(container)):
+        return  # the release or the kill comes first
     elif is_live(container):
-        yield from _stop(world, key, container, stop_timeout_s)
+        yield from _stop(snapshot, now, key, container, stop_timeout_s)
     elif remove or container.status == "created":  # one that never ran has no logs worth keeping
         yield Remove(container)
 
 
-def _stop(world: ReconcileInput, key: Key, container: Container, timeout_s: int) -> Iterator[Action]:
-    """The timeout is the newest that was asked for: a shorter one holds for a stop that is under way."""
-    since = world.stopping.get(key)
-    if timeout_s <= 0 or (since is not None and world.now >= since + timeout_s):
+def _stop(
+    snapshot: AgentSnapshot, now: float, key: Key, container: Container, timeout_s: int
+) -> Iterator[Action]:
+    """The newest timeout counts: a shorter one also holds for a stop in progress."""
+    since = snapshot.stop_sent_at.get(key)
+    if timeout_s <= 0 or (since is not None and now >= since + timeout_s):
         yield Kill(container)
     elif since is None:
         yield Stop(container)
 
 
 def _cancel(key: Key, work: Work) -> Iterator[Action]:
-    if work.doing is Doing.START and not work.cancelled:
+    if work.kind is ActionKind.START and not work.cancelled:
         yield Cancel(key)
 
 
-def _paused(world: ReconcileInput, key: Key) -> bool:
-    pause = world.pauses.get(key)
-    return pause is not None and world.now < pause.until
+def _paused(snapshot: AgentSnapshot, key: Key, now: float) -> bool:
+    pause = snapshot.pauses.get(key)
+    return pause is not None and now < pause.until
 
 
-class _Beginnings:
-    """Collects starts and restarts, and what the ones already chosen will hold."""
+class _StartPlanner:
+    """Collects starts and restarts. Each counts with the devices of those chosen before it."""
 
-    def __init__(self, world: ReconcileInput) -> None:
+    def __init__(self, snapshot: AgentSnapshot, now: float) -> None:
         self.actions: list[Action] = []
         self.waiting: dict[Key, Reason] = {}
-        self.restarts: dict[Key, Restarts] = {}
-        self._world = world
-        self._attempts: dict[str, Key] = {}
-        self._had = Had()
-        self._present = _present(world)
+        self.restarts: dict[Key, PlannedRestart] = {}
+        self._snapshot, self._now = snapshot, now
+        self._chosen: dict[str, Key] = {}  # by instance
+        self._claims = ClaimTable()
+        self._present = _present(snapshot)
 
     def consider(self, key: Key, assignment: Assignment) -> None:
-        if key in self._world.removals or assignment.want != "running":
+        snapshot = self._snapshot
+        if key in snapshot.removals or assignment.want != "running":
             return
-        if key in self._world.restarts:
-            self.restarts[key] = self._world.restarts[key]
-        if key in self._world.work:
-            self._hold(key, [devices_of(assignment)])
+        if key in snapshot.restarts:
+            self.restarts[key] = snapshot.restarts[key]
+        if key in snapshot.work:
+            self._claim(key, [devices_of(assignment)])
             return
-        container = self._world.containers.get(key)
-        if container is not None and key not in self._world.expelled and will_restart(assignment, container):
+        container = snapshot.containers.get(key)
+        if container is not None and key not in snapshot.kill_reasons and will_restart(assignment, container):
             self._restart(key, assignment, container)
         elif self._may_start(key, assignment, container):
             self._begin(key, _devices(assignment, container), Start(assignment))
@@ -291,44 +237,44 @@ class _Beginnings:
         if not assignment.may_start:
             return False
         if container is None:
-            return key not in self._world.spent
+            return key not in self._snapshot.began and key not in self._snapshot.refusals
         return container.status == "created"
 
     def _restart(self, key: Key, assignment: Assignment, container: Container) -> None:
-        planned = _restart_after(container, self._world.restarts.get(key), self._world.now)
+        planned = _restart_after(container, self._snapshot.restarts.get(key), self._now)
         self.restarts[key] = planned
-        if self._world.now >= planned.due:
+        if self._now >= planned.due:
             self._begin(key, _devices(assignment, container), Restart(container))
 
-    def _begin(self, key: Key, devices: list[DeviceHolder], action: Start | Restart) -> None:
+    def _begin(self, key: Key, devices: list[HasDevices], action: Start | Restart) -> None:
         if obstacle := self._obstacle(key, devices):
             self.waiting[key] = obstacle
         else:
             self.actions.append(action)
-            self._hold(key, devices)
+            self._claim(key, devices)
 
-    def _hold(self, key: Key, devices: Sequence[DeviceHolder]) -> None:
-        self._attempts.setdefault(key[0], key)
+    def _claim(self, key: Key, devices: Sequence[HasDevices]) -> None:
+        self._chosen.setdefault(key[0], key)
         for each in devices:
-            self._had.note(key, each)
+            self._claims.add(key, each)
 
-    def _obstacle(self, key: Key, devices: Sequence[DeviceHolder]) -> Reason | None:
-        if self._world.problem is not None:
-            return self._world.problem
-        if _paused(self._world, key):
-            return self._world.pauses[key].reason
+    def _obstacle(self, key: Key, devices: Sequence[HasDevices]) -> Reason | None:
+        if self._snapshot.problem is not None:
+            return self._snapshot.problem
+        if _paused(self._snapshot, key, self._now):
+            return self._snapshot.pauses[key].reason
         instance_id, attempt = key
-        for other in (*self._present.attempts.get(instance_id, ()), self._attempts.get(instance_id, key)):
+        for other in (*self._present.attempts.get(instance_id, ()), self._chosen.get(instance_id, key)):
             if other != key:
                 return _waits(f"attempt {attempt} waits until attempt {other[1]} is gone from the node")
         for each in devices:
-            if uuid := self._had.in_the_way(key, each) or self._present.had.in_the_way(key, each):
-                return _waits(f"{uuid} is still held by a container that is being removed")
+            if uuid := self._claims.conflict(key, each) or self._present.claims.conflict(key, each):
+                return _waits(f"{uuid} is still in use by a container that is being removed")
         return None
 
 
-def _devices(assignment: Assignment, container: Container | None) -> list[DeviceHolder]:
-    """A container that is there gets the cards it was made with, whatever its assignment says by now."""
+def _devices(assignment: Assignment, container: Container | None) -> list[HasDevices]:
+    """An existing container keeps the devices it was created with, so these must be free too."""
     return [devices_of(assignment), *([container] if container else [])]
 
 
@@ -338,45 +284,45 @@ def _waits(message: str) -> Reason:
 
 @dataclass(frozen=True, slots=True)
 class _Present:
-    """What is on the node, or may come to be there by work under way."""
+    """The attempts and claims on the node, including those of work in progress."""
 
     attempts: Mapping[str, list[Key]]
-    had: Had
+    claims: ClaimTable
 
 
-def _present(world: ReconcileInput) -> _Present:
+def _present(snapshot: AgentSnapshot) -> _Present:
     attempts: dict[str, list[Key]] = {}
-    had = Had()
-    for key in {**world.containers, **world.work, **world.unreleased}:
+    table = ClaimTable()
+    for key in {**snapshot.containers, **snapshot.work, **snapshot.unreleased}:
         attempts.setdefault(key[0], []).append(key)
-    for key, container in world.unreleased.items():
-        had.note(key, _let_go_of(world, key, container))
-    for key, container in world.containers.items():
+    for key, container in snapshot.unreleased.items():
+        table.add(key, _unreleased_devices(snapshot, key, container))
+    for key, container in snapshot.containers.items():
         if is_live(container):
-            had.note(key, container)
-    for key, work in world.work.items():
-        had.note(key, work)
-    return _Present(attempts, had)
+            table.add(key, container)
+    for key, work in snapshot.work.items():
+        table.add(key, work)
+    return _Present(attempts, table)
 
 
-def _let_go_of(world: ReconcileInput, key: Key, container: Container) -> DeviceHolder:
-    """A card that nobody else uses is looked at as a whole: whoever came now would be in the way of that."""
-    if container.share is None or _had_by_others(world, key).intersection(container.gpu_uuids):
+def _unreleased_devices(snapshot: AgentSnapshot, key: Key, container: Container) -> HasDevices:
+    """The last share of a GPU claims all of it: the check that it is idle allows no new process there."""
+    if container.share is None or _used_by_others(snapshot, key).intersection(container.gpu_uuids):
         return container
     return Devices(container.gpu_uuids)
 
 
-def _restart_after(container: Container, before: Restarts | None, now: float) -> Restarts:
-    """The same plan as before while the exit is the same one, else a longer pause."""
+def _restart_after(container: Container, before: PlannedRestart | None, now: float) -> PlannedRestart:
+    """The restart planned for this exit; a new exit gets a longer pause than the one before."""
     if before is not None and before.finished_at == container.finished_at:
         return before
     tries = 0 if before is None or ran_s(container) >= STEADY_AFTER_S else before.tries + 1
     pause_s = LONGEST_PAUSE_S if tries >= 6 else 2**tries
-    return Restarts(container.finished_at, tries, pause_s, now + pause_s)
+    return PlannedRestart(container.finished_at, tries, pause_s, now + pause_s)
 
 
 def ran_s(container: Container) -> float:
-    """How long it ran, by the engine's clock; 0 if that cannot be told."""
+    """Seconds that it ran, by the engine's clock; 0 if unknown."""
     try:
         began = datetime.fromisoformat(container.started_at or "")
         return (datetime.fromisoformat(container.finished_at or "") - began).total_seconds()
@@ -384,10 +330,11 @@ def ran_s(container: Container) -> float:
         return 0
 
 
-def _next_due(world: ReconcileInput, restarts: Mapping[Key, Restarts]) -> float | None:
-    times = [pause.until for pause in world.pauses.values()] + [planned.due for planned in restarts.values()]
-    for key, since in world.stopping.items():
-        ending = world.removals.get(key) or world.assignments.get(key)
+def _next_due(snapshot: AgentSnapshot, now: float, restarts: Mapping[Key, PlannedRestart]) -> float | None:
+    times = [pause.until for pause in snapshot.pauses.values()]
+    times += [planned.due for planned in restarts.values()]
+    for key, since in snapshot.stop_sent_at.items():
+        ending = snapshot.removals.get(key) or snapshot.assignments.get(key)
         if ending is not None:
             times.append(since + ending.stop_timeout_s)
-    return min((time for time in times if time > world.now), default=None)
+    return min((time for time in times if time > now), default=None)

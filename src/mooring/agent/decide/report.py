@@ -1,48 +1,31 @@
-"""What a node says about its instances: one sentence for each attempt it knows. Pure."""
+"""What the node reports of its instances: the phase of each attempt, and the orphans. Pure."""
 
-from collections.abc import Mapping, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final
 
-from mooring.agent.decide.reconcile import ENDED, Doing, Key, Restarts, Work, is_live, will_restart
+from mooring.agent.decide.reconcile import ENDED, is_live, will_restart
+from mooring.agent.decide.snapshot import ActionKind, AgentSnapshot, Key, PlannedRestart
 from mooring.agent.runtime import Container
 from mooring.core.instance import Phase, Reason
-from mooring.schemas.agent import Assignment, ObservedInstance, Orphan, Removal
+from mooring.schemas.agent import ObservedInstance, Orphan
 
 SIGKILLED: Final = 137
 CREATING: Final = Reason(code="creating", message="The container is being created")
 NEVER_BEGAN: Final = Reason(
     code="never_started",
-    message="The container exists, its process never began, and it may not be tried again",
+    message="The container exists, but its process never started, and it may not be retried",
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
-    """What a report is made of."""
-
-    containers: Mapping[Key, Container]
-    assignments: Mapping[Key, Assignment] = field(default_factory=dict)
-    removals: Mapping[Key, Removal] = field(default_factory=dict)
-    work: Mapping[Key, Work] = field(default_factory=dict)
-    progress: Mapping[Key, Reason] = field(default_factory=dict)
-    waiting: Mapping[Key, Reason] = field(default_factory=dict)
-    refusals: Mapping[Key, Reason] = field(default_factory=dict)
-    restarts: Mapping[Key, Restarts] = field(default_factory=dict)
-    unreleased: Mapping[Key, Container] = field(default_factory=dict)  # their cards are not free yet
-    engine_ended: Set[Key] = frozenset()  # ended while the engine was away: its restart killed them
-    expelled: Mapping[Key, Reason] = field(default_factory=dict)  # whom the agent itself killed, and why
+def observed(snapshot: AgentSnapshot) -> list[ObservedInstance]:
+    """Every attempt that is on the node, is being started, waits, or was refused."""
+    starts = {key for key, work in snapshot.work.items() if work.kind is ActionKind.START}
+    keys = {*snapshot.containers, *starts, *snapshot.waiting, *snapshot.refusals, *snapshot.unreleased}
+    return [_observed(snapshot, key, snapshot.containers.get(key)) for key in sorted(keys)]
 
 
-def observed(known: Known) -> list[ObservedInstance]:
-    """Everything but silence, which says that nothing is there."""
-    starts = {key for key, work in known.work.items() if work.doing is Doing.START}
-    keys = {*known.containers, *starts, *known.waiting, *known.refusals, *known.unreleased}
-    return [_one(known, key, known.containers.get(key)) for key in sorted(keys)]
-
-
-def orphans(known: Known, control_plane_id: str) -> list[Orphan]:
-    """Containers of this control plane that it neither assigned nor told to remove."""
+def orphans(snapshot: AgentSnapshot, control_plane_id: str) -> list[Orphan]:
+    """Containers of this control plane that its answer neither assigns nor removes."""
     return [
         Orphan(
             container_id=container.container_id,
@@ -50,63 +33,64 @@ def orphans(known: Known, control_plane_id: str) -> list[Orphan]:
             instance_id=container.instance_id,
             control_plane_id=control_plane_id,
         )
-        for key, container in sorted(known.containers.items())
-        if key not in known.assignments and key not in known.removals
+        for key, container in sorted(snapshot.containers.items())
+        if key not in snapshot.assignments and key not in snapshot.removals
     ]
 
 
-def _one(known: Known, key: Key, container: Container | None) -> ObservedInstance:
-    work = known.work.get(key)
-    if work is not None and work.doing is Doing.START:
-        return _bare(key, Phase.STARTING, known.progress.get(key, CREATING))
-    if key in known.unreleased:
-        return _unreleased(known, key)
+def _observed(snapshot: AgentSnapshot, key: Key, container: Container | None) -> ObservedInstance:
+    work = snapshot.work.get(key)
+    if work is not None and work.kind is ActionKind.START:
+        return _without_container(key, Phase.STARTING, snapshot.progress.get(key, CREATING))
+    if key in snapshot.unreleased:
+        return _unreleased(snapshot, key)
     if container is None:
-        if key in known.refusals:
-            return _bare(key, Phase.REFUSED, known.refusals[key])
-        return _bare(key, Phase.STARTING, known.waiting[key])
-    return _seen(known, key, container)
+        if key in snapshot.refusals:
+            return _without_container(key, Phase.REFUSED, snapshot.refusals[key])
+        return _without_container(key, Phase.STARTING, snapshot.waiting[key])
+    return _with_container(snapshot, key, container)
 
 
-def _unreleased(known: Known, key: Key) -> ObservedInstance:
-    """Whatever holds cards is told as if it ran: who hears of its end lets go of them."""
-    if key in known.refusals:
-        return _bare(key, Phase.STARTING, CREATING)
-    return _full(replace(known.unreleased[key], status="running"), Phase.RUNNING, None)
+def _unreleased(snapshot: AgentSnapshot, key: Key) -> ObservedInstance:
+    """Reported as running until its GPUs are idle: the control plane releases them at its end."""
+    if key in snapshot.refusals:
+        return _without_container(key, Phase.STARTING, CREATING)
+    return _full(replace(snapshot.unreleased[key], status="running"), Phase.RUNNING, None)
 
 
-def _seen(known: Known, key: Key, container: Container) -> ObservedInstance:
-    assignment, work = known.assignments.get(key), known.work.get(key)
+def _with_container(snapshot: AgentSnapshot, key: Key, container: Container) -> ObservedInstance:
+    assignment, work = snapshot.assignments.get(key), snapshot.work.get(key)
     if container.status == "created":
         if assignment is not None and assignment.want == "running" and not assignment.may_start:
             return _full(container, Phase.EXITED, NEVER_BEGAN)
-        return _full(container, Phase.STARTING, known.waiting.get(key, CREATING))
+        return _full(container, Phase.STARTING, snapshot.waiting.get(key, CREATING))
     if is_live(container):
         return _full(container, Phase.RUNNING, None)
-    if key in known.expelled:
-        return _full(container, Phase.EXITED, known.expelled[key])
-    if (work is not None and work.doing is Doing.RESTART) or will_restart(assignment, container):
-        reason = known.waiting.get(key) or restarting(container, known.restarts.get(key))
+    if key in snapshot.kill_reasons:
+        return _full(container, Phase.EXITED, snapshot.kill_reasons[key])
+    if (work is not None and work.kind is ActionKind.RESTART) or will_restart(assignment, container):
+        reason = snapshot.waiting.get(key) or restarting(container, snapshot.restarts.get(key))
         return _full(container, Phase.STARTING, reason)
-    ended_by_us = key in known.removals or (assignment is not None and assignment.want == "stopped")
-    return _full(container, Phase.EXITED, _why_ended(container, ended_by_us, key in known.engine_ended))
+    ended_by_us = key in snapshot.removals or (assignment is not None and assignment.want == "stopped")
+    by_engine = key in snapshot.killed_by_engine
+    return _full(container, Phase.EXITED, _end_reason(container, ended_by_us, by_engine))
 
 
-def restarting(container: Container, planned: Restarts | None) -> Reason:
-    """Why an exited instance is `starting`: the message is the same until the next exit."""
+def restarting(container: Container, planned: PlannedRestart | None) -> Reason:
+    """Why an exited instance is `starting`. The message does not change until the next exit."""
     message = f"The process ended with exit code {container.exit_code}"
     if planned is not None:
         message += f"; restart {planned.tries + 1} follows {planned.pause_s} s after its end"
     return Reason(code="restarting", message=message)
 
 
-def _why_ended(container: Container, ended_by_us: bool, engine_ended: bool) -> Reason | None:
+def _end_reason(container: Container, ended_by_us: bool, killed_by_engine: bool) -> Reason | None:
     if container.oom_killed:
         return Reason(code="oom_killed", message="The process used more memory than memory_mib allows")
     if container.exit_code == 0 or ended_by_us:
         return None
-    if engine_ended:
-        message = "The container engine of the node was restarted and ended the container"
+    if killed_by_engine:
+        message = "The container engine of the node restarted and ended the container"
         return Reason(code="runtime_restarted", message=message)
     if container.exit_code == SIGKILLED:
         return Reason(code="killed", message="The process was killed (SIGKILL), not by Mooring")
@@ -116,7 +100,7 @@ def _why_ended(container: Container, ended_by_us: bool, engine_ended: bool) -> R
     )
 
 
-def _bare(key: Key, phase: Phase, reason: Reason) -> ObservedInstance:
+def _without_container(key: Key, phase: Phase, reason: Reason) -> ObservedInstance:
     return ObservedInstance(instance_id=key[0], attempt=key[1], phase=phase, reason=reason)
 
 

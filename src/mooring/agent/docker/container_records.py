@@ -79,7 +79,7 @@ class ContainerRecord(_Part):
             spec=spec_hash(assignment),
             image_digest=image_digest,
             gpu_uuids=devices.gpu_uuids,
-            cards=devices.cards,
+            cards=devices.parent_gpus,
             share=ShareRecord(isolation=share.isolation, milli=share.milli, memory_mib=share.memory_mib)
             if share
             else None,

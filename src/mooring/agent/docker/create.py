@@ -270,7 +270,7 @@ def _labels_of_earlier_releases(assignment: Assignment) -> dict[str, str]:
     on_host = group is not None and group.network == "host"
     ports = [_port(port.container, port.protocol) for port in assignment.spec.ports] if on_host else []
     return {
-        f"{LABEL}cards": ",".join(devices.cards),
+        f"{LABEL}cards": ",".join(devices.parent_gpus),
         f"{LABEL}share": share_label(devices.share) if devices.share else "",
         f"{LABEL}host_ports": ",".join(ports),
         f"{LABEL}secret_env": ",".join(sorted(secret_values(assignment))),

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from mooring.agent.decide.reconcile import Key, key_of
+from mooring.agent.decide.reconcile import key_of
+from mooring.agent.decide.snapshot import Key
 from mooring.agent.docker.client import Document, Engine
 from mooring.agent.docker.container_records import ContainerRecord, ContainerRecords, TooManyContainersError
 from mooring.agent.docker.create import CONTROL_PLANE, INSTANCE, spec_hash
@@ -242,7 +243,7 @@ def container_of(inspected: Document, record: ContainerRecord, address: str) -> 
         container_id=inspected["Id"],
         status=state["Status"],
         gpu_uuids=record.gpu_uuids,
-        cards=record.cards,
+        parent_gpus=record.cards,
         share=record.held_share,
         project_id=record.project_id,
         exit_code=state.get("ExitCode") if ended else None,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from mooring.agent.decide.device_claims import DeviceHolder, devices_of
+from mooring.agent.decide.device_claims import HasDevices, devices_of
 from mooring.agent.disk.disk import Disk, DiskSettings
 from mooring.agent.docker import command_failure, stop, verify
 from mooring.agent.docker.adopt import create_or_adopt
@@ -301,7 +301,7 @@ class DockerRuntime:
     def _abilities(self) -> Abilities:
         return self.disk.abilities(self.info(), simulated_gpus=self._simulated_gpus, mps=self._mps)
 
-    def _require_mps(self, holder: DeviceHolder) -> None:
+    def _require_mps(self, holder: HasDevices) -> None:
         """Raises StartDelayed: without its daemon, programs would run without their limits."""
         if not self._simulated_gpus:
             self._mps.require(holder.gpu_uuids, holder.share)
@@ -347,7 +347,7 @@ class DockerRuntime:
         ) or verify.foreign_devices(seen, uuids, self._minor_of)
         if reason is not None:
             self._remove_by_force(inspected["Id"])
-            raise StartRefused(reason, distrust_gpus=True)
+            raise StartRefused(reason, wrong_gpus=True)
 
     def _once_it_runs(self, inspected: Document, command: list[str]) -> Document:
         container_id = inspected["Id"]

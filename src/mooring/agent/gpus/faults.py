@@ -41,7 +41,7 @@ class GpuFaults:
     ) -> None:
         self._recovery_of, self._clock = recovery_of, clock
         self._lock = threading.Lock()
-        self._heard: tuple[GpuEvent, ...] = ()
+        self._events: tuple[GpuEvent, ...] = ()
         self._counted: dict[Kind, int] = {}
         self._incidents: dict[str, Incident] = {}
         # Its start makes the ids of this agent others than those of an earlier one.
@@ -50,18 +50,18 @@ class GpuFaults:
         self._sent: dict[Kind, Incident] = {}  # reported, and not answered
         self._sent_at: dict[Kind, float] = {}
 
-    def hear(self, events: tuple[GpuEvent, ...]) -> None:
+    def add_events(self, events: tuple[GpuEvent, ...]) -> None:
         """The events of a reading, counted since the reader was made."""
-        if events is self._heard:
+        if events is self._events:
             return
         before, self._counted = self._counted, {kind_of(event): event["count"] for event in events}
-        self._heard = events
+        self._events = events
         for event in events:
             new = event["count"] - before.get(kind_of(event), 0)
             if new and event["code"] not in _NO_FAULTS:
                 self._take(event, new if new > 0 else event["count"])
 
-    def distrust(
+    def report_incident(
         self, gpu_uuids: Iterable[str], cause: str, reason: Reason, instance_id: str | None = None
     ) -> None:
         """Report these GPUs as unusable; `cause` tells two incidents apart."""

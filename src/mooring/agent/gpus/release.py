@@ -4,8 +4,8 @@
                        -> yes: the end is reported, and with it the card is free
                        -> not within 30 s: an incident in the same report puts the card out of use
 
-A MIG device is looked at like a card. A share that ends beside others is asked for its own processes only:
-the memory that it may have left shows when the last of them has ended.
+A MIG device is checked like a GPU. A share that ends beside others is checked for its own processes only:
+memory that it left behind shows when the last share ends.
 
 What a card does not tell is not held against it. What else is wrong with it, its inventory says.
 """
@@ -69,7 +69,7 @@ class ReleaseGate:
         self._lock = threading.Lock()
         self._idle_mib: dict[str, int] = {}
         # Who else was on a card when its present holder began, a display server for instance.
-        self._bystanders: dict[str, frozenset[int]] = {}
+        self._prior_processes: dict[str, frozenset[int]] = {}
 
     def learn(self, reading: GpuReading, in_use: Collection[str]) -> None:
         """Note how little memory is used of the cards that nobody has: the least ever seen."""
@@ -79,31 +79,31 @@ class ReleaseGate:
                 with self._lock:
                     self._idle_mib[place.uuid] = min(used, self._idle_mib.get(place.uuid, used))
 
-    def begins(self, gpu_uuids: Collection[str]) -> None:
+    def note_start(self, gpu_uuids: Collection[str]) -> None:
         """An attempt is about to be started on these cards, which nobody else has."""
         for place in _places(self._reader.latest()).values() if gpu_uuids else ():
             if place.uuid in gpu_uuids:
                 seen = frozenset(process["pid"] for process in place.processes)
                 with self._lock:
-                    self._bystanders[place.uuid] = seen
+                    self._prior_processes[place.uuid] = seen
 
     def wait(
-        self, container: Container, gpu_uuids: Sequence[str], beside: Sequence[str] = ()
+        self, container: Container, gpu_uuids: Sequence[str], shared_gpus: Sequence[str] = ()
     ) -> dict[str, str]:
         """Returns when these cards of an ended container are idle, or are not in time: then why, by card.
 
         Args:
-            beside: cards that others go on with: only the container's own processes must be gone.
+            shared_gpus: cards that others go on with: only the container's own processes must be gone.
         """
         until, pause_s = time.monotonic() + self._within_s, _FIRST_PAUSE_S
-        while busy := self._busy(container, gpu_uuids, beside):
+        while busy := self._busy(container, gpu_uuids, shared_gpus):
             if time.monotonic() >= until:
                 break
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         with self._lock:
             for uuid in gpu_uuids:
-                self._bystanders.pop(uuid, None)
+                self._prior_processes.pop(uuid, None)
             for uuid in busy:
                 # Whoever clears it trusts it as it is then.
                 self._idle_mib.pop(uuid, None)
@@ -111,15 +111,19 @@ class ReleaseGate:
             log.error("%s/%s has ended, and %s is not free: %s", *key_of(container), uuid, why)
         return busy
 
-    def _busy(self, container: Container, gpu_uuids: Sequence[str], beside: Sequence[str]) -> dict[str, str]:
+    def _busy(
+        self, container: Container, gpu_uuids: Sequence[str], shared_gpus: Sequence[str]
+    ) -> dict[str, str]:
         """Cards that are not the reader's, or at fault by themselves, are not waited for."""
-        wanted = [*gpu_uuids, *beside]
+        wanted = [*gpu_uuids, *shared_gpus]
         if not wanted or not self._may_know(self._reader.latest(), wanted):
             return {}
         reading = self._reader.fresh(_SAMPLE_WITHIN_S)
         asked = self._may_know(reading or self._reader.latest(), wanted)
         places = _places(reading) if reading else {}
-        why = {uuid: self._why_busy(container, places.get(uuid), alone=uuid not in beside) for uuid in asked}
+        why = {
+            uuid: self._why_busy(container, places.get(uuid), alone=uuid not in shared_gpus) for uuid in asked
+        }
         return {uuid: message for uuid, message in why.items() if message}
 
     def _may_know(self, reading: GpuReading, gpu_uuids: Sequence[str]) -> list[str]:
@@ -137,12 +141,12 @@ class ReleaseGate:
 
     def _processes_left(self, container: Container, place: _Place, *, alone: bool) -> str | None:
         with self._lock:
-            bystanders = self._bystanders.get(place.uuid) if alone else None
+            prior = self._prior_processes.get(place.uuid) if alone else None
         left = [
             process
             for process in place.processes
             if self._container_of(process["pid"]) == container.container_id
-            or (bystanders is not None and process["pid"] not in bystanders)
+            or (prior is not None and process["pid"] not in prior)
         ]
         if not left:
             return None

@@ -55,7 +55,7 @@ class Telemetry:
             self._failing_since = None
         elif self._failing_since is None:
             self._failing_since = self._clock()
-        self.faults.hear(reading.events)
+        self.faults.add_events(reading.events)
         return reading
 
     def inventory(self, reading: GpuReading) -> list[GpuFacts] | None:

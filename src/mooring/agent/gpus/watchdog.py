@@ -11,14 +11,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from mooring.agent.decide.reconcile import Key, key_of
+from mooring.agent.decide.reconcile import key_of
+from mooring.agent.decide.snapshot import Key
 from mooring.agent.gpus.reader import GpuReader, GpuReading
 from mooring.agent.nvml.types import Sample
 from mooring.agent.runtime import Container
 from mooring.core.instance import Reason
 
 # A neighbour whose memory is taken fails at its next allocation, so soon; NVML itself has news once a second.
-LOOK_EVERY_S: Final = 1.0
+CHECK_EVERY_S: Final = 1.0
 # One sample may catch a program between two allocations, or a pid that has just become another's.
 STRIKES: Final = 2
 # What a program cannot help: the driver's part of a context differs by release and counts as the program's.
@@ -106,7 +107,7 @@ def missing(reading: GpuReading, holders: Iterable[Container]) -> list[tuple[Key
     cards = {gpu["uuid"]: gpu for gpu in reading.inventory if gpu["fault"] is None}
     found = []
     for container in holders:
-        for uuid, card in zip(container.gpu_uuids, container.cards, strict=False):
+        for uuid, card in zip(container.gpu_uuids, container.parent_gpus, strict=False):
             there = cards.get(card)
             if there is not None and uuid not in {device["uuid"] for device in there["mig_devices"]}:
                 found.append((key_of(container), uuid))
@@ -127,7 +128,7 @@ class Watchdog:
         self._missing: dict[tuple[Key, str], int] = {}
         self._inventory: object = None
 
-    def look(self, containers: Sequence[Container]) -> list[tuple[Key, Reason]]:
+    def check(self, containers: Sequence[Container]) -> list[tuple[Key, Reason]]:
         """Who of these may not go on, and why."""
         lost = [(key, taken_away(uuid)) for key, uuid in self._lost(containers)]
         return [*lost, *((use.key, overdrawn(use)) for use in self._overdrawn(containers))]

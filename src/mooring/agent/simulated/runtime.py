@@ -234,7 +234,7 @@ class SimulatedRuntime:
             container_id=container_id,
             status="created",
             gpu_uuids=devices.gpu_uuids,
-            cards=devices.cards,
+            parent_gpus=devices.parent_gpus,
             share=devices.share,
             project_id=assignment.project_id,
             image_digest=f"sha256:{hashlib.sha256(assignment.spec.image.encode()).hexdigest()}",

@@ -1,12 +1,12 @@
-"""The agent of one node: looks at its engine, hears what should be, decides, acts and reports.
+"""The agent of one node: observes its engine, receives the desired state, decides, acts and reports.
 
-    eye (run)   listing, every 15 s and at the engine's hints ──┐
-    ear, mouth  answers of the control plane ───────────────────┼─> Knowledge ─> plan ─> hands
-    hands       what became of each action ─────────────────────┤        └─> picture ─> next report
-    stream call logs and exec that users want ──> streams
-    watchdog    who may not go on, while cards are shared ──────┘
+    engine watcher (run)  listings, every 15 s and at the engine's events ─┐
+    poll, push thread     answers of the control plane ────────────────────┼─> AgentState ─> plan ─> executor
+    action executor       the result of each action ───────────────────────┤        └─> reported state
+    stream requests       logs and exec that users ask for ──> streams     │
+    watchdog              containers to kill, while GPUs are shared ───────┘
 
-Whoever brings news decides at once, in its own thread and under one lock: nothing under it waits for the
+A thread that brings an event also applies it and decides, under one lock: nothing under it waits for the
 engine or the network, and a start begins within a millisecond of the answer that asked for it.
 """
 
@@ -14,11 +14,10 @@ import logging
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from mooring.agent.decide.reconcile import Key
+from mooring.agent.decide.snapshot import Key
 from mooring.agent.gpus.reader import GpuReader
 from mooring.agent.gpus.release import RELEASE_WITHIN_S, ReleaseGate
 from mooring.agent.gpus.telemetry import (
@@ -29,13 +28,15 @@ from mooring.agent.gpus.telemetry import (
     node_facts,
     unknown_engine,
 )
-from mooring.agent.gpus.watchdog import LOOK_EVERY_S, Watchdog
-from mooring.agent.runtime import Runtime, RuntimeFacts, RuntimeUnavailable
-from mooring.agent.sync.agent_state import AgentState, AnswerOutcome, Picture
+from mooring.agent.gpus.watchdog import CHECK_EVERY_S, Watchdog
+from mooring.agent.runtime import Container, Runtime, RuntimeFacts
+from mooring.agent.sync.agent_state import AgentState, AnswerOutcome, ReportedState
 from mooring.agent.sync.client import ControlPlaneClient, ControlPlaneError
+from mooring.agent.sync.engine_watcher import EngineWatcher
 from mooring.agent.sync.exchange import Exchange, ReportRequest
-from mooring.agent.sync.executor import ActionExecutor, Change
+from mooring.agent.sync.executor import ActionExecutor, StateChange
 from mooring.agent.sync.identity import NodeIdentity, StateDirectory
+from mooring.agent.sync.reachability import Reachability
 from mooring.agent.sync.specs import Specs
 from mooring.agent.sync.start_secrets import StartSecretsOf
 from mooring.agent.sync.stop_times import StopTimes
@@ -43,17 +44,11 @@ from mooring.agent.sync.stream_requests import StreamRequestsCall
 from mooring.agent.sync.streams import Streams
 from mooring.agent.sync.worker_pools import WorkerPools
 from mooring.core.instance import Reason
-from mooring.schemas.agent import SessionAnswer, SyncAnswer, SyncRequest
+from mooring.schemas.agent import Orphan, SessionAnswer, SyncAnswer, SyncRequest
 from mooring.schemas.agent_streams import StreamRequest
 
-RESYNC_S: Final = 15.0
-LOOK_AGAIN_S: Final = 1.0  # after an engine that did not answer
-LOOK_GAP_S: Final = 0.01  # a burst of hints is one listing
-FIRST_LOOK_S: Final = 2.0  # for so long the first report waits for the engine
-LAST_WORD_S: Final = 0.5  # for so long the end waits for a call under way
-ENGINE_AWAY: Final = Reason(
-    code="docker_unavailable", message="The container engine does not answer on this node"
-)
+FIRST_LISTING_S: Final = 2.0  # how long the first report waits for the engine
+LAST_CALLS_S: Final = 0.5  # how long the end waits for calls in progress
 NOT_SAVED: Final = Reason(
     code="state_not_saved", message="The agent cannot write to its data directory (full?); see its log"
 )
@@ -62,7 +57,11 @@ log = logging.getLogger(__name__)
 
 
 class Agent:
-    """`run` blocks until `stop`, or until another agent has taken over. Neither touches a container."""
+    """`run` blocks until `stop`, or until another agent takes over. Neither touches a container.
+
+    Args:
+        pools: may be shared by the nodes of a process; so may `reachability`.
+    """
 
     def __init__(
         self,
@@ -74,47 +73,55 @@ class Agent:
         control_plane: ControlPlaneClient,
         machine: Machine,
         container_of: ContainerOf = lambda _: None,
-        crew: WorkerPools | None = None,
+        pools: WorkerPools | None = None,
+        reachability: Reachability | None = None,
         release_within_s: float = RELEASE_WITHIN_S,
     ) -> None:
-        crew = crew or WorkerPools.hired()
-        self._identity, self._state, self._runtime, self._machine = identity, state, runtime, machine
+        pools = pools or WorkerPools.default()
+        self._identity, self._directory, self._runtime, self._machine = identity, state, runtime, machine
         self._lock = threading.Lock()  # of everything in this block
         self._renewal = threading.Lock()
         stops = StopTimes(state)
-        self._knowledge = AgentState(identity.control_plane_id, state.generation(), stops.load())
-        self._picture = Picture()
+        self._state = AgentState(identity.control_plane_id, state.generation(), stops.load())
+        self._reported = ReportedState()
         self._session = self._seq = 0
         self._due: float | None = None
         self._saved = True
 
-        self._engine: RuntimeFacts | None = None
-        self._engine_asked_at = 0.0
         self._telemetry = Telemetry(gpus, container_of)
         self._telemetry_lock = threading.Lock()
-        self._ended, self._looked, self._wake = threading.Event(), threading.Event(), threading.Event()
-        self._look_wanted = True
-        self._look_at = 0.0
+        self._ended, self._wake = threading.Event(), threading.Event()
         self._exit_code = 0
         self._gate = ReleaseGate(gpus, container_of, release_within_s)
         self._watchdog = Watchdog(gpus, container_of)
-        self._watch_wanted = threading.Event()  # while there is somebody to watch
+        self._watch_wanted = threading.Event()  # set while there are containers to watch
+        self._engine = EngineWatcher(
+            runtime,
+            begin_listing=self._begin_listing,
+            on_listing=self._on_listing,
+            on_unavailable=self._on_engine_unavailable,
+            on_facts=self._on_engine_facts,
+            wake=self._wake.set,
+            ended=self._ended,
+        )
         secrets = StartSecretsOf(control_plane, lambda: self._session)
-        distrust = self._telemetry.faults.distrust
-        self._hands = ActionExecutor(
-            runtime, crew, self._tell, distrust, self._gate, stops, secrets, identity.node_id
+        report_incident = self._telemetry.faults.report_incident
+        self._executor = ActionExecutor(
+            runtime, pools, self._apply, report_incident, self._gate, stops, secrets, identity.node_id
         )
         self._specs = Specs()
         self._streams = Streams(
-            runtime, control_plane, self._knowledge.container, crew.streams, node=identity.node_id
+            runtime, control_plane, self._state.container, pools.streams, node=identity.node_id
         )
         self._control_plane = control_plane
         self._exchange = Exchange(
             control_plane,
-            opened=self._opened,
-            make=self._report,
-            take=self._take,
-            renew=self._renew_credential,
+            node=identity.node_id,
+            reachability=reachability or Reachability(),
+            on_session=self._on_session,
+            make_report=self._make_report,
+            on_answer=self._on_answer,
+            renew_credential=self._renew_credential,
             end=self._end,
             ended=self._ended,
         )
@@ -125,160 +132,128 @@ class Agent:
             serve=self._serve_streams,
             ended=self._ended,
         )
-        gpus.on_news(lambda: self._exchange.soon(hurry=False))
+        gpus.on_news(lambda: self._exchange.report_soon(immediate=False))
 
     def run(self) -> int:
-        """The process's exit code: 0 after `stop`, 3 when taken over, 4 when the credential is refused."""
-        threading.Thread(target=self._watch_engine, name="engine-hints", daemon=True).start()
+        """The process's exit code: 0 after `stop`, 3 when taken over, 4 when the credential is rejected."""
+        self._engine.start()
         threading.Thread(target=self._watch_shares, name="watchdog", daemon=True).start()
         self._exchange.start()
         while not self._ended.is_set():
-            if self._look_wanted or time.monotonic() >= self._look_at:
-                self._look()
+            if not self._engine.due_in_s():
+                self._engine.list_containers()
             elif self._due is not None and time.monotonic() >= self._due:
-                self._tell(lambda _: None)
+                self._apply(lambda _: None)
             self._wake.wait(self._idle_s())
             self._wake.clear()
-        self._exchange.join(LAST_WORD_S)
+        self._exchange.join(LAST_CALLS_S)
         return self._exit_code
 
     def stop(self) -> None:
         self._end(0)
 
     def _end(self, exit_code: int) -> None:
-        """Whatever is decided after this has no effect; what is under way ends with the process."""
+        """No decision after this has an effect; work in progress ends with the process."""
         with self._lock:
             if not self._ended.is_set():
                 self._exit_code = exit_code
                 self._ended.set()
         self._wake.set()
         self._watch_wanted.set()
-        self._looked.set()
-        self._exchange.hush()
+        self._engine.first_listing_done.set()
+        self._exchange.wake()
+
+    def _idle_s(self) -> float:
+        until_listing = self._engine.due_in_s()
+        return (
+            until_listing if self._due is None else max(0, min(until_listing, self._due - time.monotonic()))
+        )
 
     def _renew_credential(self) -> None:
-        # On disk before it is used: its first use ends the one before, also for an agent that starts anew.
+        # Saved before use: the first use ends the old credential, also for an agent that starts again.
         with self._renewal:
             credential = self._control_plane.renew_credential()
             self._identity = self._identity.model_copy(update={"credential": credential})
-            self._state.renewed(self._identity)
+            self._directory.renewed(self._identity)
             self._control_plane.identify(self._identity)
 
-    # --- the eye
+    # --- the engine
 
-    def _idle_s(self) -> float:
-        until = self._look_at if self._due is None else min(self._look_at, self._due)
-        return 0 if self._look_wanted else max(0, until - time.monotonic())
-
-    def _want_look(self) -> None:
-        self._look_wanted = True
-        self._wake.set()
-
-    def _watch_engine(self) -> None:
-        """The engine's events only say when to look: one that is missed is made up for by the resync."""
-        while not self._ended.is_set():
-            try:
-                for _ in self._runtime.changes():
-                    self._want_look()
-            except RuntimeUnavailable as error:
-                log.info("the engine's events broke off: %s", error)
-            except Exception:
-                log.exception("the engine's events broke off")
-            self._ended.wait(LOOK_AGAIN_S)
-            self._want_look()
-
-    def _look(self) -> None:
-        self._look_wanted = False
-        was_away = self._knowledge.containers is None
-        found = self._list()
-        if found and (was_away or time.monotonic() - self._engine_asked_at >= RESYNC_S):
-            self._ask_engine()
-        self._looked.set()
-        self._look_at = time.monotonic() + (RESYNC_S if found else LOOK_AGAIN_S)
-        self._ended.wait(LOOK_GAP_S)
-
-    def _list(self) -> bool:
-        """Whether the engine said what it has; if not, nothing is known and nothing is done."""
+    def _begin_listing(self) -> int:
         with self._lock:
-            number = self._knowledge.begin_listing()
-        try:
-            containers, strangers = self._runtime.containers()
-        except Exception as error:
-            self._lost_sight(error)
-            return False
+            return self._state.begin_listing()
 
-        def listed(known: AgentState) -> None:
-            # Not `|=`: that reads the flag first, and would undo a hint that comes meanwhile.
-            if known.listed(number, containers, strangers):
-                self._look_wanted = True
+    def _on_listing(self, number: int, containers: list[Container], foreign: list[Orphan]) -> bool:
+        wants_another = False
 
-        self._tell(listed)
-        return True
+        def change(state: AgentState) -> None:
+            nonlocal wants_another
+            wants_another = state.apply_listing(number, containers, foreign)
 
-    def _lost_sight(self, error: Exception) -> None:
-        if self._knowledge.containers is not None or self._engine is None:
-            expected = isinstance(error, RuntimeUnavailable)
-            log.error("the container engine does not answer: %s", error, exc_info=None if expected else error)
-        self._set_engine(replace(self._engine or unknown_engine(), problem=ENGINE_AWAY))
-        self._tell(AgentState.unlisted)
+        self._apply(change)
+        return wants_another
 
-    def _ask_engine(self) -> None:
-        try:
-            facts = self._runtime.facts()
-        except RuntimeUnavailable:
-            facts = replace(self._engine or unknown_engine(), problem=ENGINE_AWAY)
-        self._engine_asked_at = time.monotonic()
-        if self._set_engine(facts):
-            self._tell(lambda _: None, always=True)
+    def _on_engine_unavailable(self, problem: Reason) -> None:
+        def change(state: AgentState) -> None:
+            state.problem = problem
+            state.engine_unavailable()
 
-    def _set_engine(self, facts: RuntimeFacts) -> bool:
-        """Whether they are others than before."""
-        with self._lock:
-            before, self._engine = self._engine, facts
-            self._knowledge.problem = facts.problem
-        return facts != before
+        self._apply(change)
+
+    def _on_engine_facts(self, facts: RuntimeFacts) -> None:
+        def change(state: AgentState) -> None:
+            state.problem = facts.problem
+
+        self._apply(change, always=True)
 
     # --- the watchdog
 
     def _watch_shares(self) -> None:
         while self._watch_wanted.wait() and not self._ended.is_set():
             with self._lock:
-                watched = self._knowledge.watched()
+                watched = self._state.watched_containers()
             try:
-                found = self._watchdog.look(watched)
+                violations = self._watchdog.check(watched)
             except Exception:
-                log.exception("shares of GPUs could not be looked at")
-                found = []
-            for key, reason in found:
-                self._tell(partial(_expel, key, reason))
-            self._ended.wait(LOOK_EVERY_S)
+                log.exception("the check of GPU shares failed")
+                violations = []
+            for key, reason in violations:
+                self._apply(partial(_kill, key, reason))
+            self._ended.wait(CHECK_EVERY_S)
 
     # --- decisions
 
-    def _tell(self, change: Change, *, look: bool = False, hurry: bool = True, always: bool = False) -> None:
-        """Take in a change, act on it, and report if that shows."""
+    def _apply(
+        self,
+        change: StateChange,
+        *,
+        relist: bool = False,
+        immediate: bool = True,
+        always: bool = False,
+    ) -> None:
+        """Apply a change, begin the actions that follow from it, and report if the reported state differs."""
         with self._lock:
             if self._ended.is_set():
                 return
-            change(self._knowledge)
-            shows = self._decide()
-        if look:
-            self._want_look()
-        if shows or always:
-            self._exchange.soon(hurry=hurry)
+            change(self._state)
+            differs = self._reconcile()
+        if relist:
+            self._engine.request_listing()
+        if differs or always:
+            self._exchange.report_soon(immediate=immediate)
 
-    def _decide(self) -> bool:
-        """Begin what is to be done; whether the picture of the node is another one now."""
-        plan = self._knowledge.plan(time.monotonic())
+    def _reconcile(self) -> bool:
+        """Begin the actions of a new plan. Whether the reported state differs from the one before."""
+        plan = self._state.plan(time.monotonic())
         for action in plan.actions if plan else ():
-            self._hands.do(action, self._knowledge)
+            self._executor.execute(action, self._state)
         self._set_due(plan.due if plan else None)
-        if not self._knowledge.watched():
+        if not self._state.watched_containers():
             self._watch_wanted.clear()
         elif not self._watch_wanted.is_set():
             self._watch_wanted.set()
-        before, self._picture = self._picture, self._knowledge.picture()
-        return (before.instances, before.orphans) != (self._picture.instances, self._picture.orphans)
+        before, self._reported = self._reported, self._state.reported_state()
+        return (before.instances, before.orphans) != (self._reported.instances, self._reported.orphans)
 
     def _set_due(self, due: float | None) -> None:
         sooner = due is not None and (self._due is None or due < self._due)
@@ -288,27 +263,26 @@ class Agent:
 
     # --- the control plane
 
-    def _opened(self, answer: SessionAnswer) -> bool:
-        self._looked.wait(FIRST_LOOK_S)
+    def _on_session(self, answer: SessionAnswer) -> bool:
+        self._engine.first_listing_done.wait(FIRST_LISTING_S)
         with self._lock:
             if answer.control_plane_id != self._identity.control_plane_id:
-                log.error("the server is another control plane, %s: not obeyed", answer.control_plane_id)
+                log.error("the server is another control plane, %s: ignored", answer.control_plane_id)
                 return False
             self._session = answer.session
         log.info("session %s with the control plane", answer.session)
         self._stream_requests.start()
         return True
 
-    def _report(self, wait_s: float, brief: bool) -> ReportRequest:
-        with self._lock:  # a higher seq never carries an older picture
+    def _make_report(self, wait_s: float, brief: bool) -> ReportRequest:
+        with self._lock:  # a higher seq never carries an older state
             self._seq += 1
-            session, seq, highest, picture = self._session, self._seq, self._knowledge.highest, self._picture
-            containers = list((self._knowledge.containers or {}).values())
-            in_use = self._knowledge.gpus_in_use()
-            engine, specs = self._engine or unknown_engine(), self._specs.known()
-            mistrust = self._knowledge.mistrust
-            problem = mistrust or engine.problem
-        # Read after the picture: the end of an instance is never told without what is wrong with its cards.
+            session, seq, state, reported = self._session, self._seq, self._state, self._reported
+            highest, rejection = state.highest_generation, state.rejection
+            containers, in_use = list((state.containers or {}).values()), state.gpus_in_use()
+            engine, specs = self._engine.facts or unknown_engine(), self._specs.known()
+            problem = rejection or engine.problem
+        # Read after the state: the end of an instance is never reported without its GPUs' incidents.
         with self._telemetry_lock:
             reading = self._telemetry.reading()
             gpus = self._telemetry.inventory(reading)
@@ -318,67 +292,64 @@ class Agent:
         request = SyncRequest(
             session=session,
             seq=seq,
-            generation=picture.generation,
+            generation=reported.generation,
             wait_s=wait_s,
-            brief=brief and mistrust is None,
+            brief=brief and rejection is None,
             facts=node_facts(self._machine, engine, reading),
-            problem=problem or gpu_problem(reading.error) or self._unsaved(),
+            problem=problem or gpu_problem(reading.error) or (None if self._saved else NOT_SAVED),
             gpus=gpus,
             samples=samples,
-            instances=picture.instances,
+            instances=reported.instances,
             specs=specs,
-            orphans=picture.orphans,
+            orphans=reported.orphans,
             incidents=self._telemetry.faults.incidents(),
             faults=self._telemetry.faults.faults(),
         )
         return ReportRequest(request, highest)
 
-    def _unsaved(self) -> Reason | None:
-        return None if self._saved else NOT_SAVED
-
-    def _take(self, report: ReportRequest, answer: SyncAnswer) -> AnswerOutcome:
+    def _on_answer(self, report: ReportRequest, answer: SyncAnswer) -> AnswerOutcome:
         with self._lock:
             if self._ended.is_set():
-                return AnswerOutcome.REFUSED
-            complete = self._specs.complete(answer)
-            verdict = (
-                AnswerOutcome.LATE if complete is None else self._knowledge.hear(complete, report.highest)
-            )
-            if complete is not None and verdict is AnswerOutcome.TAKEN and not answer.brief:
-                self._obey(report, complete)
+                return AnswerOutcome.REJECTED
+            complete, outcome = self._specs.complete(answer), AnswerOutcome.OUTDATED
+            if complete is not None:
+                outcome = self._state.apply_answer(complete, report.highest_generation)
+                if outcome is AnswerOutcome.APPLIED and not answer.brief:
+                    self._pursue(report, complete)
         if complete is None:
-            self._exchange.soon()  # says which specs are here by now
-        if verdict is not AnswerOutcome.REFUSED:
+            self._exchange.report_soon()  # the report lists the specs that this node has
+        if outcome is not AnswerOutcome.REJECTED:
             self._telemetry.faults.answered(report.request.incidents, report.request.faults)
             self._streams.serve(answer.streams)  # of a control plane of an earlier release
-        return verdict
+        return outcome
 
-    def _obey(self, report: ReportRequest, answer: SyncAnswer) -> None:
+    def _pursue(self, report: ReportRequest, answer: SyncAnswer) -> None:
+        """Act on a new desired state."""
         self._specs.keep(answer)
-        self._save(answer.generation, report.highest)
+        self._save_generation(answer.generation, report.highest_generation)
         self._runtime.assigned(answer.assignments)
-        self._decide()
+        self._reconcile()
         if (swarm := report.request.facts.swarm) is not None and swarm.manager:
-            self._hands.keep_overlays(answer.overlays)  # only a manager is told of them
+            self._executor.keep_overlays(answer.overlays)  # empty for others than managers
 
     def _serve_streams(self, requests: Iterable[StreamRequest]) -> None:
         with self._lock:
-            if (mistrust := self._knowledge.mistrust) is not None:
-                raise ControlPlaneError(mistrust.message)
+            if (rejection := self._state.rejection) is not None:
+                raise ControlPlaneError(rejection.message)
         self._streams.serve(requests)
 
-    def _save(self, generation: int, before: int) -> None:
-        """On disk before anything is done under it; a full disk must not stop the node, but shows."""
+    def _save_generation(self, generation: int, before: int) -> None:
+        """Saved before any action under it. A full disk is reported, and does not stop the node."""
         if generation == before and self._saved:
             return
         try:
-            self._state.save_generation(generation)
+            self._directory.save_generation(generation)
         except OSError:
-            log.exception("generation %s cannot be saved", generation)
+            log.exception("cannot save generation %s", generation)
             self._saved = False
         else:
             self._saved = True
 
 
-def _expel(key: Key, reason: Reason, known: AgentState) -> None:
-    known.expel(key, reason)
+def _kill(key: Key, reason: Reason, state: AgentState) -> None:
+    state.kill(key, reason)

@@ -1,8 +1,8 @@
-"""All that an agent knows of its instances, and how each piece of news changes it. One thread at a time.
+"""All that the agent knows of its instances, and how each event changes it. Used by one thread at a time.
 
-answers ──hear──┐                         ┌──plan──> actions, which become work
-listings ─listed┼──> Knowledge ───────────┤
-work ──ended────┘                         └──picture──> the next report
+answers ──apply_answer───┐                ┌──plan────────────> actions, which become work
+listings ─apply_listing──┼──> AgentState ─┤
+results ──started, …─────┘                └──reported_state──> the next report
 """
 
 import logging
@@ -13,8 +13,9 @@ from enum import Enum
 from typing import Any, Final
 
 from mooring.agent.decide import reconcile, report
-from mooring.agent.decide.device_claims import Share, all_claimed
-from mooring.agent.decide.reconcile import ENDED, Doing, Key, Pause, ReconcilePlan, Restarts, Work, key_of
+from mooring.agent.decide.device_claims import Share, claimed_uuids
+from mooring.agent.decide.reconcile import ENDED, ReconcilePlan, is_live, key_of
+from mooring.agent.decide.snapshot import ActionKind, AgentSnapshot, Key, Pause, PlannedRestart, Work
 from mooring.agent.runtime import Container
 from mooring.core.instance import Reason
 from mooring.schemas.agent import Assignment, ObservedInstance, Orphan, Removal, SyncAnswer
@@ -26,16 +27,16 @@ log = logging.getLogger(__name__)
 
 
 class AnswerOutcome(Enum):
-    """What became of an answer."""
+    """What the agent did with an answer."""
 
-    TAKEN = "taken"
-    LATE = "late"  # overtaken by a newer one on the other connection; no harm
-    REFUSED = "refused"  # not obeyed: see `AgentState.mistrust`
+    APPLIED = "applied"
+    OUTDATED = "outdated"  # a newer one arrived first on the other connection; harmless
+    REJECTED = "rejected"  # see `AgentState.rejection`
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
-    """What a report says of instances, and the desired state it was made under."""
+class ReportedState:
+    """The part of a report about instances, and the generation of the desired state behind it."""
 
     generation: int = 0
     instances: list[ObservedInstance] | None = None
@@ -44,30 +45,33 @@ class Picture:
 
 @dataclass(slots=True)
 class _Job:
-    """Work, and the flag its thread watches. `over_at`: it ended, but no later listing has come yet."""
+    """Work, and the event that cancels it. `ended_at`: the change that ended it, until a listing shows it."""
 
     work: Work
     cancel: threading.Event = field(default_factory=threading.Event)
-    over_at: int | None = None
+    ended_at: int | None = None
 
 
 class AgentState:
-    """`highest` is the newest generation ever seen; the caller keeps it on disk, and `stopping` too.
+    """The caller saves `highest_generation`, the newest ever seen, and the times of stop signals.
 
     Args:
-        stopping: when a container was sent its stop signal, by its id, as an agent of before left it.
+        stop_sent_at: when containers were sent their stop signal, by container id, from an earlier agent.
     """
 
     def __init__(
-        self, control_plane_id: str, highest: int, stopping: Mapping[str, float] | None = None
+        self,
+        control_plane_id: str,
+        highest_generation: int,
+        stop_sent_at: Mapping[str, float] | None = None,
     ) -> None:
         self.control_plane_id = control_plane_id
-        self.highest = highest
-        self.generation = 0  # of what was heard in this session
-        self.mistrust: Reason | None = None  # why the last answer was refused
+        self.highest_generation = highest_generation
+        self.generation = 0  # of the newest answer in this session
+        self.rejection: Reason | None = None  # why the last answer was rejected
         self.problem: Reason | None = None  # why nothing may be started on this node
         self.containers: dict[Key, Container] | None = None  # None: the engine does not answer
-        self._strangers: list[Orphan] = []
+        self._foreign_containers: list[Orphan] = []
         self._assignments: dict[Key, Assignment] = {}
         self._removals: dict[Key, Removal] = {}
         self._jobs: dict[Key, _Job] = {}
@@ -75,171 +79,155 @@ class AgentState:
         self._refusals: dict[Key, Reason] = {}
         self._began: set[Key] = set()
         self._pauses: dict[Key, Pause] = {}
-        self._restarts: dict[Key, Restarts] = {}
+        self._restarts: dict[Key, PlannedRestart] = {}
         self._waiting: dict[Key, Reason] = {}
-        self._holders: dict[Key, Container] = {}  # of cards, until those are seen to be idle
-        self._released: set[Key] = set()  # ended, and seen to
-        self._expelled: dict[Key, Reason] = {}  # whom the watchdog ends, until nothing of them is left
-        self._stopping = dict(stopping or {})
-        self._ran_when_engine_left: set[Key] = set()
-        self._engine_ended: set[Key] = set()
-        # Every change that work makes is numbered, so that a listing begun before it cannot undo it.
+        self._gpu_containers: dict[Key, Container] = {}  # until their GPUs are idle
+        self._released: set[Key] = set()  # ended, and their GPUs are idle or reported
+        self._kill_reasons: dict[Key, Reason] = {}
+        self._stop_sent_at = dict(stop_sent_at or {})
+        self._live_before_outage: set[Key] = set()
+        self._killed_by_engine: set[Key] = set()
+        # Every change by work is numbered, so that a listing that began before it cannot undo it.
         self._changes = 0
-        self._unlisted: dict[Key, tuple[int, Container | None]] = {}
+        self._unlisted: dict[Key, tuple[int, Container | None]] = {}  # changes that no listing shows yet
 
     # --- the control plane's answers
 
-    def hear(self, answer: SyncAnswer, highest_when_asked: int) -> AnswerOutcome:
-        """Take in what the node should have, unless it comes from a stranger or from the past."""
+    def apply_answer(self, answer: SyncAnswer, highest_when_asked: int) -> AnswerOutcome:
+        """Apply the desired state, unless it is another control plane's or older than one seen before."""
         if answer.control_plane_id != self.control_plane_id:
-            return self._refuse(
+            return self._reject(
                 "foreign_control_plane",
-                f"the server is control plane {answer.control_plane_id}, and this node joined "
-                f"{self.control_plane_id}: its answers are not obeyed",
+                f"the server is control plane {answer.control_plane_id}, but this node joined "
+                f"{self.control_plane_id}: its answers are ignored",
             )
         if answer.generation < highest_when_asked:
-            return self._refuse(
+            return self._reject(
                 "generation_regressed",
-                f"the control plane went back to generation {answer.generation}, and this node has seen "
-                f"{self.highest}: nothing is changed here until it has caught up",
+                f"the control plane went back to generation {answer.generation}, but this node has seen "
+                f"{self.highest_generation}: its answers are ignored until it has caught up",
             )
-        if answer.generation < self.highest:
-            return AnswerOutcome.LATE
+        if answer.generation < self.highest_generation:
+            return AnswerOutcome.OUTDATED
         if not answer.brief:
-            self._take(answer)
-        return AnswerOutcome.TAKEN
+            self._apply(answer)
+        return AnswerOutcome.APPLIED
 
-    def _refuse(self, code: str, message: str) -> AnswerOutcome:
-        if self.mistrust is None:
+    def _reject(self, code: str, message: str) -> AnswerOutcome:
+        if self.rejection is None:
             log.error("%s: %s", code, message)
-        self.mistrust = Reason(code=code, message=message)
-        return AnswerOutcome.REFUSED
+        self.rejection = Reason(code=code, message=message)
+        return AnswerOutcome.REJECTED
 
-    def _take(self, answer: SyncAnswer) -> None:
-        self.mistrust = None
-        self.highest = self.generation = answer.generation
+    def _apply(self, answer: SyncAnswer) -> None:
+        self.rejection = None
+        self.highest_generation = self.generation = answer.generation
         self._assignments = {key_of(assignment): assignment for assignment in answer.assignments}
         self._removals = {key_of(removal): removal for removal in answer.removals}
-        for notes in (self._refusals, self._waiting, self._restarts):
-            _forget_others(notes, self._assignments)
-        _forget_others(self._pauses, {**self._assignments, **self._removals})
+        for by_key in (self._refusals, self._waiting, self._restarts):
+            _keep_only(by_key, self._assignments)
+        _keep_only(self._pauses, {**self._assignments, **self._removals})
         self._began &= {*self._assignments, *(self.containers or {})}
 
     # --- the engine's listings
 
     def begin_listing(self) -> int:
-        """To be called before the engine is asked; its number goes to `listed`."""
+        """Call before the engine is asked; pass the number to `apply_listing`."""
         return self._changes
 
-    def listed(self, number: int, containers: Iterable[Container], strangers: list[Orphan]) -> bool:
-        """Take in a listing; whether another is needed, because work ended while it was made."""
+    def apply_listing(
+        self, number: int, containers: Iterable[Container], foreign_containers: list[Orphan]
+    ) -> bool:
+        """Apply a listing. Returns whether another is needed, because work ended while it was made."""
         seen = {key_of(container): container for container in containers}
         self._unlisted = {key: change for key, change in self._unlisted.items() if change[0] > number}
         for key, (_, container) in self._unlisted.items():
             _put(seen, key, container)
         self._note_engine_restart(seen)
-        self.containers, self._strangers = seen, strangers
+        self.containers, self._foreign_containers = seen, foreign_containers
         self._released &= seen.keys()
-        live = {one.container_id for one in seen.values() if reconcile.is_live(one)}
-        self._stopping = {one: since for one, since in self._stopping.items() if one in live}
-        self._expelled = {
+        live = {one.container_id for one in seen.values() if is_live(one)}
+        self._stop_sent_at = {one: at for one, at in self._stop_sent_at.items() if one in live}
+        self._kill_reasons = {
             key: reason
-            for key, reason in self._expelled.items()
-            if key in seen and not _ended_itself(seen[key])
+            for key, reason in self._kill_reasons.items()
+            if key in seen and not _ended_unkilled(seen[key])
         }
         for key, container in seen.items():
-            self._note_holder(key, container)
+            self._note_gpu_container(key, container)
         self._began |= {key for key, container in seen.items() if container.status != NEVER_RAN}
         self._jobs = {
-            key: job for key, job in self._jobs.items() if job.over_at is None or job.over_at > number
+            key: job for key, job in self._jobs.items() if job.ended_at is None or job.ended_at > number
         }
         return bool(self._unlisted)
 
-    def unlisted(self) -> None:
-        """The engine did not answer: everything is unknown, and nothing is decided until it does."""
+    def engine_unavailable(self) -> None:
+        """The engine did not answer: what is on the node is unknown, and nothing is done until a listing."""
         if self.containers is not None:
-            live = {key for key, container in self.containers.items() if reconcile.is_live(container)}
-            self._ran_when_engine_left = live
+            self._live_before_outage = {key for key, one in self.containers.items() if is_live(one)}
         self.containers = None
 
-    def _note_holder(self, key: Key, container: Container) -> None:
-        if reconcile.is_live(container):
+    def _note_gpu_container(self, key: Key, container: Container) -> None:
+        if is_live(container):
             self._released.discard(key)
         if container.gpu_uuids and container.status != NEVER_RAN and key not in self._released:
-            self._holders[key] = container
+            self._gpu_containers[key] = container
 
     def _unreleased(self) -> dict[Key, Container]:
-        """Those that ended or went away, and whose cards may not be idle yet."""
-        there = self.containers or {}
-        now = {key: there.get(key, container) for key, container in self._holders.items()}
+        """Containers that ended or are gone, and whose GPUs may not be idle yet."""
+        present = self.containers or {}
+        now = {key: present.get(key, container) for key, container in self._gpu_containers.items()}
         return {
             key: container
             for key, container in now.items()
-            if not (key in there and reconcile.is_live(container))
-            and not (key in there and self._will_restart(key, container))
+            if not (key in present and is_live(container))
+            and not (key in present and self._will_restart(key, container))
         }
 
     def _will_restart(self, key: Key, container: Container) -> bool:
-        return key not in self._expelled and reconcile.will_restart(self._assignments.get(key), container)
+        assignment = self._assignments.get(key)
+        return key not in self._kill_reasons and reconcile.will_restart(assignment, container)
 
     def gpus_in_use(self) -> set[str] | None:
-        """The cards that an instance has, or may have; None: unknown."""
+        """The GPUs that an instance uses or may use; None: unknown."""
         if self.containers is None:
             return None
-        return all_claimed([*self._holders.values(), *(job.work for job in self._jobs.values())])
+        return claimed_uuids([*self._gpu_containers.values(), *(job.work for job in self._jobs.values())])
 
     def _note_engine_restart(self, seen: dict[Key, Container]) -> None:
-        """Dockerd without live-restore kills what ran, with 137, when it comes back."""
-        for key in self._ran_when_engine_left & seen.keys():
+        """Dockerd without live-restore kills running containers, with 137, when it starts again."""
+        for key in self._live_before_outage & seen.keys():
             if seen[key].status in ENDED and seen[key].exit_code == report.SIGKILLED:
-                self._engine_ended.add(key)
-        self._ran_when_engine_left = set()
-        self._engine_ended &= {key for key, container in seen.items() if container.status in ENDED}
+                self._killed_by_engine.add(key)
+        self._live_before_outage = set()
+        self._killed_by_engine &= {key for key, container in seen.items() if container.status in ENDED}
 
     # --- decisions
 
     def plan(self, now: float) -> ReconcilePlan | None:
-        """What to do now, or None while the desired or the present state is unknown."""
+        """What to do now; None while the desired or the observed state is unknown."""
         if not self.generation or self.containers is None:
             return None
-        plan = reconcile.decide(
-            reconcile.ReconcileInput(
-                assignments=self._assignments,
-                removals=self._removals,
-                containers=self.containers,
-                work=self._work(),
-                now=now,
-                spent=self._refusals.keys() | self._began,
-                pauses=self._pauses,
-                restarts=self._restarts,
-                unreleased=self._unreleased(),
-                problem=self.problem,
-                expelled=self._expelled.keys(),
-                stopping={
-                    key: self._stopping[container.container_id]
-                    for key, container in self.containers.items()
-                    if container.container_id in self._stopping
-                },
-            )
-        )
+        plan = reconcile.decide(self._snapshot(self.containers), now)
         self._restarts, self._waiting = dict(plan.restarts), dict(plan.waiting)
         return plan
 
-    def begin(
+    def begin_work(
         self,
         key: Key,
-        doing: Doing,
+        kind: ActionKind,
         gpu_uuids: Iterable[str],
         *,
-        cards: tuple[str, ...] = (),
+        parent_gpus: tuple[str, ...] = (),
         share: Share | None = None,
     ) -> threading.Event:
-        """Note that work has begun; the event tells its thread to give up."""
-        job = self._jobs[key] = _Job(Work(doing, tuple(gpu_uuids), cards=cards, share=share))
+        """Note that work has begun. Returns the event that cancels it."""
+        work = Work(kind, tuple(gpu_uuids), parent_gpus=parent_gpus, share=share)
+        job = self._jobs[key] = _Job(work)
         return job.cancel
 
-    def hold_back(self, key: Key, reason: Reason) -> None:
-        """A start that was decided and has to wait; it is decided again when other work ends."""
+    def postpone(self, key: Key, reason: Reason) -> None:
+        """A planned start has to wait. It is planned again when other work ends."""
         self._waiting[key] = reason
 
     def cancel(self, key: Key) -> None:
@@ -247,25 +235,26 @@ class AgentState:
         job.work = replace(job.work, cancelled=True)
         job.cancel.set()
 
-    def expel(self, key: Key, reason: Reason) -> None:
-        """This one may not go on. Its own policy does not start it again: it would do the same again."""
+    def kill(self, key: Key, reason: Reason) -> None:
+        """Have a live container killed. Its restart policy does not apply: it would do the same again."""
         container = (self.containers or {}).get(key)
-        if container is not None and reconcile.is_live(container):
-            log.error("%s/%s is ended, %s: %s", *key, reason.code, reason.message)
-            self._expelled[key] = reason
+        if container is not None and is_live(container):
+            log.error("%s/%s: killing it, %s: %s", *key, reason.code, reason.message)
+            self._kill_reasons[key] = reason
 
-    def watched(self) -> list[Container]:
-        """Running containers that have a part of a card only."""
-        live = filter(reconcile.is_live, (self.containers or {}).values())
+    def watched_containers(self) -> list[Container]:
+        """Live containers that have only a part of a GPU."""
         return [
             container
-            for container in live
-            if (container.share or container.cards) and key_of(container) not in self._expelled
+            for key, container in (self.containers or {}).items()
+            if is_live(container)
+            and (container.share or container.parent_gpus)
+            and key not in self._kill_reasons
         ]
 
-    # --- what became of work
+    # --- results of work
 
-    def progressed(self, key: Key, reason: Reason) -> None:
+    def set_progress(self, key: Key, reason: Reason) -> None:
         if key in self._jobs:
             self._progress[key] = reason
 
@@ -273,94 +262,105 @@ class AgentState:
         self._began.add(key)
         self._succeeded(key, container)
 
-    def stop_begun(self, key: Key, container_id: str, since: float) -> dict[str, float]:
-        """It has its stop signal. Nothing is under way any more: its end will show, or its time be over.
+    def stop_sent(self, key: Key, container_id: str, at: float) -> dict[str, float]:
+        """It was sent its stop signal, which ends this work: a listing or the timeout decides what follows.
 
         Returns:
-            When each container that still runs was sent its stop signal, by its id.
+            When each live container was sent its stop signal, by container id.
         """
-        for notes in (self._jobs, self._pauses):
-            notes.pop(key, None)
-        self._stopping[container_id] = since
-        return dict(self._stopping)
+        for by_key in (self._jobs, self._pauses):
+            by_key.pop(key, None)
+        self._stop_sent_at[container_id] = at
+        return dict(self._stop_sent_at)
 
     def removed(self, key: Key) -> None:
         self._succeeded(key, None)
 
     def released(self, key: Key) -> None:
-        """Its cards are idle, or reported not to be."""
-        for notes in (self._jobs, self._holders, self._pauses):
-            notes.pop(key, None)
+        """Its GPUs are idle, or reported as not idle."""
+        for by_key in (self._jobs, self._gpu_containers, self._pauses):
+            by_key.pop(key, None)
         self._released.add(key)
 
     def refused(self, key: Key, reason: Reason) -> None:
-        """A start that failed for good, and left nothing."""
+        """A start failed for good and left nothing."""
         self._refusals[key] = reason
         self._succeeded(key, None)
 
-    def settling(self, key: Key) -> None:
-        """It ended well, and only a listing will tell what there is now."""
+    def await_listing(self, key: Key) -> None:
+        """Work succeeded; the next listing shows the result."""
         self._pauses.pop(key, None)
-        self._over(key)
+        self._end_job(key)
 
     def failed(self, key: Key, reason: Reason, now: float) -> None:
-        """It failed because of the engine, or of us: what there is now is for a listing to say."""
+        """Work failed and is retried after a pause; the next listing shows the result."""
         tries = self._pauses[key].tries + 1 if key in self._pauses else 0
         until = now + min(LONGEST_RETRY_S, 2.0**tries)
         self._pauses[key] = Pause(tries, until, reason)
-        self._over(key)
+        self._end_job(key)
 
     def _succeeded(self, key: Key, container: Container | None) -> None:
-        for notes in (self._jobs, self._progress, self._pauses):
-            notes.pop(key, None)
+        for by_key in (self._jobs, self._progress, self._pauses):
+            by_key.pop(key, None)
         self._changes += 1
         self._unlisted[key] = self._changes, container
         if self.containers is not None:
             _put(self.containers, key, container)
         if container is not None:
-            self._note_holder(key, container)
+            self._note_gpu_container(key, container)
 
-    def _over(self, key: Key) -> None:
+    def _end_job(self, key: Key) -> None:
         self._changes += 1
-        self._jobs[key].over_at = self._changes
+        self._jobs[key].ended_at = self._changes
         self._progress.pop(key, None)
 
     # --- reports
 
-    def picture(self) -> Picture:
+    def reported_state(self) -> ReportedState:
         if self.containers is None:
-            return Picture(self.generation)
-        known = report.Known(
-            containers=self.containers,
-            assignments=self._assignments,
-            removals=self._removals,
-            work=self._work(),
-            progress=self._progress,
-            waiting=self._waiting,
-            refusals=self._refusals,
-            restarts=self._restarts,
-            unreleased=self._unreleased(),
-            engine_ended=self._engine_ended,
-            expelled=self._expelled,
+            return ReportedState(self.generation)
+        snapshot = self._snapshot(self.containers)
+        # Before the first answer it is not known which containers are orphans.
+        orphans = report.orphans(snapshot, self.control_plane_id) if self.generation else []
+        return ReportedState(
+            self.generation, report.observed(snapshot), [*self._foreign_containers, *orphans]
         )
-        # Before the first answer nothing can be told to be an orphan.
-        ours = report.orphans(known, self.control_plane_id) if self.generation else []
-        return Picture(self.generation, report.observed(known), [*self._strangers, *ours])
 
     def container(self, key: Key) -> Container | None:
         return (self.containers or {}).get(key)
 
-    def _work(self) -> dict[Key, Work]:
-        return {key: job.work for key, job in self._jobs.items()}
+    def _snapshot(self, containers: Mapping[Key, Container]) -> AgentSnapshot:
+        stop_sent = self._stop_sent_at
+        return AgentSnapshot(
+            containers=containers,
+            assignments=self._assignments,
+            removals=self._removals,
+            work={key: job.work for key, job in self._jobs.items()},
+            progress=self._progress,
+            waiting=self._waiting,
+            refusals=self._refusals,
+            began=self._began,
+            pauses=self._pauses,
+            restarts=self._restarts,
+            unreleased=self._unreleased(),
+            kill_reasons=self._kill_reasons,
+            killed_by_engine=self._killed_by_engine,
+            stop_sent_at={
+                key: stop_sent[one.container_id]
+                for key, one in containers.items()
+                if one.container_id in stop_sent
+            },
+            problem=self.problem,
+        )
 
 
-def _forget_others(notes: dict[Key, Any], kept: Mapping[Key, object]) -> None:
-    for key in [key for key in notes if key not in kept]:
-        del notes[key]
+def _keep_only(by_key: dict[Key, Any], keys: Mapping[Key, object]) -> None:
+    for key in [key for key in by_key if key not in keys]:
+        del by_key[key]
 
 
-def _ended_itself(container: Container) -> bool:
-    """Before it could be killed."""
+def _ended_unkilled(container: Container) -> bool:
+    """Whether it ended before it could be killed."""
     return container.status in ENDED and container.exit_code != report.SIGKILLED
 
 

@@ -1,11 +1,11 @@
-"""The two calls that an agent makes: one that waits for news, and one that brings news at once.
+"""Sends reports to the control plane and receives the desired state, in two threads.
 
-    ear     sync(wait_s = report interval) ── answered when there is news, or when the wait is over ──┐
-    mouth   sync(wait_s = 0), whenever something changed here ────────────────────────────────────────┤
-                                                                                                      take
+    poll thread   sync(wait_s = report interval) ── answered at a change, or when the wait is over ──┐
+    push thread   sync(wait_s = 0), whenever something changed on this node ─────────────────────────┤
+                                                                                                 on_answer
 
-Both carry the whole truth under one rising `seq`, so either may fail, and neither need be cancelled. While
-the desired state is the one of the report, the mouth is answered briefly: the ear hears the whole anyway.
+Every report is complete and has a higher `seq`, so either call may fail and neither needs to be cancelled.
+While the desired state is the reported one, the push thread gets brief answers: the poll thread's are whole.
 """
 
 import logging
@@ -24,6 +24,7 @@ from mooring.agent.sync.client import (
     SessionTaken,
     Unreachable,
 )
+from mooring.agent.sync.reachability import Reachability
 from mooring.schemas.agent import SessionAnswer, SyncAnswer, SyncRequest
 
 EXIT_SESSION_TAKEN: Final = 3
@@ -33,8 +34,8 @@ FIRST_PAUSE_S: Final = 0.2
 LONGEST_PAUSE_S: Final = 5.0
 LONGEST_WAIT_S: Final = 55.0  # the protocol allows 60
 NO_NEWS_PAUSE_S: Final = 0.1
-# The threads that act on news go first: making the next report would keep the interpreter from them, which
-# delayed a start by a millisecond.
+# The threads that start containers go first: making the next report at once would compete for the
+# interpreter's lock, which delayed a start by a millisecond.
 NEWS_PAUSE_S: Final = 0.002
 
 log = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Backoff:
-    """Pauses from 0.2 to 5 s, each half by chance, so that a fleet does not come back in one moment."""
+    """Pauses from 0.2 to 5 s with jitter, so that the nodes of a fleet do not retry at the same time."""
 
     _next_s: float = field(default=FIRST_PAUSE_S)
 
@@ -56,85 +57,87 @@ class Backoff:
 
 @dataclass(frozen=True, slots=True)
 class ReportRequest:
-    """A request, and the newest generation known when it was made."""
+    """A request, and the highest generation known when it was made."""
 
     request: SyncRequest
-    highest: int
+    highest_generation: int
 
 
 class Exchange:
     """Two threads, from `start` until `ended` is set.
 
     Args:
-        opened: told the session's number before the first report; False if it is another control plane's.
-        make: the report of now; its arguments become `wait_s` and `brief`.
-        take: what becomes of an answer.
-        renew: fetches a new credential, as the answer asked.
-        end: called with the exit code when this agent may no longer speak for its node.
+        node: names this node among those that share `reachability`.
+        on_session: receives the session before the first report; False: it is another control plane's.
+        make_report: makes a report of the present state; its arguments are `wait_s` and `brief`.
+        on_answer: applies an answer.
+        renew_credential: fetches a new credential, when an answer asks for it.
+        end: called with the exit code when this agent may no longer act for its node.
     """
 
     def __init__(
         self,
         control_plane: ControlPlaneClient,
         *,
-        opened: Callable[[SessionAnswer], bool],
-        make: Callable[[float, bool], ReportRequest],
-        take: Callable[[ReportRequest, SyncAnswer], AnswerOutcome],
-        renew: Callable[[], None],
+        node: str,
+        reachability: Reachability,
+        on_session: Callable[[SessionAnswer], bool],
+        make_report: Callable[[float, bool], ReportRequest],
+        on_answer: Callable[[ReportRequest, SyncAnswer], AnswerOutcome],
+        renew_credential: Callable[[], None],
         end: Callable[[int], None],
         ended: threading.Event,
     ) -> None:
-        self._control_plane = control_plane
-        self._opened, self._make, self._take, self._end = opened, make, take, end
-        self._renew = renew
-        self._ended = ended
+        self._control_plane, self._node, self._reachability = control_plane, node, reachability
+        self._on_session, self._make_report, self._on_answer = on_session, make_report, on_answer
+        self._renew_credential, self._end, self._ended = renew_credential, end, ended
         self._interval_s = LONGEST_PAUSE_S
         self._due: float | None = None
-        self._spoke_at = 0.0
-        self._something_to_say = threading.Condition()
-        self._away = False
-        self._ear = threading.Thread(target=self._listen, name="ear", daemon=True)
-        self._mouth = threading.Thread(target=self._speak, name="mouth", daemon=True)
+        self._pushed_at = 0.0
+        self._push_wanted = threading.Condition()
+        self._rejected = self._renewal_failed = False
+        self._poll_thread = threading.Thread(target=self._poll, name="poll", daemon=True)
+        self._push_thread = threading.Thread(target=self._push, name="push", daemon=True)
 
     def start(self) -> None:
-        self._ear.start()
+        self._poll_thread.start()
 
     def join(self, timeout_s: float) -> None:
-        """After the end: lets a call that is about to be answered come to its own end."""
+        """After the end: give calls in progress time to be answered."""
         until = time.monotonic() + timeout_s
-        for thread in (self._ear, self._mouth):
+        for thread in (self._poll_thread, self._push_thread):
             if thread.is_alive():
                 thread.join(max(0, until - time.monotonic()))
 
-    def soon(self, *, hurry: bool = True) -> None:
-        """Report now; without hurry, at most once a second."""
-        due = 0.0 if hurry else self._spoke_at + 1
-        with self._something_to_say:
+    def report_soon(self, *, immediate: bool = True) -> None:
+        """Report now; if not immediate, at most once a second."""
+        due = 0.0 if immediate else self._pushed_at + 1
+        with self._push_wanted:
             self._due = due if self._due is None else min(due, self._due)
-            self._something_to_say.notify()
+            self._push_wanted.notify()
 
-    def hush(self) -> None:
-        """Let the mouth see that it has ended."""
-        with self._something_to_say:
-            self._something_to_say.notify()
+    def wake(self) -> None:
+        """Let the push thread see that `ended` is set."""
+        with self._push_wanted:
+            self._push_wanted.notify()
 
-    def _listen(self) -> None:
+    def _poll(self) -> None:
         backoff = Backoff()
         while not self._ended.is_set() and not self._open_session():
             self._ended.wait(backoff.pause_s())
         backoff.reset()
-        self._mouth.start()
+        self._push_thread.start()
         wait_s = 0.0
         while not self._ended.is_set():
-            if self._call_and_rest(wait_s):
+            if self._call_and_pause(wait_s):
                 backoff.reset()
                 wait_s = self._interval_s * random.uniform(0.8, 1.2)  # noqa: S311 - no secret
             else:
                 wait_s = 0.0
                 self._ended.wait(backoff.pause_s())
 
-    def _call_and_rest(self, wait_s: float) -> bool:
-        """A server that has nothing new and does not wait either is not asked again at once."""
+    def _call_and_pause(self, wait_s: float) -> bool:
+        """Whether the call succeeded. Pauses after an answer without news that came too early."""
         began = time.monotonic()
         news = self._call(wait_s)
         if news:
@@ -143,24 +146,24 @@ class Exchange:
             self._ended.wait(NO_NEWS_PAUSE_S)
         return news is not None
 
-    def _speak(self) -> None:
+    def _push(self) -> None:
         backoff = Backoff()
         while self._wait_until_due():
             if self._call(0, brief=True) is None:
                 self._ended.wait(backoff.pause_s())
-                self.soon()
+                self.report_soon()
             else:
                 backoff.reset()
 
     def _wait_until_due(self) -> bool:
-        """Whether there is something to say; False at the end."""
-        with self._something_to_say:
+        """True when a report is due; False at the end."""
+        with self._push_wanted:
             while not self._ended.is_set():
                 left_s = None if self._due is None else self._due - time.monotonic()
                 if left_s is not None and left_s <= 0:
-                    self._due, self._spoke_at = None, time.monotonic()
+                    self._due, self._pushed_at = None, time.monotonic()
                     return True
-                self._something_to_say.wait(left_s)
+                self._push_wanted.wait(left_s)
         return False
 
     def _open_session(self) -> bool:
@@ -169,12 +172,12 @@ class Exchange:
         except ControlPlaneError as error:
             self._failed(error)
             return False
-        self._answered()
-        return self._opened(answer)
+        self._succeeded()
+        return self._on_session(answer)
 
     def _call(self, wait_s: float, *, brief: bool = False) -> bool | None:
-        """One report and its answer: whether it was news, or None if it failed or is not to be obeyed."""
-        report = self._make(min(wait_s, LONGEST_WAIT_S), brief)
+        """Send one report. Whether its answer was news; None: the call failed, or its answer was rejected."""
+        report = self._make_report(min(wait_s, LONGEST_WAIT_S), brief)
         try:
             answer = self._control_plane.sync(report.request)
         except ControlPlaneError as error:
@@ -182,39 +185,41 @@ class Exchange:
             return None
         if self._ended.is_set():
             return None
-        self._answered()
+        self._succeeded()
         self._interval_s = answer.report_interval_s
         if answer.renew_credential:
-            self._renewed()
-        if self._take(report, answer) is AnswerOutcome.REFUSED:
+            self._renew()
+        if self._on_answer(report, answer) is AnswerOutcome.REJECTED:
             return None
         return answer.generation != report.request.generation or bool(answer.streams)
 
-    def _renewed(self) -> None:
+    def _renew(self) -> None:
         try:
-            self._renew()
+            self._renew_credential()
         except ControlPlaneError as error:
-            log.warning("no new credential (%s); asked for again with the next report", error)
+            if not self._renewal_failed:
+                log.warning("cannot renew the credential (%s); retrying with the next report", error)
+            self._renewal_failed = True
+        else:
+            self._renewal_failed = False
 
     def _failed(self, error: ControlPlaneError) -> None:
         if self._ended.is_set():
             return
         if isinstance(error, SessionTaken):
-            log.critical(
-                "another agent with this node's identity has taken over; containers are left as they are"
-            )
+            log.critical("another agent with this node's identity has taken over; containers keep running")
             self._end(EXIT_SESSION_TAKEN)
         elif isinstance(error, CredentialRejected):
-            log.critical(
-                "the control plane does not know this node's credential; join it anew with a new token"
-            )
+            log.critical("the control plane rejected this node's credential; join it again with a new token")
             self._end(EXIT_UNAUTHORIZED)
-        elif not self._away:
-            self._away = True
-            why = "is away" if isinstance(error, Unreachable) else "refuses this node's reports"
-            log.warning("the control plane %s (%s); containers go on, and it is tried again", why, error)
+        elif isinstance(error, Unreachable):
+            self._reachability.failed(self._node, error)
+        elif not self._rejected:
+            self._rejected = True
+            log.warning("the control plane rejects this node's reports (%s); retrying", error)
 
-    def _answered(self) -> None:
-        if self._away:
-            self._away = False
-            log.info("the control plane answers again")
+    def _succeeded(self) -> None:
+        self._reachability.succeeded(self._node)
+        if self._rejected:
+            self._rejected = False
+            log.info("the control plane accepts this node's reports again")

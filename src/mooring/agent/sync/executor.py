@@ -1,7 +1,7 @@
-"""Does what was decided, in threads, and tells what became of it.
+"""Executes planned actions in threads, and applies their results to the agent's state.
 
-Pulls, starts, endings, releases and streams have threads of their own, and in each of these pools every
-project has a limit and a queue of its own (workers.py): what one project does there delays nobody else.
+Pulls, starts, endings, releases and streams have worker pools of their own. In each pool every project has a
+limit and a queue (workers.py), so that no project delays another.
 """
 
 import logging
@@ -12,20 +12,9 @@ from functools import partial
 from threading import Event, Lock
 from typing import Final, Protocol
 
-from mooring.agent.decide.device_claims import card_of, devices_of
-from mooring.agent.decide.reconcile import (
-    Action,
-    Cancel,
-    Doing,
-    Key,
-    Kill,
-    Release,
-    Remove,
-    Restart,
-    Start,
-    Stop,
-    key_of,
-)
+from mooring.agent.decide.device_claims import devices_of, physical_gpu
+from mooring.agent.decide.reconcile import Action, Cancel, Kill, Release, Remove, Restart, Start, Stop, key_of
+from mooring.agent.decide.snapshot import ActionKind, Key
 from mooring.agent.gpus.release import ReleaseGate
 from mooring.agent.runtime import (
     Container,
@@ -45,66 +34,66 @@ from mooring.agent.sync.workers import Ticket, Workers
 from mooring.core.instance import Reason
 from mooring.schemas.agent import Assignment, OverlayNetwork
 
-AWAY: Final = Reason(
-    code="docker_unavailable", message="The node's container engine does not answer; it is tried again"
+ENGINE_UNAVAILABLE: Final = Reason(
+    code="docker_unavailable", message="The node's container engine does not answer; the agent retries"
 )
-BROKEN: Final = Reason(
-    code="agent_error", message="The node's agent failed at this, see its log; it is tried again"
+AGENT_ERROR: Final = Reason(
+    code="agent_error", message="The node's agent failed at this, see its log; it retries"
 )
-BUSY: Final = Reason(
-    code="node_busy", message="This project has many starts and stops under way on the node; this one waits"
+NODE_BUSY: Final = Reason(
+    code="node_busy", message="This project has many starts and stops in progress on the node; this one waits"
 )
 
-LOOK_AT_OVERLAYS_S: Final = 15.0  # what was in use then may not be now; what was there may be gone
+OVERLAY_CHECK_S: Final = 15.0  # networks may have been removed, or may no longer be in use
 
-Change = Callable[[AgentState], None]
-Distrust = Callable[[Iterable[str], str, Reason, str | None], None]
+StateChange = Callable[[AgentState], None]
+ReportIncident = Callable[[Iterable[str], str, Reason, str | None], None]
 
 log = logging.getLogger(__name__)
 
 
-class Tell(Protocol):
-    """Takes in a change of what is known; `look` asks for a listing, `hurry` for a report at once."""
+class ApplyChange(Protocol):
+    """Applies a change to the agent's state. `relist` requests a listing, `immediate` a report now."""
 
-    def __call__(self, change: Change, *, look: bool = False, hurry: bool = True) -> None: ...
+    def __call__(self, change: StateChange, *, relist: bool = False, immediate: bool = True) -> None: ...
 
 
 class _OverlayKeeper:
-    """Sees to a swarm's networks in one thread at a time, and always to what was wanted last."""
+    """Applies the newest set of a swarm's networks, in one thread at a time."""
 
     def __init__(self, runtime: Runtime, workers: Workers) -> None:
         self._runtime, self._workers = runtime, workers
         self._lock = Lock()  # of everything below
         self._wanted: Sequence[OverlayNetwork] = ()
-        self._kept: Sequence[OverlayNetwork] | None = None
-        self._kept_at = 0.0
+        self._applied: Sequence[OverlayNetwork] | None = None
+        self._applied_at = 0.0
         self._busy = False
 
-    def want(self, wanted: Sequence[OverlayNetwork]) -> None:
+    def request(self, wanted: Sequence[OverlayNetwork]) -> None:
         with self._lock:
             self._wanted = wanted
-            is_kept = wanted == self._kept and time.monotonic() < self._kept_at + LOOK_AT_OVERLAYS_S
-            if is_kept or self._busy:
+            is_recent = time.monotonic() < self._applied_at + OVERLAY_CHECK_S
+            if self._busy or (is_recent and wanted == self._applied):
                 return
             self._busy = True
-        self._workers.submit(self._keep)
+        self._workers.submit(self._run)
 
-    def _keep(self) -> None:
-        going_on = True
-        while going_on:
+    def _run(self) -> None:
+        go_on = True
+        while go_on:
             with self._lock:
                 wanted = self._wanted
-            kept = self._try(wanted)
+            applied = self._try(wanted)
             with self._lock:
-                self._kept, self._kept_at = wanted if kept else None, time.monotonic()
-                going_on = self._busy = wanted != self._wanted
+                self._applied, self._applied_at = wanted if applied else None, time.monotonic()
+                go_on = self._busy = wanted != self._wanted
 
     def _try(self, wanted: Sequence[OverlayNetwork]) -> bool:
         try:
             self._runtime.keep_overlays(wanted)
         except Exception as error:
-            away = isinstance(error, RuntimeUnavailable)
-            log.warning("networks of groups: %s", error, exc_info=None if away else error)
+            expected = isinstance(error, RuntimeUnavailable)
+            log.warning("cannot apply overlay networks: %s", error, exc_info=None if expected else error)
             return False
         return True
 
@@ -114,7 +103,7 @@ class _Attempt:
     """One start, from the decision to its end."""
 
     assignment: Assignment
-    first_on: Sequence[str]
+    idle_gpus: Sequence[str]  # no other instance is on them
     cancel: Event
     owner: str
 
@@ -124,61 +113,63 @@ class _Attempt:
 
 
 class ActionExecutor:
-    """Every pool is used in the name of a project on this node.
+    """Runs each action in a worker pool, as a task of its project on this node.
 
     Args:
-        node: tells this node's share of the crew from that of other nodes of the process.
-        stops: remembers when stop signals were sent.
+        node: distinguishes the projects of this node from those of other nodes in the process.
+        stops: saves when stop signals were sent.
     """
 
     def __init__(
         self,
         runtime: Runtime,
-        crew: WorkerPools,
-        tell: Tell,
-        distrust: Distrust,
+        pools: WorkerPools,
+        apply: ApplyChange,
+        report_incident: ReportIncident,
         gate: ReleaseGate,
         stops: StopTimes,
         secrets: StartSecretsOf,
         node: str = "",
     ) -> None:
-        self._runtime, self._crew, self._tell, self._distrust = runtime, crew, tell, distrust
+        self._runtime, self._pools, self._apply = runtime, pools, apply
+        self._report_incident = report_incident
         self._gate, self._stops, self._secrets, self._node = gate, stops, secrets, node
         self._pulls_lock = Lock()
-        self._pulls: dict[Key, Ticket] = {}  # those that may still wait for their turn
-        self._overlays = _OverlayKeeper(runtime, crew.endings)
+        self._pulls: dict[Key, Ticket] = {}  # those that may still be queued
+        self._overlays = _OverlayKeeper(runtime, pools.endings)
 
     def keep_overlays(self, wanted: Sequence[OverlayNetwork]) -> None:
-        """What a swarm should have, for an engine that manages it; may be said as often as it is heard."""
-        self._overlays.want(wanted)
+        """Apply a swarm's networks, on an engine that manages it. Repeated calls cost nothing."""
+        self._overlays.request(wanted)
 
-    def do(self, action: Action, known: AgentState) -> None:
-        """Begin one action; `known` notes that it is under way before any thread sees it.
+    def execute(self, action: Action, state: AgentState) -> None:
+        """Begin one action; `state` notes that it is in progress before any thread runs it.
 
-        Without room in its project's queue nothing is begun: it is decided again when other work has ended.
+        If its project's queue is full, nothing is begun: it is planned again when other work has ended.
         """
         match action:
             case Start(assignment):
-                self._begin_start(assignment, known)
+                self._begin_start(assignment, state)
             case Cancel(key):
                 log.info("%s/%s: start cancelled", *key)
-                known.cancel(key)
+                state.cancel(key)
                 self._withdraw_pull(key)
             case Restart(container):
-                if not self._begin(self._crew.starts, container, Doing.RESTART, self._restart, known):
-                    known.hold_back(key_of(container), BUSY)
+                if not self._begin(self._pools.starts, container, ActionKind.RESTART, self._restart, state):
+                    state.postpone(key_of(container), NODE_BUSY)
             case Stop(container):
-                self._begin(self._crew.endings, container, Doing.STOP, self._stop, known)
+                self._begin(self._pools.endings, container, ActionKind.STOP, self._stop, state)
             case Kill(container):
-                self._begin(self._crew.endings, container, Doing.STOP, self._kill, known)
-            case Release(container, gpu_uuids, beside):
+                self._begin(self._pools.endings, container, ActionKind.STOP, self._kill, state)
+            case Release(container, gpu_uuids, shared_gpus):
                 owner, key = self._owner(container.owner), key_of(container)
-                if self._crew.releases.has_room(owner):
-                    # To itself: whoever came to the card now would pass for what the container left behind.
-                    known.begin(key, Doing.RELEASE, gpu_uuids)
-                    self._crew.releases.submit(partial(self._release, container, gpu_uuids, beside), owner)
+                if self._pools.releases.has_room(owner):
+                    # Without a share: a new process on the GPU would count as left by this container.
+                    state.begin_work(key, ActionKind.RELEASE, gpu_uuids)
+                    release = partial(self._release, container, gpu_uuids, shared_gpus)
+                    self._pools.releases.submit(release, owner)
             case Remove(container):
-                self._begin(self._crew.endings, container, Doing.REMOVE, self._remove, known)
+                self._begin(self._pools.endings, container, ActionKind.REMOVE, self._remove, state)
 
     def _owner(self, project: str) -> str:
         return f"{self._node}/{project}"
@@ -187,46 +178,57 @@ class ActionExecutor:
         self,
         workers: Workers,
         container: Container,
-        doing: Doing,
-        work: Callable[[Container], None],
-        known: AgentState,
+        kind: ActionKind,
+        task: Callable[[Container], None],
+        state: AgentState,
     ) -> bool:
-        """Whether there was room for it."""
+        """Submit a task; False: its owner's queue is full."""
         owner = self._owner(container.owner)
-        if not workers.has_room(owner):  # who else submits in this name only makes room
+        if not workers.has_room(owner):
             return False
-        known.begin(
-            key_of(container), doing, container.gpu_uuids, cards=container.cards, share=container.share
+        state.begin_work(
+            key_of(container),
+            kind,
+            container.gpu_uuids,
+            parent_gpus=container.parent_gpus,
+            share=container.share,
         )
-        workers.submit(partial(work, container), owner)
+        # Not bounded: after a pull, a start may have been queued since the check.
+        workers.submit(partial(task, container), owner, bounded=False)
         return True
 
     # --- starts
 
-    def _begin_start(self, assignment: Assignment, known: AgentState) -> None:
+    def _begin_start(self, assignment: Assignment, state: AgentState) -> None:
         owner, key = self._owner(assignment.project_id), key_of(assignment)
-        if not self._crew.starts.has_room(owner):
-            known.hold_back(key, BUSY)
+        if not self._pools.starts.has_room(owner):
+            state.postpone(key, NODE_BUSY)
             return
-        devices, in_use = devices_of(assignment), known.gpus_in_use() or set()
-        # Whose neighbours are there already is not the first on its card.
-        first_on = [uuid for uuid in devices.gpu_uuids if not devices.share or uuid not in in_use]
-        cancel = known.begin(key, Doing.START, devices.gpu_uuids, cards=devices.cards, share=devices.share)
-        attempt = _Attempt(assignment, first_on, cancel, owner)
-        self._crew.starts.submit(partial(self._start, attempt, partial(self._start_here, attempt)), owner)
+        devices, in_use = devices_of(assignment), state.gpus_in_use() or set()
+        idle = [uuid for uuid in devices.gpu_uuids if not devices.share or uuid not in in_use]
+        cancel = state.begin_work(
+            key,
+            ActionKind.START,
+            devices.gpu_uuids,
+            parent_gpus=devices.parent_gpus,
+            share=devices.share,
+        )
+        attempt = _Attempt(assignment, idle, cancel, owner)
+        start = partial(self._start_with_local_image, attempt)
+        self._pools.starts.submit(partial(self._start, attempt, start), owner, bounded=False)
 
-    def _start_here(self, attempt: _Attempt) -> Container | None:
-        """With the image that is on the node; raises as `Runtime.start`, and as `StartSecretsOf.equip`."""
+    def _start_with_local_image(self, attempt: _Attempt) -> Container | None:
+        """Raises as `Runtime.start` and `StartSecretsOf.equip` do."""
         equipped = self._secrets.equip(attempt.assignment)
         return self._runtime.start(equipped, self._progress(attempt.key), attempt.cancel.is_set)
 
     def _progress(self, key: Key) -> Progress:
-        return lambda reason: self._tell(lambda known: known.progressed(key, reason), hurry=False)
+        return lambda reason: self._apply(lambda state: state.set_progress(key, reason), immediate=False)
 
     def _start(self, attempt: _Attempt, start: BeginStart) -> None:
         key, began = attempt.key, time.monotonic()
         try:
-            self._gate.begins(attempt.first_on)
+            self._gate.note_start(attempt.idle_gpus)
             container = start()
         except PullNeeded as needed:
             self._queue_pull(attempt, needed.image)
@@ -238,32 +240,32 @@ class ActionExecutor:
         else:
             self._secrets.forget(key)
             self._started(key, container)
-            outcome = container.status if container else "gave up"
+            outcome = container.status if container else "cancelled"
             log.info("%s/%s: %s after %.3f s", *key, outcome, time.monotonic() - began)
 
     def _queue_pull(self, attempt: _Attempt, image: str) -> None:
         key = attempt.key
         message = f"pulling {attempt.assignment.spec.image}: waiting for its turn"
-        waits = Reason(code="pulling_image", message=message)
-        self._progress(key)(waits)
+        queued = Reason(code="pulling_image", message=message)
+        self._progress(key)(queued)
         with self._pulls_lock:
-            ticket = self._crew.pulls.submit(partial(self._pull, attempt), attempt.owner, subject=image)
+            ticket = self._pools.pulls.submit(partial(self._pull, attempt), attempt.owner, subject=image)
             if ticket is not None:
                 self._pulls[key] = ticket
         if ticket is None:
-            self._tell(lambda known: known.failed(key, waits, time.monotonic()), look=True)
+            self._apply(lambda state: state.failed(key, queued, time.monotonic()), relist=True)
         elif attempt.cancel.is_set():  # before there was a ticket to withdraw
             self._withdraw_pull(key)
 
     def _withdraw_pull(self, key: Key) -> None:
-        """End a pull that still waits for its turn; one that runs sees by itself that it is cancelled."""
+        """Withdraw a pull that is queued. One that runs checks its cancel event."""
         with self._pulls_lock:
             ticket = self._pulls.get(key)
-            if ticket is None or not self._crew.pulls.withdraw(ticket):
+            if ticket is None or not self._pools.pulls.withdraw(ticket):
                 return
             del self._pulls[key]
-        # In a thread: who cancels holds what `tell` needs.
-        self._crew.endings.submit(partial(self._started, key, None), ticket.owner, bounded=False)
+        # In a thread: the caller holds the lock that `apply` needs.
+        self._pools.endings.submit(partial(self._started, key, None), ticket.owner, bounded=False)
 
     def _pull(self, attempt: _Attempt) -> None:
         key = attempt.key
@@ -284,42 +286,41 @@ class ActionExecutor:
         if start is None:
             self._started(attempt.key, None)
         else:
-            self._crew.starts.submit(partial(self._start, attempt, start), attempt.owner, bounded=False)
+            self._pools.starts.submit(partial(self._start, attempt, start), attempt.owner, bounded=False)
 
     def _started(self, key: Key, container: Container | None) -> None:
         if container is None:
-            self._tell(lambda known: known.settling(key), look=True)
+            self._apply(lambda state: state.await_listing(key), relist=True)
         else:
-            self._tell(lambda known: known.started(key, container))
+            self._apply(lambda state: state.started(key, container))
 
     def _restart(self, container: Container) -> None:
         key = key_of(container)
         try:
             self._runtime.restart(container)
         except StartRefused as refusal:
-            self._refused(key, [card_of(container, uuid) for uuid in container.gpu_uuids], refusal)
+            self._refused(key, [physical_gpu(container, uuid) for uuid in container.gpu_uuids], refusal)
         except Exception as error:
             self._failed(key, "restart", error)
         else:
             log.info("%s/%s: restarted after exit code %s", *key, container.exit_code)
-            self._tell(lambda known: known.settling(key), look=True)
+            self._apply(lambda state: state.await_listing(key), relist=True)
 
     # --- endings
 
     def _stop(self, container: Container) -> None:
         key = key_of(container)
         try:
-            began = self._runtime.begin_stop(container)
+            sent = self._runtime.begin_stop(container)
         except Exception as error:
             self._failed(key, "stop", error)
             return
-        if not began:
-            self._tell(lambda known: known.settling(key), look=True)
+        if not sent:
+            self._apply(lambda state: state.await_listing(key), relist=True)
             return
-        since = time.monotonic()
-        log.info("%s/%s: has its stop signal", *key)
-
-        self._tell(lambda known: self._stops.note(known.stop_begun(key, container.container_id, since)))
+        at = time.monotonic()
+        log.info("%s/%s: stop signal sent", *key)
+        self._apply(lambda state: self._stops.note(state.stop_sent(key, container.container_id, at)))
         self._stops.save()
 
     def _kill(self, container: Container) -> None:
@@ -330,20 +331,22 @@ class ActionExecutor:
             self._failed(key, "kill", error)
         else:
             log.info("%s/%s: killed", *key)
-            self._tell(lambda known: known.settling(key), look=True)
+            self._apply(lambda state: state.await_listing(key), relist=True)
 
-    def _release(self, container: Container, gpu_uuids: tuple[str, ...], beside: tuple[str, ...]) -> None:
+    def _release(
+        self, container: Container, gpu_uuids: tuple[str, ...], shared_gpus: tuple[str, ...]
+    ) -> None:
         key = key_of(container)
         try:
-            busy = self._gate.wait(container, gpu_uuids, beside)
+            busy = self._gate.wait(container, gpu_uuids, shared_gpus)
         except Exception as error:
             self._failed(key, "release", error)
         else:
-            for uuid, why in busy.items():
-                # Told before the end is: one report carries both, and the card is free to nobody in between.
-                reason = Reason(code="gpu_not_released", message=why)
-                self._distrust([card_of(container, uuid)], f"{key[0]}/{key[1]}", reason, key[0])
-            self._tell(lambda known: known.released(key))
+            for uuid, message in busy.items():
+                # Before the end is reported: with both in one report the GPU is never free in between.
+                reason = Reason(code="gpu_not_released", message=message)
+                self._report_incident([physical_gpu(container, uuid)], f"{key[0]}/{key[1]}", reason, key[0])
+            self._apply(lambda state: state.released(key))
 
     def _remove(self, container: Container) -> None:
         key = key_of(container)
@@ -353,17 +356,19 @@ class ActionExecutor:
             self._failed(key, "removal", error)
         else:
             log.info("%s/%s: removed", *key)
-            self._tell(lambda known: known.removed(key))
+            self._apply(lambda state: state.removed(key))
 
     def _refused(self, key: Key, gpu_uuids: Iterable[str], refusal: StartRefused) -> None:
         log.warning("%s/%s: not started, %s: %s", *key, refusal.reason.code, refusal.reason.message)
-        if refusal.distrust_gpus:
-            self._distrust(gpu_uuids, f"{key[0]}/{key[1]}", refusal.reason, key[0])
-        self._tell(lambda known: known.refused(key, refusal.reason))
+        if refusal.wrong_gpus:
+            self._report_incident(gpu_uuids, f"{key[0]}/{key[1]}", refusal.reason, key[0])
+        self._apply(lambda state: state.refused(key, refusal.reason))
 
     def _failed(self, key: Key, what: str, error: Exception) -> None:
-        """A bug is treated as an engine that is away: it is tried again, ever more slowly."""
-        away = isinstance(error, RuntimeUnavailable)
-        log.warning("%s/%s: %s failed: %s", *key, what, error, exc_info=None if away else error)
-        reason = error.reason if isinstance(error, StartDelayed) else AWAY if away else BROKEN
-        self._tell(lambda known: known.failed(key, reason, time.monotonic()), look=True)
+        """An unexpected error is retried with the same pauses as an engine that does not answer."""
+        expected = isinstance(error, RuntimeUnavailable)
+        log.warning("%s/%s: %s failed: %s", *key, what, error, exc_info=None if expected else error)
+        reason = ENGINE_UNAVAILABLE if expected else AGENT_ERROR
+        if isinstance(error, StartDelayed):
+            reason = error.reason
+        self._apply(lambda state: state.failed(key, reason, time.monotonic()), relist=True)

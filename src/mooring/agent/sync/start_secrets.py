@@ -5,7 +5,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from mooring.agent.decide.reconcile import Key, key_of
+from mooring.agent.decide.reconcile import key_of
+from mooring.agent.decide.snapshot import Key
 from mooring.agent.runtime import StartDelayed, StartRefused
 from mooring.agent.sync.client import (
     ControlPlaneClient,

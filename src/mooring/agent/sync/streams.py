@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Final
 
-from mooring.agent.decide.reconcile import Key, is_live
+from mooring.agent.decide.reconcile import is_live
+from mooring.agent.decide.snapshot import Key
 from mooring.agent.runtime import Container, Runtime, RuntimeUnavailable
 from mooring.agent.sync.client import ControlPlaneClient, ControlPlaneError
 from mooring.agent.sync.workers import Workers

@@ -22,7 +22,7 @@ class WorkerPools:
     streams: Workers
 
     @classmethod
-    def hired(cls) -> "WorkerPools":
+    def default(cls) -> "WorkerPools":
         """Limits are for all projects together, and for each.
 
         A pull may take an hour and a stream days, so few of one project leave many threads to the others.

@@ -97,7 +97,7 @@ RULES: Final[Mapping[str, Rule]] = {
     # the queue, without whose the others are; what is free, as list_instance_types tells it
     "get_queue": _reads(_READ, cost=ASKS_SCHEDULER),
     "get_fragmentation": _reads(_READ),
-    # machines: everybody sees what there is, less what others do with it (api/views/rows.py)
+    # machines: everybody sees what there is, less what others do with it (api/views)
     "list_nodes": _reads(_READ),
     "get_node": _reads(_READ),
     "list_gpus": _reads(_READ),

@@ -14,7 +14,7 @@ from mooring.api.http import answers, pagination
 from mooring.api.http.answers import CurrentCall
 from mooring.api.http.body import StrictRoute
 from mooring.api.openapi.responses import errors
-from mooring.api.views import rows as views
+from mooring.api.views.show import show
 from mooring.control.idempotency import StoredAnswer
 from mooring.control.tenants import api_keys
 from mooring.control.tenants.api_keys import KeyRequest
@@ -54,7 +54,7 @@ def create_api_key(body: ApiKeyCreate, context: Ctx, call: CurrentCall) -> Respo
 
     def act(session: Session) -> StoredAnswer:
         row, secret = api_keys.create(session, call.access, asked, context.identity.default_project_id)
-        content = {**views.api_key(row), "key": secret}
+        content = {**show(ApiKey, row), "key": secret}
         return answers.answer(content, 201, {"Location": f"/v1/api-keys/{row.id}"}, sealed=True)
 
     return answers.once(context, call, act)
@@ -69,7 +69,7 @@ def list_api_keys(context: Ctx, access: CurrentAccess, asked: Annotated[KeyQuery
         rows, cursor = pagination.page(
             session, query, tables.ApiKey.id, asked, context.identity.cursor_secret
         )
-        content = {"items": [views.api_key(row[0]) for row in rows], "next_cursor": cursor}
+        content = {"items": [show(ApiKey, row[0]) for row in rows], "next_cursor": cursor}
     return answers.respond(answers.answer(content))
 
 
@@ -77,7 +77,7 @@ def list_api_keys(context: Ctx, access: CurrentAccess, asked: Annotated[KeyQuery
 def get_api_key(key_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """One key; the key itself is never shown again."""
     with context.database.read() as session:
-        return answers.respond(answers.answer(views.api_key(api_keys.get(session, access, key_id))))
+        return answers.respond(answers.answer(show(ApiKey, api_keys.get(session, access, key_id))))
 
 
 @router.delete("/{key_id}", status_code=204, responses=errors(404, 409), operation_id="delete_api_key")

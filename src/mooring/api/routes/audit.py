@@ -19,13 +19,14 @@ from mooring.api.context import Context, Ctx
 from mooring.api.http import answers, pagination
 from mooring.api.http.body import StrictRoute
 from mooring.api.openapi.responses import errors
-from mooring.api.views import rows as views
+from mooring.api.views.show import show
 from mooring.control.audit import chains
 from mooring.core.access import Access
 from mooring.core.errors import NotFound
 from mooring.core.text import Text
 from mooring.db.session import Database
 from mooring.db.tables import AuditEntry
+from mooring.schemas.audit import AuditEntry as AuditEntryShown
 from mooring.schemas.audit import AuditHead, AuditLog
 from mooring.schemas.base import Json
 
@@ -95,7 +96,7 @@ def _page(context: Context, query: Select[Any], asked: AuditQuery) -> Json:
 
 def _with_links(session: Session, rows: Sequence[AuditEntry]) -> list[Json]:
     links = chains.links_of(session, [row.seq for row in rows])
-    return [views.audit_entry(row, links.get(row.seq)) for row in rows]
+    return [show(AuditEntryShown, row, link=links.get(row.seq)) for row in rows]
 
 
 async def _exported(context: Context, live: LiveAccess, asked: AuditQuery) -> AsyncIterator[bytes]:

@@ -19,8 +19,9 @@ from mooring.api.openapi.responses import errors
 from mooring.api.streaming import waiting
 from mooring.api.views import explanations as outlooks
 from mooring.api.views import gpus as gpu_views
+from mooring.api.views import instances as instance_views
 from mooring.api.views import rendered
-from mooring.api.views import rows as views
+from mooring.api.views.show import show
 from mooring.control import events
 from mooring.control.idempotency import StoredAnswer
 from mooring.control.instances import admission, allocations, instances
@@ -31,7 +32,7 @@ from mooring.core.access import Access
 from mooring.core.instance import Reason, State
 from mooring.core.text import LabelFilter, Text
 from mooring.db import tables
-from mooring.schemas.events import InstanceEvents
+from mooring.schemas.events import Event, InstanceEvents
 from mooring.schemas.instances import (
     DryRun,
     Explanation,
@@ -125,7 +126,7 @@ def _shown(
     headers = answers.etag(row.version)
     if location:
         headers["Location"] = f"/v1/instances/{row.id}"
-    return answers.answer(views.instance(session, row, context.world.positions), status, headers)
+    return answers.answer(instance_views.instance(session, row, context.world.positions), status, headers)
 
 
 @router.get("", response_model=InstanceList, responses=errors(), operation_id="list_instances")
@@ -299,7 +300,7 @@ def list_instance_events(
     with context.database.read() as session:
         row = instances.get(session, access, instance_id)
         found = events.page(session, after=after, limit=limit, instance_id=row.id)
-        content = {"items": [views.event(event) for event in found], "next_cursor": None}
+        content = {"items": [show(Event, event) for event in found], "next_cursor": None}
     return answers.respond(answers.answer(content))
 
 

@@ -8,7 +8,7 @@ from mooring.api.context import Ctx
 from mooring.api.http import answers
 from mooring.api.http.body import StrictRoute
 from mooring.api.openapi.responses import errors
-from mooring.api.views import rows as views
+from mooring.api.views import tenants as tenant_views
 from mooring.schemas.api_keys import Me
 
 router = APIRouter(prefix="/v1", tags=["keys"], route_class=StrictRoute)
@@ -18,4 +18,4 @@ router = APIRouter(prefix="/v1", tags=["keys"], route_class=StrictRoute)
 def get_me(context: Ctx, access: CurrentAccess) -> Response:
     """Who your credentials say you are, and what you may do."""
     with context.database.read() as session:
-        return answers.respond(answers.answer(views.me(session, access.caller)))
+        return answers.respond(answers.answer(tenant_views.me(session, access.caller)))

@@ -14,7 +14,7 @@ from mooring.api.http import answers, pagination
 from mooring.api.http.answers import Call, CurrentCall, IfMatch, etag
 from mooring.api.http.body import StrictRoute
 from mooring.api.openapi.responses import errors
-from mooring.api.views import rows as views
+from mooring.api.views import nodes as node_views
 from mooring.control.idempotency import StoredAnswer
 from mooring.control.nodes import nodes
 from mooring.core.access import Access
@@ -37,7 +37,10 @@ def list_nodes(context: Ctx, access: CurrentAccess, asked: Annotated[NodeQuery, 
     query = pagination.matching(query, asked, tables.Node.name)
     with context.database.read() as session:
         rows, cursor = pagination.page(session, query, tables.Node.id, asked, context.identity.cursor_secret)
-        content = {"items": views.nodes(session, access, [row[0] for row in rows]), "next_cursor": cursor}
+        content = {
+            "items": node_views.nodes(session, access, [row[0] for row in rows]),
+            "next_cursor": cursor,
+        }
     return answers.respond(answers.answer(content))
 
 
@@ -50,7 +53,7 @@ def get_node(node_id: str, context: Ctx, access: CurrentAccess) -> Response:
 
 def _shown(session: Session, access: Access, row: tables.Node, status: int = 200) -> StoredAnswer:
     session.flush()
-    return answers.answer(views.nodes(session, access, [row])[0], status, etag(row.version))
+    return answers.answer(node_views.nodes(session, access, [row])[0], status, etag(row.version))
 
 
 @router.patch(

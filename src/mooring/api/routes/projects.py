@@ -15,7 +15,7 @@ from mooring.api.http import answers, pagination
 from mooring.api.http.answers import CurrentCall, IfMatch, etag
 from mooring.api.http.body import StrictRoute
 from mooring.api.openapi.responses import errors
-from mooring.api.views import rows as views
+from mooring.api.views import tenants as tenant_views
 from mooring.control.idempotency import StoredAnswer
 from mooring.control.scheduling import quotas
 from mooring.control.tenants import projects
@@ -65,7 +65,7 @@ def list_projects(context: Ctx, access: CurrentAccess, asked: Annotated[ProjectQ
         rows, cursor = pagination.page(
             session, query, tables.Project.id, asked, context.identity.cursor_secret
         )
-        content = {"items": [views.project(row[0]) for row in rows], "next_cursor": cursor}
+        content = {"items": [tenant_views.project(row[0]) for row in rows], "next_cursor": cursor}
     return answers.respond(answers.answer(content))
 
 
@@ -79,7 +79,7 @@ def get_project(project_id: str, context: Ctx, access: CurrentAccess) -> Respons
 def _shown(
     session: Session, row: tables.Project, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> StoredAnswer:
-    content = views.project(row, quotas.usage(session, row))
+    content = tenant_views.project(row, quotas.usage(session, row))
     return answers.answer(content, status, {**etag(row.version), **(headers or {})})
 
 
@@ -133,7 +133,7 @@ def list_members(
     with context.database.read() as session:
         query = select(member).where(member.project_id == projects.get(session, access, project_id).id)
         rows, cursor = pagination.page(session, query, member.user_id, asked, context.identity.cursor_secret)
-        content = {"items": views.members(session, [row[0] for row in rows]), "next_cursor": cursor}
+        content = {"items": tenant_views.members(session, [row[0] for row in rows]), "next_cursor": cursor}
     return answers.respond(answers.answer(content))
 
 
@@ -150,7 +150,7 @@ def put_member(
 
     def act(session: Session) -> StoredAnswer:
         row = projects.put_member(session, access, project_id, user_id, body.role)
-        return answers.answer(views.members(session, [row])[0])
+        return answers.answer(tenant_views.members(session, [row])[0])
 
     return answers.done(context, access, act)
 

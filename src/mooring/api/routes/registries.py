@@ -14,7 +14,7 @@ from mooring.api.http import answers, pagination
 from mooring.api.http.answers import CurrentCall
 from mooring.api.http.body import StrictRoute
 from mooring.api.openapi.responses import errors
-from mooring.api.views import rows as views
+from mooring.api.views.show import show
 from mooring.control.idempotency import StoredAnswer
 from mooring.control.tenants import owned, projects, registries
 from mooring.core.text import Text
@@ -43,7 +43,7 @@ def create_registry(body: RegistryCreate, context: Ctx, call: CurrentCall) -> Re
         row = registries.create(
             session, call.access, context.sealer, project.id, body.server, body.username, body.password
         )
-        return answers.answer(views.registry(row), 201, {"Location": f"/v1/registries/{row.id}"})
+        return answers.answer(show(Registry, row), 201, {"Location": f"/v1/registries/{row.id}"})
 
     return answers.once(context, call, act)
 
@@ -59,7 +59,7 @@ def list_registries(
         rows, cursor = pagination.page(
             session, query, tables.Registry.id, asked, context.identity.cursor_secret
         )
-        content = {"items": [views.registry(row[0]) for row in rows], "next_cursor": cursor}
+        content = {"items": [show(Registry, row[0]) for row in rows], "next_cursor": cursor}
     return answers.respond(answers.answer(content))
 
 
@@ -68,7 +68,7 @@ def get_registry(registry_id: str, context: Ctx, access: CurrentAccess) -> Respo
     """One registry, without the password."""
     with context.database.read() as session:
         return answers.respond(
-            answers.answer(views.registry(owned.get(session, access, tables.Registry, registry_id)))
+            answers.answer(show(Registry, owned.get(session, access, tables.Registry, registry_id)))
         )
 
 
@@ -83,7 +83,7 @@ def replace_registry(registry_id: str, body: RegistryPut, context: Ctx, access: 
 
     def act(session: Session) -> StoredAnswer:
         row = registries.replace(session, access, context.sealer, registry_id, body.password)
-        return answers.answer(views.registry(row))
+        return answers.answer(show(Registry, row))
 
     return answers.done(context, access, act)
 

@@ -17,17 +17,19 @@ from mooring.api.http.answers import CurrentCall, IfMatch, etag
 from mooring.api.http.body import StrictRoute
 from mooring.api.openapi.responses import errors
 from mooring.api.views import gpus as gpu_views
+from mooring.api.views.show import show
 from mooring.control.idempotency import StoredAnswer
 from mooring.control.scheduling import reservations
 from mooring.control.tenants import projects
 from mooring.core.text import Text
 from mooring.db import tables
-from mooring.schemas.base import Json, timestamp
+from mooring.schemas.base import Json
 from mooring.schemas.reservations import (
     Reservation,
     ReservationCreate,
     ReservationList,
     ReservationPatch,
+    ReservedDevice,
 )
 
 router = APIRouter(prefix="/v1/reservations", tags=["reservations"], route_class=StrictRoute)
@@ -87,32 +89,15 @@ def _reservation(
 ) -> Json:
     there = [card for card in cards if card.uuid in usable]
     others = [card for card in there if card.milli_held and card.held_by != row.project_id]
-    return {
-        "id": row.id,
-        "name": row.name,
-        "project_id": row.project_id,
-        "gpus": row.asked,
-        "from": timestamp(row.from_at),
-        "to": timestamp(row.to_at),
-        "state": reservations.state_of(row),
-        "devices": [_device(card, names.get(card.node_id, "")) for card in cards],
-        "missing": row.asked["count"] - len(there),
-        "awaited": len(others),
-        "version": row.version,
-        "created_at": timestamp(row.created_at),
-    }
-
-
-def _device(card: tables.Gpu, node_name: str) -> Json:
-    return {
-        "uuid": card.uuid,
-        "node_id": card.node_id,
-        "node_name": node_name,
-        "index": card.index,
-        "model": card.model,
-        "memory_mib": card.memory_mib,
-        "health": card.health,
-    }
+    return show(
+        Reservation,
+        row,
+        gpus=row.asked,
+        state=reservations.state_of(row),
+        devices=[show(ReservedDevice, card, node_name=names.get(card.node_id, "")) for card in cards],
+        missing=row.asked["count"] - len(there),
+        awaited=len(others),
+    )
 
 
 @router.get("", response_model=ReservationList, responses=errors(), operation_id="list_reservations")

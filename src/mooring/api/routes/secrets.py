@@ -14,7 +14,7 @@ from mooring.api.http import answers, pagination
 from mooring.api.http.answers import CurrentCall
 from mooring.api.http.body import StrictRoute
 from mooring.api.openapi.responses import errors
-from mooring.api.views import rows as views
+from mooring.api.views.show import show
 from mooring.control.idempotency import StoredAnswer
 from mooring.control.tenants import owned, projects, secrets
 from mooring.core.text import Text
@@ -42,7 +42,7 @@ def create_secret(body: SecretCreate, context: Ctx, call: CurrentCall) -> Respon
     def act(session: Session) -> StoredAnswer:
         project = projects.chosen(session, call.access, body.project_id, context.identity.default_project_id)
         row = secrets.create(session, call.access, context.sealer, project.id, body.name, body.value)
-        return answers.answer(views.secret(row), 201, {"Location": f"/v1/secrets/{row.id}"})
+        return answers.answer(show(Secret, row), 201, {"Location": f"/v1/secrets/{row.id}"})
 
     return answers.once(context, call, act)
 
@@ -57,7 +57,7 @@ def list_secrets(context: Ctx, access: CurrentAccess, asked: Annotated[SecretQue
         rows, cursor = pagination.page(
             session, query, tables.Secret.id, asked, context.identity.cursor_secret
         )
-        content = {"items": [views.secret(row[0]) for row in rows], "next_cursor": cursor}
+        content = {"items": [show(Secret, row[0]) for row in rows], "next_cursor": cursor}
     return answers.respond(answers.answer(content))
 
 
@@ -66,7 +66,7 @@ def get_secret(secret_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """One secret, without its value."""
     with context.database.read() as session:
         return answers.respond(
-            answers.answer(views.secret(owned.get(session, access, tables.Secret, secret_id)))
+            answers.answer(show(Secret, owned.get(session, access, tables.Secret, secret_id)))
         )
 
 
@@ -81,7 +81,7 @@ def replace_secret(secret_id: str, body: SecretPut, context: Ctx, access: Curren
 
     def act(session: Session) -> StoredAnswer:
         row = secrets.replace(session, access, context.sealer, secret_id, body.value)
-        return answers.answer(views.secret(row))
+        return answers.answer(show(Secret, row))
 
     return answers.done(context, access, act)
 

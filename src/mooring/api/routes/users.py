@@ -13,7 +13,7 @@ from mooring.api.http import answers, pagination
 from mooring.api.http.answers import CurrentCall, IfMatch, etag
 from mooring.api.http.body import StrictRoute
 from mooring.api.openapi.responses import errors
-from mooring.api.views import rows as views
+from mooring.api.views import tenants as tenant_views
 from mooring.control.idempotency import StoredAnswer
 from mooring.control.tenants import users
 from mooring.core.access import Permission, lacking
@@ -35,7 +35,9 @@ def create_user(body: UserCreate, context: Ctx, call: CurrentCall) -> Response:
 
     def act(session: Session) -> StoredAnswer:
         row = users.create(session, call.access, body.name, body.email, is_admin=body.is_admin)
-        return answers.answer(views.user(row), 201, {**etag(row.version), "Location": f"/v1/users/{row.id}"})
+        return answers.answer(
+            tenant_views.user(row), 201, {**etag(row.version), "Location": f"/v1/users/{row.id}"}
+        )
 
     return answers.once(context, call, act)
 
@@ -49,7 +51,7 @@ def list_users(context: Ctx, access: CurrentAccess, asked: Annotated[UserQuery, 
     query = pagination.matching(query, asked, tables.User.email)
     with context.database.read() as session:
         rows, cursor = pagination.page(session, query, tables.User.id, asked, context.identity.cursor_secret)
-        shown = [views.user(row[0], to_admin=access.caller.is_admin) for row in rows]
+        shown = [tenant_views.user(row[0], to_admin=access.caller.is_admin) for row in rows]
         content = {"items": shown, "next_cursor": cursor}
     return answers.respond(answers.answer(content))
 
@@ -62,7 +64,7 @@ def get_user(user_id: str, context: Ctx, _access: CurrentAccess) -> Response:
 
 
 def _shown(row: tables.User) -> StoredAnswer:
-    return answers.answer(views.user(row), headers=etag(row.version))
+    return answers.answer(tenant_views.user(row), headers=etag(row.version))
 
 
 @router.patch(

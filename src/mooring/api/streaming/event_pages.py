@@ -12,11 +12,12 @@ from starlette.concurrency import run_in_threadpool
 
 from mooring.api.http.turns import ProjectTurns
 from mooring.api.streaming import sse
-from mooring.api.views import rows as views
+from mooring.api.views.show import show
 from mooring.control import events
 from mooring.core.access import Access
 from mooring.db.session import Database
 from mooring.schemas.base import Json
+from mooring.schemas.events import Event
 
 # Followers that one event has woken have had their turn by then.
 _KEPT_S = 1.0
@@ -123,4 +124,4 @@ def _page(database: Database, asked: _Asked, after: int) -> list[PageEvent]:
     projects, limit = asked
     with database.read() as session:
         found = events.page(session, after=after, limit=limit, projects=projects)
-        return [PageEvent(views.event(row)) for row in found]
+        return [PageEvent(show(Event, row)) for row in found]

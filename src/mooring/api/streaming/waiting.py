@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from mooring.api.auth.credentials import RENEWED_S, LiveAccess
 from mooring.api.context import Context
-from mooring.api.views import rows as views
+from mooring.api.views import instances as instance_views
 from mooring.control.instances import instances
 from mooring.core.access import Access
 from mooring.core.instance import ENDED, DesiredState, State
@@ -114,4 +114,4 @@ def _read(context: Context, access: Access, instance_id: str, known: bool) -> Js
     with context.database.read() as session:
         # Once it was seen, its deletion is an answer and not a 404.
         row = instances.get(session, access, instance_id, even_deleted=known)
-        return views.instance(session, row, context.world.positions)
+        return instance_views.instance(session, row, context.world.positions)

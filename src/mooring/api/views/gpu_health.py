@@ -7,11 +7,13 @@ from typing import Any
 from sqlalchemy import Select, or_, select
 from sqlalchemy.orm import Session
 
+from mooring.api.views.show import show
 from mooring.core.access import Access
 from mooring.core.gpu import GpuPlacement, Health
 from mooring.core.xid import Severity, judge
 from mooring.db import tables
-from mooring.schemas.base import Json, timestamp
+from mooring.schemas.base import Json
+from mooring.schemas.nodes import GpuCondition, GpuIncident
 
 _WORST_FIRST = {str(severity): place for place, severity in enumerate(reversed(Severity))}
 
@@ -22,7 +24,7 @@ def health(row: tables.Gpu, conditions: Sequence[tables.GpuCondition], access: A
     return {
         "health": row.health,
         "reason": _reason(row, access),
-        "conditions": [_condition(each) for each in conditions if _is_shown(each, access)],
+        "conditions": [show(GpuCondition, each) for each in conditions if _is_shown(each, access)],
         "placement": placement if row.health is Health.HEALTHY else GpuPlacement.NONE,
         "recovery": None,
     }
@@ -55,17 +57,6 @@ def _is_shown(row: tables.GpuCondition, access: Access) -> bool:
     return row.severity != str(Severity.INFO) or access.caller.sees(row.project_id)
 
 
-def _condition(row: tables.GpuCondition) -> Json:
-    return {
-        "code": row.code,
-        "severity": row.severity,
-        "action": row.action,
-        "since": timestamp(row.since),
-        "last_at": timestamp(row.last_at),
-        "count": row.count,
-    }
-
-
 def visible_incidents(access: Access, uuid: str) -> Select[Any]:
     row = tables.GpuIncident
     query = select(row).where(row.gpu_uuid == uuid)
@@ -76,15 +67,5 @@ def visible_incidents(access: Access, uuid: str) -> Select[Any]:
 
 def incident(access: Access, row: tables.GpuIncident) -> Json:
     is_own = access.caller.sees(row.project_id)
-    return {
-        "id": row.id,
-        "gpu_uuid": row.gpu_uuid,
-        "code": row.code,
-        "severity": row.severity,
-        "action": row.action,
-        "message": row.message if is_own else _meaning(row.code),
-        "instance_id": row.instance_id if is_own else None,
-        "since": timestamp(row.since),
-        "last_at": timestamp(row.last_at),
-        "count": row.count,
-    }
+    message = row.message if is_own else _meaning(row.code)
+    return show(GpuIncident, row, message=message, instance_id=row.instance_id if is_own else None)

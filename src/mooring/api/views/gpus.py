@@ -8,12 +8,14 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from mooring.api.views import gpu_health as health_views
+from mooring.api.views.show import show
 from mooring.control.nodes.instance_types import InstanceShape
 from mooring.core.access import Access
 from mooring.core.instance import WHOLE_MILLI
 from mooring.db import tables
 from mooring.scheduler.model import GpuAllocation
 from mooring.schemas.base import Json
+from mooring.schemas.nodes import Gpu, InstanceType
 
 
 def devices(session: Session, instance_ids: Sequence[str]) -> dict[str, list[Json]]:
@@ -92,25 +94,21 @@ def _gpu(
     facts = row.facts
     own = [each for each in given if access.caller.sees(each.project_id)]
     only = given[0].instance_id if len({each.instance_id for each in given}) == 1 and own else None
-    return {
-        "uuid": row.uuid,
-        "node_id": row.node_id,
-        "node_name": node_name,
-        "index": row.index,
-        "model": row.model,
-        "memory_mib": row.memory_mib,
-        "pci_bus_id": facts.get("pci_bus_id"),
-        "numa_node": facts.get("numa_node"),
-        "compute_capability": facts.get("compute_capability"),
-        "nvlink_peers": facts.get("nvlink_peers", []),
-        "mig_mode": facts.get("mig_mode"),
-        "mig_devices": _mig_devices(facts, given, own),
+    return show(
+        Gpu,
+        row,
+        node_name=node_name,
+        **{name: facts.get(name) for name in _FACTS},
+        nvlink_peers=facts.get("nvlink_peers", []),
+        mig_devices=_mig_devices(facts, given, own),
         **health_views.health(row, conditions, access),
-        "share_free": (WHOLE_MILLI - row.milli_held) / WHOLE_MILLI,
-        "instance_id": only,
-        "holders": [_holder(each) for each in own],
-        "simulated": row.simulated,
-    }
+        share_free=(WHOLE_MILLI - row.milli_held) / WHOLE_MILLI,
+        instance_id=only,
+        holders=[_holder(each) for each in own],
+    )
+
+
+_FACTS = ("pci_bus_id", "numa_node", "compute_capability", "mig_mode")
 
 
 def _holder(given: tables.Allocation) -> Json:
@@ -168,17 +166,5 @@ def _with_own_processes(session: Session, access: Access, samples: Sequence[Json
 
 def instance_type(kind: InstanceShape) -> Json:
     words = kind.gpu_model.removeprefix("NVIDIA ").lower().split()
-    what = kind.mig_profile or f"x{kind.gpu_count}"
-    return {
-        "name": f"{'-'.join(words)}-{what}",
-        "gpu_model": kind.gpu_model,
-        "gpu_count": kind.gpu_count,
-        "gpu_memory_mib": kind.gpu_memory_mib,
-        "mig_profile": kind.mig_profile,
-        "total": kind.total,
-        "available": kind.available,
-        "max_gpus_per_node_now": kind.max_gpus_per_node_now,
-        "max_share_now": kind.max_share_now,
-        "price_micros_per_hour": None,
-        "currency": None,
-    }
+    name = f"{'-'.join(words)}-{kind.mig_profile or f'x{kind.gpu_count}'}"
+    return show(InstanceType, kind, name=name, price_micros_per_hour=None, currency=None)

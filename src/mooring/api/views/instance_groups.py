@@ -8,11 +8,13 @@ from sqlalchemy import Row, select
 from sqlalchemy.orm import Session
 
 from mooring.api.views import gpus as gpu_views
+from mooring.api.views.show import show
 from mooring.control.instances import gangs, instance_groups
 from mooring.core.group import group_actions
 from mooring.core.instance import State
 from mooring.db import tables
-from mooring.schemas.base import Json, timestamp
+from mooring.schemas.base import Json
+from mooring.schemas.instance_groups import GroupMember, InstanceGroup
 
 # Not their specs, which are the group's template.
 _OF_A_MEMBER = (
@@ -49,30 +51,17 @@ def _group(
 ) -> Json:
     living = [member for member in members if member.deleted_at is None]
     state = instance_groups.state_of(row, [member.state for member in members])
-    return {
-        "id": row.id,
-        "name": row.name,
-        "project_id": row.project_id,
-        "labels": row.labels,
-        "count": row.count,
-        "template": row.template,
-        "on_member_failure": row.on_member_failure,
-        "network": {
-            "mode": row.network,
-            "encrypted": row.encrypted,
-            "used": layout.network if layout else None,
-        },
-        "master_port": row.master_port,
-        "state": state,
-        "desired_state": row.desired_state,
-        "reason": row.reason or _why_it_waits(living),
-        "restarts": row.restarts,
-        "queue_position": min((positions[each.id] for each in living if each.id in positions), default=None),
-        "members": [_member(member, names.get(member.node_id or "")) for member in living],
-        "actions": group_actions(state, row.desired_state),
-        "version": instance_groups.shown_version(row, members),
-        "created_at": timestamp(row.created_at),
-    }
+    return show(
+        InstanceGroup,
+        row,
+        network={"mode": row.network, "encrypted": row.encrypted, "used": layout.network if layout else None},
+        state=state,
+        reason=row.reason or _why_it_waits(living),
+        queue_position=min((positions[each.id] for each in living if each.id in positions), default=None),
+        members=[_member(member, names.get(member.node_id or "")) for member in living],
+        actions=group_actions(state, row.desired_state),
+        version=instance_groups.shown_version(row, members),
+    )
 
 
 def _why_it_waits(members: Sequence[Row[Any]]) -> Json | None:
@@ -80,14 +69,4 @@ def _why_it_waits(members: Sequence[Row[Any]]) -> Json | None:
 
 
 def _member(row: Row[Any], node_name: str | None) -> Json:
-    return {
-        "rank": row.group_rank,
-        "instance_id": row.id,
-        "name": row.name,
-        "state": row.state,
-        "reason": row.reason,
-        "node_id": row.node_id,
-        "node_name": node_name,
-        "attempt": row.attempt,
-        "exit_code": row.exit_code,
-    }
+    return show(GroupMember, row, rank=row.group_rank, instance_id=row.id, node_name=node_name)

@@ -14,7 +14,7 @@ from sqlalchemy import Row, Select, select
 from sqlalchemy.orm import Session
 
 from mooring.api.http import pagination
-from mooring.api.views import rows as views
+from mooring.api.views import instances as instance_views
 from mooring.control.instances.instances import QUEUED
 from mooring.core.instance import State
 from mooring.db.tables import Instance
@@ -84,7 +84,8 @@ class RenderedInstances:
     def _rendered(self, session: Session, instance_ids: list[str]) -> dict[str, bytes]:
         rows = session.scalars(select(Instance).where(Instance.id.in_(instance_ids))).all()
         made = {
-            row.id: to_json(shown)[:-1] for row, shown in zip(rows, views.lasting(session, rows), strict=True)
+            row.id: to_json(shown)[:-1]
+            for row, shown in zip(rows, instance_views.lasting(session, rows), strict=True)
         }
         with self._lock:
             for row in rows:

@@ -1,4 +1,4 @@
-"""Scheduler requests of instances."""
+"""Turns an instance's spec into the scheduler's request."""
 
 from collections.abc import Mapping
 
@@ -11,32 +11,23 @@ from mooring.scheduler.model import Request
 def of_spec(
     spec: InstanceSpec, project_id: str, project_selector: Mapping[str, str] | None = None
 ) -> Request:
-    """The request that an instance of this spec would have."""
-    return Request(
-        instance_id="",
-        queued_at=0,
-        gpu_count=spec.gpus.count,
-        gpu_models=spec.gpus.models,
-        gpu_min_memory_mib=spec.gpus.min_memory_mib,
-        gpu_milli=spec.gpus.milli,
-        mig_profile=spec.gpus.mig_profile,
-        gpu_min_compute_capability=spec.gpus.min_compute_capability,
-        same_numa=spec.gpus.same_numa,
-        priority=spec.priority,
-        preemptible=spec.preemptible,
-        max_duration_s=spec.max_duration_s,
-        cpu_milli=None if spec.cpus is None else round(spec.cpus * 1000),
-        memory_mib=spec.memory_mib,
-        disk_mib=spec.disk_mib,
-        node_selector=spec.node_selector,
-        project_selector=project_selector or {},
-        project_id=project_id,
-    )
+    """The request of an instance that does not exist: `instance_id` is empty and `queued_at` 0."""
+    return of_columns("", project_id, 0, spec.model_dump(mode="json"), project_selector)
 
 
-def of_columns(instance_id: str, project_id: str, queued_at: float, spec: JsonObject) -> Request:
-    # The spec was validated at creation. Building its model again in each cycle would cost ten times as much
-    # as scheduling.
+def of_columns(
+    instance_id: str,
+    project_id: str,
+    queued_at: float,
+    spec: JsonObject,
+    project_selector: Mapping[str, str] | None = None,
+) -> Request:
+    """The request of a stored instance.
+
+    The spec is read as stored JSON: it was validated when it arrived, and building the model again in each
+    scheduling cycle would take ten times as long as the decision. An earlier release may have stored fewer
+    fields, so each has a default here.
+    """
     gpus = spec.get("gpus") or {}
     cpus = spec.get("cpus")
     return Request(
@@ -56,6 +47,7 @@ def of_columns(instance_id: str, project_id: str, queued_at: float, spec: JsonOb
         memory_mib=spec.get("memory_mib"),
         disk_mib=spec.get("disk_mib"),
         node_selector=spec.get("node_selector") or {},
+        project_selector=project_selector or {},
         project_id=project_id,
     )
 

@@ -1,4 +1,4 @@
-"""Small worlds for tests of the agent: assignments, containers, and a toy engine."""
+"""Builds assignments, containers and snapshots for tests of the agent, and a toy engine."""
 
 import itertools
 from dataclasses import replace
@@ -7,18 +7,15 @@ from typing import Any
 from mooring.agent.decide.reconcile import (
     Action,
     Cancel,
-    Doing,
-    Key,
-    ReconcileInput,
     ReconcilePlan,
     Remove,
     Restart,
     Start,
     Stop,
-    Work,
     decide,
     key_of,
 )
+from mooring.agent.decide.snapshot import ActionKind, AgentSnapshot, Key, Work
 from mooring.agent.runtime import Cancelled, Container, Progress, PullNeeded, Runtime
 from mooring.schemas.agent import Assignment, Removal
 
@@ -33,7 +30,7 @@ def assignment(
     cpus: float = 1,
     **spec: Any,
 ) -> Assignment:
-    """One of an instance of its own, unless it is named."""
+    """An assignment of a new instance, unless one is named."""
     number = next(_numbers)
     return Assignment.model_validate(
         {
@@ -82,15 +79,17 @@ def exited(
     return container(instance_id, attempt, "exited", exit_code=exit_code, finished_at=at, **more)
 
 
-def world(*things: Assignment | Removal | Container, now: float = 100, **more: Any) -> ReconcileInput:
-    return ReconcileInput(
-        assignments={key_of(one): one for one in things if isinstance(one, Assignment)},
-        removals={key_of(one): one for one in things if isinstance(one, Removal)},
-        containers={key_of(one): one for one in things if isinstance(one, Container)},
-        now=now,
-        work=more.pop("work", {}),
+def snapshot(*items: Assignment | Removal | Container, **more: Any) -> AgentSnapshot:
+    return AgentSnapshot(
+        assignments={key_of(one): one for one in items if isinstance(one, Assignment)},
+        removals={key_of(one): one for one in items if isinstance(one, Removal)},
+        containers={key_of(one): one for one in items if isinstance(one, Container)},
         **more,
     )
+
+
+def decided(*items: Assignment | Removal | Container, now: float = 100, **more: Any) -> ReconcilePlan:
+    return decide(snapshot(*items, **more), now)
 
 
 def pull_and_start(
@@ -99,7 +98,7 @@ def pull_and_start(
     progress: Progress = lambda _reason: None,
     cancelled: Cancelled = lambda: False,
 ) -> Container | None:
-    """As the agent does it, in one thread."""
+    """Starts a container as the agent does, in one thread."""
     try:
         return runtime.start(given, progress, cancelled)
     except PullNeeded:
@@ -108,7 +107,7 @@ def pull_and_start(
 
 
 class ToyEngine:
-    """Work takes a step to do; which piece is done when is the test's choice."""
+    """Work is in progress until the test finishes it."""
 
     def __init__(self, containers: dict[Key, Container]) -> None:
         self.containers = containers
@@ -116,18 +115,15 @@ class ToyEngine:
         self.began: set[Key] = set()
         self.actions: dict[Key, Action] = {}
 
-    def plan(self, before: ReconcileInput) -> ReconcilePlan:
-        plan = decide(
-            replace(
-                before, containers=dict(self.containers), work=dict(self.work), spent=frozenset(self.began)
-            )
-        )
+    def plan(self, before: AgentSnapshot, now: float) -> ReconcilePlan:
+        state = {"containers": dict(self.containers), "work": dict(self.work), "began": set(self.began)}
+        plan = decide(replace(before, **state), now)  # type: ignore[arg-type]
         for action in plan.actions:
             self._begin(action)
         return plan
 
     def finish(self, key: Key) -> None:
-        """The work on `key`, whatever it was, is done."""
+        """Finish the work on `key`."""
         work, action = self.work.pop(key), self.actions.pop(key)
         if isinstance(action, Start) and not work.cancelled:
             self.began.add(key)
@@ -148,5 +144,5 @@ class ToyEngine:
         thing = action.assignment if isinstance(action, Start) else action.container
         key = key_of(thing)
         assert key not in self.work, "one action at a time"
-        self.work[key] = Work(Doing(type(action).__name__.lower()), tuple(thing.gpu_uuids))
+        self.work[key] = Work(ActionKind(type(action).__name__.lower()), tuple(thing.gpu_uuids))
         self.actions[key] = action

@@ -1,0 +1,60 @@
+"""Projects, people and callers as the API shows them."""
+
+from collections.abc import Sequence
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from mooring.api.views.show import show
+from mooring.control.tenants import api_keys
+from mooring.core.access import SCOPES, Caller, Permission, role_of
+from mooring.db import tables
+from mooring.schemas.api_keys import ApiKey
+from mooring.schemas.base import Json
+from mooring.schemas.projects import Member, Project, QuotaValues, User
+
+
+def project(row: tables.Project, usage: Json | None = None) -> Json:
+    quotas, selector = NO_QUOTAS | row.quotas, row.node_selector or {}
+    return show(Project, row, quotas=quotas, usage=usage, node_selector=selector)
+
+
+NO_QUOTAS: Json = QuotaValues().model_dump(mode="json")
+
+
+def members(session: Session, rows: Sequence[tables.Member]) -> list[Json]:
+    query = select(tables.User).where(tables.User.id.in_([row.user_id for row in rows]))
+    people = {person.id: person for person in session.scalars(query)}
+    return [show(Member, row, name=people[row.user_id].name, email=people[row.user_id].email) for row in rows]
+
+
+def user(row: tables.User, *, to_admin: bool = True) -> Json:
+    return show(User, row, is_admin=row.is_admin if to_admin else None, sso=row.issuer is not None)
+
+
+def me(session: Session, caller: Caller) -> Json:
+    """Who the caller is. Everything is read anew but what they may do, which is as the gate saw it."""
+    key = session.get(tables.ApiKey, caller.id) if caller.kind == "key" else None
+    person = session.get(tables.User, caller.user_id) if caller.user_id else None
+    names = api_keys.names(session, caller.permissions)
+    projects = [
+        {"id": project_id, "name": names[project_id], "role": role, "scopes": _scopes(held)}
+        for project_id, held in sorted(caller.permissions.items())
+        if project_id in names
+        for role in (role_of(held),)
+    ]
+    own = next((item for item in projects if item["id"] == caller.project_id), None)
+    return {
+        "kind": caller.kind,
+        "key": show(ApiKey, key) if key else None,
+        "user": user(person) if person else None,
+        "project": own,
+        "role": own["role"] if own else None,
+        "scopes": own["scopes"] if own else _scopes(caller.everywhere),
+        "is_admin": caller.is_admin,
+        "projects": projects,
+    }
+
+
+def _scopes(held: frozenset[Permission]) -> list[str]:
+    return sorted(held & SCOPES)
