@@ -23,7 +23,7 @@ from tests.testbed.waiting import wait_until
 
 from benchmarks import stack
 from benchmarks.figures import median, percentile, verdict
-from mooring.core.instance import ENDED
+from mooring.core.instance.state import ENDED
 
 MANY = 64
 BOUND = 2.0

@@ -21,7 +21,7 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from mooring.core.instance import WHOLE_MILLI
+from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.core.node import NodeState, allocatable_memory_mib
 from mooring.loops.scheduling import leave_to_stay
 from mooring.scheduler.cycle_cache import CycleCache

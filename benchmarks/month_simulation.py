@@ -11,7 +11,7 @@ from math import ceil, exp, log
 
 from benchmarks.month_workload import Job
 from benchmarks.trace import Machine
-from mooring.core.instance import WHOLE_MILLI
+from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.core.node import NodeState, allocatable_memory_mib
 from mooring.scheduler.model import (
     GpuView,

@@ -19,7 +19,7 @@ from tests.testbed.postgres import PostgresCluster
 from benchmarks import stack
 from benchmarks.figures import median, verdict
 from mooring.control.tenants import projects
-from mooring.core.instance import DesiredState, State
+from mooring.core.instance.state import DesiredState, State
 from mooring.db.tables import Instance
 from mooring.db.types import new_id, now
 

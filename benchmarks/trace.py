@@ -72,9 +72,10 @@ def recorded(path: Path) -> list[Recorded]:
 
 
 def arrivals(tasks: Sequence[Task], milli: int, arrive: float, seed: int) -> list[Task]:
-    """The tasks shuffled, then others drawn from them, until `arrive` times `milli` of GPU are asked for.
+    """The tasks in random order, until they ask for `arrive` times `milli` of GPU.
 
-    A list that asks for more than that loses tasks at random instead.
+    A list that asks for less is offered whole, followed by tasks drawn from it at random. Of a list that asks
+    for more, a random part is offered, each task once.
     """
     dice = random.Random(seed)
     offered = sorted(tasks, key=lambda task: task.name)
@@ -82,14 +83,21 @@ def arrivals(tasks: Sequence[Task], milli: int, arrive: float, seed: int) -> lis
     pool = list(offered)
     limit = arrive * milli
     asked = sum(task.milli for task in offered)
-    while asked > limit:
-        asked -= offered.pop(dice.randrange(len(offered))).milli
+    if asked > limit:
+        return _part(offered, asked - limit, dice)
     while any(task.milli for task in pool):
         task = dice.choice(pool)
         if asked + task.milli > limit:
             break
         offered.append(task)
         asked += task.milli
+    return offered
+
+
+def _part(offered: list[Task], surplus: float, dice: random.Random) -> list[Task]:
+    """The tasks less random ones that ask for `surplus` or a little more."""
+    while surplus > 0:
+        surplus -= offered.pop(dice.randrange(len(offered))).milli
     return offered
 
 
@@ -121,8 +129,9 @@ def synthetic(nodes: int, count: int, seed: int = 1) -> tuple[list[Machine], lis
 
 
 def _task(row: dict[str, str]) -> Task:
+    """`gpu_spec` is optional in the format."""
     gpus = int(row["num_gpu"])
-    models = tuple(sorted(model for model in row["gpu_spec"].split("|") if model)) if gpus else ()
+    models = tuple(sorted(model for model in (row.get("gpu_spec") or "").split("|") if model)) if gpus else ()
     milli = int(row["gpu_milli"]) if gpus else 0
     return Task(row["name"], int(row["cpu_milli"]), int(row["memory_mib"]), gpus, milli, models)
 

@@ -60,7 +60,7 @@ class ControlPlane:
     settings: Settings
     database: Database
     identity: ControlPlaneIdentity
-    sealer: Encryptor
+    encryptor: Encryptor
     audit_keys: AuditKeys
     new_admin_key: str | None
 
@@ -72,13 +72,15 @@ def open_control_plane(settings: Settings) -> ControlPlane:
     space.make_shrinkable(settings.resolved_database_url)
     database = Database(settings.resolved_database_url, Signals())
     given, keys = settings.bootstrap_admin_key, settings.encryption_keys
-    sealer = Encryptor(keys.get_secret_value().split(",") if keys else encryption.keys_in(settings.data_dir))
+    encryptor = Encryptor(
+        keys.get_secret_value().split(",") if keys else encryption.keys_in(settings.data_dir)
+    )
     audit_keys = _audit_keys(settings)
     audit_log.sign_with(database, audit_keys)
     try:
         with database.write() as session:
             identity, new_key = bootstrap.ensure(session, given.get_secret_value() if given else None)
-            encryption.check(session, sealer)
+            encryption.check(session, encryptor)
             audit_log.start(session, audit_keys)
         roles.warn_of_serving_role(database.engine)
     except BaseException:
@@ -91,7 +93,7 @@ def open_control_plane(settings: Settings) -> ControlPlane:
             loopback_project=identity.default_project_id if settings.serves_this_machine_only else None,
         ),
     )
-    return ControlPlane(settings, database, identity, sealer, audit_keys, new_key)
+    return ControlPlane(settings, database, identity, encryptor, audit_keys, new_key)
 
 
 def _migrate(settings: Settings) -> None:
@@ -137,7 +139,7 @@ class Service:
             credentials=Credentials(
                 plane.database, FailedAttempts(on=limited), oidc.from_settings(plane.settings)
             ),
-            sealer=plane.sealer,
+            encryptor=plane.encryptor,
             channels=Channels(),
             rates=RequestRates(on=limited),
             world=self.world,

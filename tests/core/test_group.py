@@ -3,7 +3,7 @@
 import pytest
 
 from mooring.core.group import GroupState, group_state
-from mooring.core.instance import DesiredState, State
+from mooring.core.instance.state import DesiredState, State
 
 WANTED, STOPPED, DELETED = DesiredState.RUNNING, DesiredState.STOPPED, DesiredState.DELETED
 

@@ -5,19 +5,9 @@ from itertools import product
 import pytest
 from pydantic import ValidationError
 
-from mooring.core.instance import (
-    ENDED,
-    HOLDS_GPUS,
-    TRANSITIONS,
-    DesiredState,
-    InstanceRequest,
-    InstanceSpec,
-    Phase,
-    State,
-    actions,
-    after_report,
-    is_reserved_env,
-)
+from mooring.core.instance.report import Phase, after_report
+from mooring.core.instance.spec import InstanceRequest, InstanceSpec, is_reserved_env
+from mooring.core.instance.state import ENDED, HOLDS_GPUS, TRANSITIONS, DesiredState, State, actions
 
 RUN, STOP, DELETE = DesiredState.RUNNING, DesiredState.STOPPED, DesiredState.DELETED
 

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from mooring.core.instance import WHOLE_MILLI
+from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.scheduler.packing.potential import Potential, Target
 from mooring.scheduler.packing.shapes import FleetNode, NodeClass, Shape
 from mooring.scheduler.packing.share_values import worth_of_rests

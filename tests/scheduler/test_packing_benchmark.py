@@ -55,11 +55,19 @@ class TestProtocol:
         assert offered == trace.arrivals(list(reversed(tasks)), milli, 1.3, 42)
         assert offered != trace.arrivals(tasks, milli, 1.3, 43)
 
-    def test_a_list_that_asks_for_too_much_loses_tasks(self) -> None:
+    def test_of_a_longer_list_a_random_part_is_offered_each_task_once(self) -> None:
         _machines, tasks = trace.synthetic(nodes=1, count=100)
         offered = trace.arrivals(tasks, 10_000, 1.3, 42)
-        assert sum(task.milli for task in offered) <= 13_000
-        assert {task.name for task in offered} <= {task.name for task in tasks}
+        assert 5_000 <= sum(task.milli for task in offered) <= 13_000
+        names = [task.name for task in offered]
+        assert len(names) == len(set(names)) > 0
+        assert set(names) < {task.name for task in tasks}
+        assert offered != trace.arrivals(tasks, 10_000, 1.3, 43)
+
+    def test_a_list_without_gpu_spec_asks_for_any_model(self, tmp_path: Path) -> None:
+        path = tmp_path / "pods.csv"
+        path.write_text("name,cpu_milli,memory_mib,num_gpu,gpu_milli\npod,4000,8192,1,460\n")
+        assert trace.tasks(path) == [Task("pod", 4000, 8192, 1, 460, ())]
 
 
 def test_the_command_prints_means_and_writes_what_it_did(

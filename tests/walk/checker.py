@@ -9,7 +9,7 @@ import docker.errors
 from sqlalchemy import create_engine, select
 from sqlalchemy.orm import Session
 
-from mooring.core.instance import HOLDS_GPUS, TRANSITIONS, State
+from mooring.core.instance.state import HOLDS_GPUS, TRANSITIONS, State
 from mooring.db import tables
 from mooring.db.session import normalized
 from tests.service import Client

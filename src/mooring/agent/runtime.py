@@ -7,7 +7,8 @@ from typing import Protocol
 
 from mooring.agent.decide.device_claims import Share
 from mooring.core.disk import DiskFacts
-from mooring.core.instance import Reason, SecretReference
+from mooring.core.instance.spec import SecretReference
+from mooring.core.instance.state import Reason
 from mooring.core.node import SwarmFacts
 from mooring.schemas.agent import Assignment, Endpoint, Orphan, OverlayNetwork
 from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamFrame

@@ -30,7 +30,7 @@ class Context:
     database: Database
     identity: ControlPlaneIdentity
     credentials: Credentials
-    sealer: Encryptor
+    encryptor: Encryptor
     channels: Channels
     rates: RequestRates
     world: SchedulerCache

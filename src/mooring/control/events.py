@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from mooring.control import locks
 from mooring.core import ids
 from mooring.core.errors import Gone
-from mooring.core.instance import State
+from mooring.core.instance.state import State
 from mooring.db.session import Ending, at_end, notify
 from mooring.db.signals import AnyTopic, Topic
 from mooring.db.tables import ControlPlane, Event

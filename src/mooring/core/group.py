@@ -4,7 +4,7 @@ from collections.abc import Collection
 from enum import StrEnum
 from typing import Final, Literal
 
-from mooring.core.instance import ENDED, DesiredState, State
+from mooring.core.instance.state import ENDED, DesiredState, State
 
 # All members are placed by one look, in one transaction.
 MOST_MEMBERS: Final = 64

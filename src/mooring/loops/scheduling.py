@@ -11,7 +11,7 @@ from mooring.control.instances import placements as placing
 from mooring.control.instances import preemption, waiting_reasons
 from mooring.control.scheduling import pending, usage
 from mooring.control.scheduling.cache import SchedulerCache
-from mooring.core.instance import Reason
+from mooring.core.instance.state import Reason
 from mooring.db.session import Database
 from mooring.db.signals import Topic
 from mooring.loops.loop import Loop

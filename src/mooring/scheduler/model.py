@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Literal
 
-from mooring.core.instance import WHOLE_MILLI
+from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.core.node import NodeState
 from mooring.scheduler.packing.potential import Potential
 

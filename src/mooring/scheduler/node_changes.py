@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from mooring.core.instance import WHOLE_MILLI
+from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.core.node import NodeState, allocatable_memory_mib
 from mooring.scheduler.model import GpuAllocation, GpuView, NodeView, Placement, PlanTime, Request, Running
 

@@ -6,7 +6,9 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, ConfigDict, Field
 
 from mooring.core.gpu import GpuFacts, Sample
-from mooring.core.instance import InstanceSpec, Phase, Reason, SecurityProfile
+from mooring.core.instance.report import Phase
+from mooring.core.instance.spec import InstanceSpec, SecurityProfile
+from mooring.core.instance.state import Reason
 from mooring.core.node import NodeFacts
 from mooring.core.text import EnvName, EnvValue, GpuUuid, Name, Text, printable
 from mooring.schemas.agent_streams import StreamRequest

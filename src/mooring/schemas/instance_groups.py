@@ -14,16 +14,14 @@ from mooring.core.group import (
     OnMemberFailure,
     UsedNetwork,
 )
-from mooring.core.instance import (
-    DesiredState,
+from mooring.core.instance.spec import (
     InstanceSpec,
     InstanceTemplate,
-    Reason,
     SecretReference,
-    State,
     not_supported_yet,
     require_no_reserved_labels,
 )
+from mooring.core.instance.state import DesiredState, Reason, State
 from mooring.core.text import DNS_LABEL, LabelKey, LabelValue, Name, Text
 from mooring.schemas.base import Answer, Body, Json, Timestamp
 from mooring.schemas.instances import Outlook, RefusalItem

@@ -5,14 +5,8 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, field_validator
 
 from mooring.core.gpu import Sample
-from mooring.core.instance import (
-    DesiredState,
-    InstanceRequest,
-    InstanceSpec,
-    Reason,
-    State,
-    require_no_reserved_labels,
-)
+from mooring.core.instance.spec import InstanceRequest, InstanceSpec, require_no_reserved_labels
+from mooring.core.instance.state import DesiredState, Reason, State
 from mooring.core.text import LabelKey, LabelValue, LongText, Name
 from mooring.schemas.agent import Endpoint
 from mooring.schemas.base import Answer, Body, Json, Timestamp

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, JsonValue
 
 from mooring.core.gpu import GpuPlacement, Health, NvLinkPeer
-from mooring.core.instance import Reason
+from mooring.core.instance.state import Reason
 from mooring.core.node import NodeState
 from mooring.core.text import Name, Text
 from mooring.core.xid import Action, Severity

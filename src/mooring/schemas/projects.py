@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from mooring.core.access import Role
-from mooring.core.instance import SecurityProfile
+from mooring.core.instance.spec import SecurityProfile
 from mooring.core.text import LabelKey, LabelValue, Name, Text
 from mooring.schemas.base import Answer, Body, Json, Timestamp
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from mooring.core.instance import Reason
+from mooring.core.instance.state import Reason
 from mooring.schemas.base import Answer, Json, Timestamp
 
 Because = Literal["priority", "overdue", "guarantee", "promised", "fair_share", "age"]

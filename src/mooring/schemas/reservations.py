@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from mooring.core.gpu import Health
-from mooring.core.instance import ModelWords
+from mooring.core.instance.spec import ModelWords
 from mooring.core.text import Name, Text
 from mooring.schemas.base import Answer, Body, Json, Moment, Timestamp
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mooring.agent.decide.reconcile import Cancel, Kill, Remove, Restart, Start, Stop, is_live, key_of
 from mooring.agent.decide.snapshot import ActionKind, AgentSnapshot, Key, Pause, PlannedRestart, Work
-from mooring.core.instance import Reason
+from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Assignment, Removal
 from tests.agent.builders import ToyEngine, container, decided, exited, removal, snapshot, wanted
 

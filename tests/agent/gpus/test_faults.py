@@ -3,7 +3,7 @@
 from mooring.agent.gpus.event_ledger import NEWS_AFTER_S, EventLedger
 from mooring.agent.gpus.faults import FAULT_PAUSE_S, KEPT, GpuFaults
 from mooring.agent.nvml.types import GpuEvent
-from mooring.core.instance import Reason
+from mooring.core.instance.state import Reason
 
 
 class Clock:

@@ -12,7 +12,7 @@ from mooring.agent.docker.runtime import DockerRuntime
 from mooring.agent.images.private_images import PrivateImages
 from mooring.agent.runtime import StartDelayed, StartRefused
 from mooring.agent.sync.identity import StateDirectory
-from mooring.core.instance import Reason
+from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Assignment
 from tests.agent.builders import pull_and_start
 from tests.agent.docker_assignments import assignment, output_of, runtime_on, start, with_more

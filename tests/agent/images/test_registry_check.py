@@ -15,7 +15,7 @@ import pytest
 from mooring.agent.docker.runtime import DockerRuntime
 from mooring.agent.images.registry_check import RegistryCheck, Resolve, TooLong, challenges, resolve
 from mooring.agent.runtime import StartRefused
-from mooring.core.instance import Reason
+from mooring.core.instance.state import Reason
 from mooring.core.registry_hosts import Address
 from mooring.schemas.agent import Assignment
 from tests.agent.docker_assignments import assignment, start, with_more

@@ -7,7 +7,7 @@ import pytest
 
 from mooring.agent.runtime import Container, RuntimeUnavailable, StartRefused
 from mooring.agent.simulated.runtime import SimulatedRuntime
-from mooring.core.instance import Reason
+from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Assignment
 from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamFrame
 from tests.agent.builders import assignment, pull_and_start

@@ -22,7 +22,7 @@ from mooring.agent.sync.identity import NodeIdentity, StateDirectory
 from mooring.agent.sync.reachability import Reachability
 from mooring.agent.sync.stop_times import StopTimes
 from mooring.agent.sync.worker_pools import WAITING_OF_PROJECT, WorkerPools
-from mooring.core.instance import Reason
+from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Assignment, Removal, SyncRequest
 from mooring.schemas.agent_streams import LogsRequest, StreamRequest
 from tests.agent.builders import assignment

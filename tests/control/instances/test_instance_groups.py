@@ -6,7 +6,7 @@ import pytest
 
 from mooring.control.instances import gangs, instance_groups
 from mooring.core.access import SYSTEM
-from mooring.core.instance import State
+from mooring.core.instance.state import State
 from mooring.db.session import Database
 from mooring.db.tables import Instance, InstanceGroup, Project
 from mooring.schemas.instance_groups import InstanceGroupCreate

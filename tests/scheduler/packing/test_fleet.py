@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooring.core.instance import WHOLE_MILLI
+from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.scheduler.packing import fleet as fleets_module
 from mooring.scheduler.packing.fleet import Fleet
 from mooring.scheduler.packing.potential import Potential

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooring.core.instance import WHOLE_MILLI
+from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.scheduler.packing.potential import UNIT, Potential, Target
 from mooring.scheduler.packing.shapes import NodeClass, Shape
 from mooring.scheduler.packing.share_values import worth_of_rests

@@ -16,7 +16,7 @@ from typing import Final
 from mooring.agent.decide.device_claims import ClaimTable, Devices, HasDevices, claimed_uuids, devices_of
 from mooring.agent.decide.snapshot import ActionKind, AgentSnapshot, Key, PlannedRestart, Work
 from mooring.agent.runtime import Container
-from mooring.core.instance import Reason
+from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Assignment, OverlayNetwork, Removal
 
 ENDED: Final = frozenset({"exited", "dead"})

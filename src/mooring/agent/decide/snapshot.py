@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from mooring.agent.decide.device_claims import Share
 from mooring.agent.runtime import Container
-from mooring.core.instance import Reason
+from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Assignment, Removal
 
 Key = tuple[str, int]  # instance id, attempt

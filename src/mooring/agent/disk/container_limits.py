@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from typing import Any, Final
 
 from mooring.agent.runtime import StartRefused
-from mooring.core.instance import Reason
+from mooring.core.instance.state import Reason
 
 MOST_VOLUMES: Final = 16
 _MOST_PATH: Final = 255

@@ -14,7 +14,7 @@ from mooring.agent.docker.derive import is_ours
 from mooring.agent.docker.errors import EngineRefused, start_failure
 from mooring.agent.docker.observe import Observer
 from mooring.agent.runtime import StartDelayed, StartRefused
-from mooring.core.instance import Reason
+from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Assignment
 
 NOT_RECORDED = Reason(

@@ -13,7 +13,7 @@ from pathlib import Path
 from mooring.agent.docker.client import Document, Engine
 from mooring.agent.docker.errors import start_failure
 from mooring.agent.docker.streams import Demultiplexer
-from mooring.core.instance import Reason
+from mooring.core.instance.state import Reason
 
 _NOT_FOUND_CODES = {126, 127}
 _LOOK_EVERY_S = 0.001

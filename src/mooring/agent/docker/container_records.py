@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from mooring.agent.decide.device_claims import Share, devices_of
 from mooring.agent.docker.create import HOST_NETWORK, attached_to, spec_hash
 from mooring.agent.sync.identity import StateDirectory
-from mooring.core.instance import SecretReference
+from mooring.core.instance.spec import SecretReference
 from mooring.schemas.agent import Assignment
 
 FILE: Final = "containers.json"

@@ -15,7 +15,8 @@ from mooring.agent.decide.device_claims import Devices, Share, devices_of
 from mooring.agent.disk.container_limits import file_size_limits, storage_options, volume_masks
 from mooring.agent.gpus.mps import Daemon, Mps
 from mooring.agent.runtime import StartRefused, secret_values
-from mooring.core.instance import InstanceSpec, Reason, SecurityProfile
+from mooring.core.instance.spec import InstanceSpec, SecurityProfile
+from mooring.core.instance.state import Reason
 from mooring.core.paths import is_kernel_path, normal_path
 from mooring.schemas.agent import Assignment
 

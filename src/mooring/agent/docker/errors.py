@@ -14,7 +14,7 @@ from requests.exceptions import RequestException
 from urllib3.exceptions import HTTPError
 
 from mooring.agent.runtime import RuntimeUnavailable
-from mooring.core.instance import Reason
+from mooring.core.instance.state import Reason
 
 # A daemon on its way down, or one that has lost containerd, answers 500 with Go's words for it. Such an
 # answer says nothing about the container.

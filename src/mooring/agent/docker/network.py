@@ -25,7 +25,7 @@ from mooring.agent.docker.create import (
 from mooring.agent.docker.errors import EngineRefused, start_failure
 from mooring.agent.docker.overlay import BRIDGE_OPTION, Overlays, waiting
 from mooring.agent.runtime import RuntimeUnavailable, StartDelayed, StartRefused
-from mooring.core.instance import Reason
+from mooring.core.instance.state import Reason
 from mooring.core.node import SwarmFacts
 from mooring.schemas.agent import Assignment
 

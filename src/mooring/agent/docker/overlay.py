@@ -22,7 +22,7 @@ from mooring.agent.docker.client import Document, Engine, is_gone
 from mooring.agent.docker.create import CONTROL_PLANE, GROUP, PROJECT
 from mooring.agent.docker.errors import EngineRefused
 from mooring.agent.runtime import Cancelled, Progress, RuntimeUnavailable, StartDelayed, StartRefused
-from mooring.core.instance import Reason
+from mooring.core.instance.state import Reason
 from mooring.core.node import SwarmFacts
 from mooring.schemas.agent import OverlayNetwork
 

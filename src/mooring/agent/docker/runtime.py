@@ -58,7 +58,7 @@ from mooring.agent.runtime import (
     secret_values,
 )
 from mooring.agent.simulated.gpus import Tenant, tenant_of
-from mooring.core.instance import Reason
+from mooring.core.instance.state import Reason
 from mooring.core.node import SwarmFacts
 from mooring.schemas.agent import Assignment, Orphan, OverlayNetwork
 from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamFrame

@@ -18,7 +18,7 @@ from uuid import uuid4
 from mooring.agent.gpus.event_ledger import Kind, kind_of
 from mooring.agent.nvml.types import GpuEvent
 from mooring.core import xid
-from mooring.core.instance import Reason
+from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Incident
 
 FAULT_PAUSE_S: Final = 10.0

@@ -27,7 +27,8 @@ from typing import Any, Final
 
 from mooring.agent.decide.device_claims import Share
 from mooring.agent.runtime import StartDelayed
-from mooring.core.instance import WHOLE_MILLI, Reason
+from mooring.core.instance.spec import WHOLE_MILLI
+from mooring.core.instance.state import Reason
 
 PIPE_DIRECTORY: Final = Path("/tmp/nvidia-mps")  # noqa: S108 - NVIDIA's default; whose it is, is looked at
 CARD_HERE: Final = "{gpu}"

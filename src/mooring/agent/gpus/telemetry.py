@@ -18,7 +18,7 @@ from mooring.agent.nvml.types import NodeFault
 from mooring.agent.nvml.types import Sample as RawSample
 from mooring.agent.runtime import Container, RuntimeFacts
 from mooring.core.gpu import GpuFacts, Sample
-from mooring.core.instance import Reason
+from mooring.core.instance.state import Reason
 from mooring.core.node import NodeFacts
 
 INVENTORY_KEPT_S: Final = 60

@@ -16,7 +16,7 @@ from mooring.agent.decide.snapshot import Key
 from mooring.agent.gpus.reader import GpuReader, GpuReading
 from mooring.agent.nvml.types import Sample
 from mooring.agent.runtime import Container
-from mooring.core.instance import Reason
+from mooring.core.instance.state import Reason
 
 # A neighbour whose memory is taken fails at its next allocation, so soon; NVML itself has news once a second.
 CHECK_EVERY_S: Final = 1.0

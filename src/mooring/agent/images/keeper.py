@@ -11,7 +11,7 @@ from mooring.agent.images.pull_limits import PullLimits
 from mooring.agent.images.usage import ImageUsage
 from mooring.agent.runtime import StartDelayed, StartRefused
 from mooring.core.images import ImageName
-from mooring.core.instance import Reason
+from mooring.core.instance.state import Reason
 
 # For so long an image that was too large is not pulled again under the same name: others may wait for it.
 REFUSED_FOR_S: Final = 600.0

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from mooring.agent.docker.create import LABEL
 from mooring.agent.runtime import StartRefused
-from mooring.core.instance import Reason
+from mooring.core.instance.state import Reason
 
 _KIB: Final = 1024
 # Far above what images have: a few KiB of variables, and tens of KiB in the labels that buildpacks write.

@@ -31,7 +31,7 @@ from mooring.agent.images.registry_access import RegistryAccess, Wanted, failure
 from mooring.agent.images.registry_check import RegistryCheck
 from mooring.agent.runtime import Cancelled, Progress, StartDelayed, StartRefused
 from mooring.core.images import ImageName
-from mooring.core.instance import Reason
+from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Assignment, RegistryAuth
 
 _TICK_S = 0.5  # how soon a cancelled pull ends

@@ -11,7 +11,7 @@ from typing import Final
 
 from mooring.agent.disk.storage import DiskPolicy, Space
 from mooring.agent.runtime import StartRefused
-from mooring.core.instance import Reason
+from mooring.core.instance.state import Reason
 
 MAX_IMAGE_MIB: Final = 50 * 1024
 _MIB: Final = 2**20

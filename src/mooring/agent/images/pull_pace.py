@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from mooring.agent.runtime import StartDelayed, StartRefused
-from mooring.core.instance import Reason
+from mooring.core.instance.state import Reason
 
 LEAST_PROGRESS_BYTES: Final = 2**20  # within `stall_s`: less than 9 KB/s is no pull
 # So long, as a multiple of `stall_s`, a pull may wait for others to leave it a layer.

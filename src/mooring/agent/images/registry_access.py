@@ -11,7 +11,7 @@ from mooring.agent.docker.redaction import SecretRedactor
 from mooring.agent.images.registry_check import RegistryCheck
 from mooring.agent.runtime import RuntimeUnavailable, StartDelayed, StartRefused
 from mooring.core.images import ImageName, registry_host
-from mooring.core.instance import Reason
+from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Assignment, RegistryAuth
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from typing import Final
 
 from mooring.agent.runtime import StartRefused
 from mooring.core.images import DOCKER_HUB
-from mooring.core.instance import Reason
+from mooring.core.instance.state import Reason
 from mooring.core.registry_hosts import Address, host_of, inside_of, is_inside, literal
 
 Resolve = Callable[[str, float], Collection[Address]]

@@ -31,7 +31,8 @@ from mooring.agent.simulated.gpus import Tenant, tenant_of
 from mooring.agent.simulated.output import exec_frames, line_frames
 from mooring.agent.timestamps import rfc3339
 from mooring.core.disk import DiskFacts
-from mooring.core.instance import InstanceSpec, Reason
+from mooring.core.instance.spec import InstanceSpec
+from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Assignment, Endpoint, Orphan, OverlayNetwork
 from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamFrame
 

@@ -43,7 +43,7 @@ from mooring.agent.sync.stop_times import StopTimes
 from mooring.agent.sync.stream_requests import StreamRequestsCall
 from mooring.agent.sync.streams import Streams
 from mooring.agent.sync.worker_pools import WorkerPools
-from mooring.core.instance import Reason
+from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Orphan, SessionAnswer, SyncAnswer, SyncRequest
 from mooring.schemas.agent_streams import StreamRequest
 

@@ -17,7 +17,7 @@ from mooring.agent.decide.device_claims import Share, claimed_uuids
 from mooring.agent.decide.reconcile import ENDED, ReconcilePlan, is_live, key_of
 from mooring.agent.decide.snapshot import ActionKind, AgentSnapshot, Key, Pause, PlannedRestart, Work
 from mooring.agent.runtime import Container
-from mooring.core.instance import Reason
+from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Assignment, ObservedInstance, Orphan, Removal, SyncAnswer
 
 LONGEST_RETRY_S: Final = 30

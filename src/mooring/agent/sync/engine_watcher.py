@@ -9,7 +9,7 @@ from typing import Final
 
 from mooring.agent.gpus.telemetry import unknown_engine
 from mooring.agent.runtime import Container, Runtime, RuntimeFacts, RuntimeUnavailable
-from mooring.core.instance import Reason
+from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Orphan
 
 RESYNC_S: Final = 15.0

@@ -31,7 +31,7 @@ from mooring.agent.sync.start_secrets import StartSecretsOf
 from mooring.agent.sync.stop_times import StopTimes
 from mooring.agent.sync.worker_pools import WorkerPools
 from mooring.agent.sync.workers import Ticket, Workers
-from mooring.core.instance import Reason
+from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Assignment, OverlayNetwork
 
 ENGINE_UNAVAILABLE: Final = Reason(

@@ -15,7 +15,7 @@ from mooring.agent.sync.client import (
     RequestRejected,
     SessionTaken,
 )
-from mooring.core.instance import Reason
+from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Assignment, StartSecrets
 
 # A start that fails is tried again for as long as the control plane lets it, and a new password counts then.

@@ -47,7 +47,7 @@ async def _call(
     if idempotency_key is None:
         return Call(access, None, "")
     head = f"{request.method} {request.scope['path']}?".encode() + request.scope["query_string"] + b"\n"
-    return Call(access, idempotency_key, context.sealer.fingerprint(head + await request.body()))
+    return Call(access, idempotency_key, context.encryptor.fingerprint(head + await request.body()))
 
 
 CurrentCall = Annotated[Call, Depends(_call)]
@@ -74,25 +74,25 @@ def done(context: Context, access: Access, act: Act) -> Response:
     """Do it in one transaction with its row of the audit log; for what may be repeated as it is."""
     with context.database.write() as session:
         answer = _audited(session, access, act)
-        storage.settle(session, context.storage_limits)
+        storage.enforce(session, context.storage_limits)
     return respond(answer)
 
 
 def claim(context: Context, session: Session, call: Call) -> StoredAnswer | None:
     """Take the key of a call that has one; as `idempotency.claim`."""
     kept, key = context.settings.idempotency_kept, call.idempotency_key or ""
-    return idempotency.claim(session, context.sealer, call.access.caller.id, key, call.fingerprint, kept)
+    return idempotency.claim(session, context.encryptor, call.access.caller.id, key, call.fingerprint, kept)
 
 
 def store(context: Context, session: Session, call: Call, answer: StoredAnswer) -> None:
     """Keep the answer of a call that has a key, and settle what the call has written.
 
     Raises, at the end of the transaction:
-        QuotaExceeded, DailyWriteLimit: as `storage.settle`.
+        QuotaExceeded, DailyWriteLimit: as `storage.enforce`.
     """
     caller, key = call.access.caller, call.idempotency_key or ""
-    idempotency.store(session, context.sealer, caller.id, key, answer, caller.project_id)
-    storage.settle(session, context.storage_limits)
+    idempotency.store(session, context.encryptor, caller.id, key, answer, caller.project_id)
+    storage.enforce(session, context.storage_limits)
 
 
 def _audited(session: Session, access: Access, act: Act) -> StoredAnswer:

@@ -17,7 +17,7 @@ from mooring.api.http.body import StrictRoute
 from mooring.api.openapi.responses import errors
 from mooring.control.scheduling import queue
 from mooring.core.access import Access
-from mooring.core.instance import WHOLE_MILLI
+from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.db import tables
 from mooring.scheduler.model import PlanTime
 from mooring.scheduler.packing.fragmentation import OfModel, fragmentation

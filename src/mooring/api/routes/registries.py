@@ -39,9 +39,9 @@ def create_registry(body: RegistryCreate, context: Ctx, call: CurrentCall) -> Re
     """Keep credentials for a registry, the password encrypted. Each pull of the project's images has them."""
 
     def act(session: Session) -> StoredAnswer:
-        project = projects.chosen(session, call.access, body.project_id, context.identity.default_project_id)
+        project = projects.for_new(session, call.access, body.project_id, context.identity.default_project_id)
         row = registries.create(
-            session, call.access, context.sealer, project.id, body.server, body.username, body.password
+            session, call.access, context.encryptor, project.id, body.server, body.username, body.password
         )
         return answers.answer(show(Registry, row), 201, {"Location": f"/v1/registries/{row.id}"})
 
@@ -82,7 +82,7 @@ def replace_registry(registry_id: str, body: RegistryPut, context: Ctx, access: 
     """Give it another password, which the next pull uses."""
 
     def act(session: Session) -> StoredAnswer:
-        row = registries.replace(session, access, context.sealer, registry_id, body.password)
+        row = registries.replace(session, access, context.encryptor, registry_id, body.password)
         return answers.answer(show(Registry, row))
 
     return answers.done(context, access, act)

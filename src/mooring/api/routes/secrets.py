@@ -40,8 +40,8 @@ def create_secret(body: SecretCreate, context: Ctx, call: CurrentCall) -> Respon
     """Keep a value, encrypted. It is never shown again; only containers that name it get it."""
 
     def act(session: Session) -> StoredAnswer:
-        project = projects.chosen(session, call.access, body.project_id, context.identity.default_project_id)
-        row = secrets.create(session, call.access, context.sealer, project.id, body.name, body.value)
+        project = projects.for_new(session, call.access, body.project_id, context.identity.default_project_id)
+        row = secrets.create(session, call.access, context.encryptor, project.id, body.name, body.value)
         return answers.answer(show(Secret, row), 201, {"Location": f"/v1/secrets/{row.id}"})
 
     return answers.once(context, call, act)
@@ -80,7 +80,7 @@ def replace_secret(secret_id: str, body: SecretPut, context: Ctx, access: Curren
     """Give it another value. Containers that run keep the old one until their next start or restart."""
 
     def act(session: Session) -> StoredAnswer:
-        row = secrets.replace(session, access, context.sealer, secret_id, body.value)
+        row = secrets.replace(session, access, context.encryptor, secret_id, body.value)
         return answers.answer(show(Secret, row))
 
     return answers.done(context, access, act)

@@ -13,7 +13,7 @@ from mooring.api.context import Context
 from mooring.api.views import instances as instance_views
 from mooring.control.instances import instances
 from mooring.core.access import Access
-from mooring.core.instance import ENDED, DesiredState, State
+from mooring.core.instance.state import ENDED, DesiredState, State
 from mooring.db.signals import Topic, Waiter
 from mooring.schemas.base import Json
 

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 from mooring.control.scheduling import explain
 from mooring.control.scheduling.evaluation import Outcome
 from mooring.core.access import Access
-from mooring.core.instance import WHOLE_MILLI
+from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.db import tables
 from mooring.scheduler.model import Running
 from mooring.schemas.base import Json, timestamp_of

@@ -11,7 +11,7 @@ from mooring.api.views import gpu_health as health_views
 from mooring.api.views.show import show
 from mooring.control.nodes.instance_types import InstanceShape
 from mooring.core.access import Access
-from mooring.core.instance import WHOLE_MILLI
+from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.db import tables
 from mooring.scheduler.model import GpuAllocation
 from mooring.schemas.base import Json

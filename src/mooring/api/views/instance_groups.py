@@ -11,7 +11,7 @@ from mooring.api.views import gpus as gpu_views
 from mooring.api.views.show import show
 from mooring.control.instances import gangs, instance_groups
 from mooring.core.group import group_actions
-from mooring.core.instance import State
+from mooring.core.instance.state import State
 from mooring.db import tables
 from mooring.schemas.base import Json
 from mooring.schemas.instance_groups import GroupMember, InstanceGroup

@@ -8,7 +8,8 @@ from mooring.api.views import gpus as gpu_views
 from mooring.api.views.show import show
 from mooring.control.instances import specs
 from mooring.control.instances.instances import QUEUED
-from mooring.core.instance import HOLDS_GPUS, InstanceSpec, State, actions
+from mooring.core.instance.spec import InstanceSpec
+from mooring.core.instance.state import HOLDS_GPUS, State, actions
 from mooring.db import tables
 from mooring.schemas.base import Json
 from mooring.schemas.instances import Instance

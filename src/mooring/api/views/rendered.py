@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from mooring.api.http import pagination
 from mooring.api.views import instances as instance_views
 from mooring.control.instances.instances import QUEUED
-from mooring.core.instance import State
+from mooring.core.instance.state import State
 from mooring.db.tables import Instance
 
 # Instances may be of a quarter of a megabyte each: a page of such ends early.

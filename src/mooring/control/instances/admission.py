@@ -9,7 +9,7 @@ from mooring.control.tenants import registry_rules, secrets
 from mooring.core.access import Access
 from mooring.core.errors import Forbidden, Invalid
 from mooring.core.images import is_allowed
-from mooring.core.instance import WHOLE_MILLI, InstanceSpec
+from mooring.core.instance.spec import WHOLE_MILLI, InstanceSpec
 from mooring.db.tables import Project
 
 MOST_PORTS: Final = 8

@@ -12,7 +12,8 @@ from mooring.control.instances import placement_rules
 from mooring.control.instances.disk_guard import DiskGuard
 from mooring.control.scheduling import requests, reserved_gpus
 from mooring.core.gpu import Health
-from mooring.core.instance import HOLDS_GPUS, WHOLE_MILLI
+from mooring.core.instance.spec import WHOLE_MILLI
+from mooring.core.instance.state import HOLDS_GPUS
 from mooring.core.node import NodeState, allocatable_memory_mib, state_of
 from mooring.db.tables import Allocation, Gpu, Instance
 from mooring.db.types import JsonObject, now

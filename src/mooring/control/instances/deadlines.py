@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 from mooring.control.instances import instances
 from mooring.core.access import SYSTEM
 from mooring.core.errors import InvalidTransition, NotFound
-from mooring.core.instance import HOLDS_GPUS, DesiredState, Reason, State
+from mooring.core.instance.state import HOLDS_GPUS, DesiredState, Reason, State
 from mooring.db.tables import Instance, Node
 from mooring.db.types import now
 

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from mooring.control import locks
 from mooring.core.group import UsedNetwork, member_name, overlay_name
-from mooring.core.instance import HOLDS_GPUS, State
+from mooring.core.instance.state import HOLDS_GPUS, State
 from mooring.db.session import notify
 from mooring.db.signals import Topic
 from mooring.db.tables import Instance, InstanceGroup, Node, Project

@@ -4,7 +4,7 @@ from sqlalchemy.orm import Session
 
 from mooring.core.access import Access
 from mooring.core.errors import MemberOfGroup
-from mooring.core.instance import DesiredState
+from mooring.core.instance.state import DesiredState
 from mooring.db.session import notify
 from mooring.db.signals import Topic
 from mooring.db.tables import Instance, InstanceGroup

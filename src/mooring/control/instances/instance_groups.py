@@ -27,7 +27,8 @@ from mooring.core.group import (
     group_state,
     member_name,
 )
-from mooring.core.instance import ENDED, DesiredState, InstanceSpec, Reason, State
+from mooring.core.instance.spec import InstanceSpec
+from mooring.core.instance.state import ENDED, DesiredState, Reason, State
 from mooring.db.session import notify
 from mooring.db.signals import Topic
 from mooring.db.tables import Instance, InstanceGroup, Project

@@ -17,17 +17,8 @@ from mooring.control.tenants import storage
 from mooring.core import ids
 from mooring.core.access import Access
 from mooring.core.errors import InvalidTransition, NotFound
-from mooring.core.instance import (
-    ENDED,
-    HOLDS_GPUS,
-    TRANSITIONS,
-    DesiredState,
-    InstanceRequest,
-    InstanceSpec,
-    InstanceTemplate,
-    Reason,
-    State,
-)
+from mooring.core.instance.spec import InstanceRequest, InstanceSpec, InstanceTemplate
+from mooring.core.instance.state import ENDED, HOLDS_GPUS, TRANSITIONS, DesiredState, Reason, State
 from mooring.db.session import notify
 from mooring.db.signals import Topic
 from mooring.db.tables import Instance, Node, Project
@@ -39,14 +30,14 @@ DELETED_BY_USER = Reason(code="deleted_by_user", message="delete asked for by th
 
 
 def create(session: Session, access: Access, into: Project, request: InstanceRequest) -> Instance:
-    """Insert a pending instance into a project that the caller was let into (`projects.chosen`).
+    """Insert a pending instance into a project that the caller was let into (`projects.for_new`).
 
     Raises:
         NameTaken: a live instance of the project has this name.
         Forbidden, Invalid: as `admission.require`.
         QuotaExceeded: the project's quotas have no room for it.
 
-    `storage.settle` is the caller's.
+    `storage.enforce` is the caller's.
     """
     # What is placed at once locks the project again, after the lock of placing: so it must have it.
     project = quotas.lock(session, into.id, always=request.on_capacity == "fail")

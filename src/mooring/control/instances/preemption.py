@@ -9,7 +9,8 @@ from sqlalchemy.orm import Session
 
 from mooring.control import locks
 from mooring.control.instances import instances
-from mooring.core.instance import ENDED, HOLDS_GPUS, WHOLE_MILLI, DesiredState, Reason, State
+from mooring.core.instance.spec import WHOLE_MILLI
+from mooring.core.instance.state import ENDED, HOLDS_GPUS, DesiredState, Reason, State
 from mooring.db.tables import Instance, Node, Project
 from mooring.db.types import now
 from mooring.scheduler.model import Eviction

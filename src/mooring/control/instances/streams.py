@@ -8,7 +8,7 @@ from mooring.control.instances import instances
 from mooring.control.nodes import nodes
 from mooring.core.access import Access
 from mooring.core.errors import NotRunning, Unavailable
-from mooring.core.instance import State
+from mooring.core.instance.state import State
 from mooring.db.session import notify
 from mooring.db.signals import Topic
 from mooring.db.tables import Instance, Stream

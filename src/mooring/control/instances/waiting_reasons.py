@@ -7,7 +7,7 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.dml import ReturningUpdate
 
-from mooring.core.instance import Reason, State
+from mooring.core.instance.state import Reason, State
 from mooring.db.session import notify
 from mooring.db.signals import Topic
 from mooring.db.tables import Instance

@@ -15,7 +15,7 @@ from typing import Any, Final
 from pydantic_core import to_json
 
 from mooring.core.gpu import GpuFacts
-from mooring.core.instance import Reason
+from mooring.core.instance.state import Reason
 from mooring.db.types import JsonObject
 from mooring.schemas.agent import SyncRequest
 

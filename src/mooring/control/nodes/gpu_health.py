@@ -21,7 +21,7 @@ from mooring.control import events, locks, revisions
 from mooring.control.events import EventKind
 from mooring.core import ids
 from mooring.core.gpu import Health
-from mooring.core.instance import Reason
+from mooring.core.instance.state import Reason
 from mooring.core.xid import Severity, XidVerdict, judge
 from mooring.db.session import notify
 from mooring.db.signals import Topic

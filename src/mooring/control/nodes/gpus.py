@@ -13,7 +13,7 @@ from mooring.control.nodes import approval, gpu_health
 from mooring.core.access import Access
 from mooring.core.errors import Conflict, Forbidden, NotFound
 from mooring.core.gpu import GpuFacts, Health
-from mooring.core.instance import Reason
+from mooring.core.instance.state import Reason
 from mooring.db.session import notify
 from mooring.db.signals import Topic
 from mooring.db.tables import Allocation, Gpu, Node

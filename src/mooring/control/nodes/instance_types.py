@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from mooring.control.instances import placement_rules
 from mooring.control.scheduling.cache import SchedulerCache
 from mooring.core.access import Access
-from mooring.core.instance import WHOLE_MILLI
+from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.core.node import NodeState
 from mooring.scheduler.feasibility import gpu_offers
 from mooring.scheduler.feasibility.filters import is_open_to

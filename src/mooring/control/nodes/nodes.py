@@ -16,7 +16,7 @@ from mooring.control.nodes import approval, gpus
 from mooring.core import credentials, ids
 from mooring.core.access import Access, Caller, Permission
 from mooring.core.errors import Conflict, Invalid, NodeInUse, NotFound, Unauthorized
-from mooring.core.instance import ENDED, HOLDS_GPUS, DesiredState, Reason, State
+from mooring.core.instance.state import ENDED, HOLDS_GPUS, DesiredState, Reason, State
 from mooring.core.node import NodeState, state_of
 from mooring.db.session import notify
 from mooring.db.signals import Topic

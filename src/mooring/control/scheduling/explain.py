@@ -10,7 +10,8 @@ from mooring.control.scheduling import quotas, requests
 from mooring.control.scheduling.cache import SchedulerCache
 from mooring.control.scheduling.evaluation import Outcome, as_alternative
 from mooring.core.errors import InsufficientCapacity
-from mooring.core.instance import InstanceRequest, State
+from mooring.core.instance.spec import InstanceRequest
+from mooring.core.instance.state import State
 from mooring.db.tables import Instance, Project
 from mooring.scheduler.cycle_cache import CycleCache
 from mooring.scheduler.explain.reasons import FittingAlternatives, would_fit

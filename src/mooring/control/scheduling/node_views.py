@@ -17,7 +17,8 @@ from sqlalchemy.orm import Session
 from mooring.control.revisions import changed_here
 from mooring.control.scheduling import reserved_gpus
 from mooring.core.gpu import Health
-from mooring.core.instance import HOLDS_GPUS, WHOLE_MILLI, State
+from mooring.core.instance.spec import WHOLE_MILLI
+from mooring.core.instance.state import HOLDS_GPUS, State
 from mooring.core.node import allocatable_memory_mib, state_of
 from mooring.db.tables import Allocation, Gpu, Instance, Node
 from mooring.scheduler.model import GpuAllocation, GpuView, MigView, NodeView, Running

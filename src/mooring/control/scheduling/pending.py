@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from mooring.control.instances import gangs, placement_rules
 from mooring.control.scheduling import requests
-from mooring.core.instance import State
+from mooring.core.instance.state import State
 from mooring.db.tables import Instance, Project
 from mooring.db.types import JsonObject
 from mooring.scheduler.model import Gang, Request

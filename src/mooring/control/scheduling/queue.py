@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from sqlalchemy.orm import Session
 
 from mooring.control.scheduling.cache import SchedulerCache
-from mooring.core.instance import WHOLE_MILLI
+from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.scheduler.explain.forecasts import Line
 from mooring.scheduler.feasibility.needs import gpu_milli
 from mooring.scheduler.model import Forecast, ProjectView, Request, Snapshot

@@ -17,7 +17,8 @@ from sqlalchemy.orm import Session
 from mooring.control import locks
 from mooring.control.scheduling import requests
 from mooring.core.errors import NotFound, QuotaExceeded
-from mooring.core.instance import InstanceSpec, State
+from mooring.core.instance.spec import InstanceSpec
+from mooring.core.instance.state import State
 from mooring.db.tables import Allocation, Gpu, Instance, Project
 from mooring.db.tables.work import ACTIVE
 from mooring.db.types import JsonObject, UtcDateTime, now

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from mooring.core.gpu import mig_milli
-from mooring.core.instance import WHOLE_MILLI, InstanceSpec
+from mooring.core.instance.spec import WHOLE_MILLI, InstanceSpec
 from mooring.db.types import JsonObject
 from mooring.scheduler.model import Request
 

@@ -7,7 +7,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from mooring.core.errors import Conflict
-from mooring.core.instance import HOLDS_GPUS
+from mooring.core.instance.state import HOLDS_GPUS
 from mooring.db.tables import Allocation, Instance, Reservation
 from mooring.db.types import now
 from mooring.scheduler.model import ReservedPeriod

@@ -13,7 +13,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from mooring.control import locks
-from mooring.core.instance import WHOLE_MILLI
+from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.db.tables import Project, ProjectUsage
 from mooring.db.types import now
 from mooring.scheduler import model

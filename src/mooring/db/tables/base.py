@@ -14,7 +14,7 @@ from sqlalchemy.orm import DeclarativeBase
 
 from mooring.core.access import Role
 from mooring.core.gpu import Health
-from mooring.core.instance import DesiredState, State
+from mooring.core.instance.state import DesiredState, State
 from mooring.db.types import Json, JsonObject, UtcDateTime, Word
 
 NAMING = {

@@ -12,7 +12,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
-from mooring.core.instance import DesiredState, State
+from mooring.core.instance.state import DesiredState, State
 from mooring.db.tables.base import DELETED, LIVE, Base, one_of, partial_index
 from mooring.db.types import BigId, JsonObject
 

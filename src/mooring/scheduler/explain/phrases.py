@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from mooring.core.instance import WHOLE_MILLI
+from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.scheduler.feasibility import gpu_offers
 from mooring.scheduler.model import GpuView, Over, PlanTime, Request
 

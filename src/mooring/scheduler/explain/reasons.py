@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from mooring.core.instance import WHOLE_MILLI
+from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.scheduler.cluster import ClusterState
 from mooring.scheduler.cycle_cache import CycleCache
 from mooring.scheduler.explain import unplaced as of_world

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mooring.core.instance import WHOLE_MILLI
+from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.scheduler.explain import phrases
 from mooring.scheduler.feasibility import disk, gpu_offers
 from mooring.scheduler.feasibility.filters import refusals

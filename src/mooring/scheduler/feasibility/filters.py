@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from mooring.core.instance import WHOLE_MILLI
+from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.core.node import NodeState
 from mooring.scheduler.explain import phrases
 from mooring.scheduler.feasibility import disk, gpu_offers, quotas

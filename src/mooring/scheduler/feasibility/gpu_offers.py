@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
-from mooring.core.instance import WHOLE_MILLI
+from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.scheduler.feasibility.needs import preference
 from mooring.scheduler.model import GpuAllocation, GpuView, MigView, NodeView, PlanTime, Request
 from mooring.scheduler.packing import links

@@ -3,7 +3,7 @@
 from functools import lru_cache
 
 from mooring.core.gpu import model_matches
-from mooring.core.instance import WHOLE_MILLI
+from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.core.node import allocatable_memory_mib, fair_share
 from mooring.scheduler.model import NodeView, Request
 

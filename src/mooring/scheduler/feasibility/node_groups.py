@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mooring.core.instance import WHOLE_MILLI
+from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.core.node import NodeState
 from mooring.scheduler.cluster import ClusterState, Mask, grown
 from mooring.scheduler.feasibility import filters

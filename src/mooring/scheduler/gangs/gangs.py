@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from mooring.core.instance import WHOLE_MILLI
+from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.scheduler.cluster import ClusterState, Mask
 from mooring.scheduler.feasibility import quotas
 from mooring.scheduler.feasibility.needs import fixed, gpu_milli

@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 
-from mooring.core.instance import WHOLE_MILLI
+from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.scheduler.cluster import ClusterState, Ints
 from mooring.scheduler.feasibility.needs import needs_beside
 from mooring.scheduler.gangs.gangs import swarm

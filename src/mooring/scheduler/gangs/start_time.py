@@ -8,7 +8,7 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from mooring.core.instance import WHOLE_MILLI
+from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.scheduler.backfill.planner import BackfillPlanner, Starts
 from mooring.scheduler.backfill.timeline import BackfillSlot, at_time, in_the_way
 from mooring.scheduler.cluster import ClusterState

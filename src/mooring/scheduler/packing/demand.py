@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 
-from mooring.core.instance import WHOLE_MILLI
+from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.scheduler.packing.potential import Potential, Target
 from mooring.scheduler.packing.shapes import Shape
 from mooring.scheduler.packing.share_values import worth_of_rests

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mooring.core.disk import default_disk_mib
-from mooring.core.instance import WHOLE_MILLI
+from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.core.node import NodeState, allocatable_memory_mib, fair_share
 from mooring.scheduler.model import GpuView, NodeView, PlanTime
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mooring.core.instance import WHOLE_MILLI
+from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.scheduler.packing.potential import UNIT, Potential
 from mooring.scheduler.packing.shapes import Shape
 from mooring.scheduler.packing.states import Bools, Ints, States, StateTable

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from mooring.core.instance import WHOLE_MILLI
+from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.core.node import allocatable_memory_mib
 from mooring.scheduler.feasibility import gpu_offers
 from mooring.scheduler.feasibility.needs import preference

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
-from mooring.core.instance import WHOLE_MILLI
+from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.scheduler.packing.shapes import TIE_BITS, FleetNode, Shape, tie_of
 from mooring.scheduler.packing.states import Ints, StateTable
 

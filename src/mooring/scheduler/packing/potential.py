@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mooring.core.instance import WHOLE_MILLI
+from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.scheduler.packing.shapes import NodeClass, Shape
 from mooring.scheduler.packing.states import Bools, Ints, States
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mooring.core.instance import WHOLE_MILLI
+from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.scheduler.cluster import ClusterState, Mask
 from mooring.scheduler.feasibility import disk, gpu_offers, quotas
 from mooring.scheduler.feasibility.filters import fitting_offers, has_labels, is_open_to

@@ -1,16 +1,8 @@
-"""An instance: what is asked for, the states it lives through, and what a node's report makes of it.
+"""The spec of an instance: what its user asks for."""
 
-    pending -> scheduled -> starting -> running -> stopping -> stopped
-       |           |            |          |  \\
-       |           |            |          |   `-> succeeded (exit 0) | failed (other exit, with a reason)
-       `-----------+------------+----------+--> failed;  unreachable <-> any that holds GPUs, node silent
-    start: stopped | succeeded | failed -> pending.   delete: any -> (stopping ->) deleted
-"""
-
-from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from mooring.core.gpu import mig_milli
@@ -25,72 +17,7 @@ from mooring.core.text import (
     Name,
     SecretName,
     Text,
-    printable,
 )
-
-
-class State(StrEnum):
-    """Where an instance is. `deleted` is seen only in events and as the last answer of a wait."""
-
-    PENDING = "pending"
-    SCHEDULED = "scheduled"
-    STARTING = "starting"
-    RUNNING = "running"
-    STOPPING = "stopping"
-    STOPPED = "stopped"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    UNREACHABLE = "unreachable"
-    DELETED = "deleted"
-
-
-class DesiredState(StrEnum):
-    """The user's word, written only by the API's verbs (and by limits acting for the user)."""
-
-    RUNNING = "running"
-    STOPPED = "stopped"
-    DELETED = "deleted"
-
-
-HOLDS_GPUS = frozenset({State.SCHEDULED, State.STARTING, State.RUNNING, State.STOPPING, State.UNREACHABLE})
-ENDED = frozenset({State.STOPPED, State.SUCCEEDED, State.FAILED})
-
-_FINAL = {State.STOPPED, State.SUCCEEDED, State.FAILED, State.DELETED}
-TRANSITIONS: dict[State, frozenset[State]] = {
-    State.PENDING: frozenset({State.SCHEDULED, State.STOPPED, State.FAILED, State.DELETED}),
-    # scheduled -> stopping: asked to stop before the node has said anything.
-    State.SCHEDULED: frozenset({State.STARTING, State.RUNNING, State.STOPPING, State.UNREACHABLE, *_FINAL}),
-    # starting -> scheduled and running -> scheduled: a restart is a new attempt on the same GPUs.
-    State.STARTING: frozenset({State.SCHEDULED, State.RUNNING, State.STOPPING, State.UNREACHABLE, *_FINAL}),
-    # running -> starting: the agent restarts an exited container under `restart: on_failure | always`.
-    State.RUNNING: frozenset({State.SCHEDULED, State.STARTING, State.STOPPING, State.UNREACHABLE, *_FINAL}),
-    State.STOPPING: frozenset({State.UNREACHABLE, *_FINAL}),
-    State.UNREACHABLE: frozenset({State.STARTING, State.RUNNING, State.STOPPING, *_FINAL}),
-    State.STOPPED: frozenset({State.PENDING, State.DELETED}),
-    State.SUCCEEDED: frozenset({State.PENDING, State.DELETED}),
-    State.FAILED: frozenset({State.PENDING, State.DELETED}),
-    State.DELETED: frozenset(),
-}
-
-
-def actions(state: State) -> list[str]:
-    """What a user may ask of an instance in this state, as shown in its `actions`."""
-    if state in ENDED:
-        return ["start", "delete"]
-    if state in {State.SCHEDULED, State.STARTING, State.RUNNING}:
-        return ["stop", "restart", "delete"]
-    if state is State.DELETED:
-        return []
-    return ["stop", "delete"]
-
-
-class Reason(BaseModel):
-    """Why an instance is in its state: a stable `code` (docs/errors.md) and a sentence for people."""
-
-    model_config = ConfigDict(frozen=True)
-
-    code: Annotated[str, AfterValidator(printable)]
-    message: Annotated[str, AfterValidator(printable)]
 
 
 class _Asked(BaseModel):
@@ -346,45 +273,3 @@ def require_no_reserved_labels(labels: dict[str, str]) -> dict[str, str]:
             {"names": ", ".join(reserved)},
         )
     return labels
-
-
-class Phase(StrEnum):
-    """What a node sees of one attempt of an instance."""
-
-    ABSENT = "absent"  # the node knows of it and has no container for it
-    STARTING = "starting"  # pulling, creating, or waiting to restart
-    RUNNING = "running"
-    EXITED = "exited"  # the container is there and its process has ended
-    REFUSED = "refused"  # it could not be started; nothing of it is left
-
-
-def after_report(
-    state: State, desired: DesiredState, phase: Phase, exit_code: int | None, began: bool
-) -> State:
-    """The state that a node's report of this attempt leads to.
-
-    Args:
-        began: whether the node has said before that this attempt was running. Only then is an absent
-            container a loss; before, the node simply has not got to it.
-    """
-    if desired is not DesiredState.RUNNING:
-        return _after_report_when_stopping(desired, phase)
-    if phase is Phase.STARTING:
-        return State.STARTING
-    if phase is Phase.RUNNING:
-        return State.RUNNING
-    if phase is Phase.EXITED:
-        return State.SUCCEEDED if exit_code == 0 else State.FAILED
-    if phase is Phase.ABSENT and not began:
-        # Its node speaks again and is about to start it.
-        return State.STARTING if state is State.UNREACHABLE else state
-    return State.FAILED
-
-
-def _after_report_when_stopping(desired: DesiredState, phase: Phase) -> State:
-    if phase in {Phase.STARTING, Phase.RUNNING}:
-        return State.STOPPING
-    if desired is DesiredState.STOPPED:
-        return State.STOPPED
-    # A delete ends only when nothing is left, an exited container included.
-    return State.STOPPING if phase is Phase.EXITED else State.DELETED
