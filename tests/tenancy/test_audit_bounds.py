@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mooring.api.auth.audited_reads import REPEATED_AFTER_S, AuditedReads
-from mooring.api.http import answers
+from mooring.api.http import responses, transactions
 from mooring.control.audit import audit_log
 from mooring.control.audit.refusals import MAX_CALLERS, MAX_NAMES, RejectedRequests
 from mooring.control.idempotency import StoredAnswer
@@ -43,10 +43,10 @@ def test_what_writes_not_exactly_one_row_is_undone(world: World, rows: int) -> N
         session.add(row)
         for _ in range(rows):
             audit_log.record(session, access, row.id, row.id)
-        return answers.answer({})
+        return responses.json_answer({})
 
     with pytest.raises(AssertionError, match=r"project\.create must write exactly one row"):
-        answers.done(context, access, act)
+        transactions.audited(context, access, act)
     assert "never-to-be-seen" not in [row["name"] for row in world.admin.items("/v1/projects", limit=200)]
 
 

@@ -1,7 +1,7 @@
 """What a node reports of faults of its GPUs: all of them, in few words, and until it was heard."""
 
 from mooring.agent.gpus.event_ledger import NEWS_AFTER_S, EventLedger
-from mooring.agent.gpus.faults import FAULT_PAUSE_S, KEPT, GpuFaults
+from mooring.agent.gpus.faults import FAULT_PAUSE_S, MAX_REPORTED, GpuFaults
 from mooring.agent.nvml.types import GpuEvent
 from mooring.core.instance.state import Reason
 
@@ -70,8 +70,8 @@ def test_a_report_never_outgrows_what_a_control_plane_takes() -> None:
     faults.add_events(tuple(kinds))
     faults.add_events(tuple(_event("xid_79", number, at=str(number)) for number in range(1, 2000)))
     faults.report_incident(["GPU-1"], "ins_1/1", Reason(code="gpu_mismatch", message="…"), "ins_1")
-    assert len(faults.faults()) <= KEPT
-    assert len(faults.incidents()) <= KEPT
+    assert len(faults.faults()) <= MAX_REPORTED
+    assert len(faults.incidents()) <= MAX_REPORTED
 
 
 def test_events_are_counted_and_are_news_when_they_have_not_been_seen_for_a_while() -> None:

@@ -277,7 +277,7 @@ def test_a_socket_that_a_container_has_put_in_place_of_the_daemons_is_not_used(t
     try:
         assert running.stdout is not None
         assert running.stdout.readline() == b"listening\n"
-        assert "of a container" in why_not(tmp_path)
+        assert "is in a container" in why_not(tmp_path)
     finally:
         running.kill()
         running.communicate()

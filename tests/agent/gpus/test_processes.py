@@ -92,12 +92,12 @@ def test_a_process_that_is_gone_is_in_no_container(tmp_path: Path) -> None:
 
 
 def test_the_cache_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mooring.agent.processes.KEPT", 3)
+    monkeypatch.setattr("mooring.agent.gpus.processes.MAX_CACHED", 3)
     containers = ProcessContainers(tmp_path)
     for pid in range(1, 10):
         _process(tmp_path, pid, 1, f"0::/docker/{ID}\n")
         assert containers.container_of(pid) == ID
-    assert len(containers._known) <= 3
+    assert len(containers._cached) <= 3
 
 
 def test_real_processes_answer_without_error() -> None:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from mooring.agent.gpus.reader import GpuReading, NvmlGpuReader, Pace
-from mooring.agent.nvml.types import GpuFacts
+from mooring.agent.nvml.types import NvmlGpuFacts
 from tests.testbed.nvml.standin import NvmlStandin, uuid_of
 from tests.testbed.waiting import wait_until
 
@@ -48,7 +48,7 @@ def _faults(reading: GpuReading) -> list[str | None]:
     return [gpu["fault"] for gpu in sorted(reading.inventory or (), key=_index)]
 
 
-def _index(gpu: GpuFacts) -> int:
+def _index(gpu: NvmlGpuFacts) -> int:
     return gpu["index"]
 
 
@@ -214,7 +214,7 @@ def test_children_that_outlive_sigkill_are_not_waited_for_nor_piled_up(started: 
             frozen.add(child)
             (cell / "cgroup.procs").write_text(str(child))
             (cell / "freezer.state").write_text("FROZEN")
-        return _error(reader.latest()) == "nvml_hung" and "outlive" in str(reader.latest().error)
+        return _error(reader.latest()) == "nvml_hung" and "survive" in str(reader.latest().error)
 
     try:
         reader = started(replace(QUICK, start_watchdog_s=1))

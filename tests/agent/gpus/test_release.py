@@ -155,7 +155,7 @@ def test_a_driver_that_says_nothing_says_not_that_it_is_free(tmp_path: Path) -> 
         assert wait_until(lambda: reader.latest().samples)
         gate = ReleaseGate(reader, lambda _: None, within_s=0.1)
         nvml.write(*TWO_CARDS, "hang nvmlDeviceGetUtilizationRates 30")
-        assert "does not tell" in gate.wait(ENDED, [CARD])[CARD]
+        assert "does not report" in gate.wait(ENDED, [CARD])[CARD]
 
 
 def test_a_card_at_fault_is_quarantined_by_its_inventory(

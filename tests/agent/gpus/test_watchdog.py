@@ -12,8 +12,8 @@ from mooring.agent.decide.reconcile import Kill, Release
 from mooring.agent.decide.snapshot import Key
 from mooring.agent.gpus.processes import ProcessContainers
 from mooring.agent.gpus.reader import NvmlGpuReader, Pace
-from mooring.agent.gpus.watchdog import Use, judge, missing, uses
-from mooring.agent.nvml.types import Sample
+from mooring.agent.gpus.watchdog import ShareUsage, judge, missing, share_usages
+from mooring.agent.nvml.types import NvmlSample
 from mooring.agent.runtime import Container
 from mooring.agent.simulated.gpus import SimulatedGpuReader
 from mooring.agent.simulated.runtime import SimulatedRuntime
@@ -37,7 +37,7 @@ SHARE = Share("shared", 250, 20_000, "prj_1")
 CONTAINERS = {1: "c-a-1", 2: "c-a-1", 3: "c-b-1", 4: None}
 
 
-def sample(*processes: tuple[int, int | None], uuid: str = CARD, known: bool = True) -> Sample:
+def sample(*processes: tuple[int, int | None], uuid: str = CARD, known: bool = True) -> NvmlSample:
     listed: Any = [
         {"pid": pid, "name": None, "memory_used_mib": mib, "mig_uuid": None} for pid, mib in processes
     ]
@@ -63,9 +63,9 @@ def sharing(instance_id: str, **more: Any) -> Container:
         ([], {A: None, B: None}),
     ],
 )
-def test_what_each_has_of_its_card(samples: list[Sample], has: dict[Key, int | None]) -> None:
-    found = uses(samples, [sharing("a"), sharing("b")], CONTAINERS.get)
-    assert {use.key: use.has for use in found} == has
+def test_what_each_has_of_its_card(samples: list[NvmlSample], has: dict[Key, int | None]) -> None:
+    found = share_usages(samples, [sharing("a"), sharing("b")], CONTAINERS.get)
+    assert {use.key: use.used for use in found} == has
 
 
 # --- who is ended
@@ -79,7 +79,7 @@ def after(*looks: dict[Key, int | None]) -> list[set[Key]]:
     strikes: dict[Key, int] = {}
     victims = []
     for look in looks:
-        strikes, ended = judge(strikes, [Use(key, CARD, LIMIT, has) for key, has in look.items()])
+        strikes, ended = judge(strikes, [ShareUsage(key, CARD, LIMIT, has) for key, has in look.items()])
         victims.append({use.key for use in ended})
     return victims
 
@@ -105,8 +105,8 @@ def test_two_samples_in_a_row_end_the_one_who_overdraws(
 
 
 def test_a_small_share_has_a_tolerance_of_its_own() -> None:
-    assert not Use(A, CARD, 100, 164).is_too_much
-    assert Use(A, CARD, 100, 165).is_too_much
+    assert not ShareUsage(A, CARD, 100, 164).is_excessive
+    assert ShareUsage(A, CARD, 100, 165).is_excessive
 
 
 # --- MIG devices that are taken away

@@ -1,4 +1,4 @@
-"""The events of a node's GPUs, counted by kind: no number of them can fill the memory or hide others."""
+"""Counts the events of a node's GPUs by kind, so that no flood of events fills memory or hides others."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -7,8 +7,8 @@ from mooring.agent.nvml.types import GpuEvent
 
 Kind = tuple[str | None, str, tuple[str, ...]]
 
-KINDS_KEPT: Final = 8192
-# An event like one of a moment ago is no news: it waits for the next regular report.
+MAX_KINDS: Final = 8192
+# A repeated event within this time waits for the next regular report.
 NEWS_AFTER_S: Final = 10.0
 
 
@@ -17,15 +17,15 @@ def kind_of(event: GpuEvent) -> Kind:
 
 
 class EventLedger:
-    """Counts since it was made. To be used by one thread."""
+    """Counts from its creation on. Used by one thread."""
 
     def __init__(self) -> None:
         self._events: dict[Kind, GpuEvent] = {}
         self._seen_at: dict[Kind, float] = {}
-        self._told: tuple[GpuEvent, ...] = ()
+        self._cached: tuple[GpuEvent, ...] = ()
 
     def add(self, events: Iterable[GpuEvent], now: float) -> bool:
-        """Count these; whether any of them is news."""
+        """Count these events. Returns whether any of them is news."""
         is_new = False
         for event in events:
             kind = kind_of(event)
@@ -37,14 +37,14 @@ class EventLedger:
             else:
                 count = before["count"] + event["count"]
                 self._events[kind] = {**event, "count": count, "first_at": before["first_at"]}
-            self._told = ()
-        while len(self._events) > KINDS_KEPT:
+            self._cached = ()
+        while len(self._events) > MAX_KINDS:
             oldest = next(iter(self._events))
             del self._events[oldest], self._seen_at[oldest]
         return is_new
 
     def events(self) -> tuple[GpuEvent, ...]:
-        """One for each kind, the first seen first; the same object until one is added."""
-        if not self._told and self._events:
-            self._told = tuple(self._events.values())
-        return self._told
+        """One event per kind, in order of first occurrence; the same object until an event is added."""
+        if not self._cached and self._events:
+            self._cached = tuple(self._events.values())
+        return self._cached

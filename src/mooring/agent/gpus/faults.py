@@ -1,10 +1,10 @@
-"""What a node reports of faults of its GPUs: each until the control plane has heard it, and none too often.
+"""The GPU faults that a node reports: each until a report is answered, repeated ones at intervals.
 
     fatal (core/xid.py)   an incident: the control plane quarantines the GPU
-    all else              a fault: counted, and reported at most every FAULT_PAUSE_S for each kind
+    anything else         a fault: counted, and reported at most every FAULT_PAUSE_S for each kind
 
-They travel in different lists of a report, because a control plane of an earlier release quarantines a GPU
-for every incident, whatever its code.
+A report has one list of each, because a control plane of an earlier release quarantines a GPU for every
+incident, whatever its code.
 """
 
 import logging
@@ -22,8 +22,8 @@ from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Incident
 
 FAULT_PAUSE_S: Final = 10.0
-KEPT: Final = 1000  # a report has room for no more
-# They only say that the inventory is to be read again.
+MAX_REPORTED: Final = 1000  # the protocol's limit
+# These events only say that the inventory has changed.
 _NO_FAULTS: Final = frozenset({"recovery_action_changed", "mig_changed"})
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class GpuFaults:
     """Any thread may call.
 
     Args:
-        recovery_of: what the driver wants done with a GPU; see `core/xid.py`.
+        recovery_of: the recovery action that the driver asks for on a GPU; see `core/xid.py`.
     """
 
     def __init__(
@@ -44,14 +44,14 @@ class GpuFaults:
         self._events: tuple[GpuEvent, ...] = ()
         self._counted: dict[Kind, int] = {}
         self._incidents: dict[str, Incident] = {}
-        # Its start makes the ids of this agent others than those of an earlier one.
+        # The prefix keeps the ids of this agent apart from those of earlier ones.
         self._prefix, self._numbers = uuid4().hex, count(1)
         self._due: dict[Kind, Incident] = {}  # not reported yet
         self._sent: dict[Kind, Incident] = {}  # reported, and not answered
         self._sent_at: dict[Kind, float] = {}
 
     def add_events(self, events: tuple[GpuEvent, ...]) -> None:
-        """The events of a reading, counted since the reader was made."""
+        """Take the events of a reading, whose counts rise from the reader's start."""
         if events is self._events:
             return
         before, self._counted = self._counted, {kind_of(event): event["count"] for event in events}
@@ -59,12 +59,12 @@ class GpuFaults:
         for event in events:
             new = event["count"] - before.get(kind_of(event), 0)
             if new and event["code"] not in _NO_FAULTS:
-                self._take(event, new if new > 0 else event["count"])
+                self._add(event, new if new > 0 else event["count"])
 
     def report_incident(
         self, gpu_uuids: Iterable[str], cause: str, reason: Reason, instance_id: str | None = None
     ) -> None:
-        """Report these GPUs as unusable; `cause` tells two incidents apart."""
+        """Report these GPUs as unusable. `cause` distinguishes incidents with the same code."""
         with self._lock:
             for uuid in gpu_uuids:
                 incident_id = f"{reason.code}/{cause}/{uuid}"
@@ -79,17 +79,17 @@ class GpuFaults:
             return list(self._incidents.values())
 
     def faults(self) -> list[Incident]:
-        """Those that it is time to report, and those whose report was not answered, in order."""
+        """The faults that are due, and those whose report was not answered, in order."""
         now = self._clock()
         with self._lock:
             due = [kind for kind in self._due if kind not in self._sent and self._may_send(kind, now)]
-            for kind in due[: KEPT - len(self._sent)]:
+            for kind in due[: MAX_REPORTED - len(self._sent)]:
                 self._sent[kind] = self._due.pop(kind)
                 self._sent_at[kind] = now
             return list(self._sent.values())
 
     def answered(self, incidents: Iterable[Incident], faults: Iterable[Incident] = ()) -> None:
-        """A report that carried these was answered."""
+        """A report with these was answered."""
         with self._lock:
             for incident in incidents:
                 self._incidents.pop(incident.id, None)
@@ -101,7 +101,7 @@ class GpuFaults:
     def _may_send(self, kind: Kind, now: float) -> bool:
         return kind not in self._sent_at or now - self._sent_at[kind] >= FAULT_PAUSE_S
 
-    def _take(self, event: GpuEvent, new: int) -> None:
+    def _add(self, event: GpuEvent, new: int) -> None:
         uuid, code = event["uuid"], event["code"]
         verdict = xid.judge(code, self._recovery_of(uuid) if uuid else None)
         if verdict.quarantines:
@@ -134,5 +134,5 @@ def _incident(incident_id: str, uuid: str, event: Mapping[str, object], new: int
 
 
 def _forget_oldest(kept: dict[Any, Any]) -> None:
-    while len(kept) > KEPT:
+    while len(kept) > MAX_REPORTED:
         del kept[next(iter(kept))]

@@ -1,17 +1,17 @@
-"""The CUDA MPS control daemons of this node, which hold programs to their shares of a card (decision 0012).
+"""The CUDA MPS control daemons of this node, which limit programs to their share of a GPU (decision 0012).
 
-    <pipe directory>/control   SOCK_SEQPACKET, the daemon listens; programs find the daemon here
-    <pipe directory>/shm       is the daemon's own /dev/shm, and that of every container that shares a card
+    <pipe directory>/control   SOCK_SEQPACKET, on which the daemon listens for programs
+    <pipe directory>/shm       is /dev/shm for the daemon and for every container with a share
 
-Both are mounted into containers, whose root may write to them. Docker cannot give a bind mount other options
-than its source has, so the source must be on a file system without set-user-ID programs and devices; without
-`noexec`, or without a size of its own, it is used and the log says so.
+Both are mounted into containers, whose root may write to them. A bind mount has the options of its source,
+so the source must be on a file system with `nosuid` and `nodev`. Without `noexec`, or without a size of its
+own, it is used and a warning is logged.
 
-What the daemon and its programs say to each other is NVIDIA's own affair. That it is alive, who it is and
-which /dev/shm it has, the kernel tells.
+The protocol between daemon and programs is NVIDIA's own. Whether the daemon is alive, who it is and which
+/dev/shm it has is read from the kernel.
 
-With `{gpu}` in its path each card has a daemon of its own. Since a shared card has one project, no two
-projects then meet at a daemon.
+With `{gpu}` in the path each GPU has a daemon of its own. A shared GPU belongs to one project at a time, so
+no two projects then use the same daemon.
 """
 
 import logging
@@ -30,8 +30,8 @@ from mooring.agent.runtime import StartDelayed
 from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.core.instance.state import Reason
 
-PIPE_DIRECTORY: Final = Path("/tmp/nvidia-mps")  # noqa: S108 - NVIDIA's default; whose it is, is looked at
-CARD_HERE: Final = "{gpu}"
+PIPE_DIRECTORY: Final = Path("/tmp/nvidia-mps")  # noqa: S108 - NVIDIA's default; its owner is checked
+GPU_PLACEHOLDER: Final = "{gpu}"
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - where libraries look for it
 
 _FOLDER: Final = re.compile(r"[A-Za-z0-9-]+")
@@ -39,51 +39,51 @@ _CONTROL: Final = "control"
 _SHM: Final = "shm"
 _ANSWER_WITHIN_S: Final = 1.0
 _PEER: Final = struct.Struct("3i")  # pid, uid, gid
-_NOT_AT_WORK: Final = frozenset({"T", "t", "Z", "X"})  # stopped, traced, dead
+_NOT_RUNNING: Final = frozenset({"T", "t", "Z", "X"})  # stopped, traced, dead
 _WHOLE_PERCENT: Final = 100
-# What a container writes there is on the host, and belongs to its root.
+# A container can write there as the host's root.
 _REQUIRED_OPTIONS: Final = {"nosuid": os.ST_NOSUID, "nodev": os.ST_NODEV}
 _ADVISED_OPTIONS: Final = {"noexec": os.ST_NOEXEC}
-# Not to be filled by a container.
+# File systems that a container must not be able to fill.
 _SYSTEM_DIRECTORIES: Final = tuple(map(Path, ("/", "/run", "/tmp", "/var", "/dev/shm")))  # noqa: S108
 
 log = logging.getLogger(__name__)
 
 
 class MpsUnavailableError(Exception):
-    """No share can be held to its limits here; the message says why."""
+    """MPS cannot enforce shares here; the message says why."""
 
 
 class Mps:
-    """The daemons of this node, or the one. Any thread may call.
+    """The daemon of this node, or one for each GPU. Any thread may call.
 
     Args:
-        cards: the UUIDs of those that must have a daemon each, where each has one.
+        gpus: the UUIDs of the GPUs that may be shared, each with a daemon of its own if there are several.
     """
 
     def __init__(
-        self, pipe_directory: Path = PIPE_DIRECTORY, cards: Callable[[], Sequence[str]] = tuple
+        self, pipe_directory: Path = PIPE_DIRECTORY, gpus: Callable[[], Sequence[str]] = tuple
     ) -> None:
-        self._pipe_directory, self._cards = str(pipe_directory), cards
-        self._why_not: str | None = None  # as it was last logged
-        self._advice: str | None = None  # likewise
+        self._pipe_directory, self._gpus = str(pipe_directory), gpus
+        self._problem: str | None = None  # the last one logged
+        self._advice: str | None = None  # the last one logged
 
-    def of(self, card: str) -> "Daemon":
-        """Raises MpsUnavailableError: the card's name makes no folder's."""
-        if CARD_HERE in self._pipe_directory and not _FOLDER.fullmatch(card):
-            raise MpsUnavailableError(f"no MPS daemon can be of {card!r}")
-        return Daemon(Path(self._pipe_directory.replace(CARD_HERE, card)))
+    def of(self, gpu_uuid: str) -> "Daemon":
+        """Raises MpsUnavailableError: the UUID is not a valid name of a directory."""
+        if GPU_PLACEHOLDER in self._pipe_directory and not _FOLDER.fullmatch(gpu_uuid):
+            raise MpsUnavailableError(f"{gpu_uuid!r} cannot have an MPS daemon")
+        return Daemon(Path(self._pipe_directory.replace(GPU_PLACEHOLDER, gpu_uuid)))
 
     def answers(self) -> bool:
-        """Says in the log, once, why it is not used: somebody may have started it for us."""
+        """Whether MPS can be used. If not, the reason is logged once."""
         try:
             self._check_all()
         except MpsUnavailableError as why:
-            if str(why) != self._why_not:
-                log.info("shares of GPUs are not held by MPS here: %s", why)
-            self._why_not = str(why)
+            if str(why) != self._problem:
+                log.info("MPS does not enforce shares of GPUs here: %s", why)
+            self._problem = str(why)
             return False
-        self._why_not = None
+        self._problem = None
         if (advice := self.advice()) != self._advice:
             self._advice = advice
             if advice:
@@ -91,28 +91,28 @@ class Mps:
         return True
 
     def advice(self) -> str | None:
-        """What should be better about the directories that shares of GPUs get."""
-        advice = (self.of(card).advice() for card in self._cards_with_daemons())
+        """What the operator should improve about the mounted directories; None: nothing."""
+        advice = (self.of(gpu).advice() for gpu in self._gpus_with_daemons())
         return next(filter(None, advice), None)
 
     def require(self, gpu_uuids: Sequence[str], share: Share | None) -> None:
-        """Raises StartDelayed: without its daemon, what has this share would run without its limits."""
+        """Raises StartDelayed: without its daemon the share would not be limited."""
         if share is None or share.isolation != "mps":
             return
         try:
-            for card in gpu_uuids:
-                self.of(card).check()
+            for gpu_uuid in gpu_uuids:
+                self.of(gpu_uuid).check()
         except MpsUnavailableError as why:
             raise StartDelayed(Reason(code="mps_unavailable", message=str(why))) from why
 
     def _check_all(self) -> None:
-        if not (cards := self._cards_with_daemons()):
+        if not (gpus := self._gpus_with_daemons()):
             raise MpsUnavailableError("no GPU is known yet")
-        for card in cards:
-            self.of(card).check()
+        for gpu in gpus:
+            self.of(gpu).check()
 
-    def _cards_with_daemons(self) -> Sequence[str]:
-        return self._cards() if CARD_HERE in self._pipe_directory else ["any"]
+    def _gpus_with_daemons(self) -> Sequence[str]:
+        return self._gpus() if GPU_PLACEHOLDER in self._pipe_directory else ["any"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class Daemon:
     proc: Path = Path("/proc")
 
     def check(self) -> None:
-        """Raises MpsUnavailableError unless a daemon that may be trusted is at work."""
+        """Raises MpsUnavailableError unless a trustworthy daemon is running."""
         _require_own_directory(self.pipe_directory)
         _require_own_directory(self._shm)
         for each in (self.pipe_directory, self._shm):
@@ -130,21 +130,21 @@ class Daemon:
                     f"{each} is on a file system without {missing}; mount a tmpfs there (docs/operating.md)"
                 )
         pid = self._peer()
-        self._require_of_the_host(pid)
-        self._require_at_work(pid)
+        self._require_host_process(pid)
+        self._require_running(pid)
         self._require_shared_memory(pid)
 
     def advice(self) -> str | None:
-        """What programs in containers can do to the host through these directories, as they are mounted."""
+        """What these mounts allow programs in containers to do to the host; None: nothing."""
         for each in (self.pipe_directory, self._shm):
             if missing := _missing(each, _ADVISED_OPTIONS):
                 return f"{each} should be on a file system with {missing}"
             if _device(each) in {_device(system) for system in _SYSTEM_DIRECTORIES}:
-                return f"{each} should be on a tmpfs of its own: containers can fill the one that it is on"
+                return f"{each} should be on a tmpfs of its own: containers can fill its file system"
         return None
 
     def environment(self, share: Share) -> dict[str, str]:
-        """For a program that may use no more than its share. It sees one card, which is therefore its 0."""
+        """The environment that limits a program to its share. It sees one GPU, with index 0."""
         percent = max(1, _WHOLE_PERCENT * share.milli // WHOLE_MILLI)
         return {
             "CUDA_MPS_PIPE_DIRECTORY": str(self.pipe_directory),
@@ -153,8 +153,8 @@ class Daemon:
         }
 
     def mounts(self) -> list[dict[str, Any]]:
-        """In the words of the Engine API: two fixed paths, and none that anybody asked for (R6, R9)."""
-        ways = {self.pipe_directory: self.pipe_directory, self._shm: SHARED_MEMORY}
+        """Mounts for the Engine API: two fixed paths, none from a request (R6, R9)."""
+        targets = {self.pipe_directory: self.pipe_directory, self._shm: SHARED_MEMORY}
         return [
             {
                 "Type": "bind",
@@ -163,7 +163,7 @@ class Daemon:
                 "ReadOnly": False,
                 "BindOptions": {"Propagation": "rprivate"},
             }
-            for source, target in ways.items()
+            for source, target in targets.items()
         ]
 
     @property
@@ -171,7 +171,7 @@ class Daemon:
         return self.pipe_directory / _SHM
 
     def _peer(self) -> int:
-        """The process that listens; the kernel itself says which one it is."""
+        """The pid of the listening process, from the kernel."""
         control = self.pipe_directory / _CONTROL
         if control.is_symlink():
             raise MpsUnavailableError(f"{control} is a link")
@@ -179,55 +179,57 @@ class Daemon:
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as call:
                 call.settimeout(_ANSWER_WITHIN_S)
                 call.connect(str(control))
-                told = call.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+                credentials = call.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
         except OSError as error:
             raise MpsUnavailableError(f"no MPS daemon answers at {control}: {error}") from error
-        pid, uid, _gid = _PEER.unpack(told)
+        pid, uid, _gid = _PEER.unpack(credentials)
         if uid not in {0, os.geteuid()}:
-            raise MpsUnavailableError(f"what answers at {control} is of user {uid}, not of root")
+            raise MpsUnavailableError(f"the process that answers at {control} is of user {uid}, not of root")
         if not pid:
-            raise MpsUnavailableError(f"what answers at {control} is in another pid namespace than the agent")
+            raise MpsUnavailableError(
+                f"the process that answers at {control} is in another pid namespace than the agent"
+            )
         return int(pid)
 
-    def _require_of_the_host(self, pid: int) -> None:
-        """Root in a container may put a socket of its own in place of the daemon's, and is user 0 as well."""
+    def _require_host_process(self, pid: int) -> None:
+        """Root in a container is user 0 too, and could replace the daemon's socket with its own."""
         try:
             theirs = (self.proc / str(pid) / "ns" / "pid").stat()
             ours = (self.proc / "self" / "ns" / "pid").stat()
         except OSError as error:
             raise MpsUnavailableError(
-                f"the MPS daemon, process {pid}, cannot be looked at: {error}"
+                f"the MPS daemon, process {pid}, cannot be inspected: {error}"
             ) from error
         if (theirs.st_dev, theirs.st_ino) != (ours.st_dev, ours.st_ino):
             raise MpsUnavailableError(
-                f"what answers at {self.pipe_directory / _CONTROL} is process {pid} of a container"
+                f"the process that answers at {self.pipe_directory / _CONTROL}, {pid}, is in a container"
             )
 
-    def _require_at_work(self, pid: int) -> None:
+    def _require_running(self, pid: int) -> None:
         try:
             state = (self.proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
         except (OSError, IndexError) as error:
             raise MpsUnavailableError(f"the MPS daemon, process {pid}, has ended") from error
-        if state in _NOT_AT_WORK:
+        if state in _NOT_RUNNING:
             raise MpsUnavailableError(f"the MPS daemon, process {pid}, is stopped or dead (state {state})")
 
     def _require_shared_memory(self, pid: int) -> None:
-        """With the host's own, every program with a share could read and fill the host's shared memory."""
+        """With the host's /dev/shm, every program with a share could read and fill it."""
         theirs = self.proc / str(pid) / "root" / SHARED_MEMORY.relative_to("/")
         try:
             its, ours = theirs.stat(), self._shm.stat()
         except OSError as error:
-            raise MpsUnavailableError(f"the MPS daemon's /dev/shm cannot be seen: {error}") from error
+            raise MpsUnavailableError(f"the MPS daemon's /dev/shm cannot be inspected: {error}") from error
         if (its.st_dev, its.st_ino) != (ours.st_dev, ours.st_ino):
             raise MpsUnavailableError(f"the MPS daemon's /dev/shm is not {self._shm}; start it with that one")
 
 
 def _missing(path: Path, options: Mapping[str, int]) -> str:
-    """Those of the mount options that a path's file system does not have."""
+    """The mount options that a path's file system lacks."""
     try:
         flags = os.statvfs(path).f_flag
     except OSError as error:
-        raise MpsUnavailableError(f"{path} cannot be looked at: {error}") from error
+        raise MpsUnavailableError(f"{path} cannot be inspected: {error}") from error
     return ",".join(name for name, flag in options.items() if not flags & flag)
 
 
@@ -239,7 +241,7 @@ def _device(path: Path) -> int | None:
 
 
 def _require_own_directory(path: Path) -> None:
-    """Anybody may make a directory in /tmp; what is in it would come into containers."""
+    """Any user can create a directory in /tmp, and this one is mounted into containers."""
     try:
         found = path.lstat()
     except OSError as error:

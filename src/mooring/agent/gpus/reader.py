@@ -1,11 +1,11 @@
-"""What the agent knows of its cards: the reader's interface, and the one that asks NVML.
+"""Reads the node's GPUs: the interface `GpuReader`, and the reader that uses NVML.
 
-    reader's thread ──JSON line──> child (nvml_process) ──> libnvidia-ml ──> driver
+    reader's thread ──JSON line──> child (nvml/process.py) ──> libnvidia-ml ──> driver
          │  no answer in `watchdog_s`: SIGKILL, report nvml_hung, a new child after a pause
-         └──> GpuReading (frozen), which `latest()` hands to the heartbeat without waiting
+         └──> GpuReading (frozen), which `latest()` returns without waiting
 
-One child is one life of NVML: driver gone, upgraded or cards lost means a new child, because the old
-one keeps the old library mapped. A card once seen is listed as lost when the driver no longer does.
+Each child initialises NVML once. After a driver upgrade or a lost GPU a new child is started, because the old
+one keeps the old library mapped. A GPU that the driver no longer lists is reported as lost.
 """
 
 import math
@@ -20,33 +20,32 @@ from mooring.agent.gpus.event_ledger import EventLedger
 from mooring.agent.nvml.child import ChildEndedError, ChildHungError, NvmlChild
 from mooring.agent.nvml.types import (
     GpuEvent,
-    GpuFacts,
     NodeFault,
+    NvmlGpuFacts,
     NvmlInventory,
-    Sample,
-    SampleAnswer,
+    NvmlSample,
+    NvmlSampleAnswer,
     UnreadableGpu,
 )
 
 NOT_READ_YET: Final[NodeFault] = {"code": "not_read_yet", "message": "The GPUs have not been read yet"}
 EVENTS_LOST: Final[NodeFault] = {"code": "events_lost", "message": "NVML no longer delivers GPU events"}
 UNKILLABLE_MAX: Final = 3
-CURED_ANEW: Final = frozenset({"gpu_lost", "reset_required"})
+CURED_BY_RESTART: Final = frozenset({"gpu_lost", "reset_required"})
 
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """Everything known of the node's cards at one moment.
+    """Everything known about the node's GPUs at one time.
 
-    `inventory` is None while nothing is known, and the last one known while there is an `error`;
-    `samples` are of the last second, and none while there is an `error`. `events` are counted since the
-    reader was made, so a consumer that looks seldom misses none.
-    `taken_at` is `time.monotonic()` of the last answer.
+    `inventory` is None while nothing is known, and the last known one while there is an `error`.
+    `samples` are of the last second, and empty while there is an `error`. `events` are counted from the
+    reader's start, so that a slow consumer misses none. `taken_at` is `time.monotonic()` of the last answer.
     """
 
     taken_at: float
-    inventory: tuple[GpuFacts, ...] | None = None
-    samples: tuple[Sample, ...] = ()
+    inventory: tuple[NvmlGpuFacts, ...] | None = None
+    samples: tuple[NvmlSample, ...] = ()
     driver_version: str | None = None
     cuda_version: str | None = None
     unreadable: tuple[UnreadableGpu, ...] = ()
@@ -57,23 +56,23 @@ class GpuReading:
 
 class GpuReader(Protocol):
     def latest(self) -> GpuReading:
-        """The newest reading, at once."""
+        """The newest reading, without waiting."""
 
     def wait_first(self, timeout_s: float) -> bool:
-        """Whether the first reading is there, a failed one included, after at most this long."""
+        """Wait for the first reading, even a failed one. Returns whether it is there in time."""
 
     def fresh(self, timeout_s: float) -> GpuReading | None:
-        """A reading whose samples, and faults that they show, are of after this call; None: not in time."""
+        """A reading with samples, and the faults they show, from after this call; None: not in time."""
 
     def on_news(self, call: Callable[[], None]) -> None:
-        """Call this, from the reader's thread, when a card's health may have changed. It must not block."""
+        """Have this called, in the reader's thread, when a GPU's health may change. It must not block."""
 
     def close(self) -> None:
-        """Lets go of everything; `latest()` stays what it was."""
+        """Free all resources; `latest()` keeps its last value."""
 
 
 class NodeUnreadableError(Exception):
-    """NVML's answer for the whole node was an error."""
+    """NVML answered with an error for the whole node."""
 
     def __init__(self, fault: NodeFault) -> None:
         super().__init__(fault["message"])
@@ -82,24 +81,24 @@ class NodeUnreadableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How often what is asked, in seconds. The pauses are before each new child, the last one repeats."""
+    """Intervals in seconds. The pauses come before each new child; the last one repeats."""
 
     sample_interval_s: float = 1
     inventory_interval_s: float = 15
-    # After an event the inventory is read at once, but not more often than this: programs can cause events
-    # as fast as they like.
+    # At least this long between inventories after events, which programs can cause at any rate.
     inventory_gap_s: float = 2
     watchdog_s: float = 10
-    start_watchdog_s: float = 60  # without persistence mode, starting NVML wakes up every card
+    start_watchdog_s: float = 60  # without persistence mode, starting NVML initialises every GPU
     retry_pauses_s: tuple[float, ...] = (1, 2, 4, 8, 16, 30, 60)
-    lost_pauses_s: tuple[float, ...] = (15, 30, 60, 120, 300)  # while a card is lost
+    lost_pauses_s: tuple[float, ...] = (15, 30, 60, 120, 300)  # while a GPU is lost
     absent_pauses_s: tuple[float, ...] = (60, 300)  # while there is no NVML library: a CPU node
 
 
 class NvmlGpuReader:
-    """Reads the cards through a child process; starts reading when it is made.
+    """Reads the GPUs through a child process, from its creation on.
 
-    `environment` is the child's whole environment, the agent's own when None.
+    Args:
+        environment: the child's whole environment; None: the agent's.
     """
 
     def __init__(self, pace: Pace | None = None, environment: Mapping[str, str] | None = None) -> None:
@@ -107,8 +106,8 @@ class NvmlGpuReader:
         self._environment = environment
         self._reading = GpuReading(time.monotonic(), error=NOT_READ_YET)
         self._ledger = EventLedger()
-        self._faults: frozenset[str] = frozenset()  # the cards at fault in the last sample
-        self._awaited = False  # somebody asked for the last sample
+        self._faults: frozenset[str] = frozenset()  # the GPUs with a fault in the last sample
+        self._awaited = False  # `fresh` waits for the current sample
         self._news: Callable[[], None] = lambda: None
         self._child: NvmlChild | None = None
         self._unkillable: list[NvmlChild] = []
@@ -119,7 +118,7 @@ class NvmlGpuReader:
         self._first, self._closing = threading.Event(), threading.Event()
         self._wake = threading.Event()
         self._sampled = threading.Condition()
-        self._sampled_at = -math.inf  # when the newest samples were asked for
+        self._sampled_at = -math.inf  # when the newest samples were requested
         self._thread = threading.Thread(target=self._run, name="gpu-reader", daemon=True)
         self._thread.start()
 
@@ -133,7 +132,7 @@ class NvmlGpuReader:
         self._news = call
 
     def close(self) -> None:
-        """Takes at most 2 s: a child that even SIGKILL does not end is left to the kernel."""
+        """Takes at most 2 s. A child that SIGKILL does not end is left behind."""
         self._closing.set()
         self._wake.set()
         if self._child is not None:
@@ -149,16 +148,16 @@ class NvmlGpuReader:
 
     @property
     def child_pid(self) -> int | None:
-        """The process that holds NVML now, if there is one."""
+        """The pid of the child, if there is one."""
         child = self._child
         return child.pid if child else None
 
     def _run(self) -> None:
         while not self._closing.is_set():
-            self._closing.wait(self._live_once())
+            self._closing.wait(self._run_child())
 
-    def _live_once(self) -> float:
-        """One child from start to end; the pause before the next, in seconds."""
+    def _run_child(self) -> float:
+        """Run one child to its end. Returns the pause before the next, in seconds."""
         try:
             self._serve()
         except ChildHungError as hung:
@@ -170,10 +169,10 @@ class NvmlGpuReader:
         else:
             return 0
         finally:
-            self._bury()
+            self._end_child()
 
     def _serve(self) -> None:
-        """Asks one child until it fails, or until lost cards make a new one worth a try."""
+        """Query one child until it fails, or until a new one may find lost GPUs."""
         self._child = child = self._new_child()
         self._renew_at = math.inf
         self._inventory(child, self._pace.start_watchdog_s)
@@ -183,7 +182,7 @@ class NvmlGpuReader:
             began_at = time.monotonic()
             sample_at = max(sample_at + self._pace.sample_interval_s, began_at)
             news = self._sample(child)
-            if self._is_unwell_anew() or inventory.is_due(time.monotonic(), news=news, awaited=self._awaited):
+            if self._has_new_fault() or inventory.is_due(time.monotonic(), news=news, awaited=self._awaited):
                 self._inventory(child, self._pace.watchdog_s)
                 inventory.was_read(time.monotonic())
             with self._sampled:
@@ -191,7 +190,7 @@ class NvmlGpuReader:
                 self._sampled.notify_all()
 
     def _closed_by(self, at: float) -> bool:
-        """Waits until then, on the monotonic clock, or until `fresh()` or `close()` is called."""
+        """Wait until `at` (monotonic), or until `fresh()` or `close()` is called. True: closed."""
         self._awaited = self._wake.wait(max(0, at - time.monotonic()))
         self._wake.clear()
         return self._closing.is_set()
@@ -200,15 +199,17 @@ class NvmlGpuReader:
         self._unkillable = [child for child in self._unkillable if not child.reaped()]
         if len(self._unkillable) >= UNKILLABLE_MAX:
             raise ChildHungError(
-                f"{len(self._unkillable)} NVML processes hang in the driver and outlive SIGKILL"
+                f"{len(self._unkillable)} NVML processes hang in the driver and survive SIGKILL"
             )
         return NvmlChild(self._environment)
 
     def _inventory(self, child: NvmlChild, timeout_s: float) -> None:
         answer = cast(NvmlInventory, self._ask(child, "inventory", timeout_s))
         gpus = _with_missing(self._reading.inventory or (), answer)
-        before = _unwell(self._reading.inventory or ())
-        self._plan_renewal(bool(answer["unreadable"]) or any(gpu["fault"] in CURED_ANEW for gpu in gpus))
+        before = _faults_of(self._reading.inventory or ())
+        self._plan_renewal(
+            bool(answer["unreadable"]) or any(gpu["fault"] in CURED_BY_RESTART for gpu in gpus)
+        )
         self._publish(
             replace(
                 self._reading,
@@ -219,19 +220,19 @@ class NvmlGpuReader:
                 error=None,
             )
         )
-        if _unwell(gpus) != before:
+        if _faults_of(gpus) != before:
             self._news()
 
     def _plan_renewal(self, lost: bool) -> None:
-        """A lost card may be back after a reset, and only a new start of NVML shows it."""
+        """A lost GPU may be back after a reset; only a new child sees it."""
         if not lost:
             self._renew_at, self._lost_pauses = math.inf, _pauses(self._pace.lost_pauses_s)
         elif self._renew_at == math.inf:
             self._renew_at = time.monotonic() + next(self._lost_pauses)
 
     def _sample(self, child: NvmlChild) -> bool:
-        """Whether there were events."""
-        answer = cast(SampleAnswer, self._ask(child, "sample", self._pace.watchdog_s))
+        """Read a sample. Returns whether there were events."""
+        answer = cast(NvmlSampleAnswer, self._ask(child, "sample", self._pace.watchdog_s))
         is_new = self._ledger.add(answer["events"], time.monotonic())
         self._retry_pauses = _pauses(self._pace.retry_pauses_s)
         self._absent_pauses = _pauses(self._pace.absent_pauses_s)
@@ -244,8 +245,8 @@ class NvmlGpuReader:
         self._faults = frozenset(answer["faults"])
         return bool(answer["events"])
 
-    def _is_unwell_anew(self) -> bool:
-        """Whether the last sample shows a fault of a card that the inventory has as well."""
+    def _has_new_fault(self) -> bool:
+        """Whether the last sample shows a fault of a GPU that is healthy in the inventory."""
         return any(
             gpu["fault"] is None and gpu["uuid"] in self._faults for gpu in self._reading.inventory or ()
         )
@@ -257,7 +258,7 @@ class NvmlGpuReader:
         return cast(dict[str, Any], answer["answer"])
 
     def _unreadable(self, fault: NodeFault) -> float:
-        """No NVML library and never a card: that is a CPU node, and no error."""
+        """No NVML library and never a GPU: this is a CPU node, which is no error."""
         if fault["code"] == "library_not_found" and not self._reading.inventory:
             self._publish(replace(self._reading, inventory=(), error=None))
             return next(self._absent_pauses)
@@ -268,7 +269,7 @@ class NvmlGpuReader:
             self._publish(replace(self._reading, samples=(), error=fault))
         return next(self._retry_pauses)
 
-    def _bury(self) -> None:
+    def _end_child(self) -> None:
         child, self._child = self._child, None
         if child is not None:
             child.kill()
@@ -281,8 +282,9 @@ class NvmlGpuReader:
 
 
 class _InventoryTimes:
-    """When the inventory is read: regularly, and after news; then once more, as a driver that has just
-    announced an error may need a moment to decide what it wants done.
+    """Schedules inventory readings: at intervals, after news, and once more after that.
+
+    A driver that has just reported an error may set its recovery action a little later.
     """
 
     def __init__(self, pace: Pace, read_at: float) -> None:
@@ -290,7 +292,7 @@ class _InventoryTimes:
         self._news = self._again = False
 
     def is_due(self, now: float, *, news: bool, awaited: bool) -> bool:
-        """Args: awaited: somebody waits for all that the events of now mean, before a card is given out."""
+        """Args: awaited: a caller of `fresh` needs the effect of these events before a GPU is released."""
         self._news = self._news or news
         if self._news and awaited:
             return True
@@ -303,18 +305,18 @@ class _InventoryTimes:
         self._again, self._news = self._news, False
 
 
-def _unwell(gpus: Iterable[GpuFacts]) -> dict[str, str]:
+def _faults_of(gpus: Iterable[NvmlGpuFacts]) -> dict[str, str]:
     return {gpu["uuid"]: gpu["fault"] for gpu in gpus if gpu["fault"]}
 
 
-def _with_missing(before: Iterable[GpuFacts], now: NvmlInventory) -> tuple[GpuFacts, ...]:
-    """The cards of now, and those that were there before and cannot be read now, as faulty."""
+def _with_missing(before: Iterable[NvmlGpuFacts], now: NvmlInventory) -> tuple[NvmlGpuFacts, ...]:
+    """The present GPUs, and with a fault those that were present before."""
     present = {gpu["uuid"] for gpu in now["gpus"]}
-    why = {gpu["uuid"]: gpu["code"] for gpu in now["unreadable"]}
+    codes = {gpu["uuid"]: gpu["code"] for gpu in now["unreadable"]}
     missing = [
-        {**gpu, "fault": why.get(gpu["uuid"], "gpu_lost")} for gpu in before if gpu["uuid"] not in present
+        {**gpu, "fault": codes.get(gpu["uuid"], "gpu_lost")} for gpu in before if gpu["uuid"] not in present
     ]
-    return (*now["gpus"], *cast(list[GpuFacts], missing))
+    return (*now["gpus"], *cast(list[NvmlGpuFacts], missing))
 
 
 def _pauses(pauses_s: tuple[float, ...]) -> Iterator[float]:

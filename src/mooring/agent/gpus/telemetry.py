@@ -1,7 +1,7 @@
-"""What a report says of the machine and its cards, and of the faults that they had.
+"""What a report says about the machine, its GPUs and their faults.
 
-While NVML fails, the node has a problem (nothing new is placed) and the last inventory stands for a
-minute: cards do not change because a driver call hangs. After that they are unknown.
+While NVML fails, the node reports a problem (nothing new is placed), and for a minute the last inventory:
+GPUs do not change because a driver call hangs. After that they are unknown.
 """
 
 import logging
@@ -14,8 +14,7 @@ from typing import Final
 from mooring import __version__
 from mooring.agent.gpus.faults import GpuFaults
 from mooring.agent.gpus.reader import NOT_READ_YET, GpuReader, GpuReading
-from mooring.agent.nvml.types import NodeFault
-from mooring.agent.nvml.types import Sample as RawSample
+from mooring.agent.nvml.types import NodeFault, NvmlSample
 from mooring.agent.runtime import Container, RuntimeFacts
 from mooring.core.gpu import GpuFacts, Sample
 from mooring.core.instance.state import Reason
@@ -30,7 +29,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the agent knows of its machine from its settings."""
+    """What the settings say about this machine."""
 
     hostname: str
     address: str
@@ -39,7 +38,7 @@ class Machine:
 
 
 class Telemetry:
-    """Reads the GPU reader without waiting for it. Called by one thread at a time, but for `faults`."""
+    """Uses the reader's newest reading, without waiting. Call from one thread at a time, except `faults`."""
 
     def __init__(
         self, gpus: GpuReader, container_of: ContainerOf, clock: Callable[[], float] = time.monotonic
@@ -65,11 +64,11 @@ class Telemetry:
             facts = [GpuFacts.model_validate(gpu) for gpu in reading.inventory]
             self._inventory = (reading.inventory, facts)
             for gpu in reading.unreadable:
-                log.error("GPU %s cannot be read (%s), so it is not offered", gpu["index"], gpu["code"])
+                log.error("GPU %s cannot be read (%s), so it is not reported", gpu["index"], gpu["code"])
         return self._inventory[1]
 
     def samples(self, reading: GpuReading, containers: Iterable[Container]) -> list[Sample]:
-        """The live samples, with the instance of every process that runs in one."""
+        """The live samples; each process that runs in an instance names it."""
         instances = {container.container_id: container.instance_id for container in containers}
         return [self._attributed(sample, instances) for sample in reading.samples]
 
@@ -77,22 +76,22 @@ class Telemetry:
         return self._failing_since is not None and self._clock() - self._failing_since > INVENTORY_KEPT_S
 
     def _recovery_of(self, uuid: str) -> str | None:
-        found = (gpu for gpu in self._reader.latest().inventory or () if gpu["uuid"] == uuid)
-        return next((gpu["recovery_action"] for gpu in found), None)
+        matches = (gpu for gpu in self._reader.latest().inventory or () if gpu["uuid"] == uuid)
+        return next((gpu["recovery_action"] for gpu in matches), None)
 
-    def _attributed(self, sample: RawSample, instances: Mapping[str, str]) -> Sample:
-        """`instances` are by container."""
+    def _attributed(self, sample: NvmlSample, instances: Mapping[str, str]) -> Sample:
+        """Args: instances: by container."""
         if not sample["processes"]:
             return Sample.model_validate(sample)
-        named = []
+        processes = []
         for process in sample["processes"]:
             container_id = self._container_of(process["pid"])
-            named.append({**process, "instance_id": instances.get(container_id or "")})
-        return Sample.model_validate({**sample, "processes": named})
+            processes.append({**process, "instance_id": instances.get(container_id or "")})
+        return Sample.model_validate({**sample, "processes": processes})
 
 
 def gpu_problem(error: NodeFault | None) -> Reason | None:
-    """Why nothing should be placed on this node, if its cards cannot be read."""
+    """Why nothing may be placed on this node, if its GPUs cannot be read."""
     if error is None or error == NOT_READ_YET:
         return None
     return Reason(code=error["code"], message=error["message"])
@@ -122,7 +121,7 @@ def node_facts(machine: Machine, engine: RuntimeFacts, reading: GpuReading) -> N
 
 
 def unknown_engine() -> RuntimeFacts:
-    """What is said of the machine before its container engine has said anything."""
+    """The facts reported before the container engine has answered for the first time."""
     pages, page_bytes = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     message = "The container engine of this node has not answered yet"
     return RuntimeFacts(

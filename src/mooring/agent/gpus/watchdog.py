@@ -1,10 +1,10 @@
-"""Keeps those who share a card to their own memory, and notices MIG devices that were taken away.
+"""Finds containers that exceed their share of a GPU's memory, and MIG devices that no longer exist.
 
-    one fresh sample a second, while there is a share -> how much each container has of its card -> strikes
+    one fresh sample a second, while there is a share -> the GPU memory of each container -> strikes
         -> too much in two samples in a row: that container is killed, and never its neighbour
-        -> what cannot be told, of a process or of the whole card, is no evidence: no strike
+        -> unknown, of a process or of the whole GPU: no strike
 
-Where MPS runs, it refuses such allocations by itself, and this is for what gets around it.
+Where MPS runs, it rejects such allocations itself; this catches what bypasses it.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,54 +14,56 @@ from typing import Final
 from mooring.agent.decide.reconcile import key_of
 from mooring.agent.decide.snapshot import Key
 from mooring.agent.gpus.reader import GpuReader, GpuReading
-from mooring.agent.nvml.types import Sample
+from mooring.agent.nvml.types import NvmlSample
 from mooring.agent.runtime import Container
 from mooring.core.instance.state import Reason
 
-# A neighbour whose memory is taken fails at its next allocation, so soon; NVML itself has news once a second.
+# Short: a neighbour whose memory is taken fails at its next allocation. NVML updates once a second.
 CHECK_EVERY_S: Final = 1.0
-# One sample may catch a program between two allocations, or a pid that has just become another's.
+# One sample may catch a program between two allocations, or a pid that was just reused.
 STRIKES: Final = 2
-# What a program cannot help: the driver's part of a context differs by release and counts as the program's.
+# The driver's part of a CUDA context counts as the program's memory, and differs by release.
 LEAST_TOLERANCE_MIB: Final = 64
-TOLERANCE: Final = 0.02  # of what it may use
-# The inventory is read every 15 s; one reading may miss a device that is there.
-MISSING_IN: Final = 2
+TOLERANCE: Final = 0.02  # of the allowed memory
+# Inventory readings, 15 s apart; a single one may miss a device that exists.
+MISSING_READINGS: Final = 2
 _SAMPLE_WITHIN_S: Final = 2.0
 
 ContainerOf = Callable[[int], str | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
-    """What a container may use and has of the card that it shares, in MiB."""
+class ShareUsage:
+    """The memory that a container may use and uses of the GPU that it shares, in MiB."""
 
     key: Key
     gpu_uuid: str
-    may_use: int
-    has: int | None  # null: not all of it can be told
+    allowed: int
+    used: int | None  # None: unknown
 
     @property
-    def is_too_much(self) -> bool:
-        return self.has is not None and self.has > self.may_use + max(
-            LEAST_TOLERANCE_MIB, TOLERANCE * self.may_use
+    def is_excessive(self) -> bool:
+        return self.used is not None and self.used > self.allowed + max(
+            LEAST_TOLERANCE_MIB, TOLERANCE * self.allowed
         )
 
 
-def uses(samples: Sequence[Sample], sharing: Iterable[Container], container_of: ContainerOf) -> list[Use]:
-    """What each of these has of its card, from the processes that the driver lists there."""
+def share_usages(
+    samples: Sequence[NvmlSample], sharing: Iterable[Container], container_of: ContainerOf
+) -> list[ShareUsage]:
+    """The GPU memory of each of these containers, from the processes that the driver lists."""
     by_uuid = {sample["uuid"]: sample for sample in samples}
     found = []
     for container in sharing:
         if container.share is None:
             continue
         for uuid in container.gpu_uuids:
-            has = _memory_of(container, by_uuid.get(uuid), container_of)
-            found.append(Use(key_of(container), uuid, container.share.memory_mib, has))
+            used = _memory_of(container, by_uuid.get(uuid), container_of)
+            found.append(ShareUsage(key_of(container), uuid, container.share.memory_mib, used))
     return found
 
 
-def _memory_of(container: Container, sample: Sample | None, container_of: ContainerOf) -> int | None:
+def _memory_of(container: Container, sample: NvmlSample | None, container_of: ContainerOf) -> int | None:
     if sample is None or sample["processes"] is None:
         return None
     known = 0
@@ -74,53 +76,52 @@ def _memory_of(container: Container, sample: Sample | None, container_of: Contai
     return known
 
 
-def judge(strikes: Mapping[Key, int], seen: Iterable[Use]) -> tuple[dict[Key, int], list[Use]]:
-    """The strikes after these samples, and who has reached the end of them.
+def judge(strikes: Mapping[Key, int], seen: Iterable[ShareUsage]) -> tuple[dict[Key, int], list[ShareUsage]]:
+    """The strikes after these samples, and the usages that reached the limit of strikes.
 
-    A sample that tells nothing leaves the strikes as they are; one that shows a container within its share
-    clears them.
+    Unknown usage leaves the strikes unchanged; usage within the share clears them.
     """
     after: dict[Key, int] = {}
-    ended: list[Use] = []
+    exceeded: list[ShareUsage] = []
     for use in seen:
         before = strikes.get(use.key, 0)
-        count = before if use.has is None else before + 1 if use.is_too_much else 0
-        if count >= STRIKES and use.is_too_much:
-            ended.append(use)
+        count = before if use.used is None else before + 1 if use.is_excessive else 0
+        if count >= STRIKES and use.is_excessive:
+            exceeded.append(use)
         elif count:
             after[use.key] = count
-    return after, ended
+    return after, exceeded
 
 
-def overdrawn(use: Use) -> Reason:
+def _memory_exceeded(use: ShareUsage) -> Reason:
     message = (
-        f"Its processes had {use.has} MiB of {use.gpu_uuid}, and its share is {use.may_use} MiB; it was "
-        "ended so that those who have the rest of the card can go on"
+        f"Its processes used {use.used} MiB of {use.gpu_uuid}, but its share is {use.allowed} MiB; it was "
+        "killed to protect the other instances on this GPU"
     )
     return Reason(code="gpu_memory_exceeded", message=message)
 
 
 def missing(reading: GpuReading, holders: Iterable[Container]) -> list[tuple[Key, str]]:
-    """MIG devices that somebody has and that a card, which is well, does not have any more."""
+    """MIG devices that a container has, but that its healthy GPU does not list."""
     if reading.error is not None or reading.inventory is None:
         return []
-    cards = {gpu["uuid"]: gpu for gpu in reading.inventory if gpu["fault"] is None}
+    gpus = {gpu["uuid"]: gpu for gpu in reading.inventory if gpu["fault"] is None}
     found = []
     for container in holders:
-        for uuid, card in zip(container.gpu_uuids, container.parent_gpus, strict=False):
-            there = cards.get(card)
-            if there is not None and uuid not in {device["uuid"] for device in there["mig_devices"]}:
+        for uuid, gpu_uuid in zip(container.gpu_uuids, container.parent_gpus, strict=False):
+            gpu = gpus.get(gpu_uuid)
+            if gpu is not None and uuid not in {device["uuid"] for device in gpu["mig_devices"]}:
                 found.append((key_of(container), uuid))
     return found
 
 
-def taken_away(uuid: str) -> Reason:
-    message = f"{uuid} is not on its card any more: somebody on the node has changed how that is cut up"
+def _device_lost(uuid: str) -> Reason:
+    message = f"{uuid} no longer exists: somebody has changed the MIG devices of its GPU on the node"
     return Reason(code="mig_device_lost", message=message)
 
 
 class Watchdog:
-    """Remembers between two looks. To be used by one thread."""
+    """Remembers strikes between two checks. Used by one thread."""
 
     def __init__(self, reader: GpuReader, container_of: ContainerOf) -> None:
         self._reader, self._container_of = reader, container_of
@@ -129,22 +130,22 @@ class Watchdog:
         self._inventory: object = None
 
     def check(self, containers: Sequence[Container]) -> list[tuple[Key, Reason]]:
-        """Who of these may not go on, and why."""
-        lost = [(key, taken_away(uuid)) for key, uuid in self._lost(containers)]
-        return [*lost, *((use.key, overdrawn(use)) for use in self._overdrawn(containers))]
+        """The containers to kill, and why."""
+        lost = [(key, _device_lost(uuid)) for key, uuid in self._lost(containers)]
+        return [*lost, *((use.key, _memory_exceeded(use)) for use in self._exceeded(containers))]
 
-    def _overdrawn(self, containers: Sequence[Container]) -> list[Use]:
+    def _exceeded(self, containers: Sequence[Container]) -> list[ShareUsage]:
         sharing = [one for one in containers if one.share]
         reading = self._reader.fresh(_SAMPLE_WITHIN_S) if sharing else None
         samples = reading.samples if reading is not None and reading.error is None else ()
-        self._strikes, ended = judge(self._strikes, uses(samples, sharing, self._container_of))
-        return ended
+        self._strikes, exceeded = judge(self._strikes, share_usages(samples, sharing, self._container_of))
+        return exceeded
 
     def _lost(self, containers: Sequence[Container]) -> list[tuple[Key, str]]:
-        """Counted once for each reading of the inventory."""
+        """Devices that were missing in several inventory readings in a row."""
         reading = self._reader.latest()
         if reading.inventory is self._inventory:
             return []
         self._inventory = reading.inventory
         self._missing = {one: self._missing.get(one, 0) + 1 for one in missing(reading, containers)}
-        return [one for one, times in self._missing.items() if times >= MISSING_IN]
+        return [one for one, times in self._missing.items() if times >= MISSING_READINGS]

@@ -6,18 +6,18 @@ Null means that the card, or the driver, does not tell. Times are RFC 3339 in UT
 from typing import TypedDict
 
 
-class NvLinkPeer(TypedDict):
+class NvmlNvLinkPeer(TypedDict):
     uuid: str
     links: int
 
 
-class MigDevice(TypedDict):
+class NvmlMigDevice(TypedDict):
     uuid: str
     profile: str
     memory_mib: int | None
 
 
-class GpuFacts(TypedDict):
+class NvmlGpuFacts(TypedDict):
     """What rarely changes about one card."""
 
     uuid: str
@@ -27,10 +27,10 @@ class GpuFacts(TypedDict):
     pci_bus_id: str | None
     minor_number: int | None
     numa_node: int | None
-    nvlink_peers: list[NvLinkPeer]
+    nvlink_peers: list[NvmlNvLinkPeer]
     topology: dict[str, str]  # other GPU's UUID -> internal, single, multiple, hostbridge, node, system
     mig_mode: str | None  # enabled, disabled
-    mig_devices: list[MigDevice]
+    mig_devices: list[NvmlMigDevice]
     compute_capability: str | None
     power_limit_w: float | None
     fault: str | None  # gpu_lost, reset_required, row_remap_failed, recovery_…, memory_unknown
@@ -38,14 +38,14 @@ class GpuFacts(TypedDict):
     conditions: list[str]  # row_remap_pending, page_retirement_pending: they stop no new work
 
 
-class Process(TypedDict):
+class NvmlProcess(TypedDict):
     pid: int  # of the host
     name: str | None
     memory_used_mib: int | None
     mig_uuid: str | None  # the MIG device that it runs on; null on a card without
 
 
-class MigSample(TypedDict):
+class NvmlMigSample(TypedDict):
     """The memory of one MIG device; more is not told of it."""
 
     uuid: str
@@ -53,7 +53,7 @@ class MigSample(TypedDict):
     memory_total_mib: int | None
 
 
-class Sample(TypedDict):
+class NvmlSample(TypedDict):
     """One reading of one card; memory used excludes what the driver reserves for itself."""
 
     uuid: str
@@ -70,8 +70,8 @@ class Sample(TypedDict):
     memory_clock_mhz: int | None
     fan_pct: float | None
     energy_j: float | None  # since the driver was loaded
-    processes: list[Process] | None  # of its MIG devices, where it has some
-    mig_devices: list[MigSample]
+    processes: list[NvmlProcess] | None  # of its MIG devices, where it has some
+    mig_devices: list[NvmlMigSample]
 
 
 class GpuEvent(TypedDict):
@@ -113,12 +113,12 @@ class NodeFault(TypedDict):
 class NvmlInventory(TypedDict):
     driver_version: str | None
     cuda_version: str | None
-    gpus: list[GpuFacts]
+    gpus: list[NvmlGpuFacts]
     unreadable: list[UnreadableGpu]
 
 
-class SampleAnswer(TypedDict):
-    samples: list[Sample]
+class NvmlSampleAnswer(TypedDict):
+    samples: list[NvmlSample]
     faults: dict[str, str]  # UUID -> gpu_lost or reset_required, as far as samples showed
     events: list[GpuEvent]  # since the answer before
     deaf: bool  # events are no longer heard: NVML must be started anew

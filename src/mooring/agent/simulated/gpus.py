@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from mooring.agent.gpus.reader import GpuReading
-from mooring.agent.nvml.types import GpuFacts, MigDevice, MigSample, NvLinkPeer, Process, Sample
+from mooring.agent.nvml.types import (
+    NvmlGpuFacts,
+    NvmlMigDevice,
+    NvmlMigSample,
+    NvmlNvLinkPeer,
+    NvmlProcess,
+    NvmlSample,
+)
 from mooring.agent.runtime import Container
 from mooring.agent.timestamps import rfc3339
 from mooring.core.simulation import MODELS, GpuModel, knows_mig, mig_memory_mib, model_key
@@ -99,17 +106,17 @@ class SimulatedGpuReader:
         """The container that a made-up process runs in."""
         return self._containers.get(pid)
 
-    def _sample(self, gpu: GpuFacts, at: float) -> Sample:
+    def _sample(self, gpu: NvmlGpuFacts, at: float) -> NvmlSample:
         if gpu["mig_devices"]:
             return self._sample_of_parts(gpu, at)
         tenants = self._tenants(gpu["uuid"])
         self._know(gpu["uuid"], tenants)
         return sample(self._model, gpu["uuid"], gpu["index"], tenants, at)
 
-    def _sample_of_parts(self, gpu: GpuFacts, at: float) -> Sample:
+    def _sample_of_parts(self, gpu: NvmlGpuFacts, at: float) -> NvmlSample:
         """The driver tells no utilization of such a card, and the memory of each part."""
-        told: list[MigSample] = []
-        processes: list[Process] = []
+        told: list[NvmlMigSample] = []
+        processes: list[NvmlProcess] = []
         for device in gpu["mig_devices"]:
             tenants = self._tenants(device["uuid"])
             self._know(device["uuid"], tenants)
@@ -146,7 +153,7 @@ class SimulatedGpuReader:
         return
 
 
-def sample(model: GpuModel, uuid: str, index: int, tenants: Sequence[Tenant], at: float) -> Sample:
+def sample(model: GpuModel, uuid: str, index: int, tenants: Sequence[Tenant], at: float) -> NvmlSample:
     """What the card of this UUID shows at `at` (Unix time, seconds)."""
     busy, processes = bool(tenants), _processes(model.memory_mib, uuid, tenants, at)
     load = _load(uuid, at) if busy else 0.0
@@ -171,7 +178,7 @@ def sample(model: GpuModel, uuid: str, index: int, tenants: Sequence[Tenant], at
     }
 
 
-def _mig_devices(node_name: str, index: int, profiles: Sequence[str]) -> list[MigDevice]:
+def _mig_devices(node_name: str, index: int, profiles: Sequence[str]) -> list[NvmlMigDevice]:
     return [
         {
             "uuid": mig_uuid(node_name, index, number),
@@ -182,7 +189,7 @@ def _mig_devices(node_name: str, index: int, profiles: Sequence[str]) -> list[Mi
     ]
 
 
-def _facts(model: GpuModel, uuids: list[str], index: int, mig_devices: list[MigDevice]) -> GpuFacts:
+def _facts(model: GpuModel, uuids: list[str], index: int, mig_devices: list[NvmlMigDevice]) -> NvmlGpuFacts:
     return {
         "uuid": uuids[index],
         "index": index,
@@ -207,7 +214,7 @@ def _facts(model: GpuModel, uuids: list[str], index: int, mig_devices: list[MigD
     }
 
 
-def _nvlink_peers(model: GpuModel, uuids: list[str], index: int) -> list[NvLinkPeer]:
+def _nvlink_peers(model: GpuModel, uuids: list[str], index: int) -> list[NvmlNvLinkPeer]:
     if model.cube_mesh:
         lanes = CUBE_MESH[index] if index < len(CUBE_MESH) else {}
     else:
@@ -243,7 +250,7 @@ def _energy_j(model: GpuModel, at: float) -> float:
 
 def _processes(
     memory_mib: int, uuid: str, tenants: Sequence[Tenant], at: float, mig_uuid: str | None = None
-) -> list[Process]:
+) -> list[NvmlProcess]:
     """One of each tenant: it takes a good part of what it may use."""
     part = 0.35 + 0.5 * _load(uuid, at)
     return [

@@ -1,23 +1,22 @@
-"""Answers as they go out, and the three headers that change how a request is answered."""
+"""Operations that write: one transaction, one audit row, and one answer per Idempotency-Key."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends, Header
-from pydantic_core import to_json
 from sqlalchemy.orm import Session
 from starlette.requests import Request
 from starlette.responses import Response
 
 from mooring.api.auth.authorization import CurrentAccess
 from mooring.api.context import Context, Ctx
+from mooring.api.http.responses import respond
 from mooring.control import idempotency
 from mooring.control.audit import audit_log
 from mooring.control.idempotency import StoredAnswer
 from mooring.control.tenants import storage
 from mooring.core.access import Access
-from mooring.schemas.base import Json
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +38,8 @@ async def _call(
             min_length=1,
             max_length=255,
             pattern=r"^[\x21-\x7e]+$",
-            description="repeat the request with the same key to get the first answer again (24 h). An "
-            "answer over 64 KiB is not kept: 409 `replay_too_large`",
+            description="send the request again with the same key within 24 h to get the first answer again. "
+            "Answers over 64 KiB are not stored: 409 `replay_too_large`",
         ),
     ] = None,
 ) -> Call:
@@ -51,41 +50,39 @@ async def _call(
 
 
 CurrentCall = Annotated[Call, Depends(_call)]
+Operation = Callable[[Session], StoredAnswer]
 
 
-Act = Callable[[Session], StoredAnswer]
-
-
-def once(context: Context, call: Call, act: Act) -> Response:
-    """Do it in one transaction with its stored answer and its row of the audit log, or replay its answer."""
+def idempotent(context: Context, call: Call, operation: Operation) -> Response:
+    """Run the operation, its audit row and its stored answer in one transaction, or replay its answer."""
     if call.idempotency_key is None:
-        return done(context, call.access, act)
+        return audited(context, call.access, operation)
     with context.database.write() as session:
         stored = claim(context, session, call)
         if stored is not None:
             return respond(stored, replayed=True)
-        answer = _audited(session, call.access, act)
+        answer = _audited(session, call.access, operation)
         store(context, session, call, answer)
-    # Only here has it been committed; an answer sent earlier could acknowledge what is then lost.
+    # Respond after the commit: a lost transaction must not be acknowledged.
     return respond(answer)
 
 
-def done(context: Context, access: Access, act: Act) -> Response:
-    """Do it in one transaction with its row of the audit log; for what may be repeated as it is."""
+def audited(context: Context, access: Access, operation: Operation) -> Response:
+    """Run an operation that is safe to repeat, in one transaction with its audit row."""
     with context.database.write() as session:
-        answer = _audited(session, access, act)
+        answer = _audited(session, access, operation)
         storage.enforce(session, context.storage_limits)
     return respond(answer)
 
 
 def claim(context: Context, session: Session, call: Call) -> StoredAnswer | None:
-    """Take the key of a call that has one; as `idempotency.claim`."""
+    """Claim the call's key, if it has one; see `idempotency.claim`."""
     kept, key = context.settings.idempotency_kept, call.idempotency_key or ""
     return idempotency.claim(session, context.encryptor, call.access.caller.id, key, call.fingerprint, kept)
 
 
 def store(context: Context, session: Session, call: Call, answer: StoredAnswer) -> None:
-    """Keep the answer of a call that has a key, and settle what the call has written.
+    """Store the answer under the call's key, if it has one, and charge the project for what it wrote.
 
     Raises, at the end of the transaction:
         QuotaExceeded, DailyWriteLimit: as `storage.enforce`.
@@ -95,43 +92,8 @@ def store(context: Context, session: Session, call: Call, answer: StoredAnswer) 
     storage.enforce(session, context.storage_limits)
 
 
-def _audited(session: Session, access: Access, act: Act) -> StoredAnswer:
-    answer = act(session)
+def _audited(session: Session, access: Access, operation: Operation) -> StoredAnswer:
+    answer = operation(session)
     if audit_log.recorded(session) != 1:
         raise AssertionError(f"{access.action} must write exactly one row of the audit log")
     return answer
-
-
-def answer(
-    content: Json, status: int = 200, headers: Mapping[str, str] | None = None, *, sealed: bool = False
-) -> StoredAnswer:
-    """An answer of JSON. `sealed`: it shows a secret, so what is kept for a replay is encrypted."""
-    return StoredAnswer(status, to_json(content), dict(headers or {}), sealed)
-
-
-NO_CONTENT = StoredAnswer(204, b"", {})
-
-
-def respond(made: StoredAnswer, *, replayed: bool = False) -> Response:
-    headers = made.headers | ({"Idempotency-Replayed": "true"} if replayed else {})
-    return Response(made.body or None, made.status, headers, "application/json" if made.body else None)
-
-
-def etag(version: int) -> dict[str, str]:
-    return {"ETag": f'"{version}"'}
-
-
-def _if_match(
-    if_match: Annotated[
-        str | None,
-        Header(max_length=64, description='the ETag you read, such as `"5"`; 412 when it is stale'),
-    ] = None,
-) -> int | None:
-    if if_match is None or if_match.strip() == "*":
-        return None
-    value = if_match.strip().removeprefix("W/").strip('"')
-    # What was never an ETag of ours matches no version.
-    return int(value) if value.isascii() and value.isdigit() and len(value) < 10 else -1
-
-
-IfMatch = Annotated[int | None, Depends(_if_match)]
