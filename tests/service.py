@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 from pydantic import SecretStr
 
-from mooring.api.http.server import Patience
+from mooring.api.http.server import ConnectionLimits
 from mooring.control.scheduling import node_views
 from mooring.scheduler.model import NodeView
 from mooring.server import ControlPlane, Service, open_control_plane
@@ -88,7 +88,7 @@ def settings_for(database_url: str, data_dir: Path, **more: Any) -> Settings:
 
 
 @contextmanager
-def running(settings: Settings, patience: Patience | None = None) -> Iterator[RunningService]:
+def running(settings: Settings, limits: ConnectionLimits | None = None) -> Iterator[RunningService]:
     """Serve for the length of the block."""
     plane = open_control_plane(settings)
     started: list[str] = []
@@ -98,7 +98,7 @@ def running(settings: Settings, patience: Patience | None = None) -> Iterator[Ru
         started.append(url)
         ready.set()
 
-    service = Service(plane, on_started=on_started, patience=patience)
+    service = Service(plane, on_started=on_started, connection_limits=limits)
     thread = threading.Thread(target=service.run, name="service")
     thread.start()
     try:
@@ -122,7 +122,7 @@ def assert_world_is_true(plane: ControlPlane, service: Service) -> None:
 
     def differ() -> bool:
         with plane.database.read() as session:
-            kept, there = service.world.look(session), node_views.read(session)
+            kept, there = service.scheduler_cache.nodes(session), node_views.read(session)
         moment = time.time()
         return [_lasting(node, moment) for node in kept] != [_lasting(node, moment) for node in there]
 

@@ -1,4 +1,4 @@
-"""The composition root: settings -> database -> app and loops -> uvicorn."""
+"""The composition root: builds database, app, loops and uvicorn from the settings."""
 
 import logging
 import resource
@@ -16,7 +16,7 @@ from mooring.api.auth import oidc
 from mooring.api.auth.credentials import Credentials
 from mooring.api.auth.rate_limits import FailedAttempts, RequestRates
 from mooring.api.context import Context
-from mooring.api.http.server import HttpProtocol, Patience, listen_patiently
+from mooring.api.http.server import ConnectionLimits, HttpProtocol, set_kernel_timeouts
 from mooring.api.streaming.channels import Channels
 from mooring.control import bootstrap
 from mooring.control.audit import audit_log
@@ -45,40 +45,41 @@ from mooring.settings import Settings
 
 log = logging.getLogger(__name__)
 
-# How long a request may go on once the process has been told to end; long polls are cut off then.
+# How long open requests may go on after SIGTERM; long polls and streams end at once.
 _GRACE_S = 2
-_FILES = 16_384
-# A thread in the middle of a query keeps the interpreter for Python's 5 ms while the event loop waits to pass
-# on what just happened; every step of a create pays for that.
+_MAX_OPEN_FILES = 16_384
+# By default a thread that processes a query keeps the interpreter for 5 ms while the event loop waits to send
+# an answer or a notification; every step of a create would pay for that.
 _SWITCH_INTERVAL_S = 0.0005
 
 
 @dataclass(frozen=True)
 class ControlPlane:
-    """An open database with its identity, before anything is served."""
+    """A migrated and open database with its identity and keys, before it is served."""
 
     settings: Settings
     database: Database
     identity: ControlPlaneIdentity
-    sealer: Encryptor
+    encryptor: Encryptor
     audit_keys: AuditKeys
     new_admin_key: str | None
 
 
 def open_control_plane(settings: Settings) -> ControlPlane:
-    """Migrate the database and make sure of what the first request needs."""
+    """Migrate and open the database, and create the rows that the first request needs."""
     space.make_private(settings.data_dir, settings.resolved_database_url)
     _migrate(settings)
     space.make_shrinkable(settings.resolved_database_url)
     database = Database(settings.resolved_database_url, Signals())
     given, keys = settings.bootstrap_admin_key, settings.encryption_keys
-    sealer = Encryptor(keys.get_secret_value().split(",") if keys else encryption.keys_in(settings.data_dir))
+    key_list = keys.get_secret_value().split(",") if keys else encryption.keys_in(settings.data_dir)
+    encryptor = Encryptor(key_list)
     audit_keys = _audit_keys(settings)
     audit_log.sign_with(database, audit_keys)
     try:
         with database.write() as session:
             identity, new_key = bootstrap.ensure(session, given.get_secret_value() if given else None)
-            encryption.check(session, sealer)
+            encryption.check(session, encryptor)
             audit_log.start(session, audit_keys)
         roles.warn_of_serving_role(database.engine)
     except BaseException:
@@ -91,13 +92,13 @@ def open_control_plane(settings: Settings) -> ControlPlane:
             loopback_project=identity.default_project_id if settings.serves_this_machine_only else None,
         ),
     )
-    return ControlPlane(settings, database, identity, sealer, audit_keys, new_key)
+    return ControlPlane(settings, database, identity, encryptor, audit_keys, new_key)
 
 
 def _migrate(settings: Settings) -> None:
-    """With a role of its own for the migrations, the serving role is given what it needs of new tables."""
+    """Migrate. Where another role owns the tables, grant the serving role its rights on new ones."""
     if settings.database_owner_url is None and migrate.is_newest(settings.resolved_database_url):
-        return  # a serving role that may not change the schema need not
+        return  # the serving role may lack the right to change the schema
     migrate.upgrade(settings.migration_url)
     if settings.database_owner_url is not None:
         roles.grant(settings.migration_url, roles.role_of(settings.resolved_database_url))
@@ -111,12 +112,12 @@ def _audit_keys(settings: Settings) -> AuditKeys:
 
 
 class Service:
-    """The control plane, serving: loops and HTTP in one process.
+    """Serves the control plane: loops and HTTP in one process.
 
     Args:
-        awaited_nodes: /readyz waits for the first report of so many nodes.
-        on_started: called with the URL once requests are answered.
-        patience: with slow clients.
+        awaited_nodes: /readyz waits until this many nodes have reported.
+        on_started: called with the URL once the server answers requests.
+        connection_limits: timeouts for slow clients, and how many connections may be open.
     """
 
     def __init__(
@@ -125,10 +126,10 @@ class Service:
         *,
         awaited_nodes: int = 0,
         on_started: Callable[[str], None] | None = None,
-        patience: Patience | None = None,
+        connection_limits: ConnectionLimits | None = None,
     ) -> None:
-        patience = patience or Patience(connections=_connections())
-        self.world = SchedulerCache(_policy(plane.settings))
+        connection_limits = connection_limits or ConnectionLimits(connections=_connections())
+        self.scheduler_cache = SchedulerCache(_policy(plane.settings))
         limited = plane.settings.rate_limits == "on"
         context = Context(
             settings=plane.settings,
@@ -137,20 +138,20 @@ class Service:
             credentials=Credentials(
                 plane.database, FailedAttempts(on=limited), oidc.from_settings(plane.settings)
             ),
-            sealer=plane.sealer,
+            encryptor=plane.encryptor,
             channels=Channels(),
             rates=RequestRates(on=limited),
-            world=self.world,
+            scheduler_cache=self.scheduler_cache,
             awaited_nodes=awaited_nodes,
         )
         self._database = plane.database
         self._parts: tuple[Loop | Listener, ...] = (
-            *_loops(plane, self.world, context.storage_limits),
+            *_loops(plane, self.scheduler_cache, context.storage_limits),
             RefusedRequests(plane.database, context.refusals),
         )
         if not plane.database.is_sqlite:
             self._parts += (Listener(plane.database),)
-        self._server = _Server(_config(context, patience), context, on_started, patience)
+        self._server = _Server(_config(context, connection_limits), context, on_started, connection_limits)
 
     def run(self) -> None:
         """Serve until SIGTERM, SIGINT or `stop`."""
@@ -165,19 +166,19 @@ class Service:
             self._database.dispose()
 
     def stop(self) -> None:
-        """End `run`, from another thread."""
+        """Make `run` return; called from another thread."""
         self._server.should_exit = True
 
 
-def _loops(plane: ControlPlane, world: SchedulerCache, limits: storage.StorageLimits) -> tuple[Loop, ...]:
+def _loops(plane: ControlPlane, cache: SchedulerCache, limits: storage.StorageLimits) -> tuple[Loop, ...]:
     settings = plane.settings
     kept = Kept(settings.deleted_kept, settings.idempotency_kept, timedelta(days=settings.events_kept_days))
     return (
-        Scheduling(plane.database, world),
+        Scheduling(plane.database, cache),
         NodeHealth(plane.database, settings.unreachable_after_s),
         Deadlines(plane.database, settings.start_timeout_s),
         Groups(plane.database),
-        ReservationRepair(plane.database, world),
+        ReservationRepair(plane.database, cache),
         Retention(plane.database, kept, limits),
         AuditLinks(plane.database, plane.audit_keys, settings.audit_head_file),
     )
@@ -193,21 +194,21 @@ def _policy(settings: Settings) -> Policy:
 
 
 def _connections() -> int:
-    """How many connections there is room for, having made as much as the system allows."""
+    """Raise the limit on open files as far as allowed, and return how many connections fit in it."""
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    files = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+    files = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(_MAX_OPEN_FILES, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
-    return min(Patience().connections, files // 2)
+    return min(ConnectionLimits().connections, files // 2)
 
 
-def _config(context: Context, patience: Patience) -> uvicorn.Config:
+def _config(context: Context, connection_limits: ConnectionLimits) -> uvicorn.Config:
     return uvicorn.Config(
         create_app(context),
         host=context.settings.host,
         port=context.settings.port,
         log_level="warning",
         access_log=False,
-        http=partial(HttpProtocol, patience=patience),  # type: ignore[arg-type]  # any maker will do
+        http=partial(HttpProtocol, limits=connection_limits),  # type: ignore[arg-type]  # uvicorn only calls it
         ws="none",
         server_header=False,
         proxy_headers=context.settings.behind_tls_proxy,
@@ -218,30 +219,30 @@ def _config(context: Context, patience: Patience) -> uvicorn.Config:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, telling where it listens once it does (port 0 is any free one)."""
+    """uvicorn that calls `on_started` with its URL (port 0: any free port)."""
 
     def __init__(
         self,
         config: uvicorn.Config,
         context: Context,
         on_started: Callable[[str], None] | None,
-        patience: Patience,
+        connection_limits: ConnectionLimits,
     ) -> None:
         super().__init__(config)
-        self._patience = patience
+        self._timeouts = connection_limits
         self._on_started = on_started
         self._context = context
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        # uvicorn raises the signal anew once it has ended: parts would not be stopped, and an end that was
-        # asked for would look like a crash.
+        # uvicorn raises the signal again when it has shut down: the loops would not be stopped, and a
+        # requested shutdown would look like a crash.
         with super().capture_signals():
             yield
             self._captured_signals.clear()
 
     async def shutdown(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
-        # Long polls and streams end now, so that closing need not wait for them.
+        # End long polls and streams now, so that the shutdown does not wait for them.
         self._context.database.signals.close()
         self._context.channels.break_off()
         await super().shutdown(sockets)  # type: ignore[arg-type]
@@ -251,7 +252,7 @@ class _Server(uvicorn.Server):
         if not self.started:
             return
         for listener in (listener for server in self.servers for listener in server.sockets):
-            listen_patiently(listener, self._patience)
+            set_kernel_timeouts(listener, self._timeouts)
         if self._on_started is not None:
             port = self.servers[0].sockets[0].getsockname()[1]
             host = "127.0.0.1" if self.config.host in {"0.0.0.0", "localhost"} else self.config.host  # noqa: S104

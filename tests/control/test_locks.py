@@ -52,7 +52,7 @@ def test_a_restart_does_not_run_into_what_is_being_reserved(
         ends = begins + timedelta(hours=1)
         project = session.get_one(Project, course)
         reservations.create(
-            session, SYSTEM, service.service.world, project, "course", {"count": 8}, begins, ends,
+            session, SYSTEM, service.service.scheduler_cache, project, "course", {"count": 8}, begins, ends,
         )  # fmt: skip
     thread.join(20)
     problem(told[0], 409, "gpu_reserved")

@@ -1,4 +1,4 @@
-"""The FastAPI application: routers, error handling and the edge around them."""
+"""The FastAPI application: routers, error handlers and middleware."""
 
 from fastapi import FastAPI
 
@@ -30,7 +30,7 @@ from mooring.api.routes import (
 
 
 def create_app(context: Context) -> FastAPI:
-    """An application over an open database that has been migrated."""
+    """Create the application. Its database must be open and migrated."""
     app = FastAPI(
         title="Mooring",
         version=__version__,

@@ -1,4 +1,4 @@
-"""What every endpoint may use; made once by the composition root and hung on the app."""
+"""The context that every endpoint receives; `server.py` creates it once and stores it on the app."""
 
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -30,10 +30,10 @@ class Context:
     database: Database
     identity: ControlPlaneIdentity
     credentials: Credentials
-    sealer: Encryptor
+    encryptor: Encryptor
     channels: Channels
     rates: RequestRates
-    world: SchedulerCache
+    scheduler_cache: SchedulerCache
     open_streams: OpenStreams = field(default_factory=OpenStreams)
     refusals: RejectedRequests = field(default_factory=RejectedRequests)
     audited_reads: AuditedReads = field(default_factory=AuditedReads)
@@ -43,7 +43,7 @@ class Context:
     turns: Turns = field(default_factory=Turns)
     write_turns: ProjectTurns = field(default_factory=lambda: ProjectTurns(WRITES_AT_ONCE))
     rendered: RenderedInstances = field(default_factory=RenderedInstances)
-    # With `mooring up`, /readyz waits for the first reports of this many local nodes.
+    # With `mooring up`, /readyz waits until this many local nodes have reported.
     awaited_nodes: int = 0
     heard_nodes: set[str] = field(default_factory=set)
 

@@ -66,7 +66,7 @@ class TestTurns:
         made = client.create(gpus={"count": 64})
         path = f"/v1/instances/{made['id']}"
         with member(client, "other") as other, ThreadPoolExecutor(THREADS + 8) as pool:
-            with service.service.world.evaluating_lock:
+            with service.service.scheduler_cache.evaluating_lock:
                 asked = [pool.submit(client.get, f"{path}/explain") for _ in range(THREADS)]
                 asked += [
                     pool.submit(client.post, "/v1/instances?dry_run=true", json=PENDING) for _ in range(4)

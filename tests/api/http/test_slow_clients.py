@@ -12,13 +12,13 @@ import httpx
 import pytest
 
 from mooring.api.http.edge import MAX_HEADERS, MAX_PARAMETERS
-from mooring.api.http.server import Patience
+from mooring.api.http.server import ConnectionLimits
 from tests.nodes import WireNode, seen
 from tests.problems import MEMBERS, problem
 from tests.service import ADMIN_KEY, Client, RunningService, running, settings_for
 from tests.testbed.waiting import wait_until
 
-PATIENCE = Patience(
+LIMITS = ConnectionLimits(
     head_s=0.5, body_s=1, bytes_per_s=1000, frames_s=0.7, linger_s=0.1, reader_s=1, connections=12
 )
 AUTHORIZED = f"Host: a\r\nAuthorization: Bearer {ADMIN_KEY}\r\nContent-Type: application/json\r\n".encode()
@@ -37,7 +37,7 @@ def service(
     template = Path(migrated_template("sqlite").removeprefix("sqlite:///"))
     (folder / "mooring.db").write_bytes(template.read_bytes())
     settings = settings_for(f"sqlite:///{folder / 'mooring.db'}", folder / "data")
-    with running(settings, PATIENCE) as made:
+    with running(settings, LIMITS) as made:
         yield made
 
 
@@ -131,7 +131,7 @@ def test_a_head_that_does_not_arrive_is_cut_off(service: RunningService, head: b
         slow.trickle(head)
         received, lasted = slow.rest()
     refusal(received, 408, "request_timeout")
-    assert PATIENCE.head_s - EARLY_S <= lasted < PATIENCE.head_s + SLACK_S
+    assert LIMITS.head_s - EARLY_S <= lasted < LIMITS.head_s + SLACK_S
 
 
 def test_the_second_head_of_a_connection_has_no_more_time_than_the_first(service: RunningService) -> None:
@@ -142,12 +142,12 @@ def test_the_second_head_of_a_connection_has_no_more_time_than_the_first(service
         slow.trickle(b"\r\nGET /healthz HTTP/1.1\r\nHost: " + b"a" * 1000)
         received, lasted = slow.rest()
     refusal(received, 408, "request_timeout")
-    assert lasted < PATIENCE.head_s + SLACK_S
+    assert lasted < LIMITS.head_s + SLACK_S
 
 
 def test_a_connection_at_rest_between_two_requests_is_not_cut_off(admin: Client) -> None:
     before = admin.get("/healthz")
-    threading.Event().wait(PATIENCE.head_s + 0.3)
+    threading.Event().wait(LIMITS.head_s + 0.3)
     after = admin.get("/healthz")
     assert before.extensions["network_stream"] is after.extensions["network_stream"]
 
@@ -161,7 +161,7 @@ def test_a_body_that_trickles_is_cut_off(service: RunningService, framing: bytes
         slow.trickle(b" " * 1000)
         received, lasted = slow.rest()
     refusal(received, 408, "request_timeout")
-    assert PATIENCE.body_s - EARLY_S <= lasted < PATIENCE.body_s + SLACK_S
+    assert LIMITS.body_s - EARLY_S <= lasted < LIMITS.body_s + SLACK_S
 
 
 def test_a_body_that_is_merely_slow_arrives(service: RunningService) -> None:
@@ -173,7 +173,7 @@ def test_a_body_that_is_merely_slow_arrives(service: RunningService) -> None:
             threading.Event().wait(0.1)
         received, lasted = slow.rest()
     assert received.startswith(b"HTTP/1.1 201"), received
-    assert lasted > PATIENCE.body_s
+    assert lasted > LIMITS.body_s
 
 
 def test_a_refused_body_is_not_listened_to_for_long(service: RunningService) -> None:
@@ -188,7 +188,7 @@ def test_a_refused_body_is_not_listened_to_for_long(service: RunningService) -> 
             while time.monotonic() < deadline:
                 slow.send(b" " * 400)
                 threading.Event().wait(0.02)
-        assert time.monotonic() - slow.began < PATIENCE.body_s
+        assert time.monotonic() - slow.began < LIMITS.body_s
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_a_reader_that_takes_nothing_is_cut_off(service: RunningService) -> None
         idle.send(b"GET /docs/assets/swagger-ui-bundle.js HTTP/1.1\r\nHost: a\r\n\r\n")
         wait_until(lambda: _connections(service) == 1)
         wait_until(lambda: _connections(service) == 0, 15)
-        assert time.monotonic() - idle.began >= PATIENCE.reader_s
+        assert time.monotonic() - idle.began >= LIMITS.reader_s
 
 
 def test_a_slow_reader_gets_everything(service: RunningService) -> None:
@@ -276,19 +276,19 @@ def test_a_slow_reader_gets_everything(service: RunningService) -> None:
 
 def test_beyond_the_most_connections_an_idle_one_gives_way(service: RunningService) -> None:
     with ExitStack() as held:
-        for _ in range(PATIENCE.connections * 3):
+        for _ in range(LIMITS.connections * 3):
             held.enter_context(raw(service))
         with service.client as admin:
             assert admin.get("/v1/me").status_code == 200
-        assert _connections(service) <= PATIENCE.connections + 2
+        assert _connections(service) <= LIMITS.connections + 2
 
 
 def test_when_all_connections_are_busy_one_more_is_refused(service: RunningService) -> None:
     poll = b"GET /v1/events?after=999999999&wait_s=60 HTTP/1.1\r\n" + AUTHORIZED + b"\r\n"
     with ExitStack() as held:
-        for _ in range(PATIENCE.connections):
+        for _ in range(LIMITS.connections):
             held.enter_context(raw(service)).send(poll)
-        wait_until(lambda: len(service.service._server._context.open_streams) == PATIENCE.connections)
+        wait_until(lambda: len(service.service._server._context.open_streams) == LIMITS.connections)
         with raw(service) as late:
             received, _lasted = late.rest()
         refusal(received, 503, "unavailable")
@@ -316,9 +316,9 @@ def test_a_nodes_frames_may_come_for_longer_than_any_body(service: RunningServic
 
     def frames() -> Iterator[bytes]:
         began = time.monotonic()
-        while time.monotonic() - began < 2 * PATIENCE.body_s:
+        while time.monotonic() - began < 2 * LIMITS.body_s:
             yield b"{}\n"
-            threading.Event().wait(PATIENCE.frames_s / 4)
+            threading.Event().wait(LIMITS.frames_s / 4)
         yield b'{"exit_code": 0}\n'
 
     assert node.http.post(f"/agent/v1/streams/{stream.id}", content=frames()).status_code == 204
@@ -334,7 +334,7 @@ def test_a_nodes_frames_may_come_for_longer_than_any_body(service: RunningServic
             f"{head}Authorization: {node.http.headers['Authorization']}\r\n\r\n3\r\n{{}}\n\r\n".encode()
         )
         _received, lasted = silent.rest()
-    assert PATIENCE.frames_s - EARLY_S <= lasted < PATIENCE.frames_s + SLACK_S
+    assert LIMITS.frames_s - EARLY_S <= lasted < LIMITS.frames_s + SLACK_S
     service.service._server._context.channels.break_off()
     asking.join(20)
     node.close()

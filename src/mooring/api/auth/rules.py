@@ -1,7 +1,7 @@
 """Who may call what: one row for each operation. `api/auth/authorization.py` rejects a route without a row.
 
-An operation with an audit name is written to the audit log; `api/http/answers.py` ensures that the row is
-written. The tests walk this table against the OpenAPI document with every kind of credential.
+An operation with an `action` writes one audit row; `api/http/transactions.py` ensures that it does.
+The tests compare this table with the OpenAPI document and call every operation with every kind of credential.
 """
 
 from collections.abc import Mapping
@@ -19,12 +19,12 @@ class Who(StrEnum):
 
 
 class ActionClass(StrEnum):
-    """What is counted together by the rate limits."""
+    """Operations that share one rate limit."""
 
     READ = "read"
     WRITE = "write"
     EXEC = "exec"
-    STREAM = "stream"  # what may stay open: logs, events and waits
+    STREAM = "stream"  # may stay open for long: logs, events and waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +32,10 @@ class Rule:
     """Who may call an operation.
 
     Attributes:
-        permission: that the caller must have in the project it acts in (or, for `admin`, at all); null: none,
-            it is enough to be somebody.
+        permission: required in the project concerned (`admin`: required everywhere); null: any valid
+            credential is enough.
         action: its name in the audit log; null: it changes nothing.
-        cost: how many ordinary requests of its class it counts as in the rate limits.
+        cost: how many requests of its class it counts as in the rate limits.
     """
 
     who: Who
@@ -45,9 +45,9 @@ class Rule:
     cost: int = 1
 
 
-# What asks the scheduler takes as long as about ten ordinary requests (benchmarks/floods.py).
+# An operation that runs the scheduler costs as much as about ten others (benchmarks/floods.py).
 ASKS_SCHEDULER = 10
-# What a create counts as in addition if it asks the scheduler: with `dry_run`, and with `on_capacity: fail`.
+# Extra cost of a create that runs the scheduler: with `dry_run`, and with `on_capacity: fail`.
 DRY_RUN_EXTRA = 3
 AT_ONCE_EXTRA = 1
 
@@ -88,16 +88,16 @@ RULES: Final[Mapping[str, Rule]] = {
     "delete_instance_group": _does(_WRITE, "instance_group.delete"),
     "stop_instance_group": _does(_WRITE, "instance_group.stop"),
     "start_instance_group": _does(_WRITE, "instance_group.start"),
-    # GPUs kept for one project are kept from all others, so admins do it; its members see it
+    # A reservation takes GPUs from all other projects, so only admins make one; its members see it
     "list_reservations": _reads(_READ),
     "get_reservation": _reads(_READ),
     "create_reservation": _does(_ADMIN, "reservation.create"),
     "update_reservation": _does(_ADMIN, "reservation.update"),
     "delete_reservation": _does(_ADMIN, "reservation.delete"),
-    # the queue, without whose the others are; what is free, as list_instance_types tells it
+    # the queue hides who owns the entries of other projects; list_instance_types also shows what is free
     "get_queue": _reads(_READ, cost=ASKS_SCHEDULER),
     "get_fragmentation": _reads(_READ),
-    # machines: everybody sees what there is, less what others do with it (api/views)
+    # nodes and GPUs: every caller sees all of them, but not what other projects run on them (api/views)
     "list_nodes": _reads(_READ),
     "get_node": _reads(_READ),
     "list_gpus": _reads(_READ),
@@ -124,13 +124,13 @@ RULES: Final[Mapping[str, Rule]] = {
     "delete_project": _does(_ADMIN, "project.delete"),
     "list_members": _reads(_READ),
     "put_member": _does(_OWN, "member.put"),
-    "delete_member": _does(_READ, "member.delete"),  # oneself; others only as an owner
+    "delete_member": _does(_READ, "member.delete"),  # yourself; others only as an owner
     "list_users": _reads(_OWN),  # an owner finds one person by e-mail; admins see all
     "get_user": _reads(_ADMIN),
     "create_user": _does(_ADMIN, "user.create"),
     "update_user": _does(_ADMIN, "user.update"),
     "delete_user": _does(_ADMIN, "user.delete"),
-    # keys: everybody their own, owners their project's
+    # keys: all callers their own, owners those of their project
     "get_me": Rule(Who.CALLER, None),
     "list_api_keys": _reads(_READ),
     "get_api_key": _reads(_READ),
@@ -138,7 +138,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "delete_api_key": _does(_READ, "api_key.delete"),
     "list_audit_log": _reads(_OWN, _STREAM),
     "get_audit_head": _reads(_ADMIN),
-    # what containers are started with: members use secrets, so they may make them
+    # members use secrets, so they may create them
     "list_secrets": _reads(_READ),
     "get_secret": _reads(_READ),
     "create_secret": _does(_WRITE, "secret.create"),

@@ -1,7 +1,8 @@
-"""uvicorn's HTTP/1.1 with patience that ends, and a problem document for what never reaches the app.
+"""uvicorn's HTTP/1.1 protocol with timeouts, and problem documents for requests that never reach the app.
 
-By itself uvicorn waits for ever for a head or a body. Here each has its time: who trickles is cut off, who is
-merely slow is not. Readers that take nothing are left to the kernel (`listen_patiently`).
+uvicorn itself waits forever for a head or a body. Here each part of a request has a timeout: it disconnects
+clients that trickle bytes, not clients that are merely slow. The kernel ends the connections of clients that
+read nothing (`set_kernel_timeouts`). tests/api/http/test_server.py lists the members of uvicorn used here.
 """
 
 import asyncio
@@ -21,24 +22,24 @@ from mooring.core.errors import BadRequest, HeadersTooLarge, MooringError, Reque
 from mooring.db.types import new_id
 from mooring.schemas.base import PROBLEM_MEDIA_TYPE, Problem
 
-_MOST_PIPELINED = 64
-# A byte of a body may come in a chunk of its own, which makes six of it.
+_MAX_PIPELINED = 64
+# Each byte of a body may arrive in a chunk of its own, which takes six bytes.
 _FRAMING = 8
 _TCP_NOTSENT_LOWAT = 25  # Linux; Python has no name for it
 _UNSENT_BYTES = 128 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
-    """How long to wait for the other side, and for how many of them.
+class ConnectionLimits:
+    """Timeouts of a connection, and how many connections may be open.
 
     Attributes:
-        head_s: for a whole head, from the connection's beginning or the head's first byte.
-        body_s: for a body that brings nothing; each `bytes_per_s` prolong it by a second.
+        head_s: for a whole head, from the start of the connection or the first byte of the head.
+        body_s: for a whole body; every `bytes_per_s` bytes add a second.
         frames_s: between two pieces of a node's stream, which may go on for hours.
-        linger_s: for the rest of a body that was refused, so that the refusal can be read.
-        reader_s: for a reader that takes nothing of what waits for it, or is gone.
-        connections: open at once. For one more an idle one is closed; where none is idle, it is refused.
+        linger_s: for the rest of a rejected body, so that the client can read the answer.
+        reader_s: for a client that reads nothing of what is sent, or is gone.
+        connections: open at once. Beyond it an idle connection is closed, else the new one is rejected.
     """
 
     head_s: float = 15.0
@@ -47,24 +48,24 @@ class Patience:
     frames_s: float = 60.0
     linger_s: float = 5.0
     reader_s: float = 30.0
-    connections: int = 8192  # of which each node holds two
+    connections: int = 8192  # each node takes two
 
 
-def listen_patiently(listener: Any, patience: Patience) -> None:
-    """Let the kernel end connections whose readers take nothing; those accepted here inherit it."""
+def set_kernel_timeouts(listener: Any, limits: ConnectionLimits) -> None:
+    """Let the kernel end connections whose clients read nothing; accepted sockets inherit the options."""
     if sys.platform != "linux":
         return
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
-        (socket.TCP_USER_TIMEOUT, int(patience.reader_s * 1000)),
-        (socket.TCP_KEEPIDLE, max(1, int(patience.reader_s))),
+        (socket.TCP_USER_TIMEOUT, int(limits.reader_s * 1000)),
+        (socket.TCP_KEEPIDLE, max(1, int(limits.reader_s))),
         (_TCP_NOTSENT_LOWAT, _UNSENT_BYTES),
     ):
         listener.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-class _Phase(Enum):
-    """What of a request is being received."""
+class _Receiving(Enum):
+    """The part of a request that is being received."""
 
     HEAD = "head"
     BODY = "body"
@@ -72,110 +73,109 @@ class _Phase(Enum):
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One connection.
+    """One connection. Other arguments than `limits` are uvicorn's."""
 
-    Args:
-        patience: as above; the rest is uvicorn's.
-    """
-
-    def __init__(self, *args: Any, patience: Patience, **more: Any) -> None:
+    def __init__(self, *args: Any, limits: ConnectionLimits, **more: Any) -> None:
         super().__init__(*args, **more)
-        self._patience = patience
-        self._phase = _Phase.HEAD
-        self._since = self._heard_at = 0.0
-        self._received = 0  # in this phase, framing included
-        self._of_body = 0
-        self._deadline: asyncio.TimerHandle | None = None
+        self._limits = limits
+        self._receiving = _Receiving.HEAD
+        self._since = self._last_data_at = 0.0
+        self._received = 0  # of this part, framing included
+        self._body_bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._begin(_Phase.HEAD)
-        self._look_at_the_clock()
-        if len(self.connections) > self._patience.connections and not self._displaced_an_idle_one():
-            self._refuse(Unavailable("this server has as many connections open as it can bear"))
+        self._begin(_Receiving.HEAD)
+        self._check_deadline()
+        if len(self.connections) > self._limits.connections and not self._close_idle_connection():
+            self._reject(Unavailable("this server has too many open connections; try again soon"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._disarm()
+        self._cancel_deadline()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._phase is _Phase.NOTHING and self._is_answered:
-            self._begin(_Phase.HEAD)
-        self._heard_at = self.loop.time()
+        if self._receiving is _Receiving.NOTHING and self._is_answered:
+            self._begin(_Receiving.HEAD)
+        self._last_data_at = self.loop.time()
         self._received += len(data)
         super().data_received(data)
-        if self._phase is _Phase.NOTHING:
-            self._disarm()
-        elif self._deadline is None:
-            self._look_at_the_clock()
-        self._look_at_the_size()
+        if self._receiving is _Receiving.NOTHING:
+            self._cancel_deadline()
+        elif self._timer is None:
+            self._check_deadline()
+        self._check_size()
 
     def on_message_begin(self) -> None:
-        self._begin(_Phase.HEAD)
+        self._begin(_Receiving.HEAD)
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
-        self._begin(_Phase.BODY)
+        self._begin(_Receiving.BODY)
 
     def on_body(self, body: bytes) -> None:
-        self._of_body += len(body)
+        self._body_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._phase = _Phase.NOTHING
+        self._receiving = _Receiving.NOTHING
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._phase is _Phase.BODY:
+        if self._receiving is _Receiving.BODY:
             self._since = self.loop.time()
-            self._look_at_the_clock()
+            self._check_deadline()
 
-    def _begin(self, phase: _Phase) -> None:
-        self._phase = phase
+    def _begin(self, part: _Receiving) -> None:
+        self._receiving = part
         self._since = self.loop.time()
-        self._received = self._of_body = 0
+        self._received = self._body_bytes = 0
 
     @property
     def _is_answered(self) -> bool:
         return self.cycle is None or bool(self.cycle.response_complete)
 
-    def _look_at_the_clock(self) -> None:
-        """Cut the other side off, or look again when its time will be up."""
-        self._disarm()
-        if self._phase is _Phase.NOTHING or self.transport.is_closing():
+    def _check_deadline(self) -> None:
+        """End the connection if its deadline has passed, else check again at the deadline."""
+        self._cancel_deadline()
+        if self._receiving is _Receiving.NOTHING or self.transport.is_closing():
             return
-        left_s = self._ends_at() - self.loop.time()
-        if left_s > 0:
-            self._deadline = self.loop.call_later(left_s, self._look_at_the_clock)
+        remaining_s = self._deadline_at() - self.loop.time()
+        if remaining_s > 0:
+            self._timer = self.loop.call_later(remaining_s, self._check_deadline)
         else:
-            self._refuse(RequestTimeout(f"the request's {self._phase.value} did not arrive in time"))
+            self._reject(RequestTimeout(f"the request's {self._receiving.value} did not arrive in time"))
 
-    def _ends_at(self) -> float:
-        if self._phase is _Phase.HEAD:
-            return self._since + self._patience.head_s
+    def _deadline_at(self) -> float:
+        if self._receiving is _Receiving.HEAD:
+            return self._since + self._limits.head_s
         if self._is_answered:
-            return self._since + self._patience.linger_s
+            return self._since + self._limits.linger_s
         if self.flow.read_paused:
-            self._since = self._heard_at = self.loop.time()  # it is we who do not take more just now
+            self._since = self._last_data_at = self.loop.time()  # the app has paused reading
         if is_stream(self.scope["path"]):
-            return self._heard_at + self._patience.frames_s
-        return self._since + self._patience.body_s + self._of_body / self._patience.bytes_per_s
+            return self._last_data_at + self._limits.frames_s
+        return self._since + self._limits.body_s + self._body_bytes / self._limits.bytes_per_s
 
-    def _disarm(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
+    def _cancel_deadline(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
-    def _look_at_the_size(self) -> None:
-        """End what would fill the memory before a layer above sees it: endless heads, trailers, pipelines."""
-        if self._received - _FRAMING * self._of_body > 2 * MAX_HEAD_BYTES and not self.transport.is_closing():
-            self._refuse(HeadersTooLarge(f"path, query and headers may have {MAX_HEAD_BYTES} bytes together"))
-        if len(self.pipeline) > _MOST_PIPELINED:
+    def _check_size(self) -> None:
+        """Reject what would fill the memory below the app: endless heads, trailers and pipelines."""
+        if (
+            self._received - _FRAMING * self._body_bytes > 2 * MAX_HEAD_BYTES
+            and not self.transport.is_closing()
+        ):
+            self._reject(HeadersTooLarge(f"path, query and headers may have {MAX_HEAD_BYTES} bytes together"))
+        if len(self.pipeline) > _MAX_PIPELINED:
             self.transport.abort()
 
-    def _displaced_an_idle_one(self) -> bool:
+    def _close_idle_connection(self) -> bool:
         for other in self.connections:
             if isinstance(other, HttpProtocol) and other is not self and other._is_idle:
                 other.transport.close()
@@ -184,14 +184,15 @@ class HttpProtocol(HttpToolsProtocol):
 
     @property
     def _is_idle(self) -> bool:
-        return self._is_answered and self._phase is not _Phase.BODY and not self.transport.is_closing()
+        idle = self._is_answered and self._receiving is not _Receiving.BODY
+        return idle and not self.transport.is_closing()
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(BadRequest(msg, code="malformed_request"))
+        self._reject(BadRequest(msg, code="malformed_request"))
 
-    def _refuse(self, error: MooringError) -> None:
-        """End the connection, with an answer where none has begun."""
-        if self._phase is _Phase.BODY:
+    def _reject(self, error: MooringError) -> None:
+        """Close the connection, with a problem document if no answer has begun."""
+        if self._receiving is _Receiving.BODY:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if self._may_answer:
@@ -200,7 +201,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     @property
     def _may_answer(self) -> bool:
-        if self._phase is _Phase.BODY:
+        if self._receiving is _Receiving.BODY:
             return not (self.cycle.response_started or self.pipeline)
         return self._is_answered
 

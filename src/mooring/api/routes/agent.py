@@ -224,7 +224,7 @@ def hand_out_start_secrets(
     with context.database.write() as session:
         return start_secrets.hand_out(
             session,
-            context.sealer,
+            context.encryptor,
             node.id,
             node.credential_hash,
             instance_id,

@@ -10,9 +10,9 @@ from starlette.responses import Response
 
 from mooring.api.auth.authorization import CurrentAccess
 from mooring.api.context import Ctx
-from mooring.api.http import answers, pagination
-from mooring.api.http.answers import CurrentCall
+from mooring.api.http import pagination, responses, transactions
 from mooring.api.http.body import StrictRoute
+from mooring.api.http.transactions import CurrentCall
 from mooring.api.openapi.responses import errors
 from mooring.api.views.show import show
 from mooring.control.idempotency import StoredAnswer
@@ -55,29 +55,29 @@ def create_api_key(body: ApiKeyCreate, context: Ctx, call: CurrentCall) -> Respo
     def act(session: Session) -> StoredAnswer:
         row, secret = api_keys.create(session, call.access, asked, context.identity.default_project_id)
         content = {**show(ApiKey, row), "key": secret}
-        return answers.answer(content, 201, {"Location": f"/v1/api-keys/{row.id}"}, sealed=True)
+        return responses.json_answer(content, 201, {"Location": f"/v1/api-keys/{row.id}"}, encrypted=True)
 
-    return answers.once(context, call, act)
+    return transactions.idempotent(context, call, act)
 
 
 @router.get("", response_model=ApiKeyList, responses=errors(), operation_id="list_api_keys")
 def list_api_keys(context: Ctx, access: CurrentAccess, asked: Annotated[KeyQuery, Query()]) -> Response:
     """Keys by prefix and last use, newest first; revoked ones are gone."""
-    query = select(tables.ApiKey).where(api_keys.live(), api_keys.visible(access))
+    query = select(tables.ApiKey).where(api_keys.not_revoked(), api_keys.visible(access))
     query = pagination.matching(query, asked, tables.ApiKey.project_id, tables.ApiKey.user_id)
     with context.database.read() as session:
         rows, cursor = pagination.page(
             session, query, tables.ApiKey.id, asked, context.identity.cursor_secret
         )
         content = {"items": [show(ApiKey, row[0]) for row in rows], "next_cursor": cursor}
-    return answers.respond(answers.answer(content))
+    return responses.respond(responses.json_answer(content))
 
 
 @router.get("/{key_id}", response_model=ApiKey, responses=errors(404), operation_id="get_api_key")
 def get_api_key(key_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """One key; the key itself is never shown again."""
     with context.database.read() as session:
-        return answers.respond(answers.answer(show(ApiKey, api_keys.get(session, access, key_id))))
+        return responses.respond(responses.json_answer(show(ApiKey, api_keys.get(session, access, key_id))))
 
 
 @router.delete("/{key_id}", status_code=204, responses=errors(404, 409), operation_id="delete_api_key")
@@ -86,6 +86,6 @@ def delete_api_key(key_id: str, context: Ctx, access: CurrentAccess) -> Response
 
     def act(session: Session) -> StoredAnswer:
         api_keys.revoke(session, access, key_id)
-        return answers.NO_CONTENT
+        return responses.NO_CONTENT
 
-    return answers.done(context, access, act)
+    return transactions.audited(context, access, act)

@@ -16,7 +16,7 @@ from mooring.api.auth import audited_reads
 from mooring.api.auth.authorization import CurrentAccess, CurrentLiveAccess
 from mooring.api.auth.credentials import LiveAccess
 from mooring.api.context import Context, Ctx
-from mooring.api.http import answers, pagination
+from mooring.api.http import pagination, responses
 from mooring.api.http.body import StrictRoute
 from mooring.api.openapi.responses import errors
 from mooring.api.views.show import show
@@ -63,7 +63,7 @@ async def list_audit_log(
         await run_in_threadpool(_record_export, context, live.access, asked)
         return StreamingResponse(_exported(context, live, asked), media_type=JSON_LINES)
     content = await run_in_threadpool(_page, context, _wanted(live.access, asked), asked)
-    return answers.respond(answers.answer(content))
+    return responses.respond(responses.json_answer(content))
 
 
 @router.get("/audit-log/head", response_model=AuditHead, responses=errors(404), operation_id="get_audit_head")
@@ -73,7 +73,7 @@ def get_audit_head(context: Ctx, _access: CurrentAccess) -> Response:
         head = chains.newest_head(session)
     if head is None:
         raise NotFound("no head has been made yet; the first is there within a minute of the first start")
-    return answers.respond(answers.answer(asdict(head)))
+    return responses.respond(responses.json_answer(asdict(head)))
 
 
 def _record_export(context: Context, access: Access, asked: AuditQuery) -> None:

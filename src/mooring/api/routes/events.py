@@ -13,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 from mooring.api.auth.authorization import CurrentLiveAccess
 from mooring.api.auth.credentials import LiveAccess
 from mooring.api.context import Context, Ctx
-from mooring.api.http import answers
+from mooring.api.http import responses
 from mooring.api.http.body import StrictRoute
 from mooring.api.openapi.responses import errors
 from mooring.api.streaming import sse, waiting
@@ -67,7 +67,7 @@ async def list_events(
     waited = _wait_for_some(context, live, after, limit, wait_s, _pause_s(context, live))
     items = [each.item for each in await waiting.while_heard(request, waited)]
     last = items[-1]["seq"] if items else after
-    return answers.respond(answers.answer({"items": items, "next_cursor": None, "last_seq": last}))
+    return responses.respond(responses.json_answer({"items": items, "next_cursor": None, "last_seq": last}))
 
 
 def _resumed(last_event_id: str | None, after: int) -> int:

@@ -10,9 +10,9 @@ from starlette.responses import Response
 
 from mooring.api.auth.authorization import CurrentAccess
 from mooring.api.context import Ctx
-from mooring.api.http import answers, pagination
-from mooring.api.http.answers import CurrentCall
+from mooring.api.http import pagination, responses, transactions
 from mooring.api.http.body import StrictRoute
+from mooring.api.http.transactions import CurrentCall
 from mooring.api.openapi.responses import errors
 from mooring.api.views import gpu_health as health_views
 from mooring.api.views import gpus as gpu_views
@@ -41,18 +41,18 @@ def list_gpus(context: Ctx, access: CurrentAccess, asked: Annotated[GpuQuery, Qu
     with context.database.read() as session:
         rows, cursor = pagination.page(session, query, tables.Gpu.uuid, asked, context.identity.cursor_secret)
         content = {"items": gpu_views.gpus(session, access, [row[0] for row in rows]), "next_cursor": cursor}
-    return answers.respond(answers.answer(content))
+    return responses.respond(responses.json_answer(content))
 
 
 @router.get("/gpus/{uuid}", response_model=Gpu, responses=errors(404), operation_id="get_gpu")
 def get_gpu(uuid: str, context: Ctx, access: CurrentAccess) -> Response:
     """One GPU as it is now."""
     with context.database.read() as session:
-        return answers.respond(_shown(session, access, gpus.get(session, uuid)))
+        return responses.respond(_shown(session, access, gpus.get(session, uuid)))
 
 
 def _shown(session: Session, access: Access, row: tables.Gpu) -> StoredAnswer:
-    return answers.answer(gpu_views.gpus(session, access, [row])[0])
+    return responses.json_answer(gpu_views.gpus(session, access, [row])[0])
 
 
 @router.get(
@@ -70,7 +70,7 @@ def list_gpu_incidents(
         query = health_views.visible_incidents(access, gpus.get(session, uuid).uuid)
         rows, cursor = pagination.page(session, query, key, asked, context.identity.cursor_secret)
     items = [health_views.incident(access, row[0]) for row in rows]
-    return answers.respond(answers.answer({"items": items, "next_cursor": cursor}))
+    return responses.respond(responses.json_answer({"items": items, "next_cursor": cursor}))
 
 
 @router.get(
@@ -84,7 +84,7 @@ def get_gpu_metrics(uuid: str, context: Ctx, access: CurrentAccess) -> Response:
         found = gpu_views.samples(session, access, [row.uuid])
     if not found:
         raise Unavailable(f"the node of {uuid} has told no figures; is it reachable?", code="no_sample")
-    return answers.respond(answers.answer(found[0]))
+    return responses.respond(responses.json_answer(found[0]))
 
 
 @router.post("/gpus/{uuid}/clear", response_model=Gpu, responses=errors(404, 409), operation_id="clear_gpu")
@@ -94,7 +94,7 @@ def clear_gpu(uuid: str, context: Ctx, call: CurrentCall) -> Response:
     def act(session: Session) -> StoredAnswer:
         return _shown(session, call.access, gpus.clear(session, call.access, uuid))
 
-    return answers.once(context, call, act)
+    return transactions.idempotent(context, call, act)
 
 
 @router.get(
@@ -103,6 +103,6 @@ def clear_gpu(uuid: str, context: Ctx, call: CurrentCall) -> Response:
 def list_instance_types(context: Ctx, access: CurrentAccess) -> Response:
     """What the inventory offers: model x count, and how many of each could start now."""
     with context.database.read() as session:
-        kinds = instance_types.derive(session, context.world, access)
+        kinds = instance_types.derive(session, context.scheduler_cache, access)
     items = [gpu_views.instance_type(kind) for kind in kinds]
-    return answers.respond(answers.answer({"items": items, "next_cursor": None}))
+    return responses.respond(responses.json_answer({"items": items, "next_cursor": None}))

@@ -12,9 +12,10 @@ from starlette.responses import Response
 
 from mooring.api.auth.authorization import CurrentAccess
 from mooring.api.context import Context, Ctx
-from mooring.api.http import answers, pagination
-from mooring.api.http.answers import CurrentCall, IfMatch
+from mooring.api.http import pagination, responses, transactions
 from mooring.api.http.body import StrictRoute
+from mooring.api.http.responses import IfMatch
+from mooring.api.http.transactions import CurrentCall
 from mooring.api.openapi.responses import errors
 from mooring.api.routes.instances import BY_USER
 from mooring.api.views import explanations as outlooks
@@ -62,11 +63,11 @@ def create_instance_group(body: InstanceGroupCreate, context: Ctx, call: Current
     """
 
     def act(session: Session) -> StoredAnswer:
-        project = projects.chosen(session, call.access, body.project_id, context.identity.default_project_id)
+        project = projects.for_new(session, call.access, body.project_id, context.identity.default_project_id)
         row = instance_groups.create(session, call.access, project, body)
         return _shown(context, session, row, 201, location=True)
 
-    return answers.once(context, call, act)
+    return transactions.idempotent(context, call, act)
 
 
 def _shown(
@@ -78,11 +79,11 @@ def _shown(
     location: bool = False,
 ) -> StoredAnswer:
     session.flush()
-    content = group_views.group(session, row, context.world.positions)
-    headers = answers.etag(content["version"])
+    content = group_views.group(session, row, context.scheduler_cache.positions)
+    headers = responses.etag(content["version"])
     if location:
         headers["Location"] = f"/v1/instance-groups/{row.id}"
-    return answers.answer(content, status, headers)
+    return responses.json_answer(content, status, headers)
 
 
 @router.get("", response_model=InstanceGroupList, responses=errors(), operation_id="list_instance_groups")
@@ -96,13 +97,13 @@ def list_instance_groups(
     query = pagination.labelled(query, row.labels, asked.label)
     with context.database.read() as session:
         rows, cursor = pagination.page(session, query, row.id, asked, context.identity.cursor_secret)
-        items = group_views.groups(session, [each[0] for each in rows], context.world.positions)
+        items = group_views.groups(session, [each[0] for each in rows], context.scheduler_cache.positions)
         # Templates may be of a quarter of a megabyte each: a page of such ends early.
         fitting = how_many_fit([to_json(item) for item in items])
         if fitting < len(items):
             cursor = pagination.cursor_after(rows[fitting - 1], row.id, asked, context.identity.cursor_secret)
         content = {"items": items[:fitting], "next_cursor": cursor}
-    return answers.respond(answers.answer(content))
+    return responses.respond(responses.json_answer(content))
 
 
 @router.get(
@@ -111,7 +112,7 @@ def list_instance_groups(
 def get_instance_group(group_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """One group with its members as they are now."""
     with context.database.read() as session:
-        return answers.respond(_shown(context, session, instance_groups.get(session, access, group_id)))
+        return responses.respond(_shown(context, session, instance_groups.get(session, access, group_id)))
 
 
 @router.delete(
@@ -123,7 +124,7 @@ def get_instance_group(group_id: str, context: Ctx, access: CurrentAccess) -> Re
 )
 def delete_instance_group(group_id: str, context: Ctx, access: CurrentAccess, if_match: IfMatch) -> Response:
     """Stop and remove all members; it answers 404 once that is done."""
-    return answers.done(
+    return transactions.audited(
         context,
         access,
         lambda session: _shown(
@@ -146,7 +147,7 @@ def stop_instance_group(
     body: Annotated[InstanceStop, Body()] = InstanceStop(),  # noqa: B008 - frozen
 ) -> Response:
     """End the processes of all members: SIGTERM, then SIGKILL after `timeout_s`."""
-    return answers.once(
+    return transactions.idempotent(
         context,
         call,
         lambda session: _shown(
@@ -167,7 +168,7 @@ def stop_instance_group(
 )
 def start_instance_group(group_id: str, context: Ctx, call: CurrentCall) -> Response:
     """Queue all members of an ended group again; they may be placed elsewhere, in new containers."""
-    return answers.once(
+    return transactions.idempotent(
         context,
         call,
         lambda session: _shown(context, session, instance_groups.start(session, call.access, group_id), 202),
@@ -189,8 +190,8 @@ async def explain_instance_group(group_id: str, context: Ctx, access: CurrentAcc
 def _explained(context: Context, access: Access, group_id: str) -> Response:
     with context.database.read() as session:
         row = instance_groups.get(session, access, group_id)
-        shown = group_views.group(session, row, context.world.positions)
-        outcome = explain.explain_group(session, context.world, row.id)
+        shown = group_views.group(session, row, context.scheduler_cache.positions)
+        outcome = explain.explain_group(session, context.scheduler_cache, row.id)
         why = waiting_reason(outcome.unplaced).model_dump() if outcome.unplaced else shown["reason"]
         content = {"state": shown["state"], "reason": why, **outlooks.outlook(session, access, outcome)}
-    return answers.respond(answers.answer(content))
+    return responses.respond(responses.json_answer(content))

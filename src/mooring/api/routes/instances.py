@@ -12,9 +12,10 @@ from starlette.responses import Response
 from mooring.api.auth.authorization import CurrentAccess, CurrentLiveAccess, count_request
 from mooring.api.auth.rules import AT_ONCE_EXTRA, DRY_RUN_EXTRA, ActionClass
 from mooring.api.context import Context, Ctx
-from mooring.api.http import answers, pagination
-from mooring.api.http.answers import CurrentCall, IfMatch
+from mooring.api.http import pagination, responses, transactions
 from mooring.api.http.body import StrictRoute
+from mooring.api.http.responses import IfMatch
+from mooring.api.http.transactions import CurrentCall
 from mooring.api.openapi.responses import errors
 from mooring.api.streaming import waiting
 from mooring.api.views import explanations as outlooks
@@ -93,21 +94,21 @@ async def create_instance(
         count_request(request, caller, ActionClass.WRITE, AT_ONCE_EXTRA)
 
     def act(session: Session) -> StoredAnswer:
-        project = projects.chosen(session, call.access, body.project_id, context.identity.default_project_id)
+        project = projects.for_new(session, call.access, body.project_id, context.identity.default_project_id)
         row = instances.create(session, call.access, project, body)
         if body.on_capacity == "fail":
-            explain.place_now(session, context.world, row)
+            explain.place_now(session, context.scheduler_cache, row)
         return _shown(context, session, row, status=201, location=True)
 
-    return await run_in_threadpool(answers.once, context, call, act)
+    return await run_in_threadpool(transactions.idempotent, context, call, act)
 
 
 def _dry_run(context: Context, access: Access, body: InstanceCreate) -> Response:
     with context.database.read() as session:
-        project = projects.chosen(session, access, body.project_id, context.identity.default_project_id)
+        project = projects.for_new(session, access, body.project_id, context.identity.default_project_id)
         admission.require(session, project.id, body)
         admission.require_priority(session, access, project.id, body.priority)
-        outcome = explain.dry_run(session, context.world, project.id, body)
+        outcome = explain.dry_run(session, context.scheduler_cache, project.id, body)
         placed, why = outcome.placement, outcome.unplaced
         content = {
             "placeable": placed is not None,
@@ -116,17 +117,19 @@ def _dry_run(context: Context, access: Access, body: InstanceCreate) -> Response
             "reason": waiting_reason(why).model_dump() if why else None,
             **outlooks.outlook(session, access, outcome),
         }
-    return answers.respond(answers.answer(content))
+    return responses.respond(responses.json_answer(content))
 
 
 def _shown(
     context: Context, session: Session, row: tables.Instance, status: int = 200, *, location: bool = False
 ) -> StoredAnswer:
     session.flush()
-    headers = answers.etag(row.version)
+    headers = responses.etag(row.version)
     if location:
         headers["Location"] = f"/v1/instances/{row.id}"
-    return answers.answer(instance_views.instance(session, row, context.world.positions), status, headers)
+    return responses.json_answer(
+        instance_views.instance(session, row, context.scheduler_cache.positions), status, headers
+    )
 
 
 @router.get("", response_model=InstanceList, responses=errors(), operation_id="list_instances")
@@ -139,7 +142,7 @@ def list_instances(context: Ctx, access: CurrentAccess, asked: Annotated[Instanc
     query = pagination.labelled(query, row.labels, asked.label)
     with context.database.read() as session:
         page = context.rendered.page(
-            session, query, asked, context.identity.cursor_secret, context.world.positions
+            session, query, asked, context.identity.cursor_secret, context.scheduler_cache.positions
         )
     return Response(page, media_type="application/json")
 
@@ -148,7 +151,7 @@ def list_instances(context: Ctx, access: CurrentAccess, asked: Annotated[Instanc
 def get_instance(instance_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """One instance as it is now."""
     with context.database.read() as session:
-        return answers.respond(_shown(context, session, instances.get(session, access, instance_id)))
+        return responses.respond(_shown(context, session, instances.get(session, access, instance_id)))
 
 
 @router.patch(
@@ -162,7 +165,7 @@ def update_instance(
 ) -> Response:
     """Change name, labels or the longest duration; null takes the duration's limit away."""
     changes = body.model_dump(exclude_unset=True)
-    return answers.done(
+    return transactions.audited(
         context,
         access,
         lambda session: _shown(
@@ -180,7 +183,7 @@ def update_instance(
 )
 def delete_instance(instance_id: str, context: Ctx, access: CurrentAccess, if_match: IfMatch) -> Response:
     """Stop it and remove every trace; it answers 404 once that is done."""
-    return answers.done(
+    return transactions.audited(
         context,
         access,
         lambda session: _shown(
@@ -203,7 +206,7 @@ def stop_instance(
     body: Annotated[InstanceStop, Body()] = InstanceStop(),  # noqa: B008 - frozen
 ) -> Response:
     """End its process: SIGTERM, then SIGKILL after `timeout_s`. Its logs stay until it is deleted."""
-    return answers.once(
+    return transactions.idempotent(
         context,
         call,
         lambda session: _shown(
@@ -224,7 +227,7 @@ def stop_instance(
 )
 def start_instance(instance_id: str, context: Ctx, call: CurrentCall) -> Response:
     """Queue an ended instance again; it may be placed elsewhere, in a new container."""
-    return answers.once(
+    return transactions.idempotent(
         context,
         call,
         lambda session: _shown(
@@ -242,7 +245,7 @@ def start_instance(instance_id: str, context: Ctx, call: CurrentCall) -> Respons
 )
 def restart_instance(instance_id: str, context: Ctx, call: CurrentCall) -> Response:
     """A new container on the same GPUs, after the old one is gone."""
-    return answers.once(
+    return transactions.idempotent(
         context,
         call,
         lambda session: _shown(
@@ -264,7 +267,7 @@ async def wait_for_instance(
 ) -> Response:
     """Answer when it reaches a state, or when it no longer can, or at the timeout."""
     waited = waiting.wait(context, live, instance_id, State(state), timeout_s)
-    return answers.respond(answers.answer(await waiting.while_heard(request, waited)))
+    return responses.respond(responses.json_answer(await waiting.while_heard(request, waited)))
 
 
 @router.get(
@@ -280,7 +283,7 @@ def get_instance_metrics(instance_id: str, context: Ctx, access: CurrentAccess) 
         held = allocations.held(session, [row.id]).get(row.id, [])
         uuids = list(dict.fromkeys(grant.gpu_uuid for grant in held))
         items = gpu_views.samples(session, access, uuids)
-    return answers.respond(answers.answer({"items": items}))
+    return responses.respond(responses.json_answer({"items": items}))
 
 
 @router.get(
@@ -301,7 +304,7 @@ def list_instance_events(
         row = instances.get(session, access, instance_id)
         found = events.page(session, after=after, limit=limit, instance_id=row.id)
         content = {"items": [show(Event, event) for event in found], "next_cursor": None}
-    return answers.respond(answers.answer(content))
+    return responses.respond(responses.json_answer(content))
 
 
 @router.get(
@@ -321,8 +324,8 @@ async def explain_instance(instance_id: str, context: Ctx, access: CurrentAccess
 def _explained(context: Context, access: Access, instance_id: str) -> Response:
     with context.database.read() as session:
         row = instances.get(session, access, instance_id)
-        outcome = explain.explain(session, context.world, row)
+        outcome = explain.explain(session, context.scheduler_cache, row)
         why = waiting_reason(outcome.unplaced).model_dump() if outcome.unplaced else row.reason
         content = {"state": row.state, "reason": why, "node_id": row.node_id}
         content |= outlooks.outlook(session, access, outcome)
-    return answers.respond(answers.answer(content))
+    return responses.respond(responses.json_answer(content))

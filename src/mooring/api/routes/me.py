@@ -5,7 +5,7 @@ from starlette.responses import Response
 
 from mooring.api.auth.authorization import CurrentAccess
 from mooring.api.context import Ctx
-from mooring.api.http import answers
+from mooring.api.http import responses
 from mooring.api.http.body import StrictRoute
 from mooring.api.openapi.responses import errors
 from mooring.api.views import tenants as tenant_views
@@ -18,4 +18,4 @@ router = APIRouter(prefix="/v1", tags=["keys"], route_class=StrictRoute)
 def get_me(context: Ctx, access: CurrentAccess) -> Response:
     """Who your credentials say you are, and what you may do."""
     with context.database.read() as session:
-        return answers.respond(answers.answer(tenant_views.me(session, access.caller)))
+        return responses.respond(responses.json_answer(tenant_views.me(session, access.caller)))

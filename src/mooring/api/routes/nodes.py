@@ -10,9 +10,10 @@ from starlette.responses import Response
 
 from mooring.api.auth.authorization import CurrentAccess
 from mooring.api.context import Context, Ctx
-from mooring.api.http import answers, pagination
-from mooring.api.http.answers import Call, CurrentCall, IfMatch, etag
+from mooring.api.http import pagination, responses, transactions
 from mooring.api.http.body import StrictRoute
+from mooring.api.http.responses import IfMatch, etag
+from mooring.api.http.transactions import Call, CurrentCall
 from mooring.api.openapi.responses import errors
 from mooring.api.views import nodes as node_views
 from mooring.control.idempotency import StoredAnswer
@@ -41,19 +42,19 @@ def list_nodes(context: Ctx, access: CurrentAccess, asked: Annotated[NodeQuery, 
             "items": node_views.nodes(session, access, [row[0] for row in rows]),
             "next_cursor": cursor,
         }
-    return answers.respond(answers.answer(content))
+    return responses.respond(responses.json_answer(content))
 
 
 @router.get("/nodes/{node_id}", response_model=Node, responses=errors(404), operation_id="get_node")
 def get_node(node_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """One machine as it is now."""
     with context.database.read() as session:
-        return answers.respond(_shown(session, access, nodes.get(session, node_id)))
+        return responses.respond(_shown(session, access, nodes.get(session, node_id)))
 
 
 def _shown(session: Session, access: Access, row: tables.Node, status: int = 200) -> StoredAnswer:
     session.flush()
-    return answers.answer(node_views.nodes(session, access, [row])[0], status, etag(row.version))
+    return responses.json_answer(node_views.nodes(session, access, [row])[0], status, etag(row.version))
 
 
 @router.patch(
@@ -71,7 +72,7 @@ def update_node(
     def act(session: Session) -> StoredAnswer:
         return _shown(session, access, nodes.patch(session, access, node_id, changes, if_match))
 
-    return answers.done(context, access, act)
+    return transactions.audited(context, access, act)
 
 
 @router.post(
@@ -86,7 +87,7 @@ def _cordoned(context: Context, call: Call, node_id: str, *, cordoned: bool) -> 
     def act(session: Session) -> StoredAnswer:
         return _shown(session, call.access, nodes.cordon(session, call.access, node_id, cordoned=cordoned))
 
-    return answers.once(context, call, act)
+    return transactions.idempotent(context, call, act)
 
 
 @router.post(
@@ -114,7 +115,7 @@ def drain_node(
     def act(session: Session) -> StoredAnswer:
         return _shown(session, call.access, nodes.drain(session, call.access, node_id, body.deadline_s))
 
-    return answers.once(context, call, act)
+    return transactions.idempotent(context, call, act)
 
 
 @router.post(
@@ -137,7 +138,7 @@ def approve_node(
     def act(session: Session) -> StoredAnswer:
         return _shown(session, call.access, nodes.approve(session, call.access, node_id, body.difference_id))
 
-    return answers.once(context, call, act)
+    return transactions.idempotent(context, call, act)
 
 
 @router.post(
@@ -153,7 +154,7 @@ def renew_credential(node_id: str, context: Ctx, call: CurrentCall) -> Response:
     def act(session: Session) -> StoredAnswer:
         return _shown(session, call.access, nodes.ask_to_renew(session, call.access, node_id), 202)
 
-    return answers.once(context, call, act)
+    return transactions.idempotent(context, call, act)
 
 
 @router.delete("/nodes/{node_id}", status_code=204, responses=errors(404, 409), operation_id="delete_node")
@@ -167,9 +168,9 @@ def delete_node(
 
     def act(session: Session) -> StoredAnswer:
         nodes.delete(session, access, node_id, force=force)
-        return answers.NO_CONTENT
+        return responses.NO_CONTENT
 
-    return answers.done(context, access, act)
+    return transactions.audited(context, access, act)
 
 
 @router.post(
@@ -190,6 +191,6 @@ def create_join_token(body: JoinTokenCreate, context: Ctx, call: CurrentCall) ->
             "node_name": token.node_name,
             "expires_at": timestamp(token.expires_at),
         }
-        return answers.answer(content, 201, sealed=True)
+        return responses.json_answer(content, 201, encrypted=True)
 
-    return answers.once(context, call, act)
+    return transactions.idempotent(context, call, act)

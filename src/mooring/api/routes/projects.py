@@ -11,9 +11,10 @@ from starlette.responses import Response
 
 from mooring.api.auth.authorization import CurrentAccess
 from mooring.api.context import Ctx
-from mooring.api.http import answers, pagination
-from mooring.api.http.answers import CurrentCall, IfMatch, etag
+from mooring.api.http import pagination, responses, transactions
 from mooring.api.http.body import StrictRoute
+from mooring.api.http.responses import IfMatch, etag
+from mooring.api.http.transactions import CurrentCall
 from mooring.api.openapi.responses import errors
 from mooring.api.views import tenants as tenant_views
 from mooring.control.idempotency import StoredAnswer
@@ -52,7 +53,7 @@ def create_project(body: ProjectCreate, context: Ctx, call: CurrentCall) -> Resp
         row = projects.create(session, call.access, body.name, body.labels)
         return _shown(session, row, 201, {"Location": f"/v1/projects/{row.id}"})
 
-    return answers.once(context, call, act)
+    return transactions.idempotent(context, call, act)
 
 
 @router.get("", response_model=ProjectList, responses=errors(), operation_id="list_projects")
@@ -66,21 +67,21 @@ def list_projects(context: Ctx, access: CurrentAccess, asked: Annotated[ProjectQ
             session, query, tables.Project.id, asked, context.identity.cursor_secret
         )
         content = {"items": [tenant_views.project(row[0]) for row in rows], "next_cursor": cursor}
-    return answers.respond(answers.answer(content))
+    return responses.respond(responses.json_answer(content))
 
 
 @router.get("/{project_id}", response_model=Project, responses=errors(404), operation_id="get_project")
 def get_project(project_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """One project with its limits and what counts against them now."""
     with context.database.read() as session:
-        return answers.respond(_shown(session, projects.get(session, access, project_id)))
+        return responses.respond(_shown(session, projects.get(session, access, project_id)))
 
 
 def _shown(
     session: Session, row: tables.Project, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> StoredAnswer:
     content = tenant_views.project(row, quotas.usage(session, row))
-    return answers.answer(content, status, {**etag(row.version), **(headers or {})})
+    return responses.json_answer(content, status, {**etag(row.version), **(headers or {})})
 
 
 @router.patch(
@@ -100,7 +101,7 @@ def update_project(
     def act(session: Session) -> StoredAnswer:
         return _shown(session, projects.patch(session, access, project_id, changes, default, if_match, kept))
 
-    return answers.done(context, access, act)
+    return transactions.audited(context, access, act)
 
 
 @router.delete(
@@ -114,9 +115,9 @@ def delete_project(project_id: str, context: Ctx, access: CurrentAccess, if_matc
 
     def act(session: Session) -> StoredAnswer:
         projects.delete(session, access, project_id, context.identity.default_project_id, if_match)
-        return answers.NO_CONTENT
+        return responses.NO_CONTENT
 
-    return answers.done(context, access, act)
+    return transactions.audited(context, access, act)
 
 
 @router.get(
@@ -134,7 +135,7 @@ def list_members(
         query = select(member).where(member.project_id == projects.get(session, access, project_id).id)
         rows, cursor = pagination.page(session, query, member.user_id, asked, context.identity.cursor_secret)
         content = {"items": tenant_views.members(session, [row[0] for row in rows]), "next_cursor": cursor}
-    return answers.respond(answers.answer(content))
+    return responses.respond(responses.json_answer(content))
 
 
 @router.put(
@@ -150,9 +151,9 @@ def put_member(
 
     def act(session: Session) -> StoredAnswer:
         row = projects.put_member(session, access, project_id, user_id, body.role)
-        return answers.answer(tenant_views.members(session, [row])[0])
+        return responses.json_answer(tenant_views.members(session, [row])[0])
 
-    return answers.done(context, access, act)
+    return transactions.audited(context, access, act)
 
 
 @router.delete(
@@ -166,6 +167,6 @@ def delete_member(project_id: str, user_id: str, context: Ctx, access: CurrentAc
 
     def act(session: Session) -> StoredAnswer:
         projects.delete_member(session, access, project_id, user_id)
-        return answers.NO_CONTENT
+        return responses.NO_CONTENT
 
-    return answers.done(context, access, act)
+    return transactions.audited(context, access, act)

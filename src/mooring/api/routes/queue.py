@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from mooring.api.auth.authorization import CurrentAccess
 from mooring.api.context import Context, Ctx
-from mooring.api.http import answers, pagination
+from mooring.api.http import pagination, responses
 from mooring.api.http.body import StrictRoute
 from mooring.api.openapi.responses import errors
 from mooring.control.scheduling import queue
@@ -41,7 +41,7 @@ async def get_queue(
 
 def _queue(context: Context, access: Access, asked: pagination.PageQuery) -> Response:
     with context.database.read() as session:
-        found = queue.look(session, context.world)
+        found = queue.view(session, context.scheduler_cache)
         page, cursor = pagination.slice_of(found.entries, asked, "queue", context.identity.cursor_secret)
         items = _entries(session, access, page)
     shares = [
@@ -49,7 +49,7 @@ def _queue(context: Context, access: Access, asked: pagination.PageQuery) -> Res
         for project_id, standing in found.standings.items()
         if access.caller.sees(project_id)
     ]
-    return answers.respond(answers.answer({"items": items, "next_cursor": cursor, "shares": shares}))
+    return responses.respond(responses.json_answer({"items": items, "next_cursor": cursor, "shares": shares}))
 
 
 def _entries(session: Session, access: Access, entries: Sequence[queue.QueueEntry]) -> list[Json]:
@@ -86,7 +86,7 @@ def _entry(entry: queue.QueueEntry, told: object, group_names: dict[str, str]) -
     }
 
 
-def _standing(project_id: str, standing: queue.Standing) -> Json:
+def _standing(project_id: str, standing: queue.ProjectStanding) -> Json:
     project = standing.project
     guaranteed = project.guaranteed_gpu_milli
     return {
@@ -108,10 +108,10 @@ def _standing(project_id: str, standing: queue.Standing) -> Json:
 def get_fragmentation(context: Ctx, _access: CurrentAccess) -> Response:
     """Which sizes still fit, by model, and how many free GPUs are stranded, and by what."""
     with context.database.read() as session:
-        nodes = context.world.look(session)
-    now = PlanTime(datetime.now(UTC).timestamp(), context.world.policy.start_overhead_s)
+        nodes = context.scheduler_cache.nodes(session)
+    now = PlanTime(datetime.now(UTC).timestamp(), context.scheduler_cache.policy.start_overhead_s)
     items = [_model(model, told) for model, told in fragmentation(nodes, now).items()]
-    return answers.respond(answers.answer({"items": items, "next_cursor": None}))
+    return responses.respond(responses.json_answer({"items": items, "next_cursor": None}))
 
 
 def _model(model: str, told: OfModel) -> Json:

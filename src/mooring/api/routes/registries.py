@@ -10,9 +10,9 @@ from starlette.responses import Response
 
 from mooring.api.auth.authorization import CurrentAccess
 from mooring.api.context import Ctx
-from mooring.api.http import answers, pagination
-from mooring.api.http.answers import CurrentCall
+from mooring.api.http import pagination, responses, transactions
 from mooring.api.http.body import StrictRoute
+from mooring.api.http.transactions import CurrentCall
 from mooring.api.openapi.responses import errors
 from mooring.api.views.show import show
 from mooring.control.idempotency import StoredAnswer
@@ -39,13 +39,13 @@ def create_registry(body: RegistryCreate, context: Ctx, call: CurrentCall) -> Re
     """Keep credentials for a registry, the password encrypted. Each pull of the project's images has them."""
 
     def act(session: Session) -> StoredAnswer:
-        project = projects.chosen(session, call.access, body.project_id, context.identity.default_project_id)
+        project = projects.for_new(session, call.access, body.project_id, context.identity.default_project_id)
         row = registries.create(
-            session, call.access, context.sealer, project.id, body.server, body.username, body.password
+            session, call.access, context.encryptor, project.id, body.server, body.username, body.password
         )
-        return answers.answer(show(Registry, row), 201, {"Location": f"/v1/registries/{row.id}"})
+        return responses.json_answer(show(Registry, row), 201, {"Location": f"/v1/registries/{row.id}"})
 
-    return answers.once(context, call, act)
+    return transactions.idempotent(context, call, act)
 
 
 @router.get("", response_model=RegistryList, responses=errors(), operation_id="list_registries")
@@ -60,15 +60,15 @@ def list_registries(
             session, query, tables.Registry.id, asked, context.identity.cursor_secret
         )
         content = {"items": [show(Registry, row[0]) for row in rows], "next_cursor": cursor}
-    return answers.respond(answers.answer(content))
+    return responses.respond(responses.json_answer(content))
 
 
 @router.get("/{registry_id}", response_model=Registry, responses=errors(404), operation_id="get_registry")
 def get_registry(registry_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """One registry, without the password."""
     with context.database.read() as session:
-        return answers.respond(
-            answers.answer(show(Registry, owned.get(session, access, tables.Registry, registry_id)))
+        return responses.respond(
+            responses.json_answer(show(Registry, owned.get(session, access, tables.Registry, registry_id)))
         )
 
 
@@ -82,10 +82,10 @@ def replace_registry(registry_id: str, body: RegistryPut, context: Ctx, access: 
     """Give it another password, which the next pull uses."""
 
     def act(session: Session) -> StoredAnswer:
-        row = registries.replace(session, access, context.sealer, registry_id, body.password)
-        return answers.answer(show(Registry, row))
+        row = registries.replace(session, access, context.encryptor, registry_id, body.password)
+        return responses.json_answer(show(Registry, row))
 
-    return answers.done(context, access, act)
+    return transactions.audited(context, access, act)
 
 
 @router.delete("/{registry_id}", status_code=204, responses=errors(404, 409), operation_id="delete_registry")
@@ -94,6 +94,6 @@ def delete_registry(registry_id: str, context: Ctx, access: CurrentAccess) -> Re
 
     def act(session: Session) -> StoredAnswer:
         registries.delete(session, access, registry_id)
-        return answers.NO_CONTENT
+        return responses.NO_CONTENT
 
-    return answers.done(context, access, act)
+    return transactions.audited(context, access, act)

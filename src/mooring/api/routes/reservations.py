@@ -12,9 +12,10 @@ from starlette.responses import Response
 
 from mooring.api.auth.authorization import CurrentAccess
 from mooring.api.context import Ctx
-from mooring.api.http import answers, pagination
-from mooring.api.http.answers import CurrentCall, IfMatch, etag
+from mooring.api.http import pagination, responses, transactions
 from mooring.api.http.body import StrictRoute
+from mooring.api.http.responses import IfMatch, etag
+from mooring.api.http.transactions import CurrentCall
 from mooring.api.openapi.responses import errors
 from mooring.api.views import gpus as gpu_views
 from mooring.api.views.show import show
@@ -53,14 +54,14 @@ def create_reservation(body: ReservationCreate, context: Ctx, call: CurrentCall)
     """
 
     def act(session: Session) -> StoredAnswer:
-        project = projects.chosen(session, call.access, body.project_id, context.identity.default_project_id)
+        project = projects.for_new(session, call.access, body.project_id, context.identity.default_project_id)
         gpus = body.gpus.model_dump(mode="json")
         row = reservations.create(
-            session, call.access, context.world, project, body.name, gpus, body.from_at, body.to_at
+            session, call.access, context.scheduler_cache, project, body.name, gpus, body.from_at, body.to_at
         )
         return _answer(session, row, 201)
 
-    return answers.once(context, call, act)
+    return transactions.idempotent(context, call, act)
 
 
 def _answer(session: Session, row: tables.Reservation, status: int = 200) -> StoredAnswer:
@@ -68,7 +69,7 @@ def _answer(session: Session, row: tables.Reservation, status: int = 200) -> Sto
     headers = etag(row.version)
     if status == 201:
         headers["Location"] = f"/v1/reservations/{row.id}"
-    return answers.answer(_shown(session, [row])[0], status, headers)
+    return responses.json_answer(_shown(session, [row])[0], status, headers)
 
 
 def _shown(session: Session, rows: Sequence[tables.Reservation]) -> list[Json]:
@@ -111,7 +112,7 @@ def list_reservations(
     with context.database.read() as session:
         rows, cursor = pagination.page(session, query, row.id, asked, context.identity.cursor_secret)
         content = {"items": _shown(session, [each[0] for each in rows]), "next_cursor": cursor}
-    return answers.respond(answers.answer(content))
+    return responses.respond(responses.json_answer(content))
 
 
 @router.get(
@@ -120,7 +121,7 @@ def list_reservations(
 def get_reservation(reservation_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """One reservation with its GPUs."""
     with context.database.read() as session:
-        return answers.respond(_answer(session, reservations.get(session, access, reservation_id)))
+        return responses.respond(_answer(session, reservations.get(session, access, reservation_id)))
 
 
 @router.patch(
@@ -136,10 +137,10 @@ def update_reservation(
     changes = body.model_dump(exclude_unset=True)
 
     def act(session: Session) -> StoredAnswer:
-        row = reservations.patch(session, access, context.world, reservation_id, changes, if_match)
+        row = reservations.patch(session, access, context.scheduler_cache, reservation_id, changes, if_match)
         return _answer(session, row)
 
-    return answers.done(context, access, act)
+    return transactions.audited(context, access, act)
 
 
 @router.delete(
@@ -155,6 +156,6 @@ def delete_reservation(
 
     def act(session: Session) -> StoredAnswer:
         reservations.delete(session, access, reservation_id, if_match)
-        return answers.NO_CONTENT
+        return responses.NO_CONTENT
 
-    return answers.done(context, access, act)
+    return transactions.audited(context, access, act)

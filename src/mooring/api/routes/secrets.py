@@ -10,9 +10,9 @@ from starlette.responses import Response
 
 from mooring.api.auth.authorization import CurrentAccess
 from mooring.api.context import Ctx
-from mooring.api.http import answers, pagination
-from mooring.api.http.answers import CurrentCall
+from mooring.api.http import pagination, responses, transactions
 from mooring.api.http.body import StrictRoute
+from mooring.api.http.transactions import CurrentCall
 from mooring.api.openapi.responses import errors
 from mooring.api.views.show import show
 from mooring.control.idempotency import StoredAnswer
@@ -40,11 +40,11 @@ def create_secret(body: SecretCreate, context: Ctx, call: CurrentCall) -> Respon
     """Keep a value, encrypted. It is never shown again; only containers that name it get it."""
 
     def act(session: Session) -> StoredAnswer:
-        project = projects.chosen(session, call.access, body.project_id, context.identity.default_project_id)
-        row = secrets.create(session, call.access, context.sealer, project.id, body.name, body.value)
-        return answers.answer(show(Secret, row), 201, {"Location": f"/v1/secrets/{row.id}"})
+        project = projects.for_new(session, call.access, body.project_id, context.identity.default_project_id)
+        row = secrets.create(session, call.access, context.encryptor, project.id, body.name, body.value)
+        return responses.json_answer(show(Secret, row), 201, {"Location": f"/v1/secrets/{row.id}"})
 
-    return answers.once(context, call, act)
+    return transactions.idempotent(context, call, act)
 
 
 @router.get("", response_model=SecretList, responses=errors(), operation_id="list_secrets")
@@ -58,15 +58,15 @@ def list_secrets(context: Ctx, access: CurrentAccess, asked: Annotated[SecretQue
             session, query, tables.Secret.id, asked, context.identity.cursor_secret
         )
         content = {"items": [show(Secret, row[0]) for row in rows], "next_cursor": cursor}
-    return answers.respond(answers.answer(content))
+    return responses.respond(responses.json_answer(content))
 
 
 @router.get("/{secret_id}", response_model=Secret, responses=errors(404), operation_id="get_secret")
 def get_secret(secret_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """One secret, without its value."""
     with context.database.read() as session:
-        return answers.respond(
-            answers.answer(show(Secret, owned.get(session, access, tables.Secret, secret_id)))
+        return responses.respond(
+            responses.json_answer(show(Secret, owned.get(session, access, tables.Secret, secret_id)))
         )
 
 
@@ -80,10 +80,10 @@ def replace_secret(secret_id: str, body: SecretPut, context: Ctx, access: Curren
     """Give it another value. Containers that run keep the old one until their next start or restart."""
 
     def act(session: Session) -> StoredAnswer:
-        row = secrets.replace(session, access, context.sealer, secret_id, body.value)
-        return answers.answer(show(Secret, row))
+        row = secrets.replace(session, access, context.encryptor, secret_id, body.value)
+        return responses.json_answer(show(Secret, row))
 
-    return answers.done(context, access, act)
+    return transactions.audited(context, access, act)
 
 
 @router.delete("/{secret_id}", status_code=204, responses=errors(404, 409), operation_id="delete_secret")
@@ -92,6 +92,6 @@ def delete_secret(secret_id: str, context: Ctx, access: CurrentAccess) -> Respon
 
     def act(session: Session) -> StoredAnswer:
         secrets.delete(session, access, secret_id)
-        return answers.NO_CONTENT
+        return responses.NO_CONTENT
 
-    return answers.done(context, access, act)
+    return transactions.audited(context, access, act)

@@ -9,7 +9,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from mooring.api.auth.authorization import CurrentAccess, GatedRoute
 from mooring.api.context import Context, Ctx
-from mooring.api.http import answers
+from mooring.api.http import responses
 from mooring.api.openapi.responses import errors
 from mooring.control.nodes import metrics
 from mooring.core.errors import Unavailable
@@ -26,7 +26,7 @@ class Status(Answer):
 @router.get("/healthz", response_model=Status, operation_id="get_health")
 async def get_health() -> Response:
     """The process lives."""
-    return answers.respond(answers.answer({"status": "ok"}))
+    return responses.respond(responses.json_answer({"status": "ok"}))
 
 
 @router.get("/readyz", response_model=Status, responses=errors(), operation_id="get_readiness")
@@ -42,7 +42,7 @@ def get_readiness(context: Ctx) -> Response:
         )
     if len(context.heard_nodes) < context.awaited_nodes:
         raise Unavailable("the local node has not reported yet", code="waiting_for_node")
-    return answers.respond(answers.answer({"status": "ready"}))
+    return responses.respond(responses.json_answer({"status": "ready"}))
 
 
 class _Once(Collector):

@@ -15,9 +15,9 @@ from mooring.api.auth import audited_reads
 from mooring.api.auth.authorization import CurrentLiveAccess
 from mooring.api.auth.credentials import RENEWED_S, LiveAccess
 from mooring.api.context import Context, Ctx
-from mooring.api.http import answers
-from mooring.api.http.answers import CurrentCall
+from mooring.api.http import responses, transactions
 from mooring.api.http.body import StrictRoute
+from mooring.api.http.transactions import CurrentCall
 from mooring.api.openapi.responses import errors
 from mooring.api.streaming import sse
 from mooring.api.streaming.channels import Channel
@@ -259,10 +259,10 @@ async def exec_in_instance(
         # A command runs outside of any transaction: the key is taken first, and answered afterwards.
         stored = await run_in_threadpool(_claim, context, call)
         if stored is not None:
-            return answers.respond(stored, replayed=True)
+            return responses.respond(stored, replayed=True)
     try:
         # What a command prints may well be a secret: it is kept for a replay encrypted only.
-        answer = answers.answer(await _exec(context, live, instance_id, body), sealed=True)
+        answer = responses.json_answer(await _exec(context, live, instance_id, body), encrypted=True)
     except MooringError as error:
         # Where it may have run, a repeat must not run it again.
         if key is not None and error.error_code in _NOTHING_RAN:
@@ -270,17 +270,17 @@ async def exec_in_instance(
         raise
     if key is not None:
         await run_in_threadpool(_store, context, call, answer)
-    return answers.respond(answer)
+    return responses.respond(answer)
 
 
-def _claim(context: Context, call: answers.Call) -> idempotency.StoredAnswer | None:
+def _claim(context: Context, call: transactions.Call) -> idempotency.StoredAnswer | None:
     with context.database.write() as session:
-        return answers.claim(context, session, call)
+        return transactions.claim(context, session, call)
 
 
-def _store(context: Context, call: answers.Call, answer: idempotency.StoredAnswer) -> None:
+def _store(context: Context, call: transactions.Call, answer: idempotency.StoredAnswer) -> None:
     with context.database.write() as session:
-        answers.store(context, session, call, answer)
+        transactions.store(context, session, call, answer)
 
 
 def _abandon(context: Context, caller: str, key: str) -> None:

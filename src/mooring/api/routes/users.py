@@ -9,9 +9,10 @@ from starlette.responses import Response
 
 from mooring.api.auth.authorization import CurrentAccess
 from mooring.api.context import Ctx
-from mooring.api.http import answers, pagination
-from mooring.api.http.answers import CurrentCall, IfMatch, etag
+from mooring.api.http import pagination, responses, transactions
 from mooring.api.http.body import StrictRoute
+from mooring.api.http.responses import IfMatch, etag
+from mooring.api.http.transactions import CurrentCall
 from mooring.api.openapi.responses import errors
 from mooring.api.views import tenants as tenant_views
 from mooring.control.idempotency import StoredAnswer
@@ -35,11 +36,11 @@ def create_user(body: UserCreate, context: Ctx, call: CurrentCall) -> Response:
 
     def act(session: Session) -> StoredAnswer:
         row = users.create(session, call.access, body.name, body.email, is_admin=body.is_admin)
-        return answers.answer(
+        return responses.json_answer(
             tenant_views.user(row), 201, {**etag(row.version), "Location": f"/v1/users/{row.id}"}
         )
 
-    return answers.once(context, call, act)
+    return transactions.idempotent(context, call, act)
 
 
 @router.get("", response_model=UserList, responses=errors(), operation_id="list_users")
@@ -53,18 +54,18 @@ def list_users(context: Ctx, access: CurrentAccess, asked: Annotated[UserQuery, 
         rows, cursor = pagination.page(session, query, tables.User.id, asked, context.identity.cursor_secret)
         shown = [tenant_views.user(row[0], to_admin=access.caller.is_admin) for row in rows]
         content = {"items": shown, "next_cursor": cursor}
-    return answers.respond(answers.answer(content))
+    return responses.respond(responses.json_answer(content))
 
 
 @router.get("/{user_id}", response_model=User, responses=errors(404), operation_id="get_user")
 def get_user(user_id: str, context: Ctx, _access: CurrentAccess) -> Response:
     """One person, as this installation knows them."""
     with context.database.read() as session:
-        return answers.respond(_shown(users.get(session, user_id)))
+        return responses.respond(_shown(users.get(session, user_id)))
 
 
 def _shown(row: tables.User) -> StoredAnswer:
-    return answers.answer(tenant_views.user(row), headers=etag(row.version))
+    return responses.json_answer(tenant_views.user(row), headers=etag(row.version))
 
 
 @router.patch(
@@ -78,7 +79,7 @@ def update_user(
 ) -> Response:
     """Change the name or the e-mail, make an admin, or take that away."""
     changes = body.model_dump(exclude_unset=True)
-    return answers.done(
+    return transactions.audited(
         context, access, lambda session: _shown(users.patch(session, access, user_id, changes, if_match))
     )
 
@@ -89,6 +90,6 @@ def delete_user(user_id: str, context: Ctx, access: CurrentAccess, if_match: IfM
 
     def act(session: Session) -> StoredAnswer:
         users.delete(session, access, user_id, if_match)
-        return answers.NO_CONTENT
+        return responses.NO_CONTENT
 
-    return answers.done(context, access, act)
+    return transactions.audited(context, access, act)

@@ -114,4 +114,4 @@ def _read(context: Context, access: Access, instance_id: str, known: bool) -> Js
     with context.database.read() as session:
         # Once it was seen, its deletion is an answer and not a 404.
         row = instances.get(session, access, instance_id, even_deleted=known)
-        return instance_views.instance(session, row, context.world.positions)
+        return instance_views.instance(session, row, context.scheduler_cache.positions)
