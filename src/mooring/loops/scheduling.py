@@ -71,7 +71,8 @@ class Scheduling(Loop):
     def _learn(self, session: Session, snapshot: Snapshot) -> Learning:
         """Learn from recent requests, so that a restart does not lose what was learned."""
         learning = Learning()
-        learning.look(replace(snapshot, requests=pending.asked_lately(session, _LEARNT_FROM)), self._memory)
+        requests = pending.recent_requests(session, _LEARNT_FROM)
+        learning.look(replace(snapshot, requests=requests), self._memory)
         return learning
 
     def _count_usage(self, snapshot: Snapshot) -> None:
@@ -81,7 +82,7 @@ class Scheduling(Loop):
         self._counted_at = time.monotonic()
         if any(node.running for node in snapshot.nodes):
             with self.database.write() as session:
-                usage.count(session, snapshot.nodes, snapshot.policy.usage_half_life_s, passed_s)
+                usage.add_sample(session, snapshot.nodes, snapshot.policy.usage_half_life_s, passed_s)
 
     def _place(self, placements: Sequence[Placement], requests: Sequence[Request]) -> None:
         rejected: list[Placement] = []
@@ -91,7 +92,7 @@ class Scheduling(Loop):
             rejected += [each for each in batch if each.instance_id not in placed]
         if rejected:
             # The snapshot was outdated: read those nodes again, and plan again, unless all were rejected.
-            self._world.doubt({each.node_id for each in rejected})
+            self._world.invalidate({each.node_id for each in rejected})
             if len(rejected) < len(placements):
                 self.wake()
 

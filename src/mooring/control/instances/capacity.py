@@ -221,7 +221,7 @@ def _gpus(session: Session, placements: Sequence[Placement]) -> dict[str, Locked
     healthy = select(*columns).where(Gpu.uuid.in_(uuids), Gpu.health == Health.HEALTHY)
     found = session.execute(healthy).all()
     devices = _mig_devices(session, [uuid for uuid, *_rest, mode in found if mode == "enabled"])
-    reserved = reserved_gpus.by_card(session)
+    reserved = reserved_gpus.by_gpu(session)
     return {
         uuid: LockedGpu(
             node_id=node_id,

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session, object_session
 from mooring.control import concurrency, events, locks, revisions
 from mooring.control.audit import audit_log
 from mooring.control.instances import admission, allocations, group_members, placement_rules, specs
-from mooring.control.scheduling import quotas, reservation_rules
+from mooring.control.scheduling import quotas, reserved_gpus
 from mooring.control.tenants import storage
 from mooring.core import ids
 from mooring.core.access import Access
@@ -31,14 +31,14 @@ DELETED_BY_USER = Reason(code="deleted_by_user", message="deleted by the user")
 
 
 def create(session: Session, access: Access, into: Project, request: InstanceRequest) -> Instance:
-    """Insert a pending instance into a project that the caller may use (`projects.chosen`).
+    """Insert a pending instance into a project that the caller may use (`projects.for_new`).
 
     Raises:
         NameTaken: a live instance of the project has this name.
         Forbidden, Invalid: as `admission.require`.
         QuotaExceeded: it would exceed a quota of the project.
 
-    The caller calls `storage.settle`.
+    The caller calls `storage.enforce`.
     """
     # `fail` places the instance in this transaction, which locks the project after the placement lock: by the
     # lock order, this transaction must hold the project's lock already.
@@ -120,7 +120,7 @@ def patch(
         row.max_duration_s = changes["max_duration_s"]
         row.spec = {**row.spec, "max_duration_s": row.max_duration_s}
         row.expires_at = _expiry(row)
-        reservation_rules.require_no_overrun(session, row, row.started_at)
+        reserved_gpus.require_no_overrun(session, row, row.started_at)
     if row.node_id is not None and row.state in HOLDS_GPUS:
         revisions.changed(session, row.node_id)
     touch(session, row)
@@ -219,7 +219,7 @@ def restart(session: Session, access: Access, instance_id: str) -> Instance:
 
     Raises:
         InvalidTransition: it is not placed, or it is being stopped.
-        Conflict: as `reservation_rules.require_no_overrun`, `placement_rules.require_admitted`.
+        Conflict: as `reserved_gpus.require_no_overrun`, `placement_rules.require_admitted`.
         Forbidden, Invalid: as `admission.require`.
     """
     locks.placing(session)  # a reservation made at the same time relies on the present end
@@ -230,7 +230,7 @@ def restart(session: Session, access: Access, instance_id: str) -> Instance:
         raise _invalid_transition("restart", row)
     admission.require(session, row.project_id, spec_of(row))
     placement_rules.require_admitted(session, node, row.project_id)
-    reservation_rules.require_no_overrun(session, row, None)
+    reserved_gpus.require_no_overrun(session, row, None)
     _set_desired(row, DesiredState.RUNNING, DEFAULT_STOP_TIMEOUT_S)
     _clear_last_run(row)
     row.attempt += 1

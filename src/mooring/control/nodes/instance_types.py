@@ -61,7 +61,7 @@ def derive(session: Session, world: SchedulerCache, access: Access) -> list[Inst
     """
     types: dict[DeviceType, _Devices] = defaultdict(_Devices)
     selectors = placement_rules.selectors(session)
-    for node in world.look(session):
+    for node in world.nodes(session):
         usable = _is_usable(node, access, selectors)
         for device_type, (healthy, free, share) in _count(node, access, usable=usable).items():
             devices = types[device_type]
