@@ -59,7 +59,7 @@ class Scheduling(Loop):
             if self._learning is None:
                 self._learning = self._taught(session, snapshot)
                 leave_to_stay(snapshot.nodes)
-        snapshot = self._learning.look(snapshot, self._memory)
+        snapshot = self._learning.learn(snapshot, self._memory)
         self._count_usage(snapshot)
         plan = schedule(snapshot, self._memory) if snapshot.requests else SchedulingPlan((), ())
         self._world.publish(snapshot, plan)
@@ -71,7 +71,7 @@ class Scheduling(Loop):
     def _taught(self, session: Session, snapshot: Snapshot) -> Learning:
         """A restart forgets nothing of what was asked for lately."""
         learning = Learning()
-        learning.look(replace(snapshot, requests=pending.asked_lately(session, _LEARNT_FROM)), self._memory)
+        learning.learn(replace(snapshot, requests=pending.asked_lately(session, _LEARNT_FROM)), self._memory)
         return learning
 
     def _count_usage(self, snapshot: Snapshot) -> None:
