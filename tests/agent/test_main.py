@@ -125,7 +125,7 @@ def test_ends_with_its_parent(server: TinyControlPlane, tmp_path: Path) -> None:
     [
         ({"JOIN_TOKEN": ""}, 2, "set MOORING_JOIN_TOKEN"),
         ({"JOIN_TOKEN": "guessed"}, 4, "each works once"),
-        ({"SERVER_URL": "http://10.255.255.1:8700"}, 2, "in the clear"),
+        ({"SERVER_URL": "http://10.255.255.1:8700"}, 2, "unencrypted"),
     ],
 )
 def test_says_why_it_cannot_begin(

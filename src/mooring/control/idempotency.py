@@ -38,7 +38,7 @@ class StoredAnswer:
 
 
 def claim(
-    session: Session, sealer: Encryptor, caller: str, key: str, fingerprint: str, kept: timedelta = KEPT
+    session: Session, encryptor: Encryptor, caller: str, key: str, fingerprint: str, kept: timedelta = KEPT
 ) -> StoredAnswer | None:
     """Take the key for this request, or give back the answer it already has.
 
@@ -63,7 +63,7 @@ def claim(
         raise IdempotencyKeyReused("this Idempotency-Key was used for a different request; choose a new one")
     if row.body is None:
         raise _replay_too_large(row)
-    body = sealer.open(row.body) if row.sealed else row.body
+    body = encryptor.decrypt(row.body) if row.sealed else row.body
     return StoredAnswer(row.status or 200, body, dict(row.headers or {}))
 
 
@@ -92,7 +92,7 @@ def _inserted(session: Session, caller: str, key: str, fingerprint: str) -> bool
 
 def store(
     session: Session,
-    sealer: Encryptor,
+    encryptor: Encryptor,
     caller: str,
     key: str,
     answer: StoredAnswer,
@@ -108,7 +108,7 @@ def store(
     row.project_id = project_id
     if len(answer.body) > MOST_BODY_BYTES:
         return
-    body = sealer.seal(answer.body) if answer.sealed else answer.body
+    body = encryptor.encrypt(answer.body) if answer.sealed else answer.body
     if _has_room(session, caller, project_id, len(body)):
         row.body = body
         storage.add_answer(session, project_id, len(body))

@@ -148,7 +148,7 @@ class _CrowdedInstances(Sweep):
 
     def find(self, session: Session, most: int) -> Sequence[str]:
         found: list[str] = []
-        for project_id, excess in storage.crowded(session, self._limits):
+        for project_id, excess in storage.above_half(session, self._limits):
             query = select(Instance.id, _stored_bytes()).where(Instance.project_id == project_id, self._due)
             query = query.where(~_holds_gpus()).order_by(Instance.deleted_at).limit(most - len(found))
             left = excess
@@ -194,7 +194,7 @@ def _purge(session: Session, keys: Sequence[str], due: ColumnElement[bool]) -> l
     freed: Counter[str] = Counter()
     for each in rows:
         freed[each["project_id"]] += each["stored_bytes"]
-    storage.release(session, freed)
+    storage.subtract(session, freed)
     return purged
 
 
@@ -216,7 +216,7 @@ class _Groups(Sweep):
         rows = session.execute(gone).all()
         for project_id, size in rows:
             freed[project_id] += size
-        storage.release(session, freed)
+        storage.subtract(session, freed)
         return len(rows)
 
 

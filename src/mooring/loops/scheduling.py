@@ -71,7 +71,8 @@ class Scheduling(Loop):
     def _taught(self, session: Session, snapshot: Snapshot) -> Learning:
         """A restart forgets nothing of what was asked for lately."""
         learning = Learning()
-        learning.learn(replace(snapshot, requests=pending.asked_lately(session, _LEARNT_FROM)), self._memory)
+        requests = pending.recent_requests(session, _LEARNT_FROM)
+        learning.learn(replace(snapshot, requests=requests), self._memory)
         return learning
 
     def _count_usage(self, snapshot: Snapshot) -> None:
@@ -81,7 +82,7 @@ class Scheduling(Loop):
         self._counted_at = time.monotonic()
         if any(node.running for node in snapshot.nodes):
             with self.database.write() as session:
-                usage.count(session, snapshot.nodes, snapshot.policy.usage_half_life_s, passed_s)
+                usage.add_sample(session, snapshot.nodes, snapshot.policy.usage_half_life_s, passed_s)
 
     def _place(self, placements: Sequence[Placement], requests: Sequence[Request]) -> None:
         refused: list[Placement] = []
@@ -92,7 +93,7 @@ class Scheduling(Loop):
         if refused:
             # The world was another by then. What was refused is decided anew, from nodes that are read anew;
             # at once, unless nothing at all held.
-            self._world.doubt({each.node_id for each in refused})
+            self._world.invalidate({each.node_id for each in refused})
             if len(refused) < len(placements):
                 self.wake()
 

@@ -254,7 +254,7 @@ def test_a_real_container_that_overdraws_is_killed_and_its_neighbour_runs_on(
 
 def test_a_simulated_node_shows_the_same(tmp_path: Path) -> None:
     runtime = SimulatedRuntime(start_s=0)
-    reader = SimulatedGpuReader("n", 1, tenants=runtime.tenants)
+    reader = SimulatedGpuReader("n", 1, users=runtime.gpu_users)
     [card] = reader.latest().inventory or ()
     greedy, modest = (
         with_share(builders.assignment(command=command), card=card["uuid"])

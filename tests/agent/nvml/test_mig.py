@@ -313,7 +313,7 @@ def test_what_cannot(text: str, said: str) -> None:
 
 def test_a_simulated_device_is_busy_with_its_own_instance() -> None:
     runtime = SimulatedRuntime(start_s=0, mps=True)
-    reader = SimulatedGpuReader("n", 2, "A100", tenants=runtime.tenants, mig=("3g.40gb", "1g.10gb"))
+    reader = SimulatedGpuReader("n", 2, "A100", users=runtime.gpu_users, mig=("3g.40gb", "1g.10gb"))
     cards = [GpuFacts.model_validate(gpu, extra="forbid") for gpu in reader.latest().inventory or ()]
     assert [[one.profile for one in card.mig_devices] for card in cards] == [["3g.40gb", "1g.10gb"]] * 2
     assert len({one.uuid for card in cards for one in card.mig_devices}) == 4

@@ -3,7 +3,7 @@
 import pytest
 
 from mooring.agent.gpus.reader import GpuReader
-from mooring.agent.simulated.gpus import PID_MAX, SimulatedGpuReader, Tenant, gpu_uuid
+from mooring.agent.simulated.gpus import PID_MAX, GpuUser, SimulatedGpuReader, gpu_uuid
 from mooring.core.gpu import GpuFacts, Sample
 from mooring.core.simulation import MODELS
 
@@ -11,8 +11,8 @@ NOON = 1_800_000_000.0
 
 
 def _reader(model: str = "H100", *, busy: bool = False, count: int = 8, at: float = NOON) -> GpuReader:
-    tenants = [Tenant("c")] if busy else []
-    return SimulatedGpuReader("gpu-1", count, model, tenants=lambda _: tenants, clock=lambda: at)
+    users = [GpuUser("c")] if busy else []
+    return SimulatedGpuReader("gpu-1", count, model, users=lambda _: users, clock=lambda: at)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -41,7 +41,7 @@ def test_a_sample_is_a_function_of_time() -> None:
 def test_only_a_held_card_is_busy() -> None:
     held = gpu_uuid("gpu-1", 3)
     reader = SimulatedGpuReader(
-        "gpu-1", 8, "H100", tenants=lambda uuid: [Tenant("c")] if uuid == held else [], clock=lambda: NOON
+        "gpu-1", 8, "H100", users=lambda uuid: [GpuUser("c")] if uuid == held else [], clock=lambda: NOON
     )
     for sample in reader.latest().samples:
         used, utilization = sample["memory_used_mib"], sample["utilization_gpu_pct"]

@@ -13,7 +13,7 @@ from mooring.agent.gpus.reader import GpuReader, GpuReading
 from mooring.agent.gpus.telemetry import Machine
 from mooring.agent.nvml.types import GpuEvent
 from mooring.agent.runtime import Cancelled, Container, Progress, StartRefused
-from mooring.agent.simulated.gpus import SimulatedGpuReader, Tenant
+from mooring.agent.simulated.gpus import GpuUser, SimulatedGpuReader
 from mooring.agent.simulated.runtime import SimulatedRuntime
 from mooring.agent.sync.agent import Agent
 from mooring.agent.sync.client import ControlPlaneClient
@@ -50,7 +50,7 @@ class CountingRuntime(SimulatedRuntime):
         if self.refusal is not None:
             raise self.refusal
         if assignment.project_id in self.hangs:
-            self._passed(HUNG_S, lambda: cancelled() or assignment.project_id not in self.hangs)
+            self._wait(HUNG_S, lambda: cancelled() or assignment.project_id not in self.hangs)
         return super().start(assignment, progress, cancelled)
 
     def restart(self, container: Container) -> None:
@@ -78,13 +78,13 @@ class Node:
         self.server, self.directory = server, directory
         self.runtime = CountingRuntime()
         self.pools = WorkerPools.default()
-        made_up = SimulatedGpuReader("gpu-1", 2, tenants=self._tenants)
+        made_up = SimulatedGpuReader("gpu-1", 2, users=self._gpu_users)
         self.gpus: GpuReader = made_up
         self._container_of = made_up.container_of
         joining = ControlPlaneClient(server.url)
-        self.identity = NodeIdentity.given(joining.join(TOKEN, "gpu-1", "host-1"))
+        self.identity = NodeIdentity.from_answer(joining.join(TOKEN, "gpu-1", "host-1"))
         joining.close()
-        StateDirectory(directory).joined(self.identity)
+        StateDirectory(directory).save_joined(self.identity)
         self.exit_codes: list[int] = []
         self.reachability = Reachability()
         self._agents: list[tuple[Agent, threading.Thread, ControlPlaneClient]] = []
@@ -122,8 +122,8 @@ class Node:
         pools = self.pools
         return pools.starts.idle and pools.endings.idle
 
-    def _tenants(self, uuid: str) -> list[Tenant]:
-        return self.runtime.tenants(uuid)  # of the runtime of now: some tests exchange it
+    def _gpu_users(self, uuid: str) -> list[GpuUser]:
+        return self.runtime.gpu_users(uuid)  # of the runtime of now: some tests exchange it
 
     def uuid(self, index: int = 0) -> str:
         return (self.gpus.latest().inventory or ())[index]["uuid"]
@@ -297,13 +297,13 @@ def test_without_an_engine_everything_is_unknown_and_nothing_is_done(node: Node)
     asked, other = assignment(), assignment()
     node.server.wants(asked)
     node.running(asked)
-    node.runtime.away = True
+    node.runtime.unavailable = True
     node.server.wants(other, removals=(gone(asked),))  # its failure is what makes the agent look
     report = node.report(lambda report: report.instances is None)
     assert report.problem is not None and report.problem.code == "docker_unavailable"
     node.heard_again()
     assert node.runtime.asked.count(("start", other.instance_id)) <= 1
-    node.runtime.away = False
+    node.runtime.unavailable = False
     node.running(other)
     node.report(lambda report: report.problem is None and len(report.instances or ()) == 1)
 

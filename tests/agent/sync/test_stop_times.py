@@ -60,7 +60,7 @@ def test_a_full_disk_is_no_error(
     monkeypatch.setattr(StateDirectory, "write", full)
     stops.note({"c-1": 1.0})
     stops.save()
-    assert "cannot be saved" in caplog.text
+    assert "cannot save the times of stop signals" in caplog.text
 
 
 def test_the_file_is_small(stops: StopTimes, tmp_path: Path) -> None:

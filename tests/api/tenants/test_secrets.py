@@ -533,4 +533,4 @@ def _assert_sealed(service: RunningService) -> None:
     """What was looked for is there all the same, under the key."""
     with service.plane.database.read() as session:
         (sealed,) = session.scalars(select(Secret.sealed_value).where(Secret.name == "token"))
-        assert service.plane.encryptor.open(sealed).decode() == VALUE
+        assert service.plane.encryptor.decrypt(sealed).decode() == VALUE

@@ -174,7 +174,7 @@ class Agent:
         with self._renewal:
             credential = self._control_plane.renew_credential()
             self._identity = self._identity.model_copy(update={"credential": credential})
-            self._directory.renewed(self._identity)
+            self._directory.save_renewed(self._identity)
             self._control_plane.identify(self._identity)
 
     # --- the engine

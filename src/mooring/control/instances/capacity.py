@@ -200,7 +200,7 @@ def _cards(session: Session, placements: Sequence[Placement]) -> dict[str, Locke
     query = select(*columns).where(Gpu.uuid.in_(uuids), Gpu.health == Health.HEALTHY)
     found = session.execute(query).all()
     devices = _mig_devices(session, [uuid for uuid, *_rest, mode in found if mode == "enabled"])
-    reserved = reserved_gpus.by_card(session)
+    reserved = reserved_gpus.by_gpu(session)
     return {
         uuid: LockedGpu(
             node_id=node_id,

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session, object_session
 from mooring.control import concurrency, events, locks, revisions
 from mooring.control.audit import audit_log
 from mooring.control.instances import admission, allocations, group_members, naming, placement_rules, specs
-from mooring.control.scheduling import quotas, reservation_rules
+from mooring.control.scheduling import quotas, reserved_gpus
 from mooring.control.tenants import storage
 from mooring.core import ids
 from mooring.core.access import Access
@@ -30,14 +30,14 @@ DELETED_BY_USER = Reason(code="deleted_by_user", message="delete asked for by th
 
 
 def create(session: Session, access: Access, into: Project, request: InstanceRequest) -> Instance:
-    """Insert a pending instance into a project that the caller was let into (`projects.chosen`).
+    """Insert a pending instance into a project that the caller was let into (`projects.for_new`).
 
     Raises:
         NameTaken: a live instance of the project has this name.
         Forbidden, Invalid: as `admission.require`.
         QuotaExceeded: the project's quotas have no room for it.
 
-    `storage.settle` is the caller's.
+    `storage.enforce` is the caller's.
     """
     # What is placed at once locks the project again, after the lock of placing: so it must have it.
     project = quotas.lock(session, into.id, always=request.on_capacity == "fail")
@@ -118,7 +118,7 @@ def patch(
         row.max_duration_s = changes["max_duration_s"]
         row.spec = {**row.spec, "max_duration_s": row.max_duration_s}
         row.expires_at = _expiry(row)
-        reservation_rules.require_no_overrun(session, row, row.started_at)
+        reserved_gpus.require_no_overrun(session, row, row.started_at)
     if row.node_id is not None and row.state in HOLDS_GPUS:
         revisions.changed(session, row.node_id)
     touch(session, row)
@@ -228,7 +228,7 @@ def restart(session: Session, access: Access, instance_id: str) -> Instance:
         raise _forbidden("restart", row)
     admission.require(session, row.project_id, spec_of(row))
     placement_rules.require_admitted(session, node, row.project_id)
-    reservation_rules.require_no_overrun(session, row, None)
+    reserved_gpus.require_no_overrun(session, row, None)
     _ask(row, DesiredState.RUNNING, DEFAULT_STOP_TIMEOUT_S)
     _forget_last_run(row)
     row.attempt += 1

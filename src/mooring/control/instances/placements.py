@@ -34,7 +34,7 @@ def assign(session: Session, placements: Sequence[Placement]) -> list[str]:
     Returns:
         The ids of the instances that were placed.
     """
-    limited = quotas.of_placed(session, (placement.instance_id for placement in placements))
+    limited = quotas.lock_for_instances(session, (placement.instance_id for placement in placements))
     locks.placing(session)
     nodes = _locked_nodes(session, {placement.node_id for placement in placements})
     rows = _locked_instances(session, {placement.instance_id for placement in placements})

@@ -58,7 +58,7 @@ def derive(session: Session, world: SchedulerCache, access: Access) -> list[Inst
     """
     stocks: dict[Kind, _Stock] = defaultdict(_Stock)
     selectors = placement_rules.selectors(session)
-    for node in world.look(session):
+    for node in world.nodes(session):
         usable = _is_usable(node, access, selectors)
         for kind, (whole, now, share) in _count(node, access, usable=usable).items():
             stock = stocks[kind]

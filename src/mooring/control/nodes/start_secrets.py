@@ -29,7 +29,7 @@ MOST_OF_AN_ATTEMPT = 200
 
 def hand_out(
     session: Session,
-    sealer: Encryptor,
+    encryptor: Encryptor,
     node_id: str,
     credential_hash: str,
     instance_id: str,
@@ -57,7 +57,7 @@ def hand_out(
         raise NotFound(f"this node has no attempt {request.attempt} of {instance_id} to start")
     spec = instances.spec_of(row)
     given = StartSecrets(
-        secrets=_secrets(session, sealer, row, spec), registry=_registry(session, sealer, row, spec)
+        secrets=_secrets(session, encryptor, row, spec), registry=_registry(session, encryptor, row, spec)
     )
     if given.secrets or given.registry:
         _count(row)
@@ -102,19 +102,19 @@ def _record(
     audit_log.record(session, itself, row.id, row.project_id, after=after)
 
 
-def _secrets(session: Session, sealer: Encryptor, row: Instance, spec: InstanceSpec) -> dict[str, str]:
+def _secrets(session: Session, encryptor: Encryptor, row: Instance, spec: InstanceSpec) -> dict[str, str]:
     """Variable -> value. Of a secret that is no more, nothing: the node refuses the start."""
     named = secrets.references(spec)
-    values = secrets.values(session, sealer, {(row.project_id, name) for name in named.values()})
+    values = secrets.values(session, encryptor, {(row.project_id, name) for name in named.values()})
     return _that_fit(row.project_id, named, values)
 
 
 def _that_fit(
-    project_id: str, named: Mapping[str, str], values: Mapping[secrets.Named, str]
+    project_id: str, named: Mapping[str, str], values: Mapping[secrets.SecretKey, str]
 ) -> dict[str, str]:
     """Values may have grown since the instance was let in (`secrets.require`)."""
     fit: dict[str, str] = {}
-    left = secrets.MOST_BYTES
+    left = secrets.MAX_BYTES
     for variable, name in named.items():
         value = values.get((project_id, name))
         if value is not None and (left := left - len(value.encode())) >= 0:
@@ -122,6 +122,8 @@ def _that_fit(
     return fit
 
 
-def _registry(session: Session, sealer: Encryptor, row: Instance, spec: InstanceSpec) -> RegistryAuth | None:
+def _registry(
+    session: Session, encryptor: Encryptor, row: Instance, spec: InstanceSpec
+) -> RegistryAuth | None:
     host = (row.project_id, ImageName.parse(spec.image).registry)
-    return registries.credentials(session, sealer, [host]).get(host)
+    return registries.credentials(session, encryptor, [host]).get(host)
