@@ -67,7 +67,7 @@ def ended(process: subprocess.Popen[str], within_s: float = 20) -> tuple[int, st
     return process.returncode, said
 
 
-def test_joins_and_runs_what_it_is_told(server: TinyControlPlane, tmp_path: Path) -> None:
+def test_joins_and_runs_its_assignments(server: TinyControlPlane, tmp_path: Path) -> None:
     asked = assignment()
     server.wants(asked)
     with agent(server, tmp_path) as process:

@@ -196,7 +196,7 @@ def test_reports_rise_and_come_at_the_interval_asked_for(node: Node) -> None:
     assert (at[-1] - at[2]) / (len(at) - 3) > 0.15
 
 
-def test_the_holder_of_a_card_is_named_in_its_processes(node: Node) -> None:
+def test_processes_on_a_gpu_name_their_instance(node: Node) -> None:
     node.begin()
     asked = assignment(gpu_uuids=(node.uuid(),))
     node.server.wants(asked)
@@ -206,7 +206,7 @@ def test_the_holder_of_a_card_is_named_in_its_processes(node: Node) -> None:
     assert named == [asked.instance_id]
 
 
-def test_a_lower_generation_is_refused_and_said_to_be(node: Node) -> None:
+def test_a_lower_generation_is_rejected_and_reported(node: Node) -> None:
     node.begin()
     asked = assignment()
     node.server.wants(asked, generation=9)
@@ -234,7 +234,7 @@ def test_the_highest_generation_outlives_the_agent(node: Node) -> None:
     assert ("stop", asked.instance_id) not in node.runtime.asked
 
 
-def test_another_control_planes_answers_are_not_obeyed(node: Node) -> None:
+def test_another_control_planes_answers_are_rejected(node: Node) -> None:
     node.begin()
     asked = assignment()
     node.server.wants(asked)
@@ -247,7 +247,7 @@ def test_another_control_planes_answers_are_not_obeyed(node: Node) -> None:
     assert node.server.phase(asked) == "running"
 
 
-def test_a_refused_answer_is_not_asked_for_in_a_hurry(node: Node) -> None:
+def test_calls_after_a_rejected_answer_are_paced(node: Node) -> None:
     node.server.control_plane_id = "cpl_stranger"
     node.identity = node.identity.model_copy(update={"control_plane_id": "cpl_tests"})
     node.begin()
@@ -286,7 +286,7 @@ def test_what_ends_after_the_agent_was_taken_over_leads_to_nothing(node: Node) -
     assert node.runtime.asked == before
 
 
-def test_a_credential_that_is_not_known_any_more_ends_the_agent(node: Node) -> None:
+def test_a_rejected_credential_ends_the_agent(node: Node) -> None:
     node.begin()
     node.server.failure = (401, "unauthorized")
     wait_until(lambda: node.exit_codes == [4])
@@ -308,7 +308,7 @@ def test_without_an_engine_everything_is_unknown_and_nothing_is_done(node: Node)
     node.report(lambda report: report.problem is None and len(report.instances or ()) == 1)
 
 
-def test_a_control_plane_that_is_away_changes_nothing(node: Node) -> None:
+def test_an_unreachable_control_plane_changes_nothing(node: Node) -> None:
     node.begin()
     asked = assignment()
     node.server.wants(asked)
@@ -336,7 +336,7 @@ def test_a_new_agent_adopts_what_runs(node: Node) -> None:
     assert report.orphans == []
 
 
-def test_a_container_nobody_speaks_of_is_reported_and_left(node: Node) -> None:
+def test_an_orphan_is_reported_and_left_running(node: Node) -> None:
     node.begin()
     asked = assignment()
     node.server.wants(asked)
@@ -445,7 +445,7 @@ def test_a_stubborn_program_is_killed_when_its_time_is_over(node: Node) -> None:
     assert [what for what, _ in node.runtime.asked] == ["start", "stop", "kill", "remove"]
 
 
-def test_an_agent_that_starts_anew_neither_kills_early_nor_waits_anew(node: Node) -> None:
+def test_a_restarted_agent_keeps_the_timeout_of_a_stop(node: Node) -> None:
     node.runtime.ignores_stop_signals = True
     first, asked = node.begin(), assignment()
     node.server.wants(asked)
@@ -461,7 +461,7 @@ def test_an_agent_that_starts_anew_neither_kills_early_nor_waits_anew(node: Node
     assert [what for what, _ in node.runtime.asked[:3]] == ["start", "stop", "kill"]
 
 
-def test_a_card_changes_hands_only_when_its_container_is_gone(node: Node) -> None:
+def test_a_gpu_is_reused_only_when_its_container_is_gone(node: Node) -> None:
     node.begin()
     first, second = assignment(gpu_uuids=(node.uuid(),)), assignment(gpu_uuids=(node.uuid(),))
     node.server.wants(first)
@@ -572,7 +572,7 @@ def test_hardware_xids_are_incidents_and_application_xids_are_not(node: Node) ->
     assert not any(report.incidents for _, report in node.server.reports[count:])
 
 
-def test_cards_that_cannot_be_read_are_a_problem_and_not_none(node: Node) -> None:
+def test_unreadable_gpus_are_a_problem_and_still_listed(node: Node) -> None:
     cards = Cards(node.gpus.latest())
     node.gpus = cards
     node.begin()
@@ -585,7 +585,7 @@ def test_cards_that_cannot_be_read_are_a_problem_and_not_none(node: Node) -> Non
     assert report.gpus is not None and len(report.gpus) == 2
 
 
-def test_cards_that_were_never_read_are_unknown(node: Node) -> None:
+def test_gpus_that_were_never_read_are_unknown(node: Node) -> None:
     node.gpus = Cards(GpuReading(0, error={"code": "driver_not_loaded", "message": "…"}))
     node.begin()
     report = node.report(lambda report: report.problem is not None)
@@ -638,7 +638,7 @@ def test_a_stream_of_another_node_is_not_served(node: Node) -> None:
     wait_until(lambda: "str_1" in node.server.uploads)
 
 
-def test_a_control_plane_that_went_back_is_asked_for_whole_answers_and_served_no_stream(node: Node) -> None:
+def test_a_lower_generation_gets_full_reports_and_no_streams(node: Node) -> None:
     node.begin()
     asked = assignment()
     node.server.wants(asked, generation=9)
@@ -656,7 +656,7 @@ def test_a_control_plane_that_went_back_is_asked_for_whole_answers_and_served_no
     wait_until(lambda: "str_1" in node.server.uploads)
 
 
-def test_a_server_that_is_about_to_end_is_not_asked_for_streams_without_pause(node: Node) -> None:
+def test_stream_requests_to_a_server_that_shuts_down_are_paced(node: Node) -> None:
     node.begin()
     node.heard_again(1)
     node.server.hang_up()

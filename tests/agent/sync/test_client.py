@@ -78,7 +78,7 @@ def test_failures_by_what_they_mean(
     assert CREDENTIAL not in str(raised.value)
 
 
-def test_nobody_there_is_away() -> None:
+def test_no_answer_is_unreachable() -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         made = ControlPlaneClient(f"http://127.0.0.1:{nobody.getsockname()[1]}")

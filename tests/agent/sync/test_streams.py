@@ -110,7 +110,7 @@ def test_exec_in_an_ended_container_is_refused_and_its_logs_are_not(node: Node) 
     assert node.ended("str_2").end
 
 
-def test_an_engine_that_is_away_is_said_to_be(node: Node) -> None:
+def test_an_unavailable_engine_is_an_error_frame(node: Node) -> None:
     node.streams = Streams(
         node.runtime, node.control_plane, lambda _: node.container, Workers("stream", 4), heartbeat_s=0.05
     )

@@ -224,12 +224,7 @@ class Agent:
     # --- decisions
 
     def _apply(
-        self,
-        change: StateChange,
-        *,
-        relist: bool = False,
-        immediate: bool = True,
-        always: bool = False,
+        self, change: StateChange, *, relist: bool = False, immediate: bool = True, always: bool = False
     ) -> None:
         """Apply a change, begin the actions that follow from it, and report if the reported state differs."""
         with self._lock:

@@ -280,7 +280,7 @@ def get_instance_metrics(instance_id: str, context: Ctx, access: CurrentAccess) 
     """The newest sample of each of its GPUs."""
     with context.database.read() as session:
         row = instances.get(session, access, instance_id)
-        held = allocations.held(session, [row.id]).get(row.id, [])
+        held = allocations.of_instances(session, [row.id]).get(row.id, [])
         uuids = list(dict.fromkeys(grant.gpu_uuid for grant in held))
         items = gpu_views.samples(session, access, uuids)
     return responses.respond(responses.json_answer({"items": items}))
