@@ -25,11 +25,12 @@ test: .venv/.dev ## all tests (installs the test bed's parts first); ARGS='-k jo
 test-quick: .venv/.dev ## the tests that need no daemon (dockerd, PostgreSQL, Node.js), on SQLite; ARGS as for test
 	$(BIN)/pytest --quick --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder $(ARGS)
 
-check: .venv/.dev ## style, types and who may import whom
+check: .venv/.dev ## style, types, imports, and rules of the source and its language
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/pytest tests/test_architecture.py tests/test_language.py
 
 mutants: .venv/.dev ## removes each guard of tests/mutants in a copy, and expects its test to fail; ARGS='--sample 30'
 	tests/testbed/install.sh

@@ -7,16 +7,14 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FILES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "src").rglob("*.py"))]
-# Each a regular expression of whole words, with what is written instead. Add a word once its last use is gone.
+# Regular expressions of whole words, and what to write instead. Add a word once its last use is gone.
 RETIRED = {
     r"nudg(e|es|ed|ing)": "notify",
-    r"(mis|dis)trust(s|ed)?": "reject the answer",
     r"kept a moment": "backfill slot",
     r"sealer": "Encryptor",
     r"prospects?": "forecast",
     r"crew": "WorkerPools",
     r"made_up": "simulated",
-    r"lets? go of": "release",
     r"thrice": "three times",
     r"expel(s|led)?": "kill",
 }
