@@ -59,7 +59,7 @@ def _runs_on_its_database(item: pytest.Item) -> bool:
 def _database(item: pytest.Item) -> str | None:
     """The kind of database that a fixture of the item is parametrized with."""
     params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-    return next((params[name] for name in _DATABASE_FIXTURES if params.get(name) in DATABASES), None)
+    return next((str(params[name]) for name in _DATABASE_FIXTURES if params.get(name) in DATABASES), None)
 
 
 def _needs_a_daemon(item: pytest.Item) -> bool:
