@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 
 from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.core.node import NodeState, allocatable_memory_mib
-from mooring.loops.scheduling import leave_to_stay
+from mooring.loops.scheduling import freeze_gc
 from mooring.scheduler.cycle_cache import CycleCache
 from mooring.scheduler.model import GpuView, NodeView, Request, Running, Snapshot
 from mooring.scheduler.node_changes import with_placement, without
@@ -182,7 +182,7 @@ class Cluster:
 
     def settle(self) -> None:
         """As the loop does once it has seen all nodes."""
-        leave_to_stay(tuple(self._nodes.values()))
+        freeze_gc(tuple(self._nodes.values()))
 
     def end_some(self) -> None:
         while self._milli > self._full:

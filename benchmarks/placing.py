@@ -92,7 +92,7 @@ class _Timed(Scheduling):
 
     def look(self) -> None:
         with self.database.read() as session:
-            self._world.look(session)
+            self._world.nodes(session)
 
     def tick(self) -> None:
         self.looks += 1

@@ -168,11 +168,11 @@ def simulated_node(
     """A node that joins, reports and does what it is told, for the length of the block."""
     control_plane = ControlPlaneClient(str(admin.base_url))
     state = StateDirectory(directory)
-    identity = NodeIdentity.given(control_plane.join(join_token(admin), name, name))
-    state.joined(identity)
+    identity = NodeIdentity.from_answer(control_plane.join(join_token(admin), name, name))
+    state.save_joined(identity)
     control_plane.identify(identity)
     runtime = SimulatedRuntime(cpus=24 * max(1, gpus), memory_mib=262_144 * max(1, gpus), start_s=start_s)
-    reader = SimulatedGpuReader(identity.node_id, gpus, model, tenants=runtime.tenants)
+    reader = SimulatedGpuReader(identity.node_id, gpus, model, users=runtime.gpu_users)
     agent = Agent(
         identity=identity,
         state=state,

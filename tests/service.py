@@ -122,7 +122,7 @@ def assert_world_is_true(plane: ControlPlane, service: Service) -> None:
 
     def differ() -> bool:
         with plane.database.read() as session:
-            kept, there = service.scheduler_cache.look(session), node_views.read(session)
+            kept, there = service.scheduler_cache.nodes(session), node_views.read(session)
         moment = time.time()
         return [_lasting(node, moment) for node in kept] != [_lasting(node, moment) for node in there]
 

@@ -26,10 +26,10 @@ def agent_with(
 ) -> Iterator[TinyControlPlane]:
     with control_plane() as server, ExitStack() as stack:
         calls = stack.enter_context(closing(ControlPlaneClient(server.url)))
-        identity = NodeIdentity.given(calls.join(TOKEN, "gpu-1", "host-1"))
+        identity = NodeIdentity.from_answer(calls.join(TOKEN, "gpu-1", "host-1"))
         calls.identify(identity)
         state = StateDirectory(directory)
-        state.joined(identity)
+        state.save_joined(identity)
         stack.enter_context(closing(runtime))
         if isinstance(runtime, DockerRuntime):
             runtime.control_plane_id = identity.control_plane_id

@@ -67,7 +67,7 @@ def ended(process: subprocess.Popen[str], within_s: float = 20) -> tuple[int, st
     return process.returncode, said
 
 
-def test_joins_and_runs_what_it_is_told(server: TinyControlPlane, tmp_path: Path) -> None:
+def test_joins_and_runs_its_assignments(server: TinyControlPlane, tmp_path: Path) -> None:
     asked = assignment()
     server.wants(asked)
     with agent(server, tmp_path) as process:
@@ -125,7 +125,7 @@ def test_ends_with_its_parent(server: TinyControlPlane, tmp_path: Path) -> None:
     [
         ({"JOIN_TOKEN": ""}, 2, "set MOORING_JOIN_TOKEN"),
         ({"JOIN_TOKEN": "guessed"}, 4, "each works once"),
-        ({"SERVER_URL": "http://10.255.255.1:8700"}, 2, "in the clear"),
+        ({"SERVER_URL": "http://10.255.255.1:8700"}, 2, "unencrypted"),
     ],
 )
 def test_says_why_it_cannot_begin(

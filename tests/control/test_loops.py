@@ -52,8 +52,8 @@ def test_a_new_process_knows_what_was_asked_for_lately(
         client.delete(f"/v1/instance-groups/{group['id']}")
     world = SchedulerCache()
     Scheduling(database, world).tick()
-    assert world.decided is not None
-    snapshot = world.decided.snapshot
+    assert world.last_cycle is not None
+    snapshot = world.last_cycle.snapshot
     assert snapshot.requests == ()
     assert snapshot.potential is not None
     assert len(snapshot.potential.needs([]).hosts) == 2  # shapes; at first there is one
@@ -63,4 +63,4 @@ def test_the_newest_are_learnt_from(client: Client, database: Database) -> None:
     made = [client.create(gpus={"count": count}) for count in (8, 2, 9)]
     client.delete(f"/v1/instances/{made[-1]['id']}")
     with database.read() as session:
-        assert [each.gpu_count for each in pending.asked_lately(session, 2)] == [9, 2]
+        assert [each.gpu_count for each in pending.recent_requests(session, 2)] == [9, 2]

@@ -8,7 +8,7 @@ import pytest
 from mooring.api.auth.audited_reads import RECORD_INTERVAL_S, AuditedReads
 from mooring.api.http import responses, transactions
 from mooring.control.audit import audit_log
-from mooring.control.audit.refusals import MOST_CALLERS, MOST_NAMES, RejectedRequests
+from mooring.control.audit.refusals import MAX_CALLERS, MAX_NAMES, RejectedRequests
 from mooring.control.idempotency import StoredAnswer
 from mooring.control.tenants import projects
 from mooring.core.access import Caller, on_host
@@ -123,7 +123,7 @@ def test_a_flood_of_refusals_makes_a_bounded_number_of_rows() -> None:
         refusals.forbidden(Caller(f"key_{number}", "key", "x"), f"operation-{number % 50}")
         refusals.unauthorized(f"10.0.{number // 256}.{number % 256}")
     taken = refusals.take()
-    assert len(taken) <= MOST_CALLERS + 2
+    assert len(taken) <= MAX_CALLERS + 2
     assert sum(one.names.total() for one in taken) == 2000
-    assert max(len(one.names) for one in taken) == MOST_NAMES + 1
+    assert max(len(one.names) for one in taken) == MAX_NAMES + 1
     assert refusals.take() == []

@@ -201,7 +201,7 @@ ATTACKS = {
             "INSERT INTO audit_log SELECT seq + 1000, 'aud_x', at, actor, address, request_id, action,"
             " project_id, target_id, before, after, '', hash FROM audit_log WHERE seq = 2"
         ],
-        r"row 1002 was changed, or somebody else wrote it",
+        r"row 1002 was changed or not written by the service",
     ),
     "change a head": (["UPDATE audit_heads SET links = links + 1 WHERE number = 1"], r"head \d+ is not over"),
     "delete a head": (["DELETE FROM audit_heads WHERE number = 1"], r"head \d+ is not over"),
@@ -315,7 +315,7 @@ class _Row:
 def test_a_log_computed_anew_without_the_key_is_found(history: History, copy: Database) -> None:
     _recompute_without_a_key(copy)
     report = _verified(copy, history)
-    assert [problem for problem in report.problems if "since when the log is signed" in problem]
+    assert [problem for problem in report.problems if "first signing key" in problem]
 
 
 def test_a_log_computed_anew_and_signed_by_the_next_start_is_found_by_a_kept_head(

@@ -37,7 +37,7 @@ def test_a_row_that_somebody_else_inserted_gets_no_place(
     with service.plane.database.engine.begin() as connection:
         connection.execute(text(FORGED), {"hash": hash_})
     post(client, "/v1/users", name="Ada")
-    wait_until(lambda: "has a wrong signature: somebody else wrote it" in caplog.text, 10)
+    wait_until(lambda: "has a wrong signature: this service did not write it" in caplog.text, 10)
     wait_until(lambda: client.items("/v1/audit-log", action="user.create")[0]["link"] is not None, 10)
     (forged,) = client.items("/v1/audit-log", action="user.delete")
     assert forged["link"] is None

@@ -35,14 +35,14 @@ def _make_key_once(client: httpx.Client) -> httpx.Response:
 
 def _opened(settings: Settings, key: str) -> set[bytes]:
     """What lies sealed in the database, opened with this key alone."""
-    sealer, database = Encryptor([key]), Database(settings.resolved_database_url, Signals())
+    encryptor, database = Encryptor([key]), Database(settings.resolved_database_url, Signals())
     with database.read() as session:
         found = [
             *session.scalars(select(Secret.sealed_value)),
             *session.scalars(select(Registry.sealed_password)),
         ]
     database.dispose()
-    return {sealer.open(sealed) for sealed in found}
+    return {encryptor.decrypt(sealed) for sealed in found}
 
 
 def test_a_new_key_takes_over_in_one_start_and_the_old_one_can_go(database_url: str, tmp_path: Path) -> None:

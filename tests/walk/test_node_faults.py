@@ -211,7 +211,7 @@ def impatient(world: World) -> Iterator[None]:
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("fault", ["agent stopped", "agent frozen", "network cut"])
-def test_a_silent_node_keeps_everything_until_it_speaks_again(
+def test_a_silent_node_keeps_everything_until_it_reports_again(
     admin: Client, world: World, agent: AgentProcess, kept: dict[str, Any], fault: str
 ) -> None:
     stopping = admin.create(gpus={"count": 1}, **SMALL)
@@ -318,7 +318,7 @@ def test_a_container_removed_while_it_is_being_stopped_is_stopped(
 
 
 @pytest.mark.usefixtures("kept")
-def test_a_container_removed_while_the_agent_was_away_is_not_started_again(
+def test_a_container_removed_while_the_agent_was_down_is_not_started_again(
     admin: Client, world: World, agent: AgentProcess
 ) -> None:
     made = admin.create(gpus={"count": 1}, restart="always", **SMALL)

@@ -101,7 +101,7 @@ def _is_zombie(process: psutil.Process) -> bool:
         return True
 
 
-def test_a_made_up_fleet_from_the_first_start_to_the_second(up: Callable[..., Up]) -> None:
+def test_a_simulated_fleet_from_the_first_start_to_the_second(up: Callable[..., Up]) -> None:
     first = up(MOORING_SIMULATE="2x8xH100")
     key, data = first.key, Path(first.environment["MOORING_DATA_DIR"])
     printed = first.printed()
@@ -232,7 +232,7 @@ def test_an_agent_that_dies_ends_the_parent(up: Callable[..., Up]) -> None:
     assert "local node ended" in running.printed()
 
 
-def test_real_containers_with_made_up_gpus(
+def test_real_containers_with_simulated_gpus(
     up: Callable[..., Up], docker_nodes: Callable[[int], list[DockerNode]]
 ) -> None:
     [node] = docker_nodes(1)
@@ -268,7 +268,7 @@ def test_real_containers_with_made_up_gpus(
         wait_until(lambda: not containers_on(node), 20)
 
 
-def test_a_docker_that_is_down_at_the_next_start_is_not_replaced_by_a_made_up_one(
+def test_a_docker_that_is_down_at_the_next_start_is_not_simulated(
     up: Callable[..., Up], docker_nodes: Callable[[int], list[DockerNode]]
 ) -> None:
     [node] = docker_nodes(1)

@@ -46,7 +46,7 @@ def test_an_end_that_the_policy_accepts_is_final(
     assert not world.container(made).runs
 
 
-def test_an_end_is_noticed_long_before_the_next_full_look(admin: Client) -> None:
+def test_an_end_is_noticed_long_before_the_next_full_listing(admin: Client) -> None:
     made = admin.create(command=["sleep", "1"], gpus={"count": 1}, **SMALL)
     admin.wait(made["id"], "succeeded", 10)
 

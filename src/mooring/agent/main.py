@@ -1,4 +1,4 @@
-"""Composition of the agent: settings -> identity -> runtime and GPU reader -> one `Agent` per node."""
+"""Composes the agent: settings -> identity -> runtime and GPU reader -> one `Agent` per node."""
 
 import logging
 import os
@@ -35,7 +35,7 @@ from mooring.agent.sync.worker_pools import WorkerPools
 from mooring.core.simulation import SimulatedFleet
 
 EXIT_NOT_SET_UP: Final = 2
-# A driver without persistence mode takes its time over eight cards; a machine without any answers at once.
+# Without persistence mode a driver takes long to initialise eight GPUs; without GPUs the answer is immediate.
 GPUS_WITHIN_S: Final = 65.0
 CPUS_PER_GPU: Final = 24
 MEMORY_MIB_PER_GPU: Final = 262_144
@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What one node is made of."""
+    """The components of one node."""
 
     runtime: Runtime
     gpus: GpuReader
@@ -74,20 +74,21 @@ def run(
     simulate_missing: bool = False,
     parent_fd: int | None = None,
 ) -> int:
-    """Be the nodes that the settings ask for, until a signal; the process's exit code.
-
-    0 after SIGTERM or SIGINT, 2 not set up (no token, directory in use, insecure URL), 3 another agent has
-    taken over, 4 token or credential refused. Containers are never touched on the way out.
+    """Run the nodes of these settings until a signal. Containers are left as they are.
 
     Args:
-        token_for: the join token for a node of this name, asked for only if it has not joined yet;
-            by default the settings' own.
+        token_for: returns the join token for a node's name; called only if the node has not joined yet.
+            By default the settings' own token is used.
         simulate_missing: without Docker, simulate containers (and GPUs, if there are none either).
-        parent_fd: when this pipe is closed at its other end, the process ends as after a signal.
+        parent_fd: when the other end of this pipe closes, the process ends as after a signal.
+
+    Returns:
+        The exit code: 0 after SIGTERM or SIGINT, 2 not set up (no token, directory in use, insecure URL),
+        3 another agent has taken over, 4 token or credential rejected.
     """
     _log_to_stderr()
     fleet = _Fleet(settings, token_for or (lambda _: _own_token(settings)))
-    _end_with(fleet.stopping, parent_fd)
+    _stop_on_signals(fleet.stopping, parent_fd)
     try:
         fleet.begin(_plans(settings, simulate_missing))
         fleet.stopping.wait()
@@ -100,7 +101,7 @@ def run(
 
 
 class _Fleet:
-    """The agents of this process. The first that ends by itself ends all."""
+    """The agents of this process. If one ends by itself, all end."""
 
     def __init__(self, settings: AgentSettings, token_for: TokenFor) -> None:
         self.stopping = threading.Event()
@@ -116,7 +117,7 @@ class _Fleet:
         lock.lock()
         self._lock = lock
         for plan in plans:
-            self._begin_one(plan)
+            self._start_node(plan)
             if self.stopping.is_set():
                 return
 
@@ -128,7 +129,7 @@ class _Fleet:
         if self._lock is not None:
             self._lock.unlock()
 
-    def _begin_one(self, plan: PlannedNode) -> None:
+    def _start_node(self, plan: PlannedNode) -> None:
         control_plane = ControlPlaneClient(
             self._settings.server_url, insecure_http=self._settings.insecure_http
         )
@@ -165,29 +166,27 @@ class _Fleet:
     def _join(
         self, plan: PlannedNode, state: StateDirectory, control_plane: ControlPlaneClient
     ) -> NodeIdentity | None:
-        """Who this node is from now on; None when it is refused, or told to stop."""
+        """The node's new identity; None when the join is rejected, or the process is to end."""
         token = self._token_for(plan.name)
         if token is None:
-            log.critical(
-                "node %s has not joined yet: make a join token and set MOORING_JOIN_TOKEN",
-                plan.name,
-            )
+            log.critical("node %s has not joined yet: set MOORING_JOIN_TOKEN to a new join token", plan.name)
             self.exit_code = EXIT_NOT_SET_UP
             return None
         backoff = Backoff()
         while not self.stopping.is_set():
             try:
-                identity = NodeIdentity.given(control_plane.join(token, plan.name, socket.gethostname()))
+                answer = control_plane.join(token, plan.name, socket.gethostname())
             except Unreachable as error:
                 self._reachability.failed(plan.name, error)
                 self.stopping.wait(backoff.pause_s())
             except RequestRejected as error:
-                log.critical("the join token was rejected (%s): make a new one, each works once", error)
+                log.critical("the join token was rejected (%s): create a new one, each works once", error)
                 self.exit_code = EXIT_UNAUTHORIZED
                 return None
             else:
                 self._reachability.succeeded(plan.name)
-                state.joined(identity)
+                identity = NodeIdentity.from_answer(answer)
+                state.save_joined(identity)
                 log.info("joined %s as node %s", self._settings.server_url, identity.node_name)
                 return identity
         return None
@@ -201,7 +200,7 @@ def _plans(settings: AgentSettings, simulate_missing: bool) -> Iterator[PlannedN
             partial(_this_machine, settings, simulate_missing=simulate_missing),
         )
         return
-    log.warning("MOORING_SIMULATE is set: nodes, GPUs and containers are SIMULATED, nothing really runs")
+    log.warning("MOORING_SIMULATE is set: nodes, GPUs and containers are SIMULATED")
     fleets = [fleet for fleet in settings.simulate for _ in range(fleet.nodes)]
     for number, fleet in enumerate(fleets, 1):
         name = f"{settings.node_name or 'sim'}-{number}"
@@ -219,30 +218,30 @@ def _this_machine(settings: AgentSettings, identity: NodeIdentity, *, simulate_m
     if has_docker and has_gpus:
         return _real(settings, docker, gpus)
     if has_docker:
-        log.warning("There is no NVIDIA GPU on this machine: containers are real, their 8 H100 are SIMULATED")
+        log.warning("This machine has no NVIDIA GPU: containers are real, their 8 H100 are SIMULATED")
         gpus.close()
         docker.close()
         return _docker_with_simulated_gpus(settings, identity)
     docker.close()
-    log.warning("Docker does not answer on this machine: containers are SIMULATED, nothing really runs")
+    log.warning("Docker does not answer on this machine: containers are SIMULATED")
     if has_gpus:
         machine = _machine(settings, socket.gethostname())
         return Parts(_simulated_runtime(machine), gpus, machine, ProcessContainers().container_of)
-    log.warning("There is no NVIDIA GPU on this machine either: 8 H100 are SIMULATED")
+    log.warning("This machine has no NVIDIA GPU either: 8 H100 are SIMULATED")
     gpus.close()
     return _simulated_parts(settings, identity, fleet=SimulatedFleet(1, SIMULATED_GPUS, SIMULATED_MODEL))
 
 
 def _detect_real_parts(state: StateDirectory, docker: DockerRuntime, gpus: GpuReader) -> frozenset[str]:
-    """What this machine has, or ever had.
+    """The parts that this machine has, or once had.
 
-    A Docker that is only down just now may hold running containers: to make one up in its place would tell
-    the control plane that they are gone and their GPUs free.
+    A Docker that is down may still have running containers: to simulate one instead would report them as gone
+    and release their GPUs.
     """
     before = state.real_parts()
     gpus.wait_first(GPUS_WITHIN_S)
-    found = {"docker": docker.facts().version is not None, "gpus": bool(gpus.latest().inventory)}
-    real = before.union(part for part, is_there in found.items() if is_there)
+    detected = {"docker": docker.facts().version is not None, "gpus": bool(gpus.latest().inventory)}
+    real = before.union(part for part, is_present in detected.items() if is_present)
     if real != before:
         state.save_real_parts(real)
     return real
@@ -285,7 +284,7 @@ def _docker_with_simulated_gpus(settings: AgentSettings, identity: NodeIdentity)
         records=ContainerRecords.of_node(StateDirectory(settings.state_dir)),
         container_runtime=settings.runtime,
     )
-    gpus = SimulatedGpuReader(identity.node_id, SIMULATED_GPUS, SIMULATED_MODEL, tenants=docker.tenants)
+    gpus = SimulatedGpuReader(identity.node_id, SIMULATED_GPUS, SIMULATED_MODEL, users=docker.gpu_users)
     return Parts(docker, gpus, machine, gpus.container_of)
 
 
@@ -300,7 +299,7 @@ def _simulated_parts(settings: AgentSettings, identity: NodeIdentity, *, fleet: 
         mps=fleet.mps,
     )
     gpus = SimulatedGpuReader(
-        identity.node_id, fleet.gpus, fleet.model, tenants=runtime.tenants, mig=fleet.mig
+        identity.node_id, fleet.gpus, fleet.model, users=runtime.gpu_users, mig=fleet.mig
     )
     return Parts(runtime, gpus, machine, gpus.container_of)
 
@@ -316,7 +315,7 @@ def _machine(settings: AgentSettings, hostname: str) -> Machine:
 
 
 def address_towards(url: str) -> str:
-    """This machine's address on the way to the server. No packet is sent: UDP only picks the route."""
+    """This machine's address on the route to a server. A UDP connect sends no packet."""
     parts = urlsplit(url)
     try:
         family, kind, _, _, target = socket.getaddrinfo(
@@ -344,7 +343,7 @@ def _parent_of(gpus: GpuReader, mig_uuid: str) -> str | None:
 
 
 def _shareable_gpus(gpus: GpuReader) -> list[str]:
-    """Of a card that is cut up, no shares are given."""
+    """GPUs without MIG devices: only these can be shared."""
     return [gpu["uuid"] for gpu in gpus.latest().inventory or () if gpu["mig_mode"] != "enabled"]
 
 
@@ -352,16 +351,16 @@ def _own_token(settings: AgentSettings) -> str | None:
     return settings.join_token.get_secret_value() if settings.join_token else None
 
 
-def _end_with(stopping: threading.Event, parent_fd: int | None) -> None:
+def _stop_on_signals(stopping: threading.Event, parent_fd: int | None) -> None:
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stopping.set())
     if parent_fd is not None:
-        threading.Thread(target=_await_end_of, args=[parent_fd, stopping], name="parent", daemon=True).start()
+        threading.Thread(target=_await_parent, args=[parent_fd, stopping], name="parent", daemon=True).start()
 
 
-def _await_end_of(parent_fd: int, stopping: threading.Event) -> None:
-    """A parent that was killed says nothing, but its end of the pipe closes."""
+def _await_parent(parent_fd: int, stopping: threading.Event) -> None:
+    """When the parent ends, also by SIGKILL, its end of the pipe closes."""
     while os.read(parent_fd, 1):
         pass
     log.info("the parent process is gone")
@@ -370,4 +369,4 @@ def _await_end_of(parent_fd: int, stopping: threading.Event) -> None:
 
 def _log_to_stderr() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # it would log every call
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every call

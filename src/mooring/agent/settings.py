@@ -1,4 +1,4 @@
-"""The agent's settings: read once from the environment (`MOORING_*`), frozen, passed in."""
+"""The agent's settings, read once from the environment (`MOORING_*`)."""
 
 import re
 import socket
@@ -19,20 +19,20 @@ LABELS: TypeAdapter[dict[str, str]] = TypeAdapter(dict[LabelKey, LabelValue])
 
 
 class AgentSettings(BaseSettings):
-    """docs/operating.md explains each."""
+    """See docs/operating.md."""
 
     model_config = SettingsConfigDict(
         env_prefix="MOORING_", frozen=True, env_ignore_empty=True, extra="ignore"
     )
 
-    server_url: Annotated[str, Field(description="the control plane; https, unless on this machine")] = (
+    server_url: Annotated[str, Field(description="the control plane's URL; https unless on this machine")] = (
         "http://127.0.0.1:8700"
     )
-    join_token: Annotated[SecretStr | None, Field(description="needed once, for the first start")] = None
+    join_token: Annotated[SecretStr | None, Field(description="needed only for the first start")] = None
     node_name: Annotated[Name | None, Field(description="null: the host's name")] = None
     node_address: Annotated[
         str | None,
-        Field(description="where users reach published ports; null: the address used to the server"),
+        Field(description="where users reach published ports; null: the address on the route to the server"),
     ] = None
     node_labels: Annotated[dict[str, str], NoDecode, Field(description="zone=a,rack=3")] = {}
     data_dir: Annotated[Path, Field(description="the agent keeps its state in <data_dir>/agent")] = Path(
@@ -41,69 +41,69 @@ class AgentSettings(BaseSettings):
     simulate: Annotated[
         tuple[SimulatedFleet, ...],
         NoDecode,
-        Field(description="2x8xH100: made-up nodes instead of this machine; a comma adds more"),
+        Field(description="2x8xH100: simulate nodes instead of using this machine; separate more by commas"),
     ] = ()
     allow_unsafe_toolkit: Annotated[
-        bool, Field(description="start GPU containers in spite of a container toolkit with known holes")
+        bool, Field(description="start GPU containers despite a container toolkit with vulnerabilities")
     ] = False
     allow_unsafe_versions: Annotated[
-        bool, Field(description="start containers in spite of a runc, containerd or Docker with known holes")
+        bool, Field(description="start containers despite a runc, containerd or Docker with vulnerabilities")
     ] = False
     insecure_http: Annotated[
-        bool, Field(description="send the node's credential to another machine in the clear")
+        bool, Field(description="send the node's credential unencrypted to another machine")
     ] = False
     network_isolation: Annotated[
         Literal["required", "best_effort"],
-        Field(description="where containers cannot be kept from this machine: start none, or warn"),
+        Field(description="if containers cannot be isolated from this machine: start none, or only warn"),
     ] = "required"
     management_addresses: Annotated[
         tuple[IPv4Network | IPv6Network, ...] | None,
         NoDecode,
-        Field(description="10.0.0.0/24,fd12::/16 or none: not for containers; null: the control plane's"),
+        Field(description="10.0.0.0/24,fd12::/16 or none: closed to containers; null: the control plane's"),
     ] = None
     runtime: Annotated[
         str,
         Field(
             pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
-            description="Docker's name of what runs containers: runc, or a stronger one (runsc, kata-…)",
+            description="Docker's name of the container runtime: runc, or a stronger one (runsc, kata-…)",
         ),
     ] = "runc"
     mps_pipe_directory: Annotated[
         Path,
         Field(
-            description="of the CUDA MPS daemon, which holds shares of GPUs to their limits where it runs; "
-            "with {gpu} in it, one for each card"
+            description="pipe directory of the CUDA MPS daemon, which enforces shares of GPUs; with {gpu} in "
+            "it, one for each GPU"
         ),
     ] = PIPE_DIRECTORY
     pull_stall_timeout_s: Annotated[
         float, Field(ge=10, le=3600, description="a pull that moves less than 1 MiB in this time fails")
     ] = 120.0
     pull_timeout_s: Annotated[
-        float, Field(ge=60, description="how long a pull may take, without its wait for a turn")
+        float, Field(ge=60, description="how long a pull may take, not counting the time in its queue")
     ] = 3600.0
     disk_reserved_mib: Annotated[
-        int | None, Field(ge=0, le=2**40, description="not for instances; null: a fifth of the disk")
+        int | None, Field(ge=0, le=2**40, description="space not for instances; null: a fifth of the disk")
     ] = None
     disk_low_mib: Annotated[
         int | None,
         Field(ge=0, le=2**40, description="with less free nothing is placed or pulled; null: about 5 %"),
     ] = None
     max_image_mib: Annotated[
-        int, Field(ge=1, le=2**40, description="of an image, compressed as well as unpacked")
+        int, Field(ge=1, le=2**40, description="largest image, compressed and unpacked")
     ] = MAX_IMAGE_MIB
     image_unused_hours: Annotated[
-        float, Field(gt=0, le=1e6, description="pulled images unused for so long are removed")
+        float, Field(gt=0, le=1e6, description="remove pulled images after this time unused")
     ] = 7 * 24
     image_gc_high_pct: Annotated[
-        int, Field(ge=1, le=100, description="with more of the disk used, unused images are removed")
+        int, Field(ge=1, le=100, description="with more of the disk used, remove unused images")
     ] = 85
-    image_gc_low_pct: Annotated[int, Field(ge=0, le=99, description="until no more than this is used")] = 75
+    image_gc_low_pct: Annotated[int, Field(ge=0, le=99, description="until only this much is used")] = 75
     image_keep: Annotated[
         tuple[str, ...],
         NoDecode,
-        Field(description="docker.io/pytorch/*,ghcr.io/acme/*: images that are never removed"),
+        Field(description="docker.io/pytorch/*,ghcr.io/acme/*: images never to remove"),
     ] = ()
-    sample_interval_s: Annotated[float, Field(gt=0, le=60, description="how often GPUs are read")] = 1.0
+    sample_interval_s: Annotated[float, Field(gt=0, le=60, description="interval of GPU samples")] = 1.0
 
     @field_validator("node_labels", mode="before")
     @classmethod
@@ -156,14 +156,14 @@ class AgentSettings(BaseSettings):
     @classmethod
     def _absolute(cls, path: Path) -> Path:
         if not path.is_absolute():
-            raise ValueError("an absolute path: it is the same in containers")
+            raise ValueError("must be an absolute path: it is mounted at the same path in containers")
         return path
 
     @field_validator("runtime")
     @classmethod
-    def _not_nvidias(cls, runtime: str) -> str:
+    def _not_nvidia(cls, runtime: str) -> str:
         if runtime.startswith("nvidia"):
-            raise ValueError("GPUs are handed out one by one; that runtime goes by what an image asks for")
+            raise ValueError("not an nvidia runtime: it gives a container the GPUs that its image asks for")
         return runtime
 
     @property
@@ -172,7 +172,7 @@ class AgentSettings(BaseSettings):
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """The safeguards that are turned off here; the control plane keeps them in its audit log (R1)."""
+        """The safeguards that are turned off; the control plane records them in its audit log (R1)."""
         off = {
             "allow_unsafe_toolkit": self.allow_unsafe_toolkit,
             "allow_unsafe_versions": self.allow_unsafe_versions,
@@ -191,6 +191,6 @@ class AgentSettings(BaseSettings):
 
 
 def dns_label(hostname: str) -> str:
-    """The first part of a host's name, with what a node's name must not have replaced by `-`."""
+    """The first part of a hostname, with characters that node names cannot have replaced by `-`."""
     label = re.sub(r"[^a-z0-9-]+", "-", hostname.split(".", maxsplit=1)[0].lower())[:63].strip("-")
     return label or "node"

@@ -153,7 +153,7 @@ class LocalNode:
         joined = identities(self._settings.state_dir)
         with self._plane.database.write() as session:
             own = [each.node_id for each in joined if each.control_plane_id == ours]
-            nodes.approve_anew(session, on_host("node.approve"), own)
+            nodes.approve_next_report(session, on_host("node.approve"), own)
 
     def _tokens(self) -> list[str]:
         with self._plane.database.write() as session:

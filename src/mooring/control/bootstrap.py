@@ -1,4 +1,4 @@
-"""What a control plane needs before its first request: an identity, the default project, an admin key."""
+"""Creates what a control plane needs before its first request: identity, default project, admin key."""
 
 from dataclasses import dataclass
 from secrets import token_bytes
@@ -16,7 +16,7 @@ DEFAULT_PROJECT = "default"
 
 @dataclass(frozen=True, slots=True)
 class ControlPlaneIdentity:
-    """Who this control plane is; fixed for the life of its database."""
+    """The identity of a control plane; fixed for the life of its database."""
 
     control_plane_id: str
     default_project_id: str
@@ -24,10 +24,10 @@ class ControlPlaneIdentity:
 
 
 def ensure(session: Session, admin_key: str | None) -> tuple[ControlPlaneIdentity, str | None]:
-    """Make what is missing, once, however many replicas start together.
+    """Create what is missing, once, even if several replicas start at the same time.
 
     Returns:
-        The identity, and a newly made admin key that is shown this once.
+        The identity, and the admin key if it was just created; it is shown only this once.
     """
     if session.get_bind().dialect.name == "postgresql":
         session.execute(text("SELECT pg_advisory_xact_lock(hashtext('mooring.bootstrap'))"))
@@ -51,6 +51,6 @@ def _default_project(session: Session) -> Project:
     row = session.scalar(select(Project).where(Project.name == DEFAULT_PROJECT, Project.deleted_at.is_(None)))
     if row is None:
         row = projects.new(DEFAULT_PROJECT, {})
-        row.local_images = True  # a single user's own builds run without a registry
+        row.local_images = True  # a single user can run local builds without a registry
         session.add(row)
     return row

@@ -1,6 +1,6 @@
-"""The order in which rows are locked, so that no two transactions wait for each other: projects by id, one
-instance group, placing, nodes by id, instances by id, then the end of the event log, then the stored bytes of
-projects by id (`db.session.Ending`). SQLite has one writer and needs none of it.
+"""The order in which rows are locked, so that transactions cannot deadlock: projects by id, one instance
+group, the placement lock, nodes by id, instances by id, then the end of the event log, then the stored bytes
+of projects by id (`db.session.Ending`). SQLite has one writer and needs none of it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,15 +19,15 @@ _TRIES = 5
 
 
 def end_of_events(session: Session) -> None:
-    """Of every transaction that appends to the events; only `Ending.COUNTS` takes a lock after it."""
+    """Taken by every transaction that appends events; only `Ending.COUNTS` takes a lock after it."""
     if session.get_bind().dialect.name == "postgresql":
         session.execute(text("SELECT pg_advisory_xact_lock(hashtext('mooring.events'))"))
 
 
 def projects(session: Session, project_ids: Iterable[str]) -> dict[str, Project]:
-    """Projects, against whose quotas something is to be counted.
+    """Lock projects whose quotas are to be checked.
 
-    Rows that name a project take a shared lock of its key, whenever they come; this lock lets them.
+    Inserting a row that refers to a project takes a shared lock of its key; this lock does not block that.
     """
     query = select(Project).where(Project.id.in_(set(project_ids))).order_by(Project.id)
     query = query.with_for_update(key_share=True)
@@ -36,17 +36,17 @@ def projects(session: Session, project_ids: Iterable[str]) -> dict[str, Project]
 
 
 def project_key(session: Session, project_id: str) -> None:
-    """As a row that will name the project locks its key, but now: a delete has then come first, or waits."""
+    """Take the key lock now that a row with a foreign key to the project takes later; a delete then waits."""
     session.execute(
         select(Project.id).where(Project.id == project_id).with_for_update(read=True, key_share=True)
     )
 
 
 def live_project(session: Session, project_id: str) -> Project:
-    """See to it that what is new in a project does not outlive it.
+    """Ensure that a new row in a project cannot be committed after the project was deleted.
 
-    The new row's foreign key makes it wait for a delete of the project that came first, and a delete that
-    comes later for the new row. What is left is to look again before the commit.
+    The foreign key of the new row makes it wait for an earlier delete of the project, and a later delete wait
+    for the new row. So it is enough to read the project again before the commit.
 
     Raises:
         NotFound: the project was deleted, now or at the end of the transaction.
@@ -55,11 +55,11 @@ def live_project(session: Session, project_id: str) -> Project:
     if row is None or row.deleted_at is not None:
         raise _no_project(project_id)
     if session.get_bind().dialect.name == "postgresql":
-        at_end(session, Ending.WITHOUT_LOCKS, lambda ending: _refuse_deleted(ending, project_id))
+        at_end(session, Ending.WITHOUT_LOCKS, lambda ending: _require_live(ending, project_id))
     return row
 
 
-def _refuse_deleted(session: Session, project_id: str) -> None:
+def _require_live(session: Session, project_id: str) -> None:
     query = select(Project.id).where(Project.id == project_id, Project.deleted_at.is_(None))
     if session.scalar(query) is None:
         raise _no_project(project_id)
@@ -70,20 +70,20 @@ def _no_project(project_id: str) -> NotFound:
 
 
 def placing(session: Session) -> None:
-    """Let one transaction at a time give out GPUs, over all replicas."""
+    """The placement lock: one transaction at a time allocates GPUs, over all replicas."""
     if session.get_bind().dialect.name == "postgresql":
         session.execute(text("SELECT pg_advisory_xact_lock(hashtext('mooring.placing'))"))
 
 
 def linking_audit_log(session: Session) -> bool:
-    """Whether this transaction is the only one, over all replicas, that chains rows of the audit log."""
+    """Whether this transaction got the lock to chain rows of the audit log, over all replicas."""
     if session.get_bind().dialect.name != "postgresql":
         return True
     return bool(session.scalar(text("SELECT pg_try_advisory_xact_lock(hashtext('mooring.audit_links'))")))
 
 
 def signing_on(session: Session) -> None:
-    """Let one transaction at a time make the users of first requests, over all replicas."""
+    """One transaction at a time creates users at their first sign-on, over all replicas."""
     if session.get_bind().dialect.name == "postgresql":
         session.execute(text("SELECT pg_advisory_xact_lock(hashtext('mooring.signing_on'))"))
 
@@ -109,7 +109,7 @@ def instances(session: Session, instance_ids: Iterable[str]) -> dict[str, Instan
 def instances_on(
     session: Session, node_id: str, instance_ids: Iterable[str] | None = None
 ) -> Sequence[Instance]:
-    """All live instances of a node that the caller has locked, or these of them."""
+    """Lock the live instances of a node that the caller has locked: all, or those of `instance_ids`."""
     here = [Instance.node_id == node_id, Instance.deleted_at.is_(None)]
     if instance_ids is not None:
         here.append(Instance.id.in_(set(instance_ids)))
@@ -117,21 +117,21 @@ def instances_on(
         select(Instance)
         .where(*here)
         .order_by(Instance.id)
-        .options(defer(Instance.spec))  # large, and hardly ever needed here
+        .options(defer(Instance.spec))  # large, and rarely needed here
         .with_for_update()
     )
     return session.scalars(query.execution_options(populate_existing=True)).all()
 
 
 def instance(session: Session, access: Access, instance_id: str) -> tuple[Instance, Node | None]:
-    """An instance and the node it is on, both locked, the node first.
+    """Lock the node that an instance is on, then the instance.
 
     Raises:
-        NotFound: no such instance, or it is deleted or another project's.
-        Forbidden: the caller may see it, and not do this with it.
+        NotFound: the instance does not exist, is deleted, or belongs to another project.
+        Forbidden: the caller may see it, but may not do this.
     """
     for _ in range(_TRIES):
-        # Placed meanwhile: with the savepoint its lock is let go of, since its node's comes first.
+        # If it was placed meanwhile, the savepoint releases its lock: its new node must be locked first.
         with suppress(_Moved), session.begin_nested():
             return _with_its_node(session, access, instance_id)
     raise Conflict(f"instance {instance_id} keeps moving between nodes; try again")
@@ -155,7 +155,7 @@ def _with_its_node(session: Session, access: Access, instance_id: str) -> tuple[
 
 @dataclass(frozen=True, slots=True)
 class LockedGroup:
-    """A group, its members by rank, and the nodes they are on, all locked."""
+    """A group, its members by rank, and their nodes, all locked."""
 
     group: InstanceGroup
     members: Sequence[Instance]
@@ -163,11 +163,11 @@ class LockedGroup:
 
 
 def group(session: Session, access: Access, group_id: str) -> LockedGroup:
-    """A group with all that a verb on it changes.
+    """Lock a group, the nodes of its members, and the members.
 
     Raises:
-        NotFound: no such group, or it is deleted or another project's.
-        Forbidden: the caller may see it, and not do this with it.
+        NotFound: the group does not exist, is deleted, or belongs to another project.
+        Forbidden: the caller may see it, but may not do this.
     """
     query = select(InstanceGroup).where(InstanceGroup.id == group_id).with_for_update(key_share=True)
     row = session.scalar(query.execution_options(populate_existing=True))

@@ -1,4 +1,4 @@
-"""`nodes.revision` tells caches of nodes (`control/scheduling/cache.py`) that a node has changed."""
+"""Increments `nodes.revision`, by which caches of nodes (`control/scheduling/cache.py`) detect changes."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -14,28 +14,28 @@ _CHANGED = "mooring.changed_nodes"
 
 
 def changed(session: Session, *node_ids: str | None) -> None:
-    """Something that the scheduler sees of these nodes is different once this transaction commits.
+    """Mark nodes as changed for the scheduler, in anything that a `NodeView` shows.
 
-    Whatever a `NodeView` shows: what is held there and until when, cards and their health, facts, flags, what
-    is reserved. The nodes should be locked already.
+    That is: allocations and their ends, GPUs and their health, facts, flags and reserved GPUs. The caller has
+    locked the nodes.
     """
     for node_id in filter(None, node_ids):
-        _note(session, [node_id])
-        # Part of the row's next flush, which mostly writes it anyway.
+        _remember(session, [node_id])
+        # Written with the row's next flush, which most callers cause anyway.
         session.get_one(Node, node_id).revision = Node.revision + 1
 
 
 def changed_many(session: Session, node_ids: Iterable[str]) -> None:
     """As `changed`, in one statement."""
     ids = sorted(set(node_ids))
-    _note(session, ids)
+    _remember(session, ids)
     _update(session, ids, revision=Node.revision + 1)
 
 
-def told(session: Session, node_ids: Iterable[str]) -> None:
-    """The same nodes also hear of something new that they should have (see `instances._tell`)."""
+def notify_nodes(session: Session, node_ids: Iterable[str]) -> None:
+    """As `changed_many`, and increments each generation, so that waiting calls of the agents return."""
     ids = sorted(set(node_ids))
-    _note(session, ids)
+    _remember(session, ids)
     _update(session, ids, revision=Node.revision + 1, generation=Node.generation + 1)
     notify(session, *map(Topic.node, ids))
 
@@ -45,10 +45,10 @@ def _update(session: Session, ids: Sequence[str], **values: Any) -> None:
     session.execute(statement.execution_options(synchronize_session=False))
 
 
-def _note(session: Session, node_ids: Iterable[str]) -> None:
+def _remember(session: Session, node_ids: Iterable[str]) -> None:
     session.info.setdefault(_CHANGED, set()).update(node_ids)
 
 
 def changed_here(session: Session) -> frozenset[str]:
-    """What this transaction has changed: its numbers may yet be another's, if it is rolled back."""
+    """Nodes that this transaction has changed: their new revisions do not count until it commits."""
     return frozenset(session.info.get(_CHANGED, ()))

@@ -1,4 +1,4 @@
-"""Chains what was written into the audit log, and exports the newest head: logged, and appended to a file."""
+"""Adds new rows of the audit log to its hash chain, and exports the newest head to the log and to a file."""
 
 import json
 import logging
@@ -20,14 +20,14 @@ from mooring.loops.loop import Loop
 log = logging.getLogger(__name__)
 
 HEAD_EVERY_S = 60.0
-# On PostgreSQL a row may be committed after rows with a higher `seq`; this long the search goes back for it.
+# On PostgreSQL a row may be committed after rows with a higher `seq`; the search includes rows this old.
 _SETTLED_AFTER_S = 60.0
-# A transaction that took longer than that (its process was frozen) is found by a search of the whole log.
+# A search of the whole log finds rows of transactions that took longer (say, in a suspended process).
 _SEARCH_ALL_EVERY_S = 3600.0
 
 
 class SearchStart:
-    """The `seq` beyond which rows may still have no place."""
+    """The `seq` after which rows may not be linked yet."""
 
     def __init__(self, settled_after_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._settled_after_s = settled_after_s
@@ -37,7 +37,7 @@ class SearchStart:
         self.seq = 0
 
     def searched(self, newest: int) -> None:
-        """A search that began when `newest` was the highest `seq` has left nothing over."""
+        """Note that a search which began when `newest` was the highest `seq` found no more rows."""
         now = self._clock()
         self._searched.append((now, newest))
         while self._searched and now - self._searched[0][0] >= self._settled_after_s:
@@ -48,7 +48,7 @@ class SearchStart:
 
 
 class AuditLinks(Loop):
-    """Has no topic: at one tick a second, many rows share a transaction."""
+    """Has no topic: with one tick a second, many rows share a transaction."""
 
     interval_s = 1.0
 
@@ -81,7 +81,7 @@ class AuditLinks(Loop):
                 return
 
     def _export(self) -> None:
-        """Each replica exports every head that it sees: none is lost with the replica that made it."""
+        """Each replica exports every head, so none is lost with the replica that made it."""
         with self.database.read() as session:
             head = chains.newest_head(session)
         if head is None or head.number <= self._exported:
@@ -94,7 +94,7 @@ class AuditLinks(Loop):
         self._exported = head.number
 
     def _compare(self, file: Path) -> None:
-        """At the start: is the newest head of the file still in the database?"""
+        """At the start, check that the newest head in the file is still in the database."""
         last = last_exported(file)
         if last is None:
             return
@@ -115,7 +115,7 @@ def last_exported(file: Path) -> Head | None:
 
 
 def exported(text: str) -> list[Head]:
-    """The heads in the lines of a file; a line that a full disk cut short is left out."""
+    """The heads in the lines of a file, without lines that a full disk cut short."""
     found = []
     for line in text.splitlines():
         try:

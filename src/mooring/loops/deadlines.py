@@ -1,4 +1,4 @@
-"""Stops what has run, drained or tried to start for as long as it may."""
+"""Stops instances that are past a deadline: max_duration_s, the end of a drain, the start timeout."""
 
 from mooring.control.instances import deadlines
 from mooring.db.session import Database

@@ -1,4 +1,4 @@
-"""What follows for instance groups from their members: failures, ends, and the networks between nodes."""
+"""Lets instance groups react to changes of their members, and notifies nodes of changed networks."""
 
 from collections.abc import Mapping
 
@@ -9,27 +9,27 @@ from mooring.loops.loop import Loop
 
 
 class Groups(Loop):
-    """`groups` fires when something became of a member."""
+    """The topic `groups` is notified when the state of a member changes."""
 
     topics = (Topic.GROUPS,)
     interval_s = 5.0
 
     def __init__(self, database: Database) -> None:
         super().__init__(database)
-        self._networks: Mapping[str, frozenset[str]] = {}  # by swarm, as its managers were last told
+        self._networks: Mapping[str, frozenset[str]] = {}  # by swarm, as of the last notification
 
     def tick(self) -> None:
         with self.database.read() as session:
             unsettled = instance_groups.unsettled(session)
             overlays = gangs.overlays(session)
-        self._tell_managers({swarm: frozenset(each.name for each in of) for swarm, of in overlays.items()})
+        self._notify_managers({swarm: frozenset(each.name for each in of) for swarm, of in overlays.items()})
         self.each(unsettled, instance_groups.settle)
 
-    def _tell_managers(self, networks: Mapping[str, frozenset[str]]) -> None:
-        """Managers hear of it at their next report in any case; members wait for the network until then."""
+    def _notify_managers(self, networks: Mapping[str, frozenset[str]]) -> None:
+        """Without this, members would wait for their network until the managers' next reports."""
         swarms = networks.keys() | self._networks.keys()
         changed = {swarm for swarm in swarms if networks.get(swarm) != self._networks.get(swarm)}
         if changed:
             with self.database.write() as session:
-                gangs.tell_managers(session, changed)
+                gangs.notify_managers(session, changed)
         self._networks = networks

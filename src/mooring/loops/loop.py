@@ -1,4 +1,4 @@
-"""A loop: a thread that looks at rows, is woken early by notifications, and outlives every failed look."""
+"""`Loop`: a thread that runs `tick` periodically and when a topic is notified, and survives failed ticks."""
 
 import logging
 import threading
@@ -20,12 +20,12 @@ _LONGEST_BACKOFF_S = 5.0
 
 
 class Loop(ABC):
-    """`tick` is called when a topic fires, and after `interval_s` in any case."""
+    """Calls `tick` when one of the topics is notified, and at least every `interval_s` seconds."""
 
     topics: tuple[AnyTopic, ...] = ()
     interval_s: float = 5.0
-    # A flood of notifications must not make a loop take the whole interpreter: after a tick it rests in
-    # proportion to what the tick took.
+    # After a tick the loop rests in proportion to the tick's duration: many notifications must not make it
+    # block the interpreter.
     rest_factor: float = 2.0
 
     def __init__(self, database: Database) -> None:
@@ -36,14 +36,14 @@ class Loop(ABC):
 
     @abstractmethod
     def tick(self) -> None:
-        """One look. Whatever it raises is logged, and it is tried again later."""
+        """Do the work once. Exceptions are logged, and the tick is retried later."""
 
     def each(self, items: Iterable[Item], act: Callable[[Session, Item], object]) -> None:
-        """Do it for each in a transaction of its own; one that fails keeps no other from its turn.
+        """Call `act` for each item in a transaction of its own; a failure does not stop the other items.
 
         Raises:
-            ExceptionGroup: some have failed.
-            OperationalError: the database is away, or too busy: the rest would fail as well.
+            ExceptionGroup: `act` failed for some items.
+            OperationalError: the database is unreachable or too busy, so the rest would fail as well.
         """
         failures: list[Exception] = []
         for item in items:
@@ -81,7 +81,7 @@ class Loop(ABC):
         try:
             self.tick()
         except Exception:
-            log.exception("%s failed; it is tried again", type(self).__name__)
+            log.exception("%s failed; retrying", type(self).__name__)
             return False
         return True
 

@@ -1,4 +1,4 @@
-"""Nodes that fall silent: noticed by a count that stands still, on this process's own monotonic clock."""
+"""Marks nodes as unreachable when their heartbeat count stops, measured by a monotonic clock."""
 
 import time
 
@@ -11,10 +11,10 @@ from mooring.loops.loop import Loop
 
 
 class NodeHealth(Loop):
-    """Comparing wall clocks would declare every node dead when one of them jumps.
+    """Compares heartbeat counts, not wall clocks: a clock that jumps would make every node unreachable.
 
-    A node's count is first seen when this process starts, so a control plane that was away for an hour
-    gives every node its full time to speak again.
+    The time starts when this process first reads a node's count. After a downtime of the control plane every
+    node therefore has its full time to report again.
     """
 
     interval_s = 2.0
@@ -22,17 +22,17 @@ class NodeHealth(Loop):
     def __init__(self, database: Database, unreachable_after_s: float) -> None:
         super().__init__(database)
         self._unreachable_after_s = unreachable_after_s
-        self._seen: dict[str, tuple[int, float]] = {}  # node id -> its count, when that was new
+        self._seen: dict[str, tuple[int, float]] = {}  # node id -> its count, and since when
         self.interval_s = min(self.interval_s, unreachable_after_s / 4)
 
     def tick(self) -> None:
-        moment = time.monotonic()
+        at = time.monotonic()
         query = select(Node.id, Node.heartbeats).where(Node.deleted_at.is_(None), Node.silent.is_(False))
         with self.database.read() as session:
             counts = dict(session.execute(query).all())
         self._seen = {
-            node_id: seen if (seen := self._seen.get(node_id)) and seen[0] == count else (count, moment)
+            node_id: seen if (seen := self._seen.get(node_id)) and seen[0] == count else (count, at)
             for node_id, count in counts.items()
         }
-        silent = [key for key, (_, since) in self._seen.items() if moment - since > self._unreachable_after_s]
-        self.each(silent, nodes.silence)
+        silent = [key for key, (_, since) in self._seen.items() if at - since > self._unreachable_after_s]
+        self.each(silent, nodes.mark_unreachable)

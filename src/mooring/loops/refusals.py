@@ -1,4 +1,4 @@
-"""Records in the audit log what was refused since the last minute."""
+"""Records the rejected requests of the last minute in the audit log."""
 
 from mooring.control.audit import refusals
 from mooring.control.audit.refusals import RejectedRequests

@@ -1,4 +1,4 @@
-"""Takes other GPUs for reserved ones that have been lost or quarantined."""
+"""Replaces reserved GPUs that are lost or quarantined."""
 
 from mooring.control.scheduling import reservations
 from mooring.control.scheduling.cache import SchedulerCache
@@ -18,5 +18,5 @@ class ReservationRepair(Loop):
 
     def tick(self) -> None:
         with self.database.read() as session:
-            lacking = reservations.lacking(session)
-        self.each(lacking, lambda session, each: reservations.mend(session, SYSTEM, self._world, each))
+            incomplete = reservations.with_lost_gpus(session)
+        self.each(incomplete, lambda session, each: reservations.repair(session, SYSTEM, self._world, each))

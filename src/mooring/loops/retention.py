@@ -1,4 +1,4 @@
-"""Purges what is kept for a time only: in small batches, so that other writers wait for none of it."""
+"""Purges rows at the end of their retention time, in small batches so that other writers need not wait."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from mooring.loops.loop import Loop
 
 log = logging.getLogger(__name__)
 
-# Of one kind of rows in one run. What is left over is for the next run.
+# Rows of one kind that one run purges at most; the next run continues.
 MOST_IN_A_RUN: Final = 20_000
 # A batch grows and shrinks so that its transaction takes about this long.
 BATCH_S: Final = 0.05
@@ -26,20 +26,20 @@ _FIRST_BATCH = 20
 
 
 class SteadyClock:
-    """Tells whether the wall clock can be believed, by a clock that nobody can set.
+    """Checks the wall clock against a clock that nobody can set.
 
-    Rows are purged by the times written in them, so a clock that jumps to the future would purge all of them.
-    After a jump nothing is purged until the clock has run evenly for an hour.
+    Rows are purged by the times in them, so a clock that jumps to the future would purge all of them. After a
+    jump nothing is purged until the clock has run evenly for an hour.
     """
 
     TOLERANCE: Final = timedelta(minutes=5)
     HOLD_S: Final = 3600.0
-    # Between the newest time in the database and now, at the start: nobody knows whether that was so long.
+    # At the start, a longer time since the newest row counts as a jump.
     LONGEST_ABSENCE: Final = timedelta(days=2)
 
     def __init__(self, wall: Callable[[], datetime] = now, steady: Callable[[], float] | None = None) -> None:
         self._wall = wall
-        # It goes on while the machine is suspended, as the wall clock does.
+        # Like the wall clock, it continues while the machine is suspended.
         self._steady = steady or (lambda: clock_gettime(CLOCK_BOOTTIME))
         self._seen: tuple[datetime, float] | None = None
         self._held_until = 0.0
@@ -48,7 +48,7 @@ class SteadyClock:
         """Whether rows may be purged by the wall clock now.
 
         Args:
-            last_activity: the newest time in the database; only the first call heeds it.
+            last_activity: the newest time in the database; only used by the first call.
         """
         wall, steady = self._wall(), self._steady()
         if self._seen is None:
@@ -60,7 +60,7 @@ class SteadyClock:
         if jumped:
             self._held_until = steady + self.HOLD_S
             log.warning(
-                "the clock is at %s, which is not where it should be; nothing is purged for %d minutes",
+                "the clock has jumped to %s; nothing is purged for %d minutes",
                 wall.isoformat(timespec="seconds"),
                 self.HOLD_S / 60,
             )
@@ -91,11 +91,11 @@ class Retention(Loop):
                 failures.append(failure)
         try:
             with self.database.write() as session:
-                gpu_health.forget_old(session)
+                gpu_health.delete_expired(session)
         except Exception as failure:
             failures.append(failure)
         if self.database.is_sqlite:
-            self._give_back()
+            self._release_space()
         if failures:
             raise ExceptionGroup("some rows were not purged", failures)
 
@@ -108,22 +108,22 @@ class Retention(Loop):
                 return
             took_s, removed = self._remove(sweep, keys)
             if not removed:
-                return  # somebody else has them; the next run will see
+                return  # another replica has locked them; the next run continues
             left -= len(keys)
             batch = _next_batch(batch, took_s)
-            self._stopping.wait(took_s)  # others write now
+            self._stopping.wait(took_s)  # let others write
 
     def _remove(self, sweep: Sweep, keys: Sequence[Any]) -> tuple[float, int]:
         with self.database.write() as session:
-            began = monotonic()  # not the wait for the writer's lock
+            began = monotonic()  # excludes the wait for the write lock
             removed = sweep.remove(session, keys)
         return monotonic() - began, removed
 
-    def _give_back(self) -> None:
+    def _release_space(self) -> None:
         given = False
         while not self._stopping.is_set():
             began = monotonic()
-            if not space.give_back(self.database):
+            if not space.free_pages(self.database):
                 break
             given = True
             self._stopping.wait(monotonic() - began)

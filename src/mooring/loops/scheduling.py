@@ -1,4 +1,4 @@
-"""Pending instances become scheduled ones: read the world, decide, write down what still holds."""
+"""The scheduling loop: reads a snapshot, runs a scheduling cycle, and writes its placements and evictions."""
 
 import gc
 import time
@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from sqlalchemy.orm import Session
 
-from mooring.control.instances import placements as placing
 from mooring.control.instances import preemption, waiting_reasons
+from mooring.control.instances.placements import assign
 from mooring.control.scheduling import pending, usage
 from mooring.control.scheduling.cache import SchedulerCache
 from mooring.core.instance.state import Reason
@@ -22,23 +22,23 @@ from mooring.scheduler.schedule import schedule
 
 # Placements written in one transaction: enough to share its fsync, few enough to let others write.
 BATCH = 32
-_MOST_TOLD = 100
-# Whoever waits is told why this often even if it is what this process told before.
-_TELL_ALL_S = 30.0
-# Of so many of the newest instances, those that wait or not, a new process learns what is asked for.
+_REASONS_BATCH = 100
+# All reasons are written again after this time, also unchanged ones.
+_REWRITE_REASONS_S = 30.0
+# A new process learns the usual requests from this many of the newest instances.
 _LEARNT_FROM = 4000
 
 _MANY_NODES = 1000
 
-# A request's time in the queue tells it from the same instance when it waits another time.
-_Told = tuple[float, Reason]
+# `queued_at` distinguishes an instance from the same instance when it is queued again.
+_WrittenReason = tuple[float, Reason]
 
 
 class Scheduling(Loop):
-    """`queue` fires when something new waits, `schedule` when something may have become free.
+    """`queue` is notified when an instance becomes pending, `schedule` when resources may have become free.
 
-    Whatever wakes it, all that waits is looked at in order: what is new may start only where it delays nobody
-    that comes before it. Time alone changes things as well: ends come near, reservations begin.
+    Each tick considers all pending instances in order: a new one may start only if it delays none before it.
+    Ticks without a notification are needed too: planned ends come near and reservations begin.
     """
 
     topics = (Topic.QUEUE, Topic.SCHEDULE)
@@ -49,16 +49,16 @@ class Scheduling(Loop):
         self._world = world
         self._memory = CycleCache()
         self._learning: Learning | None = None
-        self._told: dict[str, _Told] = {}
-        self._told_all_at = float("-inf")
+        self._written: dict[str, _WrittenReason] = {}
+        self._rewritten_at = float("-inf")
         self._counted_at = float("-inf")
 
     def tick(self) -> None:
         with self.database.read() as session:
             snapshot = self._world.snapshot(session)
             if self._learning is None:
-                self._learning = self._taught(session, snapshot)
-                leave_to_stay(snapshot.nodes)
+                self._learning = self._learn(session, snapshot)
+                freeze_gc(snapshot.nodes)
         snapshot = self._learning.look(snapshot, self._memory)
         self._count_usage(snapshot)
         plan = schedule(snapshot, self._memory) if snapshot.requests else SchedulingPlan((), ())
@@ -68,10 +68,11 @@ class Scheduling(Loop):
             self._evict(plan.evictions, snapshot)
         self._explain(plan.unplaced, snapshot.requests)
 
-    def _taught(self, session: Session, snapshot: Snapshot) -> Learning:
-        """A restart forgets nothing of what was asked for lately."""
+    def _learn(self, session: Session, snapshot: Snapshot) -> Learning:
+        """Learn from recent requests, so that a restart does not lose what was learned."""
         learning = Learning()
-        learning.look(replace(snapshot, requests=pending.asked_lately(session, _LEARNT_FROM)), self._memory)
+        requests = pending.recent_requests(session, _LEARNT_FROM)
+        learning.look(replace(snapshot, requests=requests), self._memory)
         return learning
 
     def _count_usage(self, snapshot: Snapshot) -> None:
@@ -81,19 +82,18 @@ class Scheduling(Loop):
         self._counted_at = time.monotonic()
         if any(node.running for node in snapshot.nodes):
             with self.database.write() as session:
-                usage.count(session, snapshot.nodes, snapshot.policy.usage_half_life_s, passed_s)
+                usage.add_sample(session, snapshot.nodes, snapshot.policy.usage_half_life_s, passed_s)
 
     def _place(self, placements: Sequence[Placement], requests: Sequence[Request]) -> None:
-        refused: list[Placement] = []
+        rejected: list[Placement] = []
         for batch in _batches(placements, requests):
             with self.database.write() as session:
-                placed = set(placing.assign(session, batch))
-            refused += [each for each in batch if each.instance_id not in placed]
-        if refused:
-            # The world was another by then. What was refused is decided anew, from nodes that are read anew;
-            # at once, unless nothing at all held.
-            self._world.doubt({each.node_id for each in refused})
-            if len(refused) < len(placements):
+                placed = set(assign(session, batch))
+            rejected += [each for each in batch if each.instance_id not in placed]
+        if rejected:
+            # The snapshot was outdated: read those nodes again, and plan again, unless all were rejected.
+            self._world.invalidate({each.node_id for each in rejected})
+            if len(rejected) < len(placements):
                 self.wake()
 
     def _evict(self, evictions: Sequence[Eviction], snapshot: Snapshot) -> None:
@@ -107,21 +107,23 @@ class Scheduling(Loop):
             each.instance_id: (since[each.instance_id], waiting_reasons.waiting_reason(each))
             for each in unplaced
         }
-        if time.monotonic() - self._told_all_at > _TELL_ALL_S:
-            self._told_all_at = time.monotonic()
-            self._told = {}
-        news = [each for each in unplaced if self._told.get(each.instance_id) != reasons[each.instance_id]]
-        for start in range(0, len(news), _MOST_TOLD):
+        if time.monotonic() - self._rewritten_at > _REWRITE_REASONS_S:
+            self._rewritten_at = time.monotonic()
+            self._written = {}
+        changed = [
+            each for each in unplaced if self._written.get(each.instance_id) != reasons[each.instance_id]
+        ]
+        for start in range(0, len(changed), _REASONS_BATCH):
             with self.database.write() as session:
-                waiting_reasons.explain_unplaced(session, news[start : start + _MOST_TOLD])
-        self._told = reasons
+                waiting_reasons.set_reasons(session, changed[start : start + _REASONS_BATCH])
+        self._written = reasons
 
 
-def leave_to_stay(nodes: Sequence[NodeView]) -> None:
-    """Keep Python's garbage collector from what will be there for as long as the process is.
+def freeze_gc(nodes: Sequence[NodeView]) -> None:
+    """Exclude the node cache, which lives as long as the process, from garbage collections.
 
-    Of 10,000 nodes with 80,000 GPUs each full collection takes 0.3 s, in which nobody is answered. None of it
-    is in a cycle: what changes goes when nobody has it any more.
+    With 10,000 nodes and 80,000 GPUs a full collection blocks all requests for 0.3 s. The cache has no
+    reference cycles, so replaced objects are freed by their reference counts.
     """
     if len(nodes) >= _MANY_NODES:
         gc.collect()
@@ -129,7 +131,7 @@ def leave_to_stay(nodes: Sequence[NodeView]) -> None:
 
 
 def _batches(placements: Sequence[Placement], requests: Sequence[Request]) -> Iterator[Sequence[Placement]]:
-    """All members of a gang are in one."""
+    """Split placements into batches; all members of a gang are in one batch."""
     gangs = {request.instance_id: request.gang.group_id for request in requests if request.gang}
     batch: list[Placement] = []
     for each in placements:

@@ -51,7 +51,7 @@ def test_a_stop_is_followed_by_a_kill_when_its_time_is_over(goal: Assignment | R
         assert plan.due == (107 if now < 107 else None)
 
 
-def test_a_shorter_timeout_holds_for_a_stop_under_way() -> None:
+def test_a_shorter_timeout_applies_to_a_stop_in_progress() -> None:
     longer, shorter = (wanted(want="stopped", stop_timeout_s=seconds) for seconds in (3600, 3))
     assert decided(longer, container(), now=105, stop_sent_at={A1: 100.0}).actions == ()
     assert decided(shorter, container(), now=105, stop_sent_at={A1: 100.0}).actions == (Kill(container()),)
@@ -79,13 +79,13 @@ def test_waits_for_the_engine_to_finish_a_removal_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("goal", [wanted(want="stopped"), removal()])
-def test_cancels_a_start_that_is_not_wanted_any_more(goal: Assignment | Removal) -> None:
+def test_cancels_a_start_that_is_no_longer_wanted(goal: Assignment | Removal) -> None:
     assert decided(goal, work=STARTING).actions == (Cancel(A1),)
     cancelled = {A1: Work(ActionKind.START, cancelled=True)}
     assert decided(goal, work=cancelled).actions == ()
 
 
-def test_cancels_a_start_that_nobody_asks_for() -> None:
+def test_cancels_a_start_without_an_assignment() -> None:
     assert decided(work=STARTING).actions == (Cancel(A1),)
 
 
@@ -95,7 +95,7 @@ def test_one_action_at_a_time() -> None:
     assert decided(wanted(), work=STARTING).actions == ()
 
 
-def test_never_touches_a_container_it_was_told_nothing_about() -> None:
+def test_never_touches_a_container_that_the_answer_does_not_name() -> None:
     assert decided(container("stranger"), exited("other")).actions == ()
 
 
@@ -123,7 +123,7 @@ def test_a_gpu_is_free_only_when_its_container_has_ended() -> None:
     assert decided(new, exited("a", gpu_uuids=(GPU,))).actions == (Start(new),)
 
 
-def test_a_gpu_that_a_start_under_way_will_hold_is_taken() -> None:
+def test_a_gpu_of_a_start_in_progress_is_taken() -> None:
     new = wanted("b", gpus=(GPU,))
     plan = decided(new, removal("a"), work={A1: Work(ActionKind.START, (GPU,))})
     assert plan.actions == (Cancel(A1),)
@@ -164,7 +164,7 @@ def test_restarts_as_the_policy_says(policy: str, exit_code: int, restarts: bool
 
 
 @pytest.mark.parametrize("status", ["created", "exited"])
-def test_a_container_begins_only_if_the_cards_it_was_made_with_are_free(status: str) -> None:
+def test_a_container_starts_only_if_its_gpus_are_free(status: str) -> None:
     """Found by the property below: its assignment no longer names a card that the container still has."""
     asked = wanted("a", gpus=(), spec={"restart": "always"})
     made_with = container("a", status=status, gpu_uuids=(GPU,))
@@ -175,7 +175,7 @@ def test_a_container_begins_only_if_the_cards_it_was_made_with_are_free(status: 
     assert plan.waiting[A1].code == "waiting_for_removal"
 
 
-def test_restarts_pause_ever_longer_until_a_minute_and_start_over_after_a_steady_run() -> None:
+def test_restart_pauses_double_up_to_a_minute_and_reset_after_a_steady_run() -> None:
     asked, pauses = wanted(spec={"restart": "always"}), []
     restarts: dict[Key, PlannedRestart] = {}
     for number in range(9):

@@ -24,18 +24,18 @@ def said(facts: AgentSnapshot) -> tuple[Phase, str | None]:
     return one.phase, one.reason.code if one.reason else None
 
 
-def test_says_nothing_of_what_is_not_there() -> None:
+def test_absent_attempts_are_not_reported() -> None:
     assert observed(snapshot(wanted(), removal("b"))) == []
 
 
-def test_a_running_container_with_everything_known_of_it() -> None:
+def test_a_running_container_is_reported_with_all_its_facts() -> None:
     endpoint = Endpoint(container=80, protocol="tcp", host="10.0.0.7", port=32768)
     one = only(snapshot(container(started_at="then", image_digest="sha256:0", endpoints=(endpoint,))))
     assert (one.phase, one.reason, one.exit_code) == (Phase.RUNNING, None, None)
     assert (one.container_id, one.started_at, one.endpoints) == ("c-a-1", "then", [endpoint])
 
 
-def test_a_start_under_way_says_how_far_it_is() -> None:
+def test_a_start_in_progress_reports_its_progress() -> None:
     work = {A1: Work(ActionKind.START)}
     assert said(snapshot(wanted(), work=work)) == (Phase.STARTING, "creating")
     assert only(snapshot(wanted(), work=work, progress={A1: PULLING})).reason == PULLING
@@ -70,7 +70,7 @@ def test_a_kill_of_our_own_needs_no_reason() -> None:
     assert said(snapshot(removal(), ended)) == (Phase.EXITED, None)
 
 
-def test_a_kill_by_the_engines_restart_is_told_from_others() -> None:
+def test_a_kill_by_the_engines_restart_has_its_own_reason() -> None:
     ended = exited(exit_code=137)
     assert said(snapshot(wanted(), ended, killed_by_engine={A1})) == (Phase.EXITED, "runtime_restarted")
 
@@ -98,7 +98,7 @@ def test_a_created_container_that_may_not_begin_has_failed() -> None:
     assert said(snapshot(wanted(may_start=False), created)) == (Phase.EXITED, "never_started")
 
 
-def test_orphans_are_what_nobody_spoke_of() -> None:
+def test_orphans_are_containers_that_no_answer_names() -> None:
     facts = snapshot(wanted("a"), removal("b"), container("a"), container("b"), container("c", 3))
     [orphan] = orphans(facts, "cpl_1")
     assert (orphan.instance_id, orphan.name, orphan.control_plane_id) == ("c", "mooring-c-3", "cpl_1")

@@ -57,7 +57,7 @@ def told(given: Assignment, image: Image = IMAGE, **abilities: Any) -> dict[str,
     return dict(entry.split("=", 1) for entry in entries if "=" in entry)
 
 
-def test_mps_is_told_the_limits_of_the_share() -> None:
+def test_mps_gets_the_limits_of_the_share() -> None:
     variables = told(with_share(assignment(), 20_389, milli=250, isolation="mps"))
     assert {name: value for name, value in variables.items() if name.startswith("CUDA_MPS_")} == {
         "CUDA_MPS_PIPE_DIRECTORY": "/run/mps",
@@ -83,7 +83,7 @@ def test_only_a_share_under_mps_has_to_do_with_mps(given: Assignment) -> None:
     assert "Mounts" not in host
 
 
-def test_simulated_cards_have_no_mps() -> None:
+def test_simulated_gpus_have_no_mps() -> None:
     given = with_share(assignment(), isolation="mps")
     assert not any(name.startswith("CUDA_MPS_") for name in told(given, simulated_gpus=True))
 
@@ -155,13 +155,13 @@ def why_not(pipe: Path) -> str:
     return str(caught.value)
 
 
-def test_a_daemon_that_is_at_work_is_used(tmp_path: Path) -> None:
+def test_a_running_daemon_is_used(tmp_path: Path) -> None:
     with daemon(tmp_path):
         Daemon(tmp_path).check()
         assert Mps(tmp_path).answers()
 
 
-def test_each_card_may_have_a_daemon_of_its_own(tmp_path: Path) -> None:
+def test_each_gpu_may_have_a_daemon_of_its_own(tmp_path: Path) -> None:
     cards: list[str] = []
     mps = Mps(tmp_path / "{gpu}", lambda: cards)
     assert not mps.answers()  # no card is known yet
@@ -178,18 +178,18 @@ def test_each_card_may_have_a_daemon_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("card", ["../etc", "GPU-a/../../etc", ".", ""])
-def test_the_name_of_a_card_leads_nowhere_else(tmp_path: Path, card: str) -> None:
+def test_a_gpu_uuid_cannot_lead_to_another_directory(tmp_path: Path, card: str) -> None:
     with pytest.raises(MpsUnavailableError):
         Mps(tmp_path / "{gpu}").of(card)
 
 
-def test_none_was_ever_started(tmp_path: Path) -> None:
+def test_without_a_daemon_mps_is_unavailable(tmp_path: Path) -> None:
     assert "there is no" in why_not(tmp_path / "nowhere")
     (tmp_path / "shm").mkdir()
     assert "no MPS daemon answers" in why_not(tmp_path)
 
 
-def test_one_that_was_killed_leaves_its_socket(tmp_path: Path) -> None:
+def test_a_killed_daemon_leaves_its_socket(tmp_path: Path) -> None:
     with daemon(tmp_path) as running:
         running.kill()
         running.wait()
@@ -197,14 +197,14 @@ def test_one_that_was_killed_leaves_its_socket(tmp_path: Path) -> None:
         assert "no MPS daemon answers" in why_not(tmp_path)
 
 
-def test_one_that_is_stopped_does_not_count(tmp_path: Path) -> None:
+def test_a_stopped_daemon_is_not_used(tmp_path: Path) -> None:
     with daemon(tmp_path) as running:
         os.kill(running.pid, 19)
         wait_until(lambda: not Mps(tmp_path).answers())
         assert "is stopped or dead" in why_not(tmp_path)
 
 
-def test_one_with_the_hosts_shared_memory_is_not_used(tmp_path: Path) -> None:
+def test_a_daemon_with_the_hosts_shared_memory_is_not_used(tmp_path: Path) -> None:
     with daemon(tmp_path, own_shm=False):
         assert "/dev/shm is not" in why_not(tmp_path)
 
@@ -305,7 +305,7 @@ def runtime(node: DockerNode, pipe: Path) -> Iterator[DockerRuntime]:
         yield made
 
 
-def test_two_share_a_card_under_mps(node: DockerNode, runtime: DockerRuntime, pipe: Path) -> None:
+def test_two_containers_share_a_gpu_under_mps(node: DockerNode, runtime: DockerRuntime, pipe: Path) -> None:
     image = image_with(node, "mps", ["ENV CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100 KEPT=1"])
     shares = [
         with_share(assignment(image=image), 20_000, milli=250, isolation="mps"),

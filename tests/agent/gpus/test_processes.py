@@ -48,7 +48,7 @@ def test_a_container_is_found_in_every_form(text: str) -> None:
         "no colons at all",
     ],
 )
-def test_what_is_no_container_is_none(text: str) -> None:
+def test_a_process_outside_of_containers_has_none(text: str) -> None:
     assert container_in(text) is None
 
 

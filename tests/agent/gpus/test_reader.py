@@ -103,7 +103,7 @@ def test_samples_and_facts_are_renewed(nvml: NvmlStandin, started: Started) -> N
     _until(reader, lambda it: it.inventory and it.inventory[1]["power_limit_w"] == 350)
 
 
-def test_no_library_and_no_card_is_a_cpu_node(nvml: NvmlStandin, started: Started, tmp_path: Path) -> None:
+def test_no_library_and_no_gpu_is_a_cpu_node(nvml: NvmlStandin, started: Started, tmp_path: Path) -> None:
     library = nvml.environment["LD_LIBRARY_PATH"]
     nvml.environment["LD_LIBRARY_PATH"] = str(tmp_path / "later")
     reader = started()
@@ -202,7 +202,7 @@ def test_a_killed_child_is_replaced(started: Started) -> None:
     os.environ.get("CI") != "true" and not os.access(FREEZER, os.W_OK),
     reason="needs root and the freezer of cgroup v1",
 )
-def test_children_that_outlive_sigkill_are_not_waited_for_nor_piled_up(started: Started) -> None:
+def test_children_that_survive_sigkill_are_left_behind_up_to_a_limit(started: Started) -> None:
     """A frozen process does not die of SIGKILL before it is thawed, like one in an uninterruptible call."""
     cell = FREEZER / f"mooring-test-{os.getpid()}"
     cell.mkdir()
@@ -228,7 +228,7 @@ def test_children_that_outlive_sigkill_are_not_waited_for_nor_piled_up(started: 
         cell.rmdir()
 
 
-def test_a_card_lost_in_mid_run_is_listed_as_lost_and_the_others_go_on(
+def test_a_gpu_lost_at_run_time_is_listed_as_lost_and_the_others_are_read(
     nvml: NvmlStandin, started: Started
 ) -> None:
     reader = started()
@@ -243,7 +243,7 @@ def test_a_card_lost_in_mid_run_is_listed_as_lost_and_the_others_go_on(
     _until(reader, _well)
 
 
-def test_a_card_that_needs_a_reset_says_so(nvml: NvmlStandin, started: Started) -> None:
+def test_a_gpu_that_needs_a_reset_is_reported(nvml: NvmlStandin, started: Started) -> None:
     reader = started()
     _until(reader, _well)
     nvml.write("gpus 3", "error nvmlDeviceGetPowerUsage 16 2", "error nvmlDeviceGetName 16 2")
@@ -252,7 +252,7 @@ def test_a_card_that_needs_a_reset_says_so(nvml: NvmlStandin, started: Started) 
     _until(reader, _well)
 
 
-def test_cards_that_are_no_longer_counted_are_lost(nvml: NvmlStandin, started: Started) -> None:
+def test_gpus_that_are_no_longer_counted_are_lost(nvml: NvmlStandin, started: Started) -> None:
     reader = started()
     _until(reader, _well)
     nvml.write("gpus 1")
@@ -261,7 +261,7 @@ def test_cards_that_are_no_longer_counted_are_lost(nvml: NvmlStandin, started: S
     _until(reader, _well)
 
 
-def test_a_card_that_never_opened_is_counted(nvml: NvmlStandin, started: Started) -> None:
+def test_a_gpu_that_never_opened_is_counted(nvml: NvmlStandin, started: Started) -> None:
     nvml.write("gpus 3", "error nvmlDeviceGetHandleByIndex_v2 4 1")
     reading = _until(started(), lambda it: len(it.samples) == 2)
     assert reading.unreadable == ({"index": 1, "uuid": None, "code": "no_permission"},)
@@ -299,7 +299,7 @@ def test_waiting_for_xids_delays_no_sample(started: Started) -> None:
     assert time.monotonic() - began < 3
 
 
-def test_a_reader_that_lost_its_hearing_starts_anew(nvml: NvmlStandin, started: Started) -> None:
+def test_a_reader_without_events_starts_a_new_child(nvml: NvmlStandin, started: Started) -> None:
     reader = started()
     _until(reader, _well)
     nvml.write("gpus 3", "error nvmlEventSetWait_v2 999")

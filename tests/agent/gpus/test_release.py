@@ -56,14 +56,16 @@ def fresh(reader: NvmlGpuReader, *, mib: int) -> None:
 # --- one card
 
 
-def test_an_idle_card_is_free_at_once(gate: ReleaseGate) -> None:
+def test_an_idle_gpu_is_released_at_once(gate: ReleaseGate) -> None:
     gate.note_start([CARD])
     began = time.monotonic()
     assert gate.wait(ENDED, [CARD]) == {}
     assert time.monotonic() - began < 0.25
 
 
-def test_a_process_that_came_with_the_container_keeps_its_card(gate: ReleaseGate, nvml: NvmlStandin) -> None:
+def test_a_process_that_came_with_the_container_delays_the_release(
+    gate: ReleaseGate, nvml: NvmlStandin
+) -> None:
     gate.note_start([CARD, OTHER])
     with process() as pid:
         nvml.write(*TWO_CARDS, f"process 0 compute {pid} 100", f"process_name {pid} trainer")
@@ -72,7 +74,7 @@ def test_a_process_that_came_with_the_container_keeps_its_card(gate: ReleaseGate
     assert f"{pid} (trainer)" in busy[CARD]
 
 
-def test_it_is_waited_for(reader: NvmlGpuReader, nvml: NvmlStandin) -> None:
+def test_the_release_waits_for_the_process(reader: NvmlGpuReader, nvml: NvmlStandin) -> None:
     gate = ReleaseGate(reader, lambda _: None, within_s=20)
     gate.note_start([CARD])
     with process() as pid:
@@ -87,7 +89,7 @@ def test_it_is_waited_for(reader: NvmlGpuReader, nvml: NvmlStandin) -> None:
     assert results == [{}]
 
 
-def test_who_was_there_before_is_not_waited_for(
+def test_earlier_processes_do_not_delay_the_release(
     gate: ReleaseGate, reader: NvmlGpuReader, nvml: NvmlStandin
 ) -> None:
     """A display server, whose memory comes and goes."""
@@ -127,7 +129,7 @@ def test_memory_goes_back_to_what_it_is_when_idle(
         assert gate.wait(ENDED, [CARD]) == {}
 
 
-def test_a_card_in_use_does_not_teach_what_idle_is(
+def test_a_gpu_in_use_does_not_change_the_idle_memory(
     gate: ReleaseGate, reader: NvmlGpuReader, nvml: NvmlStandin
 ) -> None:
     gate.learn(reader.latest(), in_use=[CARD])
@@ -135,7 +137,7 @@ def test_a_card_in_use_does_not_teach_what_idle_is(
     assert gate.wait(ENDED, [CARD]) == {}  # what idle is, is not known
 
 
-def test_what_a_card_does_not_tell_is_not_held_against_it(
+def test_unknown_values_do_not_delay_the_release(
     gate: ReleaseGate, reader: NvmlGpuReader, nvml: NvmlStandin
 ) -> None:
     gate.learn(reader.latest(), in_use=())
@@ -148,7 +150,7 @@ def test_what_a_card_does_not_tell_is_not_held_against_it(
         assert gate.wait(ENDED, [CARD]) == {}
 
 
-def test_a_driver_that_says_nothing_says_not_that_it_is_free(tmp_path: Path) -> None:
+def test_a_gpu_without_a_sample_is_not_released(tmp_path: Path) -> None:
     nvml = NvmlStandin(tmp_path, *TWO_CARDS)
     pace = Pace(sample_interval_s=60, watchdog_s=0.1, retry_pauses_s=(60,))
     with closing(NvmlGpuReader(pace, nvml.environment)) as reader:
@@ -158,7 +160,7 @@ def test_a_driver_that_says_nothing_says_not_that_it_is_free(tmp_path: Path) -> 
         assert "does not report" in gate.wait(ENDED, [CARD])[CARD]
 
 
-def test_a_card_at_fault_is_quarantined_by_its_inventory(
+def test_a_gpu_with_a_fault_is_quarantined_by_its_inventory(
     gate: ReleaseGate, nvml: NvmlStandin, reader: NvmlGpuReader
 ) -> None:
     nvml.write(*TWO_CARDS, "lost 0")
@@ -167,7 +169,7 @@ def test_a_card_at_fault_is_quarantined_by_its_inventory(
     assert inventory[CARD] == "gpu_lost"
 
 
-def test_a_card_that_only_pretends_is_free(reader: NvmlGpuReader) -> None:
+def test_a_simulated_gpu_is_released(reader: NvmlGpuReader) -> None:
     made_up = SimulatedGpuReader("n", 1)
     [card] = made_up.latest().inventory or ()
     for of in (made_up, reader):
@@ -209,7 +211,7 @@ def phase(known: AgentState) -> Phase | None:
 
 
 @pytest.mark.parametrize("asked", [wanted(gpus=(CARD,)), wanted(want="stopped", gpus=(CARD,))])
-def test_an_end_is_told_when_the_cards_are_free(asked: Assignment) -> None:
+def test_an_end_is_reported_when_the_gpus_are_idle(asked: Assignment) -> None:
     known = node(asked, ENDED)
     assert actions(known) == [Release]
     assert phase(known) is Phase.RUNNING
@@ -222,7 +224,7 @@ def test_an_end_is_told_when_the_cards_are_free(asked: Assignment) -> None:
     assert (phase(known), known.gpus_in_use()) == (Phase.EXITED, set())
 
 
-def test_so_is_that_somebody_removed_it() -> None:
+def test_a_foreign_removal_is_reported_when_the_gpus_are_idle() -> None:
     known = node(wanted(gpus=(CARD,)), container(gpu_uuids=(CARD,)))
     assert actions(known) == []
     known.apply_listing(known.begin_listing(), [], [])
@@ -242,7 +244,7 @@ def test_a_removal_and_the_next_start_wait_for_it() -> None:
     assert actions(known) == [Remove, Start]
 
 
-def test_a_restart_by_the_instances_own_policy_keeps_its_cards() -> None:
+def test_a_restart_by_policy_keeps_its_gpus() -> None:
     known = node(wanted(gpus=(CARD,), spec={"restart": "always"}), ENDED)
     assert actions(known) == []
     assert phase(known) is Phase.STARTING
@@ -250,7 +252,7 @@ def test_a_restart_by_the_instances_own_policy_keeps_its_cards() -> None:
     assert plan is not None and [type(action) for action in plan.actions] == [Restart]
 
 
-def test_cards_that_others_have_by_now_are_theirs() -> None:
+def test_gpus_that_other_containers_use_are_not_waited_for() -> None:
     """An agent that was started since finds containers that ended long ago."""
     holder = container("b", gpu_uuids=(CARD,))
     both = exited(gpu_uuids=(CARD, OTHER))
@@ -261,7 +263,7 @@ def test_cards_that_others_have_by_now_are_theirs() -> None:
     assert release == Release(both, (OTHER,))
 
 
-def test_without_cards_nothing_waits() -> None:
+def test_without_gpus_nothing_waits() -> None:
     known = node(wanted(), exited())
     assert actions(known) == []
     assert phase(known) is Phase.EXITED
@@ -281,7 +283,9 @@ def stopped(asked: Assignment) -> Assignment:
     return asked.model_copy(update={"want": "stopped", "may_start": False})
 
 
-def test_a_stop_is_told_without_waiting_for_the_next_sample(reader: NvmlGpuReader, tmp_path: Path) -> None:
+def test_a_stop_is_reported_without_waiting_for_the_next_sample(
+    reader: NvmlGpuReader, tmp_path: Path
+) -> None:
     asked = assignment(gpu_uuids=(CARD,))
     with agent_on(reader, tmp_path, within_s=30) as server:
         server.wants(asked)
@@ -293,7 +297,7 @@ def test_a_stop_is_told_without_waiting_for_the_next_sample(reader: NvmlGpuReade
         assert not any(report.incidents for _, report in server.reports)
 
 
-def test_the_end_and_what_is_wrong_with_the_card_are_told_in_one_report(
+def test_the_end_and_the_gpus_incident_are_in_one_report(
     reader: NvmlGpuReader, nvml: NvmlStandin, tmp_path: Path
 ) -> None:
     asked = assignment(gpu_uuids=(CARD,))

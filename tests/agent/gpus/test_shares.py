@@ -42,12 +42,12 @@ ELSEWHERE = Share("shared", 250, 20_000, "prj_2")
 # --- what an assignment says
 
 
-def test_an_assignment_without_grants_is_of_whole_cards() -> None:
+def test_an_assignment_without_grants_has_whole_gpus() -> None:
     assert devices_of(assignment(gpu_uuids=("GPU-a", "GPU-b"))) == Devices(("GPU-a", "GPU-b"))
     assert devices_of(assignment()) == Devices()
 
 
-def test_whole_cards_are_the_same_with_grants_and_without() -> None:
+def test_whole_gpus_are_the_same_with_grants_and_without() -> None:
     """A container that an agent of before has made is adopted by its hash."""
     old = assignment(gpu_uuids=(CARD, uuid_of(1)))
     new = with_cards(old, CARD, uuid_of(1))
@@ -72,7 +72,7 @@ def test_another_share_is_another_container() -> None:
     assert len({spec_hash(each) for each in (one, *others)}) == 7
 
 
-def test_a_share_that_makes_no_sense_is_whole_cards_to_itself() -> None:
+def test_an_invalid_share_is_whole_gpus() -> None:
     both = with_cards(assignment(), CARD, uuid_of(1)).model_copy(update={"isolation": "shared"})
     assert devices_of(both) == Devices((CARD, uuid_of(1)))
     assert set(claims(devices_of(both)).values()) == {None}
@@ -81,7 +81,7 @@ def test_a_share_that_makes_no_sense_is_whole_cards_to_itself() -> None:
 # --- with a real engine
 
 
-def test_a_share_is_known_again_by_its_assignment(node: DockerNode, runtime: DockerRuntime) -> None:
+def test_a_share_is_recovered_from_its_assignment(node: DockerNode, runtime: DockerRuntime) -> None:
     asked = with_share(assignment(), 20_000)
     made = start(runtime, asked)
     assert made.share == Share("shared", 250, 20_000, "proj-1")
@@ -110,7 +110,7 @@ def shares(instance_id: str) -> Assignment:
     return with_share(wanted(instance_id))
 
 
-def test_instances_of_one_project_share_a_card() -> None:
+def test_instances_of_one_project_share_a_gpu() -> None:
     assert started(shares("a"), shares("b")) == {"a", "b"}
     assert started(shares("b"), container("c", gpu_uuids=(CARD,), share=HERE)) == {"b"}
 
@@ -123,13 +123,13 @@ def test_instances_of_one_project_share_a_card() -> None:
         container("c", gpu_uuids=(MIG_A,), parent_gpus=(CARD,)),  # a part of it
     ],
 )
-def test_whoever_else_has_it_is_waited_for(holder: Container) -> None:
+def test_a_share_waits_for_claims_that_exclude_it(holder: Container) -> None:
     plan = decided(shares("a"), holder)
     assert plan.actions == ()
     assert plan.waiting[A].code == "waiting_for_removal" and CARD in plan.waiting[A].message
 
 
-def test_the_whole_card_waits_for_every_part_of_it() -> None:
+def test_a_whole_gpu_waits_for_every_part_of_it() -> None:
     whole = with_cards(wanted("a"), CARD)
     for part in (
         container("c", gpu_uuids=(CARD,), share=HERE),
@@ -152,7 +152,7 @@ def releases(*things: Any, **more: Any) -> list[Release]:
     return [action for action in plan.actions if isinstance(action, Release)]
 
 
-def test_a_card_is_looked_at_as_a_whole_when_the_last_share_of_it_has_ended() -> None:
+def test_a_gpu_is_checked_as_a_whole_when_its_last_share_has_ended() -> None:
     assert releases(ENDED, NEIGHBOUR) == [Release(ENDED, (), (CARD,))]
     assert releases(ENDED) == [Release(ENDED, (CARD,), ())]
     starting = {("b", 1): Work(ActionKind.START, (CARD,), share=HERE)}
@@ -161,7 +161,7 @@ def test_a_card_is_looked_at_as_a_whole_when_the_last_share_of_it_has_ended() ->
     assert releases(ENDED, work=beside) == [Release(ENDED, (CARD,), ())]
 
 
-def test_a_newcomer_waits_while_the_card_is_looked_at_as_a_whole() -> None:
+def test_a_new_share_waits_while_the_gpu_is_checked_as_a_whole() -> None:
     """What it began on the card would pass for what the other left behind."""
     assert started(shares("b"), ENDED, unreleased={A: ENDED}) == set()
     assert (
@@ -179,7 +179,7 @@ def on_the_card(reader: NvmlGpuReader) -> set[tuple[int, int | None]]:
     return {(one["pid"], one["memory_used_mib"]) for one in processes}
 
 
-def test_neighbours_are_not_held_against_a_share(nvml: NvmlStandin, reader: NvmlGpuReader) -> None:
+def test_neighbours_do_not_delay_the_release_of_a_share(nvml: NvmlStandin, reader: NvmlGpuReader) -> None:
     with process() as own, process() as theirs:
         of = {own: ENDED.container_id, theirs: NEIGHBOUR.container_id}
         gate = ReleaseGate(reader, of.get, within_s=0.3)
@@ -214,7 +214,7 @@ def test_clients_of_mps_are_seen(nvml: NvmlStandin, reader: NvmlGpuReader) -> No
         wait_until(lambda: on_the_card(reader) == {(client, 300), (both, 200)})
 
 
-def test_what_the_first_share_left_is_no_bystander_of_the_second(
+def test_processes_of_the_first_share_do_not_count_as_earlier_ones(
     nvml: NvmlStandin, reader: NvmlGpuReader, tmp_path: Path
 ) -> None:
     """It was not on the card when the first of them began."""

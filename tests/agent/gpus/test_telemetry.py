@@ -7,7 +7,7 @@ import pytest
 
 from mooring.agent.gpus.reader import NOT_READ_YET, GpuReading
 from mooring.agent.gpus.telemetry import Telemetry, gpu_problem
-from mooring.agent.simulated.gpus import SimulatedGpuReader, Tenant, gpu_uuid
+from mooring.agent.simulated.gpus import GpuUser, SimulatedGpuReader, gpu_uuid
 from tests.agent.builders import container
 
 HUNG = {"code": "nvml_hung", "message": "No answer within 10 s"}
@@ -44,7 +44,7 @@ class Clock:
 
 @pytest.fixture
 def cards() -> Cards:
-    return Cards(SimulatedGpuReader("n", 2, "T4", tenants=lambda uuid: [Tenant(f"on {uuid}")]).latest())
+    return Cards(SimulatedGpuReader("n", 2, "T4", users=lambda uuid: [GpuUser(f"on {uuid}")]).latest())
 
 
 def test_the_last_inventory_stands_for_a_minute_of_failure(cards: Cards) -> None:
@@ -60,7 +60,7 @@ def test_the_last_inventory_stands_for_a_minute_of_failure(cards: Cards) -> None
     assert len(telemetry.inventory(telemetry.reading()) or ()) == 2
 
 
-def test_no_cards_is_not_unknown_cards() -> None:
+def test_no_gpus_is_not_unknown_gpus() -> None:
     telemetry = Telemetry(Cards(GpuReading(0, inventory=())), lambda _: None)
     assert telemetry.inventory(telemetry.reading()) == []
     telemetry = Telemetry(Cards(GpuReading(0, error=NOT_READ_YET)), lambda _: None)
@@ -84,9 +84,9 @@ def test_real_processes_are_named_by_their_container(cards: Cards) -> None:
     assert [one.instance_id for sample in samples for one in sample.processes or ()] == [None, None]
 
 
-def test_made_up_processes_are_the_holders() -> None:
-    tenants = {gpu_uuid("n", 0): [Tenant("c-a-1"), Tenant("c-b-1")], gpu_uuid("n", 1): [Tenant("c-x-1")]}
-    reader = SimulatedGpuReader("n", 2, "T4", tenants=lambda uuid: tenants[uuid])
+def test_simulated_processes_are_those_of_the_gpu_users() -> None:
+    users = {gpu_uuid("n", 0): [GpuUser("c-a-1"), GpuUser("c-b-1")], gpu_uuid("n", 1): [GpuUser("c-x-1")]}
+    reader = SimulatedGpuReader("n", 2, "T4", users=lambda uuid: users[uuid])
     telemetry = Telemetry(reader, reader.container_of)
     samples = telemetry.samples(reader.latest(), [container("a"), container("b")])
     assert [one.instance_id for sample in samples for one in sample.processes or ()] == ["a", "b", None]

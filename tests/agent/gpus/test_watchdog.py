@@ -63,7 +63,7 @@ def sharing(instance_id: str, **more: Any) -> Container:
         ([], {A: None, B: None}),
     ],
 )
-def test_what_each_has_of_its_card(samples: list[NvmlSample], has: dict[Key, int | None]) -> None:
+def test_share_usages(samples: list[NvmlSample], has: dict[Key, int | None]) -> None:
     found = share_usages(samples, [sharing("a"), sharing("b")], CONTAINERS.get)
     assert {use.key: use.used for use in found} == has
 
@@ -98,7 +98,7 @@ def after(*looks: dict[Key, int | None]) -> list[set[Key]]:
         ([{A: OVER}, {}, {A: OVER}], [set()] * 3),  # another container of that name
     ],
 )
-def test_two_samples_in_a_row_end_the_one_who_overdraws(
+def test_two_samples_over_its_share_in_a_row_end_a_container(
     looks: list[dict[Key, int | None]], victims: list[set[Key]]
 ) -> None:
     assert after(*looks) == victims
@@ -131,7 +131,9 @@ def reading_of(*mig: str, **more: Any) -> Any:
         (reading_of(uuid=uuid_of(1)), []),  # and a card that is not there is lost
     ],
 )
-def test_a_device_is_gone_when_its_card_is_well_without_it(reading: Any, lost: list[tuple[Key, str]]) -> None:
+def test_a_mig_device_is_missing_when_its_healthy_gpu_does_not_list_it(
+    reading: Any, lost: list[tuple[Key, str]]
+) -> None:
     assert missing(reading, [container("a", gpu_uuids=(MIG_A,), parent_gpus=(CARD,))]) == lost
 
 
@@ -195,14 +197,14 @@ def test_one_that_ended_by_itself_before_it_could_be_killed_goes_on_as_asked(kno
     assert one(known) == (Phase.STARTING, "restarting")
 
 
-def test_whoever_has_ended_is_not_expelled(known: AgentState) -> None:
+def test_an_ended_container_is_not_killed(known: AgentState) -> None:
     ended = exited("a", exit_code=3, gpu_uuids=(CARD,), share=SHARE)
     listed(known, ended, sharing("b"))
     known.kill(A, WHY)
     assert not any(isinstance(action, Kill) for action in actions(known))
 
 
-def test_whole_cards_are_nobodys_to_watch() -> None:
+def test_whole_gpus_are_not_watched() -> None:
     known = AgentState("cpl_1", 0)
     told(known, wanted("a", gpus=(CARD,)))
     listed(known, container("a", gpu_uuids=(CARD,)), container("c"))
@@ -216,7 +218,7 @@ def reason_of(server: TinyControlPlane, asked: Assignment) -> Reason | None:
     return server.instances()[asked.instance_id, asked.attempt].reason
 
 
-def test_a_real_container_that_overdraws_is_killed_and_its_neighbour_runs_on(
+def test_a_real_container_over_its_share_is_killed_and_its_neighbour_runs_on(
     docker_node: DockerNode, tmp_path: Path
 ) -> None:
     """The card's real process list, read by the real NVML binding, has both on it."""
@@ -254,7 +256,7 @@ def test_a_real_container_that_overdraws_is_killed_and_its_neighbour_runs_on(
 
 def test_a_simulated_node_shows_the_same(tmp_path: Path) -> None:
     runtime = SimulatedRuntime(start_s=0)
-    reader = SimulatedGpuReader("n", 1, tenants=runtime.tenants)
+    reader = SimulatedGpuReader("n", 1, users=runtime.gpu_users)
     [card] = reader.latest().inventory or ()
     greedy, modest = (
         with_share(builders.assignment(command=command), card=card["uuid"])

@@ -101,7 +101,7 @@ def test_memory_is_named_as_nvidias_tools_name_it(
     assert gpus_of(asked_once(nvml, "inventory"))[0]["mig_devices"][0]["profile"] == profile
 
 
-def test_samples_tell_the_memory_and_the_processes_of_each_device(standin: Standin) -> None:
+def test_samples_have_the_memory_and_the_processes_of_each_device(standin: Standin) -> None:
     with process() as one, process() as other:
         used = [f"slice_process 0 0 {one} 700", f"slice_process 0 1 {other} 900", "slice_used 0 1 950"]
         with asking(standin(*CUT, *used)) as ask:
@@ -119,14 +119,14 @@ def test_samples_tell_the_memory_and_the_processes_of_each_device(standin: Stand
     assert (whole["mig_devices"], whole["processes"]) == ([], [])
 
 
-def test_processes_that_are_not_told_are_not_none(standin: Standin) -> None:
+def test_unknown_processes_are_null_and_not_an_empty_list(standin: Standin) -> None:
     lists = [f"nvmlDeviceGetComputeRunningProcesses_v{version}" for version in (2, 3)]
     with asking(standin(*CUT, *(f"error {function} 4" for function in lists))) as ask:
         ask("inventory")
         assert samples_of(ask("sample"))[0]["processes"] is None
 
 
-def test_a_device_that_cannot_be_read_for_once_has_not_vanished(standin: Standin) -> None:
+def test_a_device_that_fails_once_is_still_listed(standin: Standin) -> None:
     nvml = standin(*CUT)
     with asking(nvml) as ask:
         before = gpus_of(ask("inventory"))[0]["mig_devices"]
@@ -170,7 +170,7 @@ def test_by_cdi_where_that_lists_them_all() -> None:
     assert request["Driver"] == "nvidia"
 
 
-def test_a_real_container_has_the_device_and_is_known_again(node: DockerNode, runtime: DockerRuntime) -> None:
+def test_a_real_container_has_the_device_and_is_adopted(node: DockerNode, runtime: DockerRuntime) -> None:
     made = start(runtime, ONE)
     inspected: Any = node.client.api.inspect_container(made.container_id)
     labels = inspected["Config"]["Labels"]
@@ -185,7 +185,7 @@ def test_a_real_container_has_the_device_and_is_known_again(node: DockerNode, ru
         assert (found.gpu_uuids, found.parent_gpus, found.share) == ((MIG_A,), (CARD,), None)
 
 
-def test_the_card_seen_inside_is_the_one_that_the_device_is_on(standin: Standin) -> None:
+def test_the_gpu_seen_inside_is_the_parent_of_the_device(standin: Standin) -> None:
     nvml = standin(*CUT, "set 0 minor 4")
     with closing(NvmlGpuReader(SELDOM, nvml.environment)) as reader:
         assert reader.wait_first(10)
@@ -200,7 +200,7 @@ def started(*things: Any) -> set[str]:
     return {one.assignment.instance_id for one in decided(*things).actions if isinstance(one, Start)}
 
 
-def test_a_card_and_a_device_of_it_are_never_both_given_out() -> None:
+def test_a_gpu_and_a_device_of_it_are_never_both_allocated() -> None:
     on_it = container("c", gpu_uuids=(MIG_A,), parent_gpus=(CARD,))
     assert started(with_cards(wanted("a"), CARD), on_it) == set()
     assert started(with_mig(wanted("a"), MIG_A), container("c", gpu_uuids=(CARD,))) == set()
@@ -220,7 +220,7 @@ def nvml(tmp_path: Path) -> NvmlStandin:
     return NvmlStandin(tmp_path, *CUT)
 
 
-def test_a_device_is_free_whatever_goes_on_beside_it(nvml: NvmlStandin, reader: NvmlGpuReader) -> None:
+def test_a_device_is_released_whatever_runs_beside_it(nvml: NvmlStandin, reader: NvmlGpuReader) -> None:
     gate = ReleaseGate(reader, lambda _: None, within_s=0.3)
     gate.learn(reader.latest(), in_use=())
     gate.note_start([MIG_A])
@@ -231,7 +231,7 @@ def test_a_device_is_free_whatever_goes_on_beside_it(nvml: NvmlStandin, reader: 
         assert gate.wait(ENDED, [MIG_A]) == {}
 
 
-def test_what_is_left_on_it_keeps_it(nvml: NvmlStandin, reader: NvmlGpuReader) -> None:
+def test_what_is_left_on_a_device_delays_its_release(nvml: NvmlStandin, reader: NvmlGpuReader) -> None:
     gate = ReleaseGate(reader, lambda _: None, within_s=0.3)
     gate.learn(reader.latest(), in_use=())
     gate.note_start([MIG_A])
@@ -248,13 +248,13 @@ def test_what_is_left_on_it_keeps_it(nvml: NvmlStandin, reader: NvmlGpuReader) -
     assert "5000 MiB of its memory" in gate.wait(ENDED, [MIG_A])[MIG_A]
 
 
-def test_the_release_of_a_device_does_not_wait_for_its_card() -> None:
+def test_the_release_of_a_device_does_not_wait_for_its_gpu() -> None:
     neighbour = container("b", gpu_uuids=(MIG_B,), parent_gpus=(CARD,))
     [release] = decided(ENDED, neighbour, unreleased={A: ENDED}).actions
     assert release == Release(ENDED, (MIG_A,), ())
 
 
-def test_it_is_the_card_that_is_reported_when_a_device_is_not_free(
+def test_the_incident_of_a_device_names_its_gpu(
     nvml: NvmlStandin, reader: NvmlGpuReader, tmp_path: Path
 ) -> None:
     """Incidents are of cards; whoever quarantines one keeps all its devices from being given out."""
@@ -313,7 +313,7 @@ def test_what_cannot(text: str, said: str) -> None:
 
 def test_a_simulated_device_is_busy_with_its_own_instance() -> None:
     runtime = SimulatedRuntime(start_s=0, mps=True)
-    reader = SimulatedGpuReader("n", 2, "A100", tenants=runtime.tenants, mig=("3g.40gb", "1g.10gb"))
+    reader = SimulatedGpuReader("n", 2, "A100", users=runtime.gpu_users, mig=("3g.40gb", "1g.10gb"))
     cards = [GpuFacts.model_validate(gpu, extra="forbid") for gpu in reader.latest().inventory or ()]
     assert [[one.profile for one in card.mig_devices] for card in cards] == [["3g.40gb", "1g.10gb"]] * 2
     assert len({one.uuid for card in cards for one in card.mig_devices}) == 4

@@ -36,7 +36,7 @@ def _nulls_become(ask: Ask, index: int, expected: set[str]) -> None:
     assert all(not nulls_of(sample) for sample in samples_of(answer) if sample["index"] != index)
 
 
-def test_everything_a_sample_tells(standin: Standin) -> None:
+def test_all_values_of_a_sample(standin: Standin) -> None:
     sample = samples_of(asked_once(standin("gpus 1", "set 0 power_mw 256750"), "sample"))[0]
     at = sample.pop("sampled_at")
     assert len(at) == len("2026-11-21T12:00:00.000Z")
@@ -116,7 +116,7 @@ def test_a_library_without_any_process_list(standin: Standin) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), GPU_FAULTS.items())
-def test_a_card_lost_in_a_sample_hides_no_other(standin: Standin, number: int, code: str) -> None:
+def test_a_gpu_lost_in_a_sample_hides_no_other(standin: Standin, number: int, code: str) -> None:
     nvml = standin("gpus 3")
     with asking(nvml) as ask:
         for function in (*SAMPLED, *PROCESSES):

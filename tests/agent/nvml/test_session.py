@@ -66,7 +66,7 @@ def _alone(gpu: dict[str, Any]) -> dict[str, Any]:
 # The inventory
 
 
-def test_everything_a_card_tells(standin: Standin) -> None:
+def test_all_facts_of_a_gpu(standin: Standin) -> None:
     answer = asked_once(standin("gpus 3", *LINKS, "topology 30"), "inventory")
     assert answer["answer"]["driver_version"] == "580.95.05"
     assert answer["answer"]["cuda_version"] == "13.0"
@@ -91,7 +91,7 @@ def test_everything_a_card_tells(standin: Standin) -> None:
     }
 
 
-def test_cards_behind_switches_are_joined_by_the_fewer_lanes(standin: Standin) -> None:
+def test_gpus_behind_switches_have_the_smaller_number_of_lanes(standin: Standin) -> None:
     lanes = [
         f"nvlink {gpu} {link} switch" for gpu, count in ((0, 18), (1, 18), (2, 17)) for link in range(count)
     ]
@@ -105,7 +105,7 @@ def test_the_cuda_version(standin: Standin, cuda: int, said: str) -> None:
 
 
 @pytest.mark.parametrize("code", [*UNSUPPORTED, 4, 999])
-def test_a_fact_that_one_card_does_not_tell_is_null_and_hides_nothing(standin: Standin, code: int) -> None:
+def test_a_fact_that_one_gpu_lacks_is_null_and_hides_nothing(standin: Standin, code: int) -> None:
     whole = gpus_of(asked_once(standin("gpus 3", *LINKS), "inventory"))
     for function, lost in INVENTORIED.items():
         answer = asked_once(standin("gpus 3", *LINKS, f"error {function} {code} 1"), "inventory")
@@ -114,7 +114,7 @@ def test_a_fact_that_one_card_does_not_tell_is_null_and_hides_nothing(standin: S
         assert gpus_of(answer)[1] | lost == gpus_of(answer)[1]
 
 
-def test_what_a_card_does_not_support_is_not_asked_again(standin: Standin) -> None:
+def test_unsupported_calls_of_a_gpu_are_not_repeated(standin: Standin) -> None:
     nvml = standin("gpus 2", "error nvmlDeviceGetMinorNumber 3 1")
     with asking(nvml) as ask:
         assert gpus_of(ask("inventory"))[1]["minor_number"] is None
@@ -124,14 +124,14 @@ def test_what_a_card_does_not_support_is_not_asked_again(standin: Standin) -> No
 
 
 @pytest.mark.parametrize("code", [3, 999])
-def test_a_card_that_does_not_tell_its_memory_cannot_be_given_out(standin: Standin, code: int) -> None:
+def test_a_gpu_of_unknown_memory_is_unreadable(standin: Standin, code: int) -> None:
     calls = ("nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetMemoryInfo")
     answer = asked_once(standin("gpus 2", *[f"error {call} {code} 1" for call in calls]), "inventory")
     assert [gpu["index"] for gpu in gpus_of(answer)] == [0]
     assert answer["answer"]["unreadable"] == [{"index": 1, "uuid": uuid_of(1), "code": "memory_unknown"}]
 
 
-def test_a_fact_once_told_is_kept_when_it_fails_for_once(standin: Standin) -> None:
+def test_a_known_fact_survives_a_single_failure(standin: Standin) -> None:
     nvml = standin("gpus 2")
     with asking(nvml) as ask:
         whole = ask("inventory")
@@ -144,7 +144,9 @@ def test_a_fact_once_told_is_kept_when_it_fails_for_once(standin: Standin) -> No
 
 
 @pytest.mark.parametrize(("number", "code"), GPU_FAULTS.items())
-def test_a_card_at_fault_is_named_and_the_others_are_read(standin: Standin, number: int, code: str) -> None:
+def test_a_gpu_with_a_fault_is_named_and_the_others_are_read(
+    standin: Standin, number: int, code: str
+) -> None:
     nvml = standin("gpus 3", *LINKS)
     with asking(nvml) as ask:
         whole = ask("inventory")
@@ -189,7 +191,7 @@ def test_no_library_is_an_answer_too(standin: Standin, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("code", [2, 4, 8, 11, 15, 16, 28, 999])
 @pytest.mark.parametrize("function", ["nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID"])
-def test_a_card_that_does_not_open_hides_no_other(standin: Standin, function: str, code: int) -> None:
+def test_a_gpu_that_does_not_open_hides_no_other(standin: Standin, function: str, code: int) -> None:
     with asking(standin("gpus 3", f"error {function} {code} 1")) as ask:
         answer = ask("inventory")
         assert [gpu["uuid"] for gpu in gpus_of(answer)] == [uuid_of(0), uuid_of(2)]
@@ -208,7 +210,7 @@ def test_a_bus_id_that_is_not_utf8_is_null(standin: Standin) -> None:
 
 
 @pytest.mark.parametrize("uuid", [r"GPU-\xff\xfe", r"\x20", "GPU-a\\x0ab", "GPU-<script>"])
-def test_a_card_without_a_proper_uuid_cannot_be_given_out(standin: Standin, uuid: str) -> None:
+def test_a_gpu_with_an_odd_uuid_is_unreadable(standin: Standin, uuid: str) -> None:
     answer = asked_once(standin("gpus 2", f"set 0 uuid {uuid}"), "inventory")
     assert [gpu["uuid"] for gpu in gpus_of(answer)] == [uuid_of(1)]
     assert answer["answer"]["unreadable"] == [{"index": 0, "uuid": None, "code": "odd_uuid"}]
@@ -229,7 +231,7 @@ def test_a_card_without_a_proper_uuid_cannot_be_given_out(standin: Standin, uuid
         ("recovery 0", None),
     ],
 )
-def test_a_card_that_wants_repair_says_so(standin: Standin, setting: str, fault: str | None) -> None:
+def test_a_recovery_action_is_a_fault(standin: Standin, setting: str, fault: str | None) -> None:
     gpus = gpus_of(asked_once(standin("gpus 2", f"set 1 {setting}"), "inventory"))
     assert [gpu["fault"] for gpu in gpus] == [None, fault]
 
@@ -245,7 +247,7 @@ def test_memory_that_waits_for_a_reset_is_a_condition_and_no_fault(
     assert [(gpu["fault"], gpu["conditions"]) for gpu in gpus] == [(None, []), (None, conditions)]
 
 
-def test_a_driver_that_does_not_tell_the_recovery_action_is_not_one_that_wants_none(
+def test_an_unknown_recovery_action_is_not_none(
     standin: Standin,
 ) -> None:
     nvml = standin("gpus 1", "error nvmlDeviceGetFieldValues 3")
@@ -286,7 +288,7 @@ def test_slices_are_listed_and_utilization_is_null(standin: Standin) -> None:
         ]
 
 
-def test_a_card_without_mig_says_null(standin: Standin) -> None:
+def test_a_gpu_without_mig_has_a_null_mode(standin: Standin) -> None:
     assert gpus_of(asked_once(standin("gpus 1", "set 0 mig -1"), "inventory"))[0]["mig_mode"] is None
 
 
@@ -333,7 +335,7 @@ def _heard(ask: Ask, kinds: int) -> list[tuple[str | None, str]]:
 
 
 @pytest.mark.parametrize("xid", [13, 31, 48, 79, 94, 95, 119, 154])
-def test_an_xid_is_told_once_with_its_card(standin: Standin, xid: int) -> None:
+def test_an_xid_is_delivered_once_with_its_gpu(standin: Standin, xid: int) -> None:
     nvml = standin("gpus 2")
     with asking(nvml) as ask:
         assert ask("sample")["answer"]["events"] == []
@@ -355,7 +357,7 @@ def test_an_xid_is_told_once_with_its_card(standin: Standin, xid: int) -> None:
         (0x8000, "recovery_action_changed"),
     ],
 )
-def test_other_events_are_told_where_the_card_supports_them(
+def test_other_events_are_delivered_where_the_gpu_supports_them(
     standin: Standin, event_type: int, code: str
 ) -> None:
     nvml = standin("gpus 2", "set 0 events 8")
@@ -389,7 +391,7 @@ def test_an_event_of_a_mig_device_names_it(standin: Standin) -> None:
     assert named == {"xid_31": [large], "xid_43": [small], "xid_79": [], "xid_13": []}
 
 
-def test_a_lost_card_is_still_named_by_its_xid(standin: Standin) -> None:
+def test_a_lost_gpu_is_still_named_by_its_xid(standin: Standin) -> None:
     nvml = standin("gpus 2")
     with asking(nvml) as ask:
         ask("sample")
@@ -399,7 +401,7 @@ def test_a_lost_card_is_still_named_by_its_xid(standin: Standin) -> None:
 
 @pytest.mark.parametrize("call", ["nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents"])
 @pytest.mark.parametrize("code", [3, 15, 999])
-def test_a_card_that_cannot_announce_silences_no_other(standin: Standin, call: str, code: int) -> None:
+def test_a_gpu_without_events_does_not_stop_those_of_others(standin: Standin, call: str, code: int) -> None:
     with asking(standin("gpus 3", f"error {call} {code} 1", "xid 0 48", "xid 1 48", "xid 2 79")) as ask:
         assert _heard(ask, 2) == [(uuid_of(0), "xid_48"), (uuid_of(2), "xid_79")]
         assert ask("sample")["answer"]["deaf"] is False
@@ -416,7 +418,7 @@ def test_without_events_samples_go_on(standin: Standin, call: str, code: int) ->
 
 
 @pytest.mark.parametrize("code", [15, 999])
-def test_a_failed_wait_is_told(standin: Standin, code: int) -> None:
+def test_a_failed_wait_is_reported(standin: Standin, code: int) -> None:
     with asking(standin("gpus 1", f"error nvmlEventSetWait_v2 {code}")) as ask:
         assert samples_of(asked_until(ask, "sample", lambda it: it["answer"]["deaf"]))
 

@@ -3,7 +3,7 @@
 import pytest
 
 from mooring.agent.gpus.reader import GpuReader
-from mooring.agent.simulated.gpus import PID_MAX, SimulatedGpuReader, Tenant, gpu_uuid
+from mooring.agent.simulated.gpus import PID_MAX, GpuUser, SimulatedGpuReader, gpu_uuid
 from mooring.core.gpu import GpuFacts, Sample
 from mooring.core.simulation import MODELS
 
@@ -11,8 +11,8 @@ NOON = 1_800_000_000.0
 
 
 def _reader(model: str = "H100", *, busy: bool = False, count: int = 8, at: float = NOON) -> GpuReader:
-    tenants = [Tenant("c")] if busy else []
-    return SimulatedGpuReader("gpu-1", count, model, tenants=lambda _: tenants, clock=lambda: at)
+    users = [GpuUser("c")] if busy else []
+    return SimulatedGpuReader("gpu-1", count, model, users=lambda _: users, clock=lambda: at)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -27,7 +27,7 @@ def test_facts_and_samples_are_what_the_wire_takes(model: str, busy: bool) -> No
     assert reading.error is None
 
 
-def test_the_same_node_has_the_same_cards_and_another_has_others() -> None:
+def test_gpus_are_stable_per_node_and_differ_between_nodes() -> None:
     assert _reader().latest().inventory == _reader().latest().inventory
     assert gpu_uuid("gpu-1", 0) != gpu_uuid("gpu-2", 0)
     assert len({gpu_uuid("gpu-1", index) for index in range(16)}) == 16
@@ -38,10 +38,10 @@ def test_a_sample_is_a_function_of_time() -> None:
     assert _reader(busy=True).latest().samples != _reader(busy=True, at=NOON + 3).latest().samples
 
 
-def test_only_a_held_card_is_busy() -> None:
+def test_only_a_gpu_in_use_is_busy() -> None:
     held = gpu_uuid("gpu-1", 3)
     reader = SimulatedGpuReader(
-        "gpu-1", 8, "H100", tenants=lambda uuid: [Tenant("c")] if uuid == held else [], clock=lambda: NOON
+        "gpu-1", 8, "H100", users=lambda uuid: [GpuUser("c")] if uuid == held else [], clock=lambda: NOON
     )
     for sample in reader.latest().samples:
         used, utilization = sample["memory_used_mib"], sample["utilization_gpu_pct"]
@@ -52,7 +52,7 @@ def test_only_a_held_card_is_busy() -> None:
 
 
 @pytest.mark.parametrize("second", range(0, 600, 7))
-def test_samples_stay_within_what_the_card_can_do(second: int) -> None:
+def test_samples_stay_within_the_limits_of_the_model(second: int) -> None:
     for sample in _reader(busy=True, at=NOON + second).latest().samples:
         assert 70 <= (sample["power_w"] or 0) <= 700
         assert 0 <= (sample["utilization_gpu_pct"] or 0) <= 100
@@ -92,12 +92,12 @@ def test_the_others_meet_on_pcie_only(model: str) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 16])
-def test_any_number_of_cards(count: int) -> None:
+def test_any_number_of_gpus(count: int) -> None:
     reading = _reader("V100", count=count, busy=True).latest()
     assert len(reading.inventory or ()) == len(reading.samples) == count
 
 
-def test_what_a_card_lacks_is_null() -> None:
+def test_missing_features_of_a_model_are_null() -> None:
     assert _reader("H100").latest().samples[0]["fan_pct"] is None
     assert _reader("RTX 4090", busy=True).latest().samples[0]["fan_pct"]
     assert (_reader("T4").latest().inventory or ())[0]["mig_mode"] is None

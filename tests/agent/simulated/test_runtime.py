@@ -125,25 +125,25 @@ def test_a_cancelled_start_leaves_nothing() -> None:
     assert runtime.containers() == ([], [])
 
 
-def test_away_is_unknown_for_everything(runtime: SimulatedRuntime) -> None:
+def test_an_unavailable_engine_fails_every_call(runtime: SimulatedRuntime) -> None:
     started = start(runtime, assignment())
-    runtime.away = True
+    runtime.unavailable = True
     for call in (runtime.containers, runtime.facts, lambda: runtime.begin_stop(started)):
         with pytest.raises(RuntimeUnavailable):
             call()
-    runtime.away = False
+    runtime.unavailable = False
     assert the_one(runtime).status == "running"
 
 
-def test_holds_cards_while_it_runs(runtime: SimulatedRuntime, clock: Clock) -> None:
+def test_uses_gpus_while_it_runs(runtime: SimulatedRuntime, clock: Clock) -> None:
     start(runtime, assignment(gpu_uuids=("GPU-0",), command=["sleep", "5"]))
-    assert runtime.tenants("GPU-0")
-    assert not runtime.tenants("GPU-1")
+    assert runtime.gpu_users("GPU-0")
+    assert not runtime.gpu_users("GPU-1")
     clock.now += 5
-    assert not runtime.tenants("GPU-0")
+    assert not runtime.gpu_users("GPU-0")
 
 
-def test_changes_tell_of_starts_and_of_ends_that_come_by_themselves() -> None:
+def test_changes_include_starts_and_ends_of_programs() -> None:
     runtime = SimulatedRuntime(start_s=0)
     hints: list[int] = []
     thread = threading.Thread(target=lambda: hints.extend(1 for _ in runtime.changes()))

@@ -13,7 +13,7 @@ from mooring.agent.gpus.reader import GpuReader, GpuReading
 from mooring.agent.gpus.telemetry import Machine
 from mooring.agent.nvml.types import GpuEvent
 from mooring.agent.runtime import Cancelled, Container, Progress, StartRefused
-from mooring.agent.simulated.gpus import SimulatedGpuReader, Tenant
+from mooring.agent.simulated.gpus import GpuUser, SimulatedGpuReader
 from mooring.agent.simulated.runtime import SimulatedRuntime
 from mooring.agent.sync.agent import Agent
 from mooring.agent.sync.client import ControlPlaneClient
@@ -50,7 +50,7 @@ class CountingRuntime(SimulatedRuntime):
         if self.refusal is not None:
             raise self.refusal
         if assignment.project_id in self.hangs:
-            self._passed(HUNG_S, lambda: cancelled() or assignment.project_id not in self.hangs)
+            self._wait(HUNG_S, lambda: cancelled() or assignment.project_id not in self.hangs)
         return super().start(assignment, progress, cancelled)
 
     def restart(self, container: Container) -> None:
@@ -78,13 +78,13 @@ class Node:
         self.server, self.directory = server, directory
         self.runtime = CountingRuntime()
         self.pools = WorkerPools.default()
-        made_up = SimulatedGpuReader("gpu-1", 2, tenants=self._tenants)
+        made_up = SimulatedGpuReader("gpu-1", 2, users=self._gpu_users)
         self.gpus: GpuReader = made_up
         self._container_of = made_up.container_of
         joining = ControlPlaneClient(server.url)
-        self.identity = NodeIdentity.given(joining.join(TOKEN, "gpu-1", "host-1"))
+        self.identity = NodeIdentity.from_answer(joining.join(TOKEN, "gpu-1", "host-1"))
         joining.close()
-        StateDirectory(directory).joined(self.identity)
+        StateDirectory(directory).save_joined(self.identity)
         self.exit_codes: list[int] = []
         self.reachability = Reachability()
         self._agents: list[tuple[Agent, threading.Thread, ControlPlaneClient]] = []
@@ -122,8 +122,8 @@ class Node:
         pools = self.pools
         return pools.starts.idle and pools.endings.idle
 
-    def _tenants(self, uuid: str) -> list[Tenant]:
-        return self.runtime.tenants(uuid)  # of the runtime of now: some tests exchange it
+    def _gpu_users(self, uuid: str) -> list[GpuUser]:
+        return self.runtime.gpu_users(uuid)  # of the runtime of now: some tests exchange it
 
     def uuid(self, index: int = 0) -> str:
         return (self.gpus.latest().inventory or ())[index]["uuid"]
@@ -196,7 +196,7 @@ def test_reports_rise_and_come_at_the_interval_asked_for(node: Node) -> None:
     assert (at[-1] - at[2]) / (len(at) - 3) > 0.15
 
 
-def test_the_holder_of_a_card_is_named_in_its_processes(node: Node) -> None:
+def test_processes_on_a_gpu_name_their_instance(node: Node) -> None:
     node.begin()
     asked = assignment(gpu_uuids=(node.uuid(),))
     node.server.wants(asked)
@@ -206,7 +206,7 @@ def test_the_holder_of_a_card_is_named_in_its_processes(node: Node) -> None:
     assert named == [asked.instance_id]
 
 
-def test_a_lower_generation_is_refused_and_said_to_be(node: Node) -> None:
+def test_a_lower_generation_is_rejected_and_reported(node: Node) -> None:
     node.begin()
     asked = assignment()
     node.server.wants(asked, generation=9)
@@ -234,7 +234,7 @@ def test_the_highest_generation_outlives_the_agent(node: Node) -> None:
     assert ("stop", asked.instance_id) not in node.runtime.asked
 
 
-def test_another_control_planes_answers_are_not_obeyed(node: Node) -> None:
+def test_another_control_planes_answers_are_rejected(node: Node) -> None:
     node.begin()
     asked = assignment()
     node.server.wants(asked)
@@ -247,7 +247,7 @@ def test_another_control_planes_answers_are_not_obeyed(node: Node) -> None:
     assert node.server.phase(asked) == "running"
 
 
-def test_a_refused_answer_is_not_asked_for_in_a_hurry(node: Node) -> None:
+def test_calls_after_a_rejected_answer_are_paced(node: Node) -> None:
     node.server.control_plane_id = "cpl_stranger"
     node.identity = node.identity.model_copy(update={"control_plane_id": "cpl_tests"})
     node.begin()
@@ -286,7 +286,7 @@ def test_what_ends_after_the_agent_was_taken_over_leads_to_nothing(node: Node) -
     assert node.runtime.asked == before
 
 
-def test_a_credential_that_is_not_known_any_more_ends_the_agent(node: Node) -> None:
+def test_a_rejected_credential_ends_the_agent(node: Node) -> None:
     node.begin()
     node.server.failure = (401, "unauthorized")
     wait_until(lambda: node.exit_codes == [4])
@@ -297,18 +297,18 @@ def test_without_an_engine_everything_is_unknown_and_nothing_is_done(node: Node)
     asked, other = assignment(), assignment()
     node.server.wants(asked)
     node.running(asked)
-    node.runtime.away = True
+    node.runtime.unavailable = True
     node.server.wants(other, removals=(gone(asked),))  # its failure is what makes the agent look
     report = node.report(lambda report: report.instances is None)
     assert report.problem is not None and report.problem.code == "docker_unavailable"
     node.heard_again()
     assert node.runtime.asked.count(("start", other.instance_id)) <= 1
-    node.runtime.away = False
+    node.runtime.unavailable = False
     node.running(other)
     node.report(lambda report: report.problem is None and len(report.instances or ()) == 1)
 
 
-def test_a_control_plane_that_is_away_changes_nothing(node: Node) -> None:
+def test_an_unreachable_control_plane_changes_nothing(node: Node) -> None:
     node.begin()
     asked = assignment()
     node.server.wants(asked)
@@ -336,7 +336,7 @@ def test_a_new_agent_adopts_what_runs(node: Node) -> None:
     assert report.orphans == []
 
 
-def test_a_container_nobody_speaks_of_is_reported_and_left(node: Node) -> None:
+def test_an_orphan_is_reported_and_left_running(node: Node) -> None:
     node.begin()
     asked = assignment()
     node.server.wants(asked)
@@ -445,7 +445,7 @@ def test_a_stubborn_program_is_killed_when_its_time_is_over(node: Node) -> None:
     assert [what for what, _ in node.runtime.asked] == ["start", "stop", "kill", "remove"]
 
 
-def test_an_agent_that_starts_anew_neither_kills_early_nor_waits_anew(node: Node) -> None:
+def test_a_restarted_agent_keeps_the_timeout_of_a_stop(node: Node) -> None:
     node.runtime.ignores_stop_signals = True
     first, asked = node.begin(), assignment()
     node.server.wants(asked)
@@ -461,7 +461,7 @@ def test_an_agent_that_starts_anew_neither_kills_early_nor_waits_anew(node: Node
     assert [what for what, _ in node.runtime.asked[:3]] == ["start", "stop", "kill"]
 
 
-def test_a_card_changes_hands_only_when_its_container_is_gone(node: Node) -> None:
+def test_a_gpu_is_reused_only_when_its_container_is_gone(node: Node) -> None:
     node.begin()
     first, second = assignment(gpu_uuids=(node.uuid(),)), assignment(gpu_uuids=(node.uuid(),))
     node.server.wants(first)
@@ -572,7 +572,7 @@ def test_hardware_xids_are_incidents_and_application_xids_are_not(node: Node) ->
     assert not any(report.incidents for _, report in node.server.reports[count:])
 
 
-def test_cards_that_cannot_be_read_are_a_problem_and_not_none(node: Node) -> None:
+def test_unreadable_gpus_are_a_problem_and_still_listed(node: Node) -> None:
     cards = Cards(node.gpus.latest())
     node.gpus = cards
     node.begin()
@@ -585,7 +585,7 @@ def test_cards_that_cannot_be_read_are_a_problem_and_not_none(node: Node) -> Non
     assert report.gpus is not None and len(report.gpus) == 2
 
 
-def test_cards_that_were_never_read_are_unknown(node: Node) -> None:
+def test_gpus_that_were_never_read_are_unknown(node: Node) -> None:
     node.gpus = Cards(GpuReading(0, error={"code": "driver_not_loaded", "message": "…"}))
     node.begin()
     report = node.report(lambda report: report.problem is not None)
@@ -638,7 +638,7 @@ def test_a_stream_of_another_node_is_not_served(node: Node) -> None:
     wait_until(lambda: "str_1" in node.server.uploads)
 
 
-def test_a_control_plane_that_went_back_is_asked_for_whole_answers_and_served_no_stream(node: Node) -> None:
+def test_a_lower_generation_gets_full_reports_and_no_streams(node: Node) -> None:
     node.begin()
     asked = assignment()
     node.server.wants(asked, generation=9)
@@ -656,7 +656,7 @@ def test_a_control_plane_that_went_back_is_asked_for_whole_answers_and_served_no
     wait_until(lambda: "str_1" in node.server.uploads)
 
 
-def test_a_server_that_is_about_to_end_is_not_asked_for_streams_without_pause(node: Node) -> None:
+def test_stream_requests_to_a_server_that_shuts_down_are_paced(node: Node) -> None:
     node.begin()
     node.heard_again(1)
     node.server.hang_up()

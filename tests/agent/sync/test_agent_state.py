@@ -56,7 +56,7 @@ def phases(known: AgentState) -> dict[Key, Phase]:
     return {(one.instance_id, one.attempt): one.phase for one in known.reported_state().instances or ()}
 
 
-def test_decides_nothing_before_it_was_told_and_has_looked() -> None:
+def test_plans_nothing_before_an_answer_and_a_listing() -> None:
     known = AgentState("cpl_1", 0)
     assert known.plan(0) is None
     known.apply_answer(answer(wanted()), 0)
@@ -85,7 +85,7 @@ def test_generations(generation: int, highest_when_asked: int, verdict: AnswerOu
     assert planned(known) == ([Start] if verdict is AnswerOutcome.APPLIED else [])
 
 
-def test_a_stranger_is_not_obeyed_whatever_its_generation() -> None:
+def test_a_foreign_control_plane_is_rejected_whatever_its_generation() -> None:
     known = node()
     assert (
         known.apply_answer(answer(wanted(), generation=99, control_plane_id="cpl_2"), 5)
@@ -116,7 +116,7 @@ def test_a_listing_made_while_a_removal_ended_does_not_bring_it_back() -> None:
     assert phases(known) == {}
 
 
-def test_a_start_that_ended_while_the_engine_was_away_is_not_forgotten() -> None:
+def test_a_start_that_ended_while_the_engine_was_unavailable_counts() -> None:
     known = node(wanted())
     planned(known)
     number = known.begin_listing()
@@ -140,7 +140,7 @@ def test_after_a_restart_nothing_is_done_until_a_later_listing_shows_it() -> Non
     assert phases(known) == {A1: Phase.RUNNING}
 
 
-def test_an_engines_failure_is_tried_again_ever_more_slowly() -> None:
+def test_failures_are_retried_with_growing_pauses() -> None:
     known, now, pauses = node(wanted()), 100.0, []
     for _ in range(7):
         assert planned(known, now) == [Start]

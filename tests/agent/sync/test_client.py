@@ -35,7 +35,7 @@ def server() -> Iterator[TinyControlPlane]:
 @pytest.fixture
 def calls(server: TinyControlPlane) -> Iterator[ControlPlaneClient]:
     made = ControlPlaneClient(server.url)
-    made.identify(NodeIdentity.given(made.join(TOKEN, "gpu-1", "host-1")))
+    made.identify(NodeIdentity.from_answer(made.join(TOKEN, "gpu-1", "host-1")))
     yield made
     made.close()
 
@@ -78,7 +78,7 @@ def test_failures_by_what_they_mean(
     assert CREDENTIAL not in str(raised.value)
 
 
-def test_nobody_there_is_away() -> None:
+def test_no_answer_is_unreachable() -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         made = ControlPlaneClient(f"http://127.0.0.1:{nobody.getsockname()[1]}")
@@ -101,7 +101,7 @@ def test_an_answer_that_makes_no_sense_is_none_and_leaks_no_env(
     server: TinyControlPlane, calls: ControlPlaneClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SyncAnswer, "model_dump_json", lambda _: '{"assignments": [{"spec": "env-canary"}]}')
-    with pytest.raises(Unreachable, match="something else than SyncAnswer") as raised:
+    with pytest.raises(Unreachable, match="not a valid SyncAnswer") as raised:
         calls.sync(REPORT)
     assert "canary" not in str(raised.value)
 

@@ -36,7 +36,7 @@ SOON_S = 8.0  # on a busy machine; the attack lasts for as long as the attacker 
 def server(runtime: DockerRuntime, tmp_path: Path) -> Iterator[TinyControlPlane]:
     """The control plane of an agent on the session's node."""
     with (
-        closing(SimulatedGpuReader("gpu-1", 0, tenants=runtime.tenants)) as gpus,
+        closing(SimulatedGpuReader("gpu-1", 0, users=runtime.gpu_users)) as gpus,
         agent_with(runtime, gpus, gpus.container_of, tmp_path) as made,
     ):
         yield made

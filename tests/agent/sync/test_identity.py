@@ -8,7 +8,7 @@ import pytest
 from mooring.agent.sync.identity import NodeIdentity, StateDirectory, StateError
 from mooring.schemas.agent import JoinAnswer
 
-IDENTITY = NodeIdentity.given(
+IDENTITY = NodeIdentity.from_answer(
     JoinAnswer(node_id="nod_1", node_name="gpu-1", credential="secret-canary", control_plane_id="cpl_1")
 )
 
@@ -20,7 +20,7 @@ def test_nothing_is_known_at_first(tmp_path: Path) -> None:
 
 
 def test_remembers_who_it_is_and_what_it_saw(tmp_path: Path) -> None:
-    StateDirectory(tmp_path).joined(IDENTITY)
+    StateDirectory(tmp_path).save_joined(IDENTITY)
     StateDirectory(tmp_path).save_generation(41)
     again = StateDirectory(tmp_path)
     assert again.identity() == IDENTITY
@@ -28,7 +28,7 @@ def test_remembers_who_it_is_and_what_it_saw(tmp_path: Path) -> None:
 
 
 def test_the_credential_is_the_owners_alone(tmp_path: Path) -> None:
-    StateDirectory(tmp_path).joined(IDENTITY)
+    StateDirectory(tmp_path).save_joined(IDENTITY)
     assert (tmp_path / "node.json").stat().st_mode & 0o777 == 0o600
     assert "secret-canary" not in repr(IDENTITY)
 
@@ -36,7 +36,7 @@ def test_the_credential_is_the_owners_alone(tmp_path: Path) -> None:
 def test_a_join_forgets_the_generation_of_the_former_control_plane(tmp_path: Path) -> None:
     state = StateDirectory(tmp_path)
     state.save_generation(41)
-    state.joined(IDENTITY)
+    state.save_joined(IDENTITY)
     assert state.generation() == 0
 
 

@@ -22,7 +22,7 @@ def _answer(*assignments: Assignment, unchanged: tuple[KnownAssignment, ...] = (
     )  # fmt: skip
 
 
-def test_a_spec_that_was_heard_completes_later_answers() -> None:
+def test_a_received_spec_completes_later_answers() -> None:
     specs, first = Specs(), _assignment("ins_1")
     specs.keep(_answer(first))
     assert specs.known() == {"ins_1": "1.1"}
@@ -34,7 +34,7 @@ def test_a_spec_that_was_heard_completes_later_answers() -> None:
     assert isinstance(completed, Assignment)
 
 
-def test_an_answer_that_lacks_a_spec_is_not_obeyed() -> None:
+def test_an_answer_that_lacks_a_spec_is_not_applied() -> None:
     """It never means that the instance is gone."""
     specs, first = Specs(), _assignment("ins_1")
     assert specs.complete(_answer(unchanged=(_known(first),))) is None

@@ -8,7 +8,7 @@ from pydantic import SecretStr
 from mooring.agent.runtime import StartDelayed, StartRefused
 from mooring.agent.sync.client import ControlPlaneClient
 from mooring.agent.sync.identity import NodeIdentity
-from mooring.agent.sync.start_secrets import KEPT_S, StartSecretsOf
+from mooring.agent.sync.start_secrets import CACHE_S, StartSecretsOf
 from mooring.schemas.agent import RegistryAuth, StartSecrets
 from tests.agent.builders import assignment as an_assignment
 from tests.agent.control_planes import CREDENTIAL, TinyControlPlane, control_plane
@@ -71,7 +71,7 @@ def test_a_start_that_is_tried_again_asks_again_only_after_a_while(
     for _ in range(3):
         secrets.equip(WANTED)
     assert len(plane.asked_for_secrets) == 1
-    clock.now = KEPT_S
+    clock.now = CACHE_S
     secrets.equip(WANTED)
     assert len(plane.asked_for_secrets) == 2
     secrets.forget((WANTED.instance_id, WANTED.attempt))

@@ -37,7 +37,7 @@ def test_a_reboot_ends_every_stop(stops: StopTimes, boot_id: Path) -> None:
     assert stops.load() == {}
 
 
-def test_a_moment_that_is_still_to_come_is_not_believed(stops: StopTimes) -> None:
+def test_a_time_in_the_future_is_ignored(stops: StopTimes) -> None:
     stops.note({"c-1": 1.0, "c-2": time.monotonic() + 3600, "c-3": float("nan")})
     stops.save()
     assert stops.load() == {"c-1": 1.0}
@@ -60,7 +60,7 @@ def test_a_full_disk_is_no_error(
     monkeypatch.setattr(StateDirectory, "write", full)
     stops.note({"c-1": 1.0})
     stops.save()
-    assert "cannot be saved" in caplog.text
+    assert "cannot save the times of stop signals" in caplog.text
 
 
 def test_the_file_is_small(stops: StopTimes, tmp_path: Path) -> None:

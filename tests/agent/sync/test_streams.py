@@ -29,7 +29,7 @@ class Node:
         self.runtime = SimulatedRuntime(start_s=0)
         self.container = self.run(assignment(instance_id="ins_1", command=None))
         self.control_plane = ControlPlaneClient(server.url)
-        self.control_plane.identify(NodeIdentity.given(self.control_plane.join(TOKEN, "n", "h")))
+        self.control_plane.identify(NodeIdentity.from_answer(self.control_plane.join(TOKEN, "n", "h")))
         self.streams = Streams(
             self.runtime, self.control_plane, self.find, Workers("stream", 4), heartbeat_s=0.05
         )
@@ -110,11 +110,11 @@ def test_exec_in_an_ended_container_is_refused_and_its_logs_are_not(node: Node) 
     assert node.ended("str_2").end
 
 
-def test_an_engine_that_is_away_is_said_to_be(node: Node) -> None:
+def test_an_unavailable_engine_is_an_error_frame(node: Node) -> None:
     node.streams = Streams(
         node.runtime, node.control_plane, lambda _: node.container, Workers("stream", 4), heartbeat_s=0.05
     )
-    node.runtime.away = True
+    node.runtime.unavailable = True
     node.serve("str_1", logs=LOGS)
     error = node.ended("str_1").error
     assert error is not None and error.code == "docker_unavailable"

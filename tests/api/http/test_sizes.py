@@ -39,7 +39,7 @@ def test_a_page_of_large_instances_ends_early_and_loses_none(
 
 def test_a_project_has_room_for_so_many(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in (ApiKey, Secret, Registry, Member):
-        monkeypatch.setitem(row_limits.MOST, kind, (1, "of them"))
+        monkeypatch.setitem(row_limits.LIMITS, kind, (1, "of them"))
     assert client.post("/v1/secrets", json={"name": "one", "value": "x"}).status_code == 201
     problem(client.post("/v1/secrets", json={"name": "two", "value": "x"}), 409, "too_many")
     registry = {"username": "x", "password": "x"}

@@ -42,7 +42,7 @@ def _stopping(corner: Corner) -> str:
 def _unreachable(corner: Corner) -> str:
     instance_id = _running(corner)
     with corner.service.plane.database.write() as session:
-        nodes.silence(session, corner.node.id)
+        nodes.mark_unreachable(session, corner.node.id)
     return instance_id
 
 
@@ -202,7 +202,7 @@ def test_deleting_twice_while_it_stops_and_after_it_has_gone(corner: Corner) -> 
 def test_a_deleted_unreachable_one_goes_when_its_node_is_back_and_says_it_is_gone(corner: Corner) -> None:
     assignment = corner.running(gpus={"count": 8})
     with corner.service.plane.database.write() as session:
-        nodes.silence(session, corner.node.id)
+        nodes.mark_unreachable(session, corner.node.id)
     path = f"/v1/instances/{assignment.instance_id}"
     deleted = corner.client.delete(path)
     assert (deleted.status_code, deleted.json()["state"]) == (202, "unreachable")

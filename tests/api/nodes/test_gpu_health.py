@@ -255,7 +255,7 @@ def test_a_warning_is_over_after_a_day_and_a_fatal_error_when_an_admin_says_so(c
     assert [_gpu(corner.client, corner, index)["placement"] for index in (0, 1)] == ["none", "last"]
     _age(corner, timedelta(hours=25))
     with corner.service.plane.database.write() as session:
-        gpu_health.forget_old(session)
+        gpu_health.delete_expired(session)
     shown = [_gpu(corner.client, corner, index) for index in (0, 1)]
     assert [[each["code"] for each in one["conditions"]] for one in shown] == [["xid_79"], []]
     assert [one["placement"] for one in shown] == ["none", "normal"]

@@ -198,7 +198,7 @@ def test_samples_are_shown_while_the_node_is_heard(corner: Corner) -> None:
     of_instance = corner.client.items(f"/v1/instances/{assignment.instance_id}/metrics")
     assert [item["uuid"] for item in of_instance] == [sample["uuid"]]
     with corner.service.plane.database.write() as session:
-        nodes.silence(session, corner.node.id)
+        nodes.mark_unreachable(session, corner.node.id)
     problem(corner.client.get(path), 503, "no_sample")
     assert corner.client.items(f"/v1/instances/{assignment.instance_id}/metrics") == []
     problem(corner.client.get("/v1/instances/none/metrics"), 404, "not_found")

@@ -231,6 +231,6 @@ def test_silence_again_changes_nothing(corner: Corner) -> None:
     assignment = corner.running()
     for _ in range(2):
         with corner.service.plane.database.write() as session:
-            nodes.silence(session, corner.node.id)
+            nodes.mark_unreachable(session, corner.node.id)
     states = [e["data"]["to"] for e in corner.client.items(f"/v1/instances/{assignment.instance_id}/events")]
     assert states == ["pending", "scheduled", "running", "unreachable"]

@@ -65,7 +65,7 @@ def _endpoint() -> dict[str, Any]:
 
 def _fall_silent(corner: Corner) -> None:
     with corner.service.plane.database.write() as session:
-        nodes.silence(session, corner.node.id)
+        nodes.mark_unreachable(session, corner.node.id)
 
 
 def test_one_that_ended_while_its_node_was_silent(corner: Corner) -> None:

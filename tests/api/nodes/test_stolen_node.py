@@ -362,7 +362,7 @@ def test_a_node_that_asks_for_secrets_again_and_again_is_refused(corner: Corner)
     assignment = corner.placed(**victims(corner))
     with corner.service.plane.database.write() as session:
         row = session.get_one(Instance, assignment.instance_id)
-        row.handout_attempt, row.handout_count = 1, start_secrets.MOST_OF_AN_ATTEMPT - 1
+        row.handout_attempt, row.handout_count = 1, start_secrets.MAX_REQUESTS_PER_ATTEMPT - 1
     corner.node.start_secrets(assignment)
     problem(corner.node.ask_for_secrets(assignment), 409, "too_many_handouts")
     corner.client.post(f"/v1/instances/{assignment.instance_id}/restart")
@@ -461,7 +461,7 @@ def test_nodes_of_the_operators_own_process_may_change(corner: Corner, thief: Wi
     thief.sync()
     assert shown(corner, thief)["reason"]["code"] == "facts_changed"
     with corner.service.plane.database.write() as session:
-        nodes.approve_anew(session, on_host("node.approve"), [thief.id, "nod_none"])
+        nodes.approve_next_report(session, on_host("node.approve"), [thief.id, "nod_none"])
     thief.sync()
     after = shown(corner, thief)
     assert (after["state"], after["facts_changed"]) == ("ready", None)

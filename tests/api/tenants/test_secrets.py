@@ -189,7 +189,7 @@ def test_a_node_whose_docker_was_away_is_told_again(corner: Corner, tenant: Tena
     tenant.keep("token", "swordfish")
     placed = corner.placed(project_id=tenant.id, env=_naming("token"))
     with corner.service.plane.database.write() as session:
-        nodes.silence(session, corner.node.id)
+        nodes.mark_unreachable(session, corner.node.id)
     assert corner.client.instance(placed.instance_id)["state"] == "unreachable"
     away = {"code": "docker_unavailable", "message": "Docker does not answer"}
     (told,) = corner.sync(instances=None, problem=away).assignments
@@ -533,4 +533,4 @@ def _assert_sealed(service: RunningService) -> None:
     """What was looked for is there all the same, under the key."""
     with service.plane.database.read() as session:
         (sealed,) = session.scalars(select(Secret.sealed_value).where(Secret.name == "token"))
-        assert service.plane.encryptor.open(sealed).decode() == VALUE
+        assert service.plane.encryptor.decrypt(sealed).decode() == VALUE

@@ -38,7 +38,7 @@ def test_who_is_told_is_locked_in_the_order_of_all_others(service: RunningServic
 def _explain(database: Database, told: list[Unplaced], failures: list[BaseException]) -> None:
     try:
         with database.write() as session:
-            waiting_reasons.explain_unplaced(session, told)
+            waiting_reasons.set_reasons(session, told)
     except Exception as failure:
         failures.append(failure)
 

@@ -1,11 +1,11 @@
-"""What is kept in memory of the nodes: read anew where it changed, and true after whatever happened."""
+"""The node cache: changed nodes are read again, and lost notifications heal."""
 
 from collections.abc import Iterator
 
 import pytest
 
 from mooring.control import revisions
-from mooring.control.scheduling.node_views import HEALED_WITHIN_S, NodeViews, read
+from mooring.control.scheduling.node_views import FULL_REFRESH_S, NodeViews, read
 from mooring.db.session import Database
 from mooring.db.tables import Node
 from mooring.scheduler.model import NodeView
@@ -36,43 +36,43 @@ def nodes(client: Client) -> Iterator[list[WireNode]]:
         each.close()
 
 
-def _look(database: Database, views: NodeViews) -> dict[str, NodeView]:
+def _views(database: Database, views: NodeViews) -> dict[str, NodeView]:
     with database.read() as session:
-        return {view.name: view for view in views.look(session)}
+        return {view.name: view for view in views.current(session)}
 
 
 def test_a_node_that_did_not_change_stays_the_same_object(
     client: Client, database: Database, nodes: list[WireNode]
 ) -> None:
     views = NodeViews()
-    before = _look(database, views)
+    before = _views(database, views)
     client.post(f"/v1/nodes/{nodes[1].id}/cordon")
     nodes[0].sync()  # the same as before
-    after = _look(database, views)
+    after = _views(database, views)
     assert after["gpu-0"] is before["gpu-0"]
     assert after["gpu-2"] is before["gpu-2"]
     assert after["gpu-1"].state == "cordoned"
     client.delete(f"/v1/nodes/{nodes[2].id}")
-    assert sorted(_look(database, views)) == ["gpu-0", "gpu-1"]
+    assert sorted(_views(database, views)) == ["gpu-0", "gpu-1"]
 
 
-def test_what_was_rolled_back_was_never_there(database: Database, nodes: list[WireNode]) -> None:
-    """The revision that it had given is another change's now."""
+def test_a_rolled_back_change_does_not_reach_the_cache(database: Database, nodes: list[WireNode]) -> None:
+    """The next change gets the same revision again."""
     views = NodeViews()
-    _look(database, views)
+    _views(database, views)
 
     class Undone(Exception):
         pass
 
     with pytest.raises(Undone), database.write() as session:
         _cordon(session.get_one(Node, nodes[0].id), session)
-        assert next(view for view in views.look(session) if view.name == "gpu-0").state == "cordoned"
+        assert next(view for view in views.current(session) if view.name == "gpu-0").state == "cordoned"
         raise Undone
     with database.write() as session:
         node = session.get_one(Node, nodes[0].id)
         node.draining = True
         revisions.changed(session, node.id)
-    assert _look(database, views)["gpu-0"].state == "draining"
+    assert _views(database, views)["gpu-0"].state == "draining"
 
 
 def _cordon(node: Node, session: object) -> None:
@@ -80,35 +80,35 @@ def _cordon(node: Node, session: object) -> None:
     revisions.changed(session, node.id)  # type: ignore[arg-type]
 
 
-def test_what_nobody_told_of_is_seen_after_a_while(database: Database, nodes: list[WireNode]) -> None:
+def test_a_full_refresh_finds_a_change_without_a_revision(database: Database, nodes: list[WireNode]) -> None:
     clock = Clock()
     views = NodeViews(clock)
-    _look(database, views)
+    _views(database, views)
     with database.write() as session:
         session.get_one(Node, nodes[0].id).cordoned = True
-    assert _look(database, views)["gpu-0"].state == "ready"
-    clock.now += HEALED_WITHIN_S + 1
-    assert _look(database, views)["gpu-0"].state == "cordoned"
-    with database.write() as session:  # told at last, so that what the service keeps is true as well
+    assert _views(database, views)["gpu-0"].state == "ready"
+    clock.now += FULL_REFRESH_S + 1
+    assert _views(database, views)["gpu-0"].state == "cordoned"
+    with database.write() as session:  # so that the service's own cache is correct too
         revisions.changed_many(session, [nodes[0].id])
 
 
-def test_what_proved_wrong_is_read_anew(database: Database, nodes: list[WireNode]) -> None:
+def test_an_invalidated_node_is_read_again(database: Database, nodes: list[WireNode]) -> None:
     views = NodeViews()
-    _look(database, views)
+    _views(database, views)
     with database.write() as session:
         session.get_one(Node, nodes[0].id).cordoned = True
-    views.doubt([nodes[0].id])
-    assert _look(database, views)["gpu-0"].state == "cordoned"
+    views.invalidate([nodes[0].id])
+    assert _views(database, views)["gpu-0"].state == "cordoned"
     with database.write() as session:
         revisions.changed_many(session, [nodes[0].id])
 
 
-def test_replicas_see_the_same(client: Client, database: Database, nodes: list[WireNode]) -> None:
+def test_replicas_see_the_same_nodes(client: Client, database: Database, nodes: list[WireNode]) -> None:
     replicas = [NodeViews(), NodeViews()]
     for _ in range(3):
         made = client.create(gpus={"count": 1})
         client.wait(made["id"], "scheduled")
-        seen = [_look(database, views) for views in replicas]
+        seen = [_views(database, views) for views in replicas]
         with database.read() as session:
             assert seen[0] == seen[1] == {view.name: view for view in read(session)}

@@ -1,4 +1,4 @@
-"""What projects have used of late: counted by samples, halved with time, and what it does to the queue."""
+"""Recent usage of projects: sampled, halved with each half-life, and its effect on the queue."""
 
 from datetime import UTC, datetime, timedelta
 from math import inf
@@ -18,18 +18,18 @@ NOON = datetime(2030, 5, 31, 12, tzinfo=UTC)
 
 
 class Samples:
-    """Looks at what one project holds, at moments that the test sets."""
+    """Samples the allocations of one project at times that the test sets."""
 
     def __init__(self, database: Database, project_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self._database = database
         self._project_id = project_id
-        self._moment = NOON
-        monkeypatch.setattr(usage, "now", lambda: self._moment)
+        self._now = NOON
+        monkeypatch.setattr(usage, "now", lambda: self._now)
 
     def after(
         self, seconds: float, *, gpus: int, since: datetime = NOON, within_s: float = inf
     ) -> ResourceUsage:
-        self._moment += timedelta(seconds=seconds)
+        self._now += timedelta(seconds=seconds)
         running = Running(
             instance_id="ins_1",
             project_id=self._project_id,
@@ -45,7 +45,7 @@ class Samples:
             "nod_1", "n", NodeState.READY, {}, 8000, 1000, 0, 0, (), running=(running,) if gpus else ()
         )
         with self._database.write() as session:
-            usage.count(session, [node], HALF_LIFE_S, within_s)
+            usage.add_sample(session, [node], HALF_LIFE_S, within_s)
         return self.now
 
     @property
@@ -60,7 +60,7 @@ def samples(service: RunningService, client: Client, monkeypatch: pytest.MonkeyP
     return Samples(service.plane.database, project_id, monkeypatch)
 
 
-def test_what_is_held_counts_for_the_time_since_the_last_sample(samples: Samples) -> None:
+def test_allocations_count_for_the_time_since_the_last_sample(samples: Samples) -> None:
     samples.after(usage.INTERVAL_S, gpus=2)
     used = samples.after(30, gpus=4)
     left = 0.5 ** (30 / HALF_LIFE_S)
@@ -69,13 +69,13 @@ def test_what_is_held_counts_for_the_time_since_the_last_sample(samples: Samples
     assert used.memory_mib_s == pytest.approx(100 * usage.INTERVAL_S * left + 100 * 30)
 
 
-def test_it_counts_half_after_each_half_life(samples: Samples) -> None:
+def test_usage_halves_with_each_half_life(samples: Samples) -> None:
     used = samples.after(usage.INTERVAL_S, gpus=2).gpu_s
     assert samples.after(HALF_LIFE_S, gpus=0).gpu_s == pytest.approx(used / 2)
     assert samples.after(2 * HALF_LIFE_S, gpus=0).gpu_s == pytest.approx(used / 8)
 
 
-def test_what_began_while_nobody_looked_counts_from_then(samples: Samples) -> None:
+def test_an_instance_that_starts_between_samples_counts_from_its_start(samples: Samples) -> None:
     samples.after(usage.INTERVAL_S, gpus=1)
     before = samples.after(86_400, gpus=0).gpu_s
     began = NOON + timedelta(days=1, seconds=500)
@@ -83,7 +83,7 @@ def test_what_began_while_nobody_looked_counts_from_then(samples: Samples) -> No
     assert samples.now.gpu_s == pytest.approx(510, abs=1)
 
 
-def test_a_clock_that_jumps_makes_nobody_a_heavy_user(samples: Samples) -> None:
+def test_a_clock_jump_adds_no_usage(samples: Samples) -> None:
     ten_years, step_s = timedelta(days=3653).total_seconds(), usage.INTERVAL_S
     first = samples.after(ten_years, gpus=8, within_s=step_s)
     assert first.gpu_s == pytest.approx(8 * step_s)
@@ -92,7 +92,7 @@ def test_a_clock_that_jumps_makes_nobody_a_heavy_user(samples: Samples) -> None:
     assert samples.after(step_s, gpus=8, within_s=step_s).gpu_s == pytest.approx(back + 8 * step_s, rel=0.01)
 
 
-def test_who_used_much_of_late_comes_after_who_did_not(client: Client, node: WireNode) -> None:
+def test_a_project_with_much_recent_usage_comes_later_in_the_queue(client: Client, node: WireNode) -> None:
     heavy, light = (
         client.post("/v1/projects", json={"name": name}).json()["id"] for name in ("heavy", "light")
     )

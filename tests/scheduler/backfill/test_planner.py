@@ -211,6 +211,16 @@ def test_the_longest_duration_with_which_it_would_start_now() -> None:
     assert max_duration_now(snapshot, "head") is None
 
 
+def test_the_longest_duration_ends_before_a_reservation_of_another_project_starts() -> None:
+    reserved = ReservedPeriod("r1", "owner", NOW + 100, NOW + 600)
+    where = replace(FOUR, gpus=tuple(replace(gpu, holds=(reserved,)) for gpu in FOUR.gpus))
+    assert max_duration_now(at([where], waits("small", 1)), "small") == 100 - OVERHEAD
+    assert "small" in placed(schedule(at([where], waits("small", 1, max_duration_s=70))))
+    assert "small" not in placed(schedule(at([where], waits("small", 1, max_duration_s=71))))
+    own = waits("own", 1, project_id="owner", max_duration_s=6000)
+    assert max_duration_now(at([where], own), "own") is None
+
+
 @settings(deadline=None, max_examples=40)
 @given(snapshots())
 def test_those_behind_change_nothing_for_those_ahead(snapshot: Snapshot) -> None:

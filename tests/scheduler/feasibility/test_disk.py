@@ -122,3 +122,12 @@ def test_a_quota_counts_the_default() -> None:
     assert len(plan.placements) == 1
     assert plan.unplaced[0].code == "quota"
     assert "15 GiB" in plan.unplaced[0].summary
+
+
+def test_the_disk_in_the_summary_is_that_of_the_closest_node_in_any_order_of_the_nodes() -> None:
+    unreported = replace(node("n1"), disk_mib=None)
+    small = node("n2", disk_mib=8 * GIB)
+    asked = asks(disk_limits=True)
+    summaries = {unplaced(nodes, asked, AT).summary for nodes in ([unreported, small], [small, unreported])}
+    assert len(summaries) == 1
+    assert "and 10 GiB of disk (closest: gpu-n1: disk_not_limited" in summaries.pop()

@@ -57,7 +57,7 @@ from mooring.agent.runtime import (
     facts_without_engine,
     secret_values,
 )
-from mooring.agent.simulated.gpus import Tenant, tenant_of
+from mooring.agent.simulated.gpus import GpuUser, gpu_user
 from mooring.core.instance.state import Reason
 from mooring.core.node import SwarmFacts
 from mooring.schemas.agent import Assignment, Orphan, OverlayNetwork
@@ -170,9 +170,9 @@ class DockerRuntime:
                 self._info = (time.monotonic(), self._engine.info())
             return self._info[1]
 
-    def tenants(self, gpu_uuid: str) -> list[Tenant]:
+    def gpu_users(self, gpu_uuid: str) -> list[GpuUser]:
         """Who runs on this GPU or MIG device: for GPUs that only pretend to be busy."""
-        return [tenant_of(container) for container in self._observer.on(gpu_uuid)]
+        return [gpu_user(container) for container in self._observer.on(gpu_uuid)]
 
     def containers(self) -> tuple[list[Container], list[Orphan]]:
         return self._observer.containers(self.control_plane_id)

@@ -60,10 +60,7 @@ class ReleaseGate:
     """
 
     def __init__(
-        self,
-        reader: GpuReader,
-        container_of: Callable[[int], str | None],
-        within_s: float = RELEASE_WITHIN_S,
+        self, reader: GpuReader, container_of: Callable[[int], str | None], within_s: float = RELEASE_WITHIN_S
     ) -> None:
         self._reader, self._container_of, self._within_s = reader, container_of, within_s
         self._lock = threading.Lock()

@@ -1,8 +1,8 @@
-"""One way to call NVML, in which no answer of one card can hide another: null, this card's, or the node's.
+"""Calls NVML, and tells failures of a call, of one GPU and of the whole node apart.
 
-    unsupported (3, 13, 25, …)     null, and not asked again
-    card at fault (15, 16, 28)     GpuFaultError
-    node at fault (1, 9, 18)       NodeFaultError
+    unsupported (3, 13, 25, …)     null, and not called again
+    fault of the GPU (15, 16, 28)  GpuFaultError
+    fault of the node (1, 9, 18)   NodeFaultError
     anything else                  null this time
 
 Imports pynvml and the standard library only: it runs in a process that has to stay small.
@@ -16,7 +16,7 @@ import pynvml as nvml  # type: ignore[import-untyped]
 Call = Callable[..., Any]
 
 # NVMLLibraryMismatchError is no NVMLError: pynvml raises it where the driver lacks a versioned symbol.
-# UnicodeDecodeError: pynvml decodes what the driver says strictly.
+# UnicodeDecodeError: pynvml decodes the driver's strings strictly.
 FAILURES = (nvml.NVMLError, nvml.NVMLLibraryMismatchError, UnicodeDecodeError)
 
 UNSUPPORTED = frozenset(
@@ -59,7 +59,7 @@ CODES = {
 
 
 class GpuFaultError(Exception):
-    """This card cannot be read; `code` says why."""
+    """This GPU cannot be read; `code` says why."""
 
     def __init__(self, code: str) -> None:
         super().__init__(code)
@@ -67,7 +67,7 @@ class GpuFaultError(Exception):
 
 
 class NodeFaultError(Exception):
-    """No card of the node can be read; `code` says why."""
+    """No GPU of the node can be read; `code` says why."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -75,10 +75,9 @@ class NodeFaultError(Exception):
 
 
 class NvmlGpu:
-    """One opened card, and what is remembered of it for the life of this process."""
+    """One opened GPU, and what this process remembers of it."""
 
     __slots__ = (
-        "far_ends",
         "fault",
         "handle",
         "identity",
@@ -87,37 +86,38 @@ class NvmlGpu:
         "mig_mode",
         "mig_places",
         "readings",
+        "remote_ends",
         "unsupported",
         "uuid",
     )
 
     def __init__(self, handle: Any, index: int, uuid: str, readings: tuple[Call, ...]) -> None:
         self.handle, self.index, self.uuid = handle, index, uuid
-        self.readings = readings  # those that a sample asks: what the card does not support falls out
+        self.readings = readings  # the calls of a sample; unsupported ones are removed
         self.unsupported: set[tuple[Any, ...]] = set()
         self.identity: dict[str, Any] = {}
-        self.far_ends: dict[int, tuple[int | None, str | None]] = {}  # of NVLink lanes
+        self.remote_ends: dict[int, tuple[int | None, str | None]] = {}  # of NVLink lanes
         self.mig_mode: str | None = None
         self.mig_devices: list[dict[str, Any]] = []  # of the last inventory
-        # Those devices by GPU instance and compute instance, as events name them.
+        # Their UUIDs by GPU instance and compute instance, which events contain.
         self.mig_places: dict[tuple[int, int], str] = {}
-        self.fault: str | None = None  # what the last sample showed
+        self.fault: str | None = None  # as of the last sample
 
     def ask(self, function: Call, *arguments: Any) -> Any:
-        """What `function(handle, *arguments)` gives, or None; raises GpuFaultError and NodeFaultError."""
+        """The result of `function(handle, *arguments)`, or None; raises GpuFaultError and NodeFaultError."""
         call = (function, *arguments)
         if call in self.unsupported:
             return None
         try:
             return function(self.handle, *arguments)
         except FAILURES as failure:
-            if judged(failure):
+            if is_unsupported(failure):
                 self.unsupported.add(call)
             return None
 
 
 def ask(function: Call, *arguments: Any) -> Any:
-    """What a call that is no single card's gives, or None; raises NodeFaultError."""
+    """The result of a call that is not about one GPU, or None; raises NodeFaultError."""
     try:
         return function(*arguments)
     except FAILURES as failure:
@@ -126,8 +126,8 @@ def ask(function: Call, *arguments: Any) -> Any:
         return None
 
 
-def judged(failure: Exception) -> bool:
-    """Whether the call is unsupported for good; raises where the failure says more than that."""
+def is_unsupported(failure: Exception) -> bool:
+    """Whether the call is unsupported. Raises GpuFaultError or NodeFaultError for a fault."""
     number = number_of(failure)
     if number in GPU_FAULTS:
         raise GpuFaultError(code(number)) from failure
@@ -154,13 +154,13 @@ def code(number: int) -> str:
 
 
 def message(number: int) -> str:
-    """NVML's words, from pynvml's table: asking the driver for them could fail in turn."""
+    """NVML's text from pynvml's table: the driver's own function could fail in turn."""
     known = nvml.NVMLError._errcode_to_string.get(number)
     return f"NVML: {known}" if known else f"NVML error {number}"
 
 
 def undecoded(function: Call) -> Call:
-    """The function below pynvml's strict decoding: its bytes may be anything."""
+    """The function without pynvml's strict decoding: the driver may return any bytes."""
     raw: Call = getattr(function, "__wrapped__", function)
 
     def text(*arguments: Any) -> str:

@@ -1,4 +1,4 @@
-"""The parent's end of the process that holds NVML: one JSON line out, one JSON line back, with a deadline."""
+"""The parent's side of the NVML process: sends a JSON line and reads one back, with a deadline."""
 
 import json
 import os
@@ -17,15 +17,15 @@ class ChildHungError(Exception):
 
 
 class ChildEndedError(Exception):
-    """The process is gone, or what it said is no answer."""
+    """The process is gone, or its answer is invalid."""
 
 
 class NvmlChild:
     """A running `mooring.agent.nvml.process`. It ends by itself when this process does: its stdin closes."""
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
-        # -P: a json.py in the working directory must not be imported. A group of its own: Ctrl-C in a
-        # terminal is for the agent, which then ends the child.
+        # -P: a json.py in the working directory must not be imported. Own process group: Ctrl-C in a
+        # terminal must reach only the agent, which then ends the child.
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "mooring.agent.nvml.process"],
             stdin=subprocess.PIPE,
@@ -39,11 +39,11 @@ class NvmlChild:
         self.pid = self._process.pid
 
     def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """The answer to one request; after a ChildHungError or ChildEndedError the child is of no use."""
+        """The answer to one request. After a ChildHungError or ChildEndedError the child is unusable."""
         try:
             self._requests.write(json.dumps(request).encode() + b"\n")
         except OSError as error:
-            raise ChildEndedError("The NVML process does not listen any more") from error
+            raise ChildEndedError("The NVML process no longer reads requests") from error
         received = self._line(time.monotonic() + timeout_s, timeout_s)
         try:
             return cast(dict[str, Any], json.loads(received))
@@ -51,11 +51,11 @@ class NvmlChild:
             raise ChildEndedError(f"The NVML process answered {received[:80]!r}") from error
 
     def kill(self) -> None:
-        """SIGKILL, without waiting: a process in an uninterruptible call dies when the call returns."""
+        """Send SIGKILL without waiting: an uninterruptible call delays its effect."""
         self._process.kill()
 
     def reaped(self) -> bool:
-        """Whether it is gone for good, after at most half a second; no question can follow."""
+        """Close the pipes and wait up to 0.5 s. Returns whether the process has ended."""
         self._requests.close()
         self._answers.close()
         try:

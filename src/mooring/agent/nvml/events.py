@@ -1,8 +1,8 @@
-"""GPU events as the driver announces them; what happened before this listens is not announced.
+"""Collects GPU events from the driver. Events before the listener was created are not delivered.
 
-The wait has a thread of its own (ctypes lets go of the interpreter meanwhile), so it delays no sample. Equal
-events are counted, not kept: a program that faults thousands of times a second can neither fill the memory
-nor push out the one event of the hardware that matters.
+The wait runs in its own thread (ctypes releases the GIL), so it delays no sample. Equal events are counted,
+not stored: a program that faults thousands of times a second can neither fill memory nor displace a hardware
+event.
 """
 
 import threading
@@ -17,10 +17,10 @@ from mooring.agent.nvml.calls import FAILURES, NvmlGpu, ask, number_of
 from mooring.agent.timestamps import rfc3339
 
 WAIT_MS: Final = 5000
-KINDS_KEPT: Final = 8192  # different events between two calls of `heard`
+MAX_KINDS: Final = 8192  # different events between two calls of `drain`
 
 XID: Final = nvml.nvmlEventTypeXidCriticalError
-# core/xid.py has the same codes. The last two say that the inventory is out of date, and nothing else.
+# core/xid.py has the same codes. The last two only say that the inventory has changed.
 CODES: Final = {
     nvml.nvmlEventTypeGpuUnavailableError: "gpu_unavailable",
     nvml.nvmlEventTypeFatalPoisonError: "fatal_poison",
@@ -38,31 +38,31 @@ _Kind = tuple[int | None, str, int, int]
 
 
 class EventListener:
-    """Listens from the moment it is made, for as long as the process lives."""
+    """Listens from its creation until the process ends."""
 
     def __init__(self, gpus: list[NvmlGpu]) -> None:
         self._gpus = {_address(gpu.handle): gpu for gpu in gpus}
         self._lock = threading.Lock()
         self._counted: dict[_Kind, dict[str, Any]] = {}
         self._deaf = False
-        events = _registered(gpus)
+        events = _event_set(gpus)
         if events is not None:
             threading.Thread(target=self._listen, args=(events,), name="gpu-events", daemon=True).start()
 
-    def heard(self) -> dict[str, Any]:
-        """The events since the last call. `deaf`: the driver failed the wait, so any card may be at fault."""
+    def drain(self) -> dict[str, Any]:
+        """The events since the last call. `deaf`: waiting for events failed, so any GPU may have a fault."""
         with self._lock:
             counted, self._counted = self._counted, {}
-        return {"events": [self._told(kind, found) for kind, found in counted.items()], "deaf": self._deaf}
+        return {"events": [self._event(kind, found) for kind, found in counted.items()], "deaf": self._deaf}
 
     def _listen(self, events: Any) -> None:
         while not self._deaf:
             try:
-                self._note(nvml.nvmlEventSetWait_v2(events, WAIT_MS))
+                self._count(nvml.nvmlEventSetWait_v2(events, WAIT_MS))
             except FAILURES as failure:
                 self._deaf = number_of(failure) != nvml.NVML_ERROR_TIMEOUT
 
-    def _note(self, event: Any) -> None:
+    def _count(self, event: Any) -> None:
         code = f"xid_{event.eventData}" if event.eventType == XID else CODES.get(event.eventType)
         if code is None:
             return
@@ -72,11 +72,11 @@ class EventListener:
             if kind in self._counted:
                 self._counted[kind]["count"] += 1
                 self._counted[kind]["last_at"] = at
-            elif len(self._counted) < KINDS_KEPT:
+            elif len(self._counted) < MAX_KINDS:
                 self._counted[kind] = {"count": 1, "first_at": at, "last_at": at}
 
-    def _told(self, kind: _Kind, found: dict[str, Any]) -> dict[str, Any]:
-        """A fault of a MIG device names it; a null UUID may be any card of the node."""
+    def _event(self, kind: _Kind, found: dict[str, Any]) -> dict[str, Any]:
+        """An event of a MIG device names it; with a null UUID any GPU of the node may be meant."""
         address, code, gpu_instance, compute_instance = kind
         gpu = self._gpus.get(address)
         return {
@@ -87,17 +87,17 @@ class EventListener:
         }
 
 
-def _registered(gpus: list[NvmlGpu]) -> Any:
-    """An event set that hears every card which can be heard; None: no card can."""
+def _event_set(gpus: list[NvmlGpu]) -> Any:
+    """An event set with all GPUs that support events; None: no GPU does."""
     events = ask(nvml.nvmlEventSetCreate)
     if events is None:
         return None
     outcomes = []
     for gpu in gpus:
         outcomes.append(_register(gpu, events))
-        if outcomes[-1] == nvml.NVML_ERROR_UNKNOWN:  # leaves the set undefined: only good for freeing
+        if outcomes[-1] == nvml.NVML_ERROR_UNKNOWN:  # the set is undefined now and can only be freed
             ask(nvml.nvmlEventSetFree, events)
-            return _registered([other for other in gpus if other is not gpu])
+            return _event_set([other for other in gpus if other is not gpu])
     if nvml.NVML_SUCCESS in outcomes:
         return events
     ask(nvml.nvmlEventSetFree, events)
@@ -105,7 +105,7 @@ def _registered(gpus: list[NvmlGpu]) -> Any:
 
 
 def _register(gpu: NvmlGpu, events: Any) -> int:
-    """NVML's number for how it went; NOT_SUPPORTED, and others, leave the set usable."""
+    """NVML's return code. NOT_SUPPORTED and others leave the set usable."""
     try:
         wanted = nvml.nvmlDeviceGetSupportedEventTypes(gpu.handle) & WANTED
         if not wanted:

@@ -1,4 +1,4 @@
-"""The facts of each card: what it is, what it is joined to, how it is cut up, and whether it is well."""
+"""Reads the facts of each GPU: identity, links to other GPUs, MIG devices and health."""
 
 from itertools import combinations
 from typing import Any
@@ -36,7 +36,7 @@ NO_RECOVERY = "none"
 
 
 def versions() -> dict[str, str | None]:
-    """Of the driver (`580.95.05`) and the newest CUDA that it runs (`13.0`)."""
+    """The versions of the driver (`580.95.05`) and of the newest CUDA that it supports (`13.0`)."""
     cuda = ask(nvml.nvmlSystemGetCudaDriverVersion_v2)
     return {
         "driver_version": ask(driver_version),
@@ -44,8 +44,8 @@ def versions() -> dict[str, str | None]:
     }
 
 
-class Described:
-    """A card, its facts, and the far ends of its NVLink lanes that are up."""
+class _GpuWithLinks:
+    """A GPU, its facts, and the remote ends of its active NVLink lanes."""
 
     __slots__ = ("facts", "gpu", "links")
 
@@ -54,22 +54,22 @@ class Described:
 
 
 def read(gpus: list[NvmlGpu]) -> tuple[list[Facts], list[dict[str, Any]]]:
-    """The facts of every card that tells them; of the others the index, UUID and error code."""
-    known: list[Described] = []
+    """The facts of every readable GPU; index, UUID and error code of the others."""
+    known: list[_GpuWithLinks] = []
     unreadable: list[dict[str, Any]] = []
     for gpu in gpus:
         try:
-            known.append(Described(gpu))
+            known.append(_GpuWithLinks(gpu))
         except GpuFaultError as fault:
             unreadable.append({"index": gpu.index, "uuid": gpu.uuid, "code": fault.code})
     for one, other in combinations(known, 2):
         _join(one, other)
-    return [card.facts for card in known], unreadable
+    return [each.facts for each in known], unreadable
 
 
 def _facts(gpu: NvmlGpu) -> Facts:
     limit_mw = gpu.ask(nvml.nvmlDeviceGetEnforcedPowerLimit)
-    identity = _remembered(gpu, _identity(gpu))
+    identity = _completed(gpu, _identity(gpu))
     return {
         "uuid": gpu.uuid,
         "index": gpu.index,
@@ -84,7 +84,7 @@ def _facts(gpu: NvmlGpu) -> Facts:
 
 
 def _identity(gpu: NvmlGpu) -> Facts:
-    """What stays as it is for as long as the driver is loaded."""
+    """Facts that do not change while the driver is loaded."""
     capability = gpu.ask(nvml.nvmlDeviceGetCudaComputeCapability)
     return {
         "model": gpu.ask(device_name),
@@ -96,13 +96,13 @@ def _identity(gpu: NvmlGpu) -> Facts:
     }
 
 
-def _remembered(gpu: NvmlGpu, identity: Facts) -> Facts:
-    """With what an earlier reading told where this one, for once, did not."""
+def _completed(gpu: NvmlGpu, identity: Facts) -> Facts:
+    """This identity, completed with values of earlier readings where this one failed."""
     for name, value in identity.items():
         if value is not None:
             gpu.identity[name] = value
     if "memory_mib" not in gpu.identity:
-        raise GpuFaultError("memory_unknown")  # it could be given to nobody who asks for an amount
+        raise GpuFaultError("memory_unknown")  # the scheduler needs it
     return {**identity, "model": "unknown", **gpu.identity}
 
 
@@ -118,9 +118,9 @@ def _bus_id(handle: Any) -> str:
 
 
 def _numa_node(gpu: NvmlGpu) -> int | None:
-    """The host's node next to the card, if it is one.
+    """The host's NUMA node next to the GPU, if it is a single one.
 
-    Not nvmlDeviceGetNumaNodeId: that is the node which the card's own memory is, on Grace Hopper.
+    Not nvmlDeviceGetNumaNodeId: on Grace Hopper that is the node of the GPU's own memory.
     """
     words = gpu.ask(nvml.nvmlDeviceGetMemoryAffinity, NUMA_WORDS, nvml.NVML_AFFINITY_SCOPE_NODE)
     mask = sum(word << 64 * place for place, word in enumerate(words or ()))
@@ -128,7 +128,7 @@ def _numa_node(gpu: NvmlGpu) -> int | None:
 
 
 def _mig_mode(gpu: NvmlGpu) -> str | None:
-    """With MIG on, cards do not support what they did before, so a change forgets what was learnt."""
+    """A GPU with MIG enabled supports other calls, so a change resets what is known to be unsupported."""
     modes = gpu.ask(nvml.nvmlDeviceGetMigMode)
     mode = gpu.mig_mode if modes is None else MIG_MODES.get(modes[0])
     if gpu.mig_mode not in {None, mode}:
@@ -139,17 +139,17 @@ def _mig_mode(gpu: NvmlGpu) -> str | None:
 
 
 def _health(gpu: NvmlGpu) -> Facts:
-    """`fault`: the first reason why the card should not be given out; None: it is well, as far as it tells.
+    """`fault`: the first reason why the GPU must not be used; None: none is known.
 
-    `conditions` do not stop new work (NVIDIA: rows that wait to be remapped are remapped at the next reset).
+    `conditions` allow new work: NVIDIA remaps pending rows at the next reset.
     """
     _corrected, _uncorrected, pending, failed = gpu.ask(nvml.nvmlDeviceGetRemappedRows) or (0, 0, 0, 0)
     retiring = gpu.ask(nvml.nvmlDeviceGetRetiredPagesPendingStatus)  # Volta and earlier
-    wanted = _recovery_action(gpu)
-    asked_for = wanted if wanted != NO_RECOVERY else None
+    action = _recovery_action(gpu)
+    needed = action if action != NO_RECOVERY else None
     return {
-        "fault": gpu.fault or asked_for or ("row_remap_failed" if failed else None),
-        "recovery_action": wanted,
+        "fault": gpu.fault or needed or ("row_remap_failed" if failed else None),
+        "recovery_action": action,
         "conditions": [
             *(["row_remap_pending"] if pending else []),
             *(["page_retirement_pending"] if retiring == nvml.NVML_FEATURE_ENABLED else []),
@@ -158,9 +158,9 @@ def _health(gpu: NvmlGpu) -> Facts:
 
 
 def _recovery_action(gpu: NvmlGpu) -> str | None:
-    """What the driver (555 and later) wants done; None: it does not tell.
+    """The action that the driver (555 and later) asks for; None: unknown.
 
-    An action that this release does not know is still one: the card is not well.
+    An action that this release does not know counts as a fault too.
     """
     fields = gpu.ask(nvml.nvmlDeviceGetFieldValues, (nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION,))
     if fields is None or fields[0].nvmlReturn != nvml.NVML_SUCCESS:
@@ -172,37 +172,37 @@ def _recovery_action(gpu: NvmlGpu) -> str | None:
 
 
 def _links(gpu: NvmlGpu) -> list[Link]:
-    return [_far_end(gpu, link) for link in range(nvml.NVML_NVLINK_MAX_LINKS) if _is_up(gpu, link)]
+    return [_remote_end(gpu, link) for link in range(nvml.NVML_NVLINK_MAX_LINKS) if _is_up(gpu, link)]
 
 
 def _is_up(gpu: NvmlGpu, link: int) -> bool:
     return bool(gpu.ask(nvml.nvmlDeviceGetNvLinkState, link) == nvml.NVML_FEATURE_ENABLED)
 
 
-def _far_end(gpu: NvmlGpu, link: int) -> Link:
-    if link not in gpu.far_ends:
+def _remote_end(gpu: NvmlGpu, link: int) -> Link:
+    if link not in gpu.remote_ends:
         kind = gpu.ask(nvml.nvmlDeviceGetNvLinkRemoteDeviceType, link)
-        gpu.far_ends[link] = (kind, gpu.ask(_remote_bus_id, link))
-    return gpu.far_ends[link]
+        gpu.remote_ends[link] = (kind, gpu.ask(_remote_bus_id, link))
+    return gpu.remote_ends[link]
 
 
 def _remote_bus_id(handle: Any, link: int) -> str:
     return str(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId)
 
 
-def _join(one: Described, other: Described) -> None:
-    """Writes into both what lies between them."""
+def _join(one: _GpuWithLinks, other: _GpuWithLinks) -> None:
+    """Add the topology and the NVLink lanes between two GPUs to the facts of both."""
     level = TOPOLOGY.get(ask(nvml.nvmlDeviceGetTopologyCommonAncestor, one.gpu.handle, other.gpu.handle))
     lanes = min(_lanes(one, other), _lanes(other, one))
-    for card, peer in ((one, other), (other, one)):
+    for gpu, peer in ((one, other), (other, one)):
         if level is not None:
-            card.facts["topology"][peer.facts["uuid"]] = level
+            gpu.facts["topology"][peer.facts["uuid"]] = level
         if lanes:
-            card.facts["nvlink_peers"].append({"uuid": peer.facts["uuid"], "links": lanes})
+            gpu.facts["nvlink_peers"].append({"uuid": peer.facts["uuid"], "links": lanes})
 
 
-def _lanes(card: Described, peer: Described) -> int:
-    """Lanes that end at the other card, else those that end at a switch: so does `nvidia-smi topo` count."""
-    direct: int = sum(bus_id == peer.facts["pci_bus_id"] for _, bus_id in card.links)
-    switched: int = sum(kind == nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH for kind, _ in card.links)
+def _lanes(gpu: _GpuWithLinks, peer: _GpuWithLinks) -> int:
+    """Lanes that end at the peer, else those that end at a switch: as `nvidia-smi topo` counts."""
+    direct: int = sum(bus_id == peer.facts["pci_bus_id"] for _, bus_id in gpu.links)
+    switched: int = sum(kind == nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH for kind, _ in gpu.links)
     return direct or switched

@@ -1,6 +1,6 @@
-"""The MIG devices of a card that is cut up: what they are, and what is on them.
+"""Reads the MIG devices of a GPU: their facts, memory and processes.
 
-Their handles are not kept: the driver uses them again for others.
+Handles are not stored: the driver reuses them for other devices.
 """
 
 import re
@@ -8,28 +8,36 @@ from typing import Any, Final
 
 import pynvml as nvml  # type: ignore[import-untyped]
 
-from mooring.agent.nvml.calls import FAILURES, NvmlGpu, ask, device_name, device_uuid, judged, number_of
+from mooring.agent.nvml.calls import (
+    FAILURES,
+    NvmlGpu,
+    ask,
+    device_name,
+    device_uuid,
+    is_unsupported,
+    number_of,
+)
 from mooring.agent.nvml.samples import process_list
 
 Handle = Any
 
 ENABLED: Final = "enabled"
 ANY_COMPUTE_INSTANCE: Final = 0xFFFF_FFFF
-# At an index where there is no device now.
-_NOBODY: Final = frozenset({nvml.NVML_ERROR_NOT_FOUND, nvml.NVML_ERROR_INVALID_ARGUMENT})
+# The index has no device.
+_NO_DEVICE: Final = frozenset({nvml.NVML_ERROR_NOT_FOUND, nvml.NVML_ERROR_INVALID_ARGUMENT})
 _PROFILE: Final = re.compile(r"(?:[1-9]c\.)?[1-9]g\.[0-9]+gb(?:\S*)")  # 1g.10gb, 1c.3g.20gb, 1g.5gb+me
 _MIB_PER_GB: Final = 1024
 _EIGHTHS: Final = 8
 
 
-def devices(gpu: NvmlGpu, card_mib: int | None) -> list[dict[str, Any]]:
-    """Those of now. One that cannot be read this time is told as it was: to vanish ends who has it."""
+def devices(gpu: NvmlGpu, gpu_mib: int | None) -> list[dict[str, Any]]:
+    """The present devices. An unreadable one is listed as before: a missing device ends its instance."""
     if gpu.mig_mode != ENABLED:
         gpu.mig_devices, gpu.mig_places = [], {}
         return []
     handles, is_all = _handles(gpu)
     gpu.mig_places = _places(handles)
-    found = [one for one in (_device(handle, card_mib) for handle in handles) if one is not None]
+    found = [one for one in (_device(handle, gpu_mib) for handle in handles) if one is not None]
     if not is_all or len(found) < len(handles):
         known = {one["uuid"] for one in found}
         found += [one for one in gpu.mig_devices if one["uuid"] not in known]
@@ -38,7 +46,7 @@ def devices(gpu: NvmlGpu, card_mib: int | None) -> list[dict[str, Any]]:
 
 
 def uuids_at(gpu: NvmlGpu, gpu_instance: int, compute_instance: int) -> list[str]:
-    """The devices that an event is of; none: it is of the whole card, or of a device that is not known."""
+    """The devices that an event is about; none: the whole GPU, or an unknown device."""
     return sorted(
         uuid
         for (gpu_at, compute_at), uuid in gpu.mig_places.items()
@@ -57,74 +65,73 @@ def _places(handles: list[Handle]) -> dict[tuple[int, int], str]:
 
 
 def add_to(sample: dict[str, Any], gpu: NvmlGpu) -> None:
-    """Writes what is on each device into the card's sample.
+    """Add the memory and processes of each device to the GPU's sample.
 
-    The processes are null as a whole where one device does not tell its own: nothing may be taken for free
-    that was only not seen.
+    If the processes of one device are unknown, all are null: an unread device must not look idle.
     """
     if gpu.mig_mode != ENABLED:
         return
-    told, processes, is_known = [], [], True
+    devices, processes, is_known = [], [], True
     for handle in _handles(gpu)[0]:
         uuid = ask(device_uuid, handle)
         if not uuid:
             is_known = False
             continue
         memory = ask(nvml.nvmlDeviceGetMemoryInfo, handle)
-        told.append(
+        devices.append(
             {
                 "uuid": uuid,
                 "memory_used_mib": None if memory is None else memory.used >> 20,
                 "memory_total_mib": None if memory is None else memory.total >> 20,
             }
         )
-        there = _processes(handle)
-        is_known = is_known and there is not None
-        processes += [{**process, "mig_uuid": uuid} for process in there or ()]
-    if told:
-        sample["mig_devices"], sample["processes"] = told, processes if is_known else None
+        on_device = _processes(handle)
+        is_known = is_known and on_device is not None
+        processes += [{**process, "mig_uuid": uuid} for process in on_device or ()]
+    if devices:
+        sample["mig_devices"], sample["processes"] = devices, processes if is_known else None
 
 
 def _handles(gpu: NvmlGpu) -> tuple[list[Handle], bool]:
-    """And whether these are all."""
+    """The handles, and whether they are complete."""
     found, is_all = [], True
     for index in range(gpu.ask(nvml.nvmlDeviceGetMaxMigDeviceCount) or 0):
         try:
             found.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu.handle, index))
         except FAILURES as failure:
-            judged(failure)
-            is_all = is_all and number_of(failure) in _NOBODY
+            is_unsupported(failure)
+            is_all = is_all and number_of(failure) in _NO_DEVICE
     return found, is_all
 
 
-def _device(handle: Handle, card_mib: int | None) -> dict[str, Any] | None:
-    """None: it does not say which one it is, or what; nobody could ask for it."""
+def _device(handle: Handle, gpu_mib: int | None) -> dict[str, Any] | None:
+    """None: its UUID or profile is unknown, so it cannot be allocated."""
     uuid, memory = ask(device_uuid, handle), ask(nvml.nvmlDeviceGetMemoryInfo, handle)
-    profile = _profile(handle, card_mib)
+    profile = _profile(handle, gpu_mib)
     if not uuid or profile is None:
         return None
     return {"uuid": uuid, "profile": profile, "memory_mib": None if memory is None else memory.total >> 20}
 
 
-def _profile(handle: Handle, card_mib: int | None) -> str | None:
-    """`1g.5gb` of the name "NVIDIA A100-SXM4-40GB MIG 1g.5gb", else made of what the device consists of."""
+def _profile(handle: Handle, gpu_mib: int | None) -> str | None:
+    """`1g.5gb` from the name "NVIDIA A100-SXM4-40GB MIG 1g.5gb", else from the device's attributes."""
     named = (ask(device_name, handle) or "").rpartition(" MIG ")[2].strip()
     if _PROFILE.fullmatch(named):
         return named
     parts = ask(nvml.nvmlDeviceGetAttributes_v2, handle)
     if parts is None or not parts.gpuInstanceSliceCount:
         return None
-    slices, of_them = parts.gpuInstanceSliceCount, parts.computeInstanceSliceCount
-    memory = f"{slices}g.{_nominal_gb(parts.memorySizeMB, card_mib)}gb"
-    return memory if of_them in {0, slices} else f"{of_them}c.{memory}"
+    slices, compute_slices = parts.gpuInstanceSliceCount, parts.computeInstanceSliceCount
+    memory = f"{slices}g.{_nominal_gb(parts.memorySizeMB, gpu_mib)}gb"
+    return memory if compute_slices in {0, slices} else f"{compute_slices}c.{memory}"
 
 
-def _nominal_gb(memory_mib: int, card_mib: int | None) -> int:
-    """As NVIDIA's tools name it: memory comes in eighths of the card's, rounded up to whole GB."""
-    if not card_mib:
+def _nominal_gb(memory_mib: int, gpu_mib: int | None) -> int:
+    """As NVIDIA's tools name it: eighths of the GPU's memory, rounded up to whole GB."""
+    if not gpu_mib:
         return round(memory_mib / _MIB_PER_GB)
-    eighths = -(-memory_mib * _EIGHTHS // card_mib)
-    return round(eighths / _EIGHTHS * -(-card_mib // _MIB_PER_GB))
+    eighths = -(-memory_mib * _EIGHTHS // gpu_mib)
+    return round(eighths / _EIGHTHS * -(-gpu_mib // _MIB_PER_GB))
 
 
 def _processes(handle: Handle) -> list[dict[str, Any]] | None:

@@ -1,10 +1,10 @@
-"""The process that holds NVML: `python -m mooring.agent.nvml.process`, JSON lines in and out.
+"""The process that uses NVML: `python -m mooring.agent.nvml.process`, JSON lines in and out.
 
     {"op": "inventory"} | {"op": "sample"}   ->   {"error": null, "answer": {…}}
                                                   {"error": {"code": …, "message": …}, "answer": null}
 
-Ends when its stdin does, and so with its parent. It is apart from the agent because a call may hang in the
-driver for ever, and because only a new process loads a driver's library that was upgraded.
+Ends when its stdin closes, so with its parent. It is separate from the agent because a call may hang in the
+driver forever, and because only a new process loads the library of an upgraded driver.
 """
 
 import json
@@ -20,7 +20,7 @@ OPERATIONS: dict[str, Callable[[Nvml], dict[str, Any]]] = {"inventory": Nvml.inv
 
 
 def main() -> None:
-    """Answers until nobody asks; at the end no thread is waited for, as one may be inside the driver."""
+    """Answer until stdin closes. `_exit` waits for no thread, as one may hang in the driver."""
     answers = _private_stdout()
     session: Nvml | None = None
     for request in sys.stdin.buffer:
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def _private_stdout() -> int:
-    """The pipe to the parent, moved out of the way of what libraries print to file descriptor 1."""
+    """The pipe to the parent; libraries that print to file descriptor 1 write to stderr instead."""
     answers = os.dup(1)
     os.dup2(2, 1)
     return answers

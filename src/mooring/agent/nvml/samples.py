@@ -1,7 +1,7 @@
-"""One live reading of a card: a handful of NVML calls, each of which may fail without harm to the others.
+"""Takes a sample of a GPU: a few NVML calls, each of which may fail without affecting the others.
 
-A reading writes its fields into the sample. One that a card does not support is replaced by its parts, by
-its older form or by nothing in the card's list, and is not asked again before NVML is started anew.
+A reading writes its fields into the sample. One that the GPU does not support is replaced in the GPU's list
+by its parts, by its older form or by nothing, until NVML is initialised again.
 """
 
 import os
@@ -9,7 +9,7 @@ from typing import Any
 
 import pynvml as nvml  # type: ignore[import-untyped]
 
-from mooring.agent.nvml.calls import FAILURES, Call, GpuFaultError, NvmlGpu, ask, judged, process_name
+from mooring.agent.nvml.calls import FAILURES, Call, GpuFaultError, NvmlGpu, ask, is_unsupported, process_name
 
 Sample = dict[str, Any]
 Handle = Any
@@ -34,7 +34,7 @@ BLANK: Sample = {
     "mig_devices": [],
 }
 
-# Fields of structures, past pynvml's __getattribute__: 0.06 us each instead of 0.3.
+# Field access that bypasses pynvml's __getattribute__: 0.06 us instead of 0.3.
 _utilization_gpu = nvml.c_nvmlUtilization_t.gpu.__get__
 _utilization_memory = nvml.c_nvmlUtilization_t.memory.__get__
 _used_v1 = nvml.c_nvmlMemory_t.used.__get__
@@ -42,16 +42,16 @@ _total_v1 = nvml.c_nvmlMemory_t.total.__get__
 _used = nvml.c_nvmlMemory_v2_t.used.__get__
 _total = nvml.c_nvmlMemory_v2_t.total.__get__
 
-_names: dict[int, str | None] = {}  # of the pids that were looked up since the last inventory
+_names: dict[int, str | None] = {}  # by pid, since the last inventory
 
 
 def forget_processes() -> None:
-    """Looks every pid up again, as another process may have it by now."""
+    """Forget process names: pids may have been reused."""
     _names.clear()
 
 
 def sample_of(gpu: NvmlGpu, at: str) -> Sample:
-    """What the card shows now; all nulls, and `gpu.fault` set, where it cannot be read."""
+    """The GPU's present sample; all nulls, with `gpu.fault` set, if it has a fault."""
     sample = _blank(gpu, at)
     handle = gpu.handle
     gpu.fault = None
@@ -60,7 +60,7 @@ def sample_of(gpu: NvmlGpu, at: str) -> Sample:
             try:
                 reading(handle, sample)
             except FAILURES as failure:
-                _missed(gpu, reading, sample, failure)
+                _substitute(gpu, reading, sample, failure)
     except GpuFaultError as fault:
         gpu.fault = fault.code
         return _blank(gpu, at)
@@ -73,23 +73,23 @@ def _blank(gpu: NvmlGpu, at: str) -> Sample:
     return sample
 
 
-def _missed(gpu: NvmlGpu, reading: Call, sample: Sample, failure: Exception) -> None:
-    """Tries what there is instead; an unsupported reading leaves its place in the card's list to that."""
-    instead = INSTEAD.get(reading, ())
-    if judged(failure):
+def _substitute(gpu: NvmlGpu, reading: Call, sample: Sample, failure: Exception) -> None:
+    """Try the substitutes of a failed reading; if it is unsupported, they replace it in the GPU's list."""
+    substitutes = SUBSTITUTES.get(reading, ())
+    if is_unsupported(failure):
         at = gpu.readings.index(reading)
-        gpu.readings = (*gpu.readings[:at], *instead, *gpu.readings[at + 1 :])
+        gpu.readings = (*gpu.readings[:at], *substitutes, *gpu.readings[at + 1 :])
     elif reading is not _usual:
         return
-    for substitute in instead:
+    for substitute in substitutes:
         try:
             substitute(gpu.handle, sample)
         except FAILURES as again:
-            _missed(gpu, substitute, sample, again)
+            _substitute(gpu, substitute, sample, again)
 
 
 def _usual(handle: Handle, sample: Sample) -> None:
-    """What nearly every card tells, in one go: calls of always the same function are cheaper in Python."""
+    """The readings that nearly every GPU supports. Direct calls are cheaper than a loop over functions."""
     _utilization(handle, sample)
     _memory(handle, sample)
     _power(handle, sample)
@@ -172,14 +172,14 @@ def _graphics_v2(handle: Handle, sample: Sample) -> None:
 
 
 def _mps(handle: Handle, sample: Sample) -> None:
-    """Clients of the MPS server, as far as they are not listed among the others already."""
+    """Clients of the MPS server that are not listed yet."""
     seen = nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3(handle)
     if sample["processes"] is not None:
         _add_processes(sample, seen)
 
 
 def _add_processes(sample: Sample, seen: list[Any]) -> None:
-    """A process that computes and draws is listed once."""
+    """Add processes; one that uses both compute and graphics is listed once."""
     if sample["processes"] is None:
         sample["processes"] = process_list(seen)
     elif seen:
@@ -188,7 +188,7 @@ def _add_processes(sample: Sample, seen: list[Any]) -> None:
 
 
 def process_list(seen: list[Any]) -> list[dict[str, Any]]:
-    """Those that exist, each once: drivers 535.43 to 535.86 gave scrambled pids to newer callers."""
+    """The processes that exist, without duplicates: drivers 535.43 to 535.86 return wrong pids."""
     if not seen:
         return []
     existing = {process.pid: process for process in seen if process.pid in _names or _exists(process.pid)}
@@ -199,7 +199,7 @@ def process_list(seen: list[Any]) -> list[dict[str, Any]]:
 
 
 def _exists(pid: int) -> bool:
-    """Looks the process up, and its name when it is there."""
+    """Whether the process exists. Caches its name."""
     if not (0 < pid < NO_PID and os.path.exists(f"/proc/{pid}")):  # noqa: PTH110 - pathlib costs 5 times as much
         return False
     _names[pid] = ask(process_name, pid)
@@ -207,12 +207,12 @@ def _exists(pid: int) -> bool:
 
 
 def _mib(used: int | None) -> int | None:
-    """Bytes to MiB; None: the driver does not tell."""
+    """Bytes to MiB; None: unknown."""
     return None if used is None else used >> 20
 
 
 READINGS: tuple[Call, ...] = (_usual, _fan, _mps)
-INSTEAD: dict[Call, tuple[Call, ...]] = {
+SUBSTITUTES: dict[Call, tuple[Call, ...]] = {
     _usual: (
         _utilization,
         _memory,

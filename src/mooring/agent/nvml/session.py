@@ -1,7 +1,7 @@
-"""NVML in this process: started, every card opened, and asked for facts, samples and events.
+"""NVML in this process: initialises it, opens every GPU, and reads facts, samples and events.
 
-One `Nvml` is one initialisation of the library; after a NodeFaultError it is of no use, and neither is the
-process, which keeps the old library mapped when the driver is upgraded: the parent starts a new one.
+One `Nvml` is one initialisation of the library. After a NodeFaultError the parent starts a new process: this
+one keeps the old library mapped when the driver is upgraded.
 """
 
 import time
@@ -17,7 +17,7 @@ from mooring.agent.nvml.calls import (
     NvmlGpu,
     code,
     device_uuid,
-    judged,
+    is_unsupported,
     node_fault,
     number_of,
 )
@@ -30,25 +30,25 @@ Unreadable = dict[str, Any]
 
 
 class Nvml:
-    """Starts NVML and opens every card; raises NodeFaultError where that cannot be."""
+    """Initialises NVML and opens every GPU. Raises NodeFaultError if that fails."""
 
     def __init__(self) -> None:
         _initialise()
-        self._gpus, self._unopened = _opened()
+        self._gpus, self._unopened = _open_all()
         self._listener = EventListener(self._gpus)
 
     def inventory(self) -> dict[str, Any]:
-        """Versions, facts of every card, and the cards that the driver counts but that cannot be read."""
+        """Versions, facts of every GPU, and the GPUs that the driver counts but that cannot be read."""
         forget_processes()
         facts, unreadable = gpu_facts.read(self._gpus)
         return {**gpu_facts.versions(), "gpus": facts, "unreadable": [*self._unopened, *unreadable]}
 
     def sample(self) -> dict[str, Any]:
-        """One reading of every card; one that is at fault is all nulls, and in `faults`."""
+        """One sample of every GPU. One with a fault is all nulls, and in `faults`."""
         at = rfc3339(time.time())
         samples = [self._sample(gpu, at) for gpu in self._gpus]
         faults = {gpu.uuid: gpu.fault for gpu in self._gpus if gpu.fault}
-        return {"samples": samples, "faults": faults, **self._listener.heard()}
+        return {"samples": samples, "faults": faults, **self._listener.drain()}
 
     @staticmethod
     def _sample(gpu: NvmlGpu, at: str) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class Nvml:
 
 
 def _initialise() -> None:
-    # Three packages install a module `pynvml`; only nvidia-ml-py's is NVIDIA's, and has this.
+    # Three packages install a module `pynvml`; only nvidia-ml-py, NVIDIA's own, has this function.
     if not hasattr(nvml, "_nvmlGetFunctionPointer"):
         raise NodeFaultError("wrong_binding", "The installed pynvml is not that of nvidia-ml-py")
     try:
@@ -71,8 +71,8 @@ def _initialise() -> None:
         raise node_fault(failure) from failure
 
 
-def _opened() -> tuple[list[NvmlGpu], list[Unreadable]]:
-    """The cards that open, and those that do not: the driver counts those it gives no permission for too."""
+def _open_all() -> tuple[list[NvmlGpu], list[Unreadable]]:
+    """The GPUs that open, and those that do not: the driver also counts GPUs without permission."""
     gpus: list[NvmlGpu] = []
     unopened: list[Unreadable] = []
     for index in range(_count()):
@@ -92,18 +92,18 @@ def _count() -> int:
 
 
 def _open(index: int) -> NvmlGpu | str:
-    """The card, or the code that says why not."""
+    """The GPU, or the code of the failure."""
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         uuid = device_uuid(handle)
     except FAILURES as failure:
-        return _why(failure)
+        return _failure_code(failure)
     return NvmlGpu(handle, index, uuid, READINGS) if uuid and UUID_LETTERS.issuperset(uuid) else "odd_uuid"
 
 
-def _why(failure: Exception) -> str:
+def _failure_code(failure: Exception) -> str:
     try:
-        judged(failure)
+        is_unsupported(failure)
     except GpuFaultError as fault:
         return fault.code
     return code(number_of(failure))

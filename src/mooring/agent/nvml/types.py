@@ -1,6 +1,7 @@
-"""The shapes in which GPU facts and samples leave the NVML child; `core/gpu.py` reads the same names.
+"""The shapes of GPU facts and samples from the NVML process, which stays small without pydantic.
 
-Null means that the card, or the driver, does not tell. Times are RFC 3339 in UTC with milliseconds.
+`core/gpu.py` validates the same names and types; tests/agent/nvml/test_types.py compares both. Null means
+that the GPU or its driver does not report it. Times are RFC 3339 in UTC with milliseconds.
 """
 
 from typing import TypedDict
@@ -18,7 +19,7 @@ class NvmlMigDevice(TypedDict):
 
 
 class NvmlGpuFacts(TypedDict):
-    """What rarely changes about one card."""
+    """The facts of one GPU, which rarely change."""
 
     uuid: str
     index: int
@@ -34,19 +35,19 @@ class NvmlGpuFacts(TypedDict):
     compute_capability: str | None
     power_limit_w: float | None
     fault: str | None  # gpu_lost, reset_required, row_remap_failed, recovery_…, memory_unknown
-    recovery_action: str | None  # none, or what `fault` has; null: the driver does not tell
-    conditions: list[str]  # row_remap_pending, page_retirement_pending: they stop no new work
+    recovery_action: str | None  # none, or as in `fault`
+    conditions: list[str]  # row_remap_pending, page_retirement_pending: new work is allowed
 
 
 class NvmlProcess(TypedDict):
     pid: int  # of the host
     name: str | None
     memory_used_mib: int | None
-    mig_uuid: str | None  # the MIG device that it runs on; null on a card without
+    mig_uuid: str | None  # the MIG device that it runs on
 
 
 class NvmlMigSample(TypedDict):
-    """The memory of one MIG device; more is not told of it."""
+    """The memory of one MIG device; the driver reports nothing else about it."""
 
     uuid: str
     memory_used_mib: int | None
@@ -54,7 +55,7 @@ class NvmlMigSample(TypedDict):
 
 
 class NvmlSample(TypedDict):
-    """One reading of one card; memory used excludes what the driver reserves for itself."""
+    """One sample of one GPU. The memory used excludes what the driver reserves for itself."""
 
     uuid: str
     index: int
@@ -70,14 +71,14 @@ class NvmlSample(TypedDict):
     memory_clock_mhz: int | None
     fan_pct: float | None
     energy_j: float | None  # since the driver was loaded
-    processes: list[NvmlProcess] | None  # of its MIG devices, where it has some
+    processes: list[NvmlProcess] | None  # including those of its MIG devices
     mig_devices: list[NvmlMigSample]
 
 
 class GpuEvent(TypedDict):
-    """Equal events of one card, counted; a null UUID may be any card of the node.
+    """Equal events of one GPU, counted; with a null UUID any GPU of the node may be meant.
 
-    `code`: xid_<number>, or one of nvml_events.CODES. No `mig_uuids`: it is of the whole card.
+    `code`: xid_<number>, or one of events.CODES. Without `mig_uuids` the whole GPU is meant.
     """
 
     uuid: str | None
@@ -89,9 +90,9 @@ class GpuEvent(TypedDict):
 
 
 class UnreadableGpu(TypedDict):
-    """A card that the driver counts but that cannot be read; one that does not even open has no UUID.
+    """A GPU that the driver counts but that cannot be read; one that cannot be opened has no UUID.
 
-    `code`: one of NVML's, odd_uuid, or memory_unknown (GB10 and Jetson, which have none of their own).
+    `code`: one of NVML's, odd_uuid, or memory_unknown (GB10 and Jetson, which have no memory of their own).
     """
 
     index: int
@@ -100,7 +101,7 @@ class UnreadableGpu(TypedDict):
 
 
 class NodeFault(TypedDict):
-    """Why no card of the node can be read.
+    """Why no GPU of the node can be read.
 
     `code`: driver_not_loaded, version_mismatch, no_permission, gpu_lost, unknown, … from NVML;
     not_read_yet, nvml_hung, nvml_ended (the child died) and wrong_binding from the agent.
@@ -119,6 +120,6 @@ class NvmlInventory(TypedDict):
 
 class NvmlSampleAnswer(TypedDict):
     samples: list[NvmlSample]
-    faults: dict[str, str]  # UUID -> gpu_lost or reset_required, as far as samples showed
-    events: list[GpuEvent]  # since the answer before
-    deaf: bool  # events are no longer heard: NVML must be started anew
+    faults: dict[str, str]  # UUID -> gpu_lost or reset_required, if the sample failed
+    events: list[GpuEvent]  # since the previous answer
+    deaf: bool  # no more events arrive: NVML must be initialised again

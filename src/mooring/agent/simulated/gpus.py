@@ -1,7 +1,7 @@
-"""Cards that exist only in memory, with the facts and the habits of real models.
+"""Simulated GPUs with the facts and typical readings of real models.
 
-Everything is a function of the card's UUID, the time and who is on it: two readers of the same node agree,
-and a restarted one goes on where the first was.
+Everything is a function of the GPU's UUID, the time and its users: two readers of the same node agree, and a
+restarted reader continues where the first one stopped.
 """
 
 import math
@@ -27,10 +27,10 @@ from mooring.core.simulation import MODELS, GpuModel, knows_mig, mig_memory_mib,
 NAMESPACE: Final = uuid.UUID("6d6f6f72-696e-4700-8000-736967707573")
 DRIVER_VERSION: Final = "580.95.05"
 CUDA_VERSION: Final = "13.0"
-PIDS_KEPT: Final = 10_000
-PID_MAX: Final = 1 << 22  # Linux gives no process a higher one, so none of this machine's is meant
+MAX_PIDS: Final = 10_000
+PID_MAX: Final = 1 << 22  # Linux assigns no higher pid, so simulated pids match no process of this machine
 
-# A DGX-1's lanes between its eight V100: two quads, each fully joined, and four links across.
+# The NVLink lanes of a DGX-1 with eight V100: two fully connected quads, and four links between them.
 CUBE_MESH: Final = (
     {1: 1, 2: 1, 3: 2, 4: 2},
     {0: 1, 2: 2, 3: 1, 5: 2},
@@ -44,25 +44,25 @@ CUBE_MESH: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Tenant:
-    """Who runs on a card or MIG device."""
+class GpuUser:
+    """A container that uses a GPU or MIG device."""
 
     container_id: str
-    may_use_mib: int | None = None  # null: all that is there
-    uses_mib: int | None = None  # null: some of that, in waves
+    may_use_mib: int | None = None  # None: all
+    uses_mib: int | None = None  # None: a varying part of it
 
 
-def tenant_of(container: Container, uses_mib: int | None = None) -> Tenant:
-    return Tenant(container.container_id, container.share.memory_mib if container.share else None, uses_mib)
+def gpu_user(container: Container, uses_mib: int | None = None) -> GpuUser:
+    return GpuUser(container.container_id, container.share.memory_mib if container.share else None, uses_mib)
 
 
 def gpu_uuid(node_name: str, index: int) -> str:
-    """The UUID of a node's card: the same at every start."""
+    """The UUID of a node's GPU: the same at every start."""
     return f"GPU-{uuid.uuid5(NAMESPACE, f'{node_name}/{index}')}"
 
 
 def mig_uuid(node_name: str, index: int, number: int) -> str:
-    """The UUID of a MIG device of a node's card."""
+    """The UUID of a MIG device of a node's GPU."""
     return f"MIG-{uuid.uuid5(NAMESPACE, f'{node_name}/{index}/{number}')}"
 
 
@@ -70,8 +70,8 @@ class SimulatedGpuReader:
     """A GpuReader without hardware.
 
     Args:
-        tenants: who runs on the card or MIG device of a UUID.
-        mig: the profiles that each card is cut up into; none: it is whole.
+        users: the users of a GPU or MIG device, by UUID.
+        mig: the profiles of the MIG devices of each GPU; none: MIG is disabled.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class SimulatedGpuReader:
         node_name: str,
         count: int = 8,
         model: str = "H100",
-        tenants: Callable[[str], Sequence[Tenant]] = lambda _: (),
+        users: Callable[[str], Sequence[GpuUser]] = lambda _: (),
         mig: Sequence[str] = (),
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -89,8 +89,8 @@ class SimulatedGpuReader:
         self._inventory = tuple(
             _facts(self._model, self._uuids, index, devices[index]) for index in range(count)
         )
-        self._tenants, self._clock = tenants, clock
-        self._containers: dict[int, str] = {}  # by made-up pid
+        self._users, self._clock = users, clock
+        self._containers: dict[int, str] = {}  # by simulated pid
 
     def latest(self) -> GpuReading:
         return GpuReading(
@@ -103,42 +103,42 @@ class SimulatedGpuReader:
         )
 
     def container_of(self, pid: int) -> str | None:
-        """The container that a made-up process runs in."""
+        """The container of a simulated process."""
         return self._containers.get(pid)
 
     def _sample(self, gpu: NvmlGpuFacts, at: float) -> NvmlSample:
         if gpu["mig_devices"]:
-            return self._sample_of_parts(gpu, at)
-        tenants = self._tenants(gpu["uuid"])
-        self._know(gpu["uuid"], tenants)
-        return sample(self._model, gpu["uuid"], gpu["index"], tenants, at)
+            return self._mig_sample(gpu, at)
+        users = self._users(gpu["uuid"])
+        self._remember_pids(gpu["uuid"], users)
+        return sample(self._model, gpu["uuid"], gpu["index"], users, at)
 
-    def _sample_of_parts(self, gpu: NvmlGpuFacts, at: float) -> NvmlSample:
-        """The driver tells no utilization of such a card, and the memory of each part."""
-        told: list[NvmlMigSample] = []
+    def _mig_sample(self, gpu: NvmlGpuFacts, at: float) -> NvmlSample:
+        """With MIG the driver reports the memory of each device, but no utilization."""
+        devices: list[NvmlMigSample] = []
         processes: list[NvmlProcess] = []
         for device in gpu["mig_devices"]:
-            tenants = self._tenants(device["uuid"])
-            self._know(device["uuid"], tenants)
+            users = self._users(device["uuid"])
+            self._remember_pids(device["uuid"], users)
             total = device["memory_mib"] or 0
-            there = _processes(total, device["uuid"], tenants, at, mig_uuid=device["uuid"])
-            used = sum(process["memory_used_mib"] or 0 for process in there)
-            told.append({"uuid": device["uuid"], "memory_used_mib": used, "memory_total_mib": total})
-            processes += there
-        whole = sample(self._model, gpu["uuid"], gpu["index"], [Tenant("")] if processes else [], at)
+            running = _processes(total, device["uuid"], users, at, mig_uuid=device["uuid"])
+            used = sum(process["memory_used_mib"] or 0 for process in running)
+            devices.append({"uuid": device["uuid"], "memory_used_mib": used, "memory_total_mib": total})
+            processes += running
+        whole = sample(self._model, gpu["uuid"], gpu["index"], [GpuUser("")] if processes else [], at)
         return {
             **whole,
             "utilization_gpu_pct": None,
             "utilization_memory_pct": None,
-            "memory_used_mib": sum(one["memory_used_mib"] or 0 for one in told),
+            "memory_used_mib": sum(one["memory_used_mib"] or 0 for one in devices),
             "processes": processes,
-            "mig_devices": told,
+            "mig_devices": devices,
         }
 
-    def _know(self, uuid: str, tenants: Sequence[Tenant]) -> None:
-        if len(self._containers) > PIDS_KEPT:
+    def _remember_pids(self, uuid: str, users: Sequence[GpuUser]) -> None:
+        if len(self._containers) > MAX_PIDS:
             self._containers.clear()
-        self._containers.update({_pid(uuid, tenant): tenant.container_id for tenant in tenants})
+        self._containers.update({_pid(uuid, user): user.container_id for user in users})
 
     def wait_first(self, timeout_s: float) -> bool:
         return True
@@ -153,9 +153,9 @@ class SimulatedGpuReader:
         return
 
 
-def sample(model: GpuModel, uuid: str, index: int, tenants: Sequence[Tenant], at: float) -> NvmlSample:
-    """What the card of this UUID shows at `at` (Unix time, seconds)."""
-    busy, processes = bool(tenants), _processes(model.memory_mib, uuid, tenants, at)
+def sample(model: GpuModel, uuid: str, index: int, users: Sequence[GpuUser], at: float) -> NvmlSample:
+    """The sample of this GPU at `at` (Unix time, seconds)."""
+    busy, processes = bool(users), _processes(model.memory_mib, uuid, users, at)
     load = _load(uuid, at) if busy else 0.0
     power_w = model.idle_power_w + load * 0.92 * (model.power_limit_w - model.idle_power_w)
     return {
@@ -223,19 +223,19 @@ def _nvlink_peers(model: GpuModel, uuids: list[str], index: int) -> list[NvmlNvL
 
 
 def _socket(index: int, count: int) -> int:
-    """Two sockets, the first half of the cards on the first."""
+    """Two sockets, with the first half of the GPUs on the first."""
     return 0 if index < (count + 1) // 2 else 1
 
 
 def _load(uuid: str, at: float) -> float:
-    """Between 0.62 and 0.98, in waves of some 7 and 47 s, out of step between cards."""
+    """Between 0.62 and 0.98, in waves of 7 and 47 s with a different phase for each GPU."""
     slow = math.sin(2 * math.pi * (at / 47 + _phase(uuid, "slow")))
     fast = math.sin(2 * math.pi * (at / 7 + _phase(uuid, "fast")))
     return 0.8 + 0.12 * slow + 0.06 * fast
 
 
 def _phase(uuid: str, salt: str) -> float:
-    """A number in 0..1 that belongs to this card."""
+    """A number in 0..1 that is constant for this GPU."""
     return _hash(uuid, salt) % 4096 / 4096
 
 
@@ -244,29 +244,29 @@ def _hash(uuid: str, salt: str) -> int:
 
 
 def _energy_j(model: GpuModel, at: float) -> float:
-    """A counter that only rises: the idle power since the start of the year 2026."""
+    """A counter that only rises: idle power since the start of 2026."""
     return float(round((at - 1_767_225_600) * model.idle_power_w))
 
 
 def _processes(
-    memory_mib: int, uuid: str, tenants: Sequence[Tenant], at: float, mig_uuid: str | None = None
+    memory_mib: int, uuid: str, users: Sequence[GpuUser], at: float, mig_uuid: str | None = None
 ) -> list[NvmlProcess]:
-    """One of each tenant: it takes a good part of what it may use."""
+    """One process per user; by default it uses a good part of the allowed memory."""
     part = 0.35 + 0.5 * _load(uuid, at)
     return [
         {
-            "pid": _pid(uuid, tenant),
+            "pid": _pid(uuid, user),
             "name": "python",
             "memory_used_mib": (
-                round((tenant.may_use_mib or memory_mib) * part)
-                if tenant.uses_mib is None
-                else min(tenant.uses_mib, memory_mib)
+                round((user.may_use_mib or memory_mib) * part)
+                if user.uses_mib is None
+                else min(user.uses_mib, memory_mib)
             ),
             "mig_uuid": mig_uuid,
         }
-        for tenant in tenants
+        for user in users
     ]
 
 
-def _pid(uuid: str, tenant: Tenant) -> int:
-    return PID_MAX + _hash(uuid + tenant.container_id[-12:], "pid") % 1_000_000
+def _pid(uuid: str, user: GpuUser) -> int:
+    return PID_MAX + _hash(uuid + user.container_id[-12:], "pid") % 1_000_000

@@ -1,4 +1,4 @@
-"""What simulated containers print: a line for each second they ran, and answers to a few commands."""
+"""The output of simulated containers: a log line for each second, and the results of a few commands."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -9,13 +9,13 @@ from mooring.agent.runtime import Container
 from mooring.agent.timestamps import rfc3339
 from mooring.schemas.agent_streams import LogsRequest, StreamError, StreamFrame
 
-LINES_KEPT: Final = 1000
+MAX_LINES: Final = 1000
 
 NOT_RUNNING: Final = StreamFrame(
     error=StreamError(code="not_running", message="The instance has no running container")
 )
 NOT_FOUND: Final = StreamFrame(
-    error=StreamError(code="not_found", message="The instance has no container any more")
+    error=StreamError(code="not_found", message="The instance no longer has a container")
 )
 
 
@@ -25,7 +25,7 @@ def line_frames(
     wait: Callable[[], None],
     request: LogsRequest,
 ) -> Iterator[StreamFrame]:
-    """Frames of the log so far and, if it is followed, from then on; `wait` returns once a second or more."""
+    """The log so far and, with `follow`, from then on. `wait` returns at least once a second."""
     since = _unix(request.since) if request.since else 0.0
     last = -1
     while True:
@@ -47,31 +47,31 @@ def line_frames(
 
 
 def exec_frames(container: Container | None, command: list[str]) -> Iterator[StreamFrame]:
-    """What the command would print, in one frame, and its exit code."""
+    """The command's output in one frame, and its exit code."""
     if container is None or container.status != "running":
         yield NOT_RUNNING
         return
-    text, exit_code = _answer(container, command)
+    text, exit_code = _result(container, command)
     if text:
         yield StreamFrame(stream="stdout", text=text)
     yield StreamFrame(exit_code=exit_code)
 
 
 def _lines(container: Container, now: float) -> Iterator[tuple[int, float, str]]:
-    """Number, time and text of each line that is kept."""
+    """Number, time and text of the newest lines."""
     if container.started_at is None:
         return
     began = _unix(container.started_at)
     until = _unix(container.finished_at) if container.finished_at else now
     count = int(until - began) + 1
-    for number in range(max(0, count - LINES_KEPT), count):
+    for number in range(max(0, count - MAX_LINES), count):
         text = f"step {number}  loss {2.5 / (1 + number / 20):.4f}"
         if number == 0:
             text = f"simulated: nothing runs here, on {len(container.gpu_uuids)} GPUs"
         yield number, began + number, text
 
 
-def _answer(container: Container, command: list[str]) -> tuple[str, int]:
+def _result(container: Container, command: list[str]) -> tuple[str, int]:
     program, *arguments = command
     line = (
         arguments[1]

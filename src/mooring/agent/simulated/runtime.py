@@ -1,9 +1,9 @@
-"""A container engine that exists only in memory: for machines without Docker, for tests and for scale.
+"""A simulated container engine: for machines without Docker, for tests and for scale.
 
-Its programs are read off their command line: `sleep N` ends well after N s, `true` and `false` at once,
-`sh -c "exit 3"` (also after a sleep) with 3; everything else runs until it is stopped. `gpu-memory N` takes
-N MiB of each of its GPUs. An image with `missing` in its name cannot be pulled. Nothing runs: a container
-ends when somebody looks after its time.
+The command line decides what a container does: `sleep N` succeeds after N s, `true` and `false` end at once,
+`sh -c "exit 3"` (also after a sleep) ends with 3; everything else runs until it is stopped. `gpu-memory N`
+uses N MiB of each of its GPUs. An image with `missing` in its name cannot be pulled. No process exists: each
+call first ends the containers whose time is over.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from mooring.agent.runtime import (
     StartRefused,
     secret_values,
 )
-from mooring.agent.simulated.gpus import Tenant, tenant_of
+from mooring.agent.simulated.gpus import GpuUser, gpu_user
 from mooring.agent.simulated.output import exec_frames, line_frames
 from mooring.agent.timestamps import rfc3339
 from mooring.core.disk import DiskFacts
@@ -46,7 +46,7 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class _Program:
-    """How long a command line runs (None: until it is stopped), and how it ends."""
+    """How long a command runs (None: until it is stopped), and its exit code."""
 
     runs_s: float | None
     exit_code: int = 0
@@ -54,8 +54,8 @@ class _Program:
 
 
 @dataclass(frozen=True, slots=True)
-class _Life:
-    """A container from its newest start; `ends_at` is on the runtime's clock."""
+class _Simulated:
+    """A container and its program. `ends_at` is on the runtime's clock."""
 
     container: Container
     program: _Program
@@ -63,7 +63,7 @@ class _Life:
 
 
 class SimulatedRuntime:
-    """A Runtime. `clock` counts seconds from anywhere; while `away` is set, the engine does not answer."""
+    """A Runtime. While `unavailable` is set, the engine does not answer."""
 
     def __init__(
         self,
@@ -77,15 +77,15 @@ class SimulatedRuntime:
         mps: bool = False,
         clock: Clock = time.monotonic,
     ) -> None:
-        self.away = False
+        self.unavailable = False
         self._mps = mps
         self._cpus, self._memory_mib, self._address, self._start_s = cpus, memory_mib, address, start_s
         self._pull_s = pull_s
         self._disk = _disk(disk_mib)
         self._clock = clock
         self._epoch = time.time() - clock()
-        self._lives: dict[str, _Life] = {}  # by container id
-        self._on: dict[str, list[str]] = {}  # card or MIG device -> the containers that run there
+        self._containers: dict[str, _Simulated] = {}  # by container id
+        self._on: dict[str, list[str]] = {}  # GPU or MIG device -> ids of its containers
         self._images: set[str] = set()
         self._ports = 0
         self._changed = threading.Condition()
@@ -93,7 +93,7 @@ class SimulatedRuntime:
         self._closed = False
 
     def facts(self) -> RuntimeFacts:
-        self._answer()
+        self._require_available()
         return RuntimeFacts(
             "simulated",
             self._cpus,
@@ -105,49 +105,49 @@ class SimulatedRuntime:
         )
 
     def containers(self) -> tuple[list[Container], list[Orphan]]:
-        self._answer()
+        self._require_available()
         with self._changed:
-            self._end_those_due()
-            return [life.container for life in self._lives.values()], []
+            self._end_due()
+            return [simulated.container for simulated in self._containers.values()], []
 
     def assigned(self, assignments: Sequence[Assignment]) -> None:
-        """Its containers live as long as it remembers them."""
+        """Not needed: simulated containers have no records."""
 
     def start(self, assignment: Assignment, progress: Progress, cancelled: Cancelled) -> Container | None:
-        self._answer()
+        self._require_available()
         secret_values(assignment)
         if assignment.spec.image not in self._images:
             raise PullNeeded(assignment.spec.image)
         return self._start(assignment, cancelled)
 
     def pull(self, assignment: Assignment, progress: Progress, cancelled: Cancelled) -> Start | None:
-        self._answer()
+        self._require_available()
         image = assignment.spec.image
         progress(Reason(code="pulling_image", message=f"Pulling {image}"))
         if "missing" in image:
             raise StartRefused(Reason(code="image_not_found", message=f"There is no image {image}"))
-        if not self._passed(self._pull_s, cancelled):
+        if not self._wait(self._pull_s, cancelled):
             return None
         self._images.add(image)
         return lambda: self._start(assignment, cancelled)
 
     def _start(self, assignment: Assignment, cancelled: Cancelled) -> Container | None:
         container_id = _container_id(assignment)
-        if not self._passed(self._start_s, cancelled):
+        if not self._wait(self._start_s, cancelled):
             return None
-        self._answer()
+        self._require_available()
         with self._changed:
-            if container_id not in self._lives:
-                self._lives[container_id] = self._created(assignment, container_id)
-            return self._begun(container_id)
+            if container_id not in self._containers:
+                self._containers[container_id] = self._created(assignment, container_id)
+            return self._start_container(container_id)
 
     def restart(self, container: Container) -> None:
-        self._answer()
+        self._require_available()
         with self._changed:
-            self._end_those_due()
-            if container.container_id not in self._lives:
+            self._end_due()
+            if container.container_id not in self._containers:
                 raise StartRefused(Reason(code="container_gone", message="Its container is gone"))
-            self._begun(container.container_id)
+            self._start_container(container.container_id)
 
     def begin_stop(self, container: Container) -> bool:
         return self._signal(container, SIGTERM_EXIT)
@@ -156,32 +156,32 @@ class SimulatedRuntime:
         self._signal(container, SIGKILL_EXIT)
 
     def remove(self, container: Container) -> None:
-        self._answer()
+        self._require_available()
         with self._changed:
-            life = self._lives.pop(container.container_id, None)
-            if life is not None:
-                self._leave(life.container)
+            simulated = self._containers.pop(container.container_id, None)
+            if simulated is not None:
+                self._leave(simulated.container)
                 self._notify()
 
     def keep_overlays(self, wanted: Sequence[OverlayNetwork]) -> None:
-        """Nothing is made: a simulated node is in no swarm."""
-        self._answer()
+        """A simulated node is in no swarm."""
+        self._require_available()
 
     def logs(self, container_id: str, request: LogsRequest) -> Iterator[StreamFrame]:
-        return line_frames(lambda: self._life_of(container_id), self._now, self._wait_a_second, request)
+        return line_frames(lambda: self._container(container_id), self._now, self._wait_for_change, request)
 
     def exec(self, container_id: str, request: ExecRequest) -> Iterator[StreamFrame]:
-        self._answer()
-        return exec_frames(self._life_of(container_id), request.command)
+        self._require_available()
+        return exec_frames(self._container(container_id), request.command)
 
     def changes(self) -> Iterator[None]:
-        """Also yields at the time when the next program ends by itself."""
+        """Also yields when a program ends by itself."""
         seen = self._changes
         while not self._closed:
             with self._changed:
                 if self._changes == seen:
                     self._changed.wait(self._until_next_end())
-                self._end_those_due()
+                self._end_due()
                 news, seen = self._changes != seen, self._changes
             if news:
                 yield
@@ -191,34 +191,34 @@ class SimulatedRuntime:
             self._closed = True
             self._notify()
 
-    def tenants(self, gpu_uuid: str) -> list[Tenant]:
-        """Who runs on this card or MIG device."""
+    def gpu_users(self, gpu_uuid: str) -> list[GpuUser]:
+        """The containers on this GPU or MIG device."""
         with self._changed:
             now = self._clock()
-            lives = [self._lives[container_id] for container_id in self._on.get(gpu_uuid, ())]
+            containers = [self._containers[container_id] for container_id in self._on.get(gpu_uuid, ())]
             return [
-                tenant_of(life.container, life.program.gpu_memory_mib)
-                for life in lives
-                if life.ends_at is None or life.ends_at > now
+                gpu_user(simulated.container, simulated.program.gpu_memory_mib)
+                for simulated in containers
+                if simulated.ends_at is None or simulated.ends_at > now
             ]
 
-    def _answer(self) -> None:
-        if self.away:
-            raise RuntimeUnavailable("the simulated engine is away")
+    def _require_available(self) -> None:
+        if self.unavailable:
+            raise RuntimeUnavailable("the simulated engine is unavailable")
 
     def _signal(self, container: Container, exit_code: int) -> bool:
-        """Whether it ran."""
-        self._answer()
+        """End a container. Returns whether it was running."""
+        self._require_available()
         with self._changed:
-            self._end_those_due()
-            life = self._lives.get(container.container_id)
-            if life is None or life.container.status != "running":
+            self._end_due()
+            simulated = self._containers.get(container.container_id)
+            if simulated is None or simulated.container.status != "running":
                 return False
-            self._end(life, exit_code, self._clock())
+            self._end(simulated, exit_code, self._clock())
             return True
 
-    def _passed(self, duration_s: float, cancelled: Cancelled) -> bool:
-        """Whether the time passed before the start was cancelled."""
+    def _wait(self, duration_s: float, cancelled: Cancelled) -> bool:
+        """Wait. Returns False if the start was cancelled meanwhile."""
         until = time.monotonic() + duration_s
         while not cancelled():
             left_s = until - time.monotonic()
@@ -227,7 +227,7 @@ class SimulatedRuntime:
             time.sleep(min(left_s, CANCEL_POLL_S))
         return False
 
-    def _created(self, assignment: Assignment, container_id: str) -> _Life:
+    def _created(self, assignment: Assignment, container_id: str) -> _Simulated:
         devices = devices_of(assignment)
         container = Container(
             instance_id=assignment.instance_id,
@@ -241,7 +241,7 @@ class SimulatedRuntime:
             image_digest=f"sha256:{hashlib.sha256(assignment.spec.image.encode()).hexdigest()}",
             endpoints=tuple(self._endpoints(assignment.spec)),
         )
-        return _Life(container, program_of(assignment.spec))
+        return _Simulated(container, program_of(assignment.spec))
 
     def _endpoints(self, spec: InstanceSpec) -> Iterator[Endpoint]:
         for port in spec.ports:
@@ -251,31 +251,35 @@ class SimulatedRuntime:
                 container=port.container, protocol=port.protocol, host=self._address, port=host_port
             )
 
-    def _begun(self, container_id: str) -> Container:
-        """Starts it, unless it runs."""
-        life = self._lives[container_id]
-        if life.container.status == "running":
-            return life.container
+    def _start_container(self, container_id: str) -> Container:
+        """Start a container, unless it is running."""
+        simulated = self._containers[container_id]
+        if simulated.container.status == "running":
+            return simulated.container
         now = self._clock()
         running = replace(
-            life.container, status="running", started_at=self._time(now), exit_code=None, finished_at=None
+            simulated.container,
+            status="running",
+            started_at=self._time(now),
+            exit_code=None,
+            finished_at=None,
         )
-        ends_at = None if life.program.runs_s is None else now + life.program.runs_s
-        self._lives[container_id] = _Life(running, life.program, ends_at)
+        ends_at = None if simulated.program.runs_s is None else now + simulated.program.runs_s
+        self._containers[container_id] = _Simulated(running, simulated.program, ends_at)
         for uuid in running.gpu_uuids:
             self._on.setdefault(uuid, []).append(container_id)
         self._notify()
         return running
 
-    def _end_those_due(self) -> None:
+    def _end_due(self) -> None:
         now = self._clock()
-        for life in list(self._lives.values()):
-            if life.ends_at is not None and life.ends_at <= now:
-                self._end(life, life.program.exit_code, life.ends_at)
+        for simulated in list(self._containers.values()):
+            if simulated.ends_at is not None and simulated.ends_at <= now:
+                self._end(simulated, simulated.program.exit_code, simulated.ends_at)
 
-    def _end(self, life: _Life, exit_code: int, at: float) -> None:
-        ended = replace(life.container, status="exited", exit_code=exit_code, finished_at=self._time(at))
-        self._lives[ended.container_id] = _Life(ended, life.program)
+    def _end(self, simulated: _Simulated, exit_code: int, at: float) -> None:
+        ended = replace(simulated.container, status="exited", exit_code=exit_code, finished_at=self._time(at))
+        self._containers[ended.container_id] = _Simulated(ended, simulated.program)
         self._leave(ended)
         self._notify()
 
@@ -288,17 +292,17 @@ class SimulatedRuntime:
         self._changed.notify_all()
 
     def _until_next_end(self) -> float | None:
-        ends = [life.ends_at for life in self._lives.values() if life.ends_at is not None]
+        ends = [simulated.ends_at for simulated in self._containers.values() if simulated.ends_at is not None]
         return max(0, min(ends) - self._clock()) if ends else None
 
-    def _life_of(self, container_id: str) -> Container | None:
-        self._answer()
+    def _container(self, container_id: str) -> Container | None:
+        self._require_available()
         with self._changed:
-            self._end_those_due()
-            life = self._lives.get(container_id)
-            return life.container if life else None
+            self._end_due()
+            simulated = self._containers.get(container_id)
+            return simulated.container if simulated else None
 
-    def _wait_a_second(self) -> None:
+    def _wait_for_change(self) -> None:
         with self._changed:
             self._changed.wait(1)
 
@@ -310,7 +314,7 @@ class SimulatedRuntime:
 
 
 def program_of(spec: InstanceSpec) -> _Program:
-    """What the command line would do."""
+    """The program that a command line stands for."""
     argv = [*(spec.entrypoint or ()), *(spec.command or ())]
     line = argv[2] if argv[:2] == ["sh", "-c"] and len(argv) == 3 else " ".join(argv)
     if line in {"true", "false"}:
@@ -334,5 +338,5 @@ def _disk(total_mib: int) -> DiskFacts:
 
 
 def _container_id(assignment: Assignment) -> str:
-    """64 digits like Docker's, and the same for the same attempt: a start is adopted, not repeated."""
+    """64 digits like Docker's, the same for each start of an attempt: the container is adopted."""
     return hashlib.sha256(f"{assignment.instance_id}/{assignment.attempt}".encode()).hexdigest()

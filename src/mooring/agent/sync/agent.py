@@ -174,7 +174,7 @@ class Agent:
         with self._renewal:
             credential = self._control_plane.renew_credential()
             self._identity = self._identity.model_copy(update={"credential": credential})
-            self._directory.renewed(self._identity)
+            self._directory.save_renewed(self._identity)
             self._control_plane.identify(self._identity)
 
     # --- the engine
@@ -224,12 +224,7 @@ class Agent:
     # --- decisions
 
     def _apply(
-        self,
-        change: StateChange,
-        *,
-        relist: bool = False,
-        immediate: bool = True,
-        always: bool = False,
+        self, change: StateChange, *, relist: bool = False, immediate: bool = True, always: bool = False
     ) -> None:
         """Apply a change, begin the actions that follow from it, and report if the reported state differs."""
         with self._lock:

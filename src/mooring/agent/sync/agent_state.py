@@ -60,10 +60,7 @@ class AgentState:
     """
 
     def __init__(
-        self,
-        control_plane_id: str,
-        highest_generation: int,
-        stop_sent_at: Mapping[str, float] | None = None,
+        self, control_plane_id: str, highest_generation: int, stop_sent_at: Mapping[str, float] | None = None
     ) -> None:
         self.control_plane_id = control_plane_id
         self.highest_generation = highest_generation

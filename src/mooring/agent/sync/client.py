@@ -1,4 +1,4 @@
-"""The agent's side of `/agent/v1`: the node dials out, and nothing dials in."""
+"""The client for `/agent/v1`. The node opens all connections; nothing connects to it."""
 
 import json
 import ssl
@@ -24,52 +24,52 @@ from mooring.schemas.agent import (
 )
 from mooring.schemas.agent_streams import StreamFrame, StreamRequests, StreamRequestsQuery
 
-ANSWER_WITHIN_S: Final = 10.0  # beyond what the server was asked to wait
+ANSWER_WITHIN_S: Final = 10.0  # in addition to the requested wait
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 Answer = TypeVar("Answer", bound=BaseModel)
 
 
 class ControlPlaneError(Exception):
-    """Not the answer that was asked for; the message is for the operator's log."""
+    """A call failed; the message is for the operator's log."""
 
 
 class Unreachable(ControlPlaneError):
-    """No answer, or none that can be used: unknown, so nothing changes here, and we try again."""
+    """No answer, or an unusable one. Nothing changes on the node, and the call is retried."""
 
 
 class SessionTaken(ControlPlaneError):
-    """A newer agent speaks for this node (409 stale_session)."""
+    """A newer agent acts for this node (409 stale_session)."""
 
 
 class RequestRejected(ControlPlaneError):
-    """It understood, and says no (403, 404, 409, 410): this node may not, or what was meant is gone."""
+    """The control plane rejects the request (403, 404, 409, 410): not allowed, or its object is gone."""
 
 
 class CredentialRejected(RequestRejected):
-    """The token or the credential is not known, or not any more (401)."""
+    """The token or credential is unknown, expired or replaced (401)."""
 
 
 class InsecureUrl(ControlPlaneError):
-    """Credentials would cross a network in the clear (security rule R22)."""
+    """The URL would send credentials unencrypted over a network (security rule R22)."""
 
 
 class ControlPlaneClient:
-    """One node's connections to one control plane. Any thread may call, and each call has its own.
+    """One node's connections to one control plane. Any thread may call; each call uses its own connection.
 
     Args:
         insecure_http: accept plain HTTP to another machine (MOORING_INSECURE_HTTP). An eavesdropper on
-            that network can then take over the node. TLS is always verified; there is no way to turn it off.
+            that network can then take over the node. TLS certificates are always verified.
     """
 
     def __init__(self, url: str, *, insecure_http: bool = False) -> None:
         self._url, self._insecure_http = url.rstrip("/"), insecure_http
-        self._refuse_insecure(self._url)
+        self._require_secure(self._url)
         self._client = _client(self._url)
         self._credential: SecretStr | None = None
 
     def identify(self, identity: NodeIdentity) -> None:
-        """From now on calls are this node's."""
+        """Use this node's credential for all further calls."""
         self._credential = identity.credential
 
     def join(self, token: str, node_name: str, hostname: str) -> JoinAnswer:
@@ -80,7 +80,7 @@ class ControlPlaneClient:
         return self._post("/agent/v1/session", None, SessionAnswer)
 
     def renew_credential(self) -> SecretStr:
-        """A new credential, good at once; the present one ends with the first use of it."""
+        """A new credential, valid at once. Its first use revokes the present one."""
         answer = self._post("/agent/v1/credential", None, CredentialAnswer)
         return SecretStr(answer.credential)
 
@@ -88,18 +88,18 @@ class ControlPlaneClient:
         return self._post("/agent/v1/sync", request, SyncAnswer, request.wait_s)
 
     def start_secrets(self, instance_id: str, attempt: int, *, session: int) -> StartSecrets:
-        """What an attempt is started with; given only while it is this node's to start."""
+        """The secrets of an attempt, available while this node may start it."""
         request = StartSecretsRequest(session=session, attempt=attempt)
         return self._post(f"/agent/v1/instances/{instance_id}/start-secrets", request, StartSecrets)
 
     def stream_requests(self, query: StreamRequestsQuery) -> StreamRequests:
-        """The streams to dial in for; waits for one that is not `known` yet."""
+        """The streams that this node should serve; waits for one that is not in `known`."""
         return self._post("/agent/v1/stream-requests", query, StreamRequests, query.wait_s)
 
     def upload(self, stream_id: str, url: str | None, frames: Iterator[StreamFrame]) -> None:
-        """Send frames as they come, to the replica that asked for them; returns when it has read the last."""
+        """Send frames as they arrive to the replica that asked for them. Returns when it has read all."""
         base = self._url if url is None else url.rstrip("/")
-        self._refuse_insecure(base)
+        self._require_secure(base)
         lines = (frame.model_dump_json(exclude_defaults=True).encode() + b"\n" for frame in frames)
         headers = {**self._headers(), "Content-Type": "application/x-ndjson"}
         try:
@@ -107,7 +107,7 @@ class ControlPlaneClient:
                 f"{base}/agent/v1/streams/{stream_id}", content=lines, headers=headers
             )
         except httpx.HTTPError as error:
-            raise Unreachable(_what(error)) from error
+            raise Unreachable(_describe(error)) from error
         _raise_for(response)
 
     def close(self) -> None:
@@ -121,7 +121,7 @@ class ControlPlaneClient:
         try:
             response = self._client.post(self._url + path, content=body, headers=headers, timeout=timeout)
         except httpx.HTTPError as error:
-            raise Unreachable(_what(error)) from error
+            raise Unreachable(_describe(error)) from error
         try:
             _raise_for(response)
         except CredentialRejected:
@@ -129,11 +129,11 @@ class ControlPlaneClient:
                 raise Unreachable("the credential was renewed during the call") from None
             raise
         try:
-            # extra, strict: a newer release's fields are ignored, also inside of a spec.
+            # Unknown fields of a newer release are ignored, also inside a spec.
             return shape.model_validate_json(response.content, extra="ignore", strict=False)
         except ValidationError as error:
             raise Unreachable(
-                f"{path} was answered with something else than {shape.__name__}: {_where(error)}"
+                f"{path}: the answer is not a valid {shape.__name__}: {_where(error)}"
             ) from error
 
     def _headers(self) -> dict[str, str]:
@@ -141,14 +141,14 @@ class ControlPlaneClient:
             return {}
         return {"Authorization": f"Bearer {self._credential.get_secret_value()}"}
 
-    def _refuse_insecure(self, url: str) -> None:
+    def _require_secure(self, url: str) -> None:
         parts = urlsplit(url)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise InsecureUrl(f"{url!r} is not an http(s) URL")
         if parts.scheme == "http" and not is_loopback(parts.hostname) and not self._insecure_http:
             raise InsecureUrl(
-                f"refusing to send this node's credential to {url} in the clear: use https, or set "
-                "MOORING_INSECURE_HTTP=true if nobody can listen in on that network"
+                f"refusing to send this node's credential unencrypted to {url}: use https, or set "
+                "MOORING_INSECURE_HTTP=true if nobody can eavesdrop on that network"
             )
 
 
@@ -157,7 +157,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _client(url: str) -> httpx.Client:
-    """Verifying TLS; proxies from the environment are for other machines than this one."""
+    """A client that verifies TLS and uses the environment's proxies, but not for loopback."""
     return httpx.Client(
         verify=_trust(),
         trust_env=not is_loopback(urlsplit(url).hostname or ""),
@@ -168,7 +168,7 @@ def _client(url: str) -> httpx.Client:
 
 @cache
 def _trust() -> ssl.SSLContext:
-    """Reading the authorities costs 20 ms and a megabyte, so all nodes of a process share them."""
+    """Loading the CA certificates costs 20 ms and 1 MB, so all nodes of a process share them."""
     return httpx.create_ssl_context()
 
 
@@ -176,14 +176,14 @@ def _raise_for(response: httpx.Response) -> None:
     if response.is_success:
         return
     code = _problem_code(response)
-    said = f"{response.status_code} {code or response.reason_phrase}"
+    message = f"{response.status_code} {code or response.reason_phrase}"
     if response.status_code == HTTPStatus.CONFLICT and code == "stale_session":
-        raise SessionTaken(said)
+        raise SessionTaken(message)
     if response.status_code == HTTPStatus.UNAUTHORIZED:
-        raise CredentialRejected(said)
+        raise CredentialRejected(message)
     if response.status_code in {403, 404, 409, 410}:
-        raise RequestRejected(said)
-    raise Unreachable(said)
+        raise RequestRejected(message)
+    raise Unreachable(message)
 
 
 def _problem_code(response: httpx.Response) -> str | None:
@@ -194,11 +194,11 @@ def _problem_code(response: httpx.Response) -> str | None:
     return code if isinstance(code, str) else None
 
 
-def _what(error: httpx.HTTPError) -> str:
+def _describe(error: httpx.HTTPError) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def _where(error: ValidationError) -> str:
-    """The first complaint without its input: answers carry users' env."""
+    """The first error without its input: answers contain users' environment variables."""
     first = error.errors(include_url=False, include_input=False)[0]
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"

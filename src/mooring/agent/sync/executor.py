@@ -207,11 +207,7 @@ class ActionExecutor:
         devices, in_use = devices_of(assignment), state.gpus_in_use() or set()
         idle = [uuid for uuid in devices.gpu_uuids if not devices.share or uuid not in in_use]
         cancel = state.begin_work(
-            key,
-            ActionKind.START,
-            devices.gpu_uuids,
-            parent_gpus=devices.parent_gpus,
-            share=devices.share,
+            key, ActionKind.START, devices.gpu_uuids, parent_gpus=devices.parent_gpus, share=devices.share
         )
         attempt = _Attempt(assignment, idle, cancel, owner)
         start = partial(self._start_with_local_image, attempt)

@@ -1,13 +1,13 @@
-"""What the agent remembers on disk: who it is, and the newest desired state it has ever seen.
+"""The agent's files: its identity, and the highest generation it has seen.
 
 <directory>/lock            held while an agent runs here
 <directory>/node.json       Identity, readable by the owner only
 <directory>/generation      one number
-<directory>/real            what `mooring up` has found on this machine: docker, gpus
-<directory>/private_images  which images only their registries may hand out; no credential is in it
-<directory>/pulled_images   which images a registry gave, by reference
-<directory>/image_usage     which images Mooring pulled, and for how long each has been unused
-<directory>/containers.json what each container was given (container_records.py); no secret is in it
+<directory>/real            what `mooring up` has detected on this machine: docker, gpus
+<directory>/private_images  images whose use requires a check at their registry; contains no credential
+<directory>/pulled_images   images pulled from a registry, by reference
+<directory>/image_usage     images that Mooring pulled, and how long each has been unused
+<directory>/containers.json the devices and settings of each container (container_records.py); no secrets
 <directory>/stops           when containers were sent their stop signal
 """
 
@@ -22,11 +22,11 @@ from mooring.schemas.agent import JoinAnswer
 
 
 class StateError(Exception):
-    """The data directory cannot be used; the message says why and what to do."""
+    """The data directory cannot be used; the message says why and how to fix it."""
 
 
 class NodeIdentity(BaseModel):
-    """What a node was given when it joined."""
+    """A node's ids and credential, from its join."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -36,16 +36,16 @@ class NodeIdentity(BaseModel):
     control_plane_id: str
 
     @classmethod
-    def given(cls, answer: JoinAnswer) -> "NodeIdentity":
+    def from_answer(cls, answer: JoinAnswer) -> "NodeIdentity":
         return cls.model_validate(answer.model_dump())
 
     @field_serializer("credential", when_used="json")
-    def _shown_to_the_file(self, credential: SecretStr) -> str:
+    def _plain_credential(self, credential: SecretStr) -> str:
         return credential.get_secret_value()
 
 
 def identities(state_dir: Path) -> list[NodeIdentity]:
-    """Of the nodes that have joined from this data directory; a damaged file is for the agent to report."""
+    """The nodes that have joined from this data directory, without those whose file is damaged."""
     found = []
     for path in (state_dir / "node.json", *sorted(state_dir.glob("*/node.json"))):
         with suppress(FileNotFoundError, ValidationError):
@@ -54,7 +54,7 @@ def identities(state_dir: Path) -> list[NodeIdentity]:
 
 
 class StateDirectory:
-    """The files of one node; `lock` keeps a second agent away for the life of this process."""
+    """The files of one node. `lock` excludes a second agent until this process ends."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -69,7 +69,7 @@ class StateDirectory:
         except OSError as error:
             os.close(descriptor)
             raise StateError(
-                f"another agent runs in {self._directory}; end it first, or set another MOORING_DATA_DIR"
+                f"another agent runs in {self._directory}; stop it, or set another MOORING_DATA_DIR"
             ) from error
         self._lock = descriptor
 
@@ -79,24 +79,24 @@ class StateDirectory:
             self._lock = None
 
     def identity(self) -> NodeIdentity | None:
-        """None before the first join; raises StateError when the file makes no sense."""
+        """None before the first join. Raises StateError if the file is damaged."""
         path = self._directory / "node.json"
         try:
             return NodeIdentity.model_validate_json(path.read_bytes())
         except FileNotFoundError:
             return None
         except ValidationError as error:
-            # The values in a ValidationError's text could be the credential, so it is not passed on.
-            raise StateError(f"{path} is damaged; delete it and join the node anew") from error
+            # Without the ValidationError's text, which could contain the credential.
+            raise StateError(f"{path} is damaged; delete it and join the node again") from error
 
-    def joined(self, identity: NodeIdentity) -> None:
-        """Remember who we are now; generations count anew."""
+    def save_joined(self, identity: NodeIdentity) -> None:
+        """Save a new identity; generations start again."""
         for name in ("generation", "real"):
             (self._directory / name).unlink(missing_ok=True)
         self.write("node.json", identity.model_dump_json().encode())
 
-    def renewed(self, identity: NodeIdentity) -> None:
-        """The same node with another credential."""
+    def save_renewed(self, identity: NodeIdentity) -> None:
+        """Save the same node with a new credential."""
         self.write("node.json", identity.model_dump_json().encode())
 
     def generation(self) -> int:
@@ -111,11 +111,11 @@ class StateDirectory:
             ) from error
 
     def save_generation(self, generation: int) -> None:
-        """On disk when this returns."""
+        """Save durably."""
         self.write("generation", str(generation).encode())
 
     def real_parts(self) -> frozenset[str]:
-        """What has been seen to be real here, and is never to be simulated again."""
+        """Parts that were once detected as real, and are never simulated again."""
         try:
             return frozenset((self._directory / "real").read_text().split())
         except FileNotFoundError:
@@ -125,19 +125,19 @@ class StateDirectory:
         self.write("real", " ".join(sorted(parts)).encode())
 
     def read(self, name: str) -> bytes | None:
-        """A file of another part of the agent; None: there is none."""
+        """A file's content; None: it does not exist."""
         try:
             return (self._directory / name).read_bytes()
         except FileNotFoundError:
             return None
 
     def write(self, name: str, content: bytes) -> None:
-        """On disk, and readable by the owner only, when this returns."""
+        """Write a file durably, readable by the owner only."""
         new = self._directory / f"{name}.new"
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             rest = memoryview(content)
-            while rest:  # a disk that fills up takes a part and says so only at the next call
+            while rest:  # a full disk accepts a part, and fails at the next call
                 rest = rest[os.write(descriptor, rest) :]
             os.fsync(descriptor)
         finally:
@@ -146,7 +146,7 @@ class StateDirectory:
         self._sync_directory()
 
     def _sync_directory(self) -> None:
-        """A rename is on disk only when the directory is."""
+        """Make a rename durable."""
         descriptor = os.open(self._directory, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)

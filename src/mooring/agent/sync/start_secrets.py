@@ -1,4 +1,4 @@
-"""Asks the control plane for what one attempt is started with, at the moment of its start (R16, R17)."""
+"""Fetches the secrets of an attempt from the control plane when it is started (R16, R17)."""
 
 import threading
 import time
@@ -18,24 +18,24 @@ from mooring.agent.sync.client import (
 from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Assignment, StartSecrets
 
-# A start that fails is tried again for as long as the control plane lets it, and a new password counts then.
-KEPT_S: Final = 600.0
+# For retries of a failed start. After this time a changed registry password takes effect.
+CACHE_S: Final = 600.0
 
 DELAYED: Final = Reason(
     code="waiting_for_secrets",
-    message="The node cannot fetch the instance's secrets from the control plane; it is tried again",
+    message="The node cannot fetch the instance's secrets from the control plane; it retries",
 )
 REFUSED: Final = Reason(
     code="secrets_refused",
-    message="The control plane does not give the node secrets for this attempt; restart the instance",
+    message="The control plane denies the node the secrets of this attempt; restart the instance",
 )
 
 
 class StartSecretsOf:
-    """Equips assignments with their secrets. They are kept in memory, while the start is tried.
+    """Adds secrets to assignments. They are cached in memory until the start has succeeded or failed.
 
     Args:
-        session: the number of the agent's present session.
+        session: returns the number of the agent's session.
     """
 
     def __init__(
@@ -45,42 +45,42 @@ class StartSecretsOf:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._control_plane, self._session, self._clock = control_plane, session, clock
-        self._kept: dict[Key, tuple[float, StartSecrets]] = {}
-        self._lock = threading.Lock()  # of `_kept`
+        self._cache: dict[Key, tuple[float, StartSecrets]] = {}
+        self._lock = threading.Lock()  # of `_cache`
 
     def equip(self, assignment: Assignment) -> Assignment:
-        """The assignment with what it is started with.
+        """The assignment with its secrets and registry credentials.
 
         Raises:
             StartDelayed: the control plane does not answer.
-            StartRefused: it says no.
+            StartRefused: it rejects the request.
         """
         if not assignment.asks_for_secrets:
             return assignment
-        given = self._given(assignment)
-        return assignment.model_copy(update={"secrets": given.secrets, "registry": given.registry})
+        fetched = self._cached_or_fetched(assignment)
+        return assignment.model_copy(update={"secrets": fetched.secrets, "registry": fetched.registry})
 
     def forget(self, key: Key) -> None:
-        """It has started, or will not be started any more."""
+        """The start has succeeded, or failed for good."""
         with self._lock:
-            self._kept.pop(key, None)
+            self._cache.pop(key, None)
 
-    def _given(self, assignment: Assignment) -> StartSecrets:
+    def _cached_or_fetched(self, assignment: Assignment) -> StartSecrets:
         key, now = key_of(assignment), self._clock()
         with self._lock:
-            self._kept = {each: kept for each, kept in self._kept.items() if now - kept[0] < KEPT_S}
-            if key in self._kept:
-                return self._kept[key][1]
-        given = self._ask(key)
+            self._cache = {each: entry for each, entry in self._cache.items() if now - entry[0] < CACHE_S}
+            if key in self._cache:
+                return self._cache[key][1]
+        fetched = self._fetch(key)
         with self._lock:
-            self._kept[key] = now, given
-        return given
+            self._cache[key] = now, fetched
+        return fetched
 
-    def _ask(self, key: Key) -> StartSecrets:
+    def _fetch(self, key: Key) -> StartSecrets:
         try:
             return self._control_plane.start_secrets(*key, session=self._session())
         except (SessionTaken, CredentialRejected) as error:
-            raise StartDelayed(DELAYED) from error  # this agent ends, and another one decides
+            raise StartDelayed(DELAYED) from error  # this agent is about to end
         except RequestRejected as error:
             raise StartRefused(REFUSED) from error
         except ControlPlaneError as error:

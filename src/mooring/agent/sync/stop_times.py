@@ -1,7 +1,7 @@
-"""When each container was sent its stop signal: remembered on disk, so that its SIGKILL outlives the agent.
+"""Saves when each container was sent its stop signal, so that its timeout survives a restart of the agent.
 
-A new agent neither sends the signal again nor lets the timeout begin anew. The clock is the machine's
-monotonic one, which all processes of one boot share; after a reboot no container of before is running.
+A restarted agent neither sends the signal again nor restarts the timeout. Times are of the machine's
+monotonic clock, which all processes of one boot share; after a reboot none of the containers is running.
 """
 
 import json
@@ -22,35 +22,35 @@ log = logging.getLogger(__name__)
 
 
 class StopTimes:
-    """The file of one node. `note` is quick, `save` waits for the disk; any thread may call either."""
+    """The file of one node. `note` is fast, `save` waits for the disk. Any thread may call."""
 
     def __init__(self, state: StateDirectory, boot_id: Path = BOOT_ID) -> None:
         self._state, self._boot_id = state, boot_id
         self._writing = threading.Lock()
-        self._newest: Mapping[str, float] | None = None  # null: it is on disk
+        self._newest: Mapping[str, float] | None = None  # None: saved
 
     def load(self) -> dict[str, float]:
-        """Moments on the clock of `time.monotonic`, by container id; nothing where that cannot be told.
+        """Times (`time.monotonic`) by container id; empty if the file cannot be used.
 
-        A stop that is not remembered is begun anew: its program gets the signal and its whole time once more.
+        Without its time a stop begins again: the program gets the signal and the whole timeout once more.
         """
         try:
-            said = json.loads(self._state.read(FILE) or b"{}")
-            if said.get("boot_id") != self._this_boot():
+            content = json.loads(self._state.read(FILE) or b"{}")
+            if content.get("boot_id") != self._this_boot():
                 return {}
-            since = {str(container): float(moment) for container, moment in said["since"].items()}
+            since = {str(container): float(at) for container, at in content["since"].items()}
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
-            log.exception("the file %s of the data directory makes no sense; stops begin anew", FILE)
+            log.exception("the file %s of the data directory is damaged; stops begin again", FILE)
             return {}
         return {one: at for one, at in since.items() if math.isfinite(at) and at <= time.monotonic()}
 
     def note(self, since: Mapping[str, float]) -> None:
-        """This is to be saved, in place of anything noted before."""
+        """Set what `save` writes."""
         self._newest = since
 
     def save(self) -> None:
-        """What was noted is on disk when this returns. A full disk keeps nothing from being stopped."""
-        with self._writing:  # many that come at once are one write, and the file never goes back
+        """Write the noted times durably. A full disk is logged, and prevents no stop."""
+        with self._writing:  # concurrent calls share one write, and never write an older state
             since, self._newest = self._newest, None
             if since is None:
                 return
@@ -58,7 +58,7 @@ class StopTimes:
                 content = {"boot_id": self._this_boot(), "since": dict(since)}
                 self._state.write(FILE, json.dumps(content).encode())
             except OSError:
-                log.exception("stops under way cannot be saved")
+                log.exception("cannot save the times of stop signals")
 
     def _this_boot(self) -> str:
         return self._boot_id.read_text().strip()

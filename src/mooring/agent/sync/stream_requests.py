@@ -1,7 +1,7 @@
-"""The agent's call that waits for users who want logs or an exec.
+"""The agent's long poll for logs and exec requests of users.
 
-It is a call of its own because users decide how often it is answered: a report of everything on the node with
-each would let one project make the node and the control plane busy for all others.
+It is separate from reports because users decide how often it is answered: with a full report each time, one
+project could overload the node and the control plane for all others.
 """
 
 import logging
@@ -16,18 +16,18 @@ from mooring.agent.sync.exchange import NO_NEWS_PAUSE_S, Backoff
 from mooring.agent.sync.identity import NodeIdentity
 from mooring.schemas.agent_streams import StreamRequest, StreamRequests, StreamRequestsQuery
 
-WAIT_S: Final = 30.0  # shorter than the minute after which proxies end a silent connection
+WAIT_S: Final = 30.0  # proxies end an idle connection after a minute
 
 log = logging.getLogger(__name__)
 
 
 class StreamRequestsCall:
-    """One thread, from `start` until `ended` is set. A failed call is made again; reports say what is wrong.
+    """One thread, from `start` until `ended` is set. Failed calls are retried; reports show the problem.
 
     Args:
-        session: the number that the agent's calls carry.
-        serve: what becomes of the streams of an answer; it may hear of the same one more than once. Raises
-            ControlPlaneError if they are not to be served now.
+        session: returns the number of the agent's session.
+        serve: serves the streams of an answer, which may repeat earlier ones. Raises ControlPlaneError if
+            they must not be served now.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class StreamRequestsCall:
         ended: threading.Event,
     ) -> None:
         self._control_plane, self._session, self._serve, self._ended = control_plane, session, serve, ended
-        self._from = (identity.control_plane_id, identity.node_id)
+        self._expected = (identity.control_plane_id, identity.node_id)
         self._known: list[str] = []
         self._thread = threading.Thread(target=self._run, name="stream-requests", daemon=True)
 
@@ -53,11 +53,11 @@ class StreamRequestsCall:
             try:
                 self._call()
             except ControlPlaneError as error:
-                # 404: a control plane of an earlier release, whose answers to reports have the streams.
-                log.debug("no answer about streams: %s", error)
+                # 404: a control plane of an earlier release, which sends streams with its answers to reports.
+                log.debug("no stream requests: %s", error)
                 self._ended.wait(backoff.pause_s())
             except Exception:
-                log.exception("streams could not be served")
+                log.exception("cannot serve streams")
                 self._ended.wait(backoff.pause_s())
             else:
                 backoff.reset()
@@ -69,13 +69,13 @@ class StreamRequestsCall:
         answer = self._control_plane.stream_requests(query)
         if self._ended.is_set():
             return
-        self._take(answer)
+        self._handle(answer)
         if not set(self._known) - set(query.known) and time.monotonic() - began < wait_s / 2:
-            # One that is about to end answers at once.
+            # A control plane that is shutting down answers at once.
             self._ended.wait(NO_NEWS_PAUSE_S)
 
-    def _take(self, answer: StreamRequests) -> None:
-        if (answer.control_plane_id, answer.node_id) != self._from:
+    def _handle(self, answer: StreamRequests) -> None:
+        if (answer.control_plane_id, answer.node_id) != self._expected:
             raise ControlPlaneError(f"the answer is for node {answer.node_id} of another control plane")
         self._serve(answer.streams)
         self._known = [each.id for each in answer.streams]

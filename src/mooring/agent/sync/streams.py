@@ -1,4 +1,4 @@
-"""Bytes that users wait for: logs and exec, read from the engine and piped to the replica that asked.
+"""Logs and exec: reads from the engine and uploads to the control plane replica that asked.
 
 engine --iterator--> reader's thread --queue--> uploader's thread --NDJSON--> control plane
 """
@@ -19,8 +19,8 @@ from mooring.agent.sync.workers import Workers
 from mooring.schemas.agent_streams import StreamError, StreamFrame, StreamRequest
 
 HEARTBEAT_S: Final = 5.0
-IDS_KEPT: Final = 4096
-FRAMES_WAITING: Final = 256  # then the engine, and with it the container, is slowed down
+MAX_IDS: Final = 4096
+MAX_QUEUED_FRAMES: Final = 256  # a full queue slows the engine, and with it the container
 
 ContainerOf = Callable[[Key], Container | None]
 
@@ -28,9 +28,9 @@ log = logging.getLogger(__name__)
 
 
 class Streams:
-    """Runs each request once, however often answers repeat it.
+    """Serves each request once, however often answers repeat it.
 
-    Each holds a thread of its project's for as long as its reader reads, however slowly.
+    Each stream uses a thread of its project until it ends, however slowly its reader reads.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class Streams:
     def serve(self, requests: Iterable[StreamRequest]) -> None:
         for request in requests:
             if self._is_new(request.id) and not self._submit(request):
-                # Nobody dials in, so its reader is told that the node did not, and may ask again.
-                log.warning("stream %s refused: its project has too many open on this node", request.id)
+                # Its reader gets an error because the node does not connect, and may retry.
+                log.warning("stream %s rejected: its project has too many open on this node", request.id)
 
     def _submit(self, request: StreamRequest) -> bool:
         container = self._container_of((request.instance_id, request.attempt))
@@ -66,7 +66,7 @@ class Streams:
             if stream_id in self._begun:
                 return False
             self._begun[stream_id] = None
-            if len(self._begun) > IDS_KEPT:
+            if len(self._begun) > MAX_IDS:
                 self._begun.popitem(last=False)
             return True
 
@@ -78,7 +78,7 @@ class Streams:
         try:
             self._control_plane.upload(request.id, request.url, iter(pipe))
         except ControlPlaneError as error:
-            # The usual end of a follow: whoever read the logs went away.
+            # The usual end of a follow: the reader has gone.
             log.info("stream %s ended: %s", request.id, error)
         finally:
             pipe.close()
@@ -91,19 +91,19 @@ class Streams:
             return self._runtime.exec(container.container_id, request.exec)
         if request.logs is not None:
             return self._runtime.logs(container.container_id, request.logs)
-        return iter([_error("not_supported", "This node's agent is too old for this kind of stream")])
+        return iter([_error("not_supported", "This node's agent is too old for this type of stream")])
 
 
 class _Pipe:
-    """From the thread that reads the engine to the one that uploads; either may go away first."""
+    """A queue from the thread that reads the engine to the one that uploads; either may end first."""
 
     def __init__(self, heartbeat_s: float) -> None:
         self._heartbeat_s = heartbeat_s
-        self._frames: queue.Queue[StreamFrame | None] = queue.Queue(FRAMES_WAITING)
+        self._frames: queue.Queue[StreamFrame | None] = queue.Queue(MAX_QUEUED_FRAMES)
         self._closed = threading.Event()
 
     def __iter__(self) -> Iterator[StreamFrame]:
-        """Frames as they come, and an empty one after each silence: only writing shows a lost reader."""
+        """Frames as they arrive, and an empty one after each silence: only a write detects a lost reader."""
         while True:
             try:
                 frame = self._frames.get(timeout=self._heartbeat_s)
@@ -120,10 +120,10 @@ class _Pipe:
         try:
             self._pump(open_frames())
         except RuntimeUnavailable as error:
-            log.warning("a stream broke off: %s", error)
+            log.warning("a stream failed: %s", error)
             self._put(_error("docker_unavailable", "The node's container engine does not answer"))
         except Exception:
-            log.exception("a stream broke off")
+            log.exception("a stream failed")
             self._put(_error("internal_error", "The node's agent failed; see its log"))
         finally:
             self._put(None)
@@ -132,7 +132,7 @@ class _Pipe:
         self._closed.set()
 
     def _pump(self, frames: Iterator[StreamFrame]) -> None:
-        """Iterators of a `Runtime` yield every 10 s at least, so a closed pipe is noticed."""
+        """A closed pipe is noticed within 10 s: iterators of a `Runtime` yield at least that often."""
         try:
             for frame in frames:
                 if not self._put(frame):
@@ -142,7 +142,7 @@ class _Pipe:
                 close()
 
     def _put(self, frame: StreamFrame | None) -> bool:
-        """Whether it was taken, before the other side went away."""
+        """Queue a frame. Returns False if the pipe was closed."""
         while not self._closed.is_set():
             try:
                 self._frames.put(frame, timeout=1)

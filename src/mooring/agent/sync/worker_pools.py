@@ -1,19 +1,19 @@
-"""The threads that act for the instances of a node, and how many of them one project may use."""
+"""The worker pools of a node, and how many threads one project may use."""
 
 from dataclasses import dataclass
 from typing import Final
 
 from mooring.agent.sync.workers import Workers
 
-# What one project may have waiting in a pool; the rest is decided again when something of it is done.
+# Queued tasks of one project in a pool; further actions are planned again when one has ended.
 WAITING_OF_PROJECT: Final = 128
 PULLS_OF_PROJECT: Final = 2
-STREAMS_OF_PROJECT: Final = 32  # twice what one replica of the control plane lets pass
+STREAMS_OF_PROJECT: Final = 32  # twice the limit of one control plane replica
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerPools:
-    """The threads that act, shared fairly among projects. Nodes of one process may share them."""
+    """One pool per type of work, shared fairly among projects. Nodes of a process may share them."""
 
     pulls: Workers
     starts: Workers
@@ -23,9 +23,9 @@ class WorkerPools:
 
     @classmethod
     def default(cls) -> "WorkerPools":
-        """Limits are for all projects together, and for each.
+        """Pools with limits for all projects together, and for each project.
 
-        A pull may take an hour and a stream days, so few of one project leave many threads to the others.
+        A pull may take an hour and a stream days, so the limit of a project is a small part of all threads.
         Each call of a start or an ending has a deadline of seconds, and a release one of half a minute.
         """
         waiting = WAITING_OF_PROJECT

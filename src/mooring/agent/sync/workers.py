@@ -1,9 +1,9 @@
-"""Daemon threads for blocking calls, shared fairly among their owners (projects).
+"""Daemon threads for blocking calls, shared fairly among owners (projects).
 
     submit(task, owner) ──> one queue per owner, bounded ──round robin──> threads
 
-An owner never has more than `each` tasks running, however many it submits, so the other threads remain for
-the other owners. Of tasks with the same subject one runs at a time; the others wait without a thread.
+At most `each` tasks of an owner run at a time, so other threads remain for other owners. Of tasks with the
+same subject one runs at a time; the others wait without a thread.
 """
 
 import logging
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False, frozen=True, slots=True)
 class Ticket:
-    """A submitted task; `withdraw` takes it back while it waits."""
+    """A submitted task; `withdraw` removes it while it is queued."""
 
     task: Task
     owner: str
@@ -32,23 +32,23 @@ class Workers:
 
     Args:
         limit: how many tasks run at the same time.
-        each: how many of them may be of one owner; the default is `limit`.
-        waiting: how many tasks of one owner may wait for a thread; unlimited by default.
+        each: how many of them one owner may have; the default is `limit`.
+        waiting: how many queued tasks one owner may have; unlimited by default.
     """
 
     def __init__(self, name: str, limit: int, *, each: int | None = None, waiting: int | None = None) -> None:
         self._name, self._limit = name, limit
         self._each, self._waiting = each or limit, waiting
         self._lock = threading.Lock()  # of everything below but `_ready`
-        self._queues: OrderedDict[str, deque[Ticket]] = OrderedDict()  # whose turn is next comes first
+        self._queues: OrderedDict[str, deque[Ticket]] = OrderedDict()  # the next owner comes first
         self._running: Counter[str] = Counter()  # by owner
-        self._subjects: set[str] = set()  # of tasks that run
+        self._subjects: set[str] = set()  # of running tasks
         self._active = self._threads = 0
-        self._ready: queue.SimpleQueue[Ticket] = queue.SimpleQueue()  # never more than there are threads
+        self._ready: queue.SimpleQueue[Ticket] = queue.SimpleQueue()  # never more tickets than threads
 
     @property
     def idle(self) -> bool:
-        """Whether nothing runs or waits."""
+        """Whether no task is running or queued."""
         with self._lock:
             return not self._active and not self._queues
 
@@ -60,10 +60,10 @@ class Workers:
     def submit(
         self, task: Task, owner: str = "", *, subject: str | None = None, bounded: bool = True
     ) -> Ticket | None:
-        """Run a task as soon as it is its owner's turn; None: too many of this owner wait already.
+        """Queue a task; None: the owner's queue is full.
 
         Args:
-            bounded: false for the next step of what was accepted before.
+            bounded: False for a further step of work that was accepted before.
         """
         with self._lock:
             if bounded and not self._has_room(owner):
@@ -74,7 +74,7 @@ class Workers:
             return ticket
 
     def withdraw(self, ticket: Ticket) -> bool:
-        """Take back a task that still waits; False: it runs, or has run."""
+        """Remove a queued task; False: it is running, or has run."""
         with self._lock:
             waiting = self._queues.get(ticket.owner)
             if waiting is None or ticket not in waiting:
@@ -88,7 +88,7 @@ class Workers:
         return self._waiting is None or len(self._queues.get(owner, ())) < self._waiting
 
     def _dispatch(self) -> None:
-        """Hand out what may run now; to be called with the lock held, after anything that changes that."""
+        """Start the tasks that may run now. Called with the lock held, after each change."""
         while self._active < self._limit and (ticket := self._take_next()) is not None:
             self._active += 1
             self._running[ticket.owner] += 1
@@ -101,7 +101,7 @@ class Workers:
                 threading.Thread(target=self._work, name=name, daemon=True).start()
 
     def _take_next(self) -> Ticket | None:
-        """The next task by round robin over the owners, without those who have their share."""
+        """The next task, round robin over the owners that are below their limit."""
         for owner, waiting in self._queues.items():
             if self._running[owner] >= self._each:
                 continue

@@ -142,7 +142,7 @@ class Credentials:
             caller, stale = api_keys.identify(session, secret)
         if stale:
             with self._database.write() as session:
-                api_keys.note_use(session, caller.id)
+                api_keys.record_use(session, caller.id)
         self._callers.put(hashed, caller, since)
         return caller
 
@@ -153,7 +153,7 @@ class Credentials:
             caller = sso.identify(session, person)
         if caller is None:
             with self._database.write() as session:
-                caller = sso.settle(session, person, address)
+                caller = sso.provision(session, person, address)
         self._callers.put(hashed, caller, since, until)
         return caller
 

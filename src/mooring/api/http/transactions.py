@@ -71,7 +71,7 @@ def audited(context: Context, access: Access, operation: Operation) -> Response:
     """Run an operation that is safe to repeat, in one transaction with its audit row."""
     with context.database.write() as session:
         answer = _audited(session, access, operation)
-        storage.settle(session, context.storage_limits)
+        storage.enforce(session, context.storage_limits)
     return respond(answer)
 
 
@@ -85,11 +85,11 @@ def store(context: Context, session: Session, call: Call, answer: StoredAnswer) 
     """Store the answer under the call's key, if it has one, and charge the project for what it wrote.
 
     Raises, at the end of the transaction:
-        QuotaExceeded, DailyWriteLimit: as `storage.settle`.
+        QuotaExceeded, DailyWriteLimit: as `storage.enforce`.
     """
     caller, key = call.access.caller, call.idempotency_key or ""
     idempotency.store(session, context.encryptor, caller.id, key, answer, caller.project_id)
-    storage.settle(session, context.storage_limits)
+    storage.enforce(session, context.storage_limits)
 
 
 def _audited(session: Session, access: Access, operation: Operation) -> StoredAnswer:

@@ -63,7 +63,7 @@ def create_api_key(body: ApiKeyCreate, context: Ctx, call: CurrentCall) -> Respo
 @router.get("", response_model=ApiKeyList, responses=errors(), operation_id="list_api_keys")
 def list_api_keys(context: Ctx, access: CurrentAccess, asked: Annotated[KeyQuery, Query()]) -> Response:
     """Keys by prefix and last use, newest first; revoked ones are gone."""
-    query = select(tables.ApiKey).where(api_keys.live(), api_keys.visible(access))
+    query = select(tables.ApiKey).where(api_keys.not_revoked(), api_keys.visible(access))
     query = pagination.matching(query, asked, tables.ApiKey.project_id, tables.ApiKey.user_id)
     with context.database.read() as session:
         rows, cursor = pagination.page(

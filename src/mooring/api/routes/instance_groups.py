@@ -63,7 +63,7 @@ def create_instance_group(body: InstanceGroupCreate, context: Ctx, call: Current
     """
 
     def act(session: Session) -> StoredAnswer:
-        project = projects.chosen(session, call.access, body.project_id, context.identity.default_project_id)
+        project = projects.for_new(session, call.access, body.project_id, context.identity.default_project_id)
         row = instance_groups.create(session, call.access, project, body)
         return _shown(context, session, row, 201, location=True)
 

@@ -94,7 +94,7 @@ async def create_instance(
         count_request(request, caller, ActionClass.WRITE, AT_ONCE_EXTRA)
 
     def act(session: Session) -> StoredAnswer:
-        project = projects.chosen(session, call.access, body.project_id, context.identity.default_project_id)
+        project = projects.for_new(session, call.access, body.project_id, context.identity.default_project_id)
         row = instances.create(session, call.access, project, body)
         if body.on_capacity == "fail":
             explain.place_now(session, context.scheduler_cache, row)
@@ -105,7 +105,7 @@ async def create_instance(
 
 def _dry_run(context: Context, access: Access, body: InstanceCreate) -> Response:
     with context.database.read() as session:
-        project = projects.chosen(session, access, body.project_id, context.identity.default_project_id)
+        project = projects.for_new(session, access, body.project_id, context.identity.default_project_id)
         admission.require(session, project.id, body)
         admission.require_priority(session, access, project.id, body.priority)
         outcome = explain.dry_run(session, context.scheduler_cache, project.id, body)
@@ -280,7 +280,7 @@ def get_instance_metrics(instance_id: str, context: Ctx, access: CurrentAccess) 
     """The newest sample of each of its GPUs."""
     with context.database.read() as session:
         row = instances.get(session, access, instance_id)
-        held = allocations.held(session, [row.id]).get(row.id, [])
+        held = allocations.of_instances(session, [row.id]).get(row.id, [])
         uuids = list(dict.fromkeys(grant.gpu_uuid for grant in held))
         items = gpu_views.samples(session, access, uuids)
     return responses.respond(responses.json_answer({"items": items}))

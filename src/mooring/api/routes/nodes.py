@@ -152,7 +152,7 @@ def renew_credential(node_id: str, context: Ctx, call: CurrentCall) -> Response:
     """Have its agent fetch a new credential with its next report; the old one ends as the new one is used."""
 
     def act(session: Session) -> StoredAnswer:
-        return _shown(session, call.access, nodes.ask_to_renew(session, call.access, node_id), 202)
+        return _shown(session, call.access, nodes.request_renewal(session, call.access, node_id), 202)
 
     return transactions.idempotent(context, call, act)
 

@@ -41,7 +41,7 @@ async def get_queue(
 
 def _queue(context: Context, access: Access, asked: pagination.PageQuery) -> Response:
     with context.database.read() as session:
-        found = queue.look(session, context.scheduler_cache)
+        found = queue.view(session, context.scheduler_cache)
         page, cursor = pagination.slice_of(found.entries, asked, "queue", context.identity.cursor_secret)
         items = _entries(session, access, page)
     shares = [
@@ -86,7 +86,7 @@ def _entry(entry: queue.QueueEntry, told: object, group_names: dict[str, str]) -
     }
 
 
-def _standing(project_id: str, standing: queue.Standing) -> Json:
+def _standing(project_id: str, standing: queue.ProjectStanding) -> Json:
     project = standing.project
     guaranteed = project.guaranteed_gpu_milli
     return {
@@ -108,7 +108,7 @@ def _standing(project_id: str, standing: queue.Standing) -> Json:
 def get_fragmentation(context: Ctx, _access: CurrentAccess) -> Response:
     """Which sizes still fit, by model, and how many free GPUs are stranded, and by what."""
     with context.database.read() as session:
-        nodes = context.scheduler_cache.look(session)
+        nodes = context.scheduler_cache.nodes(session)
     now = PlanTime(datetime.now(UTC).timestamp(), context.scheduler_cache.policy.start_overhead_s)
     items = [_model(model, told) for model, told in fragmentation(nodes, now).items()]
     return responses.respond(responses.json_answer({"items": items, "next_cursor": None}))

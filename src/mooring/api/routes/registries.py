@@ -39,7 +39,7 @@ def create_registry(body: RegistryCreate, context: Ctx, call: CurrentCall) -> Re
     """Keep credentials for a registry, the password encrypted. Each pull of the project's images has them."""
 
     def act(session: Session) -> StoredAnswer:
-        project = projects.chosen(session, call.access, body.project_id, context.identity.default_project_id)
+        project = projects.for_new(session, call.access, body.project_id, context.identity.default_project_id)
         row = registries.create(
             session, call.access, context.encryptor, project.id, body.server, body.username, body.password
         )

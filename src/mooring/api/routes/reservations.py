@@ -54,7 +54,7 @@ def create_reservation(body: ReservationCreate, context: Ctx, call: CurrentCall)
     """
 
     def act(session: Session) -> StoredAnswer:
-        project = projects.chosen(session, call.access, body.project_id, context.identity.default_project_id)
+        project = projects.for_new(session, call.access, body.project_id, context.identity.default_project_id)
         gpus = body.gpus.model_dump(mode="json")
         row = reservations.create(
             session, call.access, context.scheduler_cache, project, body.name, gpus, body.from_at, body.to_at

@@ -40,7 +40,7 @@ def create_secret(body: SecretCreate, context: Ctx, call: CurrentCall) -> Respon
     """Keep a value, encrypted. It is never shown again; only containers that name it get it."""
 
     def act(session: Session) -> StoredAnswer:
-        project = projects.chosen(session, call.access, body.project_id, context.identity.default_project_id)
+        project = projects.for_new(session, call.access, body.project_id, context.identity.default_project_id)
         row = secrets.create(session, call.access, context.encryptor, project.id, body.name, body.value)
         return responses.json_answer(show(Secret, row), 201, {"Location": f"/v1/secrets/{row.id}"})
 

@@ -143,7 +143,7 @@ def _ask(
 ) -> None:
     with context.database.write() as session:
         row, _node_id = streams.check(session, access, instance_id, running=isinstance(asked, ExecRequest))
-        streams.ask(session, access, row, stream_id, asked, context.settings.advertise_url)
+        streams.request(session, access, row, stream_id, asked, context.settings.advertise_url)
         if isinstance(asked, LogsRequest) and audited_reads.is_of_others(access, row.project_id):
             reads = context.audited_reads
             reads.record(session, access, audited_reads.READ_LOGS, row.id, row.project_id)

@@ -1,4 +1,4 @@
-"""The audit log: who did what, written and signed in the transaction of the action (R32)."""
+"""The audit log: who did what. Each row is written and signed in the transaction of the action (R32)."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -16,7 +16,7 @@ from mooring.db.tables import AuditEntry, ControlPlane
 from mooring.db.types import new_id, now
 
 FIRST_HASH: Final = "0" * 64
-# The row that records with which key the log is signed from there on.
+# The action of the row that records a new signing key.
 KEY_ACTION: Final = "audit.key"
 _PENDING = "mooring.audit"
 _KEYS = "mooring.audit_keys"
@@ -31,10 +31,10 @@ def record(
     before: Mapping[str, Any] | None = None,
     after: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write down the deed of this transaction; what the service does by itself is no deed.
+    """Record an action in this transaction. Actions of the service itself are not recorded.
 
     Args:
-        before, after: the fields that the deed changes. Never a secret's value, nor anything of `env`.
+        before, after: the fields that the action changes. Never a secret's value, nor anything of `env`.
     """
     if access.action is None:
         return
@@ -63,24 +63,24 @@ def record(
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Of two descriptions of one thing, the fields that differ."""
+    """The fields that differ, with their old and new values."""
     differ = [name for name in after if before.get(name) != after[name]]
     return {name: before.get(name) for name in differ}, {name: after[name] for name in differ}
 
 
 def recorded(session: Session) -> int:
-    """How many deeds this transaction has written down so far."""
+    """The number of actions that this transaction has recorded so far."""
     return len(session.info.get(_PENDING, ()))
 
 
-# Made once, and run on the connection: every create waits for it.
+# Built once and run on the connection, since it is part of every create.
 _INSERT = insert(AuditEntry.__table__)  # type: ignore[arg-type]
 
 
 def _write(session: Session) -> None:
-    """Insert the rows, each signed by itself: no lock is taken, so transactions do not wait for one another.
+    """Insert the rows, each signed on its own. No lock is taken, so transactions do not wait for each other.
 
-    `control/audit/chains.py` chains them once they are committed.
+    `control/audit/chains.py` chains them after the commit.
     """
     keys: AuditKeys = session.info[_KEYS]
     entries = session.info.pop(_PENDING)
@@ -90,18 +90,18 @@ def _write(session: Session) -> None:
 
 
 def sign_with(database: Database, keys: AuditKeys) -> None:
-    """From now on, what this database's sessions record is signed with these keys."""
+    """Sign the actions that this database's sessions record with these keys."""
     database.session_info[_KEYS] = keys
 
 
 def start(session: Session, keys: AuditKeys) -> None:
-    """At each start: is this the key that the database knows? A new key, and the first one, are recorded.
+    """Check at startup that the key is the database's. Record the first key and each new one in the log.
 
-    The row of the first key commits to the unkeyed chain of older releases, which from then on cannot be
-    computed anew without contradicting it.
+    The row of the first key has the hash of the unkeyed chain of older releases, so that a recomputed chain
+    would contradict it.
 
     Raises:
-        WrongAuditKey: the log is signed with another one.
+        WrongAuditKey: the log is signed with a different key.
     """
     control_plane = session.scalars(select(ControlPlane)).one()
     known = control_plane.audit_key_id
@@ -109,8 +109,8 @@ def start(session: Session, keys: AuditKeys) -> None:
         return
     if known is not None and known not in keys.ids:
         raise WrongAuditKey(
-            f"the audit log is signed with another key ({known}): its rows could not be told from forged "
-            f"ones. Put the old key into MOORING_AUDIT_KEYS (after a comma, behind the new one), or copy the "
+            f"the audit log is signed with another key ({known}): with this one its rows look forged. "
+            f"Put the old key into MOORING_AUDIT_KEYS (after a comma, behind the new one), or copy the "
             f"old {KEY_FILE} into this server's data directory"
         )
     after: dict[str, Any] = {"key": keys.newest_id}
@@ -122,10 +122,10 @@ def start(session: Session, keys: AuditKeys) -> None:
 
 
 def require_known(session: Session, keys: AuditKeys | None) -> AuditKeys:
-    """The keys, if the log is signed with one of them; for commands beside a server.
+    """The keys, if the log is signed with one of them. For commands that run without the server.
 
     Raises:
-        WrongAuditKey: it is not, or no server of this release has been started yet.
+        WrongAuditKey: it is not, or no server of this release has started yet.
     """
     known = session.scalars(select(ControlPlane.audit_key_id)).one_or_none()
     if known is None:
@@ -133,7 +133,7 @@ def require_known(session: Session, keys: AuditKeys | None) -> AuditKeys:
     if keys is None or known not in keys.ids:
         raise WrongAuditKey(
             f"the audit log is signed with the key {known}, which is not here: run this with the server's "
-            f"MOORING_AUDIT_KEYS, or with its MOORING_DATA_DIR, where {KEY_FILE} lies"
+            f"MOORING_AUDIT_KEYS, or with its MOORING_DATA_DIR, which contains {KEY_FILE}"
         )
     return keys
 

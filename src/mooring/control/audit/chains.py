@@ -1,8 +1,8 @@
-"""The chains of the audit log: one for each project and one for the service, made after the commits.
+"""The hash chains of the audit log: one for each project and one for the service, built after the commits.
 
-A transaction inserts its row, signed by itself, and takes no lock for it. A moment later one linker over all
-replicas gives the committed rows their places. Once a minute a head covers all links: that is what to keep
-elsewhere.
+A transaction inserts its rows, each signed on its own, without a lock. About a second later one linker for
+all replicas adds the committed rows to their chains. Once a minute a signed head covers all links; operators
+keep the heads outside the database.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ def chain_of(project_id: str | None) -> str:
 
 
 def unlinked(session: Session, after: int, limit: int = BATCH) -> Sequence[RowMapping]:
-    """Signed rows with a `seq` beyond `after` that have no place yet, in the order of their `seq`."""
+    """Signed rows with a `seq` above `after` that are in no chain yet, ordered by `seq`."""
     query = (
         select(*_ENTRIES)
         .where(AuditEntry.seq > after, AuditEntry.hash.startswith(SIGNED), ~_LINKED)
@@ -49,23 +49,26 @@ def unlinked(session: Session, after: int, limit: int = BATCH) -> Sequence[RowMa
 
 
 def link(session: Session, keys: AuditKeys, after: int) -> Sequence[int]:
-    """Give up to `BATCH` rows their places, and return their `seq`; none while another replica links.
+    """Link up to `BATCH` rows and return their `seq`. Links none while another replica does.
 
-    A row whose signature is wrong gets no place: `audit_verify` finds it.
+    A row with a wrong signature is not linked; `mooring audit verify` reports it.
     """
     if not locks.linking_audit_log(session):
         return []
     rows = unlinked(session, after)
-    places: dict[str, tuple[int, str]] = {}
+    newest: dict[str, tuple[int, str]] = {}
     links = []
     for row in rows:
         if keys.verify(row["hash"], signing_keys.row_text(row)) is not SignatureStatus.GOOD:
-            log.error("row %s of the audit log has a wrong signature: somebody else wrote it", row["seq"])
+            log.error(
+                "row %s of the audit log has a wrong signature: this service did not write it",
+                row["seq"],
+            )
             continue
         chain = chain_of(row["project_id"])
-        position, previous = places.get(chain) or _newest(session, chain)
+        position, previous = newest.get(chain) or _newest(session, chain)
         signed = keys.sign(signing_keys.link_text(previous, chain, position + 1, row["hash"]))
-        places[chain] = position + 1, signed
+        newest[chain] = position + 1, signed
         links.append({"entry_seq": row["seq"], "chain": chain, "position": position + 1, "hash": signed})
     if links:
         session.connection().execute(_LINK, links)
@@ -73,7 +76,7 @@ def link(session: Session, keys: AuditKeys, after: int) -> Sequence[int]:
 
 
 def _newest(session: Session, chain: str) -> tuple[int, str]:
-    """The last place of a chain and its hash."""
+    """The last position of a chain and its hash."""
     query = select(AuditLink.position, AuditLink.hash).where(AuditLink.chain == chain)
     row = session.execute(query.order_by(AuditLink.position.desc()).limit(1)).one_or_none()
     return (0, FIRST_HASH) if row is None else (row.position, row.hash)
@@ -81,7 +84,7 @@ def _newest(session: Session, chain: str) -> tuple[int, str]:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What the log came to at a moment. Kept elsewhere, it shows whether the log was cut or replaced."""
+    """A signed hash of the whole log. Kept outside, it shows later truncation or replacement of the log."""
 
     number: int
     links: int
@@ -89,7 +92,7 @@ class Head:
     at: str
 
     def line(self) -> str:
-        """As a line of the file of heads."""
+        """A line of the file of heads, as JSON."""
         fields = {"number": self.number, "hash": self.hash, "links": self.links, "at": self.at}
         return json.dumps(fields)
 
@@ -100,7 +103,7 @@ def newest_head(session: Session) -> Head | None:
 
 
 def make_head(session: Session, keys: AuditKeys) -> None:
-    """Cover what was linked since the last head, if anything was, unless another replica is at it."""
+    """Add a head over the links since the last one, if any, unless another replica is doing so."""
     if not locks.linking_audit_log(session):
         return
     last = session.scalar(select(AuditHead).order_by(AuditHead.number.desc()).limit(1))
@@ -120,7 +123,7 @@ def make_head(session: Session, keys: AuditKeys) -> None:
 
 
 class LinksDigest:
-    """SHA-256 over the hashes of links in their order."""
+    """SHA-256 over the hashes of links, in order."""
 
     def __init__(self) -> None:
         self.restart()
@@ -138,7 +141,7 @@ class LinksDigest:
 
 
 def links_of(session: Session, seqs: Sequence[int]) -> Mapping[int, dict[str, Any]]:
-    """By the `seq` of a row, its place as the API shows it."""
+    """The links of rows, by the row's `seq`, as the API shows them."""
     query = select(AuditLink).where(AuditLink.entry_seq.in_(seqs))
     return {
         row.entry_seq: {"chain": row.chain, "position": row.position, "hash": row.hash}

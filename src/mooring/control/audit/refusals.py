@@ -1,7 +1,7 @@
-"""Refused requests for the audit log: counted in memory, recorded once a minute in a bounded number of rows.
+"""Rejected requests (401, 403): counted in memory, recorded in the audit log once a minute in a few rows.
 
-One row each would let whoever is refused fill the log, which nobody may empty. What is counted is lost when
-the process dies within that minute.
+One row for each would let a rejected caller fill the log, which is never purged. If the process dies, the
+counts of the last minute are lost.
 """
 
 from collections import Counter
@@ -16,24 +16,24 @@ from mooring.core.access import Access, Caller, Permission
 
 FORBIDDEN: Final = "access.forbidden"
 UNAUTHORIZED: Final = "access.unauthorized"
-# In a minute: so many callers have a row of their own, and so many names are told in each.
-MOST_CALLERS: Final = 20
-MOST_NAMES: Final = 20
+# Per minute: callers with a row of their own, and names listed in each row.
+MAX_CALLERS: Final = 20
+MAX_NAMES: Final = 20
 _OTHERS: Final = "others"
 _ANYBODY: Final = Caller("anybody", "system", "who had no valid credential")
 _MANY: Final = Caller("many", "system", "further callers")
 
 
 @dataclass(slots=True)
-class _Refused:
-    """What one caller was refused."""
+class _Rejections:
+    """The rejected requests of one caller."""
 
     caller: Caller
     action: str
     names: Counter[str] = field(default_factory=Counter)
 
     def add(self, name: str) -> None:
-        self.names[name if name in self.names or len(self.names) < MOST_NAMES else _OTHERS] += 1
+        self.names[name if name in self.names or len(self.names) < MAX_NAMES else _OTHERS] += 1
 
     def after(self) -> dict[str, Any]:
         counted = "operations" if self.action == FORBIDDEN else "addresses"
@@ -41,32 +41,34 @@ class _Refused:
 
 
 class RejectedRequests:
-    """The refusals of this replica since they were last recorded."""
+    """The rejected requests of this replica since the last recording."""
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._refused: dict[str, _Refused] = {}
+        self._rejected: dict[str, _Rejections] = {}
 
     def forbidden(self, caller: Caller, operation: str) -> None:
-        """A known caller was refused an operation."""
+        """Count a request of a known caller without the permission."""
         with self._lock:
-            if caller.id not in self._refused and len(self._refused) >= MOST_CALLERS:
+            if caller.id not in self._rejected and len(self._rejected) >= MAX_CALLERS:
                 caller = _MANY
-            self._refused.setdefault(caller.id, _Refused(caller, FORBIDDEN)).add(operation)
+            self._rejected.setdefault(caller.id, _Rejections(caller, FORBIDDEN)).add(operation)
 
     def unauthorized(self, address: str | None) -> None:
-        """Somebody without a valid credential was refused."""
+        """Count a request without a valid credential."""
         with self._lock:
-            self._refused.setdefault(_ANYBODY.id, _Refused(_ANYBODY, UNAUTHORIZED)).add(address or "unknown")
+            self._rejected.setdefault(_ANYBODY.id, _Rejections(_ANYBODY, UNAUTHORIZED)).add(
+                address or "unknown"
+            )
 
-    def take(self) -> list[_Refused]:
-        """What is to be recorded now; from here on it is counted anew."""
+    def take(self) -> list[_Rejections]:
+        """Return the counts for recording, and reset them."""
         with self._lock:
-            taken, self._refused = list(self._refused.values()), {}
+            taken, self._rejected = list(self._rejected.values()), {}
         return taken
 
 
-def record(session: Session, refused: list[_Refused]) -> None:
-    for one in refused:
+def record(session: Session, rejected: list[_Rejections]) -> None:
+    for one in rejected:
         access = Access(one.caller, Permission.READ, one.action)
         audit_log.record(session, access, None, None, after=one.after())

@@ -1,6 +1,6 @@
-"""The keys that sign the audit log (R32). They are not in the database: who can write only that cannot sign.
+"""The keys that sign the audit log (R32), kept outside the database: write access to it does not suffice.
 
-Several keys allow a rotation: the first one signs, all of them verify.
+Several keys allow a rotation: the first signs, all verify.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 from mooring.schemas.base import timestamp
 
 KEY_FILE: Final = "audit.key"
-# How a signature starts; the hash of a row of an older release is 64 hexadecimal digits and nothing else.
+# Prefix of a signature. Rows of older releases have a plain hash of 64 hexadecimal digits.
 SIGNED: Final = "hmac:"
 
 _SIGNED_FIELDS: Final = (
@@ -23,17 +23,17 @@ _SIGNED_FIELDS: Final = (
 
 
 class WrongAuditKey(Exception):
-    """The key given is not the one that this audit log is signed with. The message is for the operator."""
+    """The configured key is not the one of this audit log. The message is for the operator."""
 
 
 class Fields(Protocol):
-    """A row of the audit log by the names of its columns."""
+    """A row of the audit log by column name."""
 
     def __getitem__(self, name: str, /) -> Any: ...
 
 
 class SignatureStatus(Enum):
-    """What became of a signature."""
+    """The result of verifying a signature."""
 
     GOOD = "good"
     BAD = "bad"
@@ -45,7 +45,7 @@ class AuditKeys:
 
     def __init__(self, keys: Sequence[str]) -> None:
         secrets = [urlsafe_b64decode(key.strip()) for key in keys]
-        # The id names the key without telling anything about it.
+        # The id identifies the key without revealing it.
         self._by_id = {_digest(secret, "mooring audit key id")[:16]: secret for secret in secrets}
         self.ids = tuple(self._by_id)
         self._newest = self._by_id[self.ids[0]]
@@ -70,21 +70,21 @@ def _digest(secret: bytes, text: str) -> str:
     return hmac.digest(secret, text.encode(), hashlib.sha256).hex()
 
 
-# Each signed text starts with what it is, so that a signature of one kind never passes for another.
+# Each signed text starts with its kind, so that a signature of one kind is not valid for another.
 
 
 def row_text(row: Fields) -> str:
-    """What the signature of a row of the audit log covers: its fields, as the API shows them."""
+    """What the signature of a row covers: its fields, as the API shows them."""
     return f"row\n{content(row)}"
 
 
 def link_text(previous: str, chain: str, position: int, row_hash: str) -> str:
-    """What the hash of a link covers: its place in its chain, the link before it, and the row's signature."""
+    """What the hash of a link covers: its position, the previous link, and the row's signature."""
     return f"link\n{previous}\n{chain}\n{position}\n{row_hash}"
 
 
 def head_text(previous: str, number: int, links: int, digest: str) -> str:
-    """What the hash of a head covers: the head before it, and all links since then."""
+    """What the hash of a head covers: the previous head and all links since."""
     return f"head\n{previous}\n{number}\n{links}\n{digest}"
 
 
@@ -96,5 +96,5 @@ def content(row: Fields) -> str:
 
 
 def unkeyed_hash(previous: str, row: Fields) -> str:
-    """The hash of a row that an older release wrote: SHA-256 over the hash before it and its fields."""
+    """The hash of a row of an older release: SHA-256 over the previous hash and its fields."""
     return hashlib.sha256(f"{previous}\n{content(row)}".encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Verifies the audit log: every signature, chain and head, and heads that were kept elsewhere (R32)."""
+"""Verifies the audit log: signatures, chains, heads, and heads that were kept outside (R32)."""
 
 from collections.abc import Collection, Iterator
 from contextlib import closing
@@ -14,18 +14,18 @@ from mooring.control.audit.chains import BATCH, SERVICE_CHAIN, LinksDigest, chai
 from mooring.control.audit.signing_keys import SIGNED, AuditKeys, SignatureStatus
 from mooring.db.tables import AuditEntry, AuditHead, AuditLink
 
-_MOST_PROBLEMS = 1000
+_MAX_PROBLEMS = 1000
 
 
 @dataclass(slots=True)
 class VerificationReport:
-    """What became of the log.
+    """The result of a verification.
 
     Attributes:
-        rows: of which `unkeyed` are of older releases, and `unlinked` have no place yet: nobody could tell
-            that one of these last was deleted.
-        newest_head: to be kept elsewhere; null: none has been made yet.
-        problems: what does not fit, in words; none: the log is as it was written, as far as it can show.
+        rows: all rows. Of them `unkeyed` are of older releases, and `unlinked` are in no chain yet: the
+            deletion of an unlinked row cannot be detected.
+        newest_head: to be kept outside the database; None if there is none yet.
+        problems: the problems found, as sentences; empty if the log is intact as far as can be verified.
     """
 
     rows: int = 0
@@ -37,13 +37,13 @@ class VerificationReport:
     problems: list[str] = field(default_factory=list)
 
     def found(self, problem: str) -> None:
-        if len(self.problems) < _MOST_PROBLEMS:
+        if len(self.problems) < _MAX_PROBLEMS:
             self.problems.append(problem)
 
 
 @dataclass(slots=True)
 class _Unkeyed:
-    """The chain of rows that older releases wrote, as far as it was read."""
+    """The chain of rows of older releases, as far as read."""
 
     rows: int = 0
     head: str = FIRST_HASH
@@ -51,21 +51,23 @@ class _Unkeyed:
 
 
 def verify(session: Session, keys: AuditKeys, kept_heads: Collection[str] = ()) -> VerificationReport:
-    """Read the whole log, in one snapshot.
+    """Verify the whole log in one snapshot.
 
     Args:
-        kept_heads: hashes of heads that were kept elsewhere: the log must contain each.
+        kept_heads: hashes of heads that were kept outside; the log must contain each.
     """
     if session.get_bind().dialect.name == "postgresql":
         session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
     report = VerificationReport()
     unkeyed = _verify_rows(session, keys, report)
-    _refuse_repeated(session, report)
+    _verify_unique(session, report)
     _verify_switch(session, unkeyed, report)
     known = _verify_links(session, keys, report)
     for head in kept_heads:
         if head not in known and not _is_unkeyed_hash(session, head):
-            report.found(f"the log does not contain the head {head}: it was cut off, or it is another log")
+            report.found(
+                f"the log does not contain the head {head}: it was truncated, or it is a different log"
+            )
     return report
 
 
@@ -76,7 +78,7 @@ def _streamed(session: Session, query: Any) -> Iterator[RowMapping]:
 
 
 def _verify_rows(session: Session, keys: AuditKeys, report: VerificationReport) -> _Unkeyed:
-    """Each row by itself."""
+    """Verify each row on its own."""
     unkeyed = _Unkeyed()
     query = (
         select(*AuditEntry.__table__.c, AuditLink.number.label("link"))
@@ -97,10 +99,10 @@ def _verify_rows(session: Session, keys: AuditKeys, report: VerificationReport) 
 
 
 def _verify_signature(keys: AuditKeys, row: RowMapping, report: VerificationReport) -> None:
-    verdict = keys.verify(row["hash"], signing_keys.row_text(row))
-    if verdict is SignatureStatus.BAD:
-        report.found(f"row {row['seq']} was changed, or somebody else wrote it: its signature is wrong")
-    elif verdict is SignatureStatus.UNKNOWN_KEY:
+    status = keys.verify(row["hash"], signing_keys.row_text(row))
+    if status is SignatureStatus.BAD:
+        report.found(f"row {row['seq']} was changed or not written by the service: its signature is wrong")
+    elif status is SignatureStatus.UNKNOWN_KEY:
         key_id = row["hash"].removeprefix(SIGNED).partition(":")[0]
         report.found(f"row {row['seq']} is signed with a key that is not here: {key_id[:16]}")
     if row["link"] is None:
@@ -112,25 +114,25 @@ def _verify_unkeyed(row: RowMapping, previous: str, report: VerificationReport) 
         report.found(f"row {row['seq']} does not follow from the row before it")
 
 
-def _refuse_repeated(session: Session, report: VerificationReport) -> None:
-    """A signature covers the row's id and not its `seq`: a copy of a row has a good one."""
-    query = select(AuditEntry.id).group_by(AuditEntry.id).having(func.count() > 1).limit(_MOST_PROBLEMS)
+def _verify_unique(session: Session, report: VerificationReport) -> None:
+    """The signature covers the id and not `seq`, so a copy of a row has a valid signature."""
+    query = select(AuditEntry.id).group_by(AuditEntry.id).having(func.count() > 1).limit(_MAX_PROBLEMS)
     for entry_id in session.scalars(query):
         report.found(f"the row {entry_id} is there more than once")
 
 
 def _verify_switch(session: Session, unkeyed: _Unkeyed, report: VerificationReport) -> None:
-    """The row of the first key: the first signed one, and what it says of the rows before it."""
+    """Verify the row of the first key: that it is the first, and what it says about the rows before it."""
     query = select(AuditEntry).where(AuditEntry.action == KEY_ACTION, AuditEntry.hash.startswith(SIGNED))
     switches = [row for row in session.scalars(query.order_by(AuditEntry.seq)) if row.before is None]
     if not switches:
-        report.found("no row tells since when the log is signed: it was replaced, or its start was deleted")
+        report.found("no row records the first signing key: the log was replaced, or its start was deleted")
         return
     first, *others = switches
     for other in others:
         report.found(f"row {other.seq} starts the signed log a second time")
-    told = first.after or {}
-    if (told.get("unkeyed_rows"), told.get("unkeyed_head")) != (unkeyed.rows, unkeyed.head):
+    recorded = first.after or {}
+    if (recorded.get("unkeyed_rows"), recorded.get("unkeyed_head")) != (unkeyed.rows, unkeyed.head):
         report.found(
             f"the rows of older releases are not those that row {first.seq} saw when the log was first signed"
         )
@@ -142,14 +144,14 @@ def _verify_switch(session: Session, unkeyed: _Unkeyed, report: VerificationRepo
 
 @dataclass(slots=True)
 class _Links:
-    """The chains as far as they were read."""
+    """The chains as far as read."""
 
     newest: dict[str, tuple[int, str]] = field(default_factory=dict)
     digest: LinksDigest = field(default_factory=LinksDigest)
 
 
 def _verify_links(session: Session, keys: AuditKeys, report: VerificationReport) -> set[str]:
-    """Each link in the order in which it was made, each head where it was made; the hashes of good heads."""
+    """Verify each link, and each head after the links that it covers. Returns the hashes of valid heads."""
     heads = list(session.scalars(select(AuditHead).order_by(AuditHead.number)))
     checker = _Heads(keys, report, heads)
     links = _Links()
@@ -183,14 +185,14 @@ def _verify_link(keys: AuditKeys, row: RowMapping, links: _Links, report: Verifi
     if chain != chain_of(row["project_id"]):
         report.found(f"row {row['entry_seq']}, at {where}, belongs to another chain")
     if chain == SERVICE_CHAIN and position == 1 and row["action"] != KEY_ACTION:
-        report.found(f"{where} is not the row that tells since when the log is signed")
+        report.found(f"{where} is not the row of the first signing key")
     text = signing_keys.link_text(previous, chain, position, row["row_hash"])
     if keys.verify(row["hash"], text) is not SignatureStatus.GOOD:
         report.found(f"{where} does not follow from the place before it and from row {row['entry_seq']}")
 
 
 class _Heads:
-    """Compares each head with the links that it covers, while these are read."""
+    """Compares each head with the links that it covers, while those are read."""
 
     def __init__(self, keys: AuditKeys, report: VerificationReport, heads: list[AuditHead]) -> None:
         self._keys, self._report = keys, report
@@ -200,7 +202,7 @@ class _Heads:
         self.good: set[str] = set()
 
     def before(self, link: int | None, digest: LinksDigest) -> None:
-        """The next link has this number (null: there is none); `digest` is over those since the last head."""
+        """Args: link: number of the next link, if any; digest: of the links since the last head."""
         while self._next is not None and (link is None or self._next.last_link < link):
             self._verify(self._next, digest)
             self._next = next(self._left, None)
@@ -223,6 +225,6 @@ class _Heads:
 
 
 def _is_unkeyed_hash(session: Session, kept: str) -> bool:
-    """Whether it is the newest hash that an older release's `mooring audit verify` printed."""
+    """Whether it is a hash that `mooring audit verify` of an older release printed."""
     unkeyed = select(AuditEntry.seq).where(AuditEntry.hash == kept, ~AuditEntry.hash.startswith(SIGNED))
     return session.execute(unkeyed.limit(1)).first() is not None

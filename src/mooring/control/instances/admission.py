@@ -1,22 +1,42 @@
-"""What a project's rules say of an instance before each of its starts."""
+"""Admission: names of instances, and the rules of a project that are checked before each start."""
 
+import re
+from collections.abc import Sequence
 from typing import Final
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
+from ulid import ULID
 
 from mooring.control.instances import placement_rules
 from mooring.control.tenants import registry_rules, secrets
 from mooring.core.access import Access
-from mooring.core.errors import Forbidden, Invalid
+from mooring.core.errors import Forbidden, Invalid, NameTaken
 from mooring.core.images import is_allowed
 from mooring.core.instance.spec import WHOLE_MILLI, InstanceSpec
-from mooring.db.tables import Project
+from mooring.db.tables import Instance, Project
 
 MOST_PORTS: Final = 8
 
 
+def generated_name(image: str) -> str:
+    """A name made from the image, for an instance without one."""
+    repository = image.split("@", maxsplit=1)[0].rsplit("/", 1)[-1].split(":", maxsplit=1)[0].lower()
+    stem = re.sub(r"[^a-z0-9]+", "-", repository).strip("-")[:48]
+    return f"{stem}-{str(ULID())[-8:].lower()}"
+
+
+def require_free_names(session: Session, project_id: str, names: Sequence[str]) -> None:
+    """Raises NameTaken if a live instance of the project has one of these names."""
+    # The unique index decides; this check gives the common case a clear error.
+    query = select(Instance.name).where(Instance.project_id == project_id, Instance.name.in_(names))
+    taken = session.scalar(query.where(Instance.deleted_at.is_(None)).order_by(Instance.name).limit(1))
+    if taken is not None:
+        raise NameTaken(f"an instance named {taken} exists; delete it or choose another name", name=taken)
+
+
 def require_priority(session: Session, access: Access, project_id: str, priority: int) -> None:
-    """Raises Forbidden, code `priority_not_allowed`: it is above what the project may ask for."""
+    """Raises Forbidden, code `priority_not_allowed`, if it is above the project's `max_priority`."""
     most = session.get_one(Project, project_id).max_priority
     if most is None or priority <= most or access.caller.is_admin:
         return
@@ -29,12 +49,12 @@ def require_priority(session: Session, access: Access, project_id: str, priority
 
 
 def require(session: Session, project_id: str, spec: InstanceSpec) -> None:
-    """Let a start pass that the project may have.
+    """Check that the project may start this spec.
 
     Raises:
-        Forbidden: code `image_not_allowed`: none of the project's patterns names the image (R15);
-            `gpu_sharing_not_allowed`: it asks for a share of a GPU, which admins have not allowed.
-            `node_selector_conflict`: it asks for other nodes than those of its project.
+        Forbidden: codes `image_not_allowed`: no pattern of the project matches the image (R15);
+            `gpu_sharing_not_allowed`: it requests a share of a GPU, and the project may not share GPUs;
+            `node_selector_conflict`: its node selector contradicts the project's.
         Invalid: codes `too_many_ports`, `registry_not_allowed`; its secrets, as `secrets.require`.
     """
     _require_allowed(session, project_id, spec.image)
@@ -50,8 +70,8 @@ def _require_few_ports(spec: InstanceSpec) -> None:
     # Docker runs two processes for each published port, outside of the instance's own limits.
     if len(spec.ports) > MOST_PORTS:
         raise Invalid(
-            f"an instance may publish {MOST_PORTS} ports, this one names {len(spec.ports)}; put a proxy into "
-            "the container for more",
+            f"an instance may publish {MOST_PORTS} ports, this one has {len(spec.ports)}; run a proxy in the "
+            "container to serve more",
             code="too_many_ports",
         )
 

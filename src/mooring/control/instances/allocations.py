@@ -1,4 +1,4 @@
-"""What instances hold of GPUs: taken at a placement, let go of when the container is confirmed gone."""
+"""GPU allocations: made at a placement, released when the node confirms that the container is gone."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -13,8 +13,8 @@ from mooring.db.types import now
 from mooring.scheduler.model import GpuAllocation
 
 
-def hold(session: Session, row: Instance, grants: Iterable[GpuAllocation]) -> None:
-    """Raises IntegrityError where a card would be given twice: see the triggers of migration 0003."""
+def allocate(session: Session, row: Instance, grants: Iterable[GpuAllocation]) -> None:
+    """Raises IntegrityError if a GPU would be allocated twice: see the triggers of migration 0003."""
     if rows := entries(row.id, row.project_id, row.attempt, grants):
         session.execute(insert(Allocation), rows)
 
@@ -22,19 +22,19 @@ def hold(session: Session, row: Instance, grants: Iterable[GpuAllocation]) -> No
 def entries(
     instance_id: str, project_id: str, attempt: int, grants: Iterable[GpuAllocation]
 ) -> list[dict[str, Any]]:
-    """The ledger's rows for a placement that begins now."""
-    moment = now()
+    """The rows of `allocations` for a placement that begins now."""
+    from_at = now()
     return [
         {
             "gpu_uuid": grant.gpu_uuid, "instance_id": instance_id, "project_id": project_id,
-            "attempt": attempt, "milli": grant.milli, "mig_uuid": grant.mig_uuid, "from_at": moment,
+            "attempt": attempt, "milli": grant.milli, "mig_uuid": grant.mig_uuid, "from_at": from_at,
         }
         for grant in grants
     ]  # fmt: skip
 
 
-def held(session: Session, instance_ids: Iterable[str]) -> dict[str, list[GpuAllocation]]:
-    """Instance id -> what it holds now."""
+def of_instances(session: Session, instance_ids: Iterable[str]) -> dict[str, list[GpuAllocation]]:
+    """The present allocations of instances, by instance id."""
     found: dict[str, list[GpuAllocation]] = {}
     columns = (Allocation.instance_id, Allocation.gpu_uuid, Allocation.milli, Allocation.mig_uuid)
     query = select(*columns).where(Allocation.instance_id.in_(set(instance_ids)), Allocation.to_at.is_(None))
@@ -44,10 +44,10 @@ def held(session: Session, instance_ids: Iterable[str]) -> dict[str, list[GpuAll
 
 
 def renew(session: Session, row: Instance) -> None:
-    """The same under a new attempt: one interval of the ledger ends where the next begins."""
-    grants = held(session, [row.id]).get(row.id, [])
+    """Allocate the same GPUs to a new attempt: its rows begin where those of the last attempt end."""
+    grants = of_instances(session, [row.id]).get(row.id, [])
     release(session, row)
-    hold(session, row, grants)
+    allocate(session, row, grants)
 
 
 def release(session: Session, row: Instance) -> None:

@@ -1,4 +1,4 @@
-"""What nodes, cards and projects have left as the locked rows tell it: the authority over every plan."""
+"""Checks placements against locked rows: free GPUs, CPUs, memory, disk and quotas. Overrides every plan."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,13 +9,12 @@ from sqlalchemy import Row, func, select
 from sqlalchemy.orm import Session
 
 from mooring.control.instances import placement_rules
-from mooring.control.instances.disk_guard import DiskGuard
 from mooring.control.scheduling import requests, reserved_gpus
 from mooring.core.gpu import Health
 from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.core.instance.state import HOLDS_GPUS
 from mooring.core.node import NodeState, allocatable_memory_mib, state_of
-from mooring.db.tables import Allocation, Gpu, Instance
+from mooring.db.tables import Allocation, Gpu, Instance, Project
 from mooring.db.types import JsonObject, now
 from mooring.scheduler.feasibility import quotas as rules
 from mooring.scheduler.model import GpuAllocation, Placement, Quota, Request, ReservedPeriod
@@ -23,7 +22,7 @@ from mooring.scheduler.model import GpuAllocation, Placement, Quota, Request, Re
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """CPUs, memory and disk that a node's placed instances were given."""
+    """CPUs, memory and disk of the instances placed on a node."""
 
     cpu_milli: int = 0
     memory_mib: int = 0
@@ -54,18 +53,18 @@ def used_by_node(session: Session, node_ids: Iterable[str]) -> dict[str, Used]:
 
 @dataclass(frozen=True, slots=True)
 class LockedGpu:
-    """A healthy card and what is given out of it."""
+    """A healthy GPU and what is allocated of it."""
 
     node_id: str
     model: str
     milli_held: int
     held_by: str | None
-    mig_free: frozenset[str] | None  # the MIG devices that are not given out; null: MIG is not enabled
-    holds: Sequence[ReservedPeriod] = ()
+    mig_free: frozenset[str] | None  # the free MIG devices; null: MIG is not enabled
+    reserved: Sequence[ReservedPeriod] = ()
 
-    def giving(self, grant: GpuAllocation, project_id: str, until: float) -> "LockedGpu | None":
-        """The card once this is given to the project until then; null if it cannot be."""
-        if any(hold.project_id != project_id and hold.from_at < until for hold in self.holds):
+    def allocated(self, grant: GpuAllocation, project_id: str, until: float) -> "LockedGpu | None":
+        """The GPU after this allocation to the project until then; null if it is not possible."""
+        if any(period.project_id != project_id and period.from_at < until for period in self.reserved):
             return None
         held = self.milli_held + grant.milli
         if held > WHOLE_MILLI or (grant.mig_uuid is None) != (self.mig_free is None):
@@ -74,16 +73,39 @@ class LockedGpu:
             left = self.mig_free - {grant.mig_uuid}
             return replace(self, milli_held=held, mig_free=left) if left != self.mig_free else None
         if self.milli_held and self.held_by != project_id:
-            return None  # shares of one card are all of one project (R12)
+            return None  # one project has all shares of a GPU (R12)
         return replace(self, milli_held=held, held_by=project_id)
 
 
+class DiskGuard:
+    """Checks the disk of a placement: its size, and disk limits of the node if the project requires them."""
+
+    def __init__(self, session: Session, placements: Sequence[Placement]) -> None:
+        # Read again: the plan is older than this transaction.
+        query = (
+            select(Instance.id, Instance.spec["disk_mib"].as_integer(), Project.require_disk_limits)
+            .join(Project, Project.id == Instance.project_id)
+            .where(Instance.id.in_({placement.instance_id for placement in placements}))
+        )
+        self._requested = {key: (disk_mib, limits) for key, disk_mib, limits in session.execute(query)}
+
+    def fits(self, facts: Mapping[str, Any], placement: Placement, after_mib: int) -> bool:
+        """Args: after_mib: the disk of all instances of the node, including this one."""
+        requested_mib, limits = self._requested[placement.instance_id]
+        disk = facts.get("disk")
+        if disk is None:
+            return requested_mib is None and not limits
+        if disk["pressure"] or (limits and not disk["enforced"]):
+            return False
+        return placement.disk_mib >= (requested_mib or 0) and after_mib <= disk["allocatable_mib"]
+
+
 class Guard:
-    """What the locked nodes and projects have left, and less with every unit that it lets through.
+    """Checks placements against the free resources and quotas of locked rows, and counts the accepted ones.
 
     Args:
-        nodes: by id, locked, with `deleted_at`, the flags and the facts.
-        limited: the quotas of the locked projects.
+        nodes: locked, by id, with `deleted_at`, the flags and the facts.
+        limited: the quotas of the locked projects, by project id.
     """
 
     def __init__(
@@ -96,23 +118,23 @@ class Guard:
         self._nodes = nodes
         self._quotas = dict(limited)
         self._now = now().timestamp()
-        self._cards = _cards(session, placements)
+        self._gpus = _gpus(session, placements)
         self._used = used_by_node(session, nodes)
         self._requests = _requests(session, placements, limited)
         self._selectors = placement_rules.selectors(session)
         self._disk = DiskGuard(session, placements)
 
     def takes(self, unit: Sequence[tuple[Placement, Row[Any]]]) -> bool:
-        """Whether there is room for all of these together, which is then counted; else nothing is.
+        """Whether all placements of the unit fit together; if so, they are counted.
 
         Args:
             unit: placements, each with its instance's columns.
         """
-        before = dict(self._quotas), dict(self._cards), dict(self._used) if len(unit) > 1 else {}
+        before = dict(self._quotas), dict(self._gpus), dict(self._used) if len(unit) > 1 else {}
         if all(self._takes(placement, row) for placement, row in unit):
             return True
         if len(unit) > 1:
-            self._quotas, self._cards, self._used = before
+            self._quotas, self._gpus, self._used = before
         return False
 
     def _takes(self, placement: Placement, row: Row[Any]) -> bool:
@@ -121,24 +143,24 @@ class Guard:
             return False
         if not placement_rules.admits(node, row.project_id, self._selectors.get(row.project_id, {})):
             return False
-        cards = self._with(placement, row)
-        if cards is None or not self._fits(node, placement) or not self._within_quota(placement, row):
+        gpus = self._with(placement, row)
+        if gpus is None or not self._fits(node, placement) or not self._within_quota(placement, row):
             return False
-        self._cards.update(cards)
+        self._gpus.update(gpus)
         self._used[node.id] = self._used.get(node.id, Used()).with_(placement)
         return True
 
     def _with(self, placement: Placement, row: Row[Any]) -> dict[str, LockedGpu] | None:
-        """The cards after the placement; null where one of them cannot be given."""
+        """The GPUs after the placement; null if one of them cannot be allocated."""
         until = inf if row.max_duration_s is None else self._now + row.max_duration_s
         after: dict[str, LockedGpu] = {}
         for grant in placement.grants:
-            card = after.get(grant.gpu_uuid) or self._cards.get(grant.gpu_uuid)
-            there = card is not None and card.node_id == placement.node_id
-            given = card.giving(grant, row.project_id, until) if card and there else None
-            if given is None:
+            gpu = after.get(grant.gpu_uuid) or self._gpus.get(grant.gpu_uuid)
+            on_node = gpu is not None and gpu.node_id == placement.node_id
+            allocated = gpu.allocated(grant, row.project_id, until) if gpu and on_node else None
+            if allocated is None:
                 return None
-            after[grant.gpu_uuid] = given
+            after[grant.gpu_uuid] = allocated
         return after
 
     def _fits(self, node: Row[Any], placement: Placement) -> bool:
@@ -148,23 +170,23 @@ class Guard:
         return cpus and memory and self._disk.fits(node.facts, placement, after.disk_mib)
 
     def _within_quota(self, placement: Placement, row: Row[Any]) -> bool:
-        """Whether the project may be given it, which is then counted."""
+        """Whether the placement stays within the project's quota; if so, it is counted."""
         quota = self._quotas.get(row.project_id)
         if quota is None:
             return True
         request = replace(self._requests[row.id], quota=quota)
-        model = self._cards[placement.grants[0].gpu_uuid].model if placement.grants else ""
-        given = (model, placement.cpu_milli, placement.memory_mib)
-        if rules.over(request, *given):
+        model = self._gpus[placement.grants[0].gpu_uuid].model if placement.grants else ""
+        allocated = (model, placement.cpu_milli, placement.memory_mib)
+        if rules.over(request, *allocated):
             return False
-        self._quotas[row.project_id] = rules.after(quota, request, *given)
+        self._quotas[row.project_id] = rules.after(quota, request, *allocated)
         return True
 
 
 def _requests(
     session: Session, placements: Sequence[Placement], limited: Mapping[str, Quota]
 ) -> dict[str, Request]:
-    """Of the projects with limits: what the placed instances asked for."""
+    """The requests of placed instances whose projects have quotas, by instance id."""
     if not limited:
         return {}
     ids = {placement.instance_id for placement in placements}
@@ -188,27 +210,26 @@ def _is_ready(node: Row[Any]) -> bool:
     return state is NodeState.READY
 
 
-def _cards(session: Session, placements: Sequence[Placement]) -> dict[str, LockedGpu]:
+def _gpus(session: Session, placements: Sequence[Placement]) -> dict[str, LockedGpu]:
     uuids = {grant.gpu_uuid for placement in placements for grant in placement.grants}
     if not uuids:
         return {}
-    given = select(Allocation.mig_uuid).where(Allocation.to_at.is_(None), Allocation.mig_uuid.is_not(None))
-    held = session.scalars(given.where(Allocation.gpu_uuid.in_(uuids)))
-    taken = frozenset(filter(None, held))
+    query = select(Allocation.mig_uuid).where(Allocation.to_at.is_(None), Allocation.mig_uuid.is_not(None))
+    allocated = frozenset(filter(None, session.scalars(query.where(Allocation.gpu_uuid.in_(uuids)))))
     mig_mode = Gpu.facts["mig_mode"].as_string()
     columns = (Gpu.uuid, Gpu.node_id, Gpu.model, Gpu.milli_held, Gpu.held_by, mig_mode)
-    query = select(*columns).where(Gpu.uuid.in_(uuids), Gpu.health == Health.HEALTHY)
-    found = session.execute(query).all()
+    healthy = select(*columns).where(Gpu.uuid.in_(uuids), Gpu.health == Health.HEALTHY)
+    found = session.execute(healthy).all()
     devices = _mig_devices(session, [uuid for uuid, *_rest, mode in found if mode == "enabled"])
-    reserved = reserved_gpus.by_card(session)
+    reserved = reserved_gpus.by_gpu(session)
     return {
         uuid: LockedGpu(
             node_id=node_id,
             model=model,
             milli_held=held,
             held_by=held_by,
-            mig_free=devices[uuid] - taken if mode == "enabled" else None,
-            holds=reserved.get(uuid, ()),
+            mig_free=devices[uuid] - allocated if mode == "enabled" else None,
+            reserved=reserved.get(uuid, ()),
         )
         for uuid, node_id, model, held, held_by, mode in found
     }

@@ -1,4 +1,4 @@
-"""Limits that act for the user: the longest duration, the drain's deadline, the longest start."""
+"""Deadlines after which instances are stopped: max_duration_s, the end of a drain, the start timeout."""
 
 from datetime import timedelta
 
@@ -20,7 +20,7 @@ START_TIMEOUT = Reason(
 
 
 def due(session: Session, start_timeout_s: int) -> list[tuple[str, Reason]]:
-    """Instances that a limit says should stop, each with the limit."""
+    """The ids of instances that are past a deadline, each with the reason to stop it."""
     wanted = select(Instance.id).where(
         Instance.desired_state == DesiredState.RUNNING, Instance.deleted_at.is_(None)
     )
@@ -38,7 +38,7 @@ def due(session: Session, start_timeout_s: int) -> list[tuple[str, Reason]]:
 
 
 def stop(session: Session, instance_id: str, reason: Reason) -> None:
-    """Stop it as its user would; one that has ended or gone meanwhile needs nothing."""
+    """Stop an instance, as its user could, unless it has ended or was deleted meanwhile."""
     try:
         instances.stop(session, SYSTEM, instance_id, instances.DEFAULT_STOP_TIMEOUT_S, reason)
     except (InvalidTransition, NotFound):

@@ -1,4 +1,4 @@
-"""What an instance group is to the scheduler and to its nodes: a gang, its network, what members are told."""
+"""Instance groups as the scheduler and nodes see them: gangs, networks and the membership of instances."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -18,9 +18,9 @@ from mooring.schemas.agent import GroupMembership, OverlayNetwork
 
 
 def of(session: Session, group_ids: Collection[str]) -> dict[str, Gang]:
-    """The gangs of those of the groups that can be placed now.
+    """The gangs of those groups that can be placed now.
 
-    Not of one of which a member still gives way or is on its way out: it is placed when all of it can be.
+    A group with a member that is still stopping or preempted waits until all members are pending.
     """
     if not group_ids:
         return {}
@@ -43,7 +43,7 @@ def of(session: Session, group_ids: Collection[str]) -> dict[str, Gang]:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the members of one group reach one another where they are now."""
+    """How the members of a group reach each other on their present nodes."""
 
     group: InstanceGroup
     network: UsedNetwork
@@ -52,7 +52,7 @@ class Layout:
 
 
 def layouts(session: Session, group_ids: Collection[str]) -> dict[str, Layout]:
-    """Of those of the groups of which a member is placed."""
+    """The layouts of those groups that have a placed member, by group id."""
     if not group_ids:
         return {}
     groups = session.scalars(select(InstanceGroup).where(InstanceGroup.id.in_(group_ids))).all()
@@ -67,7 +67,7 @@ def layouts(session: Session, group_ids: Collection[str]) -> dict[str, Layout]:
 
 
 def _homes(session: Session, group_ids: Collection[str]) -> dict[str, dict[int, str]]:
-    """Group -> rank -> node, of those that are placed or have ended where they were."""
+    """Group id -> rank -> node id, of members that are placed or have ended on a node."""
     query = select(Instance.group_id, Instance.group_rank, Instance.node_id).where(
         Instance.group_id.in_(group_ids), Instance.node_id.is_not(None), Instance.deleted_at.is_(None)
     )
@@ -103,7 +103,7 @@ def _layout(
 ) -> Layout:
     there = [facts[node_id] for node_id in set(homes.values()) if node_id in facts]
     swarms = {each.swarm for each in there}
-    # A member that is restarted may come back on another node: then the network must reach it from the start.
+    # A restarted member may be placed on another node, so the network must span nodes from the start.
     spreads = len(set(homes.values())) > 1 or group.on_member_failure == "restart_member"
     network: UsedNetwork = "bridge"
     if host and group.network == "host":
@@ -118,7 +118,7 @@ def _layout(
 
 
 def memberships(session: Session, rows: Sequence[Instance]) -> dict[str, GroupMembership]:
-    """What the node of each of the instances is told of its group."""
+    """The group membership of each instance for its assignment, by instance id."""
     found = layouts(session, {row.group_id for row in rows if row.group_id})
     return {
         row.id: _membership(found[row.group_id], row.group_rank or 0)
@@ -151,7 +151,7 @@ def _membership(layout: Layout, rank: int) -> GroupMembership:
 
 
 def overlays(session: Session) -> dict[str, list[OverlayNetwork]]:
-    """Swarm -> the networks that should exist there: those of groups that hold something of its nodes."""
+    """Swarm -> the networks that should exist there: those of groups with instances on its nodes."""
     query = select(Instance.group_id).where(
         Instance.group_id.is_not(None), Instance.state.in_(HOLDS_GPUS), Instance.deleted_at.is_(None)
     )
@@ -172,16 +172,16 @@ def _overlay(group: InstanceGroup) -> OverlayNetwork:
 
 
 def overlays_of(session: Session, node: Node) -> list[OverlayNetwork]:
-    """What this node should see to, as a manager of its swarm."""
+    """The networks that this node should create, if it is a manager of its swarm."""
     swarm = (node.facts or {}).get("swarm")
     return overlays(session).get(swarm["cluster_id"], []) if swarm and swarm["manager"] else []
 
 
-def tell_managers(session: Session, swarms: Collection[str]) -> None:
-    """Have the nodes that manage these swarms hear at once which networks should exist there."""
+def notify_managers(session: Session, swarms: Collection[str]) -> None:
+    """Make the waiting calls of the managers of these swarms return, with the networks that should exist."""
     query = select(Node.id, Node.facts).where(Node.deleted_at.is_(None), Node.facts.is_not(None))
-    told = ((node_id, (facts or {}).get("swarm")) for node_id, facts in session.execute(query))
-    managers = [key for key, swarm in told if swarm and swarm["manager"] and swarm["cluster_id"] in swarms]
+    found = ((node_id, (facts or {}).get("swarm")) for node_id, facts in session.execute(query))
+    managers = [key for key, swarm in found if swarm and swarm["manager"] and swarm["cluster_id"] in swarms]
     for node in locks.nodes(session, managers).values():
         node.generation += 1
         notify(session, Topic.node(node.id))

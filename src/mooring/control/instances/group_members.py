@@ -1,4 +1,4 @@
-"""Members of instance groups, as the verbs on instances see them: their group decides over them."""
+"""Members of instance groups: most operations are rejected for a single member and need the whole group."""
 
 from sqlalchemy.orm import Session
 
@@ -9,28 +9,29 @@ from mooring.db.session import notify
 from mooring.db.signals import Topic
 from mooring.db.tables import Instance, InstanceGroup
 
-# What a restarted member can do again by itself, where the group goes on without it.
-_ALONE = frozenset({"start", "restart"})
+# Allowed for a single member if the group restarts members and keeps running without it.
+_SINGLE_MEMBER = frozenset({"start", "restart"})
 
 
-def require_not_in_group(session: Session, verb: str, access: Access, row: Instance) -> None:
-    """Let pass what may be done with one instance alone, and what the service does by itself.
+def require_not_in_group(session: Session, operation: str, access: Access, row: Instance) -> None:
+    """Reject an operation that must be done with the whole group, unless the service itself does it.
 
     Raises:
-        MemberOfGroup: it is a member of a group, to which this must be done as a whole.
+        MemberOfGroup: the instance is a member of a group.
     """
     if row.group_id is None or access.action is None:
         return
     group = session.get_one(InstanceGroup, row.group_id)
-    goes_on = group.on_member_failure == "restart_member" and group.desired_state is DesiredState.RUNNING
-    if verb in _ALONE and goes_on:
+    continues = group.on_member_failure == "restart_member" and group.desired_state is DesiredState.RUNNING
+    if operation in _SINGLE_MEMBER and continues:
         return
     raise MemberOfGroup(
-        f"cannot {verb} a single member of a group; {verb} the group {group.name} ({group.id}) instead",
+        f"cannot {operation} a single member of a group; "
+        f"{operation} the group {group.name} ({group.id}) instead",
         group_id=group.id,
     )
 
 
 def moved(session: Session) -> None:
-    """Have the groups looked at: the end of one member concerns the others, its placement their network."""
+    """Wake the groups loop: a member's end concerns the other members, its placement their network."""
     notify(session, Topic.GROUPS)

@@ -1,6 +1,6 @@
-"""The verbs on instance groups, and what follows for a group from what becomes of its members.
+"""Operations on instance groups, and the reactions of a group to changes of its members.
 
-A member is an instance like any other, but that only its group starts, stops and deletes it.
+A member is an ordinary instance, except that only its group can start, stop and delete it.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from mooring.control import concurrency, events, locks
 from mooring.control.audit import audit_log
 from mooring.control.events import EventKind
-from mooring.control.instances import admission, instances, naming, specs
+from mooring.control.instances import admission, instances, specs
 from mooring.control.locks import LockedGroup
 from mooring.control.scheduling import quotas
 from mooring.control.tenants import storage
@@ -39,22 +39,22 @@ MEMBER_FAILED = "member_failed"
 
 
 def create(session: Session, access: Access, into: Project, asked: InstanceGroupCreate) -> InstanceGroup:
-    """Insert a group with all its members, pending, into a project that the caller was let into.
+    """Insert a group with all its members, pending, into a project that the caller may use.
 
     Raises:
-        NameTaken: a live group, or an instance with the name of a member, is there.
+        NameTaken: a live group has the name, or a live instance has the name of a member.
         Forbidden, Invalid: as `admission.require`; code `host_network_not_allowed`.
-        QuotaExceeded: the project's quotas have no room for all of them.
+        QuotaExceeded: all members together would exceed a quota of the project.
     """
     project = quotas.lock(session, into.id)
     _require_network(project, asked.network.mode)
     template = asked.template.model_copy(update={"labels": {**asked.labels, **asked.template.labels}})
     admission.require(session, project.id, template)
     admission.require_priority(session, access, project.id, template.priority)
-    name = asked.name or naming.generated(template.image)[-LONGEST_NAME:].lstrip("-")
-    _refuse_taken_name(session, project.id, name)
+    name = asked.name or admission.generated_name(template.image)[-LONGEST_NAME:].lstrip("-")
+    _require_free_name(session, project.id, name)
     names = [member_name(name, rank) for rank in range(asked.count)]
-    naming.require_free_names(session, project.id, names)
+    admission.require_free_names(session, project.id, names)
     quotas.require_within_quota(session, project, template, asked.count)
     row = InstanceGroup(
         id=new_id(ids.INSTANCE_GROUP), project_id=project.id, name=name, labels=asked.labels,
@@ -83,13 +83,13 @@ def _count_stored(session: Session, row: InstanceGroup, members: Sequence[Instan
 def _require_network(project: Project, mode: str) -> None:
     if mode == "host" and not project.host_network:
         raise Forbidden(
-            "this project may not use the hosts' network; use overlay, or ask an admin to allow it",
+            "this project may not use the network of the hosts; use overlay, or ask an admin to allow it",
             code="host_network_not_allowed",
         )
 
 
-def _refuse_taken_name(session: Session, project_id: str, name: str) -> None:
-    # The unique index is the authority; this makes the common case a plain answer.
+def _require_free_name(session: Session, project_id: str, name: str) -> None:
+    # The unique index decides; this check gives the common case a clear error.
     query = select(InstanceGroup).where(
         InstanceGroup.project_id == project_id, InstanceGroup.name == name, InstanceGroup.deleted_at.is_(None)
     )
@@ -103,7 +103,7 @@ def _refuse_taken_name(session: Session, project_id: str, name: str) -> None:
 
 
 def _described(row: InstanceGroup) -> dict[str, Any]:
-    """What the audit log tells of a group; as `instances` has it."""
+    """What the audit log records of a group: not its env and command, as for instances."""
     return {
         "name": row.name,
         "count": row.count,
@@ -113,11 +113,11 @@ def _described(row: InstanceGroup) -> dict[str, Any]:
 
 
 def get(session: Session, access: Access, group_id: str) -> InstanceGroup:
-    """A live group.
+    """Return a live group.
 
     Raises:
-        NotFound: never existed, is deleted, or is another project's.
-        Forbidden: the caller may see it, and not do this with it.
+        NotFound: it does not exist, is deleted, or belongs to another project.
+        Forbidden: the caller may see it, but may not do this.
     """
     row = session.get(InstanceGroup, group_id)
     if row is None or row.deleted_at is not None or _is_gone(session, row):
@@ -127,7 +127,7 @@ def get(session: Session, access: Access, group_id: str) -> InstanceGroup:
 
 
 def _is_gone(session: Session, row: InstanceGroup) -> bool:
-    """Its last member is, and only nobody has written it down yet."""
+    """Whether all its members are deleted, but the group's row is not marked as deleted yet."""
     if row.desired_state is not DesiredState.DELETED:
         return False
     return session.scalar(select(Instance.id).where(_living(row.id)).limit(1)) is None
@@ -146,17 +146,17 @@ def _has_failed(row: InstanceGroup) -> bool:
 
 
 def stop(session: Session, access: Access, group_id: str, timeout_s: int, reason: Reason) -> InstanceGroup:
-    """Ask for all members' containers to end. Asking twice is no error.
+    """Stop all members and keep their containers for the logs. Repeating the call is not an error.
 
     Raises:
-        InvalidTransition: all have ended already.
+        InvalidTransition: all have already ended.
     """
     locked = locks.group(session, access, group_id)
     if (state := _state(locked)) in GROUP_ENDED:
-        raise _forbidden("stop", state, "it has ended already")
+        raise _invalid_transition("stop", state, "it has already ended")
     if locked.group.desired_state is DesiredState.RUNNING:
         _end(session, locked, DesiredState.STOPPED, timeout_s, reason)
-    _record_verb(session, access, locked.group)
+    _audit(session, access, locked.group)
     return locked.group
 
 
@@ -166,13 +166,13 @@ def start(session: Session, access: Access, group_id: str) -> InstanceGroup:
     Raises:
         InvalidTransition: it has not ended.
         Forbidden, Invalid: as `admission.require`; code `host_network_not_allowed`.
-        QuotaExceeded: the project's quotas have no room for all of them.
+        QuotaExceeded: all members together would exceed a quota of the project.
     """
     project = quotas.lock(session, get(session, access, group_id).project_id)
     locked = locks.group(session, access, group_id)
     row, state = locked.group, _state(locked)
     if state not in GROUP_ENDED or row.desired_state is DesiredState.DELETED:
-        raise _forbidden("start", state, "only one that has ended can be started")
+        raise _invalid_transition("start", state, "only a group that has ended can be started")
     _require_network(project, row.network)
     spec = InstanceSpec.from_row(row.template)
     admission.require(session, project.id, spec)
@@ -182,25 +182,25 @@ def start(session: Session, access: Access, group_id: str) -> InstanceGroup:
     for member in locked.members:
         instances.queue_again(session, member, locked.nodes.get(member.node_id or ""), instances.QUEUED)
     _changed(session, row)
-    _record_verb(session, access, row)
+    _audit(session, access, row)
     return row
 
 
 def delete(session: Session, access: Access, group_id: str, if_match: int | None) -> InstanceGroup:
-    """Stop and remove all members; it answers 404 once every node has confirmed that."""
+    """Stop and remove all members; the group answers 404 once every node has confirmed that."""
     locked = locks.group(session, access, group_id)
     concurrency.require_current_version(
         "instance group", shown_version(locked.group, locked.members), if_match
     )
     if locked.group.desired_state is not DesiredState.DELETED:
         _end(session, locked, DesiredState.DELETED, None, instances.DELETED_BY_USER)
-    _forget_if_gone(session, locked)
-    _record_verb(session, access, locked.group)
+    _delete_if_gone(session, locked)
+    _audit(session, access, locked.group)
     return locked.group
 
 
 def shown_version(row: InstanceGroup, members: Sequence[Instance | Row[Any]]) -> int:
-    """Rises whenever anything does that is shown of a group."""
+    """The version in the API: it increases with every change of the group or of a member."""
     return row.version + sum(member.version for member in members)
 
 
@@ -208,11 +208,11 @@ def _state(locked: LockedGroup) -> GroupState:
     return state_of(locked.group, [member.state for member in locked.members])
 
 
-def _forbidden(verb: str, state: GroupState, hint: str) -> InvalidTransition:
-    return InvalidTransition(f"cannot {verb} a group that is {state}: {hint}", state=str(state))
+def _invalid_transition(operation: str, state: GroupState, hint: str) -> InvalidTransition:
+    return InvalidTransition(f"cannot {operation} a group that is {state}: {hint}", state=str(state))
 
 
-def _record_verb(session: Session, access: Access, row: InstanceGroup) -> None:
+def _audit(session: Session, access: Access, row: InstanceGroup) -> None:
     after = {"name": row.name, "desired_state": str(row.desired_state)}
     audit_log.record(session, access, row.id, row.project_id, after=after)
 
@@ -226,8 +226,8 @@ def _end(
         if member.state is State.DELETED or (desired is DesiredState.STOPPED and member.state in ENDED):
             continue
         node = locked.nodes.get(member.node_id or "")
-        within_s = instances.time_to_end(member) if timeout_s is None else timeout_s
-        instances.end(session, member, node, desired, within_s, reason)
+        stop_timeout_s = instances.remaining_stop_timeout_s(member) if timeout_s is None else timeout_s
+        instances.end(session, member, node, desired, stop_timeout_s, reason)
     _changed(session, row)
 
 
@@ -248,14 +248,14 @@ def _changed(session: Session, row: InstanceGroup) -> None:
 
 
 def unsettled(session: Session) -> list[str]:
-    """The groups for which something follows from what became of their members."""
+    """The ids of groups that must react to changes of their members (`settle`)."""
     member = Instance.group_id == InstanceGroup.id
-    upset = or_(
+    ending = or_(
         Instance.state.in_([State.FAILED, State.STOPPED]),
-        # What gives way to others comes back by itself.
+        # A preempted member with `requeue` is queued again without its group.
         (Instance.desired_state != DesiredState.RUNNING) & Instance.requeue.is_(False),
     )
-    runs = (InstanceGroup.desired_state == DesiredState.RUNNING) & exists().where(member, upset)
+    runs = (InstanceGroup.desired_state == DesiredState.RUNNING) & exists().where(member, ending)
     gone = (InstanceGroup.desired_state == DesiredState.DELETED) & ~exists().where(
         member, Instance.deleted_at.is_(None)
     )
@@ -264,23 +264,23 @@ def unsettled(session: Session) -> list[str]:
 
 
 def settle(session: Session, group_id: str) -> None:
-    """Do what follows, as the group says; nothing where somebody else has done it meanwhile."""
+    """React to failed, ended and deleted members as the group's settings say; safe to repeat."""
     try:
         locked = locks.group(session, SYSTEM, group_id)
     except NotFound:
         return
     if locked.group.desired_state is DesiredState.DELETED:
-        _forget_if_gone(session, locked)
+        _delete_if_gone(session, locked)
     elif locked.group.desired_state is DesiredState.RUNNING:
-        _follow(session, locked)
+        _react(session, locked)
 
 
-def _forget_if_gone(session: Session, locked: LockedGroup) -> None:
+def _delete_if_gone(session: Session, locked: LockedGroup) -> None:
     if all(member.state is State.DELETED for member in locked.members):
         locked.group.deleted_at = now()
 
 
-def _follow(session: Session, locked: LockedGroup) -> None:
+def _react(session: Session, locked: LockedGroup) -> None:
     failed = [member for member in locked.members if member.state is State.FAILED]
     ending = [
         member
@@ -289,9 +289,9 @@ def _follow(session: Session, locked: LockedGroup) -> None:
     ]
     if failed:
         _after_failure(session, locked, failed)
-    elif ending and (told := ending[0].reason):
-        # A limit has ended one of them: the longest duration, a drain, or a start that took too long.
-        _end(session, locked, DesiredState.STOPPED, None, Reason.model_validate(told))
+    elif ending and (reason := ending[0].reason):
+        # A deadline has stopped a member: max_duration_s, a drain, or the start timeout.
+        _end(session, locked, DesiredState.STOPPED, None, Reason.model_validate(reason))
 
 
 def _after_failure(session: Session, locked: LockedGroup, failed: Sequence[Instance]) -> None:
@@ -307,5 +307,5 @@ def _after_failure(session: Session, locked: LockedGroup, failed: Sequence[Insta
 
 
 def _failure(member: Instance) -> Reason:
-    why = member.reason["message"] if member.reason else "its process ended"
-    return Reason(code=MEMBER_FAILED, message=f"member {member.group_rank} ({member.name}) failed: {why}")
+    cause = member.reason["message"] if member.reason else "its process ended"
+    return Reason(code=MEMBER_FAILED, message=f"member {member.group_rank} ({member.name}) failed: {cause}")

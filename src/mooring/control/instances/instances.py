@@ -1,6 +1,7 @@
-"""The verbs on instances, and `move`, the only writer of an instance's state.
+"""Operations on instances, and `move`, which changes the state of one instance.
 
-Verbs say what should be (`desired_state`); reports say what is; `move` writes down what follows.
+Users set `desired_state`, nodes report what runs, and `move` applies the resulting transition. `state` has
+one other writer: `placements.assign`, which moves many instances from pending to scheduled in one statement.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,8 +12,8 @@ from sqlalchemy.orm import Session, object_session
 
 from mooring.control import concurrency, events, locks, revisions
 from mooring.control.audit import audit_log
-from mooring.control.instances import admission, allocations, group_members, naming, placement_rules, specs
-from mooring.control.scheduling import quotas, reservation_rules
+from mooring.control.instances import admission, allocations, group_members, placement_rules, specs
+from mooring.control.scheduling import quotas, reserved_gpus
 from mooring.control.tenants import storage
 from mooring.core import ids
 from mooring.core.access import Access
@@ -25,28 +26,29 @@ from mooring.db.tables import Instance, Node, Project
 from mooring.db.types import new_id, now
 
 DEFAULT_STOP_TIMEOUT_S = 10
-QUEUED = Reason(code="queued", message="waiting for the scheduler to look at it")
-DELETED_BY_USER = Reason(code="deleted_by_user", message="delete asked for by the user")
+QUEUED = Reason(code="queued", message="waiting for the scheduler")
+DELETED_BY_USER = Reason(code="deleted_by_user", message="deleted by the user")
 
 
 def create(session: Session, access: Access, into: Project, request: InstanceRequest) -> Instance:
-    """Insert a pending instance into a project that the caller was let into (`projects.chosen`).
+    """Insert a pending instance into a project that the caller may use (`projects.for_new`).
 
     Raises:
         NameTaken: a live instance of the project has this name.
         Forbidden, Invalid: as `admission.require`.
-        QuotaExceeded: the project's quotas have no room for it.
+        QuotaExceeded: it would exceed a quota of the project.
 
-    `storage.settle` is the caller's.
+    The caller calls `storage.enforce`.
     """
-    # What is placed at once locks the project again, after the lock of placing: so it must have it.
+    # `fail` places the instance in this transaction, which locks the project after the placement lock: by the
+    # lock order, this transaction must hold the project's lock already.
     project = quotas.lock(session, into.id, always=request.on_capacity == "fail")
     admission.require(session, project.id, request)
     admission.require_priority(session, access, project.id, request.priority)
     if request.name is not None:
-        naming.require_free_names(session, project.id, [request.name])
+        admission.require_free_names(session, project.id, [request.name])
     quotas.require_within_quota(session, project, request)
-    row = new_row(project.id, request, request.name or naming.generated(request.image))
+    row = new_row(project.id, request, request.name or admission.generated_name(request.image))
     storage.add(session, project.id, stored=storage.size(row.spec, row.labels))
     queue_new(session, [row])
     audit_log.record(session, access, row.id, project.id, after=_described(row))
@@ -54,37 +56,37 @@ def create(session: Session, access: Access, into: Project, request: InstanceReq
 
 
 def new_row(project_id: str, request: InstanceTemplate, name: str) -> Instance:
-    moment = now()
+    created_at = now()
     return Instance(
         id=new_id(ids.INSTANCE), project_id=project_id, name=name, labels=request.labels, spec=request.spec(),
         gpu_count=request.gpus.count, gpu_milli=request.gpus.count * request.gpus.milli,
         priority=request.priority, requeue=False, state=State.PENDING, desired_state=DesiredState.RUNNING,
         reason=QUEUED.model_dump(), version=1, generation=1, attempt=0, node_generation=0,
         stop_timeout_s=DEFAULT_STOP_TIMEOUT_S, endpoints=[], simulated=False,
-        max_duration_s=request.max_duration_s, created_at=moment, queued_at=moment,
+        max_duration_s=request.max_duration_s, created_at=created_at, queued_at=created_at,
     )  # fmt: skip
 
 
 def queue_new(session: Session, rows: Sequence[Instance]) -> None:
-    """Insert what the caller has let in."""
+    """Insert pending instances that the caller has admitted."""
     session.add_all(rows)
     session.flush()
     for row in rows:
-        _record_move(session, row, None)
+        _append_event(session, row, None)
     notify(session, Topic.QUEUE)
 
 
 def _described(row: Instance) -> dict[str, Any]:
-    """What the audit log tells of an instance; its env and command may hold what is nobody's business."""
+    """What the audit log records of an instance: not its env and command, which may contain secrets."""
     return {"name": row.name, "image": row.spec["image"], "gpus": row.spec["gpus"]}
 
 
 def get(session: Session, access: Access, instance_id: str, *, even_deleted: bool = False) -> Instance:
-    """A live instance, or one that was deleted a moment ago.
+    """Return an instance; with `even_deleted`, also one that is deleted and not purged yet.
 
     Raises:
-        NotFound: never existed, is deleted, or is another project's.
-        Forbidden: the caller may see it, and not do this with it.
+        NotFound: it does not exist, is deleted, or belongs to another project.
+        Forbidden: the caller may see it, but may not do this.
     """
     row = session.get(Instance, instance_id)
     if row is None or (row.deleted_at is not None and not even_deleted):
@@ -98,14 +100,14 @@ def patch(
 ) -> Instance:
     """Change name, labels, priority or max_duration_s. A new duration counts from the start, not from now."""
     if "max_duration_s" in changes:
-        locks.placing(session)  # what is reserved meanwhile relies on the end that it has now
+        locks.placing(session)  # a reservation made at the same time relies on the present end
     row, _node = locks.instance(session, access, instance_id)
     if changes.keys() != {"labels"}:
         group_members.require_not_in_group(session, "change", access, row)
     concurrency.require_current_version("instance", row.version, if_match)
     before, stored = _patchable(row), storage.size(row.spec, row.labels)
     if changes.get("name", row.name) != row.name:
-        naming.require_free_names(session, row.project_id, [changes["name"]])
+        admission.require_free_names(session, row.project_id, [changes["name"]])
         row.name = changes["name"]
     if "labels" in changes:
         row.labels = changes["labels"]
@@ -118,7 +120,7 @@ def patch(
         row.max_duration_s = changes["max_duration_s"]
         row.spec = {**row.spec, "max_duration_s": row.max_duration_s}
         row.expires_at = _expiry(row)
-        reservation_rules.require_no_overrun(session, row, row.started_at)
+        reserved_gpus.require_no_overrun(session, row, row.started_at)
     if row.node_id is not None and row.state in HOLDS_GPUS:
         revisions.changed(session, row.node_id)
     touch(session, row)
@@ -144,17 +146,17 @@ def _patchable(row: Instance) -> dict[str, Any]:
 
 
 def stop(session: Session, access: Access, instance_id: str, timeout_s: int, reason: Reason) -> Instance:
-    """Ask for the container to end, keeping it for its logs. Asking twice is no error.
+    """Stop the instance and keep its container for the logs. Repeating the call is not an error.
 
     Raises:
-        InvalidTransition: it has ended already.
+        InvalidTransition: it has already ended.
     """
     row, node = locks.instance(session, access, instance_id)
     group_members.require_not_in_group(session, "stop", access, row)
     if row.state in ENDED:
-        raise _forbidden("stop", row)
+        raise _invalid_transition("stop", row)
     end(session, row, node, DesiredState.STOPPED, timeout_s, reason)
-    _record_verb(session, access, row)
+    _audit(session, access, row)
     return row
 
 
@@ -166,138 +168,133 @@ def end(
     stop_timeout_s: int,
     reason: Reason,
 ) -> None:
-    """Have a locked instance stopped or deleted, unless that is asked for already."""
-    asked = {DesiredState.STOPPED, DesiredState.DELETED} if desired is DesiredState.STOPPED else {desired}
-    if row.desired_state not in asked:
-        _ask(row, desired, stop_timeout_s)
+    """Stop or delete a locked instance, unless that was requested before."""
+    enough = {DesiredState.STOPPED, DesiredState.DELETED} if desired is DesiredState.STOPPED else {desired}
+    if row.desired_state not in enough:
+        _set_desired(row, desired, stop_timeout_s)
         _begin_ending(session, row, node, reason)
     elif row.requeue:
-        row.requeue = False  # it was giving way; now it is to end
+        row.requeue = False  # it was preempted and would be queued again; now it ends
         touch(session, row)
 
 
-def _record_verb(session: Session, access: Access, row: Instance) -> None:
+def _audit(session: Session, access: Access, row: Instance) -> None:
     after = {"name": row.name, "desired_state": str(row.desired_state), "attempt": row.attempt}
     audit_log.record(session, access, row.id, row.project_id, after=after)
 
 
 def start(session: Session, access: Access, instance_id: str) -> Instance:
-    """Queue an ended instance again: a new placement, in a new container.
+    """Queue an ended instance again, for a new placement and a new container.
 
     Raises:
         InvalidTransition: it has not ended.
         Forbidden, Invalid: as `admission.require`.
-        QuotaExceeded: the project's quotas have no room for it.
+        QuotaExceeded: it would exceed a quota of the project.
     """
     project = quotas.lock(session, get(session, access, instance_id).project_id)
     row, node = locks.instance(session, access, instance_id)
     group_members.require_not_in_group(session, "start", access, row)
     if row.state not in ENDED:
-        raise _forbidden("start", row)
+        raise _invalid_transition("start", row)
     admission.require(session, row.project_id, spec_of(row))
     admission.require_priority(session, access, row.project_id, row.priority)
     quotas.require_within_quota(session, project, spec_of(row))
     queue_again(session, row, node, QUEUED)
-    _record_verb(session, access, row)
+    _audit(session, access, row)
     return row
 
 
 def queue_again(session: Session, row: Instance, node: Node | None, reason: Reason) -> None:
-    """Let a locked instance that has ended wait for another placement, in a new container."""
-    _ask(row, DesiredState.RUNNING, DEFAULT_STOP_TIMEOUT_S)
-    _forget_last_run(row)
+    """Move a locked instance that has ended back to pending, for a new placement and a new container."""
+    _set_desired(row, DesiredState.RUNNING, DEFAULT_STOP_TIMEOUT_S)
+    _clear_last_run(row)
     row.node_id, row.queued_at, row.scheduled_at = None, now(), None
-    _tell(session, node)  # it holds the old container, which is now to be removed
+    _notify_node(session, node)  # it still has the old container, which it removes now
     move(session, row, State.PENDING, reason)
     notify(session, Topic.QUEUE)
 
 
 def restart(session: Session, access: Access, instance_id: str) -> Instance:
-    """A new attempt on the same node and GPUs; the old container is removed first.
+    """Start a new attempt on the same node and GPUs. The node removes the old container first.
 
     Raises:
-        InvalidTransition: nothing of it is placed, or it is being stopped.
-        Conflict: as `reserved.refuse_overrun`, `placement_rules.require_admitted`.
+        InvalidTransition: it is not placed, or it is being stopped.
+        Conflict: as `reserved_gpus.require_no_overrun`, `placement_rules.require_admitted`.
         Forbidden, Invalid: as `admission.require`.
     """
-    locks.placing(session)  # what is reserved meanwhile relies on the end that it has now
+    locks.placing(session)  # a reservation made at the same time relies on the present end
     row, node = locks.instance(session, access, instance_id)
     group_members.require_not_in_group(session, "restart", access, row)
     placed = row.state in {State.SCHEDULED, State.STARTING, State.RUNNING}
     if node is None or not placed or row.desired_state is not DesiredState.RUNNING:
-        raise _forbidden("restart", row)
+        raise _invalid_transition("restart", row)
     admission.require(session, row.project_id, spec_of(row))
     placement_rules.require_admitted(session, node, row.project_id)
-    reservation_rules.require_no_overrun(session, row, None)
-    _ask(row, DesiredState.RUNNING, DEFAULT_STOP_TIMEOUT_S)
-    _forget_last_run(row)
+    reserved_gpus.require_no_overrun(session, row, None)
+    _set_desired(row, DesiredState.RUNNING, DEFAULT_STOP_TIMEOUT_S)
+    _clear_last_run(row)
     row.attempt += 1
-    row.node_generation = _tell(session, node)
+    row.node_generation = _notify_node(session, node)
     allocations.renew(session, row)
     if row.state is State.SCHEDULED:
         touch(session, row)
     else:
-        move(
-            session, row, State.SCHEDULED, Reason(code="restarting", message="restart asked for by the user")
-        )
-    _record_verb(session, access, row)
+        move(session, row, State.SCHEDULED, Reason(code="restarting", message="restarted by the user"))
+    _audit(session, access, row)
     return row
 
 
 def delete(session: Session, access: Access, instance_id: str, if_match: int | None) -> Instance:
-    """Stop it and remove every trace; it answers 404 once its node has confirmed that."""
+    """Stop the instance and remove its container; it answers 404 once its node has confirmed that."""
     row, node = locks.instance(session, access, instance_id)
     group_members.require_not_in_group(session, "delete", access, row)
     concurrency.require_current_version("instance", row.version, if_match)
-    end(session, row, node, DesiredState.DELETED, time_to_end(row), DELETED_BY_USER)
-    _record_verb(session, access, row)
+    end(session, row, node, DesiredState.DELETED, remaining_stop_timeout_s(row), DELETED_BY_USER)
+    _audit(session, access, row)
     return row
 
 
-def time_to_end(row: Instance) -> int:
-    """A delete of what is being stopped leaves it the time that it was given."""
+def remaining_stop_timeout_s(row: Instance) -> int:
+    """The stop timeout for a delete: an instance that is being stopped keeps the timeout of the stop."""
     return row.stop_timeout_s if row.desired_state is DesiredState.STOPPED else DEFAULT_STOP_TIMEOUT_S
 
 
-def _forbidden(verb: str, row: Instance) -> InvalidTransition:
-    hint = {"stop": "it has ended already", "start": "only an ended instance can be started"}.get(
-        verb, "only a placed one that is not being stopped can be restarted; start an ended one"
+def _invalid_transition(operation: str, row: Instance) -> InvalidTransition:
+    hint = {"stop": "it has already ended", "start": "only an ended instance can be started"}.get(
+        operation, "only a placed instance that is not being stopped can be restarted; start an ended one"
     )
-    return InvalidTransition(f"cannot {verb} an instance that is {row.state}: {hint}", state=str(row.state))
+    text = f"cannot {operation} an instance that is {row.state}: {hint}"
+    return InvalidTransition(text, state=str(row.state))
 
 
-def _ask(row: Instance, desired: DesiredState, stop_timeout_s: int) -> None:
+def _set_desired(row: Instance, desired: DesiredState, stop_timeout_s: int) -> None:
     row.desired_state = desired
     row.stop_timeout_s = stop_timeout_s
     row.requeue = False
     row.generation += 1
 
 
-def _forget_last_run(row: Instance) -> None:
+def _clear_last_run(row: Instance) -> None:
     row.exit_code = row.container_id = row.started_at = row.stopped_at = row.expires_at = None
     row.endpoints = []
 
 
 def _begin_ending(session: Session, row: Instance, node: Node | None, reason: Reason) -> None:
-    _tell(session, node)
+    _notify_node(session, node)
     if row.state is State.UNREACHABLE:
-        touch(session, row, reason)  # its node decides, when it speaks again
+        touch(session, row, reason)  # the next report of its node decides
     elif row.state in HOLDS_GPUS and row.state is not State.STOPPING:
         move(session, row, State.STOPPING, reason)
     elif row.state not in HOLDS_GPUS:
-        # Nothing runs. What is left of an ended container, its node removes at its next report.
-        move(
-            session,
-            row,
-            State.DELETED if row.desired_state is DesiredState.DELETED else State.STOPPED,
-            reason,
-        )
+        # Nothing runs. Its node removes an ended container after its next report.
+        deleted = row.desired_state is DesiredState.DELETED
+        move(session, row, State.DELETED if deleted else State.STOPPED, reason)
     else:
         touch(session, row)
 
 
-def _tell(session: Session, node: Node | None) -> int:
-    """Raise the node's generation, so that its agent hears at once that something is different."""
+def _notify_node(session: Session, node: Node | None) -> int:
+    """Increment the node's generation, so that the waiting call of its agent returns at once."""
     if node is None:
         return 0
     node.generation += 1
@@ -306,10 +303,13 @@ def _tell(session: Session, node: Node | None) -> int:
 
 
 def move(session: Session, row: Instance, to: State, reason: Reason | None) -> None:
-    """Change the state: checked against TRANSITIONS, one version, one event, GPUs let go when none are due.
+    """Change the state of an instance, and do all that follows from that.
+
+    Checks the transition against TRANSITIONS, increments the version, appends one event, and releases the
+    GPUs when the new state holds none.
 
     Raises:
-        InvalidTransition: the state machine has no such arrow; a bug in the caller.
+        InvalidTransition: the state machine does not allow it: a bug in the caller.
     """
     if to not in TRANSITIONS[row.state]:
         raise InvalidTransition(f"an instance cannot go from {row.state} to {to}", state=str(row.state))
@@ -323,28 +323,28 @@ def move(session: Session, row: Instance, to: State, reason: Reason | None) -> N
     if before in HOLDS_GPUS and to not in HOLDS_GPUS:
         allocations.release(session, row)
     elif before is State.PENDING and to is not State.SCHEDULED:
-        notify(session, Topic.SCHEDULE)  # what waited has counted against its project's quotas
+        notify(session, Topic.SCHEDULE)  # a pending instance counts against its project's quotas
     if row.group_id is not None:
         group_members.moved(session)
-    _record_move(session, row, before)
+    _append_event(session, row, before)
 
 
 def _stamp(row: Instance, to: State) -> None:
-    moment = now()
+    at = now()
     if to is State.SCHEDULED:
-        row.scheduled_at = moment
+        row.scheduled_at = at
     elif to is State.RUNNING and row.started_at is None:
-        row.started_at = moment
+        row.started_at = at
         row.expires_at = _expiry(row)
     elif to is State.STOPPING:
-        stop_by = moment.timestamp() + row.stop_timeout_s
+        stop_by = at.timestamp() + row.stop_timeout_s
         row.placed_as = {**(row.placed_as or {}), "stop_by": stop_by}
     elif to in ENDED:
-        row.stopped_at = row.stopped_at or moment
+        row.stopped_at = row.stopped_at or at
         row.expires_at = None
         row.endpoints = []
     elif to is State.DELETED:
-        row.deleted_at, row.expires_at = moment, None
+        row.deleted_at, row.expires_at = at, None
 
 
 def _expiry(row: Instance) -> datetime | None:
@@ -353,12 +353,12 @@ def _expiry(row: Instance) -> datetime | None:
     return row.started_at + timedelta(seconds=row.max_duration_s)
 
 
-def _record_move(session: Session, row: Instance, before: State | None) -> None:
+def _append_event(session: Session, row: Instance, before: State | None) -> None:
     events.instance_moved(session, row, before, row.state, row.version, row.reason)
 
 
 def touch(session: Session, row: Instance, reason: Reason | None = None) -> None:
-    """Note a change that is not one of state: a new version, and its readers woken."""
+    """Increment the version after a change that leaves the state, and notify readers that wait for it."""
     row.version += 1
     if reason is not None:
         row.reason = reason.model_dump()
@@ -366,11 +366,11 @@ def touch(session: Session, row: Instance, reason: Reason | None = None) -> None
 
 
 def spec_of(row: Instance) -> InstanceSpec:
-    """The whole spec of an instance; `specs_of` reads many."""
+    """The complete spec of an instance; use `specs_of` for many."""
     session = object_session(row)
     return InstanceSpec.from_row(specs.whole(session, [row])[row.id] if session else row.spec)
 
 
 def specs_of(session: Session, rows: Sequence[Instance]) -> dict[str, InstanceSpec]:
-    """The whole specs of instances by id."""
+    """The complete specs of instances by id."""
     return {key: InstanceSpec.from_row(spec) for key, spec in specs.whole(session, rows).items()}

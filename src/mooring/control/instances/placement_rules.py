@@ -1,6 +1,6 @@
-"""Where an admin lets a project's instances be placed: its node selector, and nodes reserved for others.
+"""Admins' rules for where a project's instances are placed: its node selector, and nodes reserved for others.
 
-The scheduler plans by these rules; `capacity.Guard` and a restart in place check them against locked rows.
+The scheduler plans by these rules; `capacity.Guard` and `instances.restart` check them against locked rows.
 """
 
 from collections.abc import Collection, Mapping
@@ -14,7 +14,7 @@ from mooring.db.tables import Node, Project
 
 
 def selectors(session: Session, project_ids: Collection[str] | None = None) -> dict[str, Mapping[str, str]]:
-    """By project id, of those that have a node selector. Args: project_ids: null: all."""
+    """Node selectors by project id, of projects that have one. Args: project_ids: null: all projects."""
     query = select(Project.id, Project.node_selector).where(
         Project.node_selector.is_not(None), Project.deleted_at.is_(None)
     )
@@ -24,7 +24,7 @@ def selectors(session: Session, project_ids: Collection[str] | None = None) -> d
 
 
 def admits(node: Row[Any] | Node, project_id: str, selector: Mapping[str, str]) -> bool:
-    """Whether an admin lets instances of the project be placed on the node.
+    """Whether the rules allow instances of the project on the node.
 
     Args:
         node: with `reserved_for` and `facts`.
@@ -37,9 +37,9 @@ def admits(node: Row[Any] | Node, project_id: str, selector: Mapping[str, str]) 
 
 
 def require_no_conflict(session: Session, project_id: str, selector: Mapping[str, str]) -> None:
-    """Raises Forbidden, code `node_selector_conflict`: a request asks for another value than its project.
+    """Raises Forbidden, code `node_selector_conflict`, if a request's selector contradicts its project's.
 
-    A project's selector may change later, while the instance waits: then the project's value wins.
+    If the project's selector changes while the instance is pending, the project's value takes precedence.
     """
     required = session.get_one(Project, project_id).node_selector or {}
     for key, value in sorted(required.items()):
@@ -54,7 +54,7 @@ def require_no_conflict(session: Session, project_id: str, selector: Mapping[str
 
 
 def require_admitted(session: Session, node: Node, project_id: str) -> None:
-    """Raises Conflict, code `node_not_allowed`: an instance may not start anew where it is."""
+    """Raises Conflict, code `node_not_allowed`, if the rules no longer allow the project on its node."""
     if not admits(node, project_id, selectors(session, [project_id]).get(project_id, {})):
         raise Conflict(
             f"{node.name} is no longer open to this project; stop the instance and start it to have it "

@@ -1,7 +1,7 @@
-"""A plan's placements written down: pending -> scheduled for many at once, in a few statements.
+"""Writes the placements of a scheduling plan: pending -> scheduled for many instances in a few statements.
 
-What `instances.move` does to one is done to all of them here: a version and an event each, the GPUs held, the
-nodes told. Nothing else takes an instance from pending to scheduled.
+Besides `instances.move`, this is the only writer of `Instance.state`. It does the same for each instance: a
+new version, an event, its GPU allocations and a notification of its node.
 """
 
 import json
@@ -26,15 +26,14 @@ Unit = Sequence[tuple[Placement, Row[Any]]]
 
 
 def assign(session: Session, placements: Sequence[Placement]) -> list[str]:
-    """Write down the placements that still hold; of a group's members all or none.
+    """Write the placements that are still valid. The members of a group are placed together or not at all.
 
-    The plan was made from a snapshot and may be wrong by now; the guard here and the triggers on allocations
-    are the authority.
+    The plan was made from a snapshot and may be outdated; `Guard` and the triggers on `allocations` decide.
 
     Returns:
         The ids of the instances that were placed.
     """
-    limited = quotas.of_placed(session, (placement.instance_id for placement in placements))
+    limited = quotas.lock_for_instances(session, (placement.instance_id for placement in placements))
     locks.placing(session)
     nodes = _locked_nodes(session, {placement.node_id for placement in placements})
     rows = _locked_instances(session, {placement.instance_id for placement in placements})
@@ -65,7 +64,10 @@ def _locked_instances(session: Session, instance_ids: Iterable[str]) -> dict[str
 
 
 def _units(placements: Sequence[Placement], rows: Rows) -> list[Unit]:
-    """Those that still wait, each once, a group's members together; of one that lacks a member, none."""
+    """Placements of instances that are still pending: a unit for each instance or group.
+
+    A group with a member that is no longer pending is left out.
+    """
     first: dict[str, Placement] = {}
     for placement in placements:
         first.setdefault(placement.instance_id, placement)
@@ -84,10 +86,10 @@ def _still_pending(row: Row[Any]) -> bool:
     return row.state is State.PENDING and row.desired_state is DesiredState.RUNNING and row.deleted_at is None
 
 
-# The tables' own statements: the mapped ones cost as much again, and many rows are written at once.
+# Statements on the tables, not on the mapped classes: the ORM would double the cost of each row.
 _INSTANCES = cast(Table, Instance.__table__)
-_GIVEN = ("node_id", "node_generation", "cpu_milli", "memory_mib", "disk_mib", "placed_as", "simulated")
-_EACH = (
+_PLACED = ("node_id", "node_generation", "cpu_milli", "memory_mib", "disk_mib", "placed_as", "simulated")
+_SCHEDULE_EACH = (
     update(_INSTANCES)
     .where(_INSTANCES.c.id == bindparam("instance_id"))
     .values(
@@ -96,11 +98,11 @@ _EACH = (
         version=_INSTANCES.c.version + 1,
         attempt=_INSTANCES.c.attempt + 1,
         scheduled_at=bindparam("at"),
-        **{name: bindparam(f"new_{name}") for name in _GIVEN},
+        **{name: bindparam(f"new_{name}") for name in _PLACED},
     )
 )
-# PostgreSQL takes all of them in one statement, in a third of the time.
-_ALL = text(
+# On PostgreSQL one statement for all rows takes a third of the time.
+_SCHEDULE_ALL = text(
     """
     UPDATE instances SET
         state = 'scheduled', reason = NULL, version = version + 1, attempt = attempt + 1, scheduled_at = :at,
@@ -115,8 +117,8 @@ _ALL = text(
     WHERE instances.id = given.id
     """
 )
-_HOLD_EACH = insert(cast(Table, Allocation.__table__))
-_HOLD_ALL = text(
+_ALLOCATE_EACH = insert(cast(Table, Allocation.__table__))
+_ALLOCATE_ALL = text(
     """
     INSERT INTO allocations (gpu_uuid, instance_id, project_id, attempt, milli, mig_uuid, from_at)
     SELECT * FROM unnest(
@@ -129,15 +131,15 @@ _HOLD_ALL = text(
 
 
 def _write(session: Session, placed: Unit, nodes: Rows) -> None:
-    told = {placement.node_id for placement, _row in placed}
-    revisions.told(session, told)
+    node_ids = {placement.node_id for placement, _row in placed}
+    revisions.notify_nodes(session, node_ids)
     _schedule(session, [_values(placement, row, nodes[placement.node_id]) for placement, row in placed])
-    _hold(session, [entry for placement, row in placed for entry in _entries(placement, row)])
+    _allocate(session, [entry for placement, row in placed for entry in _entries(placement, row)])
     for _placement, row in placed:
         events.instance_moved(session, row, row.state, State.SCHEDULED, row.version + 1, None)
     if any(row.group_id for _placement, row in placed):
         group_members.moved(session)
-    _forget(session, {row.id for _placement, row in placed} | told)
+    _expire(session, {row.id for _placement, row in placed} | node_ids)
 
 
 def _schedule(session: Session, rows: Sequence[dict[str, Any]]) -> None:
@@ -145,19 +147,19 @@ def _schedule(session: Session, rows: Sequence[dict[str, Any]]) -> None:
     if _is_postgresql(session):
         arrays = _arrays(rows)
         arrays["new_placed_as"] = [json.dumps(placed_as) for placed_as in arrays["new_placed_as"]]
-        session.connection().execute(_ALL, {**arrays, "at": at})
+        session.connection().execute(_SCHEDULE_ALL, {**arrays, "at": at})
     else:
-        session.connection().execute(_EACH, [{**row, "at": at} for row in rows])
+        session.connection().execute(_SCHEDULE_EACH, [{**row, "at": at} for row in rows])
 
 
-def _hold(session: Session, entries: Sequence[dict[str, Any]]) -> None:
-    """Raises IntegrityError where a card would be given twice: see the triggers of migration 0003."""
+def _allocate(session: Session, entries: Sequence[dict[str, Any]]) -> None:
+    """Raises IntegrityError if a GPU would be allocated twice: see the triggers of migration 0003."""
     if not entries:
         return
     if _is_postgresql(session):
-        session.connection().execute(_HOLD_ALL, _arrays(entries))
+        session.connection().execute(_ALLOCATE_ALL, _arrays(entries))
     else:
-        session.connection().execute(_HOLD_EACH, entries)
+        session.connection().execute(_ALLOCATE_EACH, entries)
 
 
 def _is_postgresql(session: Session) -> bool:
@@ -188,7 +190,7 @@ def _values(placement: Placement, row: Row[Any], node: Row[Any]) -> dict[str, An
 
 
 def _isolation(grants: Sequence[GpuAllocation], *, mps: bool) -> str | None:
-    """What will keep others off its cards; see schemas/instances.py."""
+    """How its GPUs are isolated from other instances; see schemas/instances.py."""
     if not grants:
         return None
     if any(grant.mig_uuid for grant in grants):
@@ -202,8 +204,8 @@ def _entries(placement: Placement, row: Row[Any]) -> list[dict[str, Any]]:
     return allocations.entries(row.id, row.project_id, row.attempt + 1, placement.grants)
 
 
-def _forget(session: Session, ids: Collection[str]) -> None:
-    """What this transaction has of these rows as objects is old."""
-    for known in list(session.identity_map.values()):
-        if isinstance(known, Instance | Node) and known.id in ids:
-            session.expire(known)
+def _expire(session: Session, ids: Collection[str]) -> None:
+    """Expire loaded objects of rows that the statements above have changed."""
+    for loaded in list(session.identity_map.values()):
+        if isinstance(loaded, Instance | Node) and loaded.id in ids:
+            session.expire(loaded)

@@ -1,4 +1,4 @@
-"""Instances that give way: the plan's evictions, guarded again under locks, and what follows their end."""
+"""Preemption: applies the evictions of a scheduling plan, checked again under locks, and requeues victims."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ CODE = "preempted"
 def evict(
     session: Session, evictions: Sequence[Eviction], min_run_s: float, going: Collection[str]
 ) -> list[str]:
-    """Stop those that must still give way, for each that waits either all of its victims or none.
+    """Stop the victims that may still be preempted: all of the victims of a pending instance, or none.
 
-    The plan was made from a snapshot; here it is asked again whether the other one waits, whether it may take
-    this, and whether the victim has run for long enough. Of a group all members give way with the victim:
-    the others could not go on, and are placed again together with it.
+    The plan was made from a snapshot. This checks again that the beneficiary is pending and may preempt the
+    victim, and that the victim has run for long enough. All members of a victim's group are stopped with it:
+    they cannot run without it, and are placed again together.
 
     Args:
-        going: what the plan saw on its way out.
+        going: instances that were stopping when the plan was made.
 
     Returns:
         The ids of the instances that are being stopped.
@@ -54,7 +54,7 @@ def evict(
 
 
 def _others_evicted(session: Session, going: Collection[str]) -> bool:
-    """Whether another replica has since the look: this plan would do it a second time, with other victims."""
+    """Whether another replica has preempted since the snapshot: this plan would then stop too many."""
     query = select(Instance.id).where(
         Instance.state == State.STOPPING,
         Instance.deleted_at.is_(None),
@@ -64,7 +64,7 @@ def _others_evicted(session: Session, going: Collection[str]) -> bool:
 
 
 def _mates(session: Session, victims: Collection[str]) -> dict[str, str | None]:
-    """Of the groups of the victims all members, with their nodes."""
+    """All members of the victims' groups by id, with their nodes' ids."""
     groups = select(Instance.group_id).where(Instance.id.in_(victims), Instance.group_id.is_not(None))
     query = select(Instance.id, Instance.node_id).where(Instance.group_id.in_(groups))
     return dict(session.execute(query.where(Instance.deleted_at.is_(None))).all())
@@ -79,7 +79,7 @@ def _with_its_group(victim: Instance, rows: Mapping[str, Instance]) -> list[Inst
 def _by_beneficiary(
     evictions: Iterable[Eviction], rows: Mapping[str, Instance]
 ) -> dict[tuple[str, ...], list[Eviction]]:
-    """By those that they are for: an instance alone, or the members of a group."""
+    """Evictions by their beneficiaries: a single instance, or the members of a group."""
     by_unit: dict[str, list[Eviction]] = {}
     for eviction in evictions:
         row = rows.get(eviction.for_instance_id)
@@ -89,7 +89,7 @@ def _by_beneficiary(
 
 @dataclass(slots=True)
 class _Share:
-    """What a project holds of GPUs, in thousandths, less what is being stopped; and what it is guaranteed."""
+    """A project's allocated GPUs, without those of stopping instances, and its guarantee; in milli-GPUs."""
 
     held: int
     guaranteed: int
@@ -100,7 +100,7 @@ class _Share:
 
 
 class _Guard:
-    """Whether victims may be stopped for others, and less may be with all that are."""
+    """Checks evictions against locked rows; evictions that it allows count as done for later ones."""
 
     def __init__(self, session: Session, rows: Mapping[str, Instance], min_run_s: float) -> None:
         self._rows = rows
@@ -108,8 +108,8 @@ class _Guard:
         self._shares = _shares(session, {row.project_id for row in rows.values()})
 
     def allows(self, waiting: Sequence[str], evictions: Sequence[Eviction]) -> bool:
-        """What is allowed is counted as gone."""
-        asking = [row for key in waiting if (row := self._rows.get(key)) and _waits(row)]
+        """Whether all these evictions are allowed; if so, they are counted."""
+        asking = [row for key in waiting if (row := self._rows.get(key)) and _is_pending(row)]
         if len(asking) < len(waiting):
             return False
         gone: dict[str, Instance] = {}
@@ -144,14 +144,14 @@ class _Guard:
         return share.held + sum(row.gpu_milli for row in asking) <= share.guaranteed
 
     def reason(self, waiting: Sequence[str], eviction: Eviction) -> Reason:
-        """Tells nothing of the other tenant but what its right is."""
+        """The victim's reason; it reveals nothing of the other tenant but why it may preempt."""
         if eviction.because == "reclaim":
             return Reason(code=CODE, message="it gave way to a project that took back its guaranteed GPUs")
         priority = min(self._rows[key].priority for key in waiting)
         return Reason(code=CODE, message=f"it gave way to an instance of priority {priority}")
 
 
-def _waits(row: Instance) -> bool:
+def _is_pending(row: Instance) -> bool:
     return row.state is State.PENDING and row.desired_state is DesiredState.RUNNING and row.deleted_at is None
 
 
@@ -181,9 +181,9 @@ def _stop(session: Session, row: Instance, node: Node, reason: Reason) -> None:
 
 
 def requeue(session: Session, row: Instance, node: Node | None) -> None:
-    """Have what gave way wait again once its container is gone, in its old place in the queue."""
+    """Queue a preempted instance again once its container is gone, at its old place in the queue."""
     if row.requeue and row.state in ENDED and row.desired_state is DesiredState.STOPPED:
         message = "it gave way to others and waits to be placed again"
-        waiting_since = row.queued_at
+        queued_at = row.queued_at
         instances.queue_again(session, row, node, Reason(code=CODE, message=message))
-        row.queued_at = waiting_since
+        row.queued_at = queued_at

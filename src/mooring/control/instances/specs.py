@@ -1,7 +1,7 @@
-"""Specs of members of groups: what all members share is stored once, in the group's template.
+"""Specs of group members: the fields that all members share are stored once, in the group's template.
 
-A member's row keeps what the scheduler reads in SQL. Members made by an earlier release have everything in
-their own row; both are read here.
+A member's row has the fields that SQL queries read. Members made by an earlier release have all fields in
+their own row; this module reads both.
 """
 
 from collections.abc import Sequence
@@ -13,17 +13,17 @@ from sqlalchemy.orm import Session
 from mooring.db.tables import Instance, InstanceGroup
 from mooring.db.types import JsonObject
 
-# The fields that no query reads, and that may be large.
+# Fields that no query reads and that may be large.
 SHARED: Final = frozenset({"env", "command", "entrypoint", "working_dir", "user", "ports"})
 
 
 def own_part(spec: JsonObject) -> JsonObject:
-    """What a member's row keeps of its spec."""
+    """The part of a spec that a member's row stores."""
     return {name: value for name, value in spec.items() if name not in SHARED}
 
 
 def whole(session: Session, rows: Sequence[Instance]) -> dict[str, JsonObject]:
-    """The specs of instances by id, with one query more if there are members of groups among them."""
+    """The complete specs of instances by id; takes one query if there are group members among them."""
     groups = {row.group_id for row in rows if row.group_id is not None and not row.spec.keys() >= SHARED}
     templates: dict[str, Any] = {}
     if groups:
@@ -35,6 +35,6 @@ def whole(session: Session, rows: Sequence[Instance]) -> dict[str, JsonObject]:
 def _joined(own: JsonObject, template: JsonObject | None) -> JsonObject:
     if template is None:
         return own
-    # In the order of the template, as all specs are written.
+    # In the field order of the template, as in all specs.
     shared = {name: value for name, value in template.items() if name in SHARED or name in own}
     return {**shared, **own}

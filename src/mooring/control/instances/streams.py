@@ -1,4 +1,4 @@
-"""Streams that users ask of nodes: a row from the asking until the node dials in or the user goes."""
+"""Requests for log and exec streams: a row exists until the node connects or the user disconnects."""
 
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
@@ -17,12 +17,12 @@ from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamReques
 
 
 def check(session: Session, access: Access, instance_id: str, *, running: bool) -> tuple[Instance, str]:
-    """The instance and its node, if the node can be asked about a container of it.
+    """Return the instance and its node's id, if the node can open a stream to its container.
 
     Raises:
         NotFound, Forbidden: as `instances.get`.
-        NotRunning: it has no container, or (`running`) none that runs.
-        Unavailable: its node is silent.
+        NotRunning: it has no container, or, with `running`, no running one.
+        Unavailable: its node does not report.
     """
     row = instances.get(session, access, instance_id)
     if row.node_id is None or row.state in {State.PENDING, State.SCHEDULED}:
@@ -30,11 +30,11 @@ def check(session: Session, access: Access, instance_id: str, *, running: bool) 
     if running and row.state not in {State.RUNNING, State.STOPPING, State.UNREACHABLE}:
         raise NotRunning(f"the instance is {row.state}, not running", state=str(row.state))
     if nodes.get(session, row.node_id).silent:
-        raise Unavailable("the instance's node is silent; try again when it is back", code="node_unreachable")
+        raise Unavailable("the instance's node is unreachable; try again later", code="node_unreachable")
     return row, row.node_id
 
 
-def ask(
+def request(
     session: Session,
     access: Access,
     row: Instance,
@@ -42,11 +42,11 @@ def ask(
     asked: LogsRequest | ExecRequest,
     url: str | None,
 ) -> None:
-    """Leave word for the node, and wake its call that waits for streams."""
+    """Store the request for the node, and notify its call that waits for streams."""
     if isinstance(asked, ExecRequest):
-        # Its arguments may hold a secret; the program says what was done.
+        # Only the program is recorded: its arguments may contain secrets.
         audit_log.record(session, access, row.id, row.project_id, after={"program": asked.command[0][:255]})
-    request = StreamRequest(
+    stream = StreamRequest(
         id=stream_id,
         instance_id=row.id,
         attempt=row.attempt,
@@ -55,14 +55,14 @@ def ask(
         exec=asked if isinstance(asked, ExecRequest) else None,
     )
     session.add(
-        Stream(id=stream_id, node_id=row.node_id, request=request.model_dump(mode="json"), created_at=now())
+        Stream(id=stream_id, node_id=row.node_id, request=stream.model_dump(mode="json"), created_at=now())
     )
     assert row.node_id is not None  # see `check`
     notify(session, Topic.node_streams(row.node_id))
 
 
 def waiting(session: Session, node_id: str) -> list[StreamRequest]:
-    """The streams for which users wait and the node has not dialed in yet."""
+    """The requested streams to which the node has not connected yet."""
     rows = session.scalars(select(Stream).where(Stream.node_id == node_id))
     return [StreamRequest.model_validate(row.request) for row in rows]
 

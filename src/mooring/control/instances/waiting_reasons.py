@@ -1,4 +1,4 @@
-"""What those that wait are told: why they do, as the scheduler saw it."""
+"""Sets the reason of pending instances: why the last scheduling cycle did not place them."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ from mooring.db.tables import Instance
 from mooring.scheduler.model import Unplaced
 
 
-def explain_unplaced(session: Session, unplaced: Sequence[Unplaced]) -> None:
-    """Tell each waiting instance why it waits; only where the sentence is a new one.
+def set_reasons(session: Session, unplaced: Sequence[Unplaced]) -> None:
+    """Set the reason of each instance that is still pending and whose reason has changed.
 
-    One statement for each sentence: a thousand that wait for the same thing are told at once.
+    One statement for each distinct reason, however many instances have it.
     """
     waiting: dict[tuple[str, str], list[str]] = defaultdict(list)
     for item in unplaced:
@@ -25,17 +25,17 @@ def explain_unplaced(session: Session, unplaced: Sequence[Unplaced]) -> None:
         waiting[reason.code, reason.message].append(item.instance_id)
     _lock(session, [item.instance_id for item in unplaced])
     for (code, message), instance_ids in sorted(waiting.items()):
-        told = session.scalars(_tell(instance_ids, Reason(code=code, message=message))).all()
-        notify(session, *map(Topic.instance, told))
+        changed = session.scalars(_update(instance_ids, Reason(code=code, message=message))).all()
+        notify(session, *map(Topic.instance, changed))
 
 
 def _lock(session: Session, instance_ids: list[str]) -> None:
-    """In the order of `locks`: by sentence two replicas would lock the same instances in different orders."""
+    """Lock all rows by id first: reason by reason, two replicas could deadlock."""
     query = select(Instance.id).where(Instance.id.in_(instance_ids), Instance.state == State.PENDING)
     session.execute(query.order_by(Instance.id).with_for_update())
 
 
-def _tell(instance_ids: list[str], reason: Reason) -> ReturningUpdate[str]:
+def _update(instance_ids: list[str], reason: Reason) -> ReturningUpdate[str]:
     return (
         update(Instance)
         .where(

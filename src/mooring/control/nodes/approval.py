@@ -1,10 +1,10 @@
-"""Approved facts: what a node may say about itself without an admin.
+"""Approved facts: what a node may report about itself without an admin's approval.
 
-A node's report decides what the scheduler places there, so whoever stole a node's credential would attract
-other tenants' work and secrets by reporting labels, CPUs or GPUs that the node does not have. Therefore each
-fact in the two tables below has an approved value. The first report after the join sets it (an admin has just
-handed out the join token), and only an admin raises it (`nodes.approve`). In effect is never more than the
-approved and than the reported value: a decrease counts at once, and may be reverted up to the approved value.
+The scheduler places instances by the facts that a node reports. Anyone with a stolen node credential could
+attract instances and secrets of other tenants by reporting labels, CPUs or GPUs that the node does not have.
+Therefore each fact in the two tables below has an approved value. The first report after the join sets it (an
+admin has just issued the join token), and only an admin can raise it (`nodes.approve`). The effective value
+never exceeds the approved or the reported one: a decrease takes effect at once, and can be reverted.
 """
 
 import hashlib
@@ -29,10 +29,10 @@ class Fact:
     """One approved fact.
 
     Attributes:
-        grown: whether a reported value is more than, or something else than, the approved one.
-        effective: what counts, of the approved and the reported value.
-        of_engine: the container engine tells it, so it is not known while the engine is away.
-        none_is_unknown: null means "not told", and the first value told is approved; else null is a value.
+        grown: whether the reported value exceeds the approved one, or contradicts it.
+        effective: the effective value, from the approved and the reported one.
+        of_engine: it comes from the container engine, so it is unknown while the engine is unreachable.
+        none_is_unknown: null means "unknown", and the first other value is approved; else null is a value.
     """
 
     name: str
@@ -51,16 +51,16 @@ def _keep_approved(approved: Any, _reported: Any) -> Any:
 
 
 def exact(name: str, *, of_engine: bool = False) -> Fact:
-    """A fact that must stay as it was approved."""
+    """A fact that must equal the approved value."""
     return Fact(name, _differs, _keep_approved, of_engine)
 
 
 def amount(name: str, *, tolerance_pct: int = 0, of_engine: bool = False) -> Fact:
     """A number that may shrink.
 
-    More than the approved number is never in effect. The tolerance only says from where on a larger number
-    makes the node not ready: a new kernel or driver changes memory a little. It is measured from the approved
-    number, so that many small steps gain nothing.
+    The effective number never exceeds the approved one. Above the tolerance the node is not ready;
+    a new kernel or driver changes memory a little. The tolerance is relative to the approved number, so many
+    small steps gain nothing.
     """
 
     def grown(approved: int, reported: int) -> bool:
@@ -78,7 +78,7 @@ def _labels_of_both(approved: Values, reported: Values) -> JsonObject:
 
 
 def _swarm_grown(approved: Values | None, reported: Values | None) -> bool:
-    """Out of the swarm, or a worker where a manager was approved, is less."""
+    """Leaving the swarm, or becoming a worker instead of a manager, is a decrease."""
     if reported is None:
         return False
     if approved is None or approved["cluster_id"] != reported["cluster_id"]:
@@ -100,7 +100,7 @@ def _in_both(approved: bool, reported: bool) -> bool:
     return approved and reported
 
 
-# Of a node, as in core/node.py: NodeFacts. Of its disk: what instances may have, and whether it limits them.
+# Facts of a node, as in core/node.py: NodeFacts; of its disk: the allocatable size, and enforced limits.
 NODE_FACTS: Final = (
     Fact("labels", _labels_grown, _labels_of_both),
     exact("address"),
@@ -112,8 +112,8 @@ NODE_FACTS: Final = (
     amount("disk_mib", tolerance_pct=5, of_engine=True),
     Fact("disk_enforced", _claims, _in_both, of_engine=True),
 )
-# Of a GPU, as in core/gpu.py: GpuFacts. `mig_capable` is made of `mig_mode`: the present layout is the
-# operator's to change at any time, and cannot be more than the GPU.
+# Facts of a GPU, as in core/gpu.py: GpuFacts. `mig_capable` is derived from `mig_mode`: the operator may
+# change the MIG layout at any time, and it cannot exceed the GPU.
 GPU_FACTS: Final = (
     exact("model"),
     amount("memory_mib", tolerance_pct=5),
@@ -128,7 +128,7 @@ def change(
     """A difference as it is stored and shown.
 
     Args:
-        node_id: of a GPU that another node has: that node.
+        node_id: the node that has the GPU, if that is another one.
     """
     return {
         "fact": fact,
@@ -140,81 +140,82 @@ def change(
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """What of reported values counts, what is approved now, and the differences from what was approved."""
+class ComparedFacts:
+    """The effective facts, the approved facts after the comparison, and the differences from them."""
 
     effective: JsonObject
     approved: JsonObject
     changes: list[JsonObject]
 
 
-def judge(
+def compare(
     table: Iterable[Fact],
     approved: Values,
     reported: Values,
     *,
-    engine_away: bool,
+    engine_unreachable: bool,
     gpu_uuid: str | None = None,
-) -> Judged:
-    """Hold reported values against the approved ones; what was not known before is approved as it is."""
+) -> ComparedFacts:
+    """Compare reported values with the approved ones; a value that was unknown before is approved."""
     effective, kept, changes = dict(reported), dict(approved), []
     for fact in table:
         value, name = reported.get(fact.name), fact.name
         if name not in approved or (fact.none_is_unknown and approved[name] is None):
-            if not (fact.of_engine and engine_away):
+            if not (fact.of_engine and engine_unreachable):
                 kept[name] = value
         elif fact.none_is_unknown and value is None:
             continue
         else:
             effective[name] = fact.effective(approved[name], value)
-            if fact.grown(approved[name], value) and not (fact.of_engine and engine_away):
+            if fact.grown(approved[name], value) and not (fact.of_engine and engine_unreachable):
                 changes.append(change(name, approved[name], value, gpu_uuid=gpu_uuid))
-    return Judged(effective, kept, changes)
+    return ComparedFacts(effective, kept, changes)
 
 
-def judge_node(approved: Values, report: SyncRequest) -> Judged:
-    """Hold a node's own facts against the approved ones."""
-    away = report.problem is not None and report.problem.code == "docker_unavailable"
+def compare_node(approved: Values, report: SyncRequest) -> ComparedFacts:
+    """Compare a node's own facts with the approved ones."""
+    unreachable = report.problem is not None and report.problem.code == "docker_unavailable"
     facts = report.facts.model_dump(mode="json")
     disk = facts["disk"]
-    told = {
+    reported = {
         **facts,
         "disk_mib": disk["allocatable_mib"] if disk else None,
         "disk_enforced": disk["enforced"] if disk else None,
     }
-    judged = judge(NODE_FACTS, approved, told, engine_away=away)
-    effective = {name: value for name, value in judged.effective.items() if name in facts}
+    compared = compare(NODE_FACTS, approved, reported, engine_unreachable=unreachable)
+    effective = {name: value for name, value in compared.effective.items() if name in facts}
     if disk:
         limits = {
-            "allocatable_mib": judged.effective["disk_mib"],
-            "enforced": judged.effective["disk_enforced"],
+            "allocatable_mib": compared.effective["disk_mib"],
+            "enforced": compared.effective["disk_enforced"],
         }
         effective["disk"] = {**disk, **limits}
-    return replace(judged, effective=effective)
+    return replace(compared, effective=effective)
 
 
-def judge_gpu(approved: Values, facts: GpuFacts) -> Judged:
-    """Hold a GPU against what was approved of it; `effective` are its facts as GpuFacts has them."""
-    told = facts.model_dump(mode="json")
-    judged = judge(GPU_FACTS, approved, told | _capability(told), engine_away=False, gpu_uuid=facts.uuid)
-    if not judged.effective.pop("mig_capable"):
-        judged.effective.update(mig_mode=None, mig_devices=[])
-    return judged
+def compare_gpu(approved: Values, facts: GpuFacts) -> ComparedFacts:
+    """Compare a GPU's facts with the approved ones; `effective` has the fields of GpuFacts."""
+    values = facts.model_dump(mode="json")
+    values |= _capability(values)
+    compared = compare(GPU_FACTS, approved, values, engine_unreachable=False, gpu_uuid=facts.uuid)
+    if not compared.effective.pop("mig_capable"):
+        compared.effective.update(mig_mode=None, mig_devices=[])
+    return compared
 
 
 def values_of_gpu(facts: GpuFacts) -> JsonObject:
-    """What is approved of a GPU when it is approved as it is reported."""
-    told = facts.model_dump(mode="json")
-    told |= _capability(told)
-    return {fact.name: told[fact.name] for fact in GPU_FACTS}
+    """The approved values of a GPU that is approved as reported."""
+    values = facts.model_dump(mode="json")
+    values |= _capability(values)
+    return {fact.name: values[fact.name] for fact in GPU_FACTS}
 
 
-def _capability(told: Values) -> JsonObject:
-    return {"mig_capable": int(told["mig_mode"] is not None)}
+def _capability(values: Values) -> JsonObject:
+    return {"mig_capable": int(values["mig_mode"] is not None)}
 
 
 def accepted(approved: Values, changes: Sequence[JsonObject]) -> JsonObject:
-    """The approved facts after an admin has accepted these differences."""
+    """The approved facts once an admin accepts these differences."""
     gpus = dict(approved.get(GPUS) or {})
     facts = dict(approved)
     for each in changes:
@@ -229,14 +230,14 @@ def accepted(approved: Values, changes: Sequence[JsonObject]) -> JsonObject:
 
 
 def difference_id(changes: Sequence[JsonObject]) -> str:
-    """Names a difference, so that an admin approves the one that they have read."""
+    """Identifies a difference, so that an admin approves exactly the one that they have read."""
     return hashlib.sha256(to_json(changes)).hexdigest()[:16]
 
 
 def problem(changes: Sequence[JsonObject]) -> Reason | None:
-    """Why a node that reports these is not ready.
+    """Why a node with these differences is not ready; null: it is ready.
 
-    A GPU that another node has approved is left out of this node, which stays ready without it.
+    A GPU that is approved for another node is left out of this one, which stays ready.
     """
     names = sorted({each["fact"] for each in changes if each["node_id"] is None})
     if not names:

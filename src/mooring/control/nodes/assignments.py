@@ -1,4 +1,4 @@
-"""What a node should have: each instance, without its secrets (`control/nodes/start_secrets.py`)."""
+"""Assignments: what a node should run, without secrets (`control/nodes/start_secrets.py` has those)."""
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -20,7 +20,7 @@ from mooring.schemas.agent import Assignment, GpuGrant, GroupMembership, KnownAs
 
 @dataclass(frozen=True, slots=True)
 class _Extras:
-    """What assignments are made of beside their rows, by instance id, read with a query for each kind."""
+    """What assignments need beside their rows, by instance id; one query for each kind."""
 
     grants: Mapping[str, list[GpuGrant]]
     projects: Mapping[str, Row[Any]]  # by id
@@ -28,40 +28,42 @@ class _Extras:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """The assignments of one answer: whole ones, and those whose spec the agent has already."""
+class AssignmentLists:
+    """The assignments of one answer: complete ones, and those whose spec the agent already has."""
 
-    whole: list[Assignment]
+    complete: list[Assignment]
     unchanged: list[KnownAssignment]
 
 
-def of(session: Session, node: Node, rows: Sequence[Instance], known: Mapping[str, str] | None) -> Told:
-    """The assignments of a node's live instances. Every report of every node passes here.
+def of(
+    session: Session, node: Node, rows: Sequence[Instance], known: Mapping[str, str] | None
+) -> AssignmentLists:
+    """The assignments of a node's live instances. Every report of every node calls this.
 
     Args:
-        rows: without their specs, which are large (`without_specs`).
+        rows: loaded without their specs, which are large (`without_specs`).
         known: the `spec_version` of each instance whose spec the agent has; null: it keeps none.
     """
     if not rows:
-        return Told([], [])
-    news = [row for row in rows if known is None or known.get(row.id) != spec_version(row)]
-    specs = _specs(session, news)
-    asking = _asking(session, news, specs)
+        return AssignmentLists([], [])
+    unknown = [row for row in rows if known is None or known.get(row.id) != spec_version(row)]
+    specs = _specs(session, unknown)
+    with_secrets = _with_secrets(session, unknown, specs)
     if not (node.facts or {}).get("asks_for_secrets"):
-        # An agent of an earlier release would start it without them, and fail: it waits for the upgrade.
-        rows = [row for row in rows if not (row.id in asking and is_startable(row))]
+        # An agent of an earlier release would start it without its secrets: it waits for the agent's upgrade.
+        rows = [row for row in rows if not (row.id in with_secrets and is_startable(row))]
     extras = _Extras(
         grants=_grants(session, rows),
         projects=_projects(session, rows),
         groups=gangs.memberships(session, rows),
     )
     rules = registry_rules.of(session)
-    return Told(
-        whole=[
+    return AssignmentLists(
+        complete=[
             Assignment(
                 **_common(row, extras),
                 spec=_readable(specs[row.id]),
-                asks_for_secrets=row.id in asking,
+                asks_for_secrets=row.id in with_secrets,
                 registry_listed=rules.lists(ImageName.parse(specs[row.id].image).registry, row.project_id),
             )
             for row in rows
@@ -72,44 +74,44 @@ def of(session: Session, node: Node, rows: Sequence[Instance], known: Mapping[st
 
 
 def without_specs() -> ExecutableOption:
-    """Leaves specs out of a query for instances: 150 of 250 KB took seconds with every report."""
+    """Query option that leaves specs out: reading 150 specs of 250 KB took seconds in every report."""
     return defer(Instance.spec)
 
 
 def spec_version(row: Instance) -> str:
-    """Names the spec that an attempt was placed with, for the agent to say that it has it."""
+    """Identifies the spec of an attempt; agents report which versions they have."""
     return f"{row.attempt}.{row.generation}"
 
 
 def _specs(session: Session, rows: Sequence[Instance]) -> dict[str, InstanceSpec]:
     if not rows:
         return {}
-    # One query for all: they were left out of the rows (`without_specs`).
+    # One query loads the specs that `without_specs` left out of the rows.
     query = select(Instance).where(Instance.id.in_([row.id for row in rows])).options(undefer(Instance.spec))
     session.scalars(query).all()
     return instances.specs_of(session, rows)
 
 
-def _asking(session: Session, rows: Sequence[Instance], specs: Mapping[str, InstanceSpec]) -> set[str]:
-    """Instances that are started with secrets or with a registry's credentials."""
+def _with_secrets(session: Session, rows: Sequence[Instance], specs: Mapping[str, InstanceSpec]) -> set[str]:
+    """The ids of instances whose start needs secrets or registry credentials."""
     hosts = {row.id: (row.project_id, ImageName.parse(specs[row.id].image).registry) for row in rows}
     known = registries.known(session, hosts.values())
-    with_secrets = {instance_id for instance_id, spec in specs.items() if secrets.references(spec)}
-    return with_secrets | {instance_id for instance_id, host in hosts.items() if host in known}
+    with_references = {instance_id for instance_id, spec in specs.items() if secrets.references(spec)}
+    return with_references | {instance_id for instance_id, host in hosts.items() if host in known}
 
 
 def _grants(session: Session, rows: Sequence[Instance]) -> dict[str, list[GpuGrant]]:
-    """With the memory of each. A card's facts are long, and read only where MIG devices are given."""
+    """GPU allocations with their memory. The large GPU facts are read only for MIG devices."""
     held = Allocation
     columns = (held.instance_id, held.gpu_uuid, held.milli, held.mig_uuid, Gpu.memory_mib)
     query = select(*columns).join(Gpu, Gpu.uuid == held.gpu_uuid).order_by(held.id)
     found = session.execute(query.where(held.instance_id.in_([row.id for row in rows]), held.to_at.is_(None)))
-    given = found.all()
-    of_mig = _mig_memory(session, {row.gpu_uuid for row in given if row.mig_uuid})
+    allocated = found.all()
+    of_mig = _mig_memory(session, {row.gpu_uuid for row in allocated if row.mig_uuid})
     grants: dict[str, list[GpuGrant]] = defaultdict(list)
-    for instance_id, gpu_uuid, milli, mig_uuid, card_mib in given:
-        # A MIG device that does not tell its memory, or that is no more, has its part of the card's.
-        memory_mib = of_mig.get(mig_uuid or "", card_mib * milli // WHOLE_MILLI)
+    for instance_id, gpu_uuid, milli, mig_uuid, gpu_mib in allocated:
+        # A MIG device that is gone or reports no memory counts as its share of the GPU's memory.
+        memory_mib = of_mig.get(mig_uuid or "", gpu_mib * milli // WHOLE_MILLI)
         grant = GpuGrant(gpu_uuid=gpu_uuid, milli=milli, mig_uuid=mig_uuid, memory_mib=memory_mib)
         grants[instance_id].append(grant)
     return grants
@@ -119,7 +121,7 @@ def _mig_memory(session: Session, uuids: Collection[str]) -> dict[str, int]:
     if not uuids:
         return {}
     facts = session.scalars(select(Gpu.facts).where(Gpu.uuid.in_(uuids)))
-    devices = (device for of_card in facts for device in of_card.get("mig_devices", ()))
+    devices = (device for of_gpu in facts for device in of_gpu.get("mig_devices", ()))
     return {device["uuid"]: device["memory_mib"] for device in devices if device["memory_mib"]}
 
 
@@ -128,12 +130,12 @@ def _runs(row: Instance) -> bool:
 
 
 def is_startable(row: Instance) -> bool:
-    """Whether its node is to start it now: only then does it get what is secret."""
+    """Whether its node should start it now: only then does the node get its secrets."""
     return _runs(row) and _may_start(row)
 
 
 def _may_start(row: Instance) -> bool:
-    """Also of one that is `unreachable`: while its node's Docker is away, the node is told what to start."""
+    """Also true for `unreachable`: a node that cannot reach Docker still gets what it should start."""
     return row.started_at is None
 
 
@@ -144,7 +146,7 @@ def _projects(session: Session, rows: Sequence[Instance]) -> dict[str, Row[Any]]
 
 
 def _readable(spec: InstanceSpec) -> InstanceSpec:
-    """A list of models is what an agent of an earlier release could not read, and no agent needs it."""
+    """Remove a list of GPU models: no agent needs it, and agents of an earlier release cannot parse it."""
     if not isinstance(spec.gpus.model, list):
         return spec
     return spec.model_copy(update={"gpus": spec.gpus.model_copy(update={"model": None})})

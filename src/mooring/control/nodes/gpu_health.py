@@ -1,11 +1,11 @@
-"""What is wrong with GPUs, and who is told of it.
+"""Conditions and incidents of GPUs, and who can see them.
 
-    condition   what is so now: one row for each code; of application faults one for each code and project
-    incident    what happened: equal ones of one hour are one row with a count
+    condition   a present fault: one row for each code; for application faults one for each code and project
+    incident    something that happened: equal incidents within an hour are one row with a count
 
-Fatal conditions and warnings are facts about the machine: everybody sees their codes. What an application
-fault says, and each message, is about somebody's work: it is for admins and the project whose instance had
-the GPU at that moment. Both tables are bounded for each GPU, however often a program faults.
+Everybody sees the codes of fatal conditions and warnings: they concern the machine. Application faults and
+all messages concern somebody's work: only admins and the project whose instance used the GPU then see them.
+Both tables have a maximum number of rows for each GPU, however often a program faults.
 """
 
 import re
@@ -29,15 +29,15 @@ from mooring.db.tables import Allocation, Gpu, GpuCondition, GpuIncident
 from mooring.db.types import JsonObject, new_id, now
 from mooring.schemas.agent import Incident
 
-# Equal faults within this are one incident, of which the instance is told once.
+# Equal faults within this time are one incident and one event.
 ONE_INCIDENT: Final = timedelta(hours=1)
-# A warning or application fault that has not come back for so long is over. A fatal one an admin clears.
-FORGOTTEN_AFTER: Final = timedelta(hours=24)
+# Warnings and application faults expire if they do not recur for this long. An admin clears fatal ones.
+EXPIRES_AFTER: Final = timedelta(hours=24)
 CONDITIONS_KEPT: Final = 64  # for each GPU
-INCIDENTS_KEPT: Final = 100  # for each GPU, of application faults and of all else
+INCIDENTS_KEPT: Final = 100  # for each GPU, of application faults and of all others
 MESSAGE_MAX: Final = 1024
 _CODE: Final = re.compile(r"[a-z0-9_]{1,64}", re.ASCII)
-_NOBODY: Final = ""  # a condition's project, where it is the machine's
+_NOBODY: Final = ""  # the project of a condition that concerns the machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,9 @@ class GpuHolder:
     mig_uuid: str | None
 
 
-def code_of(told: str) -> str:
-    """A node's word, where it is one."""
-    return told if _CODE.fullmatch(told) else "unknown_fault"
+def code_of(reported: str) -> str:
+    """The code that a node reports, or `unknown_fault` if it is not a valid code."""
+    return reported if _CODE.fullmatch(reported) else "unknown_fault"
 
 
 def verdict_of(row: Gpu, code: str) -> XidVerdict:
@@ -57,7 +57,7 @@ def verdict_of(row: Gpu, code: str) -> XidVerdict:
 
 
 def holders(session: Session, row: Gpu, incident: Incident | None = None) -> list[GpuHolder]:
-    """Who has the GPU now; of an incident that names instance or MIG devices, those of them alone."""
+    """The present users of the GPU; if the incident names an instance or MIG devices, only those."""
     held = Allocation
     query = select(held.instance_id, held.project_id, held.mig_uuid).where(
         held.gpu_uuid == row.uuid, held.to_at.is_(None)
@@ -71,7 +71,7 @@ def holders(session: Session, row: Gpu, incident: Incident | None = None) -> lis
 
 
 def only_project(held: Sequence[GpuHolder]) -> str | None:
-    """Whose the message is. Where several projects have the GPU nobody can tell, and it is for admins."""
+    """The project that may see a message; null: several use the GPU, so only admins may."""
     projects = {each.project_id for each in held}
     return projects.pop() if len(projects) == 1 else None
 
@@ -79,23 +79,16 @@ def only_project(held: Sequence[GpuHolder]) -> str | None:
 def record(
     session: Session, row: Gpu, incident: Incident, verdict: XidVerdict, held: Sequence[GpuHolder]
 ) -> bool:
-    """Keep an incident, and tell instances of an application fault; whether the condition is a new one."""
+    """Store an incident and append events to affected instances; returns whether its condition is new."""
     code, project_id = code_of(incident.code), only_project(held)
     of_project = project_id if verdict.severity is Severity.INFO else None
     is_new = _raise_condition(session, row, code, verdict, of_project or _NOBODY, incident.count)
-    began = _record_incident(session, row, incident, verdict, held)
-    # Of several projects that have MIG devices of the GPU it is not known whose fault it was.
-    if began and verdict.told and project_id is not None:
+    is_new_incident = _record_incident(session, row, incident, verdict, held)
+    # If several projects have MIG devices of the GPU, it is unknown whose program caused the fault.
+    if is_new_incident and verdict.told and project_id is not None:
+        kind, reason = EventKind.INSTANCE_GPU_FAULT, _reason(code, verdict)
         for each in held:
-            _tell(
-                session,
-                EventKind.INSTANCE_GPU_FAULT,
-                row,
-                each,
-                _reason(code, verdict),
-                verdict,
-                incident.count,
-            )
+            _append_event(session, kind, row, each, reason, verdict, incident.count)
     return is_new
 
 
@@ -103,13 +96,13 @@ def has_condition(session: Session, row: Gpu, code: str) -> bool:
     return session.get(GpuCondition, (row.uuid, code, _NOBODY)) is not None
 
 
-def became(
+def apply_health(
     session: Session, row: Gpu, health: Health, reason: Reason | None, held: Sequence[GpuHolder]
 ) -> None:
-    """Follow a change of health: conditions, and events to whoever has the GPU now.
+    """Update conditions after a change of health, and append events to the instances that use the GPU.
 
     Args:
-        held: those whom the reason is about.
+        held: the users whom the reason concerns.
     """
     if health is Health.HEALTHY or reason is None:
         query = delete(GpuCondition).where(
@@ -124,14 +117,14 @@ def became(
     if not has_condition(session, row, reason.code):
         _raise_condition(session, row, reason.code, _as_fatal(verdict), _NOBODY, 1)
     project_id = only_project(held)
+    kind, fatal = EventKind.INSTANCE_GPU_UNHEALTHY, _as_fatal(verdict)
     for each in holders(session, row):
-        own = each.project_id == project_id
-        told = reason if own else _reason(reason.code, verdict)
-        _tell(session, EventKind.INSTANCE_GPU_UNHEALTHY, row, each, told, _as_fatal(verdict), health=health)
+        shown = reason if each.project_id == project_id else _reason(reason.code, verdict)
+        _append_event(session, kind, row, each, shown, fatal, health=health)
 
 
-def note_standing(session: Session, row: Gpu, codes: Sequence[str]) -> None:
-    """These conditions hold for as long as the node lists them, and no others of that sort."""
+def set_standing(session: Session, row: Gpu, codes: Sequence[str]) -> None:
+    """Replace the standing conditions: those that exist for as long as the node lists them."""
     wanted = {code_of(code) for code in codes}
     query = select(GpuCondition).where(GpuCondition.gpu_uuid == row.uuid, GpuCondition.standing.is_(True))
     there = {each.code: each for each in session.scalars(query)}
@@ -139,7 +132,7 @@ def note_standing(session: Session, row: Gpu, codes: Sequence[str]) -> None:
         session.delete(there[code])
     for code in sorted(wanted - there.keys()):
         verdict = verdict_of(row, code)
-        if verdict.severity is Severity.FATAL:  # what takes a GPU out of use has ways of its own
+        if verdict.severity is Severity.FATAL:  # fatal faults are reported elsewhere
             verdict = XidVerdict(Severity.WARN, verdict.action, verdict.description)
         _raise_condition(session, row, code, verdict, _NOBODY, 1, standing=True)
     if there.keys() != wanted:
@@ -147,7 +140,7 @@ def note_standing(session: Session, row: Gpu, codes: Sequence[str]) -> None:
 
 
 def settle_placement(session: Session, row: Gpu) -> None:
-    """A GPU with a warning is given out last."""
+    """Set whether the GPU is allocated last, which is so while it has a warning."""
     session.flush()
     query = select(func.count()).where(
         GpuCondition.gpu_uuid == row.uuid, GpuCondition.severity == str(Severity.WARN)
@@ -159,10 +152,10 @@ def settle_placement(session: Session, row: Gpu) -> None:
         notify(session, Topic.SCHEDULE)
 
 
-def forget_old(session: Session) -> None:
-    """Drop what has not come back for a day."""
+def delete_expired(session: Session) -> None:
+    """Delete expired conditions."""
     over = (
-        GpuCondition.last_at < now() - FORGOTTEN_AFTER,
+        GpuCondition.last_at < now() - EXPIRES_AFTER,
         GpuCondition.standing.is_(False),
         GpuCondition.severity != str(Severity.FATAL),
     )
@@ -186,17 +179,17 @@ def _raise_condition(
     *,
     standing: bool = False,
 ) -> bool:
-    """Whether it was not there before."""
-    moment = now()
+    """Insert or update a condition; returns whether it is new."""
+    at = now()
     found = session.get(GpuCondition, (row.uuid, code, project_id))
     if found is not None:
-        found.count, found.last_at = min(found.count + count, 2**31 - 1), moment
+        found.count, found.last_at = min(found.count + count, 2**31 - 1), at
         found.severity, found.action = str(verdict.severity), str(verdict.action)
         return False
     session.add(
         GpuCondition(
             gpu_uuid=row.uuid, code=code, project_id=project_id, severity=str(verdict.severity),
-            action=str(verdict.action), since=moment, last_at=moment, count=count, standing=standing,
+            action=str(verdict.action), since=at, last_at=at, count=count, standing=standing,
         )
     )  # fmt: skip
     _drop_oldest_conditions(session, row.uuid)
@@ -206,7 +199,7 @@ def _raise_condition(
 
 
 def _drop_oldest_conditions(session: Session, uuid: str) -> None:
-    """Application faults go first: nobody's program pushes out what is wrong with the machine."""
+    """Delete application faults first: a program must not displace faults of the machine."""
     session.flush()
     of_application = GpuCondition.severity == str(Severity.INFO)
     query = (
@@ -222,19 +215,19 @@ def _drop_oldest_conditions(session: Session, uuid: str) -> None:
 def _record_incident(
     session: Session, row: Gpu, incident: Incident, verdict: XidVerdict, held: Sequence[GpuHolder]
 ) -> bool:
-    """Whether it is a new one; else it is counted with the one of the last hour."""
-    code, moment, project_id = code_of(incident.code), now(), only_project(held)
+    """Insert an incident or count it with an equal one of the last hour; returns whether it is new."""
+    code, at, project_id = code_of(incident.code), now(), only_project(held)
     instance_id = held[0].instance_id if len({each.instance_id for each in held}) == 1 else None
-    same = _newest_same(session, row.uuid, code, project_id, instance_id, moment - ONE_INCIDENT)
+    same = _newest_same(session, row.uuid, code, project_id, instance_id, at - ONE_INCIDENT)
     if same is not None:
-        same.count, same.last_at = min(same.count + incident.count, 2**31 - 1), moment
+        same.count, same.last_at = min(same.count + incident.count, 2**31 - 1), at
         return False
     session.add(
         GpuIncident(
             id=new_id(ids.GPU_INCIDENT), gpu_uuid=row.uuid, node_id=row.node_id, code=code,
             severity=str(verdict.severity), action=str(verdict.action),
             message=incident.message[:MESSAGE_MAX], project_id=project_id, instance_id=instance_id,
-            since=moment, last_at=moment, count=incident.count,
+            since=at, last_at=at, count=incident.count,
         )
     )  # fmt: skip
     _drop_oldest_incidents(session, row.uuid, of_application=verdict.severity is Severity.INFO)
@@ -273,16 +266,16 @@ def _drop_oldest_incidents(session: Session, uuid: str, *, of_application: bool)
 
 
 def _as_fatal(verdict: XidVerdict) -> XidVerdict:
-    """The reason why a GPU is out of use is fatal, whatever its code says elsewhere."""
+    """A fault that takes a GPU out of use is fatal, whatever the severity of its code is otherwise."""
     return XidVerdict(Severity.FATAL, verdict.action, verdict.description)
 
 
 def _reason(code: str, verdict: XidVerdict) -> Reason:
-    """In words that say nothing of whoever had the GPU."""
+    """A general message, which reveals nothing of the instances that used the GPU."""
     return Reason(code=code, message=verdict.description)
 
 
-def _tell(
+def _append_event(
     session: Session, kind: EventKind, row: Gpu, holder: GpuHolder, reason: Reason, verdict: XidVerdict,
     count: int = 1, health: Health | None = None,
 ) -> None:  # fmt: skip

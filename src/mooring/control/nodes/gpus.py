@@ -1,4 +1,4 @@
-"""GPUs: what nodes report of them becomes inventory, and what goes wrong with one takes it out of use."""
+"""GPUs: the inventory that nodes report, incidents and health, and moves of a GPU to another node."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from mooring.schemas.agent import Incident
 
 @dataclass(frozen=True, slots=True)
 class InventoryDifference:
-    """What is approved of a node's GPUs after a report, and where the report differs from it."""
+    """The approved facts of a node's GPUs after a report, and the differences from them."""
 
     approved: dict[str, JsonObject]
     changes: list[JsonObject]
@@ -37,10 +37,10 @@ def apply_inventory(
     *,
     simulated: bool,
 ) -> InventoryDifference:
-    """Make the node's GPUs what it says they are, within what is approved of them.
+    """Update the node's GPUs from its report, within the approved facts.
 
-    A card it no longer lists is lost, never deleted. One that another node has stays there, whoever claims
-    it: UUIDs are shown to everybody, so a claim proves nothing.
+    A GPU that the node no longer lists is lost, never deleted. A GPU of another node stays there: everybody
+    can see UUIDs, so listing one proves nothing.
 
     Args:
         approved: by UUID; null: this is the first inventory, which is approved as it is.
@@ -54,17 +54,17 @@ def apply_inventory(
     for uuid, facts in listed.items():
         row = known.get(uuid)
         if row is not None and row.node_id != node.id and not _may_move(session, row):
-            told = approval.values_of_gpu(facts)
-            changes.append(approval.change("gpu", None, told, gpu_uuid=uuid, node_id=row.node_id))
+            values = approval.values_of_gpu(facts)
+            changes.append(approval.change("gpu", None, values, gpu_uuid=uuid, node_id=row.node_id))
         elif approved is not None and uuid not in approved:
             changes.append(approval.change("gpu", None, approval.values_of_gpu(facts), gpu_uuid=uuid))
         elif row is not None and uuid in kept and not _differs(row, node, facts):
-            _judge(session, row, facts)  # the usual case
+            _update_health(session, row, facts)  # the usual case
         else:
-            judged = approval.judge_gpu(kept.get(uuid, {}), facts)
-            kept[uuid] = judged.approved
-            changes += judged.changes
-            _take_in(session, node, row, GpuFacts.model_validate(judged.effective), simulated=simulated)
+            compared = approval.compare_gpu(kept.get(uuid, {}), facts)
+            kept[uuid] = compared.approved
+            changes += compared.changes
+            _store(session, node, row, GpuFacts.model_validate(compared.effective), simulated=simulated)
     for uuid in sorted(known.keys() - listed.keys()):
         _set_health(
             session,
@@ -75,19 +75,19 @@ def apply_inventory(
     return InventoryDifference(kept, changes)
 
 
-def _take_in(session: Session, node: Node, row: Gpu | None, facts: GpuFacts, *, simulated: bool) -> None:
+def _store(session: Session, node: Node, row: Gpu | None, facts: GpuFacts, *, simulated: bool) -> None:
     if facts.mig_devices and (row is None or _differs(row, node, facts)):
         facts = _without_others_devices(session, facts)
     if row is None:
         row = Gpu(uuid=facts.uuid, health=Health.HEALTHY)
-        session.add(row)  # only now: the query above would write it as it is
+        session.add(row)  # only now: the query above would flush the incomplete row
     if _differs(row, node, facts):
         revisions.changed(session, node.id, row.node_id)
         row.node_id, row.index, row.model = node.id, facts.index, facts.model
         row.memory_mib, row.facts, row.simulated = facts.memory_mib, facts.model_dump(mode="json"), simulated
-        gpu_health.note_standing(session, row, facts.conditions)
+        gpu_health.set_standing(session, row, facts.conditions)
         notify(session, Topic.SCHEDULE)
-    _judge(session, row, facts)
+    _update_health(session, row, facts)
 
 
 def _differs(row: Gpu, node: Node, facts: GpuFacts) -> bool:
@@ -95,30 +95,30 @@ def _differs(row: Gpu, node: Node, facts: GpuFacts) -> bool:
 
 
 def _without_others_devices(session: Session, facts: GpuFacts) -> GpuFacts:
-    """A MIG device is on one card: one that another lists could not be given out there any more."""
+    """Leave out MIG devices of other GPUs: listed twice, they could not be allocated on their own GPU."""
     query = select(Gpu.facts).where(Gpu.uuid != facts.uuid, Gpu.facts["mig_mode"].as_string() == "enabled")
-    others = {device["uuid"] for told in session.scalars(query) for device in told["mig_devices"]}
+    others = {device["uuid"] for other in session.scalars(query) for device in other["mig_devices"]}
     own = [device for device in facts.mig_devices if device.uuid not in others]
     return facts.model_copy(update={"mig_devices": own})
 
 
 def _may_move(session: Session, row: Gpu) -> bool:
-    """A card may turn up in another machine once its old node is deleted; else an admin moves it."""
+    """Whether a GPU can move to another node without an admin: only once its old node is deleted."""
     owner = session.get(Node, row.node_id)
     return (owner is None or owner.deleted_at is not None) and not is_held(session, row.uuid)
 
 
 def move(session: Session, node: Node, uuid: str, owner_id: str) -> None:
-    """Give a card of another node to this one, on an admin's word; both nodes are locked.
+    """Move a GPU of another node to this one, approved by an admin; the caller has locked both nodes.
 
     Raises:
-        Conflict: code `gpu_in_use`: an instance holds some of it; `facts_changed_again`: another node has it.
+        Conflict: codes `gpu_in_use`: an instance uses it; `facts_changed_again`: a third node has it.
     """
     row = session.get_one(Gpu, uuid, populate_existing=True)
     if row.node_id != owner_id:
         raise Conflict(f"{uuid} has moved meanwhile; read the node again", code="facts_changed_again")
     if is_held(session, uuid):
-        raise Conflict(f"an instance on node {row.node_id} holds {uuid}; end it first", code="gpu_in_use")
+        raise Conflict(f"an instance on node {row.node_id} uses {uuid}; stop it first", code="gpu_in_use")
     owner = session.get_one(Node, row.node_id)
     approved = dict(owner.approved or {})
     theirs = approved.get(approval.GPUS) or {}
@@ -127,11 +127,11 @@ def move(session: Session, node: Node, uuid: str, owner_id: str) -> None:
     row.node_id = node.id
 
 
-def _judge(session: Session, row: Gpu, facts: GpuFacts) -> None:
+def _update_health(session: Session, row: Gpu, facts: GpuFacts) -> None:
     if facts.fault:
         code = gpu_health.code_of(facts.fault)
         health = Health.LOST if code == "gpu_lost" else Health.QUARANTINED
-        # One that is out of use already keeps its reason, but for a fault that is new.
+        # A GPU that is out of use keeps its reason, unless this fault is new.
         known = row.health is health and (
             (row.health_reason or {}).get("code") == code or gpu_health.has_condition(session, row, code)
         )
@@ -140,7 +140,7 @@ def _judge(session: Session, row: Gpu, facts: GpuFacts) -> None:
     elif row.health is Health.LOST:
         _set_health(
             session, row, Health.QUARANTINED,
-            Reason(code="gpu_returned", message="it was lost and is back; clear it once you trust it"),
+            Reason(code="gpu_returned", message="it was lost and is back; clear it once you have checked it"),
         )  # fmt: skip
 
 
@@ -151,14 +151,14 @@ def _set_health(
     reason: Reason | None,
     about: Sequence[gpu_health.GpuHolder] | None = None,
 ) -> None:
-    """Args: about: whose work the reason tells of; null: whoever has the GPU now."""
-    told = reason.model_dump() if reason else None
-    if (row.health, row.health_reason) == (health, told):
+    """Args: about: the users whom the reason concerns; null: the present users of the GPU."""
+    stored = reason.model_dump() if reason else None
+    if (row.health, row.health_reason) == (health, stored):
         return
-    before, row.health, row.health_reason = row.health, health, told
+    before, row.health, row.health_reason = row.health, health, stored
     held = gpu_health.holders(session, row) if about is None else about
     row.reason_project_id = gpu_health.only_project(held) if reason else None
-    gpu_health.became(session, row, health, reason, held)
+    gpu_health.apply_health(session, row, health, reason, held)
     revisions.changed(session, row.node_id)
     events.append(
         session,
@@ -168,7 +168,7 @@ def _set_health(
             "node_id": row.node_id,
             "from": str(before),
             "to": str(health),
-            "reason": told,
+            "reason": stored,
         },
     )
     notify(session, Topic.SCHEDULE, Topic.GPU_HEALTH)
@@ -177,26 +177,25 @@ def _set_health(
 def apply_incidents(
     session: Session, node: Node, incidents: Sequence[Incident], faults: Sequence[Incident] = ()
 ) -> None:
-    """Judge what went wrong; what is fatal quarantines. Repeating it does not undo an admin's clearing.
+    """Record incidents, and quarantine GPUs with fatal ones. A repeated report does not undo a clear.
 
-    Which list an incident comes in decides nothing: nodes of an earlier release have one list only, and call
-    faults of programs incidents too.
+    Both lists are treated alike: nodes of an earlier release report faults of programs as incidents.
     """
     for uuid in dict.fromkeys(each.uuid for each in (*incidents, *faults)):
         row = session.get(Gpu, uuid)
         if row is None or row.node_id != node.id:
             continue
         new, new_faults = (
-            _unheard(row.last_incident_id, uuid, incidents), _unheard(row.last_fault_id, uuid, faults)
+            _unseen(row.last_incident_id, uuid, incidents), _unseen(row.last_fault_id, uuid, faults)
         )  # fmt: skip
         row.last_incident_id = new[-1].id if new else row.last_incident_id
         row.last_fault_id = new_faults[-1].id if new_faults else row.last_fault_id
         for incident in _merged((*new, *new_faults)):
-            _take_incident(session, row, incident)
+            _apply_incident(session, row, incident)
 
 
 def _merged(incidents: Sequence[Incident]) -> list[Incident]:
-    """Equal ones as one with their count, so that a report of a thousand costs what its kinds cost."""
+    """Merge equal incidents into one with a count, so that a report costs only its distinct incidents."""
     found: dict[tuple[str, str | None, tuple[str, ...]], Incident] = {}
     for each in incidents:
         kind = (each.code, each.instance_id, tuple(each.mig_uuids))
@@ -205,35 +204,35 @@ def _merged(incidents: Sequence[Incident]) -> list[Incident]:
     return list(found.values())
 
 
-def _take_incident(session: Session, row: Gpu, incident: Incident) -> None:
+def _apply_incident(session: Session, row: Gpu, incident: Incident) -> None:
     code = gpu_health.code_of(incident.code)
     verdict = gpu_health.verdict_of(row, code)
     held = gpu_health.holders(session, row, incident)
     is_new = gpu_health.record(session, row, incident, verdict, held)
     if not verdict.quarantines or row.health is Health.LOST:
         return
-    # The same error again and again is one reason, and not an event each time.
+    # A recurring error keeps its first reason and causes no further events.
     if is_new or row.health is Health.HEALTHY:
         message = incident.message[: gpu_health.MESSAGE_MAX]
         _set_health(session, row, Health.QUARANTINED, Reason(code=code, message=message), held)
 
 
-def _unheard(newest_id: str | None, uuid: str, told: Sequence[Incident]) -> Sequence[Incident]:
-    """Those after the newest one on record: a node repeats all of them, in order, until it is answered."""
-    of_gpu = [incident for incident in told if incident.uuid == uuid]
+def _unseen(newest_id: str | None, uuid: str, reported: Sequence[Incident]) -> Sequence[Incident]:
+    """Incidents after the newest stored one: a node repeats all, in order, until it gets an answer."""
+    of_gpu = [incident for incident in reported if incident.uuid == uuid]
     known = [at for at, incident in enumerate(of_gpu) if incident.id == newest_id]
     return of_gpu[known[-1] + 1 :] if known else of_gpu
 
 
 def clear(session: Session, access: Access, uuid: str) -> Gpu:
-    """An admin's word that a quarantined GPU can be trusted again.
+    """Return a quarantined GPU to use, at an admin's request.
 
     Raises:
         NotFound: no such GPU.
-        Conflict: it is lost; only its node's report brings it back.
+        Conflict: it is lost; only a report of its node can bring it back.
     """
     row = get(session, uuid)
-    # Reports write health under their node's lock: one that comes in right now must not be overwritten.
+    # Reports write health under their node's lock; do not overwrite a concurrent one.
     locks.node(session, row.node_id)
     session.refresh(row)
     if row.health is Health.LOST:
@@ -248,7 +247,7 @@ def clear(session: Session, access: Access, uuid: str) -> Gpu:
 
 
 def get(session: Session, uuid: str) -> Gpu:
-    """Raises NotFound for a GPU of no node."""
+    """Raises NotFound for a GPU that does not exist or whose node is deleted."""
     row = session.get(Gpu, uuid)
     node = session.get(Node, row.node_id) if row else None
     if row is None or node is None or node.deleted_at is not None:
@@ -257,17 +256,17 @@ def get(session: Session, uuid: str) -> Gpu:
 
 
 def require_visible_figures(session: Session, access: Access, uuid: str) -> None:
-    """A GPU's figures tell what its holder does.
+    """The metrics of a GPU reveal the activity of the instances that use it.
 
     Raises:
-        Forbidden: another project holds some of it.
+        Forbidden: another project uses it.
     """
     query = select(Allocation.project_id).where(Allocation.gpu_uuid == uuid, Allocation.to_at.is_(None))
     if not all(access.caller.sees(holder) for holder in session.scalars(query.distinct())):
-        raise Forbidden(f"{uuid} is held by another project; its figures are for its holder and admins")
+        raise Forbidden(f"another project uses {uuid}; only that project and admins can see its metrics")
 
 
 def is_held(session: Session, uuid: str) -> bool:
-    """Whether an instance holds any of it now."""
+    """Whether any of the GPU is allocated now."""
     query = select(Allocation.id).where(Allocation.gpu_uuid == uuid, Allocation.to_at.is_(None)).limit(1)
     return session.scalar(query) is not None

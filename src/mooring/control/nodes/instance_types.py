@@ -1,4 +1,4 @@
-"""What can be asked for, derived from the inventory: GPU model x count, and how many could start now."""
+"""Instance types, derived from the inventory: GPU model x count, and how many could start now."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ from mooring.scheduler.model import GpuView, NodeView
 
 @dataclass(frozen=True, slots=True)
 class InstanceShape:
-    """Attributes: max_share_now: the largest part of one card that could start now; null but for one GPU."""
+    """Attributes: max_share_now: the largest free share of one GPU now; null unless `gpu_count` is 1."""
 
     gpu_model: str
     gpu_memory_mib: int
@@ -30,50 +30,53 @@ class InstanceShape:
     max_share_now: float | None
 
 
-Kind = tuple[str, int, str | None]
+DeviceType = tuple[str, int, str | None]  # GPU model, memory in MiB, MIG profile
 
 
 @dataclass(slots=True)
-class _Stock:
-    """Of one kind: healthy ones and those that can be given out now, by node; the largest share of one."""
+class _Devices:
+    """Devices of one type: how many are healthy and free on each node, and the largest free share of one."""
 
     healthy: list[int] = field(default_factory=list)
     free: list[int] = field(default_factory=list)
     largest_share: int = 0
 
-    def of_count(self, kind: Kind, count: int) -> InstanceShape:
+    def of_count(self, device_type: DeviceType, count: int) -> InstanceShape:
+        has_shares = count == 1 and device_type[2] is None
         return InstanceShape(
-            *kind,
+            *device_type,
             gpu_count=count,
-            total=sum(whole // count for whole in self.healthy),
-            available=sum(now // count for now in self.free),
+            total=sum(healthy // count for healthy in self.healthy),
+            available=sum(free // count for free in self.free),
             max_gpus_per_node_now=max(self.free),
-            max_share_now=self.largest_share / WHOLE_MILLI if count == 1 and kind[2] is None else None,
+            max_share_now=self.largest_share / WHOLE_MILLI if has_shares else None,
         )
 
 
 def derive(session: Session, world: SchedulerCache, access: Access) -> list[InstanceShape]:
-    """One entry for each model and each power of two up to its largest node, that size included, and one for
-    each profile of MIG devices.
+    """The instance types that the caller can see.
+
+    One for each GPU model and each power of two up to the GPUs of its largest node (and that number), and one
+    for each MIG profile.
     """
-    stocks: dict[Kind, _Stock] = defaultdict(_Stock)
+    types: dict[DeviceType, _Devices] = defaultdict(_Devices)
     selectors = placement_rules.selectors(session)
-    for node in world.look(session):
+    for node in world.nodes(session):
         usable = _is_usable(node, access, selectors)
-        for kind, (whole, now, share) in _count(node, access, usable=usable).items():
-            stock = stocks[kind]
-            stock.healthy.append(whole)
-            stock.free.append(now)
-            stock.largest_share = max(stock.largest_share, share)
+        for device_type, (healthy, free, share) in _count(node, access, usable=usable).items():
+            devices = types[device_type]
+            devices.healthy.append(healthy)
+            devices.free.append(free)
+            devices.largest_share = max(devices.largest_share, share)
     return [
-        stocks[kind].of_count(kind, count)
-        for kind in sorted(stocks, key=lambda kind: (*kind[:2], kind[2] or ""))
-        for count in (_counts(max(stocks[kind].healthy)) if kind[2] is None else (1,))
+        types[each].of_count(each, count)
+        for each in sorted(types, key=lambda each: (*each[:2], each[2] or ""))
+        for count in (_counts(max(types[each].healthy)) if each[2] is None else (1,))
     ]
 
 
 def _is_usable(node: NodeView, access: Access, selectors: Mapping[str, Mapping[str, str]]) -> bool:
-    """Whether some project that the caller is in may be placed there, however full it is."""
+    """Whether the rules allow some project of the caller on the node, however full it is."""
     if access.caller.is_admin:
         return True
     own = [project_id for project_id in access.caller.permissions if access.caller.sees(project_id)]
@@ -83,24 +86,25 @@ def _is_usable(node: NodeView, access: Access, selectors: Mapping[str, Mapping[s
     )
 
 
-def _count(node: NodeView, access: Access, *, usable: bool) -> dict[Kind, tuple[int, int, int]]:
-    """Kind -> healthy ones on the node, those that can be given out now, and the largest free share.
+def _count(node: NodeView, access: Access, *, usable: bool) -> dict[DeviceType, tuple[int, int, int]]:
+    """Device type -> healthy devices on the node, free ones, and the largest free share.
 
     Args:
         usable: whether a project of the caller may be placed there at all.
     """
-    counts: dict[Kind, tuple[int, int, int]] = {}
+    counts: dict[DeviceType, tuple[int, int, int]] = {}
     ready = usable and node.state is NodeState.READY
     for gpu in node.gpus:
         if gpu.healthy:
-            for kind, free, share in _units(gpu, access):
-                whole, now, largest = counts.get(kind, (0, 0, 0))
-                counts[kind] = whole + 1, now + (free and ready), max(largest, share if ready else 0)
+            for device_type, is_free, share in _devices(gpu, access):
+                healthy, free, largest = counts.get(device_type, (0, 0, 0))
+                largest = max(largest, share if ready else 0)
+                counts[device_type] = healthy + 1, free + (is_free and ready), largest
     return counts
 
 
-def _units(gpu: GpuView, access: Access) -> Iterator[tuple[Kind, bool, int]]:
-    """What a card is given out as: whole and in shares, or by its MIG devices."""
+def _devices(gpu: GpuView, access: Access) -> Iterator[tuple[DeviceType, bool, int]]:
+    """The devices that can be allocated of a GPU, whether each is free, and its free share in milli-GPUs."""
     if gpu.mig_enabled:
         for device in gpu.mig:
             memory_mib = gpu_offers.mig_memory_mib(device.profile)

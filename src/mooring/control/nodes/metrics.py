@@ -1,4 +1,4 @@
-"""Figures for Prometheus: of each GPU under dcgm-exporter's names, and of the service itself."""
+"""Prometheus metrics: of each GPU under the names of dcgm-exporter, and of the service itself."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from mooring.control.nodes import nodes
 from mooring.db.tables import Allocation, Gpu, Instance, Node, Project
 from mooring.schemas.base import Json
 
-# Sample's field -> dcgm-exporter's series and its factor, so that dashboards made for it work as they are.
+# Field of a sample -> series of dcgm-exporter and its factor, so that existing dashboards work unchanged.
 # https://github.com/NVIDIA/dcgm-exporter: etc/default-counters.csv
 DCGM = {
     "utilization_gpu_pct": ("DCGM_FI_DEV_GPU_UTIL", "GPU utilization (in %).", 1),
@@ -32,7 +32,7 @@ LABELS = ("UUID", "gpu", "modelName", "Hostname", "instance_id", "project")
 
 
 def families(session: Session) -> Iterator[Metric]:
-    """All series, read in one go."""
+    """All metric families."""
     yield from _gpu_families(session)
     yield _counted("mooring_instances", "Live instances by state.", "state", _instances_by_state(session))
     by_state = {str(state): count for state, count in nodes.count_by_state(session).items()}
@@ -99,7 +99,7 @@ def _add(made: dict[str, GaugeMetricFamily], labels: list[str], sample: Json) ->
 
 
 def _holders(session: Session) -> dict[str, tuple[str, str]]:
-    """GPU -> its holder and the holder's project; of one that several hold, the project if it is one."""
+    """GPU UUID -> the instance and project that use it; "" where there are several."""
     query = (
         select(
             Allocation.gpu_uuid,

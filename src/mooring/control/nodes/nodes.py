@@ -1,4 +1,4 @@
-"""Nodes: joining, speaking, being told to take no more, and going."""
+"""Nodes: join, credentials, cordon and drain, approval of facts, unreachable nodes, delete."""
 
 from collections.abc import Collection, Iterable, Mapping
 from datetime import timedelta
@@ -23,7 +23,7 @@ from mooring.db.signals import Topic
 from mooring.db.tables import Instance, JoinToken, Node, Project
 from mooring.db.types import JsonObject, new_id, now
 
-UNREACHABLE = Reason(code="node_unreachable", message="its node is silent; the container may well be running")
+UNREACHABLE = Reason(code="node_unreachable", message="its node does not report; the container may still run")
 NODE_LOST = Reason(code="node_lost", message="its node was declared dead and removed by an admin")
 
 
@@ -34,7 +34,7 @@ def state_of_row(node: Node) -> NodeState:
 
 
 def get(session: Session, node_id: str) -> Node:
-    """Raises NotFound for a node that never was or is deleted."""
+    """Raises NotFound for a node that does not exist or is deleted."""
     node = session.get(Node, node_id)
     if node is None or node.deleted_at is not None:
         raise NotFound(f"no node {node_id}")
@@ -51,7 +51,7 @@ def _locked(session: Session, node_id: str) -> Node:
 def create_join_token(
     session: Session, access: Access, ttl_s: int, node_name: str | None
 ) -> tuple[JoinToken, str]:
-    """A single-use token and its secret, which is kept as a hash only (R20)."""
+    """Create a single-use token and its secret, which is stored as a hash only (R20)."""
     secret = f"mj_{token_urlsafe(32)}"
     token = JoinToken(
         id=new_id(ids.JOIN_TOKEN),
@@ -73,13 +73,13 @@ def join(
     address: str | None = None,
     request_id: str | None = None,
 ) -> tuple[Node, str]:
-    """Redeem a join token for a node with a credential of its own.
+    """Create a node for a join token. Returns the node and its credential.
 
-    A name whose node exists already is refused: a token must not take over another machine's identity.
+    The name of an existing node is rejected: a token must not take over another machine's identity.
 
     Raises:
-        Unauthorized: the token is unknown, used or expired; which of them is not told.
-        Conflict: code `node_name_taken`.
+        Unauthorized: the token is unknown, used or expired; the error does not say which.
+        Conflict: codes `node_name_missing`, `node_name_taken`.
     """
     token = session.scalar(
         select(JoinToken).where(JoinToken.secret_hash == credentials.hashed(secret)).with_for_update()
@@ -118,11 +118,11 @@ def _new_node(name: str) -> tuple[Node, str]:
     return node, credential
 
 
-def recognise(node: Node, credential_hash: str) -> None:
-    """Take a credential for what it is now; the first use of a new one ends the one before.
+def authenticate(node: Node, credential_hash: str) -> None:
+    """Check a credential of the node. The first use of a new credential invalidates the previous one.
 
     Raises:
-        Unauthorized: it was the node's, and is no more.
+        Unauthorized: the credential was replaced.
     """
     require_current_credential(node, credential_hash)
     if credential_hash == node.next_credential_hash:
@@ -130,7 +130,7 @@ def recognise(node: Node, credential_hash: str) -> None:
 
 
 def require_current_credential(node: Node, credential_hash: str) -> None:
-    """Raises Unauthorized when a credential was the node's, and is no more."""
+    """Raises Unauthorized if the credential was replaced."""
     if credential_hash not in {node.credential_hash, node.next_credential_hash}:
         raise Unauthorized("this credential was replaced by a newer one")
 
@@ -142,22 +142,22 @@ def renew_credential(
     address: str | None = None,
     request_id: str | None = None,
 ) -> str:
-    """A new credential for a node that shows its present one; kept as a hash only (R20).
+    """Create a new credential for a node that presents its current one; stored as a hash only (R20).
 
-    One that was fetched before and never used is forgotten.
+    It replaces a new credential that the node has never used.
     """
     node = _locked(session, node_id)
-    recognise(node, credential_hash)
+    authenticate(node, credential_hash)
     credential = _new_credential()
     node.next_credential_hash = credentials.hashed(credential)
     caller = Caller(node.id, "node", node.name)
-    itself = Access(caller, Permission.ADMIN, "node.renew_credential", address, request_id)
-    audit_log.record(session, itself, node.id, None)
+    access = Access(caller, Permission.ADMIN, "node.renew_credential", address, request_id)
+    audit_log.record(session, access, node.id, None)
     return credential
 
 
-def ask_to_renew(session: Session, access: Access, node_id: str) -> Node:
-    """Have the node fetch a new credential with its next report."""
+def request_renewal(session: Session, access: Access, node_id: str) -> Node:
+    """Make the node fetch a new credential after its next report."""
     node = _locked(session, node_id)
     node.renewal_due = True
     audit_log.record(session, access, node.id, None, after={"name": node.name, "renewal_due": True})
@@ -165,19 +165,19 @@ def ask_to_renew(session: Session, access: Access, node_id: str) -> Node:
 
 
 def open_session(session: Session, node_id: str, credential_hash: str) -> Node:
-    """Let a newly started agent speak for the node, and no older one."""
+    """Make a newly started agent the only one whose reports the node's endpoint accepts."""
     node = _locked(session, node_id)
-    recognise(node, credential_hash)
+    authenticate(node, credential_hash)
     node.session += 1
     node.seq = 0
-    notify(session, Topic.node(node.id))  # an older agent's waiting call ends, and hears 409
+    notify(session, Topic.node(node.id))  # the waiting call of an older agent returns 409
     return node
 
 
 def patch(
     session: Session, access: Access, node_id: str, changes: Mapping[str, Any], if_match: int | None
 ) -> Node:
-    """Reserve the node for some projects, or open it to all again. Nothing that runs there is touched.
+    """Reserve the node for some projects, or open it to all again. Running instances stay.
 
     Raises:
         Invalid: code `unknown_project`: one of the projects does not exist.
@@ -210,14 +210,14 @@ def _live_projects(session: Session, project_ids: Collection[str] | None) -> lis
 
 
 def cordon(session: Session, access: Access, node_id: str, *, cordoned: bool) -> Node:
-    """Place nothing new (or do again); taking the cordon off ends a drain too."""
+    """Stop or resume placing instances on the node; removing the cordon also ends a drain."""
     node = _locked(session, node_id)
     _mark(session, access, node, cordoned=cordoned, draining=node.draining and cordoned)
     return node
 
 
 def drain(session: Session, access: Access, node_id: str, deadline_s: int | None) -> Node:
-    """Place nothing new; what is left at the deadline is stopped (no deadline: it runs out by itself)."""
+    """Place nothing new, and stop what still runs at the deadline (null: instances run to their own end)."""
     node = _locked(session, node_id)
     node.drain_deadline_at = None if deadline_s is None else now() + timedelta(seconds=deadline_s)
     _mark(session, access, node, cordoned=node.cordoned, draining=True)
@@ -225,21 +225,21 @@ def drain(session: Session, access: Access, node_id: str, deadline_s: int | None
 
 
 def approve(session: Session, access: Access, node_id: str, difference_id: str | None) -> Node:
-    """Accept what the node reports differently from what was approved; without a difference, nothing happens.
+    """Approve the facts that differ from the approved ones; without a difference, nothing changes.
 
-    A GPU that another node has approved moves to this one.
+    A GPU that is approved for another node moves to this one.
 
     Args:
-        difference_id: of the difference that the admin has read; null: whatever it is now.
+        difference_id: of the difference that the admin has read; null: of the current one.
 
     Raises:
-        Conflict: code `facts_changed_again`: the node reports something else by now; `gpu_in_use`: an
-            instance holds a GPU that would move here.
+        Conflict: codes `facts_changed_again`: the difference has changed since; `gpu_in_use`: an instance
+            uses a GPU that would move here.
     """
     node, changes = _locked_with_owners(session, node_id)
     if difference_id is not None and difference_id != approval.difference_id(changes):
         raise Conflict(
-            "the node reports something else than you have read; read it again", code="facts_changed_again"
+            "the node's difference has changed since you read it; read it again", code="facts_changed_again"
         )
     for each in changes:
         if each["node_id"]:
@@ -248,21 +248,22 @@ def approve(session: Session, access: Access, node_id: str, difference_id: str |
     node.difference = None
     if changes:
         node.version += 1
-    told = {each["fact"]: each["reported"] for each in changes if each["gpu_uuid"] is None}
-    if node.facts:  # those of its disk come with the next report
-        node.facts = {**node.facts, **{name: told[name] for name in told if name in node.facts}}
+    reported = {each["fact"]: each["reported"] for each in changes if each["gpu_uuid"] is None}
+    if node.facts:  # the facts of its disk take effect with the next report
+        known = {name: value for name, value in reported.items() if name in node.facts}
+        node.facts = {**node.facts, **known}
     if node.problem is not None and node.problem["code"] == "facts_changed":
         node.problem = None
         record(session, node)
     revisions.changed(session, node.id)
-    node.generation += 1  # its waiting call ends, and its next report brings the GPUs that were left out
+    node.generation += 1  # its waiting call returns; the next report adds the GPUs that were left out
     notify(session, Topic.SCHEDULE, Topic.node(node.id))
     audit_log.record(session, access, node.id, None, after={"name": node.name, "changes": changes})
     return node
 
 
 def _locked_with_owners(session: Session, node_id: str) -> tuple[Node, list[JsonObject]]:
-    """A node and its difference, locked with the nodes whose GPUs it lists, in the order of ids."""
+    """Lock a node and the nodes whose GPUs it lists, by id; returns the node and its difference."""
     claims = get(session, node_id).difference or []
     locked = locks.nodes(session, {node_id, *(each["node_id"] for each in claims if each["node_id"])})
     node = locked.get(node_id)
@@ -270,12 +271,12 @@ def _locked_with_owners(session: Session, node_id: str) -> tuple[Node, list[Json
         raise NotFound(f"no node {node_id}")
     changes = node.difference or []
     if any(each["node_id"] and each["node_id"] not in locked for each in changes):
-        raise Conflict("the node reports something else by now; read it again", code="facts_changed_again")
+        raise Conflict("the node's difference has just changed; read it again", code="facts_changed_again")
     return node, changes
 
 
-def approve_anew(session: Session, access: Access, node_ids: Iterable[str]) -> None:
-    """Approve what these nodes report next, as after a join: for the operator's own nodes (`mooring up`)."""
+def approve_next_report(session: Session, access: Access, node_ids: Iterable[str]) -> None:
+    """Approve what these nodes report next, as after a join: for the nodes that `mooring up` runs itself."""
     for node in locks.nodes(session, node_ids).values():
         if node.deleted_at is None and node.approved is not None:
             node.approved = node.difference = None
@@ -302,7 +303,7 @@ def _mark(session: Session, access: Access, node: Node, *, cordoned: bool, drain
 
 
 def record(session: Session, node: Node) -> None:
-    """Append the node's state as an event."""
+    """Append an event with the node's state."""
     events.append(
         session,
         EventKind.NODE_STATE_CHANGED,
@@ -315,8 +316,8 @@ def record(session: Session, node: Node) -> None:
     )
 
 
-def silence(session: Session, node_id: str) -> None:
-    """Note that the node has not spoken for too long; what it holds is unknown, and stays held."""
+def mark_unreachable(session: Session, node_id: str) -> None:
+    """Mark a node that has stopped reporting. Its instances become `unreachable` and keep their GPUs."""
     node = locks.node(session, node_id)
     if node is None or node.deleted_at is not None or node.silent:
         return
@@ -325,30 +326,30 @@ def silence(session: Session, node_id: str) -> None:
     record(session, node)
     for row in locks.instances_on(session, node_id):
         if row.state in HOLDS_GPUS and row.state is not State.UNREACHABLE:
-            instances.move(session, row, State.UNREACHABLE, _while_silent(row))
+            instances.move(session, row, State.UNREACHABLE, _unreachable_reason(row))
 
 
-def _while_silent(row: Instance) -> Reason:
-    # A stop that was asked for keeps its reason: it is what the instance will end with.
+def _unreachable_reason(row: Instance) -> Reason:
+    # A requested stop keeps its reason: the instance will end with it.
     if row.desired_state is not DesiredState.RUNNING and row.reason:
         return Reason.model_validate(row.reason)
     return UNREACHABLE
 
 
 def delete(session: Session, access: Access, node_id: str, *, force: bool) -> None:
-    """Forget a node.
+    """Delete a node.
 
-    With `force` an admin vouches that the machine is dead: what it held has failed and its GPUs are let
-    go, which is the one way to let go of them without the node's own word.
+    With `force`, an admin declares that the machine is dead: its instances fail and their GPUs are released.
+    Nothing else releases GPUs without a report of the node.
 
     Raises:
-        NodeInUse: instances live there, and `force` is not set.
+        NodeInUse: it has live instances, and `force` is not set.
     """
     node = _locked(session, node_id)
     rows = [row for row in locks.instances_on(session, node_id) if row.state not in ENDED]
     if rows and not force:
         raise NodeInUse(
-            f"{len(rows)} instances live on {node.name}; drain it first, or, if the machine is dead, "
+            f"{node.name} has {len(rows)} live instances; drain it first, or, if the machine is dead, "
             "delete it with ?force=true",
             instances=len(rows),
         )

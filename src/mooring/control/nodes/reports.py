@@ -1,4 +1,4 @@
-"""A node's report, applied: what it says, and what its silence says, about everything placed on it."""
+"""Applies a node's report: to the node, its GPUs and the instances placed on it, reported or missing."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -27,9 +27,9 @@ LOST = Reason(
     code="container_lost", message="the node no longer has its container; it was removed by someone else"
 )
 
-# Changes that one transaction takes in, 1 ms of work each: on SQLite all other writers wait for it.
+# Changed instances in one transaction, 1 ms of work each: on SQLite all other writers wait for it.
 CHANGES_AT_ONCE: Final = 8
-# What `_may_be_new` compares.
+# The columns that `_may_change` compares.
 _COMPARED: Final = (
     Instance.id, Instance.attempt, Instance.state, Instance.desired_state, Instance.node_generation,
     Instance.started_at, Instance.container_id, Instance.image_digest, Instance.exit_code, Instance.endpoints,
@@ -38,89 +38,89 @@ _COMPARED: Final = (
 
 
 def apply(session: Session, node_id: str, credential_hash: str, report: SyncRequest) -> Sequence[str]:
-    """Take a report in, once and in order.
+    """Apply a report, unless this or a newer one was applied before.
 
     Returns:
         The ids of changed instances that are left for `apply_rest`, in a transaction of its own.
 
     Raises:
-        Unauthorized: the node was deleted, or the credential is not its own any more.
-        StaleSession: a newer agent speaks for this node.
+        Unauthorized: the node was deleted, or its credential was replaced.
+        StaleSession: the node has a newer agent.
     """
     node = _locked(session, node_id, credential_hash, report)
     if report.session > node.session:
-        # Only a database that was restored knows a lower number than an agent was given.
+        # Only a restored database has a lower number than an agent was given.
         node.session, node.seq = report.session, 0
-    return _heed(session, node, report) if report.seq > node.seq else ()
+    return _apply_new(session, node, report) if report.seq > node.seq else ()
 
 
 def apply_rest(
     session: Session, node_id: str, credential_hash: str, report: SyncRequest, left: Sequence[str]
 ) -> Sequence[str]:
-    """Take in what `apply` or this has left of a report, unless a newer one has come since.
+    """Apply more of a report, after `apply` or this function has left some, unless a newer one has arrived.
 
     Returns, raises: as `apply`.
     """
     node = _locked(session, node_id, credential_hash, report)
     if (report.session, report.seq) != (node.session, node.seq):
         return ()
-    return _take_news(session, node, _placed(session, node, left), report)
+    return _apply_changes(session, node, _placed(session, node, left), report)
 
 
 def _locked(session: Session, node_id: str, credential_hash: str, report: SyncRequest) -> Node:
-    """The node, locked, if the report may speak for it."""
+    """Lock the node and check that the report comes from its current agent."""
     node = locks.node(session, node_id)
     if node is None or node.deleted_at is not None:
         raise Unauthorized("this node was deleted; join it again with a new token")
-    nodes.recognise(node, credential_hash)
+    nodes.authenticate(node, credential_hash)
     require_current_session(node, report.session)
     return node
 
 
 def require_current_session(node: Node, number: int) -> None:
-    """Raises StaleSession when a newer agent speaks for the node."""
+    """Raises StaleSession when the node has a newer agent."""
     if number < node.session:
         raise StaleSession("another agent with this node's identity has started since; this one must stop")
 
 
-def _heed(session: Session, node: Node, report: SyncRequest) -> Sequence[str]:
+def _apply_new(session: Session, node: Node, report: SyncRequest) -> Sequence[str]:
     facts = _approve_facts(session, node, report)
-    _hear_node(session, node, report, facts)
+    _apply_node(session, node, report, facts)
     gpus.apply_incidents(session, node, report.incidents, report.faults)
     if report.instances is not None:
         placed = _placed(session, node)
-        _note_orphans(session, node, {row.id: row.attempt for row in placed}, report)
-        return _take_news(session, node, placed, report)
+        _store_orphans(session, node, {row.id: row.attempt for row in placed}, report)
+        return _apply_changes(session, node, placed, report)
     if report.problem is not None:
-        _explain_unknown(session, locks.instances_on(session, node.id), report.problem)
+        _set_problem_reasons(session, locks.instances_on(session, node.id), report.problem)
     return ()
 
 
 def _approve_facts(session: Session, node: Node, report: SyncRequest) -> JsonObject:
-    """Take in what the node says of itself, as far as it is approved.
+    """Update the node's approved facts, its difference from them, and its GPUs.
 
     Returns:
-        The node's facts in effect.
+        The facts that take effect.
     """
-    judged = approval.judge_node(node.approved or {}, report)
-    approved, changes = judged.approved, judged.changes
+    compared = approval.compare_node(node.approved or {}, report)
+    approved, changes = compared.approved, compared.changes
     if report.gpus is None:
         changes += [each for each in node.difference or () if each["gpu_uuid"]]
     else:
-        known, simulated = approved.get(approval.GPUS), judged.effective["simulated_gpus"]
+        known, simulated = approved.get(approval.GPUS), compared.effective["simulated_gpus"]
         inventory = gpus.apply_inventory(session, node, report.gpus, known, simulated=simulated)
         approved = {**approved, approval.GPUS: inventory.approved}
         changes += inventory.changes
     if approved != node.approved:
         node.approved = approved
     if (changes or None) != node.difference:
-        _note_claims(session, node, changes)
+        _append_claims(session, node, changes)
         node.difference = changes or None
-    return judged.effective
+    return compared.effective
 
 
-def _note_claims(session: Session, node: Node, changes: Sequence[JsonObject]) -> None:
-    """Two machines cannot have one GPU: admins hear when a node begins to list another's."""
+def _append_claims(session: Session, node: Node, changes: Sequence[JsonObject]) -> None:
+    """Append an event for each GPU of another node that this node newly lists."""
     before = {each["gpu_uuid"] for each in node.difference or () if each["node_id"]}
     for each in changes:
         if each["node_id"] and each["gpu_uuid"] not in before:
@@ -128,23 +128,23 @@ def _note_claims(session: Session, node: Node, changes: Sequence[JsonObject]) ->
             events.append(session, EventKind.GPU_CLAIMED, data)
 
 
-def _explain_unknown(session: Session, placed: Sequence[Instance], problem: Reason) -> None:
-    """The node cannot tell what it has: nothing changes but what those are told who wait for it."""
+def _set_problem_reasons(session: Session, placed: Sequence[Instance], problem: Reason) -> None:
+    """The node cannot list its containers: states stay, and starting instances get the problem as reason."""
     for row in placed:
         waits = row.state in {State.SCHEDULED, State.STARTING, State.UNREACHABLE}
         if waits and row.desired_state is DesiredState.RUNNING and row.reason != problem.model_dump():
             instances.touch(session, row, problem)
 
 
-def _hear_node(session: Session, node: Node, report: SyncRequest, facts: JsonObject) -> None:
+def _apply_node(session: Session, node: Node, report: SyncRequest, facts: JsonObject) -> None:
     node.seq = report.seq
     node.heartbeats += 1
     node.last_heartbeat_at = now()
     if report.samples or report.gpus is None:
         own = (node.approved or {}).get(approval.GPUS) or {}
         node.samples = [each.model_dump(mode="json") for each in report.samples if each.uuid in own]
-    why = report.problem or approval.problem(node.difference or ())
-    problem = why.model_dump() if why else None
+    reason = report.problem or approval.problem(node.difference or ())
+    problem = reason.model_dump() if reason else None
     if (node.silent, node.facts, node.problem) != (False, facts, problem):
         changed = (node.silent, node.problem) != (False, problem)
         _audit_overrides(session, node, (node.facts or {}).get("overrides", []), facts["overrides"])
@@ -156,31 +156,31 @@ def _hear_node(session: Session, node: Node, report: SyncRequest, facts: JsonObj
 
 
 def _audit_overrides(session: Session, node: Node, before: list[str], after: list[str]) -> None:
-    """A safeguard that was turned off on a machine is somebody's deed there (R1)."""
+    """Somebody with access to the machine turned a safeguard off there, or on again (R1)."""
     if before != after:
-        itself = Access(Caller(node.id, "node", node.name), Permission.ADMIN, "node.override")
+        access = Access(Caller(node.id, "node", node.name), Permission.ADMIN, "node.override")
         audit_log.record(
-            session, itself, node.id, None, before={"overrides": before}, after={"overrides": after}
+            session, access, node.id, None, before={"overrides": before}, after={"overrides": after}
         )
 
 
-def _take_news(
+def _apply_changes(
     session: Session, node: Node, placed: Sequence[Row[Any]], report: SyncRequest
 ) -> Sequence[str]:
-    """Take in what is new of the first few of these instances; returns the ids of the others with news."""
-    news = _news(node, placed, report)
-    ids = sorted(news)
+    """Apply the report to the first few changed instances; returns the ids of the other changed ones."""
+    changed = _changed(node, placed, report)
+    ids = sorted(changed)
     if first := ids[:CHANGES_AT_ONCE]:
-        with session.no_autoflush:  # several may end at once: their rows go out together
+        with session.no_autoflush:  # write all rows in one flush
             for row in locks.instances_on(session, node.id, first):
-                _observe(session, node, row, news[row.id])
+                _observe(session, node, row, changed[row.id])
     return ids[CHANGES_AT_ONCE:]
 
 
 def _placed(session: Session, node: Node, ids: Sequence[str] | None = None) -> Sequence[Row[Any]]:
-    """What is compared with a report of each instance that the node should have, or of these of them.
+    """The compared columns of the instances placed on the node: of all, or of those with these ids.
 
-    Nearly all are as they were. To read 100 whole rows takes much longer, and on SQLite all writers would
+    Nearly all are unchanged. Reading 100 complete rows takes much longer, and on SQLite all writers would
     wait for it.
     """
     query = select(*_COMPARED).where(
@@ -191,17 +191,18 @@ def _placed(session: Session, node: Node, ids: Sequence[str] | None = None) -> S
     return session.execute(query).all()
 
 
-def _news(node: Node, placed: Sequence[Row[Any]], report: SyncRequest) -> dict[str, ObservedInstance | None]:
-    """What the report says of those placed instances of which it may say something new, by id."""
+def _changed(
+    node: Node, placed: Sequence[Row[Any]], report: SyncRequest
+) -> dict[str, ObservedInstance | None]:
+    """The placed instances that the report may change, by id, each with what was observed."""
     host = (node.facts or {}).get("address")
-    return {row.id: seen for row, seen in _matched(placed, report) if _may_be_new(row, seen, host)}
+    return {row.id: seen for row, seen in _matched(placed, report) if _may_change(row, seen, host)}
 
 
 def _matched(rows: Sequence[Row[Any]], report: SyncRequest) -> list[tuple[Row[Any], ObservedInstance | None]]:
-    """Each placed instance with what was seen of its present attempt; None where silence is an answer.
+    """Placed instances, each with what was observed of its current attempt; None: the container is missing.
 
-    A report made before its node had heard of the attempt is silent about it for no reason, and says
-    nothing.
+    Left out are attempts that are missing because the report is older than their placement.
     """
     seen = {(item.instance_id, item.attempt): item for item in report.instances or ()}
     return [
@@ -211,29 +212,31 @@ def _matched(rows: Sequence[Row[Any]], report: SyncRequest) -> list[tuple[Row[An
     ]
 
 
-def _may_be_new(row: Row[Any], seen: ObservedInstance | None, host: str | None) -> bool:
-    """Whether `_observe` would change anything, or might."""
+def _may_change(row: Row[Any], seen: ObservedInstance | None, host: str | None) -> bool:
+    """Whether `_observe` might change anything."""
     if _state_after(row, seen) is not row.state:
         return True
     if seen is None:
         return False
     return (
-        _learned(row, seen) != (row.container_id, row.image_digest, row.exit_code)
-        or (seen.phase is Phase.RUNNING and _told_endpoints(seen, host) != row.endpoints)
+        _container_facts(row, seen) != (row.container_id, row.image_digest, row.exit_code)
+        or (seen.phase is Phase.RUNNING and _reported_endpoints(seen, host) != row.endpoints)
         or _is_other_reason(row, seen)
     )
 
 
-def _learned(row: Row[Any] | Instance, seen: ObservedInstance) -> tuple[str | None, str | None, int | None]:
-    """The container's id, the image's digest and the exit code, as they are after the report."""
-    # The first digest stays for the instance's life: every later attempt runs the same image (R15).
+def _container_facts(
+    row: Row[Any] | Instance, seen: ObservedInstance
+) -> tuple[str | None, str | None, int | None]:
+    """The container's id, the image's digest and the exit code after the report."""
+    # The first digest is final: every later attempt runs the same image (R15).
     return seen.container_id or row.container_id, row.image_digest or seen.image_digest, seen.exit_code
 
 
 def _is_other_reason(row: Row[Any] | Instance, seen: ObservedInstance) -> bool:
-    """Whether an instance that goes on starting does so for another reason."""
-    said = seen.reason.model_dump() if seen.reason else None
-    return row.state is State.STARTING and said is not None and said != row.reason
+    """Whether the report gives a new reason for an instance that is still starting."""
+    reported = seen.reason.model_dump() if seen.reason else None
+    return row.state is State.STARTING and reported is not None and reported != row.reason
 
 
 def _state_after(row: Row[Any] | Instance, seen: ObservedInstance | None) -> State:
@@ -243,48 +246,48 @@ def _state_after(row: Row[Any] | Instance, seen: ObservedInstance | None) -> Sta
 
 def _observe(session: Session, node: Node, row: Instance, seen: ObservedInstance | None) -> None:
     to = _state_after(row, seen)
-    changed = _note(node, row, seen) if seen else False
+    changed = _copy_facts(node, row, seen) if seen else False
     if to is not row.state:
-        _settle_times(row, seen, to)
+        _set_times(row, seen, to)
         instances.move(session, row, to, _reason(row, seen, to))
         preemption.requeue(session, row, node)
     elif seen and (changed or _is_other_reason(row, seen)):
         instances.touch(session, row, seen.reason)
 
 
-def _note(node: Node, row: Instance, seen: ObservedInstance) -> bool:
-    """Copy what the node knows of the container; whether any of it is new."""
+def _copy_facts(node: Node, row: Instance, seen: ObservedInstance) -> bool:
+    """Copy what the node reports of the container; returns whether any of it has changed."""
     before = (row.container_id, row.image_digest, row.endpoints, row.exit_code)
-    row.container_id, row.image_digest, row.exit_code = _learned(row, seen)
+    row.container_id, row.image_digest, row.exit_code = _container_facts(row, seen)
     if seen.phase is Phase.RUNNING:
         row.endpoints = _endpoints(node, row, seen)
     return before != (row.container_id, row.image_digest, row.endpoints, row.exit_code)
 
 
 def _endpoints(node: Node, row: Instance, seen: ObservedInstance) -> list[JsonObject]:
-    """Where the ports that were asked for are reached: always at the node's approved address.
+    """The endpoints of the ports in the spec, always at the node's approved address.
 
-    Users send their data there, so the rest of what a node says about it does not count.
+    Users send their data there, so other hosts and ports that a node reports are ignored.
     """
     if not seen.endpoints:
         return []
-    told = _told_endpoints(seen, (node.facts or {}).get("address"))
-    if told == row.endpoints:
+    reported = _reported_endpoints(seen, (node.facts or {}).get("address"))
+    if reported == row.endpoints:
         return row.endpoints  # the usual case, without reading the spec
-    asked = {(port.container, port.protocol) for port in instances.spec_of(row).ports}
+    ports = {(port.container, port.protocol) for port in instances.spec_of(row).ports}
     return [
         each
-        for each in told
-        if (each["container"], each["protocol"]) in asked and 1 <= each["port"] <= 65_535
+        for each in reported
+        if (each["container"], each["protocol"]) in ports and 1 <= each["port"] <= 65_535
     ]
 
 
-def _told_endpoints(seen: ObservedInstance, host: str | None) -> list[JsonObject]:
+def _reported_endpoints(seen: ObservedInstance, host: str | None) -> list[JsonObject]:
     return [endpoint.model_dump() | {"host": host} for endpoint in seen.endpoints]
 
 
-def _settle_times(row: Instance, seen: ObservedInstance | None, to: State) -> None:
-    """Take the node's own times where they can be true; its clock may be off."""
+def _set_times(row: Instance, seen: ObservedInstance | None, to: State) -> None:
+    """Use the node's times within plausible bounds; its clock may be wrong."""
     if seen is None:
         return
     earliest = row.scheduled_at or row.created_at
@@ -295,17 +298,17 @@ def _settle_times(row: Instance, seen: ObservedInstance | None, to: State) -> No
         row.stopped_at = _between(row.started_at or earliest, seen.finished_at)
 
 
-def _between(earliest: datetime, told: Text | None) -> datetime:
-    moment = now()
+def _between(earliest: datetime, reported: Text | None) -> datetime:
+    latest = now()
     try:
-        heard = datetime.fromisoformat(told) if told else moment
+        time = datetime.fromisoformat(reported) if reported else latest
     except ValueError:
-        heard = moment
-    return min(max(earliest, heard), moment) if heard.tzinfo else moment
+        time = latest
+    return min(max(earliest, time), latest) if time.tzinfo else latest
 
 
 def _reason(row: Instance, seen: ObservedInstance | None, to: State) -> Reason | None:
-    """Why it ended: what the user or a limit asked for outweighs how the process took it."""
+    """Why it ended: the reason of a requested stop takes precedence over the exit of the process."""
     if row.desired_state is not DesiredState.RUNNING and row.reason:
         return Reason.model_validate(row.reason)
     if seen is None:
@@ -313,30 +316,30 @@ def _reason(row: Instance, seen: ObservedInstance | None, to: State) -> Reason |
     return seen.reason
 
 
-def is_stranger(item: ObservedInstance, attempt: int | None) -> bool:
-    """Whether the attempt was never heard of: it is left alone.
+def is_unknown(item: ObservedInstance, attempt: int | None) -> bool:
+    """Whether the database does not know the reported attempt. Such a container is never removed.
 
-    An attempt above the one on record means that this database is older than the node, a restored
-    backup: nothing is killed on the word of a database that has forgotten.
+    An attempt above the stored one means that the database was restored from a backup older than the
+    container: missing rows are then no reason to kill anything.
 
     Args:
-        attempt: of the instance on record; None: there is none.
+        attempt: the stored attempt of the instance; None: no such instance.
     """
     return attempt is None or item.attempt > attempt
 
 
-def _note_orphans(session: Session, node: Node, attempts: Mapping[str, int], report: SyncRequest) -> None:
-    """Keep what the node holds and nobody here knows, for admins to look at.
+def _store_orphans(session: Session, node: Node, attempts: Mapping[str, int], report: SyncRequest) -> None:
+    """Store which containers of the node are unknown here, for admins.
 
     Args:
-        attempts: of the instances that are placed on it.
+        attempts: of the instances placed on the node, by id.
     """
     reported = report.instances or ()
     if others := {each.instance_id for each in reported} - attempts.keys():
         query = select(Instance.id, Instance.attempt).where(Instance.id.in_(others))
         attempts = {**attempts, **{row.id: row.attempt for row in session.execute(query)}}
-    strangers = [each for each in reported if is_stranger(each, attempts.get(each.instance_id))]
-    listed = [orphan.model_dump() for orphan in (*report.orphans, *map(_orphan, strangers))]
+    unknown = [each for each in reported if is_unknown(each, attempts.get(each.instance_id))]
+    listed = [orphan.model_dump() for orphan in (*report.orphans, *map(_orphan, unknown))]
     if listed != node.orphans:
         node.orphans = listed
 

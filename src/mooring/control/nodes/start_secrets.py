@@ -1,8 +1,7 @@
-"""Secrets and registry credentials, handed to a node at the moment when it starts an instance (R16, R17).
+"""Secrets and registry credentials, which a node requests when it starts an instance (R16, R17).
 
-They are in no answer to a report. A node asks for those of one attempt, and gets them only while the
-scheduler has that attempt placed on it and it has not run. Each attempt's first hand-out is in the audit log,
-and all are counted.
+Answers to reports never contain them. A node gets those of an attempt only while the attempt is placed on it
+and has not run. The audit log has the first request of each attempt, and all requests are counted.
 """
 
 from collections.abc import Mapping
@@ -23,41 +22,41 @@ from mooring.core.instance.spec import InstanceSpec
 from mooring.db.tables import Instance, Node
 from mooring.schemas.agent import RegistryAuth, StartSecrets, StartSecretsRequest
 
-# An agent asks again when it was restarted, or every ten minutes while a start keeps failing.
-MOST_OF_AN_ATTEMPT = 200
+# An agent requests them again after its restart, and every ten minutes while a start keeps failing.
+MAX_REQUESTS_PER_ATTEMPT = 200
 
 
 def hand_out(
     session: Session,
-    sealer: Encryptor,
+    encryptor: Encryptor,
     node_id: str,
     credential_hash: str,
     instance_id: str,
     request: StartSecretsRequest,
     access_from: tuple[str | None, str | None] = (None, None),
 ) -> StartSecrets:
-    """What one attempt is started with.
+    """The secrets and registry credentials of one attempt.
 
     Args:
-        access_from: the address and the id of the node's request, for the audit log.
+        access_from: the address and the request id of the node's request, for the audit log.
 
     Raises:
-        Unauthorized: the node was deleted, or the credential is not its own any more.
-        StaleSession: a newer agent speaks for this node.
-        NotFound: the node has no such attempt to start: not placed there, not wanted any more, or it has run.
+        Unauthorized: the node was deleted, or its credential was replaced.
+        StaleSession: the node has a newer agent.
+        NotFound: the attempt is not placed on the node, is no longer wanted, or has run.
         Conflict: code `too_many_handouts`.
     """
     node = locks.node(session, node_id)
     if node is None or node.deleted_at is not None:
         raise Unauthorized("this node was deleted; join it again with a new token")
-    nodes.recognise(node, credential_hash)
+    nodes.authenticate(node, credential_hash)
     reports.require_current_session(node, request.session)
     row = locks.instances(session, [instance_id]).get(instance_id)
     if row is None or not _is_to_start(row, node, request.attempt):
         raise NotFound(f"this node has no attempt {request.attempt} of {instance_id} to start")
     spec = instances.spec_of(row)
     given = StartSecrets(
-        secrets=_secrets(session, sealer, row, spec), registry=_registry(session, sealer, row, spec)
+        secrets=_secrets(session, encryptor, row, spec), registry=_registry(session, encryptor, row, spec)
     )
     if given.secrets or given.registry:
         _count(row)
@@ -74,7 +73,7 @@ def _is_to_start(row: Instance, node: Node, attempt: int) -> bool:
 def _count(row: Instance) -> None:
     if row.handout_attempt != row.attempt:
         row.handout_attempt, row.handout_count = row.attempt, 0
-    if row.handout_count >= MOST_OF_AN_ATTEMPT:
+    if row.handout_count >= MAX_REQUESTS_PER_ATTEMPT:
         raise Conflict(
             f"secrets for attempt {row.attempt} of {row.id} were handed out {row.handout_count} times; "
             "restart the instance for a new attempt",
@@ -102,19 +101,19 @@ def _record(
     audit_log.record(session, itself, row.id, row.project_id, after=after)
 
 
-def _secrets(session: Session, sealer: Encryptor, row: Instance, spec: InstanceSpec) -> dict[str, str]:
-    """Variable -> value. Of a secret that is no more, nothing: the node refuses the start."""
+def _secrets(session: Session, encryptor: Encryptor, row: Instance, spec: InstanceSpec) -> dict[str, str]:
+    """Variable -> value. Deleted secrets are missing, and the node rejects the start."""
     named = secrets.references(spec)
-    values = secrets.values(session, sealer, {(row.project_id, name) for name in named.values()})
+    values = secrets.values(session, encryptor, {(row.project_id, name) for name in named.values()})
     return _that_fit(row.project_id, named, values)
 
 
 def _that_fit(
-    project_id: str, named: Mapping[str, str], values: Mapping[secrets.Named, str]
+    project_id: str, named: Mapping[str, str], values: Mapping[secrets.SecretKey, str]
 ) -> dict[str, str]:
-    """Values may have grown since the instance was let in (`secrets.require`)."""
+    """The values within the size limit: they may have grown since `secrets.require` checked them."""
     fit: dict[str, str] = {}
-    left = secrets.MOST_BYTES
+    left = secrets.MAX_BYTES
     for variable, name in named.items():
         value = values.get((project_id, name))
         if value is not None and (left := left - len(value.encode())) >= 0:
@@ -122,6 +121,8 @@ def _that_fit(
     return fit
 
 
-def _registry(session: Session, sealer: Encryptor, row: Instance, spec: InstanceSpec) -> RegistryAuth | None:
+def _registry(
+    session: Session, encryptor: Encryptor, row: Instance, spec: InstanceSpec
+) -> RegistryAuth | None:
     host = (row.project_id, ImageName.parse(spec.image).registry)
-    return registries.credentials(session, sealer, [host]).get(host)
+    return registries.credentials(session, encryptor, [host]).get(host)

@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 
 from mooring.control.instances import gangs, instances, streams
 from mooring.control.nodes import assignments
-from mooring.control.nodes.reports import is_stranger
+from mooring.control.nodes.reports import is_unknown
 from mooring.core.instance.state import HOLDS_GPUS, DesiredState
 from mooring.db.tables import Instance, Node
 from mooring.schemas.agent import Removal, SyncAnswer, SyncRequest
@@ -20,9 +20,9 @@ def answer(
     control_plane_id: str,
     interval_s: float,
 ) -> SyncAnswer:
-    """Everything the node should have now, and what it reported that nothing should be left of.
+    """What the node should run now, and which reported containers it should remove.
 
-    Made of a reader's session (`Database.read`): what it says of the GPUs of an instance fits to its state.
+    Use a session of `Database.read`: the states and the GPU allocations then come from one snapshot.
     """
     brief = SyncAnswer(
         control_plane_id=control_plane_id,
@@ -39,8 +39,8 @@ def answer(
 
 
 def _desired(session: Session, node: Node, report: SyncRequest) -> dict[str, object]:
-    """The fields of an answer that a brief one lacks."""
-    # Besides what holds GPUs here, an ended instance matters for as long as its container is there.
+    """The fields that only a full answer has."""
+    # Besides instances that hold GPUs here, ended ones count for as long as their containers are there.
     rows = {row.id: row for row in _due_rows(session, node)}
     others = {item.instance_id for item in report.instances or ()} - rows.keys()
     if others:
@@ -51,10 +51,10 @@ def _desired(session: Session, node: Node, report: SyncRequest) -> dict[str, obj
         for row in rows.values()
         if row.node_id == node.id and row.deleted_at is None and row.desired_state is not DesiredState.DELETED
     ]
-    told = assignments.of(session, node, due, report.specs)
+    listed = assignments.of(session, node, due, report.specs)
     return {
-        "assignments": told.whole,
-        "unchanged": told.unchanged,
+        "assignments": listed.complete,
+        "unchanged": listed.unchanged,
         "removals": _removals(node, rows, report),
         "streams": [] if report.facts.asks_for_streams else streams.waiting(session, node.id),
         "overlays": gangs.overlays_of(session, node),
@@ -62,7 +62,7 @@ def _desired(session: Session, node: Node, report: SyncRequest) -> dict[str, obj
 
 
 def has_news(session: Session, node: Node, report: SyncRequest) -> bool:
-    """Whether a node should hear at once: of another desired state, or of a stream to dial in for."""
+    """Whether to answer the node at once: its desired state has changed, or a stream waits for it."""
     return node.generation != report.generation or (
         not report.facts.asks_for_streams and bool(streams.waiting(session, node.id))
     )
@@ -77,14 +77,14 @@ def _due_rows(session: Session, node: Node) -> Iterable[Instance]:
 
 
 def _removals(node: Node, rows: Mapping[str, Instance], report: SyncRequest) -> list[Removal]:
-    """What the node reports, we know, and is over."""
+    """Reported containers of known instances that the node should remove."""
     removals = []
     for item in report.instances or ():
         row = rows.get(item.instance_id)
-        if row is None or is_stranger(item, row.attempt):
+        if row is None or is_unknown(item, row.attempt):
             continue
         if item.attempt < row.attempt or row.node_id != node.id or row.desired_state is DesiredState.DELETED:
-            # The timeout of an instance that lives elsewhere is not this node's to know (R21).
+            # A node must not learn the timeout of an instance that is placed elsewhere (R21).
             timeout_s = row.stop_timeout_s if row.node_id == node.id else instances.DEFAULT_STOP_TIMEOUT_S
             removals.append(Removal(instance_id=row.id, attempt=item.attempt, stop_timeout_s=timeout_s))
     return removals

@@ -1,4 +1,4 @@
-"""All that the scheduler sees, kept up to date in memory for everybody in this process."""
+"""The scheduler's input, cached in memory and shared by all threads of the process."""
 
 import threading
 import time
@@ -19,35 +19,35 @@ from mooring.scheduler.model import NodeView, Policy, SchedulingPlan, Snapshot
 
 
 class SchedulerCache:
-    """Made once for a process; whoever looks brings it up to date."""
+    """One for each process. Each read refreshes what has changed."""
 
     def __init__(self, policy: Policy | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.policy = policy or Policy()
         self._nodes = NodeViews(clock)
         self._pending = Pending()
         self._lock = threading.Lock()
-        self._decided: Decided | None = None
+        self._last_cycle: CompletedCycle | None = None
         self.evaluating_lock = threading.Lock()
         self._memory = CycleCache()
         self._forecast_memory = CycleCache()
         self._evaluation: Evaluation | None = None
-        self._placing_at_once = threading.Lock()
-        self._placing_memory = CycleCache()
+        self._immediate_lock = threading.Lock()
+        self._immediate_memory = CycleCache()
 
-    def look(self, session: Session) -> tuple[NodeView, ...]:
-        """Every node as this transaction sees it, by id; one that has not changed is the same object."""
-        return self._nodes.look(session)
+    def nodes(self, session: Session) -> tuple[NodeView, ...]:
+        """Every node as this transaction sees it, by id; an unchanged node is the same object."""
+        return self._nodes.current(session)
 
-    def doubt(self, node_ids: Iterable[str]) -> None:
-        """Read these nodes anew at the next look: something proved to be otherwise than they tell."""
-        self._nodes.doubt(node_ids)
+    def invalidate(self, node_ids: Iterable[str]) -> None:
+        """Read these nodes again next time, because the cached values turned out to be wrong."""
+        self._nodes.invalidate(node_ids)
 
     def snapshot(self, session: Session) -> Snapshot:
-        """Nodes, and all that waits with what its order depends on."""
-        # Nodes first: what is placed in between is then in neither, and not in both.
-        nodes = self.look(session)
+        """The nodes, the pending requests, and what their order depends on."""
+        # Nodes first: an instance placed between the two reads is then in neither, rather than in both.
+        nodes = self.nodes(session)
         with self._lock:
-            requests = self._pending.look(session)
+            requests = self._pending.current(session)
         return Snapshot(
             nodes,
             requests,
@@ -55,47 +55,47 @@ class SchedulerCache:
             usage.projects(session, self.policy.usage_half_life_s),
             now().timestamp(),
             self.policy,
-            # As the loop has learnt it; questions between its looks are judged by the same.
-            self._decided.snapshot.potential if self._decided else None,
-            frozenset(self._decided.plan.promised) if self._decided else frozenset(),
+            # From the scheduling loop, so that questions between its cycles use the same values.
+            self._last_cycle.snapshot.potential if self._last_cycle else None,
+            frozenset(self._last_cycle.plan.promised) if self._last_cycle else frozenset(),
         )
 
     @contextmanager
     def evaluating(self, session: Session) -> Iterator[Evaluation]:
-        """What the scheduler makes of the cluster as this transaction sees it; for one question at a time.
+        """The scheduler's evaluation of the cluster as this transaction sees it; for one thread at a time.
 
-        As long as nothing changes, and for 2 s at most, all questions share what was computed before.
+        All questions share what was computed before until something changes, for `MAX_AGE_S` at most.
         """
         with self.evaluating_lock:
             snapshot = self.snapshot(session)
-            if self._evaluation is None or not self._evaluation.still_holds(snapshot):
+            if self._evaluation is None or not self._evaluation.is_valid_for(snapshot):
                 self._evaluation = Evaluation(snapshot, self._memory, self._forecast_memory)
             yield self._evaluation
 
     @contextmanager
-    def placing_at_once(self) -> Iterator[CycleCache]:
-        """The memory of placements that are made within a create, which do not wait for questions."""
-        with self._placing_at_once:
-            yield self._placing_memory
+    def immediate_placement(self) -> Iterator[CycleCache]:
+        """The memory for placements within a create, with its own lock: they do not wait for questions."""
+        with self._immediate_lock:
+            yield self._immediate_memory
 
     def publish(self, snapshot: Snapshot, plan: SchedulingPlan) -> None:
-        """Let others in this process know what was decided a moment ago."""
-        self._decided = Decided(snapshot, plan)
+        """Set the result of the last scheduling cycle."""
+        self._last_cycle = CompletedCycle(snapshot, plan)
 
     @property
-    def decided(self) -> "Decided | None":
-        """The last look of this process; null before the first."""
-        return self._decided
+    def last_cycle(self) -> "CompletedCycle | None":
+        """The last scheduling cycle of this process; None before the first."""
+        return self._last_cycle
 
     @property
     def positions(self) -> Mapping[str, int]:
-        """Places in the queue, from 1, of all that the last look let wait."""
-        return self._decided.positions if self._decided else {}
+        """Queue positions, from 1, of all instances that the last scheduling cycle left pending."""
+        return self._last_cycle.positions if self._last_cycle else {}
 
 
 @dataclass(frozen=True)
-class Decided:
-    """What the scheduler saw and what it made of it."""
+class CompletedCycle:
+    """The input and the result of one scheduling cycle."""
 
     snapshot: Snapshot
     plan: SchedulingPlan

@@ -1,4 +1,4 @@
-"""What the scheduler makes of one state of the cluster, computed once for all requests that ask about it."""
+"""The scheduler's answers for one state of the cluster, computed once and shared by all who ask."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -25,35 +25,34 @@ from mooring.scheduler.model import (
 from mooring.scheduler.queue import Ahead, Shares
 from mooring.scheduler.schedule import schedule
 
-# An evaluation is used for this long at most: what projects have used of late and the ends that were declared
-# change with time alone.
-KEPT_S = 2.0
+# Maximum age of an evaluation: recent usage and declared end times change with time alone.
+MAX_AGE_S = 2.0
 # About 20 MiB. An outcome on 10,000 nodes has 10,000 refusals.
-MOST_REFUSALS = 100_000
+MAX_REFUSALS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the scheduler says of one request in one state of the cluster."""
+    """What the scheduler decides about one request, and why."""
 
     placement: Placement | None
     refusals: tuple[Refusal, ...]
     alternatives: FittingAlternatives | None
-    over: Over | None = None  # the quota that it waits for
-    unplaced: Unplaced | None = None  # why it waits, in a sentence
-    position: int | None = None  # in the queue, from 1, if it waits
-    forecast: Forecast | None = None  # when it will start, as far as declared durations tell
-    ahead: tuple[Ahead, ...] = ()  # the first of those that come before it
-    max_duration_now_s: int | None = None  # with a declared end so near it would start now
-    snapshot: Snapshot | None = None  # all that this is about
+    over: Over | None = None  # the quota that keeps it pending
+    unplaced: Unplaced | None = None  # why it is pending
+    position: int | None = None  # in the queue, from 1, if pending
+    forecast: Forecast | None = None  # predicted start, from declared durations
+    ahead: tuple[Ahead, ...] = ()  # the first entries before it in the queue
+    max_duration_now_s: int | None = None  # with this duration or less it would start now
+    snapshot: Snapshot | None = None  # what this was computed from
 
 
 class Evaluation:
-    """One snapshot, and what was computed of it so far. For one thread at a time.
+    """One snapshot, and the results computed from it so far. Not thread-safe.
 
     Args:
-        memory: of the scheduler, shared with other evaluations.
-        forecast_memory: of the scheduler; nothing else may use it while this evaluation is used.
+        memory: the scheduler's, shared with other evaluations.
+        forecast_memory: the scheduler's; used by this evaluation only, as long as it is in use.
     """
 
     def __init__(self, snapshot: Snapshot, memory: CycleCache, forecast_memory: CycleCache) -> None:
@@ -63,8 +62,8 @@ class Evaluation:
         self._outcomes: dict[str, Outcome] = {}
         self._refusals = 0
 
-    def still_holds(self, snapshot: Snapshot) -> bool:
-        """Whether nothing that decides has changed since, so that this is an evaluation of `snapshot` too."""
+    def is_valid_for(self, snapshot: Snapshot) -> bool:
+        """Whether the results hold for `snapshot` too, since nothing that they depend on has changed."""
         own = self.snapshot
         return (
             snapshot.nodes is own.nodes
@@ -72,13 +71,13 @@ class Evaluation:
             and snapshot.quotas == own.quotas
             and snapshot.promised == own.promised
             and snapshot.potential is own.potential
-            and _unused(snapshot.projects) == _unused(own.projects)
-            and abs(snapshot.now - own.now) < KEPT_S
+            and _without_usage(snapshot.projects) == _without_usage(own.projects)
+            and abs(snapshot.now - own.now) < MAX_AGE_S
         )
 
     @cached_property
     def requests(self) -> Mapping[str, Request]:
-        """All that wait, by the id of the instance."""
+        """The pending requests by instance id."""
         return {request.instance_id: request for request in self.snapshot.requests}
 
     @cached_property
@@ -92,33 +91,33 @@ class Evaluation:
 
     @cached_property
     def holders(self) -> frozenset[str]:
-        """Projects that hold something."""
+        """Projects with allocations."""
         self._memory.look(self.snapshot.nodes)
         return frozenset(self._memory.world.held)
 
-    def of(self, request: Request) -> Outcome:
-        """What is said of one of the snapshot's requests."""
+    def outcome(self, request: Request) -> Outcome:
+        """The outcome of one of the snapshot's requests."""
         found = self._outcomes.get(request.instance_id)
-        return self._kept(request.instance_id, self._outcome(request)) if found is None else found
+        return self._cached(request.instance_id, self._evaluate(request)) if found is None else found
 
-    def of_one_more(self, request: Request, quota: Quota | None) -> Outcome:
-        """What would be said of a request that nobody has made.
+    def what_if(self, request: Request, quota: Quota | None) -> Outcome:
+        """The outcome that a new request would have.
 
         Args:
-            quota: of its project, if that has one, as it would be with the request.
+            quota: its project's, if any, with the request counted.
         """
-        asked = repr((replace(request, queued_at=0.0), quota))
-        if (found := self._outcomes.get(asked)) is not None:
+        key = repr((replace(request, queued_at=0.0), quota))
+        if (found := self._outcomes.get(key)) is not None:
             return found
         own = self.snapshot
         quotas = own.quotas if quota is None else {**own.quotas, request.project_id: quota}
-        supposed = replace(own, requests=(*own.requests, request), quotas=quotas)
-        # Asked once, so that one memory can serve it all.
-        return self._kept(asked, Evaluation(supposed, self._memory, self._memory).of(request))
+        changed = replace(own, requests=(*own.requests, request), quotas=quotas)
+        # Evaluated once only, so it can use the same memory for its forecast.
+        return self._cached(key, Evaluation(changed, self._memory, self._memory).outcome(request))
 
-    def _kept(self, key: str, outcome: Outcome) -> Outcome:
+    def _cached(self, key: str, outcome: Outcome) -> Outcome:
         self._refusals += len(outcome.refusals)
-        if self._refusals > MOST_REFUSALS:
+        if self._refusals > MAX_REFUSALS:
             self._outcomes.clear()
             self._refusals = len(outcome.refusals)
         self._outcomes[key] = outcome
@@ -140,10 +139,10 @@ class Evaluation:
     def _forecasts(self) -> forecasts.Forecasts:
         return forecasts.Forecasts(self.snapshot, self._forecast_memory)
 
-    def _outcome(self, request: Request) -> Outcome:
+    def _evaluate(self, request: Request) -> Outcome:
         snapshot, instance_id = self.snapshot, request.instance_id
         request = replace(request, quota=snapshot.quotas.get(request.project_id))
-        placed, told = self._placements.get(instance_id), self._unplaced.get(instance_id)
+        placed, unplaced = self._placements.get(instance_id), self._unplaced.get(instance_id)
         nodes = [node for node in snapshot.nodes if placed is None or node.id != placed.node_id]
         refused = refusals_of(nodes, request, snapshot.at)
         if placed is not None:
@@ -151,23 +150,23 @@ class Evaluation:
         return Outcome(
             None,
             refused,
-            would_fit(snapshot.nodes, in_its_place(request), snapshot.at, self._memory),
-            over=told.over if told else None,
-            unplaced=told,
+            would_fit(snapshot.nodes, as_alternative(request), snapshot.at, self._memory),
+            over=unplaced.over if unplaced else None,
+            unplaced=unplaced,
             position=self.line.position(instance_id),
             ahead=self.line.ahead(instance_id),
             max_duration_now_s=forecasts.max_duration_now(snapshot, instance_id, self._memory),
-            # Last: where both memories are one, nothing else may use it afterwards.
+            # Last, because the forecast changes its memory and both may be the same one.
             forecast=self._forecasts.of(instance_id),
             snapshot=snapshot,
         )
 
 
-def in_its_place(request: Request) -> Request:
-    """Something else instead of it: the quota counts what others wait for, but not the request itself."""
+def as_alternative(request: Request) -> Request:
+    """A request to be made instead of it: the quota no longer counts the request itself."""
     return replace(request, quota=rules.without(request.quota, request)) if request.quota else request
 
 
-def _unused(projects: Mapping[str, ProjectView]) -> Mapping[str, ProjectView]:
-    """Without what they have used, which is less at every moment."""
+def _without_usage(projects: Mapping[str, ProjectView]) -> Mapping[str, ProjectView]:
+    """The projects without their usage, which decays all the time."""
     return {project_id: replace(each, used=ResourceUsage()) for project_id, each in projects.items()}

@@ -1,4 +1,4 @@
-"""Dry runs, immediate placements and explanations: the scheduler asked about one request."""
+"""Dry runs, explanations, and immediate placement of a single request."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from mooring.control import locks
 from mooring.control.instances import placement_rules, placements
 from mooring.control.scheduling import quotas, requests
 from mooring.control.scheduling.cache import SchedulerCache
-from mooring.control.scheduling.evaluation import Outcome, in_its_place
+from mooring.control.scheduling.evaluation import Outcome, as_alternative
 from mooring.core.errors import InsufficientCapacity
 from mooring.core.instance.spec import InstanceRequest
 from mooring.core.instance.state import State
@@ -23,51 +23,51 @@ NOTHING_TO_EXPLAIN = Outcome(None, (), None)
 
 
 def dry_run(session: Session, world: SchedulerCache, project_id: str, asked: InstanceRequest) -> Outcome:
-    """Raises QuotaExceeded where a create would."""
+    """The outcome of a create. Raises QuotaExceeded where a create would."""
     project = session.get_one(Project, project_id)
     selector = placement_rules.selectors(session, [project_id]).get(project_id)
     request = replace(requests.of_spec(asked, project_id, selector), disk_limits=project.require_disk_limits)
-    quota = quotas.as_if_asked(session, request)
+    quota = quotas.with_request(session, request)
     with world.evaluating(session) as evaluation:
-        return evaluation.of_one_more(replace(request, queued_at=evaluation.snapshot.now), quota)
+        return evaluation.what_if(replace(request, queued_at=evaluation.snapshot.now), quota)
 
 
 def explain(session: Session, world: SchedulerCache, row: Instance) -> Outcome:
-    """Why a pending instance waits; for any other there is nothing to explain but its reason."""
+    """Why an instance is pending; an empty outcome for an instance in any other state."""
     if row.state is not State.PENDING:
         return NOTHING_TO_EXPLAIN
     with world.evaluating(session) as evaluation:
         request = evaluation.requests.get(row.id)
-        return NOTHING_TO_EXPLAIN if request is None else evaluation.of(request)
+        return NOTHING_TO_EXPLAIN if request is None else evaluation.outcome(request)
 
 
 def explain_group(session: Session, world: SchedulerCache, group_id: str) -> Outcome:
-    """As `explain`, of the first member that waits."""
+    """As `explain`, for the first pending member of the group."""
     with world.evaluating(session) as evaluation:
         requests_ = evaluation.snapshot.requests
         members = (each for each in requests_ if each.gang and each.gang.group_id == group_id)
         first = min(members, key=lambda each: each.instance_id, default=None)
-        return NOTHING_TO_EXPLAIN if first is None else evaluation.of(first)
+        return NOTHING_TO_EXPLAIN if first is None else evaluation.outcome(first)
 
 
 def place_now(session: Session, world: SchedulerCache, row: Instance) -> None:
-    """Place an instance in the transaction that creates it; it may not delay what waits and comes before it.
+    """Place an instance in the transaction that creates it, if that delays nothing ahead of it in the queue.
 
     Raises:
-        InsufficientCapacity: no node can host it now; the fields say what would fit.
-        QuotaExceeded: it would have to wait for a quota.
+        InsufficientCapacity: no node can host it now; the fields list what would fit.
+        QuotaExceeded: a quota keeps it pending.
     """
     session.flush()
-    # The lock comes before the look, so that no other transaction takes what is seen here.
+    # Lock before reading, so that no other transaction allocates what is seen here as free.
     locks.placing(session)
     snapshot = world.snapshot(session)
     request = next(each for each in snapshot.requests if each.instance_id == row.id)
-    # Others wait for this transaction's locks: it asks what it must know, and waits for no explanation.
-    with world.placing_at_once() as memory:
+    # Others wait for this transaction's locks, so it does not wait for running explanations.
+    with world.immediate_placement() as memory:
         plan = plan_for(snapshot, request.instance_id, memory)
-        told = next(iter(plan.unplaced), None)
-        if told is not None and told.over is not None:
-            raise quotas.exceeded(told.over)
+        unplaced = next(iter(plan.unplaced), None)
+        if unplaced is not None and unplaced.over is not None:
+            raise quotas.exceeded(unplaced.over)
         placed = [each for each in plan.placements if each.instance_id == row.id]
         if not placed or not placements.assign(session, placed):
             raise _insufficient(snapshot, request, memory)
@@ -75,7 +75,7 @@ def place_now(session: Session, world: SchedulerCache, row: Instance) -> None:
 
 def _insufficient(snapshot: Snapshot, request: Request, memory: CycleCache) -> InsufficientCapacity:
     request = replace(request, quota=snapshot.quotas.get(request.project_id))
-    fits = would_fit(snapshot.nodes, in_its_place(request), snapshot.at, memory)
+    fits = would_fit(snapshot.nodes, as_alternative(request), snapshot.at, memory)
     most = fits.max_count_now
     hint = f"up to {most} such GPUs would start now" if most else "leave on_capacity out to wait in the queue"
     return InsufficientCapacity(
@@ -90,7 +90,7 @@ def _fitting(fits: FittingAlternatives) -> dict[str, object]:
 
 
 def refusal_fields(refusal: Refusal) -> dict[str, str]:
-    """As users see it. `dataclasses.asdict` takes ten times as long, and there is one for each node."""
+    """The refusal as JSON. `dataclasses.asdict` is ten times slower, and there is one for each node."""
     return {
         "node_id": refusal.node_id,
         "node_name": refusal.node_name,

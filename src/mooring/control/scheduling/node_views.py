@@ -1,4 +1,4 @@
-"""The nodes as the scheduler sees them, kept in memory and read anew only where something has changed."""
+"""The nodes as the scheduler sees them, cached in memory. Only changed nodes are read again."""
 
 import json
 import threading
@@ -23,35 +23,35 @@ from mooring.core.node import allocatable_memory_mib, state_of
 from mooring.db.tables import Allocation, Gpu, Instance, Node
 from mooring.scheduler.model import GpuAllocation, GpuView, MigView, NodeView, Running
 
-# Every node is read anew this often even if nothing said that it changed, a part of them with each look.
-HEALED_WITHIN_S = 30.0
+# Each node is read this often even if its revision did not change; each refresh reads a part of them.
+FULL_REFRESH_S = 30.0
 _UNKNOWN = -1
 
 
 class NodeViews:
-    """All nodes, one value for everybody in this process; whoever looks brings it up to date.
+    """All nodes, cached for the whole process. Each read refreshes the nodes that changed.
 
-    A node that has not changed stays the same object. `nodes.revision` tells which have: numbers are compared
-    for being equal, since two transactions may see the rows of different moments.
+    An unchanged node stays the same object. `nodes.revision` shows which changed: compared with `!=`, because
+    a transaction may see an older snapshot than the one before it.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._kept: dict[str, _Kept] = {}  # the one that was read longest ago is the first
-        self._healed_at = clock()
+        self._cached: dict[str, _Cached] = {}  # least recently read first
+        self._refreshed_at = clock()
         self._in_order: tuple[NodeView, ...] | None = None
 
-    def look(self, session: Session) -> tuple[NodeView, ...]:
+    def current(self, session: Session) -> tuple[NodeView, ...]:
         """Every node as this transaction sees it, in id order.
 
-        What this transaction itself has changed is read for it alone.
+        Nodes that this transaction itself changed are read from its rows and not cached.
         """
         own = changed_here(session)
         with self._lock:
             self._refresh(session, own)
             if self._in_order is None:
-                self._in_order = tuple(self._kept[key].view for key in sorted(self._kept))
+                self._in_order = tuple(self._cached[key].view for key in sorted(self._cached))
             views = self._in_order
         if not own:
             return views
@@ -59,70 +59,70 @@ class NodeViews:
         others = (view for view in views if view.id not in own)
         return tuple(sorted((*others, *mine.values()), key=lambda view: view.id))
 
-    def doubt(self, node_ids: Iterable[str]) -> None:
-        """Read these anew at the next look: something proved to be otherwise than they tell."""
+    def invalidate(self, node_ids: Iterable[str]) -> None:
+        """Read these nodes again next time, because the cached values turned out to be wrong."""
         with self._lock:
             for node_id in node_ids:
-                if kept := self._kept.get(node_id):
-                    self._kept[node_id] = replace(kept, revision=_UNKNOWN)
+                if cached := self._cached.get(node_id):
+                    self._cached[node_id] = replace(cached, revision=_UNKNOWN)
 
-    def _refresh(self, session: Session, not_these: Collection[str]) -> None:
+    def _refresh(self, session: Session, excluded: Collection[str]) -> None:
         query = select(Node.id, Node.revision).where(Node.deleted_at.is_(None), Node.facts.is_not(None))
         revisions = dict(session.execute(query).all())
-        for gone in self._kept.keys() - revisions.keys():
-            del self._kept[gone]
+        for deleted in self._cached.keys() - revisions.keys():
+            del self._cached[deleted]
             self._in_order = None
         stale = {
             node_id
             for node_id, revision in revisions.items()
-            if node_id not in not_these
-            and ((kept := self._kept.get(node_id)) is None or kept.revision != revision)
+            if node_id not in excluded
+            and ((cached := self._cached.get(node_id)) is None or cached.revision != revision)
         }
-        stale.update(key for key in self._longest_unread() if key not in not_these)
+        stale.update(key for key in self._due_for_refresh() if key not in excluded)
         if stale:
             self._read(session, stale, revisions)
 
-    def _longest_unread(self) -> list[str]:
-        """So many that all have had their turn when the time is over."""
-        each_s = HEALED_WITHIN_S / max(1, len(self._kept))
-        due = int((self._clock() - self._healed_at) / each_s)
-        self._healed_at += due * each_s
-        return list(islice(self._kept, due))
+    def _due_for_refresh(self) -> list[str]:
+        """The least recently read nodes: as many as keep every node within `FULL_REFRESH_S`."""
+        each_s = FULL_REFRESH_S / max(1, len(self._cached))
+        due = int((self._clock() - self._refreshed_at) / each_s)
+        self._refreshed_at += due * each_s
+        return list(islice(self._cached, due))
 
     def _read(self, session: Session, node_ids: Collection[str], revisions: Mapping[str, int]) -> None:
-        most = len(node_ids) * 2 > len(revisions)
-        for view in _views(session, None if most else node_ids):
+        read_all = len(node_ids) * 2 > len(revisions)
+        for view in _views(session, None if read_all else node_ids):
             if view.id not in node_ids:
                 continue
-            before = self._kept.pop(view.id, None)  # so that the one read last is the last
+            before = self._cached.pop(view.id, None)  # so that it moves to the end
             same = before is not None and before.view == view
-            self._kept[view.id] = _Kept(revisions[view.id], before.view if before and same else view)
+            self._cached[view.id] = _Cached(revisions[view.id], before.view if before and same else view)
             if not same:
                 self._in_order = None
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _Cached:
     revision: int
     view: NodeView
 
 
 def read(session: Session) -> tuple[NodeView, ...]:
-    """Every node, read from the rows alone, in id order."""
+    """Every node in id order, read from the database without the cache."""
     return tuple(_views(session, None))
 
 
 def _views(session: Session, node_ids: Collection[str] | None) -> list[NodeView]:
-    """Args: node_ids: null means all."""
+    """Args: node_ids: None means all."""
     columns = (
         Node.id, Node.name, Node.silent, Node.problem, Node.draining, Node.cordoned, Node.facts,
         Node.reserved_for,
     )  # fmt: skip
     query = select(*columns).where(Node.deleted_at.is_(None), Node.facts.is_not(None)).order_by(Node.id)
     nodes = session.execute(_of(query, Node.id, node_ids)).all()
-    grants = _grants(session, node_ids)
-    running = _running(session, node_ids, grants)
-    gpus = _gpus(session, node_ids, grants)
+    allocations = _allocations(session, node_ids)
+    running = _running(session, node_ids, allocations)
+    gpus = _gpus(session, node_ids, allocations)
     return [_view(node, gpus.get(node.id, ()), running.get(node.id, ())) for node in nodes]
 
 
@@ -148,7 +148,7 @@ def _view(node: Row[Any], gpus: Sequence[GpuView], running: Sequence[Running]) -
         memory_mib=memory,
         cpu_milli_free=cpu_milli - sum(each.cpu_milli for each in running),
         memory_mib_free=allocatable_memory_mib(memory) - sum(each.memory_mib for each in running),
-        # An agent of an earlier release gives whole cards only, and none in the mode for MIG devices.
+        # An agent of an earlier release allocates whole GPUs only, and none in MIG mode.
         gpus=tuple(gpus) if facts.get("grants") else tuple(replace(gpu, mig=()) for gpu in gpus),
         swarm=(facts.get("swarm") or {}).get("cluster_id"),
         mps=bool(facts.get("mps")),
@@ -162,14 +162,14 @@ def _view(node: Row[Any], gpus: Sequence[GpuView], running: Sequence[Running]) -
 
 
 @dataclass(frozen=True, slots=True)
-class _Grants:
-    """What is given out of cards: to each instance, and the MIG devices among it."""
+class _Allocations:
+    """The current allocations by instance, and the allocated MIG devices."""
 
     by_instance: Mapping[str, Sequence[GpuAllocation]]
     mig_uuids: frozenset[str]
 
 
-def _grants(session: Session, node_ids: Collection[str] | None) -> _Grants:
+def _allocations(session: Session, node_ids: Collection[str] | None) -> _Allocations:
     columns = (Allocation.instance_id, Allocation.gpu_uuid, Allocation.milli, Allocation.mig_uuid)
     query = select(*columns).where(Allocation.to_at.is_(None)).order_by(Allocation.id)
     if node_ids is not None:
@@ -177,11 +177,13 @@ def _grants(session: Session, node_ids: Collection[str] | None) -> _Grants:
     by_instance: dict[str, list[GpuAllocation]] = defaultdict(list)
     for instance_id, uuid, milli, mig_uuid in session.execute(query):
         by_instance[instance_id].append(GpuAllocation(uuid, milli, mig_uuid))
-    given = (grant for grants in by_instance.values() for grant in grants)
-    return _Grants(by_instance, frozenset(grant.mig_uuid for grant in given if grant.mig_uuid))
+    every = (each for allocations in by_instance.values() for each in allocations)
+    return _Allocations(by_instance, frozenset(each.mig_uuid for each in every if each.mig_uuid))
 
 
-def _running(session: Session, node_ids: Collection[str] | None, grants: _Grants) -> dict[str, list[Running]]:
+def _running(
+    session: Session, node_ids: Collection[str] | None, allocations: _Allocations
+) -> dict[str, list[Running]]:
     row = Instance
     columns = (
         row.id, row.project_id, row.node_id, row.group_id, row.cpu_milli, row.memory_mib, row.disk_mib,
@@ -192,17 +194,17 @@ def _running(session: Session, node_ids: Collection[str] | None, grants: _Grants
     found: dict[str, list[Running]] = defaultdict(list)
     for each in session.execute(_of(query, row.node_id, node_ids)):
         if each.node_id is not None:
-            found[each.node_id].append(_held(each, grants.by_instance.get(each.id, ())))
+            found[each.node_id].append(_running_instance(each, allocations.by_instance.get(each.id, ())))
     return found
 
 
-def _held(row: Row[Any], grants: Sequence[GpuAllocation]) -> Running:
+def _running_instance(row: Row[Any], allocations: Sequence[GpuAllocation]) -> Running:
     since = row.scheduled_at or row.created_at
     stop_by = (row.placed_as or {}).get("stop_by")
     return Running(
         instance_id=row.id,
         project_id=row.project_id,
-        grants=tuple(grants),
+        grants=tuple(allocations),
         cpu_milli=row.cpu_milli or 0,
         memory_mib=row.memory_mib or 0,
         disk_mib=row.disk_mib or 0,
@@ -223,15 +225,17 @@ def _declared_end(row: Row[Any], since: datetime) -> float | None:
     return (since + timedelta(seconds=row.max_duration_s)).timestamp()
 
 
-def _gpus(session: Session, node_ids: Collection[str] | None, grants: _Grants) -> dict[str, list[GpuView]]:
-    reserved = reserved_gpus.by_card(session)
+def _gpus(
+    session: Session, node_ids: Collection[str] | None, allocations: _Allocations
+) -> dict[str, list[GpuView]]:
+    reserved = reserved_gpus.by_gpu(session)
     columns = (
         Gpu.node_id, Gpu.uuid, Gpu.index, Gpu.model, Gpu.memory_mib, Gpu.health, Gpu.milli_held, Gpu.held_by,
-        Gpu.placed_last,        cast(Gpu.facts, Text),
+        Gpu.placed_last, cast(Gpu.facts, Text),
     )  # fmt: skip
     grouped: dict[str, list[GpuView]] = defaultdict(list)
     query = _of(select(*columns).order_by(Gpu.uuid), Gpu.node_id, node_ids)
-    for node_id, uuid, index, model, memory_mib, health, held, held_by, last, text in session.execute(query):
+    for node_id, uuid, index, model, memory_mib, health, milli, held_by, last, text in session.execute(query):
         facts = _facts(text)
         grouped[node_id].append(
             GpuView(
@@ -240,7 +244,7 @@ def _gpus(session: Session, node_ids: Collection[str] | None, grants: _Grants) -
                 model=model,
                 memory_mib=memory_mib,
                 healthy=health is Health.HEALTHY,
-                milli_free=WHOLE_MILLI - held,
+                milli_free=WHOLE_MILLI - milli,
                 project_id=held_by,
                 nvlink=facts.nvlink,
                 topology=facts.topology,
@@ -248,7 +252,7 @@ def _gpus(session: Session, node_ids: Collection[str] | None, grants: _Grants) -
                 numa_node=facts.numa_node,
                 mig_enabled=facts.mig_enabled,
                 mig=tuple(
-                    MigView(mig_uuid, profile, mig_uuid not in grants.mig_uuids)
+                    MigView(mig_uuid, profile, mig_uuid not in allocations.mig_uuids)
                     for mig_uuid, profile in facts.mig
                 ),
                 holds=reserved.get(uuid, ()),
@@ -270,7 +274,7 @@ class _Facts:
 
 @lru_cache(maxsize=100_000)
 def _facts(text: str) -> _Facts:
-    """A card's facts as stored. They hardly ever change."""
+    """A GPU's facts as stored. They hardly ever change."""
     read = json.loads(text)
     return _Facts(
         nvlink={peer["uuid"]: peer["links"] for peer in read.get("nvlink_peers", ())},

@@ -1,4 +1,4 @@
-"""What waits, as the scheduler's requests; kept from look to look, since a long queue changes little."""
+"""Pending instances as scheduler requests, cached between cycles since a long queue changes little."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ _NO_SELECTOR: Mapping[str, str] = {}
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """All of a request that may change while its instance exists."""
+    """The fields of a request that may change while the instance is pending."""
 
     queued_at: datetime
     priority: int
@@ -32,13 +32,13 @@ class _Key:
 
 
 class Pending:
-    """Requests of the instances that wait, oldest first. Not for two threads at once."""
+    """The requests of pending instances, oldest first. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, tuple[_Key, Request]] = {}
+        self._cached: dict[str, tuple[_Key, Request]] = {}
 
-    def look(self, session: Session) -> tuple[Request, ...]:
-        """All that can be placed at all: not the members of a group of which one is still on its way out."""
+    def current(self, session: Session) -> tuple[Request, ...]:
+        """The requests that may be placed. Excludes groups with a member that is still stopping."""
         columns = (
             Instance.id, Instance.queued_at, Instance.priority, Instance.max_duration_s, Instance.group_id,
             Instance.project_id, Project.require_disk_limits,
@@ -56,16 +56,16 @@ class Pending:
             for row in rows
             if row.group_id is None or row.group_id in gang_of
         }
-        known = {row.id: kept for row in rows if (kept := self._kept.get(row.id))}
+        known = {row.id: cached for row in rows if (cached := self._cached.get(row.id))}
         fresh = _read(session, [row.id for row in rows if row.id not in known])
-        self._kept = {
+        self._cached = {
             instance_id: _current(key, *known[instance_id])
             if instance_id in known
-            else (key, _as(key, fresh[instance_id]))
+            else (key, _with(key, fresh[instance_id]))
             for instance_id, key in keys.items()
             if instance_id in known or instance_id in fresh
         }
-        return tuple(request for _key, request in self._kept.values())
+        return tuple(request for _key, request in self._cached.values())
 
 
 def _key(row: Any, gang: Gang | None, selector: Mapping[str, str]) -> _Key:
@@ -73,10 +73,10 @@ def _key(row: Any, gang: Gang | None, selector: Mapping[str, str]) -> _Key:
 
 
 def _current(key: _Key, before: _Key, request: Request) -> tuple[_Key, Request]:
-    return (before, request) if key == before else (key, _as(key, request))
+    return (before, request) if key == before else (key, _with(key, request))
 
 
-def _as(key: _Key, request: Request) -> Request:
+def _with(key: _Key, request: Request) -> Request:
     return replace(
         request,
         queued_at=key.queued_at.timestamp(),
@@ -96,18 +96,18 @@ def _read(session: Session, instance_ids: Sequence[str]) -> Mapping[str, Request
 
 
 def _requests(session: Session, instance_ids: Collection[str]) -> Mapping[str, Request]:
-    asked = _asked(session, _ASKED.where(Instance.id.in_(instance_ids)))
-    return {request.instance_id: request for request in asked}
+    found = _select(session, _COLUMNS.where(Instance.id.in_(instance_ids)))
+    return {request.instance_id: request for request in found}
 
 
-def asked_lately(session: Session, most: int) -> tuple[Request, ...]:
-    """What the newest instances asked for, whatever has become of them."""
-    return tuple(_asked(session, _ASKED.order_by(Instance.id.desc()).limit(most)))
+def recent_requests(session: Session, most: int) -> tuple[Request, ...]:
+    """The requests of the newest instances, in whatever state those are."""
+    return tuple(_select(session, _COLUMNS.order_by(Instance.id.desc()).limit(most)))
 
 
-_ASKED = select(Instance.id, Instance.project_id, Instance.queued_at, Instance.spec)
+_COLUMNS = select(Instance.id, Instance.project_id, Instance.queued_at, Instance.spec)
 
 
-def _asked(session: Session, query: Select[str, str, datetime, JsonObject]) -> Iterator[Request]:
+def _select(session: Session, query: Select[str, str, datetime, JsonObject]) -> Iterator[Request]:
     for instance_id, project_id, queued_at, spec in session.execute(query):
         yield requests.of_columns(instance_id, project_id, queued_at.timestamp(), spec)

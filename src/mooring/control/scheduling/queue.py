@@ -1,4 +1,4 @@
-"""The queue as the scheduler sees it, and where one that waits stands in it."""
+"""The queue in the scheduler's order, and the usage of each project."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ from mooring.scheduler.queue import Because, Shares, because
 
 @dataclass(frozen=True, slots=True)
 class QueueEntry:
-    """What is placed as one: an instance, or the members of a group that wait.
+    """An instance, or the pending members of a group, which are placed together.
 
     Attributes:
-        behind: why the one before it comes first; null for the first.
-        forecast: what is reserved for it; null where nothing is.
+        behind: why the previous entry comes first; None for the first entry.
+        forecast: its backfill slot, if any.
     """
 
     position: int
@@ -41,8 +41,8 @@ class QueueEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """What a project holds, has used of late, and comes to by that."""
+class ProjectStanding:
+    """A project's allocated GPUs, its recent usage and its dominant share."""
 
     project: ProjectView
     gpus: float
@@ -52,13 +52,13 @@ class Standing:
 @dataclass(frozen=True, slots=True)
 class QueueView:
     entries: Sequence[QueueEntry]
-    standings: dict[str, Standing]  # of the projects that wait, hold or have used something
+    standings: dict[str, ProjectStanding]  # of projects with pending instances, allocations or recent usage
 
 
-def look(session: Session, world: SchedulerCache) -> QueueView:
-    """All that waits at this moment; the moments kept for it are those of the scheduler's last look."""
-    decided = world.decided
-    forecasts = {each.instance_id: each for each in decided.plan.forecasts} if decided else {}
+def view(session: Session, world: SchedulerCache) -> QueueView:
+    """The current queue, with the backfill slots of the last scheduling cycle."""
+    last_cycle = world.last_cycle
+    forecasts = {each.instance_id: each for each in last_cycle.plan.forecasts} if last_cycle else {}
     with world.evaluating(session) as evaluation:
         return QueueView(
             list(_entries(evaluation.snapshot, evaluation.line, forecasts)),
@@ -66,10 +66,10 @@ def look(session: Session, world: SchedulerCache) -> QueueView:
         )
 
 
-def _standings(snapshot: Snapshot, shares: Shares, holders: Collection[str]) -> dict[str, Standing]:
+def _standings(snapshot: Snapshot, shares: Shares, holders: Collection[str]) -> dict[str, ProjectStanding]:
     waiting = {request.project_id for request in snapshot.requests}
     return {
-        project_id: Standing(
+        project_id: ProjectStanding(
             project, shares.held(project_id).gpu_milli / WHOLE_MILLI, shares.dominant(project_id)
         )
         for project_id, project in sorted(snapshot.projects.items())
@@ -93,7 +93,7 @@ def _entries(snapshot: Snapshot, ordered: Line, forecasts: dict[str, Forecast]) 
 
 
 def _members_at(ordered: Line, requests: dict[str, Request], place: int) -> tuple[Request, ...]:
-    """Members of a gang stand together."""
+    """The entry at this place: one request, or all of a gang, which are adjacent."""
     first = requests[ordered.instance_ids[place]]
     if first.gang is None:
         return (first,)

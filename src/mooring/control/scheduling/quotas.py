@@ -1,7 +1,7 @@
-"""Quotas of projects: what is held, waited for and used up, and who is refused for it.
+"""Project quotas: counts allocated and pending resources, and rejects requests over a limit.
 
-Reads what `scheduler/feasibility/quotas.py` decides by. The project's row is locked first, so the counts
-stay true until the transaction ends; placements are guarded in the same way (`placement.assign`).
+The rules are in `scheduler/feasibility/quotas.py`. The project's row is locked before counting, so the counts
+stay true until the transaction ends; `placements.assign` locks it in the same way before it places.
 """
 
 import json
@@ -37,8 +37,8 @@ _COUNTED_BY_ROWS = frozenset({GPUS, INSTANCES})
 _SHOWN = (GPUS, INSTANCES, CPUS, MEMORY, DISK)
 
 
-def limits_at_once(quotas: JsonObject) -> dict[str, int]:
-    """A project's limits on what it holds at once, by name; CPUs and GPUs in milli."""
+def concurrent_limits(quotas: JsonObject) -> dict[str, int]:
+    """A project's limits on concurrent resources, by name; CPUs and GPUs in thousandths."""
     by_model = quotas.get("gpus_by_model") or {}
     limits = {
         GPUS: _milli(quotas.get(GPUS)),
@@ -60,13 +60,13 @@ def _limits_hours(quotas: JsonObject) -> bool:
 
 
 def lock(session: Session, project_id: str, *, always: bool = False) -> Project:
-    """The project, locked if it has limits on what it holds.
+    """The project, locked if it has limits on concurrent resources.
 
     Raises:
-        NotFound: it was deleted a moment ago.
+        NotFound: it has been deleted.
     """
     row = session.get(Project, project_id)
-    if row is not None and (always or limits_at_once(row.quotas)):
+    if row is not None and (always or concurrent_limits(row.quotas)):
         row = locks.projects(session, [project_id]).get(project_id)
     if row is None or row.deleted_at is not None:
         raise NotFound(f"no project {project_id}")
@@ -74,23 +74,23 @@ def lock(session: Session, project_id: str, *, always: bool = False) -> Project:
 
 
 def require_within_quota(session: Session, row: Project, spec: InstanceSpec, count: int = 1) -> None:
-    """Let something new, or several alike, wait in a project that `lock` gave, if its quotas have room.
+    """Check that `count` new instances of this spec are within the quotas of a project from `lock`.
 
     Raises:
-        QuotaExceeded: with all of it the project would hold and wait for more than a limit.
+        QuotaExceeded: allocated, pending and new resources together exceed a limit.
     """
-    if limits := limits_at_once(row.quotas):
+    if limits := concurrent_limits(row.quotas):
         (quota,) = _counted(session, {row.id: limits}).values()
-        _refuse(quota, requests.of_spec(spec, row.id), count)
+        _require_room(quota, requests.of_spec(spec, row.id), count)
 
 
-def _refuse(quota: Quota, request: Request, count: int = 1) -> None:
+def _require_room(quota: Quota, request: Request, count: int = 1) -> None:
     if over := rules.over_when_asked(quota, request, count):
         raise exceeded(over)
 
 
 def exceeded(over: Over) -> QuotaExceeded:
-    """The refusal: what to do, and `resets_at` for a running total."""
+    """The error, with advice, and with `resets_at` if a quota of GPU-hours is used up."""
     advice = f"wait until {over.resets_at}" if over.resets_at else "stop or delete something"
     fields: Json = {"quota": over.quota, "limit": over.limit, "used": over.used, "asked": over.asked}
     if over.resets_at:
@@ -98,63 +98,63 @@ def exceeded(over: Over) -> QuotaExceeded:
     return QuotaExceeded(f"{phrases.quota_is(over)}; {advice}, or ask an admin to raise the quota", **fields)
 
 
-def as_if_asked(session: Session, request: Request) -> Quota | None:
-    """Its project's quota if a request that is not made were; null: there is none.
+def with_request(session: Session, request: Request) -> Quota | None:
+    """The project's quota with a new request counted; None if it has no quota.
 
     Raises:
-        QuotaExceeded: it would be refused.
+        QuotaExceeded: the request exceeds it.
     """
     quota = of_projects(session, [request.project_id]).get(request.project_id)
     if quota is None:
         return None
-    _refuse(quota, request)
+    _require_room(quota, request)
     return rules.promised(quota, request)
 
 
 def of_projects(session: Session, project_ids: Iterable[str]) -> dict[str, Quota]:
-    """The quotas of those of the projects that have limits."""
+    """The quotas of those projects that have limits."""
     query = select(Project.id, Project.quotas).where(Project.id.in_(set(project_ids)))
-    return _standing(session, dict(session.execute(query).all()))
+    return _read(session, dict(session.execute(query).all()))
 
 
-def of_placed(session: Session, instance_ids: Iterable[str]) -> dict[str, Quota]:
-    """The quotas of the instances' projects, which are locked if they have limits."""
+def lock_for_instances(session: Session, instance_ids: Iterable[str]) -> dict[str, Quota]:
+    """Lock the instances' projects that have limits, and return their quotas."""
     of_them = select(Instance.project_id).where(Instance.id.in_(set(instance_ids)))
     query = select(Project.id, Project.quotas).where(Project.id.in_(of_them))
-    limited = [project_id for project_id, quotas in session.execute(query) if _limits(quotas)]
+    limited = [project_id for project_id, quotas in session.execute(query) if _has_limits(quotas)]
     if not limited:
         return {}
     rows = locks.projects(session, limited)
-    return _standing(session, {row.id: row.quotas for row in rows.values()})
+    return _read(session, {row.id: row.quotas for row in rows.values()})
 
 
-def _limits(quotas: JsonObject) -> bool:
-    return bool(limits_at_once(quotas)) or _limits_hours(quotas)
+def _has_limits(quotas: JsonObject) -> bool:
+    return bool(concurrent_limits(quotas)) or _limits_hours(quotas)
 
 
-def _standing(session: Session, quotas: Mapping[str, JsonObject]) -> dict[str, Quota]:
-    limits = {project_id: limits_at_once(said) for project_id, said in quotas.items() if _limits(said)}
-    counted = _counted(session, {project_id: said for project_id, said in limits.items() if said})
-    moment = now()
-    hours = _gpu_hours(session, [key for key in limits if _limits_hours(quotas[key])], moment)
+def _read(session: Session, quotas: Mapping[str, JsonObject]) -> dict[str, Quota]:
+    limits = {key: concurrent_limits(stored) for key, stored in quotas.items() if _has_limits(stored)}
+    counted = _counted(session, {project_id: each for project_id, each in limits.items() if each})
+    at = now()
+    hours = _gpu_hours(session, [key for key in limits if _limits_hours(quotas[key])], at)
     return {
         project_id: replace(
             counted.get(project_id, Quota({}, {}, {})),
-            spent=_spent(quotas[project_id], hours[project_id], moment) if project_id in hours else None,
+            spent=_spent(quotas[project_id], hours[project_id], at) if project_id in hours else None,
         )
         for project_id in limits
     }
 
 
 def usage(session: Session, row: Project) -> Json:
-    """What a project holds and waits for, and its GPU-hours; by the names of its quotas."""
-    models = {name: 0 for name in limits_at_once(row.quotas) if name.startswith(OF_MODEL)}
+    """A project's allocated plus pending resources and its GPU-hours, by quota name."""
+    models = {name: 0 for name in concurrent_limits(row.quotas) if name.startswith(OF_MODEL)}
     (quota,) = _counted(session, {row.id: {**dict.fromkeys(_SHOWN, 0), **models}}).values()
     held = {name: quota.placed.get(name, 0) + quota.waiting.get(name, 0) for name in quota.limits}
     hours = _gpu_hours(session, [row.id], now())[row.id]
     return {
-        GPUS: _cards(held[GPUS]),
-        "gpus_by_model": {name.removeprefix(OF_MODEL): _cards(held[name]) for name in models},
+        GPUS: _gpu_count(held[GPUS]),
+        "gpus_by_model": {name.removeprefix(OF_MODEL): _gpu_count(held[name]) for name in models},
         INSTANCES: held[INSTANCES],
         CPUS: held[CPUS] / 1000,
         MEMORY: held[MEMORY],
@@ -164,13 +164,13 @@ def usage(session: Session, row: Project) -> Json:
     }
 
 
-def _cards(milli: int) -> float:
-    """Whole cards are a whole number, as they were before there were shares."""
+def _gpu_count(milli: int) -> float:
+    """In GPUs; whole GPUs as an integer, which earlier releases return."""
     return milli // 1000 if milli % 1000 == 0 else milli / 1000
 
 
 def _counted(session: Session, limits: Mapping[str, Limits]) -> dict[str, Quota]:
-    """What counts against these limits, by project; nothing is asked that none of them needs."""
+    """What counts against these limits, by project. Reads only what some limit needs."""
     placed: dict[str, Counter[str]] = defaultdict(Counter)
     waiting: dict[str, Counter[str]] = defaultdict(Counter)
     for project_id, state, amounts in _sums(session, limits):
@@ -184,7 +184,7 @@ def _counted(session: Session, limits: Mapping[str, Limits]) -> dict[str, Quota]
         details = amounts.keys() - _COUNTED_BY_ROWS
         waiting[request.project_id].update({name: amounts[name] * count for name in details})
     by_model = [key for key in limits if any(name.startswith(OF_MODEL) for name in limits[key])]
-    for project_id, model, milli in _held_models(session, by_model):
+    for project_id, model, milli in _allocated_by_model(session, by_model):
         for name in limits[project_id]:
             if name.startswith(OF_MODEL) and matches(name.removeprefix(OF_MODEL), model):
                 placed[project_id][name] += int(milli)
@@ -192,14 +192,14 @@ def _counted(session: Session, limits: Mapping[str, Limits]) -> dict[str, Quota]
 
 
 def _sums(session: Session, project_ids: Iterable[str]) -> Iterator[tuple[str, State, dict[str, int]]]:
-    """What a pending instance will be given is not in the columns, which may tell of an earlier placement."""
+    """Sums by project and state. The columns of a pending instance may be those of an earlier placement."""
     if not (ids := list(project_ids)):
         return
     columns = (Instance.gpu_milli, Instance.cpu_milli, Instance.memory_mib, Instance.disk_mib)
     sums = map(func.sum, columns)
     query = (
         select(Instance.project_id, Instance.state, func.count(), *sums)
-        # As the index has it, word for word: SQLite would not see that it may use it.
+        # The exact text of the index condition: otherwise SQLite does not use the index.
         .where(Instance.project_id.in_(ids), text(ACTIVE))
         .group_by(Instance.project_id, Instance.state)
     )
@@ -209,7 +209,7 @@ def _sums(session: Session, project_ids: Iterable[str]) -> Iterator[tuple[str, S
 
 
 def _pending_alike(session: Session, project_ids: list[str]) -> Iterator[tuple[Request, int]]:
-    """What is pending in the projects: a request for all that ask for the same, and how many they are."""
+    """The pending requests of the projects; equal ones are given once, with their number."""
     if not project_ids:
         return
     spec = Instance.spec
@@ -229,7 +229,7 @@ def _pending_alike(session: Session, project_ids: list[str]) -> Iterator[tuple[R
         yield requests.of_columns("", project_id, 0, alike), count
 
 
-def _held_models(session: Session, project_ids: list[str]) -> Sequence[tuple[str, str, int]]:
+def _allocated_by_model(session: Session, project_ids: list[str]) -> Sequence[tuple[str, str, int]]:
     if not project_ids:
         return ()
     query = (
@@ -243,21 +243,20 @@ def _held_models(session: Session, project_ids: list[str]) -> Sequence[tuple[str
 
 @dataclass(frozen=True, slots=True)
 class _Hours:
-    """GPU-hours since the UTC day and the UTC month began."""
+    """GPU-hours since the start of the UTC day and month."""
 
     today: float = 0.0
     this_month: float = 0.0
 
 
-def _gpu_hours(session: Session, project_ids: list[str], moment: datetime) -> dict[str, _Hours]:
-    """Summed over the ledger's intervals, as far as they lie in day and month; a share counts as a part."""
+def _gpu_hours(session: Session, project_ids: list[str], at: datetime) -> dict[str, _Hours]:
+    """Sums the ledger's intervals within the day and the month; a GPU share counts as its fraction."""
     if not project_ids:
         return {}
-    today = moment.replace(hour=0, minute=0, second=0, microsecond=0)
+    today = at.replace(hour=0, minute=0, second=0, microsecond=0)
     month = today.replace(day=1)
     of_day, of_month = (
-        func.sum(_seconds_since(session, begin, moment) * Allocation.milli) / 1000.0
-        for begin in (today, month)
+        func.sum(_seconds_since(session, begin, at) * Allocation.milli) / 1000.0 for begin in (today, month)
     )
     summed = (
         select(Allocation.project_id, of_day, of_month)
@@ -265,7 +264,7 @@ def _gpu_hours(session: Session, project_ids: list[str], moment: datetime) -> di
         .group_by(Allocation.project_id)
     )
     used = dict.fromkeys(project_ids, (0.0, 0.0))
-    # One after the other: with OR between them SQLite would read the ledger from its beginning.
+    # Two queries: with OR, SQLite would scan the whole ledger.
     for part in (Allocation.to_at.is_(None), Allocation.to_at > month):
         for project_id, day_s, month_s in session.execute(summed.where(part)):
             before_day_s, before_month_s = used[project_id]
@@ -276,26 +275,26 @@ def _gpu_hours(session: Session, project_ids: list[str], moment: datetime) -> di
     }
 
 
-def _seconds_since(session: Session, begin: datetime, moment: datetime) -> ColumnElement[float]:
-    """How long a GPU was held after `begin`, and until now at most."""
+def _seconds_since(session: Session, begin: datetime, at: datetime) -> ColumnElement[float]:
+    """How long a GPU was allocated between `begin` and `at`."""
     first = literal(begin, UtcDateTime())
-    last = literal(moment, UtcDateTime())
+    last = literal(at, UtcDateTime())
     start = case((Allocation.from_at > first, Allocation.from_at), else_=first)
     end = case((Allocation.to_at < last, Allocation.to_at), else_=last)
     held = _epoch(session, end) - _epoch(session, start)
     return case((end > start, held), else_=0.0)
 
 
-def _epoch(session: Session, moment: ColumnElement[datetime]) -> ColumnElement[Any]:
-    """Seconds, with their fractions, since some moment that is always the same."""
+def _epoch(session: Session, at: ColumnElement[datetime]) -> ColumnElement[Any]:
+    """Seconds since a fixed time, with fractions."""
     if session.get_bind().dialect.name == "postgresql":
-        return extract("epoch", moment)
-    return func.julianday(moment) * 86_400.0
+        return extract("epoch", at)
+    return func.julianday(at) * 86_400.0
 
 
-def _spent(quotas: JsonObject, used: _Hours, moment: datetime) -> Over | None:
-    """The running total that is used up; of two the one that lasts longer."""
-    today = moment.replace(hour=0, minute=0, second=0, microsecond=0)
+def _spent(quotas: JsonObject, used: _Hours, at: datetime) -> Over | None:
+    """The quota of GPU-hours that is used up, if any; of two the one that resets later."""
+    today = at.replace(hour=0, minute=0, second=0, microsecond=0)
     next_month = (today.replace(day=1) + timedelta(days=32)).replace(day=1)
     totals = (
         (PER_MONTH, used.this_month, next_month),

@@ -1,15 +1,21 @@
-"""What reservations keep of cards: the scheduler plans around it, and every placement is held to it."""
+"""Which GPUs are reserved and when. The scheduler plans around them; placements are checked against them."""
+
+from datetime import datetime
+from math import inf
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from mooring.db.tables import Reservation
+from mooring.core.errors import Conflict
+from mooring.core.instance.state import HOLDS_GPUS
+from mooring.db.tables import Allocation, Instance, Reservation
 from mooring.db.types import now
 from mooring.scheduler.model import ReservedPeriod
+from mooring.schemas.base import timestamp_of
 
 
-def by_card(session: Session) -> dict[str, tuple[ReservedPeriod, ...]]:
-    """What is reserved and has not ended, the earliest first."""
+def by_gpu(session: Session) -> dict[str, tuple[ReservedPeriod, ...]]:
+    """The reserved periods of each GPU that have not ended, earliest first."""
     query = (
         select(Reservation)
         .where(Reservation.deleted_at.is_(None), Reservation.to_at > now())
@@ -17,6 +23,35 @@ def by_card(session: Session) -> dict[str, tuple[ReservedPeriod, ...]]:
     )
     found: dict[str, tuple[ReservedPeriod, ...]] = {}
     for row in session.scalars(query):
-        hold = ReservedPeriod(row.id, row.project_id, row.from_at.timestamp(), row.to_at.timestamp())
-        found.update({uuid: (*found.get(uuid, ()), hold) for uuid in row.gpu_uuids})
+        period = ReservedPeriod(row.id, row.project_id, row.from_at.timestamp(), row.to_at.timestamp())
+        found.update({uuid: (*found.get(uuid, ()), period) for uuid in row.gpu_uuids})
     return found
+
+
+def require_no_overrun(session: Session, row: Instance, began: datetime | None) -> None:
+    """Check that an instance ends, by its maximum duration, before others' reservations of its GPUs begin.
+
+    Args:
+        began: from when its duration counts; None: from now.
+
+    Raises:
+        Conflict: code `gpu_reserved`: another project has reserved one of its GPUs for an earlier time.
+    """
+    if row.state not in HOLDS_GPUS:
+        return
+    ends_at = inf if row.max_duration_s is None else (began or now()).timestamp() + row.max_duration_s
+    gpus = select(Allocation.gpu_uuid).where(Allocation.instance_id == row.id, Allocation.to_at.is_(None))
+    reserved = by_gpu(session)
+    others = (
+        period.from_at
+        for uuid in session.scalars(gpus)
+        for period in reserved.get(uuid, ())
+        if period.project_id != row.project_id and period.from_at < ends_at
+    )
+    if (first := min(others, default=None)) is not None:
+        begins = timestamp_of(first)
+        raise Conflict(
+            f"its GPUs are reserved for another project from {begins} on; it may run until then",
+            code="gpu_reserved",
+            reserved_from=begins,
+        )

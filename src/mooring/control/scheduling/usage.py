@@ -1,7 +1,7 @@
-"""What projects have used of late, halved with every half-life: the basis of fair share.
+"""Recent usage of projects, which decays with a half-life: the basis of fair share.
 
-Sampled: what is held when this looks counts for all the time since it last did. What began when nobody looked
-counts from then on.
+Usage is sampled: current allocations count for the whole time since the last sample. After a long gap they
+count from the start of the instance.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,12 +18,12 @@ from mooring.db.tables import Project, ProjectUsage
 from mooring.db.types import now
 from mooring.scheduler import model
 
-# Between two samples, about.
+# Approximate time between two samples.
 INTERVAL_S = 10.0
 
 
 def projects(session: Session, half_life_s: float) -> dict[str, model.ProjectView]:
-    """What the order of the queue depends on, of every project."""
+    """Every project with what the order of the queue depends on."""
     moment = now()
     columns = (Project.id, Project.weight, Project.guaranteed_gpus, ProjectUsage)
     query = select(*columns).outerjoin(ProjectUsage, ProjectUsage.project_id == Project.id)
@@ -40,17 +40,17 @@ def projects(session: Session, half_life_s: float) -> dict[str, model.ProjectVie
 def _decayed(row: ProjectUsage | None, moment: datetime, half_life_s: float) -> model.ResourceUsage:
     if row is None:
         return model.ResourceUsage()
-    left = 0.5 ** (max(0.0, (moment - row.as_of).total_seconds()) / half_life_s)
-    return model.ResourceUsage(row.gpu_s * left, row.cpu_s * left, row.memory_mib_s * left)
+    factor = 0.5 ** (max(0.0, (moment - row.as_of).total_seconds()) / half_life_s)
+    return model.ResourceUsage(row.gpu_s * factor, row.cpu_s * factor, row.memory_mib_s * factor)
 
 
-def count(
+def add_sample(
     session: Session, nodes: Iterable[model.NodeView], half_life_s: float, within_s: float = inf
 ) -> None:
-    """Add what is held now to what was used, for the time since the last sample.
+    """Add the current allocations, times the seconds since the last sample, to the recent usage.
 
     Args:
-        within_s: no more time than this has passed, whatever wall clocks say; infinite if nobody knows.
+        within_s: upper bound of the time since the last sample, whatever the wall clock says.
     """
     locks.placing(session)  # one replica at a time
     moment = now()
@@ -58,7 +58,7 @@ def count(
     since_last = {
         key: min(within_s, max(0.0, (moment - row.as_of).total_seconds())) for key, row in rows.items()
     }
-    for project_id, added in _held(nodes, since_last, within_s, moment.timestamp()).items():
+    for project_id, added in _increases(nodes, since_last, within_s, moment.timestamp()).items():
         row = rows.get(project_id)
         used = _decayed(row, moment, half_life_s)
         if row is None:
@@ -71,25 +71,25 @@ def count(
 
 
 @dataclass(slots=True)
-class _Added:
+class _Increase:
     gpu_s: float = 0.0
     cpu_s: float = 0.0
     memory_mib_s: float = 0.0
 
 
-def _held(
+def _increases(
     nodes: Iterable[model.NodeView], since_last: Mapping[str, float], within_s: float, moment: float
-) -> dict[str, _Added]:
-    """By project, what is held times how long.
+) -> dict[str, _Increase]:
+    """Allocations times seconds, by project.
 
     Args:
-        since_last: seconds since the last sample of a project. It may be long ago, when nobody looked or the
-            project held nothing: then what is held counts from when it was placed.
+        since_last: seconds since the last sample of a project. After a long gap (no sampling, or no
+            allocations) instances count from the time they were placed.
     """
-    found: dict[str, _Added] = {}
+    found: dict[str, _Increase] = {}
     for running in (each for node in nodes for each in node.running):
         seconds = min(since_last.get(running.project_id, within_s), max(INTERVAL_S, moment - running.since))
-        added = found.setdefault(running.project_id, _Added())
+        added = found.setdefault(running.project_id, _Increase())
         added.gpu_s += running.gpu_milli / 1000 * seconds
         added.cpu_s += running.cpu_milli / 1000 * seconds
         added.memory_mib_s += running.memory_mib * seconds

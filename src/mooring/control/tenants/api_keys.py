@@ -1,4 +1,4 @@
-"""API keys: who a caller is. Kept as hashes, looked up by index, compared in constant time (R19)."""
+"""API keys. Stored as hashes, looked up by index, compared in constant time (R19)."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ _PREFIX_LENGTH = 9
 
 @dataclass(frozen=True, slots=True)
 class KeyRequest:
-    """What a new key should be; see `schemas/api_keys.py`."""
+    """The fields of a new key; see `schemas/api_keys.py`."""
 
     name: str
     project_id: str | None
@@ -46,19 +46,19 @@ class KeyRequest:
 
 
 def identify(session: Session, secret: str) -> tuple[Caller, bool]:
-    """Whose key this is, and whether its moment of last use on record is more than a minute old.
+    """The key's caller, and whether the recorded time of last use is more than a minute old.
 
     Raises:
-        Unauthorized: it is unknown, revoked or expired; which of them is not told.
+        Unauthorized: it is unknown, revoked or expired; the error does not say which.
     """
     row = session.scalar(select(ApiKey).where(ApiKey.secret_hash == credentials.hashed(secret)))
-    if row is None or not _usable(row) or not credentials.matches(secret, row.secret_hash):
+    if row is None or not _is_valid(row) or not credentials.matches(secret, row.secret_hash):
         raise _unknown()
     stale = row.last_used_at is None or row.last_used_at < now() - _LAST_USED_STEP
     return _caller(session, row), stale
 
 
-def _usable(row: ApiKey) -> bool:
+def _is_valid(row: ApiKey) -> bool:
     return row.revoked_at is None and (row.expires_at is None or row.expires_at > now())
 
 
@@ -92,7 +92,7 @@ def permissions_of(row: ApiKey) -> frozenset[Permission]:
 
 
 def _users_permissions(session: Session, user_id: str, project_id: str | None) -> frozenset[Permission]:
-    """What a person may do at most with a key of theirs, as of now."""
+    """The most that a user's key may do now."""
     user = session.get(User, user_id)
     if user is None or user.deleted_at is not None:
         raise _unknown()
@@ -106,30 +106,30 @@ def _users_permissions(session: Session, user_id: str, project_id: str | None) -
     return ROLE_PERMISSIONS[role] if role else NONE
 
 
-def note_use(session: Session, key_id: str) -> None:
+def record_use(session: Session, key_id: str) -> None:
     session.execute(update(ApiKey).where(ApiKey.id == key_id).values(last_used_at=now()))
 
 
 def create(session: Session, access: Access, asked: KeyRequest, default_project: str) -> tuple[ApiKey, str]:
-    """A key and its secret, which is kept as a hash only.
+    """Create a key. Returns it with its secret, which is stored as a hash only.
 
     Raises:
-        NotFound: no such project or user, as far as the caller may know.
-        Forbidden: the key would do more than the caller may, or for longer, or be somebody else's.
-        Invalid: it could do nothing, or mixes what a project's key can and cannot.
+        NotFound: no such project or user that the caller may see.
+        Forbidden: the key could do more, or last longer, than the caller's, or be for another user.
+        Invalid: it has no permissions, or mixes project and service-wide ones.
     """
     project_id = _project(access, asked, default_project)
     if project_id is not None:
         locks.live_project(session, project_id)
         row_limits.require_room(session, ApiKey, project_id)
-    _refuse_more_than_own(access, project_id, key_permissions(asked.role, asked.scopes))
+    _require_own_permissions(access, project_id, key_permissions(asked.role, asked.scopes))
     if asked.user_id is None or asked.user_id != access.caller.user_id:
         _require_owner(access, project_id)
-        _refuse_stranger(session, access, asked.user_id, project_id)
+        _require_member(session, access, asked.user_id, project_id)
     else:
-        _refuse_borrowed_role(session, asked.user_id, project_id)
+        _require_membership(session, asked.user_id, project_id)
     if not access.caller.may(Permission.OWN, project_id):
-        _refuse_longer_than_own(session, access, asked.expires_at)
+        _require_own_expiry(session, access, asked.expires_at)
     if asked.expires_at is not None and asked.expires_at <= now():
         raise Invalid("expires_at lies in the past", code="expired")
     secret = f"mk_{token_urlsafe(32)}"
@@ -156,7 +156,7 @@ def _project(access: Access, asked: KeyRequest, default: str) -> str | None:
     return None
 
 
-def _refuse_more_than_own(access: Access, project_id: str | None, held: frozenset[Permission]) -> None:
+def _require_own_permissions(access: Access, project_id: str | None, held: frozenset[Permission]) -> None:
     for permission in sorted(held):
         if not access.caller.may(permission, project_id):
             raise lacking(permission)
@@ -167,28 +167,30 @@ def _require_owner(access: Access, project_id: str | None) -> None:
         raise lacking(Permission.OWN)
 
 
-def _refuse_longer_than_own(session: Session, access: Access, expires_at: datetime | None) -> None:
-    """A key that ends must not leave another behind it; owners make keys for others, which may."""
+def _require_own_expiry(session: Session, access: Access, expires_at: datetime | None) -> None:
+    """A key that expires must not create one that lasts longer. Owners, who create keys for others, may."""
     own = session.get(ApiKey, access.caller.id)
     if own is None or own.expires_at is None:
         return
     if expires_at is None or expires_at > own.expires_at:
-        raise Forbidden(f"your own key expires at {timestamp(own.expires_at)}; one that it makes must too")
+        raise Forbidden(
+            f"your own key expires at {timestamp(own.expires_at)}; it cannot create one that lasts longer"
+        )
 
 
-def _refuse_borrowed_role(session: Session, user_id: str, project_id: str | None) -> None:
-    """A role that comes from a sign-on token ends with it; a key would then be able to do nothing."""
+def _require_membership(session: Session, user_id: str, project_id: str | None) -> None:
+    """A role from a sign-on token ends with the token, which would leave the key without permissions."""
     user = session.get_one(User, user_id)
     if not user.is_admin and session.get(Member, (project_id, user_id)) is None:
         raise Invalid(
-            "your role here comes from your organisation's sign-on alone; ask an owner to take you in as a "
-            "member, then make the key",
+            "your role here comes only from your organisation's sign-on; ask an owner to add you as a "
+            "member, then create the key",
             code="no_membership",
         )
 
 
-def _refuse_stranger(session: Session, access: Access, user_id: str | None, project_id: str | None) -> None:
-    """Only an admin makes keys in the name of an admin who is no member: owners could speak as them."""
+def _require_member(session: Session, access: Access, user_id: str | None, project_id: str | None) -> None:
+    """Only admins create keys for an admin who is not a member; otherwise owners could act as that admin."""
     if user_id is None:
         return
     user = session.get(User, user_id)
@@ -218,9 +220,9 @@ def _described(row: ApiKey) -> dict[str, Any]:
 
 
 def visible(access: Access) -> ColumnElement[bool]:
-    """The keys that a caller may see: an owner all of the project's, everybody their own.
+    """The keys that a caller may see: owners all keys of the project, others their own.
 
-    A key, which an owner may have made for somebody else, sees that person's keys of its own project only.
+    A key (which an owner may have created for somebody else) sees that user's keys of its own project only.
     """
     if access.caller.is_admin:
         return true()
@@ -234,17 +236,17 @@ def visible(access: Access) -> ColumnElement[bool]:
     return or_(mine, ApiKey.project_id.in_(owned))
 
 
-def live() -> ColumnElement[bool]:
+def not_revoked() -> ColumnElement[bool]:
     return ApiKey.revoked_at.is_(None)
 
 
 def get(session: Session, access: Access, key_id: str) -> ApiKey:
-    """Raises NotFound: unknown, revoked, or somebody else's."""
+    """Raises NotFound: it is unknown, revoked, or another user's."""
     return _found(session, _visible_key(access, key_id), key_id)
 
 
 def _visible_key(access: Access, key_id: str) -> Select[ApiKey]:
-    return select(ApiKey).where(ApiKey.id == key_id, live(), visible(access))
+    return select(ApiKey).where(ApiKey.id == key_id, not_revoked(), visible(access))
 
 
 def _found(session: Session, query: Select[ApiKey], key_id: str) -> ApiKey:
@@ -255,27 +257,27 @@ def _found(session: Session, query: Select[ApiKey], key_id: str) -> ApiKey:
 
 
 def revoke(session: Session, access: Access, key_id: str) -> None:
-    """End a key for good; every replica refuses it within a second.
+    """Revoke a key for good. Every replica rejects it within a second.
 
     Raises:
         NotFound: as `get`.
-        Forbidden: it can do more than the caller's: a key to look with must not take the others away.
+        Forbidden: it can do more than the caller: a read-only key must not revoke others.
     """
     row = _found(session, _visible_key(access, key_id).with_for_update(), key_id)
-    _refuse_more_than_own(access, row.project_id, _permissions_now(session, row))
+    _require_own_permissions(access, row.project_id, _permissions_now(session, row))
     row.revoked_at = now()
     audit_log.record(session, access, row.id, row.project_id, before=_described(row))
 
 
 def revoke_all(session: Session, keys: ColumnElement[bool]) -> None:
-    session.execute(update(ApiKey).where(keys, live()).values(revoked_at=now()))
+    session.execute(update(ApiKey).where(keys, not_revoked()).values(revoked_at=now()))
 
 
 def identify_node(session: Session, credential: str) -> str:
     """The id of the node that a credential belongs to.
 
     Raises:
-        Unauthorized: unknown, or its node was deleted.
+        Unauthorized: it is unknown, or its node was deleted.
     """
     hashed = credentials.hashed(credential)
     present, following = Node.credential_hash == hashed, Node.next_credential_hash == hashed
@@ -291,7 +293,7 @@ def install_admin_key(session: Session, given: str | None) -> str | None:
     """At the first start, install an admin key: the operator's own, or a new one.
 
     Returns:
-        The new key, to be shown this once; null when one was given or exists already.
+        The new key, to be shown once; None if one was given or exists already.
     """
     if given is not None:
         if session.scalar(select(ApiKey.id).where(ApiKey.secret_hash == credentials.hashed(given))) is None:
@@ -308,7 +310,7 @@ def _admin_key(secret: str) -> ApiKey:
     asked = KeyRequest("bootstrap admin", None, None, None, frozenset({Permission.ADMIN}), None)
     row = _row(asked, None, secret)
     if not secret.startswith("mk_"):
-        row.prefix = ""  # an operator's own key: its first characters may be half of a passphrase
+        row.prefix = ""  # the operator's own key: its start may be half of a passphrase
     return row
 
 

@@ -1,7 +1,7 @@
-"""What is read again and must not lie in the database in clear: encrypted with the operator's key (R16, R17).
+"""Encryption of values that the service must read back, with the operator's key (R16, R17).
 
-Fernet (AES-128-CBC with HMAC-SHA256) of the `cryptography` package; several keys allow a rotation: the first
-one encrypts, all of them decrypt.
+Fernet (AES-128-CBC with HMAC-SHA256) of the `cryptography` package. Several keys allow a rotation: the first
+encrypts, all decrypt.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ _CHECK = b"mooring"
 
 
 class WrongEncryptionKey(Exception):
-    """The key given is not the one that this database was written with. The message is for the operator."""
+    """The configured key is not this database's. The message is for the operator."""
 
 
 class Encryptor:
@@ -30,35 +30,35 @@ class Encryptor:
     def __init__(self, keys: Sequence[str]) -> None:
         self._newest = Fernet(keys[0])
         self._fernet = MultiFernet([Fernet(key) for key in keys])
-        # The oldest: what was fingerprinted before a rotation is known again during it.
+        # The oldest key, so that fingerprints from before a rotation still match during it.
         self._fingerprint_key = keys[-1].encode()
 
-    def seal(self, text: bytes) -> bytes:
+    def encrypt(self, text: bytes) -> bytes:
         return self._fernet.encrypt(text)
 
-    def open(self, sealed: bytes) -> bytes:
-        """Raises InvalidToken for what was sealed with another key, or changed since."""
-        return self._fernet.decrypt(sealed)
+    def decrypt(self, encrypted: bytes) -> bytes:
+        """Raises InvalidToken: encrypted with another key, or modified."""
+        return self._fernet.decrypt(encrypted)
 
     def fingerprint(self, text: bytes) -> str:
-        """A keyed hash (HMAC-SHA256): whoever has the database alone cannot try out what the text was."""
+        """A keyed hash (HMAC-SHA256), so that the database alone does not allow guessing the text."""
         return hmac.new(self._fingerprint_key, text, hashlib.sha256).hexdigest()
 
-    def is_of_newest(self, sealed: bytes) -> bool:
-        """Whether the first of the keys is all that is needed to open it."""
+    def uses_newest_key(self, encrypted: bytes) -> bool:
+        """Whether the first key alone decrypts it."""
         try:
-            self._newest.decrypt(sealed)
+            self._newest.decrypt(encrypted)
         except InvalidToken:
             return False
         return True
 
-    def reseal(self, sealed: bytes) -> bytes:
-        """The same text, sealed with the first of the keys. Raises InvalidToken, as `open`."""
-        return self._fernet.rotate(sealed)
+    def reencrypt(self, encrypted: bytes) -> bytes:
+        """The same text, encrypted with the first key. Raises InvalidToken, as `decrypt`."""
+        return self._fernet.rotate(encrypted)
 
 
 def keys_in(data_dir: Path, name: str = KEY_FILE) -> list[str]:
-    """The keys of a file of the data directory; made at the first start, readable by its owner only."""
+    """The keys in a file of the data directory. The first call creates it, readable by its owner only."""
     path = data_dir / name
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -71,21 +71,21 @@ def keys_in(data_dir: Path, name: str = KEY_FILE) -> list[str]:
     return path.read_text().split()
 
 
-def check(session: Session, sealer: Encryptor) -> None:
-    """At each start: is this the key that the database knows? With a new one in front, all is sealed anew.
+def check(session: Session, encryptor: Encryptor) -> None:
+    """Check at startup that the key is the database's. If a new key comes first, encrypt everything with it.
 
     Raises:
-        WrongEncryptionKey: it is another one.
+        WrongEncryptionKey: it is a different key.
     """
     row = session.scalars(select(ControlPlane)).one()
     if row.key_check is None:
-        row.key_check = sealer.seal(_CHECK)
+        row.key_check = encryptor.encrypt(_CHECK)
         return
     try:
-        sealer.open(row.key_check)
-        if not sealer.is_of_newest(row.key_check):
-            row.key_check = sealer.reseal(row.key_check)
-            _reseal_all(session, sealer)
+        encryptor.decrypt(row.key_check)
+        if not encryptor.uses_newest_key(row.key_check):
+            row.key_check = encryptor.reencrypt(row.key_check)
+            _reencrypt_all(session, encryptor)
     except InvalidToken:
         raise WrongEncryptionKey(
             "the encryption key is not the one this database was written with: secrets, registry passwords "
@@ -94,11 +94,11 @@ def check(session: Session, sealer: Encryptor) -> None:
         ) from None
 
 
-def _reseal_all(session: Session, sealer: Encryptor) -> None:
+def _reencrypt_all(session: Session, encryptor: Encryptor) -> None:
     for secret in session.scalars(select(Secret).with_for_update()):
-        secret.sealed_value = sealer.reseal(secret.sealed_value)
+        secret.sealed_value = encryptor.reencrypt(secret.sealed_value)
     for registry in session.scalars(select(Registry).with_for_update()):
-        registry.sealed_password = sealer.reseal(registry.sealed_password)
+        registry.sealed_password = encryptor.reencrypt(registry.sealed_password)
     stored = select(IdempotencyKey).where(IdempotencyKey.sealed, IdempotencyKey.body.is_not(None))
     for answer in session.scalars(stored.with_for_update()):
-        answer.body = sealer.reseal(answer.body or b"")
+        answer.body = encryptor.reencrypt(answer.body or b"")

@@ -1,4 +1,4 @@
-"""Rows that belong to a project for good and are deleted at once: its secrets and registries."""
+"""Access to rows that a project owns and that are deleted outright: secrets and registries."""
 
 from typing import TypeVar
 
@@ -14,16 +14,16 @@ Owned = TypeVar("Owned", Secret, Registry)
 
 def get(session: Session, access: Access, kind: type[Owned], row_id: str) -> Owned:
     """Raises NotFound, Forbidden: as `Access.require`."""
-    return _let_in(session.get(kind, row_id), access, kind, row_id)
+    return _visible(session.get(kind, row_id), access, kind, row_id)
 
 
 def locked(session: Session, access: Access, kind: type[Owned], row_id: str) -> Owned:
-    """As `get`, for a change: of two deletes at once the second finds nothing."""
+    """As `get`, with the row locked: of two concurrent deletes the second raises NotFound."""
     row = session.scalar(select(kind).where(kind.id == row_id).with_for_update())
-    return _let_in(row, access, kind, row_id)
+    return _visible(row, access, kind, row_id)
 
 
-def _let_in(row: Owned | None, access: Access, kind: type[Owned], row_id: str) -> Owned:
+def _visible(row: Owned | None, access: Access, kind: type[Owned], row_id: str) -> Owned:
     missing = f"no {kind.__name__.lower()} {row_id}"
     if row is None:
         raise NotFound(missing)

@@ -1,4 +1,4 @@
-"""Projects, the tenants, and who is in them."""
+"""Projects (the tenants) and their members."""
 
 from collections.abc import Container, Mapping
 from typing import Any
@@ -19,7 +19,7 @@ from mooring.db.signals import Topic
 from mooring.db.tables import ApiKey, Instance, Member, Project, Registry, Secret, User
 from mooring.db.types import JsonObject, new_id, now
 
-# What an owner may change; the rest is how the machines are shared out, and admins say that.
+# The fields that owners may change. The others decide how machines are shared, which is up to admins.
 OWNERS_FIELDS = frozenset({"name", "labels"})
 
 
@@ -33,7 +33,7 @@ def new(name: str, labels: JsonObject) -> Project:
 
 def create(session: Session, access: Access, name: str, labels: JsonObject) -> Project:
     """Raises NameTaken."""
-    _refuse_taken_name(session, name)
+    _require_free_name(session, name)
     row = new(name, labels)
     session.add(row)
     session.flush()
@@ -41,42 +41,42 @@ def create(session: Session, access: Access, name: str, labels: JsonObject) -> P
     return row
 
 
-def _refuse_taken_name(session: Session, name: str) -> None:
-    # The unique index is the authority; this makes the common case a plain answer.
+def _require_free_name(session: Session, name: str) -> None:
+    # The unique index decides. This check gives the common case a clear error.
     if session.scalar(select(Project.id).where(Project.name == name, Project.deleted_at.is_(None))):
         raise NameTaken(f"a project named {name} exists; choose another name", name=name)
 
 
 def get(session: Session, access: Access, project_id: str) -> Project:
-    """A live project.
+    """A project that is not deleted.
 
     Raises:
-        NotFound: there is none, or the caller is not in it.
-        Forbidden: the caller is in it, and may not do this.
+        NotFound: it does not exist, or the caller is not in it.
+        Forbidden: the caller is in it but may not do this.
     """
-    return _let_in(session.get(Project, project_id), access, project_id)
+    return _visible(session.get(Project, project_id), access, project_id)
 
 
 def locked(session: Session, access: Access, project_id: str) -> Project:
-    """As `get`, for a change."""
+    """As `get`, with the row locked."""
     query = select(Project).where(Project.id == project_id).with_for_update()
     row = session.scalar(query.execution_options(populate_existing=True))
-    return _let_in(row, access, project_id)
+    return _visible(row, access, project_id)
 
 
-def _let_in(row: Project | None, access: Access, project_id: str) -> Project:
+def _visible(row: Project | None, access: Access, project_id: str) -> Project:
     if row is None or row.deleted_at is not None:
         raise NotFound(f"no project {project_id}")
     access.require(row.id, f"no project {project_id}")
     return row
 
 
-def chosen(session: Session, access: Access, asked: str | None, default: str) -> Project:
-    """The project that something new goes to; see `Access.project`.
+def for_new(session: Session, access: Access, asked: str | None, default: str) -> Project:
+    """The project that a new resource goes to; see `Access.project`.
 
     Raises:
-        NotFound: there is none such, as far as the caller may know.
-        Forbidden: the caller is in it, and may not do this.
+        NotFound: no such project that the caller may see.
+        Forbidden: the caller is in it but may not do this.
         Invalid: code `project_required`.
     """
     return locks.live_project(session, access.project(asked, default))
@@ -89,16 +89,16 @@ def patch(
     changes: Mapping[str, Any],
     default_project: str,
     if_match: int | None,
-    kept_names: Container[str] = (),
+    reserved_names: Container[str] = (),
 ) -> Project:
     """Change some fields; `quotas` are merged, one limit at a time.
 
     Args:
-        kept_names: those that sign-on gives roles by. An owner who took one would take those people in.
+        reserved_names: names that sign-on grants roles by. With such a name an owner would admit those users.
 
     Raises:
-        Forbidden: a field, or a name, that only admins give.
-        Conflict: code `default_project`: it is known by its name at the next start, so it keeps it.
+        Forbidden: only admins may set one of the fields, or this name.
+        Conflict: code `default_project`: the next start finds the default project by its name.
         NameTaken, NotFound, PreconditionFailed.
     """
     row = locked(session, access, project_id)
@@ -107,18 +107,18 @@ def patch(
         raise lacking(Permission.ADMIN)
     before = described(row)
     if changes.get("name", row.name) != row.name:
-        if not access.caller.is_admin and changes["name"] in kept_names:
+        if not access.caller.is_admin and changes["name"] in reserved_names:
             raise lacking(Permission.ADMIN)
         if project_id == default_project:
             raise Conflict("the default project cannot be renamed", code="default_project")
-        _refuse_taken_name(session, changes["name"])
+        _require_free_name(session, changes["name"])
     for field, value in changes.items():
         setattr(row, field, {**row.quotas, **value} if field == "quotas" else value)
     row.node_selector = row.node_selector or None
     row.version += 1
     was, became = audit_log.changes(before, described(row))
     audit_log.record(session, access, row.id, row.id, before=was, after=became)
-    notify(session, Topic.SCHEDULE)  # a wider quota, or other nodes, may let something start
+    notify(session, Topic.SCHEDULE)  # a higher quota or other nodes may let instances start
     return row
 
 
@@ -143,38 +143,38 @@ def described(row: Project) -> dict[str, Any]:
 def delete(
     session: Session, access: Access, project_id: str, default_project: str, if_match: int | None
 ) -> None:
-    """Forget a project with its keys, members, secrets, registries and reservations.
+    """Delete a project with its keys, members, secrets, registries and reservations.
 
-    Its audit log and usage stay.
+    Its audit log and usage are kept.
 
     Raises:
-        ProjectInUse: instances live there.
-        Conflict: code `default_project`: admins' requests that name none go there.
+        ProjectInUse: it has instances.
+        Conflict: code `default_project`: requests of admins that name no project go there.
     """
     row = locked(session, access, project_id)
     concurrency.require_current_version("project", row.version, if_match)
     if project_id == default_project:
         raise Conflict("the default project cannot be deleted", code="default_project")
-    living = select(Instance.id).where(Instance.project_id == project_id, Instance.deleted_at.is_(None))
-    if session.scalar(living.limit(1)):
-        raise ProjectInUse("instances live in this project, ended ones included; delete them first")
+    remaining = select(Instance.id).where(Instance.project_id == project_id, Instance.deleted_at.is_(None))
+    if session.scalar(remaining.limit(1)):
+        raise ProjectInUse("this project has instances, ended ones included; delete them first")
     api_keys.revoke_all(session, ApiKey.project_id == project_id)
     for table in (Member, Secret, Registry):
         session.execute(sql_delete(table).where(table.project_id == project_id))
-    reservations.give_up(session, project_id)
+    reservations.delete_all(session, project_id)
     row.deleted_at = now()
     audit_log.record(session, access, row.id, row.id, before=described(row))
 
 
 def put_member(session: Session, access: Access, project_id: str, user_id: str, role: Role) -> Member:
-    """Take a user in, or give them another role.
+    """Add a user to the project, or change their role.
 
     Raises:
         NotFound: no such project or user.
     """
     locked(session, access, project_id)
-    # Locked as the new row's foreign key will lock it, but before the look: a delete has then come first or
-    # finds the membership.
+    # The lock that the new row's foreign key takes, but before reading: a concurrent delete of the user has
+    # either committed, or waits and then finds the membership.
     user = session.get(User, user_id, with_for_update={"read": True, "key_share": True})
     if user is None or user.deleted_at is not None:
         raise NotFound(f"no user {user_id}")
@@ -198,13 +198,13 @@ def put_member(session: Session, access: Access, project_id: str, user_id: str, 
 
 
 def delete_member(session: Session, access: Access, project_id: str, user_id: str) -> None:
-    """Take a user out; their keys of this project can do nothing from then on.
+    """Remove a user from the project and revoke their keys of it.
 
-    Owners take out anybody, and who is signed on takes out themselves: an owner took them in without asking.
+    Owners may remove anybody. A signed-on user may leave, since an owner can add users without asking.
 
     Raises:
-        NotFound: no such project, or the user is not in it.
-        Forbidden: the caller is neither.
+        NotFound: no such project, or the user is not a member.
+        Forbidden: the caller is neither an owner nor the user.
     """
     locked(session, access, project_id)
     is_self = access.caller.kind == "user" and access.caller.user_id == user_id

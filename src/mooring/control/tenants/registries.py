@@ -1,4 +1,4 @@
-"""Credentials for image registries: write-only for people, given to a node for one pull (R16)."""
+"""Credentials for image registries: write-only for users, sent to a node for one pull (R16)."""
 
 import logging
 from collections.abc import Iterable
@@ -20,23 +20,23 @@ from mooring.schemas.agent import RegistryAuth
 
 log = logging.getLogger(__name__)
 
-Host = tuple[str, str]  # a project and the registry of an image, as core/images.py names it
+RegistryKey = tuple[str, str]  # project id, registry host as core/images.py normalizes it
 
 
 def create(
     session: Session,
     access: Access,
-    sealer: Encryptor,
+    encryptor: Encryptor,
     project_id: str,
     server: str,
     username: str,
     password: str,
 ) -> Registry:
-    """Credentials in a project that the caller was let into (`Access.project`).
+    """Create credentials in a project from `Access.project`.
 
     Raises:
-        NameTaken: the project has some for this registry, under whichever of its names.
-        NotFound: the project is gone.
+        NameTaken: the project has credentials for this registry, under any of its names.
+        NotFound: the project was deleted.
         Invalid: as `registry_rules.require`.
     """
     projects.locked(session, access, project_id)
@@ -49,7 +49,7 @@ def create(
         )
     row = Registry(
         id=new_id(ids.REGISTRY), project_id=project_id, server=host, username=username,
-        sealed_password=sealer.seal(password.encode()), created_at=now(),
+        sealed_password=encryptor.encrypt(password.encode()), created_at=now(),
     )  # fmt: skip
     session.add(row)
     session.flush()
@@ -61,14 +61,16 @@ def _described(row: Registry) -> dict[str, str]:
     return {"server": row.server, "username": row.username}
 
 
-def replace(session: Session, access: Access, sealer: Encryptor, registry_id: str, password: str) -> Registry:
-    """Give it another password, which the next pull uses.
+def replace(
+    session: Session, access: Access, encryptor: Encryptor, registry_id: str, password: str
+) -> Registry:
+    """Set a new password, which the next pull uses.
 
     Raises:
         NotFound, Forbidden: as `owned.get`.
     """
     row = owned.locked(session, access, Registry, registry_id)
-    row.sealed_password = sealer.seal(password.encode())
+    row.sealed_password = encryptor.encrypt(password.encode())
     audit_log.record(session, access, row.id, row.project_id, after=_described(row))
     return row
 
@@ -80,8 +82,8 @@ def delete(session: Session, access: Access, registry_id: str) -> None:
     audit_log.record(session, access, row.id, row.project_id, before=_described(row))
 
 
-def known(session: Session, wanted: Iterable[Host]) -> set[Host]:
-    """For which of these registries the projects have credentials."""
+def known(session: Session, wanted: Iterable[RegistryKey]) -> set[RegistryKey]:
+    """Those of the registries that the projects have credentials for."""
     keys = sorted(set(wanted))
     if not keys:
         return set()
@@ -90,19 +92,21 @@ def known(session: Session, wanted: Iterable[Host]) -> set[Host]:
     return {(project_id, server) for project_id, server in found}
 
 
-def credentials(session: Session, sealer: Encryptor, wanted: Iterable[Host]) -> dict[Host, RegistryAuth]:
-    """What the projects have for these registries: one query, none for none."""
+def credentials(
+    session: Session, encryptor: Encryptor, wanted: Iterable[RegistryKey]
+) -> dict[RegistryKey, RegistryAuth]:
+    """The projects' credentials for these registries."""
     keys = sorted(set(wanted))
     if not keys:
         return {}
     found = session.scalars(select(Registry).where(tuple_(Registry.project_id, Registry.server).in_(keys)))
-    return {(row.project_id, row.server): auth for row in found if (auth := _opened(sealer, row))}
+    return {(row.project_id, row.server): auth for row in found if (auth := _decrypted(encryptor, row))}
 
 
-def _opened(sealer: Encryptor, row: Registry) -> RegistryAuth | None:
-    """None when it cannot be read: one damaged row must not silence the whole node."""
+def _decrypted(encryptor: Encryptor, row: Registry) -> RegistryAuth | None:
+    """None if it cannot be decrypted: one damaged row must not block all other instances of the node."""
     try:
-        password = sealer.open(row.sealed_password).decode()
+        password = encryptor.decrypt(row.sealed_password).decode()
     except InvalidToken:
         log.warning("the password of registry %s cannot be decrypted; replace it", row.id)
         return None

@@ -1,4 +1,4 @@
-"""Which registries projects may name, as the settings of the service have it (`core/registry_hosts.py`)."""
+"""Which registries projects may use, by the service's settings (`core/registry_hosts.py`)."""
 
 from typing import Final
 
@@ -14,7 +14,7 @@ _STRICTEST: Final = RegistryRules()
 
 
 def install(database: Database, rules: RegistryRules) -> None:
-    """Have every session of this database know the rules."""
+    """Make the rules available to every session of this database."""
     database.session_info[_KEY] = rules
 
 
@@ -29,7 +29,7 @@ def require(session: Session, project_id: str, registry: str, pointer: str) -> N
 
     Args:
         registry: `host[:port]`.
-        pointer: where in the body it is named.
+        pointer: JSON pointer of the field in the request body.
     """
     if of(session).allows(registry, project_id):
         return
@@ -45,5 +45,5 @@ def require(session: Session, project_id: str, registry: str, pointer: str) -> N
 
 
 def require_image(session: Session, project_id: str, image: str) -> None:
-    """As `require`, of the registry that an image is pulled from."""
+    """As `require`, for the registry of an image."""
     require(session, project_id, ImageName.parse(image).registry, "/image")

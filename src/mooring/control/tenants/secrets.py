@@ -1,4 +1,4 @@
-"""Secrets: values that only containers see. They are kept sealed, and opened for a start only (R17)."""
+"""Secrets: values that only containers see. Stored encrypted, decrypted only for a start (R17)."""
 
 import logging
 from collections.abc import Iterable, Iterator
@@ -19,29 +19,29 @@ from mooring.db.types import new_id, now
 
 log = logging.getLogger(__name__)
 
-# Of one instance together, as sealed: a value may be named often, and every answer to a node must fit.
-MOST_BYTES = 1024 * 1024
-_AT_ONCE = 1000  # databases take some ten thousand parameters
+# For one instance in total, encrypted: a value may be used many times, and an answer to a node is bounded.
+MAX_BYTES = 1024 * 1024
+_CHUNK = 1000  # databases limit a query to some ten thousand parameters
 
-Named = tuple[str, str]  # a project and the name of one of its secrets
+SecretKey = tuple[str, str]  # project id, secret name
 
 
 def create(
-    session: Session, access: Access, sealer: Encryptor, project_id: str, name: str, value: str
+    session: Session, access: Access, encryptor: Encryptor, project_id: str, name: str, value: str
 ) -> Secret:
-    """A secret in a project that the caller was let into (`Access.project`).
+    """Create a secret in a project from `Access.project`.
 
     Raises:
-        NameTaken: the project has one of this name.
-        NotFound: the project is gone.
+        NameTaken: the project has a secret of this name.
+        NotFound: the project was deleted.
     """
     projects.locked(session, access, project_id)
     row_limits.require_room(session, Secret, project_id)
     if session.scalar(select(Secret.id).where(Secret.project_id == project_id, Secret.name == name)):
         raise NameTaken(f"a secret named {name} exists; replace its value or choose another name", name=name)
     row = Secret(
-        id=new_id(ids.SECRET), project_id=project_id, name=name, sealed_value=sealer.seal(value.encode()),
-        created_at=now(),
+        id=new_id(ids.SECRET), project_id=project_id, name=name, created_at=now(),
+        sealed_value=encryptor.encrypt(value.encode()),
     )  # fmt: skip
     session.add(row)
     session.flush()
@@ -49,14 +49,14 @@ def create(
     return row
 
 
-def replace(session: Session, access: Access, sealer: Encryptor, secret_id: str, value: str) -> Secret:
-    """Give it another value, which containers get from their next start on.
+def replace(session: Session, access: Access, encryptor: Encryptor, secret_id: str, value: str) -> Secret:
+    """Set a new value, which containers get at their next start.
 
     Raises:
         NotFound, Forbidden: as `owned.get`.
     """
     row = owned.locked(session, access, Secret, secret_id)
-    row.sealed_value = sealer.seal(value.encode())
+    row.sealed_value = encryptor.encrypt(value.encode())
     audit_log.record(session, access, row.id, row.project_id, after={"name": row.name})
     return row
 
@@ -69,18 +69,18 @@ def delete(session: Session, access: Access, secret_id: str) -> None:
 
 
 def references(spec: InstanceSpec) -> dict[str, str]:
-    """Variable -> name of its secret."""
+    """Environment variable -> name of its secret."""
     return {
         variable: value.secret for variable, value in spec.env.items() if isinstance(value, SecretReference)
     }
 
 
 def require(session: Session, project_id: str, spec: InstanceSpec) -> None:
-    """Let a start pass whose secrets are there; without one its node would have to refuse it.
+    """Check that the secrets that a spec references exist, so that its node can start it.
 
     Raises:
         Invalid: code `unknown_secret`: a variable names one that the project does not have;
-            `secrets_too_large`: its values together are too much.
+            `secrets_too_large`: the values together exceed `MAX_BYTES`.
     """
     wanted = references(spec)
     if not wanted:
@@ -96,7 +96,7 @@ def require(session: Session, project_id: str, spec: InstanceSpec) -> None:
             code="unknown_secret",
             errors=unknown[:100],
         )
-    if sum(sizes[name] for name in wanted.values()) > MOST_BYTES:
+    if sum(sizes[name] for name in wanted.values()) > MAX_BYTES:
         raise Invalid("the secrets that env names are too large together", code="secrets_too_large")
 
 
@@ -105,27 +105,27 @@ def _unknown(variable: str, name: str) -> dict[str, str]:
     return {"pointer": f"/env/{variable}", "code": "unknown_secret", "message": message}
 
 
-def values(session: Session, sealer: Encryptor, wanted: Iterable[Named]) -> dict[Named, str]:
-    """The values of those that are there: one query for any number of them that is usual."""
-    opened = ((key, _opened(sealer, key, sealed)) for key, sealed in _sealed(session, wanted))
-    return {key: value for key, value in opened if value is not None}
+def values(session: Session, encryptor: Encryptor, wanted: Iterable[SecretKey]) -> dict[SecretKey, str]:
+    """The values of the secrets that exist and can be decrypted."""
+    found = ((key, _decrypted(encryptor, key, value)) for key, value in _encrypted(session, wanted))
+    return {key: value for key, value in found if value is not None}
 
 
-def _sealed(session: Session, wanted: Iterable[Named]) -> Iterator[tuple[Named, bytes]]:
+def _encrypted(session: Session, wanted: Iterable[SecretKey]) -> Iterator[tuple[SecretKey, bytes]]:
     keys = sorted(set(wanted))
-    for start in range(0, len(keys), _AT_ONCE):
-        part = keys[start : start + _AT_ONCE]
+    for start in range(0, len(keys), _CHUNK):
+        part = keys[start : start + _CHUNK]
         query = select(Secret.project_id, Secret.name, Secret.sealed_value)
-        for project_id, name, sealed in session.execute(
+        for project_id, name, encrypted in session.execute(
             query.where(tuple_(Secret.project_id, Secret.name).in_(part))
         ):
-            yield (project_id, name), sealed
+            yield (project_id, name), encrypted
 
 
-def _opened(sealer: Encryptor, key: Named, sealed: bytes) -> str | None:
-    """None when it cannot be read: one damaged row must not silence the whole node."""
+def _decrypted(encryptor: Encryptor, key: SecretKey, encrypted: bytes) -> str | None:
+    """None if it cannot be decrypted: one damaged row must not block all other instances of the node."""
     try:
-        return sealer.open(sealed).decode()
+        return encryptor.decrypt(encrypted).decode()
     except InvalidToken:
         log.warning("secret %s of project %s cannot be decrypted; replace its value", key[1], key[0])
         return None

@@ -1,6 +1,6 @@
-"""People who sign on with a token of their organisation: one user for each issuer and subject.
+"""Single sign-on: one user for each issuer and subject of a token.
 
-They may do what their memberships here and the claims of their token give, whichever is more.
+In each project a user has the higher of two roles: the membership's and the one from the token's claims.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,23 +18,23 @@ from mooring.core.sign_on import Person, RoleGrant
 from mooring.db.tables import Member, Project, User
 from mooring.db.types import new_id, now
 
-_LONGEST_NAME = 128
+_NAME_MAX_LENGTH = 128
 
 
 def identify(session: Session, person: Person) -> Caller | None:
-    """The caller as of now; null: `settle` has something to write first.
+    """The caller; None if `provision` must write something first.
 
     Raises:
-        Unauthorized: the user was deleted here.
+        Unauthorized: the user was deleted.
     """
     row = _find(session, person)
-    if row is None or (row.name, row.email) != _told(session, row, person):
+    if row is None or (row.name, row.email) != _claimed(session, row, person):
         return None
     return _caller(session, row, person.grants)
 
 
-def settle(session: Session, person: Person, address: str | None) -> Caller:
-    """Make the user of a first request, or bring name and e-mail up to what the token says.
+def provision(session: Session, person: Person, address: str | None) -> Caller:
+    """Create the user at the first request, or update name and e-mail from the token.
 
     Raises:
         Unauthorized: as `identify`.
@@ -44,9 +44,9 @@ def settle(session: Session, person: Person, address: str | None) -> Caller:
     if row is None:
         row = _new(session, person)
         _record(session, row, "user.create", address, None, _described(row))
-    elif (told := _told(session, row, person)) != (row.name, row.email):
+    elif (claimed := _claimed(session, row, person)) != (row.name, row.email):
         before = _described(row)
-        row.name, row.email = told
+        row.name, row.email = claimed
         row.version += 1
         was, became = audit_log.changes(before, _described(row))
         _record(session, row, "user.update", address, was, became)
@@ -57,20 +57,20 @@ def _find(session: Session, person: Person) -> User | None:
     query = select(User).where(User.issuer == person.issuer, User.subject == person.subject)
     row = session.scalar(query)
     if row is not None and row.deleted_at is not None:
-        raise Unauthorized("the token's user was deleted here; ask an admin")
+        raise Unauthorized("the token's user was deleted; ask an admin")
     return row
 
 
-def _told(session: Session, row: User, person: Person) -> tuple[str, str | None]:
-    """Name and e-mail as the token has them, where it has any."""
-    name = person.name[:_LONGEST_NAME] if person.name else row.name
+def _claimed(session: Session, row: User, person: Person) -> tuple[str, str | None]:
+    """The name and e-mail of the token; those of the row where the token has none or the e-mail is taken."""
+    name = person.name[:_NAME_MAX_LENGTH] if person.name else row.name
     if person.email in {None, row.email} or _is_taken(session, person.email):
         return name, row.email
     return name, person.email
 
 
 def _is_taken(session: Session, email: str | None) -> bool:
-    # Never a reason to take two accounts for one: an issuer may let people choose what e-mail they state.
+    # An equal e-mail never links two accounts: an issuer may let people choose any e-mail.
     query = select(User.id).where(User.email == email, User.deleted_at.is_(None))
     return session.scalar(query) is not None
 
@@ -79,7 +79,7 @@ def _new(session: Session, person: Person) -> User:
     name = person.name or person.email or person.subject
     email = None if _is_taken(session, person.email) else person.email
     row = User(
-        id=new_id(ids.USER), name=name[:_LONGEST_NAME], email=email, is_admin=False,
+        id=new_id(ids.USER), name=name[:_NAME_MAX_LENGTH], email=email, is_admin=False,
         issuer=person.issuer, subject=person.subject, version=1, created_at=now(),
     )  # fmt: skip
     session.add(row)
@@ -99,11 +99,11 @@ def _record(
     before: Mapping[str, Any] | None,
     after: Mapping[str, Any],
 ) -> None:
-    access = Access(_known_as(row), Permission.READ, action, address)
+    access = Access(_actor(row), Permission.READ, action, address)
     audit_log.record(session, access, row.id, None, before=before, after=after)
 
 
-def _known_as(row: User) -> Caller:
+def _actor(row: User) -> Caller:
     return Caller(id=row.id, kind="user", name=row.name, user_id=row.id)
 
 
@@ -115,7 +115,7 @@ def _caller(session: Session, row: User, grants: Iterable[RoleGrant]) -> Caller:
     granted = _in_projects(session, grants)
     held = {member.project_id: ROLE_PERMISSIONS[member.role] for member in members}
     for project_id, role in granted:
-        # Roles contain one another, so of two the higher one is left.
+        # Each role includes the lower ones, so the union is the higher role.
         held[project_id] = held.get(project_id, NONE) | ROLE_PERMISSIONS[role]
     return Caller(
         id=row.id, kind="user", name=row.name, user_id=row.id, permissions=held, home=_home(members, granted)
@@ -123,9 +123,9 @@ def _caller(session: Session, row: User, grants: Iterable[RoleGrant]) -> Caller:
 
 
 def _home(members: Iterable[Member], granted: Iterable[tuple[str, Role]]) -> str | None:
-    """The one project that the organisation or an admin put the person into.
+    """The default project: the only one that the organisation or an admin put the user into.
 
-    An owner can add any person without asking. That must not change where the person's requests go.
+    An owner can add any user without asking. That must not change where the user's requests go.
     """
     chosen = {member.project_id for member in members if member.by_admin}
     chosen |= {project_id for project_id, _role in granted}
@@ -133,7 +133,7 @@ def _home(members: Iterable[Member], granted: Iterable[tuple[str, Role]]) -> str
 
 
 def _in_projects(session: Session, grants: Iterable[RoleGrant]) -> list[tuple[str, Role]]:
-    """The grants whose project exists, by its id."""
+    """Project id and role of the grants whose project exists."""
     wanted = [(grant.project, grant.role) for grant in grants if grant.project and grant.role]
     if not wanted:
         return []

@@ -1,8 +1,8 @@
-"""How many bytes of the database each project fills, and the limits on that.
+"""How many bytes of the database each project uses, and the limits on them.
 
-Two counts per project. Stored bytes: specs and labels of its instances and groups, deleted ones included
-until they are purged. Written bytes: what creates and changes wrote on one UTC day; they bound what stays for
-a time only (events, answers) or for good (the audit log). Operations that end something are never refused.
+Each project has two counts. Stored bytes: specs and labels of its instances and groups until they are purged.
+Written bytes: what creates and updates wrote in the current UTC day, which bounds rows that are kept for some
+time (events, answers) or for good (the audit log). Stops and deletes are never rejected.
 """
 
 import json
@@ -21,14 +21,14 @@ from mooring.db.tables import Instance, ProjectStorage
 from mooring.db.types import JsonObject, now
 from mooring.schemas.base import timestamp
 
-# Of each row that a request makes: its other columns, indexes, events and its row of the audit log.
+# Per row that a request writes: other columns, indexes, events and the audit log entry.
 ROW_BYTES: Final = 2048
 _PENDING = "mooring.storage"
 
 
 @dataclass(frozen=True, slots=True)
 class StorageLimits:
-    """Of each project."""
+    """Limits for each project."""
 
     stored_bytes: int
     written_bytes_per_day: int
@@ -40,30 +40,30 @@ class _Pending:
 
     stored: Counter[str] = field(default_factory=Counter)
     written: Counter[str] = field(default_factory=Counter)
-    may_refuse: bool = False
+    enforced: bool = False
 
 
 def size(*documents: JsonObject) -> int:
-    """Bytes of JSON documents as the database keeps them."""
+    """Bytes of JSON documents as stored in the database."""
     return sum(len(json.dumps(document)) for document in documents)
 
 
 def add(session: Session, project_id: str, *, stored: int, written: int | None = None, rows: int = 1) -> None:
-    """Count what a request stores; `settle` refuses it when that is too much.
+    """Count what a request stores; `enforce` rejects the request if that is too much.
 
     Args:
-        stored: bytes of documents; less than zero where a document became smaller.
-        written: bytes of documents that were written; null: all that are stored.
-        rows: how many rows of the project the request makes or changes.
+        stored: bytes of documents; negative if a document became smaller.
+        written: bytes of documents that were written; None: `stored`.
+        rows: the number of rows that the request inserts or updates.
     """
     pending = _pending(session)
-    pending.may_refuse = True
+    pending.enforced = True
     pending.stored[project_id] += stored
     pending.written[project_id] += (stored if written is None else written) + rows * ROW_BYTES
 
 
 def add_answer(session: Session, project_id: str | None, written: int) -> None:
-    """Count an answer that is kept for a replay; no reason to refuse a request that has been carried out."""
+    """Count an answer that is stored for replay. It is no reason to reject a request that was carried out."""
     if project_id is not None:
         _pending(session).written[project_id] += written
 
@@ -91,12 +91,12 @@ _ADD = text(
 )
 
 
-def settle(session: Session, limits: StorageLimits) -> None:
-    """Have the transaction write down at its end what it has added.
+def enforce(session: Session, limits: StorageLimits) -> None:
+    """Add the transaction's counts to the project's when it ends, and check the limits.
 
     Raises, at the end of the transaction:
-        QuotaExceeded: the project would store more than it may; `quota` is `stored_bytes`.
-        DailyWriteLimit: the project has written too much today.
+        QuotaExceeded: the project would exceed its stored bytes; `quota` is `stored_bytes`.
+        DailyWriteLimit: the project would exceed its written bytes of today.
     """
     pending: _Pending | None = session.info.pop(_PENDING, None)
     if pending is not None:
@@ -104,20 +104,20 @@ def settle(session: Session, limits: StorageLimits) -> None:
 
 
 def _write(session: Session, pending: _Pending, limits: StorageLimits) -> None:
-    moment = now()
+    at = now()
     for project_id in sorted(pending.written):
         stored, written = pending.stored[project_id], pending.written[project_id]
-        values = {"project_id": project_id, "stored": stored, "written": written, "day": _day(moment)}
+        values = {"project_id": project_id, "stored": stored, "written": written, "day": _day(at)}
         row = session.connection().execute(_ADD, values).one()
-        if pending.may_refuse:
-            _refuse_beyond(limits, row, stored, written, moment)
+        if pending.enforced:
+            _require_within(limits, row, stored, written, at)
 
 
-def _day(moment: datetime) -> str:
-    return moment.date().isoformat()
+def _day(at: datetime) -> str:
+    return at.date().isoformat()
 
 
-def _refuse_beyond(limits: StorageLimits, row: Row[Any], stored: int, written: int, moment: datetime) -> None:
+def _require_within(limits: StorageLimits, row: Row[Any], stored: int, written: int, at: datetime) -> None:
     if stored > 0 and row.stored_bytes > limits.stored_bytes:
         raise QuotaExceeded(
             f"specs and labels of the project's instances would take {row.stored_bytes} bytes; the "
@@ -129,11 +129,11 @@ def _refuse_beyond(limits: StorageLimits, row: Row[Any], stored: int, written: i
             asked=stored,
         )
     if row.written_bytes > limits.written_bytes_per_day:
-        resets_at = (moment + timedelta(days=1)).replace(hour=0, minute=0, second=0, microsecond=0)
+        resets_at = (at + timedelta(days=1)).replace(hour=0, minute=0, second=0, microsecond=0)
         raise DailyWriteLimit(
-            f"the project has written {row.written_bytes - written} bytes today, and it may write "
-            f"{limits.written_bytes_per_day} a day; the count starts again at {timestamp(resets_at)}",
-            retry_after_s=max(1, round((resets_at - moment).total_seconds())),
+            f"the project has written {row.written_bytes - written} bytes today; the limit is "
+            f"{limits.written_bytes_per_day} a day, and the count resets at {timestamp(resets_at)}",
+            retry_after_s=max(1, round((resets_at - at).total_seconds())),
             limit=limits.written_bytes_per_day,
             used=row.written_bytes - written,
             asked=written,
@@ -141,16 +141,16 @@ def _refuse_beyond(limits: StorageLimits, row: Row[Any], stored: int, written: i
         )
 
 
-def release(session: Session, freed: Mapping[str, int]) -> None:
-    """Count what was purged, by project, as no longer stored."""
+def subtract(session: Session, freed: Mapping[str, int]) -> None:
+    """Subtract the bytes of purged rows, by project."""
     row = ProjectStorage
     for project_id in sorted(freed):
         left = row.stored_bytes - freed[project_id]
         session.execute(update(row).where(row.project_id == project_id).values(stored_bytes=left))
 
 
-def crowded(session: Session, limits: StorageLimits) -> list[tuple[str, int]]:
-    """Projects that fill more than half of what they may store and have deleted instances, and the excess."""
+def above_half(session: Session, limits: StorageLimits) -> list[tuple[str, int]]:
+    """Projects above half of their stored bytes that have deleted instances, each with its excess."""
     half = limits.stored_bytes // 2
     deleted = select(Instance.project_id).where(Instance.deleted_at.is_not(None))
     query = select(ProjectStorage.project_id, ProjectStorage.stored_bytes).where(
@@ -160,5 +160,5 @@ def crowded(session: Session, limits: StorageLimits) -> list[tuple[str, int]]:
 
 
 def forget(session: Session, project_ids: Sequence[str]) -> None:
-    """Drop the counts of projects that are purged."""
+    """Delete the counts of purged projects."""
     session.execute(delete(ProjectStorage).where(ProjectStorage.project_id.in_(project_ids)))

@@ -1,4 +1,4 @@
-"""Users: the people whom memberships and personal keys belong to."""
+"""Users: the people who have memberships and personal API keys."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +19,7 @@ from mooring.db.types import new_id, now
 
 def create(session: Session, access: Access, name: str, email: str | None, *, is_admin: bool) -> User:
     """Raises Conflict: code `email_taken`."""
-    _refuse_taken_email(session, email)
+    _require_free_email(session, email)
     row = User(id=new_id(ids.USER), name=name, email=email, is_admin=is_admin, version=1, created_at=now())
     session.add(row)
     session.flush()
@@ -27,7 +27,7 @@ def create(session: Session, access: Access, name: str, email: str | None, *, is
     return row
 
 
-def _refuse_taken_email(session: Session, email: str | None) -> None:
+def _require_free_email(session: Session, email: str | None) -> None:
     if email is None:
         return
     if session.scalar(select(User.id).where(User.email == email, User.deleted_at.is_(None))):
@@ -57,7 +57,7 @@ def patch(
     concurrency.require_current_version("user", row.version, if_match)
     before = _described(row)
     if changes.get("email", row.email) != row.email:
-        _refuse_taken_email(session, changes["email"])
+        _require_free_email(session, changes["email"])
     for field, value in changes.items():
         setattr(row, field, value)
     row.version += 1
@@ -71,7 +71,7 @@ def _described(row: User) -> dict[str, Any]:
 
 
 def delete(session: Session, access: Access, user_id: str, if_match: int | None) -> None:
-    """Take a person out of everything; what they started runs on, since it is their projects'.
+    """Delete a user, their keys and memberships. Their instances keep running: those belong to the project.
 
     Raises:
         NotFound, PreconditionFailed.

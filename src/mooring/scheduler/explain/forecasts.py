@@ -88,9 +88,10 @@ class Forecasts:
 
 
 def max_duration_now(snapshot: Snapshot, instance_id: str, memory: CycleCache | None = None) -> int | None:
-    """The longest `max_duration_s` with which it would start now, beside what is kept for those ahead.
+    """The longest `max_duration_s` with which the instance would start now.
 
-    None where no duration helps: it does not fit, or nothing that is kept is in its way.
+    None where no duration helps: the instance does not fit, or neither a backfill slot nor another project's
+    reservation is in its way.
     """
     look = SchedulingCycle(snapshot, memory or CycleCache())
     if not _could_start(look, instance_id):
@@ -98,18 +99,16 @@ def max_duration_now(snapshot: Snapshot, instance_id: str, memory: CycleCache | 
     unit = look.before(instance_id)
     if unit is None or unit.gang is not None:
         return None
-    at, request = snapshot.at, unit.first
-    ends = {
-        int(part.starts_at - at.now - at.overhead_s)
-        for parts in look.kept.on.values()
-        for part in parts
-        if part.starts_at < inf
-    }
-    for seconds in sorted(ends, reverse=True):
+    at, request, world = snapshot.at, unit.first, look.world
+    ends = {part.starts_at for parts in look.kept.on.values() for part in parts if part.starts_at < inf}
+    for index in world.with_holds:
+        periods = [period for gpu in world.node(index).gpus for period in gpu.holds]
+        ends.update(period.from_at for period in periods if period.project_id != request.project_id)
+    for seconds in sorted({int(end - at.now - at.overhead_s) for end in ends}, reverse=True):
         if seconds < 1 or seconds >= (request.max_duration_s or inf):
             continue
         shorter = replace(request, max_duration_s=seconds)
-        if find(look.world, shorter, at, None, look.kept.allowing(shorter)):
+        if find(world, shorter, at, None, look.kept.allowing(shorter)):
             return seconds
     return None
 

@@ -159,32 +159,26 @@ def _none_left(case: _Case) -> str:
 
 def _too_little_beside(case: _Case) -> str:
     request, beside = case.request, ""
+    left = [case.survey.node(index) for index in case.survey.left()]
+    closest = min(left, key=lambda node: (_lack(node, request), node.id))
     if request.gpu_count:
         wanted = phrases.cpus_and_memory(request.cpu_milli, request.memory_mib)
         beside = f" beside {phrases.gpus(request, free=case.free)}"
     else:
-        wanted = phrases.cpus_and_memory(*needs(request, case.survey.groups_left()[0]))
-    wanted += _disk(case)
+        wanted = phrases.cpus_and_memory(*needs(request, closest))
+    # Most requests name no disk: it is worth telling only where a node lacks it.
+    if request.disk_mib is not None or not all(disk.fits(request, node) for node in left):
+        wanted += f" and {phrases.memory(disk.needed(request, closest))} of disk"
     free = f" {case.free}".rstrip()
-    return f"{case.no_node} has {wanted}{free}{beside} (closest: {_closest(case)})"
+    return f"{case.no_node} has {wanted}{free}{beside} (closest: {_failed_checks(case, closest)})"
 
 
-def _disk(case: _Case) -> str:
-    """Only where it is asked for, or is what a node lacks: most requests leave it open."""
-    request, left = case.request, [case.survey.node(index) for index in case.survey.left()]
-    if request.disk_mib is None and all(disk.fits(request, node) for node in left):
-        return ""
-    return f" and {phrases.memory(disk.needed(request, left[0]))} of disk"
-
-
-def _closest(case: _Case) -> str:
-    """`gpu-7: insufficient_cpu wanted 16 had 4`, of the node that lacks least."""
-    left = (case.survey.node(index) for index in case.survey.left())
-    best = min(left, key=lambda node: (_lack(node, case.request), node.id))
-    broken = (
-        f"{each.code} wanted {each.wanted} had {each.had}" for each in refusals(best, case.request, case.at)
+def _failed_checks(case: _Case, node: NodeView) -> str:
+    """`gpu-7: insufficient_cpu wanted 16 had 4`."""
+    failed = (
+        f"{each.code} wanted {each.wanted} had {each.had}" for each in refusals(node, case.request, case.at)
     )
-    return f"{best.name}: {', '.join(broken)}"
+    return f"{node.name}: {', '.join(failed)}"
 
 
 def _lack(node: NodeView, request: Request) -> tuple[int, float]:
