@@ -1,7 +1,7 @@
 """Permissions, roles, and the `Access` that every operation checks.
 
-A caller is an API key or a signed-on person. Permissions are per project; an admin has all of them everywhere.
-A resource that the caller cannot see is not found (404); an operation that they may not do is forbidden (403).
+A caller is an API key or a signed-on person. Permissions are per project; an admin has all of them. Resources
+that the caller cannot see are not found (404); operations that they may not call are forbidden (403).
 """
 
 from collections.abc import Mapping
@@ -52,7 +52,7 @@ def role_of(granted: frozenset[Permission]) -> Role | None:
 def key_permissions(role: Role | None, scopes: frozenset[Permission]) -> frozenset[Permission]:
     """The permissions of a key: those of its role, restricted to its scopes if it has any.
 
-    A key without a role has the permissions of its scopes. An owner's key with scopes loses the permission OWN.
+    A key without a role has the permissions of its scopes. An owner's key with scopes loses OWN.
     """
     if role is None:
         return scopes

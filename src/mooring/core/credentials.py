@@ -3,8 +3,8 @@
 import hashlib
 import hmac
 
-# All secrets have 256 random bits, or are an operator's key of at least 32 characters, so a plain SHA-256 cannot
-# be reversed by search. Slow hashes are for passwords that people choose.
+# All secrets have 256 random bits, or are an operator's key of at least 32 characters, so a plain SHA-256
+# cannot be reversed by search. Slow hashes are for passwords that people choose.
 
 
 def hashed(secret: str) -> str:

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from mooring.core.text import Text
 
-# Size and limit of an instance without `disk_mib`. On a small node it is a 32nd of the allocatable disk, so that
-# a few instances do not fill the node.
+# Limit of an instance without `disk_mib`. On a small node it is a 32nd of the allocatable disk, so that a few
+# instances do not fill the node.
 DEFAULT_DISK_MIB: Final = 10 * 1024
 SMALLEST_SHARES: Final = 32
 

@@ -67,7 +67,7 @@ class GpuFacts(_Fact):
     ] = None
     conditions: Annotated[
         list[Text],
-        Field(max_length=16, description="faults that do not block new instances: row_remap_pending, …"),
+        Field(max_length=16, description="faults that block no new instances: row_remap_pending, …"),
     ] = []
 
 

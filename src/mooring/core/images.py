@@ -1,6 +1,6 @@
 """Normalized image names, and the patterns of images that a project may run (R15).
 
-`busybox` is `docker.io/library/busybox:latest`. Patterns match the normalized name, so that no spelling of a name
+`busybox` is `docker.io/library/busybox:latest`. Patterns match the normalized name, so that no spelling
 evades a rule. A pattern is `registry/repository`; tags and digests are ignored:
 
 - `*` matches any characters, or none. In a repository it also matches `/`.
@@ -98,7 +98,7 @@ def _matches(pattern: str, text: str) -> bool:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """The first part is a host if it looks like one (Docker's rule), else the name is a path on Docker Hub."""
+    """The first part is a host if it looks like one (Docker's rule), else all is a path on Docker Hub."""
     first, slash, rest = name.partition("/")
     host, path = (registry_host(first), rest) if slash and _is_host(first) else (DOCKER_HUB, name)
     return host, f"{_OFFICIAL}{path}" if host == DOCKER_HUB and "/" not in path else path

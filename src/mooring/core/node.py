@@ -64,7 +64,7 @@ class NodeFacts(BaseModel):
 def allocatable_memory_mib(memory_mib: int) -> int:
     """Memory for instances: all but 2 %, at least 512 MiB, which stay for the system and the agent.
 
-    If the hard memory limits of all instances added up to the whole memory, the kernel might kill sshd or dockerd.
+    If the memory limits of all instances added up to the whole memory, the kernel might kill sshd or dockerd.
     """
     return memory_mib - min(max(512, memory_mib // 50), memory_mib // 2)
 
