@@ -12,7 +12,7 @@ from sqlalchemy.engine import URL
 
 from mooring.db.session import normalized
 from mooring.db.tables import Base
-from mooring.db.types import UtcDateTime, Word
+from mooring.db.types import EnumText, UtcDateTime
 from mooring.settings import Settings
 
 
@@ -25,7 +25,7 @@ def _render_type(kind: str, item: Any, _context: Any) -> str | Literal[False]:
     # A migration must not change when the program's own types do, so it names the plain ones.
     if kind == "type" and isinstance(item, UtcDateTime):
         return "sa.DateTime(timezone=True)"
-    if kind == "type" and isinstance(item, Word):
+    if kind == "type" and isinstance(item, EnumText):
         return "sa.String()"
     return False
 

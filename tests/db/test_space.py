@@ -67,7 +67,7 @@ def test_the_pages_of_deleted_rows_are_given_back(tmp_path: Path, made_by: str) 
         assert path.stat().st_size > before + 4 * MIB
         empty(path)
         calls = 0
-        while space.give_back(database):
+        while space.free_pages(database):
             calls += 1
         space.truncate_log(database)
         assert path.stat().st_size < before + 2 * MIB
@@ -83,14 +83,14 @@ def test_a_file_that_is_too_large_to_rewrite_is_left_as_it_is(
 ) -> None:
     path = tmp_path / "mooring.db"
     of_an_earlier_release(path)
-    monkeypatch.setattr(space, "MOST_REWRITTEN_BYTES", 1000)
+    monkeypatch.setattr(space, "MAX_REWRITTEN_BYTES", 1000)
     space.make_shrinkable(f"sqlite:///{path}")
     assert auto_vacuum(path) == 0
     assert "VACUUM" in caplog.text
     database = Database(f"sqlite:///{path}", Signals())
     fill(path)
     empty(path)
-    assert space.give_back(database) == 0  # its pages are reused
+    assert space.free_pages(database) == 0  # its pages are reused
     database.dispose()
 
 

@@ -179,7 +179,7 @@ def test_a_server_that_serves_as_the_owner_says_so(
     database_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     open_control_plane(settings_for(database_url, tmp_path)).database.dispose()
-    assert "the database role that serves may change the audit log" in caplog.text
+    assert "the serving database role can change the audit log" in caplog.text
 
 
 @pytest.fixture
@@ -201,7 +201,7 @@ def make_role(database_url: str) -> Iterator[Callable[[str], str]]:
     ("attributes", "told"),
     [
         ("SUPERUSER", "a superuser"),
-        ("CREATEROLE", "allowed to make roles"),
+        ("CREATEROLE", "allowed to create roles"),
         ("REPLICATION", "allowed to replicate"),
         ("IN ROLE mooring", "a member of a role that may do more"),
         ("IN ROLE pg_write_all_data", "a member of a role that may do more"),

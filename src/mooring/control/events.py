@@ -118,10 +118,10 @@ def page(
     projects: frozenset[str] | None = None,
     instance_id: str | None = None,
 ) -> Sequence[Event]:
-    """Events after a `seq`, oldest first; of some projects only, or of all and of the machines too.
+    """Events after a `seq`, oldest first, of these projects; None: of all projects and machines.
 
     Raises:
-        Gone: the events right after it are no longer kept, so the caller would miss some.
+        Gone: events after it were deleted, so the caller would miss some.
     """
     query = select(Event).where(Event.seq > after).order_by(Event.seq).limit(limit)
     if projects is not None:
@@ -130,12 +130,12 @@ def page(
         query = query.where(Event.instance_id == instance_id)
     found = session.scalars(query).all()
     if instance_id is None and after > 0:
-        _require_no_gap(session, after)  # after the read: what retention took away meanwhile is seen
+        _require_no_gap(session, after)  # after the read, to notice rows that retention deleted meanwhile
     return found
 
 
 def _require_no_gap(session: Session, after: int) -> None:
-    """Raises Gone: events behind `after` are no longer kept, be it that only those of purged instances."""
+    """Raises Gone: some event after `after` was deleted, by retention or with a purged instance."""
     purged_to = select(ControlPlane.events_purged_to).limit(1).scalar_subquery()
     first, purged = session.execute(select(func.min(Event.seq), purged_to)).one()
     oldest = max((first or 1) - 1, purged or 0) + 1
@@ -151,23 +151,21 @@ def newest_seq(session: Session) -> int:
 
 
 def expired(session: Session, before: datetime, after: int, most: int) -> tuple[list[int], int | None]:
-    """Events past their time.
-
-    Never the newest: its number must not be given again.
+    """Find events that retention may delete. Never the newest, whose `seq` must not be reused.
 
     Args:
-        after: where the search goes on.
+        after: the `seq` to continue after.
 
     Returns:
-        Numbers of events to forget, and where to go on; null: all that follow are younger.
+        The `seq` of events to delete, and where to continue; None: all later events are newer.
     """
-    newest, moment = newest_seq(session), now()
+    newest, at_most = newest_seq(session), now()
     query = select(Event.seq, Event.at).where(Event.seq > after, Event.seq < newest)
     rows = session.execute(query.order_by(Event.seq).limit(most)).all()
     old: list[int] = []
     for seq, at in rows:
-        # One from the future was written while the clock was wrong: it must not keep what follows it.
-        if before <= at <= moment:
+        # An event from the future (the clock was wrong) must not block those after it.
+        if before <= at <= at_most:
             return old, None
         if at < before:
             old.append(seq)
@@ -180,7 +178,7 @@ def forget(session: Session, seqs: Sequence[int]) -> int:
 
 
 def forget_of_instances(session: Session, instance_ids: Sequence[str]) -> None:
-    """Drop the events of purged instances; who follows from before the last of them is told so (`Gone`)."""
+    """Delete the events of purged instances. Readers that are behind the last of them get `Gone`."""
     newest, theirs = newest_seq(session), Event.instance_id.in_(instance_ids)
     seqs = session.scalars(delete(Event).where(theirs, Event.seq < newest).returning(Event.seq)).all()
     if seqs:

@@ -1,4 +1,4 @@
-"""Idempotency keys: a POST's answer, stored with its effect, so that a repeat gives it back unchanged."""
+"""Idempotency keys: a POST's answer is stored with its effect, and a repeat returns it unchanged."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,19 +17,19 @@ from mooring.db.tables import IdempotencyKey, IdempotencyUsage
 from mooring.db.types import now
 
 KEPT = timedelta(hours=24)
-# A longer body is not kept: a repeat is told so, and has no effect either.
-MOST_BODY_BYTES: Final = 64 * 1024
-# Nor is one kept beyond what the answers of one caller, or of all keys of one project, may fill together.
-MOST_CALLER_BYTES: Final = 64 * 1024 * 1024
-MOST_PROJECT_BYTES: Final = 256 * 1024 * 1024
-# An act that outlived its transaction (an exec) and never stored an answer: its replica died.
-# The longest exec, an hour, must not be taken for one of those and run a second time.
+# A longer body is not stored: a repeat gets an error, and still has no effect.
+MAX_BODY_BYTES: Final = 64 * 1024
+# The same once the stored answers of a caller, or of all keys of a project, reach this size.
+MAX_CALLER_BYTES: Final = 64 * 1024 * 1024
+MAX_PROJECT_BYTES: Final = 256 * 1024 * 1024
+# A request whose effect is not one transaction (an exec) without an answer after this time: its replica died.
+# Longer than the longest exec (an hour), which must not run twice.
 ABANDONED = timedelta(minutes=70)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredAnswer:
-    """A response as it goes out: replayed byte for byte."""
+    """A response, replayed byte for byte."""
 
     status: int
     body: bytes
@@ -40,14 +40,14 @@ class StoredAnswer:
 def claim(
     session: Session, encryptor: Encryptor, caller: str, key: str, fingerprint: str, kept: timedelta = KEPT
 ) -> StoredAnswer | None:
-    """Take the key for this request, or give back the answer it already has.
+    """Claim the key for this request, or return the answer it already has.
 
-    Two requests with one key meet at the primary key: the second waits for the first one's transaction.
+    Of two concurrent requests, the second waits at the primary key for the first one's transaction.
 
     Raises:
         IdempotencyKeyReused: the key was used for another request.
         IdempotencyInProgress: the first request has not been answered yet.
-        ReplayTooLarge: the first request took effect, and its answer was not kept.
+        ReplayTooLarge: the first request took effect, but its answer was not stored.
     """
     _forget(session, (IdempotencyKey.caller == caller) & (IdempotencyKey.key == key) & _expired(kept))
     if _inserted(session, caller, key, fingerprint):
@@ -71,14 +71,14 @@ def _replay_too_large(row: IdempotencyKey) -> ReplayTooLarge:
     location = (row.headers or {}).get("Location")
     return ReplayTooLarge(
         f"the first request with this Idempotency-Key was answered {row.status} and took effect; its "
-        "answer was too large to keep" + (f": read {location}" if location else ""),
+        "answer was too large to store" + (f": read {location}" if location else ""),
         first_status=row.status,
         location=location,
     )
 
 
 def _expired(kept: timedelta) -> ColumnElement[bool]:
-    """Answers past their time, and keys without an answer that nobody will bring any more."""
+    """Expired answers, and abandoned keys without an answer."""
     old = IdempotencyKey.status.is_not(None) & (IdempotencyKey.created_at < now() - kept)
     return old | (IdempotencyKey.status.is_(None) & (IdempotencyKey.created_at < now() - ABANDONED))
 
@@ -98,7 +98,7 @@ def store(
     answer: StoredAnswer,
     project_id: str | None = None,
 ) -> None:
-    """Keep the answer of a claimed key; without its body where that is too large.
+    """Store the answer of a claimed key, without the body if that is too large.
 
     Args:
         project_id: of the caller's key, if it belongs to one.
@@ -106,7 +106,7 @@ def store(
     row = session.get_one(IdempotencyKey, (caller, key))
     row.status, row.headers, row.sealed = answer.status, dict(answer.headers), answer.sealed
     row.project_id = project_id
-    if len(answer.body) > MOST_BODY_BYTES:
+    if len(answer.body) > MAX_BODY_BYTES:
         return
     body = encryptor.encrypt(answer.body) if answer.sealed else answer.body
     if _has_room(session, caller, project_id, len(body)):
@@ -115,16 +115,16 @@ def store(
 
 
 def _has_room(session: Session, caller: str, project_id: str | None, stored: int) -> bool:
-    """Count an answer for its caller and its project; not where one of them has no room for it."""
-    most = {caller: MOST_CALLER_BYTES}
+    """Count an answer for its caller and project, unless one of them would exceed its limit."""
+    limits = {caller: MAX_CALLER_BYTES}
     if project_id is not None:
-        most[project_id] = MOST_PROJECT_BYTES
+        limits[project_id] = MAX_PROJECT_BYTES
     full = False
-    for holder in sorted(most):
+    for holder in sorted(limits):
         total = session.connection().scalar(_ADD, {"holder": holder, "stored": stored})
-        full = full or total > most[holder]
+        full = full or total > limits[holder]
     if full:
-        _release(session, dict.fromkeys(most, stored))
+        _subtract(session, dict.fromkeys(limits, stored))
     return not full
 
 
@@ -137,7 +137,7 @@ _ADD = text(
 )
 
 
-def _release(session: Session, freed: Mapping[str, int]) -> None:
+def _subtract(session: Session, freed: Mapping[str, int]) -> None:
     row = IdempotencyUsage
     if not freed:
         return
@@ -148,32 +148,32 @@ def _release(session: Session, freed: Mapping[str, int]) -> None:
 
 
 def abandon(session: Session, caller: str, key: str) -> None:
-    """Give a claimed key back: its act failed without effect, and may be repeated."""
+    """Delete a claimed key: its request failed without effect and may be repeated."""
     session.execute(delete(IdempotencyKey).where(IdempotencyKey.caller == caller, IdempotencyKey.key == key))
 
 
 def expired(session: Session, kept: timedelta, most: int) -> Sequence[tuple[str, str]]:
-    """Keys that can be forgotten, the oldest first."""
+    """Keys that can be deleted, oldest first."""
     row = IdempotencyKey
     query = select(row.caller, row.key).where(_expired(kept)).order_by(row.created_at).limit(most)
     return [(caller, key) for caller, key in session.execute(query)]
 
 
 def forget(session: Session, keys: Sequence[tuple[str, str]], kept: timedelta) -> int:
-    """Forget those of the keys that are still expired; how many were."""
+    """Delete those of the keys that are still expired. Returns how many."""
     row = IdempotencyKey
     return _forget(session, tuple_(row.caller, row.key).in_(keys) & _expired(kept))
 
 
 def _forget(session: Session, which: ColumnElement[bool]) -> int:
     row = IdempotencyKey
-    gone = session.execute(
+    deleted = session.execute(
         delete(row).where(which).returning(row.caller, row.project_id, func.length(row.body))
     ).all()
     freed: Counter[str] = Counter()
-    for caller, project_id, stored in gone:
+    for caller, project_id, stored in deleted:
         freed[caller] += stored or 0
         if project_id is not None:
             freed[project_id] += stored or 0
-    _release(session, {holder: stored for holder, stored in freed.items() if stored})
-    return len(gone)
+    _subtract(session, {holder: stored for holder, stored in freed.items() if stored})
+    return len(deleted)

@@ -1,8 +1,8 @@
-"""What is purged, when, and what is kept of it.
+"""Retention: which rows are purged, and when.
 
-Each sweep finds a batch of rows by their wall-clock times, and removes those that may still go, in a short
-transaction of its own (loops/retention.py). Never purged: the audit log, the ledger of GPUs (`allocations`,
-`instance_records`), and whatever something else refers to.
+Each sweep finds a batch of rows by their wall-clock times, then deletes those that are still due in a short
+transaction (loops/retention.py). Never purged: the audit log, the GPU ledger (`allocations`,
+`instance_records`), and rows that others refer to.
 """
 
 from abc import ABC, abstractmethod
@@ -38,15 +38,14 @@ from mooring.db.tables import (
 )
 from mooring.db.types import now
 
-_STREAM_KEPT = timedelta(minutes=10)
-# What was deleted more recently is kept even where its project has filled its storage: its deletion may still
-# be waited for.
-_KEPT_UNDER_PRESSURE = timedelta(minutes=10)
+_STREAM_MAX_AGE = timedelta(minutes=10)
+# Minimum age of deleted instances, even if their project's storage is full: users may still wait for them.
+_MIN_DELETED_AGE = timedelta(minutes=10)
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """For how long."""
+    """How long rows are kept."""
 
     deleted: timedelta
     idempotency: timedelta
@@ -54,25 +53,25 @@ class Kept:
 
 
 class Sweep(ABC):
-    """One kind of rows that are purged. Made anew for each run."""
+    """Purges one kind of rows. Created for each run."""
 
     @abstractmethod
     def find(self, session: Session, most: int) -> Sequence[Any]:
-        """Keys of some rows that are due; none when all of them are gone."""
+        """Keys of up to `most` rows that are due; empty at the end."""
 
     @abstractmethod
     def remove(self, session: Session, keys: Sequence[Any]) -> int:
-        """Remove those of them that still may go; how many did."""
+        """Delete those of the rows that are still due. Returns how many."""
 
 
 def sweeps(kept: Kept, limits: StorageLimits) -> list[Sweep]:
-    """All of them, in an order in which what refers to others goes first."""
+    """All sweeps, ordered so that rows are deleted before those they refer to."""
     before = now() - kept.deleted
     return [
         _Answers(kept.idempotency),
-        _Rows(Stream.id, Stream.created_at < now() - _STREAM_KEPT),
+        _Rows(Stream.id, Stream.created_at < now() - _STREAM_MAX_AGE),
         _Instances(before),
-        _CrowdedInstances(limits),
+        _InstancesOfFullProjects(limits),
         _Groups(before),
         _Rows(Reservation.id, or_(Reservation.deleted_at < before, Reservation.to_at < before)),
         _Rows(JoinToken.id, or_(JoinToken.used_at < before, JoinToken.expires_at < before)),
@@ -95,7 +94,7 @@ class _Answers(Sweep):
 
 
 class _Rows(Sweep):
-    """Rows that nothing else is to be done for."""
+    """Rows that are simply deleted."""
 
     def __init__(self, key: InstrumentedAttribute[str], due: ColumnElement[bool]) -> None:
         self._key, self._due = key, due
@@ -104,24 +103,24 @@ class _Rows(Sweep):
         return session.scalars(select(self._key).where(self._due).limit(most)).all()
 
     def remove(self, session: Session, keys: Sequence[str]) -> int:
-        gone = delete(self._key.class_).where(self._key.in_(keys), self._due).returning(self._key)
-        return len(session.scalars(gone).all())
+        statement = delete(self._key.class_).where(self._key.in_(keys), self._due).returning(self._key)
+        return len(session.scalars(statement).all())
 
 
 def _dead_key(before: datetime) -> ColumnElement[bool]:
-    """Keys of admins without a user stay: the settings may name one, and it would be installed anew."""
+    """Not admin keys without a user: the settings may contain one, which would be installed again."""
     ended = or_(ApiKey.revoked_at < before, ApiKey.expires_at < before)
     return ended & or_(ApiKey.project_id.is_not(None), ApiKey.user_id.is_not(None))
 
 
 def _unused_user(before: datetime) -> ColumnElement[bool]:
-    """People of a sign-on issuer stay: their row is what refuses their tokens."""
+    """Not users of a sign-on issuer: the deleted row is what rejects their tokens."""
     referred = or_(exists().where(Member.user_id == User.id), exists().where(ApiKey.user_id == User.id))
     return (User.deleted_at < before) & User.issuer.is_(None) & ~referred
 
 
 class _Instances(Sweep):
-    """Deleted instances with their events. Of those that were placed a record stays."""
+    """Deleted instances with their events. Those that were placed leave an instance record."""
 
     def __init__(self, before: datetime) -> None:
         self._due = Instance.deleted_at < before
@@ -136,15 +135,15 @@ class _Instances(Sweep):
         return len(purged)
 
 
-class _CrowdedInstances(Sweep):
-    """Deleted instances of projects that fill more than half of their storage, the oldest first.
+class _InstancesOfFullProjects(Sweep):
+    """Deleted instances of projects above half of their storage, oldest first.
 
-    Their events stay for their time: no project may take them from other readers.
+    Their events are kept as long as others, so that a project cannot delete events that others still read.
     """
 
     def __init__(self, limits: StorageLimits) -> None:
         self._limits = limits
-        self._due = Instance.deleted_at < now() - _KEPT_UNDER_PRESSURE
+        self._due = Instance.deleted_at < now() - _MIN_DELETED_AGE
 
     def find(self, session: Session, most: int) -> Sequence[str]:
         found: list[str] = []
@@ -166,12 +165,12 @@ class _CrowdedInstances(Sweep):
 
 
 def _holds_gpus() -> ColumnElement[bool]:
-    """No deleted instance should; if one does, it is a bug that this must not hide."""
+    """No deleted instance should. If one does, that is a bug, which purging it must not hide."""
     return exists().where(Allocation.instance_id == Instance.id, Allocation.to_at.is_(None))
 
 
 def _stored_bytes() -> ColumnElement[int]:
-    """As `storage.size` of spec and labels, without reading them."""
+    """`storage.size` of spec and labels, computed in SQL."""
     stored = func.length(cast(Instance.spec, String)) + func.length(cast(Instance.labels, String))
     return stored.label("stored_bytes")
 
@@ -199,7 +198,7 @@ def _purge(session: Session, keys: Sequence[str], due: ColumnElement[bool]) -> l
 
 
 class _Groups(Sweep):
-    """Deleted groups, after their members."""
+    """Deleted groups whose members are purged."""
 
     def __init__(self, before: datetime) -> None:
         member = exists().where(Instance.group_id == InstanceGroup.id)
@@ -220,16 +219,16 @@ class _Groups(Sweep):
         return len(rows)
 
 
-_OF_A_PROJECT = (
+_PROJECT_TABLES = (
     Allocation, InstanceRecord, InstanceGroup, Reservation, ApiKey, Member, Secret, Registry, Instance,
 )  # fmt: skip
 
 
 class _Projects(Sweep):
-    """Deleted projects that nothing refers to any more: those that never had a GPU, that is."""
+    """Deleted projects that nothing refers to, which are those that never had a GPU."""
 
     def __init__(self, before: datetime) -> None:
-        referred = or_(*(exists().where(table.project_id == Project.id) for table in _OF_A_PROJECT))
+        referred = or_(*(exists().where(table.project_id == Project.id) for table in _PROJECT_TABLES))
         self._due = (Project.deleted_at < before) & ~referred
 
     def find(self, session: Session, most: int) -> Sequence[str]:
@@ -244,7 +243,7 @@ class _Projects(Sweep):
 
 
 class _Events(Sweep):
-    """Events past their time, in the order of their numbers."""
+    """Expired events, ordered by `seq`."""
 
     def __init__(self, before: datetime) -> None:
         self._before = before
@@ -262,7 +261,7 @@ class _Events(Sweep):
 
 
 def last_activity(session: Session) -> datetime | None:
-    """The newest time that somebody wrote down: the wall clock was there, at least."""
+    """The newest time in the database: the wall clock has reached it before."""
     event = session.scalar(select(Event.at).order_by(Event.seq.desc()).limit(1))
     heartbeat = session.scalar(select(func.max(Node.last_heartbeat_at)))
     return max(filter(None, (event, heartbeat)), default=None)

@@ -1,4 +1,4 @@
-"""Alembic, driven from the program: the migrations travel inside the wheel."""
+"""Runs Alembic from the program. The migrations are part of the wheel."""
 
 from functools import cache
 from pathlib import Path
@@ -29,7 +29,7 @@ def downgrade(url: str, revision: str) -> None:
 
 
 def current(engine: Engine) -> str | None:
-    """The revision the database is at, null when it has never been migrated."""
+    """The database's revision; None if it was never migrated."""
     with engine.connect() as connection:
         return MigrationContext.configure(connection).get_current_revision()
 
@@ -45,7 +45,7 @@ def is_newest(url: str) -> bool:
 
 @cache
 def newest() -> str | None:
-    """The revision this program expects: it cannot change while the program runs."""
+    """The revision that this program expects."""
     made = Config()
     made.set_main_option("script_location", str(_scripts()))
     return ScriptDirectory.from_config(made).get_current_head()
@@ -53,5 +53,5 @@ def newest() -> str | None:
 
 def _scripts() -> Path:
     installed = Path(__file__).parent.parent / "migrations"
-    # In a checkout (an editable install) they lie at the top of the repository.
+    # In a checkout (an editable install) they are at the top of the repository.
     return installed if installed.is_dir() else Path(__file__).parents[3] / "migrations"

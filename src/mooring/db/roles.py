@@ -1,6 +1,6 @@
-"""PostgreSQL: a role that serves without owning. It may add to the audit log and change nothing of it (R32).
+"""PostgreSQL: the serving role, which may insert into the audit log but not change it (R32).
 
-The owner of a table can drop its triggers. So the owner migrates, and another role serves.
+The owner of a table can drop its triggers. So the owner migrates, and a different role serves.
 """
 
 import logging
@@ -17,11 +17,11 @@ log = logging.getLogger(__name__)
 AUDIT_TABLES: Final = ("audit_log", "audit_links", "audit_heads")
 _READ_ONLY: Final = ("alembic_version",)
 
-# The role must be unable to take back what it is not given.
+# The role must not be able to get more privileges than it is granted.
 _ATTRIBUTES: Final[LiteralString] = """
     SELECT array_remove(ARRAY[
         CASE WHEN rolsuper THEN 'a superuser' END,
-        CASE WHEN rolcreaterole THEN 'allowed to make roles' END,
+        CASE WHEN rolcreaterole THEN 'allowed to create roles' END,
         CASE WHEN rolreplication THEN 'allowed to replicate' END,
         CASE WHEN EXISTS (
             SELECT 1 FROM pg_roles other
@@ -48,49 +48,49 @@ _MAY_CHANGE: Final = """
 
 
 class UnfitRole(Exception):
-    """The role could change the audit log whatever it is granted. The message is for the operator."""
+    """The role could change the audit log regardless of its grants. The message is for the operator."""
 
 
 def role_of(url: str) -> str:
-    """Whom a database URL signs on as."""
+    """The role in a database URL."""
     role = normalized(url).username
     if not role:
-        raise UnfitRole("MOORING_DATABASE_URL names no role; with MOORING_DATABASE_OWNER_URL it has to")
+        raise UnfitRole("MOORING_DATABASE_URL names no role, which MOORING_DATABASE_OWNER_URL requires")
     return role
 
 
 def grant(owner_url: str, role: str, password: str | None = None) -> None:
-    """Give a role what serving needs, as the owner of the tables; safe to repeat.
+    """Grant a role the privileges for serving, as the owner of the tables. Safe to repeat.
 
     Args:
-        password: makes the role if there is none; sets its password if there is.
+        password: creates the role if it does not exist, otherwise sets its password.
 
     Raises:
-        UnfitRole: it could change the audit log all the same.
+        UnfitRole: it could change the audit log regardless.
     """
     url = normalized(owner_url)
     if url.get_backend_name() != "postgresql":
-        raise UnfitRole("only PostgreSQL has roles: who can write the file of SQLite can change all of it")
+        raise UnfitRole("only PostgreSQL has roles; anyone who can write an SQLite file can change all of it")
     plain = url.set(drivername="postgresql").render_as_string(hide_password=False)
     with psycopg.connect(plain, connect_timeout=10) as connection:
         connection.execute("SELECT pg_advisory_xact_lock(hashtext('mooring.migrations'))")
         if password is not None:
-            _make(connection, role, password)
-        _refuse_unfit(connection, role)
+            _create_or_alter(connection, role, password)
+        _require_fit(connection, role)
         for statement in _grants(connection, role):
             connection.execute(statement)
 
 
-def _make(connection: psycopg.Connection[tuple[str, ...]], role: str, password: str) -> None:
+def _create_or_alter(connection: psycopg.Connection[tuple[str, ...]], role: str, password: str) -> None:
     known = connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [role]).fetchone()
-    # Hashed here: the statement may end up in the server's log.
+    # Hashed here, since the statement may appear in the server's log.
     hashed = connection.pgconn.encrypt_password(password.encode(), role.encode(), b"scram-sha-256")
-    verb = sql.SQL("ALTER" if known else "CREATE")
+    action = sql.SQL("ALTER" if known else "CREATE")
     statement = sql.SQL("{} ROLE {} LOGIN PASSWORD {}")
-    connection.execute(statement.format(verb, sql.Identifier(role), sql.Literal(hashed.decode())))
+    connection.execute(statement.format(action, sql.Identifier(role), sql.Literal(hashed.decode())))
 
 
-def _refuse_unfit(connection: psycopg.Connection[tuple[str, ...]], role: str) -> None:
+def _require_fit(connection: psycopg.Connection[tuple[str, ...]], role: str) -> None:
     row = connection.execute(_ATTRIBUTES, [role]).fetchone()
     if row is None:
         raise UnfitRole(f"there is no role {role}: CREATE ROLE {role} LOGIN PASSWORD '…'")
@@ -99,10 +99,10 @@ def _refuse_unfit(connection: psycopg.Connection[tuple[str, ...]], role: str) ->
 
 
 def _grants(connection: psycopg.Connection[tuple[str, ...]], role: str) -> list[sql.Composed]:
-    """The statements; what an earlier grant, or somebody else, gave beyond them is taken back first."""
+    """The GRANT statements, after REVOKEs of whatever else was granted before."""
     to, tables = sql.Identifier(role), _tables(connection)
     database = sql.Identifier(connection.info.dbname)
-    made = [
+    statements = [
         sql.SQL("REVOKE CREATE ON SCHEMA public FROM PUBLIC, {}").format(to),
         sql.SQL("GRANT USAGE ON SCHEMA public TO {}").format(to),
         sql.SQL("GRANT CONNECT ON DATABASE {} TO {}").format(database, to),
@@ -117,11 +117,11 @@ def _grants(connection: psycopg.Connection[tuple[str, ...]], role: str) -> list[
         else:
             rights = "SELECT, INSERT, UPDATE, DELETE"
         statement = sql.SQL("GRANT {} ON {} TO {}")
-        made.append(statement.format(_words(rights), sql.Identifier("public", table), to))
-    return made
+        statements.append(statement.format(_as_sql(rights), sql.Identifier("public", table), to))
+    return statements
 
 
-def _words(rights: LiteralString) -> sql.SQL:
+def _as_sql(rights: LiteralString) -> sql.SQL:
     return sql.SQL(rights)
 
 
@@ -131,12 +131,12 @@ def _tables(connection: psycopg.Connection[tuple[str, ...]]) -> list[str]:
 
 
 def warn_of_serving_role(engine: Engine) -> None:
-    """Say at the start when the role that serves could change the audit log."""
+    """Log a warning at startup if the serving role could change the audit log."""
     if engine.dialect.name != "postgresql":
         return
     with engine.connect() as connection:
         may = connection.scalar(text(_MAY_CHANGE), {"tables": list(AUDIT_TABLES)})
     if may:
         log.warning(
-            'the database role that serves may change the audit log: docs/operating.md, "Two database roles"'
+            'the serving database role can change the audit log: see docs/operating.md, "Two database roles"'
         )

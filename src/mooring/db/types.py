@@ -10,18 +10,18 @@ from ulid import ULID
 
 
 def now() -> datetime:
-    """The wall clock, UTC, cut to the milliseconds that the API shows."""
-    moment = datetime.now(UTC)
-    return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
+    """The current UTC time, truncated to milliseconds as in the API."""
+    current = datetime.now(UTC)
+    return current.replace(microsecond=current.microsecond // 1000 * 1000)
 
 
 def new_id(prefix: str) -> str:
-    """A fresh id such as `ins_01k…` (see core/ids.py)."""
+    """A new id such as `ins_01k…` (see core/ids.py)."""
     return f"{prefix}_{str(ULID()).lower()}"
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """An aware UTC datetime. SQLite stores no zone, so it is taken off on the way in and put back."""
+    """An aware UTC datetime. SQLite stores no zone, so it is removed on write and added on read."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -37,18 +37,18 @@ class UtcDateTime(TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
-class Word(TypeDecorator[StrEnum]):
-    """An enumeration kept as plain text, so that SQL reads well and a new word needs no new type."""
+class EnumText(TypeDecorator[StrEnum]):
+    """An enum stored as text: readable in SQL, and a new value needs no change of a database type."""
 
     impl = String
     cache_ok = True
 
-    def __init__(self, words: type[StrEnum]) -> None:
+    def __init__(self, values: type[StrEnum]) -> None:
         super().__init__()
-        self.words = words
+        self.values = values
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> StrEnum | None:
-        return None if value is None else self.words(value)
+        return None if value is None else self.values(value)
 
 
 # SQLite gives an autoincrement only to INTEGER; on PostgreSQL the event log outlives 32 bits.

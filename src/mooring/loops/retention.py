@@ -123,7 +123,7 @@ class Retention(Loop):
         given = False
         while not self._stopping.is_set():
             began = monotonic()
-            if not space.give_back(self.database):
+            if not space.free_pages(self.database):
                 break
             given = True
             self._stopping.wait(monotonic() - began)

@@ -221,8 +221,8 @@ def test_an_act_outside_of_a_transaction_holds_its_key_until_it_is_answered_or_a
 def test_answers_of_a_caller_and_of_a_project_fill_only_so_much(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(idempotency, "MOST_CALLER_BYTES", 1000)
-    monkeypatch.setattr(idempotency, "MOST_PROJECT_BYTES", 1500)
+    monkeypatch.setattr(idempotency, "MAX_CALLER_BYTES", 1000)
+    monkeypatch.setattr(idempotency, "MAX_PROJECT_BYTES", 1500)
 
     def repeat(caller: str, key: str) -> bytes | None:
         """What a repeat gets of an answer of 600 bytes, as JSON; null: that it was not kept."""

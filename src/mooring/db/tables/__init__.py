@@ -1,4 +1,4 @@
-"""The tables. What SQL must filter, join, sum or constrain is a column; what only a reader shows is JSON."""
+"""The tables. Data that SQL filters, joins, sums or constrains has columns; data only shown is JSON."""
 
 from mooring.db.tables.base import Base
 from mooring.db.tables.history import (

@@ -1,4 +1,4 @@
-"""What all tables share: names of constraints, and types that both databases keep alike."""
+"""Shared by all tables: constraint names, and column types for both databases."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -15,7 +15,7 @@ from sqlalchemy.orm import DeclarativeBase
 from mooring.core.access import Role
 from mooring.core.gpu import Health
 from mooring.core.instance.state import DesiredState, State
-from mooring.db.types import Json, JsonObject, UtcDateTime, Word
+from mooring.db.types import EnumText, Json, JsonObject, UtcDateTime
 
 NAMING = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -32,15 +32,15 @@ class Base(DeclarativeBase):
         datetime: UtcDateTime,
         JsonObject: Json,
         list[Any]: Json,
-        State: Word(State),
-        DesiredState: Word(DesiredState),
-        Health: Word(Health),
-        Role: Word(Role),
+        State: EnumText(State),
+        DesiredState: EnumText(DesiredState),
+        Health: EnumText(Health),
+        Role: EnumText(Role),
     }
 
 
 def one_of(column: str, values: type[StrEnum]) -> CheckConstraint:
-    """A check that holds an enumeration in the database itself, whoever writes."""
+    """A check constraint that allows only the values of an enum."""
     return CheckConstraint(f"{column} IN ({', '.join(repr(str(value)) for value in values)})", name=column)
 
 
@@ -49,5 +49,5 @@ DELETED = "deleted_at IS NOT NULL"
 
 
 def partial_index(name: str, *columns: str, where: str, unique: bool = False) -> Index:
-    """An index over only those rows for which `where` holds, which is SQL that both databases read alike."""
+    """An index of the rows for which `where` holds: SQL that both databases support."""
     return Index(name, *columns, unique=unique, sqlite_where=text(where), postgresql_where=text(where))

@@ -1,4 +1,4 @@
-"""What happened and who did it, and what was answered."""
+"""Events, the audit log, and stored answers."""
 
 from datetime import datetime
 
@@ -14,30 +14,30 @@ from mooring.db.types import BigId, JsonObject
 
 
 class ControlPlane(Base):
-    """One row: who this control plane is, to its nodes and to the cursors it signs."""
+    """A single row: the identity and the secrets of this control plane."""
 
     __tablename__ = "control_plane"
 
     id: Mapped[str] = mapped_column(primary_key=True)
     cursor_secret: Mapped[bytes] = mapped_column(LargeBinary)
-    # A known text under the encryption key, by which a wrong key is noticed at the start.
+    # A known text, encrypted: detects a wrong encryption key at startup.
     key_check: Mapped[bytes | None] = mapped_column(LargeBinary)
-    # Names the key that signs the audit log, so that a wrong one is noticed at the start.
+    # Id of the key that signs the audit log: detects a wrong key at startup.
     audit_key_id: Mapped[str | None]
-    # The highest `seq` of an event that was purged with its instance, before its time was over.
+    # The highest `seq` of an event that was purged early, with its instance.
     events_purged_to: Mapped[int | None] = mapped_column(BigInteger)
     created_at: Mapped[datetime]
 
 
 class Event(Base):
-    """The history, append-only. `seq` is the order of commits (see control/events.py)."""
+    """The event log, append-only. `seq` is the order of commits (see control/events.py)."""
 
     __tablename__ = "events"
     __table_args__ = (
         Index("ix_events_instance_id_seq", "instance_id", "seq"),
-        # A project's next events, without reading past those of all others.
+        # Reads a project's next events without scanning those of others.
         Index("ix_events_project_id_seq", "project_id", "seq"),
-        # SQLite would otherwise give the number of a deleted last row to the next one.
+        # Otherwise SQLite would reuse the number of a deleted last row.
         {"sqlite_autoincrement": True},
     )
 
@@ -51,8 +51,8 @@ class Event(Base):
 
 
 class AuditEntry(Base):
-    """Who did what. Append-only by triggers. `hash` is a keyed signature of the row alone; `seq` is not the
-    order of commits. Rows of releases before the keys have a plain hash, over `previous_hash` too.
+    """Who did what. Append-only by triggers. `hash` is a signature of this row; `seq` is not the order of
+    commits. Rows of releases before signing have a plain hash that covers `previous_hash`.
     """
 
     __tablename__ = "audit_log"
@@ -70,7 +70,7 @@ class AuditEntry(Base):
     action: Mapped[str]
     project_id: Mapped[str | None]
     target_id: Mapped[str | None]
-    # The fields that changed, as they were and as they are; null: there was, or is, nothing.
+    # The changed fields before and after; null before a create and after a delete.
     before: Mapped[JsonObject | None]
     after: Mapped[JsonObject | None]
     previous_hash: Mapped[str]
@@ -78,7 +78,7 @@ class AuditEntry(Base):
 
 
 class AuditLink(Base):
-    """The place of a committed row of the audit log in the chain of its project. Append-only by triggers."""
+    """The position of an audit log row in the chain of its project. Append-only by triggers."""
 
     __tablename__ = "audit_links"
     __table_args__ = (
@@ -87,7 +87,7 @@ class AuditLink(Base):
         {"sqlite_autoincrement": True},
     )
 
-    # One writer at a time: the order of numbers is the order of commits.
+    # In the order of commits, since there is one writer at a time.
     number: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)
     entry_seq: Mapped[int] = mapped_column(BigId)
     chain: Mapped[str]
@@ -96,22 +96,22 @@ class AuditLink(Base):
 
 
 class AuditHead(Base):
-    """A hash over all links up to one, made each minute in which there were some. Append-only by triggers."""
+    """A hash over all links so far, made each minute if there are new ones. Append-only by triggers."""
 
     __tablename__ = "audit_heads"
 
     number: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=False)
     at: Mapped[datetime]
     last_link: Mapped[int] = mapped_column(BigId)
-    # How many links it covers.
+    # The number of links that it covers.
     links: Mapped[int] = mapped_column(BigId)
     hash: Mapped[str]
 
 
 class IdempotencyKey(Base):
-    """The stored answer of a POST, written in the transaction of its effect. No status: still running.
+    """The stored answer of a POST, written in the transaction of its effect.
 
-    A status without a body: the body was not kept, since it was too large.
+    Without a status the request is still running. A status without a body: the body was too large to store.
     """
 
     __tablename__ = "idempotency_keys"
@@ -121,16 +121,16 @@ class IdempotencyKey(Base):
     fingerprint: Mapped[str]
     status: Mapped[int | None]
     headers: Mapped[JsonObject | None]
-    # An answer that shows a secret this once is kept encrypted.
+    # Whether `body` is encrypted, because the answer contains a secret.
     sealed: Mapped[bool] = mapped_column(default=False)
     body: Mapped[bytes | None] = mapped_column(LargeBinary)
-    # Of the caller's key, where it belongs to one.
+    # The project of the caller's API key, if any.
     project_id: Mapped[str | None]
     created_at: Mapped[datetime] = mapped_column(index=True)
 
 
 class IdempotencyUsage(Base):
-    """How many bytes of stored answers a caller or a project has."""
+    """Bytes of stored answers of a caller or a project."""
 
     __tablename__ = "idempotency_usage"
 

@@ -1,4 +1,4 @@
-"""Nodes, their GPUs, and the tokens that machines join with."""
+"""Nodes, their GPUs, and join tokens."""
 
 from datetime import datetime
 from typing import Any
@@ -18,7 +18,7 @@ from mooring.db.types import JsonObject
 
 
 class JoinToken(Base):
-    """A token that a machine becomes a node with, once. Only its hash is kept."""
+    """A one-time token for a machine to become a node. Only its hash is stored."""
 
     __tablename__ = "join_tokens"
 
@@ -38,37 +38,37 @@ class Node(Base):
     id: Mapped[str] = mapped_column(primary_key=True)
     name: Mapped[str]
     credential_hash: Mapped[str] = mapped_column(unique=True)
-    # The one that the node has fetched and not used yet: both are good until it does (R20).
+    # Fetched by the node but not used yet: both credentials are valid until then (R20).
     next_credential_hash: Mapped[str | None] = mapped_column(unique=True)
     renewal_due: Mapped[bool] = mapped_column(default=False)
     cordoned: Mapped[bool] = mapped_column(default=False)
     draining: Mapped[bool] = mapped_column(default=False)
-    # Ids of the only projects whose instances may be placed here; null: all.
+    # Ids of the projects whose instances may be placed here; null: all.
     reserved_for: Mapped[list[Any] | None]
-    # Rises with every change that an admin makes.
+    # Incremented by each change of an admin.
     version: Mapped[int] = mapped_column(default=1)
     drain_deadline_at: Mapped[datetime | None]
     silent: Mapped[bool] = mapped_column(default=True)
     problem: Mapped[JsonObject | None]
-    # The facts in effect: what the node reports, within what is approved (control/nodes/approval.py).
+    # The effective facts: as reported, limited to what is approved (control/nodes/approval.py).
     facts: Mapped[JsonObject | None]
-    # Null until the first report; with the GPUs by UUID under `gpus`.
+    # Null until the first report. GPUs are under `gpus`, by UUID.
     approved: Mapped[JsonObject | None]
-    # Where the last report differs from what is approved; null: nowhere.
+    # Differences between the last report and what is approved; null: none.
     difference: Mapped[list[Any] | None]
-    # Written with every report and read only for figures.
+    # Written by each report, read for metrics only.
     samples: Mapped[list[Any]] = mapped_column(default=list, deferred=True)
     orphans: Mapped[list[Any]] = mapped_column(default=list)
-    # The newest agent's session and its last applied report: older ones are refused or skipped.
+    # The newest agent's session and its last applied report; older ones are rejected or skipped.
     session: Mapped[int] = mapped_column(default=0)
     seq: Mapped[int] = mapped_column(BigInteger, default=0)
-    # Rises with every change of what the node should have; a report made under a lower one is silent
-    # about what came after.
+    # Incremented by each change of the node's desired state. A report with a lower generation says nothing
+    # about later changes.
     generation: Mapped[int] = mapped_column(BigInteger, default=0)
-    # Rises with every change that the scheduler would see: what is held there, cards, facts, state.
+    # Incremented by each change that the scheduler sees: allocations, GPUs, facts, state.
     revision: Mapped[int] = mapped_column(BigInteger, default=0)
-    # Counts reports. Silence is measured by how long this stands still on a monotonic clock, never by
-    # comparing wall clocks.
+    # Counts reports. A node is silent if this does not change for some time on a monotonic clock; wall clocks
+    # are not compared.
     heartbeats: Mapped[int] = mapped_column(BigInteger, default=0)
     last_heartbeat_at: Mapped[datetime | None]
     created_at: Mapped[datetime]
@@ -76,7 +76,7 @@ class Node(Base):
 
 
 class Gpu(Base):
-    """A card, known by its NVML UUID, on exactly one node."""
+    """A GPU, identified by its NVML UUID, on exactly one node."""
 
     __tablename__ = "gpus"
     __table_args__ = (
@@ -92,20 +92,20 @@ class Gpu(Base):
     facts: Mapped[JsonObject]
     health: Mapped[Health] = mapped_column()
     health_reason: Mapped[JsonObject | None]
-    # Whose instance `health_reason` is about; null: of no single project.
+    # The project whose instance `health_reason` is about; null: none or several.
     reason_project_id: Mapped[str | None]
     last_incident_id: Mapped[str | None]
     last_fault_id: Mapped[str | None]
-    # It has a warning: it is given out where nothing else fits.
+    # It has a warning, so it is used only if nothing else fits.
     placed_last: Mapped[bool] = mapped_column(default=False, server_default=false())
     simulated: Mapped[bool]
-    # Both are written by the triggers on `allocations` alone. No project: nothing or MIG devices are held.
+    # Written only by the triggers on `allocations`. `held_by` is null if unallocated or for MIG devices.
     milli_held: Mapped[int] = mapped_column(default=0)
     held_by: Mapped[str | None]
 
 
 class GpuCondition(Base):
-    """What is wrong with a GPU now. `project_id`: of an application fault, else empty."""
+    """A current problem of a GPU. `project_id` is set for application faults, else empty."""
 
     __tablename__ = "gpu_conditions"
 
@@ -117,12 +117,12 @@ class GpuCondition(Base):
     since: Mapped[datetime]
     last_at: Mapped[datetime] = mapped_column(index=True)
     count: Mapped[int]
-    # It ends when the node no longer lists it, and not before.
+    # It ends only when the node no longer lists it.
     standing: Mapped[bool]
 
 
 class GpuIncident(Base):
-    """Something that happened to a GPU, equal ones of an hour counted as one; the newest are kept."""
+    """An incident of a GPU. Equal incidents within an hour are one row; only the newest are kept."""
 
     __tablename__ = "gpu_incidents"
     __table_args__ = (Index("ix_gpu_incidents_gpu_uuid_id", "gpu_uuid", "id"),)
@@ -134,7 +134,7 @@ class GpuIncident(Base):
     severity: Mapped[str]
     action: Mapped[str]
     message: Mapped[str]
-    # Who had it then; null: nobody, or several.
+    # The project and instance that had it then; null: none or several.
     project_id: Mapped[str | None]
     instance_id: Mapped[str | None]
     since: Mapped[datetime]
@@ -143,7 +143,7 @@ class GpuIncident(Base):
 
 
 class Stream(Base):
-    """Logs or an exec that a user waits for and a node has not dialled in for yet."""
+    """A request for logs or an exec that the node has not connected for yet."""
 
     __tablename__ = "streams"
 

@@ -1,4 +1,4 @@
-"""Projects, the people in them, their keys, secrets and registries."""
+"""Projects, users, memberships, API keys, secrets and registries."""
 
 from datetime import datetime
 from typing import Any
@@ -25,21 +25,21 @@ class Project(Base):
     id: Mapped[str] = mapped_column(primary_key=True)
     name: Mapped[str]
     labels: Mapped[JsonObject]
-    # As schemas/projects.py: Quotas shows them; a limit that is absent or null does not limit.
+    # As schemas/projects.py: Quotas; absent or null: unlimited.
     quotas: Mapped[JsonObject]
     weight: Mapped[float] = mapped_column(Float)
-    # Patterns of core/images.py; null: every image.
+    # Patterns of core/images.py; null: all images.
     allowed_images: Mapped[list[Any] | None]
     security_profile: Mapped[str]
-    # The highest that its instances may ask for; null: any.
+    # The highest priority that its instances may have; null: any.
     max_priority: Mapped[int | None]
-    # GPUs that it may take back from whoever borrows them; null: none.
+    # The number of GPUs that it may reclaim from borrowers; null: none.
     guaranteed_gpus: Mapped[int | None]
     gpu_sharing: Mapped[bool] = mapped_column(default=False)
     host_network: Mapped[bool] = mapped_column(default=False)
-    # Labels that a node must have to host its instances; null: none.
+    # Labels that nodes must have to run its instances; null: none.
     node_selector: Mapped[JsonObject | None]
-    # Whether it may run images that exist only on a node.
+    # Whether it may use images that exist only on a node.
     local_images: Mapped[bool] = mapped_column(default=False)
     require_disk_limits: Mapped[bool] = mapped_column(default=False)
     version: Mapped[int]
@@ -48,7 +48,7 @@ class Project(Base):
 
 
 class User(Base):
-    """A person. Who signs on by OIDC is known by issuer and subject, and made at the first request."""
+    """A person. OIDC users are identified by issuer and subject, and created at their first request."""
 
     __tablename__ = "users"
     __table_args__ = (
@@ -76,20 +76,20 @@ class Member(Base):
     project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"), primary_key=True)
     user_id: Mapped[str] = mapped_column(ForeignKey("users.id"), primary_key=True, index=True)
     role: Mapped[Role] = mapped_column()
-    # False: an owner took the user in, who was not asked. It never decides where the user's requests go.
+    # False: an owner added the user without asking. It never decides where the user's requests go.
     by_admin: Mapped[bool] = mapped_column(default=True)
     created_at: Mapped[datetime]
 
 
 class ApiKey(Base):
-    """A key of a project (or of none: an admin's). With a user it can do no more than that user can."""
+    """A key of a project, or of none (admins). With a user it can do no more than that user."""
 
     __tablename__ = "api_keys"
     __table_args__ = (Index("ix_api_keys_project_id_id", "project_id", "id"),)
 
     id: Mapped[str] = mapped_column(primary_key=True)
     name: Mapped[str]
-    # The first characters of the key, by which people tell theirs apart.
+    # The first characters of the key, for users to recognize it.
     prefix: Mapped[str]
     project_id: Mapped[str | None] = mapped_column(ForeignKey("projects.id"))
     user_id: Mapped[str | None] = mapped_column(ForeignKey("users.id"), index=True)
@@ -103,7 +103,7 @@ class ApiKey(Base):
 
 
 class Secret(Base):
-    """A value that only containers see; kept encrypted."""
+    """A value that only containers see, stored encrypted."""
 
     __tablename__ = "secrets"
     __table_args__ = (Index("uq_secrets_project_id_name", "project_id", "name", unique=True),)
@@ -116,7 +116,7 @@ class Secret(Base):
 
 
 class Registry(Base):
-    """A project's credentials for one image registry; the password is kept encrypted."""
+    """A project's credentials for one image registry. The password is stored encrypted."""
 
     __tablename__ = "registries"
     __table_args__ = (Index("uq_registries_project_id_server", "project_id", "server", unique=True),)

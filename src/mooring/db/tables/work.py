@@ -1,4 +1,4 @@
-"""Instances, groups of them, the GPUs that they hold and those that are kept for later."""
+"""Instances, instance groups, GPU allocations and reservations."""
 
 from datetime import datetime
 from typing import Any
@@ -25,15 +25,15 @@ class Instance(Base):
         one_of("state", State),
         one_of("desired_state", DesiredState),
         partial_index("uq_instances_project_id_name", "project_id", "name", where=LIVE, unique=True),
-        # What the loops look for, each over the few rows that matter and not the whole history.
+        # For the loops: indexes of the few rows that matter, not of all history.
         partial_index("ix_instances_pending", "queued_at", "id", where="state = 'pending'"),
         partial_index("ix_instances_node", "node_id", where=LIVE),
         partial_index("ix_instances_expires_at", "expires_at", where="expires_at IS NOT NULL"),
-        # A project's page, without all that it ever had.
+        # For the list of a project's instances, without deleted ones.
         partial_index("ix_instances_project_id_id", "project_id", "id", where=LIVE),
-        # What a project holds and waits for, which is counted against its quotas.
+        # For quotas: a project's active and pending instances.
         partial_index("ix_instances_project_active", "project_id", where=ACTIVE),
-        # What retention looks for.
+        # For retention.
         partial_index("ix_instances_deleted_at", "deleted_at", where=DELETED),
     )
 
@@ -42,31 +42,31 @@ class Instance(Base):
     name: Mapped[str]
     labels: Mapped[JsonObject]
     spec: Mapped[JsonObject]
-    # Cards or MIG devices, and what they count as together in thousandths of a card.
+    # Number of GPUs or MIG devices, and their total in thousandths of a GPU.
     gpu_count: Mapped[int]
     gpu_milli: Mapped[int]
     priority: Mapped[int]
-    # Of an instance group, its number there from 0.
+    # Its rank in the instance group, from 0.
     group_id: Mapped[str | None] = mapped_column(ForeignKey("instance_groups.id"), index=True)
     group_rank: Mapped[int | None]
     state: Mapped[State] = mapped_column()
     desired_state: Mapped[DesiredState] = mapped_column()
     reason: Mapped[JsonObject | None]
     version: Mapped[int]
-    # Rises with every verb that changes what should run; `attempt` counts placements and restarts.
+    # Incremented by each operation that changes the desired state; `attempt` counts placements and restarts.
     generation: Mapped[int]
     attempt: Mapped[int]
     node_id: Mapped[str | None] = mapped_column(ForeignKey("nodes.id"))
-    # The node's generation that first carried this attempt: older reports are silent about it.
+    # The node's generation that first had this attempt; older reports say nothing about it.
     node_generation: Mapped[int] = mapped_column(BigInteger)
     cpu_milli: Mapped[int | None]
     memory_mib: Mapped[int | None]
     disk_mib: Mapped[int | None]
-    # As schemas/instances.py: Granted shows it: isolation, link_score, borrowed.
+    # As schemas/instances.py: Granted: isolation, link_score, borrowed.
     placed_as: Mapped[JsonObject | None]
-    # It gave way and waits again as soon as it has ended.
+    # It was preempted and is queued again when it has ended.
     requeue: Mapped[bool] = mapped_column(default=False)
-    # How often its node got the secrets and registry credentials of an attempt.
+    # How often the node fetched the secrets and registry credentials of an attempt.
     handout_attempt: Mapped[int | None]
     handout_count: Mapped[int] = mapped_column(default=0)
     stop_timeout_s: Mapped[int]
@@ -86,10 +86,10 @@ class Instance(Base):
 
 
 class Allocation(Base):
-    """What one attempt holds of one GPU, from one moment to another: the lock and the ledger of usage in one.
+    """What one attempt has of one GPU, from its start to its end: both the lock and the usage ledger.
 
-    Triggers keep `gpus.milli_held` and `gpus.held_by` in step with the rows that have no end yet, so that the
-    checks of that table refuse a card given twice, whatever the code does.
+    Triggers update `gpus.milli_held` and `gpus.held_by` from the rows without an end, so that the check
+    constraints there prevent allocating a GPU twice.
     """
 
     __tablename__ = "allocations"
@@ -99,7 +99,7 @@ class Allocation(Base):
         ),
         partial_index("ix_allocations_live_gpu", "gpu_uuid", where="to_at IS NULL"),
         Index("ix_allocations_instance_id", "instance_id"),
-        # The GPU-hours of a day or a month.
+        # For the GPU-hours of a day or a month.
         Index("ix_allocations_project_id_to_at", "project_id", "to_at"),
         CheckConstraint("milli BETWEEN 1 AND 1000", name="milli"),
     )
@@ -110,7 +110,7 @@ class Allocation(Base):
     instance_id: Mapped[str]
     project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
     attempt: Mapped[int]
-    # Thousandths of the card; of a MIG device what it counts as.
+    # Thousandths of the GPU; for a MIG device, what it counts as.
     milli: Mapped[int]
     mig_uuid: Mapped[str | None]
     from_at: Mapped[datetime]
@@ -118,7 +118,7 @@ class Allocation(Base):
 
 
 class InstanceGroup(Base):
-    """Instances that are placed all together or not at all, and find one another by name."""
+    """Instances that are placed all together or not at all, and reach each other by name."""
 
     __tablename__ = "instance_groups"
     __table_args__ = (
@@ -134,11 +134,11 @@ class InstanceGroup(Base):
     count: Mapped[int]
     template: Mapped[JsonObject]
     on_member_failure: Mapped[str]
-    # How members on several nodes reach one another: auto, overlay or host.
+    # How members on several nodes reach each other: auto, overlay or host.
     network: Mapped[str]
     encrypted: Mapped[bool]
     master_port: Mapped[int]
-    # How often one of its members was queued again after it had failed, since the group was last started.
+    # How often failed members were queued again since the group was last started.
     restarts: Mapped[int]
     desired_state: Mapped[DesiredState] = mapped_column()
     reason: Mapped[JsonObject | None]
@@ -148,9 +148,9 @@ class InstanceGroup(Base):
 
 
 class InstanceRecord(Base):
-    """What is kept of a purged instance that was placed at least once.
+    """The record of a purged instance that was placed at least once.
 
-    Its rows in `allocations` are kept too. Together they say which GPUs a project had, and when.
+    With its rows in `allocations`, which are kept too, it shows which GPUs a project had, and when.
     """
 
     __tablename__ = "instance_records"
@@ -175,20 +175,20 @@ class InstanceRecord(Base):
 
 
 class ProjectStorage(Base):
-    """How much of the database a project fills, as `control/tenants/storage.py` counts it."""
+    """How many bytes of the database a project uses; see `control/tenants/storage.py`."""
 
     __tablename__ = "project_storage"
 
     project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"), primary_key=True)
-    # Specs and labels of its instances and groups, deleted ones included until they are purged.
+    # Specs and labels of its instances and groups, until they are purged.
     stored_bytes: Mapped[int] = mapped_column(BigInteger)
-    # All that was written on the UTC day `written_on`, such as 2026-11-22.
+    # Bytes written on the UTC day `written_on`, such as 2026-11-22.
     written_bytes: Mapped[int] = mapped_column(BigInteger)
     written_on: Mapped[str]
 
 
 class Reservation(Base):
-    """GPUs that are kept for a project from one moment to another."""
+    """GPUs reserved for a project from a start to an end time."""
 
     __tablename__ = "reservations"
     __table_args__ = (
@@ -199,9 +199,9 @@ class Reservation(Base):
     id: Mapped[str] = mapped_column(primary_key=True)
     project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
     name: Mapped[str]
-    # As schemas/reservations.py has it: what was asked for.
+    # The request, as in schemas/reservations.py.
     asked: Mapped[JsonObject]
-    # The cards chosen for it; chosen anew when one is lost.
+    # The chosen GPUs; lost ones are replaced.
     gpu_uuids: Mapped[list[Any]]
     from_at: Mapped[datetime]
     to_at: Mapped[datetime]
@@ -211,7 +211,7 @@ class Reservation(Base):
 
 
 class ProjectUsage(Base):
-    """What a project has used of late, halved with every half-life: the basis of fair share."""
+    """Recent usage of a project, which decays with a half-life: the basis of fair share."""
 
     __tablename__ = "project_usages"
 
