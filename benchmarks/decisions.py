@@ -169,7 +169,7 @@ class Cluster:
         asked = {request.instance_id: request for request in self._requests(waiting)}
         snapshot = Snapshot(tuple(self._nodes.values()), tuple(asked.values()), now=float(self._asked))
         began = time.perf_counter()
-        snapshot = self._learning.look(snapshot, self._memory)
+        snapshot = self._learning.learn(snapshot, self._memory)
         plan = schedule(snapshot, self._memory)
         seconds = time.perf_counter() - began
         for placed in plan.placements:

@@ -19,7 +19,7 @@ def production() -> Decide:
 
     def decide(cluster: Cluster, waiting: Sequence[Request]) -> Sequence[Placement]:
         nonlocal promised
-        snapshot = learning.look(replace(cluster.snapshot(waiting), promised=promised), memory)
+        snapshot = learning.learn(replace(cluster.snapshot(waiting), promised=promised), memory)
         plan = SchedulingCycle(snapshot, memory).decisions()
         promised = frozenset(plan.promised)
         return plan.placements
@@ -41,12 +41,12 @@ def _one_by_one(*, stop_at_first: bool) -> Decide:
     memory, learning = CycleCache(), Learning()
 
     def decide(cluster: Cluster, waiting: Sequence[Request]) -> Sequence[Placement]:
-        snapshot = learning.look(cluster.snapshot(waiting), memory)
-        world = memory.world
-        world.judge_by(snapshot.potential)
+        snapshot = learning.learn(cluster.snapshot(waiting), memory)
+        world = memory.cluster
+        world.set_potential(snapshot.potential)
         placements: list[Placement] = []
         failed: set[Key] = set()
-        with world.supposing():
+        with world.what_if():
             for request in waiting:
                 # Shares of one card are of one project: whether something fits depends on whose it is.
                 asked = (*shape(request), request.project_id)

@@ -110,8 +110,8 @@ def h100s(node_id: str, in_use: int = 0, **changes: Any) -> NodeView:
 def place_one(nodes: Iterable[NodeView], asked: Request, at: PlanTime) -> Placement | None:
     """Where it would go if nothing else waited."""
     memory = CycleCache()
-    memory.look(tuple(nodes))
-    found = find(memory.world, asked, at)
+    memory.update(tuple(nodes))
+    found = find(memory.cluster, asked, at)
     return found.placement if found else None
 
 

@@ -59,7 +59,7 @@ class Scheduling(Loop):
             if self._learning is None:
                 self._learning = self._learn(session, snapshot)
                 freeze_gc(snapshot.nodes)
-        snapshot = self._learning.look(snapshot, self._memory)
+        snapshot = self._learning.learn(snapshot, self._memory)
         self._count_usage(snapshot)
         plan = schedule(snapshot, self._memory) if snapshot.requests else SchedulingPlan((), ())
         self._world.publish(snapshot, plan)
@@ -72,7 +72,7 @@ class Scheduling(Loop):
         """Learn from recent requests, so that a restart does not lose what was learned."""
         learning = Learning()
         requests = pending.recent_requests(session, _LEARNT_FROM)
-        learning.look(replace(snapshot, requests=requests), self._memory)
+        learning.learn(replace(snapshot, requests=requests), self._memory)
         return learning
 
     def _count_usage(self, snapshot: Snapshot) -> None:

@@ -1,7 +1,7 @@
-"""The nodes of a look, less what the look has given out. Kept from one look to the next as a cache.
+"""The nodes of a scheduling cycle, with what the cycle has placed so far. Cached between cycles.
 
-Nodes that did not change are the same objects in the next snapshot: only others are read again. Nothing
-here depends on what earlier looks were, but how fast it is.
+A node that did not change is the same object in the next snapshot, so only other nodes are read again.
+Earlier cycles affect the speed of this one, never its result.
 """
 
 from collections import Counter
@@ -35,13 +35,13 @@ from mooring.scheduler.packing.shapes import NodeClass
 
 Mask = NDArray[np.bool_]
 Ints = NDArray[np.int64]
-_AT_FIRST = Demand().potential
+_INITIAL = Demand().potential
 Numbers = TypeVar("Numbers", Ints, Mask)
 
 
 @dataclass(slots=True)
 class Held:
-    """What one project holds, in the units of its nodes."""
+    """What the instances of one project have, in the units of its nodes."""
 
     gpu_milli: int = 0
     cpu_milli: int = 0
@@ -54,33 +54,33 @@ class Held:
 
 
 class ClusterState:
-    """All nodes by their index in the fleet, which is never used again for another."""
+    """All nodes by their index in the fleet. The index of a removed node is not reused."""
 
     def __init__(self) -> None:
-        self._potential = _AT_FIRST
+        self._potential = _INITIAL
         self.fleet = Fleet((), self._potential)
-        self.nodes: list[NodeView | None] = []  # null: it is no longer there
+        self.nodes: list[NodeView | None] = []  # null: removed
         self.kinds: list[NodeKind] = []
-        self._kind_of: Ints = np.zeros(0, np.int64)  # by node, and room for more
-        self.changes: list[int] = []  # nodes, in the order in which they changed; one may be there often
+        self._kind_of: Ints = np.zeros(0, np.int64)  # by node, with spare capacity
+        self.changes: list[int] = []  # node indices in the order of their changes, with repeats
         self.held: dict[str, Held] = {}  # by project
-        self.groups: dict[str, Counter[int]] = {}  # members of a gang that hold something, by node
+        self.groups: dict[str, Counter[int]] = {}  # placed members of each gang, by node
         self.with_holds: set[int] = set()
         self.reserved: set[int] = set()  # nodes that are reserved for some projects
-        self.with_last: set[int] = set()  # nodes with GPUs that are given out last
+        self.with_last: set[int] = set()  # nodes with GPUs that are allocated last
         self.with_stopping: set[int] = set()
-        self.stopping: Counter[str] = Counter()  # GPUs (milli) that are about to be free, by project
-        self.preemptible: Counter[int] = Counter()  # instances that may be evicted, by priority
+        self.stopping: Counter[str] = Counter()  # GPUs (milli) of stopping instances, by project
+        self.preemptible: Counter[int] = Counter()  # preemptible instances, by priority
         self.total = Held()  # of all nodes in any state
         self._index: dict[str, int] = {}
         self._kind_numbers: dict[NodeKind, int] = {}
         self._classes: list[NodeClass] = []
-        self._told: list[NodeView | None] = []  # as a snapshot told; null: changed since
-        self._looked: Sequence[NodeView] | None = None  # the last snapshot's; null: some have changed since
+        self._as_given: list[NodeView | None] = []  # as in the snapshot; null: changed since
+        self._last_given: Sequence[NodeView] | None = None  # null: nodes changed since the last snapshot
         self._numbers: dict[object, _Numbers] = {}
-        self._before: dict[int, NodeView] | None = None  # how nodes were before a supposition
+        self._before: dict[int, NodeView] | None = None  # nodes before the current what-if
         self._suitable: dict[tuple[int, Ask], Suitable] = {}
-        self._codes: dict[Hashable, int] = {None: 0}  # of what nodes are grouped by
+        self._codes: dict[Hashable, int] = {None: 0}  # of the values that group nodes
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -90,30 +90,30 @@ class ClusterState:
         """The number of each node's kind."""
         return self._kind_of[: len(self.nodes)]
 
-    def outworn(self, nodes: int) -> bool:
-        """Whether so much is remembered of what is no longer that a new world would be smaller."""
+    def should_rebuild(self, nodes: int) -> bool:
+        """Whether removed nodes take so much memory that a new state would be smaller."""
         return len(self.nodes) > 2 * nodes + 64 or len(self.changes) > 100_000 + 10 * nodes
 
-    # ---- from look to look
+    # ---- between cycles
 
-    def judge_by(self, potential: Potential | None) -> None:
-        """What waste is judged by from now on; None: nothing was learnt yet."""
-        potential = potential or _AT_FIRST
+    def set_potential(self, potential: Potential | None) -> None:
+        """Set what prices wasted GPUs; None: no demand was learnt yet."""
+        potential = potential or _INITIAL
         if potential is not self._potential:
             self._potential = potential
             self.fleet.reprice(potential)
 
-    def look(self, nodes: Sequence[NodeView]) -> None:
-        """These are the nodes now."""
-        if nodes is self._looked:
+    def update(self, nodes: Sequence[NodeView]) -> None:
+        """Replace the nodes by those of the current snapshot."""
+        if nodes is self._last_given:
             return
         for node in nodes:
             index = self._index.get(node.id)
-            if index is None or self._told[index] is not node:
-                self._told[self.put(_in_order(node))] = node
+            if index is None or self._as_given[index] is not node:
+                self._as_given[self.put(_in_order(node))] = node
         if len(self._index) > len(nodes):
             self._remove(self._index.keys() - {node.id for node in nodes})
-        self._looked = nodes
+        self._last_given = nodes
 
     # ---- the nodes
 
@@ -121,7 +121,7 @@ class ClusterState:
         return self._index[node_id]
 
     def node(self, index: int) -> NodeView:
-        """KeyError if it is no longer there."""
+        """Raises: KeyError: the node was removed."""
         if (node := self.nodes[index]) is None:
             raise KeyError(index)
         return node
@@ -130,7 +130,7 @@ class ClusterState:
         return ((index, node) for index, node in enumerate(self.nodes) if node is not None)
 
     def put(self, node: NodeView) -> int:
-        """The node is so from now on; it may be a new one."""
+        """Add or replace a node, and return its index."""
         index = self._index.get(node.id)
         if index is None:
             index = self._add(node)
@@ -143,8 +143,8 @@ class ClusterState:
         self.fleet.refresh([fleet_node(node, as_class, there, open_=node.state is NodeState.READY)])
         self._count(index, before, node)
         self.nodes[index] = node
-        self._told[index] = None
-        self._looked = None
+        self._as_given[index] = None
+        self._last_given = None
         self.changes.append(index)
         return index
 
@@ -152,7 +152,7 @@ class ClusterState:
         self.nodes.append(None)
         if len(self._kind_of) < len(self.nodes):
             self._kind_of = grown(self._kind_of, 2 * len(self.nodes))
-        self._told.append(None)
+        self._as_given.append(None)
         self._index[node.id] = len(self.nodes) - 1
         return len(self.nodes) - 1
 
@@ -161,7 +161,7 @@ class ClusterState:
             index = self._index.pop(node_id)
             self._count(index, self.nodes[index], None)
             self.nodes[index] = None
-            self._told[index] = None
+            self._as_given[index] = None
             self.fleet.remove([node_id])
             self.changes.append(index)
 
@@ -174,7 +174,7 @@ class ClusterState:
         return number
 
     def suitable(self, number: int, request: Request) -> Suitable:
-        """What of the kind with this number would do."""
+        """Which parts of the node kind with this number suit the request."""
         key = number, ask_of(request)
         found = self._suitable.get(key)
         if found is None:
@@ -184,25 +184,25 @@ class ClusterState:
         return found
 
     @contextmanager
-    def supposing(self) -> Iterator["Supposed"]:
-        """Whatever changes within is put back at the end, unless it is kept."""
+    def what_if(self) -> Iterator["WhatIf"]:
+        """Undo all changes to nodes at the end of the block, unless they are applied."""
         outer = self._before
         before: dict[int, NodeView] = {}
         self._before = before
-        supposed = Supposed()
+        what_if = WhatIf()
         try:
-            yield supposed
+            yield what_if
         finally:
-            # What is put back is no change to the supposition around this one; what is kept is.
+            # For the enclosing what-if, only changes that are applied count as changes.
             self._before = None
             for index, node in before.items():
-                if not supposed.kept:
+                if not what_if.applied:
                     self.put(node)
                 elif outer is not None:
                     outer.setdefault(index, node)
             self._before = outer
 
-    # ---- what is counted
+    # ---- counters
 
     def _count(self, index: int, before: NodeView | None, after: NodeView | None) -> None:
         for node, sign in ((before, -1), (after, +1)):
@@ -225,7 +225,7 @@ class ClusterState:
             self.reserved.add(index)
 
     def reserved_for(self, project_id: str) -> frozenset[int]:
-        """Of the reserved nodes those that the project may use; projects with the same ones are alike."""
+        """The reserved nodes that the project may use. Projects with equal sets get equal answers."""
         return frozenset(
             index for index in self.reserved if project_id in (self.node(index).reserved_for or ())
         )
@@ -251,18 +251,18 @@ class ClusterState:
         if any(running.stopping for running in new):
             self.with_stopping.add(index)
 
-    # ---- which nodes
+    # ---- masks
 
     def mask(self, key: object, belongs: Callable[[NodeView], bool]) -> Mask:
-        """The nodes of which this is true; asked of each only when it has changed.
+        """The nodes for which the predicate is true. It runs only for nodes that changed.
 
         Args:
-            key: stands for `belongs`: one key, one meaning.
+            key: identifies `belongs`; equal keys must mean equal predicates.
         """
         return cast(Mask, self.numbers(key, belongs) != 0)
 
     def numbers(self, key: object, number: Callable[[NodeView], int]) -> Ints:
-        """A number of each node, 0 for those that are no longer there; otherwise as `mask`."""
+        """As `mask`, with a number for each node; 0 for removed nodes."""
         if key not in self._numbers:
             if len(self._numbers) > 256:
                 self._numbers.clear()
@@ -273,7 +273,7 @@ class ClusterState:
         """A number for each node's value, and the values by their numbers; 0 stands for None.
 
         Args:
-            value: a function that is always the same one: it is remembered by itself.
+            value: must be the same function object in each call, because it is part of the cache key.
         """
 
         def code(node: NodeView) -> int:
@@ -283,20 +283,20 @@ class ClusterState:
 
 
 def _add(counter: Counter[Any], key: object, amount: int) -> None:
-    """A counter without what comes to nothing, so that it is as it would be had it never been there."""
+    """Add to a counter, and delete the key at zero, so that counters with equal amounts are equal."""
     counter[key] += amount
     if not counter[key]:
         del counter[key]
 
 
 @dataclass(slots=True)
-class Supposed:
-    """A supposition that may come true."""
+class WhatIf:
+    """Decides whether the changes of a what-if block stay."""
 
-    kept: bool = False
+    applied: bool = False
 
-    def keep(self) -> None:
-        self.kept = True
+    def apply(self) -> None:
+        self.applied = True
 
 
 @dataclass(slots=True)
@@ -304,12 +304,12 @@ class _Numbers:
     values: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     seen: int = 0
 
-    def current(self, world: ClusterState, number: Callable[[NodeView], int]) -> Ints:
-        self.values = grown(self.values, len(world))
-        for index in set(world.changes[self.seen :]):
-            node = world.nodes[index]
+    def current(self, cluster: ClusterState, number: Callable[[NodeView], int]) -> Ints:
+        self.values = grown(self.values, len(cluster))
+        for index in set(cluster.changes[self.seen :]):
+            node = cluster.nodes[index]
             self.values[index] = 0 if node is None else number(node)
-        self.seen = len(world.changes)
+        self.seen = len(cluster.changes)
         return self.values
 
 
@@ -320,7 +320,7 @@ def grown(array: Numbers, length: int) -> Numbers:
 
 
 def _in_order(node: NodeView) -> NodeView:
-    """Cards and what runs, so that a plan does not depend on the order in which they were told."""
+    """Sort the GPUs and instances, so that a plan does not depend on the order of the input."""
     gpus = tuple(links.in_order(node.gpus))
     running = tuple(sorted(node.running, key=attrgetter("instance_id")))
     same = gpus == node.gpus and running == node.running

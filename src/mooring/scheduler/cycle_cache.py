@@ -1,26 +1,26 @@
-"""What is remembered between two looks. It makes them faster and changes nothing else."""
+"""State that speeds up the next scheduling cycle and does not change its result."""
 
 from collections.abc import Sequence
 
-from mooring.scheduler.backfill.planner import Starts
+from mooring.scheduler.backfill.planner import StartTimes
 from mooring.scheduler.cluster import ClusterState
 from mooring.scheduler.feasibility.node_groups import NodeGroups
 from mooring.scheduler.model import NodeView
 
 
 class CycleCache:
-    """Used by one look at a time. A new one is as good, and slower."""
+    """Only one cycle may use it at a time. A new cache gives the same results, more slowly."""
 
     def __init__(self) -> None:
         self._begin()
 
     def _begin(self) -> None:
-        self.world = ClusterState()
-        self.starts = Starts(self.world)
-        self.census = NodeGroups(self.world)
+        self.cluster = ClusterState()
+        self.start_times = StartTimes(self.cluster)
+        self.node_groups = NodeGroups(self.cluster)
 
-    def look(self, nodes: Sequence[NodeView]) -> None:
-        """These are the nodes now."""
-        if self.world.outworn(len(nodes)):
+    def update(self, nodes: Sequence[NodeView]) -> None:
+        """Replace the nodes by those of the current snapshot."""
+        if self.cluster.should_rebuild(len(nodes)):
             self._begin()
-        self.world.look(nodes)
+        self.cluster.update(nodes)

@@ -1,6 +1,6 @@
-"""What the scheduler sees and what it says: a frozen world in, a frozen plan out.
+"""Input and output of the scheduler: a frozen snapshot and a frozen plan.
 
-Amounts of GPU are in thousandths of one card ("milli"): 1000 is a whole one, 250 a quarter. Times are seconds
+Amounts of GPU are in thousandths of one GPU ("milli"): 1000 is a whole one, 250 a quarter. Times are seconds
 since the epoch.
 """
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Literal
 
-from mooring.core.instance.spec import WHOLE_MILLI
+from mooring.core.instance.spec import DEFAULT_PRIORITY, WHOLE_MILLI
 from mooring.core.node import NodeState
 from mooring.scheduler.packing.potential import Potential
 
 
 @dataclass(frozen=True, slots=True)
 class MigView:
-    """One MIG device that exists on a card; it is given out whole."""
+    """One MIG device that exists on a GPU; it is allocated whole."""
 
     uuid: str
     profile: str  # as NVML names it: 1g.10gb
@@ -25,7 +25,7 @@ class MigView:
 
 @dataclass(frozen=True, slots=True)
 class ReservedPeriod:
-    """A reservation of one card for one project: others may use it only outside of these times."""
+    """A reservation of one GPU for one project: others may use it only outside of these times."""
 
     reservation_id: str
     project_id: str
@@ -35,7 +35,7 @@ class ReservedPeriod:
 
 @dataclass(frozen=True, slots=True)
 class GpuView:
-    """A card. With MIG enabled it is given out by its MIG devices and never itself."""
+    """A GPU. With MIG enabled, its MIG devices are allocated and never the GPU itself."""
 
     uuid: str
     index: int
@@ -43,25 +43,25 @@ class GpuView:
     memory_mib: int
     healthy: bool
     milli_free: int = WHOLE_MILLI
-    project_id: str | None = None  # whose shares are on it: no other project's may be (R12)
+    project_id: str | None = None  # owner of the shares on it; other projects get none (R12)
     nvlink: Mapping[str, int] = field(default_factory=dict)  # peer's UUID -> lanes
     topology: Mapping[str, str] = field(default_factory=dict)  # peer's UUID -> nearest common ancestor
-    compute_capability: str | None = None  # "9.0"; null: the card does not tell
+    compute_capability: str | None = None  # "9.0"; null: unknown
     numa_node: int | None = None
     mig_enabled: bool = False
     mig: tuple[MigView, ...] = ()
     holds: tuple[ReservedPeriod, ...] = ()
-    last: bool = False  # something is wrong with it: given out where nothing else fits
+    last: bool = False  # it has a fault: allocated only where nothing else fits
 
     @property
     def free(self) -> bool:
-        """Whether nothing at all of it is given out."""
+        """Whether nothing of it is allocated."""
         return self.milli_free == WHOLE_MILLI
 
 
 @dataclass(frozen=True, slots=True)
 class GpuAllocation:
-    """What an instance has of one card: all of it, thousandths of it, or one MIG device on it."""
+    """What an instance has of one GPU: all of it, thousandths of it, or one MIG device on it."""
 
     gpu_uuid: str
     milli: int = WHOLE_MILLI
@@ -70,7 +70,7 @@ class GpuAllocation:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """An instance that holds part of a node, in whatever state."""
+    """An instance with resources of a node, in any state."""
 
     instance_id: str
     project_id: str
@@ -80,8 +80,8 @@ class Running:
     priority: int
     preemptible: bool
     since: float  # when it was placed
-    ends_at: float | None  # by its declared duration, or by its grace period when it is being stopped
-    stopping: bool = False  # it is on its way out: nothing is gained by evicting it
+    ends_at: float | None  # from its declared duration, or its grace period when it is stopping
+    stopping: bool = False  # evicting it gains nothing
     group_id: str | None = None
     disk_mib: int = 0
 
@@ -101,44 +101,44 @@ class NodeView:
     cpu_milli_free: int
     memory_mib_free: int
     gpus: tuple[GpuView, ...]
-    swarm: str | None = None  # the id of the Docker Swarm that its daemon is in
-    mps: bool = False  # the MPS daemon enforces shares of its cards
-    reserved_for: frozenset[str] | None = None  # the only projects whose instances may be placed; null: all
+    swarm: str | None = None  # the id of its Docker Swarm
+    mps: bool = False  # its MPS daemon enforces GPU shares
+    reserved_for: frozenset[str] | None = None  # projects that may place instances; null: all
     running: tuple[Running, ...] = ()
-    disk_mib: int | None = None  # that instances may have; null: its agent does not report it
+    disk_mib: int | None = None  # for instances; null: its agent does not report it
     disk_mib_free: int = 0
-    disk_enforced: bool = False  # its engine holds containers to what they were given
-    disk_pressure: bool = False  # its filesystem is nearly full, whoever filled it
+    disk_enforced: bool = False  # its engine enforces the disk limits of containers
+    disk_pressure: bool = False  # its filesystem is nearly full, whatever filled it
 
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """A quota that keeps a request out; amounts in the quota's own unit."""
+    """A quota that a request would exceed; amounts in the quota's own unit."""
 
     quota: str  # as `Quota.limits` names it, or gpu_hours_per_day, gpu_hours_per_month
     limit: float
     used: float
-    asked: float | None  # null: a running total; what a request adds to it is known when it has ended
-    resets_at: str | None = None  # when a running total begins anew
+    asked: float | None  # null: a running total; what a request adds is known at its end
+    resets_at: str | None = None  # when a running total restarts
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What a project is limited to and what counts against it.
+    """The limits of a project and what counts against them.
 
     Amounts are by name: gpus (milli), gpus_by_model.<words of the model> (milli), instances, cpus (milli),
-    memory_mib, disk_mib. What limits nothing is in none of them; what is not in `placed` or `waiting` is 0.
+    memory_mib, disk_mib. Amounts without a limit are omitted; what is not in `placed` or `waiting` is 0.
     """
 
     limits: Mapping[str, int]
     placed: Mapping[str, int]
-    waiting: Mapping[str, int]  # of what is pending, as far as it does not depend on where it is placed
-    spent: Over | None = None  # its GPU-hours are used up: nothing with GPUs is placed
+    waiting: Mapping[str, int]  # of pending requests, where it does not depend on the node
+    spent: Over | None = None  # its GPU-hours are used up: no request with GPUs is placed
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceUsage:
-    """GPU-seconds, CPU-seconds and MiB-seconds; what is long ago counts half for every half-life."""
+    """GPU-seconds, CPU-seconds and MiB-seconds, halved for each half-life since."""
 
     gpu_s: float = 0.0
     cpu_s: float = 0.0
@@ -147,11 +147,11 @@ class ResourceUsage:
 
 @dataclass(frozen=True, slots=True)
 class ProjectView:
-    """What the order of the queue depends on."""
+    """The facts of a project that order the queue."""
 
     weight: float = 1.0
     used: ResourceUsage = ResourceUsage()
-    guaranteed_gpu_milli: int | None = None  # what it may take back at any time; null: as 0
+    guaranteed_gpu_milli: int | None = None  # what it can reclaim at any time; null: 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,36 +159,36 @@ class Gang:
     """Requests that are placed all together or not at all."""
 
     group_id: str
-    size: int  # members in the group, those that hold something already included
-    network: Literal["overlay", "host"]  # overlay: nodes of one swarm; of one node it needs neither
+    size: int  # all members of the group, placed ones included
+    network: Literal["overlay", "host"]  # overlay: nodes of one swarm, or one node
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A pending instance. Null CPUs or memory mean the fair share of the node (see `needs`)."""
+    """A pending instance. Null CPUs or memory mean its fair share of the node (see `needs`)."""
 
     instance_id: str
     queued_at: float
     gpu_count: int
-    gpu_models: tuple[str, ...]  # words of the NVML name, the preferred first; empty: any
+    gpu_models: tuple[str, ...]  # words of the NVML name, preferred first; empty: any
     gpu_min_memory_mib: int | None
     cpu_milli: int | None
     memory_mib: int | None
     node_selector: Mapping[str, str]
     project_id: str = ""
-    quota: Quota | None = None  # of its project, at this moment; null: no limit
-    gpu_milli: int = WHOLE_MILLI  # of each; less than a whole one only of one card
+    quota: Quota | None = None  # of its project, now; null: no limit
+    gpu_milli: int = WHOLE_MILLI  # of each; a share only of one GPU
     mig_profile: str | None = None
     gpu_min_compute_capability: str | None = None
     same_numa: bool = False
-    priority: int = 50
+    priority: int = DEFAULT_PRIORITY
     preemptible: bool = False
-    max_duration_s: int | None = None  # declared; null: it may run for ever
+    max_duration_s: int | None = None  # declared; null: unlimited
     gang: Gang | None = None
     project_selector: Mapping[str, str] = field(default_factory=dict)  # set by an admin for the project
     disk_mib: int | None = None  # null: the default of the node (see `disk`)
-    disk_limits: bool = False  # its project requires a node that enforces them
-    stands_for: int = 1  # instances: a gang is also tried as one request
+    disk_limits: bool = False  # its project requires a node that enforces disk limits
+    stands_for: int = 1  # instances, where a gang is tried as one request
 
     @property
     def selector(self) -> Mapping[str, str]:
@@ -200,24 +200,24 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How the queue is kept; each is a setting of the server."""
+    """Scheduling policy; each field is a setting of the server."""
 
-    backfill: Literal["easy", "conservative"] = "easy"  # a reservation for the first that waits, or for each
+    backfill: Literal["easy", "conservative"] = "easy"  # a slot for the first pending request, or for each
     usage_half_life_s: float = 7 * 86_400.0
-    overdue_after_s: float = 86_400.0  # who has waited longer comes first among its priority, whoever it is
-    preemption_min_run_s: float = 300.0  # what was placed more recently is not evicted
-    start_overhead_s: float = 30.0  # allowed for stopping, starting and pulling in every predicted end
+    overdue_after_s: float = 86_400.0  # requests that waited longer come first within their priority
+    preemption_min_run_s: float = 300.0  # instances placed more recently are not evicted
+    start_overhead_s: float = 30.0  # added to each predicted end for stopping, starting and pulling
 
 
 @dataclass(frozen=True, slots=True)
 class PlanTime:
-    """When something would be placed: what it takes then must not be promised to others for that time."""
+    """The time at which a request would be placed."""
 
     now: float
     overhead_s: float = 30.0  # as `Policy.start_overhead_s`
 
     def end_of(self, request: Request) -> float:
-        """By when the request will have gone if it is placed at this moment; infinite if it does not tell."""
+        """When the request will have ended if it is placed now; infinite without a declared duration."""
         if request.max_duration_s is None:
             return inf
         return self.now + request.max_duration_s + self.overhead_s
@@ -231,8 +231,8 @@ class Snapshot:
     projects: Mapping[str, ProjectView] = field(default_factory=dict)
     now: float = 0.0
     policy: Policy = Policy()
-    potential: Potential | None = None  # what waste of GPUs is judged by; null: nothing was learnt yet
-    promised: frozenset[str] = frozenset()  # as the plan before: whoever is promised a moment keeps it
+    potential: Potential | None = None  # prices wasted GPUs; null: no demand was learnt yet
+    promised: frozenset[str] = frozenset()  # instances with a slot in the previous plan; they keep it
 
     @property
     def at(self) -> PlanTime:
@@ -241,7 +241,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why one node cannot host one request now: what was wanted of it and what it had."""
+    """Why one node cannot host one request now: what was wanted and what the node had."""
 
     node_id: str
     node_name: str
@@ -257,8 +257,8 @@ class Placement:
     grants: tuple[GpuAllocation, ...]
     cpu_milli: int
     memory_mib: int
-    link_score: float | None = None  # of several cards: 1 where no better connected set of the node exists
-    borrowed: bool = False  # beyond what its project is guaranteed, which others may take back
+    link_score: float | None = None  # of several GPUs: 1 if no set of the node is better connected
+    borrowed: bool = False  # beyond its project's guarantee; others may reclaim it
     disk_mib: int = 0
 
     @property
@@ -268,7 +268,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """An instance that gives way, and the one that it gives way to."""
+    """An instance to evict, and the one that it makes room for."""
 
     instance_id: str
     node_id: str
@@ -278,10 +278,10 @@ class Eviction:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """A waiting request's reservation: when and where it will start as far as declared durations tell."""
+    """When and where a pending request will start, from declared durations."""
 
     instance_id: str
-    starts_at: float | None  # null: it depends on something that declared no end
+    starts_at: float | None  # null: it depends on an instance without a declared end
     node_ids: tuple[str, ...]
     waits_for: tuple[str, ...]  # instances that must end first
 
@@ -289,8 +289,8 @@ class Forecast:
 @dataclass(frozen=True, slots=True)
 class Unplaced:
     instance_id: str
-    refusals: tuple[Refusal, ...]  # none in a plan: `reasons.explain` tells them of one request
-    ever: bool  # whether some node could host it if it were empty, schedulable and healthy
+    refusals: tuple[Refusal, ...]  # empty in a plan: `reasons.explain` lists those of one request
+    ever: bool  # whether an empty, schedulable and healthy node could host it
     summary: str  # one sentence for people: "no node has 2 free H100 (best: 1 on gpu-7)"
     over: Over | None = None  # the quota that it waits for
     code: str = "waiting_for_capacity"  # the reason's; see docs/errors.md
@@ -302,5 +302,5 @@ class SchedulingPlan:
     unplaced: tuple[Unplaced, ...]
     evictions: tuple[Eviction, ...] = ()
     forecasts: tuple[Forecast, ...] = ()
-    order: tuple[str, ...] = ()  # instances that still wait, in the order of the queue
-    promised: tuple[str, ...] = ()  # of those with a forecast, who comes first among equals
+    order: tuple[str, ...] = ()  # pending instances, in the order of the queue
+    promised: tuple[str, ...] = ()  # instances with a slot that come first among equals

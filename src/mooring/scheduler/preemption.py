@@ -62,18 +62,18 @@ class Preemption:
     """One look's: what it has planned already counts."""
 
     def __init__(
-        self, world: ClusterState, at: PlanTime, policy: Policy, shares: Shares, kept: BackfillPlanner
+        self, cluster: ClusterState, at: PlanTime, policy: Policy, shares: Shares, backfill: BackfillPlanner
     ) -> None:
-        self.world = world
+        self.cluster = cluster
         self.at = at
         # When what gives way has gone: a reservation may have begun by then, or be too near.
         self.then = replace(at, now=at.now + at.overhead_s)
         self._policy = policy
         self._shares = shares
-        self._kept = kept
+        self._backfill = backfill
         self._reclaims = False  # whether the unit at hand takes back what its project owns
         self._examined = 0
-        self._going: dict[str, int] = dict(world.stopping)  # GPUs (milli) that are let go of, by project
+        self._going: dict[str, int] = dict(cluster.stopping)  # GPUs (milli) that are let go of, by project
         self._evicted: set[str] = set()  # instances that this look stops: they cost nothing more
         self._gangs: dict[str, tuple[Running, ...]] = {}  # what runs of each, as the unit at hand found it
 
@@ -82,7 +82,7 @@ class Preemption:
         self._reclaims = self._shares.within_guarantee(unit)
         self._gangs.clear()
         best: tuple[Price, _Attempt] | None = None
-        for among in [None] if unit.gang is None else gangs.sets(self.world, unit):
+        for among in [None] if unit.gang is None else gangs.sets(self.cluster, unit):
             attempt = _Attempt(self, unit, among)
             if attempt.succeeded and (best is None or attempt.price < best[0]):
                 best = attempt.price, attempt
@@ -90,10 +90,10 @@ class Preemption:
 
     def may_help(self, unit: Unit) -> bool:
         """Whether anything could be evicted for it, wherever that is; at once, and without a search."""
-        if any(priority < unit.priority for priority in self.world.preemptible):
+        if any(priority < unit.priority for priority in self.cluster.preemptible):
             return True
         return self._shares.within_guarantee(unit) and (
-            bool(self.world.preemptible) or any(map(self._borrowing, self.world.held))
+            bool(self.cluster.preemptible) or any(map(self._borrowing, self.cluster.held))
         )
 
     def _decided(self, unit: Unit, attempt: "_Attempt") -> Evictions:
@@ -101,7 +101,7 @@ class Preemption:
         for member, index in attempt.places:
             for victim in attempt.victims.get(index, ()):
                 if all(each.instance_id != victim.instance_id for each in evictions):
-                    node_id = self.world.node(index).id
+                    node_id = self.cluster.node(index).id
                     because = self.because(unit, victim)
                     evictions.append(Eviction(victim.instance_id, node_id, member.instance_id, because))
         for each in self._stopped_by(victim for victims in attempt.victims.values() for victim in victims):
@@ -110,7 +110,7 @@ class Preemption:
         return Evictions(tuple(evictions), tuple(attempt.parts()))
 
     def allowed(self, request: Request) -> Allowed | None:
-        return self._kept.allowing(request)
+        return self._backfill.allowing(request)
 
     # ---- who may be evicted
 
@@ -172,7 +172,7 @@ class Preemption:
     def _gang(self, group_id: str) -> tuple[Running, ...]:
         """Asked before any of its members is thought away: victims are chosen on all of a node at once."""
         if group_id not in self._gangs:
-            nodes = (self.world.node(index) for index in sorted(self.world.groups[group_id]))
+            nodes = (self.cluster.node(index) for index in sorted(self.cluster.groups[group_id]))
             running = (each for node in nodes for each in node.running if each.group_id == group_id)
             self._gangs[group_id] = tuple(running)
         return self._gangs[group_id]
@@ -199,7 +199,7 @@ class Preemption:
                     continue
                 found += 1
                 good += victims.price[0] <= count
-                rank = victims.price, self.world.node(index).id
+                rank = victims.price, self.cluster.node(index).id
                 if best is None or rank < best:
                     best, chosen = rank, (index, victims)
         return chosen
@@ -207,11 +207,13 @@ class Preemption:
     def _by_fewest(self, unit: Unit, request: Request, among: Mask | None) -> Iterator[tuple[int, list[int]]]:
         """The nodes, by id, by at least how many would have to go."""
         asked = (*shape(request), request.project_id, unit.priority, self._reclaims)
-        fewest = self.world.numbers(("fewest", asked), lambda node: self._fewest(unit, request, node))
+        fewest = self.cluster.numbers(("fewest", asked), lambda node: self._fewest(unit, request, node))
         for count in np.unique(fewest[fewest > 0]).tolist():
             there = np.flatnonzero(fewest == count).tolist()
-            free = [each for each in there if not self._kept.kept(each) and (among is None or among[each])]
-            yield count, sorted(free, key=lambda index: self.world.node(index).id)
+            free = [
+                each for each in there if not self._backfill.slots(each) and (among is None or among[each])
+            ]
+            yield count, sorted(free, key=lambda index: self.cluster.node(index).id)
 
     def _fewest(self, unit: Unit, request: Request, node: NodeView) -> int:
         """As `_fewest`, of all that could ever be evicted there; 0 where that does not help."""
@@ -231,7 +233,7 @@ class Preemption:
         )
 
     def _on(self, unit: Unit, request: Request, index: int) -> _Victims | None:
-        node = self.world.node(index)
+        node = self.cluster.node(index)
         victims = self.candidates(unit, node)
         if not self._enough(node, request, victims, certain=False):
             return None
@@ -274,12 +276,12 @@ class _Attempt:
 
     def __init__(self, preemption: Preemption, unit: Unit, among: Mask | None) -> None:
         self._preemption = preemption
-        self._world = preemption.world
+        self._cluster = preemption.cluster
         self._at = preemption.then
         self._among = among
         self.victims: dict[int, tuple[Running, ...]] = {}
         self.places: list[tuple[Request, int]] = []
-        with self._world.supposing():
+        with self._cluster.what_if():
             self.succeeded = all(self._member(unit, member) for member in unit.members)
         if self.succeeded:
             self._drop_unneeded()
@@ -289,10 +291,10 @@ class _Attempt:
         return self._preemption.price(victim for victims in self.victims.values() for victim in victims)
 
     def _member(self, unit: Unit, member: Request) -> bool:
-        found = find(self._world, member, self._at, self._among, self._preemption.allowed(member))
+        found = find(self._cluster, member, self._at, self._among, self._preemption.allowed(member))
         if found is not None:
-            node = self._world.node(found.index)
-            self._world.put(with_placement(node, found.placement, member, self._at))
+            node = self._cluster.node(found.index)
+            self._cluster.put(with_placement(node, found.placement, member, self._at))
             self.places.append((member, found.index))
             return True
         chosen = self._preemption.best_victims(unit, member, self._among)
@@ -303,10 +305,10 @@ class _Attempt:
         if not self._preemption.may([*self._all_but(index), *all_victims]):
             return False
         self.victims[index] = all_victims
-        cleared = without(self._world.node(index), victims.chosen)
+        cleared = without(self._cluster.node(index), victims.chosen)
         offer = fitting_offers(cleared, member, self._at)[0]
         placed = placement(cleared, member, offer, self._at)
-        self._world.put(with_placement(cleared, placed, member, self._at))
+        self._cluster.put(with_placement(cleared, placed, member, self._at))
         self.places.append((member, index))
         return True
 
@@ -319,7 +321,7 @@ class _Attempt:
             members = [member for member, there in self.places if there == index]
             for victim in sorted(victims, key=lambda each: self._preemption.price([each]), reverse=True):
                 fewer = tuple(each for each in self.victims[index] if each is not victim)
-                if _all_fit(without(self._world.node(index), fewer), members, self._at):
+                if _all_fit(without(self._cluster.node(index), fewer), members, self._at):
                     self.victims[index] = fewer
 
     def parts(self) -> Iterator[BackfillSlot]:

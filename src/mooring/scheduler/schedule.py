@@ -1,12 +1,12 @@
-"""The decision: those that wait, in order, go where it costs least, and who cannot is promised a moment."""
+"""A scheduling cycle: places requests in the order of the queue, and defers those that do not fit."""
 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from mooring.scheduler.backfill.deferral import Promises
+from mooring.scheduler.backfill.deferral import DeferralPlanner
 from mooring.scheduler.backfill.planner import BackfillPlanner
 from mooring.scheduler.cycle_cache import CycleCache
-from mooring.scheduler.explain.unplaced import tell
+from mooring.scheduler.explain.unplaced import explain_all
 from mooring.scheduler.feasibility import quotas
 from mooring.scheduler.gangs import gangs
 from mooring.scheduler.model import Placement, Quota, SchedulingPlan, Snapshot, Unplaced
@@ -15,55 +15,55 @@ from mooring.scheduler.queue import SchedulingQueue, Shares
 from mooring.scheduler.units import Unit, units_of
 
 
-def schedule(snapshot: Snapshot, memory: CycleCache | None = None) -> SchedulingPlan:
-    """Place what can be placed, in the order of the queue, and say of the rest when and why.
+def schedule(snapshot: Snapshot, cache: CycleCache | None = None) -> SchedulingPlan:
+    """Place the requests that fit, in the order of the queue, and explain and forecast the others.
 
     Args:
-        memory: of earlier looks; used by one look at a time.
+        cache: state of earlier cycles; only one cycle may use it at a time.
     """
-    return SchedulingCycle(snapshot, memory or CycleCache()).plan()
+    return SchedulingCycle(snapshot, cache or CycleCache()).plan()
 
 
-def plan_for(snapshot: Snapshot, instance_id: str, memory: CycleCache) -> SchedulingPlan:
-    """The part of the plan that one request depends on: those ahead of it and itself; why only it waits."""
-    return SchedulingCycle(snapshot, memory).plan_for(instance_id)
+def plan_for(snapshot: Snapshot, instance_id: str, cache: CycleCache) -> SchedulingPlan:
+    """The plan for one request and those ahead of it. Only this request is explained."""
+    return SchedulingCycle(snapshot, cache).plan_for(instance_id)
 
 
 class SchedulingCycle:
-    """One decision. What it places is taken in the memory's world, which the next look sets right again."""
+    """Placements change the cluster state in the cache; the next cycle's snapshot corrects it."""
 
-    def __init__(self, snapshot: Snapshot, memory: CycleCache) -> None:
-        memory.look(snapshot.nodes)
-        world = memory.world
-        world.judge_by(snapshot.potential)
+    def __init__(self, snapshot: Snapshot, cache: CycleCache) -> None:
+        cache.update(snapshot.nodes)
+        cluster = cache.cluster
+        cluster.set_potential(snapshot.potential)
         self.snapshot = snapshot
         self._at = snapshot.at
-        self._census = memory.census
-        self.world = world
+        self._node_groups = cache.node_groups
+        self.cluster = cluster
         self._quotas: dict[str, Quota] = dict(snapshot.quotas)
         self._units = units_of(snapshot.requests)
-        self._shares = Shares(snapshot, world.held, world.total)
-        self.kept = BackfillPlanner(world, self._at)
-        self._promises = Promises(snapshot, memory.starts, world, self._shares, self.kept)
+        self._shares = Shares(snapshot, cluster.held, cluster.total)
+        self.backfill = BackfillPlanner(cluster, self._at)
+        self._deferral = DeferralPlanner(snapshot, cache.start_times, cluster, self._shares, self.backfill)
         self.placements: list[Placement] = []
-        self.decided: list[Unit] = []  # in the order in which it was their turn
+        self.decided: list[Unit] = []  # in the order of the queue
         self._waiting: list[Unit] = []
         self._failed: set[Key] = set()
 
     def decisions(self) -> SchedulingPlan:
-        """The plan without the reasons of those that wait, which cost more than the decisions."""
+        """The plan without explanations, which cost more than the decisions."""
         for _ in self.steps():
             pass
-        return self._told(())
+        return self._plan(())
 
     def plan(self) -> SchedulingPlan:
         for _ in self.steps():
             pass
         waiting = [unit.limited(self._quotas) for unit in self._waiting]
-        return self._told(tell(self.world, self._census, waiting, self._at))
+        return self._plan(explain_all(self.cluster, self._node_groups, waiting, self._at))
 
     def steps(self) -> Iterator[Unit]:
-        """Decide of one after the other, each when it is asked for."""
+        """Decide one unit at a time, as the caller iterates."""
         for unit in self._queue():
             self._decide(unit.limited(self._quotas))
             yield unit
@@ -73,10 +73,10 @@ class SchedulingCycle:
             if _has(unit, instance_id):
                 break
         waiting = [unit.limited(self._quotas) for unit in self._waiting if _has(unit, instance_id)]
-        return self._told(tell(self.world, self._census, waiting, self._at))
+        return self._plan(explain_all(self.cluster, self._node_groups, waiting, self._at))
 
     def before(self, instance_id: str) -> Unit | None:
-        """Decide of those ahead of one that waits, and return that one; None if it does not wait."""
+        """Decide the units ahead of an instance, and return its unit; None if it is not pending."""
         for unit in self._queue():
             if _has(unit, instance_id):
                 return unit.limited(self._quotas)
@@ -86,14 +86,14 @@ class SchedulingCycle:
     def _queue(self) -> SchedulingQueue:
         return SchedulingQueue(self.snapshot, self._units, self._shares)
 
-    def _told(self, unplaced: tuple[Unplaced, ...]) -> SchedulingPlan:
+    def _plan(self, unplaced: tuple[Unplaced, ...]) -> SchedulingPlan:
         return SchedulingPlan(
             tuple(self.placements),
             unplaced,
-            tuple(self._promises.evictions),
-            tuple(self.kept.forecasts),
+            tuple(self._deferral.evictions),
+            tuple(self.backfill.forecasts),
             tuple(told.instance_id for told in unplaced),
-            tuple(self._promises.promised),
+            tuple(self._deferral.promised),
         )
 
     def _decide(self, unit: Unit) -> None:
@@ -102,16 +102,16 @@ class SchedulingCycle:
             self._take(unit, found)
             return
         self._waiting.append(unit)
-        if gangs.whole(self.world, unit) and self._promises.promise(unit):
-            # It will have this, and the projects that come after it are judged as if it had.
+        if gangs.whole(self.cluster, unit) and self._deferral.defer(unit):
+            # Fair share counts it as placed, because it will be.
             self._shares.take(unit.project_id, unit.gpu_milli, 0, 0)
 
     def _places(self, unit: Unit) -> list[Found] | None:
-        """What has failed once fails for all that are alike: nothing is given back during a look."""
-        asked = gangs.key(self.world, unit)
-        if asked in self._failed or not gangs.whole(self.world, unit):
+        """A request that failed is not tried again for its equals: nothing is released during a cycle."""
+        asked = gangs.key(self.cluster, unit)
+        if asked in self._failed or not gangs.whole(self.cluster, unit):
             return None
-        found = gangs.place(self.world, unit, self._at, self.kept.allowing)
+        found = gangs.place(self.cluster, unit, self._at, self.backfill.allowing)
         if found is None:
             self._failed.add(asked)
         return found

@@ -7,7 +7,7 @@ import pytest
 
 from mooring.core.node import NodeState
 from mooring.scheduler import reservations
-from mooring.scheduler.backfill.planner import BackfillPlanner, Starts
+from mooring.scheduler.backfill.planner import BackfillPlanner, StartTimes
 from mooring.scheduler.cycle_cache import CycleCache
 from mooring.scheduler.explain.reasons import unplaced, would_fit
 from mooring.scheduler.feasibility.filters import admits, fits, refusals
@@ -119,8 +119,8 @@ def test_no_start_is_promised_on_a_node_that_is_reserved_for_others() -> None:
 
 def test_the_bounds_of_starts_by_themselves() -> None:
     memory = CycleCache()
-    memory.look((own("n1"), h100s("n2", state=NodeState.CORDONED)))
-    starts = Starts(memory.world)
+    memory.update((own("n1"), h100s("n2", state=NodeState.CORDONED)))
+    starts = StartTimes(memory.cluster)
     stranger = starts.bounds(of(STRANGER), AT).values
     owner = starts.bounds(of(OWNER), AT).values
     assert [bool(value == 0) for value in stranger] == [False, False]
@@ -182,11 +182,11 @@ def test_no_node_of_others_is_searched_for_victims() -> None:
     for project in (STRANGER, OWNER):
         asked = of(project, 8, priority=90)
         memory = CycleCache()
-        memory.look((full,))
+        memory.update((full,))
         snapshot = Snapshot((full,), (asked,))
-        shares = Shares(snapshot, memory.world.held, memory.world.total)
-        kept = BackfillPlanner(memory.world, AT)
-        preemption = Preemption(memory.world, AT, snapshot.policy, shares, kept)
+        shares = Shares(snapshot, memory.cluster.held, memory.cluster.total)
+        kept = BackfillPlanner(memory.cluster, AT)
+        preemption = Preemption(memory.cluster, AT, snapshot.policy, shares, kept)
         (unit,) = units_of((asked,))
         searched.append(preemption._fewest(unit, asked, full))
     assert searched == [0, 1]

@@ -86,14 +86,14 @@ class Evaluation:
 
     @cached_property
     def shares(self) -> Shares:
-        self._memory.look(self.snapshot.nodes)
-        return Shares(self.snapshot, self._memory.world.held, self._memory.world.total)
+        self._memory.update(self.snapshot.nodes)
+        return Shares(self.snapshot, self._memory.cluster.held, self._memory.cluster.total)
 
     @cached_property
     def holders(self) -> frozenset[str]:
         """Projects with allocations."""
-        self._memory.look(self.snapshot.nodes)
-        return frozenset(self._memory.world.held)
+        self._memory.update(self.snapshot.nodes)
+        return frozenset(self._memory.cluster.held)
 
     def outcome(self, request: Request) -> Outcome:
         """The outcome of one of the snapshot's requests."""

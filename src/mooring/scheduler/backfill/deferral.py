@@ -1,13 +1,12 @@
-"""What becomes of those that do not fit now: room that is made anyway, room made for them, or a moment.
+"""Plans for units that do not fit now: wait for stopping instances, preempt others, or get a backfill slot.
 
-In this order, because each costs more than the one before: what is stopping anyway is waited for; then others
-are evicted, where that is allowed; then a node and a moment are kept from declared ends.
+The cheapest is tried first. A backfill slot relies on the declared ends of running instances.
 """
 
 from dataclasses import replace
 from math import inf
 
-from mooring.scheduler.backfill.planner import BackfillPlanner, Starts
+from mooring.scheduler.backfill.planner import BackfillPlanner, StartTimes
 from mooring.scheduler.backfill.timeline import BackfillSlot, expected_end, in_the_way, start_on
 from mooring.scheduler.cluster import ClusterState
 from mooring.scheduler.gangs import gangs
@@ -20,56 +19,61 @@ from mooring.scheduler.preemption import Preemption
 from mooring.scheduler.queue import Shares
 from mooring.scheduler.units import Unit
 
-# So many that wait are promised a moment by conservative backfill; the others are too far off to tell. On
-# eight nodes 40 take 0.3 s of a look, and 100 nearly 3 s: all that is kept on a node is compared with itself.
+# Units with a slot under conservative backfill; those further back get none. On eight nodes 40 slots take
+# 0.3 s of a cycle, and 100 nearly 3 s: the slots of a node are compared with each other.
 MAX_CONSERVATIVE = 40
-# Evictions are planned for so many units of a look: one that could be helped is helped by the next.
+# Units for which a cycle plans evictions. Others are helped by the next cycle.
 _MAX_PREEMPTORS = 8
-# A look asks in vain for so many different moments; who is behind those is far from his turn.
+# Failed slot searches per cycle. Units further back are left for the next cycle.
 _MAX_FAILURES = 16
 
 
-class Promises:
+class DeferralPlanner:
     def __init__(
-        self, snapshot: Snapshot, starts: Starts, world: ClusterState, shares: Shares, kept: BackfillPlanner
+        self,
+        snapshot: Snapshot,
+        start_times: StartTimes,
+        cluster: ClusterState,
+        shares: Shares,
+        backfill: BackfillPlanner,
     ) -> None:
         self.evictions: list[Eviction] = []
         self._snapshot = snapshot
         self._at = snapshot.at
-        self._starts = starts
-        self._world = world
-        self._kept = kept
-        self._preemption = Preemption(world, snapshot.at, snapshot.policy, shares, kept)
+        self._start_times = start_times
+        self._cluster = cluster
+        self._backfill = backfill
+        self._preemption = Preemption(cluster, snapshot.at, snapshot.policy, shares, backfill)
         self._preemptors = 0
         self._without_help: set[Key] = set()
-        self._without_moment: set[Key] = set()
+        self._without_start: set[Key] = set()
         self._failures = 0
-        self._reserved = 0
-        self.promised: list[str] = []  # as `Plan.promised`
-        self._covered: set[int] = set()  # kinds of nodes for which somebody ahead waits already
-        self._kinds_of: dict[Ask, frozenset[int]] = {}  # what `_kinds_for` has told
+        self._planned = 0
+        self.promised: list[str] = []  # as `SchedulingPlan.promised`
+        self._covered: set[int] = set()  # node kinds that a unit further ahead waits for
+        self._kinds_of: dict[Ask, frozenset[int]] = {}  # results of `_kinds_for`
 
-    def promise(self, unit: Unit) -> bool:
-        """Whether something is kept for the unit from now on.
+    def defer(self, unit: Unit) -> bool:
+        """Add backfill slots for the unit, and return whether there are any.
 
-        Nothing is kept for what waits for its project's quota, and nothing for what could never fit.
+        A unit that waits for its project's quota, or could never fit, gets none.
         """
         if gangs.over_quota(unit):
             return False
         first = self._is_head(unit)
         helped = self._helped(unit)
-        parts = helped or self._reservation(unit)
+        parts = helped or self._backfill_slots(unit)
         if not parts:
             return False
-        self._kept.keep(unit, parts)
+        self._backfill.add(unit, parts)
         if helped or first:
             self.promised.extend(member.instance_id for member in unit.members)
         return True
 
-    # ---- room that is made
+    # ---- room by stopping or evicting instances
 
     def _helped(self, unit: Unit) -> list[BackfillSlot] | None:
-        asked = (*gangs.key(self._world, unit), unit.priority)
+        asked = (*gangs.key(self._cluster, unit), unit.priority)
         if asked in self._without_help:
             return None
         parts = self._by_stopping(unit) or self._by_eviction(unit)
@@ -78,8 +82,8 @@ class Promises:
         return parts
 
     def _by_stopping(self, unit: Unit) -> list[BackfillSlot] | None:
-        """Where the unit will fit once what is on its way out has gone."""
-        stopping = [index for index in sorted(self._world.with_stopping) if self._last_stop(index) < inf]
+        """Slots where the unit fits once the stopping instances are gone."""
+        stopping = [index for index in sorted(self._cluster.with_stopping) if self._last_stop(index) < inf]
         if not stopping:
             return None
         return (
@@ -87,35 +91,35 @@ class Promises:
         )
 
     def _last_stop(self, index: int) -> float:
-        node = self._world.node(index)
+        node = self._cluster.node(index)
         return max(expected_end(each, self._at) for each in node.running if each.stopping)
 
     def _one_by_stopping(self, request: Request, stopping: list[int]) -> list[BackfillSlot] | None:
         found: list[tuple[float, str, int]] = []
         for index in stopping:
-            node = self._world.node(index)
-            start = start_on(node, request, self._at, self._kept.kept(index))
+            node = self._cluster.node(index)
+            start = start_on(node, request, self._at, self._backfill.slots(index))
             if start is not None and start <= self._last_stop(index):
                 found.append((start, node.id, index))
         if not found:
             return None
         start, _id, index = min(found)
-        return [BackfillSlot(request, index, start, in_the_way(self._world.node(index), start, self._at))]
+        return [BackfillSlot(request, index, start, in_the_way(self._cluster.node(index), start, self._at))]
 
     def _gang(self, unit: Unit, stopping: list[int]) -> list[BackfillSlot] | None:
         until = max(self._last_stop(index) for index in stopping)
-        with self._world.supposing():
+        with self._cluster.what_if():
             for index in stopping:
-                node = self._world.node(index)
-                self._world.put(without(node, [each for each in node.running if each.stopping]))
-            found = gangs.place(self._world, unit, replace(self._at, now=until), self._kept.allowing)
+                node = self._cluster.node(index)
+                self._cluster.put(without(node, [each for each in node.running if each.stopping]))
+            found = gangs.place(self._cluster, unit, replace(self._at, now=until), self._backfill.allowing)
         members = {member.instance_id: member for member in unit.members}
         return [
             BackfillSlot(
                 members[each.placement.instance_id],
                 each.index,
                 until,
-                in_the_way(self._world.node(each.index), until, self._at),
+                in_the_way(self._cluster.node(each.index), until, self._at),
             )
             for each in found or ()
         ]
@@ -133,54 +137,54 @@ class Promises:
         return list(planned.parts)
 
     def _fits_but_for_others(self, unit: Unit) -> bool:
-        """Whether only what is kept for those ahead keeps it out: it waits its turn, and evicts nobody."""
-        return unit.gang is None and find(self._world, unit.first, self._at) is not None
+        """Whether only the slots of units ahead keep it out. Then it waits its turn and evicts nothing."""
+        return unit.gang is None and find(self._cluster, unit.first, self._at) is not None
 
-    # ---- a moment
+    # ---- backfill slots
 
-    def _reservation(self, unit: Unit) -> list[BackfillSlot] | None:
-        asked = gangs.key(self._world, unit)
-        if asked in self._without_moment or self._failures >= _MAX_FAILURES:
+    def _backfill_slots(self, unit: Unit) -> list[BackfillSlot] | None:
+        asked = gangs.key(self._cluster, unit)
+        if asked in self._without_start or self._failures >= _MAX_FAILURES:
             return None
         conservative = self._snapshot.policy.backfill == "conservative"
-        if self._reserved >= MAX_CONSERVATIVE or not (conservative or self._is_head(unit)):
+        if self._planned >= MAX_CONSERVATIVE or not (conservative or self._is_head(unit)):
             return None
         parts = self._first(unit)
         if parts:
-            self._reserved += 1
+            self._planned += 1
             self._covered |= self._kinds(unit)
         else:
             self._failures += 1
-            self._without_moment.add(asked)
+            self._without_start.add(asked)
         return parts
 
     def _is_head(self, unit: Unit) -> bool:
-        """Whether nobody ahead that waits could have any of the nodes that it could have."""
+        """Whether no deferred unit ahead could use any of the nodes that it could use."""
         return self._covered.isdisjoint(self._kinds(unit))
 
     def _kinds(self, unit: Unit) -> frozenset[int]:
         return frozenset[int]().union(*map(self._kinds_for, unit.members))
 
     def _kinds_for(self, member: Request) -> frozenset[int]:
-        """The kinds of nodes that have what it asks for, in use or not."""
-        world = self._world
+        """The node kinds that have what it asks for, in use or not."""
+        cluster = self._cluster
         asked = ask_of(member) if member.gpu_count else ()
         if asked not in self._kinds_of:
             self._kinds_of[asked] = frozenset(
                 number
-                for number in range(len(world.kinds))
-                if not member.gpu_count or world.suitable(number, member).models
+                for number in range(len(cluster.kinds))
+                if not member.gpu_count or cluster.suitable(number, member).models
             )
         return self._kinds_of[asked]
 
     def _first(self, unit: Unit) -> list[BackfillSlot] | None:
         if unit.gang is not None:
-            return gang_start(self._world, self._starts, unit, self._at, self._kept)
-        first = self._starts.first(unit.first, self._at, self._kept)
+            return gang_start(self._cluster, self._start_times, unit, self._at, self._backfill)
+        first = self._start_times.first(unit.first, self._at, self._backfill)
         if first is None and self._overdue(unit):
-            first = self._starts.draining(unit.first, self._at, self._kept)
+            first = self._start_times.draining(unit.first, self._at, self._backfill)
         return [first] if first else None
 
     def _overdue(self, unit: Unit) -> bool:
-        """It has waited for so long that a node is left to run empty for it."""
+        """Whether it has waited so long that a node is drained for it."""
         return self._at.now - unit.queued_at > self._snapshot.policy.overdue_after_s

@@ -1,7 +1,7 @@
-"""What is kept for those that wait, and the moments from which it can be.
+"""Backfill slots of pending requests, and the earliest start times.
 
-EASY: the first that does not fit gets a node and a moment; whatever comes later may start only if the node
-can still host the first at that moment. Conservative: each that waits gets one.
+EASY: the first request that does not fit gets a slot, which is a node and a start time. A later request may
+start only if the node can still host the first at that time. Conservative: each pending request gets a slot.
 """
 
 from collections import OrderedDict
@@ -31,43 +31,43 @@ from mooring.scheduler.packing import search
 from mooring.scheduler.packing.node_classes import owner_of
 from mooring.scheduler.units import Unit
 
-# Moments of a shape for 10,000 nodes take 80 kB.
+# Start times of a shape for 10,000 nodes take 80 kB.
 _MAX_SHAPES = 64
 
 
 class BackfillPlanner:
-    """What is kept, node by node, in the order in which it was promised."""
+    """The backfill slots of each node, in the order in which they were added."""
 
-    def __init__(self, world: ClusterState, at: PlanTime) -> None:
-        self._world = world
+    def __init__(self, cluster: ClusterState, at: PlanTime) -> None:
+        self._cluster = cluster
         self._at = at
-        self.on: dict[int, list[BackfillSlot]] = {}
+        self.slots_by_node: dict[int, list[BackfillSlot]] = {}
         self.forecasts: list[Forecast] = []
 
-    def keep(self, unit: Unit, parts: Sequence[BackfillSlot]) -> None:
+    def add(self, unit: Unit, parts: Sequence[BackfillSlot]) -> None:
         for part in parts:
-            self.on.setdefault(part.index, []).append(part)
+            self.slots_by_node.setdefault(part.index, []).append(part)
         starts_at = max(part.starts_at for part in parts)
-        self.forecasts.extend(forecast(self._world, unit, parts, starts_at))
+        self.forecasts.extend(forecast(self._cluster, unit, parts, starts_at))
 
     def allowing(self, request: Request) -> search.Allowed | None:
-        """Whether what is kept on a node is still there if this is placed so; None: nothing is kept.
+        """A check that a placement leaves the slots of its node free; None: there are no slots.
 
-        Cards that are reserved for its project now are its own, whatever others were promised of them.
+        GPUs that are now reserved for the request's project are its own, whatever slots there are on them.
         """
-        if not self.on:
+        if not self.slots_by_node:
             return None
 
         def allow(index: int, placed: Placement) -> bool:
-            kept, node = self.on.get(index), self._world.node(index)
-            if not kept or _all_own(node, placed, request, self._at):
+            slots, node = self.slots_by_node.get(index), self._cluster.node(index)
+            if not slots or _all_own(node, placed, request, self._at):
                 return True
-            return leaves(with_placement(node, placed, request, self._at), kept, self._at)
+            return leaves(with_placement(node, placed, request, self._at), slots, self._at)
 
         return allow
 
-    def kept(self, index: int) -> Sequence[BackfillSlot]:
-        return self.on.get(index, ())
+    def slots(self, index: int) -> Sequence[BackfillSlot]:
+        return self.slots_by_node.get(index, ())
 
 
 def _all_own(node: NodeView, placed: Placement, request: Request, at: PlanTime) -> bool:
@@ -76,13 +76,15 @@ def _all_own(node: NodeView, placed: Placement, request: Request, at: PlanTime) 
 
 
 def forecast(
-    world: ClusterState, unit: Unit, parts: Sequence[BackfillSlot], starts_at: float
+    cluster: ClusterState, unit: Unit, parts: Sequence[BackfillSlot], starts_at: float
 ) -> Iterable[Forecast]:
-    """One for each member of a unit; all of them start together."""
+    """One forecast for each member of a unit; all start together."""
     waits_for = tuple(sorted(set().union(*(part.waits_for for part in parts))))
-    nodes = tuple(sorted({world.node(part.index).id for part in parts}))
+    nodes = tuple(sorted({cluster.node(part.index).id for part in parts}))
     for member in unit.members:
-        mine = [world.node(part.index).id for part in parts if part.request.instance_id == member.instance_id]
+        mine = [
+            cluster.node(part.index).id for part in parts if part.request.instance_id == member.instance_id
+        ]
         yield Forecast(
             member.instance_id, None if starts_at == inf else starts_at, tuple(mine) or nodes, waits_for
         )
@@ -90,28 +92,28 @@ def forecast(
 
 @dataclass(slots=True)
 class _Bounds:
-    """By node, no later than when a request can start there; NaN where it never can."""
+    """Lower bounds of the start time of a request, by node; NaN where it can never start."""
 
     values: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     seen: int = 0
 
 
-class Starts:
-    """When requests can start, remembered by shape: only nodes that changed are asked again."""
+class StartTimes:
+    """Start times of requests, cached by shape: only nodes that changed are computed again."""
 
-    def __init__(self, world: ClusterState) -> None:
-        self._world = world
+    def __init__(self, cluster: ClusterState) -> None:
+        self._cluster = cluster
         self._bounds: OrderedDict[search.Key, _Bounds] = OrderedDict()
 
     def clear(self) -> None:
         self._bounds.clear()
 
     def first(
-        self, request: Request, at: PlanTime, kept: BackfillPlanner, among: Mask | None = None
+        self, request: Request, at: PlanTime, backfill: BackfillPlanner, among: Mask | None = None
     ) -> BackfillSlot | None:
-        """The earliest moment and, of equals, the first node by id; None where no end is known to make room.
+        """The earliest slot and, of equals, the first node by id; None where no declared end makes room.
 
-        Where something is kept for others already, only what they leave is taken.
+        The slot leaves earlier slots free.
         """
         bounds = self.bounds(request, at)
         values = bounds.values.copy()
@@ -121,12 +123,12 @@ class Starts:
             index = self._lowest(values)
             if index is None:
                 return None
-            node = self._world.node(index)
-            start = start_on(node, request, at, kept.kept(index))
+            node = self._cluster.node(index)
+            start = start_on(node, request, at, backfill.slots(index))
             if start is not None and start <= values[index]:
                 return BackfillSlot(request, index, start, in_the_way(node, start, at))
             values[index] = nan if start is None else start
-            if not kept.kept(index):
+            if not backfill.slots(index):
                 bounds.values[index] = values[index]
 
     def _lowest(self, values: NDArray[np.float64]) -> int | None:
@@ -134,19 +136,19 @@ class Starts:
         if not len(finite):
             return None
         lowest = finite[values[finite] == values[finite].min()]
-        return min((int(index) for index in lowest), key=lambda index: self._world.node(index).id)
+        return min((int(index) for index in lowest), key=lambda index: self._cluster.node(index).id)
 
-    def draining(self, request: Request, at: PlanTime, kept: BackfillPlanner) -> BackfillSlot | None:
-        """The node with the least in the way, to be left to run empty where no declared end makes room."""
+    def draining(self, request: Request, at: PlanTime, backfill: BackfillPlanner) -> BackfillSlot | None:
+        """A slot without a start time, on the node with the least endless work: the node is to run empty."""
         values = self.bounds(request, at).values
         candidates = [
             (self._weight(node, at), node.id, int(index))
             for index in np.flatnonzero(values == inf)
-            for node in [self._world.node(int(index))]
-            if not kept.kept(int(index))
+            for node in [self._cluster.node(int(index))]
+            if not backfill.slots(int(index))
         ]
         for _weight, _id, index in sorted(candidates):
-            node = self._world.node(index)
+            node = self._cluster.node(index)
             if start_on(node, request, at) is not None:
                 return BackfillSlot(request, index, inf, must_end(node, request, at))
         return None
@@ -156,11 +158,11 @@ class Starts:
         endless = [each for each in node.running if expected_end(each, at) == inf]
         return sum(each.gpu_milli for each in endless), len(endless)
 
-    # ---- what is remembered
+    # ---- cached bounds
 
     def bounds(self, request: Request, at: PlanTime) -> _Bounds:
-        own = self._world.reserved_for(request.project_id)
-        key = (*search.shape(request), owner_of(request), own, *search.choices(self._world, request))
+        own = self._cluster.reserved_for(request.project_id)
+        key = (*search.shape(request), owner_of(request), own, *search.choices(self._cluster, request))
         bounds = self._bounds.get(key)
         if bounds is None:
             bounds = self._bounds[key] = _Bounds()
@@ -171,34 +173,34 @@ class Starts:
         return bounds
 
     def _update(self, bounds: _Bounds, request: Request, at: PlanTime) -> None:
-        world = self._world
-        if len(bounds.values) < len(world):
-            bounds.values = np.concatenate([bounds.values, np.full(len(world) - len(bounds.values), nan)])
-        asked_again = set(world.changes[bounds.seen :]) | world.with_holds
-        # A moment that has passed is now, or was that of something which is stuck.
-        asked_again.update(np.flatnonzero(bounds.values <= at.now + at.overhead_s).tolist())
-        for index in asked_again:
-            node = world.nodes[index]
+        cluster = self._cluster
+        if len(bounds.values) < len(cluster):
+            bounds.values = np.concatenate([bounds.values, np.full(len(cluster) - len(bounds.values), nan)])
+        outdated = set(cluster.changes[bounds.seen :]) | cluster.with_holds
+        # A time that has passed becomes now, or was the end of an instance that is stuck.
+        outdated.update(np.flatnonzero(bounds.values <= at.now + at.overhead_s).tolist())
+        for index in outdated:
+            node = cluster.nodes[index]
             bounds.values[index] = nan if node is None else self._bound(index, node, request, at)
-        bounds.seen = len(world.changes)
+        bounds.seen = len(cluster.changes)
 
     def _bound(self, index: int, node: NodeView, request: Request, at: PlanTime) -> float:
         if node.state is not NodeState.READY or not admits(node, request):
             return nan
         if disk.unsuitable(request, node):
             return nan
-        kind = int(self._world.kind_of[index])
-        if len(self._world.kinds[kind].places) < request.gpu_count:
+        kind = int(self._cluster.kind_of[index])
+        if len(self._cluster.kinds[kind].places) < request.gpu_count:
             return nan
-        if request.gpu_count and not self._world.suitable(kind, request).models:
+        if request.gpu_count and not self._cluster.suitable(kind, request).models:
             return nan
-        if request.mig_profile is not None or index in self._world.with_holds:
+        if request.mig_profile is not None or index in self._cluster.with_holds:
             return at.now
         return _bound(node, request, at)
 
 
 def _bound(node: NodeView, request: Request, at: PlanTime) -> float:
-    """No later than `start_on`, and nearly always equal: ends are counted, nothing is built."""
+    """A lower bound of `start_on`, nearly always equal to it. It sums up what ends, and builds no nodes."""
     cpu_milli, memory_mib = needs(request, node)
     cpu_lacks, memory_lacks = cpu_milli - node.cpu_milli_free, memory_mib - node.memory_mib_free
     disk_lacks = disk.lacking(request, node)

@@ -39,11 +39,11 @@ class Line:
         return tuple(islice(others, most))
 
 
-def line(snapshot: Snapshot, memory: CycleCache | None = None) -> Line:
+def line(snapshot: Snapshot, cache: CycleCache | None = None) -> Line:
     """The queue as a look begins with it."""
-    memory = memory or CycleCache()
-    memory.look(snapshot.nodes)
-    shares = Shares(snapshot, memory.world.held, memory.world.total)
+    cache = cache or CycleCache()
+    cache.update(snapshot.nodes)
+    shares = Shares(snapshot, cache.cluster.held, cache.cluster.total)
     queue = SchedulingQueue(snapshot, units_of(snapshot.requests), shares)
     ordered = [(member, queue.rank(unit)) for unit in queue for member in unit.members]
     return Line(tuple(member.instance_id for member, _ in ordered), tuple(rank for _, rank in ordered))
@@ -60,11 +60,11 @@ class Forecasts:
         memory: for nothing else for as long as this is asked: it holds how far the queue was decided.
     """
 
-    def __init__(self, snapshot: Snapshot, memory: CycleCache) -> None:
+    def __init__(self, snapshot: Snapshot, cache: CycleCache) -> None:
         policy = replace(snapshot.policy, backfill="conservative")
         self._now = snapshot.now
-        self._look = SchedulingCycle(replace(snapshot, policy=policy), memory)
-        self._steps = self._look.steps()
+        self._cycle = SchedulingCycle(replace(snapshot, policy=policy), cache)
+        self._steps = self._cycle.steps()
         self._placements = 0  # noted so far, as are the forecasts
         self._forecasts = 0
         self._decided: set[str] = set()
@@ -79,7 +79,7 @@ class Forecasts:
 
     def _note(self) -> None:
         """What the last step decided."""
-        placements, forecasts = self._look.placements, self._look.kept.forecasts
+        placements, forecasts = self._cycle.placements, self._cycle.backfill.forecasts
         for placed in placements[self._placements :]:
             self._known[placed.instance_id] = Forecast(placed.instance_id, self._now, (), ())
         for each in forecasts[self._forecasts :]:
@@ -87,36 +87,41 @@ class Forecasts:
         self._placements, self._forecasts = len(placements), len(forecasts)
 
 
-def max_duration_now(snapshot: Snapshot, instance_id: str, memory: CycleCache | None = None) -> int | None:
+def max_duration_now(snapshot: Snapshot, instance_id: str, cache: CycleCache | None = None) -> int | None:
     """The longest `max_duration_s` with which the instance would start now.
 
     None where no duration helps: the instance does not fit, or neither a backfill slot nor another project's
     reservation is in its way.
     """
-    look = SchedulingCycle(snapshot, memory or CycleCache())
-    if not _could_start(look, instance_id):
+    cycle = SchedulingCycle(snapshot, cache or CycleCache())
+    if not _could_start(cycle, instance_id):
         return None
-    unit = look.before(instance_id)
+    unit = cycle.before(instance_id)
     if unit is None or unit.gang is not None:
         return None
-    at, request, world = snapshot.at, unit.first, look.world
-    ends = {part.starts_at for parts in look.kept.on.values() for part in parts if part.starts_at < inf}
-    for index in world.with_holds:
-        periods = [period for gpu in world.node(index).gpus for period in gpu.holds]
+    at, request, cluster = snapshot.at, unit.first, cycle.cluster
+    ends = {
+        part.starts_at
+        for parts in cycle.backfill.slots_by_node.values()
+        for part in parts
+        if part.starts_at < inf
+    }
+    for index in cluster.with_holds:
+        periods = [period for gpu in cluster.node(index).gpus for period in gpu.holds]
         ends.update(period.from_at for period in periods if period.project_id != request.project_id)
     for seconds in sorted({int(end - at.now - at.overhead_s) for end in ends}, reverse=True):
         if seconds < 1 or seconds >= (request.max_duration_s or inf):
             continue
         shorter = replace(request, max_duration_s=seconds)
-        if find(world, shorter, at, None, look.kept.allowing(shorter)):
+        if find(cluster, shorter, at, None, cycle.backfill.allowing(shorter)):
             return seconds
     return None
 
 
-def _could_start(look: SchedulingCycle, instance_id: str) -> bool:
+def _could_start(cycle: SchedulingCycle, instance_id: str) -> bool:
     """Whether it would start if nothing were ahead of it and it ended at once. If not, no duration helps, and
     those ahead of it need not be decided.
     """
-    snapshot = look.snapshot
+    snapshot = cycle.snapshot
     request = next((each for each in snapshot.requests if each.instance_id == instance_id), None)
-    return request is not None and bool(find(look.world, replace(request, max_duration_s=1), snapshot.at))
+    return request is not None and bool(find(cycle.cluster, replace(request, max_duration_s=1), snapshot.at))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.scheduler.cluster import ClusterState
 from mooring.scheduler.cycle_cache import CycleCache
-from mooring.scheduler.explain import unplaced as of_world
+from mooring.scheduler.explain import unplaced as cluster_wide
 from mooring.scheduler.feasibility.filters import refusals
 from mooring.scheduler.model import NodeView, Over, PlanTime, Refusal, Request, Unplaced
 from mooring.scheduler.packing.search import find
@@ -30,59 +30,59 @@ def explain(nodes: Iterable[NodeView], request: Request, at: PlanTime) -> tuple[
 
 
 def unplaced(
-    nodes: Sequence[NodeView], request: Request, at: PlanTime, memory: CycleCache | None = None
+    nodes: Sequence[NodeView], request: Request, at: PlanTime, cache: CycleCache | None = None
 ) -> Unplaced:
     """Say why none of the nodes can host the request, with the refusals of each."""
-    memory = _of(nodes, memory)
-    told = of_world.unplaced(memory.world, memory.census, request, at)
+    cache = _of(nodes, cache)
+    told = cluster_wide.unplaced(cache.cluster, cache.node_groups, request, at)
     return replace(told, refusals=explain(nodes, request, at))
 
 
 def over_quota(
-    nodes: Sequence[NodeView], request: Request, at: PlanTime, memory: CycleCache | None = None
+    nodes: Sequence[NodeView], request: Request, at: PlanTime, cache: CycleCache | None = None
 ) -> Over | None:
     """The quota that an unplaced request waits for; None if something else keeps it out."""
-    memory = _of(nodes, memory)
-    return of_world.over_quota(memory.world, memory.census, request, at)
+    cache = _of(nodes, cache)
+    return cluster_wide.over_quota(cache.cluster, cache.node_groups, request, at)
 
 
 def would_fit(
-    nodes: Sequence[NodeView], request: Request, at: PlanTime, memory: CycleCache | None = None
+    nodes: Sequence[NodeView], request: Request, at: PlanTime, cache: CycleCache | None = None
 ) -> FittingAlternatives:
-    world = _of(nodes, memory).world
+    cluster = _of(nodes, cache).cluster
     if not request.gpu_count:
         return FittingAlternatives(0, ())
     without_numa = replace(request, same_numa=False)
     return FittingAlternatives(
-        _most(world, request, at),
-        _models(world, request, at),
-        _share(world, request, at),
-        request.same_numa and not _fits(world, request, at) and _fits(world, without_numa, at),
+        _most(cluster, request, at),
+        _models(cluster, request, at),
+        _share(cluster, request, at),
+        request.same_numa and not _fits(cluster, request, at) and _fits(cluster, without_numa, at),
     )
 
 
-def _of(nodes: Sequence[NodeView], memory: CycleCache | None) -> CycleCache:
-    memory = memory or CycleCache()
-    memory.look(nodes)
-    return memory
+def _of(nodes: Sequence[NodeView], cache: CycleCache | None) -> CycleCache:
+    cache = cache or CycleCache()
+    cache.update(nodes)
+    return cache
 
 
-def _fits(world: ClusterState, request: Request, at: PlanTime) -> bool:
-    return find(world, request, at) is not None
+def _fits(cluster: ClusterState, request: Request, at: PlanTime) -> bool:
+    return find(cluster, request, at) is not None
 
 
-def _most(world: ClusterState, request: Request, at: PlanTime) -> int:
+def _most(cluster: ClusterState, request: Request, at: PlanTime) -> int:
     """A share is of one GPU, and stays it."""
     if _is_share(request):
-        return int(_fits(world, request, at))
-    most = max((len(kind.places) for kind in world.kinds), default=0)
-    return _largest(most, lambda count: _fits(world, replace(request, gpu_count=count), at))
+        return int(_fits(cluster, request, at))
+    most = max((len(kind.places) for kind in cluster.kinds), default=0)
+    return _largest(most, lambda count: _fits(cluster, replace(request, gpu_count=count), at))
 
 
-def _share(world: ClusterState, request: Request, at: PlanTime) -> int | None:
+def _share(cluster: ClusterState, request: Request, at: PlanTime) -> int | None:
     if not _is_share(request):
         return None
-    largest = _largest(WHOLE_MILLI - 1, lambda milli: _fits(world, replace(request, gpu_milli=milli), at))
+    largest = _largest(WHOLE_MILLI - 1, lambda milli: _fits(cluster, replace(request, gpu_milli=milli), at))
     return largest or None
 
 
@@ -95,8 +95,8 @@ def _largest(most: int, fits: Callable[[int], bool]) -> int:
     return bisect_left(range(1, most + 1), 1, key=lambda number: int(not fits(number)))
 
 
-def _models(world: ClusterState, request: Request, at: PlanTime) -> tuple[str, ...]:
+def _models(cluster: ClusterState, request: Request, at: PlanTime) -> tuple[str, ...]:
     there = sorted(
-        {place.model for number in set(world.kind_of.tolist()) for place in world.kinds[number].places}
+        {place.model for number in set(cluster.kind_of.tolist()) for place in cluster.kinds[number].places}
     )
-    return tuple(model for model in there if _fits(world, replace(request, gpu_models=(model,)), at))
+    return tuple(model for model in there if _fits(cluster, replace(request, gpu_models=(model,)), at))

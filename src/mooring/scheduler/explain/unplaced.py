@@ -20,27 +20,27 @@ from mooring.scheduler.units import Unit
 _SEVERITY = ("no_nodes", "never_placeable", "quota", "waiting_for_capacity", "waiting_for_turn")
 
 
-def tell(
-    world: ClusterState, census: NodeGroups, waiting: Iterable[Unit], at: PlanTime
+def explain_all(
+    cluster: ClusterState, node_groups: NodeGroups, waiting: Iterable[Unit], at: PlanTime
 ) -> tuple[Unplaced, ...]:
     """Told of the world after the look, which is the one users see; without the refusals of each node."""
     told: dict[Key, Unplaced] = {}
     return tuple(
         replace(each, instance_id=member.instance_id)
         for unit in waiting
-        for member, each in _of_unit(world, census, unit, at, told)
+        for member, each in _of_unit(cluster, node_groups, unit, at, told)
     )
 
 
 def _of_unit(
-    world: ClusterState, census: NodeGroups, unit: Unit, at: PlanTime, told: dict[Key, Unplaced]
+    cluster: ClusterState, node_groups: NodeGroups, unit: Unit, at: PlanTime, told: dict[Key, Unplaced]
 ) -> Iterable[tuple[Request, Unplaced]]:
-    if unit.gang is not None and not gangs.whole(world, unit):
-        there = len(unit.members) + gangs.held(world, unit)
+    if unit.gang is not None and not gangs.whole(cluster, unit):
+        there = len(unit.members) + gangs.held(cluster, unit)
         summary = f"{there} of the group's {unit.gang.size} members are here; they start together"
         incomplete = Unplaced("", (), ever=True, summary=summary, code="waiting_for_members")
         return [(member, incomplete) for member in unit.members]
-    alone = [(member, _of_shape(world, census, member, at, told)) for member in unit.members]
+    alone = [(member, _of_shape(cluster, node_groups, member, at, told)) for member in unit.members]
     if unit.gang is None:
         return alone
     if over := gangs.over_quota(unit):
@@ -48,7 +48,7 @@ def _of_unit(
         return [(member, kept_out) for member in unit.members]
     # A gang waits for what its worst member waits for; where each would fit alone, for all at once.
     worst = min((each for _member, each in alone), key=lambda each: _SEVERITY.index(each.code))
-    if worst.ever and (never := _never_together(world, unit)):
+    if worst.ever and (never := _never_together(cluster, unit)):
         worst = replace(worst, ever=False, summary=never, code="never_placeable")
     if worst.code == "waiting_for_turn":
         summary = f"there is no room for all {len(unit.members)} members of the group at once"
@@ -56,9 +56,9 @@ def _of_unit(
     return [(member, worst) for member in unit.members]
 
 
-def _never_together(world: ClusterState, unit: Unit) -> str | None:
+def _never_together(cluster: ClusterState, unit: Unit) -> str | None:
     """Why all members of a gang could never run at once, as far as counting tells."""
-    wanted, most = len(unit.members) + gangs.held(world, unit), most_members(world, unit)
+    wanted, most = len(unit.members) + gangs.held(cluster, unit), most_members(cluster, unit)
     if unit.gang is None or most is None or most >= wanted:
         return None
     where = "all nodes together" if unit.gang.network == "host" else "a node, or the nodes of one swarm,"
@@ -66,17 +66,17 @@ def _never_together(world: ClusterState, unit: Unit) -> str | None:
 
 
 def _of_shape(
-    world: ClusterState, census: NodeGroups, request: Request, at: PlanTime, told: dict[Key, Unplaced]
+    cluster: ClusterState, node_groups: NodeGroups, request: Request, at: PlanTime, told: dict[Key, Unplaced]
 ) -> Unplaced:
     asked = search.key(request)
     if asked not in told:
-        told[asked] = unplaced(world, census, request, at)
+        told[asked] = unplaced(cluster, node_groups, request, at)
     return told[asked]
 
 
-def unplaced(world: ClusterState, census: NodeGroups, request: Request, at: PlanTime) -> Unplaced:
+def unplaced(cluster: ClusterState, node_groups: NodeGroups, request: Request, at: PlanTime) -> Unplaced:
     """Say why none of the nodes can host the request, without the refusals of each."""
-    survey = census.now(request, at)
+    survey = node_groups.now(request, at)
     if not len(survey):
         over = quotas.over_anywhere(request)
         summary = phrases.waits_for(over) if over else summarize(survey, request, at)
@@ -88,9 +88,9 @@ def unplaced(world: ClusterState, census: NodeGroups, request: Request, at: Plan
             over=over,
             code="quota" if over else "no_nodes",
         )
-    if_empty = census.if_empty(request, at)
+    if_empty = node_groups.if_empty(request, at)
     ever = if_empty.last == FITS
-    if over := over_quota(world, census, request, at):
+    if over := over_quota(cluster, node_groups, request, at):
         return Unplaced(request.instance_id, (), ever, phrases.waits_for(over), over, code="quota")
     if not ever:
         summary = f"no node could ever host this: {summarize(if_empty, request, at, free='')}"
@@ -99,26 +99,26 @@ def unplaced(world: ClusterState, census: NodeGroups, request: Request, at: Plan
     return Unplaced(request.instance_id, (), ever, summarize(survey, request, at), code=code)
 
 
-def over_quota(world: ClusterState, census: NodeGroups, request: Request, at: PlanTime) -> Over | None:
+def over_quota(cluster: ClusterState, node_groups: NodeGroups, request: Request, at: PlanTime) -> Over | None:
     """The quota that an unplaced request waits for: it is kept from every node, or from one that it fits.
 
     Of a node that is full as well, the quota is no news: the wait is over when another node has room.
     """
     if request.quota is None:
         return None
-    return quotas.over_anywhere(request) or _over_where_it_fits(world, census, request, at)
+    return quotas.over_anywhere(request) or _over_where_it_fits(cluster, node_groups, request, at)
 
 
 def _over_where_it_fits(
-    world: ClusterState, census: NodeGroups, request: Request, at: PlanTime
+    cluster: ClusterState, node_groups: NodeGroups, request: Request, at: PlanTime
 ) -> Over | None:
-    survey = census.now(request, at)
+    survey = node_groups.now(request, at)
     asked: dict[tuple[int, int], Over | None] = {}
     fitting = survey.left() if survey.last == FITS else []
-    for index in sorted(fitting, key=lambda index: world.node(index).id):
-        alike = int(survey.group[index]), int(world.kind_of[index])
+    for index in sorted(fitting, key=lambda index: cluster.node(index).id):
+        alike = int(survey.group[index]), int(cluster.kind_of[index])
         if alike not in asked:
-            node = world.node(index)
+            node = cluster.node(index)
             models = dict.fromkeys(offer.model for offer in gpu_offers.offers(node, request, at))
             overs = [quotas.over(request, model, *needs(request, node)) for model in models]
             asked[alike] = overs[0] if all(overs) else None

@@ -106,8 +106,8 @@ class Survey:
 class NodeGroups:
     """The nodes of a world by the condition of their cards, brought up to date when it is asked."""
 
-    def __init__(self, world: ClusterState) -> None:
-        self._world = world
+    def __init__(self, cluster: ClusterState) -> None:
+        self._cluster = cluster
         self._seen = 0
         self._numbers: dict[object, int] = {}
         self._examples: dict[int, NodeView] = {}
@@ -123,22 +123,22 @@ class NodeGroups:
     def now(self, request: Request, at: PlanTime) -> Survey:
         self._update()
         stages = _Stages(self._examples, _known(request, self._stages), request, at)
-        short = search.short_of_disk(self._world, request)
+        short = search.short_of_disk(self._cluster, request)
         return self._survey(request, self._group, stages, self._cpu, self._memory, self._ready, short)
 
     def if_empty(self, request: Request, at: PlanTime) -> Survey:
         """As if all nodes were schedulable and healthy, and nothing ran or was held anywhere."""
         self._update()
-        world = self._world
-        kinds = world.kind_of
+        cluster = self._cluster
+        kinds = cluster.kind_of
         there = np.flatnonzero(self._there)
         _numbers, first = np.unique(kinds[there], return_index=True)
-        examples = {int(kinds[index]): empty(world.node(index)) for index in there[first].tolist()}
-        cpu = np.array([kind.cpu_milli for kind in world.kinds], np.int64)[kinds]
-        memory = np.array([kind.memory_mib for kind in world.kinds], np.int64)[kinds]
+        examples = {int(kinds[index]): empty(cluster.node(index)) for index in there[first].tolist()}
+        cpu = np.array([kind.cpu_milli for kind in cluster.kinds], np.int64)[kinds]
+        memory = np.array([kind.memory_mib for kind in cluster.kinds], np.int64)[kinds]
         ready = np.ones(len(kinds), np.bool_)
         stages = _Stages(examples, _known(request, self._stages_if_empty), request, at)
-        short = search.short_of_disk(world, request, if_empty=True)
+        short = search.short_of_disk(cluster, request, if_empty=True)
         survey = self._survey(request, kinds, stages, cpu, memory, ready, short)
         return replace(survey, seen_as=empty)
 
@@ -162,31 +162,31 @@ class NodeGroups:
         # Only of nodes that are there: kinds and groups of those that went may be of none now.
         stage[self._there] = np.minimum(stage[self._there], of_group[group[self._there]])
         stage[self._there & ~ready] = np.minimum(stage, STATE)[self._there & ~ready]
-        if (opened := search.open_to(self._world, request)) is not None:
+        if (opened := search.open_to(self._cluster, request)) is not None:
             stage[self._there & ~opened] = RESERVED
-        if (labelled := search.labelled(self._world, request)) is not None:
+        if (labelled := search.labelled(self._cluster, request)) is not None:
             stage[self._there & ~labelled] = LABELS
-        return Survey(self._world.nodes, stage, group, stages.examples, bool(ready[self._there].all()))
+        return Survey(self._cluster.nodes, stage, group, stages.examples, bool(ready[self._there].all()))
 
     def _wanted(self, request: Request) -> tuple[Ints, Ints]:
         """The CPUs and memory that it takes on each node."""
         wanted = [
-            needs_beside(request, kind.cpu_milli, kind.memory_mib, kind.cards) for kind in self._world.kinds
+            needs_beside(request, kind.cpu_milli, kind.memory_mib, kind.cards) for kind in self._cluster.kinds
         ]
-        by_kind = np.array(wanted, np.int64).reshape(-1, 2)[self._world.kind_of]
+        by_kind = np.array(wanted, np.int64).reshape(-1, 2)[self._cluster.kind_of]
         return by_kind[:, 0], by_kind[:, 1]
 
     # ---- up to date
 
     def _update(self) -> None:
-        world = self._world
+        cluster = self._cluster
         self._group, self._cpu, self._memory = (
-            grown(array, len(world)) for array in (self._group, self._cpu, self._memory)
+            grown(array, len(cluster)) for array in (self._group, self._cpu, self._memory)
         )
-        self._ready, self._there = (grown(array, len(world)) for array in (self._ready, self._there))
-        for index in set(world.changes[self._seen :]):
-            self._read(index, world.nodes[index])
-        self._seen = len(world.changes)
+        self._ready, self._there = (grown(array, len(cluster)) for array in (self._ready, self._there))
+        for index in set(cluster.changes[self._seen :]):
+            self._read(index, cluster.nodes[index])
+        self._seen = len(cluster.changes)
 
     def _read(self, index: int, node: NodeView | None) -> None:
         self._there[index] = node is not None

@@ -25,30 +25,30 @@ Domain = Callable[[NodeView], Hashable]
 Allowing = Callable[[Request], Allowed | None]
 
 
-def whole(world: ClusterState, unit: Unit) -> bool:
+def whole(cluster: ClusterState, unit: Unit) -> bool:
     """Whether all members of the gang are there: those that wait, and those that hold something."""
-    return unit.gang is None or len(unit.members) + held(world, unit) >= unit.gang.size
+    return unit.gang is None or len(unit.members) + held(cluster, unit) >= unit.gang.size
 
 
-def held(world: ClusterState, unit: Unit) -> int:
-    return sum(world.groups.get(unit.gang.group_id, {}).values()) if unit.gang else 0
+def held(cluster: ClusterState, unit: Unit) -> int:
+    return sum(cluster.groups.get(unit.gang.group_id, {}).values()) if unit.gang else 0
 
 
-def key(world: ClusterState, unit: Unit) -> Key:
+def key(cluster: ClusterState, unit: Unit) -> Key:
     """As `search.key`, of a unit; whoever joins members that run already is like nobody else."""
     if unit.gang is None:
         return search.key(unit.first)
-    joins = unit.gang.group_id if _homes(world, unit) else ""
+    joins = unit.gang.group_id if _homes(cluster, unit) else ""
     return (*(search.key(member) for member in sorted(unit.members, key=_size)), unit.gang.network, joins)
 
 
-def place(world: ClusterState, unit: Unit, at: PlanTime, allowing: Allowing) -> list[Found] | None:
+def place(cluster: ClusterState, unit: Unit, at: PlanTime, allowing: Allowing) -> list[Found] | None:
     """Give all members their places, which are taken then; None, and nothing is taken, if one has none."""
     if unit.gang is None:
-        return _together(world, list(unit.members), at, None, allowing)
+        return _together(cluster, list(unit.members), at, None, allowing)
     members = sorted(unit.members, key=_size)
-    for among in (*_single_nodes(world, unit, at), *sets(world, unit)):
-        if found := _together(world, members, at, among, allowing):
+    for among in (*_single_nodes(cluster, unit, at), *sets(cluster, unit)):
+        if found := _together(cluster, members, at, among, allowing):
             return found
     return None
 
@@ -64,21 +64,21 @@ def _size(request: Request) -> tuple[int, int, int, str]:
 
 
 def _together(
-    world: ClusterState, members: list[Request], at: PlanTime, among: Mask | None, allowing: Allowing
+    cluster: ClusterState, members: list[Request], at: PlanTime, among: Mask | None, allowing: Allowing
 ) -> list[Found] | None:
     """Each is taken before the next is looked for; all are given back if one finds nothing."""
     placed: list[Found] = []
     quota = members[0].quota
-    with world.supposing() as supposed:
+    with cluster.what_if() as what_if:
         for member in members:
             request = member if member.quota is quota else replace(member, quota=quota)
-            found = find(world, request, at, among, allowing(request))
+            found = find(cluster, request, at, among, allowing(request))
             if found is None:
                 return None
-            world.put(with_placement(world.node(found.index), found.placement, request, at))
+            cluster.put(with_placement(cluster.node(found.index), found.placement, request, at))
             quota = counted(quota, request, found)
             placed.append(found)
-        supposed.keep()
+        what_if.apply()
     return placed
 
 
@@ -104,32 +104,32 @@ def counted(quota: Quota | None, request: Request, found: Found) -> Quota | None
 # ---- sets of nodes, from the tightest
 
 
-def sets(world: ClusterState, unit: Unit) -> Iterator[Mask | None]:
+def sets(cluster: ClusterState, unit: Unit) -> Iterator[Mask | None]:
     """Masks to try in turn, of more than one node. Others join the members that run already if they can."""
-    homes = _homes(world, unit)
+    homes = _homes(cluster, unit)
     overlay = unit.gang is not None and unit.gang.network == "overlay"
     for domain in _WITHIN_SWARMS if overlay else _DOMAINS:
-        yield from _of_domain(world, unit, domain, homes)
+        yield from _of_domain(cluster, unit, domain, homes)
     if not overlay:
         yield None
 
 
-def _homes(world: ClusterState, unit: Unit) -> list[int]:
-    return sorted(world.groups.get(unit.gang.group_id, ())) if unit.gang else []
+def _homes(cluster: ClusterState, unit: Unit) -> list[int]:
+    return sorted(cluster.groups.get(unit.gang.group_id, ())) if unit.gang else []
 
 
-def _single_nodes(world: ClusterState, unit: Unit, at: PlanTime) -> Iterator[Mask]:
+def _single_nodes(cluster: ClusterState, unit: Unit, at: PlanTime) -> Iterator[Mask]:
     """The nodes where all would fit if they were one, as far as one request can say it."""
-    if homes := _homes(world, unit):
+    if homes := _homes(cluster, unit):
         candidates = homes if len(homes) == 1 else []
     elif (sum_of_all := _as_one(unit)) is not None:
-        found = find(world, sum_of_all, at)
+        found = find(cluster, sum_of_all, at)
         candidates = [found.index] if found else []
     else:
         largest = min(unit.members, key=_size)
-        candidates = search.best_nodes(world, largest, _MAX_SETS)
+        candidates = search.best_nodes(cluster, largest, _MAX_SETS)
     for index in candidates:
-        mask = np.zeros(len(world), np.bool_)
+        mask = np.zeros(len(cluster), np.bool_)
         mask[index] = True
         yield mask
 
@@ -184,11 +184,11 @@ _DOMAINS: tuple[Domain, ...] = (_fabric, _zone, swarm)
 _WITHIN_SWARMS = tuple(map(_within_swarm, _DOMAINS))
 
 
-def _of_domain(world: ClusterState, unit: Unit, domain: Domain, homes: list[int]) -> Iterator[Mask]:
+def _of_domain(cluster: ClusterState, unit: Unit, domain: Domain, homes: list[int]) -> Iterator[Mask]:
     """The sets with enough free cards: the one with the fewest first, which leaves the others whole."""
-    of_node, values = world.groups_by(domain)
-    of_each = world.numbers(_free, _free)
-    if (admitting := search.admitting(world, unit.first)) is not None:
+    of_node, values = cluster.groups_by(domain)
+    of_each = cluster.numbers(_free, _free)
+    if (admitting := search.admitting(cluster, unit.first)) is not None:
         of_each = np.where(admitting, of_each, 0)
     free = np.bincount(of_node, weights=of_each, minlength=len(values))
     # Where members run in several of these sets, no such set can hold all.

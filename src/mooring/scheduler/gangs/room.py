@@ -13,44 +13,44 @@ from mooring.scheduler.packing import search
 from mooring.scheduler.units import Unit
 
 
-def most_members(world: ClusterState, unit: Unit) -> int | None:
+def most_members(cluster: ClusterState, unit: Unit) -> int | None:
     """No fewer than could run together if nothing else ran anywhere; None where members differ.
 
     On nodes of one swarm or on one node where they need an overlay network, otherwise on all nodes.
     """
     if unit.gang is None or len({search.shape(member) for member in unit.members}) > 1:
         return None
-    of_node = _of_nodes(world, unit.first)
+    of_node = _of_nodes(cluster, unit.first)
     if unit.gang.network == "host":
         return int(of_node.sum())
-    of_swarm, _swarms = world.groups_by(swarm)
+    of_swarm, _swarms = cluster.groups_by(swarm)
     together = np.bincount(of_swarm, weights=of_node)[1:]
     return int(max(together.max(initial=0), of_node.max(initial=0)))
 
 
-def _of_nodes(world: ClusterState, request: Request) -> Ints:
-    kinds = np.array([_of_kind(world, number, request) for number in range(len(world.kinds))], np.int64)
-    there, admitting = world.mask("there", lambda _node: True), search.admitting(world, request)
-    return np.where(there if admitting is None else there & admitting, kinds[world.kind_of], 0)
+def _of_nodes(cluster: ClusterState, request: Request) -> Ints:
+    kinds = np.array([_of_kind(cluster, number, request) for number in range(len(cluster.kinds))], np.int64)
+    there, admitting = cluster.mask("there", lambda _node: True), search.admitting(cluster, request)
+    return np.where(there if admitting is None else there & admitting, kinds[cluster.kind_of], 0)
 
 
-def _of_kind(world: ClusterState, number: int, request: Request) -> int:
-    kind = world.kinds[number]
+def _of_kind(cluster: ClusterState, number: int, request: Request) -> int:
+    kind = cluster.kinds[number]
     cpu_milli, memory_mib = needs_beside(request, kind.cpu_milli, kind.memory_mib, kind.cards)
     limits = [
         total // each for total, each in ((kind.cpu_milli, cpu_milli), (kind.memory_mib, memory_mib)) if each
     ]
     if request.gpu_count:
-        limits.append(_of_cards(world, number, request))
+        limits.append(_of_cards(cluster, number, request))
     return min(limits, default=0)
 
 
-def _of_cards(world: ClusterState, number: int, request: Request) -> int:
-    suitable = world.suitable(number, request)
+def _of_cards(cluster: ClusterState, number: int, request: Request) -> int:
+    suitable = cluster.suitable(number, request)
     models = {model for _rank, model in suitable.models}
     places = Counter(
         place.key
-        for index, place in enumerate(world.kinds[number].places)
+        for index, place in enumerate(cluster.kinds[number].places)
         if place.key in models and index not in suitable.unsuitable
     )
     if request.mig_profile is None and request.gpu_milli < WHOLE_MILLI:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mooring.core.instance.spec import WHOLE_MILLI
-from mooring.scheduler.backfill.planner import BackfillPlanner, Starts
+from mooring.scheduler.backfill.planner import BackfillPlanner, StartTimes
 from mooring.scheduler.backfill.timeline import BackfillSlot, at_time, in_the_way
 from mooring.scheduler.cluster import ClusterState
 from mooring.scheduler.feasibility.filters import fitting_offers
@@ -23,45 +23,47 @@ Bounds = dict[str, Floats]  # by member, as `Starts.bounds` gives them
 
 
 def gang_start(
-    world: ClusterState, starts: Starts, unit: Unit, at: PlanTime, kept: BackfillPlanner
+    cluster: ClusterState, start_times: StartTimes, unit: Unit, at: PlanTime, backfill: BackfillPlanner
 ) -> list[BackfillSlot] | None:
     """A part for each member, all from one moment on; None where no declared ends make room for all.
 
     Nodes of which something is kept for others are left to them.
     """
-    bounds = {member.instance_id: starts.bounds(member, at).values for member in unit.members}
+    bounds = {member.instance_id: start_times.bounds(member, at).values for member in unit.members}
     best: tuple[float, list[BackfillSlot]] | None = None
-    for nodes in _domains(world, unit, kept):
+    for nodes in _domains(cluster, unit, backfill):
         if best and min(values[nodes].min() for values in bounds.values()) >= best[0]:
             continue
-        found = _earliest(world, unit, at, nodes, bounds)
+        found = _earliest(cluster, unit, at, nodes, bounds)
         if found and (best is None or found[0] < best[0]):
             best = found
     return best[1] if best else None
 
 
-def _domains(world: ClusterState, unit: Unit, kept: BackfillPlanner) -> list[list[int]]:
+def _domains(cluster: ClusterState, unit: Unit, backfill: BackfillPlanner) -> list[list[int]]:
     """The sets of nodes that the members may be spread over: all, for an overlay each swarm and each node."""
-    free = [(node.id, index) for index, node in world.present() if not kept.kept(index)]
+    free = [(node.id, index) for index, node in cluster.present() if not backfill.slots(index)]
     nodes = [index for _id, index in sorted(free)]
     if unit.gang is None or unit.gang.network == "host":
         return [nodes]
-    homes = {world.node(index).swarm for index in world.groups.get(unit.gang.group_id, ())}
+    homes = {cluster.node(index).swarm for index in cluster.groups.get(unit.gang.group_id, ())}
     swarms: dict[str, list[int]] = {}
     alone: list[list[int]] = []
-    there = set(world.groups.get(unit.gang.group_id, ()))
+    there = set(cluster.groups.get(unit.gang.group_id, ()))
     for index in nodes:
-        if (swarm := world.node(index).swarm) is not None and (not homes or homes == {swarm}):
+        if (swarm := cluster.node(index).swarm) is not None and (not homes or homes == {swarm}):
             swarms.setdefault(swarm, []).append(index)
         elif (
-            swarm is None and there <= {index} and len(world.node(index).gpus) * WHOLE_MILLI >= unit.gpu_milli
+            swarm is None
+            and there <= {index}
+            and len(cluster.node(index).gpus) * WHOLE_MILLI >= unit.gpu_milli
         ):
             alone.append([index])  # on one node no network is needed
     return [*swarms.values(), *alone]
 
 
 def _earliest(
-    world: ClusterState, unit: Unit, at: PlanTime, nodes: list[int], bounds: Bounds
+    cluster: ClusterState, unit: Unit, at: PlanTime, nodes: list[int], bounds: Bounds
 ) -> tuple[float, list[BackfillSlot]] | None:
     there = np.array(nodes, np.int64)
     instants = {float(time) for values in bounds.values() for time in values[there] if time < inf}
@@ -70,7 +72,7 @@ def _earliest(
         return None
 
     def room(time: float) -> list[BackfillSlot] | None:
-        return _room(world, unit, replace(at, now=time), at, nodes, bounds)
+        return _room(cluster, unit, replace(at, now=time), at, nodes, bounds)
 
     place = bisect_left(times, 1, key=lambda time: int(room(time) is not None))
     if place == len(times):
@@ -80,22 +82,22 @@ def _earliest(
 
 
 def _room(
-    world: ClusterState, unit: Unit, then: PlanTime, at: PlanTime, nodes: list[int], bounds: Bounds
+    cluster: ClusterState, unit: Unit, then: PlanTime, at: PlanTime, nodes: list[int], bounds: Bounds
 ) -> list[BackfillSlot] | None:
     """Where the members would go at that moment, one after the other on the first node that has room."""
     views: dict[int, NodeView] = {}
     parts: list[BackfillSlot] = []
     for member in sorted(unit.members, key=lambda member: (-member.gpu_count, member.instance_id)):
-        index = _first_with_room(world, member, then, at, nodes, bounds[member.instance_id], views)
+        index = _first_with_room(cluster, member, then, at, nodes, bounds[member.instance_id], views)
         if index is None:
             return None
-        waits_for = in_the_way(world.node(index), then.now, at)
+        waits_for = in_the_way(cluster.node(index), then.now, at)
         parts.append(BackfillSlot(member, index, then.now, waits_for))
     return parts
 
 
 def _first_with_room(
-    world: ClusterState,
+    cluster: ClusterState,
     member: Request,
     then: PlanTime,
     at: PlanTime,
@@ -106,7 +108,7 @@ def _first_with_room(
     for index in nodes:
         if not bounds[index] <= then.now:
             continue
-        node = views.get(index) or at_time(world.node(index), then.now, at)
+        node = views.get(index) or at_time(cluster.node(index), then.now, at)
         offers = fitting_offers(node, member, then)
         if offers:
             placed = placement(node, member, offers[0], then)

@@ -18,11 +18,11 @@ class Learning:
         self._demand = Demand()
         self._known: frozenset[str] = frozenset()
 
-    def look(self, snapshot: Snapshot, memory: CycleCache) -> Snapshot:
+    def learn(self, snapshot: Snapshot, cache: CycleCache) -> Snapshot:
         """The snapshot as it is to be decided; what is new in its queue has been learnt from."""
-        memory.look(snapshot.nodes)
+        cache.update(snapshot.nodes)
         new = [each for each in snapshot.requests if each.instance_id not in self._known]
         for request in sorted(new, key=lambda each: (each.queued_at, each.instance_id)):
-            self._demand.offer(asked_of_fleet(memory.world, request))
+            self._demand.offer(asked_of_fleet(cache.cluster, request))
         self._known = frozenset(each.instance_id for each in snapshot.requests)
         return replace(snapshot, potential=self._demand.potential)

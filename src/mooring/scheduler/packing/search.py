@@ -59,7 +59,7 @@ def key(request: Request) -> Key:
 
 
 def find(
-    world: ClusterState,
+    cluster: ClusterState,
     request: Request,
     at: PlanTime,
     among: Mask | None = None,
@@ -73,48 +73,53 @@ def find(
     """
     if request.quota is not None and quotas.over_anywhere(request):
         return None
-    search = _Search(world, request, at, among, allowed)
+    search = _Search(cluster, request, at, among, allowed)
     return search.in_own_reservation() or search.best()
 
 
-def asked_of_fleet(world: ClusterState, request: Request) -> Shape:
+def asked_of_fleet(cluster: ClusterState, request: Request) -> Shape:
     """What the request asks for as the fleet knows it, whatever its project may have."""
     unlimited = request if request.quota is None else replace(request, quota=None)
-    search = _Search(world, unlimited, PlanTime(0.0), None, None)
+    search = _Search(cluster, unlimited, PlanTime(0.0), None, None)
     models: frozenset[str] = frozenset().union(*search.tiers())
-    everything = {place.key for kind in world.kinds for place in kind.places}
+    everything = {place.key for kind in cluster.kinds for place in kind.places}
     return search.fleet_shape(frozenset() if models == everything else models)
 
 
-def best_nodes(world: ClusterState, request: Request, count: int) -> list[int]:
+def best_nodes(cluster: ClusterState, request: Request, count: int) -> list[int]:
     """Nodes that may have room for it, best first; reservations and NUMA nodes are not asked about."""
-    search = _Search(world, request, PlanTime(0.0), None, None)
+    search = _Search(cluster, request, PlanTime(0.0), None, None)
     moves = [
         move
         for models in search.tiers()
         for fleet_shape, nodes in search.variants(models)
-        for move in world.fleet.ranked(fleet_shape, count, _both(nodes, _with_room(world, request)))
+        for move in cluster.fleet.ranked(fleet_shape, count, _both(nodes, _with_room(cluster, request)))
     ]
     return list(dict.fromkeys(move.node for move in moves))[:count]
 
 
-def choices(world: ClusterState, request: Request) -> Key:
+def choices(cluster: ClusterState, request: Request) -> Key:
     """What the request's quota leaves of models and of kinds of nodes, to remember answers by."""
     if request.quota is None:
         return ()
-    search = _Search(world, request, PlanTime(0.0), None, None)
+    search = _Search(cluster, request, PlanTime(0.0), None, None)
     return (request.project_id, *search.tiers(), search.kinds_within_shares())
 
 
 class _Search:
     def __init__(
-        self, world: ClusterState, request: Request, at: PlanTime, among: Mask | None, allowed: Allowed | None
+        self,
+        cluster: ClusterState,
+        request: Request,
+        at: PlanTime,
+        among: Mask | None,
+        allowed: Allowed | None,
     ) -> None:
-        self._world = world
+        self._cluster = cluster
         self._request = request
         self._at = at
         self._allowed = allowed
-        self._among = _both(_both(among, _with_room(world, request)), _near_enough(world, request))
+        self._among = _both(_both(among, _with_room(cluster, request)), _near_enough(cluster, request))
 
     def best(self) -> Found | None:
         return self._best(self._among, self._blocked())
@@ -133,26 +138,26 @@ class _Search:
         """The places that are given out last, by node."""
         if not self._request.gpu_count:
             return {}
-        return {index: _last_of(self._world.node(index)) for index in self._world.with_last}
+        return {index: _last_of(self._cluster.node(index)) for index in self._cluster.with_last}
 
     def in_own_reservation(self) -> Found | None:
         """On cards that are held for the request's project right now, if there are enough on a node."""
-        if not self._request.gpu_count or not self._world.with_holds:
+        if not self._request.gpu_count or not self._cluster.with_holds:
             return None
         others = {
             index: places
-            for index in sorted(self._world.with_holds)
+            for index in sorted(self._cluster.with_holds)
             if (places := self._not_own(index)) is not None
         }
         if not others:
             return None
-        mask = np.zeros(len(self._world), np.bool_)
+        mask = np.zeros(len(self._cluster), np.bool_)
         mask[list(others)] = True
         return self._best(mask if self._among is None else mask & self._among, others)
 
     def _not_own(self, index: int) -> tuple[int, ...] | None:
         """The places that are not held for the project, where some are."""
-        places = list(node_classes.units(self._world.node(index)))
+        places = list(node_classes.units(self._cluster.node(index)))
         own = [gpu_offers.own_reserved(gpu, self._request, self._at) for gpu, _device in places]
         if not any(own):
             return None
@@ -166,8 +171,8 @@ class _Search:
             yield frozenset()
             return
         ranks: dict[str, int] = {}
-        for number in range(len(self._world.kinds)):
-            for rank, model in self._world.suitable(number, self._request).models:
+        for number in range(len(self._cluster.kinds)):
+            for rank, model in self._cluster.suitable(number, self._request).models:
                 if self._within_quota(model):
                     ranks[model] = rank
         for rank in sorted(set(ranks.values())):
@@ -181,28 +186,25 @@ class _Search:
     # ---- which places may not be given
 
     def _bad(self, index: int) -> tuple[int, ...]:
-        return self._world.suitable(int(self._world.kind_of[index]), self._request).unsuitable
+        return self._cluster.suitable(int(self._cluster.kind_of[index]), self._request).unsuitable
 
     def _blocked(self) -> dict[int, tuple[int, ...]]:
         if not self._request.gpu_count:
             return {}
         bad = {
             number: places
-            for number in range(len(self._world.kinds))
-            if (places := self._world.suitable(number, self._request).unsuitable)
+            for number in range(len(self._cluster.kinds))
+            if (places := self._cluster.suitable(number, self._request).unsuitable)
         }
-        blocked = (
-            {index: bad[number] for index, number in enumerate(self._world.kind_of.tolist()) if number in bad}
-            if bad
-            else {}
-        )
-        for index in self._world.with_holds:
+        numbers = self._cluster.kind_of.tolist() if bad else ()
+        blocked = {index: bad[number] for index, number in enumerate(numbers) if number in bad}
+        for index in self._cluster.with_holds:
             if held := self._held(index):
                 blocked[index] = tuple(sorted({*blocked.get(index, ()), *held}))
         return blocked
 
     def _held(self, index: int) -> list[int]:
-        places = node_classes.units(self._world.node(index))
+        places = node_classes.units(self._cluster.node(index))
         return [
             place
             for place, (gpu, _device) in enumerate(places)
@@ -220,14 +222,14 @@ class _Search:
                 move
                 for fleet_shape, nodes in self.variants(keys)
                 if (
-                    move := self._world.fleet.best(
-                        fleet_shape, _but(self._world, _both(among, nodes), refused), blocked
+                    move := self._cluster.fleet.best(
+                        fleet_shape, _but(self._cluster, _both(among, nodes), refused), blocked
                     )
                 )
             ]
             if not moves:
                 return None
-            best = max(moves, key=lambda move: (move.score, self._world.fleet.rank(move.node)))
+            best = max(moves, key=lambda move: (move.score, self._cluster.fleet.rank(move.node)))
             if found := self._there(best, blocked.get(best.node, ())):
                 return found
             refused.append(best.node)
@@ -247,10 +249,10 @@ class _Search:
         """The request as the fleet knows it. A share of CPUs beside MIG devices it does not know itself."""
         plain = self.fleet_shape(keys)
         cpu_milli, memory_mib = plain.cpu_milli, plain.memory_mib
-        odd = [number for number, kind in enumerate(self._world.kinds) if not kind.plain]
+        odd = [number for number, kind in enumerate(self._cluster.kinds) if not kind.plain]
         if not odd or (cpu_milli is not None and memory_mib is not None):
             return [(plain, self._within_shares())]
-        of_kind = self._world.kind_of
+        of_kind = self._cluster.kind_of
         variants: list[tuple[Shape, Mask | None]] = [
             (plain, _both(~np.isin(of_kind, odd), self._within_shares()))
         ]
@@ -263,7 +265,7 @@ class _Search:
         return variants
 
     def _needs_of(self, number: int) -> tuple[int, int]:
-        kind = self._world.kinds[number]
+        kind = self._cluster.kinds[number]
         return needs_beside(self._request, kind.cpu_milli, kind.memory_mib, kind.cards)
 
     def _within_shares(self) -> Mask | None:
@@ -274,19 +276,19 @@ class _Search:
         if not {quotas.CPUS, quotas.MEMORY} & request.quota.limits.keys():
             return None
         fine = self.kinds_within_shares()
-        return None if all(fine) else np.array(fine)[self._world.kind_of]
+        return None if all(fine) else np.array(fine)[self._cluster.kind_of]
 
     def kinds_within_shares(self) -> tuple[bool, ...]:
         return tuple(
             not quotas.over(self._request, "", *self._needs_of(number))
-            for number in range(len(self._world.kinds))
+            for number in range(len(self._cluster.kinds))
         )
 
     # ---- the node
 
     def _there(self, move: Move, blocked: Collection[int]) -> Found | None:
         """What exactly is given on the node, if it and those that wait have nothing against it."""
-        node = self._world.node(move.node)
+        node = self._cluster.node(move.node)
         there = list(node_classes.units(node)) if move.gpus else []
         first = there[move.gpus[0]][0] if there else None
         closed = {there[place][0].uuid for place in blocked} if there else set()
@@ -319,13 +321,7 @@ def placement(
     cpu_milli, memory_mib = needs(request, node)
     score = _link_score(node, offer.model, given)
     return Placement(
-        request.instance_id,
-        node.id,
-        given,
-        cpu_milli,
-        memory_mib,
-        score,
-        disk_mib=disk.needed(request, node),
+        request.instance_id, node.id, given, cpu_milli, memory_mib, score, disk_mib=disk.needed(request, node)
     )
 
 
@@ -340,49 +336,49 @@ def _last_of(node: NodeView) -> list[int]:
     return [place for place, (gpu, _device) in enumerate(node_classes.units(node)) if gpu.last]
 
 
-def admitting(world: ClusterState, request: Request) -> Mask | None:
+def admitting(cluster: ClusterState, request: Request) -> Mask | None:
     """As `filters.admits`, of all nodes; null: all of them do."""
-    return _both(labelled(world, request), open_to(world, request))
+    return _both(labelled(cluster, request), open_to(cluster, request))
 
 
-def labelled(world: ClusterState, request: Request) -> Mask | None:
+def labelled(cluster: ClusterState, request: Request) -> Mask | None:
     """The nodes with the labels that are asked for; null: none are."""
     if not request.selector:
         return None
     wanted = frozenset(request.selector.items())
-    return world.mask(("selector", wanted), lambda node: has_labels(node, request))
+    return cluster.mask(("selector", wanted), lambda node: has_labels(node, request))
 
 
-def open_to(world: ClusterState, request: Request) -> Mask | None:
+def open_to(cluster: ClusterState, request: Request) -> Mask | None:
     """The nodes that are not reserved for other projects; null: none is."""
-    closed = [index for index in world.reserved if not is_open_to(world.node(index), request.project_id)]
+    closed = [index for index in cluster.reserved if not is_open_to(cluster.node(index), request.project_id)]
     if not closed:
         return None
-    mask = np.ones(len(world), np.bool_)
+    mask = np.ones(len(cluster), np.bool_)
     mask[closed] = False
     return mask
 
 
-def short_of_disk(world: ClusterState, request: Request, *, if_empty: bool = False) -> Mask:
+def short_of_disk(cluster: ClusterState, request: Request, *, if_empty: bool = False) -> Mask:
     """The nodes without the disk that it needs, now or even if nothing ran there."""
 
     def lacks(node: NodeView) -> bool:
         return not disk.fits(request, empty(node) if if_empty else node)
 
-    return world.mask(("short of disk", if_empty, _disk(request)), lacks)
+    return cluster.mask(("short of disk", if_empty, _disk(request)), lacks)
 
 
-def _with_room(world: ClusterState, request: Request) -> Mask | None:
+def _with_room(cluster: ClusterState, request: Request) -> Mask | None:
     """The nodes that admit it and have the disk that it asks for; null: all of them."""
-    short = short_of_disk(world, request)
-    return _both(admitting(world, request), ~short if short.any() else None)
+    short = short_of_disk(cluster, request)
+    return _both(admitting(cluster, request), ~short if short.any() else None)
 
 
-def _near_enough(world: ClusterState, request: Request) -> Mask | None:
+def _near_enough(cluster: ClusterState, request: Request) -> Mask | None:
     if not request.same_numa or request.gpu_count < 2:
         return None
     asked = ("near enough", node_classes.ask_of(request), request.gpu_count)
-    return world.mask(asked, lambda node: gpu_offers.near_enough(node, request))
+    return cluster.mask(asked, lambda node: gpu_offers.near_enough(node, request))
 
 
 def _both(a: Mask | None, b: Mask | None) -> Mask | None:
@@ -391,9 +387,9 @@ def _both(a: Mask | None, b: Mask | None) -> Mask | None:
     return a & b
 
 
-def _but(world: ClusterState, among: Mask | None, refused: list[int]) -> Mask | None:
+def _but(cluster: ClusterState, among: Mask | None, refused: list[int]) -> Mask | None:
     if not refused:
         return among
-    mask = np.ones(len(world), np.bool_) if among is None else among.copy()
+    mask = np.ones(len(cluster), np.bool_) if among is None else among.copy()
     mask[refused] = False
     return mask
