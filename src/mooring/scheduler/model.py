@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Literal
 
-from mooring.core.instance.spec import WHOLE_MILLI
+from mooring.core.instance.spec import DEFAULT_PRIORITY, WHOLE_MILLI
 from mooring.core.node import NodeState
 from mooring.scheduler.packing.potential import Potential
 
@@ -181,7 +181,7 @@ class Request:
     mig_profile: str | None = None
     gpu_min_compute_capability: str | None = None
     same_numa: bool = False
-    priority: int = 50
+    priority: int = DEFAULT_PRIORITY
     preemptible: bool = False
     max_duration_s: int | None = None  # declared; null: unlimited
     gang: Gang | None = None

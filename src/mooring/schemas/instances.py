@@ -5,7 +5,12 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, field_validator
 
 from mooring.core.gpu import Sample
-from mooring.core.instance.spec import InstanceRequest, InstanceSpec, require_no_reserved_labels
+from mooring.core.instance.spec import (
+    DEFAULT_PRIORITY,
+    InstanceRequest,
+    InstanceSpec,
+    require_no_reserved_labels,
+)
 from mooring.core.instance.state import DesiredState, Reason, State
 from mooring.core.text import LabelKey, LabelValue, LongText, Name
 from mooring.schemas.agent import Endpoint
@@ -96,7 +101,7 @@ class InstancePatch(Body):
     name: Annotated[Name, Field(default_factory=str)]
     labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=64)] = {}
     max_duration_s: Annotated[int | None, Field(ge=1, le=10 * 366 * 86_400)] = None
-    priority: Annotated[int, Field(ge=0, le=100)] = 50
+    priority: Annotated[int, Field(ge=0, le=100)] = DEFAULT_PRIORITY
 
     @field_validator("labels")
     @classmethod

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from mooring.core.gpu import mig_milli
-from mooring.core.instance.spec import WHOLE_MILLI, InstanceSpec
+from mooring.core.instance.spec import DEFAULT_PRIORITY, WHOLE_MILLI, InstanceSpec
 from mooring.db.types import JsonObject
 from mooring.scheduler.model import Request
 
@@ -40,7 +40,7 @@ def of_columns(
         mig_profile=gpus.get("mig_profile"),
         gpu_min_compute_capability=gpus.get("min_compute_capability"),
         same_numa=gpus.get("same_numa", False),
-        priority=spec.get("priority", 50),
+        priority=spec.get("priority", DEFAULT_PRIORITY),
         preemptible=spec.get("preemptible", False),
         max_duration_s=spec.get("max_duration_s"),
         cpu_milli=None if cpus is None else round(cpus * 1000),

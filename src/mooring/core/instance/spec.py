@@ -27,6 +27,7 @@ class _Asked(BaseModel):
 
 
 WHOLE_MILLI = 1000
+DEFAULT_PRIORITY = 50
 ModelWords = Annotated[Text, Field(max_length=96)]
 
 
@@ -167,7 +168,7 @@ class InstanceSpec(_Asked):
     on_node_loss: Literal["keep", "replace"] = "keep"
     priority: Annotated[
         int, Field(ge=0, le=100, description="higher ones are placed first; see the project's max_priority")
-    ] = 50
+    ] = DEFAULT_PRIORITY
     preemptible: Annotated[
         bool, Field(description="may be stopped for one of higher priority or for a project's guarantee")
     ] = False
