@@ -84,12 +84,12 @@ def _open_gate(caller: Caller) -> Iterator[None]:
     async def let_pass(request: Request, rule: Rule) -> None:
         request.state.access = Access(caller, rule.permission or Permission.READ)
 
-    closed = authorization._pass
-    authorization._pass = let_pass
+    closed = authorization._authorize
+    authorization._authorize = let_pass
     try:
         yield
     finally:
-        authorization._pass = closed
+        authorization._authorize = closed
 
 
 async def _get(app: ASGIApp, key: str) -> None:

@@ -31,13 +31,13 @@ def runtime(node: DockerNode) -> Iterator[DockerRuntime]:
 
 @pytest.fixture
 def nvml(tmp_path: Path) -> NvmlStandin:
-    """One card with nothing on it but what the driver keeps."""
+    """One GPU that uses only the memory that the driver reserves."""
     return NvmlStandin(tmp_path, "gpus 1", "set 0 used_mib 5")
 
 
 @pytest.fixture
 def reader(nvml: NvmlStandin) -> Iterator[NvmlGpuReader]:
-    """A reader of these cards that has read them, and does so again only when it is asked to."""
+    """A reader that has read these GPUs, and reads again only on request."""
     with closing(NvmlGpuReader(SELDOM, nvml.environment)) as made:
         assert wait_until(lambda: made.latest().samples)
         yield made

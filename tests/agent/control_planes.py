@@ -1,4 +1,4 @@
-"""A control plane small enough to see through, that speaks `/agent/v1` over real HTTP."""
+"""A minimal control plane that serves `/agent/v1` over real HTTP."""
 
 import threading
 import time
@@ -31,7 +31,7 @@ TOKEN = "join-token"
 
 @dataclass
 class TinyControlPlane:
-    """What it should be told is set here, and what it was told is kept here."""
+    """Holds the desired state to answer with, and the reports received."""
 
     control_plane_id: str = "cpl_tests"
     generation: int = 1

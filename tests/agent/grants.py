@@ -1,4 +1,4 @@
-"""Assignments of parts of cards, for tests of the agent."""
+"""Assignments of parts of GPUs, for tests of the agent."""
 
 from typing import Any
 
@@ -17,12 +17,12 @@ def with_share(
     isolation: str = "shared",
     card: str = CARD,
 ) -> Assignment:
-    """The same with a part of one card."""
+    """The same with a part of one GPU."""
     return _with(given, isolation, [{"gpu_uuid": card, "milli": milli, "memory_mib": memory_mib}])
 
 
 def with_mig(given: Assignment, *uuids: str, card: str = CARD) -> Assignment:
-    """The same with MIG devices of one card."""
+    """The same with MIG devices of one GPU."""
     return _with(
         given,
         "mig",
@@ -31,7 +31,7 @@ def with_mig(given: Assignment, *uuids: str, card: str = CARD) -> Assignment:
 
 
 def with_cards(given: Assignment, *uuids: str) -> Assignment:
-    """The same with whole cards, as a control plane of today says it."""
+    """The same with whole GPUs, as grants."""
     grants = [{"gpu_uuid": uuid, "milli": 1000, "memory_mib": 81_559} for uuid in uuids]
     return _with(given, "exclusive", grants)
 

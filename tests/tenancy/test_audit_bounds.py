@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mooring.api.auth.audited_reads import REPEATED_AFTER_S, AuditedReads
+from mooring.api.auth.audited_reads import RECORD_INTERVAL_S, AuditedReads
 from mooring.api.http import responses, transactions
 from mooring.control.audit import audit_log
 from mooring.control.audit.refusals import MAX_CALLERS, MAX_NAMES, RejectedRequests
@@ -68,10 +68,10 @@ def test_a_read_is_recorded_again_after_a_while() -> None:
     clock = [0.0]
     reads = AuditedReads(lambda: clock[0])
     assert reads._is_new("key_1", "instance.read_logs", "ins_1")
-    clock[0] = REPEATED_AFTER_S - 1
+    clock[0] = RECORD_INTERVAL_S - 1
     assert not reads._is_new("key_1", "instance.read_logs", "ins_1")
     assert reads._is_new("key_2", "instance.read_logs", "ins_1")
-    clock[0] = REPEATED_AFTER_S
+    clock[0] = RECORD_INTERVAL_S
     assert reads._is_new("key_1", "instance.read_logs", "ins_1")
     for number in range(20_000):
         reads._is_new("key_1", "instance.read_logs", str(number))

@@ -81,7 +81,7 @@ def all_instances(admin: Client) -> dict[str, dict[str, Any]]:
 
 
 class Invariants:
-    """Problems found, by one look at everything; empty when all is well.
+    """All problems found by one check; empty if there are none.
 
     Args:
         strangers: names of containers that the test made by hand.

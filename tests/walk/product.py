@@ -130,7 +130,7 @@ class ServerProcess(Program):
 
 
 class AgentProcess(Program):
-    """`mooring agent` on a node of the test bed, with the NVML stand-in for its cards.
+    """`mooring agent` on a node of the test bed, with the NVML stand-in for its GPUs.
 
     It reaches Docker through `engine`, which a test may have tamper with single calls.
     """
@@ -162,7 +162,7 @@ class AgentProcess(Program):
             self.environment["MOORING_JOIN_TOKEN"] = join_token(admin)
 
     def fleet(self) -> list[str]:
-        """The stand-in's configuration: cards with UUIDs of this node."""
+        """The stand-in's configuration: GPUs with UUIDs of this node."""
         return [f"gpus {len(self.gpu_uuids)}"] + [
             f"set {index} uuid {uuid}" for index, uuid in enumerate(self.gpu_uuids)
         ]

@@ -36,7 +36,7 @@ class EngineProxy:
         self._before = (re.compile(call.encode()), action)
 
     def after_next(self, call: str, action: Action) -> None:
-        """Run `action` when Docker has obeyed the next call that matches, before the agent hears of it."""
+        """Run `action` after Docker has executed the next matching call, before the agent gets the answer."""
         self._after = (re.compile(call.encode()), action)
 
     def close(self) -> None:

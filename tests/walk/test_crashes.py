@@ -13,7 +13,7 @@ from tests.testbed.registry import Registry
 from tests.testbed.waiting import wait_until
 from tests.walk.checker import all_instances
 from tests.walk.conftest import World
-from tests.walk.test_verbs import IGNORES_TERM, SMALL, freeze_in_mid_pull, gone, holders
+from tests.walk.test_operations import IGNORES_TERM, SMALL, freeze_in_mid_pull, gone, holders
 
 pytestmark = [
     pytest.mark.parametrize("shared_world", ["sqlite", "postgresql"], indirect=True, scope="module"),
@@ -100,7 +100,7 @@ def test_during_an_ending(admin: Client, world: World) -> None:
 
 
 class Clients:
-    """Users who create, and repeat under the same key what was not answered, until they are told to end."""
+    """Users who create instances, and repeat unanswered calls with the same key, until stopped."""
 
     def __init__(self, world: World) -> None:
         self._world = world

@@ -17,7 +17,7 @@ from tests.testbed.registry import Registry
 from tests.testbed.waiting import wait_until
 from tests.walk.conftest import World
 from tests.walk.product import AgentProcess
-from tests.walk.test_verbs import IGNORES_TERM, SMALL, freeze_in_mid_pull, holders
+from tests.walk.test_operations import IGNORES_TERM, SMALL, freeze_in_mid_pull, holders
 
 CREATE = r"POST /v[0-9.]+/containers/create"
 START = r"POST /v[0-9.]+/containers/[0-9a-f]+/start"

@@ -8,8 +8,8 @@ from starlette.requests import HTTPConnection
 
 from mooring.api.auth.audited_reads import AuditedReads
 from mooring.api.auth.credentials import Credentials
-from mooring.api.auth.rate_limits import HeldBack, NodeStreams, OpenStreams, RequestRates
-from mooring.api.http.turns import WRITES_AT_ONCE, ProjectTurns, Turns
+from mooring.api.auth.rate_limits import DelayedAnswers, NodeStreams, OpenStreams, RequestRates
+from mooring.api.http.turns import MAX_CONCURRENT_WRITES, ProjectTurns, SchedulerTurns
 from mooring.api.streaming.channels import Channels
 from mooring.api.streaming.event_pages import EventPages
 from mooring.api.views.rendered import RenderedInstances
@@ -37,11 +37,11 @@ class Context:
     open_streams: OpenStreams = field(default_factory=OpenStreams)
     refusals: RejectedRequests = field(default_factory=RejectedRequests)
     audited_reads: AuditedReads = field(default_factory=AuditedReads)
-    held_back: HeldBack = field(default_factory=HeldBack)
+    delayed_answers: DelayedAnswers = field(default_factory=DelayedAnswers)
     node_streams: NodeStreams = field(default_factory=NodeStreams)
     event_pages: EventPages = field(default_factory=EventPages)
-    turns: Turns = field(default_factory=Turns)
-    write_turns: ProjectTurns = field(default_factory=lambda: ProjectTurns(WRITES_AT_ONCE))
+    turns: SchedulerTurns = field(default_factory=SchedulerTurns)
+    write_turns: ProjectTurns = field(default_factory=lambda: ProjectTurns(MAX_CONCURRENT_WRITES))
     rendered: RenderedInstances = field(default_factory=RenderedInstances)
     # With `mooring up`, /readyz waits until this many local nodes have reported.
     awaited_nodes: int = 0

@@ -1,7 +1,7 @@
-"""Who may do what: permissions, the roles that bundle them, and the one value that every verb asks.
+"""Permissions, roles, and the `Access` that every operation checks.
 
-A caller is a key or a person signed on. What they may do is known per project; an admin may do everything
-everywhere. What a caller cannot see is not found (404); what they see and may not do is forbidden (403).
+A caller is an API key or a signed-on person. Permissions are per project; an admin has all of them. Resources
+that the caller cannot see are not found (404); operations that they may not call are forbidden (403).
 """
 
 from collections.abc import Mapping
@@ -13,14 +13,14 @@ from mooring.core.errors import Forbidden, Invalid, NotFound
 
 
 class Permission(StrEnum):
-    """What a request may need. All but OWN can be given to a key as a scope."""
+    """What an operation may require. All but OWN can be scopes of a key."""
 
     READ = "instances:read"
     WRITE = "instances:write"
     EXEC = "instances:exec"
     USAGE = "usage:read"
-    METRICS = "metrics:read"  # of the whole service, so of no project
-    OWN = "project:own"  # members, keys, secrets of registries, the project's audit log
+    METRICS = "metrics:read"  # of the whole service, not of a project
+    OWN = "project:own"  # members, keys, registry credentials, the project's audit log
     ADMIN = "admin"
 
 
@@ -38,21 +38,21 @@ ROLE_PERMISSIONS: Final[Mapping[Role, frozenset[Permission]]] = {
     Role.OWNER: _MEMBER | {Permission.OWN},
 }
 SCOPES: Final = frozenset(Permission) - {Permission.OWN}
-# These look beyond any project, so only an admin gives them out.
+# These are not limited to a project, so only an admin can grant them.
 SERVICE_WIDE: Final = frozenset({Permission.METRICS, Permission.ADMIN})
 
 NONE: Final[frozenset[Permission]] = frozenset()
 
 
-def role_of(held: frozenset[Permission]) -> Role | None:
-    """The role that these permissions are the whole of; null: they are less than any."""
-    return next((role for role in reversed(Role) if held >= ROLE_PERMISSIONS[role]), None)
+def role_of(granted: frozenset[Permission]) -> Role | None:
+    """The highest role whose permissions are all included; null: none."""
+    return next((role for role in reversed(Role) if granted >= ROLE_PERMISSIONS[role]), None)
 
 
 def key_permissions(role: Role | None, scopes: frozenset[Permission]) -> frozenset[Permission]:
-    """What a key may do in its project: its role's permissions, narrowed by its scopes if it has any.
+    """The permissions of a key: those of its role, restricted to its scopes if it has any.
 
-    A key without a role may do what its scopes say. A narrowed owner's key is no owner's any more.
+    A key without a role has the permissions of its scopes. An owner's key with scopes loses OWN.
     """
     if role is None:
         return scopes
@@ -61,14 +61,14 @@ def key_permissions(role: Role | None, scopes: frozenset[Permission]) -> frozens
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whom a credential stands for, as of a moment ago.
+    """The identity behind a credential, maybe cached for a short time.
 
     Attributes:
-        id: of the key, or of the person signed on: the scope of idempotency keys and rate limits.
+        id: of the key or person; idempotency keys and rate limits are per id.
         permissions: by project; a project that is not listed is not visible.
-        everywhere: permissions in every project and beyond; admins hold `admin`.
-        role: in the one project of a key, for `/v1/me`.
-        home: of somebody in several projects, the one that requests go to which name none; null: none does.
+        everywhere: permissions in all projects and the service; admins have `admin`.
+        role: in the project of a key, for `/v1/me`.
+        home: the default project of a caller with several; null: requests must name the project.
     """
 
     id: str
@@ -86,7 +86,7 @@ class Caller:
         return Permission.ADMIN in self.everywhere
 
     def sees(self, project_id: str | None) -> bool:
-        """Whether the project exists as far as the caller may know."""
+        """Whether the caller may know that the project exists."""
         return self.is_admin or bool(project_id and self.permissions.get(project_id))
 
     def may(self, permission: Permission, project_id: str | None) -> bool:
@@ -97,17 +97,17 @@ class Caller:
     def may_somewhere(self, permission: Permission) -> bool:
         if self.is_admin or permission in self.everywhere:
             return True
-        return any(permission in held for held in self.permissions.values())
+        return any(permission in granted for granted in self.permissions.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """One request: who asks, for what, from where. Verbs take it, so that none can forget to look at it.
+    """The caller, permission and origin of a request. Every operation takes one, so none can skip the check.
 
     Attributes:
-        permission: what the operation needs (`api/auth/rules.py` has the table).
-        action: under which name it is written into the audit log; null: it is not.
-        address: of the client, as far as it is known.
+        permission: required by the operation (see the table in `api/auth/rules.py`).
+        action: its name in the audit log; null: it is not recorded.
+        address: of the client, if known.
     """
 
     caller: Caller
@@ -118,22 +118,24 @@ class Access:
 
     @property
     def projects(self) -> frozenset[str] | None:
-        """The projects that the operation may touch; null: all."""
+        """The projects that the operation may access; null: all."""
         if self.caller.is_admin or self.permission in self.caller.everywhere:
             return None
         return frozenset(
-            project_id for project_id, held in self.caller.permissions.items() if self.permission in held
+            project_id
+            for project_id, granted in self.caller.permissions.items()
+            if self.permission in granted
         )
 
     def require(self, project_id: str | None, missing: str) -> None:
-        """Let pass who may do this in the project.
+        """Raise unless the caller has the permission in the project.
 
         Args:
-            missing: the message for those who may not know that it exists.
+            missing: the message for callers who cannot see the project.
 
         Raises:
-            NotFound: it belongs to somebody else.
-            Forbidden: it is visible, and this may not be done with it.
+            NotFound: the caller cannot see the project.
+            Forbidden: the caller sees the project, but lacks the permission.
         """
         if self.caller.may(self.permission, project_id):
             return
@@ -142,11 +144,11 @@ class Access:
         raise lacking(self.permission)
 
     def project(self, asked: str | None, default: str) -> str:
-        """The project that something new goes to: the one asked for, else the caller's only one or home.
+        """The project of a new resource: the requested one, else the caller's only project or home.
 
         Raises:
             NotFound, Forbidden: as `require`.
-            Invalid: code `project_required`: the caller has several projects and names none.
+            Invalid: code `project_required`: the caller has several projects and named none.
         """
         if asked is not None:
             self.require(asked, f"no project {asked}")
@@ -156,7 +158,7 @@ class Access:
         if len(self.projects) != 1 and self.caller.home in self.projects:
             return self.caller.home
         if len(self.projects) != 1:
-            raise Invalid("you are in several projects; say which with project_id", code="project_required")
+            raise Invalid("you are in several projects; set project_id", code="project_required")
         return next(iter(self.projects))
 
 
@@ -168,13 +170,13 @@ def lacking(permission: Permission) -> Forbidden:
     return Forbidden(f"this needs {needed}, which your credentials do not give", needed=str(permission))
 
 
-# What the service does by itself: loops, and what follows from reports. Not for the audit log.
+# Actions of the service itself: loops, and effects of reports. They are not in the audit log.
 SYSTEM: Final = Access(
     Caller("system", "system", "mooring", everywhere=frozenset({Permission.ADMIN})), Permission.ADMIN
 )
 
 
 def on_host(action: str) -> Access:
-    """What the operator does with a command on the server's own host, where no key is needed."""
+    """The access of a command on the server's host, which needs no key."""
     operator = Caller("host", "system", "operator on the host", everywhere=frozenset({Permission.ADMIN}))
     return Access(operator, Permission.ADMIN, action)

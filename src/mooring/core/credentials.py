@@ -1,10 +1,10 @@
-"""Secrets that are shown once: how they look, and the hash that is kept instead (security rules R19, R20)."""
+"""Hashes of secrets that are shown once; only the hash is stored (security rules R19, R20)."""
 
 import hashlib
 import hmac
 
-# All secrets carry 256 bits of randomness or are an operator's own key of 32 characters or more, so a
-# plain SHA-256 cannot be searched backwards; slow hashes are for passwords that people choose.
+# All secrets have 256 random bits, or are an operator's key of at least 32 characters, so a plain SHA-256
+# cannot be reversed by search. Slow hashes are for passwords that people choose.
 
 
 def hashed(secret: str) -> str:

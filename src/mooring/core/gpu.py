@@ -1,4 +1,4 @@
-"""A GPU: the facts NVML gives once, the samples it gives live, and how a model is asked for."""
+"""A GPU: facts that NVML reports once, samples that it reports live, and matching of models."""
 
 import re
 from enum import StrEnum
@@ -11,15 +11,15 @@ from mooring.core.text import GpuUuid, Text, printable
 
 class Health(StrEnum):
     HEALTHY = "healthy"
-    QUARANTINED = "quarantined"  # present, but not given out until an admin or a self-test clears it
-    LOST = "lost"  # the node no longer lists it, or the driver says it fell off the bus
+    QUARANTINED = "quarantined"  # present, but not allocated until an admin or a self-test clears it
+    LOST = "lost"  # the node no longer lists it, or the driver reports that it fell off the bus
 
 
 class GpuPlacement(StrEnum):
-    """Whether new work is put on a GPU."""
+    """Whether new instances are placed on a GPU."""
 
     NORMAL = "normal"
-    LAST = "last"  # only where nothing else fits
+    LAST = "last"  # only if no other GPU fits
     NONE = "none"
 
 
@@ -39,11 +39,11 @@ class MigDevice(_Fact):
 
 
 class GpuFacts(_Fact):
-    """What the node says about one card. Null: the card or the driver does not tell."""
+    """What the node reports about one GPU. Null: the GPU or its driver does not report it."""
 
     uuid: GpuUuid
     index: Annotated[
-        int, Field(ge=0, lt=2**31, description="NVML's order; for display only, it may change at a reboot")
+        int, Field(ge=0, lt=2**31, description="NVML's order, for display only: it may change at a reboot")
     ]
     model: Text
     memory_mib: Annotated[int, Field(ge=0, lt=2**31)]
@@ -53,7 +53,7 @@ class GpuFacts(_Fact):
     nvlink_peers: list[NvLinkPeer] = []
     topology: Annotated[
         dict[str, Text],
-        Field(description="other GPU's UUID -> nearest common ancestor: internal … system"),
+        Field(description="UUID of another GPU -> nearest common ancestor: internal … system"),
     ] = {}
     mig_mode: Text | None = None
     mig_devices: list[MigDevice] = []
@@ -63,23 +63,24 @@ class GpuFacts(_Fact):
         None
     )
     recovery_action: Annotated[
-        Text | None, Field(description="what the driver wants done: none, reset_required, …")
+        Text | None, Field(description="action that the driver asks for: none, reset_required, …")
     ] = None
     conditions: Annotated[
-        list[Text], Field(max_length=16, description="what stops no new work: row_remap_pending, …")
+        list[Text],
+        Field(max_length=16, description="faults that block no new instances: row_remap_pending, …"),
     ] = []
 
 
 class Process(_Fact):
     pid: Annotated[int, Field(description="on the node, not in the container")]
-    name: Annotated[Text | None, AfterValidator(lambda told: printable(told) if told else told)]
+    name: Annotated[Text | None, AfterValidator(lambda name: printable(name) if name else name)]
     memory_used_mib: int | None
     instance_id: Text | None = None
     mig_uuid: Annotated[Text | None, Field(description="the MIG device that it runs on")] = None
 
 
 class MigSample(_Fact):
-    """The memory of one MIG device; the driver tells no utilization of a card that is cut up."""
+    """Memory of one MIG device; the driver reports no utilization for GPUs in MIG mode."""
 
     uuid: GpuUuid
     memory_used_mib: int | None
@@ -87,7 +88,7 @@ class MigSample(_Fact):
 
 
 class Sample(_Fact):
-    """One reading of one GPU. What the card does not support is null, never 0."""
+    """One reading of one GPU. Values that the GPU does not support are null, never 0."""
 
     uuid: GpuUuid
     index: int
@@ -108,18 +109,18 @@ class Sample(_Fact):
 
 
 def mig_milli(profile: str) -> int:
-    """What a MIG device counts as, in thousandths of its card: compute slices by seven, rounded down.
+    """The size of a MIG device in thousandths of its GPU: compute slices divided by seven, rounded down.
 
-    Seven is what every card but the A30 (four) has, so that all devices of a card never count for more than
-    it. A compute instance within one (`1c.3g.20gb`) counts as its own slices. A profile that cannot be read,
-    of an older agent, counts as the whole card.
+    All GPUs but the A30 (four) have seven slices, so all devices of a GPU together never exceed it. A compute
+    instance within a device (`1c.3g.20gb`) counts by its own slices. A profile that cannot be parsed, from an
+    older agent, counts as the whole GPU.
     """
     slices = re.match(r"(\d{1,2})[cg]", profile)
     return max(1, min(1000, 1000 * int(slices[1]) // 7)) if slices else 1000
 
 
 def model_matches(asked: str | None, model: str) -> bool:
-    """Whether every word asked for is a word of the NVML name: `h100` is, `A10` is not of an `A100`."""
+    """Whether every requested word is a word of the NVML name: `A10` does not match an `A100`."""
     return asked is None or _words(asked) <= _words(model)
 
 

@@ -1,4 +1,4 @@
-"""An instance group: the states that follow from those of its members, and what its members are told."""
+"""Instance groups: their state, derived from the states of the members, and the names of members."""
 
 from collections.abc import Collection
 from enum import StrEnum
@@ -6,31 +6,31 @@ from typing import Final, Literal
 
 from mooring.core.instance.state import ENDED, DesiredState, State
 
-# All members are placed by one look, in one transaction.
+# One scheduling cycle places all members, in one transaction.
 MOST_MEMBERS: Final = 64
-# A group's name with a rank behind it is still a name.
+# The group's name followed by a rank must still be a valid name.
 LONGEST_NAME: Final = 60
-# How often members are queued again after a failure before it is the group's.
+# How often members are queued again after a failure before the group fails.
 MOST_RESTARTS: Final = 10
 
 OnMemberFailure = Literal["fail_group", "restart_member"]
 NetworkMode = Literal["auto", "overlay", "host"]
 UsedNetwork = Literal["bridge", "overlay", "host"]
 
-# What torchrun and its like meet by; set by Mooring for each member.
+# Variables that torchrun and similar launchers use; Mooring sets them for each member.
 RENDEZVOUS_ENV: Final = frozenset({"MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "NODE_RANK"})
 
 
 class GroupState(StrEnum):
-    """Where a group is, as its members tell."""
+    """The state of a group, derived from its members."""
 
-    PENDING = "pending"  # all of it waits
-    STARTING = "starting"  # placed, and not every member runs yet (again)
+    PENDING = "pending"  # all members wait
+    STARTING = "starting"  # placed, but not every member runs yet
     RUNNING = "running"
-    UNREACHABLE = "unreachable"  # the node of a member is silent
+    UNREACHABLE = "unreachable"  # the node of a member does not report
     STOPPING = "stopping"
     STOPPED = "stopped"
-    SUCCEEDED = "succeeded"  # every member has
+    SUCCEEDED = "succeeded"  # every member succeeded
     FAILED = "failed"
 
 
@@ -41,7 +41,7 @@ def group_state(members: Collection[State], desired: DesiredState, *, failed: bo
     """The state of a group.
 
     Args:
-        failed: a member's failure was taken for the group's.
+        failed: a member's failure made the group fail.
     """
     living = [state for state in members if state is not State.DELETED]
     if all(state in ENDED for state in living):
@@ -66,7 +66,7 @@ def _ended(living: Collection[State], desired: DesiredState, *, failed: bool) ->
 
 
 def group_actions(state: GroupState, desired: DesiredState) -> list[str]:
-    """What a user may ask of a group in this state."""
+    """The operations that a user may call on a group in this state."""
     if desired is DesiredState.DELETED:
         return ["delete"]
     return ["start", "delete"] if state in GROUP_ENDED else ["stop", "delete"]

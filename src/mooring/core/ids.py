@@ -1,4 +1,4 @@
-"""Ids: a prefix that names the noun, then a ULID in lower case, so that ids sort by creation time."""
+"""Ids: a prefix for the kind of resource and a lower-case ULID, so that ids sort by creation time."""
 
 from typing import Final
 

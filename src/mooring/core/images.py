@@ -1,14 +1,13 @@
-"""Names of images in full, and the patterns that say which images a project may run (R15).
+"""Normalized image names, and the patterns of images that a project may run (R15).
 
-`busybox` is `docker.io/library/busybox:latest`: what may run is decided on the full name, so that no way of
-writing it gets around a rule. A pattern is `registry/repository`; tags and digests play no part:
+`busybox` is `docker.io/library/busybox:latest`. Patterns match the normalized name, so that no spelling
+evades a rule. A pattern is `registry/repository`; tags and digests are ignored:
 
-- `*` stands for any characters, none included. In a repository it stands for `/` too; in a registry it
-  cannot, since that ends at the first `/`.
-- What comes before the first `/` is a registry if it holds a dot or a colon or is `localhost`, as in images'
-  names. A pattern without a registry is of Docker Hub (`docker.io`, also known as `index.docker.io`).
-- An official image goes by two names: `docker.io/library/busybox` and `docker.io/busybox`.
-- `*` alone is every image of every registry.
+- `*` matches any characters, or none. In a repository it also matches `/`.
+- The part before the first `/` is a registry if it contains a dot or a colon or is `localhost`, as in image
+  names. A pattern without a registry is for Docker Hub (`docker.io`, also known as `index.docker.io`).
+- An official image has two names: `docker.io/library/busybox` and `docker.io/busybox`.
+- `*` alone matches every image of every registry.
 """
 
 from collections.abc import Iterable
@@ -23,7 +22,7 @@ _EVERY: Final = "*"
 
 @dataclass(frozen=True, slots=True)
 class ImageName:
-    """A reference taken apart; `repository` is the same for all ways of writing it."""
+    """A parsed reference; `repository` is normalized."""
 
     registry: str  # host[:port]
     repository: str  # with its registry
@@ -39,7 +38,7 @@ class ImageName:
         return cls(registry, f"{registry}/{path}", tag or None, digest or None)
 
     def pinned(self, digest: str | None) -> Self:
-        """The same repository's image of this digest, whatever its tag says now; None: as it is."""
+        """The image with this digest in the same repository, without the tag; None: unchanged."""
         return self if digest is None else type(self)(self.registry, self.repository, None, digest)
 
     @property
@@ -48,20 +47,20 @@ class ImageName:
         return self.repository.removeprefix(f"{self.registry}/")
 
     def __str__(self) -> str:
-        """What the engine finds it by: a digest makes a tag superfluous."""
+        """The reference for the engine: a digest replaces the tag."""
         return (
             f"{self.repository}@{self.digest}" if self.digest else f"{self.repository}:{self.tag or 'latest'}"
         )
 
 
 def registry_host(server: str) -> str:
-    """A registry's one name, of those it is known by; a scheme and a path are left out."""
+    """The canonical host of a registry, without scheme and path."""
     host = server.lower().removeprefix("https://").removeprefix("http://").partition("/")[0]
     return DOCKER_HUB if host in _HUB_NAMES else host
 
 
 def is_allowed(image: str, patterns: Iterable[str]) -> bool:
-    """Whether one of the patterns names the image."""
+    """Whether one of the patterns matches the image."""
     name = ImageName.parse(image)
     return any(_names(pattern, name) for pattern in patterns)
 
@@ -71,7 +70,7 @@ def _names(pattern: str, image: ImageName) -> bool:
         return True
     first, slash, rest = pattern.partition("/")
     host, path = (registry_host(first), rest) if slash and _is_host(first) else (DOCKER_HUB, pattern)
-    # Host and path each on its own: `*.example.com/x` must not name `evil.net/a.example.com/x`.
+    # Match host and path separately: `*.example.com/x` must not match `evil.net/a.example.com/x`.
     return _matches(host, image.registry) and any(_matches(path, known) for known in _paths(image))
 
 
@@ -82,7 +81,7 @@ def _paths(image: ImageName) -> tuple[str, ...]:
 
 
 def _matches(pattern: str, text: str) -> bool:
-    """Glob with `*` only, in time linear in both; a regular expression may take forever over many stars."""
+    """Glob with `*` only, in linear time; a regular expression with many stars may take exponential time."""
     first, *others = pattern.split("*")
     if not others:
         return text == first
@@ -99,7 +98,7 @@ def _matches(pattern: str, text: str) -> bool:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """The first part is a host if it looks like one (as Docker has it), else all is a path on Docker Hub."""
+    """The first part is a host if it looks like one (Docker's rule), else all is a path on Docker Hub."""
     first, slash, rest = name.partition("/")
     host, path = (registry_host(first), rest) if slash and _is_host(first) else (DOCKER_HUB, name)
     return host, f"{_OFFICIAL}{path}" if host == DOCKER_HUB and "/" not in path else path

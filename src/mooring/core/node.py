@@ -1,4 +1,4 @@
-"""A node: the facts its agent reports, the state they add up to, and what of it can be given out."""
+"""A node: the facts that its agent reports, its state, and what instances may use of it."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -12,13 +12,13 @@ from mooring.core.text import LabelKey, LabelValue, Text
 class NodeState(StrEnum):
     READY = "ready"
     CORDONED = "cordoned"  # nothing new is placed
-    DRAINING = "draining"  # nothing new is placed, and at the deadline what is left is stopped
-    NOT_READY = "not_ready"  # its agent speaks, but something on it is broken: see `reason`
+    DRAINING = "draining"  # nothing new is placed; instances left at the deadline are stopped
+    NOT_READY = "not_ready"  # its agent reports, but the node has a problem: see `reason`
     UNREACHABLE = "unreachable"  # its agent has been silent for longer than `unreachable_after_s`
 
 
 class SwarmFacts(BaseModel):
-    """The Docker Swarm that a node's daemon is in; only managers can make networks that span nodes."""
+    """The Docker Swarm of the node's daemon; only managers can create networks across nodes."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -27,12 +27,12 @@ class SwarmFacts(BaseModel):
 
 
 class NodeFacts(BaseModel):
-    """What an agent says about its machine."""
+    """What an agent reports about its machine."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
     hostname: Text
-    address: Annotated[Text, Field(description="where published ports are reached")]
+    address: Annotated[Text, Field(description="address of published ports")]
     cpus: Annotated[int, Field(ge=1, le=2**20)]
     memory_mib: Annotated[int, Field(ge=1, lt=2**31)]
     labels: dict[LabelKey, LabelValue] = {}
@@ -41,44 +41,41 @@ class NodeFacts(BaseModel):
     driver_version: Text | None = None
     cuda_version: Text | None = None
     swarm: SwarmFacts | None = None
-    disk: Annotated[
-        DiskFacts | None, Field(description="null: not measured, or the agent is of an earlier release")
-    ] = None
+    disk: Annotated[DiskFacts | None, Field(description="null: not measured, or the agent is older")] = None
     mps: Annotated[bool, Field(description="the CUDA MPS daemon runs and enforces shares of GPUs")] = False
     grants: Annotated[
         bool,
-        Field(description="its agent reads the grants of assignments; an older one gives whole GPUs only"),
+        Field(description="its agent supports shares and MIG devices; older ones allocate whole GPUs only"),
     ] = False
     asks_for_secrets: Annotated[
         bool,
-        Field(description="its agent asks for secrets when it starts an instance"),
+        Field(description="its agent requests secrets when it starts an instance"),
     ] = False
     asks_for_streams: Annotated[
-        bool, Field(description="its agent asks for streams with a call of their own, not with its reports")
+        bool, Field(description="its agent requests streams with a separate call, not with its reports")
     ] = False
     simulated_containers: bool = False
     simulated_gpus: bool = False
     overrides: Annotated[
-        list[Text], Field(max_length=16, description="safeguards that its operator has turned off")
+        list[Text], Field(max_length=16, description="safety checks that its operator turned off")
     ] = []
 
 
 def allocatable_memory_mib(memory_mib: int) -> int:
-    """Memory that instances may have: all but 2 %, and at least 512 MiB, kept for the system and the agent.
+    """Memory for instances: all but 2 %, at least 512 MiB, which stay for the system and the agent.
 
-    Every instance has a hard memory limit, so handing out the whole of it would let the kernel choose
-    whom to kill, sshd and dockerd included.
+    If the memory limits of all instances added up to the whole memory, the kernel might kill sshd or dockerd.
     """
     return memory_mib - min(max(512, memory_mib // 50), memory_mib // 2)
 
 
 def fair_share(total: int, gpus_asked: int, gpus_total: int) -> int:
-    """The part of a node's CPUs or memory that goes with a number of its GPUs, rounded down."""
+    """The part of a node's CPUs or memory in proportion to a number of its GPUs, rounded down."""
     return total * gpus_asked // gpus_total
 
 
 def state_of(*, silent: bool, problem: bool, draining: bool, cordoned: bool) -> NodeState:
-    """The one state shown, worst first: a cordoned node that falls silent is unreachable."""
+    """The state of a node, worst first: a cordoned node that stops reporting is unreachable."""
     if silent:
         return NodeState.UNREACHABLE
     if problem:

@@ -1,4 +1,4 @@
-"""Paths inside a container that nobody may start in."""
+"""Paths inside a container that are not allowed as working directory."""
 
 import posixpath
 from typing import Final
@@ -7,13 +7,13 @@ _KERNEL_FILE_SYSTEMS: Final = ("/proc", "/sys", "/dev")
 
 
 def normal_path(path: str) -> str:
-    """Absolute, as the container engine reads it: without `.`, `..`, empty parts and a final slash."""
+    """The absolute path as the container engine resolves it: no `.`, `..`, empty parts or final slash."""
     return posixpath.normpath("/" + path.lstrip("/"))
 
 
 def is_kernel_path(path: str) -> bool:
-    """Whether a normal path is in a file system of the kernel.
+    """Whether a normalized path is in a kernel file system.
 
-    In /proc a program may start with a directory of the host as its own (CVE-2024-21626).
+    A program that starts in /proc may get a directory of the host as its own (CVE-2024-21626).
     """
     return any(path == root or path.startswith(f"{root}/") for root in _KERNEL_FILE_SYSTEMS)

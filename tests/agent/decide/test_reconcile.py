@@ -1,4 +1,4 @@
-"""The decisions of a node: each rule by itself, then all of them against a toy engine in any order."""
+"""Decisions of a node: each rule by itself, then all rules against a toy engine in any order."""
 
 from dataclasses import replace
 
@@ -165,7 +165,7 @@ def test_restarts_as_the_policy_says(policy: str, exit_code: int, restarts: bool
 
 @pytest.mark.parametrize("status", ["created", "exited"])
 def test_a_container_starts_only_if_its_gpus_are_free(status: str) -> None:
-    """Found by the property below: its assignment no longer names a card that the container still has."""
+    """Found by the property below: its assignment no longer names a GPU that the container still has."""
     asked = wanted("a", gpus=(), spec={"restart": "always"})
     made_with = container("a", status=status, gpu_uuids=(GPU,))
     holder = container("b", gpu_uuids=(GPU,))
@@ -199,7 +199,7 @@ STATUSES = ["created", "running", "exited"]
 
 @st.composite
 def desires(draw: st.DrawFn) -> AgentSnapshot:
-    """What a control plane may say: one attempt of each instance at most, and no GPU twice."""
+    """A valid desired state: at most one attempt of each instance, and no GPU twice."""
     gpus = ["GPU-0", "GPU-1"]
     things: list[Assignment | Removal] = []
     for instance in "abc":
@@ -262,7 +262,7 @@ def test_it_settles_on_what_is_wanted(goal: AgentSnapshot, present: dict[Key, st
 
 
 def _check(engine: ToyEngine) -> None:
-    """Nothing that was started here runs twice or shares a card, whatever else was there before."""
+    """No instance started here runs twice or shares a GPU, whatever was on the node before."""
     holders = [one for key, one in engine.containers.items() if is_live(one) and key in engine.began]
     cards = [uuid for one in holders for uuid in one.gpu_uuids]
     cards += [

@@ -1,4 +1,4 @@
-"""What a node says of each attempt it knows."""
+"""What a node reports of each attempt."""
 
 import pytest
 
@@ -87,7 +87,7 @@ def test_an_exit_that_will_be_followed_by_a_restart_is_starting() -> None:
 
 
 def test_what_is_being_removed_is_not_gone() -> None:
-    """GPUs are let go of when the container is gone, not when somebody has asked for it."""
+    """GPUs are released when the container is gone, not when its removal is requested."""
     assert said(snapshot(removal(), container(status="removing"))) == (Phase.RUNNING, None)
     assert said(snapshot(removal(), exited(), work={A1: Work(ActionKind.REMOVE)}))[0] is Phase.EXITED
 

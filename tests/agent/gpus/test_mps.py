@@ -1,4 +1,4 @@
-"""MPS: what a share's programs are told, and which daemon is good enough to hold them to it."""
+"""MPS: the environment of programs with a share, and which daemons are used."""
 
 import os
 import subprocess

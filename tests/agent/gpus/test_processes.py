@@ -1,4 +1,4 @@
-"""Pid to container, on cgroup texts of both versions and on a made-up /proc."""
+"""Pid to container, with cgroup texts of both versions and a simulated /proc."""
 
 import os
 import subprocess

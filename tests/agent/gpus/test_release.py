@@ -1,4 +1,4 @@
-"""A card is free when nothing of its last container is left on it, and out of use otherwise (R11)."""
+"""A GPU is released when nothing of its last container is left on it, and quarantined otherwise (R11)."""
 
 import threading
 import time
@@ -44,7 +44,7 @@ def gate(reader: NvmlGpuReader) -> ReleaseGate:
 
 
 def fresh(reader: NvmlGpuReader, *, mib: int) -> None:
-    """Waits until the stand-in shows this much memory in use on the first card."""
+    """Wait until the stand-in shows this much memory in use on the first GPU."""
 
     def shows() -> bool:
         reading = reader.fresh(5)
@@ -116,7 +116,7 @@ def test_an_agent_that_was_started_since_knows_the_containers_own_processes(
 def test_memory_goes_back_to_what_it_is_when_idle(
     gate: ReleaseGate, reader: NvmlGpuReader, nvml: NvmlStandin, left_mib: int, *, is_free: bool
 ) -> None:
-    """Within 1 % of the card's 80 GiB."""
+    """Within 1 % of the GPU's 80 GiB."""
     gate.learn(reader.latest(), in_use=())
     gate.note_start([CARD])
     nvml.write("gpus 2", f"set 0 used_mib {left_mib}")
@@ -170,9 +170,9 @@ def test_a_gpu_with_a_fault_is_quarantined_by_its_inventory(
 
 
 def test_a_simulated_gpu_is_released(reader: NvmlGpuReader) -> None:
-    made_up = SimulatedGpuReader("n", 1)
-    [card] = made_up.latest().inventory or ()
-    for of in (made_up, reader):
+    simulated = SimulatedGpuReader("n", 1)
+    [card] = simulated.latest().inventory or ()
+    for of in (simulated, reader):
         gate = ReleaseGate(of, lambda _: None, within_s=0)
         gate.note_start([card["uuid"]])
         assert gate.wait(exited(gpu_uuids=(card["uuid"],)), [card["uuid"]]) == {}
@@ -182,7 +182,7 @@ def test_a_simulated_gpu_is_released(reader: NvmlGpuReader) -> None:
 
 
 def node(*things: Assignment | Removal | Container) -> AgentState:
-    """A node that has seen these containers run and end, and has been told to have these instances."""
+    """A node on which these containers ran and ended, with this desired state."""
     known = AgentState("cpl_1", 0)
     known.apply_listing(known.begin_listing(), [one for one in things if isinstance(one, Container)], [])
     told = SyncAnswer(

@@ -1,4 +1,4 @@
-"""Shares of cards: what a container is given and told, who may have a card together, and when it is free."""
+"""Shares of GPUs: devices and environment, who may share a GPU, and when it is released."""
 
 from contextlib import closing
 from pathlib import Path
@@ -162,7 +162,7 @@ def test_a_gpu_is_checked_as_a_whole_when_its_last_share_has_ended() -> None:
 
 
 def test_a_new_share_waits_while_the_gpu_is_checked_as_a_whole() -> None:
-    """What it began on the card would pass for what the other left behind."""
+    """Its new processes would count as left behind by the other share."""
     assert started(shares("b"), ENDED, unreleased={A: ENDED}) == set()
     assert (
         started(shares("b"), ENDED, work={A: Work(ActionKind.RELEASE, (CARD,))}, unreleased={A: ENDED})
@@ -217,7 +217,7 @@ def test_clients_of_mps_are_seen(nvml: NvmlStandin, reader: NvmlGpuReader) -> No
 def test_processes_of_the_first_share_do_not_count_as_earlier_ones(
     nvml: NvmlStandin, reader: NvmlGpuReader, tmp_path: Path
 ) -> None:
-    """It was not on the card when the first of them began."""
+    """It was not on the GPU when the first share started."""
     first, second = with_share(simulated()), with_share(simulated())
     with (
         process() as left,

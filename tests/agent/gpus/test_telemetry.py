@@ -1,4 +1,4 @@
-"""What is said of the cards while they can, and cannot, be read."""
+"""What is reported of GPUs while they can, and cannot, be read."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +13,7 @@ from tests.agent.builders import container
 HUNG = {"code": "nvml_hung", "message": "No answer within 10 s"}
 
 
-class Cards:
+class FixedReader:
     """A GpuReader whose reading the test sets."""
 
     def __init__(self, reading: GpuReading) -> None:
@@ -43,11 +43,11 @@ class Clock:
 
 
 @pytest.fixture
-def cards() -> Cards:
-    return Cards(SimulatedGpuReader("n", 2, "T4", users=lambda uuid: [GpuUser(f"on {uuid}")]).latest())
+def cards() -> FixedReader:
+    return FixedReader(SimulatedGpuReader("n", 2, "T4", users=lambda uuid: [GpuUser(f"on {uuid}")]).latest())
 
 
-def test_the_last_inventory_stands_for_a_minute_of_failure(cards: Cards) -> None:
+def test_the_last_inventory_stands_for_a_minute_of_failure(cards: FixedReader) -> None:
     clock = Clock()
     telemetry = Telemetry(cards, lambda _: None, clock)
     assert len(telemetry.inventory(telemetry.reading()) or ()) == 2
@@ -61,9 +61,9 @@ def test_the_last_inventory_stands_for_a_minute_of_failure(cards: Cards) -> None
 
 
 def test_no_gpus_is_not_unknown_gpus() -> None:
-    telemetry = Telemetry(Cards(GpuReading(0, inventory=())), lambda _: None)
+    telemetry = Telemetry(FixedReader(GpuReading(0, inventory=())), lambda _: None)
     assert telemetry.inventory(telemetry.reading()) == []
-    telemetry = Telemetry(Cards(GpuReading(0, error=NOT_READ_YET)), lambda _: None)
+    telemetry = Telemetry(FixedReader(GpuReading(0, error=NOT_READ_YET)), lambda _: None)
     assert telemetry.inventory(telemetry.reading()) is None
 
 
@@ -74,7 +74,7 @@ def test_only_a_real_failure_is_a_problem() -> None:
     assert problem is not None and problem.code == "driver_not_loaded"
 
 
-def test_real_processes_are_named_by_their_container(cards: Cards) -> None:
+def test_real_processes_are_named_by_their_container(cards: FixedReader) -> None:
     reading = cards.reading
     telemetry = Telemetry(cards, lambda _: "c-a-1")
     samples = telemetry.samples(reading, [container("a"), container("b")])

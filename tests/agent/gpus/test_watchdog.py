@@ -1,4 +1,4 @@
-"""Who takes more of a shared card than its share is ended, its neighbours never."""
+"""A container that exceeds its share of a GPU is killed, its neighbours never."""
 
 from contextlib import closing
 from dataclasses import replace
@@ -221,7 +221,7 @@ def reason_of(server: TinyControlPlane, asked: Assignment) -> Reason | None:
 def test_a_real_container_over_its_share_is_killed_and_its_neighbour_runs_on(
     docker_node: DockerNode, tmp_path: Path
 ) -> None:
-    """The card's real process list, read by the real NVML binding, has both on it."""
+    """The GPU's process list, read by the real NVML binding, contains both."""
     nvml = NvmlStandin(tmp_path, "gpus 2")
     api: Any = docker_node.client.api
 

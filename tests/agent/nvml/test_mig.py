@@ -257,7 +257,7 @@ def test_the_release_of_a_device_does_not_wait_for_its_gpu() -> None:
 def test_the_incident_of_a_device_names_its_gpu(
     nvml: NvmlStandin, reader: NvmlGpuReader, tmp_path: Path
 ) -> None:
-    """Incidents are of cards; whoever quarantines one keeps all its devices from being given out."""
+    """Incidents are of GPUs; the quarantine of one keeps all its devices from being allocated."""
     asked = with_mig(simulated(), MIG_A)
     with (
         process() as left,

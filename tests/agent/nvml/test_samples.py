@@ -29,7 +29,7 @@ PROCESSES = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRu
 
 
 def _nulls_become(ask: Ask, index: int, expected: set[str]) -> None:
-    """And the other cards' samples stay whole."""
+    """And the other GPUs' samples stay complete."""
     answer = asked_until(
         ask, "sample", lambda it: it["error"] is None and nulls_of(samples_of(it)[index]) == expected
     )

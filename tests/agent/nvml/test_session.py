@@ -315,7 +315,7 @@ def test_mig_stays_known_when_the_mode_fails_for_once(standin: Standin) -> None:
 
 
 def _events(ask: Ask, kinds: int) -> list[dict[str, Any]]:
-    """The events of as many kinds, each with the count of all that were told."""
+    """Events until this many kinds have arrived, each with its total count."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
 
     def enough(answer: dict[str, Any]) -> bool:
@@ -369,7 +369,7 @@ def test_other_events_are_delivered_where_the_gpu_supports_them(
 
 
 def test_a_flood_of_application_faults_hides_no_event_of_the_hardware(standin: Standin) -> None:
-    """Ten thousand faults between two samples: the one XID before and the one after them are told."""
+    """Ten thousand faults between two samples: the XIDs before and after them are delivered."""
     flood = ["xid 0 79", *(f"xids {index} 31 1250" for index in range(8)), "xid 1 79"]
     nvml = standin("gpus 8")
     with asking(nvml) as ask:

@@ -1,4 +1,4 @@
-"""Cards in memory: the same at every start, busy when held, and of the shapes that the wire knows."""
+"""Simulated GPUs: the same at every start, busy while in use, and valid for the protocol."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The whole agent over the simulated engine and cards, against a control plane on real HTTP."""
+"""The whole agent with a simulated engine and GPUs, against a control plane on real HTTP."""
 
 import threading
 import time
@@ -27,7 +27,7 @@ from mooring.schemas.agent import Assignment, Removal, SyncRequest
 from mooring.schemas.agent_streams import LogsRequest, StreamRequest
 from tests.agent.builders import assignment
 from tests.agent.control_planes import TOKEN, TinyControlPlane, control_plane
-from tests.agent.gpus.test_telemetry import Cards
+from tests.agent.gpus.test_telemetry import FixedReader
 from tests.testbed.waiting import wait_until
 
 HUNG_S = 600.0
@@ -78,9 +78,9 @@ class Node:
         self.server, self.directory = server, directory
         self.runtime = CountingRuntime()
         self.pools = WorkerPools.default()
-        made_up = SimulatedGpuReader("gpu-1", 2, users=self._gpu_users)
-        self.gpus: GpuReader = made_up
-        self._container_of = made_up.container_of
+        simulated = SimulatedGpuReader("gpu-1", 2, users=self._gpu_users)
+        self.gpus: GpuReader = simulated
+        self._container_of = simulated.container_of
         joining = ControlPlaneClient(server.url)
         self.identity = NodeIdentity.from_answer(joining.join(TOKEN, "gpu-1", "host-1"))
         joining.close()
@@ -118,7 +118,7 @@ class Node:
         self.runtime.close()
 
     def idle(self) -> bool:
-        """Whether no thread that acts has anything left to do."""
+        """Whether no action is queued or running."""
         pools = self.pools
         return pools.starts.idle and pools.endings.idle
 
@@ -129,7 +129,7 @@ class Node:
         return (self.gpus.latest().inventory or ())[index]["uuid"]
 
     def running(self, asked: Assignment) -> None:
-        """Waits until the control plane has heard that it runs."""
+        """Wait until the control plane has a report that it runs."""
         wait_until(lambda: self.server.phase(asked) == "running")
 
     def report(self, shows: Callable[[SyncRequest], bool]) -> SyncRequest:
@@ -142,7 +142,7 @@ class Node:
         return wait_until(newest)
 
     def heard_again(self, times: int = 3) -> None:
-        """Waits for some more reports, so that whatever was told has had its effect."""
+        """Wait for some more reports, so that earlier answers have taken effect."""
         count = len(self.server.reports) + times
         wait_until(lambda: len(self.server.reports) >= count)
 
@@ -173,7 +173,7 @@ def test_an_instances_whole_life(node: Node) -> None:
 
 def test_the_first_report_is_complete(node: Node) -> None:
     node.begin()
-    # Not always the first to come: the ear's call and the mouth's may cross.
+    # Not always the first to come: the poll thread's call and the push thread's may cross.
     (first,) = wait_until(lambda: [report for _, report in node.server.reports if report.seq == 1])
     assert (first.session, first.generation, first.wait_s) == (1, 0, 0)
     assert (first.facts.hostname, first.facts.address, first.facts.labels) == (
@@ -528,7 +528,7 @@ def test_incidents_are_repeated_until_a_report_of_them_is_answered(node: Node) -
     node.heard_again(1)
 
     class Deaf(list[tuple[float, SyncRequest]]):
-        """Hears the report and fails before it answers, three times."""
+        """Receives the report and fails before it answers, three times."""
 
         def append(self, report: tuple[float, SyncRequest]) -> None:
             super().append(report)
@@ -551,12 +551,12 @@ def _event(uuid: str | None, code: str) -> GpuEvent:
 
 
 def test_hardware_xids_are_incidents_and_application_xids_are_not(node: Node) -> None:
-    cards = Cards(node.gpus.latest())
-    node.gpus = cards
+    reader = FixedReader(node.gpus.latest())
+    node.gpus = reader
     node.begin()
     node.heard_again(1)
-    cards.reading = replace(
-        cards.reading,
+    reader.reading = replace(
+        reader.reading,
         events=(
             _event(node.uuid(0), "xid_31"),
             _event(node.uuid(1), "xid_79"),
@@ -573,12 +573,12 @@ def test_hardware_xids_are_incidents_and_application_xids_are_not(node: Node) ->
 
 
 def test_unreadable_gpus_are_a_problem_and_still_listed(node: Node) -> None:
-    cards = Cards(node.gpus.latest())
-    node.gpus = cards
+    reader = FixedReader(node.gpus.latest())
+    node.gpus = reader
     node.begin()
     node.heard_again(1)
-    cards.reading = replace(
-        cards.reading, samples=(), error={"code": "nvml_hung", "message": "No answer in 10 s"}
+    reader.reading = replace(
+        reader.reading, samples=(), error={"code": "nvml_hung", "message": "No answer in 10 s"}
     )
     report = node.report(lambda report: report.problem is not None)
     assert report.problem is not None and report.problem.code == "nvml_hung"
@@ -586,7 +586,7 @@ def test_unreadable_gpus_are_a_problem_and_still_listed(node: Node) -> None:
 
 
 def test_gpus_that_were_never_read_are_unknown(node: Node) -> None:
-    node.gpus = Cards(GpuReading(0, error={"code": "driver_not_loaded", "message": "…"}))
+    node.gpus = FixedReader(GpuReading(0, error={"code": "driver_not_loaded", "message": "…"}))
     node.begin()
     report = node.report(lambda report: report.problem is not None)
     assert report.gpus is None
@@ -625,7 +625,7 @@ def test_logs_are_streamed_when_they_are_asked_for(node: Node, earlier_release: 
 
 
 def test_a_stream_of_another_node_is_not_served(node: Node) -> None:
-    """An answer that was meant for somebody else, by a proxy's mistake."""
+    """A proxy delivered the answer to the wrong node."""
     node.begin()
     asked = assignment()
     node.server.wants(asked)

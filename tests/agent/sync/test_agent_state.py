@@ -1,4 +1,4 @@
-"""How news change what the agent knows, in the orders in which threads can bring them."""
+"""How events change the agent's state, in the orders in which threads can deliver them."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def listed(known: AgentState, *containers: Container) -> bool:
 
 
 def node(*things: Assignment | Removal | Container) -> AgentState:
-    """A node that has these containers, and has been told to have these instances."""
+    """A node with these containers and this desired state."""
     known = AgentState("cpl_1", 0)
     listed(known, *[one for one in things if isinstance(one, Container)])
     told = [one for one in things if not isinstance(one, Container)]
@@ -40,7 +40,7 @@ def node(*things: Assignment | Removal | Container) -> AgentState:
 
 
 def planned(known: AgentState, now: float = 100) -> list[type]:
-    """The actions of now, which are then under way."""
+    """The actions planned now, which are then in progress."""
     plan = known.plan(now)
     assert plan is not None
     for action in plan.actions:

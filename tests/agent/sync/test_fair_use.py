@@ -75,7 +75,7 @@ def test_hung_pulls_of_one_project_do_not_delay_anothers_start(
 
 
 def _requests_under_way() -> list[str]:
-    """Threads that read an answer of the engine, but for the one that hears its events."""
+    """Threads that read an answer of the engine, without the one for its events."""
     names = [thread.name for thread in threading.enumerate() if thread.name == "docker-stream"]
     return names[1:]
 

@@ -13,10 +13,10 @@ from starlette.responses import StreamingResponse
 
 from mooring.api.auth.rate_limits import (
     STREAMS,
-    STREAMS_KEPT_FOR_ADMINS,
-    STREAMS_OF_ONE,
-    STREAMS_OF_PROJECT,
-    STREAMS_OF_PROJECT_ON_NODE,
+    STREAMS_PER_CALLER,
+    STREAMS_PER_PROJECT,
+    STREAMS_PER_PROJECT_AND_NODE,
+    STREAMS_RESERVED_FOR_ADMINS,
     NodeStreams,
     OpenStreams,
 )
@@ -59,7 +59,7 @@ def test_one_stream_too_many_is_refused_at_once_and_each_end_makes_room(
     ):
         opened = [
             streams.enter_context(member.stream("GET", "/v1/events", headers=EVENTS))
-            for _ in range(STREAMS_OF_ONE)
+            for _ in range(STREAMS_PER_CALLER)
         ]
         assert {answer.status_code for answer in opened} == {200}
         before = _open(shared_service)
@@ -82,7 +82,7 @@ def test_one_stream_too_many_is_refused_at_once_and_each_end_makes_room(
 def test_a_place_is_let_go_of_however_a_request_ends(shared_service: RunningService, shared: Client) -> None:
     wait_until(lambda: _open(shared_service) == 0)
     with Client(shared_service.url, new_key(shared)["key"]) as member:
-        for _ in range(STREAMS_OF_ONE + 1):
+        for _ in range(STREAMS_PER_CALLER + 1):
             problem(member.get("/v1/instances/ins_x/wait"), 404)
             problem(member.get("/v1/instances/ins_x/logs"), 404)
             problem(member.get("/v1/events?after=no"), 422)
@@ -101,10 +101,10 @@ def test_all_streams_together_are_bounded_and_admins_keep_some() -> None:
     places = OpenStreams()
     with ExitStack() as held:
         for number in range(STREAMS):
-            held.enter_context(places.opened(_caller(f"key_{number // STREAMS_OF_ONE}")))
-        with pytest.raises(TooManyRequests, match="as it can bear"), places.opened(_caller("another")):
+            held.enter_context(places.opened(_caller(f"key_{number // STREAMS_PER_CALLER}")))
+        with pytest.raises(TooManyRequests, match="too many streams open"), places.opened(_caller("another")):
             raise AssertionError
-        for _ in range(STREAMS_KEPT_FOR_ADMINS):
+        for _ in range(STREAMS_RESERVED_FOR_ADMINS):
             held.enter_context(places.opened(_caller("root", admin=True)))
         with pytest.raises(TooManyRequests), places.opened(_caller("root", admin=True)):
             raise AssertionError
@@ -116,7 +116,7 @@ def test_all_streams_together_are_bounded_and_admins_keep_some() -> None:
 def test_no_project_takes_all_streams_however_many_keys_it_makes() -> None:
     places = OpenStreams()
     with ExitStack() as held:
-        for number in range(STREAMS_OF_PROJECT):
+        for number in range(STREAMS_PER_PROJECT):
             held.enter_context(places.opened(_caller(f"key_{number}", project="a")))
         with (
             pytest.raises(TooManyRequests, match="your project"),
@@ -124,7 +124,7 @@ def test_no_project_takes_all_streams_however_many_keys_it_makes() -> None:
         ):
             raise AssertionError
         with places.opened(_caller("other", project="b")), places.opened(_caller("person")):
-            assert len(places) == STREAMS_OF_PROJECT + 2
+            assert len(places) == STREAMS_PER_PROJECT + 2
     with places.opened(_caller("more", project="a")):
         assert len(places) == 1
 
@@ -132,15 +132,15 @@ def test_no_project_takes_all_streams_however_many_keys_it_makes() -> None:
 def test_no_project_takes_a_nodes_streams_and_admins_take_none_of_them() -> None:
     places = NodeStreams()
     with ExitStack() as held:
-        for _ in range(STREAMS_OF_PROJECT_ON_NODE):
+        for _ in range(STREAMS_PER_PROJECT_AND_NODE):
             held.enter_context(places.opened("node", "a"))
         with pytest.raises(TooManyRequests, match="close one of them") as caught, places.opened("node", "a"):
             raise AssertionError
         assert caught.value.error_code == "too_many_streams_on_node"
         with places.opened("node", "b"), places.opened("another", "a"):
-            assert len(places) == STREAMS_OF_PROJECT_ON_NODE + 2
+            assert len(places) == STREAMS_PER_PROJECT_AND_NODE + 2
         with places.opened("node", "a", is_admin=True):
-            assert len(places) == STREAMS_OF_PROJECT_ON_NODE
+            assert len(places) == STREAMS_PER_PROJECT_AND_NODE
     assert len(places) == 0
 
 
@@ -248,7 +248,7 @@ def test_one_stream_too_many_on_a_node_is_refused_before_the_node_hears_of_it(
 ) -> None:
     """However many keys ask: the limit is of the instances' project."""
     keys = [new_key(shared)["key"] for _ in range(2)]
-    open_ = [ask("logs", keys[number % 2]) for number in range(STREAMS_OF_PROJECT_ON_NODE)]
+    open_ = [ask("logs", keys[number % 2]) for number in range(STREAMS_PER_PROJECT_AND_NODE)]
     for asked, _ in open_:
         assert asked.begun.wait(10)
     instance = f"/v1/instances/{corner.ran[0].instance_id}"

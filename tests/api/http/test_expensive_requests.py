@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from mooring.api.auth.rate_limits import HELD_S, REQUESTS
+from mooring.api.auth.rate_limits import DELAY_S, REQUESTS
 from mooring.api.auth.rules import ASKS_SCHEDULER, AT_ONCE_EXTRA, DRY_RUN_EXTRA
 from mooring.control.scheduling.cache import SchedulerCache
 from tests.nodes import WireNode
@@ -171,9 +171,9 @@ class TestRates:
                 assert asks.get(path).status_code == 200
             refused = asks.get(path)
             assert f"counts as {ASKS_SCHEDULER}" in problem(refused, 429, "too_many_requests")["detail"]
-            assert refused.elapsed.total_seconds() >= HELD_S
+            assert refused.elapsed.total_seconds() >= DELAY_S
             assert asks.get(f"/v1/instances/{made['id']}").status_code == 200
-            assert admin.get(path).elapsed.total_seconds() < HELD_S
+            assert admin.get(path).elapsed.total_seconds() < DELAY_S
 
 
 REQUESTS_OF = {str(kind): most for kind, most in REQUESTS.items()}

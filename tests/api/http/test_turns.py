@@ -6,8 +6,8 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from mooring.api.auth.rate_limits import HELD_S, MOST_HELD, REFUSALS_PER_S, HeldBack
-from mooring.api.http.turns import REST_FACTOR, WAITING_OF_PROJECT, ProjectTurns, Turns
+from mooring.api.auth.rate_limits import ANSWERS_PER_S, DELAY_S, MAX_DELAYED, DelayedAnswers
+from mooring.api.http.turns import MAX_WAITING_PER_PROJECT, PAUSE_FACTOR, ProjectTurns, SchedulerTurns
 from mooring.core.access import Caller
 from mooring.core.errors import TooManyRequests
 
@@ -30,7 +30,7 @@ class Clock:
 class Asking:
     """Requests that take turns; which has it is written down until it is told to end."""
 
-    def __init__(self, turns: Turns | ProjectTurns) -> None:
+    def __init__(self, turns: SchedulerTurns | ProjectTurns) -> None:
         self._turns = turns
         self.began: list[str] = []
         self._begins: dict[str, asyncio.Event] = {}
@@ -78,7 +78,7 @@ def in_a_loop(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
 
 @in_a_loop
 async def test_one_asks_the_scheduler_at_a_time_and_projects_take_turns() -> None:
-    asking = Asking(Turns(Clock()))
+    asking = Asking(SchedulerTurns(Clock()))
     for name, by in (("a1", A), ("a2", A), ("a3", A), ("b1", B), ("b2", B)):
         await asking.ask(name, by)
     assert asking.began == ["a1"]
@@ -90,7 +90,7 @@ async def test_one_asks_the_scheduler_at_a_time_and_projects_take_turns() -> Non
 @in_a_loop
 async def test_a_project_rests_after_its_turn_and_others_do_not_wait_for_it() -> None:
     clock = Clock()
-    asking = Asking(Turns(clock))
+    asking = Asking(SchedulerTurns(clock))
     for name, by in (("a1", A), ("a2", A)):
         await asking.ask(name, by)
     clock.now += 0.02
@@ -99,27 +99,27 @@ async def test_a_project_rests_after_its_turn_and_others_do_not_wait_for_it() ->
     await asking.ask("b1", B)
     assert asking.began == ["a1", "b1"]
     await asking.end("b1")
-    clock.now += 0.02 * REST_FACTOR
+    clock.now += 0.02 * PAUSE_FACTOR
     await asking.has_begun("a2")
 
 
 @in_a_loop
 async def test_so_many_of_a_project_wait_and_no_more() -> None:
-    turns = Turns()
+    turns = SchedulerTurns()
     asking = Asking(turns)
-    for number in range(WAITING_OF_PROJECT + 1):
+    for number in range(MAX_WAITING_PER_PROJECT + 1):
         await asking.ask(f"a{number}", caller(f"key {number}", "project a"))
     with pytest.raises(TooManyRequests) as refused:
         async with turns.taken(A):
             pass
     assert refused.value.error_code == "too_many_questions"
     await asking.ask("b", B)
-    assert len(turns) == WAITING_OF_PROJECT + 1
+    assert len(turns) == MAX_WAITING_PER_PROJECT + 1
 
 
-@pytest.mark.parametrize("turns", [Turns(Clock()), ProjectTurns(1)])
+@pytest.mark.parametrize("turns", [SchedulerTurns(Clock()), ProjectTurns(1)])
 @pytest.mark.parametrize("gone", ["before the turn", "with the turn", "after the turn"])
-def test_who_is_gone_keeps_nobody_waiting(turns: Turns | ProjectTurns, gone: str) -> None:
+def test_who_is_gone_keeps_nobody_waiting(turns: SchedulerTurns | ProjectTurns, gone: str) -> None:
     """Whether its client went before the turn came to it, or in the same moment."""
 
     async def run() -> None:
@@ -171,18 +171,18 @@ async def test_refusals_of_a_project_are_answered_late_and_at_a_bounded_rate() -
 
     async def refuse(key: str) -> None:
         now.append(key)
-        await held.hold(key)
+        await held.wait(key)
 
-    held = HeldBack(sleep)
+    held = DelayedAnswers(sleep)
     async with AsyncExitStack() as stack:
-        for key in ["project a"] * (MOST_HELD + 1) + ["project b"]:
+        for key in ["project a"] * (MAX_DELAYED + 1) + ["project b"]:
             stack.callback(asyncio.create_task(refuse(key)).cancel)
         await settle()
-        assert waited["project b"] == [HELD_S]
+        assert waited["project b"] == [DELAY_S]
         # The first second's worth come together, and one too many is not kept at all.
         of_project = waited["project a"]
-        assert len(of_project) == MOST_HELD
-        for second in range(1, MOST_HELD // REFUSALS_PER_S):
-            assert sum(second - 1 < each <= second for each in of_project) == REFUSALS_PER_S
+        assert len(of_project) == MAX_DELAYED
+        for second in range(1, MAX_DELAYED // ANSWERS_PER_S):
+            assert sum(second - 1 < each <= second for each in of_project) == ANSWERS_PER_S
     await settle()
     assert len(held) == 0

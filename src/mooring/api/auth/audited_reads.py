@@ -1,7 +1,7 @@
-"""Reads that the audit log tells of: exports of the log, and logs that admins read in projects of others.
+"""Reads that the audit log records: exports of the log, and logs that admins read in other projects.
 
-Each caller's reading of one thing is recorded once in ten minutes, or readers could fill a log that nobody
-may empty.
+Repeated reads of a resource by one caller are recorded once in ten minutes. The audit log is never purged, so
+readers must not be able to fill it.
 """
 
 import time
@@ -18,12 +18,12 @@ from mooring.core.access import Access
 
 READ_LOGS: Final = "instance.read_logs"
 EXPORT: Final = "audit.export"
-REPEATED_AFTER_S: Final = 600.0
-_MOST_KEPT: Final = 10_000
+RECORD_INTERVAL_S: Final = 600.0
+_MAX_REMEMBERED: Final = 10_000
 
 
 class AuditedReads:
-    """Which reads this replica has recorded lately."""
+    """The reads that this replica has recorded recently."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -39,7 +39,7 @@ class AuditedReads:
         project_id: str | None,
         after: Mapping[str, Any] | None = None,
     ) -> None:
-        """Record the read, unless it was a moment ago."""
+        """Record the read unless the same one was recorded within RECORD_INTERVAL_S."""
         if self._is_new(access.caller.id, action, target_id or "", project_id or "", repr(after)):
             audit_log.record(session, replace(access, action=action), target_id, project_id, after=after)
 
@@ -47,13 +47,13 @@ class AuditedReads:
         now = self._clock()
         with self._lock:
             last = self._recorded.pop(read, None)
-            is_new = last is None or now - last >= REPEATED_AFTER_S
+            is_new = last is None or now - last >= RECORD_INTERVAL_S
             self._recorded[read] = now if last is None or is_new else last
-            while len(self._recorded) > _MOST_KEPT:
+            while len(self._recorded) > _MAX_REMEMBERED:
                 self._recorded.popitem(last=False)
         return is_new
 
 
 def is_of_others(access: Access, project_id: str) -> bool:
-    """Whether an admin looks into a project without being a member of it."""
+    """Whether the caller is an admin who is not a member of the project."""
     return access.caller.is_admin and project_id not in access.caller.permissions

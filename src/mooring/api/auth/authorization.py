@@ -1,6 +1,7 @@
-"""The gate that every request passes before anything of it is read: who is it, and may they do this at all?
+"""Authentication and authorization of every request, before its body is read.
 
-What is left to the verbs is the look at the single thing, for which they are given the `Access` made here.
+The gate checks who the caller is and whether they may call the operation at all. The operation itself checks
+the single resource, with the `Access` made here.
 """
 
 from collections.abc import Callable, Coroutine
@@ -37,71 +38,71 @@ _node_scheme = HTTPBearer(
 
 _ANYBODY = Caller("anybody", "system", "anybody", everywhere=frozenset({Permission.METRICS}))
 
-# These may go on for long.
-_LASTING = frozenset({ActionClass.STREAM, ActionClass.EXEC})
+# Requests of these classes may stay open for long.
+_LONG_RUNNING = frozenset({ActionClass.STREAM, ActionClass.EXEC})
 
-# Other refusals of this kind come from limits that few can reach within their rates.
-_ANSWERED_LATE = frozenset({"too_many_requests", "too_many_questions"})
+# These 429s are delayed. Other limits are hard to reach within the rate limits.
+_DELAYED_CODES = frozenset({"too_many_requests", "too_many_questions"})
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 @dataclass(frozen=True, slots=True)
 class NodeCaller:
-    """The node of a credential seen not long ago; who acts on it compares the hash with the node's own."""
+    """The node of a credential, maybe cached: operations compare the hash with that of the node's row."""
 
     id: str
     credential_hash: str
 
 
 class GatedRoute(APIRoute):
-    """A route that nobody passes whom its row of `api/auth/rules.py` does not let in."""
+    """A route that admits only the callers that its row of `api/auth/rules.py` allows."""
 
     def get_route_handler(self) -> Handler:
         inner, rule, name = self.open_handler(), rule_of(self), self.operation_id or self.name
 
         async def handle(request: Request) -> Response:
             try:
-                await _pass(request, rule)
+                await _authorize(request, rule)
                 return await inner(request)
             except (Unauthorized, Forbidden) as error:
-                _count_refusal(request, name, error)
+                _record_rejection(request, name, error)
                 raise
             except TooManyRequests as error:
-                if error.error_code in _ANSWERED_LATE:
-                    await _hold_back(request)
+                if error.error_code in _DELAYED_CODES:
+                    await _delay(request)
                 raise
 
         return handle
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Around the whole answer: a stream's place is let go of also if nobody ever began to read it.
+        # Around the whole answer: a stream's place is released even if the client never reads it.
         with ExitStack() as places:
             scope["state"]["places"] = places
             await super().handle(scope, receive, send)
 
     def open_handler(self) -> Handler:
-        """The handler behind the gate."""
+        """The handler that runs after authorization."""
         return super().get_route_handler()
 
 
 def rule_of(route: APIRoute) -> Rule:
-    """Raises LookupError for a route that the table does not have, at the start of the program."""
+    """Raises LookupError, when the program starts, for a route without a row."""
     name = route.operation_id or route.name
     if name not in RULES:
-        raise LookupError(f"{name} has no row in api/auth/rules.py: say who may call it")
+        raise LookupError(f"{name} has no row in api/auth/rules.py: add who may call it")
     return RULES[name]
 
 
 def require_all_authorized(app: FastAPI) -> None:
-    """Raises LookupError for a route that was added around the gate; the public document is FastAPI's own."""
+    """Raises LookupError for a route that is no GatedRoute; only FastAPI's own OpenAPI route may be."""
     for context in iter_route_contexts(app.routes):
         route = context.original_route
         if not isinstance(route, GatedRoute) and getattr(route, "path", None) != app.openapi_url:
             raise LookupError(f"{route} is no GatedRoute: give its router route_class=GatedRoute")
 
 
-async def _pass(request: Request, rule: Rule) -> None:
+async def _authorize(request: Request, rule: Rule) -> None:
     if rule.who is Who.PUBLIC:
         return
     context: Context = request.app.state.context
@@ -120,24 +121,24 @@ async def _pass(request: Request, rule: Rule) -> None:
     needed = rule.permission or Permission.READ
     access = Access(caller, needed, rule.action, address, request.state.request_id)
     request.state.access = access
-    if rule.action_class in _LASTING:
+    if rule.action_class in _LONG_RUNNING:
         places: ExitStack = request.state.places
         places.enter_context(context.open_streams.opened(caller))
         request.state.live = LiveAccess(access, context.credentials, secret)
 
 
-async def _hold_back(request: Request) -> None:
+async def _delay(request: Request) -> None:
     caller: Caller | None = getattr(request.state, "caller", None)
     address = request.client.host if request.client else None
     key = network_of(address) if caller is None else caller.project_id or caller.id
-    await request.app.state.context.held_back.hold(key)
+    await request.app.state.context.delayed_answers.wait(key)
 
 
 def count_request(request: Request, caller: Caller, action_class: ActionClass, cost: int) -> None:
-    """Count a request, or what it costs beyond its rule, in the rate limits of its caller.
+    """Count a request, or an extra cost beyond its rule, in the rate limits of its caller.
 
     Raises:
-        TooManyRequests: there is no room for it.
+        TooManyRequests: the caller's limit is reached.
     """
     context: Context = request.app.state.context
     request.state.rate_headers, refusal = context.rates.take(caller, action_class, cost)
@@ -145,8 +146,8 @@ def count_request(request: Request, caller: Caller, action_class: ActionClass, c
         raise refusal
 
 
-def _count_refusal(request: Request, operation: str, error: Unauthorized | Forbidden) -> None:
-    """For the audit log. A quota that is full is no attempt at what one may not do."""
+def _record_rejection(request: Request, operation: str, error: Unauthorized | Forbidden) -> None:
+    """Count the rejection for the audit log. Exceeded quotas are Forbidden too, but are not counted."""
     refusals = request.app.state.context.refusals
     caller: Caller | None = getattr(request.state, "caller", None)
     if isinstance(error, Unauthorized) or caller is None:
@@ -182,7 +183,7 @@ async def _node(
     return node
 
 
-# The schemes stand here for the OpenAPI document only; the gate has decided long before.
+# The security schemes are for the OpenAPI document only; the gate has already decided.
 CurrentAccess = Annotated[Access, Depends(_access)]
-CurrentLiveAccess = Annotated[LiveAccess, Depends(_live)]  # of operations that may go on for long
+CurrentLiveAccess = Annotated[LiveAccess, Depends(_live)]  # for operations that may stay open for long
 CurrentNode = Annotated[NodeCaller, Depends(_node)]

@@ -1,4 +1,4 @@
-"""Credentials and whom they stand for, remembered for a moment."""
+"""Resolves credentials to callers and nodes, with a short cache."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -19,26 +19,26 @@ from mooring.core.errors import Unauthorized, Unavailable
 from mooring.core.sign_on import Person
 from mooring.db.session import Database
 
-# A revoked key must stop working within a second on every replica; looking it up for each request would
-# cost more than most requests do.
-REMEMBERED_S = 0.5
-NODE_REMEMBERED_S = 60.0
-# What stays open must end within five seconds of a revocation: it asks again this often, and is content with
-# what another stream of the same key heard this long ago.
+# A revoked key must stop working within a second on every replica. A lookup for each request would cost more
+# than most requests do.
+CACHED_S = 0.5
+NODE_CACHED_S = 60.0
+# Streams must end within five seconds of a revocation: each checks its access at this interval, and accepts a
+# result of this age that another stream of the same key got.
 RENEWED_S = 2.0
-_LIMIT = 20_000
+_MAX_ENTRIES = 20_000
 
 Known = TypeVar("Known")
 
 
-class _Memory(Generic[Known]):
-    """Values by the hash of a secret, for a time. Failures are not remembered.
+class _Cache(Generic[Known]):
+    """Values by the hash of a secret. Failures are not cached.
 
-    An entry that is too old to be believed still says that its secret was good once.
+    An expired entry still shows that its secret was valid once.
     """
 
-    def __init__(self, kept_s: float) -> None:
-        self._kept_s = kept_s
+    def __init__(self, ttl_s: float) -> None:
+        self._ttl_s = ttl_s
         self._lock = Lock()
         self._known: dict[str, tuple[float, float, Known]] = {}
 
@@ -46,11 +46,11 @@ class _Memory(Generic[Known]):
         found = self._known.get(hashed)
         if found is None:
             return None
-        age_s, now = self._kept_s if within_s is None else within_s, time.monotonic()
+        age_s, now = self._ttl_s if within_s is None else within_s, time.monotonic()
         since, until, known = found
         return known if now - since < age_s and now < until else None
 
-    def was_good(self, hashed: str) -> bool:
+    def was_valid(self, hashed: str) -> bool:
         return hashed in self._known
 
     def forget(self, hashed: str) -> None:
@@ -59,28 +59,28 @@ class _Memory(Generic[Known]):
 
     def put(self, hashed: str, known: Known, since: float, until: float = float("inf")) -> None:
         with self._lock:
-            if len(self._known) >= _LIMIT:
+            if len(self._known) >= _MAX_ENTRIES:
                 self._known.clear()
             self._known[hashed] = (since, until, known)
 
 
 class Credentials:
-    """Callers by their key or token, for half a second; nodes by their credential, for a minute."""
+    """Resolves keys and tokens (cached for half a second), and node credentials (for a minute)."""
 
     def __init__(self, database: Database, failures: FailedAttempts, sign_on: SignOn | None = None) -> None:
         self._database = database
         self.failures = failures
         self._sign_on = sign_on
-        self._callers: _Memory[Caller] = _Memory(REMEMBERED_S)
-        self._nodes: _Memory[str] = _Memory(NODE_REMEMBERED_S)
+        self._callers: _Cache[Caller] = _Cache(CACHED_S)
+        self._nodes: _Cache[str] = _Cache(NODE_CACHED_S)
 
     async def caller(self, secret: str, address: str | None = None) -> Caller:
-        """Whom the key, or the token of the organisation's sign-on, stands for.
+        """The caller of an API key or a single sign-on token.
 
         Raises:
-            Unauthorized: nobody.
-            TooManyRequests: nor did what came from this address before.
-            Unavailable: code `sso_unavailable`: only the sign-on's issuer could tell, and is away.
+            Unauthorized: the credential is not valid.
+            TooManyRequests: too many invalid credentials came from this address.
+            Unavailable: code `sso_unavailable`: cannot reach the token's issuer, whose keys are needed.
         """
         hashed = credentials.hashed(secret)
         known = self._callers.get(hashed)
@@ -90,7 +90,7 @@ class Credentials:
         return await self._looked_up(self._callers, look_up, hashed, address)
 
     async def still(self, secret: str, address: str | None) -> Caller:
-        """Whom a credential stands for now that was good when its request began, and so is no guess.
+        """The current caller of a credential that was valid at the start of its request; no guess is counted.
 
         Raises:
             Unauthorized, Unavailable: as `caller`.
@@ -100,7 +100,7 @@ class Credentials:
         return known if known is not None else await self._caller_of(secret, hashed, address)
 
     async def node(self, secret: str, address: str | None = None) -> str:
-        """The node of a credential seen in the last minute. Whoever acts on it looks at the node itself.
+        """The node of a credential, maybe cached: operations check the node's row themselves.
 
         Raises:
             Unauthorized, TooManyRequests: as `caller`.
@@ -114,16 +114,16 @@ class Credentials:
 
     async def _looked_up(
         self,
-        memory: _Memory[Known],
+        cache: _Cache[Known],
         look_up: Callable[[], Awaitable[Known]],
         hashed: str,
         address: str | None,
     ) -> Known:
-        with self.failures.watched(address, trusted=memory.was_good(hashed)):
+        with self.failures.watched(address, trusted=cache.was_valid(hashed)):
             try:
                 return await look_up()
             except Unauthorized:
-                memory.forget(hashed)
+                cache.forget(hashed)
                 raise
 
     async def _caller_of(self, secret: str, hashed: str, address: str | None) -> Caller:
@@ -136,7 +136,7 @@ class Credentials:
         return await run_in_threadpool(self._signed_on, person, hashed, address)
 
     def _look_up(self, secret: str, hashed: str) -> Caller:
-        # The clock is read before the look: what is revoked during it is not remembered for longer.
+        # Read the clock before the lookup, so that a revocation during it takes effect in time.
         since = time.monotonic()
         with self._database.read() as session:
             caller, stale = api_keys.identify(session, secret)
@@ -167,23 +167,23 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class LiveAccess:
-    """The access of a request that goes on for long, and may lose it meanwhile (R29)."""
+    """The access of a long-running request, which may be revoked meanwhile (R29)."""
 
     access: Access
     _credentials: Credentials
     _secret: str
 
     async def renewed(self) -> Access:
-        """The access as it is now.
+        """The current access.
 
         Raises:
-            Unauthorized: the credentials were taken back, or have expired.
-            Forbidden: what they stand for may no longer do this anywhere.
+            Unauthorized: the credential was revoked or has expired.
+            Forbidden: the caller may no longer do this in any project.
         """
         try:
             caller = await self._credentials.still(self._secret, self.access.address)
         except (SQLAlchemyError, Unavailable):
-            return self.access  # while nobody can be asked, nothing is known to have been taken back
+            return self.access  # without an answer, nothing is known to be revoked
         if not caller.may_somewhere(self.access.permission):
             raise lacking(self.access.permission)
         return replace(self.access, caller=caller)

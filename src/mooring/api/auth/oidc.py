@@ -1,4 +1,4 @@
-"""Single sign-on: bearer tokens (JWT) of the organisation's OpenID issuer, checked without asking it."""
+"""Single sign-on: verifies bearer tokens (JWT) of an OpenID issuer, without a request for each token."""
 
 import re
 import time
@@ -15,20 +15,20 @@ from mooring.core.text import printable
 from mooring.settings import Settings
 
 _JWT = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*")
-_LONGEST = 16 * 1024
-# For clocks that differ: of tokens that are not valid yet. None for those that no longer are.
+_MAX_LENGTH = 16 * 1024
+# Allowed clock difference for tokens that are not valid yet. Expired tokens get none.
 _LEEWAY_S = 30
-# Tokens of other kinds by the same issuer (logout, DPoP proofs, …) say so here.
+# Values of `typ` of access tokens. Other tokens of an issuer (logout, DPoP proofs, …) have another one.
 _TYPES = frozenset({"jwt", "at+jwt", "application/at+jwt"})
-_LONGEST_SUBJECT = 255
+_MAX_SUBJECT = 255
 _EMAIL = re.compile(r"[^@\s]+@[^@\s]+")
-_LONGEST_EMAIL = 254
-_WHY: Final[Mapping[type[jwt.PyJWTError], str]] = {
+_MAX_EMAIL = 254
+_REASONS: Final[Mapping[type[jwt.PyJWTError], str]] = {
     jwt.ExpiredSignatureError: "it has expired",
     jwt.ImmatureSignatureError: "it is not valid yet",
-    jwt.InvalidAudienceError: "it is meant for another service",
-    jwt.InvalidIssuerError: "it is of another issuer",
-    jwt.MissingRequiredClaimError: "it lacks a claim of iss, aud, sub and exp",
+    jwt.InvalidAudienceError: "it is for another service",
+    jwt.InvalidIssuerError: "it is from another issuer",
+    jwt.MissingRequiredClaimError: "it lacks one of the claims iss, aud, sub and exp",
 }
 
 
@@ -40,11 +40,11 @@ class SignOn:
         self._keys = keys
 
     async def person(self, token: str) -> Person:
-        """Whom a token stands for.
+        """The person that a token identifies.
 
         Raises:
-            Unauthorized: nobody here; the message says why.
-            Unavailable: code `sso_unavailable`: the issuer must be asked for its keys, and does not answer.
+            Unauthorized: the token is not valid; the message says why.
+            Unavailable: code `sso_unavailable`: cannot reach the issuer, whose keys are needed.
         """
         header = _header(token)
         key = await self._keys.key(header.get("kid"), header["alg"])
@@ -59,19 +59,19 @@ class SignOn:
                 options={"require": ["iss", "aud", "sub", "exp"], "enforce_minimum_key_length": True},
             )
         except jwt.PyJWTError as error:
-            raise _refused(_WHY.get(type(error), "it cannot be verified")) from None
+            raise _invalid(_REASONS.get(type(error), "it cannot be verified")) from None
         return self._person(claims)
 
     def _person(self, claims: Mapping[str, Any]) -> Person:
         expires_at = int(claims["exp"])
         if expires_at <= time.time():
-            raise _refused(_WHY[jwt.ExpiredSignatureError])
+            raise _invalid(_REASONS[jwt.ExpiredSignatureError])
         if "cnf" in claims or "events" in claims:
-            # Bound to a key that its sender must prove to have, or a message about a session.
-            raise _refused("it is no bearer token")
+            # Bound to a key whose possession the client must prove, or a message about a session.
+            raise _invalid("it is not a bearer token")
         subject = claims["sub"]
-        if not 0 < len(subject) <= _LONGEST_SUBJECT or not subject.isprintable():
-            raise _refused("its subject cannot be stored")
+        if not 0 < len(subject) <= _MAX_SUBJECT or not subject.isprintable():
+            raise _invalid("its subject cannot be stored")
         values = _texts(_claim(claims, self._settings.oidc_roles_claim))
         return Person(
             issuer=claims["iss"],
@@ -84,34 +84,34 @@ class SignOn:
 
 
 def from_settings(settings: Settings) -> SignOn | None:
-    """Null: no issuer is set."""
+    """The verifier, or None if no issuer is configured."""
     return SignOn(settings, IssuerKeys(settings.oidc_issuer)) if settings.oidc_issuer else None
 
 
 def looks_like_token(secret: str) -> bool:
-    return len(secret) <= _LONGEST and _JWT.fullmatch(secret) is not None
+    return len(secret) <= _MAX_LENGTH and _JWT.fullmatch(secret) is not None
 
 
 def _header(token: str) -> Mapping[str, Any]:
-    """The header, which nobody has vouched for yet: it only says which key to look at."""
+    """The unverified header, used only to choose the key."""
     try:
         header = jwt.get_unverified_header(token)
     except jwt.PyJWTError:
-        raise _refused("it cannot be read") from None
+        raise _invalid("it cannot be decoded") from None
     algorithm, kind = header.get("alg"), header.get("typ", "JWT")
     if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
-        raise _refused("it is not signed with an algorithm that is taken here")
+        raise _invalid("it is not signed with an accepted algorithm")
     if not isinstance(kind, str) or kind.lower() not in _TYPES:
-        raise _refused("it is no access token")
+        raise _invalid("it is not an access token")
     return header
 
 
-def _refused(why: str) -> Unauthorized:
-    return Unauthorized(f"the token is refused: {why}")
+def _invalid(why: str) -> Unauthorized:
+    return Unauthorized(f"invalid token: {why}")
 
 
 def _claim(claims: Mapping[str, Any], name: str) -> Any:
-    """A claim by its name, or by its path: `realm_access.roles`. Names may hold dots, so these come first."""
+    """A claim by its name or, if there is none, by its path: `realm_access.roles`. Names may contain dots."""
     if name in claims:
         return claims[name]
     found: Any = claims
@@ -129,9 +129,9 @@ def _name(value: Any) -> str | None:
 
 
 def _email(claims: Mapping[str, Any], name: str) -> str | None:
-    """An address that owners can find the person by; not one that the issuer itself does not vouch for."""
+    """The address by which owners find the person; null if the issuer marks it as not verified."""
     value = _claim(claims, name)
     if claims.get("email_verified", True) not in (True, "true") or not isinstance(value, str):
         return None
-    usable = len(value) <= _LONGEST_EMAIL and value.isprintable() and _EMAIL.fullmatch(value)
+    usable = len(value) <= _MAX_EMAIL and value.isprintable() and _EMAIL.fullmatch(value)
     return value if usable else None

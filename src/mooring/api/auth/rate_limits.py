@@ -1,8 +1,7 @@
-"""How much one caller may do: requests a minute, streams at once, and guesses at credentials.
+"""Limits on requests per minute, concurrent streams, and failed credentials.
 
-All counts are this replica's own and live in its memory: N replicas behind a proxy let N times as much pass.
-The `limits` package was measured for this and cost 0.1 to 0.4 ms a request (its memory store starts a thread
-after each quiet moment, which looks at every key): more than all the rest of the gate.
+Each replica counts on its own, in memory: N replicas behind a proxy allow N times as much. Decision 2 says
+why this is neither the `limits` package nor a GCRA.
 """
 
 import asyncio
@@ -25,39 +24,39 @@ Clock = Callable[[], float]
 Headers = list[tuple[bytes, bytes]]
 
 WINDOW_S = 60
-# A program that polls ten things a second, a person who scripts, a deploy of a hundred instances: all fit;
-# what is refused would take one caller most of a core.
+# Enough for a program that polls ten resources a second and for a deployment of a hundred instances; beyond
+# that one caller would use most of a core.
 REQUESTS: Final[Mapping[ActionClass, int]] = {
     ActionClass.READ: 600,
     ActionClass.WRITE: 120,
     ActionClass.EXEC: 60,
-    ActionClass.STREAM: 300,  # a long poll on a busy log is answered at once, again and again
+    ActionClass.STREAM: 300,  # long polls on a busy log return at once
 }
-# A project's keys together may make as many times more: whoever makes keys would else have no limit.
+# All keys of a project together may make this many times as many: more keys must not mean no limit.
 KEYS_AT_FULL_RATE = 10
 FAILED_ATTEMPTS = 30
-# A caller with 32 streams follows a whole 8-GPU node four times over; what is open is held in memory.
-STREAMS_OF_ONE = 32
-STREAMS_OF_PROJECT = 256  # so that no project takes all there are
-# Of one project's instances on one node: each uses a thread there. `agent/sync/worker_pools.py` enforces it.
-STREAMS_OF_PROJECT_ON_NODE = 16
+# Four streams for each GPU of an 8-GPU node; each open stream uses memory.
+STREAMS_PER_CALLER = 32
+STREAMS_PER_PROJECT = 256  # so that no project takes them all
+# Per project and node: each uses a thread there. `agent/sync/worker_pools.py` has the same limit.
+STREAMS_PER_PROJECT_AND_NODE = 16
 STREAMS = 1024
-STREAMS_KEPT_FOR_ADMINS = 128
-# A refusal takes half a millisecond of the event loop; clients in a loop were refused 1,500 times a second.
-HELD_S = 1.0
-REFUSALS_PER_S = 50
-MOST_HELD = 256
-_MOST_KEYS = 100_000  # about 100 MiB, were all of them at their limit
+STREAMS_RESERVED_FOR_ADMINS = 128
+# A 429 costs half a millisecond of the event loop; clients that retry in a loop got 1,500 a second.
+DELAY_S = 1.0
+ANSWERS_PER_S = 50
+MAX_DELAYED = 256
+_MAX_KEYS = 100_000  # about 100 MiB if all of them are at their limit
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Where a key stands.
+    """The state of a key after a request.
 
     Attributes:
-        admitted: whether this one had room.
-        remaining: how many more have room now.
-        more_in_s: whole seconds until there is room for one more than that, or for this one if it had none.
+        admitted: whether the request is within the limit.
+        remaining: how many more requests are within the limit now.
+        more_in_s: whole seconds until `remaining` grows or, if not admitted, until this request would be.
     """
 
     admitted: bool
@@ -66,61 +65,61 @@ class Count:
 
 
 class MovingWindow:
-    """At most so many per key in any stretch of `window_s`. What is refused is not counted."""
+    """At most `limit` requests per key in any interval of `window_s`. Rejected requests do not count."""
 
-    def __init__(self, most: int, window_s: float = WINDOW_S, clock: Clock = time.monotonic) -> None:
-        self._most = most
+    def __init__(self, limit: int, window_s: float = WINDOW_S, clock: Clock = time.monotonic) -> None:
+        self._limit = limit
         self._window_s = window_s
         self._clock = clock
         self._lock = Lock()
-        # Moments by key, the key looked at longest ago first. None is empty.
-        self._moments: OrderedDict[str, deque[float]] = OrderedDict()
+        # Times of requests by key, least recently used key first. None is empty.
+        self._times: OrderedDict[str, deque[float]] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._moments)
+        return len(self._times)
 
     def take(self, key: str, cost: int = 1) -> Count:
-        """Count `cost` more, if there is room for all of it."""
+        """Count `cost` requests if all of them are within the limit."""
         now = self._clock()
         with self._lock:
-            moments = self._moments.get(key)
-            if moments is None:
+            times = self._times.get(key)
+            if times is None:
                 self._make_room(now)
-                moments = self._moments[key] = deque()
+                times = self._times[key] = deque()
             else:
-                self._moments.move_to_end(key)
-                self._expire(moments, now)
-            admitted = len(moments) + cost <= self._most
+                self._times.move_to_end(key)
+                self._expire(times, now)
+            admitted = len(times) + cost <= self._limit
             if admitted:
-                moments.extend(repeat(now, cost))
-            over = 1 if admitted else len(moments) + cost - self._most
-            return Count(admitted, self._most - len(moments), self._frees_in(moments, now, over))
+                times.extend(repeat(now, cost))
+            over = 1 if admitted else len(times) + cost - self._limit
+            return Count(admitted, self._limit - len(times), self._frees_in(times, now, over))
 
     def full_for_s(self, key: str) -> int:
-        """Whole seconds until there is room for one, without counting it; 0: there is."""
+        """Whole seconds until one more request is within the limit, which is not counted; 0: it is now."""
         now = self._clock()
         with self._lock:
-            moments = self._moments.get(key, ())
-            live = [moment for moment in moments if now - moment < self._window_s]
-            return self._frees_in(live, now) if len(live) >= self._most else 0
+            times = self._times.get(key, ())
+            live = [time_s for time_s in times if now - time_s < self._window_s]
+            return self._frees_in(live, now) if len(live) >= self._limit else 0
 
-    def _frees_in(self, moments: deque[float] | list[float], now: float, places: int = 1) -> int:
-        return max(1, ceil(moments[places - 1] + self._window_s - now))
+    def _frees_in(self, times: deque[float] | list[float], now: float, count: int = 1) -> int:
+        return max(1, ceil(times[count - 1] + self._window_s - now))
 
-    def _expire(self, moments: deque[float], now: float) -> None:
-        while moments and now - moments[0] >= self._window_s:
-            moments.popleft()
+    def _expire(self, times: deque[float], now: float) -> None:
+        while times and now - times[0] >= self._window_s:
+            times.popleft()
 
     def _make_room(self, now: float) -> None:
-        while self._moments:
-            oldest = next(iter(self._moments.values()))
-            if len(self._moments) < _MOST_KEYS and now - oldest[-1] < self._window_s:
+        while self._times:
+            oldest = next(iter(self._times.values()))
+            if len(self._times) < _MAX_KEYS and now - oldest[-1] < self._window_s:
                 return
-            self._moments.popitem(last=False)
+            self._times.popitem(last=False)
 
 
 class RequestRates:
-    """Requests per caller and class of action, and per project of keys. Admins have no limit."""
+    """Rate limits per caller and per project of API keys, for each class of action. Admins have none."""
 
     def __init__(self, *, on: bool, clock: Clock = time.monotonic) -> None:
         self._on = on
@@ -132,24 +131,24 @@ class RequestRates:
     def take(
         self, caller: Caller, kind: ActionClass, cost: int = 1
     ) -> tuple[Headers, TooManyRequests | None]:
-        """Count a request: the headers that its answer bears, and the refusal if it was one too many.
+        """Count a request; return the headers of its answer, and the error if it exceeds a limit.
 
         Args:
-            cost: how many ordinary requests of its class it counts as (see `Rule.cost`).
+            cost: how many requests of its class it counts as (see `Rule.cost`).
         """
         if not self._on or caller.is_admin:
             return [], None
-        headers, refusal = self._callers[kind].take(caller.id, "you have made", cost)
-        if refusal is not None or caller.project_id is None:
-            return headers, refusal
-        of_project, refusal = self._projects[kind].take(
+        headers, error = self._callers[kind].take(caller.id, "you have made", cost)
+        if error is not None or caller.project_id is None:
+            return headers, error
+        of_project, error = self._projects[kind].take(
             caller.project_id, "the keys of your project have together made", cost
         )
-        return (headers if refusal is None else of_project), refusal
+        return (headers if error is None else of_project), error
 
 
 class _Rate:
-    """The limit of one class of action, and what is said of it."""
+    """The limit of one class of action, with its headers and error."""
 
     def __init__(self, kind: ActionClass, most: int, clock: Clock) -> None:
         self._kind = kind
@@ -166,13 +165,13 @@ class _Rate:
         counts_as = "" if cost == 1 else f" (this one counts as {cost})"
         return headers, TooManyRequests(
             f"{who} {self._most} requests of the class {self._kind} within {WINDOW_S} s{counts_as}; "
-            f"there is room again in {count.more_in_s} s",
+            f"try again in {count.more_in_s} s",
             retry_after_s=count.more_in_s,
         )
 
 
 class FailedAttempts:
-    """Credentials that stood for nobody, per address of a client (R24)."""
+    """Counts invalid credentials per client address (R24)."""
 
     def __init__(self, *, on: bool, clock: Clock = time.monotonic) -> None:
         self._on = on
@@ -183,13 +182,13 @@ class FailedAttempts:
 
     @contextmanager
     def watched(self, address: str | None, *, trusted: bool = False) -> Iterator[None]:
-        """Look at a credential within this block.
+        """Check a credential within this block; Unauthorized raised in it counts as a failure.
 
         Args:
-            trusted: it was good a while ago, so it is no guess, whatever others at that address do.
+            trusted: the credential was valid before, so it is checked whatever came from that address.
 
         Raises:
-            TooManyRequests: too many of that address were bad of late; the block was not entered.
+            TooManyRequests: too many recent failures from that address; the block was not entered.
         """
         if not self._on:
             yield
@@ -198,7 +197,7 @@ class FailedAttempts:
         wait_s = 0 if trusted else self._window.full_for_s(network)
         if wait_s:
             raise TooManyRequests(
-                f"too many bad credentials came from your address; the next is looked at in {wait_s} s",
+                f"too many invalid credentials came from your address; try again in {wait_s} s",
                 retry_after_s=wait_s,
             )
         try:
@@ -208,36 +207,35 @@ class FailedAttempts:
             raise
 
 
-class HeldBack:
-    """Refusals (429) that are answered late, so that asking again at once is no flood of its own.
+class DelayedAnswers:
+    """Delays 429 answers, so that clients that retry at once do not flood the server.
 
-    One project, or one network of those that nobody knows, is refused 50 times a second over up to 256
-    connections. Beyond that it is answered at once: what is held back keeps a connection, of which all have a
-    limited number. For the event loop's thread only.
+    Each project, or each network of unauthenticated clients, gets 50 such answers a second, over up to 256
+    connections. Beyond that the answer is immediate: a delayed answer occupies a connection, and connections
+    are limited. For the event loop's thread only.
     """
 
     def __init__(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
         self._sleep = sleep
-        self._held: Counter[str] = Counter()
+        self._delayed: Counter[str] = Counter()
 
     def __len__(self) -> int:
-        return self._held.total()
+        return self._delayed.total()
 
-    async def hold(self, key: str) -> None:
-        """Wait with the answer."""
-        if self._held[key] >= MOST_HELD:
+    async def wait(self, key: str) -> None:
+        if self._delayed[key] >= MAX_DELAYED:
             return
-        self._held[key] += 1
+        self._delayed[key] += 1
         try:
-            await self._sleep(max(HELD_S, self._held[key] / REFUSALS_PER_S))
+            await self._sleep(max(DELAY_S, self._delayed[key] / ANSWERS_PER_S))
         finally:
-            self._held[key] -= 1
-            if not self._held[key]:
-                del self._held[key]
+            self._delayed[key] -= 1
+            if not self._delayed[key]:
+                del self._delayed[key]
 
 
 def network_of(address: str | None) -> str:
-    """What one client can choose its addresses from: itself, and with IPv6 its /64."""
+    """The network whose addresses one client can use: its IPv4 address, or its IPv6 /64."""
     try:
         ip = ip_address(address or "")
     except ValueError:
@@ -248,7 +246,7 @@ def network_of(address: str | None) -> str:
 
 
 class OpenStreams:
-    """What is being answered for longer than a moment. For the event loop's thread only."""
+    """Counts open streams, waits and commands. For the event loop's thread only."""
 
     def __init__(self) -> None:
         self._open: Counter[str] = Counter()
@@ -258,30 +256,30 @@ class OpenStreams:
         return self._total
 
     def of_same_project(self, caller: Caller) -> int:
-        """How many the caller's project has open; of somebody with no single project, how many they have."""
+        """The open streams of the caller's project; of a caller without a single project, their own."""
         return self._open[caller.id if caller.is_admin else caller.project_id or caller.id]
 
     @contextmanager
     def opened(self, caller: Caller) -> Iterator[None]:
-        """Hold a place for the length of the block.
+        """Count a stream as open during the block.
 
         Raises:
-            TooManyRequests: code `too_many_streams`: the caller, its project's keys, or all have none left.
+            TooManyRequests: code `too_many_streams`: the caller, its project or the server is at its limit.
         """
-        if not caller.is_admin and self._open[caller.id] >= STREAMS_OF_ONE:
+        if not caller.is_admin and self._open[caller.id] >= STREAMS_PER_CALLER:
             raise TooManyRequests(
-                f"you have {STREAMS_OF_ONE} streams, waits and commands open; close one first",
+                f"you have {STREAMS_PER_CALLER} streams, waits and commands open; close one first",
                 code="too_many_streams",
             )
         project = None if caller.is_admin else caller.project_id
-        if project is not None and self._open[project] >= STREAMS_OF_PROJECT:
+        if project is not None and self._open[project] >= STREAMS_PER_PROJECT:
             raise TooManyRequests(
-                f"your project has {STREAMS_OF_PROJECT} streams, waits and commands open; close one first",
+                f"your project has {STREAMS_PER_PROJECT} streams, waits and commands open; close one first",
                 code="too_many_streams",
             )
-        if self._total >= STREAMS + (STREAMS_KEPT_FOR_ADMINS if caller.is_admin else 0):
+        if self._total >= STREAMS + (STREAMS_RESERVED_FOR_ADMINS if caller.is_admin else 0):
             raise TooManyRequests(
-                "this server has as many streams open as it can bear; try again soon", code="too_many_streams"
+                "this server has too many streams open; try again soon", code="too_many_streams"
             )
         counted = [caller.id] if project is None else [caller.id, project]
         self._open.update(counted)
@@ -297,9 +295,9 @@ class OpenStreams:
 
 
 class NodeStreams:
-    """Logs and commands that nodes bring, by node and project. For the event loop's thread only.
+    """Counts open logs and commands by node and project. For the event loop's thread only.
 
-    Who asks does not matter: all keys and people of a project ask the node for the same threads.
+    All callers of a project count together: they use the same threads on the node.
     """
 
     def __init__(self) -> None:
@@ -310,7 +308,7 @@ class NodeStreams:
 
     @contextmanager
     def opened(self, node_id: str, project_id: str, *, is_admin: bool = False) -> Iterator[None]:
-        """Hold a place for the length of the block. Admins have no limit, and take no project's places.
+        """Count a stream as open during the block. Admins have no limit and are not counted.
 
         Raises:
             TooManyRequests: code `too_many_streams_on_node`.
@@ -319,9 +317,9 @@ class NodeStreams:
             yield
             return
         key = node_id, project_id
-        if self._open[key] >= STREAMS_OF_PROJECT_ON_NODE:
+        if self._open[key] >= STREAMS_PER_PROJECT_AND_NODE:
             raise TooManyRequests(
-                f"your project has {STREAMS_OF_PROJECT_ON_NODE} logs and commands open on the node of this "
+                f"your project has {STREAMS_PER_PROJECT_AND_NODE} logs and commands open on the node of this "
                 "instance; close one of them, then try again",
                 code="too_many_streams_on_node",
             )

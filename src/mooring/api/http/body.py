@@ -1,7 +1,7 @@
-"""Request bodies, read strictly: what Python's own JSON parser lets through would fail much later.
+"""Strict parsing of request bodies.
 
-NaN, numbers beyond a double, lone surrogates, NUL characters, nesting past 200 levels, broken UTF-8: each is
-a 400 or 422 here and never a 500 from a database.
+NaN, numbers beyond a double, lone surrogates, NUL characters, nesting past 200 levels and invalid UTF-8 are
+answered 400 or 422 here; Python's own JSON parser accepts them, and they would fail later in the database.
 """
 
 import json
@@ -18,12 +18,12 @@ from mooring.api.context import Context
 from mooring.core.access import Caller
 from mooring.core.errors import BadRequest, TooLarge, UnsupportedMediaType
 
-# The largest instance that can be asked for has some 2,500. Each that is wrong costs its own error.
+# The largest valid instance has about 2,500 values. Each invalid value produces an error of its own.
 MAX_VALUES = 4000
 
 
 class StrictRequest(Request):
-    """A request whose JSON is parsed by pydantic's parser with its strict options."""
+    """A request whose JSON is parsed by pydantic's strict parser."""
 
     async def json(self) -> Any:
         body = await self.body()
@@ -33,20 +33,20 @@ class StrictRequest(Request):
             raise BadRequest(
                 f"the body is not valid JSON: {_without_control(str(error))}", code="bad_json"
             ) from None
-        # Every value but the first follows one of these; only a body with many may have too many.
+        # Each value but the first follows one of these characters, so most bodies need no exact count.
         if sum(map(body.count, (b",", b"[", b"{"))) >= MAX_VALUES:
-            _refuse_too_many(parsed)
+            _require_max_values(parsed)
         return parsed
 
     async def body(self) -> bytes:
         body = await super().body()
         if b"\x00" in body:
-            raise BadRequest("the body holds a NUL byte", code="bad_json")
+            raise BadRequest("the body contains a NUL byte", code="bad_json")
         return body
 
 
-def _refuse_too_many(parsed: Any) -> None:
-    """Raises TooLarge for more than MAX_VALUES members and items, at all depths together."""
+def _require_max_values(parsed: Any) -> None:
+    """Raises TooLarge if there are more than MAX_VALUES members and items, at all depths together."""
     count, left = 0, [parsed]
     while left:
         value = left.pop()
@@ -54,11 +54,11 @@ def _refuse_too_many(parsed: Any) -> None:
             count += len(value)
             left += value.values() if isinstance(value, dict) else value
         if count > MAX_VALUES:
-            raise TooLarge(f"a request body may hold {MAX_VALUES} values at most")
+            raise TooLarge(f"a request body may have {MAX_VALUES} values at most")
 
 
 def require_json_type(request: Request) -> None:
-    """Raises UnsupportedMediaType for a body that does not say it is JSON."""
+    """Raises UnsupportedMediaType if the Content-Type is not JSON."""
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise UnsupportedMediaType(
@@ -71,7 +71,7 @@ def _without_control(message: str) -> str:
 
 
 class StrictRoute(GatedRoute):
-    """A gated route that hands its endpoint a StrictRequest, and lets a project write a little at a time."""
+    """A gated route with strict parsing, and with a limit on each project's concurrent writes."""
 
     def open_handler(self) -> Handler:
         inner = super().open_handler()
@@ -81,7 +81,7 @@ class StrictRoute(GatedRoute):
             strict = StrictRequest(request.scope, request.receive)
             if self.body_field is not None and await strict.body():
                 require_json_type(strict)
-            # After the body, which its client may send slowly.
+            # Wait for a turn only when the body is complete: a client may send it slowly.
             async with AsyncExitStack() as turn:
                 if writes:
                     await _take_write_turn(strict, turn)
@@ -91,7 +91,7 @@ class StrictRoute(GatedRoute):
 
 
 async def _take_write_turn(request: Request, turn: AsyncExitStack) -> None:
-    """Wait for a turn of the caller's project; admins have no limit. The endpoint may end it early."""
+    """Wait for a turn of the caller's project (admins need none). The endpoint may end the turn early."""
     request.state.write_turn = turn
     caller: Caller = request.state.caller
     if not caller.is_admin:

@@ -1,4 +1,4 @@
-"""The outermost middleware: request ids, sizes, characters that no layer below can take, and bugs."""
+"""The outermost middleware: request ids, size limits, NUL characters, and unexpected exceptions."""
 
 import re
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -27,7 +27,7 @@ Send = Callable[[Message], Awaitable[None]]
 
 
 class Edge:
-    """Plain ASGI: a middleware made of requests and responses would buffer the streams."""
+    """The middleware, as plain ASGI: Starlette's `BaseHTTPMiddleware` would buffer streams."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -50,28 +50,28 @@ class Edge:
                 ]  # fmt: skip
             await send(message)
 
-        refusal = _refusal(scope)
-        if refusal is not None:
-            response = problem_response(Request(scope), refusal)
+        rejection = _rejection(scope)
+        if rejection is not None:
+            response = problem_response(Request(scope), rejection)
             await response(scope, receive, send_with_id)
             return
         try:
             await self.app(scope, _limited(receive, _limit(scope)), send_with_id)
         except ClientDisconnect:
-            return  # nobody is there to be answered
+            return  # the client cannot receive an answer
         except Exception as error:
-            # Starlette's own catch-all lies outside of this: its answer would lack the request's id, and
-            # its raising again would cost the client the connection.
+            # Starlette's handler of last resort is outside of this middleware: its answer would have no
+            # request id, and it raises the exception again, which closes the connection.
             if began:
                 raise
             await on_bug(Request(scope), error)(scope, receive, send_with_id)
 
 
 def _with_safe_defaults(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """What every answer says unless its operation says otherwise.
+    """Add the default headers that an operation did not set.
 
-    Logs hold tenants' text, which no browser should take for a page. Answers are for their caller alone, and
-    some show a key this once, so no cache keeps them.
+    `nosniff`: browsers must not render tenants' log text as a page. `no-store`: answers are for their caller
+    only, and some show a key.
     """
     named = {name for name, _value in headers}
     return headers + [(name, value) for name, value in _SAFE_DEFAULTS if name not in named]
@@ -84,12 +84,12 @@ def _request_id(scope: MutableMapping[str, Any]) -> str:
     return given if _REQUEST_ID.match(given) else new_id(ids.REQUEST)
 
 
-def _refusal(scope: MutableMapping[str, Any]) -> MooringError | None:
-    beyond = _beyond(scope)
-    if beyond is not None:
-        return HeadersTooLarge(beyond)
+def _rejection(scope: MutableMapping[str, Any]) -> MooringError | None:
+    exceeded = _exceeded_limit(scope)
+    if exceeded is not None:
+        return HeadersTooLarge(exceeded)
     if b"%00" in scope.get("query_string", b"") or "\x00" in scope["path"]:
-        return BadRequest("the path or query holds a NUL character")
+        return BadRequest("the path or query contains a NUL character")
     length = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
     if not length.isdigit():
         return BadRequest("Content-Length is not a number")
@@ -98,7 +98,7 @@ def _refusal(scope: MutableMapping[str, Any]) -> MooringError | None:
     return None
 
 
-def _beyond(scope: MutableMapping[str, Any]) -> str | None:
+def _exceeded_limit(scope: MutableMapping[str, Any]) -> str | None:
     if _head_bytes(scope) > MAX_HEAD_BYTES:
         return f"path, query and headers may have {MAX_HEAD_BYTES} bytes together"
     if len(scope["headers"]) > MAX_HEADERS:
@@ -114,14 +114,14 @@ def _head_bytes(scope: MutableMapping[str, Any]) -> int:
 
 
 def is_stream(path: str) -> bool:
-    """Whether a node's body may come for hours."""
+    """Whether this is the path of a node's stream, whose body may take hours."""
     return path.startswith("/agent/v1/streams/")
 
 
 def _limit(scope: MutableMapping[str, Any]) -> int:
     path: str = scope["path"]
     if is_stream(path):
-        return 2**63  # a stream is read piece by piece and never held as a whole
+        return 2**63  # a stream is read in pieces and never buffered as a whole
     return MAX_SYNC_BYTES if path == "/agent/v1/sync" else MAX_BODY_BYTES
 
 
@@ -130,7 +130,7 @@ def _too_large(limit: int) -> TooLarge:
 
 
 def _limited(receive: Receive, limit: int) -> Receive:
-    """Count a body sent in chunks too, where no length was announced."""
+    """Enforce the limit on chunked bodies too, which have no Content-Length."""
     received = 0
 
     async def limited() -> Message:

@@ -1,4 +1,4 @@
-"""Pages of lists: newest first, with a signed cursor that is good for the same filters only."""
+"""Pages of lists, newest first. A signed cursor is valid for one list with the same filters."""
 
 import base64
 import binascii
@@ -19,26 +19,26 @@ Item = TypeVar("Item")
 
 
 class PageQuery(BaseModel):
-    """The parameters of every list; unknown ones are refused, since a misspelt filter would match all."""
+    """The parameters of every list. Unknown ones are rejected: a misspelt filter would match everything."""
 
     model_config = ConfigDict(extra="forbid")
 
     limit: Annotated[int, Field(ge=1, le=200)] = 50
-    cursor: Annotated[Text | None, Field(max_length=512, description="`next_cursor` of the page before")] = (
-        None
-    )
+    cursor: Annotated[
+        Text | None, Field(max_length=512, description="`next_cursor` of the previous page")
+    ] = None
 
     def filters(self) -> dict[str, Any]:
         return self.model_dump(exclude={"limit", "cursor"}, exclude_none=True, mode="json")
 
 
 def visible(query: Select[Any], project_id: InstrumentedAttribute[Any], access: Access) -> Select[Any]:
-    """Only what lies in the projects that the operation may touch: each list of tenants' things begins so."""
+    """Keep only rows of projects that the caller may see; every list of project resources uses this."""
     return query if access.projects is None else query.where(project_id.in_(access.projects))
 
 
 def matching(query: Select[Any], asked: PageQuery, *columns: InstrumentedAttribute[Any]) -> Select[Any]:
-    """Only what has the values asked for, by the columns' names."""
+    """Keep only rows that match the filters named like these columns."""
     for column in columns:
         if (value := getattr(asked, column.key)) is not None:
             query = query.where(column == value)
@@ -46,7 +46,7 @@ def matching(query: Select[Any], asked: PageQuery, *columns: InstrumentedAttribu
 
 
 def labelled(query: Select[Any], labels: InstrumentedAttribute[Any], wanted: Sequence[str]) -> Select[Any]:
-    """Only what has all of these labels, each given as `key:value`."""
+    """Keep only rows that have all of these labels, each given as `key:value`."""
     for label in wanted:
         key, _, value = label.partition(":")
         query = query.where(labels[key].as_string() == value)
@@ -63,30 +63,30 @@ def page(
     """One page and the cursor of the next, null on the last.
 
     Raises:
-        BadRequest: code `bad_cursor`: made up, or from another list or other filters.
+        BadRequest: code `bad_cursor`: the cursor is invalid, or of another list or other filters.
     """
     scope = _scope(key, asked)
     if asked.cursor is not None:
-        query = query.where(key < key.type.python_type(_opened(asked.cursor, scope, secret)))
+        query = query.where(key < key.type.python_type(_verified(asked.cursor, scope, secret)))
     query = query.add_columns(key.label("page_key")).order_by(key.desc()).limit(asked.limit + 1)
     rows = session.execute(query).all()
     if len(rows) <= asked.limit:
         return rows, None
-    return rows[: asked.limit], _sealed(str(rows[asked.limit - 1].page_key), scope, secret)
+    return rows[: asked.limit], _signed(str(rows[asked.limit - 1].page_key), scope, secret)
 
 
 def slice_of(
     items: Sequence[Item], asked: PageQuery, name: str, secret: bytes
 ) -> tuple[Sequence[Item], str | None]:
-    """As `page`, of what is in no table: the cursor tells how many came before.
+    """As `page`, for items that are not in a table: the cursor holds their offset.
 
     Raises:
         BadRequest: code `bad_cursor`.
     """
     scope = f"{name}{sorted(asked.filters().items())}"
-    start = int(_opened(asked.cursor, scope, secret)) if asked.cursor is not None else 0
+    start = int(_verified(asked.cursor, scope, secret)) if asked.cursor is not None else 0
     end = start + asked.limit
-    return items[start:end], _sealed(str(end), scope, secret) if end < len(items) else None
+    return items[start:end], _signed(str(end), scope, secret) if end < len(items) else None
 
 
 def cursor_after(
@@ -95,19 +95,19 @@ def cursor_after(
     asked: PageQuery,
     secret: bytes,
 ) -> str:
-    """The cursor of a page that ends early, with this row of `page`."""
-    return _sealed(str(row.page_key), _scope(key, asked), secret)
+    """The cursor that continues after this row of `page`."""
+    return _signed(str(row.page_key), _scope(key, asked), secret)
 
 
 def _scope(key: InstrumentedAttribute[str] | InstrumentedAttribute[int], asked: PageQuery) -> str:
     return f"{key.class_.__name__}{sorted(asked.filters().items())}"
 
 
-def _sealed(last: str, scope: str, secret: bytes) -> str:
+def _signed(last: str, scope: str, secret: bytes) -> str:
     return base64.urlsafe_b64encode(_mac(last, scope, secret) + last.encode()).decode().rstrip("=")
 
 
-def _opened(cursor: str, scope: str, secret: bytes) -> str:
+def _verified(cursor: str, scope: str, secret: bytes) -> str:
     try:
         raw = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
         last = raw[16:].decode()
@@ -120,7 +120,7 @@ def _opened(cursor: str, scope: str, secret: bytes) -> str:
 
 def _bad_cursor() -> BadRequest:
     return BadRequest(
-        "the cursor is not one of this list with these filters; start again without it", code="bad_cursor"
+        "the cursor is not valid for this list and these filters; start again without it", code="bad_cursor"
     )
 
 

@@ -1,4 +1,4 @@
-"""Every error as `application/problem+json` (RFC 9457), whoever raised it."""
+"""Turns every error into an `application/problem+json` document (RFC 9457)."""
 
 import logging
 import re
@@ -24,7 +24,7 @@ from mooring.schemas.base import LONGEST_DETAIL, LONGEST_PATH, PROBLEM_MEDIA_TYP
 
 log = logging.getLogger(__name__)
 
-# The nearest ancestor in this table decides; the tree is drawn in core/errors.py.
+# The status of a class is that of its nearest ancestor listed here (see core/errors.py).
 STATUS: Mapping[type[MooringError], int] = {
     errors.BadRequest: 400,
     errors.Unauthorized: 401,
@@ -43,10 +43,10 @@ STATUS: Mapping[type[MooringError], int] = {
     errors.Unavailable: 503,
     MooringError: 500,
 }
-RETRY_AFTER_S = 2  # where nobody can know when it will work again
-# A body of a hundred thousand unknown fields would otherwise be answered with ten times its size.
-_MOST_FIELD_ERRORS = 100
-# Findings of a body that are told by their own code, if they are all that is wrong.
+RETRY_AFTER_S = 2  # if the error does not say when to retry
+# Without a limit, the answer to a body of 100,000 unknown fields would be ten times its size.
+_MAX_FIELD_ERRORS = 100
+# Validation errors with a code of their own, which is used if a body has no other errors.
 OWN_CODES = frozenset({"not_supported_yet", "reserved_env", "reserved_label", "spec_too_large"})
 _BY_STATUS: Mapping[int, type[MooringError]] = {status: kind for kind, status in STATUS.items()}
 
@@ -63,7 +63,7 @@ def problem_response(request: Request, error: MooringError) -> Response:
         "title": error.title,
         "status": status,
         "detail": _at_most(error.message, LONGEST_DETAIL),
-        # Not `request.url`, which the Host header and control characters can bend.
+        # Not `request.url`: the Host header and control characters can change it.
         "instance": request.scope["path"][:LONGEST_PATH],
         "code": error.error_code,
         "request_id": getattr(request.state, "request_id", ""),
@@ -78,7 +78,7 @@ def _at_most(text: str, length: int) -> str:
 
 
 def headers_of(status: int, error: MooringError) -> dict[str, str]:
-    """What goes with an error of this status."""
+    """The headers for an error of this status."""
     if status == HTTPStatus.UNAUTHORIZED:
         return {"WWW-Authenticate": "Bearer"}
     if status in {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}:
@@ -87,13 +87,13 @@ def headers_of(status: int, error: MooringError) -> dict[str, str]:
 
 
 def install(app: FastAPI) -> None:
-    """Make every way for a request to fail end in `problem_response`."""
+    """Register handlers that answer every exception with `problem_response`."""
     app.add_exception_handler(MooringError, _on_mooring_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(IntegrityError, _on_integrity_error)
     for kind in (OperationalError, InterfaceError, PoolTimeout):
-        app.add_exception_handler(kind, _on_database_away)
+        app.add_exception_handler(kind, _on_database_unavailable)
     app.add_exception_handler(DataError, _on_data_error)
 
 
@@ -108,8 +108,8 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
 
 
 def invalid(found: Sequence[Any]) -> errors.Invalid:
-    """The 422 for pydantic's findings; where all are of one kind with a code of its own, that is the code."""
-    listed = [_field_error(item) for item in found[:_MOST_FIELD_ERRORS]]
+    """The 422 for pydantic's errors. If all have one code of OWN_CODES, the answer has that code."""
+    listed = [_field_error(item) for item in found[:_MAX_FIELD_ERRORS]]
     own = {item["code"] for item in listed}
     code = own.pop() if len(own) == 1 and own <= OWN_CODES else None
     where = "; ".join(f"{item['pointer'] or 'the body'}: {item['message']}" for item in listed[:3])
@@ -126,7 +126,7 @@ def _field_error(item: Mapping[str, Any]) -> dict[str, str]:
     return {"pointer": pointer, "code": _code(item), "message": _at_most(_message(item), LONGEST_DETAIL)}
 
 
-# How pydantic names the branches of a union, which are no part of the body.
+# Pydantic's names for the branches of a union, which are not part of the path in the body.
 _BRANCH = re.compile(r"constrained-[a-z]+|(list|dict|nullable|function-[a-z]+)\[.+\]|SecretReference")
 
 
@@ -136,12 +136,12 @@ def _is_branch(part: str | int) -> bool:
 
 def _message(item: Mapping[str, Any]) -> str:
     if item["type"] == "extra_forbidden":
-        return "there is no such field; see /docs for what there is"
+        return "unknown field; see /docs for the fields"
     return str(item["msg"]).removeprefix("Value error, ")
 
 
 def _escaped(part: str) -> str:
-    # A key of the body may hold anything, NUL and half a surrogate pair included.
+    # A key may contain any character, including NUL and lone surrogates.
     shown = "".join(character if character.isprintable() else "\ufffd" for character in part[:200])
     return shown.replace("~", "~0").replace("/", "~1")
 
@@ -154,12 +154,12 @@ def _code(item: Mapping[str, Any]) -> str:
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if isinstance(error.__cause__, MooringError):
-        return problem_response(request, error.__cause__)  # FastAPI wraps what reading a body raises
+        return problem_response(request, error.__cause__)  # FastAPI wraps errors raised while it reads a body
     kind = _BY_STATUS.get(error.status_code, errors.BadRequest)
     if error.status_code == HTTPStatus.NOT_FOUND:
-        made: MooringError = kind(f"there is nothing at {request.scope['path']}; see /docs for what there is")
+        made: MooringError = kind(f"no such path: {request.scope['path']}. The API reference is at /docs")
     elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        made = kind(f"{request.method} is not possible at {request.scope['path']}")
+        made = kind(f"{request.method} is not allowed at {request.scope['path']}")
     else:
         made = kind(str(error.detail))
     response = problem_response(request, made)
@@ -170,7 +170,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 
 def _methods_at(request: Request) -> list[str]:
-    """What is possible at the request's path; Starlette names the methods of one route only."""
+    """All methods of the request's path; Starlette names those of one route only."""
     routes = iter_route_contexts(request.app.routes)
     there = (route for route in routes if route.matches(request.scope)[0] is not Match.NONE)
     return sorted({method for route in there for method in route.methods or ()})
@@ -178,41 +178,39 @@ def _methods_at(request: Request) -> list[str]:
 
 async def _on_integrity_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, IntegrityError)
-    # Two requests passed the friendly check at once; the unique index let one of them through.
-    refused_by = str(error.orig)
-    if "uq_instances_project_id_name" in refused_by or "instances.project_id, instances.name" in refused_by:
-        return problem_response(request, errors.NameTaken("another request took this name just now"))
-    if "uq_projects_name" in refused_by or "projects.name" in refused_by:
-        return problem_response(request, errors.NameTaken("another request took this name just now"))
-    if "uq_users_email" in refused_by or "users.email" in refused_by:
-        message = "another user was given this e-mail just now"
+    # Two concurrent requests passed the check before the insert; the unique index rejected the second.
+    constraint = str(error.orig)
+    if "uq_instances_project_id_name" in constraint or "instances.project_id, instances.name" in constraint:
+        return problem_response(request, errors.NameTaken("another request just took this name"))
+    if "uq_projects_name" in constraint or "projects.name" in constraint:
+        return problem_response(request, errors.NameTaken("another request just took this name"))
+    if "uq_users_email" in constraint or "users.email" in constraint:
+        message = "another request just gave this e-mail to another user"
         return problem_response(request, errors.Conflict(message, code="email_taken"))
-    if "uq_nodes_name" in refused_by or "nodes.name" in refused_by:
-        message = "another machine joined under this name just now"
+    if "uq_nodes_name" in constraint or "nodes.name" in constraint:
+        message = "another machine just joined under this name"
         return problem_response(request, errors.Conflict(message, code="node_name_taken"))
-    log.warning("refused by a constraint: %s", error.orig)
-    message = "another request changed the same thing just now; try again"
+    log.warning("constraint violated: %s", error.orig)
+    message = "another request changed the same resource at the same time; try again"
     return problem_response(request, errors.Conflict(message))
 
 
-async def _on_database_away(request: Request, error: Exception) -> Response:
+async def _on_database_unavailable(request: Request, error: Exception) -> Response:
     if getattr(getattr(error, "orig", None), "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR:
-        return on_bug(
-            request, error
-        )  # a bad statement, which SQLite tells no better; trying again is no help
-    log.warning("the database does not answer: %s", error)
-    message = "the database does not answer just now; nothing was changed that was not acknowledged"
+        return on_bug(request, error)  # SQLite reports a bad statement as an operational error
+    log.warning("database unavailable: %s", error)
+    message = "cannot reach the database; changes that were not acknowledged were not made"
     return problem_response(request, errors.Unavailable(message, code="database_unavailable"))
 
 
 async def _on_data_error(request: Request, error: Exception) -> Response:
-    log.warning("refused by the database: %s", error)
+    log.warning("value rejected by the database: %s", error)
     return problem_response(request, errors.Invalid("a value is out of the range that can be stored"))
 
 
 def on_bug(request: Request, error: Exception) -> Response:
-    """The 500 for what nobody expected; the log has the cause."""
+    """The 500 for an unexpected exception, which is logged."""
     request_id = getattr(request.state, "request_id", "")
     log.error("unhandled error in request %s", request_id, exc_info=error)
-    message = "this is a bug in Mooring; its log has the cause under the request_id"
+    message = "this is a bug in Mooring; search its log for the request_id"
     return problem_response(request, MooringError(message))

@@ -1,8 +1,8 @@
-"""Turns of requests for what all projects share. A request that waits for its turn holds no thread.
+"""Queues of requests for resources that all projects share. A request that waits holds no thread.
 
-Turns: those that ask the scheduler, one at a time in this process, project by project. What the scheduler
-computes keeps the interpreter busy, so two at a time would be no faster, and all other requests slower.
-ProjectTurns: a few at a time of each project, of those that write for example: SQLite has one writer.
+SchedulerTurns: one request at a time in this process runs the scheduler, round-robin over projects. The
+scheduler keeps the interpreter busy: two at a time would be no faster, and slow down all other requests.
+ProjectTurns: a few requests of each project at a time, for example writes, since SQLite has one writer.
 """
 
 import asyncio
@@ -15,44 +15,41 @@ from typing import Final
 from mooring.core.access import Caller
 from mooring.core.errors import TooManyRequests
 
-# What one key may ask in a minute, all at once.
-WAITING_OF_PROJECT: Final = 64
-LONGEST_WAIT_S: Final = 30.0
-# After each turn its project rests for so many times as long, so that one project never has more than a third
-# of an interpreter, which all requests share.
-REST_FACTOR: Final = 2.0
+# A key can send about as many such requests in a minute; all of them may wait at once.
+MAX_WAITING_PER_PROJECT: Final = 64
+MAX_WAIT_S: Final = 30.0
+# After a turn its project pauses for this many times the turn's length, so that one project uses at most a
+# third of the interpreter, which all requests share.
+PAUSE_FACTOR: Final = 2.0
 
-# Of one project's writes: while one is written, the next is made ready.
-WRITES_AT_ONCE: Final = 2
+# Concurrent writes of one project: while one commits, the next is prepared.
+MAX_CONCURRENT_WRITES: Final = 2
 
 Clock = Callable[[], float]
 
 
 class ProjectTurns:
-    """So many at a time of each project, the others in the order in which they came.
+    """Limits each project to a number of concurrent turns; others wait in order. Event loop's thread only."""
 
-    For the event loop's thread only.
-    """
-
-    def __init__(self, at_once: int) -> None:
-        self._at_once = at_once
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self._turns: dict[str, asyncio.Semaphore] = {}
-        self._asking: Counter[str] = Counter()
+        self._requests: Counter[str] = Counter()
 
     def __len__(self) -> int:
-        """How many have or wait for a turn."""
-        return self._asking.total()
+        """The number of requests that have a turn or wait for one."""
+        return self._requests.total()
 
     @asynccontextmanager
     async def taken(self, caller: Caller) -> AsyncIterator[None]:
-        """Wait for a turn of the caller's project and hold it for the length of the block.
+        """Wait for a turn of the caller's project; it lasts as long as the block.
 
         Raises:
-            TooManyRequests: there was none within LONGEST_WAIT_S.
+            TooManyRequests: no turn was free within MAX_WAIT_S.
         """
         key = caller.project_id or caller.id
-        turns = self._turns.setdefault(key, asyncio.Semaphore(self._at_once))
-        self._asking[key] += 1
+        turns = self._turns.setdefault(key, asyncio.Semaphore(self._limit))
+        self._requests[key] += 1
         try:
             await self._acquire(turns)
             try:
@@ -60,42 +57,42 @@ class ProjectTurns:
             finally:
                 turns.release()
         finally:
-            self._asking[key] -= 1
-            if not self._asking[key]:
-                del self._asking[key], self._turns[key]
+            self._requests[key] -= 1
+            if not self._requests[key]:
+                del self._requests[key], self._turns[key]
 
     async def _acquire(self, turns: asyncio.Semaphore) -> None:
         try:
-            async with asyncio.timeout(LONGEST_WAIT_S):
+            async with asyncio.timeout(MAX_WAIT_S):
                 await turns.acquire()
         except TimeoutError:
             raise TooManyRequests(
-                "too many requests of your project go on at the same time; try again soon", retry_after_s=1
+                "your project has too many concurrent requests; try again soon", retry_after_s=1
             ) from None
 
 
-class Turns:
-    """Who asks the scheduler now, and who waits for it. For the event loop's thread only."""
+class SchedulerTurns:
+    """The request that runs the scheduler now, and those that wait. Event loop's thread only."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
-        self._taken = False
-        # By project, the one that had its turn longest ago first.
+        self._busy = False
+        # By project; the project whose last turn is longest ago is first.
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
-        self._rests_until: dict[str, float] = {}
+        self._paused_until: dict[str, float] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
-        """How many wait."""
+        """The number of waiting requests."""
         return sum(map(len, self._waiting.values()))
 
     @asynccontextmanager
     async def taken(self, caller: Caller) -> AsyncIterator[None]:
-        """Wait for a turn and hold it for the length of the block.
+        """Wait for a turn; it lasts as long as the block.
 
         Raises:
-            TooManyRequests: code `too_many_questions`: too many of the same project wait, or this one did for
-                too long.
+            TooManyRequests: code `too_many_questions`: too many requests of the project wait, or no turn was
+                free within MAX_WAIT_S.
         """
         key = caller.project_id or caller.id
         await self._turn(key)
@@ -103,60 +100,60 @@ class Turns:
         try:
             yield
         finally:
-            self._rest(key, began)
+            self._pause(key, began)
             self._end()
 
     async def _turn(self, key: str) -> None:
         waiting = self._waiting.setdefault(key, deque())
-        if len(waiting) >= WAITING_OF_PROJECT:
+        if len(waiting) >= MAX_WAITING_PER_PROJECT:
             raise _too_many()
-        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiting.append(mine)
-        self._grant()
-        has_it = False
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting.append(turn)
+        self._start_next()
+        has_turn = False
         try:
-            async with asyncio.timeout(LONGEST_WAIT_S):
-                await mine
-            has_it = True
+            async with asyncio.timeout(MAX_WAIT_S):
+                await turn
+            has_turn = True
         except TimeoutError:
             raise _too_many() from None
         finally:
-            if not has_it:
-                self._give_up(key, mine)
+            if not has_turn:
+                self._cancel(key, turn)
 
-    def _give_up(self, key: str, mine: asyncio.Future[None]) -> None:
-        """Its time was up, or its client is gone; it may have been given its turn in the same moment."""
-        if mine.done() and not mine.cancelled():
+    def _cancel(self, key: str, turn: asyncio.Future[None]) -> None:
+        """Stop waiting after a timeout or a disconnect, which may coincide with the start of the turn."""
+        if turn.done() and not turn.cancelled():
             self._end()
             return
         waiting = self._waiting.get(key, deque())
-        if mine not in waiting:
-            return  # `_grant` passed it over before it was here
-        waiting.remove(mine)
+        if turn not in waiting:
+            return  # `_start_next` has removed it already
+        waiting.remove(turn)
         if not waiting:
             del self._waiting[key]
 
-    def _rest(self, key: str, began: float) -> None:
+    def _pause(self, key: str, began: float) -> None:
         now = self._clock()
-        self._rests_until = {each: until for each, until in self._rests_until.items() if until > now}
-        self._rests_until[key] = now + REST_FACTOR * (now - began)
+        self._paused_until = {each: until for each, until in self._paused_until.items() if until > now}
+        self._paused_until[key] = now + PAUSE_FACTOR * (now - began)
 
     def _end(self) -> None:
-        self._taken = False
-        self._grant()
+        self._busy = False
+        self._start_next()
 
-    def _grant(self) -> None:
-        """Give the turn to the first of the next project that does not rest."""
-        while self._waiting and not self._taken:
+    def _start_next(self) -> None:
+        """Start the turn of the next project that does not pause."""
+        while self._waiting and not self._busy:
             now = self._clock()
-            key = next((each for each in self._waiting if self._rests_until.get(each, now) <= now), None)
+            key = next((each for each in self._waiting if self._paused_until.get(each, now) <= now), None)
             if key is None:
-                self._grant_later(min(self._rests_until[each] for each in self._waiting) - now)
+                self._start_next_later(min(self._paused_until[each] for each in self._waiting) - now)
                 return
             first = self._next_of(key)
-            # A request that is cancelled leaves the queue only when its own task runs again.
+            # A cancelled request stays in the queue until its task runs again.
             if not first.done():
-                self._taken = True
+                self._busy = True
                 first.set_result(None)
 
     def _next_of(self, key: str) -> asyncio.Future[None]:
@@ -167,16 +164,16 @@ class Turns:
             del self._waiting[key]
         return first
 
-    def _grant_later(self, seconds: float) -> None:
+    def _start_next_later(self, seconds: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._grant)
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._start_next)
 
 
 def _too_many() -> TooManyRequests:
     return TooManyRequests(
-        "too many requests of your project wait for an answer of the scheduler (explanations, dry runs, the "
-        "queue); try again soon",
+        "too many requests of your project wait for the scheduler (explanations, dry runs, the queue); "
+        "try again soon",
         code="too_many_questions",
         retry_after_s=1,
     )

@@ -65,7 +65,7 @@ async def list_events(
             _follow(context, live, after), media_type=sse.MEDIA_TYPE, headers=sse.HEADERS
         )
     waited = _wait_for_some(context, live, after, limit, wait_s, _pause_s(context, live))
-    items = [each.item for each in await waiting.while_heard(request, waited)]
+    items = [each.item for each in await waiting.while_connected(request, waited)]
     last = items[-1]["seq"] if items else after
     return responses.respond(responses.json_answer({"items": items, "next_cursor": None, "last_seq": last}))
 

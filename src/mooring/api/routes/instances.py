@@ -267,7 +267,7 @@ async def wait_for_instance(
 ) -> Response:
     """Answer when it reaches a state, or when it no longer can, or at the timeout."""
     waited = waiting.wait(context, live, instance_id, State(state), timeout_s)
-    return responses.respond(responses.json_answer(await waiting.while_heard(request, waited)))
+    return responses.respond(responses.json_answer(await waiting.while_connected(request, waited)))
 
 
 @router.get(

@@ -1,4 +1,4 @@
-"""Where a user who waits for bytes and the node that brings them meet, in this replica's memory."""
+"""In-memory channels that pass frames from a node's request to a user's."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
@@ -8,12 +8,12 @@ from mooring.schemas.agent_streams import StreamError, StreamFrame
 
 _BUFFERED_FRAMES = 256
 _ENDING = StreamFrame(
-    error=StreamError(code="server_ending", message="the control plane is being stopped; ask again soon")
+    error=StreamError(code="server_ending", message="the control plane is shutting down; try again soon")
 )
 
 
 class Channel:
-    """Frames of one stream, from the node's request to the user's. Bounded: a slow reader slows the node."""
+    """The frames of one stream. The buffer is bounded: a slow reader slows down the node."""
 
     def __init__(self, node_id: str) -> None:
         self.node_id = node_id
@@ -25,27 +25,27 @@ class Channel:
         return self._closed.is_set()
 
     def close(self) -> None:
-        """The reader is gone: whoever brings frames is told at its next one."""
+        """The reader is gone: the next `put` returns False."""
         self._closed.set()
 
     async def closed(self) -> None:
         await self._closed.wait()
 
     def break_off(self) -> None:
-        """The process is about to end: tell both sides, and wait for neither."""
+        """End both sides because the process shuts down, without waiting for them."""
         with suppress(asyncio.QueueFull):
             self._frames.put_nowait(_ENDING)
         self.close()
 
     def revoke(self, error: StreamError) -> None:
-        """The reader may read no more: not even what waits for them already."""
+        """The reader lost access: drop the buffered frames and end with this error."""
         while not self._frames.empty():
             self._frames.get_nowait()
         self._frames.put_nowait(StreamFrame(error=error))
         self.close()
 
     async def put(self, frame: StreamFrame | None) -> bool:
-        """Bring a frame, None for the end; whether anybody still reads."""
+        """Add a frame (None: the end), waiting for space. Returns whether the reader is still there."""
         if not (self.is_closed or self._frames.full()):
             self._frames.put_nowait(frame)
             return True
@@ -57,10 +57,10 @@ class Channel:
         return not self.is_closed
 
     async def frames(self, silence_s: float) -> AsyncGenerator[StreamFrame]:
-        """Frames until the end.
+        """Yield frames until the end.
 
         Raises:
-            TimeoutError: nothing came for so long, not even the node's sign of life.
+            TimeoutError: nothing arrived for `silence_s`, not even a keepalive of the node.
         """
         while True:
             async with asyncio.timeout(silence_s):
@@ -71,7 +71,7 @@ class Channel:
 
 
 class Channels:
-    """The open channels of this replica, by the id of their stream."""
+    """The open channels of this replica, by stream id."""
 
     def __init__(self) -> None:
         self._open: dict[str, Channel] = {}

@@ -1,7 +1,7 @@
-"""Pages of events, read once for all that ask for the same events.
+"""Pages of events, read once for all requests for the same events.
 
-An event wakes every stream and long poll of its project, and most of them have read the same events before.
-Their turns come one after the other, so that a thousand of them keep no other request waiting.
+An event wakes every stream and long poll of its project, and most of them need the same page. Those of one
+project read one after the other, so that a thousand of them do not delay other requests.
 """
 
 import asyncio
@@ -19,24 +19,24 @@ from mooring.db.session import Database
 from mooring.schemas.base import Json
 from mooring.schemas.events import Event
 
-# Followers that one event has woken have had their turn by then.
-_KEPT_S = 1.0
-# Where much happens, a page may lack what happened in this time: its readers come back for the rest.
+# Long enough for all readers that one event has woken.
+_CACHED_S = 1.0
+# Under load, a page may lack the events of the last 0.25 s: its readers come back for them.
 _FRESH_S = 0.25
 
-_Asked = tuple[frozenset[str] | None, int]  # the projects, and how many events
+_PageKey = tuple[frozenset[str] | None, int]  # projects, and the number of events
 
 
 @dataclass(slots=True)
 class PageEvent:
-    """An event of a page that many read."""
+    """An event of a shared page."""
 
     item: Json
     _frame: bytes | None = None
 
     @property
     def frame(self) -> bytes:
-        """As one of a stream; made once for all of them."""
+        """The event as a server-sent event, encoded once for all streams."""
         if self._frame is None:
             self._frame = sse.frame(self.item, self.item["seq"])
         return self._frame
@@ -44,13 +44,13 @@ class PageEvent:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A page that was read.
+    """A page that was read from the database.
 
     Attributes:
-        after: it has what came after the event of this number.
-        is_full: there may be more after it.
-        fired: the numbers of its topics when it began (`Signals.fired`): what happened later is not in it.
-        began: when that was, by the monotonic clock.
+        after: the page has the events after this sequence number.
+        is_full: more events may follow.
+        fired: the counts of its topics when the read began (`Signals.fired`); later events are not in it.
+        began: when the read began, by the monotonic clock.
     """
 
     after: int
@@ -60,10 +60,10 @@ class _Read:
     found: list[PageEvent]
 
     def since(self, after: int, fired: tuple[int, ...], listening_since: float) -> list[PageEvent] | None:
-        """What it has after this event, or None: a read that begins now may find more.
+        """The events of the page after this one, or None if a new read may find more.
 
-        Who gets nothing waits to be woken by what comes next. So nothing may have happened since it began, or
-        they have listened for as long and are woken by it.
+        A reader that gets no events waits for a notification. So either nothing may have happened since the
+        read began, or the reader has been subscribed since then and will be notified.
         """
         if after < self.after:
             return None
@@ -76,52 +76,52 @@ class _Read:
 
 
 class EventPages:
-    """For the event loop's thread only."""
+    """The pages read recently. For the event loop's thread only."""
 
     def __init__(self) -> None:
-        self._reads: dict[_Asked, _Read] = {}
-        self._turns = ProjectTurns(at_once=1)
+        self._reads: dict[_PageKey, _Read] = {}
+        self._turns = ProjectTurns(limit=1)
 
     async def page(
         self, database: Database, access: Access, after: int, limit: int, listening_since: float | None = None
     ) -> list[PageEvent]:
-        """As `events.page`; those who get nothing may wait for the topics if they subscribed to them before.
+        """As `events.page`. A caller that gets no events may wait for the topics if it subscribed before.
 
         Args:
-            listening_since: when they subscribed, by the monotonic clock, if this is not the first page of a
-                request: then it may be what another one has read.
+            listening_since: when the caller subscribed, by the monotonic clock; null for the first page of a
+                request, which is always read from the database.
 
         Raises:
             Gone: as `events.page`.
             TooManyRequests: as `ProjectTurns.taken`.
         """
         async with self._turns.taken(access.caller):
-            asked = (access.projects, limit)
+            page_key = (access.projects, limit)
             fired = database.signals.fired(*events.topics(access.projects))
-            shared = self._shared(asked, after, fired, listening_since)
+            shared = self._shared(page_key, after, fired, listening_since)
             if shared is not None:
                 return shared
             began = time.monotonic()
-            found = await run_in_threadpool(_page, database, asked, after)
-            read = self._reads[asked] = _Read(after, len(found) == limit, fired, began, found)
-            asyncio.get_running_loop().call_later(_KEPT_S, self._forget, asked, read)
+            found = await run_in_threadpool(_page, database, page_key, after)
+            read = self._reads[page_key] = _Read(after, len(found) == limit, fired, began, found)
+            asyncio.get_running_loop().call_later(_CACHED_S, self._forget, page_key, read)
             return found
 
     def _shared(
-        self, asked: _Asked, after: int, fired: tuple[int, ...], listening_since: float | None
+        self, page_key: _PageKey, after: int, fired: tuple[int, ...], listening_since: float | None
     ) -> list[PageEvent] | None:
-        read = self._reads.get(asked)
+        read = self._reads.get(page_key)
         if read is None or listening_since is None:
             return None
         return read.since(after, fired, listening_since)
 
-    def _forget(self, asked: _Asked, read: _Read) -> None:
-        if self._reads.get(asked) is read:
-            del self._reads[asked]
+    def _forget(self, page_key: _PageKey, read: _Read) -> None:
+        if self._reads.get(page_key) is read:
+            del self._reads[page_key]
 
 
-def _page(database: Database, asked: _Asked, after: int) -> list[PageEvent]:
-    projects, limit = asked
+def _page(database: Database, page_key: _PageKey, after: int) -> list[PageEvent]:
+    projects, limit = page_key
     with database.read() as session:
         found = events.page(session, after=after, limit=limit, projects=projects)
         return [PageEvent(show(Event, row)) for row in found]

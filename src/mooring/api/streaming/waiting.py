@@ -1,4 +1,4 @@
-"""Waiting for an instance to get somewhere, for as long as the client does, without holding a session."""
+"""Waits for an instance to reach a state, while its client is connected, without a database session."""
 
 import asyncio
 import time
@@ -17,25 +17,25 @@ from mooring.core.instance.state import ENDED, DesiredState, State
 from mooring.db.signals import Topic, Waiter
 from mooring.schemas.base import Json
 
-Heard = TypeVar("Heard")
+Result = TypeVar("Result")
 
-# Another replica's change comes as a notification; should one be lost, this is how late it is seen. A
-# thousand that wait, each with a look every second or two, would cost as much as all other requests.
-LOOK_AGAIN_S = 10.0
+# Changes by other replicas arrive as notifications; a lost one is noticed after this time. Polling every
+# second or two for a thousand waiting clients would cost as much as all other requests.
+POLL_INTERVAL_S = 10.0
 
-# Passing through counts: whoever waits for `starting` is not left waiting because it was quick.
+# A state that the instance has passed counts as reached: `starting` may be too short to be seen.
 _ORDER = [State.PENDING, State.SCHEDULED, State.STARTING, State.RUNNING]
 
 
 def reached(state: State, target: State) -> bool:
-    """Whether an instance in this state is where it was waited for."""
+    """Whether an instance in this state has reached the target."""
     if target in _ORDER[1:3] and state in _ORDER:
         return _ORDER.index(state) >= _ORDER.index(target)
     return state is target
 
 
 def out_of_reach(state: State, desired: DesiredState, target: State) -> bool:
-    """Whether only another verb of a user could still bring it there; a delete can always follow."""
+    """Whether the target needs another operation of a user first; `deleted` always stays in reach."""
     if reached(state, target) or state is State.DELETED:
         return not reached(state, target)
     if target is State.DELETED:
@@ -47,11 +47,11 @@ def out_of_reach(state: State, desired: DesiredState, target: State) -> bool:
     return desired is DesiredState.DELETED and target is not State.STOPPING
 
 
-async def while_heard(request: Request, waiting: Awaitable[Heard]) -> Heard:
-    """Wait for it as long as the client does.
+async def while_connected(request: Request, waiting: Awaitable[Result]) -> Result:
+    """Wait for a result while the client is connected.
 
     Raises:
-        ClientDisconnect: the client is gone; a poll that nobody hears would keep its place for a minute.
+        ClientDisconnect: the client is gone; its poll must not occupy a place for another minute.
     """
     waited, gone = asyncio.ensure_future(waiting), asyncio.ensure_future(_disconnected(request))
     try:
@@ -70,15 +70,15 @@ async def _disconnected(request: Request) -> None:
 
 
 async def until_woken(live: LiveAccess, access: Access, waiter: Waiter, within_s: float) -> Access:
-    """Wait to be woken, for LOOK_AGAIN_S or `within_s` at most, or until the caller sees other projects.
+    """Wait for a notification, POLL_INTERVAL_S, `within_s`, or a change of the projects that the caller sees.
 
     Returns:
-        The access as it is now; it is asked for every RENEWED_S.
+        The current access, renewed every RENEWED_S.
 
     Raises:
-        Unauthorized, Forbidden: the caller lost their access meanwhile.
+        Unauthorized, Forbidden: the caller lost access meanwhile.
     """
-    until = time.monotonic() + min(within_s, LOOK_AGAIN_S)
+    until = time.monotonic() + min(within_s, POLL_INTERVAL_S)
     while True:
         left = until - time.monotonic()
         woken = await waiter.wait(max(0.0, min(left, RENEWED_S)))
@@ -88,11 +88,11 @@ async def until_woken(live: LiveAccess, access: Access, waiter: Waiter, within_s
 
 
 async def wait(context: Context, live: LiveAccess, instance_id: str, target: State, timeout_s: float) -> Json:
-    """`{"reached", "instance"}` as soon as it is decided, or at the timeout.
+    """Return `{"reached", "instance"}` once the target is reached or out of reach, or at the timeout.
 
     Raises:
-        NotFound, Forbidden: as `instances.get`, also when the access is lost meanwhile.
-        Unauthorized: the credentials were taken back meanwhile.
+        NotFound, Forbidden: as `instances.get`, also if the access is lost meanwhile.
+        Unauthorized: the credential was revoked meanwhile.
     """
     deadline = time.monotonic() + timeout_s
     access = live.access
@@ -112,6 +112,6 @@ async def wait(context: Context, live: LiveAccess, instance_id: str, target: Sta
 
 def _read(context: Context, access: Access, instance_id: str, known: bool) -> Json:
     with context.database.read() as session:
-        # Once it was seen, its deletion is an answer and not a 404.
+        # Once the instance was found, its deletion is an answer and not a 404.
         row = instances.get(session, access, instance_id, even_deleted=known)
         return instance_views.instance(session, row, context.scheduler_cache.positions)

@@ -161,7 +161,7 @@ def test_a_missing_image_ends_in_a_reason(admin: Client, world: World, registry:
 
 
 def freeze_in_mid_pull(registry: Registry, image: str) -> None:
-    """The registry falls silent once it has told which layers there are, and has sent the first bytes."""
+    """The registry stops responding after the manifest and the first bytes of a layer."""
     name = image.removeprefix(f"{registry.name}/").split(":")[0]
     wait_until(lambda: f'"GET /v2/{name}/blobs/' in registry.daemon.log.read_text(), 20, 0.001)
     registry.freeze()
