@@ -232,7 +232,7 @@ class Snapshot:
     now: float = 0.0
     policy: Policy = Policy()
     potential: Potential | None = None  # prices wasted GPUs; null: no demand was learnt yet
-    promised: frozenset[str] = frozenset()  # instances with a slot in the previous plan; they keep it
+    promised: frozenset[str] = frozenset()  # of the previous plan; they keep their place
 
     @property
     def at(self) -> PlanTime:

@@ -90,7 +90,7 @@ TABLE: dict[str, dict[str, str | None]] = {
 
 @pytest.mark.parametrize("verb", ["stop", "start", "restart", "delete"])
 @pytest.mark.parametrize("state", list(TABLE))
-def test_each_verb_in_each_state(corner: Corner, state: str, verb: str) -> None:
+def test_each_operation_in_each_state(corner: Corner, state: str, verb: str) -> None:
     instance_id = INTO[state](corner)
     before = corner.client.instance(instance_id)
     assert before["state"] == state
@@ -123,7 +123,7 @@ def _leaves_no_gpu_behind(corner: Corner, shown: dict[str, Any]) -> None:
     assert held.count(shown["id"]) == (2 if holds else 0)
 
 
-def test_a_second_stop_while_stopping_is_no_error_and_of_a_stopped_one_is(corner: Corner) -> None:
+def test_repeating_a_stop_is_an_error_only_once_the_instance_has_stopped(corner: Corner) -> None:
     assignment = corner.running()
     stop = f"/v1/instances/{assignment.instance_id}/stop"
     first = corner.client.post(stop, json={"timeout_s": 3})
@@ -169,7 +169,7 @@ def test_a_restart_is_a_new_attempt_on_the_same_gpus_and_the_old_container_goes_
     assert corner.client.instance(old.instance_id)["state"] == "running"
 
 
-def test_a_started_one_is_placed_anew_and_its_old_container_is_removed(corner: Corner) -> None:
+def test_a_started_instance_is_placed_again_and_its_old_container_removed(corner: Corner) -> None:
     old = corner.running(gpus={"count": 8})
     ended = seen(old, "exited", exit_code=1, reason={"code": "exited_nonzero", "message": "exit 1"})
     corner.sync(ended)
@@ -199,7 +199,7 @@ def test_deleting_twice_while_it_stops_and_after_it_has_gone(corner: Corner) -> 
     problem(corner.client.get(path), 404, "not_found")
 
 
-def test_a_deleted_unreachable_one_goes_when_its_node_is_back_and_says_it_is_gone(corner: Corner) -> None:
+def test_a_deleted_unreachable_instance_is_gone_once_its_node_confirms_it(corner: Corner) -> None:
     assignment = corner.running(gpus={"count": 8})
     with corner.service.plane.database.write() as session:
         nodes.mark_unreachable(session, corner.node.id)
@@ -215,7 +215,7 @@ def test_a_deleted_unreachable_one_goes_when_its_node_is_back_and_says_it_is_gon
     problem(corner.client.get(path), 404, "not_found")
 
 
-def test_a_stop_before_the_node_has_heard_of_the_instance_does_not_hang(corner: Corner) -> None:
+def test_a_stop_before_the_node_knows_the_instance_does_not_hang(corner: Corner) -> None:
     made = corner.create(gpus={"count": 1})
     corner.client.wait(made["id"], "scheduled")
     corner.client.post(f"/v1/instances/{made['id']}/stop")
@@ -225,7 +225,7 @@ def test_a_stop_before_the_node_has_heard_of_the_instance_does_not_hang(corner: 
     assert corner.client.instance(made["id"])["state"] == "stopped"
 
 
-def test_a_delete_of_an_ended_one_has_its_container_removed(corner: Corner) -> None:
+def test_deleting_an_ended_instance_removes_its_container(corner: Corner) -> None:
     assignment = corner.running()
     ended = seen(assignment, "exited", exit_code=0)
     corner.sync(ended)
@@ -234,12 +234,12 @@ def test_a_delete_of_an_ended_one_has_its_container_removed(corner: Corner) -> N
 
 
 @pytest.mark.parametrize("verb", ["stop", "start", "restart"])
-def test_verbs_on_what_is_not_there(shared: Client, verb: str) -> None:
+def test_operations_on_a_missing_instance(shared: Client, verb: str) -> None:
     for name in ("ins_01hzzzzzzzzzzzzzzzzzzzzzzz", "nonsense", "%F0%9F%98%80"):
         problem(shared.post(f"/v1/instances/{name}/{verb}"), 404, "not_found")
         problem(shared.delete(f"/v1/instances/{name}"), 404, "not_found")
 
 
 @pytest.mark.parametrize("body", [{"timeout_s": -1}, {"timeout_s": 3601}, {"timeout_s": "1"}, {"x": 1}])
-def test_a_stop_with_a_bad_timeout_is_refused(shared: Client, body: dict[str, Any]) -> None:
+def test_a_stop_with_an_invalid_timeout_is_rejected(shared: Client, body: dict[str, Any]) -> None:
     problem(shared.post("/v1/instances/whatever/stop", json=body), 422, "validation_failed")

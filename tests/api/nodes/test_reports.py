@@ -31,7 +31,7 @@ def quick(database_url: str, tmp_path: Path) -> Iterator[RunningService]:
         yield made
 
 
-def test_a_silent_node_takes_its_instances_along_and_brings_them_back(quick: RunningService) -> None:
+def test_instances_of_a_silent_node_are_unreachable_until_it_reports_again(quick: RunningService) -> None:
     with quick.client as client:
         node = WireNode(client, "gpu-1")
         node.sync()
@@ -68,7 +68,7 @@ def _fall_silent(corner: Corner) -> None:
         nodes.mark_unreachable(session, corner.node.id)
 
 
-def test_one_that_ended_while_its_node_was_silent(corner: Corner) -> None:
+def test_an_instance_that_ended_while_its_node_was_silent(corner: Corner) -> None:
     assignment = corner.running(gpus={"count": 8})
     _fall_silent(corner)
     corner.sync(instances=None)  # the node is back, and Docker on it does not answer
@@ -79,7 +79,7 @@ def test_one_that_ended_while_its_node_was_silent(corner: Corner) -> None:
     assert _held(corner) == 0
 
 
-def test_one_that_is_gone_when_its_node_is_back_is_lost(corner: Corner) -> None:
+def test_an_instance_whose_container_is_gone_when_its_node_is_back_is_lost(corner: Corner) -> None:
     assignment = corner.running(gpus={"count": 8})
     _fall_silent(corner)
     corner.sync()
@@ -87,7 +87,7 @@ def test_one_that_is_gone_when_its_node_is_back_is_lost(corner: Corner) -> None:
     assert _held(corner) == 0
 
 
-def test_one_that_never_began_is_begun_when_its_node_is_back(corner: Corner) -> None:
+def test_an_instance_that_never_started_is_started_when_its_node_is_back(corner: Corner) -> None:
     assignment = corner.placed(gpus={"count": 1})
     _fall_silent(corner)
     assert _shown(corner, assignment.instance_id) == ("unreachable", "node_unreachable")
@@ -116,14 +116,14 @@ def test_a_container_that_vanishes_has_failed(corner: Corner) -> None:
     assert _shown(corner, assignment.instance_id) == ("failed", "container_lost")
 
 
-def test_one_that_the_node_has_not_got_to_yet_is_not_lost(corner: Corner) -> None:
+def test_an_instance_that_the_node_has_not_created_yet_is_not_lost(corner: Corner) -> None:
     assignment = corner.placed()
     corner.sync()
     corner.sync()
     assert _shown(corner, assignment.instance_id) == ("scheduled", None)
 
 
-def test_a_report_from_before_the_node_heard_of_an_attempt_says_nothing_about_it(corner: Corner) -> None:
+def test_a_report_older_than_an_attempt_does_not_change_it(corner: Corner) -> None:
     first = corner.running()
     heard = corner.node.generation
     corner.client.post(f"/v1/instances/{first.instance_id}/restart")
@@ -137,7 +137,7 @@ def test_a_report_from_before_the_node_heard_of_an_attempt_says_nothing_about_it
     assert _shown(corner, second.instance_id) == ("running", None)
 
 
-def test_a_report_that_comes_late_is_answered_and_not_applied(corner: Corner) -> None:
+def test_a_late_report_is_answered_but_not_applied(corner: Corner) -> None:
     assignment = corner.running()
     corner.node.seq -= 2
     answer = corner.node.post_sync(gpus=[], specs=None, problem={"code": "old", "message": "news"})
@@ -162,7 +162,7 @@ def test_a_report_of_an_attempt_above_the_one_on_record_is_an_orphan_and_never_r
     assert [gone.attempt for gone in corner.sync(newer, seen(assignment, "running")).removals] == [1]
 
 
-def test_what_nobody_here_knows_is_listed_and_left_alone(corner: Corner) -> None:
+def test_unknown_containers_are_listed_and_not_removed(corner: Corner) -> None:
     stranger = ObservedInstance.model_validate(
         {"instance_id": "ins_unknown", "attempt": 1, "phase": "running", "container_id": "c0ffee"}
     )
@@ -180,7 +180,7 @@ def test_what_nobody_here_knows_is_listed_and_left_alone(corner: Corner) -> None
     assert corner.client.get(f"/v1/nodes/{corner.node.id}").json()["orphans"] == []
 
 
-def test_a_node_does_not_speak_for_another_nodes_instances(corner: Corner, shared: Client) -> None:
+def test_a_node_cannot_report_instances_of_another_node(corner: Corner, shared: Client) -> None:
     assignment = corner.running(gpus={"count": 1})
     thief = WireNode(shared, f"thief-{corner.node.name}")
     thief.facts = thief.facts.model_copy(update={"labels": {}})
@@ -208,7 +208,7 @@ def test_a_node_does_not_speak_for_another_nodes_instances(corner: Corner, share
         ({"started_at": ""}, False),
     ],
 )
-def test_a_nodes_clock_is_believed_only_where_it_can_be_right(
+def test_times_of_a_node_are_used_only_within_plausible_bounds(
     corner: Corner, told: dict[str, str], kept: bool
 ) -> None:
     assignment = corner.placed()

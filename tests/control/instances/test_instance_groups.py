@@ -44,7 +44,7 @@ def test_the_name_of_a_group_is_free_as_soon_as_it_answers_404(client: Client, d
     assert client.get(f"{GROUPS}/{group['id']}").status_code == 404
 
 
-def test_a_group_waits_for_members_that_give_way_on_a_silent_node(
+def test_a_group_waits_for_preempted_members_on_an_unreachable_node(
     client: Client, database: Database, node: WireNode
 ) -> None:
     group = _made(client, template={**TEMPLATE, "gpus": {"count": 9}})
@@ -58,7 +58,7 @@ def test_a_group_waits_for_members_that_give_way_on_a_silent_node(
         session.rollback()
 
 
-def test_a_group_is_started_again_with_no_more_than_its_project_may_ask_for_now(client: Client) -> None:
+def test_starting_a_group_again_checks_the_current_rules_of_its_project(client: Client) -> None:
     project = client.post("/v1/projects", json={"name": "modest"}).json()["id"]
     key = make_key(client, project_id=project, role="member")["key"]
     with Client(str(client.base_url), key=key) as member:

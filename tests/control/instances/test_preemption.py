@@ -42,7 +42,9 @@ def _evicted(
         return preemption.evict(session, evictions, min_run_s, going)
 
 
-def test_what_still_holds_is_done(client: Client, database: Database, node: WireNode, waiting: str) -> None:
+def test_a_valid_eviction_is_applied(
+    client: Client, database: Database, node: WireNode, waiting: str
+) -> None:
     victims = [_placed(client) for _ in range(2)]
     plan = [Eviction(victim, node.id, waiting, "priority") for victim in victims]
     assert _evicted(database, *plan) == victims
@@ -50,7 +52,7 @@ def test_what_still_holds_is_done(client: Client, database: Database, node: Wire
     assert _evicted(database, *plan, going=victims) == []  # they are on their way
 
 
-def test_two_replicas_do_not_both_make_room(
+def test_two_replicas_do_not_both_preempt(
     client: Client, database: Database, node: WireNode, waiting: str
 ) -> None:
     first, second = (_placed(client) for _ in range(2))
@@ -71,7 +73,7 @@ def test_two_replicas_do_not_both_make_room(
         ({"preemptible": False}, {"because": "reclaim"}, 0),  # nothing is guaranteed to anybody
     ],
 )
-def test_what_does_not_hold_any_more_is_not(
+def test_an_outdated_eviction_is_not_applied(
     client: Client,
     database: Database,
     node: WireNode,
@@ -86,7 +88,7 @@ def test_what_does_not_hold_any_more_is_not(
     assert client.instance(placed)["state"] == "scheduled"
 
 
-def test_all_that_must_go_for_one_or_none(
+def test_all_victims_of_an_instance_are_stopped_or_none(
     client: Client, database: Database, node: WireNode, waiting: str
 ) -> None:
     plan = [
@@ -96,7 +98,7 @@ def test_all_that_must_go_for_one_or_none(
     assert _evicted(database, *plan) == []
 
 
-def test_all_of_a_group_count_against_what_its_project_owns(
+def test_all_members_of_a_group_count_against_the_guarantee(
     client: Client, database: Database, node: WireNode
 ) -> None:
     """It holds four and owns two: a group of two may be taken back, and then nothing more."""
@@ -116,7 +118,7 @@ def test_all_of_a_group_count_against_what_its_project_owns(
     assert sorted(_evicted(database, of_group)) == sorted(members)
 
 
-def test_nothing_goes_for_one_that_does_not_wait_any_more(
+def test_nothing_is_preempted_for_an_instance_that_is_no_longer_pending(
     client: Client, database: Database, node: WireNode, waiting: str
 ) -> None:
     victim = _placed(client)

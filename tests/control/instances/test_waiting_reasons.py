@@ -14,7 +14,9 @@ from tests.testbed.waiting import wait_until
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_who_is_told_is_locked_in_the_order_of_all_others(service: RunningService, client: Client) -> None:
+def test_instances_with_new_reasons_are_locked_in_the_usual_order(
+    service: RunningService, client: Client
+) -> None:
     database = service.plane.database
     first, second = (client.create(gpus={"count": 1})["id"] for _ in range(2))
     for each in (first, second):

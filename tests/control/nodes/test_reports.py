@@ -32,7 +32,7 @@ def _of_requests(engine: Engine) -> Iterator[list[str]]:
         event.remove(engine, "before_cursor_execute", note)
 
 
-def test_a_report_of_nothing_new_is_cheap(service: RunningService, client: Client, node: WireNode) -> None:
+def test_an_unchanged_report_is_cheap(service: RunningService, client: Client, node: WireNode) -> None:
     made = [client.create(gpus={"count": 2}, cpus=1, memory_mib=64) for _ in range(3)]
     for each in made:
         client.wait(each["id"], "scheduled")
@@ -77,7 +77,7 @@ class _InParts:
             )
 
 
-def test_a_report_of_many_changes_is_answered_when_all_are_taken_in(client: Client, node: WireNode) -> None:
+def test_a_report_of_many_changes_is_answered_once_all_are_applied(client: Client, node: WireNode) -> None:
     node.sync(*(seen(each, "running") for each in _scheduled(client, node)))
     assert _states(client) == {"running": MANY}
 
@@ -94,7 +94,7 @@ def test_other_writers_wait_for_a_few_changes_at_a_time(
     assert _states(client) == {"running": MANY}
 
 
-def test_the_rest_of_a_report_counts_for_nothing_after_a_newer_one(
+def test_the_rest_of_a_report_is_dropped_after_a_newer_one(
     service: RunningService, client: Client, node: WireNode
 ) -> None:
     assignments = _scheduled(client, node)
