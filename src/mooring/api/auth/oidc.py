@@ -28,7 +28,7 @@ _REASONS: Final[Mapping[type[jwt.PyJWTError], str]] = {
     jwt.ImmatureSignatureError: "it is not valid yet",
     jwt.InvalidAudienceError: "it is for another service",
     jwt.InvalidIssuerError: "it is from another issuer",
-    jwt.MissingRequiredClaimError: "it lacks one of the claims iss, aud, sub and exp",
+    jwt.MissingRequiredClaimError: "it lacks a claim of iss, aud, sub and exp",
 }
 
 
@@ -68,7 +68,7 @@ class SignOn:
             raise _invalid(_REASONS[jwt.ExpiredSignatureError])
         if "cnf" in claims or "events" in claims:
             # Bound to a key whose possession the client must prove, or a message about a session.
-            raise _invalid("it is not a bearer token")
+            raise _invalid("it is no bearer token")
         subject = claims["sub"]
         if not 0 < len(subject) <= _MAX_SUBJECT or not subject.isprintable():
             raise _invalid("its subject cannot be stored")
@@ -97,12 +97,12 @@ def _header(token: str) -> Mapping[str, Any]:
     try:
         header = jwt.get_unverified_header(token)
     except jwt.PyJWTError:
-        raise _invalid("it cannot be decoded") from None
+        raise _invalid("it cannot be read") from None
     algorithm, kind = header.get("alg"), header.get("typ", "JWT")
     if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
         raise _invalid("it is not signed with an accepted algorithm")
     if not isinstance(kind, str) or kind.lower() not in _TYPES:
-        raise _invalid("it is not an access token")
+        raise _invalid("it is no access token")
     return header
 
 
