@@ -1,7 +1,7 @@
-"""What an engine's failures mean: it is away, so everything is unknown, or it refused and said why.
+"""Maps failures of the engine to two errors: it is unreachable (outcome unknown), or it returned an error.
 
-Docker's own library lets four families of exceptions through (docker, requests, urllib3, http.client), and
-which one depends on the moment the daemon dies; `engine_call` makes two of them.
+Docker's library raises four families of exceptions (docker, requests, urllib3, http.client), depending on
+when the daemon dies. `engine_call` converts them. `start_failure` and `pull_failure` explain them to users.
 """
 
 import re
@@ -16,8 +16,8 @@ from urllib3.exceptions import HTTPError
 from mooring.agent.runtime import RuntimeUnavailable
 from mooring.core.instance.state import Reason
 
-# A daemon on its way down, or one that has lost containerd, answers 500 with Go's words for it. Such an
-# answer says nothing about the container.
+# A daemon that shuts down or has lost containerd answers 500 with one of these Go errors. Such an answer
+# says nothing about the container.
 _GOING_AWAY = re.compile(
     r"context (canceled|deadline exceeded)|transport is closing|client connection is closing"
     r"|code = Unavailable|containerd\.sock|shutting down|error reading from server: EOF",
@@ -27,7 +27,7 @@ MAX_MESSAGE = 500
 
 
 class EngineRefused(RuntimeUnavailable):
-    """The engine's own "no". Who cannot make sense of it treats it as unknown, like its parent."""
+    """The engine returned an error. Callers that cannot interpret it treat the outcome as unknown."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"the container engine refused ({status}): {message}")
@@ -37,11 +37,11 @@ class EngineRefused(RuntimeUnavailable):
 
 @contextmanager
 def engine_call(what: str) -> Iterator[None]:
-    """Turn whatever Docker's library raises into one of two errors.
+    """Convert any exception of Docker's library into one of two errors.
 
     Raises:
         EngineRefused: the engine answered with an error.
-        RuntimeUnavailable: it did not answer, or not to the end; whether it obeyed is unknown.
+        RuntimeUnavailable: the answer is missing or incomplete; whether the call took effect is unknown.
     """
     try:
         yield
@@ -56,7 +56,7 @@ def engine_call(what: str) -> Iterator[None]:
         ) from error
 
 
-# First match wins. `{what}` is what the engine quoted, `{command}` what was to run.
+# First match wins. `{what}` is what the engine quoted, `{command}` the program to run.
 _START_FAILURES = [
     (
         r"could not select device driver|unresolvable CDI device|CDI device injection failed",
@@ -140,7 +140,7 @@ _START_FAILURES = [
 
 
 def start_failure(engine_message: str, command: list[str]) -> Reason:
-    """What a user is told when the engine would not create or start the container."""
+    """Return the reason shown to users when the engine could not create or start the container."""
     for pattern, code, message in _START_FAILURES:
         if match := re.search(pattern, engine_message, re.IGNORECASE | re.DOTALL):
             named = match.groupdict()
@@ -151,10 +151,10 @@ def start_failure(engine_message: str, command: list[str]) -> Reason:
 
 
 def pull_failure(engine_message: str, image: str, status: int = 0, *, credentials: bool = False) -> Reason:
-    """What a user is told when an image could not be pulled.
+    """Return the reason shown to users when an image could not be pulled.
 
     Args:
-        credentials: whether the project's own were shown to the registry.
+        credentials: whether the project's credentials were sent to the registry.
     """
     if re.search(r"pull access denied|may require 'docker login'", engine_message):
         whose = "the project's credentials do not give" if credentials else "the node has no"
@@ -175,8 +175,8 @@ def pull_failure(engine_message: str, image: str, status: int = 0, *, credential
         return Reason(code="image_not_found", message=f"{image} does not exist; check its name and tag")
     if "no space left on device" in engine_message:
         return Reason(code="node_disk_full", message=f"the node's disk is too full to pull {image}")
-    # What a registry, or whatever it has sent the engine to, answers is in the agent's log only: quoted, it
-    # would make the engine a way to read from the node's network.
+    # The registry's answer goes to the agent's log only. A registry can redirect the engine, so quoting the
+    # answer would let users read from the node's network.
     why = (
         "its registry limits how often the node may pull; try again later"
         if "toomanyrequests" in engine_message
@@ -186,7 +186,7 @@ def pull_failure(engine_message: str, image: str, status: int = 0, *, credential
 
 
 def is_denial(engine_message: str, status: int) -> bool:
-    """Whether the registry answered, and would not."""
+    """Return whether the registry answered and denied access."""
     said_no = re.search(
         r"unauthorized|denied|forbidden|basic auth|authentication required", engine_message, re.I
     )
@@ -194,6 +194,6 @@ def is_denial(engine_message: str, status: int) -> bool:
 
 
 def _brief(text: str) -> str:
-    # Where the node keeps its containers is nobody's business.
+    # Do not reveal where the node stores its containers.
     line = re.sub(r"/\S*/overlay2/\w+/merged", "", " ".join(text.split()))
     return line if len(line) <= MAX_MESSAGE else line[: MAX_MESSAGE - 1] + "…"

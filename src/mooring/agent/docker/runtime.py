@@ -2,8 +2,8 @@
 
     start:  image there? (pull) -> create by name (or adopt) -> start -> inspect and verify (R5)
 
-In the good case that is four requests. Every failed start removes what it made, and every answer that
-does not come leaves everything unknown: the next call finds what there is by the container's name.
+A successful start takes four requests. A failed start removes the container that it created. If the engine
+does not answer, the outcome is unknown, and the next call finds the container by its name.
 """
 
 import json
@@ -65,8 +65,8 @@ from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamFrame
 
 _INFO_EVERY_S = 60.0  # `docker info` runs two programs; what we read from it changes with a daemon restart
 _PORT_TRIES = 3
-# Ends only: of what begins here the agent knows from its own calls, and a look in the middle of a start would
-# make dockerd work on both at once. What others begin is found at the next resync.
+# Only the ends of containers: the agent knows of starts from its own calls, and listing containers during a
+# start would add load to dockerd. The next resync finds containers that others started.
 _EVENTS = '{"type":["container"],"label":["mooring.instance"],"event":["die","destroy"]}'
 
 Begin = Callable[[], object]
@@ -80,16 +80,16 @@ class DockerRuntime:
     Args:
         control_plane_id: may be set later, once the node has joined; until then no container is ours.
         address: the host of published ports, as users reach it.
-        minor_of: UUID -> minor number of a card, as far as NVML tells.
-        preflight: why nothing may be started here, in spite of an engine that answers (R1, R8).
-        isolate: keeps containers from what they must not reach, or says why it cannot (R10).
-        private_images, pulled_images: what is remembered of them on disk; nothing by default.
+        minor_of: UUID -> minor number of a GPU, if NVML reports it.
+        preflight: why nothing may start on this node although the engine answers (R1, R8).
+        isolate: blocks containers from forbidden networks, or returns why it cannot (R10).
+        private_images, pulled_images: their records on disk; none by default.
         pull_timeouts: how long a pull may take.
-        records: what is remembered of containers on disk; by default until this process ends.
-        parent_of: UUID of a MIG device -> that of its GPU, as far as NVML tells.
-        container_runtime: the name that the engine knows it by (R14).
-        mps: the daemon that holds shares of cards to their limits, where it runs.
-        disk: how much disk images and containers may take; the defaults if null.
+        records: the containers' records on disk; by default in memory only.
+        parent_of: UUID of a MIG device -> that of its GPU, if NVML reports it.
+        container_runtime: its name in the engine's configuration (R14).
+        mps: the daemon that enforces the limits of GPU shares, where it runs.
+        disk: how much disk images and containers may use; the defaults if None.
     """
 
     def __init__(
@@ -130,9 +130,9 @@ class DockerRuntime:
         self._info: tuple[float, Document] | None = None
 
     def facts(self) -> RuntimeFacts:
-        """What the engine says about its machine; if it is away, that is a fact too, and no error.
+        """Return what the engine reports about its machine. An unreachable engine is a fact, not an error.
 
-        Asked every few seconds, so this is also where networks nobody needs go, and lost rules come back.
+        Called every few seconds, so it also removes unused networks and restores lost firewall rules.
         """
         try:
             self._engine.ping()
@@ -160,7 +160,7 @@ class DockerRuntime:
         )
 
     def info(self) -> Document:
-        """The engine's `docker info`, a minute old at most.
+        """Return the engine's `docker info`, at most a minute old.
 
         Raises:
             RuntimeUnavailable: the engine does not answer.
@@ -171,7 +171,7 @@ class DockerRuntime:
             return self._info[1]
 
     def gpu_users(self, gpu_uuid: str) -> list[GpuUser]:
-        """Who runs on this GPU or MIG device: for GPUs that only pretend to be busy."""
+        """Return the containers on this GPU or MIG device, from which simulated GPUs compute their load."""
         return [gpu_user(container) for container in self._observer.on(gpu_uuid)]
 
     def containers(self) -> tuple[list[Container], list[Orphan]]:
@@ -195,7 +195,7 @@ class DockerRuntime:
         return partial(self._start_from, image, assignment, progress, cancelled)
 
     def _require(self, assignment: Assignment) -> None:
-        """Raises StartRefused or StartDelayed for what needs no look at the image."""
+        """Raises StartRefused or StartDelayed; checks only what does not depend on the image."""
         secret_values(assignment)
         self._require_mps(devices_of(assignment))
 
@@ -216,7 +216,7 @@ class DockerRuntime:
             self._remove_by_force(container_id)
             return None
         if status not in {"created", "running"}:
-            # It ran, and ended, before anybody heard of it.
+            # It ran and ended before the agent saw it.
             return self._observer.read(container_id, self.control_plane_id)
         begin = partial(self._start, container_id, SecretRedactor.of(assignment))
         if assignment.group and assignment.group.network == "overlay":
@@ -226,7 +226,7 @@ class DockerRuntime:
         try:
             return self._run(container_id, uuids, command, begin if status == "created" else None)
         except StartDelayed:
-            self._remove_by_force(container_id)  # the next try makes it anew, as it is asked for then
+            self._remove_by_force(container_id)  # the next try creates it from the assignment of that time
             if cancelled():
                 return None
             raise
@@ -235,7 +235,7 @@ class DockerRuntime:
         """Start an exited container again.
 
         Raises:
-            StartRefused: it did not start, or got other devices; nothing is left of it.
+            StartRefused: it did not start, or got the wrong devices; the container was removed.
         """
         try:
             inspected = self._engine.container(container.container_id)
@@ -275,10 +275,10 @@ class DockerRuntime:
         return exec_frames(self._engine, container_id, request)
 
     def changes(self) -> Iterator[None]:
-        """Yields at every end and removal of a container with our labels, until `close`.
+        """Yield when a container with our labels ends or is removed, until `close`.
 
         Raises:
-            RuntimeUnavailable: the engine went away. (A frozen one is not noticed: this is only a hint.)
+            RuntimeUnavailable: the connection was lost. (It does not detect a frozen engine.)
         """
         stream = self._engine.stream("GET", "/events", params={"filters": _EVENTS}, headers_in_s=10)
         rest = b""
@@ -302,7 +302,7 @@ class DockerRuntime:
         return self.disk.abilities(self.info(), simulated_gpus=self._simulated_gpus, mps=self._mps)
 
     def _require_mps(self, holder: HasDevices) -> None:
-        """Raises StartDelayed: without its daemon, programs would run without their limits."""
+        """Raises StartDelayed if the MPS daemon does not run: without it, programs would have no limits."""
         if not self._simulated_gpus:
             self._mps.require(holder.gpu_uuids, holder.share)
 
@@ -313,7 +313,7 @@ class DockerRuntime:
         command: list[str],
         begin: Begin | None,
     ) -> Container:
-        """Start it, unless it runs already, and see that it runs what and with what it should."""
+        """Start the container unless it runs already, and verify its program and devices."""
         self._observer.forget(container_id)
         try:
             if begin is not None:
