@@ -205,6 +205,13 @@ def test_every_json_body_has_examples_that_validate(document: dict[str, Any]) ->
             Draft202012Validator(schema).validate(example)
 
 
+def test_every_example_of_a_schema_validates(document: dict[str, Any]) -> None:
+    for name, schema in document["components"]["schemas"].items():
+        checked = Draft202012Validator(_schema(document, {"schema": schema}))
+        for example in schema.get("examples", ()):
+            assert not [error.message for error in checked.iter_errors(example)], name
+
+
 def test_examples_are_taken_by_the_service_itself(client: Client, document: dict[str, Any]) -> None:
     with Client(str(client.base_url)) as admin:
         for example in document["components"]["schemas"]["InstanceCreate"]["examples"]:

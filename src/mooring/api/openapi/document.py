@@ -4,12 +4,13 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from mooring.api.openapi import answers, limits, links
 from mooring.schemas.agent import JoinRequest, StartSecretsRequest, SyncRequest
 from mooring.schemas.agent_streams import StreamRequestsQuery
-from mooring.schemas.base import Json, Problem
+from mooring.schemas.base import Answer, Json, Problem
 
 DESCRIPTION = """GPU-as-a-Service on the GPU servers you own.
 
@@ -78,7 +79,17 @@ def _document(app: FastAPI) -> Json:
         ref_template=_REF,
     )
     schemas.update({name: schema for name, schema in extra["$defs"].items() if name not in schemas})
+    _restore_examples(schemas)
     answers.complete(made)
     links.add(made)
     limits.state(made)
     return made
+
+
+def _restore_examples(schemas: dict[str, Any], model: type[BaseModel] = Answer) -> None:
+    """Put back the nulls that FastAPI drops from examples of answers: required fields may be null."""
+    extra = model.model_config.get("json_schema_extra")
+    if isinstance(extra, dict) and model.__name__ in schemas:
+        schemas[model.__name__].update(extra)
+    for derived in model.__subclasses__():
+        _restore_examples(schemas, derived)

@@ -163,7 +163,7 @@ def get_instance(instance_id: str, context: Ctx, access: CurrentAccess) -> Respo
 def update_instance(
     instance_id: str, body: InstancePatch, context: Ctx, access: CurrentAccess, if_match: IfMatch
 ) -> Response:
-    """Change name, labels or the longest duration; null takes the duration's limit away."""
+    """Change name, labels, priority or `max_duration_s`; a null `max_duration_s` removes the limit."""
     changes = body.model_dump(exclude_unset=True)
     return transactions.audited(
         context,
