@@ -8,6 +8,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from mooring.api.openapi import answers, limits, links
+from mooring.core.instance.spec import InstanceSpec
 from mooring.schemas.agent import JoinRequest, StartSecretsRequest, SyncRequest
 from mooring.schemas.agent_streams import StreamRequestsQuery
 from mooring.schemas.base import Answer, Json, Problem
@@ -79,15 +80,16 @@ def _document(app: FastAPI) -> Json:
         ref_template=_REF,
     )
     schemas.update({name: schema for name, schema in extra["$defs"].items() if name not in schemas})
-    _restore_examples(schemas)
+    _restore_examples(schemas, Answer)
+    _restore_examples(schemas, InstanceSpec)
     answers.complete(made)
     links.add(made)
     limits.state(made)
     return made
 
 
-def _restore_examples(schemas: dict[str, Any], model: type[BaseModel] = Answer) -> None:
-    """Put back the nulls that FastAPI drops from examples of answers: required fields may be null."""
+def _restore_examples(schemas: dict[str, Any], model: type[BaseModel]) -> None:
+    """Put back the nulls that FastAPI drops from the examples of a model and its subclasses."""
     extra = model.model_config.get("json_schema_extra")
     if isinstance(extra, dict) and model.__name__ in schemas:
         schemas[model.__name__].update(extra)
