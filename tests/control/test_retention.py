@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select, update
 
-from mooring.control import retention
+from mooring.control import retention, revisions
 from mooring.control.retention import Kept, Sweep
 from mooring.control.tenants.storage import StorageLimits
 from mooring.db.session import Database
@@ -111,6 +111,8 @@ def test_what_lives_or_holds_a_gpu_is_never_purged(
     assert count(service, Instance) == 1
     with service.plane.database.write() as session:
         session.execute(update(Instance).values(deleted_at=None))
+        # The scheduling loop may have read the node while its instance was marked as deleted.
+        revisions.changed(session, node.id)
 
 
 def test_what_holds_a_gpu_is_not_purged_once_it_was_found(
