@@ -1,4 +1,4 @@
-"""A node after something came or went. Nodes are values: another one is made, none is edited."""
+"""Copies of a node with instances added or removed. Nodes are immutable."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -9,7 +9,6 @@ from mooring.scheduler.model import GpuAllocation, GpuView, NodeView, Placement,
 
 
 def with_placement(node: NodeView, placed: Placement, request: Request, at: PlanTime) -> NodeView:
-    """The node once the request runs there."""
     return added(node, as_running(placed, request, at))
 
 
@@ -42,7 +41,6 @@ def added(node: NodeView, running: Running) -> NodeView:
 
 
 def without(node: NodeView, gone: Iterable[Running]) -> NodeView:
-    """The node once these have ended."""
     ended = {running.instance_id: running for running in gone}
     if not ended:
         return node
@@ -60,7 +58,7 @@ def without(node: NodeView, gone: Iterable[Running]) -> NodeView:
 
 
 def empty(node: NodeView) -> NodeView:
-    """The node as it would be if it were schedulable, nothing ran there, and all its GPUs were healthy."""
+    """The node as if it were ready, nothing ran on it, and all its GPUs were healthy and unreserved."""
     return replace(
         node,
         state=NodeState.READY,
@@ -68,12 +66,12 @@ def empty(node: NodeView) -> NodeView:
         memory_mib_free=allocatable_memory_mib(node.memory_mib),
         disk_mib_free=node.disk_mib or 0,
         disk_pressure=False,
-        gpus=tuple(map(_emptied, node.gpus)),
+        gpus=tuple(map(_emptied_gpu, node.gpus)),
         running=(),
     )
 
 
-def _emptied(gpu: GpuView) -> GpuView:
+def _emptied_gpu(gpu: GpuView) -> GpuView:
     devices = tuple(replace(device, free=True) for device in gpu.mig)
     return replace(gpu, milli_free=WHOLE_MILLI, project_id=None, healthy=True, mig=devices, holds=())
 
@@ -81,20 +79,20 @@ def _emptied(gpu: GpuView) -> GpuView:
 def _changed(
     gpus: tuple[GpuView, ...], grants: Iterable[GpuAllocation], project_id: str, sign: int
 ) -> tuple[GpuView, ...]:
-    """Args: sign: -1 where the grants are given out, +1 where they come back."""
-    of_card: dict[str, list[GpuAllocation]] = {}
+    """Args: sign: -1 to allocate, +1 to release."""
+    by_gpu: dict[str, list[GpuAllocation]] = {}
     for grant in grants:
-        of_card.setdefault(grant.gpu_uuid, []).append(grant)
+        by_gpu.setdefault(grant.gpu_uuid, []).append(grant)
     return tuple(
-        _card(gpu, of_card[gpu.uuid], project_id, sign) if gpu.uuid in of_card else gpu for gpu in gpus
+        _changed_gpu(gpu, by_gpu[gpu.uuid], project_id, sign) if gpu.uuid in by_gpu else gpu for gpu in gpus
     )
 
 
-def _card(gpu: GpuView, grants: list[GpuAllocation], project_id: str, sign: int) -> GpuView:
+def _changed_gpu(gpu: GpuView, grants: list[GpuAllocation], project_id: str, sign: int) -> GpuView:
     free = gpu.milli_free + sign * sum(grant.milli for grant in grants)
     owner = None if free == WHOLE_MILLI else gpu.project_id or project_id
     if not gpu.mig:
         return replace(gpu, milli_free=free, project_id=owner)
-    given = {grant.mig_uuid for grant in grants}
-    mig = (replace(device, free=sign > 0) if device.uuid in given else device for device in gpu.mig)
+    mig_uuids = {grant.mig_uuid for grant in grants}
+    mig = (replace(device, free=sign > 0) if device.uuid in mig_uuids else device for device in gpu.mig)
     return replace(gpu, milli_free=free, project_id=owner, mig=tuple(mig))

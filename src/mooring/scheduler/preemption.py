@@ -1,8 +1,7 @@
-"""Who gives way: the fewest, then those that lose the least work, all on one node for one request.
+"""Choose victims: the fewest, then those that lose the least work; for one request all on one node.
 
-Evictions are planned only for what can be placed nowhere, neither now nor when what is already stopping has
-stopped. Nothing is evicted that does not have to be. Of a gang all members stop with the one that gives way,
-and all of them count.
+Evictions are planned only for requests that fit on no node, now or once the stopping instances are gone. No
+instance is evicted without need. When a member of a gang is evicted, all its members stop and count.
 """
 
 from collections import Counter
@@ -29,22 +28,22 @@ from mooring.scheduler.queue import Shares
 from mooring.scheduler.units import Unit
 
 Because = Literal["priority", "reclaim"]
-# Sets of victims of one size on one node that are tried before a good one is taken for the best.
+# The most sets of victims of one size to compare on a node; above it, a heuristic chooses.
 _MAX_SETS = 500
-# Nodes with equally few victims of which the cheapest is chosen; and nodes where more stop with their gangs.
+# The most nodes to compare with the least possible number of victims, and with any number of them.
 _MAX_GOOD = 64
 _MAX_FOUND = 256
-# Nodes on which victims are chosen in one look; a unit that comes later has its turn in the next.
+# Nodes on which a cycle chooses victims. Later units wait for the next cycle.
 _MAX_EXAMINED = 4000
 
 
-# Instances that stop, gangs that lose a member, and the work lost; the lowest is the best.
+# Stopped instances, gangs that lose a member, lost work; the lowest is best.
 Price = tuple[int, int, float]
 
 
 @dataclass(frozen=True, slots=True)
 class _Victims:
-    """A choice on one node."""
+    """Victims on one node."""
 
     chosen: tuple[Running, ...]
     price: Price
@@ -52,33 +51,33 @@ class _Victims:
 
 @dataclass(frozen=True, slots=True)
 class Evictions:
-    """What is to be evicted for a unit, and where its members will go then."""
+    """The evictions for a unit, and the backfill slots of its members."""
 
     evictions: tuple[Eviction, ...]
     parts: tuple[BackfillSlot, ...]
 
 
 class Preemption:
-    """One look's: what it has planned already counts."""
+    """Plans the evictions of one cycle; earlier ones of the cycle count."""
 
     def __init__(
         self, cluster: ClusterState, at: PlanTime, policy: Policy, shares: Shares, backfill: BackfillPlanner
     ) -> None:
         self.cluster = cluster
         self.at = at
-        # When what gives way has gone: a reservation may have begun by then, or be too near.
+        # When the victims are gone. A reservation may have begun by then, or be too near.
         self.then = replace(at, now=at.now + at.overhead_s)
         self._policy = policy
         self._shares = shares
         self._backfill = backfill
-        self._reclaims = False  # whether the unit at hand takes back what its project owns
+        self._reclaims = False  # whether the current unit reclaims its project's guarantee
         self._examined = 0
-        self._going: dict[str, int] = dict(cluster.stopping)  # GPUs (milli) that are let go of, by project
-        self._evicted: set[str] = set()  # instances that this look stops: they cost nothing more
-        self._gangs: dict[str, tuple[Running, ...]] = {}  # what runs of each, as the unit at hand found it
+        self._releasing: dict[str, int] = dict(cluster.stopping)  # GPUs (milli), by project
+        self._evicted: set[str] = set()  # instances that this cycle stops already; they cost nothing
+        self._gangs: dict[str, tuple[Running, ...]] = {}  # running members, before this unit
 
     def plan(self, unit: Unit) -> Evictions | None:
-        """The evictions that make room for the unit, or None. Nothing in the world has changed afterwards."""
+        """The evictions that make room for the unit, or None. The cluster state is left unchanged."""
         self._reclaims = self._shares.within_guarantee(unit)
         self._gangs.clear()
         best: tuple[Price, _Attempt] | None = None
@@ -86,17 +85,17 @@ class Preemption:
             attempt = _Attempt(self, unit, among)
             if attempt.succeeded and (best is None or attempt.price < best[0]):
                 best = attempt.price, attempt
-        return self._decided(unit, best[1]) if best else None
+        return self._commit(unit, best[1]) if best else None
 
     def may_help(self, unit: Unit) -> bool:
-        """Whether anything could be evicted for it, wherever that is; at once, and without a search."""
+        """Whether any instance could be evicted for it on any node: a cheap check before the search."""
         if any(priority < unit.priority for priority in self.cluster.preemptible):
             return True
         return self._shares.within_guarantee(unit) and (
             bool(self.cluster.preemptible) or any(map(self._borrowing, self.cluster.held))
         )
 
-    def _decided(self, unit: Unit, attempt: "_Attempt") -> Evictions:
+    def _commit(self, unit: Unit, attempt: "_Attempt") -> Evictions:
         evictions: list[Eviction] = []
         for member, index in attempt.places:
             for victim in attempt.victims.get(index, ()):
@@ -106,13 +105,11 @@ class Preemption:
                     evictions.append(Eviction(victim.instance_id, node_id, member.instance_id, because))
         for each in self._stopped_by(victim for victims in attempt.victims.values() for victim in victims):
             self._evicted.add(each.instance_id)
-            self._going[each.project_id] = self._going.get(each.project_id, 0) + each.gpu_milli
+            self._releasing[each.project_id] = self._releasing.get(each.project_id, 0) + each.gpu_milli
         return Evictions(tuple(evictions), tuple(attempt.parts()))
 
     def allowed(self, request: Request) -> Allowed | None:
         return self._backfill.allowing(request)
-
-    # ---- who may be evicted
 
     def candidates(self, unit: Unit, node: NodeView) -> list[Running]:
         return [running for running in node.running if self._evictable(unit, running)]
@@ -132,16 +129,16 @@ class Preemption:
         return self._reclaims and (running.preemptible or self._borrowing(running.project_id))
 
     def _borrowing(self, project_id: str, less_milli: int = 0) -> bool:
-        return self._shares.beyond_guarantee(project_id, -less_milli - self._going.get(project_id, 0))
+        return self._shares.beyond_guarantee(project_id, -less_milli - self._releasing.get(project_id, 0))
 
     def because(self, unit: Unit, running: Running) -> Because:
         by_priority = running.preemptible and running.priority < unit.priority
         return "priority" if by_priority else "reclaim"
 
-    def may(self, victims: Iterable[Running]) -> bool:
-        """Whether each project still borrows when the last of those that are no volunteers is evicted.
+    def may_evict(self, victims: Iterable[Running]) -> bool:
+        """Whether each project still exceeds its guarantee when the last non-preemptible victim is evicted.
 
-        A gang goes at once, so it is as one that holds what all its members do.
+        A gang stops at once, so it counts as one instance with the GPUs of all members.
         """
         taken: dict[str, Counter[str]] = {}
         for each in self._stopped_by(victim for victim in victims if not victim.preemptible):
@@ -152,7 +149,7 @@ class Preemption:
         )
 
     def price(self, victims: Iterable[Running]) -> Price:
-        """The work is GPU-seconds; CPU-seconds count a thousandth."""
+        """Work is in GPU-seconds; a CPU-second counts a thousandth."""
         stopped = self._stopped_by(victims)
         lost = (
             (self.at.now - each.since) * (each.gpu_milli + each.cpu_milli / 1000) / 1000 for each in stopped
@@ -161,7 +158,7 @@ class Preemption:
         return len(stopped), len(gangs_hit), fsum(lost)
 
     def _stopped_by(self, victims: Iterable[Running]) -> list[Running]:
-        """The victims and their gangs, each once, less what this look stops already."""
+        """The victims and their gangs, each once, without those that this cycle stops already."""
         stopped: dict[str, Running] = {}
         for victim in victims:
             for each in (victim,) if victim.group_id is None else self._gang(victim.group_id):
@@ -170,19 +167,17 @@ class Preemption:
         return list(stopped.values())
 
     def _gang(self, group_id: str) -> tuple[Running, ...]:
-        """Asked before any of its members is thought away: victims are chosen on all of a node at once."""
+        """Cached before the what-if state of an attempt removes any of its members."""
         if group_id not in self._gangs:
             nodes = (self.cluster.node(index) for index in sorted(self.cluster.groups[group_id]))
             running = (each for node in nodes for each in node.running if each.group_id == group_id)
             self._gangs[group_id] = tuple(running)
         return self._gangs[group_id]
 
-    # ---- one node
-
     def best_victims(self, unit: Unit, request: Request, among: Mask | None) -> tuple[int, _Victims] | None:
-        """The node where the fewest, then the cheapest have to go; ties by the node's id.
+        """The node with the fewest, then the cheapest victims; ties by node id.
 
-        Where very many nodes would do with as few, the cheapest of the first of them is good enough.
+        Of very many nodes with equally few victims, only the first are compared.
         """
         best: tuple[Price, str] | None = None
         chosen: tuple[int, _Victims] | None = None
@@ -194,7 +189,7 @@ class Preemption:
                 if good >= _MAX_GOOD or found >= _MAX_FOUND or self._examined >= _MAX_EXAMINED:
                     break
                 self._examined += 1
-                victims = self._on(unit, request, index)
+                victims = self._victims_on(unit, request, index)
                 if victims is None:
                     continue
                 found += 1
@@ -205,7 +200,7 @@ class Preemption:
         return chosen
 
     def _by_fewest(self, unit: Unit, request: Request, among: Mask | None) -> Iterator[tuple[int, list[int]]]:
-        """The nodes, by id, by at least how many would have to go."""
+        """The nodes in order of id, grouped by the least number of victims that each needs."""
         asked = (*shape(request), request.project_id, unit.priority, self._reclaims)
         fewest = self.cluster.numbers(("fewest", asked), lambda node: self._fewest(unit, request, node))
         for count in np.unique(fewest[fewest > 0]).tolist():
@@ -216,63 +211,63 @@ class Preemption:
             yield count, sorted(free, key=lambda index: self.cluster.node(index).id)
 
     def _fewest(self, unit: Unit, request: Request, node: NodeView) -> int:
-        """As `_fewest`, of all that could ever be evicted there; 0 where that does not help."""
+        """As the function `_fewest`, of all possible victims there; 0 if evicting them does not help."""
         if node.state is not NodeState.READY or not admits(node, request):
             return 0
         if disk.unsuitable(request, node):
             return 0
-        victims = [each for each in node.running if self._conceivable(unit, each)]
+        victims = [each for each in node.running if self._possible_victim(unit, each)]
         return (_fewest(node, request, victims) or 0) if victims else 0
 
-    def _conceivable(self, unit: Unit, running: Running) -> bool:
-        """Whether it could be evicted at some other moment, and whatever its project holds."""
+    def _possible_victim(self, unit: Unit, running: Running) -> bool:
+        """Whether it could be evicted at another time, or with other allocations of its project."""
         if running.stopping:
             return False
         return (running.preemptible and running.priority < unit.priority) or (
             self._reclaims and running.project_id != unit.project_id
         )
 
-    def _on(self, unit: Unit, request: Request, index: int) -> _Victims | None:
+    def _victims_on(self, unit: Unit, request: Request, index: int) -> _Victims | None:
         node = self.cluster.node(index)
         victims = self.candidates(unit, node)
-        if not self._enough(node, request, victims, certain=False):
+        if not self._suffice(node, request, victims, certain=False):
             return None
         by_price = sorted(victims, key=lambda victim: (self.price([victim]), victim.instance_id))
         best: _Victims | None = None
         for size in range(1, len(victims) + 1):
-            # More of them may be fewer with their gangs.
+            # More victims may stop fewer instances, counting their gangs.
             if best and best.price[0] <= size:
                 break
             if comb(len(victims), size) > _MAX_SETS:
-                return best or self._thinned_out(node, request, by_price)
-            sets = [chosen for chosen in combinations(by_price, size) if self._enough(node, request, chosen)]
+                return best or self._reduced(node, request, by_price)
+            sets = [chosen for chosen in combinations(by_price, size) if self._suffice(node, request, chosen)]
             found = min(map(self._victims, sets), key=lambda choice: choice.price, default=None)
             best = found if best is None or (found and found.price < best.price) else best
         return best
 
-    def _thinned_out(self, node: NodeView, request: Request, victims: list[Running]) -> _Victims | None:
-        """All, less one after the other that is not needed: first those that bring little and cost much."""
+    def _reduced(self, node: NodeView, request: Request, victims: list[Running]) -> _Victims | None:
+        """Remove unneeded victims one by one, first those that free little and cost much."""
         chosen = victims
-        for victim in sorted(victims, key=self._least_wanted):
+        for victim in sorted(victims, key=self._removal_order):
             fewer = [each for each in chosen if each is not victim]
-            if self._enough(node, request, fewer):
+            if self._suffice(node, request, fewer):
                 chosen = fewer
-        return self._victims(chosen) if self._enough(node, request, chosen) else None
+        return self._victims(chosen) if self._suffice(node, request, chosen) else None
 
-    def _least_wanted(self, victim: Running) -> tuple[float, ...]:
+    def _removal_order(self, victim: Running) -> tuple[float, ...]:
         return (victim.gpu_milli, *(-part for part in self.price([victim])))
 
     def _victims(self, chosen: Sequence[Running]) -> _Victims:
         return _Victims(tuple(chosen), self.price(chosen))
 
-    def _enough(
+    def _suffice(
         self, node: NodeView, request: Request, victims: Sequence[Running], *, certain: bool = True
     ) -> bool:
-        return (not certain or self.may(victims)) and fits(without(node, victims), request, self.then)
+        return (not certain or self.may_evict(victims)) and fits(without(node, victims), request, self.then)
 
 
 class _Attempt:
-    """To place all members of a unit among some nodes, in a world that is put back afterwards."""
+    """An attempt to place all members of a unit on some nodes; it restores the cluster state."""
 
     def __init__(self, preemption: Preemption, unit: Unit, among: Mask | None) -> None:
         self._preemption = preemption
@@ -282,7 +277,7 @@ class _Attempt:
         self.victims: dict[int, tuple[Running, ...]] = {}
         self.places: list[tuple[Request, int]] = []
         with self._cluster.what_if():
-            self.succeeded = all(self._member(unit, member) for member in unit.members)
+            self.succeeded = all(self._place(unit, member) for member in unit.members)
         if self.succeeded:
             self._drop_unneeded()
 
@@ -290,7 +285,7 @@ class _Attempt:
     def price(self) -> Price:
         return self._preemption.price(victim for victims in self.victims.values() for victim in victims)
 
-    def _member(self, unit: Unit, member: Request) -> bool:
+    def _place(self, unit: Unit, member: Request) -> bool:
         found = find(self._cluster, member, self._at, self._among, self._preemption.allowed(member))
         if found is not None:
             node = self._cluster.node(found.index)
@@ -302,7 +297,7 @@ class _Attempt:
             return False
         index, victims = chosen
         all_victims = (*self.victims.get(index, ()), *victims.chosen)
-        if not self._preemption.may([*self._all_but(index), *all_victims]):
+        if not self._preemption.may_evict([*self._all_but(index), *all_victims]):
             return False
         self.victims[index] = all_victims
         cleared = without(self._cluster.node(index), victims.chosen)
@@ -316,7 +311,7 @@ class _Attempt:
         return [each for other, victims in self.victims.items() if other != index for each in victims]
 
     def _drop_unneeded(self) -> None:
-        """What a later member made room for may serve an earlier one, too."""
+        """Spare victims that the evictions for a later member made unnecessary."""
         for index, victims in sorted(self.victims.items()):
             members = [member for member, there in self.places if there == index]
             for victim in sorted(victims, key=lambda each: self._preemption.price([each]), reverse=True):
@@ -340,26 +335,26 @@ def _all_fit(node: NodeView, members: Iterable[Request], at: PlanTime) -> bool:
 
 
 def _fewest(node: NodeView, request: Request, victims: Sequence[Running]) -> int | None:
-    """No more than have to go; None where not even all would do. Counted, nothing is built."""
+    """A lower bound for the number of victims, from amounts alone; None if not even all suffice."""
     cpu_milli, memory_mib = needs(request, node)
     free = sum(
         gpu.milli_free >= request.gpu_milli
         for gpu in node.gpus
         if gpu.healthy and gpu_offers.would_do(gpu, request)
     )
-    # A MIG device is counted as if it were alone on its card: a bound all the same.
+    # A MIG device is not counted: the result stays a lower bound.
     lacks = 0 if request.mig_profile is not None else request.gpu_count - free
     counts = (
-        _summands(lacks, [len(victim.grants) for victim in victims]),
-        _summands(cpu_milli - node.cpu_milli_free, [victim.cpu_milli for victim in victims]),
-        _summands(memory_mib - node.memory_mib_free, [victim.memory_mib for victim in victims]),
-        _summands(disk.lacking(request, node), [victim.disk_mib for victim in victims]),
+        _parts_needed(lacks, [len(victim.grants) for victim in victims]),
+        _parts_needed(cpu_milli - node.cpu_milli_free, [victim.cpu_milli for victim in victims]),
+        _parts_needed(memory_mib - node.memory_mib_free, [victim.memory_mib for victim in victims]),
+        _parts_needed(disk.lacking(request, node), [victim.disk_mib for victim in victims]),
     )
     return None if None in counts else max(1, *(count for count in counts if count is not None))
 
 
-def _summands(amount: int, parts: list[int]) -> int | None:
-    """How many of the largest parts come to the amount; None if all do not."""
+def _parts_needed(amount: int, parts: list[int]) -> int | None:
+    """How many of the largest parts reach the amount; None if all do not."""
     count = 0
     for part in sorted(parts, reverse=True):
         if amount <= 0:

@@ -1,9 +1,8 @@
-"""Who comes first: by priority, by waiting for too long, by what is guaranteed, by promise, by share, by age.
+"""The order of pending units: priority, overdue, guarantee, promised start, fair share, age.
 
-A project's share is of what it is the largest part of: GPUs, CPUs or memory of the fleet (dominant resource).
-What it used lately and what it holds count, by its weight. It grows with everything that is placed, so the
-order of those behind is not known before. Whoever was promised a moment is not overtaken because another
-project has less by now: with each change of who is first, what was kept for the one before would be lost.
+A project's share is that of its dominant resource of GPUs, CPUs and memory: allocated and recently used, by
+weight. It grows with each placement, so the queue is reordered during a cycle. A unit with a promised start
+keeps its position when another project's share becomes smaller: otherwise it would lose its backfill slot.
 """
 
 import math
@@ -19,27 +18,27 @@ from mooring.scheduler.model import ProjectView, Snapshot
 from mooring.scheduler.units import Unit
 
 Because = Literal["priority", "overdue", "guarantee", "promised", "fair_share", "age"]
-_BECAUSE: tuple[Because, ...] = ("priority", "overdue", "guarantee", "promised", "fair_share", "age")
+_RULES: tuple[Because, ...] = ("priority", "overdue", "guarantee", "promised", "fair_share", "age")
 Rank = tuple[int, int, int, int, float, tuple[float, str]]
 _NO_PROJECT = ProjectView()
 
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """One that comes before another, and the first rule by which it does."""
+    """An instance ahead of another in the queue, and the first rule that decides it."""
 
     instance_id: str
     because: Because
 
 
 class Shares:
-    """What projects have, counted on while a look places."""
+    """What each project has, updated with each placement of the cycle."""
 
     def __init__(self, snapshot: Snapshot, held: Mapping[str, Held], total: Held) -> None:
         self._projects = snapshot.projects
         self._guaranteed = any(project.guaranteed_gpu_milli for project in snapshot.projects.values())
-        # One that has held the same for ever has used it for so long, halved for every half-life.
-        self._lasting_s = snapshot.policy.usage_half_life_s / math.log(2)
+        # Decayed usage of a constant allocation converges to the allocation times this.
+        self._steady_usage_s = snapshot.policy.usage_half_life_s / math.log(2)
         self._total = total
         self._held = {
             project_id: Held(of.gpu_milli, of.cpu_milli, of.memory_mib) for project_id, of in held.items()
@@ -52,7 +51,7 @@ class Shares:
         return self._held.setdefault(project_id, Held())
 
     def dominant(self, project_id: str) -> float:
-        """The largest of the parts of the fleet that the project used lately and holds, by its weight."""
+        """The project's largest share of a resource, recently used and allocated, by its weight."""
         project, held, total = self.project(project_id), self.held(project_id), self._total
         used = project.used
         parts = (
@@ -63,20 +62,20 @@ class Shares:
         return max(parts) / max(project.weight, 1e-9)
 
     def _part(self, used_s: float, held: float, total: float) -> float:
-        return (used_s / self._lasting_s + held) / total if total else 0.0
+        return (used_s / self._steady_usage_s + held) / total if total else 0.0
 
     def below_guarantee(self, unit: Unit) -> bool:
-        """Whether it asks for GPUs and its project holds fewer than it is guaranteed."""
+        """Whether it requests GPUs and its project has fewer than its guarantee."""
         guaranteed = self.project(unit.project_id).guaranteed_gpu_milli or 0
         return bool(unit.gpu_milli) and self.held(unit.project_id).gpu_milli < guaranteed
 
     def within_guarantee(self, unit: Unit) -> bool:
-        """Whether its project would hold no more than it is guaranteed: only so much is taken back."""
+        """Whether its project stays within its guarantee with it. Only then it may reclaim GPUs."""
         guaranteed = self.project(unit.project_id).guaranteed_gpu_milli or 0
         return bool(unit.gpu_milli) and self.held(unit.project_id).gpu_milli + unit.gpu_milli <= guaranteed
 
     def beyond_guarantee(self, project_id: str, more_milli: int = 0) -> bool:
-        """Whether the project holds GPUs that some project may take back."""
+        """Whether the project has GPUs that another project may reclaim."""
         guaranteed = self.project(project_id).guaranteed_gpu_milli or 0
         return self._guaranteed and self.held(project_id).gpu_milli + more_milli > guaranteed
 
@@ -88,7 +87,7 @@ class Shares:
 
 
 class SchedulingQueue:
-    """The units in their order, which changes with what is placed."""
+    """The pending units in scheduling order, which changes with each placement."""
 
     def __init__(self, snapshot: Snapshot, units: Iterable[Unit], shares: Shares) -> None:
         self._snapshot = snapshot
@@ -96,7 +95,7 @@ class SchedulingQueue:
         self._units = units
 
     def __iter__(self) -> Iterator[Unit]:
-        """What is placed between two units counts for those that follow."""
+        """Placements made between two units affect the order of those that follow."""
         by_priority = sorted(self._units, key=lambda unit: -unit.priority)
         for _priority, same in groupby(by_priority, key=lambda unit: unit.priority):
             units = sorted(same, key=_age)
@@ -104,25 +103,25 @@ class SchedulingQueue:
             yield from self._by_share([unit for unit in units if not self._overdue(unit)])
 
     def _by_share(self, units: Iterable[Unit]) -> Iterator[Unit]:
-        """Oldest first of the project that has least. A guarantee is of GPUs, and puts nothing else ahead."""
+        """The oldest unit of the project with the smallest share. Guarantees apply only to GPU requests."""
         lanes: dict[tuple[str, bool, bool], deque[Unit]] = {}
         for unit in units:
-            lane_of = unit.project_id, bool(unit.gpu_milli), self._promised(unit)
-            lanes.setdefault(lane_of, deque()).append(unit)
+            lane_key = unit.project_id, bool(unit.gpu_milli), self._promised(unit)
+            lanes.setdefault(lane_key, deque()).append(unit)
         heap = [(self.rank(lane[0]), key) for key, lane in lanes.items()]
         heapify(heap)
         while heap:
             rank, key = heappop(heap)
             lane = lanes[key]
             if (now := self.rank(lane[0])) != rank:
-                heappush(heap, (now, key))  # its project has more by now
+                heappush(heap, (now, key))  # its project's share has grown
                 continue
             yield lane.popleft()
             if lane:
                 heappush(heap, (self.rank(lane[0]), key))
 
     def rank(self, unit: Unit) -> Rank:
-        """The lowest is first."""
+        """The lowest rank is first."""
         overdue = self._overdue(unit)
         return (
             -unit.priority,
@@ -141,8 +140,8 @@ class SchedulingQueue:
 
 
 def because(first: Rank, second: Rank) -> Because:
-    """The rule by which the first is ahead of the second."""
-    return next(name for name, a, b in zip(_BECAUSE, first, second, strict=True) if a != b)
+    """The rule that puts the first ahead of the second."""
+    return next(name for name, a, b in zip(_RULES, first, second, strict=True) if a != b)
 
 
 def _age(unit: Unit) -> tuple[float, str]:

@@ -1,4 +1,4 @@
-"""Which cards to keep for a project from one moment to another, and when as many could be had."""
+"""Choose the GPUs of a reservation, and find the earliest time at which enough are available."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from mooring.scheduler.packing import links
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Cards of one model, as a request for whole ones describes them, from one moment to another."""
+    """A reservation to be made: whole GPUs of one model for a period."""
 
     gpus: Request
     from_at: float
@@ -29,12 +29,12 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class ReservableGpus:
-    """What there is for a reservation: the cards that can be had for all of its time, by model and node."""
+    """The GPUs that are available for the whole period of a reservation, by model and node."""
 
     by_model: Mapping[str, Mapping[str, Sequence[GpuView]]]
 
     def most(self) -> int:
-        """Cards of one model."""
+        """The largest number of GPUs of one model."""
         counts = (sum(map(len, nodes.values())) for nodes in self.by_model.values())
         return max(counts, default=0)
 
@@ -42,11 +42,11 @@ class ReservableGpus:
 def stock(
     nodes: Iterable[NodeView], asked: Asked, but: str | None = None, always: Collection[str] = ()
 ) -> ReservableGpus:
-    """What can be had at the moment asked for.
+    """The GPUs that are available at the requested time.
 
     Args:
-        but: a reservation that is made anew, whose own cards count as free.
-        always: cards that can be had whoever holds them.
+        but: the reservation to be replaced, whose GPUs count as free.
+        always: GPUs that count as available in any state of their node and whatever is allocated of them.
     """
     found: dict[str, dict[str, list[GpuView]]] = {}
     for node, gpu, starts in _windows(nodes, asked, but, always):
@@ -56,10 +56,10 @@ def stock(
 
 
 def choose(there: ReservableGpus, asked: Asked, kept: Collection[str] = ()) -> tuple[str, ...] | None:
-    """UUIDs of the cards to keep, on as few nodes and as well connected as can be; null: there are too few.
+    """UUIDs of the GPUs to reserve, on the fewest nodes and best connected; None if there are too few.
 
     Args:
-        kept: cards that stay chosen as far as they can be had.
+        kept: GPUs to choose first if they are available.
     """
     count = asked.gpus.gpu_count
     models = sorted(there.by_model, key=lambda model: (_rank(there, asked, model, kept), model))
@@ -71,32 +71,32 @@ def choose(there: ReservableGpus, asked: Asked, kept: Collection[str] = ()) -> t
 
 
 def earliest(nodes: Iterable[NodeView], asked: Asked, but: str | None = None) -> float | None:
-    """The first moment, not before the one asked for, from which enough cards can be had for as long.
+    """The earliest start, not before the requested one, with enough GPUs for the whole duration.
 
-    Null where that depends on something that declared no end, or there are too few cards at all.
+    None if it depends on an instance without a declared end, or there are too few GPUs in total.
     """
     changes: dict[str, list[tuple[float, int]]] = {}
     for _node, gpu, starts in _windows(nodes, asked, but):
         for first, last in starts:
-            # At one moment, what begins is counted before what ends: `last` itself is a good start.
+            # At equal times, begins count before ends: `last` itself is a valid start.
             changes.setdefault(gpu.model, []).extend([(first, 1), (last, -1)])
     found = (_first_of_enough(of_model, asked.gpus.gpu_count) for of_model in changes.values())
-    return min((moment for moment in found if moment is not None), default=None)
+    return min((time for time in found if time is not None), default=None)
 
 
 def _first_of_enough(changes: Iterable[tuple[float, int]], count: int) -> float | None:
     there = 0
-    for moment, change in sorted(changes, key=lambda each: (each[0], -each[1])):
+    for time, change in sorted(changes, key=lambda each: (each[0], -each[1])):
         there += change
         if there >= count:
-            return moment
+            return time
     return None
 
 
 def _windows(
     nodes: Iterable[NodeView], asked: Asked, but: str | None, always: Collection[str] = ()
 ) -> Iterator[tuple[NodeView, GpuView, list[tuple[float, float]]]]:
-    """Each card that would do, with the first and last moments between which the reservation could begin."""
+    """Each suitable GPU, with the intervals (first, last) in which the reservation could start."""
     for node in sorted(nodes, key=lambda each: each.id):
         ready = node.state is NodeState.READY and admits(node, asked.gpus)
         busy = _busy_until(node, asked)
@@ -107,39 +107,39 @@ def _windows(
                 or not (ready or gpu.uuid in always)
             ):
                 continue
-            others = tuple(hold for hold in gpu.holds if hold.reservation_id != but)
+            others = tuple(period for period in gpu.holds if period.reservation_id != but)
             yield node, gpu, list(_starts(others, busy.get(gpu.uuid, 0.0), asked))
 
 
 def _busy_until(node: NodeView, asked: Asked) -> dict[str, float]:
-    """Card -> when all that other projects have of it now has gone; infinite where one does not tell."""
+    """GPU -> end of the last allocation of other projects; infinite if one has no declared end."""
     busy: dict[str, float] = {}
     for running in node.running:
         if running.project_id == asked.gpus.project_id:
             continue
         end = inf if running.ends_at is None else running.ends_at + asked.overhead_s
         if end < asked.now:
-            end = inf  # it should have ended long ago
+            end = inf  # overdue: its end is unknown
         for grant in running.grants:
             busy[grant.gpu_uuid] = max(busy.get(grant.gpu_uuid, 0.0), end)
     return busy
 
 
 def _starts(
-    holds: Iterable[ReservedPeriod], busy_until: float, asked: Asked
+    periods: Iterable[ReservedPeriod], busy_until: float, asked: Asked
 ) -> Iterator[tuple[float, float]]:
-    """Between which moments it could begin, in each of the gaps that other reservations leave."""
+    """The intervals in which it could start, one per gap between other reservations."""
     free_from = max(asked.from_at, busy_until)
-    for hold in sorted(holds, key=lambda each: each.from_at):
-        if free_from + asked.lasts_s <= hold.from_at:
-            yield free_from, hold.from_at - asked.lasts_s
-        free_from = max(free_from, hold.to_at)
+    for period in sorted(periods, key=lambda each: each.from_at):
+        if free_from + asked.lasts_s <= period.from_at:
+            yield free_from, period.from_at - asked.lasts_s
+        free_from = max(free_from, period.to_at)
     if free_from < inf:
         yield free_from, inf
 
 
 def _rank(there: ReservableGpus, asked: Asked, model: str, kept: Collection[str]) -> tuple[bool, int]:
-    """The model that has the cards kept comes first, then the one that is preferred."""
+    """The model of the kept GPUs comes first, then the preferred one."""
     keeps = any(gpu.uuid in kept for gpus in there.by_model[model].values() for gpu in gpus)
     return not keeps, preference(asked.gpus, model) or 0
 
@@ -155,12 +155,12 @@ def _of_model(nodes: Mapping[str, Sequence[GpuView]], count: int, kept: Collecti
 
 
 def _next_node(left: Mapping[str, Sequence[GpuView]], wanted: int, homes: Collection[str]) -> str:
-    """One that has cards of it already; the fullest that has all that is wanted, or the one with most."""
+    """A node that is used already, then the smallest with enough GPUs, then the one with the most."""
     return min(
         (key for key in left if left[key]),
-        key=lambda key: (key not in homes, *_how_well(len(left[key]), wanted), key),
+        key=lambda key: (key not in homes, *_fit_rank(len(left[key]), wanted), key),
     )
 
 
-def _how_well(there: int, wanted: int) -> tuple[bool, int]:
+def _fit_rank(there: int, wanted: int) -> tuple[bool, int]:
     return (False, there) if there >= wanted else (True, -there)

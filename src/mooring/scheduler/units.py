@@ -1,4 +1,4 @@
-"""What is placed as one: a request alone, or the members of a gang that wait."""
+"""Units of scheduling: a single request, or the pending members of a gang."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ from mooring.scheduler.model import Gang, Quota, Request
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Placed all together or not at all. Members of a gang are alike in project and priority."""
+    """Placed as a whole or not at all. Members of a gang have the same project and priority."""
 
     members: tuple[Request, ...]  # by id
 
@@ -31,7 +31,7 @@ class Unit:
 
     @property
     def queued_at(self) -> float:
-        """Its oldest member's: one that was restarted has waited as long as the gang has run."""
+        """The oldest member's: a restarted member has waited since its gang was queued."""
         return min(member.queued_at for member in self.members)
 
     @property
@@ -39,7 +39,7 @@ class Unit:
         return sum(map(gpu_milli, self.members))
 
     def limited(self, quotas: Mapping[str, Quota]) -> "Unit":
-        """With what the project's quota is by now."""
+        """A copy with the project's current quota."""
         quota = quotas.get(self.project_id)
         if all(quota is member.quota for member in self.members):
             return self
@@ -47,7 +47,7 @@ class Unit:
 
 
 def units_of(requests: Iterable[Request]) -> list[Unit]:
-    """Every request is in one; the order does not depend on theirs."""
+    """Group the requests into units; the result does not depend on their order."""
     units: list[Unit] = []
     gangs: dict[str, list[Request]] = {}
     for request in sorted(requests, key=lambda request: request.instance_id):

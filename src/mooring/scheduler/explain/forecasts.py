@@ -1,7 +1,6 @@
-"""Where one that waits stands: who is ahead of it and why, and when it will start.
+"""The queue position of a pending instance, which instances are ahead and why, and its forecast start.
 
-Nothing here decides. It is the queue as it is at this moment, as if nothing more arrived and all ran for as
-long as was declared.
+Forecasts assume that no request arrives and that each instance runs for its declared duration.
 """
 
 from dataclasses import dataclass, replace
@@ -18,29 +17,29 @@ from mooring.scheduler.units import units_of
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """All that wait, the first first; members of a gang stand together."""
+    """The pending instances in queue order; members of a gang are adjacent."""
 
     instance_ids: tuple[str, ...]
     ranks: tuple[Rank, ...]
 
     def position(self, instance_id: str) -> int:
-        """From 1. ValueError if it does not wait."""
+        """From 1. Raises ValueError if it is not pending."""
         return self.instance_ids.index(instance_id) + 1
 
     def ahead(self, instance_id: str, most: int = 20) -> tuple[Ahead, ...]:
-        """The first of those that come before it, and the rule by which each does; its own gang left out."""
-        place = self.instance_ids.index(instance_id)
-        mine = self.ranks[place]
+        """The first instances ahead of it, and the rule that puts each there; without its own gang."""
+        index = self.instance_ids.index(instance_id)
+        own_rank = self.ranks[index]
         others = (
-            Ahead(other, because(rank, mine))
-            for other, rank in zip(self.instance_ids[:place], self.ranks[:place], strict=True)
-            if rank != mine
+            Ahead(other, because(rank, own_rank))
+            for other, rank in zip(self.instance_ids[:index], self.ranks[:index], strict=True)
+            if rank != own_rank
         )
         return tuple(islice(others, most))
 
 
 def line(snapshot: Snapshot, cache: CycleCache | None = None) -> Line:
-    """The queue as a look begins with it."""
+    """The queue at the start of a scheduling cycle."""
     cache = cache or CycleCache()
     cache.update(snapshot.nodes)
     shares = Shares(snapshot, cache.cluster.held, cache.cluster.total)
@@ -50,14 +49,13 @@ def line(snapshot: Snapshot, cache: CycleCache | None = None) -> Line:
 
 
 class Forecasts:
-    """When each that waits will start if each that is ahead gets the first moment that it can.
+    """When each pending instance starts if each one ahead starts at its earliest time.
 
-    The basis of a forecast is `waits_for`. `starts_at` is null where something without a declared end is in
-    the way, where it waits for a quota or for something that nobody knows, or where too many are ahead to
-    tell.
+    It is based on the declared ends of the instances in `waits_for`. `starts_at` is None if one in the way
+    has no declared end, if it waits for a quota or an unknown event, or if too many instances are ahead.
 
     Args:
-        memory: for nothing else for as long as this is asked: it holds how far the queue was decided.
+        cache: not used by others in the meantime: it has the state of the queue simulated so far.
     """
 
     def __init__(self, snapshot: Snapshot, cache: CycleCache) -> None:
@@ -65,20 +63,20 @@ class Forecasts:
         self._now = snapshot.now
         self._cycle = SchedulingCycle(replace(snapshot, policy=policy), cache)
         self._steps = self._cycle.steps()
-        self._placements = 0  # noted so far, as are the forecasts
+        self._placements = 0  # recorded so far, as `_forecasts`
         self._forecasts = 0
         self._decided: set[str] = set()
         self._known: dict[str, Forecast] = {}
 
     def of(self, instance_id: str) -> Forecast:
-        """Decides of it and of those ahead of it, unless an earlier question did."""
+        """Simulate the queue up to the instance, unless an earlier call did."""
         while instance_id not in self._decided and (unit := next(self._steps, None)) is not None:
             self._decided.update(member.instance_id for member in unit.members)
-            self._note()
+            self._record()
         return self._known.get(instance_id, Forecast(instance_id, None, (), ()))
 
-    def _note(self) -> None:
-        """What the last step decided."""
+    def _record(self) -> None:
+        """Record the results of the last step."""
         placements, forecasts = self._cycle.placements, self._cycle.backfill.forecasts
         for placed in placements[self._placements :]:
             self._known[placed.instance_id] = Forecast(placed.instance_id, self._now, (), ())
@@ -100,12 +98,8 @@ def max_duration_now(snapshot: Snapshot, instance_id: str, cache: CycleCache | N
     if unit is None or unit.gang is not None:
         return None
     at, request, cluster = snapshot.at, unit.first, cycle.cluster
-    ends = {
-        part.starts_at
-        for parts in cycle.backfill.slots_by_node.values()
-        for part in parts
-        if part.starts_at < inf
-    }
+    slots = (slot for of_node in cycle.backfill.slots_by_node.values() for slot in of_node)
+    ends = {slot.starts_at for slot in slots if slot.starts_at < inf}
     for index in cluster.with_holds:
         periods = [period for gpu in cluster.node(index).gpus for period in gpu.holds]
         ends.update(period.from_at for period in periods if period.project_id != request.project_id)
@@ -119,9 +113,7 @@ def max_duration_now(snapshot: Snapshot, instance_id: str, cache: CycleCache | N
 
 
 def _could_start(cycle: SchedulingCycle, instance_id: str) -> bool:
-    """Whether it would start if nothing were ahead of it and it ended at once. If not, no duration helps, and
-    those ahead of it need not be decided.
-    """
+    """Whether it would start with an empty queue and the shortest duration; cheaper than a simulation."""
     snapshot = cycle.snapshot
     request = next((each for each in snapshot.requests if each.instance_id == instance_id), None)
     return request is not None and bool(find(cycle.cluster, replace(request, max_duration_s=1), snapshot.at))

@@ -1,4 +1,4 @@
-"""How the scheduler speaks of amounts: exact, so that what was wanted and what there was never look alike."""
+"""Phrases for amounts in explanations. They are exact, so that different amounts never look equal."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,7 +14,7 @@ def cpus(milli: int) -> str:
 
 
 def memory(mib: int) -> str:
-    """`64 GiB` where that is exact, else MiB: 65000 MiB beside 64 GiB would both read 64 GiB if rounded."""
+    """`64 GiB` if that is exact, otherwise MiB."""
     return f"{mib // 1024} GiB" if mib % 1024 == 0 else f"{mib} MiB"
 
 
@@ -41,12 +41,12 @@ def models(request: Request) -> str:
 
 
 def share(milli: int) -> str:
-    """`0.25` for 250 thousandths of a card."""
+    """`0.25` for 250 thousandths of a GPU."""
     return cpus(milli)
 
 
 def at_least(request: Request) -> str:
-    """The least memory and compute capability of each GPU, to be appended to its name."""
+    """The minimum memory and compute capability of each GPU, to append to its name."""
     least, capability = request.gpu_min_memory_mib, request.gpu_min_compute_capability
     size = f" of at least {memory(least)}" if least is not None else ""
     return size + (f" of compute capability {capability}" if capability is not None else "")
@@ -56,8 +56,8 @@ def _on_one_numa_node(request: Request) -> str:
     return " on one NUMA node" if request.same_numa and request.gpu_count > 1 else ""
 
 
-def stock(suitable: Mapping[str, Sequence[GpuView]], request: Request, at: PlanTime) -> str:
-    """`1 free of 8 (6 in use, 1 quarantined)`, of the model with the most free; named if there are others."""
+def gpu_counts(suitable: Mapping[str, Sequence[GpuView]], request: Request, at: PlanTime) -> str:
+    """`1 free of 8 (6 in use, 1 quarantined)` of the model with the most free, named if not the only one."""
     model, there = min(suitable.items(), key=lambda item: (-_free(item[1], request, at), item[0]))
     name = f" {model}" if len(suitable) > 1 else ""
     if request.mig_profile is not None:
@@ -74,13 +74,13 @@ def _free(gpus: Sequence[GpuView], request: Request, at: PlanTime) -> int:
 
 
 def free_share(gpu: GpuView, request: Request, at: PlanTime) -> int:
-    """What a share could be given of the card, were it small enough."""
+    """The largest share of the GPU that the request could have now."""
     closed = not gpu.healthy or gpu_offers.others_share(gpu, request) or gpu_offers.reserved(gpu, request, at)
     return 0 if closed else gpu.milli_free
 
 
 def _why_not_free(gpus: Sequence[GpuView], request: Request, at: PlanTime) -> str:
-    """Each card that gives nothing is counted once, under the first of the reasons that hold."""
+    """Counts each unusable GPU once, under the first reason that applies."""
     counts = {"quarantined": 0, "reserved": 0, "shared by another project": 0, "in use": 0}
     for gpu in gpus:
         if not gpu_offers.units(gpu, request, at):
@@ -91,7 +91,7 @@ def _why_not_free(gpus: Sequence[GpuView], request: Request, at: PlanTime) -> st
 
 
 def why_not(gpu: GpuView, request: Request, at: PlanTime) -> str:
-    """Why a card gives the request nothing now."""
+    """Why the request can use nothing of the GPU now."""
     if (
         gpu_offers.others_share(gpu, request)
         and gpu_offers.unowned_units(gpu, request)
@@ -104,17 +104,17 @@ def why_not(gpu: GpuView, request: Request, at: PlanTime) -> str:
 
 
 def labels(request: Request) -> str:
-    """The node selector as it is written: `disk=nvme, zone=a`."""
+    """The node selector: `disk=nvme, zone=a`."""
     return ", ".join(label(request, key, value) for key, value in sorted(request.selector.items()))
 
 
 def label(request: Request, key: str, value: str) -> str:
-    """`zone=a`; `zone=a (required by the project)` where an admin has set it for the whole project."""
+    """`zone=a`; `zone=a (required by the project)` if an admin set it for the project."""
     return f"{key}={value}{' (required by the project)' if key in request.project_selector else ''}"
 
 
 def cpus_and_memory(cpu_milli: int | None, memory_mib: int | None) -> str:
-    """`16 CPUs and 64 GiB`; null is the share that goes with the GPUs, a number only once there is a node."""
+    """`16 CPUs and 64 GiB`; None is the fair share for the GPUs, whose amount depends on the node."""
     if cpu_milli is None and memory_mib is None:
         return "the fair share of CPUs and memory"
     if cpu_milli is None:
@@ -125,14 +125,14 @@ def cpus_and_memory(cpu_milli: int | None, memory_mib: int | None) -> str:
 
 
 def amount(quota: str, value: float) -> str:
-    """An amount of what a quota limits: `4`, `0.125`, `64 GiB`."""
+    """An amount in the unit of a quota: `4`, `0.125`, `64 GiB`."""
     if quota in {"memory_mib", "disk_mib"}:
         return memory(round(value))
     return f"{value:.3f}".rstrip("0").removesuffix(".")
 
 
 def over(over: Over) -> tuple[str, str]:
-    """What a node is refused for by a quota: what was wanted and what the project has left."""
+    """The `wanted` and `had` of a refusal by quota: the requested amount and what the project has left."""
     limit = amount(over.quota, over.limit)
     if over.asked is None:
         return "GPUs", f"{over.quota}: {amount(over.quota, over.used)} of {limit} used"

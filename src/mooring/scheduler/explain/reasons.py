@@ -1,4 +1,4 @@
-"""Why one request waits, node by node, and what would fit instead."""
+"""Why one request waits, per node, and what would fit instead."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
@@ -15,16 +15,16 @@ from mooring.scheduler.packing.search import find
 
 @dataclass(frozen=True, slots=True)
 class FittingAlternatives:
-    """What would fit now in the place of a request, everything else in it being the same."""
+    """Changes to a request, each by itself, with which it would fit now."""
 
     max_count_now: int  # the most GPUs; 0 if not even one
-    models_now: tuple[str, ...]  # NVML names of the models that could be asked for
+    models_now: tuple[str, ...]  # NVML names of models that would fit
     share_milli_now: int | None = None  # the largest share of one GPU, if a share is asked for; null: none
     without_same_numa: bool = False  # it would fit if its GPUs need not be on one NUMA node
 
 
 def explain(nodes: Iterable[NodeView], request: Request, at: PlanTime) -> tuple[Refusal, ...]:
-    """Every reason of every node that cannot host the request now, by the node's id."""
+    """Every reason of every node that cannot host the request now, in order of node id."""
     by_id = sorted(nodes, key=lambda node: node.id)
     return tuple(refusal for node in by_id for refusal in refusals(node, request, at))
 
@@ -32,36 +32,36 @@ def explain(nodes: Iterable[NodeView], request: Request, at: PlanTime) -> tuple[
 def unplaced(
     nodes: Sequence[NodeView], request: Request, at: PlanTime, cache: CycleCache | None = None
 ) -> Unplaced:
-    """Say why none of the nodes can host the request, with the refusals of each."""
-    cache = _of(nodes, cache)
-    told = cluster_wide.unplaced(cache.cluster, cache.node_groups, request, at)
-    return replace(told, refusals=explain(nodes, request, at))
+    """Explain why no node can host the request, with the refusals of each node."""
+    cache = _updated(nodes, cache)
+    explanation = cluster_wide.unplaced(cache.cluster, cache.node_groups, request, at)
+    return replace(explanation, refusals=explain(nodes, request, at))
 
 
 def over_quota(
     nodes: Sequence[NodeView], request: Request, at: PlanTime, cache: CycleCache | None = None
 ) -> Over | None:
     """The quota that an unplaced request waits for; None if something else keeps it out."""
-    cache = _of(nodes, cache)
+    cache = _updated(nodes, cache)
     return cluster_wide.over_quota(cache.cluster, cache.node_groups, request, at)
 
 
 def would_fit(
     nodes: Sequence[NodeView], request: Request, at: PlanTime, cache: CycleCache | None = None
 ) -> FittingAlternatives:
-    cluster = _of(nodes, cache).cluster
+    cluster = _updated(nodes, cache).cluster
     if not request.gpu_count:
         return FittingAlternatives(0, ())
     without_numa = replace(request, same_numa=False)
     return FittingAlternatives(
-        _most(cluster, request, at),
-        _models(cluster, request, at),
-        _share(cluster, request, at),
+        _max_count(cluster, request, at),
+        _fitting_models(cluster, request, at),
+        _max_share(cluster, request, at),
         request.same_numa and not _fits(cluster, request, at) and _fits(cluster, without_numa, at),
     )
 
 
-def _of(nodes: Sequence[NodeView], cache: CycleCache | None) -> CycleCache:
+def _updated(nodes: Sequence[NodeView], cache: CycleCache | None) -> CycleCache:
     cache = cache or CycleCache()
     cache.update(nodes)
     return cache
@@ -71,15 +71,15 @@ def _fits(cluster: ClusterState, request: Request, at: PlanTime) -> bool:
     return find(cluster, request, at) is not None
 
 
-def _most(cluster: ClusterState, request: Request, at: PlanTime) -> int:
-    """A share is of one GPU, and stays it."""
+def _max_count(cluster: ClusterState, request: Request, at: PlanTime) -> int:
+    """The most GPUs that fit; a share is always of one GPU."""
     if _is_share(request):
         return int(_fits(cluster, request, at))
     most = max((len(kind.places) for kind in cluster.kinds), default=0)
     return _largest(most, lambda count: _fits(cluster, replace(request, gpu_count=count), at))
 
 
-def _share(cluster: ClusterState, request: Request, at: PlanTime) -> int | None:
+def _max_share(cluster: ClusterState, request: Request, at: PlanTime) -> int | None:
     if not _is_share(request):
         return None
     largest = _largest(WHOLE_MILLI - 1, lambda milli: _fits(cluster, replace(request, gpu_milli=milli), at))
@@ -91,11 +91,11 @@ def _is_share(request: Request) -> bool:
 
 
 def _largest(most: int, fits: Callable[[int], bool]) -> int:
-    """The largest number up to `most` that fits, where what is smaller fits as well; 0 if none does."""
+    """The largest number up to `most` that fits, if all smaller ones fit as well; 0 if none does."""
     return bisect_left(range(1, most + 1), 1, key=lambda number: int(not fits(number)))
 
 
-def _models(cluster: ClusterState, request: Request, at: PlanTime) -> tuple[str, ...]:
+def _fitting_models(cluster: ClusterState, request: Request, at: PlanTime) -> tuple[str, ...]:
     there = sorted(
         {place.model for number in set(cluster.kind_of.tolist()) for place in cluster.kinds[number].places}
     )

@@ -1,9 +1,7 @@
-"""One sentence for people, out of what stops all the nodes.
+"""Summarize in one sentence why no node can host a request.
 
-It is found by a funnel: rules are taken in the order of the census' stages, each lets through the nodes that
-do not break it, and the rule that stops the last of them is the one worth telling, of those that came so far.
-What never changes comes before what passes: that the only node with an H200 is cordoned says more than that
-the other nine, which are ready, have none.
+The sentence is about the last stage of `STAGES` that any node reaches, and the nodes that reach it. Permanent
+obstacles come first: that the only node with an H200 is cordoned says more than that ready nodes have none.
 """
 
 from collections import Counter
@@ -32,10 +30,10 @@ from mooring.scheduler.model import GpuView, NodeView, PlanTime, Request
 
 
 def summarize(survey: Survey, request: Request, at: PlanTime, *, free: str = "free ") -> str:
-    """Say why none of the nodes can host the request now.
+    """Explain why no node can host the request now.
 
     Args:
-        free: how to call what is left of a node; "" where the nodes are thought empty.
+        free: the word for free resources; "" if the nodes are assumed to be empty.
     """
     if not len(survey):
         return "no nodes have joined yet"
@@ -135,18 +133,18 @@ def _too_few_gpus(case: _Case) -> str:
 
 
 def _most_free_share(case: _Case, node: NodeView) -> int:
-    cards_there = (gpu for of_model in case.suitable(node) for gpu in of_model)
-    return max(phrases.free_share(gpu, case.request, case.at) for gpu in cards_there)
+    gpus = (gpu for of_model in case.suitable(node) for gpu in of_model)
+    return max(phrases.free_share(gpu, case.request, case.at) for gpu in gpus)
 
 
 def _free(gpus: Sequence[GpuView], request: Request, at: PlanTime) -> int:
-    """The most that could be given together."""
-    together = gpu_offers.neighbourhoods(gpus, request)
-    return max((sum(gpu_offers.units(gpu, request, at) for gpu in there) for there in together), default=0)
+    """The most units that one allocation could have."""
+    numa_groups = gpu_offers.numa_groups(gpus, request)
+    return max((sum(gpu_offers.units(gpu, request, at) for gpu in there) for there in numa_groups), default=0)
 
 
 def _none_left(case: _Case) -> str:
-    """Reserved cards, and those that another project shares, are told of: they look free elsewhere."""
+    """Mentions reserved GPUs and those shared by another project: they look free in other views."""
     reasons = {
         phrases.why_not(gpu, case.request, case.at)
         for example in case.survey.groups_left()
@@ -166,7 +164,7 @@ def _too_little_beside(case: _Case) -> str:
         beside = f" beside {phrases.gpus(request, free=case.free)}"
     else:
         wanted = phrases.cpus_and_memory(*needs(request, closest))
-    # Most requests name no disk: it is worth telling only where a node lacks it.
+    # Most requests have no `disk_mib`: disk is mentioned only if a node lacks it.
     if request.disk_mib is not None or not all(disk.fits(request, node) for node in left):
         wanted += f" and {phrases.memory(disk.needed(request, closest))} of disk"
     free = f" {case.free}".rstrip()
@@ -182,7 +180,7 @@ def _failed_checks(case: _Case, node: NodeView) -> str:
 
 
 def _lack(node: NodeView, request: Request) -> tuple[int, float]:
-    """How many of CPUs, memory and disk are too few, and the missing parts of what is asked for, added up."""
+    """How many of CPUs, memory and disk are short, and the sum of the missing fractions."""
     cpu_milli, memory_mib = needs(request, node)
     cpu_lacks, memory_lacks = cpu_milli - node.cpu_milli_free, memory_mib - node.memory_mib_free
     parts = max(0, cpu_lacks) / max(1, cpu_milli) + max(0, memory_lacks) / max(1, memory_mib)
@@ -193,7 +191,7 @@ def _lack(node: NodeView, request: Request) -> tuple[int, float]:
 
 
 def _not_its_turn(case: _Case) -> str:
-    """It fits, and is kept out by what others that wait have been promised."""
+    """The request fits, but the backfill slots of units ahead keep it out."""
     until = "" if case.request.max_duration_s is not None else "; with max_duration_s it might start before"
     return f"what is free is kept for others that are ahead in the queue{until}"
 

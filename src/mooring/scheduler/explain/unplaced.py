@@ -1,4 +1,4 @@
-"""Why each of those that wait does: one sentence for all that are alike, and whether waiting can help."""
+"""Why each pending request waits: one sentence per kind of request, and whether waiting can help."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -16,37 +16,37 @@ from mooring.scheduler.packing import search
 from mooring.scheduler.packing.search import Key
 from mooring.scheduler.units import Unit
 
-# Of several members that wait for different things, the first is told.
+# If members wait for different reasons, the first of these is reported.
 _SEVERITY = ("no_nodes", "never_placeable", "quota", "waiting_for_capacity", "waiting_for_turn")
 
 
 def explain_all(
     cluster: ClusterState, node_groups: NodeGroups, waiting: Iterable[Unit], at: PlanTime
 ) -> tuple[Unplaced, ...]:
-    """Told of the world after the look, which is the one users see; without the refusals of each node."""
-    told: dict[Key, Unplaced] = {}
+    """Explain by the cluster state after the cycle, which users see; without the refusals per node."""
+    known: dict[Key, Unplaced] = {}
     return tuple(
         replace(each, instance_id=member.instance_id)
         for unit in waiting
-        for member, each in _of_unit(cluster, node_groups, unit, at, told)
+        for member, each in _explain_unit(cluster, node_groups, unit, at, known)
     )
 
 
-def _of_unit(
-    cluster: ClusterState, node_groups: NodeGroups, unit: Unit, at: PlanTime, told: dict[Key, Unplaced]
+def _explain_unit(
+    cluster: ClusterState, node_groups: NodeGroups, unit: Unit, at: PlanTime, known: dict[Key, Unplaced]
 ) -> Iterable[tuple[Request, Unplaced]]:
     if unit.gang is not None and not gangs.whole(cluster, unit):
         there = len(unit.members) + gangs.held(cluster, unit)
         summary = f"{there} of the group's {unit.gang.size} members are here; they start together"
         incomplete = Unplaced("", (), ever=True, summary=summary, code="waiting_for_members")
         return [(member, incomplete) for member in unit.members]
-    alone = [(member, _of_shape(cluster, node_groups, member, at, told)) for member in unit.members]
+    alone = [(member, _explain_request(cluster, node_groups, member, at, known)) for member in unit.members]
     if unit.gang is None:
         return alone
     if over := gangs.over_quota(unit):
-        kept_out = Unplaced("", (), alone[0][1].ever, phrases.waits_for(over), over, code="quota")
-        return [(member, kept_out) for member in unit.members]
-    # A gang waits for what its worst member waits for; where each would fit alone, for all at once.
+        blocked = Unplaced("", (), alone[0][1].ever, phrases.waits_for(over), over, code="quota")
+        return [(member, blocked) for member in unit.members]
+    # A gang waits for its worst member's reason, or, if each fits alone, for room for all at once.
     worst = min((each for _member, each in alone), key=lambda each: _SEVERITY.index(each.code))
     if worst.ever and (never := _never_together(cluster, unit)):
         worst = replace(worst, ever=False, summary=never, code="never_placeable")
@@ -57,7 +57,7 @@ def _of_unit(
 
 
 def _never_together(cluster: ClusterState, unit: Unit) -> str | None:
-    """Why all members of a gang could never run at once, as far as counting tells."""
+    """Why the members of a gang could never run at once, by the upper bound of `most_members`."""
     wanted, most = len(unit.members) + gangs.held(cluster, unit), most_members(cluster, unit)
     if unit.gang is None or most is None or most >= wanted:
         return None
@@ -65,29 +65,27 @@ def _never_together(cluster: ClusterState, unit: Unit) -> str | None:
     return f"no room could ever be made for all {wanted} members of the group: {where} could host {most}"
 
 
-def _of_shape(
-    cluster: ClusterState, node_groups: NodeGroups, request: Request, at: PlanTime, told: dict[Key, Unplaced]
+def _explain_request(
+    cluster: ClusterState,
+    node_groups: NodeGroups,
+    request: Request,
+    at: PlanTime,
+    known: dict[Key, Unplaced],
 ) -> Unplaced:
     asked = search.key(request)
-    if asked not in told:
-        told[asked] = unplaced(cluster, node_groups, request, at)
-    return told[asked]
+    if asked not in known:
+        known[asked] = unplaced(cluster, node_groups, request, at)
+    return known[asked]
 
 
 def unplaced(cluster: ClusterState, node_groups: NodeGroups, request: Request, at: PlanTime) -> Unplaced:
-    """Say why none of the nodes can host the request, without the refusals of each."""
+    """Explain why no node can host the request, without the refusals per node."""
     survey = node_groups.now(request, at)
     if not len(survey):
         over = quotas.over_anywhere(request)
         summary = phrases.waits_for(over) if over else summarize(survey, request, at)
-        return Unplaced(
-            request.instance_id,
-            (),
-            ever=False,
-            summary=summary,
-            over=over,
-            code="quota" if over else "no_nodes",
-        )
+        code = "quota" if over else "no_nodes"
+        return Unplaced(request.instance_id, (), ever=False, summary=summary, over=over, code=code)
     if_empty = node_groups.if_empty(request, at)
     ever = if_empty.last == FITS
     if over := over_quota(cluster, node_groups, request, at):
@@ -100,9 +98,9 @@ def unplaced(cluster: ClusterState, node_groups: NodeGroups, request: Request, a
 
 
 def over_quota(cluster: ClusterState, node_groups: NodeGroups, request: Request, at: PlanTime) -> Over | None:
-    """The quota that an unplaced request waits for: it is kept from every node, or from one that it fits.
+    """The quota that an unplaced request waits for: it forbids every node, or each node with room.
 
-    Of a node that is full as well, the quota is no news: the wait is over when another node has room.
+    A quota that forbids only full nodes is ignored: the request starts when another node has room.
     """
     if request.quota is None:
         return None
@@ -116,11 +114,11 @@ def _over_where_it_fits(
     asked: dict[tuple[int, int], Over | None] = {}
     fitting = survey.left() if survey.last == FITS else []
     for index in sorted(fitting, key=lambda index: cluster.node(index).id):
-        alike = int(survey.group[index]), int(cluster.kind_of[index])
-        if alike not in asked:
+        group = int(survey.group[index]), int(cluster.kind_of[index])
+        if group not in asked:
             node = cluster.node(index)
             models = dict.fromkeys(offer.model for offer in gpu_offers.offers(node, request, at))
             overs = [quotas.over(request, model, *needs(request, node)) for model in models]
-            asked[alike] = overs[0] if all(overs) else None
-    # Where one of them is within the quota, something else keeps the request out.
+            asked[group] = overs[0] if all(overs) else None
+    # If one of them is within the quota, something else keeps the request out.
     return next(iter(asked.values()), None) if all(asked.values()) else None

@@ -1,4 +1,4 @@
-"""What a node must have to host a request: one function per rule, and every rule that is broken is told."""
+"""The filters that a node must pass to host a request. Each failed filter yields its refusals."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -13,18 +13,18 @@ Filter = Callable[[NodeView, Request, PlanTime], Iterator[Refusal]]
 
 
 def refusals(node: NodeView, request: Request, at: PlanTime) -> Iterator[Refusal]:
-    """Every reason why this node cannot host the request at this moment; none if it can."""
-    for rule in FILTERS:
-        yield from rule(node, request, at)
+    """Every reason why this node cannot host the request now; none if it can."""
+    for each in FILTERS:
+        yield from each(node, request, at)
 
 
 def fits(node: NodeView, request: Request, at: PlanTime) -> bool:
-    """Whether there is no refusal; without the words for them, which cost more than the answer."""
+    """Whether there is no refusal. Faster than `refusals`, which builds texts."""
     return bool(fitting_offers(node, request, at))
 
 
 def fitting_offers(node: NodeView, request: Request, at: PlanTime) -> list[gpu_offers.Offer]:
-    """What the node and the request's quota leave, the preferred first; empty where it does not fit."""
+    """The offers within the request's quota, the preferred first; empty if the node cannot host it."""
     if node.state is not NodeState.READY or not admits(node, request):
         return []
     cpu_milli, memory_mib = needs(request, node)
@@ -39,9 +39,9 @@ def fitting_offers(node: NodeView, request: Request, at: PlanTime) -> list[gpu_o
 
 
 def admits(node: NodeView, request: Request) -> bool:
-    """Whether an admin's rules and the request's own selector let it onto the node, however full that is.
+    """Whether labels and node reservations let the request onto the node, however full it is.
 
-    Every part of the scheduler that passes over nodes asks this, or the masks of `search.admitting`.
+    Each search over nodes in the scheduler checks this, or the masks of `search.admitting`.
     """
     return has_labels(node, request) and is_open_to(node, request.project_id)
 
@@ -67,7 +67,7 @@ def node_selector(node: NodeView, request: Request, at: PlanTime) -> Iterator[Re
 
 
 def reserved_node(node: NodeView, request: Request, at: PlanTime) -> Iterator[Refusal]:
-    """Does not say for whom: other projects are nobody's business."""
+    """Does not disclose the other projects."""
     if not is_open_to(node, request.project_id):
         yield _refusal(node, "node_reserved", "a node open to this project", "reserved for other projects")
 
@@ -109,7 +109,7 @@ def gpu_model(node: NodeView, request: Request, at: PlanTime) -> Iterator[Refusa
 
 
 def mig(node: NodeView, request: Request, at: PlanTime) -> Iterator[Refusal]:
-    """Silent where the node has no GPU of the model, as all rules that follow are."""
+    """Passes if the node has no GPU of the model, as all later GPU filters do."""
     there = _of_model(node, request) if request.gpu_count else []
     if not there or _in_mode(there, request):
         return
@@ -132,7 +132,7 @@ def gpu_memory(node: NodeView, request: Request, at: PlanTime) -> Iterator[Refus
 
 
 def compute_capability(node: NodeView, request: Request, at: PlanTime) -> Iterator[Refusal]:
-    """Silent also where a card that is capable enough is too small."""
+    """Passes also if no GPU has enough memory."""
     least = request.gpu_min_compute_capability
     if least is None or not request.gpu_count:
         return
@@ -145,20 +145,20 @@ def compute_capability(node: NodeView, request: Request, at: PlanTime) -> Iterat
 
 
 def gpu_count(node: NodeView, request: Request, at: PlanTime) -> Iterator[Refusal]:
-    """Silent where no GPU of the node is suitable at all, which the rules above have said."""
+    """Passes if no GPU of the node is suitable: the filters above refuse that."""
     suitable = gpu_offers.suitable(node, request) if request.gpu_count else {}
     if suitable and not gpu_offers.offers(node, request, at):
         groups = list(suitable.values())
-        yield _refusal(node, *_lack_of_gpus(groups, request, at), phrases.stock(suitable, request, at))
+        yield _refusal(node, *_lack_of_gpus(groups, request, at), phrases.gpu_counts(suitable, request, at))
 
 
 def quota(node: NodeView, request: Request, at: PlanTime) -> Iterator[Refusal]:
-    """Silent where the node has no GPUs to give, which the rules above have said."""
+    """Passes if the node has too few free GPUs: the filters above refuse that."""
     if request.quota is None:
         return
-    given = needs(request, node)
+    needed = needs(request, node)
     models = dict.fromkeys(offer.model for offer in gpu_offers.offers(node, request, at))
-    overs = [quotas.over(request, model, *given) for model in models]
+    overs = [quotas.over(request, model, *needed) for model in models]
     if overs and (first := overs[0]) and all(overs):
         yield _refusal(node, "quota", *phrases.over(first))
 
@@ -188,7 +188,7 @@ def _in_mode(gpus: Sequence[GpuView], request: Request) -> list[GpuView]:
 
 
 def _lack_of_gpus(groups: Sequence[Sequence[GpuView]], request: Request, at: PlanTime) -> tuple[str, str]:
-    """The code, found by what must be thought away for one group to have enough, and what was wanted."""
+    """The code and what was wanted. The code names the restriction without which one group would suffice."""
     wanted = phrases.gpus(request)
     count = request.gpu_count
 

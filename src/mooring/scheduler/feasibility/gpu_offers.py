@@ -1,4 +1,4 @@
-"""Which cards of a node would do for a request, and which of them can be given now."""
+"""Which GPUs of a node are suitable for a request, and which of them can be allocated now."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from mooring.scheduler.packing import links
 
 
 class GpuTraits(Protocol):
-    """What never changes about a card."""
+    """The constant properties of a GPU."""
 
     @property
     def model(self) -> str: ...
@@ -28,19 +28,19 @@ class GpuTraits(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Cards of one model to choose from, of which there are enough; none for a request without GPUs."""
+    """Enough usable GPUs of one model; none for a request without GPUs."""
 
-    rank: int  # of the model among those asked for, the preferred is 0
+    rank: int  # of the model in the request's order of preference, from 0
     model: str
-    cards: tuple[GpuView, ...]
-    there: tuple[GpuView, ...]  # all of the model that would do, in use or not
+    gpus: tuple[GpuView, ...]
+    all_suitable: tuple[GpuView, ...]  # all suitable ones of the model, in use or not
 
 
 NO_GPUS = Offer(0, "", (), ())
 
 
 def suitable(node: NodeView, request: Request) -> dict[str, list[GpuView]]:
-    """The cards that would do, in use or not, by model: those given are all of one."""
+    """The suitable GPUs, in use or not, by model: an allocation has GPUs of one model."""
     found: dict[str, list[GpuView]] = {}
     for gpu in node.gpus:
         if would_do(gpu, request):
@@ -49,7 +49,7 @@ def suitable(node: NodeView, request: Request) -> dict[str, list[GpuView]]:
 
 
 def would_do(gpu: GpuTraits, request: Request) -> bool:
-    """Whether a card is what is asked for, whoever has it now."""
+    """Whether a GPU is suitable, in use or not."""
     return (
         preference(request, gpu.model) is not None
         and right_mode(gpu, request)
@@ -59,20 +59,20 @@ def would_do(gpu: GpuTraits, request: Request) -> bool:
 
 
 def right_mode(gpu: GpuTraits, request: Request) -> bool:
-    """A card with MIG enabled is given out by its MIG devices and never itself."""
+    """With MIG enabled, only the MIG devices of a GPU are allocated."""
     if request.mig_profile is None:
         return not gpu.mig_enabled
     return gpu.mig_enabled and any(device.profile == request.mig_profile for device in gpu.mig)
 
 
 def memory_of(gpu: GpuTraits, request: Request) -> int:
-    """The memory (MiB) that a request sees: the card's, or the MIG device's."""
+    """The memory (MiB) of the GPU, or of the requested MIG device."""
     return gpu.memory_mib if request.mig_profile is None else mig_memory_mib(request.mig_profile)
 
 
 @lru_cache(maxsize=256)
 def mig_memory_mib(profile: str) -> int:
-    """What the profile's name tells: 10 GiB of `1g.10gb`; 0 where it tells nothing."""
+    """MiB by the profile's name: 10240 for `1g.10gb`; 0 if the name has no size."""
     size = profile.partition(".")[2].partition("gb")[0]
     return int(size) * 1024 if size.isdigit() else 0
 
@@ -82,7 +82,7 @@ def large_enough(gpu: GpuTraits, request: Request) -> bool:
 
 
 def capable_enough(gpu: GpuTraits, request: Request) -> bool:
-    """A card that does not tell its compute capability is not trusted to have it."""
+    """A GPU of unknown compute capability fails any minimum."""
     least = request.gpu_min_compute_capability
     return least is None or (
         gpu.compute_capability is not None and version(gpu.compute_capability) >= version(least)
@@ -95,17 +95,17 @@ def version(text: str) -> tuple[int, ...]:
 
 
 def units(gpu: GpuView, request: Request, at: PlanTime) -> int:
-    """How often the request's part of one card could be given from this one now."""
+    """How many of the requested shares, MIG devices or whole GPUs this GPU can provide now."""
     return 0 if reserved(gpu, request, at) else unreserved_units(gpu, request)
 
 
 def unreserved_units(gpu: GpuView, request: Request) -> int:
-    """As `units`, were there no reservations."""
+    """As `units`, ignoring reservations."""
     return 0 if others_share(gpu, request) else unowned_units(gpu, request)
 
 
 def unowned_units(gpu: GpuView, request: Request) -> int:
-    """As `unreserved_units`, were the shares on the card its own project's."""
+    """As `unreserved_units`, ignoring which project owns the shares on the GPU."""
     if not gpu.healthy:
         return 0
     if request.mig_profile is not None:
@@ -114,14 +114,14 @@ def unowned_units(gpu: GpuView, request: Request) -> int:
 
 
 def others_share(gpu: GpuView, request: Request) -> bool:
-    """R12: shares of one card are all of one project. MIG devices are cards of their own in this."""
+    """R12: all shares of a GPU belong to one project. MIG devices are exempt: they are isolated."""
     if request.mig_profile is not None or gpu.free:
         return False
     return gpu.project_id != request.project_id
 
 
 def reserved(gpu: GpuView, request: Request, at: PlanTime) -> bool:
-    """Whether a reservation of another project begins before the request has gone, and has not ended yet."""
+    """Whether a reservation of another project overlaps the time from now to the end of the request."""
     return bool(gpu.holds) and any(
         hold.project_id != request.project_id and hold.from_at < at.end_of(request) and hold.to_at > at.now
         for hold in gpu.holds
@@ -129,82 +129,80 @@ def reserved(gpu: GpuView, request: Request, at: PlanTime) -> bool:
 
 
 def own_reserved(gpu: GpuView, request: Request, at: PlanTime) -> bool:
-    """Whether the card is held for the request's project right now."""
     return bool(gpu.holds) and any(
         hold.project_id == request.project_id and hold.from_at <= at.now < hold.to_at for hold in gpu.holds
     )
 
 
 def offers(node: NodeView, request: Request, at: PlanTime) -> list[Offer]:
-    """What there is enough of now, the preferred first: by model, and by NUMA node where it must be one."""
+    """The offers now, the preferred first: one per model, or per NUMA node if `same_numa` is set."""
     if not request.gpu_count:
         return [NO_GPUS]
     found = [
-        Offer(preference(request, model) or 0, model, cards, tuple(there))
+        Offer(preference(request, model) or 0, model, gpus, tuple(there))
         for model, there in suitable(node, request).items()
-        for cards in neighbourhoods(usable(there, request, at), request)
-        if enough(cards, request, at)
+        for gpus in numa_groups(usable(there, request, at), request)
+        if enough(gpus, request, at)
     ]
-    return sorted(found, key=lambda offer: (offer.rank, offer.model, offer.cards[0].index))
+    return sorted(found, key=lambda offer: (offer.rank, offer.model, offer.gpus[0].index))
 
 
-def usable(cards: Iterable[GpuView], request: Request, at: PlanTime) -> list[GpuView]:
-    """Those of which the request could be given something now."""
-    return [gpu for gpu in cards if units(gpu, request, at)]
+def usable(gpus: Iterable[GpuView], request: Request, at: PlanTime) -> list[GpuView]:
+    return [gpu for gpu in gpus if units(gpu, request, at)]
 
 
-def neighbourhoods(cards: Sequence[GpuView], request: Request) -> list[tuple[GpuView, ...]]:
-    """The sets of cards of which all that are given must come from one."""
+def numa_groups(gpus: Sequence[GpuView], request: Request) -> list[tuple[GpuView, ...]]:
+    """The sets of GPUs of which an allocation must use only one."""
     if not request.same_numa or request.gpu_count == 1:
-        return [tuple(cards)] if cards else []
-    # What does not tell where it is counts as near nothing.
+        return [tuple(gpus)] if gpus else []
+    # A GPU on an unknown NUMA node is in no set.
     by_numa: dict[int, list[GpuView]] = {}
-    for gpu in cards:
+    for gpu in gpus:
         if gpu.numa_node is not None:
             by_numa.setdefault(gpu.numa_node, []).append(gpu)
     return [tuple(there) for _numa, there in sorted(by_numa.items())]
 
 
 def enough(usable: Sequence[GpuView], request: Request, at: PlanTime) -> bool:
-    """Whether all that is asked for could be given from these, something from each."""
+    """Whether these GPUs together provide what is requested."""
     if len(usable) >= request.gpu_count:
         return True
     return sum(units(gpu, request, at) for gpu in usable) >= request.gpu_count
 
 
 def near_enough(node: NodeView, request: Request) -> bool:
-    """Whether enough is free on one NUMA node, reservations aside, which depend on the moment."""
+    """Whether one NUMA node has enough free, ignoring reservations, which depend on the time."""
     return any(
         sum(unreserved_units(gpu, request) for gpu in there) >= request.gpu_count
         for of_model in suitable(node, request).values()
-        for there in neighbourhoods(of_model, request)
+        for there in numa_groups(of_model, request)
     )
 
 
 def grants(request: Request, offer: Offer, at: PlanTime, prefer: str = "") -> tuple[GpuAllocation, ...]:
-    """What exactly is given: the best connected whole cards, the fullest card that has the share.
+    """Choose the allocations: the best connected whole GPUs, or the fullest GPU that has the share.
 
     Args:
-        prefer: the UUID of the card of which a share is to be given.
+        prefer: the UUID of the GPU to take a share from, if it is usable.
     """
     if not request.gpu_count:
         return ()
-    mine = [gpu for gpu in offer.cards if own_reserved(gpu, request, at)]
-    cards: Sequence[GpuView] = mine if enough(mine, request, at) else offer.cards
-    sound = [gpu for gpu in cards if not gpu.last]
-    if len(sound) < len(cards) and enough(sound, request, at):
-        cards = sound
+    own = [gpu for gpu in offer.gpus if own_reserved(gpu, request, at)]
+    gpus: Sequence[GpuView] = own if enough(own, request, at) else offer.gpus
+    sound = [gpu for gpu in gpus if not gpu.last]
+    if len(sound) < len(gpus) and enough(sound, request, at):
+        gpus = sound
     if request.mig_profile is not None:
-        return _mig_grants(request, cards)
+        return _mig_grants(request, gpus)
     if request.gpu_milli < WHOLE_MILLI:
-        fullest = min(cards, key=lambda gpu: (gpu.uuid != prefer, gpu.milli_free, gpu.index, gpu.uuid))
+        fullest = min(gpus, key=lambda gpu: (gpu.uuid != prefer, gpu.milli_free, gpu.index, gpu.uuid))
         return (GpuAllocation(fullest.uuid, request.gpu_milli),)
-    return tuple(GpuAllocation(uuid) for uuid in links.choose(cards, request.gpu_count, offer.there))
+    return tuple(GpuAllocation(uuid) for uuid in links.choose(gpus, request.gpu_count, offer.all_suitable))
 
 
-def _mig_grants(request: Request, cards: Iterable[GpuView]) -> tuple[GpuAllocation, ...]:
-    """From the card with the fewest left, so that others keep what belongs together."""
-    fullest = sorted(cards, key=lambda gpu: (gpu.last, unowned_units(gpu, request), gpu.index, gpu.uuid))
+def _mig_grants(request: Request, gpus: Iterable[GpuView]) -> tuple[GpuAllocation, ...]:
+    """From the GPU with the fewest free devices first, to avoid fragmentation."""
+    fullest = sorted(gpus, key=lambda gpu: (gpu.last, unowned_units(gpu, request), gpu.index, gpu.uuid))
     free = (
         sorted(each.uuid for each in gpu.mig if each.free and each.profile == request.mig_profile)
         for gpu in fullest

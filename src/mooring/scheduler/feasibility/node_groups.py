@@ -1,7 +1,7 @@
-"""All nodes at a glance: what keeps a request from each of them, found by groups of nodes that are alike.
+"""What keeps a request from each node, evaluated by groups of nodes with GPUs in the same condition.
 
-Thousands of nodes times hundreds of different requests would be too much for one question each. Cards in the
-same condition refuse alike, so each condition is asked once; CPUs and memory are compared as arrays.
+Evaluating each of hundreds of different requests on each of thousands of nodes would be too slow. GPU filters
+run once per group; CPUs and memory are compared as arrays.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ from mooring.scheduler.packing import search
 from mooring.scheduler.packing.node_classes import ask_of, owner_of
 
 Ints = NDArray[np.int64]
-# In this order they are told: what never changes before what passes (see `summary`).
+# In the order of `summary`: permanent obstacles before temporary ones.
 STAGES: tuple[frozenset[str], ...] = (
     frozenset({"selector_mismatch"}),
     frozenset({"node_reserved"}),
@@ -42,7 +42,7 @@ STAGES: tuple[frozenset[str], ...] = (
     ),
 )
 LABELS, RESERVED, MODEL, MODE, SIZE, CAPABILITY, STATE, COUNT, BESIDE, FITS = range(len(STAGES) + 2)
-_OF_CARDS: tuple[filters.Filter, ...] = (
+_GPU_FILTERS: tuple[filters.Filter, ...] = (
     filters.gpu_model,
     filters.mig,
     filters.gpu_memory,
@@ -51,46 +51,45 @@ _OF_CARDS: tuple[filters.Filter, ...] = (
 )
 
 
-# Requests of which it is remembered where the cards of each group stop them.
-_MAX_ASKED = 512
+# Different requests whose stages are cached.
+_MAX_CACHED = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """Where each node stops one request, quotas aside."""
+    """The stage at which each node refuses one request; quotas are ignored."""
 
-    nodes: Sequence[NodeView | None]  # by index; null: no longer there
-    # By node: the first stage that it does not pass; `BESIDE` is CPUs, memory and disk, `FITS` nothing.
+    nodes: Sequence[NodeView | None]  # by index; None: removed
+    # By node: the first failed stage. `BESIDE` is CPUs, memory and disk; `FITS` is none.
     stage: Ints
     group: Ints  # by node
-    examples: Mapping[int, NodeView]  # a node of each group, whose cards stand for all in it
+    examples: Mapping[int, NodeView]  # a node of each group, with the GPUs of all in it
     all_ready: bool
-    seen_as: Callable[[NodeView], NodeView] = lambda node: node  # how the nodes are thought to be
+    view: Callable[[NodeView], NodeView] = lambda node: node  # applied to each node of `nodes`
 
     def __len__(self) -> int:
         return int((self.stage >= 0).sum())
 
     @property
     def last(self) -> int:
-        """The stage that the farthest of the nodes came to; -1 without nodes."""
+        """The last stage that any node reaches; -1 without nodes."""
         return int(self.stage.max(initial=-1))
 
     def left(self) -> list[int]:
-        """The nodes that came so far."""
+        """The nodes that reach the last stage."""
         return np.flatnonzero(self.stage == self.last).tolist()
 
     def node(self, index: int) -> NodeView:
-        """KeyError if it is no longer there."""
+        """Raises KeyError if it was removed."""
         if (node := self.nodes[index]) is None:
             raise KeyError(index)
-        return self.seen_as(node)
+        return self.view(node)
 
     def groups_left(self) -> list[NodeView]:
-        """An example of each group of which nodes are left."""
         return [self.examples[group] for group in np.unique(self.group[self.stage == self.last]).tolist()]
 
     def most(self, amount: Callable[[NodeView], int]) -> tuple[int, Ints]:
-        """The largest amount that the cards of the nodes left have, and the nodes that have it."""
+        """The largest amount among the nodes left, and the nodes that have it. It depends on GPUs only."""
         left = np.flatnonzero(self.stage == self.last)
         groups = np.unique(self.group[left])
         amounts = {group: amount(self.examples[group]) for group in groups.tolist()}
@@ -104,7 +103,7 @@ class Survey:
 
 
 class NodeGroups:
-    """The nodes of a world by the condition of their cards, brought up to date when it is asked."""
+    """The nodes of a cluster state, grouped by the condition of their GPUs; updated on each call."""
 
     def __init__(self, cluster: ClusterState) -> None:
         self._cluster = cluster
@@ -116,18 +115,18 @@ class NodeGroups:
         self._memory = np.zeros(0, np.int64)
         self._ready = np.zeros(0, np.bool_)
         self._there = np.zeros(0, np.bool_)
-        # What of a request cards are asked about -> group, or kind, -> stage.
+        # GPU part of a request -> group or node kind -> stage.
         self._stages: dict[object, dict[int, int]] = {}
         self._stages_if_empty: dict[object, dict[int, int]] = {}
 
     def now(self, request: Request, at: PlanTime) -> Survey:
         self._update()
-        stages = _Stages(self._examples, _known(request, self._stages), request, at)
+        stages = _Stages(self._examples, _cached_stages(request, self._stages), request, at)
         short = search.short_of_disk(self._cluster, request)
         return self._survey(request, self._group, stages, self._cpu, self._memory, self._ready, short)
 
     def if_empty(self, request: Request, at: PlanTime) -> Survey:
-        """As if all nodes were schedulable and healthy, and nothing ran or was held anywhere."""
+        """As if all nodes were ready and healthy, and nothing were running or reserved."""
         self._update()
         cluster = self._cluster
         kinds = cluster.kind_of
@@ -137,10 +136,10 @@ class NodeGroups:
         cpu = np.array([kind.cpu_milli for kind in cluster.kinds], np.int64)[kinds]
         memory = np.array([kind.memory_mib for kind in cluster.kinds], np.int64)[kinds]
         ready = np.ones(len(kinds), np.bool_)
-        stages = _Stages(examples, _known(request, self._stages_if_empty), request, at)
+        stages = _Stages(examples, _cached_stages(request, self._stages_if_empty), request, at)
         short = search.short_of_disk(cluster, request, if_empty=True)
         survey = self._survey(request, kinds, stages, cpu, memory, ready, short)
-        return replace(survey, seen_as=empty)
+        return replace(survey, view=empty)
 
     def _survey(
         self,
@@ -159,7 +158,7 @@ class NodeGroups:
         of_group = np.full(max(stages.examples, default=0) + 1, FITS, np.int64)
         for number in np.unique(group[self._there]).tolist() if request.gpu_count else ():
             of_group[number] = stages.of(number)
-        # Only of nodes that are there: kinds and groups of those that went may be of none now.
+        # Kinds and groups of removed nodes may have no nodes left.
         stage[self._there] = np.minimum(stage[self._there], of_group[group[self._there]])
         stage[self._there & ~ready] = np.minimum(stage, STATE)[self._there & ~ready]
         if (opened := search.open_to(self._cluster, request)) is not None:
@@ -169,14 +168,11 @@ class NodeGroups:
         return Survey(self._cluster.nodes, stage, group, stages.examples, bool(ready[self._there].all()))
 
     def _wanted(self, request: Request) -> tuple[Ints, Ints]:
-        """The CPUs and memory that it takes on each node."""
         wanted = [
             needs_beside(request, kind.cpu_milli, kind.memory_mib, kind.cards) for kind in self._cluster.kinds
         ]
         by_kind = np.array(wanted, np.int64).reshape(-1, 2)[self._cluster.kind_of]
         return by_kind[:, 0], by_kind[:, 1]
-
-    # ---- up to date
 
     def _update(self) -> None:
         cluster = self._cluster
@@ -201,7 +197,7 @@ class NodeGroups:
 
 
 def _condition(gpu: GpuView) -> tuple[object, ...]:
-    """All of a card that rules ask about."""
+    """All properties of a GPU that filters use."""
     return (
         gpu.model,
         gpu.memory_mib,
@@ -218,7 +214,7 @@ def _condition(gpu: GpuView) -> tuple[object, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Stages:
-    """The stage at which the cards of each group stop one request, remembered where it is always the same."""
+    """The stage at which the GPUs of each group refuse one request, cached if it does not depend on time."""
 
     examples: Mapping[int, NodeView]
     known: dict[int, int]
@@ -229,22 +225,22 @@ class _Stages:
         stage = self.known.get(group)
         if stage is None:
             node = self.examples[group]
-            stage = _stage_of_cards(node, self.request, self.at)
-            if not any(gpu.holds for gpu in node.gpus):  # of which time makes something else
+            stage = _gpu_stage(node, self.request, self.at)
+            if not any(gpu.holds for gpu in node.gpus):  # reservations depend on time
                 self.known[group] = stage
         return stage
 
 
-def _known(request: Request, stages: dict[object, dict[int, int]]) -> dict[int, int]:
+def _cached_stages(request: Request, stages: dict[object, dict[int, int]]) -> dict[int, int]:
     key = (request.gpu_count, request.gpu_milli, *ask_of(request), request.same_numa, owner_of(request))
-    if len(stages) >= _MAX_ASKED and key not in stages:
+    if len(stages) >= _MAX_CACHED and key not in stages:
         stages.clear()
     return stages.setdefault(key, {})
 
 
-def _stage_of_cards(node: NodeView, request: Request, at: PlanTime) -> int:
-    """The first stage at which the node's cards stop the request; `FITS` if none does."""
-    for rule in _OF_CARDS:
-        if codes := {refusal.code for refusal in rule(node, request, at)}:
+def _gpu_stage(node: NodeView, request: Request, at: PlanTime) -> int:
+    """The first stage at which the node's GPUs refuse the request; `FITS` if none does."""
+    for each in _GPU_FILTERS:
+        if codes := {refusal.code for refusal in each(node, request, at)}:
             return next(stage for stage, of_stage in enumerate(STAGES) if codes & of_stage)
     return FITS

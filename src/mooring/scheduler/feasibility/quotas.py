@@ -1,10 +1,8 @@
 """What a project's quota leaves for a request.
 
-What a request takes wherever it is placed counts from the moment it is asked for: it was let in, and is held
-back at its placement only by what is placed already (when the limit was lowered since). What depends on the
-place, its share of CPUs and memory or which model "any GPU" turns out to be, counts from its placement, and
-must then leave room for what others that wait have been promised. So what is held and waited for never comes
-to more than the limit.
+Amounts that are the same on every node count while a request is pending; placement checks them again, against
+placed amounts only, because the limit may be lower by then. Amounts that depend on the node (fair shares, the
+model of "any GPU") count from placement, which must leave room for the counted amounts of pending requests.
 """
 
 from collections.abc import Mapping, Set
@@ -25,17 +23,17 @@ Amounts = Mapping[str, int]
 
 
 def wherever(limits: Amounts, request: Request) -> dict[str, int]:
-    """What of the limited things the request takes on every node; absent: that depends on the node."""
+    """The limited amounts that are the same on every node; others are omitted."""
     cpu_milli, memory_mib = fixed(request)
     amounts = _amounts(limits, request, cpu_milli, memory_mib)
-    # Whatever has every word that the request asks for has those of the limit.
+    # A limit applies if each model that the request accepts matches it.
     certain = [_of_models(limits, request, asked) for asked in request.gpu_models]
     of_all = set.intersection(*map(set, certain)) if certain else set()
     return amounts | {name: gpu_milli(request) for name in of_all}
 
 
 def there(limits: Amounts, request: Request, model: str, cpu_milli: int, memory_mib: int) -> dict[str, int]:
-    """What of the limited things the request takes with GPUs of this model (none: "") and so much else."""
+    """The limited amounts of a placement with this GPU model ("": none), CPUs and memory."""
     return _amounts(limits, request, cpu_milli, memory_mib) | _of_models(limits, request, model)
 
 
@@ -61,9 +59,9 @@ def _of_models(limits: Amounts, request: Request, model: str) -> dict[str, int]:
 
 
 def over_when_asked(quota: Quota, request: Request, count: int = 1) -> Over | None:
-    """The first limit that so many of the request would exceed if they began to wait."""
+    """The first limit that `count` such requests would exceed when they are queued."""
     amounts = {name: count * amount for name, amount in wherever(quota.limits, request).items()}
-    return _first_over(quota, amounts, beside_all=quota.limits.keys())
+    return _first_over(quota, amounts, with_pending=quota.limits.keys())
 
 
 def over_anywhere(request: Request) -> Over | None:
@@ -76,22 +74,22 @@ def over_anywhere(request: Request) -> Over | None:
 
 
 def over(request: Request, model: str, cpu_milli: int, memory_mib: int) -> Over | None:
-    """The first limit that keeps the request from such a placement."""
+    """The first limit that forbids such a placement."""
     quota = request.quota
     if quota is None:
         return None
     if anywhere := over_anywhere(request):
         return anywhere
     amounts = there(quota.limits, request, model, cpu_milli, memory_mib)
-    unpromised = amounts.keys() - wherever(quota.limits, request).keys()
-    return _first_over(quota, amounts, beside_all=unpromised)
+    node_dependent = amounts.keys() - wherever(quota.limits, request).keys()
+    return _first_over(quota, amounts, with_pending=node_dependent)
 
 
-def _first_over(quota: Quota, amounts: Amounts, beside_all: Set[str] = frozenset()) -> Over | None:
-    """Args: beside_all: the limits under which what waits counts as used, too."""
+def _first_over(quota: Quota, amounts: Amounts, with_pending: Set[str] = frozenset()) -> Over | None:
+    """Args: with_pending: the limits for which pending requests count as used, too."""
     for name, limit in quota.limits.items():
         asked = amounts.get(name, 0)
-        used = quota.placed.get(name, 0) + (quota.waiting.get(name, 0) if name in beside_all else 0)
+        used = quota.placed.get(name, 0) + (quota.waiting.get(name, 0) if name in with_pending else 0)
         if asked and used + asked > limit:
             return Over(name, _shown(name, limit), _shown(name, used), _shown(name, asked))
     return None
@@ -103,18 +101,18 @@ def _shown(name: str, amount: int) -> float:
 
 
 def promised(quota: Quota, request: Request) -> Quota:
-    """The quota once the request waits."""
+    """The quota with the request pending."""
     return replace(quota, waiting=_sum(quota.waiting, wherever(quota.limits, request)))
 
 
 def without(quota: Quota, request: Request) -> Quota:
-    """The quota for something else in the place of a request that waits: what others wait for is taken."""
+    """The quota for a replacement of a pending request: amounts of other pending requests count as placed."""
     others = _sum(quota.waiting, wherever(quota.limits, request), sign=-1)
     return replace(quota, placed=_sum(quota.placed, others), waiting={})
 
 
 def after(quota: Quota, request: Request, model: str, cpu_milli: int, memory_mib: int) -> Quota:
-    """The quota once the request, which waits, has been placed like this."""
+    """The quota after the placement of a pending request."""
     takes = there(quota.limits, request, model, cpu_milli, memory_mib)
     waiting = _sum(quota.waiting, wherever(quota.limits, request), sign=-1)
     return replace(quota, placed=_sum(quota.placed, takes), waiting=waiting)

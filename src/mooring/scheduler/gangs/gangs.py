@@ -1,7 +1,7 @@
-"""Members of a gang are placed all together, as near to one another as can be.
+"""Place the members of a gang together, as close to each other as possible.
 
-Sets of nodes are tried from the tightest: one node, one fabric, one zone, one swarm, any. An overlay network
-needs one node or one swarm. What already runs of the gang draws the others to itself.
+Domains are tried from the tightest: one node, one fabric, one zone, one swarm, any nodes. An overlay network
+needs one node or one swarm. New members join the running members of the gang.
 """
 
 from collections.abc import Callable, Hashable, Iterator
@@ -19,14 +19,14 @@ from mooring.scheduler.packing import search
 from mooring.scheduler.packing.search import Allowed, Found, Key, find
 from mooring.scheduler.units import Unit
 
-# Sets of one kind that are tried: the first has room, or the ones with the most room do not.
+# The most sets of nodes to try per kind of domain.
 _MAX_SETS = 16
 Domain = Callable[[NodeView], Hashable]
 Allowing = Callable[[Request], Allowed | None]
 
 
 def whole(cluster: ClusterState, unit: Unit) -> bool:
-    """Whether all members of the gang are there: those that wait, and those that hold something."""
+    """Whether all members of the gang exist, pending or placed."""
     return unit.gang is None or len(unit.members) + held(cluster, unit) >= unit.gang.size
 
 
@@ -35,7 +35,7 @@ def held(cluster: ClusterState, unit: Unit) -> int:
 
 
 def key(cluster: ClusterState, unit: Unit) -> Key:
-    """As `search.key`, of a unit; whoever joins members that run already is like nobody else."""
+    """As `search.key`, of a unit. A gang with placed members has a key of its own."""
     if unit.gang is None:
         return search.key(unit.first)
     joins = unit.gang.group_id if _homes(cluster, unit) else ""
@@ -43,18 +43,18 @@ def key(cluster: ClusterState, unit: Unit) -> Key:
 
 
 def place(cluster: ClusterState, unit: Unit, at: PlanTime, allowing: Allowing) -> list[Found] | None:
-    """Give all members their places, which are taken then; None, and nothing is taken, if one has none."""
+    """Place all members and update the cluster state; None, with the state unchanged, if one does not fit."""
     if unit.gang is None:
-        return _together(cluster, list(unit.members), at, None, allowing)
+        return _place_members(cluster, list(unit.members), at, None, allowing)
     members = sorted(unit.members, key=_size)
     for among in (*_single_nodes(cluster, unit, at), *sets(cluster, unit)):
-        if found := _together(cluster, members, at, among, allowing):
+        if found := _place_members(cluster, members, at, among, allowing):
             return found
     return None
 
 
 def _size(request: Request) -> tuple[int, int, int, str]:
-    """The largest first: they have the fewest nodes to choose from."""
+    """Sort key, largest first: large members fit on the fewest nodes."""
     return (
         -gpu_milli(request),
         -(request.cpu_milli or 0),
@@ -63,10 +63,10 @@ def _size(request: Request) -> tuple[int, int, int, str]:
     )
 
 
-def _together(
+def _place_members(
     cluster: ClusterState, members: list[Request], at: PlanTime, among: Mask | None, allowing: Allowing
 ) -> list[Found] | None:
-    """Each is taken before the next is looked for; all are given back if one finds nothing."""
+    """Place the members in turn; all placements are undone if one does not fit."""
     placed: list[Found] = []
     quota = members[0].quota
     with cluster.what_if() as what_if:
@@ -83,7 +83,7 @@ def _together(
 
 
 def over_quota(unit: Unit) -> Over | None:
-    """The limit that keeps the unit from every node: what each member takes wherever it is, added up."""
+    """The limit that keeps the unit from every node, by the sum of its members' fixed amounts."""
     quota = unit.first.quota
     for member in unit.members:
         if quota is None or (over := quotas.over_anywhere(replace(member, quota=quota))):
@@ -94,18 +94,15 @@ def over_quota(unit: Unit) -> Over | None:
 
 
 def counted(quota: Quota | None, request: Request, found: Found) -> Quota | None:
-    """The quota once this is placed."""
+    """The quota after this placement."""
     if quota is None:
         return None
     placed = found.placement
     return quotas.after(quota, request, found.model, placed.cpu_milli, placed.memory_mib)
 
 
-# ---- sets of nodes, from the tightest
-
-
 def sets(cluster: ClusterState, unit: Unit) -> Iterator[Mask | None]:
-    """Masks to try in turn, of more than one node. Others join the members that run already if they can."""
+    """Masks of several nodes (None: all), tightest first; each includes the placed members if it can."""
     homes = _homes(cluster, unit)
     overlay = unit.gang is not None and unit.gang.network == "overlay"
     for domain in _WITHIN_SWARMS if overlay else _DOMAINS:
@@ -119,11 +116,11 @@ def _homes(cluster: ClusterState, unit: Unit) -> list[int]:
 
 
 def _single_nodes(cluster: ClusterState, unit: Unit, at: PlanTime) -> Iterator[Mask]:
-    """The nodes where all would fit if they were one, as far as one request can say it."""
+    """Nodes that may have room for all members: by their combined request, or else by the largest member."""
     if homes := _homes(cluster, unit):
         candidates = homes if len(homes) == 1 else []
-    elif (sum_of_all := _as_one(unit)) is not None:
-        found = find(cluster, sum_of_all, at)
+    elif (combined := _combined_request(unit)) is not None:
+        found = find(cluster, combined, at)
         candidates = [found.index] if found else []
     else:
         largest = min(unit.members, key=_size)
@@ -134,8 +131,8 @@ def _single_nodes(cluster: ClusterState, unit: Unit, at: PlanTime) -> Iterator[M
         yield mask
 
 
-def _as_one(unit: Unit) -> Request | None:
-    """One request for what all members ask for; None where that cannot be said."""
+def _combined_request(unit: Unit) -> Request | None:
+    """One request for the sum of all members; None if their requests cannot be combined."""
     first = unit.first
     shapes = {
         search.shape(replace(member, gpu_count=0, cpu_milli=0, memory_mib=0, disk_mib=0))
@@ -143,11 +140,11 @@ def _as_one(unit: Unit) -> Request | None:
     }
     if len(shapes) > 1 or first.gpu_milli < WHOLE_MILLI or first.same_numa:
         return None
-    taken = [fixed(member) for member in unit.members]
-    cpus = [cpu_milli for cpu_milli, _ in taken if cpu_milli is not None]
-    memory = [memory_mib for _, memory_mib in taken if memory_mib is not None]
+    needed = [fixed(member) for member in unit.members]
+    cpus = [cpu_milli for cpu_milli, _ in needed if cpu_milli is not None]
+    memory = [memory_mib for _, memory_mib in needed if memory_mib is not None]
     disk = [member.disk_mib for member in unit.members if member.disk_mib is not None]
-    if any(len(given) not in {0, len(taken)} for given in (cpus, memory, disk)):
+    if any(len(given) not in {0, len(needed)} for given in (cpus, memory, disk)):
         return None
     return replace(
         first,
@@ -155,7 +152,7 @@ def _as_one(unit: Unit) -> Request | None:
         cpu_milli=sum(cpus) if cpus else None,
         memory_mib=sum(memory) if memory else None,
         disk_mib=sum(disk) if disk else None,
-        stands_for=len(taken),
+        stands_for=len(needed),
         quota=None,
     )
 
@@ -185,28 +182,28 @@ _WITHIN_SWARMS = tuple(map(_within_swarm, _DOMAINS))
 
 
 def _of_domain(cluster: ClusterState, unit: Unit, domain: Domain, homes: list[int]) -> Iterator[Mask]:
-    """The sets with enough free cards: the one with the fewest first, which leaves the others whole."""
+    """The sets with enough free GPUs, the one with the fewest first, to keep larger ones free."""
     of_node, values = cluster.groups_by(domain)
-    of_each = cluster.numbers(_free, _free)
+    per_node = cluster.numbers(_free_milli, _free_milli)
     if (admitting := search.admitting(cluster, unit.first)) is not None:
-        of_each = np.where(admitting, of_each, 0)
-    free = np.bincount(of_node, weights=of_each, minlength=len(values))
-    # Where members run in several of these sets, no such set can hold all.
-    of_homes = set(of_node[homes].tolist())
+        per_node = np.where(admitting, per_node, 0)
+    free = np.bincount(of_node, weights=per_node, minlength=len(values))
+    # If members run in several of these sets, no set can have all.
+    home_sets = set(of_node[homes].tolist())
     enough = [
         number
         for number in np.unique(of_node[of_node > 0]).tolist()
-        if free[number] >= _least(unit) and (not of_homes or of_homes == {number})
+        if free[number] >= _min_free_milli(unit) and (not home_sets or home_sets == {number})
     ]
     for number in sorted(enough, key=lambda number: (free[number], str(values[number])))[:_MAX_SETS]:
         yield of_node == number
 
 
-def _free(node: NodeView) -> int:
-    """Thousandths of healthy cards."""
+def _free_milli(node: NodeView) -> int:
+    """Free thousandths of healthy GPUs."""
     return sum(gpu.milli_free for gpu in node.gpus if gpu.healthy)
 
 
-def _least(unit: Unit) -> int:
-    """MIG devices are not counted on their cards."""
+def _min_free_milli(unit: Unit) -> int:
+    """Free thousandths that a set must have; 0 for MIG devices, which are not counted in them."""
     return 0 if unit.first.mig_profile is not None else unit.gpu_milli

@@ -1,4 +1,4 @@
-"""How many members of a gang there is room for at all: what waits for more can never start."""
+"""The most members of a gang that the cluster could ever run at once; a larger gang can never start."""
 
 from collections import Counter
 
@@ -14,38 +14,38 @@ from mooring.scheduler.units import Unit
 
 
 def most_members(cluster: ClusterState, unit: Unit) -> int | None:
-    """No fewer than could run together if nothing else ran anywhere; None where members differ.
+    """An upper bound for the members that run at once in an empty cluster; None if members differ.
 
-    On nodes of one swarm or on one node where they need an overlay network, otherwise on all nodes.
+    With an overlay network, it is for one node or the nodes of one swarm, otherwise for all nodes.
     """
     if unit.gang is None or len({search.shape(member) for member in unit.members}) > 1:
         return None
-    of_node = _of_nodes(cluster, unit.first)
+    per_node = _per_node(cluster, unit.first)
     if unit.gang.network == "host":
-        return int(of_node.sum())
+        return int(per_node.sum())
     of_swarm, _swarms = cluster.groups_by(swarm)
-    together = np.bincount(of_swarm, weights=of_node)[1:]
-    return int(max(together.max(initial=0), of_node.max(initial=0)))
+    together = np.bincount(of_swarm, weights=per_node)[1:]
+    return int(max(together.max(initial=0), per_node.max(initial=0)))
 
 
-def _of_nodes(cluster: ClusterState, request: Request) -> Ints:
-    kinds = np.array([_of_kind(cluster, number, request) for number in range(len(cluster.kinds))], np.int64)
-    there, admitting = cluster.mask("there", lambda _node: True), search.admitting(cluster, request)
-    return np.where(there if admitting is None else there & admitting, kinds[cluster.kind_of], 0)
+def _per_node(cluster: ClusterState, request: Request) -> Ints:
+    kinds = np.array([_per_kind(cluster, number, request) for number in range(len(cluster.kinds))], np.int64)
+    present, admitting = cluster.mask("there", lambda _node: True), search.admitting(cluster, request)
+    return np.where(present if admitting is None else present & admitting, kinds[cluster.kind_of], 0)
 
 
-def _of_kind(cluster: ClusterState, number: int, request: Request) -> int:
+def _per_kind(cluster: ClusterState, number: int, request: Request) -> int:
     kind = cluster.kinds[number]
     cpu_milli, memory_mib = needs_beside(request, kind.cpu_milli, kind.memory_mib, kind.cards)
     limits = [
         total // each for total, each in ((kind.cpu_milli, cpu_milli), (kind.memory_mib, memory_mib)) if each
     ]
     if request.gpu_count:
-        limits.append(_of_cards(cluster, number, request))
+        limits.append(_by_gpus(cluster, number, request))
     return min(limits, default=0)
 
 
-def _of_cards(cluster: ClusterState, number: int, request: Request) -> int:
+def _by_gpus(cluster: ClusterState, number: int, request: Request) -> int:
     suitable = cluster.suitable(number, request)
     models = {model for _rank, model in suitable.models}
     places = Counter(

@@ -1,4 +1,4 @@
-"""When a gang could start: the first moment at which enough nodes have room at once."""
+"""The earliest time at which a whole gang can start."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -19,15 +19,15 @@ from mooring.scheduler.packing.search import placement
 from mooring.scheduler.units import Unit
 
 Floats = NDArray[np.float64]
-Bounds = dict[str, Floats]  # by member, as `Starts.bounds` gives them
+Bounds = dict[str, Floats]  # by member; values of `StartTimes.bounds`
 
 
 def gang_start(
     cluster: ClusterState, start_times: StartTimes, unit: Unit, at: PlanTime, backfill: BackfillPlanner
 ) -> list[BackfillSlot] | None:
-    """A part for each member, all from one moment on; None where no declared ends make room for all.
+    """A slot for each member, all with one start time; None if no declared ends make room for all.
 
-    Nodes of which something is kept for others are left to them.
+    Nodes with backfill slots of other units are not used.
     """
     bounds = {member.instance_id: start_times.bounds(member, at).values for member in unit.members}
     best: tuple[float, list[BackfillSlot]] | None = None
@@ -41,7 +41,7 @@ def gang_start(
 
 
 def _domains(cluster: ClusterState, unit: Unit, backfill: BackfillPlanner) -> list[list[int]]:
-    """The sets of nodes that the members may be spread over: all, for an overlay each swarm and each node."""
+    """The sets of nodes to spread members over: all nodes; with an overlay network, each swarm or node."""
     free = [(node.id, index) for index, node in cluster.present() if not backfill.slots(index)]
     nodes = [index for _id, index in sorted(free)]
     if unit.gang is None or unit.gang.network == "host":
@@ -49,25 +49,22 @@ def _domains(cluster: ClusterState, unit: Unit, backfill: BackfillPlanner) -> li
     homes = {cluster.node(index).swarm for index in cluster.groups.get(unit.gang.group_id, ())}
     swarms: dict[str, list[int]] = {}
     alone: list[list[int]] = []
-    there = set(cluster.groups.get(unit.gang.group_id, ()))
+    running_on = set(cluster.groups.get(unit.gang.group_id, ()))
     for index in nodes:
+        gpu_milli = len(cluster.node(index).gpus) * WHOLE_MILLI
         if (swarm := cluster.node(index).swarm) is not None and (not homes or homes == {swarm}):
             swarms.setdefault(swarm, []).append(index)
-        elif (
-            swarm is None
-            and there <= {index}
-            and len(cluster.node(index).gpus) * WHOLE_MILLI >= unit.gpu_milli
-        ):
-            alone.append([index])  # on one node no network is needed
+        elif swarm is None and running_on <= {index} and gpu_milli >= unit.gpu_milli:
+            alone.append([index])  # one node needs no overlay network
     return [*swarms.values(), *alone]
 
 
 def _earliest(
     cluster: ClusterState, unit: Unit, at: PlanTime, nodes: list[int], bounds: Bounds
 ) -> tuple[float, list[BackfillSlot]] | None:
-    there = np.array(nodes, np.int64)
-    instants = {float(time) for values in bounds.values() for time in values[there] if time < inf}
-    times = sorted({max(time, at.now) for time in instants})
+    node_indexes = np.array(nodes, np.int64)
+    finite_times = {float(time) for values in bounds.values() for time in values[node_indexes] if time < inf}
+    times = sorted({max(time, at.now) for time in finite_times})
     if not times:
         return None
 
@@ -84,7 +81,7 @@ def _earliest(
 def _room(
     cluster: ClusterState, unit: Unit, then: PlanTime, at: PlanTime, nodes: list[int], bounds: Bounds
 ) -> list[BackfillSlot] | None:
-    """Where the members would go at that moment, one after the other on the first node that has room."""
+    """Slots at that time, each member on the first node that has room."""
     views: dict[int, NodeView] = {}
     parts: list[BackfillSlot] = []
     for member in sorted(unit.members, key=lambda member: (-member.gpu_count, member.instance_id)):
