@@ -1,4 +1,4 @@
-"""Small worlds to schedule in: plain makers for tables, strategies for properties."""
+"""Small clusters: factories for tables of cases, and strategies for property tests."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -11,14 +11,14 @@ from mooring.scheduler.cycle_cache import CycleCache
 from mooring.scheduler.model import GpuView, NodeView, Placement, PlanTime, Request
 from mooring.scheduler.packing.search import find
 
-AT = PlanTime(0.0)  # what these worlds are at, unless a test says otherwise
+AT = PlanTime(0.0)  # the time of these clusters, unless a test sets another
 H100 = "NVIDIA H100 80GB HBM3"
 A10 = "NVIDIA A10"
 T4 = "Tesla T4"
 V100 = "Tesla V100-SXM2-32GB"
 SIZES = {H100: 81_920, A10: 23_028, T4: 15_360, V100: 32_768}
 
-# DGX-1 with V100: two fully linked quads, joined card by card; each card has six lanes.
+# DGX-1 with V100: two fully linked quads, joined GPU by GPU; each GPU has six lanes.
 CUBE_MESH = (
     {1: 1, 2: 1, 3: 2, 4: 2},
     {0: 1, 2: 2, 3: 1, 5: 2},
@@ -102,16 +102,16 @@ def node(
 
 
 def h100s(node_id: str, in_use: int = 0, **changes: Any) -> NodeView:
-    """A node of eight H100 behind a switch, the first of which are in use."""
+    """A node of eight H100 behind an NVSwitch, of which the first `in_use` are allocated."""
     cards = gpus(H100, 8, on=node_id, lanes=lambda _a, _b: 18, in_use=tuple(range(in_use)))
     return node(node_id, cards, **changes)
 
 
 def place_one(nodes: Iterable[NodeView], asked: Request, at: PlanTime) -> Placement | None:
-    """Where it would go if nothing else waited."""
-    memory = CycleCache()
-    memory.update(tuple(nodes))
-    found = find(memory.cluster, asked, at)
+    """Its placement if nothing else is pending."""
+    cache = CycleCache()
+    cache.update(tuple(nodes))
+    found = find(cache.cluster, asked, at)
     return found.placement if found else None
 
 
