@@ -100,7 +100,7 @@ def test_a_backfill_slot_keeps_its_turn_when_fair_shares_change() -> None:
             },
             "a",
         ),
-        # A tenth of the CPUs counts less than half of the cache.
+        # A tenth of the CPUs counts less than half of the memory.
         (
             {
                 "a": ProjectView(used=ResourceUsage(cpu_s=6.4 * WEEK)),

@@ -27,17 +27,15 @@ def running(view: NodeView, places: range, ends_at: float | None, project: str =
         f"on-{uuids[0]}", project, tuple(map(GpuAllocation, uuids)), 0, 0, 50, preemptible=False, since=0.0,
         ends_at=ends_at,
     )  # fmt: skip
-    gpu_views = tuple(replace(gpu, milli_free=0) if gpu.uuid in uuids else gpu for gpu in view.gpus)
-    return replace(view, gpus=gpu_views, running=(*view.running, held))
+    views = tuple(replace(gpu, milli_free=0) if gpu.uuid in uuids else gpu for gpu in view.gpus)
+    return replace(view, gpus=views, running=(*view.running, held))
 
 
 def held(view: NodeView, places: range, begin: float, end: float, reservation: str = "r") -> NodeView:
     hold = ReservedPeriod(reservation, "other", begin, end)
     uuids = {view.gpus[place].uuid for place in places}
-    gpu_views = tuple(
-        replace(gpu, holds=(*gpu.holds, hold)) if gpu.uuid in uuids else gpu for gpu in view.gpus
-    )
-    return replace(view, gpus=gpu_views)
+    views = tuple(replace(gpu, holds=(*gpu.holds, hold)) if gpu.uuid in uuids else gpu for gpu in view.gpus)
+    return replace(view, gpus=views)
 
 
 def chosen(nodes: list[NodeView], what: Asked, **more: Any) -> list[str] | None:

@@ -1,4 +1,4 @@
-"""What people are told of a request that waits."""
+"""Explanations of pending requests."""
 
 from typing import Any
 
@@ -113,13 +113,13 @@ def test_a_quarantined_gpu_may_heal() -> None:
     assert _unplaced([node(cards=gpus(H100, 2, quarantined=(0, 1)))], request(2)).ever
 
 
-def test_the_reason_tells_of_the_world_after_the_run() -> None:
+def test_the_reason_describes_the_cluster_after_the_cycle() -> None:
     first = request(5, "H100", instance_id="i0")
     plan = schedule(Snapshot((h100s("n1"),), (first, request(4, "H100"))))
     assert plan.unplaced[0].summary == "no node has 4 free H100 (best: 3 on gpu-n1)"
 
 
-def test_explain_tells_only_of_nodes_that_refuse_by_id() -> None:
+def test_explain_lists_only_nodes_with_refusals_by_id() -> None:
     told = explain([h100s("n3", in_use=8), h100s("n2"), CPU_NODE, _cordoned("n1")], request(1), AT)
     assert [(each.node_id, each.code) for each in told] == [
         ("n1", "node_cordoned"),

@@ -1,4 +1,4 @@
-"""Each rule alone: what it refuses, and in which words."""
+"""The refusals of each rule."""
 
 from dataclasses import replace
 from typing import Any
@@ -148,12 +148,12 @@ REFUSED: list[tuple[NodeView, Request, list[tuple[str, str, str]]]] = [
 
 @pytest.mark.parametrize(("where", "asked", "expected"), REFUSED)
 def test_refused(where: NodeView, asked: Request, expected: list[tuple[str, str, str]]) -> None:
-    told = list(refusals(where, asked, AT))
-    assert [(each.code, each.wanted, each.had) for each in told] == expected
-    assert {(each.node_id, each.node_name) for each in told} == {("n1", "gpu-n1")}
+    found = list(refusals(where, asked, AT))
+    assert [(each.code, each.wanted, each.had) for each in found] == expected
+    assert {(each.node_id, each.node_name) for each in found} == {("n1", "gpu-n1")}
 
 
-def test_all_refusals_of_a_node_are_told() -> None:
+def test_all_refusals_of_a_node_are_listed() -> None:
     where = node(cards=FULL, state=NodeState.DRAINING, cpu_milli_free=0, memory_mib_free=0)
     asked = request(2, "H100", node_selector={"zone": "a"})
     assert [each.code for each in refusals(where, asked, AT)] == [

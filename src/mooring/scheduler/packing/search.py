@@ -246,7 +246,7 @@ class _Search:
         )
 
     def variants(self, keys: frozenset[str]) -> list[tuple[Shape, Mask | None]]:
-        """The request's shapes in the fleet, with explicit CPUs on nodes with MIG, whose default it cannot know."""
+        """The request's shapes in the fleet, which cannot compute the default CPUs on nodes with MIG."""
         plain = self.fleet_shape(keys)
         cpu_milli, memory_mib = plain.cpu_milli, plain.memory_mib
         with_mig = [number for number, kind in enumerate(self._cluster.kinds) if not kind.plain]
