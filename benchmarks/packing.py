@@ -143,9 +143,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--nodes", type=Path)
     parser.add_argument("--pods", type=Path)
     parser.add_argument("--synthetic", action="store_true", help="a small synthetic trace instead of files")
-    parser.add_argument(
-        "--arrive", type=float, default=1.3, help="stop at this multiple of the cluster's GPUs"
-    )
+    parser.add_argument("--arrive", type=float, default=1.3, help="stop at this multiple of all GPUs")
     parser.add_argument("--seeds", type=seeds, default="42..51")
     parser.add_argument("--policy", choices=POLICIES, default="mooring")
     parser.add_argument("--placements", type=Path, help="CSV with one row per offer")
@@ -163,9 +161,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(trace.WHERE, file=sys.stderr)
         return 2
     with ProcessPoolExecutor(options.processes) as pool:
-        futures = [
-            pool.submit(run, options.policy, machines, tasks, options.arrive, seed) for seed in options.seeds
-        ]
+        policy, arrive = options.policy, options.arrive
+        futures = [pool.submit(run, policy, machines, tasks, arrive, seed) for seed in options.seeds]
         runs = [each.result() for each in futures]
     if options.placements:
         write(options.placements, runs)

@@ -35,9 +35,9 @@ def options(node: Node, task: Task) -> Iterator[Option]:
             if free >= task.gpu_milli and free not in node.gpu_free[:gpu]:
                 yield (gpu,)
         return
-    free = [gpu for gpu, free in enumerate(node.gpu_free) if free == 1000]
-    if len(free) >= task.gpus:
-        yield tuple(free[: task.gpus])
+    whole = [gpu for gpu, free in enumerate(node.gpu_free) if free == 1000]
+    if len(whole) >= task.gpus:
+        yield tuple(whole[: task.gpus])
 
 
 class Peer:
@@ -159,7 +159,7 @@ def typical(tasks: Sequence[Task]) -> list[tuple[Target, float]]:
 
 
 def _fragment(state: State, target: Target) -> int:
-    """What a target cannot use: all that is free if the node cannot host it, else the parts too small for it."""
+    """What a target cannot use: all free GPUs of a node that cannot host it, else too small parts."""
     model, cpu_free, gpu_free = state
     cpu_milli, gpus, milli, models = target
     enough = sum(free >= milli for free in gpu_free)

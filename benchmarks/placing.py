@@ -40,9 +40,7 @@ def main(nodes: int, instances: int) -> int:
         _fill(template, nodes, instances)
         limit = _by_hand(cluster.create_database(template))
         rate = _by_the_loop(cluster.create_database(template), instances)
-    print(
-        f"handwritten statements: {limit:.0f} placements/s; the loop is at {100 * rate / limit:.0f} % of it"
-    )
+    print(f"handwritten statements: {limit:.0f} placements/s; the loop reaches {100 * rate / limit:.0f} %")
     return 0 if verdict("decided and committed", rate, WANTED_PER_S, "/s", at_least=True) else 1
 
 
