@@ -171,7 +171,8 @@ class NodeGroups:
     def _wanted(self, request: Request) -> tuple[Ints, Ints]:
         """The CPUs and memory that it takes on each node."""
         wanted = [
-            needs_beside(request, kind.cpu_milli, kind.memory_mib, kind.cards) for kind in self._cluster.kinds
+            needs_beside(request, kind.cpu_milli, kind.memory_mib, kind.gpu_count)
+            for kind in self._cluster.kinds
         ]
         by_kind = np.array(wanted, np.int64).reshape(-1, 2)[self._cluster.kind_of]
         return by_kind[:, 0], by_kind[:, 1]

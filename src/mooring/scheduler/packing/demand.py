@@ -11,10 +11,10 @@ from mooring.scheduler.packing.share_values import free_milli_values
 
 # Requests after which the weight of a request has halved: about a day of a busy cluster.
 HALF_LIFE = 10_000
-# The counts are compared with the current potential's once this fraction of them is new. A new potential is
-# built if this fraction of the requests has changed shape; until then, cached scores stay valid.
+# The counts are compared with those of the potential once this fraction of the requests is new.
 _COMPARE_AFTER = 0.2
 _FIRST_COMPARE_AFTER = 25
+# A new potential is built if this fraction has changed shape. Until then, cached scores stay valid.
 _REBUILD_DISTANCE = 0.05
 # The first bounds the memory, the second the time to build a potential.
 MAX_KNOWN = 512
@@ -37,19 +37,15 @@ class Demand:
     def __init__(self) -> None:
         self._counts: dict[Shape, float] = {}
         self._total = 0.0
-        self._uncounted: dict[Shape, int] = {}  # not counted yet
-        self._uncounted_n = 0
+        self._new: dict[Shape, int] = {}  # since the last comparison
+        self._new_total = 0
         self._modelled: dict[Shape, float] = {}  # fractions, as in the potential
-        self._potential = potential_for(_INITIAL)
-
-    @property
-    def potential(self) -> Potential:
-        return self._potential
+        self.potential = potential_for(_INITIAL)
 
     @property
     def known(self) -> int:
         """The number of distinct shapes."""
-        return len(self._counts) + len(self._uncounted)
+        return len(self._counts) + len(self._new)
 
     def count(self, shape: Shape) -> float:
         """The decayed count of requests for it up to the last comparison."""
@@ -58,29 +54,27 @@ class Demand:
     def offer(self, shape: Shape) -> bool:
         """Count one request. Returns whether `potential` has changed."""
         target = target_of(shape)
-        self._uncounted[target] = self._uncounted.get(target, 0) + 1
-        self._uncounted_n += 1
-        if (
-            self._uncounted_n < max(_FIRST_COMPARE_AFTER, _COMPARE_AFTER * self._total)
-            and len(self._uncounted) < MAX_KNOWN
-        ):
+        self._new[target] = self._new.get(target, 0) + 1
+        self._new_total += 1
+        due = max(_FIRST_COMPARE_AFTER, _COMPARE_AFTER * self._total)
+        if self._new_total < due and len(self._new) < MAX_KNOWN:
             return False
         self._merge_counts()
         fractions = {shape: count / self._total for shape, count in self._counts.items()}
         if _distance(fractions, self._modelled) < _REBUILD_DISTANCE:
             return False
         self._modelled = fractions
-        self._potential = potential_for(self._counts)
+        self.potential = potential_for(self._counts)
         return True
 
     def _merge_counts(self) -> None:
-        decay = 0.5 ** (self._uncounted_n / HALF_LIFE)
+        decay = 0.5 ** (self._new_total / HALF_LIFE)
         counts = {shape: count * decay for shape, count in self._counts.items()}
-        for shape, count in self._uncounted.items():
+        for shape, count in self._new.items():
             counts[shape] = counts.get(shape, 0.0) + count
         self._counts = dict(_most_requested(counts, MAX_KNOWN))
         self._total = sum(self._counts.values())
-        self._uncounted, self._uncounted_n = {}, 0
+        self._new, self._new_total = {}, 0
 
 
 def potential_for(counts: Mapping[Shape, float]) -> Potential:

@@ -39,8 +39,6 @@ class Fleet:
         self._views: OrderedDict[str, _NodeValues] = OrderedDict()
         self.refresh(nodes)
 
-    # ---- the nodes
-
     def __len__(self) -> int:
         """The length of a mask: present and removed nodes."""
         return len(self._nodes)
@@ -84,8 +82,6 @@ class Fleet:
         """Of two nodes with equal scores, the one with the higher rank is preferred."""
         return int(self._nodes.ranks[index])
 
-    # ---- queries
-
     def best(self, shape: Shape, among: Among = None, blocked: Blocked | None = None) -> Move | None:
         """The best move for a request; None if it fits nowhere.
 
@@ -110,8 +106,6 @@ class Fleet:
             self._move(node, shape, int(scores[node]), (blocked or {}).get(node, ()))
             for node in _highest(scores, count)
         ]
-
-    # ---- scores
 
     def _current_scores(self, shape: Shape) -> Ints:
         """The score of each node in the high bits, its rank in the low ones; -1 if the shape does not fit."""

@@ -101,8 +101,7 @@ class Moves:
         waste = self._waste.of(states.joined(after))
         scores = score(waste[origins] - waste[len(states) :])
         # The last write wins: ascending scores, and of equal ones the first alternative last.
-        order = np.argsort(scores[::-1], kind="stable")
-        order = len(scores) - 1 - order
+        order = len(scores) - 1 - np.argsort(scores[::-1], kind="stable")
         chosen = numbers[origins[order]]
         self._scores[chosen] = scores[order]
         self._positions[chosen] = positions[order]
@@ -146,5 +145,5 @@ class Moves:
 
 
 def score(saved: Ints) -> Ints:
-    """The reduction of waste in whole steps, shifted to be at needed 0."""
+    """The reduction of waste in whole steps, shifted to be at least 0."""
     return np.clip(_MIDDLE + (saved + _STEP // 2) // _STEP, 0, 2 * _MIDDLE)

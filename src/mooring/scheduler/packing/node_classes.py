@@ -34,11 +34,11 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class NodeKind:
-    """A node kind. `cards` is its number of GPUs; `places` has the devices of those with MIG enabled."""
+    """A node kind. `gpu_count` counts GPUs with MIG enabled once; `places` has their devices."""
 
     cpu_milli: int
     memory_mib: int
-    cards: int
+    gpu_count: int
     places: tuple[Place, ...]
 
     @property
@@ -49,7 +49,7 @@ class NodeKind:
     @property
     def plain(self) -> bool:
         """Whether no GPU has MIG enabled: only then can the fleet compute a fair share itself."""
-        return len(self.places) == self.cards
+        return len(self.places) == self.gpu_count
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,9 +88,8 @@ class NodeTable:
             if sign < 0 and shape.share and owners[place] not in {"", shape.owner}:
                 raise ValueError(f"GPU {place} of {self.ids[index]} is shared by another owner")
             gpu_free[place] += sign * shape.gpu_milli
-            owners[place] = (
-                (owners[place] or shape.owner) if shape.share and gpu_free[place] < WHOLE_MILLI else ""
-            )
+            shared = shape.share and gpu_free[place] < WHOLE_MILLI
+            owners[place] = (owners[place] or shape.owner) if shared else ""
         cpu_after, memory_after = self._cpu[index] + cpu_milli, int(self.memory[index]) + memory_mib
         if sign < 0 and min(cpu_after, memory_after, *gpu_free) < 0:
             raise ValueError(f"{self.ids[index]} does not have that much free")

@@ -65,7 +65,7 @@ def find(
     among: Mask | None = None,
     allowed: Allowed | None = None,
 ) -> Found | None:
-    """The best placement; None if there is none.
+    """The best placement; None if nothing fits.
 
     Args:
         among: the candidate nodes.
@@ -163,8 +163,6 @@ class _Search:
             return None
         return tuple(sorted({at for at, is_own in enumerate(own) if not is_own} | {*self._unsuitable(index)}))
 
-    # ---- models by preference
-
     def tiers(self) -> Iterator[frozenset[str]]:
         """Sets of equally preferred models, to be tried in this order."""
         if not self._request.gpu_count:
@@ -182,8 +180,6 @@ class _Search:
         """For GPUs only: CPUs and memory depend on the node and are checked later."""
         name = model.rpartition("\n")[2]
         return self._request.quota is None or not quotas.over(self._request, name, 0, 0)
-
-    # ---- places that cannot be used
 
     def _unsuitable(self, index: int) -> tuple[int, ...]:
         return self._cluster.suitable(int(self._cluster.kind_of[index]), self._request).unsuitable
@@ -204,14 +200,8 @@ class _Search:
         return blocked
 
     def _reserved(self, index: int) -> list[int]:
-        places = node_classes.units(self._cluster.node(index))
-        return [
-            place
-            for place, (gpu, _device) in enumerate(places)
-            if gpu_offers.reserved(gpu, self._request, self._at)
-        ]
-
-    # ---- the fleet
+        places = enumerate(node_classes.units(self._cluster.node(index)))
+        return [at for at, (gpu, _device) in places if gpu_offers.reserved(gpu, self._request, self._at)]
 
     def _best_of(
         self, keys: frozenset[str], among: Mask | None, blocked: dict[int, tuple[int, ...]]
@@ -265,7 +255,7 @@ class _Search:
 
     def _needs_of(self, number: int) -> tuple[int, int]:
         kind = self._cluster.kinds[number]
-        return needs_beside(self._request, kind.cpu_milli, kind.memory_mib, kind.cards)
+        return needs_beside(self._request, kind.cpu_milli, kind.memory_mib, kind.gpu_count)
 
     def _within_shares(self) -> Mask | None:
         """The nodes on which the default CPUs and memory are within the quota; None: all."""
@@ -283,14 +273,12 @@ class _Search:
             for number in range(len(self._cluster.kinds))
         )
 
-    # ---- the node
-
     def _on_node(self, move: Move, blocked: Collection[int]) -> Found | None:
         """The exact placement on the node, if the node and `allowed` permit one."""
         node = self._cluster.node(move.node)
-        there = list(node_classes.units(node)) if move.gpus else []
-        first = there[move.gpus[0]][0] if there else None
-        closed = {there[place][0].uuid for place in blocked} if there else set()
+        places = list(node_classes.units(node)) if move.gpus else []
+        first = places[move.gpus[0]][0] if places else None
+        closed = {places[place][0].uuid for place in blocked} if places else set()
         for offer in self._offers(node, first):
             placed = placement(node, self._request, offer, self._at, first.uuid if first else "")
             if closed.isdisjoint(placed.gpu_uuids) and (
