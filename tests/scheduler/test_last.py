@@ -6,8 +6,8 @@ from mooring.scheduler.model import GpuView, MigView, PlanTime, ReservedPeriod
 from tests.scheduler.worlds import A10, AT, H100, cube_mesh, gpus, node, place_one, request
 
 
-def _warned(cards: tuple[GpuView, ...], *places: int) -> tuple[GpuView, ...]:
-    return tuple(replace(gpu, last=place in places) for place, gpu in enumerate(cards))
+def _warned(gpu_views: tuple[GpuView, ...], *places: int) -> tuple[GpuView, ...]:
+    return tuple(replace(gpu, last=place in places) for place, gpu in enumerate(gpu_views))
 
 
 def test_on_one_node_the_others_go_first() -> None:
@@ -49,9 +49,9 @@ def test_shares_and_mig_devices_go_elsewhere_first_too() -> None:
 
 
 def test_a_reserved_gpu_with_a_warning_comes_after_the_other_reserved_ones() -> None:
-    hold = ReservedPeriod("r1", "p1", 0.0, 1000.0)
-    cards = tuple(replace(gpu, holds=(hold,)) for gpu in _warned(gpus(H100, 3, on="n1"), 0))
-    here = node("n1", cards)
+    period = ReservedPeriod("r1", "p1", 0.0, 1000.0)
+    gpu_views = tuple(replace(gpu, holds=(period,)) for gpu in _warned(gpus(H100, 3, on="n1"), 0))
+    here = node("n1", gpu_views)
     asked = replace(request(1), project_id="p1")
     placed = place_one([here], asked, PlanTime(1.0))
     assert placed is not None and placed.gpu_uuids[0] in {"GPU-n1-1", "GPU-n1-2"}

@@ -44,19 +44,19 @@ def placements_match_their_requests(snapshot: Snapshot, plan: SchedulingPlan) ->
     cluster = {node.id: node for node in snapshot.nodes}
     for placed in plan.placements:
         request, node = asked[placed.instance_id], cluster[placed.node_id]
-        cards = [gpu for gpu in node.gpus if gpu.uuid in placed.gpu_uuids]
+        gpu_views = [gpu for gpu in node.gpus if gpu.uuid in placed.gpu_uuids]
         assert len(placed.grants) == request.gpu_count
         assert all(grant.milli == request.gpu_milli for grant in placed.grants)
-        assert len({gpu.model for gpu in cards}) <= 1
-        assert all(preference(request, gpu.model) is not None for gpu in cards)
+        assert len({gpu.model for gpu in gpu_views}) <= 1
+        assert all(preference(request, gpu.model) is not None for gpu in gpu_views)
         assert all(
-            (gpu.compute_capability or "") >= (request.gpu_min_compute_capability or "") for gpu in cards
+            (gpu.compute_capability or "") >= (request.gpu_min_compute_capability or "") for gpu in gpu_views
         )
         if request.mig_profile is None:
-            assert all(gpu.memory_mib >= (request.gpu_min_memory_mib or 0) for gpu in cards)
+            assert all(gpu.memory_mib >= (request.gpu_min_memory_mib or 0) for gpu in gpu_views)
         if request.same_numa and request.gpu_count > 1:
-            assert len({gpu.numa_node for gpu in cards}) == 1
-            assert cards[0].numa_node is not None
+            assert len({gpu.numa_node for gpu in gpu_views}) == 1
+            assert gpu_views[0].numa_node is not None
         assert node.state is NodeState.READY
         assert request.node_selector.items() <= node.labels.items()
         assert (placed.cpu_milli, placed.memory_mib) == needs(request, node)
@@ -86,23 +86,23 @@ def unplaced_requests_fit_nowhere_or_wait_their_turn(snapshot: Snapshot, plan: S
 def forecast_requests_fit_at_their_start_time(snapshot: Snapshot, plan: SchedulingPlan) -> None:
     """Recomputed with all placements: once the instances that it waits for have ended, it fits."""
     cluster = after(snapshot, plan)
-    for told in plan.forecasts:
-        asked = cluster.asked[told.instance_id]
+    for forecast in plan.forecasts:
+        asked = cluster.asked[forecast.instance_id]
         if asked.gang is not None:
             continue
-        where = cluster.nodes[told.node_ids[0]]
-        start = snapshot.now if told.starts_at is None else told.starts_at
+        where = cluster.nodes[forecast.node_ids[0]]
+        start = snapshot.now if forecast.starts_at is None else forecast.starts_at
         left = [
             each
             for each in where.running
-            if each.instance_id not in told.waits_for
+            if each.instance_id not in forecast.waits_for
             and _ends(each, snapshot) > start
             and not _in_own_reservation(where, each, snapshot.now)
         ]
-        others = [each for each in plan.forecasts if each.node_ids == told.node_ids]
-        if others[0] == told:
+        others = [each for each in plan.forecasts if each.node_ids == forecast.node_ids]
+        if others[0] == forecast:
             assert fits(rebuilt(where, left), asked, replace(snapshot.at, now=start))
-        event("a start time" if told.starts_at else "a node that runs empty")
+        event("a start time" if forecast.starts_at else "a node that runs empty")
 
 
 def _in_own_reservation(node: NodeView, each: Running, now: float) -> bool:
@@ -128,7 +128,7 @@ def gangs_are_placed_whole(snapshot: Snapshot, plan: SchedulingPlan) -> None:
     assert len(mine) in {0, len(members)}
     event(f"gang: {bool(members)}, placed: {bool(mine)}")
     nodes = {each.node_id for each in mine}
-    if any(told.code == "never_placeable" for told in plan.unplaced if told.instance_id in members):
+    if any(each.code == "never_placeable" for each in plan.unplaced if each.instance_id in members):
         emptied = tuple(map(empty, snapshot.nodes))
         alone = Snapshot(emptied, tuple(members.values()), now=snapshot.now, policy=snapshot.policy)
         assert not schedule(alone).placements

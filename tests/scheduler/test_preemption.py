@@ -287,12 +287,12 @@ def test_freed_gpus_go_to_the_request_that_preempted(snapshot: Snapshot) -> None
     gone = {each.instance_id for each in plan.evictions}
     placed_now = {each.instance_id for each in plan.placements}
     left = tuple(each for each in snapshot.requests if each.instance_id not in placed_now)
-    world = after(snapshot, plan).nodes.values()
+    nodes_after = after(snapshot, plan).nodes.values()
     stopping = tuple(
         replace(
             each, running=tuple(_stopping(run) if run.instance_id in gone else run for run in each.running)
         )
-        for each in world
+        for each in nodes_after
     )
     second = schedule(replace(snapshot, nodes=stopping, requests=left))
     served = {each.for_instance_id for each in plan.evictions}

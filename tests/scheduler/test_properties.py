@@ -116,20 +116,20 @@ def test_one_more_node_keeps_no_request_out(snapshot: Snapshot, another: NodeVie
 @property_of
 @given(snapshots(requests_at_most=1))
 def test_suggested_alternatives_fit(snapshot: Snapshot) -> None:
-    asked, world, at = snapshot.requests[0], snapshot.nodes, snapshot.at
-    instead = would_fit(world, asked, at)
-    fits_now = place_one(world, asked, at) is not None
+    asked, nodes, at = snapshot.requests[0], snapshot.nodes, snapshot.at
+    instead = would_fit(nodes, asked, at)
+    fits_now = place_one(nodes, asked, at) is not None
     if instead.max_count_now:
-        assert place_one(world, replace(asked, gpu_count=instead.max_count_now), at)
+        assert place_one(nodes, replace(asked, gpu_count=instead.max_count_now), at)
     if asked.gpu_count:
         assert fits_now == (instead.max_count_now >= asked.gpu_count)
     for model in instead.models_now:
-        assert place_one(world, replace(asked, gpu_models=(model,)), at)
+        assert place_one(nodes, replace(asked, gpu_models=(model,)), at)
     if instead.share_milli_now:
-        assert place_one(world, replace(asked, gpu_milli=instead.share_milli_now), at)
+        assert place_one(nodes, replace(asked, gpu_milli=instead.share_milli_now), at)
     if instead.without_same_numa:
         assert not fits_now
-        assert place_one(world, replace(asked, same_numa=False), at)
+        assert place_one(nodes, replace(asked, same_numa=False), at)
 
 
 @property_of

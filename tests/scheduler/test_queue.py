@@ -75,11 +75,11 @@ def test_a_backfill_slot_keeps_its_turn_when_fair_shares_change() -> None:
     assert (plan.order, plan.promised) == (("first", "second"), ("first",))
     p_used_some = replace(before, projects={"p": ProjectView(used=ResourceUsage(gpu_s=WEEK))})
     assert order(p_used_some) == ["second", "first"]
-    kept = replace(p_used_some, promised=frozenset(plan.promised))
-    assert order(kept) == ["first", "second"]
-    assert [each.because for each in line(kept).ahead("second")] == ["promised"]
+    with_slot = replace(p_used_some, promised=frozenset(plan.promised))
+    assert order(with_slot) == ["first", "second"]
+    assert [each.because for each in line(with_slot).ahead("second")] == ["promised"]
     owns = {"p": ProjectView(used=ResourceUsage(gpu_s=WEEK)), "q": ProjectView(guaranteed_gpu_milli=1000)}
-    assert order(replace(kept, projects=owns)) == ["second", "first"]
+    assert order(replace(with_slot, projects=owns)) == ["second", "first"]
 
 
 @pytest.mark.parametrize(

@@ -32,9 +32,9 @@ def running(view: NodeView, places: range, ends_at: float | None, project: str =
 
 
 def held(view: NodeView, places: range, begin: float, end: float, reservation: str = "r") -> NodeView:
-    hold = ReservedPeriod(reservation, "other", begin, end)
+    period = ReservedPeriod(reservation, "other", begin, end)
     uuids = {view.gpus[place].uuid for place in places}
-    views = tuple(replace(gpu, holds=(*gpu.holds, hold)) if gpu.uuid in uuids else gpu for gpu in view.gpus)
+    views = tuple(replace(gpu, holds=(*gpu.holds, period)) if gpu.uuid in uuids else gpu for gpu in view.gpus)
     return replace(view, gpus=views)
 
 

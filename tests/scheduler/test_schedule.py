@@ -45,16 +45,16 @@ def test_the_oldest_first_and_ids_break_ties() -> None:
         request(instance_id="z", queued_at=1.0),
         request(instance_id="y", queued_at=1.0),
     )
-    assert list(_plan([node(cards=gpus(T4, 2))], late, early, twin)) == ["y", "z"]
+    assert list(_plan([node(gpu_views=gpus(T4, 2))], late, early, twin)) == ["y", "z"]
 
 
 def test_a_request_that_does_not_fit_blocks_nothing_behind_it() -> None:
     queue = _queue(request(4, "H100"), request(1, "H100"))
-    assert _plan([node(cards=gpus(H100, 2))], *queue) == {"i1": "n1"}
+    assert _plan([node(gpu_views=gpus(H100, 2))], *queue) == {"i1": "n1"}
 
 
 def test_a_cycle_subtracts_what_it_allocates() -> None:
-    where = [node(cards=gpus(H100, 4), cpus=4, memory_mib=8192)]
+    where = [node(gpu_views=gpus(H100, 4), cpus=4, memory_mib=8192)]
     cpus = schedule(Snapshot(tuple(where), tuple(_queue(*[request(1, cpu_milli=1500)] * 4))))
     assert [placed.gpu_uuids for placed in cpus.placements] == [("GPU-n1-0",), ("GPU-n1-1",)]
     assert len(_plan(where, *_queue(*[request(1, memory_mib=3000)] * 4))) == 2
@@ -113,7 +113,7 @@ def test_the_smallest_gpu_is_used_if_any_will_do(asked: Request) -> None:
     for large, small in (("n1", "n2"), ("n2", "n1"), ("n3", "n4"), ("n4", "n3")):
         nodes = [node(large, gpus(H100, 2, on=large)), node(small, gpus(T4, 2, on=small))]
         assert _node_for(nodes, asked) == _node_for(nodes[::-1], asked) == small
-    mixed = place_one([node(cards=gpus([H100, H100, A10, A10]))], asked, AT)
+    mixed = place_one([node(gpu_views=gpus([H100, H100, A10, A10]))], asked, AT)
     assert mixed is not None
     assert set(mixed.gpu_uuids) <= {"GPU-n1-2", "GPU-n1-3"}
     older = tuple(replace(gpu, compute_capability="7.0") for gpu in gpus(H100, 2, on="n5"))
@@ -124,9 +124,9 @@ def test_the_smallest_gpu_is_used_if_any_will_do(asked: Request) -> None:
 def test_gpus_reserved_for_the_project_come_first() -> None:
     held = h100s("n1")
     mine = ReservedPeriod("r1", "p", -10.0, 10.0)
-    cards = tuple(replace(gpu, holds=(mine,)) if gpu.index > 5 else gpu for gpu in held.gpus)
+    gpu_views = tuple(replace(gpu, holds=(mine,)) if gpu.index > 5 else gpu for gpu in held.gpus)
     # Two GPUs are free on another node, and better for any other project.
-    cluster = (replace(held, gpus=cards), h100s("n2", 6))
+    cluster = (replace(held, gpus=gpu_views), h100s("n2", 6))
     asked = (request(2, project_id="p"), request(2, instance_id="i2", project_id="q"))
     plan = schedule(Snapshot(cluster, asked, potential=ALL_SIZES))
     given = {each.instance_id: each.gpu_uuids for each in plan.placements}
@@ -135,12 +135,12 @@ def test_gpus_reserved_for_the_project_come_first() -> None:
 
 def _apart(numa_nodes: tuple[int, ...], *held: int) -> NodeView:
     """Two A10 and two H100, some of which are reserved for the project `p`."""
-    hold = ReservedPeriod("r", "p", 0.0, 1000.0)
-    cards = zip(gpus([A10, A10, H100, H100]), numa_nodes, strict=True)
+    period = ReservedPeriod("r", "p", 0.0, 1000.0)
+    gpu_views = zip(gpus([A10, A10, H100, H100]), numa_nodes, strict=True)
     return node(
-        cards=tuple(
-            replace(card, numa_node=numa_node, holds=(hold,) if place in held else ())
-            for place, (card, numa_node) in enumerate(cards)
+        gpu_views=tuple(
+            replace(gpu, numa_node=numa_node, holds=(period,) if place in held else ())
+            for place, (gpu, numa_node) in enumerate(gpu_views)
         )
     )
 
@@ -157,30 +157,30 @@ def test_same_numa_uses_another_model_if_one_is_spread_over_numa_nodes(numa_node
 def test_same_numa_skips_reserved_gpus_that_are_far_apart() -> None:
     """The reserved GPUs on one NUMA node are on another node."""
     other = _apart((0, 0, 0, 0), 2, 3)
-    cards = tuple(replace(gpu, uuid=f"{gpu.uuid}-far") for gpu in _apart((0, 1, 0, 0), 0, 1).gpus)
+    gpu_views = tuple(replace(gpu, uuid=f"{gpu.uuid}-far") for gpu in _apart((0, 1, 0, 0), 0, 1).gpus)
     mine = request(2, same_numa=True, project_id="p")
     for far in ("n2", "n3", "n4", "n5"):
-        placed = place_one([replace(other, gpus=cards, id=far), other], mine, AT)
+        placed = place_one([replace(other, gpus=gpu_views, id=far), other], mine, AT)
         assert placed is not None
         assert placed.gpu_uuids == ("GPU-n1-2", "GPU-n1-3")
 
 
 def test_the_link_score_rates_the_allocated_gpus() -> None:
-    cards = gpus(H100, 4, lanes=pairs)
-    assert [_score(cards, 2), _score(gpus(H100, 4, lanes=pairs, in_use=(0, 3)), 2)] == [1.0, 0.0]
+    gpu_views = gpus(H100, 4, lanes=pairs)
+    assert [_score(gpu_views, 2), _score(gpus(H100, 4, lanes=pairs, in_use=(0, 3)), 2)] == [1.0, 0.0]
     assert _score(gpus(H100, 4), 2) == 1.0  # no set is connected, so none is better
-    assert _score(cards, 1) is None
+    assert _score(gpu_views, 1) is None
 
 
-def _score(cards: tuple[GpuView, ...], count: int) -> float | None:
-    placed = place_one([node(cards=cards)], request(count), AT)
+def _score(gpu_views: tuple[GpuView, ...], count: int) -> float | None:
+    placed = place_one([node(gpu_views=gpu_views)], request(count), AT)
     assert placed is not None
     return placed.link_score
 
 
 def test_a_share_goes_to_the_gpu_that_is_already_shared() -> None:
     first, second = gpus(H100, 2)
-    cluster = node(cards=(first, replace(second, milli_free=500, project_id="p")))
+    cluster = node(gpu_views=(first, replace(second, milli_free=500, project_id="p")))
     placed = place_one([cluster], request(1, gpu_milli=250, project_id="p"), AT)
     assert placed is not None
     assert placed.grants == (GpuAllocation(second.uuid, 250),)
@@ -199,15 +199,15 @@ def test_mig_devices_come_from_the_gpu_with_the_fewest_free() -> None:
         for gpu, free in zip(gpus(H100, 2), (3, 1), strict=True)
     )
     asked = request(2, mig_profile="1g.10gb", gpu_milli=142)
-    placed = place_one([node(cards=(first, second))], asked, AT)
+    placed = place_one([node(gpu_views=(first, second))], asked, AT)
     assert placed is not None
     assert [grant.mig_uuid for grant in placed.grants] == [f"{second.uuid}-0", f"{first.uuid}-0"]
-    assert place_one([node(cards=(first, second))], replace(asked, gpu_count=5), AT) is None
+    assert place_one([node(gpu_views=(first, second))], replace(asked, gpu_count=5), AT) is None
 
 
 def test_singles_do_not_break_pairs() -> None:
     queue = _queue(request(1), request(1), request(2))
-    plan = schedule(Snapshot((node(cards=gpus(H100, 4, lanes=pairs)),), tuple(queue)))
+    plan = schedule(Snapshot((node(gpu_views=gpus(H100, 4, lanes=pairs)),), tuple(queue)))
     assert [placed.gpu_uuids for placed in plan.placements] == [
         ("GPU-n1-0",),
         ("GPU-n1-1",),

@@ -76,7 +76,7 @@ def gpus(
 
 def node(
     node_id: str = "n1",
-    cards: tuple[GpuView, ...] = (),
+    gpu_views: tuple[GpuView, ...] = (),
     *,
     state: NodeState = NodeState.READY,
     labels: Mapping[str, str] | None = None,
@@ -95,7 +95,7 @@ def node(
         memory_mib=memory_mib,
         cpu_milli_free=cpus * 1000 if cpu_milli_free is None else cpu_milli_free,
         memory_mib_free=allocatable_memory_mib(memory_mib) if memory_mib_free is None else memory_mib_free,
-        gpus=cards,
+        gpus=gpu_views,
         disk_mib=disk_mib,
         disk_mib_free=disk_mib or 0,
     )
@@ -103,8 +103,8 @@ def node(
 
 def h100s(node_id: str, in_use: int = 0, **changes: Any) -> NodeView:
     """A node of eight H100 behind an NVSwitch, of which the first `in_use` are allocated."""
-    cards = gpus(H100, 8, on=node_id, lanes=lambda _a, _b: 18, in_use=tuple(range(in_use)))
-    return node(node_id, cards, **changes)
+    gpu_views = gpus(H100, 8, on=node_id, lanes=lambda _a, _b: 18, in_use=tuple(range(in_use)))
+    return node(node_id, gpu_views, **changes)
 
 
 def place_one(nodes: Iterable[NodeView], asked: Request, at: PlanTime) -> Placement | None:
@@ -133,7 +133,7 @@ _ZONES = st.fixed_dictionaries({}, optional={"zone": st.sampled_from("ab")})
 
 
 @st.composite
-def _cards(draw: st.DrawFn, node_id: str) -> tuple[GpuView, ...]:
+def _gpus(draw: st.DrawFn, node_id: str) -> tuple[GpuView, ...]:
     models = draw(st.lists(st.sampled_from([H100, A10, T4]), max_size=6))
     return tuple(
         replace(
@@ -149,7 +149,7 @@ def _cards(draw: st.DrawFn, node_id: str) -> tuple[GpuView, ...]:
 def _node(draw: st.DrawFn, node_id: str) -> NodeView:
     whole = node(
         node_id,
-        draw(_cards(node_id)),
+        draw(_gpus(node_id)),
         state=draw(st.sampled_from([NodeState.READY] * 4 + list(NodeState))),
         labels=draw(_ZONES),
         cpus=draw(st.integers(1, 16)),

@@ -64,10 +64,10 @@ def test_the_first_request_that_does_not_fit_gets_a_slot_at_the_declared_end() -
 def test_a_reservation_takes_precedence_over_backfill_slots() -> None:
     held = ReservedPeriod("r1", "owner", NOW - 1, NOW + 3600)
     reserved = replace(FOUR, gpus=tuple(replace(gpu, holds=(held,)) for gpu in FOUR.gpus))
-    promised = waits("promised", 2, ahead=10)
+    first = waits("first", 2, ahead=10)
     own = waits("own", 4, project_id="owner")  # it declares no end
-    plan = schedule(replace(at([reserved], promised, own), promised=frozenset({"promised"})))
-    assert [each.starts_at for each in schedule(at([reserved], promised)).forecasts] == [NOW + 3600]
+    plan = schedule(replace(at([reserved], first, own), promised=frozenset({"first"})))
+    assert [each.starts_at for each in schedule(at([reserved], first)).forecasts] == [NOW + 3600]
     assert placed(plan) == {"own": "n1"}
 
 
@@ -122,7 +122,7 @@ def test_other_requests_may_use_what_an_overdue_one_does_not_need() -> None:
 
 
 def test_the_next_cycle_counts_what_started_beside_a_slot() -> None:
-    """Otherwise one instance after another would start in the same place, for ever."""
+    """Otherwise one instance after another would start in the same place without end."""
     where = running(node("n1", gpus(H100, 4), cpus=6), 0, ends_in=None)
     overdue = replace(HEAD, queued_at=NOW - 90_000, cpu_milli=4000)
     snapshot = at([where], overdue, *(waits(name, 0, cpu_milli=2000) for name in ("first", "second")))

@@ -94,23 +94,23 @@ NEVER: list[tuple[list[NodeView], Request, str]] = [
 
 @pytest.mark.parametrize(("nodes", "asked", "expected"), WAITS)
 def test_waiting_may_help(nodes: list[NodeView], asked: Request, expected: str) -> None:
-    told = _unplaced(nodes, asked)
-    assert (told.summary, told.ever) == (expected, True)
+    waiting = _unplaced(nodes, asked)
+    assert (waiting.summary, waiting.ever) == (expected, True)
 
 
 @pytest.mark.parametrize(("nodes", "asked", "expected"), NEVER)
 def test_waiting_cannot_help(nodes: list[NodeView], asked: Request, expected: str) -> None:
-    told = _unplaced(nodes, asked)
-    assert (told.summary, told.ever) == (f"no node could ever host this: {expected}", False)
+    waiting = _unplaced(nodes, asked)
+    assert (waiting.summary, waiting.ever) == (f"no node could ever host this: {expected}", False)
 
 
 def test_no_nodes() -> None:
-    told = _unplaced([], request(1))
-    assert (told.summary, told.ever, told.refusals) == ("no nodes have joined yet", False, ())
+    waiting = _unplaced([], request(1))
+    assert (waiting.summary, waiting.ever, waiting.refusals) == ("no nodes have joined yet", False, ())
 
 
 def test_a_quarantined_gpu_may_heal() -> None:
-    assert _unplaced([node(cards=gpus(H100, 2, quarantined=(0, 1)))], request(2)).ever
+    assert _unplaced([node(gpu_views=gpus(H100, 2, quarantined=(0, 1)))], request(2)).ever
 
 
 def test_the_reason_describes_the_cluster_after_the_cycle() -> None:
@@ -120,8 +120,8 @@ def test_the_reason_describes_the_cluster_after_the_cycle() -> None:
 
 
 def test_explain_lists_only_nodes_with_refusals_by_id() -> None:
-    told = explain([h100s("n3", in_use=8), h100s("n2"), CPU_NODE, _cordoned("n1")], request(1), AT)
-    assert [(each.node_id, each.code) for each in told] == [
+    found = explain([h100s("n3", in_use=8), h100s("n2"), CPU_NODE, _cordoned("n1")], request(1), AT)
+    assert [(each.node_id, each.code) for each in found] == [
         ("n1", "node_cordoned"),
         ("n3", "insufficient_gpus"),
         ("n9", "no_gpu"),

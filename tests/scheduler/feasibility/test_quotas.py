@@ -142,23 +142,25 @@ def test_a_cycle_decides_like_single_placements(snapshot: Snapshot) -> None:
     cycle = SchedulingCycle(snapshot, CycleCache())
     plan = cycle.plan()
     in_order = [replace(unit.first, quota=None) for unit in cycle.decided]
-    waits = list(in_order)
+    waiting_requests = list(in_order)
     for asked in in_order:
         left = SchedulingPlan(tuple(placements), ())
-        world = _after(snapshot, left.placements).values()
-        counted = _counted(snapshot, left.placements, waits)
-        if placed := place_one(world, replace(asked, quota=counted.get(asked.project_id)), AT):
+        cluster = _after(snapshot, left.placements).values()
+        counted = _counted(snapshot, left.placements, waiting_requests)
+        if placed := place_one(cluster, replace(asked, quota=counted.get(asked.project_id)), AT):
             placements.append(placed)
-            waits.remove(asked)
+            waiting_requests.remove(asked)
     assert plan.placements == tuple(placements)
 
 
-def _counted(snapshot: Snapshot, placements: tuple[Placement, ...], waits: list[Request]) -> dict[str, Quota]:
+def _counted(
+    snapshot: Snapshot, placements: tuple[Placement, ...], waiting_requests: list[Request]
+) -> dict[str, Quota]:
     held = _used(snapshot, placements)
     counted = {}
     for project, quota in snapshot.quotas.items():
         waiting: Counter[str] = Counter()
-        for each in waits:
+        for each in waiting_requests:
             if each.project_id == project:
                 waiting.update(quotas.wherever(quota.limits, each))
         counted[project] = replace(quota, placed=held[project], waiting=waiting)
@@ -168,21 +170,21 @@ def _counted(snapshot: Snapshot, placements: tuple[Placement, ...], waits: list[
 def unplaced_requests_fit_nowhere_and_a_decisive_quota_is_named(
     snapshot: Snapshot, plan: SchedulingPlan
 ) -> None:
-    world = tuple(_after(snapshot, plan.placements).values())
+    cluster = tuple(_after(snapshot, plan.placements).values())
     after = _quotas_after(snapshot, plan)
     asked = {each.instance_id: each for each in snapshot.requests}
     for waiting in plan.unplaced:
         unlimited = asked[waiting.instance_id]
         limited = replace(unlimited, quota=after.get(unlimited.project_id))
-        assert not any(fits(node, limited, AT) for node in world)
-        assert unplaced(world, limited, AT).refusals == explain(world, limited, AT)
-        if any(fits(node, unlimited, AT) for node in world):
+        assert not any(fits(node, limited, AT) for node in cluster)
+        assert unplaced(cluster, limited, AT).refusals == explain(cluster, limited, AT)
+        if any(fits(node, unlimited, AT) for node in cluster):
             assert waiting.over is not None
         if waiting.over is not None:
             assert limited.quota is not None
             assert waiting.over.quota in waiting.summary
         elif waiting.refusals:
-            assert not any(fits(node, unlimited, AT) for node in world)
+            assert not any(fits(node, unlimited, AT) for node in cluster)
 
 
 @settings(deadline=None, max_examples=30)
@@ -190,9 +192,9 @@ def unplaced_requests_fit_nowhere_and_a_decisive_quota_is_named(
 def test_a_second_cycle_places_nothing_more(snapshot: Snapshot) -> None:
     plan = schedule(snapshot)
     left = {each.instance_id for each in plan.unplaced}
-    world = tuple(_after(snapshot, plan.placements).values())
-    waits = tuple(each for each in snapshot.requests if each.instance_id in left)
-    again = schedule(Snapshot(world, waits, _quotas_after(snapshot, plan)))
+    cluster = tuple(_after(snapshot, plan.placements).values())
+    waiting_requests = tuple(each for each in snapshot.requests if each.instance_id in left)
+    again = schedule(Snapshot(cluster, waiting_requests, _quotas_after(snapshot, plan)))
     assert not again.placements
     assert {each.instance_id: each for each in again.unplaced} == {
         each.instance_id: each for each in plan.unplaced
@@ -209,12 +211,12 @@ def test_the_order_of_the_input_does_not_matter(snapshot: Snapshot, random: Rand
 @settings(deadline=None, max_examples=30)
 @given(nodes(), requests(), st.sampled_from("ab"))
 def test_a_large_quota_changes_nothing(
-    world: tuple[NodeView, ...], asked: tuple[Request, ...], project: str
+    cluster: tuple[NodeView, ...], asked: tuple[Request, ...], project: str
 ) -> None:
     theirs = tuple(replace(each, project_id=project) for each in asked)
     plenty = dict.fromkeys(("gpus", "gpus_by_model.H100", "instances", "cpus", "memory_mib"), 10**9)
-    limited = schedule(Snapshot(world, theirs, {"a": Quota(plenty, {}, {})}))
-    assert limited == schedule(Snapshot(world, theirs))
+    limited = schedule(Snapshot(cluster, theirs, {"a": Quota(plenty, {}, {})}))
+    assert limited == schedule(Snapshot(cluster, theirs))
 
 
 @pytest.mark.parametrize(
@@ -242,7 +244,7 @@ def test_amounts_that_are_known_before_placement(asked: Request, expected: dict[
     }
 
 
-MIXED = node(cards=gpus([H100, H100, A10, A10, A10]))
+MIXED = node(gpu_views=gpus([H100, H100, A10, A10, A10]))
 NO_A10 = Quota({"gpus_by_model.A10": 0}, {}, {})
 FULL = Quota({"gpus": 4000, "cpus": 8000}, {"gpus": 3000, "cpus": 7500}, {})
 
@@ -265,9 +267,9 @@ EXPLANATIONS = [
 ]
 
 
-@pytest.mark.parametrize(("world", "asked", "quota", "expected"), EXPLANATIONS)
-def test_explanations(world: list[NodeView], asked: Request, quota: Quota, expected: str) -> None:
-    (waiting,) = schedule(Snapshot(tuple(world), (replace(asked, project_id="a"),), {"a": quota})).unplaced
+@pytest.mark.parametrize(("cluster", "asked", "quota", "expected"), EXPLANATIONS)
+def test_explanations(cluster: list[NodeView], asked: Request, quota: Quota, expected: str) -> None:
+    (waiting,) = schedule(Snapshot(tuple(cluster), (replace(asked, project_id="a"),), {"a": quota})).unplaced
     assert expected in waiting.summary
 
 
@@ -278,9 +280,9 @@ def test_another_model_is_used_if_the_quota_excludes_the_best() -> None:
 
 
 def test_of_equal_requests_exactly_the_quota_is_placed() -> None:
-    world = tuple(h100s(f"n{place}") for place in range(3))
+    cluster = tuple(h100s(f"n{place}") for place in range(3))
     queue = tuple(replace(request(1), instance_id=f"i{place}", project_id="a") for place in range(5))
-    plan = schedule(Snapshot(world, queue, {"a": Quota({"gpus": 2000}, {}, {"gpus": 5000})}))
+    plan = schedule(Snapshot(cluster, queue, {"a": Quota({"gpus": 2000}, {}, {"gpus": 5000})}))
     assert (len(plan.placements), len(plan.unplaced)) == (2, 3)
 
 

@@ -60,7 +60,7 @@ def test_a_failed_attempt_with_stopping_instances_leaves_its_gpus_to_others() ->
     [
         (8, 2, "host", {}, 8),
         (9, 2, "host", {}, 8),
-        (4, 3, "host", {}, 4),  # two of three on each node: two cards stay
+        (4, 3, "host", {}, 4),  # two of three on each node: two GPUs remain
         (5, 3, "host", {}, 4),
         (4, 2, "overlay", {}, 4),  # each node is alone
         (5, 2, "overlay", {}, 4),
@@ -76,7 +76,7 @@ def test_a_gang_that_can_never_fit(
     nodes = [where("n1", 0, **changes), where("n2", 0, **changes)]
     selector = {"zone": "a"} if "labels" in changes else {}
     plan = schedule(at(nodes, *gang(count, each, network, cpu_milli=1000, node_selector=selector)))
-    (code,) = {told.code for told in plan.unplaced}
+    (code,) = {waiting.code for waiting in plan.unplaced}
     assert code == ("never_placeable" if most < count else "waiting_for_capacity")
     if 0 < most < count:
         assert plan.unplaced[0].summary.endswith(f"could host {most}")
