@@ -70,10 +70,10 @@ def units(node: NodeView) -> Iterator[Unit]:
                 yield gpu, device
 
 
-def kind_of(node: NodeView, places: list[Unit]) -> NodeKind:
+def kind_of(node: NodeView, devices: list[Unit]) -> NodeKind:
     places = tuple(
         _place(gpu.model, gpu.memory_mib, gpu.compute_capability, device.profile if device else None)
-        for gpu, device in places
+        for gpu, device in devices
     )
     return NodeKind(node.cpu_milli, allocatable_memory_mib(node.memory_mib), len(node.gpus), places)
 
