@@ -1,11 +1,10 @@
-"""What one project's start, stop, logs and exec take on a node that another project abuses.
+"""Latency of one project's start, stop, logs and exec on a node that another project abuses.
 
     python -m benchmarks.abuse [rounds]
 
-A server and one node with a real dockerd. First the rounds while the node is idle, then the same ones while
-the other project has all of this at the same time: 64 pulls from a registry that trickles, 64 followed logs,
-64 stops of programs that ignore their stop signal, and a fork bomb. Printed are the median and p95 of both,
-and their ratios.
+Runs a server and one node with a real dockerd. Measures on the idle node, then again while the other project
+runs all of this at once: 64 pulls from a very slow registry, 64 followed logs, 64 stops of programs that
+ignore their stop signal, and a fork bomb. Prints the median and p95 of both, and their ratios.
 """
 
 import sys
@@ -38,14 +37,14 @@ Times = dict[str, list[float]]
 
 
 class Project:
-    """A project, and as many keys of it as are asked for; each has rate limits of its own."""
+    """A project; each of its keys has separate rate limits."""
 
     def __init__(self, made: stack.Stack, name: str) -> None:
         self._made = made
         answer = made.admin.post("/v1/projects", json={"name": name})
         assert answer.status_code == 201, answer.text
         self.id = str(answer.json()["id"])
-        # The test bed's image comes from no registry.
+        # The image of the test bed is local.
         allowed = made.admin.patch(f"/v1/projects/{self.id}", json={"local_images": True})
         assert allowed.status_code == 200, allowed.text
 
@@ -56,7 +55,7 @@ class Project:
         return Client(self._made.server.url, str(answer.json()["key"]))
 
     def create(self, **fields: object) -> str:
-        """By an admin, who has no rate limit: what is measured is the node."""
+        """As an admin, who has no rate limit, since the node is measured."""
         return str(self._made.admin.create(project_id=self.id, **fields)["id"])
 
     def running(self, count: int, command: list[str], **size: float) -> list[str]:
@@ -81,7 +80,7 @@ def main(rounds: int) -> int:
 
 
 def report(what: str, idle: list[float], abused: list[float]) -> bool:
-    """The lines of one operation; whether its ratios hold."""
+    """Print the figures of one operation. Returns whether its ratios are within the bound."""
     holds = True
     for name, of in (("median", median), ("p95", lambda times: percentile(times, 0.95))):
         before, during = of(idle), of(abused)
@@ -91,7 +90,7 @@ def report(what: str, idle: list[float], abused: list[float]) -> bool:
 
 
 def measure(victim: Project, rounds: int) -> Times:
-    """Seconds of each operation: a start until `running` is read, a stop until `stopped` is."""
+    """Seconds per operation; a start ends when the client reads `running`, a stop at `stopped`."""
     taken: Times = defaultdict(list)
     with victim.new_client() as client:
         for _ in range(rounds):
@@ -124,12 +123,12 @@ def _timed(taken: Times, what: str) -> Iterator[None]:
     taken[what].append(time.perf_counter() - began)
 
 
-# --- what the other project does. A full disk quota belongs here where a node enforces one.
+# --- the abuse. Add a full disk where nodes enforce disk limits.
 
 
 @contextmanager
 def stubborn_stops(made: stack.Stack, attacker: Project) -> Iterator[None]:
-    """Programs that ignore their stop signal, and have an hour to end."""
+    """Programs that ignore their stop signal, with a stop timeout of an hour."""
     stubborn = attacker.running(MANY, IGNORES_SIGTERM, **TINY)
     for instance_id in stubborn:
         made.admin.post(f"/v1/instances/{instance_id}/stop", json={"timeout_s": 3600})
@@ -140,7 +139,7 @@ def stubborn_stops(made: stack.Stack, attacker: Project) -> Iterator[None]:
 
 @contextmanager
 def followed_logs(made: stack.Stack, attacker: Project) -> Iterator[None]:
-    """By three keys, as one may not have so many; refused are those that are too many for the node."""
+    """With three keys, since one may not follow so many; the node rejects what exceeds its limit."""
     (printing,) = attacker.running(1, PRINTS, **SMALL)
     with ExitStack() as open_:
         clients = [open_.enter_context(attacker.new_client()) for _ in range(3)]
@@ -172,12 +171,12 @@ def slow_pulls(made: stack.Stack, attacker: Project) -> Iterator[None]:
 
 @contextmanager
 def fork_bomb(made: stack.Stack, attacker: Project) -> Iterator[None]:
-    """Within its limit of pids, CPU and memory."""
+    """Within its limits of pids, CPU and memory."""
     (bomb,) = attacker.running(1, FORK_BOMB, **SMALL)
     yield
-    # A node that is taken down would have a hard time finding all of its processes.
+    # Otherwise its many processes make the teardown of the node slow.
     made.admin.post(f"/v1/instances/{bomb}/stop", json={"timeout_s": 0})
-    # It may have ended before, for want of memory.
+    # It may already have failed for lack of memory.
     wait_until(lambda: made.admin.instance(bomb)["state"] in ENDED, 60, 0.5)
 
 

@@ -1,8 +1,8 @@
-"""What an agent costs while its 8 GPUs are read once a second: CPU in percent of a core, resident memory.
+"""CPU (percent of a core) and resident memory of an agent that reads 8 GPUs once a second.
 
     python -m benchmarks.agent_cost [seconds]
 
-Both processes together, the agent and its NVML child, on the test bed's dockerd and the NVML stand-in.
+Counts the agent and its NVML child process, on the test bed's dockerd and the NVML stand-in.
 """
 
 import sys

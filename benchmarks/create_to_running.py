@@ -1,9 +1,9 @@
-"""Create -> running through the product, beside the same create + start made directly with the Docker SDK.
+"""Create -> running through Mooring, compared with the same create + start through the Docker SDK.
 
     python -m benchmarks.create_to_running [rounds]
 
-Both sides make the same container (the direct one copies what the product made) on one dockerd, in turns,
-each side first in every second round. The product's time ends when a waiting client reads `running`.
+Both create the same container (the direct side copies Mooring's) on one dockerd, in turns; each side is first
+in every second round. Mooring's time ends when a waiting client reads `running`.
 """
 
 import sys
@@ -45,12 +45,12 @@ def main(rounds: int) -> int:
 
 
 def template(made: stack.Stack) -> dict[str, Any]:
-    """The engine's own words for the container that the product makes."""
+    """The configuration of Mooring's container, as the engine reports it."""
     running = made.admin.wait(made.admin.create(**BODY)["id"], "running")
     api = made.node.client.api
     attributes = api.inspect_container(running["container_id"])
     host = attributes["HostConfig"]
-    # Not the project's network: the agent removes that one when the product's last container is gone.
+    # Not the project's network, which the agent removes with the project's last container.
     api.create_network("copied", driver="bridge")
     remove(made.admin, running["id"])
     config = {name: attributes["Config"][name] for name in ("Image", "Hostname", "Cmd", "Env", "Entrypoint")}
@@ -58,14 +58,14 @@ def template(made: stack.Stack) -> dict[str, Any]:
 
 
 def one_pair(client: Client, direct: "Direct", *, product_first: bool) -> tuple[float, float]:
-    """Both sides once, each after the same rest: dockerd still clears up behind the one before."""
+    """Both sides once, each after the same pause, since dockerd still cleans up after the last container."""
     if product_first:
-        return _rested(lambda: through_product(client)), _rested(direct.once)
-    plain = _rested(direct.once)
-    return _rested(lambda: through_product(client)), plain
+        return _after_pause(lambda: through_product(client)), _after_pause(direct.once)
+    plain = _after_pause(direct.once)
+    return _after_pause(lambda: through_product(client)), plain
 
 
-def _rested(measure: Callable[[], float]) -> float:
+def _after_pause(measure: Callable[[], float]) -> float:
     time.sleep(REST_S)
     return measure()
 
@@ -87,7 +87,7 @@ def remove(client: Client, instance_id: str) -> None:
 
 
 class Direct:
-    """Create + start with the SDK's own client, as a script would."""
+    """Create + start with the client of the SDK, as a script does."""
 
     def __init__(self, url: str, config: dict[str, Any]) -> None:
         self._api = docker.APIClient(base_url=url, version="auto", timeout=60, max_pool_size=AT_ONCE)
@@ -119,7 +119,7 @@ class Direct:
 
 
 def throughput_ratio(made: stack.Stack, direct: Direct) -> float:
-    """How much of the direct throughput the product reaches with so many at once."""
+    """Mooring's throughput at AT_ONCE parallel creates, relative to the direct one."""
     containers: list[str] = []
     plain = _timed(lambda: containers.extend(direct.many()))
     direct.remove(containers)

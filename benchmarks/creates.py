@@ -1,10 +1,10 @@
-"""Creates a second with simulated nodes, at 16 clients: on SQLite, or on PostgreSQL with several replicas.
+"""Creates per second with simulated nodes and 16 clients, on SQLite or on PostgreSQL with replicas.
 
     python -m benchmarks.creates [seconds] [--database postgresql] [--replicas N] [--what users]
 
-The nodes' 80 GPUs are soon held and the queue grows: the rate is that of a control plane that also schedules,
-syncs with ten nodes and tells thousands why they wait. Users are rows with an entry in the audit log and no
-event. The bounds are for instances on SQLite; for all else, figures alone.
+The 80 GPUs are soon allocated and the queue grows, so the control plane also schedules, syncs with ten nodes
+and explains thousands of pending instances. Users are rows with an entry in the audit log and no event. Only
+instances on SQLite have bounds.
 """
 
 import argparse

@@ -1,12 +1,12 @@
-"""How many placements a second are decided, and how that falls as the cluster grows.
+"""Placement decisions per second, by the size of the cluster.
 
     python -m benchmarks.decisions [--docs FOLDER]
 
-A cluster of nodes of eight GPUs is filled to nine tenths with mixed requests, and then as many end as are
-placed: that is a busy cluster, where nearly every node is in a state of its own and some must wait. Measured
-are whole plans, as the loop makes them (`schedule()` where up to 1,000 instances wait, with the memory of the
-looks before), and decisions of the fleet alone, which is what finds the node and the GPUs. One process, no
-database; `benchmarks.placing` measures with one.
+Fills a cluster of nodes with eight GPUs to nine tenths with mixed requests; then as many end as are placed.
+In such a busy cluster, nearly all nodes have different states and some requests must wait. Measures whole
+plans, as the loop makes them (`schedule()` with up to 1,000 pending instances and a warm cache), and
+decisions of the fleet alone, which selects the node and the GPUs. One process without a database;
+`benchmarks.placing` has one.
 """
 
 import argparse
@@ -56,8 +56,8 @@ MIX = (
 )
 MODELS = (frozenset[str](), frozenset({"H100"}), frozenset({"A100"}))
 OWNERS = 8
-LEAST_PLANS = 20
-MOST_WAITING = 1000  # as many as come in half a second at the rate that is wanted
+MIN_PLANS = 20
+MAX_PENDING = 1000  # half a second of arrivals at the wanted rate
 WANTED_PER_S = 2000
 HEAD = (
     "|  nodes |   GPUs | filling/s | busy/s | alone/s | median us | p99 us |",
@@ -69,9 +69,9 @@ HEAD = (
 class Rate:
     nodes: int
     seconds: float
-    waits: list[float]  # each decision's
-    filling: float  # placements a second in whole plans, while there is much room
-    busy: float  # and then
+    waits: list[float]  # seconds per decision
+    filling: float  # placements per second in whole plans, while the cluster fills
+    busy: float  # the same in the full cluster
 
     def line(self) -> str:
         waits = sorted(self.waits)
@@ -101,7 +101,7 @@ def measure(nodes: int, decisions: int) -> Rate:
 
 
 def alone(nodes: int, decisions: int, seed: int = 1) -> tuple[float, list[float]]:
-    """Seconds for all, and for each."""
+    """Seconds in total, and per decision."""
     dice = random.Random(seed)
     asked = requests(seed)
     demand = Demand()
@@ -112,21 +112,21 @@ def alone(nodes: int, decisions: int, seed: int = 1) -> tuple[float, list[float]
         for kind in [KINDS[number % len(KINDS)]]
     )
     running: list[tuple[Move, Shape]] = []
-    given = 0
-    while given < FILLED * nodes * 8 * WHOLE_MILLI:
+    allocated = 0
+    while allocated < FILLED * nodes * 8 * WHOLE_MILLI:
         shape = next(asked)
         if placed := _place(fleet, demand, shape):
             running.append((placed, shape))
-            given += shape.gpus * shape.gpu_milli
+            allocated += shape.gpus * shape.gpu_milli
     waits: list[float] = []
     seconds = 0.0
     while len(waits) < decisions:
-        while given > FILLED * nodes * 8 * WHOLE_MILLI:
+        while allocated > FILLED * nodes * 8 * WHOLE_MILLI:
             at = dice.randrange(len(running))
             running[at], running[-1] = running[-1], running[at]
             move, shape = running.pop()
             fleet.give_back(move, shape)
-            given -= shape.gpus * shape.gpu_milli
+            allocated -= shape.gpus * shape.gpu_milli
         shape = next(asked)
         began = time.perf_counter()
         found = _place(fleet, demand, shape)
@@ -134,7 +134,7 @@ def alone(nodes: int, decisions: int, seed: int = 1) -> tuple[float, list[float]
         seconds += waits[-1]
         if found:
             running.append((found, shape))
-            given += shape.gpus * shape.gpu_milli
+            allocated += shape.gpus * shape.gpu_milli
     return seconds, waits
 
 
@@ -148,14 +148,14 @@ def _place(fleet: Fleet, demand: Demand, shape: Shape) -> Move | None:
 
 
 class Cluster:
-    """Nodes as the control plane tells them, of which only those that changed are other objects."""
+    """Nodes as the control plane passes them: only those that changed are new objects."""
 
     def __init__(self, nodes: int, seed: int) -> None:
         self._dice = random.Random(seed)
         self._shapes = requests(seed)
         self._nodes = {node.id: node for node in map(_node, range(nodes))}
         self._running: list[tuple[str, Running]] = []
-        self._memory, self._learning = CycleCache(), Learning()
+        self._cache, self._learning = CycleCache(), Learning()
         self._milli = 0
         self._full = int(FILLED * nodes * 8 * WHOLE_MILLI)
         self._asked = 0
@@ -164,13 +164,13 @@ class Cluster:
     def filled(self) -> bool:
         return self._milli >= self._full
 
-    def look(self, waiting: int) -> float:
-        """Placements a second in one plan."""
+    def plan(self, waiting: int) -> float:
+        """Plan once. Returns placements per second."""
         asked = {request.instance_id: request for request in self._requests(waiting)}
         snapshot = Snapshot(tuple(self._nodes.values()), tuple(asked.values()), now=float(self._asked))
         began = time.perf_counter()
-        snapshot = self._learning.learn(snapshot, self._memory)
-        plan = schedule(snapshot, self._memory)
+        snapshot = self._learning.learn(snapshot, self._cache)
+        plan = schedule(snapshot, self._cache)
         seconds = time.perf_counter() - began
         for placed in plan.placements:
             request = asked[placed.instance_id]
@@ -181,7 +181,7 @@ class Cluster:
         return len(plan.placements) / seconds
 
     def settle(self) -> None:
-        """As the loop does once it has seen all nodes."""
+        """As the scheduling loop does after it has loaded all nodes."""
         freeze_gc(tuple(self._nodes.values()))
 
     def end_some(self) -> None:
@@ -212,7 +212,7 @@ class Cluster:
 def _node(number: int) -> NodeView:
     kind = KINDS[number % len(KINDS)]
     uuids = [f"GPU-{number}-{index}" for index in range(8)]
-    cards = (
+    gpus = (
         GpuView(
             uuid=uuid,
             index=index,
@@ -233,23 +233,23 @@ def _node(number: int) -> NodeView:
         memory_mib=kind.memory_mib,
         cpu_milli_free=kind.cpu_milli,
         memory_mib_free=allocatable_memory_mib(kind.memory_mib),
-        gpus=tuple(cards),
+        gpus=tuple(gpus),
     )
 
 
 def planned(nodes: int, decisions: int, seed: int = 1) -> tuple[float, float]:
-    """Placements a second in whole plans, the median plan's: while the cluster is filled, and then."""
+    """Median placements per second of whole plans: while the cluster fills, and when it is full."""
     cluster = Cluster(nodes, seed)
-    waiting = min(MOST_WAITING, nodes // 2)  # for which there is mostly room
+    waiting = min(MAX_PENDING, nodes // 2)  # most of them fit
     filling: list[float] = []
     while not cluster.filled:
-        filling.append(cluster.look(waiting))
+        filling.append(cluster.plan(waiting))
         if len(filling) == 1:
             cluster.settle()
     busy: list[float] = []
-    while len(busy) * waiting < decisions or len(busy) < LEAST_PLANS:
+    while len(busy) * waiting < decisions or len(busy) < MIN_PLANS:
         cluster.end_some()
-        busy.append(cluster.look(waiting))
+        busy.append(cluster.plan(waiting))
     return statistics.median(filling), statistics.median(busy)
 
 

@@ -1,4 +1,4 @@
-"""Medians, percentiles and the lines that benchmarks print."""
+"""Medians, percentiles and printed results of benchmarks."""
 
 import statistics
 from collections.abc import Sequence
@@ -9,13 +9,13 @@ def median(values: Sequence[float]) -> float:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Nearest rank: the smallest value that `share` of all do not exceed."""
+    """Nearest rank: the smallest value that a fraction `share` of all values does not exceed."""
     ordered = sorted(values)
     return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]
 
 
 def verdict(name: str, value: float, bound: float, unit: str = "", *, at_least: bool = False) -> bool:
-    """Print one figure beside its bound; whether it holds."""
+    """Print a figure and its bound. Returns whether it is within the bound."""
     holds = value >= bound if at_least else value <= bound
     sign = ">=" if at_least else "<="
     print(

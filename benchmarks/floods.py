@@ -1,10 +1,10 @@
-"""What one project's API requests take while another project floods the server with expensive requests.
+"""Latency of one project's API requests while another project floods the server with expensive ones.
 
     python -m benchmarks.floods [rounds] [--only NAME ...]
 
-A server on SQLite and simulated nodes. The other project has 300 pending instances. Its floods, one after the
-other, each from a process of its own with the lowest priority, as have the nodes (an attacker's clients and
-the nodes do not use the server's CPUs):
+Runs a server on SQLite with simulated nodes. The other project has 300 pending instances. Its floods run one
+after the other, each in a separate process with the lowest priority. The nodes have that priority too: real
+clients and nodes do not use the server's CPUs.
 
     explain    48 clients of 6 keys ask why each of the 300 instances is pending
     dry run    48 clients of 6 keys ask whether an instance would start now
@@ -14,8 +14,8 @@ the nodes do not use the server's CPUs):
     streams    256 event streams of 8 keys, and the same creates
     polls      256 long polls for events of 8 keys, and the same creates
 
-Printed are the median and p99 of each kind of request of the first project, without a flood (before each of
-them) and during each, and the ratio of the p99 of all its requests together.
+Prints the median and p99 per kind of request of the first project, before and during each flood, and the
+ratio of the p99 of all its requests.
 """
 
 import argparse
@@ -58,7 +58,7 @@ Times = dict[str, list[float]]
 
 @dataclass(frozen=True)
 class Loop:
-    """One client that sends its requests in turn, again and again, as soon as it is answered."""
+    """A client that repeats its requests in turn, each as soon as the last one is answered."""
 
     key: str
     requests: Sequence[tuple[str, str, Mapping[str, object] | None]]
@@ -93,7 +93,7 @@ def main(rounds: int, only: Sequence[str]) -> int:
 
 
 def report(flood_name: str, idle: Times, flooded: Times) -> bool:
-    """The lines of one flood; whether its ratio holds."""
+    """Print the figures of one flood. Returns whether its ratio is within the bound."""
     for what in idle:
         print(f"     {flood_name}, {what}: {_figures(idle[what], flooded[what])}")
     before, during = (list(itertools.chain(*times.values())) for times in (idle, flooded))
@@ -113,7 +113,7 @@ def _p99(times: Sequence[float]) -> float:
 
 
 def measure(url: str, keys: Sequence[str], rounds: int) -> Times:
-    """Seconds of each request, sent one after the other with pauses."""
+    """Seconds per request, sent one after the other with pauses."""
     taken: Times = defaultdict(list)
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
     for number in range(rounds):
@@ -208,7 +208,7 @@ def _floods(admin: Client, project_id: str, pending: Sequence[str]) -> dict[str,
 
 @contextmanager
 def flood(url: str, loops: Sequence[Loop]) -> Iterator["Answered"]:
-    """The loops in a process of their own, which ends with the block."""
+    """Runs the loops in a separate process until the end of the block."""
     context = get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_flooding, args=(url, loops, theirs))
@@ -225,7 +225,7 @@ def flood(url: str, loops: Sequence[Loop]) -> Iterator["Answered"]:
 
 
 class Answered:
-    """How often the flood was answered with which status, once it has ended."""
+    """The number of answers to the flood by status, once it has ended."""
 
     def __init__(self) -> None:
         self.counts: Mapping[str, int] = {}
@@ -244,7 +244,7 @@ def _flooding(url: str, loops: Sequence[Loop], parent: Connection) -> None:
 
 
 def _client(url: str, loop: Loop, counts: Counter[str]) -> None:
-    """One that is refused goes on at once, as an attacker would."""
+    """Continues at once after a rejected request, as an attacker does."""
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=120)
     while True:
         for method, path, body in loop.requests:

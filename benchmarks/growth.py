@@ -1,10 +1,10 @@
-"""What one key leaves in the database that creates and deletes for minutes, under a quota of one instance.
+"""Database growth after minutes of creates and deletes by one key with a quota of one instance.
 
     python -m benchmarks.growth [--minutes 10] [--rate-limits on|off]
 
-A real server on SQLite with one simulated node. Each cycle creates an instance of 224 KiB with an
-Idempotency-Key, waits until it runs, and deletes it. Retention has its shortest settings. The sizes are those
-of mooring.db and its log after a checkpoint.
+Runs a server on SQLite with one simulated node. Each cycle creates an instance of 224 KiB with an
+Idempotency-Key, waits until it runs, and deletes it. Retention is set to the minimum. Sizes include
+mooring.db and its log after a checkpoint.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from benchmarks import stack
 from benchmarks.figures import verdict
 
 MIB = 1024 * 1024
-MOST_GROWTH_MIB = 5
+MAX_GROWTH_MIB = 5
 SHORTEST = {"MOORING_DELETED_KEPT_DAYS": "0.0001", "MOORING_IDEMPOTENCY_KEPT_HOURS": "0.001"}
 ENV = {f"V{number}": b64encode(Random(number).randbytes(24_576)).decode() for number in range(7)}
 BODY = {"image": "busybox:1", "command": ["sleep", "100000"], "gpus": {"count": 1}, "env": ENV}
@@ -41,14 +41,14 @@ def main(minutes: float, rate_limits: str) -> int:
         before = _size(path)
         cycles = _abuse(member, minutes * 60)
         during = _size(path)
-        _settled(path)
+        _wait_for_retention(path)
         after, rows = _size(path), _rows(path)
     print(f"{cycles} instances created and deleted in {minutes:g} min, {cycles * 225 / 1024:.0f} MiB of "
           f"specs written\n{before / MIB:.2f} MiB before, {during / MIB:.2f} MiB at the end, "
           f"{after / MIB:.2f} MiB after retention\nrows after it: {rows}")  # fmt: skip
     grown = (after - before) / MIB
     held = [
-        verdict("grown", grown, MOST_GROWTH_MIB, " MiB"),
+        verdict("grown", grown, MAX_GROWTH_MIB, " MiB"),
         verdict("instances left", rows["instances"], 0),
     ]
     return 0 if all(held) else 1
@@ -68,21 +68,21 @@ def _made(answer: httpx.Response) -> dict[str, object]:
 
 
 def _abuse(member: Client, seconds: float) -> int:
-    """How many instances were created and deleted; the key is used as much as it may be."""
+    """Create and delete as fast as the rate limit allows. Returns the number of instances."""
     cycles, ends = 0, time.monotonic() + seconds
     while time.monotonic() < ends:
-        made = _allowed(member, "POST", "/v1/instances", {"Idempotency-Key": f"cycle-{cycles}"})
+        made = _send(member, "POST", "/v1/instances", {"Idempotency-Key": f"cycle-{cycles}"})
         instance_id = made.json()["id"]
         member.wait(instance_id, "running")
-        _allowed(member, "DELETE", f"/v1/instances/{instance_id}", {})
+        _send(member, "DELETE", f"/v1/instances/{instance_id}", {})
         while member.get(f"/v1/instances/{instance_id}").status_code != httpx.codes.NOT_FOUND:
             time.sleep(0.1)
         cycles += 1
     return cycles
 
 
-def _allowed(member: Client, method: str, path: str, headers: Mapping[str, str]) -> httpx.Response:
-    """Ask until the rate limit allows it."""
+def _send(member: Client, method: str, path: str, headers: Mapping[str, str]) -> httpx.Response:
+    """Retry until the rate limit allows the request."""
     while True:
         body = BODY if method == "POST" else None
         answer = member.request(method, path, json=body, headers=headers)
@@ -99,8 +99,8 @@ def _size(path: Path) -> int:
     return path.stat().st_size + (log.stat().st_size if log.exists() else 0)
 
 
-def _settled(path: Path) -> None:
-    """Wait until retention has purged the instances and given the pages back, a minute at most."""
+def _wait_for_retention(path: Path) -> None:
+    """Wait up to a minute until retention has purged the instances and released the pages."""
     ends = time.monotonic() + 60
     while time.monotonic() < ends:
         time.sleep(3)

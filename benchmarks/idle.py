@@ -1,9 +1,9 @@
-"""What a control plane costs while nothing changes: CPU of its process, in percent of a core.
+"""CPU of an idle control plane, in percent of a core.
 
     python -m benchmarks.idle [seconds]
 
-First 1,000 pending instances and 10 nodes, then 100 nodes that report every 5 s. The nodes are simulated by
-another process.
+Measures 1,000 pending instances on 10 nodes, then 100 nodes that report every 5 s. Another process simulates
+the nodes.
 """
 
 import sys
@@ -30,7 +30,7 @@ def _share(fleet: str, pending: int, seconds: float) -> float:
             for _ in range(pending):
                 admin.create(gpus={"count": 9})
             wait_until(lambda: _all_explained(admin), 60)
-        time.sleep(5)  # what the filling set off has died down
+        time.sleep(5)  # until the effects of filling are over
         return stack.cpu_share(server.pid, seconds)
 
 

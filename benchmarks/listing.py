@@ -1,4 +1,4 @@
-"""Listing 100 of 1,000 instances at 16 clients, answers a second.
+"""Lists of 100 of 1,000 instances per second, with 16 clients.
 
 python -m benchmarks.listing [seconds]
 """
@@ -26,7 +26,7 @@ def main(seconds: float) -> int:
 
 
 def fill(admin: Client, count: int) -> None:
-    """Instances in three states: running with GPUs, running without, pending."""
+    """Create instances that run with GPUs, run without GPUs, or stay pending."""
     for number in range(count):
         gpus = {"count": 17} if number % 10 == 0 else {"count": int(number % 6 == 0)}
         admin.create(name=f"listed-{number}", gpus=gpus, cpus=0.1, memory_mib=64, labels={"team": "vision"})

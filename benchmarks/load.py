@@ -1,4 +1,4 @@
-"""Sixteen HTTP clients in a process of their own, as cheap as Python has them."""
+"""Sixteen low-overhead HTTP clients in a separate process."""
 
 import http.client
 import json
@@ -17,7 +17,7 @@ HEADERS = {"Authorization": f"Bearer {ADMIN_KEY}", "Content-Type": "application/
 
 @dataclass(frozen=True)
 class Load:
-    """What the clients saw."""
+    """The results of all clients."""
 
     seconds: float
     latencies_s: list[float]
@@ -30,10 +30,10 @@ class Load:
 def closed_loop(
     url: str, method: str, path: str, body: dict[str, object] | None, seconds: float, *more_urls: str
 ) -> Load:
-    """Each client asks again as soon as it is answered; any answer but 2xx is an error.
+    """Each client sends its next request once the last is answered. A status other than 2xx is an error.
 
     Args:
-        more_urls: of further replicas, over which the clients are spread.
+        more_urls: further replicas; the clients are spread over all of them.
     """
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
         return process.submit(_clients, (url, *more_urls), method, path, body, seconds).result()

@@ -1,9 +1,9 @@
-"""Waiting and fairness over a month: the production scheduler beside what others do.
+"""Waiting times and fairness over a simulated month: the production scheduler and other policies.
 
     python -m benchmarks.month --nodes FILE --pods FILE [--times 3] [--load 0.8] [--docs FOLDER]
 
 FILEs: Alibaba's 2023 GPU trace, openb_node_list_gpu_node.csv and openb_pod_list_default.csv.
-With --docs the plots and what is printed, the seconds aside, are written there.
+With --docs, writes the plots and the printed table (without the seconds) to that folder.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from benchmarks.month_simulation import Cluster, Outcome, simulate
 from benchmarks.month_workload import MONTH_S, Assumed, Job, gpu_seconds, month, nodes_for
 from benchmarks.trace import Machine
 
-# A look that keeps something for each of hundreds that wait takes seconds: a month of them takes hours.
+# A scheduling cycle with backfill slots for hundreds of requests takes seconds: a month takes hours.
 USUAL = [name for name in CONTENDERS if name != "Mooring, conservative"]
 HEAD = (
     "| policy | mean wait, min | median, min | p99, h | worst, h | worst of 8 GPUs, h | oldest for, h "
@@ -37,11 +37,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     print("\n".join(lines), flush=True)
     outcomes: dict[str, Outcome] = {}
     with ProcessPoolExecutor(asked.processes) as pool:
-        going = {name: pool.submit(_run, name, jobs, fleet) for name in asked.only}
-        for name, future in going.items():
+        futures = {name: pool.submit(_run, name, jobs, fleet) for name in asked.only}
+        for name, future in futures.items():
             outcomes[name], seconds = future.result()
             lines.append(row(name, figures(outcomes[name])))
-            print(lines[-1], f"   {seconds:.0f} s for {outcomes[name].asked} looks", flush=True)
+            print(lines[-1], f"   {seconds:.0f} s for {outcomes[name].cycles} cycles", flush=True)
     if asked.docs:
         from benchmarks.month_plots import write  # noqa: PLC0415 - matplotlib takes a second
 
@@ -54,13 +54,13 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--nodes", type=Path, required=True)
     parser.add_argument("--pods", type=Path, required=True)
-    parser.add_argument("--times", type=int, default=3, help="how often each recorded task arrives")
-    parser.add_argument("--load", type=float, default=0.8, help="of the GPUs' time, asked for by the month")
-    parser.add_argument("--longest-h", type=float, default=48.0, help="what ran longer ends then")
-    parser.add_argument("--undeclared", type=float, default=0.0, help="the part without a declared duration")
+    parser.add_argument("--times", type=int, default=3, help="copies of each recorded task")
+    parser.add_argument("--load", type=float, default=0.8, help="requested fraction of the GPU time")
+    parser.add_argument("--longest-h", type=float, default=48.0, help="limit of run times")
+    parser.add_argument("--undeclared", type=float, default=0.0, help="fraction without a declared duration")
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--only", nargs="*", choices=list(CONTENDERS), default=USUAL)
-    parser.add_argument("--docs", type=Path, help="where the plots and the table go")
+    parser.add_argument("--docs", type=Path, help="folder for the plots and the table")
     parser.add_argument("--processes", type=int, default=2)
     return parser.parse_args(argv)
 

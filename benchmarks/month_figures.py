@@ -1,4 +1,4 @@
-"""What a simulated month says of a policy: waiting, use of the GPUs, and how fairly they were shared out."""
+"""Figures of a simulated month: waiting times, use of the GPUs, and fairness."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,10 +16,10 @@ class Figures:
     median_wait_s: float
     p99_wait_s: float
     worst_wait_s: float
-    worst_large_wait_s: float  # of the tasks that ask for the most GPUs
+    worst_large_wait_s: float  # of the tasks with the largest GPUs
     longest_as_oldest_s: float
-    used: float  # part of the GPUs' time in the month
-    wasted: float  # part of it that was free while tasks waited that ask for as many GPUs
+    used: float  # fraction of the GPU time of the month
+    wasted: float  # fraction that was free while tasks waited for as many GPUs
     jain_days: float
     jain_month: float
     never: int
@@ -27,17 +27,17 @@ class Figures:
 
 def figures(outcome: Outcome) -> Figures:
     waits = [started.waited_s for started in outcome.started]
-    most = max(started.job.asks.gpus for started in outcome.started)
+    largest = max(started.job.asks.gpus for started in outcome.started)
     month = list(until(outcome.intervals, MONTH_S))
     seconds = sum(interval.seconds for interval in month)
-    used = sum(interval.seconds * _held(interval) for interval in month)
-    wasted = sum(interval.seconds * _free_though_wanted(interval, outcome.gpus) for interval in month)
+    used = sum(interval.seconds * _used_gpus(interval) for interval in month)
+    wasted = sum(interval.seconds * _wasted_gpus(interval, outcome.gpus) for interval in month)
     return Figures(
         mean_wait_s=sum(waits) / len(waits),
         median_wait_s=percentile(waits, 0.5),
         p99_wait_s=percentile(waits, 0.99),
         worst_wait_s=max(waits),
-        worst_large_wait_s=max(each.waited_s for each in outcome.started if each.job.asks.gpus == most),
+        worst_large_wait_s=max(each.waited_s for each in outcome.started if each.job.asks.gpus == largest),
         longest_as_oldest_s=longest_as_oldest(outcome),
         used=used / (outcome.gpus * seconds),
         wasted=wasted / (outcome.gpus * seconds),
@@ -48,7 +48,7 @@ def figures(outcome: Outcome) -> Figures:
 
 
 def until(intervals: Sequence[Interval], end: float) -> Iterator[Interval]:
-    """What is left to run after the last arrival says nothing of a policy."""
+    """The intervals up to `end`. What runs after the last arrival says nothing about a policy."""
     left = end
     for interval in intervals:
         if left <= 0:
@@ -57,19 +57,19 @@ def until(intervals: Sequence[Interval], end: float) -> Iterator[Interval]:
         left -= interval.seconds
 
 
-def _held(interval: Interval) -> float:
+def _used_gpus(interval: Interval) -> float:
     return sum(interval.held.values()) / 1000
 
 
-def _free_though_wanted(interval: Interval, gpus: int) -> float:
-    """The loss of capacity of the literature: what would be in use if tasks could be cut to any shape."""
-    return min(float(gpus), sum(interval.wanted.values()) / 1000) - _held(interval)
+def _wasted_gpus(interval: Interval, gpus: int) -> float:
+    """Loss of capacity: the free GPUs that waiting tasks could use if they could be split arbitrarily."""
+    return min(float(gpus), sum(interval.wanted.values()) / 1000) - _used_gpus(interval)
 
 
 def longest_as_oldest(outcome: Outcome) -> float:
-    """The longest time for which one task was the oldest of all that waited, in seconds.
+    """The longest time in seconds for which one task was the oldest waiting task.
 
-    Where it has a bound, nobody starves: whoever waits is the oldest some day.
+    If this has a bound, no task starves: every waiting task is the oldest at some time.
     """
     started = {each.job.name: each.at for each in outcome.started}
     jobs = sorted((each.job for each in outcome.started), key=lambda job: (job.arrives_at, job.name))
@@ -84,13 +84,12 @@ def longest_as_oldest(outcome: Outcome) -> float:
 
 
 def jain_over_time(intervals: Sequence[Interval], gpus: int, window_s: float) -> float:
-    """Jain's index of what projects had, relative to what was due to them.
+    """Jain's index of the GPU time that projects used, relative to their fair share.
 
-    (sum x)^2 / (n * sum x^2) over projects (Jain, Chiu, Hawe 1984), with x the GPU-seconds that a project had
-    divided by those that were due to it: the max-min fair part of the GPUs, given what each wanted (held or
-    waited for) at every moment. Both are summed over a window, since nobody is owed a part of every minute,
-    and only while some task waited for GPUs. 1 is perfectly fair, 1/n is one project with everything. Returns
-    the mean over windows, by how long there were such times in each.
+    (sum x)^2 / (n * sum x^2) over projects (Jain, Chiu, Hawe 1984), with x the GPU-seconds that a project
+    used divided by its max-min fair share, given what each project wanted (used or waited for) at each time.
+    Both are summed over a window, and only while some task waited for GPUs. 1 is perfectly fair; 1/n is one
+    project with everything. Returns the mean over windows, weighted by the length of such times.
     """
     windows: dict[int, _Window] = {}
     at = 0.0
@@ -105,7 +104,7 @@ def jain_over_time(intervals: Sequence[Interval], gpus: int, window_s: float) ->
 
 @dataclass(slots=True)
 class _Window:
-    """The times in which tasks waited for GPUs; what projects had and were due then, milli times seconds."""
+    """The time with tasks waiting for GPUs, and what projects used and were due then (milli x seconds)."""
 
     seconds: float = 0.0
     had: dict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -125,7 +124,7 @@ def jain(had: Mapping[str, float], due: Mapping[str, float]) -> float:
 
 
 def max_min(wanted: Mapping[str, float], gpus: float) -> dict[str, float]:
-    """Equal parts, except that nobody is given more than they want; what they leave goes to the others."""
+    """Max-min fair parts: equal, but no more than wanted; the others share what is left."""
     parts: dict[str, float] = {}
     left, waiting = float(gpus), sorted(wanted.items(), key=lambda item: (item[1], item[0]))
     for place, (project, amount) in enumerate(waiting):

@@ -1,4 +1,4 @@
-"""The plots of the simulated month, as SVG: the same bytes for the same figures."""
+"""Plots of the simulated month as SVG; equal figures give equal bytes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -74,7 +74,7 @@ def _use(axes: Axes, outcomes: Mapping[str, Outcome]) -> None:
 
 
 def _binned(intervals: Sequence[Interval]) -> list[float]:
-    """The mean of GPUs held in each of the month's equal parts."""
+    """The mean number of GPUs in use in each of the equal parts of the month."""
     size, held, at = MONTH_S / _BINS, [0.0] * _BINS, 0.0
     for interval in intervals:
         ends, in_use = at + interval.seconds, sum(interval.held.values()) / 1000

@@ -1,4 +1,4 @@
-"""Ways to keep the queue: the production scheduler's, and others'. Where a task goes is chosen alike."""
+"""Queue policies: the production scheduler and others. All select nodes in the same way."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,13 +14,13 @@ from mooring.scheduler.schedule import SchedulingCycle
 
 
 def production() -> Decide:
-    memory, learning = CycleCache(), Learning()
+    cache, learning = CycleCache(), Learning()
     promised: frozenset[str] = frozenset()
 
     def decide(cluster: Cluster, waiting: Sequence[Request]) -> Sequence[Placement]:
         nonlocal promised
-        snapshot = learning.learn(replace(cluster.snapshot(waiting), promised=promised), memory)
-        plan = SchedulingCycle(snapshot, memory).decisions()
+        snapshot = learning.learn(replace(cluster.snapshot(waiting), promised=promised), cache)
+        plan = SchedulingCycle(snapshot, cache).decisions()
         promised = frozenset(plan.promised)
         return plan.placements
 
@@ -28,34 +28,34 @@ def production() -> Decide:
 
 
 def fifo() -> Decide:
-    """Strictly in the order of arrival: who does not fit holds up everybody behind."""
+    """Strict order of arrival: a task that does not fit blocks all later ones."""
     return _one_by_one(stop_at_first=True)
 
 
 def whatever_fits() -> Decide:
-    """Whatever fits starts, the oldest first; nothing is kept for who does not fit."""
+    """Starts whatever fits, the oldest first, without reservations."""
     return _one_by_one(stop_at_first=False)
 
 
 def _one_by_one(*, stop_at_first: bool) -> Decide:
-    memory, learning = CycleCache(), Learning()
+    cache, learning = CycleCache(), Learning()
 
     def decide(cluster: Cluster, waiting: Sequence[Request]) -> Sequence[Placement]:
-        snapshot = learning.learn(cluster.snapshot(waiting), memory)
-        world = memory.cluster
-        world.set_potential(snapshot.potential)
+        snapshot = learning.learn(cluster.snapshot(waiting), cache)
+        state = cache.cluster
+        state.set_potential(snapshot.potential)
         placements: list[Placement] = []
         failed: set[Key] = set()
-        with world.what_if():
+        with state.what_if():
             for request in waiting:
-                # Shares of one card are of one project: whether something fits depends on whose it is.
-                asked = (*shape(request), request.project_id)
-                found = None if asked in failed else find(world, request, snapshot.at)
+                # All shares of a GPU belong to one project, so the project decides whether a request fits.
+                cache_key = (*shape(request), request.project_id)
+                found = None if cache_key in failed else find(state, request, snapshot.at)
                 if found is not None:
-                    world.put(with_placement(world.node(found.index), found.placement, request, snapshot.at))
+                    state.put(with_placement(state.node(found.index), found.placement, request, snapshot.at))
                     placements.append(found.placement)
                     continue
-                failed.add(asked)
+                failed.add(cache_key)
                 if stop_at_first:
                     break
         return placements
@@ -69,7 +69,7 @@ class Contender:
     policy: Policy
 
 
-# FIFO with EASY is the production scheduler where everybody is overdue at once: oldest first, whoever it is.
+# FIFO with EASY is the production scheduler with all tasks overdue at once: the oldest first.
 CONTENDERS: Mapping[str, Contender] = MappingProxyType(
     {
         "Mooring": Contender(production, Policy()),

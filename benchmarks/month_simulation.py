@@ -1,6 +1,6 @@
-"""A cluster in which tasks arrive and end; a policy is asked at the full minute after that what starts.
+"""A cluster in which tasks arrive and end; at the next full minute, a policy decides what starts.
 
-Which is why even what never waits has waited for half a minute in the mean.
+For this reason the mean wait is at least half a minute.
 """
 
 import heapq
@@ -27,8 +27,8 @@ from mooring.scheduler.model import (
 )
 from mooring.scheduler.node_changes import as_running, with_placement, without
 
-LOOK_S = 60
-# What starts now, of those that wait, which come in the order of their arrival.
+CYCLE_S = 60
+# The waiting requests, in order of arrival -> what starts now.
 Decide = Callable[["Cluster", Sequence[Request]], Sequence[Placement]]
 
 
@@ -41,15 +41,15 @@ class Held:
 
 @dataclass
 class Cluster:
-    """The nodes as they are at `now`, what runs on them and what each project has used."""
+    """The nodes and running instances at the time `now`, and what each project has used."""
 
     machines: Sequence[Machine]
     policy: Policy
     now: float = 0.0
     nodes: dict[str, NodeView] = field(init=False)
-    used: dict[str, ResourceUsage] = field(default_factory=dict)  # by project, as are those that follow
+    used: dict[str, ResourceUsage] = field(default_factory=dict)  # by project
     held: dict[str, Held] = field(default_factory=dict)
-    placed: dict[str, tuple[str, Running]] = field(default_factory=dict)  # by instance: the node and what
+    placed: dict[str, tuple[str, Running]] = field(default_factory=dict)  # by instance: node and instance
 
     def __post_init__(self) -> None:
         self.nodes = {machine.name: _node(machine) for machine in self.machines}
@@ -65,25 +65,25 @@ class Cluster:
         )
 
     def advance(self, to: float) -> None:
-        """Let time pass: what is held is used, and what was used counts less."""
+        """Advance the time: add the current use of projects, and decay the past."""
         seconds, half_life = to - self.now, self.policy.usage_half_life_s
-        kept = exp(-log(2) * seconds / half_life)
-        # The integral of a constant rate that is halved as it goes.
-        grown = (1 - kept) * half_life / log(2)
+        decay = exp(-log(2) * seconds / half_life)
+        # The integral of a constant rate with this decay.
+        growth = (1 - decay) * half_life / log(2)
         for project_id, held in self.held.items():
             before = self.used.get(project_id, ResourceUsage())
             self.used[project_id] = ResourceUsage(
-                before.gpu_s * kept + held.gpu_milli / 1000 * grown,
-                before.cpu_s * kept + held.cpu_milli / 1000 * grown,
-                before.memory_mib_s * kept + held.memory_mib * grown,
+                before.gpu_s * decay + held.gpu_milli / 1000 * growth,
+                before.cpu_s * decay + held.cpu_milli / 1000 * growth,
+                before.memory_mib_s * decay + held.memory_mib * growth,
             )
         self.now = to
 
     def place(self, placement: Placement, request: Request) -> None:
-        moment = PlanTime(self.now, self.policy.start_overhead_s)
+        plan_time = PlanTime(self.now, self.policy.start_overhead_s)
         node_id = placement.node_id
-        self.nodes[node_id] = with_placement(self.nodes[node_id], placement, request, moment)
-        running = as_running(placement, request, moment)
+        self.nodes[node_id] = with_placement(self.nodes[node_id], placement, request, plan_time)
+        running = as_running(placement, request, plan_time)
         self.placed[request.instance_id] = node_id, running
         self._hold(running, +1)
 
@@ -112,7 +112,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """What every project held, and what it wanted, that included, of the GPUs (milli) for some seconds."""
+    """The GPUs (milli) that each project used, and wanted (used or waited for), for some seconds."""
 
     seconds: float
     held: Mapping[str, int]
@@ -124,12 +124,12 @@ class Outcome:
     gpus: int
     started: list[Started] = field(default_factory=list)  # in this order
     intervals: list[Interval] = field(default_factory=list)
-    never: list[Job] = field(default_factory=list)  # what waited to the very end
-    asked: int = 0  # times that the policy was asked
+    never: list[Job] = field(default_factory=list)  # still waiting at the end
+    cycles: int = 0  # calls of the policy
 
 
 def simulate(jobs: Sequence[Job], cluster: Cluster, decide: Decide) -> Outcome:
-    """Run the month and what it leaves behind, to the last end."""
+    """Run the month, and on until the last task has ended."""
     return _Month(jobs, cluster, decide).run()
 
 
@@ -138,35 +138,35 @@ class _Month:
         self._jobs = {job.name: job for job in jobs}
         self._cluster = cluster
         self._decide = decide
-        self._ahead = [(job.arrives_at, job.name) for job in jobs]
-        heapq.heapify(self._ahead)
+        self._arrivals = [(job.arrives_at, job.name) for job in jobs]
+        heapq.heapify(self._arrivals)
         self._ends: list[tuple[float, str]] = []
         self._waiting: dict[str, Request] = {}
         self._wanted: Counter[str] = Counter()
         self._outcome = Outcome(cluster.gpus)
 
     def run(self) -> Outcome:
-        while self._ahead or self._ends:
-            event = min(events[0][0] for events in (self._ahead, self._ends) if events)
-            self._happen_until(LOOK_S * ceil(event / LOOK_S))
+        while self._arrivals or self._ends:
+            event = min(events[0][0] for events in (self._arrivals, self._ends) if events)
+            self._run_until(CYCLE_S * ceil(event / CYCLE_S))
             if self._waiting:
-                self._ask()
+                self._start_tasks()
         self._outcome.never = [self._jobs[name] for name in self._waiting]
         return self._outcome
 
-    def _happen_until(self, look_at: float) -> None:
-        while self._ends and self._ends[0][0] <= look_at:
+    def _run_until(self, cycle_at: float) -> None:
+        while self._ends and self._ends[0][0] <= cycle_at:
             at, name = heapq.heappop(self._ends)
             self._arrive_until(at)
             self._pass_time(at)
             self._cluster.end(name)
             self._wanted[self._jobs[name].project] -= self._jobs[name].asks.milli
-        self._arrive_until(look_at)
-        self._pass_time(look_at)
+        self._arrive_until(cycle_at)
+        self._pass_time(cycle_at)
 
     def _arrive_until(self, at: float) -> None:
-        while self._ahead and self._ahead[0][0] <= at:
-            arrives_at, name = heapq.heappop(self._ahead)
+        while self._arrivals and self._arrivals[0][0] <= at:
+            arrives_at, name = heapq.heappop(self._arrivals)
             self._pass_time(arrives_at)
             self._waiting[name] = _request(self._jobs[name])
             self._wanted[self._jobs[name].project] += self._jobs[name].asks.milli
@@ -177,8 +177,8 @@ class _Month:
             self._outcome.intervals.append(Interval(seconds, held, dict(self._wanted)))
             self._cluster.advance(to)
 
-    def _ask(self) -> None:
-        self._outcome.asked += 1
+    def _start_tasks(self) -> None:
+        self._outcome.cycles += 1
         now = self._cluster.now
         for placement in self._decide(self._cluster, list(self._waiting.values())):
             name = placement.instance_id

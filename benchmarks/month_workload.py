@@ -1,9 +1,9 @@
-"""A month of work: the trace's last thirty days of arrivals and durations, and nodes that it nearly fills.
+"""A month of work: the arrivals and durations of the last thirty days of the trace, and nodes for them.
 
-The trace knows neither projects nor declared durations. Projects are drawn for bursts of arrivals, since
-people submit many tasks at a time, a few of them most. A declared duration is the true one times what people
-add to it (Mu'alem and Feitelson, 2001, find users asking for several times what they need), rounded up to one
-of a few values that people like (Tsafrir, Etsion, Feitelson, 2005).
+The trace has neither projects nor declared durations. Projects are drawn for bursts of arrivals, since people
+submit many tasks at a time, and a few people most of them. A declared duration is a multiple of the true one
+(users request several times what they need: Mu'alem and Feitelson, 2001), rounded up to one of a few popular
+values (Tsafrir, Etsion, Feitelson, 2005).
 """
 
 import random
@@ -26,7 +26,7 @@ _LARGE = 2
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One task of the month; times in seconds from its beginning."""
+    """A task of the month; times are in seconds from its start."""
 
     name: str
     project: str
@@ -38,19 +38,19 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Assumed:
-    """What the trace does not tell, or what is changed of it."""
+    """Assumptions that the trace does not contain, and changes to it."""
 
-    times: int = 3  # each recorded task arrives so often
-    longest_s: float = 2.0 * DAY_S  # what ran longer ends then
-    undeclared: float = 0.0  # the part of the tasks that declare no duration
+    times: int = 3  # copies of each recorded task
+    longest_s: float = 2.0 * DAY_S  # limit of run times
+    undeclared: float = 0.0  # fraction of tasks without a declared duration
     seed: int = 42
 
 
 def month(recorded: Sequence[Recorded], assumed: Assumed) -> list[Job]:
-    """The tasks of the trace's last thirty days that were scheduled at all, in the order of their arrival.
+    """The scheduled tasks of the last thirty days of the trace, in order of arrival.
 
-    Each of a task's copies comes within an hour of the recorded moment, so that the days stay as busy as they
-    were. Models are not asked for: there are only a few nodes.
+    Copies of a task arrive within an hour of the recorded time, so that the load per day stays the same. GPU
+    models are not requested, since there are only a few nodes.
     """
     dice = random.Random(assumed.seed)
     begin = max(each.created_at for each in recorded) - MONTH_S
@@ -75,15 +75,15 @@ def month(recorded: Sequence[Recorded], assumed: Assumed) -> list[Job]:
 
 
 def nodes_for(jobs: Sequence[Job], machines: Sequence[Machine], load: float, seed: int) -> list[Machine]:
-    """So many of the machines that the jobs ask for `load` of their GPUs' time in the month, or hardly more.
+    """Machines such that the jobs request a fraction `load` (or slightly more) of their GPU time.
 
-    Two that could take any of the jobs come first, so that each is possible, and not only just.
+    The first two can host any of the jobs.
     """
     wanted = gpu_seconds(jobs) / MONTH_S / load
     shuffled = list(machines)
     random.Random(seed).shuffle(shuffled)
     tasks = {job.asks for job in jobs}
-    large = [machine for machine in shuffled if all(_takes(machine, task) for task in tasks)][:_LARGE]
+    large = [machine for machine in shuffled if all(_can_host(machine, task) for task in tasks)][:_LARGE]
     chosen, gpus = [], 0
     for machine in [*large, *(machine for machine in shuffled if machine not in large)]:
         if machine in large or gpus + machine.gpus <= wanted:
@@ -96,13 +96,13 @@ def gpu_seconds(jobs: Sequence[Job]) -> float:
     return sum(job.runs_s * job.asks.milli / 1000 for job in jobs)
 
 
-def _takes(machine: Machine, task: Task) -> bool:
+def _can_host(machine: Machine, task: Task) -> bool:
     memory = allocatable_memory_mib(machine.memory_mib) >= task.memory_mib
     return memory and machine.cpu_milli >= task.cpu_milli and machine.gpus >= task.gpus
 
 
 def _ran_s(each: Recorded) -> float | None:
-    """At least a second; null where it never ran."""
+    """At least a second; None if it never ran."""
     return None if each.scheduled_at is None else max(1.0, each.deleted_at - each.scheduled_at)
 
 
@@ -114,7 +114,7 @@ def _declared_s(runs_s: float, assumed: Assumed, dice: random.Random) -> int | N
 
 
 def _bursts(dice: random.Random) -> Iterator[str]:
-    """Project after project: each burst is of one, and the first of them have the most bursts (1/rank)."""
+    """Projects in bursts; the number of bursts of a project is proportional to 1/rank."""
     names = [f"project-{rank}" for rank in range(1, PROJECTS + 1)]
     weights = [1 / rank for rank in range(1, PROJECTS + 1)]
     while True:

@@ -1,10 +1,10 @@
-"""What a sample of 8 cards costs, next to the raw pynvml calls that it needs.
+"""The cost of a sample of 8 GPUs, compared with the raw pynvml calls that it needs.
 
-`python -m benchmarks.nvml_sample`; BENCHMARK_SECONDS is how long the reader is watched (20).
+`python -m benchmarks.nvml_sample`; BENCHMARK_SECONDS is the time to watch the reader (20).
 
-Both run in one process on the stand-in, by turns. The raw calls are the same pynvml functions on the same
-handles, their answers thrown away. A stand-in's call costs next to nothing, so the ratio is the worst that
-can be seen; with `cost_ns` each call takes as long as a fast call of a real driver.
+Both run alternately in one process on the stand-in. The raw calls use the same functions and handles and
+ignore the results. Calls of the stand-in are nearly free, so the ratio is the worst case; with `cost_ns`,
+each call takes as long as a fast call of a real driver.
 """
 
 import json
@@ -20,7 +20,7 @@ from typing import Any
 
 from tests.testbed.nvml.standin import NvmlStandin
 
-CARDS = 8
+GPUS = 8
 ROUNDS = 600
 RATIO_LIMIT = 1.3
 CORE_PCT_LIMIT = 1.0
@@ -29,15 +29,15 @@ WATCHED_S = float(os.environ.get("BENCHMARK_SECONDS", "20"))
 
 
 def main() -> None:
-    """Prints each measure with its limit; the exit status says whether all hold."""
+    """Print each figure with its limit. The exit status is 0 if all are within their limits."""
     with tempfile.TemporaryDirectory() as folder:
-        lines = [f"gpus {CARDS}", *(f"process {gpu} compute {os.getpid()} 1000" for gpu in range(CARDS))]
+        lines = [f"gpus {GPUS}", *(f"process {gpu} compute {os.getpid()} 1000" for gpu in range(GPUS))]
         nvml = NvmlStandin(Path(folder), *lines)
-        failed = [_compare(nvml, "free calls, a process on each card")]
-        nvml.write(f"gpus {CARDS}")
-        failed.append(_compare(nvml, "free calls, idle cards"))
+        failed = [_compare(nvml, "free calls, a process on each GPU")]
+        nvml.write(f"gpus {GPUS}")
+        failed.append(_compare(nvml, "free calls, idle GPUs"))
         nvml.write(*lines, "cost_ns 5000")
-        failed.append(_compare(nvml, "calls of 5 us, a process on each card"))
+        failed.append(_compare(nvml, "calls of 5 us, a process on each GPU"))
         nvml.write(*lines)
         failed.append(_watch(nvml))
     sys.exit(any(failed))
@@ -56,8 +56,8 @@ def _compare(nvml: NvmlStandin, name: str) -> bool:
 
 
 def _inside() -> None:
-    """Runs with the stand-in's library in the process."""
-    from mooring.agent.nvml.session import Nvml  # noqa: PLC0415 - only here is there a library to load
+    """Runs in a process that has loaded the stand-in's library."""
+    from mooring.agent.nvml.session import Nvml  # noqa: PLC0415 - needs the library
 
     session = Nvml()
     raw = _raw_calls([gpu.handle for gpu in session._gpus])
@@ -87,7 +87,7 @@ def _raw_calls(handles: list[Any]) -> Callable[[], None]:
 
 
 def _by_turns(*functions: Callable[[], object]) -> list[float]:
-    """The median of each, in microseconds."""
+    """The median time of each, in microseconds."""
     spent_us: list[list[float]] = [[] for _ in functions]
     for _ in range(ROUNDS):
         for function, spent in zip(functions, spent_us, strict=True):
@@ -98,7 +98,7 @@ def _by_turns(*functions: Callable[[], object]) -> list[float]:
 
 
 def _watch(nvml: NvmlStandin) -> bool:
-    """The whole reader at its own pace: one sample a second, the facts every 15 s."""
+    """The reader at its normal pace: one sample per second, the facts every 15 s."""
     command = [sys.executable, "-m", "benchmarks.nvml_sample", "--reader"]
     measured = json.loads(subprocess.check_output(command, env=nvml.environment))
     print(f"the reader at one sample a second, {WATCHED_S:g} s:")

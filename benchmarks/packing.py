@@ -1,9 +1,9 @@
-"""How full a cluster gets: a trace's tasks one by one, placed by the scheduler's own code, or by a peer.
+"""How full a cluster gets: the tasks of a trace, placed one by one by the scheduler or another policy.
 
     python -m benchmarks.packing --nodes FILE --pods FILE --arrive 1.3 --seeds 42..51 --placements OUT.csv
 
-A task that fits is placed; one that fits nowhere is dropped; none leaves. The score at x % is the mean of the
-part of all GPUs given out, over the offers at which the GPUs asked for so far round to x % of the cluster's.
+A task that fits is placed; one that fits nowhere is dropped; no task ends. The score at x % is the mean
+fraction of allocated GPUs over the offers at which the GPUs requested so far round to x % of the cluster's.
 The exit status is 1 if a placement breaks a rule.
 """
 
@@ -29,26 +29,26 @@ from mooring.scheduler.packing.shapes import FleetNode, NodeClass, Shape, tie_of
 
 POINTS = (100, 110, 120, 130)
 POLICIES = ("mooring", "fgd", "best-fit", "random")
-SHOWN = 10  # broken rules
+SHOWN = 10  # broken rules printed
 
 
 @dataclass(frozen=True)
 class Run:
-    """One seed's offers and what became of them."""
+    """The offers of one seed and their placements."""
 
     seed: int
     offered: list[Task]
     placed: list[Placed]
-    seconds: list[float]  # each decision's
+    seconds: list[float]  # per decision
     wrong: list[str]
 
     def at(self, capacity: int) -> dict[int, float]:
-        """The score in percent at each point that was reached."""
-        asked = np.cumsum([task.milli for task in self.offered])
+        """The score in percent at each point reached."""
+        requested = np.cumsum([task.milli for task in self.offered])
         given = np.cumsum(
             [task.milli if answer.node else 0 for task, answer in zip(self.offered, self.placed, strict=True)]
         )
-        arrival = np.floor(100 * asked / capacity + 0.5)
+        arrival = np.floor(100 * requested / capacity + 0.5)
         return {
             point: float(given[arrival == point].mean() / capacity * 100)
             for point in POINTS
@@ -60,10 +60,10 @@ Place = Callable[[Task], Placed]
 
 
 def mooring(machines: Sequence[Machine], seed: int) -> Place:
-    """The scheduler's fleet, which learns what is asked for from the offers as they come."""
+    """The fleet of the scheduler, which learns the mix of requests from the offers."""
     demand = Demand()
     fleet = Fleet(potential=demand.potential)
-    # The seed decides the order among nodes that are equally good, as it would in a cluster with other names.
+    # The seed changes how ties between nodes are broken, as other node names would.
     fleet.refresh(
         FleetNode(f"{seed}/{each.name}", kind, each.cpu_milli, each.memory_mib, (1000,) * each.gpus)
         for each in machines
@@ -83,7 +83,7 @@ def mooring(machines: Sequence[Machine], seed: int) -> Place:
 
 
 def by_peer(name: str, machines: Sequence[Machine], tasks: Sequence[Task], seed: int) -> Place:
-    """The same fixed order of nodes as for the scheduler."""
+    """Another policy, with the same order of nodes as for the scheduler."""
     ordered = sorted(machines, key=lambda each: -tie_of(f"{seed}/{each.name}"))
     policy = peer(name, seed)(ordered, tasks)
 
@@ -142,36 +142,37 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--nodes", type=Path)
     parser.add_argument("--pods", type=Path)
-    parser.add_argument("--synthetic", action="store_true", help="a small made-up trace instead of files")
-    parser.add_argument("--arrive", type=float, default=1.3, help="stop at so many times the cluster's GPUs")
+    parser.add_argument("--synthetic", action="store_true", help="a small synthetic trace instead of files")
+    parser.add_argument("--arrive", type=float, default=1.3, help="stop at this multiple of all GPUs")
     parser.add_argument("--seeds", type=seeds, default="42..51")
     parser.add_argument("--policy", choices=POLICIES, default="mooring")
-    parser.add_argument("--placements", type=Path, help="one row for each offer")
+    parser.add_argument("--placements", type=Path, help="CSV with one row per offer")
     parser.add_argument("--processes", type=int, default=2)
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    asked = arguments(argv)
-    if asked.synthetic:
+    options = arguments(argv)
+    if options.synthetic:
         machines, tasks = trace.synthetic(nodes=60, count=400)
-    elif asked.nodes and asked.pods:
-        machines, tasks = trace.machines(asked.nodes), trace.tasks(asked.pods)
+    elif options.nodes and options.pods:
+        machines, tasks = trace.machines(options.nodes), trace.tasks(options.pods)
     else:
         print(trace.WHERE, file=sys.stderr)
         return 2
-    with ProcessPoolExecutor(asked.processes) as pool:
-        going = [pool.submit(run, asked.policy, machines, tasks, asked.arrive, seed) for seed in asked.seeds]
-        runs = [each.result() for each in going]
-    if asked.placements:
-        write(asked.placements, runs)
+    with ProcessPoolExecutor(options.processes) as pool:
+        policy, arrive = options.policy, options.arrive
+        futures = [pool.submit(run, policy, machines, tasks, arrive, seed) for seed in options.seeds]
+        runs = [each.result() for each in futures]
+    if options.placements:
+        write(options.placements, runs)
     for line in report(runs, 1000 * sum(machine.gpus for machine in machines)):
         print(line)
     return verdict(runs)
 
 
 def verdict(runs: Sequence[Run]) -> int:
-    """The exit status: 1 if a rule was broken, which is told."""
+    """Print the broken rules. Returns the exit status: 1 if there are any."""
     wrong = [f"seed {each.seed}: {rule}" for each in runs for rule in each.wrong]
     for line in wrong[:SHOWN]:
         print(line, file=sys.stderr)

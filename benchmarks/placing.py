@@ -1,11 +1,10 @@
-"""Placements decided and committed in PostgreSQL, at 10,000 nodes with 80,000 GPUs.
+"""Placements decided and committed per second in PostgreSQL, with 10,000 nodes and 80,000 GPUs.
 
     python -m benchmarks.placing [--nodes 10000] [--instances 20000]
 
-Nodes and pending instances are made by bulk statements; then the production loop looks until all are placed.
-As a limit, the same rows are written by hand-made statements of whole arrays, in batches of the same size and
-without a decision, a guard or a lock. PostgreSQL flushes to the disk, and shares the machine's cores with the
-scheduler.
+Creates nodes and pending instances by bulk statements, then runs the production loop until all are placed.
+The upper limit is the time to write the same rows with handwritten array statements, in batches of the same
+size, without decisions, checks or locks. PostgreSQL flushes to disk and shares the cores with the scheduler.
 """
 
 import argparse
@@ -30,7 +29,7 @@ from mooring.scheduler.model import Placement, Request
 
 GPUS = 8
 WANTED_PER_S = 800
-# Of a hundred requests, so many ask for this many GPUs.
+# GPUs per request -> number among 100 requests.
 MIX = {1: 70, 2: 15, 4: 10, 8: 5}
 
 
@@ -41,7 +40,7 @@ def main(nodes: int, instances: int) -> int:
         _fill(template, nodes, instances)
         limit = _by_hand(cluster.create_database(template))
         rate = _by_the_loop(cluster.create_database(template), instances)
-    print(f"hand-made statements: {limit:.0f} placements/s; the loop is at {100 * rate / limit:.0f} % of it")
+    print(f"handwritten statements: {limit:.0f} placements/s; the loop reaches {100 * rate / limit:.0f} %")
     return 0 if verdict("decided and committed", rate, WANTED_PER_S, "/s", at_least=True) else 1
 
 
@@ -57,13 +56,13 @@ def _postgres() -> Iterator[PostgresCluster]:
 
 
 def _by_the_loop(url: str, instances: int) -> float:
-    """Placements a second."""
+    """Placements per second of the production loop."""
     database = Database(url, Signals())
     try:
         loop = _Timed(database, SchedulerCache())
         began = time.perf_counter()
-        loop.look()
-        print(f"first look at all nodes: {time.perf_counter() - began:.1f} s")
+        loop.load_nodes()
+        print(f"loading all nodes: {time.perf_counter() - began:.1f} s")
         began, cpu_began = time.perf_counter(), time.process_time()
         while _count(url, "pending"):
             loop.tick()
@@ -74,28 +73,28 @@ def _by_the_loop(url: str, instances: int) -> float:
     if placed != instances or _held(url) != _asked(url):
         raise SystemExit(f"{placed} of {instances} placed, {_held(url)} of {_asked(url)} GPUs held")
     print(
-        f"{placed} placed in {seconds:.1f} s, in {loop.looks} looks: "
-        f"{100 * loop.commit_s / seconds:.0f} % of the time written and committed, "
-        f"{100 * (seconds - loop.commit_s) / seconds:.0f} % read and decided; "
+        f"{placed} placed in {seconds:.1f} s, in {loop.cycles} cycles: "
+        f"{100 * loop.commit_s / seconds:.0f} % of the time to write and commit, "
+        f"{100 * (seconds - loop.commit_s) / seconds:.0f} % to read and decide; "
         f"{1e3 * cpu / placed:.2f} ms of this process's CPU each"
     )
     return placed / seconds
 
 
 class _Timed(Scheduling):
-    """The production loop, whose writing is timed."""
+    """The production loop, with the time spent writing."""
 
     def __init__(self, database: Database, world: SchedulerCache) -> None:
         super().__init__(database, world)
         self.commit_s = 0.0
-        self.looks = 0
+        self.cycles = 0
 
-    def look(self) -> None:
+    def load_nodes(self) -> None:
         with self.database.read() as session:
             self._world.nodes(session)
 
     def tick(self) -> None:
-        self.looks += 1
+        self.cycles += 1
         super().tick()
 
     def _place(self, placements: Sequence[Placement], requests: Sequence[Request]) -> None:
@@ -122,15 +121,15 @@ def _number(url: str, query: str) -> int:
 
 
 def _by_hand(url: str) -> float:
-    """Placements a second by statements of whole arrays: the first instances to the first GPUs."""
+    """Placements per second with array statements: the first instances on the first GPUs."""
     with psycopg.connect(url) as connection:
         waiting = connection.execute("SELECT id, gpu_count FROM instances ORDER BY id").fetchall()
-        cards = connection.execute("SELECT uuid, node_id FROM gpus ORDER BY uuid").fetchall()
+        gpus = connection.execute("SELECT uuid, node_id FROM gpus ORDER BY uuid").fetchall()
         connection.commit()
         plan, at = [], 0
         for instance_id, count in waiting:
             at += (GPUS - at % GPUS) % GPUS if at % GPUS + count > GPUS else 0
-            plan.append((instance_id, cards[at][1], [uuid for uuid, _node in cards[at : at + count]]))
+            plan.append((instance_id, gpus[at][1], [uuid for uuid, _node in gpus[at : at + count]]))
             at += count
         began = time.perf_counter()
         for start in range(0, len(plan), scheduling.BATCH):

@@ -1,10 +1,10 @@
-"""64 creates at one moment against a quota, on both databases: whether exactly the quota is let in.
+"""64 simultaneous creates against a quota, on both databases: is exactly the quota accepted?
 
     python -m benchmarks.quota_race [--rounds 200]
 
-Each round is a new project with another quota, of GPUs, instances or CPUs in turns. The clients are 64
-connections that are kept open and let go together. A round is exact if as many are answered 201 as the
-quota allows, all others 403 `quota_exceeded`, and the database holds the quota.
+Each round uses a new project with a quota of GPUs, instances or CPUs in turn. The clients are 64 open
+connections that send at the same time. A round is exact if as many requests as the quota allows return 201,
+all others 403 `quota_exceeded`, and the database has used the quota exactly.
 """
 
 import argparse
@@ -37,7 +37,7 @@ KINDS = ("gpus", "instances", "cpus")
 
 
 class Crowd:
-    """64 connections in threads, each asking once in a round; all ask at the same moment."""
+    """64 connections in threads, each of which sends one request per round at the same time."""
 
     def __init__(self, url: str) -> None:
         address = urlsplit(url).netloc
@@ -101,7 +101,7 @@ def _exact_rounds(kind: str, server: ServerProcess, rounds: int) -> int:
             began = time.perf_counter()
             answers = crowd.ask(BODY | {"project_id": project_id})
             taken.append(time.perf_counter() - began)
-            exact += _is_exact(number, quota, limit, answers, _held(engine, project_id, quota))
+            exact += _is_exact(number, quota, limit, answers, _used(engine, project_id, quota))
             _clear(admin, answers)
     crowd.close()
     engine.dispose()
@@ -116,27 +116,27 @@ def _project(admin: Client, number: int, quotas: dict[str, int]) -> str:
     return str(made["id"])
 
 
-def _held(engine: Engine, project_id: str, quota: str) -> float:
-    """What the database itself says, not the service."""
+def _used(engine: Engine, project_id: str, quota: str) -> float:
+    """The used amount, read directly from the database."""
     amount = func.sum(Instance.gpu_count) if quota == "gpus" else func.count()
     query = select(amount).select_from(Instance).where(Instance.project_id == project_id, text(ACTIVE))
     with engine.connect() as connection:
-        return float(connection.scalar(query) or 0)  # each asks for one CPU
+        return float(connection.scalar(query) or 0)  # each has one CPU
 
 
 def _is_exact(
-    number: int, quota: str, limit: int, answers: Sequence[tuple[int, dict[str, Any]]], held: float
+    number: int, quota: str, limit: int, answers: Sequence[tuple[int, dict[str, Any]]], used: float
 ) -> bool:
     counted = Counter((status, answer.get("code"), answer.get("quota")) for status, answer in answers)
     wanted = Counter({(201, None, None): limit, (403, "quota_exceeded", quota): CLIENTS - limit})
-    if (counted, held) == (wanted, limit):
+    if (counted, used) == (wanted, limit):
         return True
-    print(f"round {number}, {quota} {limit}: {dict(counted)}, {held:g} held")
+    print(f"round {number}, {quota} {limit}: {dict(counted)}, {used:g} used")
     return False
 
 
 def _clear(admin: Client, answers: Sequence[tuple[int, dict[str, Any]]]) -> None:
-    """What is left in the queue would slow down the rounds to come."""
+    """Delete the instances, which would slow down later rounds."""
     for status, answer in answers:
         if status == 201:
             admin.delete(f"/v1/instances/{answer['id']}").raise_for_status()

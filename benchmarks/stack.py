@@ -1,4 +1,4 @@
-"""The product on the test bed, for benchmarks: the same parts as in the end-to-end tests."""
+"""Mooring on the test bed, with the same components as in the end-to-end tests."""
 
 import os
 import shutil
@@ -22,7 +22,7 @@ from tests.walk.product import MOORING, AgentProcess, Program, ServerProcess
 from mooring.core.simulation import parse_fleets
 
 LOWEST_PRIORITY = 19
-# Tests hurry their nodes; what is measured is the default.
+# Tests shorten the interval; benchmarks measure the default.
 AS_SHIPPED = {"MOORING_REPORT_INTERVAL_S": "5"}
 
 
@@ -54,7 +54,7 @@ class Stack:
 
 @contextmanager
 def on_docker(gpus: int = 8) -> Iterator[Stack]:
-    """A server and one node with a real dockerd and made-up cards."""
+    """A server and one node with a real dockerd and simulated GPUs."""
     with ExitStack() as exits:
         bed, base = exits.enter_context(workspace()), exits.enter_context(folder())
         node = DockerNode(bed)
@@ -86,7 +86,7 @@ def server_alone(host: str = "127.0.0.1", **settings: str) -> Iterator[ServerPro
 
 @contextmanager
 def replicas_on_postgresql(count: int) -> Iterator[list[ServerProcess]]:
-    """Servers on loopback that share a PostgreSQL of their own, which flushes to the disk, and all keys."""
+    """Servers on loopback that share all keys and a new PostgreSQL, which flushes to disk."""
     keys = {name: urlsafe_b64encode(os.urandom(32)).decode() for name in ("ENCRYPTION_KEYS", "AUDIT_KEYS")}
     with ExitStack() as exits:
         bed, base = exits.enter_context(workspace()), exits.enter_context(folder())
@@ -108,10 +108,10 @@ def replicas_on_postgresql(count: int) -> Iterator[list[ServerProcess]]:
 
 @contextmanager
 def simulated_fleet(server: ServerProcess, fleet: str, *, elsewhere: bool = False) -> Iterator[None]:
-    """Simulated nodes in one other process, all reporting.
+    """Simulated nodes in another process; waits until all are ready.
 
     Args:
-        elsewhere: they have the lowest priority, since real nodes do not use the server's CPUs.
+        elsewhere: use the lowest priority, since real nodes do not use the server's CPUs.
     """
     wanted = sum(made.nodes for made in parse_fleets(fleet))
     with folder() as base, server.client as admin:
@@ -139,13 +139,13 @@ def _ready_nodes(admin: Client) -> int:
 
 
 def cpu_share(pid: int, seconds: float) -> float:
-    """Percent of one core that a process and its children take over some time."""
+    """CPU of a process and its children over some time, in percent of one core."""
     before, began = cpu_seconds(pid), time.perf_counter()
     time.sleep(seconds)
     return 100 * (cpu_seconds(pid) - before) / (time.perf_counter() - began)
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process and its present children, so far."""
+    """The user and system time so far of a process and its current children."""
     process = psutil.Process(pid)
     return sum(sum(part.cpu_times()[:2]) for part in (process, *process.children(recursive=True)))

@@ -1,8 +1,8 @@
-"""Listing one project's 100 instances among 100,000 of others, against the same among 1,000.
+"""Time to list 100 instances of one project among 100,000 of others, compared with 1,000 of others.
 
 python -m benchmarks.tenant_listing [rounds]
 
-Two services on each kind of database, asked in turns with a key of the project: the medians of all answers.
+Queries two services per kind of database in turn, with a key of the project, and compares the medians.
 """
 
 import sys
@@ -68,7 +68,7 @@ def _listed(client: Client) -> float:
 
 @contextmanager
 def _among(others: int, url: str, data_dir: Path) -> Iterator[Client]:
-    """A client of a project with MINE instances, spread over the others in time."""
+    """A client of a project with MINE instances, created evenly among the others."""
     with running(settings_for(url, data_dir, rate_limits="off")) as service:
         mine = _fill(service, others)
         with service.client as admin:
@@ -103,13 +103,13 @@ def _fill(service: RunningService, others: int) -> str:
 
 
 def _row(project_id: str, name: str) -> dict[str, object]:
-    moment = now()
+    created_at = now()
     return {
         "id": new_id("ins"), "project_id": project_id, "name": name, "labels": {},
         "spec": {"image": "busybox"}, "gpu_count": 0, "state": State.STOPPED,
         "desired_state": DesiredState.STOPPED, "version": 3,
         "generation": 2, "attempt": 1, "node_generation": 0, "stop_timeout_s": 10, "endpoints": [],
-        "simulated": False, "created_at": moment, "queued_at": moment,
+        "simulated": False, "created_at": created_at, "queued_at": created_at,
     }  # fmt: skip
 
 

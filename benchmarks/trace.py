@@ -1,4 +1,4 @@
-"""Nodes and tasks in the format of Alibaba's 2023 GPU trace, the order in which tasks come; made-up ones."""
+"""Nodes and tasks in the format of Alibaba's 2023 GPU trace, orders of arrival, and synthetic traces."""
 
 import csv
 import random
@@ -8,11 +8,11 @@ from pathlib import Path
 
 WHERE = """\
 The trace is public: openb_node_list_gpu_node.csv and openb_pod_list_*.csv in data/csv of the repository
-hkust-adsl/kubernetes-scheduler-simulator on GitHub, of which this benchmark needs two files:
+hkust-adsl/kubernetes-scheduler-simulator on GitHub. This benchmark needs two of them:
 
   python -m benchmarks.packing --nodes openb_node_list_gpu_node.csv --pods openb_pod_list_default.csv
 
-or try `--synthetic`, a small made-up one."""
+or try `--synthetic`, a small generated trace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class Task:
     cpu_milli: int
     memory_mib: int
     gpus: int
-    gpu_milli: int  # of each; below 1000 a share of one GPU
-    models: tuple[str, ...]  # that will do; empty: any
+    gpu_milli: int  # per GPU; below 1000: a share of one GPU
+    models: tuple[str, ...]  # accepted; empty: any
 
     @property
     def milli(self) -> int:
@@ -40,11 +40,11 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A task as it was: seconds from the beginning of the trace."""
+    """A recorded task; times are in seconds from the start of the trace."""
 
     task: Task
     created_at: int
-    scheduled_at: int | None  # null: it was deleted before
+    scheduled_at: int | None  # None: deleted before it was scheduled
     deleted_at: int
 
 
@@ -72,10 +72,10 @@ def recorded(path: Path) -> list[Recorded]:
 
 
 def arrivals(tasks: Sequence[Task], milli: int, arrive: float, seed: int) -> list[Task]:
-    """The tasks in random order, until they ask for `arrive` times `milli` of GPU.
+    """The tasks in random order, until they request `arrive` times `milli` thousandths of a GPU.
 
-    A list that asks for less is offered whole, followed by tasks drawn from it at random. Of a list that asks
-    for more, a random part is offered, each task once.
+    A list that requests less is offered completely, followed by tasks drawn from it at random. Of a list that
+    requests more, a random part is offered, each task once.
     """
     dice = random.Random(seed)
     offered = sorted(tasks, key=lambda task: task.name)
@@ -95,14 +95,14 @@ def arrivals(tasks: Sequence[Task], milli: int, arrive: float, seed: int) -> lis
 
 
 def _part(offered: list[Task], surplus: float, dice: random.Random) -> list[Task]:
-    """The tasks less random ones that ask for `surplus` or a little more."""
+    """The tasks without random ones that request `surplus` or slightly more."""
     while surplus > 0:
         surplus -= offered.pop(dice.randrange(len(offered))).milli
     return offered
 
 
 def synthetic(nodes: int, count: int, seed: int = 1) -> tuple[list[Machine], list[Task]]:
-    """A cluster and tasks that are a little like the trace's."""
+    """A cluster and tasks that resemble the trace."""
     dice = random.Random(seed)
     kinds = [("A", 8, 96_000, 393_216), ("B", 2, 104_000, 524_288), ("C", 4, 32_000, 131_072)]
     fleet = [

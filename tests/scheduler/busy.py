@@ -1,4 +1,4 @@
-"""Worlds in which things run, are reserved, and wait: strategies for properties, and who counts them anew."""
+"""Strategies for clusters with running, reserved and pending work, and an independent count of their use."""
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
@@ -34,10 +34,10 @@ BACKFILLS: st.SearchStrategy[Literal["easy", "conservative"]] = st.sampled_from(
 
 
 @st.composite
-def _card(draw: st.DrawFn, node_id: str, place: int, model: str) -> GpuView:
+def _gpu(draw: st.DrawFn, node_id: str, place: int, model: str) -> GpuView:
     uuid = f"GPU-{node_id}-{place}"
-    split = model == H100 and draw(st.integers(0, 5)) == 0
-    held = draw(st.integers(0, 7)) == 0
+    with_mig = model == H100 and draw(st.integers(0, 5)) == 0
+    reserved = draw(st.integers(0, 7)) == 0
     begins = draw(st.sampled_from([NOW - 50, NOW + 100, NOW + 1000]))
     return GpuView(
         uuid=uuid,
@@ -47,15 +47,15 @@ def _card(draw: st.DrawFn, node_id: str, place: int, model: str) -> GpuView:
         healthy=draw(st.integers(0, 7)) > 0,
         compute_capability="9.0" if model == H100 else "8.6",
         numa_node=draw(st.sampled_from([0, 1, None])),
-        mig_enabled=split,
-        mig=tuple(MigView(f"MIG-{uuid}-{part}", PROFILE, free=True) for part in range(2)) if split else (),
-        holds=(ReservedPeriod("r1", draw(st.sampled_from("ab")), begins, begins + 500),) if held else (),
+        mig_enabled=with_mig,
+        mig=tuple(MigView(f"MIG-{uuid}-{part}", PROFILE, free=True) for part in range(2)) if with_mig else (),
+        holds=(ReservedPeriod("r1", draw(st.sampled_from("ab")), begins, begins + 500),) if reserved else (),
     )
 
 
 @st.composite
 def _running(draw: st.DrawFn, node: NodeView, number: int) -> Running | None:
-    """Something that fits on what is left of the node; None where that is nothing."""
+    """An instance that fits on the free part of the node; None if none was found."""
     project = draw(st.sampled_from("abc"))
     cpu_milli, memory_mib = draw(st.sampled_from([(500, 512), (2000, 2048)]))
     disk_mib = draw(st.sampled_from([0, 2_000, 20_000]))
@@ -105,7 +105,7 @@ def _grants(node: NodeView, kind: str, count: int, project: str) -> tuple[GpuAll
 
 
 def with_running(node: NodeView, running: Running) -> NodeView:
-    """The node with it, counted here and not by the scheduler."""
+    """The node with this instance, counted independently of the scheduler."""
     gpus = []
     for gpu in node.gpus:
         mine = [grant for grant in running.grants if grant.gpu_uuid == gpu.uuid]
@@ -139,7 +139,7 @@ def busy_node(draw: st.DrawFn, node_id: str) -> NodeView:
         memory_mib=memory,
         cpu_milli_free=cpus * 1000,
         memory_mib_free=allocatable_memory_mib(memory),
-        gpus=tuple(draw(_card(node_id, place, model)) for place, model in enumerate(models)),
+        gpus=tuple(draw(_gpu(node_id, place, model)) for place, model in enumerate(models)),
         swarm=draw(st.sampled_from([None, "s1", "s1", "s2"])),
         disk_mib=disk,
         disk_mib_free=disk or 0,
@@ -216,24 +216,24 @@ def snapshots(draw: st.DrawFn, *, nodes_at_most: int = 4, requests_at_most: int 
     return Snapshot(nodes, draw(requests(at_most=requests_at_most)), {}, projects, NOW, policy)
 
 
-# ---- counted anew
+# ---- independent counts
 
 
 @dataclass(frozen=True)
 class After:
-    """The world once a plan is carried out."""
+    """The cluster after a plan is carried out."""
 
     nodes: dict[str, NodeView]
     asked: dict[str, Request]
 
 
 def then(snapshot: Snapshot) -> PlanTime:
-    """When what gives way now has gone."""
+    """The time when the victims of a preemption have stopped."""
     return replace(snapshot.at, now=snapshot.now + snapshot.policy.start_overhead_s)
 
 
 def after(snapshot: Snapshot, plan: SchedulingPlan, *, evicted: bool = False) -> After:
-    """Args: evicted: whether those that give way have gone."""
+    """Args: evicted: whether the victims of preemption have stopped."""
     asked = {each.instance_id: each for each in snapshot.requests}
     nodes = {node.id: node for node in snapshot.nodes}
     gone = {eviction.instance_id for eviction in plan.evictions} if evicted else set()
@@ -264,7 +264,7 @@ def as_running(placed: Placement, asked: Request, now: float) -> Running:
 
 
 def rebuilt(node: NodeView, running: list[Running]) -> NodeView:
-    """The node with nothing but these on it."""
+    """The node with only these instances."""
     node = replace(
         node,
         cpu_milli_free=node.cpu_milli,
@@ -287,7 +287,7 @@ def rebuilt(node: NodeView, running: list[Running]) -> NodeView:
 
 
 def breaches(node: NodeView, snapshot: Snapshot, asked: dict[str, Request]) -> list[str]:
-    """Every promise that is broken on a node as it is after a plan."""
+    """Every rule that the node violates after a plan."""
     found = []
     if node.cpu_milli_free < 0 or node.memory_mib_free < 0:
         found.append("over capacity")
@@ -297,16 +297,16 @@ def breaches(node: NodeView, snapshot: Snapshot, asked: dict[str, Request]) -> l
         if request := asked.get(running.instance_id):
             unlimited = request.disk_limits and not node.disk_enforced
             unknown = node.disk_mib is None and request.disk_mib is not None
-            found += ["no disk for it"] * (node.disk_pressure or unlimited or unknown)
-    cards = {gpu.uuid: gpu for gpu in node.gpus}
+            found += ["no disk"] * (node.disk_pressure or unlimited or unknown)
+    gpus = {gpu.uuid: gpu for gpu in node.gpus}
     milli: Counter[str] = Counter()
     owners: dict[str, set[str]] = defaultdict(set)
     devices: Counter[str] = Counter()
     for running in node.running:
         for grant in running.grants:
-            gpu = cards[grant.gpu_uuid]
+            gpu = gpus[grant.gpu_uuid]
             if (grant.mig_uuid is not None) != gpu.mig_enabled:
-                found.append("a parent and its slices")
+                found.append("a GPU and its MIG devices")
             if grant.mig_uuid is not None:
                 devices[grant.mig_uuid] += 1
             else:
@@ -316,9 +316,9 @@ def breaches(node: NodeView, snapshot: Snapshot, asked: dict[str, Request]) -> l
                 found.append("reserved for others")
             if running.instance_id in asked and not gpu.healthy:
                 found.append("quarantined")
-    found += ["more than a card"] * sum(amount > 1000 for amount in milli.values())
-    found += ["a device twice"] * sum(count > 1 for count in devices.values())
-    found += ["two projects on a card"] * sum(len(projects) > 1 for projects in owners.values())
+    found += ["more than a GPU"] * sum(amount > 1000 for amount in milli.values())
+    found += ["a MIG device twice"] * sum(count > 1 for count in devices.values())
+    found += ["two projects on a GPU"] * sum(len(projects) > 1 for projects in owners.values())
     return found
 
 

@@ -1,11 +1,11 @@
-"""Small fleets: plain makers for tables, strategies for properties."""
+"""Small fleets: factories for tables of cases, and strategies for property tests."""
 
 from hypothesis import strategies as st
 
 from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.scheduler.packing.potential import Potential, Target
 from mooring.scheduler.packing.shapes import FleetNode, NodeClass, Shape
-from mooring.scheduler.packing.share_values import worth_of_rests
+from mooring.scheduler.packing.share_values import free_milli_values
 
 BIG = NodeClass(96_000, 400_000, ("A",) * 8)
 SMALL = NodeClass(16_000, 100_000, ("B", "B"))
@@ -32,7 +32,7 @@ def share(milli: int, cpu_milli: int = 1000, memory_mib: int = 1000, **more: obj
 
 
 def potential() -> Potential:
-    """Of a mixed workload."""
+    """The potential of a mixed workload."""
     targets = [
         Target(share(160), 0.1, 0.1),
         Target(share(470, 3000), 0.1, 0.1),
@@ -40,7 +40,7 @@ def potential() -> Potential:
         Target(whole(2, models=frozenset({"A"})), 0.05, 0.05),
         Target(Shape(1, WHOLE_MILLI, None, None), 0.1, 0.1),
     ]
-    return Potential(targets, worth_of_rests({160: 1.0, 470: 4.0, 810: 2.0}), 1.0)
+    return Potential(targets, free_milli_values({160: 1.0, 470: 4.0, 810: 2.0}), 1.0)
 
 
 cpus = st.sampled_from((None, 0, 1000, 3000, 8000, 20_000))

@@ -1,4 +1,4 @@
-"""GPUs with a warning are given out where nothing else fits, and then they are."""
+"""GPUs with a warning are used only, but then always, if nothing else fits."""
 
 from dataclasses import replace
 
@@ -6,8 +6,8 @@ from mooring.scheduler.model import GpuView, MigView, PlanTime, ReservedPeriod
 from tests.scheduler.worlds import A10, AT, H100, cube_mesh, gpus, node, place_one, request
 
 
-def _warned(cards: tuple[GpuView, ...], *places: int) -> tuple[GpuView, ...]:
-    return tuple(replace(gpu, last=place in places) for place, gpu in enumerate(cards))
+def _warned(gpu_views: tuple[GpuView, ...], *places: int) -> tuple[GpuView, ...]:
+    return tuple(replace(gpu, last=place in places) for place, gpu in enumerate(gpu_views))
 
 
 def test_on_one_node_the_others_go_first() -> None:
@@ -28,7 +28,7 @@ def test_another_node_goes_first_even_if_it_fits_worse() -> None:
     assert placed is not None and placed.gpu_uuids == ("GPU-n1-1",)
 
 
-def test_a_model_that_is_less_welcome_goes_first() -> None:
+def test_a_less_preferred_model_goes_first() -> None:
     preferred = node("n1", _warned(gpus(H100, 1, on="n1"), 0))
     asked = replace(request(1), gpu_models=("H100", "A10"))
     placed = place_one([preferred, node("n2", gpus(A10, 1, on="n2"))], asked, AT)
@@ -48,10 +48,10 @@ def test_shares_and_mig_devices_go_elsewhere_first_too() -> None:
     assert placed is not None and placed.grants[0].mig_uuid == "MIG-1"
 
 
-def test_a_reserved_gpu_with_a_warning_is_given_after_the_other_reserved_ones() -> None:
-    hold = ReservedPeriod("r1", "p1", 0.0, 1000.0)
-    cards = tuple(replace(gpu, holds=(hold,)) for gpu in _warned(gpus(H100, 3, on="n1"), 0))
-    here = node("n1", cards)
+def test_a_reserved_gpu_with_a_warning_comes_after_the_other_reserved_ones() -> None:
+    period = ReservedPeriod("r1", "p1", 0.0, 1000.0)
+    gpu_views = tuple(replace(gpu, holds=(period,)) for gpu in _warned(gpus(H100, 3, on="n1"), 0))
+    here = node("n1", gpu_views)
     asked = replace(request(1), project_id="p1")
     placed = place_one([here], asked, PlanTime(1.0))
     assert placed is not None and placed.gpu_uuids[0] in {"GPU-n1-1", "GPU-n1-2"}
@@ -59,6 +59,6 @@ def test_a_reserved_gpu_with_a_warning_is_given_after_the_other_reserved_ones() 
     assert placed is not None and len(placed.gpu_uuids) == 3
 
 
-def test_a_request_without_gpus_goes_there_as_before() -> None:
+def test_a_warning_does_not_affect_requests_without_gpus() -> None:
     placed = place_one([node("n1", _warned(gpus(H100, 1), 0))], request(0), AT)
     assert placed is not None and placed.node_id == "n1"

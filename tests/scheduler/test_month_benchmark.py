@@ -1,4 +1,4 @@
-"""The simulated month: no task is lost or cut short, no card given twice; what the figures mean."""
+"""The simulated month: no task is lost or cut short, no GPU is allocated twice; and its figures."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from benchmarks import month as command
 from benchmarks import trace
 from benchmarks.month_figures import figures, jain, jain_over_time, longest_as_oldest, max_min
 from benchmarks.month_policies import CONTENDERS
-from benchmarks.month_simulation import LOOK_S, Cluster, Interval, Outcome, Started, simulate
+from benchmarks.month_simulation import CYCLE_S, Cluster, Interval, Outcome, Started, simulate
 from benchmarks.month_workload import MONTH_S, Assumed, Job, gpu_seconds, month, nodes_for
 from benchmarks.trace import Machine, Recorded, synthetic
 
@@ -31,7 +31,7 @@ def recorded() -> list[Recorded]:
 
 @pytest.fixture(scope="module")
 def work() -> Work:
-    """More is asked for than there is while tasks arrive."""
+    """Tasks request more GPUs than there are while they arrive."""
     jobs = month(recorded(), Assumed(times=2, longest_s=LONGEST_S))
     machines, _tasks = synthetic(nodes=9, count=1)
     return jobs, nodes_for(jobs, machines, load=0.1, seed=42)
@@ -49,42 +49,42 @@ def outcome(work: Work, name: str) -> Outcome:
     return simulate(jobs, Cluster(fleet, contender.policy), contender.decide())
 
 
-class TestWhateverThePolicy:
-    def test_each_task_starts_once_and_not_before_it_comes(self, work: Work, outcome: Outcome) -> None:
+class TestAllPolicies:
+    def test_each_task_starts_once_after_its_arrival(self, work: Work, outcome: Outcome) -> None:
         jobs, _fleet = work
         assert Counter(each.job.name for each in outcome.started) == Counter(job.name for job in jobs)
         assert not outcome.never
-        assert all(each.waited_s >= 0 and each.at % LOOK_S == 0 for each in outcome.started)
+        assert all(each.waited_s >= 0 and each.at % CYCLE_S == 0 for each in outcome.started)
         assert max(each.waited_s for each in outcome.started) > HOUR_S
 
-    def test_each_runs_for_its_duration(self, work: Work, outcome: Outcome) -> None:
+    def test_each_task_runs_for_its_duration(self, work: Work, outcome: Outcome) -> None:
         jobs, _fleet = work
         held = sum(each.seconds * sum(each.held.values()) / 1000 for each in outcome.intervals)
         assert held == pytest.approx(gpu_seconds(jobs))
 
-    def test_nothing_is_given_twice_and_no_card_to_two_projects(self, work: Work, outcome: Outcome) -> None:
+    def test_nothing_is_allocated_twice_or_to_two_projects(self, work: Work, outcome: Outcome) -> None:
         _jobs, fleet = work
         limits = {machine.name: machine.cpu_milli for machine in fleet}
-        given: Counter[str] = Counter()
+        allocated: Counter[str] = Counter()
         owners: dict[str, Counter[str]] = {}
         for _at, sign, name, project, amount in sorted(changes(outcome)):
-            given[name] += sign * amount
-            assert given[name] <= limits.get(name, 1000)
+            allocated[name] += sign * amount
+            assert allocated[name] <= limits.get(name, 1000)
             if name not in limits:
                 owner = owners.setdefault(name, Counter())
                 owner[project] += sign * amount
                 assert len(+owner) <= 1
 
-    def test_the_oldest_waits_no_longer_than_it_is_told(self, outcome: Outcome, name: str) -> None:
-        """At most until it is overdue, and then until what runs has ended as it declared."""
+    def test_the_wait_of_the_oldest_task_is_bounded(self, outcome: Outcome, name: str) -> None:
+        """At most until it is overdue, and then until the running tasks reach their declared ends."""
         policy = CONTENDERS[name].policy
         if name != "best fit":
-            bound = policy.overdue_after_s + LONGEST_S + 10 * policy.start_overhead_s + LOOK_S
+            bound = policy.overdue_after_s + LONGEST_S + 10 * policy.start_overhead_s + CYCLE_S
             assert longest_as_oldest(outcome) <= bound
 
 
 def changes(outcome: Outcome) -> Iterator[tuple[float, int, str, str, int]]:
-    """Moment, sign, card or node, project, thousandths; what ends comes before what begins."""
+    """Time, sign, GPU or node, project, thousandths; at equal times, ends come before starts."""
     for each in outcome.started:
         placed, ends = each.placement, each.at + each.job.runs_s
         taken = [(grant.gpu_uuid, grant.milli) for grant in placed.grants]
@@ -94,16 +94,16 @@ def changes(outcome: Outcome) -> Iterator[tuple[float, int, str, str, int]]:
 
 
 class TestFigures:
-    def test_max_min_gives_nobody_more_than_he_wants(self) -> None:
+    def test_max_min_gives_no_project_more_than_it_wants(self) -> None:
         assert max_min({"a": 1, "b": 10, "c": 10}, 9) == {"a": 1, "b": 4, "c": 4}
         assert max_min({"a": 1, "b": 2}, 9) == {"a": 1, "b": 2}
 
-    def test_jain_is_1_where_each_has_the_same_part_of_his_due(self) -> None:
+    def test_jain_is_1_if_all_have_the_same_fraction_of_their_share(self) -> None:
         assert jain({"a": 2, "b": 4}, {"a": 4, "b": 8}) == 1
         assert jain({"a": 4, "b": 0}, {"a": 4, "b": 4}) == 0.5
 
-    def test_only_what_is_contended_counts(self) -> None:
-        """On the first day nobody waits; on the second one has all of what two want."""
+    def test_only_times_of_contention_count(self) -> None:
+        """On the first day no task waits; on the second, one project has all that two want."""
         calm = Interval(100.0, {"a": 3000}, {"a": 3000})
         unfair = Interval(100.0, {"a": 4000, "b": 0}, {"a": 4000, "b": 4000})
         assert jain_over_time([calm, unfair], 4, window_s=100.0) == pytest.approx(
@@ -111,7 +111,7 @@ class TestFigures:
         )
         assert jain_over_time([calm], 4, window_s=100.0) == 1
 
-    def test_capacity_is_wasted_only_as_far_as_somebody_waits_for_it(self, work: Work) -> None:
+    def test_capacity_is_wasted_only_while_tasks_wait_for_it(self, work: Work) -> None:
         jobs, fleet = work
         never = simulate(jobs, Cluster(fleet, Policy()), lambda _cluster, _waiting: ())
         assert len(never.never) == len(jobs)
@@ -156,7 +156,7 @@ def files(folder: Path) -> tuple[Path, Path]:
     return nodes, pods
 
 
-def test_what_never_ran_is_left_out_and_copies_come_within_an_hour(tmp_path: Path) -> None:
+def test_tasks_that_never_ran_are_left_out_and_copies_arrive_within_an_hour(tmp_path: Path) -> None:
     _nodes, pods = files(tmp_path)
     there = trace.recorded(pods)
     jobs = month(there, Assumed(times=2, longest_s=5 * HOUR_S, undeclared=0.5))
@@ -171,7 +171,7 @@ def test_what_never_ran_is_left_out_and_copies_come_within_an_hour(tmp_path: Pat
     assert 0.3 < sum(job.declared_s is None for job in jobs) / len(jobs) < 0.7
 
 
-def test_the_page_says_what_the_command_wrote() -> None:
+def test_the_page_contains_the_output_of_the_command() -> None:
     docs = Path(__file__).parents[2] / "docs"
     page, table = (docs / "fairness.md").read_text(), (docs / "fairness" / "table.md").read_text()
     assert table in page

@@ -1,4 +1,4 @@
-"""The packing benchmark on a made-up trace: what it prints and writes, and that its checks find mistakes."""
+"""The packing benchmark on a synthetic trace: its output, and that its checks find errors."""
 
 import csv
 from dataclasses import replace
@@ -19,7 +19,7 @@ def wrong(offered: list[Task], placed: list[Placed]) -> list[str]:
 
 
 class TestChecks:
-    def test_all_is_well(self) -> None:
+    def test_valid_placements(self) -> None:
         assert not wrong([WHOLE, SHARE, WHOLE], [Placed("a", (0,)), Placed("a", (1,)), Placed("b", (0,))])
 
     @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ class TestChecks:
             ([replace(WHOLE, memory_mib=17_000)], [Placed("a", (0,))], "more than a had"),
         ],
     )
-    def test_a_mistake_is_found(self, offered: list[Task], placed: list[Placed], what: str) -> None:
+    def test_errors_are_found(self, offered: list[Task], placed: list[Placed], what: str) -> None:
         (found,) = wrong(offered, placed)
         assert what in found
 
@@ -45,7 +45,7 @@ class TestChecks:
 
 
 class TestProtocol:
-    def test_every_task_comes_once_and_then_some_again(self) -> None:
+    def test_every_task_is_offered_once_then_some_again(self) -> None:
         machines, tasks = trace.synthetic(nodes=30, count=100)
         milli = 1000 * sum(machine.gpus for machine in machines)
         offered = trace.arrivals(tasks, milli, 1.3, 42)
@@ -55,7 +55,7 @@ class TestProtocol:
         assert offered == trace.arrivals(list(reversed(tasks)), milli, 1.3, 42)
         assert offered != trace.arrivals(tasks, milli, 1.3, 43)
 
-    def test_of_a_longer_list_a_random_part_is_offered_each_task_once(self) -> None:
+    def test_of_a_longer_list_a_random_part_is_offered(self) -> None:
         _machines, tasks = trace.synthetic(nodes=1, count=100)
         offered = trace.arrivals(tasks, 10_000, 1.3, 42)
         assert 5_000 <= sum(task.milli for task in offered) <= 13_000
@@ -64,21 +64,21 @@ class TestProtocol:
         assert set(names) < {task.name for task in tasks}
         assert offered != trace.arrivals(tasks, 10_000, 1.3, 43)
 
-    def test_a_list_without_gpu_spec_asks_for_any_model(self, tmp_path: Path) -> None:
+    def test_without_gpu_spec_any_model_is_accepted(self, tmp_path: Path) -> None:
         path = tmp_path / "pods.csv"
         path.write_text("name,cpu_milli,memory_mib,num_gpu,gpu_milli\npod,4000,8192,1,460\n")
         assert trace.tasks(path) == [Task("pod", 4000, 8192, 1, 460, ())]
 
 
-def test_the_command_prints_means_and_writes_what_it_did(
+def test_the_command_prints_means_and_writes_placements(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("one.csv", "two.csv"):
         asked = ["--synthetic", "--seeds", "42..43", "--placements", str(tmp_path / name)]
         assert packing.main(asked) == 0
-    told = capsys.readouterr().out
-    assert "rules broken: 0" in told
-    assert "130" in told
+    printed = capsys.readouterr().out
+    assert "rules broken: 0" in printed
+    assert "130" in printed
     assert (tmp_path / "one.csv").read_text() == (tmp_path / "two.csv").read_text()
     with (tmp_path / "one.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -91,8 +91,8 @@ def test_the_command_prints_means_and_writes_what_it_did(
     )
 
 
-def test_it_packs_better_than_its_peers() -> None:
-    """By three points on this trace; a change of what counts as waste that loses two of them is found."""
+def test_it_packs_better_than_other_policies() -> None:
+    """By three points on this trace; the test fails if a change of the potential loses two of them."""
     machines, tasks = trace.synthetic(nodes=60, count=400)
     milli = 1000 * sum(machine.gpus for machine in machines)
 
@@ -105,21 +105,21 @@ def test_it_packs_better_than_its_peers() -> None:
 
 
 @pytest.mark.parametrize("policy", ["fgd", "best-fit", "random"])
-def test_peers_keep_the_same_rules(policy: str) -> None:
+def test_other_policies_keep_the_same_rules(policy: str) -> None:
     machines, tasks = trace.synthetic(nodes=20, count=100)
     ran = packing.run(policy, machines, tasks, 1.3, 42)
     assert not ran.wrong
     assert any(not placed.node for placed in ran.placed)
 
 
-def test_a_rule_that_is_broken_is_the_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
+def test_broken_rules_set_the_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
     rule = "offer 0 (whole) was dropped and fits a"
     assert packing.verdict([packing.Run(42, [WHOLE], [Placed("", ())], [0.001], [rule])]) == 1
     assert f"seed 42: {rule}" in capsys.readouterr().err
     assert packing.verdict([packing.Run(42, [WHOLE], [Placed("a", (0,))], [0.001], [])]) == 0
 
 
-def test_without_a_trace_it_says_where_to_get_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_trace_it_prints_where_to_get_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert packing.main([]) == 2
     assert "hkust-adsl/kubernetes-scheduler-simulator" in capsys.readouterr().err
 
@@ -132,6 +132,6 @@ def test_the_rate_of_decisions_is_measured_on_a_busy_cluster(capsys: pytest.Capt
     assert [row[:2] for row in rows] == [["5", "40"]]
 
 
-def test_the_page_says_what_the_command_wrote() -> None:
+def test_the_page_contains_the_output_of_the_command() -> None:
     docs = Path(__file__).parents[2] / "docs"
     assert (docs / "speed" / "decisions.md").read_text() in (docs / "speed.md").read_text()

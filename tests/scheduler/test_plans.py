@@ -1,4 +1,4 @@
-"""What holds of every plan, whatever the world: checked all together, because worlds are slow to draw."""
+"""Invariants of every plan, checked together because clusters are slow to draw."""
 
 from dataclasses import replace
 from itertools import combinations
@@ -17,96 +17,96 @@ from tests.scheduler.busy import after, breaches, rebuilt, snapshots, then
 
 @settings(deadline=None, max_examples=100)
 @given(snapshots())
-def test_what_holds_of_every_plan(snapshot: Snapshot) -> None:
+def test_invariants_of_every_plan(snapshot: Snapshot) -> None:
     plan = schedule(snapshot)
     for check in (
-        no_promise_is_broken,
-        each_gets_what_it_asked_for,
-        each_request_is_answered_once,
-        what_waits_fits_nowhere_or_waits_its_turn,
-        whoever_was_promised_a_moment_fits_then,
-        never_a_part_of_a_gang,
-        nobody_gives_way_for_nothing,
+        nothing_is_overcommitted,
+        placements_match_their_requests,
+        each_request_is_placed_or_unplaced,
+        unplaced_requests_fit_nowhere_or_wait_their_turn,
+        forecast_requests_fit_at_their_start_time,
+        gangs_are_placed_whole,
+        evictions_are_allowed_and_needed,
     ):
         check(snapshot, plan)
 
 
-def no_promise_is_broken(snapshot: Snapshot, plan: SchedulingPlan) -> None:
-    """Never over capacity, no parent and its slice, no card of two projects, nothing reserved."""
+def nothing_is_overcommitted(snapshot: Snapshot, plan: SchedulingPlan) -> None:
+    """Nothing over capacity, no GPU besides its MIG devices, no GPU of two projects, nothing reserved."""
     event(f"placed: {len(plan.placements)}")
-    world = after(snapshot, plan)
-    broken = {node.id: breaches(node, snapshot, world.asked) for node in world.nodes.values()}
+    cluster = after(snapshot, plan)
+    broken = {node.id: breaches(node, snapshot, cluster.asked) for node in cluster.nodes.values()}
     assert not any(broken.values()), broken
 
 
-def each_gets_what_it_asked_for(snapshot: Snapshot, plan: SchedulingPlan) -> None:
+def placements_match_their_requests(snapshot: Snapshot, plan: SchedulingPlan) -> None:
     asked = {request.instance_id: request for request in snapshot.requests}
-    world = {node.id: node for node in snapshot.nodes}
+    cluster = {node.id: node for node in snapshot.nodes}
     for placed in plan.placements:
-        request, node = asked[placed.instance_id], world[placed.node_id]
-        cards = [gpu for gpu in node.gpus if gpu.uuid in placed.gpu_uuids]
+        request, node = asked[placed.instance_id], cluster[placed.node_id]
+        gpu_views = [gpu for gpu in node.gpus if gpu.uuid in placed.gpu_uuids]
         assert len(placed.grants) == request.gpu_count
         assert all(grant.milli == request.gpu_milli for grant in placed.grants)
-        assert len({gpu.model for gpu in cards}) <= 1
-        assert all(preference(request, gpu.model) is not None for gpu in cards)
+        assert len({gpu.model for gpu in gpu_views}) <= 1
+        assert all(preference(request, gpu.model) is not None for gpu in gpu_views)
         assert all(
-            (gpu.compute_capability or "") >= (request.gpu_min_compute_capability or "") for gpu in cards
+            (gpu.compute_capability or "") >= (request.gpu_min_compute_capability or "") for gpu in gpu_views
         )
         if request.mig_profile is None:
-            assert all(gpu.memory_mib >= (request.gpu_min_memory_mib or 0) for gpu in cards)
+            assert all(gpu.memory_mib >= (request.gpu_min_memory_mib or 0) for gpu in gpu_views)
         if request.same_numa and request.gpu_count > 1:
-            assert len({gpu.numa_node for gpu in cards}) == 1
-            assert cards[0].numa_node is not None
+            assert len({gpu.numa_node for gpu in gpu_views}) == 1
+            assert gpu_views[0].numa_node is not None
         assert node.state is NodeState.READY
         assert request.node_selector.items() <= node.labels.items()
         assert (placed.cpu_milli, placed.memory_mib) == needs(request, node)
 
 
-def each_request_is_answered_once(snapshot: Snapshot, plan: SchedulingPlan) -> None:
+def each_request_is_placed_or_unplaced(snapshot: Snapshot, plan: SchedulingPlan) -> None:
     answered = [placed.instance_id for placed in plan.placements]
     answered += [waiting.instance_id for waiting in plan.unplaced]
     assert sorted(answered) == sorted(request.instance_id for request in snapshot.requests)
     assert list(plan.order) == [waiting.instance_id for waiting in plan.unplaced]
 
 
-def what_waits_fits_nowhere_or_waits_its_turn(snapshot: Snapshot, plan: SchedulingPlan) -> None:
-    world = after(snapshot, plan).nodes.values()
+def unplaced_requests_fit_nowhere_or_wait_their_turn(snapshot: Snapshot, plan: SchedulingPlan) -> None:
+    cluster = after(snapshot, plan).nodes.values()
     asked = {request.instance_id: request for request in snapshot.requests}
     for waiting in plan.unplaced:
         request = asked[waiting.instance_id]
         event(waiting.code)
         assert waiting.summary
         if request.gang is None:
-            assert waiting.ever == any(fits(empty(node), request, snapshot.at) for node in world)
-            fits_now = any(fits(node, request, snapshot.at) for node in world)
+            assert waiting.ever == any(fits(empty(node), request, snapshot.at) for node in cluster)
+            fits_now = any(fits(node, request, snapshot.at) for node in cluster)
             assert fits_now == (waiting.code == "waiting_for_turn")
             assert not fits_now or plan.forecasts
 
 
-def whoever_was_promised_a_moment_fits_then(snapshot: Snapshot, plan: SchedulingPlan) -> None:
-    """Counted anew in the world with all placements: when what was to end has ended, there is room."""
-    world = after(snapshot, plan)
-    for told in plan.forecasts:
-        asked = world.asked[told.instance_id]
+def forecast_requests_fit_at_their_start_time(snapshot: Snapshot, plan: SchedulingPlan) -> None:
+    """Recomputed with all placements: once the instances that it waits for have ended, it fits."""
+    cluster = after(snapshot, plan)
+    for forecast in plan.forecasts:
+        asked = cluster.asked[forecast.instance_id]
         if asked.gang is not None:
             continue
-        where = world.nodes[told.node_ids[0]]
-        start = snapshot.now if told.starts_at is None else told.starts_at
+        where = cluster.nodes[forecast.node_ids[0]]
+        start = snapshot.now if forecast.starts_at is None else forecast.starts_at
         left = [
             each
             for each in where.running
-            if each.instance_id not in told.waits_for
+            if each.instance_id not in forecast.waits_for
             and _ends(each, snapshot) > start
             and not _in_own_reservation(where, each, snapshot.now)
         ]
-        others = [each for each in plan.forecasts if each.node_ids == told.node_ids]
-        if others[0] == told:
+        others = [each for each in plan.forecasts if each.node_ids == forecast.node_ids]
+        if others[0] == forecast:
             assert fits(rebuilt(where, left), asked, replace(snapshot.at, now=start))
-        event("a moment" if told.starts_at else "a node that runs empty")
+        event("a start time" if forecast.starts_at else "a node that runs empty")
 
 
 def _in_own_reservation(node: NodeView, each: Running, now: float) -> bool:
-    """Whether it has GPUs that are reserved for its project, which outweighs what others were promised."""
+    """Whether it has GPUs that are reserved for its project, which takes precedence over backfill slots."""
     held = {grant.gpu_uuid for grant in each.grants}
     return any(
         gpu.uuid in held and hold.project_id == each.project_id and hold.from_at <= now < hold.to_at
@@ -121,14 +121,14 @@ def _ends(each: Running, snapshot: Snapshot) -> float:
     return max(each.ends_at, snapshot.now) + snapshot.policy.start_overhead_s
 
 
-def never_a_part_of_a_gang(snapshot: Snapshot, plan: SchedulingPlan) -> None:
+def gangs_are_placed_whole(snapshot: Snapshot, plan: SchedulingPlan) -> None:
     members = {each.instance_id: each for each in snapshot.requests if each.gang}
     there = {each.id: each for each in snapshot.nodes}
     mine = [each for each in plan.placements if each.instance_id in members]
     assert len(mine) in {0, len(members)}
     event(f"gang: {bool(members)}, placed: {bool(mine)}")
     nodes = {each.node_id for each in mine}
-    if any(told.code == "never_placeable" for told in plan.unplaced if told.instance_id in members):
+    if any(each.code == "never_placeable" for each in plan.unplaced if each.instance_id in members):
         emptied = tuple(map(empty, snapshot.nodes))
         alone = Snapshot(emptied, tuple(members.values()), now=snapshot.now, policy=snapshot.policy)
         assert not schedule(alone).placements
@@ -137,20 +137,20 @@ def never_a_part_of_a_gang(snapshot: Snapshot, plan: SchedulingPlan) -> None:
         assert there[mine[0].node_id].swarm is not None
 
 
-def nobody_gives_way_for_nothing(snapshot: Snapshot, plan: SchedulingPlan) -> None:
+def evictions_are_allowed_and_needed(snapshot: Snapshot, plan: SchedulingPlan) -> None:
     event(f"evictions: {len(plan.evictions)}")
     asked = {each.instance_id: each for each in snapshot.requests}
     there = {run.instance_id: run for each in snapshot.nodes for run in each.running}
     for eviction in plan.evictions:
         victim, unit = there[eviction.instance_id], asked[eviction.for_instance_id]
-        _assert_may(snapshot, victim, unit, eviction)
+        _assert_allowed(snapshot, victim, unit, eviction)
     assert len({each.instance_id for each in plan.evictions}) == len(plan.evictions)
     for for_whom in {each.for_instance_id for each in plan.evictions}:
         if asked[for_whom].gang is None:
             _assert_needed(snapshot, plan, asked[for_whom])
 
 
-def _assert_may(snapshot: Snapshot, victim: Running, unit: Request, eviction: Eviction) -> None:
+def _assert_allowed(snapshot: Snapshot, victim: Running, unit: Request, eviction: Eviction) -> None:
     assert not victim.stopping
     assert snapshot.now - victim.since >= snapshot.policy.preemption_min_run_s
     if eviction.because == "priority":
@@ -163,7 +163,7 @@ def _assert_may(snapshot: Snapshot, victim: Running, unit: Request, eviction: Ev
 
 
 def _assert_needed(snapshot: Snapshot, plan: SchedulingPlan, unit: Request) -> None:
-    """It fits once they have gone, and would not if any of them stayed; no fewer would have done there."""
+    """It fits after all evictions, and not if any one of the victims stays."""
     mine = [each for each in plan.evictions if each.for_instance_id == unit.instance_id]
     assert {each.node_id for each in mine} == {mine[0].node_id}
     where = after(snapshot, plan).nodes[mine[0].node_id]

@@ -1,4 +1,4 @@
-"""Who gives way to whom, and that nobody does for nothing."""
+"""Which instances are preempted for which requests, and that no preemption is in vain."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -35,13 +35,13 @@ def evicted(plan: SchedulingPlan) -> list[str]:
 
 
 def full(*spots: Mapping[str, Any], where: NodeView = FOUR) -> NodeView:
-    """The node, with one card for each of these."""
+    """The node with an instance of one GPU for each of these."""
     for place, changes in enumerate(spots):
         where = running(where, place, ends_in=None, **changes)
     return where
 
 
-def test_the_lower_priority_gives_way() -> None:
+def test_a_lower_priority_is_preempted() -> None:
     plan = schedule(at([full(*[SPOT] * 4)], URGENT))
     assert len(plan.evictions) == 2
     assert plan.evictions[0].for_instance_id == "urgent"
@@ -51,7 +51,7 @@ def test_the_lower_priority_gives_way() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "gives_way"),
+    ("changes", "preempted"),
     [
         ({}, True),
         ({"preemptible": False}, False),
@@ -61,40 +61,38 @@ def test_the_lower_priority_gives_way() -> None:
         ({"stopping": True}, False),
     ],
 )
-def test_who_gives_way(changes: dict[str, Any], *, gives_way: bool) -> None:
+def test_which_instances_are_preempted(changes: dict[str, Any], *, preempted: bool) -> None:
     plan = schedule(at([full(*[SPOT | changes] * 4)], URGENT))
-    assert bool(plan.evictions) == gives_way
+    assert bool(plan.evictions) == preempted
 
 
-@pytest.mark.parametrize(("begins_in", "gives_way"), [(100, False), (110, True)])
-def test_nobody_gives_way_for_what_could_not_begin_before_a_reservation(
-    begins_in: int, *, gives_way: bool
-) -> None:
-    """What gave way has gone in 30 s, and what takes its place for 50 s in 80 s more."""
+@pytest.mark.parametrize(("begins_in", "preempted"), [(100, False), (110, True)])
+def test_no_preemption_if_a_reservation_starts_too_early(begins_in: int, *, preempted: bool) -> None:
+    """The victims have stopped after 30 s; the request then takes 50 s and 30 s of overhead."""
     held = ReservedPeriod("r1", "others", NOW + begins_in, NOW + 600)
     spots = full(*[SPOT] * 4)
     kept = replace(spots, gpus=tuple(replace(gpu, holds=(held,)) for gpu in spots.gpus))
     plan = schedule(at([kept], replace(URGENT, max_duration_s=50)))
-    assert bool(plan.evictions) == gives_way
+    assert bool(plan.evictions) == preempted
 
 
-def test_an_equal_beside_a_lower_one_stays() -> None:
+def test_an_equal_priority_is_not_preempted() -> None:
     equal = SPOT | {"priority": 70, "since": NOW - 400}
     plan = schedule(at([full(equal, equal, equal, SPOT)], replace(URGENT, gpu_count=1)))
     assert evicted(plan) == ["r3-n1"]
 
 
-def test_nobody_gives_way_to_what_fits() -> None:
+def test_no_preemption_for_a_request_that_fits() -> None:
     plan = schedule(at([full(SPOT, SPOT)], URGENT))
     assert (evicted(plan), placed(plan)) == ([], {"urgent": "n1"})
 
 
-def test_nobody_gives_way_to_what_would_not_fit_all_the_same() -> None:
+def test_no_preemption_for_a_request_that_would_still_not_fit() -> None:
     firm = {"preemptible": False}
     assert not schedule(at([full(SPOT, firm, firm, firm)], URGENT)).evictions
 
 
-def test_nobody_more_gives_way_while_enough_is_stopping() -> None:
+def test_no_further_preemption_while_enough_is_stopping() -> None:
     stopping = SPOT | {"stopping": True, "ends_at": NOW + 20}
     plan = schedule(at([full(stopping, stopping, SPOT, SPOT)], URGENT))
     assert evicted(plan) == []
@@ -105,24 +103,24 @@ def test_nobody_more_gives_way_while_enough_is_stopping() -> None:
     assert [each.node_id for each in schedule(later).evictions] == ["n2"]
 
 
-def test_what_is_stopping_for_one_is_not_taken_by_another() -> None:
-    """The node has a free card by now; the small one behind would keep the urgent one waiting."""
+def test_gpus_that_are_being_freed_are_not_taken_by_another() -> None:
+    """The node already has a free GPU; the small request would delay the urgent one."""
     stopping = SPOT | {"stopping": True, "ends_at": NOW + 20}
     plan = schedule(at([full(stopping, {}, {})], URGENT, waits("small", 1)))
     assert not plan.placements
 
 
-def test_the_fewest() -> None:
-    two_cards = running(node("n2", gpus(H100, 2, on="n2")), 0, 1, ends_in=None, **SPOT, since=NOW - 9000)
-    assert evicted(schedule(at([full(*[SPOT] * 4), two_cards], URGENT))) == ["r0-n2"]
+def test_the_fewest_victims() -> None:
+    two_gpus = running(node("n2", gpus(H100, 2, on="n2")), 0, 1, ends_in=None, **SPOT, since=NOW - 9000)
+    assert evicted(schedule(at([full(*[SPOT] * 4), two_gpus], URGENT))) == ["r0-n2"]
 
 
-def test_of_equally_many_those_that_lose_least() -> None:
+def test_of_equally_many_victims_those_with_the_least_lost_work() -> None:
     young, old = SPOT | {"since": NOW - 400}, SPOT | {"since": NOW - 9000}
     assert evicted(schedule(at([full(old, young, old, young)], URGENT))) == ["r1-n1", "r3-n1"]
 
 
-def test_a_gang_that_would_lose_a_member_counts_whole() -> None:
+def test_all_members_of_a_gang_count_as_victims() -> None:
     of_gang = SPOT | {"group_id": "g", "since": NOW - 1000}
     alone = SPOT | {"since": NOW - 1500}
     plan = schedule(at([full(of_gang, of_gang, of_gang, alone)], replace(URGENT, gpu_count=1)))
@@ -130,15 +128,15 @@ def test_a_gang_that_would_lose_a_member_counts_whole() -> None:
 
 
 def test_the_work_of_a_gang_counts_once() -> None:
-    """Two members of one gang lose less than two that are alone, of which each has more to lose than one."""
+    """Members of one gang lose less in total than single instances, each of which loses more."""
     of_gang = SPOT | {"group_id": "g", "since": NOW - 1000}
     alone = SPOT | {"since": NOW - 1500}
     plan = schedule(at([full(of_gang, of_gang, of_gang, alone)], replace(URGENT, gpu_count=3)))
     assert evicted(plan) == ["r0-n1", "r1-n1", "r2-n1"]
 
 
-def test_all_that_stop_with_their_gang_are_counted() -> None:
-    """Two that are alone are fewer than one of three."""
+def test_members_on_other_nodes_count_as_victims() -> None:
+    """Two single instances are fewer than one with two gang members elsewhere."""
     where = node("n1", gpus(H100, 2))
     wide = running(where, 0, 1, ends_in=None, **SPOT, group_id="g")
     others = full(*[SPOT | {"group_id": "g"}] * 2, where=node("n2", gpus("Tesla T4", 2, on="n2")))
@@ -148,14 +146,14 @@ def test_all_that_stop_with_their_gang_are_counted() -> None:
     assert evicted(schedule(at([wide, others], asked))) == ["r0-n1"]
 
 
-def test_of_two_gangs_one_is_broken_up() -> None:
+def test_of_two_gangs_only_one_is_preempted() -> None:
     a, b = SPOT | {"group_id": "a"}, SPOT | {"group_id": "b", "since": NOW - 400}
     plan = schedule(at([full(a, b, a, b)], URGENT))
     assert evicted(plan) in (["r0-n1", "r2-n1"], ["r1-n1", "r3-n1"])
 
 
-def test_a_gang_that_is_taken_back_counts_whole_against_what_is_borrowed() -> None:
-    """With the first of its members all go; its project has nothing more that is borrowed."""
+def test_a_reclaimed_gang_counts_whole_against_the_borrowed_gpus() -> None:
+    """All members stop with the first one, so its project has no borrowed GPUs left."""
     other = SPOT | {"preemptible": False, "project_id": "other"}
     one, two = node("n1", gpus(H100, 1)), node("n2", gpus(H100, 1, on="n2"))
     nodes = [full(other | {"group_id": "g"}, where=each) for each in (one, two)]
@@ -168,7 +166,7 @@ def test_a_gang_that_is_taken_back_counts_whole_against_what_is_borrowed() -> No
     assert len(evicted(gang_only)) == 1
 
 
-def test_what_stops_with_its_gang_gives_way_to_the_next_before_anybody_else_does() -> None:
+def test_gpus_of_a_stopping_gang_serve_the_next_request_first() -> None:
     mate = SPOT | {"group_id": "g"}
     nodes = [
         full(mate, where=node("n1", gpus(H100, 1))),
@@ -180,7 +178,7 @@ def test_what_stops_with_its_gang_gives_way_to_the_next_before_anybody_else_does
     assert evicted(plan) == ["r0-n1", "r0-n2"]
 
 
-def test_each_of_two_has_its_own_victims() -> None:
+def test_two_requests_have_separate_victims() -> None:
     plan = schedule(at([full(*[SPOT] * 4), full(*[SPOT] * 4, where=node("n2", gpus(H100, 4, on="n2")))],
                        URGENT, waits("second", 2, priority=60)))  # fmt: skip
     by_unit = {
@@ -192,7 +190,7 @@ def test_each_of_two_has_its_own_victims() -> None:
 
 
 def _lab(guaranteed: int | None, borrower: int | None, *spots: dict[str, Any]) -> SchedulingPlan:
-    """A project reclaims two cards of a node of four on which another runs."""
+    """A project reclaims two of the four GPUs of a node that another project uses."""
     others = [{"project_id": "other"} | each for each in spots]
     snapshot = at([full(*others)], replace(URGENT, project_id="owner", priority=50))
     projects = {
@@ -202,7 +200,7 @@ def _lab(guaranteed: int | None, borrower: int | None, *spots: dict[str, Any]) -
     return schedule(replace(snapshot, projects=projects))
 
 
-def test_an_owner_takes_back_what_others_borrow() -> None:
+def test_an_owner_reclaims_borrowed_gpus() -> None:
     plan = _lab(2000, None, {}, {}, {}, {})
     assert len(plan.evictions) == 2
     assert {each.because for each in plan.evictions} == {"reclaim"}
@@ -212,19 +210,19 @@ def test_an_owner_takes_back_what_others_borrow() -> None:
     ("guaranteed", "borrower", "count"),
     [
         (None, None, 0),  # it owns nothing
-        (1000, None, 0),  # it asks for more than it owns
-        (2000, 4000, 0),  # the other owns what it holds
-        (2000, 3000, 0),  # only one card of it is borrowed
+        (1000, None, 0),  # it requests more than it owns
+        (2000, 4000, 0),  # the other owns all that it uses
+        (2000, 3000, 0),  # only one GPU is borrowed
         (2000, 2000, 2),
     ],
 )
-def test_only_what_is_owned_and_borrowed_is_taken_back(
+def test_only_owned_and_borrowed_gpus_are_reclaimed(
     guaranteed: int | None, borrower: int | None, count: int
 ) -> None:
     assert len(_lab(guaranteed, borrower, {}, {}, {}, {}).evictions) == count
 
 
-def test_what_is_placed_beyond_a_guarantee_is_marked() -> None:
+def test_placements_beyond_a_guarantee_are_marked_as_borrowed() -> None:
     snapshot = at([FOUR], *(waits(f"i{number}", 1) for number in range(3)))
     owned = {"p": ProjectView(guaranteed_gpu_milli=2000), "q": ProjectView(guaranteed_gpu_milli=1000)}
     plan = schedule(replace(snapshot, projects=owned))
@@ -237,8 +235,8 @@ def test_what_is_placed_beyond_a_guarantee_is_marked() -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(snapshots(requests_at_most=1))
-def test_no_fewer_would_do_anywhere(snapshot: Snapshot) -> None:
-    """By brute force over all nodes, for one that waits alone."""
+def test_the_number_of_victims_is_minimal(snapshot: Snapshot) -> None:
+    """By brute force over all nodes, for a single pending request."""
     if snapshot.requests[-1].gang is not None:
         return
     (unit,) = snapshot.requests
@@ -250,7 +248,7 @@ def test_no_fewer_would_do_anywhere(snapshot: Snapshot) -> None:
             len(_stopped(snapshot, chosen))
             for each in snapshot.nodes
             for size in range(1, len(each.running) + 1)
-            for chosen in combinations(_volunteers(snapshot, each, unit), size)
+            for chosen in combinations(_candidates(snapshot, each, unit), size)
             if fits(without(each, chosen), unit, then(snapshot))
         ),
         default=0,
@@ -262,13 +260,13 @@ def test_no_fewer_would_do_anywhere(snapshot: Snapshot) -> None:
 
 
 def _stopped(snapshot: Snapshot, victims: Collection[Running]) -> set[str]:
-    """They, and the gangs that they are of."""
+    """The victims and the other members of their gangs."""
     groups = {run.group_id for run in victims if run.group_id}
     mates = (run for each in snapshot.nodes for run in each.running if run.group_id in groups)
     return {run.instance_id for run in (*victims, *mates) if not run.stopping}
 
 
-def _volunteers(snapshot: Snapshot, where: NodeView, unit: Request) -> list[Running]:
+def _candidates(snapshot: Snapshot, where: NodeView, unit: Request) -> list[Running]:
     return [
         run
         for run in where.running
@@ -281,20 +279,20 @@ def _volunteers(snapshot: Snapshot, where: NodeView, unit: Request) -> list[Runn
 
 @settings(deadline=None, max_examples=40)
 @given(snapshots())
-def test_what_is_evicted_for_one_is_given_to_it(snapshot: Snapshot) -> None:
-    """The next look, with the victims stopping, evicts nobody else for it; when they have gone, it starts."""
+def test_freed_gpus_go_to_the_request_that_preempted(snapshot: Snapshot) -> None:
+    """The next cycle evicts no more for it while the victims stop; once they have stopped, it starts."""
     plan = schedule(replace(snapshot, policy=Policy(preemption_min_run_s=0)))
     if not plan.evictions or any(each.gang for each in snapshot.requests):
         return
     gone = {each.instance_id for each in plan.evictions}
     placed_now = {each.instance_id for each in plan.placements}
     left = tuple(each for each in snapshot.requests if each.instance_id not in placed_now)
-    world = after(snapshot, plan).nodes.values()
+    nodes_after = after(snapshot, plan).nodes.values()
     stopping = tuple(
         replace(
             each, running=tuple(_stopping(run) if run.instance_id in gone else run for run in each.running)
         )
-        for each in world
+        for each in nodes_after
     )
     second = schedule(replace(snapshot, nodes=stopping, requests=left))
     served = {each.for_instance_id for each in plan.evictions}

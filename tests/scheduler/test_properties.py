@@ -1,4 +1,4 @@
-"""What holds of plans of worlds that differ a little, and of the questions beside them."""
+"""Properties of plans for slightly different clusters, and of explanations."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,19 +26,18 @@ property_of = settings(deadline=None, max_examples=30)
 
 @property_of
 @given(busy_node("n1"), request("i1"))
-def test_a_node_fits_or_says_why_not(node: NodeView, asked: Request) -> None:
+def test_a_node_fits_or_has_refusals(node: NodeView, asked: Request) -> None:
     at = Snapshot((), (), now=NOW).at
-    told = list(refusals(node, asked, at))
-    assert fits(node, asked, at) == (not told)
-    assert (place_one([node], asked, at) is None) == bool(told)
-    if told:
-        assert unplaced([node], asked, at).refusals == tuple(told)
+    found_refusals = list(refusals(node, asked, at))
+    assert fits(node, asked, at) == (not found_refusals)
+    assert (place_one([node], asked, at) is None) == bool(found_refusals)
+    if found_refusals:
+        assert unplaced([node], asked, at).refusals == tuple(found_refusals)
 
 
 @property_of
 @given(snapshots(requests_at_most=1))
-def test_the_fleet_finds_what_any_node_has(snapshot: Snapshot) -> None:
-    """The fast search and the rules of each node agree."""
+def test_the_fleet_search_agrees_with_the_rules_of_the_nodes(snapshot: Snapshot) -> None:
     asked = snapshot.requests[0]
     found = place_one(snapshot.nodes, asked, snapshot.at)
     there = [node for node in snapshot.nodes if fits(node, asked, snapshot.at)]
@@ -84,15 +83,15 @@ def _shuffle(items: Sequence[T], random: Random) -> list[T]:
 
 @settings(deadline=None, max_examples=12)
 @given(st.lists(SNAPSHOTS, min_size=2, max_size=3), st.randoms(use_true_random=False))
-def test_a_warm_memory_changes_nothing(worlds: list[Snapshot], random: Random) -> None:
-    memory = CycleCache()
-    for snapshot in worlds:
+def test_a_warm_cache_changes_nothing(snapshots_: list[Snapshot], random: Random) -> None:
+    cache = CycleCache()
+    for snapshot in snapshots_:
         for each in _life(snapshot, random):
-            assert schedule(each, memory) == schedule(each)
+            assert schedule(each, cache) == schedule(each)
 
 
 def _life(snapshot: Snapshot, random: Random) -> list[Snapshot]:
-    """The world, then the same with what was planned, or a part of it, carried out, and a while later."""
+    """The snapshot, then the same later, with all or part of the plan carried out."""
     plan = schedule(snapshot)
     some = tuple(placed for placed in plan.placements if random.random() < 0.7)
     waiting = {each.instance_id for each in plan.unplaced}
@@ -108,7 +107,7 @@ def _life(snapshot: Snapshot, random: Random) -> list[Snapshot]:
 @property_of
 @given(snapshots(requests_at_most=1), busy_node("n9"))
 def test_one_more_node_keeps_no_request_out(snapshot: Snapshot, another: NodeView) -> None:
-    """Of one request. A whole queue may lose one: another that comes before it may fit now."""
+    """For one request. In a queue, a request may lose its place to one ahead of it that now fits."""
     asked = snapshot.requests[0]
     if place_one(snapshot.nodes, asked, snapshot.at):
         assert place_one((*snapshot.nodes, another), asked, snapshot.at)
@@ -116,27 +115,27 @@ def test_one_more_node_keeps_no_request_out(snapshot: Snapshot, another: NodeVie
 
 @property_of
 @given(snapshots(requests_at_most=1))
-def test_what_would_fit_does(snapshot: Snapshot) -> None:
-    asked, world, at = snapshot.requests[0], snapshot.nodes, snapshot.at
-    instead = would_fit(world, asked, at)
-    fits_now = place_one(world, asked, at) is not None
+def test_suggested_alternatives_fit(snapshot: Snapshot) -> None:
+    asked, nodes, at = snapshot.requests[0], snapshot.nodes, snapshot.at
+    instead = would_fit(nodes, asked, at)
+    fits_now = place_one(nodes, asked, at) is not None
     if instead.max_count_now:
-        assert place_one(world, replace(asked, gpu_count=instead.max_count_now), at)
+        assert place_one(nodes, replace(asked, gpu_count=instead.max_count_now), at)
     if asked.gpu_count:
         assert fits_now == (instead.max_count_now >= asked.gpu_count)
     for model in instead.models_now:
-        assert place_one(world, replace(asked, gpu_models=(model,)), at)
+        assert place_one(nodes, replace(asked, gpu_models=(model,)), at)
     if instead.share_milli_now:
-        assert place_one(world, replace(asked, gpu_milli=instead.share_milli_now), at)
+        assert place_one(nodes, replace(asked, gpu_milli=instead.share_milli_now), at)
     if instead.without_same_numa:
         assert not fits_now
-        assert place_one(world, replace(asked, same_numa=False), at)
+        assert place_one(nodes, replace(asked, same_numa=False), at)
 
 
 @property_of
 @given(SNAPSHOTS)
-def test_no_lower_priority_goes_ahead_of_its_like(snapshot: Snapshot) -> None:
-    """Of requests of one project that ask for the same, the one with the higher priority is first."""
+def test_a_lower_priority_does_not_overtake_an_equal_request(snapshot: Snapshot) -> None:
+    """Of equal requests of one project, the one with the higher priority is first."""
     twins = tuple(
         replace(each, instance_id=f"{each.instance_id}-low", priority=each.priority - 10)
         for each in snapshot.requests
@@ -151,8 +150,8 @@ def test_no_lower_priority_goes_ahead_of_its_like(snapshot: Snapshot) -> None:
 
 @property_of
 @given(SNAPSHOTS)
-def test_a_second_look_finds_nothing_more(snapshot: Snapshot) -> None:
-    """Gangs aside, which are tried in sets of nodes, and may find another set once others are placed."""
+def test_a_second_cycle_places_nothing_more(snapshot: Snapshot) -> None:
+    """Except gangs, which may find another set of nodes once others are placed."""
     snapshot = replace(snapshot, requests=tuple(each for each in snapshot.requests if each.gang is None))
     plan = schedule(snapshot)
     again = schedule(_left(snapshot, plan))

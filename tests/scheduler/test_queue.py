@@ -1,4 +1,4 @@
-"""Who comes first, and why."""
+"""The order of the queue and the reasons for it."""
 
 from dataclasses import replace
 from typing import Any
@@ -18,23 +18,23 @@ FULL = running(node("n1", gpus(H100, 4)), 0, 1, 2, 3, ends_in=None, project_id="
 WEEK = 7 * 86_400.0
 
 
-def waits(instance_id: str, project: str = "p", ago: float = 100, **changes: Any) -> Request:
+def waiting(instance_id: str, project: str = "p", ago: float = 100, **changes: Any) -> Request:
     asked = request(1, instance_id=instance_id, queued_at=NOW - ago, project_id=project)
     return replace(asked, **changes)
 
 
 def order(snapshot: Snapshot) -> list[str]:
-    told = list(line(snapshot).instance_ids)
-    assert told == list(schedule(snapshot).order)  # nothing fits: the plan tells the same
-    return told
+    queue = list(line(snapshot).instance_ids)
+    assert queue == list(schedule(snapshot).order)  # nothing fits: the plan has the same order
+    return queue
 
 
 def test_priority_comes_first_and_age_last() -> None:
     asked = (
-        waits("young", ago=1),
-        waits("old"),
-        waits("urgent", ago=1, priority=51),
-        waits("late", priority=49),
+        waiting("young", ago=1),
+        waiting("old"),
+        waiting("urgent", ago=1, priority=51),
+        waiting("late", priority=49),
     )
     snapshot = at([FULL], *asked)
     assert order(snapshot) == ["urgent", "old", "young", "late"]
@@ -48,11 +48,11 @@ def test_priority_comes_first_and_age_last() -> None:
     assert line(snapshot).position("young") == 3
 
 
-def test_who_has_waited_for_too_long_comes_before_whoever_has_less() -> None:
+def test_an_overdue_request_precedes_fair_share() -> None:
     asked = (
-        waits("overdue", "busy", ago=90_000),
-        waits("fair", "idle"),
-        waits("urgent", "busy", priority=51),
+        waiting("overdue", "busy", ago=90_000),
+        waiting("fair", "idle"),
+        waiting("urgent", "busy", priority=51),
     )
     snapshot = at([FULL], *asked)
     assert order(snapshot) == ["urgent", "overdue", "fair"]
@@ -61,25 +61,25 @@ def test_who_has_waited_for_too_long_comes_before_whoever_has_less() -> None:
     assert order(patient) == ["urgent", "fair", "overdue"]
 
 
-def test_the_project_that_holds_less_comes_first() -> None:
-    snapshot = at([FULL], waits("more", "busy", ago=500), waits("less", "idle"))
+def test_the_project_with_fewer_gpus_comes_first() -> None:
+    snapshot = at([FULL], waiting("more", "busy", ago=500), waiting("less", "idle"))
     assert order(snapshot) == ["less", "more"]
     assert [each.because for each in line(snapshot).ahead("more")] == ["fair_share"]
 
 
-def test_who_was_promised_a_moment_is_not_overtaken_because_shares_change() -> None:
+def test_a_backfill_slot_keeps_its_turn_when_fair_shares_change() -> None:
     full = running(node("n1", gpus(H100, 4)), 0, 1, 2, 3, ends_in=600, project_id="busy")
-    asked = waits("first", "p", ago=500), waits("second", "q")
+    asked = waiting("first", "p", ago=500), waiting("second", "q")
     before = at([full], *asked)
     plan = schedule(before)
     assert (plan.order, plan.promised) == (("first", "second"), ("first",))
     p_used_some = replace(before, projects={"p": ProjectView(used=ResourceUsage(gpu_s=WEEK))})
     assert order(p_used_some) == ["second", "first"]
-    kept = replace(p_used_some, promised=frozenset(plan.promised))
-    assert order(kept) == ["first", "second"]
-    assert [each.because for each in line(kept).ahead("second")] == ["promised"]
+    with_slot = replace(p_used_some, promised=frozenset(plan.promised))
+    assert order(with_slot) == ["first", "second"]
+    assert [each.because for each in line(with_slot).ahead("second")] == ["promised"]
     owns = {"p": ProjectView(used=ResourceUsage(gpu_s=WEEK)), "q": ProjectView(guaranteed_gpu_milli=1000)}
-    assert order(replace(kept, projects=owns)) == ["second", "first"]
+    assert order(replace(with_slot, projects=owns)) == ["second", "first"]
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_who_was_promised_a_moment_is_not_overtaken_because_shares_change() -> N
             },
             "a",
         ),
-        # A tenth of the CPUs is less than half of the memory.
+        # A tenth of the CPUs counts less than half of the memory.
         (
             {
                 "a": ProjectView(used=ResourceUsage(cpu_s=6.4 * WEEK)),
@@ -113,51 +113,51 @@ def test_who_was_promised_a_moment_is_not_overtaken_because_shares_change() -> N
     ],
 )
 def test_of_two_projects(projects: dict[str, ProjectView], first: str) -> None:
-    snapshot = replace(at([FULL], waits("a", "a"), waits("b", "b")), projects=projects)
+    snapshot = replace(at([FULL], waiting("a", "a"), waiting("b", "b")), projects=projects)
     assert order(snapshot)[0] == first
 
 
-def test_a_guarantee_puts_no_cpu_work_ahead() -> None:
-    asked = (waits("gpus", "a"), waits("cpus", "b", gpu_count=0, cpu_milli=10**6))
+def test_a_gpu_guarantee_does_not_help_cpu_requests() -> None:
+    asked = (waiting("gpus", "a"), waiting("cpus", "b", gpu_count=0, cpu_milli=10**6))
     owned = {"b": ProjectView(guaranteed_gpu_milli=1000, used=ResourceUsage(gpu_s=9e6))}
     assert order(replace(at([FULL], *asked), projects=owned)) == ["gpus", "cpus"]
 
 
-def test_shares_are_counted_on_while_placing() -> None:
-    """The first of `a` is the oldest; then it is `b`'s turn, until both have as much."""
-    asked = [waits(f"a{number}", "a", ago=200 - number) for number in range(4)]
-    asked += [waits(f"b{number}", "b", ago=100 - number) for number in range(4)]
+def test_fair_shares_are_updated_while_placing() -> None:
+    """The first of `a` is the oldest; then `b` has its turn until both have the same."""
+    asked = [waiting(f"a{number}", "a", ago=200 - number) for number in range(4)]
+    asked += [waiting(f"b{number}", "b", ago=100 - number) for number in range(4)]
     plan = schedule(at([node("n1", gpus(H100, 4))], *asked))
     assert [each.instance_id for each in plan.placements] == ["a0", "b0", "a1", "b1"]
 
 
-def test_what_a_project_was_given_counts_for_all_that_it_waits_for() -> None:
+def test_a_placement_counts_against_all_requests_of_its_project() -> None:
     asked = (
-        waits("gpu", "a", ago=300),
-        waits("cpu", "a", ago=200, gpu_count=0),
-        waits("other", "b"),
+        waiting("gpu", "a", ago=300),
+        waiting("cpu", "a", ago=200, gpu_count=0),
+        waiting("other", "b"),
     )
     plan = schedule(at([node("n1", gpus(H100, 4))], *asked))
     assert [each.instance_id for each in plan.placements] == ["gpu", "other", "cpu"]
 
 
-def test_a_heavier_project_is_given_more() -> None:
-    asked = [waits(f"{project}{number}", project) for project in "ab" for number in range(6)]
+def test_a_project_with_a_higher_weight_gets_more() -> None:
+    asked = [waiting(f"{project}{number}", project) for project in "ab" for number in range(6)]
     snapshot = replace(at([node("n1", gpus(H100, 6))], *asked), projects={"a": ProjectView(weight=2)})
     assert sum(name.startswith("a") for name in placed(schedule(snapshot))) == 4
 
 
-def test_nobody_waits_who_is_not_in_line() -> None:
+def test_an_unknown_instance_has_no_position() -> None:
     with pytest.raises(ValueError, match="not in"):
-        line(at([FULL], waits("a"))).position("b")
+        line(at([FULL], waiting("a"))).position("b")
 
 
 @settings(deadline=None, max_examples=20)
 @given(snapshots())
-def test_everybody_is_in_line_once(snapshot: Snapshot) -> None:
-    memory = CycleCache()
-    schedule(snapshot, memory)
-    told = line(snapshot, memory)
-    assert sorted(told.instance_ids) == sorted(each.instance_id for each in snapshot.requests)
-    assert list(told.ranks) == sorted(told.ranks)
-    assert told == line(snapshot)
+def test_every_request_is_in_the_queue_once(snapshot: Snapshot) -> None:
+    cache = CycleCache()
+    schedule(snapshot, cache)
+    queue = line(snapshot, cache)
+    assert sorted(queue.instance_ids) == sorted(each.instance_id for each in snapshot.requests)
+    assert list(queue.ranks) == sorted(queue.ranks)
+    assert queue == line(snapshot)

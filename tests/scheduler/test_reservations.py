@@ -1,4 +1,4 @@
-"""Which cards a reservation takes, and when it could have as many."""
+"""Which GPUs a reservation gets, and the earliest start time."""
 
 from dataclasses import replace
 from math import inf
@@ -21,21 +21,21 @@ def asked(count: int, begin: float = DAY, end: float = 2 * DAY, **gpu: Any) -> A
 
 
 def running(view: NodeView, places: range, ends_at: float | None, project: str = "other") -> NodeView:
-    """The node with an instance on some of its cards."""
+    """The node with an instance on some of its GPUs."""
     uuids = [view.gpus[place].uuid for place in places]
     held = Running(
         f"on-{uuids[0]}", project, tuple(map(GpuAllocation, uuids)), 0, 0, 50, preemptible=False, since=0.0,
         ends_at=ends_at,
     )  # fmt: skip
-    cards = tuple(replace(gpu, milli_free=0) if gpu.uuid in uuids else gpu for gpu in view.gpus)
-    return replace(view, gpus=cards, running=(*view.running, held))
+    views = tuple(replace(gpu, milli_free=0) if gpu.uuid in uuids else gpu for gpu in view.gpus)
+    return replace(view, gpus=views, running=(*view.running, held))
 
 
 def held(view: NodeView, places: range, begin: float, end: float, reservation: str = "r") -> NodeView:
-    hold = ReservedPeriod(reservation, "other", begin, end)
+    period = ReservedPeriod(reservation, "other", begin, end)
     uuids = {view.gpus[place].uuid for place in places}
-    cards = tuple(replace(gpu, holds=(*gpu.holds, hold)) if gpu.uuid in uuids else gpu for gpu in view.gpus)
-    return replace(view, gpus=cards)
+    views = tuple(replace(gpu, holds=(*gpu.holds, period)) if gpu.uuid in uuids else gpu for gpu in view.gpus)
+    return replace(view, gpus=views)
 
 
 def chosen(nodes: list[NodeView], what: Asked, **more: Any) -> list[str] | None:
@@ -43,19 +43,19 @@ def chosen(nodes: list[NodeView], what: Asked, **more: Any) -> list[str] | None:
     return None if found is None else sorted(found)
 
 
-def test_cards_are_of_one_node_where_one_has_enough_the_fullest_first() -> None:
+def test_one_node_if_possible_the_fullest_first() -> None:
     small = node("n2", gpus(H100, 4, on="n2"))
     assert chosen([h100s("n1"), small], asked(4)) == [f"GPU-n2-{place}" for place in range(4)]
     assert chosen([h100s("n1"), small], asked(2)) == ["GPU-n2-0", "GPU-n2-1"]
 
 
-def test_cards_of_several_nodes_are_of_as_few_as_can_be() -> None:
+def test_as_few_nodes_as_possible() -> None:
     nodes = [node("n1", gpus(H100, 2, on="n1")), h100s("n2"), node("n3", gpus(H100, 4, on="n3"))]
     found = chosen(nodes, asked(11)) or []
     assert {uuid.split("-")[1] for uuid in found} == {"n2", "n3"}
 
 
-def test_cards_are_well_connected() -> None:
+def test_well_connected_gpus_are_preferred() -> None:
     quads = node("n1", gpus("Tesla V100-SXM2-32GB", 8, lanes=cube_mesh))
     found = chosen([quads], asked(4)) or []
     assert found in ([f"GPU-n1-{place}" for place in quad] for quad in (range(4), range(4, 8)))
@@ -64,17 +64,17 @@ def test_cards_are_well_connected() -> None:
 @pytest.mark.parametrize(
     ("ends_at", "places"), [(DAY - 1, range(8)), (DAY + 1, range(4, 8)), (None, range(4, 8))]
 )
-def test_who_ends_before_is_not_in_the_way(ends_at: float | None, places: range) -> None:
+def test_instances_that_end_before_do_not_block_gpus(ends_at: float | None, places: range) -> None:
     busy = running(h100s("n1"), range(4), ends_at)
     there = stock([busy], asked(8))
     assert there.most() == len(places)
 
 
-def test_the_project_s_own_are_not_in_the_way() -> None:
+def test_instances_of_the_project_do_not_block_gpus() -> None:
     assert stock([running(h100s("n1"), range(8), None, "mine")], asked(8)).most() == 8
 
 
-def test_what_should_have_ended_long_ago_is_in_the_way() -> None:
+def test_overdue_instances_block_gpus() -> None:
     stuck = running(h100s("n1"), range(8), -10.0)
     assert stock([stuck], asked(8)).most() == 0
 
@@ -87,14 +87,14 @@ def test_reservations_do_not_overlap(begin: float, end: float, most: int) -> Non
     assert stock([held(h100s("n1"), range(3), begin, end)], asked(8)).most() == most
 
 
-def test_one_that_is_made_anew_is_not_in_its_own_way() -> None:
+def test_a_reservation_does_not_conflict_with_itself() -> None:
     there = held(h100s("n1"), range(8), DAY, 2 * DAY, "me")
     assert stock([there], asked(8), but="me").most() == 8
     what = asked(8, end=3 * DAY)
     assert chosen([there], what) is None
 
 
-def test_cards_that_are_not_well_or_not_for_this_are_left_out() -> None:
+def test_unhealthy_and_unsuitable_gpus_are_left_out() -> None:
     quarantined = node("n1", gpus(H100, 4, quarantined=(0,)))
     cordoned = node("n2", gpus(H100, 4, on="n2"), state=NodeState.CORDONED)
     mig = node("n3", tuple(replace(gpu, mig_enabled=True) for gpu in gpus(H100, 4, on="n3")))
@@ -103,7 +103,7 @@ def test_cards_that_are_not_well_or_not_for_this_are_left_out() -> None:
     assert stock([quarantined, cordoned, mig, other], what).most() == 3
 
 
-def test_models_are_taken_in_the_order_that_was_asked_for_and_never_mixed() -> None:
+def test_models_are_tried_in_the_requested_order_and_never_mixed() -> None:
     nodes = [node("n1", gpus(A10, 4)), node("n2", gpus(H100, 2, on="n2"))]
     both = asked(2, gpu_models=("H100", "A10"))
     assert chosen(nodes, both) == ["GPU-n2-0", "GPU-n2-1"]
@@ -111,7 +111,7 @@ def test_models_are_taken_in_the_order_that_was_asked_for_and_never_mixed() -> N
     assert chosen(nodes, asked(5)) is None
 
 
-def test_cards_that_it_has_it_keeps() -> None:
+def test_it_keeps_its_gpus() -> None:
     nodes = [h100s("n1"), h100s("n2")]
     mine = ["GPU-n2-6", "GPU-n2-7"]
     assert chosen(nodes, asked(2), kept=mine) == mine
@@ -120,14 +120,14 @@ def test_cards_that_it_has_it_keeps() -> None:
     assert {uuid.split("-")[1] for uuid in found} == {"n2"}
 
 
-def test_cards_that_it_has_stay_its_own_while_their_node_is_silent() -> None:
+def test_it_keeps_its_gpus_while_their_node_is_unreachable() -> None:
     silent = replace(h100s("n1"), state=NodeState.UNREACHABLE)
     kept = ["GPU-n1-0", "GPU-n1-1"]
     there = stock([silent, h100s("n2")], asked(3), always=kept)
     assert set(kept) < set(choose(there, asked(3), kept) or ())
 
 
-def test_the_earliest_moment_is_when_the_last_that_is_needed_ends() -> None:
+def test_the_earliest_start_is_when_the_last_needed_gpu_is_free() -> None:
     busy = running(running(h100s("n1"), range(4), 3 * DAY), range(4, 6), 4 * DAY)
     assert earliest([busy], asked(2)) == DAY
     assert earliest([busy], asked(3)) == 3 * DAY
@@ -136,7 +136,7 @@ def test_the_earliest_moment_is_when_the_last_that_is_needed_ends() -> None:
     assert earliest([busy], asked(9)) is None
 
 
-def test_the_earliest_moment_lies_in_a_gap_that_is_long_enough() -> None:
+def test_the_earliest_start_is_in_a_long_enough_gap() -> None:
     there = held(held(h100s("n1"), range(8), DAY, 2 * DAY, "a"), range(8), 2.5 * DAY, 3 * DAY, "b")
     assert earliest([there], asked(1)) == 3 * DAY
     assert earliest([there], asked(1, end=1.4 * DAY)) == 2 * DAY
@@ -150,7 +150,7 @@ _TIMES = st.floats(0, 6 * DAY)
     st.lists(st.one_of(st.none(), _TIMES), min_size=4, max_size=4),
     st.integers(1, 4),
 )
-def test_from_the_earliest_moment_on_there_are_enough_and_before_it_too_few(
+def test_enough_gpus_from_the_earliest_start_on_and_too_few_before(
     holds: list[tuple[float, float]], ends: list[float | None], count: int
 ) -> None:
     view = node("n1", gpus(H100, 4))
@@ -165,7 +165,7 @@ def test_from_the_earliest_moment_on_there_are_enough_and_before_it_too_few(
         return
     later = replace(what, from_at=first, to_at=first + what.lasts_s)
     assert chosen([view], later) is not None
-    moments = {what.from_at, *(end for end in ends if end), *(begin + lasts for begin, lasts in holds)}
-    for moment in sorted(moments - {inf}):
-        if what.from_at <= moment < first:
-            assert chosen([view], replace(what, from_at=moment, to_at=moment + what.lasts_s)) is None
+    times = {what.from_at, *(end for end in ends if end), *(begin + lasts for begin, lasts in holds)}
+    for time in sorted(times - {inf}):
+        if what.from_at <= time < first:
+            assert chosen([view], replace(what, from_at=time, to_at=time + what.lasts_s)) is None

@@ -1,4 +1,4 @@
-"""Who goes first, where to, and what a run leaves behind."""
+"""The order and place of placements, and what a scheduling cycle leaves free."""
 
 from dataclasses import fields, replace
 from typing import Any
@@ -21,11 +21,11 @@ from mooring.scheduler.packing.shapes import Shape
 from mooring.scheduler.schedule import schedule
 from tests.scheduler.worlds import A10, AT, H100, T4, gpus, h100s, node, pairs, place_one, request
 
-# As if instances of one, two, four and eight GPUs were asked for equally often, with their part of the CPUs.
+# One, two, four and eight GPUs are requested equally often, with their share of the CPUs.
 ALL_SIZES = potential_for({Shape(count, 1000, None, None): 1.0 for count in (1, 2, 4, 8)})
 
 
-def _went(nodes: list[NodeView], asked: Request) -> str | None:
+def _node_for(nodes: list[NodeView], asked: Request) -> str | None:
     plan = schedule(Snapshot(tuple(nodes), (asked,), potential=ALL_SIZES))
     return plan.placements[0].node_id if plan.placements else None
 
@@ -45,16 +45,16 @@ def test_the_oldest_first_and_ids_break_ties() -> None:
         request(instance_id="z", queued_at=1.0),
         request(instance_id="y", queued_at=1.0),
     )
-    assert list(_plan([node(cards=gpus(T4, 2))], late, early, twin)) == ["y", "z"]
+    assert list(_plan([node(gpu_views=gpus(T4, 2))], late, early, twin)) == ["y", "z"]
 
 
-def test_what_does_not_fit_blocks_nothing_behind_it() -> None:
+def test_a_request_that_does_not_fit_blocks_nothing_behind_it() -> None:
     queue = _queue(request(4, "H100"), request(1, "H100"))
-    assert _plan([node(cards=gpus(H100, 2))], *queue) == {"i1": "n1"}
+    assert _plan([node(gpu_views=gpus(H100, 2))], *queue) == {"i1": "n1"}
 
 
-def test_a_run_subtracts_what_it_gives() -> None:
-    where = [node(cards=gpus(H100, 4), cpus=4, memory_mib=8192)]
+def test_a_cycle_subtracts_what_it_allocates() -> None:
+    where = [node(gpu_views=gpus(H100, 4), cpus=4, memory_mib=8192)]
     cpus = schedule(Snapshot(tuple(where), tuple(_queue(*[request(1, cpu_milli=1500)] * 4))))
     assert [placed.gpu_uuids for placed in cpus.placements] == [("GPU-n1-0",), ("GPU-n1-1",)]
     assert len(_plan(where, *_queue(*[request(1, memory_mib=3000)] * 4))) == 2
@@ -68,8 +68,8 @@ def test_fair_shares_fill_a_node_exactly() -> None:
 
 WHERE: list[tuple[str, list[NodeView], Request, str | None]] = [
     ("exact fit", [h100s("n1"), h100s("n2", in_use=6), h100s("n3", in_use=5)], request(2), "n2"),
-    ("no eight is broken up", [h100s("n1"), h100s("n2", 3), h100s("n3")], request(1), "n2"),
-    ("no four is broken up", [h100s("n1", 4), h100s("n2", 3), h100s("n3", 4)], request(1), "n2"),
+    ("no free set of eight is broken up", [h100s("n1"), h100s("n2", 3), h100s("n3")], request(1), "n2"),
+    ("no free set of four is broken up", [h100s("n1", 4), h100s("n2", 3), h100s("n3", 4)], request(1), "n2"),
     (
         "CPUs stay beside free GPUs",
         [h100s("n1"), node("n2"), h100s("n3")],
@@ -92,61 +92,61 @@ WHERE: list[tuple[str, list[NodeView], Request, str | None]] = [
     ("nodes", "asked", "expected"), [row[1:] for row in WHERE], ids=[row[0] for row in WHERE]
 )
 def test_where(nodes: list[NodeView], asked: Request, expected: str | None) -> None:
-    assert _went(nodes, asked) == expected
+    assert _node_for(nodes, asked) == expected
 
 
-def test_of_equal_nodes_the_same_one_is_taken_in_whatever_order_they_come() -> None:
-    world = [h100s(f"n{place}") for place in range(6)]
-    assert len({_went(world[place:] + world[:place], request(1)) for place in range(6)}) == 1
+def test_of_equal_nodes_the_same_is_chosen_in_any_order() -> None:
+    cluster = [h100s(f"n{place}") for place in range(6)]
+    assert len({_node_for(cluster[place:] + cluster[:place], request(1)) for place in range(6)}) == 1
 
 
 def test_the_preferred_model_wherever_it_is() -> None:
-    world = [node("n1", gpus(A10, 1, on="n1")), h100s("n2"), h100s("n3", 8)]
-    assert _went(world, request(1, gpu_models=("H100", "A10"))) == "n2"
-    assert _went(world, request(1, gpu_models=("A10", "H100"))) == "n1"
-    assert _went([world[0], world[2]], request(1, gpu_models=("H100", "A10"))) == "n1"
+    cluster = [node("n1", gpus(A10, 1, on="n1")), h100s("n2"), h100s("n3", 8)]
+    assert _node_for(cluster, request(1, gpu_models=("H100", "A10"))) == "n2"
+    assert _node_for(cluster, request(1, gpu_models=("A10", "H100"))) == "n1"
+    assert _node_for([cluster[0], cluster[2]], request(1, gpu_models=("H100", "A10"))) == "n1"
 
 
 @pytest.mark.parametrize("asked", [request(1), request(2), request(1, gpu_milli=500)])
-def test_where_any_card_will_do_the_smallest_is_given(asked: Request) -> None:
-    """Whichever node comes first in the fixed order, and whenever the fleet learnt of the size."""
+def test_the_smallest_gpu_is_used_if_any_will_do(asked: Request) -> None:
+    """In any order of the nodes, and whichever size the fleet sees first."""
     for large, small in (("n1", "n2"), ("n2", "n1"), ("n3", "n4"), ("n4", "n3")):
         nodes = [node(large, gpus(H100, 2, on=large)), node(small, gpus(T4, 2, on=small))]
-        assert _went(nodes, asked) == _went(nodes[::-1], asked) == small
-    mixed = place_one([node(cards=gpus([H100, H100, A10, A10]))], asked, AT)
+        assert _node_for(nodes, asked) == _node_for(nodes[::-1], asked) == small
+    mixed = place_one([node(gpu_views=gpus([H100, H100, A10, A10]))], asked, AT)
     assert mixed is not None
     assert set(mixed.gpu_uuids) <= {"GPU-n1-2", "GPU-n1-3"}
     older = tuple(replace(gpu, compute_capability="7.0") for gpu in gpus(H100, 2, on="n5"))
     newer = tuple(replace(gpu, compute_capability="9.0") for gpu in gpus(H100, 2, on="n6"))
-    assert _went([node("n5", older), node("n6", newer)], asked) == "n5"
+    assert _node_for([node("n5", older), node("n6", newer)], asked) == "n5"
 
 
-def test_cards_that_are_held_for_the_project_come_first() -> None:
+def test_gpus_reserved_for_the_project_come_first() -> None:
     held = h100s("n1")
     mine = ReservedPeriod("r1", "p", -10.0, 10.0)
-    cards = tuple(replace(gpu, holds=(mine,)) if gpu.index > 5 else gpu for gpu in held.gpus)
-    # Two are free elsewhere, and would be taken by anybody else.
-    world = (replace(held, gpus=cards), h100s("n2", 6))
+    gpu_views = tuple(replace(gpu, holds=(mine,)) if gpu.index > 5 else gpu for gpu in held.gpus)
+    # Two GPUs are free on another node, and better for any other project.
+    cluster = (replace(held, gpus=gpu_views), h100s("n2", 6))
     asked = (request(2, project_id="p"), request(2, instance_id="i2", project_id="q"))
-    plan = schedule(Snapshot(world, asked, potential=ALL_SIZES))
+    plan = schedule(Snapshot(cluster, asked, potential=ALL_SIZES))
     given = {each.instance_id: each.gpu_uuids for each in plan.placements}
     assert given == {"i1": ("GPU-n1-6", "GPU-n1-7"), "i2": ("GPU-n2-6", "GPU-n2-7")}
 
 
 def _apart(numa_nodes: tuple[int, ...], *held: int) -> NodeView:
-    """Two A10 and two H100, some of which are held for the project `p`."""
-    hold = ReservedPeriod("r", "p", 0.0, 1000.0)
-    cards = zip(gpus([A10, A10, H100, H100]), numa_nodes, strict=True)
+    """Two A10 and two H100, some of which are reserved for the project `p`."""
+    period = ReservedPeriod("r", "p", 0.0, 1000.0)
+    gpu_views = zip(gpus([A10, A10, H100, H100]), numa_nodes, strict=True)
     return node(
-        cards=tuple(
-            replace(card, numa_node=numa_node, holds=(hold,) if place in held else ())
-            for place, (card, numa_node) in enumerate(cards)
+        gpu_views=tuple(
+            replace(gpu, numa_node=numa_node, holds=(period,) if place in held else ())
+            for place, (gpu, numa_node) in enumerate(gpu_views)
         )
     )
 
 
 @pytest.mark.parametrize("numa_nodes", [(0, 1, 0, 0), (0, 0, 0, 1)])
-def test_one_model_s_cards_being_apart_keeps_nobody_from_another_s(numa_nodes: tuple[int, ...]) -> None:
+def test_same_numa_uses_another_model_if_one_is_spread_over_numa_nodes(numa_nodes: tuple[int, ...]) -> None:
     where = _apart(numa_nodes)
     near = place_one([where], request(2, same_numa=True), AT)
     assert near is not None
@@ -154,42 +154,42 @@ def test_one_model_s_cards_being_apart_keeps_nobody_from_another_s(numa_nodes: t
     assert numa == {0}
 
 
-def test_what_is_held_for_the_project_but_apart_is_no_reason_to_take_others_there() -> None:
-    """The cards of its reservation that are near one another are on another node."""
+def test_same_numa_skips_reserved_gpus_that_are_far_apart() -> None:
+    """The reserved GPUs on one NUMA node are on another node."""
     other = _apart((0, 0, 0, 0), 2, 3)
-    cards = tuple(replace(gpu, uuid=f"{gpu.uuid}-far") for gpu in _apart((0, 1, 0, 0), 0, 1).gpus)
+    gpu_views = tuple(replace(gpu, uuid=f"{gpu.uuid}-far") for gpu in _apart((0, 1, 0, 0), 0, 1).gpus)
     mine = request(2, same_numa=True, project_id="p")
     for far in ("n2", "n3", "n4", "n5"):
-        placed = place_one([replace(other, gpus=cards, id=far), other], mine, AT)
+        placed = place_one([replace(other, gpus=gpu_views, id=far), other], mine, AT)
         assert placed is not None
         assert placed.gpu_uuids == ("GPU-n1-2", "GPU-n1-3")
 
 
-def test_the_links_of_those_given_are_judged() -> None:
-    cards = gpus(H100, 4, lanes=pairs)
-    assert [_score(cards, 2), _score(gpus(H100, 4, lanes=pairs, in_use=(0, 3)), 2)] == [1.0, 0.0]
+def test_the_link_score_rates_the_allocated_gpus() -> None:
+    gpu_views = gpus(H100, 4, lanes=pairs)
+    assert [_score(gpu_views, 2), _score(gpus(H100, 4, lanes=pairs, in_use=(0, 3)), 2)] == [1.0, 0.0]
     assert _score(gpus(H100, 4), 2) == 1.0  # no set is connected, so none is better
-    assert _score(cards, 1) is None
+    assert _score(gpu_views, 1) is None
 
 
-def _score(cards: tuple[GpuView, ...], count: int) -> float | None:
-    placed = place_one([node(cards=cards)], request(count), AT)
+def _score(gpu_views: tuple[GpuView, ...], count: int) -> float | None:
+    placed = place_one([node(gpu_views=gpu_views)], request(count), AT)
     assert placed is not None
     return placed.link_score
 
 
-def test_a_share_goes_on_the_card_that_is_shared_already() -> None:
+def test_a_share_goes_to_the_gpu_that_is_already_shared() -> None:
     first, second = gpus(H100, 2)
-    world = node(cards=(first, replace(second, milli_free=500, project_id="p")))
-    placed = place_one([world], request(1, gpu_milli=250, project_id="p"), AT)
+    cluster = node(gpu_views=(first, replace(second, milli_free=500, project_id="p")))
+    placed = place_one([cluster], request(1, gpu_milli=250, project_id="p"), AT)
     assert placed is not None
     assert placed.grants == (GpuAllocation(second.uuid, 250),)
-    of_another = place_one([world], request(1, gpu_milli=250, project_id="q"), AT)
+    of_another = place_one([cluster], request(1, gpu_milli=250, project_id="q"), AT)
     assert of_another is not None
     assert of_another.grants == (GpuAllocation(first.uuid, 250),)
 
 
-def test_mig_devices_come_from_the_card_with_the_fewest() -> None:
+def test_mig_devices_come_from_the_gpu_with_the_fewest_free() -> None:
     first, second = (
         replace(
             gpu,
@@ -199,15 +199,15 @@ def test_mig_devices_come_from_the_card_with_the_fewest() -> None:
         for gpu, free in zip(gpus(H100, 2), (3, 1), strict=True)
     )
     asked = request(2, mig_profile="1g.10gb", gpu_milli=142)
-    placed = place_one([node(cards=(first, second))], asked, AT)
+    placed = place_one([node(gpu_views=(first, second))], asked, AT)
     assert placed is not None
     assert [grant.mig_uuid for grant in placed.grants] == [f"{second.uuid}-0", f"{first.uuid}-0"]
-    assert place_one([node(cards=(first, second))], replace(asked, gpu_count=5), AT) is None
+    assert place_one([node(gpu_views=(first, second))], replace(asked, gpu_count=5), AT) is None
 
 
 def test_singles_do_not_break_pairs() -> None:
     queue = _queue(request(1), request(1), request(2))
-    plan = schedule(Snapshot((node(cards=gpus(H100, 4, lanes=pairs)),), tuple(queue)))
+    plan = schedule(Snapshot((node(gpu_views=gpus(H100, 4, lanes=pairs)),), tuple(queue)))
     assert [placed.gpu_uuids for placed in plan.placements] == [
         ("GPU-n1-0",),
         ("GPU-n1-1",),
@@ -215,7 +215,7 @@ def test_singles_do_not_break_pairs() -> None:
     ]
 
 
-def test_the_placement_says_what_is_taken() -> None:
+def test_the_placement_has_the_cpus_and_memory() -> None:
     placed = place_one([h100s("n1")], request(2, cpu_milli=None, memory_mib=4096), AT)
     assert placed is not None
     assert (placed.instance_id, placed.cpu_milli, placed.memory_mib) == ("i1", 16_000, 4096)
@@ -236,18 +236,18 @@ def test_the_placement_says_what_is_taken() -> None:
         ("node_selector", {"zone": "a"}),
     ],
 )
-def test_what_makes_another_shape(field: str, other: Any) -> None:
+def test_fields_that_change_the_shape(field: str, other: Any) -> None:
     assert shape(request(**{field: other})) != shape(request())
 
 
-def test_the_key_of_what_fails_alike_holds_all_but_who_and_when_and_how_important() -> None:
+def test_the_key_has_all_fields_but_identity_age_and_priority() -> None:
     other = {"instance_id", "queued_at", "quota", "priority", "preemptible", "gang"}
     other.add("project_selector")  # merged into the node selector
     assert len(key(request())) == len({field.name for field in fields(Request)} - other)
     assert key(request()) == key(request(instance_id="i2", queued_at=9.0, priority=7))
 
 
-def test_a_thousand_that_wait_for_the_same_are_told_the_same() -> None:
+def test_equal_requests_share_one_explanation() -> None:
     full = tuple(h100s(f"n{place}", in_use=8) for place in range(10))
     plan = schedule(Snapshot(full, tuple(_queue(*[request(1, "H100")] * 1000))))
     assert len(plan.unplaced) == 1000

@@ -1,4 +1,4 @@
-"""Small worlds to schedule in: plain makers for tables, strategies for properties."""
+"""Small clusters: factories for tables of cases, and strategies for property tests."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -11,14 +11,14 @@ from mooring.scheduler.cycle_cache import CycleCache
 from mooring.scheduler.model import GpuView, NodeView, Placement, PlanTime, Request
 from mooring.scheduler.packing.search import find
 
-AT = PlanTime(0.0)  # what these worlds are at, unless a test says otherwise
+AT = PlanTime(0.0)  # the time of these clusters, unless a test sets another
 H100 = "NVIDIA H100 80GB HBM3"
 A10 = "NVIDIA A10"
 T4 = "Tesla T4"
 V100 = "Tesla V100-SXM2-32GB"
 SIZES = {H100: 81_920, A10: 23_028, T4: 15_360, V100: 32_768}
 
-# DGX-1 with V100: two fully linked quads, joined card by card; each card has six lanes.
+# DGX-1 with V100: two fully linked quads, joined GPU by GPU; each GPU has six lanes.
 CUBE_MESH = (
     {1: 1, 2: 1, 3: 2, 4: 2},
     {0: 1, 2: 2, 3: 1, 5: 2},
@@ -76,7 +76,7 @@ def gpus(
 
 def node(
     node_id: str = "n1",
-    cards: tuple[GpuView, ...] = (),
+    gpu_views: tuple[GpuView, ...] = (),
     *,
     state: NodeState = NodeState.READY,
     labels: Mapping[str, str] | None = None,
@@ -95,23 +95,23 @@ def node(
         memory_mib=memory_mib,
         cpu_milli_free=cpus * 1000 if cpu_milli_free is None else cpu_milli_free,
         memory_mib_free=allocatable_memory_mib(memory_mib) if memory_mib_free is None else memory_mib_free,
-        gpus=cards,
+        gpus=gpu_views,
         disk_mib=disk_mib,
         disk_mib_free=disk_mib or 0,
     )
 
 
 def h100s(node_id: str, in_use: int = 0, **changes: Any) -> NodeView:
-    """A node of eight H100 behind a switch, the first of which are in use."""
-    cards = gpus(H100, 8, on=node_id, lanes=lambda _a, _b: 18, in_use=tuple(range(in_use)))
-    return node(node_id, cards, **changes)
+    """A node of eight H100 behind an NVSwitch, of which the first `in_use` are allocated."""
+    gpu_views = gpus(H100, 8, on=node_id, lanes=lambda _a, _b: 18, in_use=tuple(range(in_use)))
+    return node(node_id, gpu_views, **changes)
 
 
 def place_one(nodes: Iterable[NodeView], asked: Request, at: PlanTime) -> Placement | None:
-    """Where it would go if nothing else waited."""
-    memory = CycleCache()
-    memory.update(tuple(nodes))
-    found = find(memory.cluster, asked, at)
+    """Its placement if nothing else is pending."""
+    cache = CycleCache()
+    cache.update(tuple(nodes))
+    found = find(cache.cluster, asked, at)
     return found.placement if found else None
 
 
@@ -133,7 +133,7 @@ _ZONES = st.fixed_dictionaries({}, optional={"zone": st.sampled_from("ab")})
 
 
 @st.composite
-def _cards(draw: st.DrawFn, node_id: str) -> tuple[GpuView, ...]:
+def _gpus(draw: st.DrawFn, node_id: str) -> tuple[GpuView, ...]:
     models = draw(st.lists(st.sampled_from([H100, A10, T4]), max_size=6))
     return tuple(
         replace(
@@ -149,7 +149,7 @@ def _cards(draw: st.DrawFn, node_id: str) -> tuple[GpuView, ...]:
 def _node(draw: st.DrawFn, node_id: str) -> NodeView:
     whole = node(
         node_id,
-        draw(_cards(node_id)),
+        draw(_gpus(node_id)),
         state=draw(st.sampled_from([NodeState.READY] * 4 + list(NodeState))),
         labels=draw(_ZONES),
         cpus=draw(st.integers(1, 16)),

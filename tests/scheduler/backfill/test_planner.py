@@ -1,4 +1,4 @@
-"""What is kept for those that wait, and who may go ahead of them all the same."""
+"""Backfill slots of pending requests, and what may start ahead of them."""
 
 from dataclasses import replace
 from random import Random
@@ -30,7 +30,7 @@ OVERHEAD = Policy().start_overhead_s
 
 
 def running(where: NodeView, *places: int, ends_in: float | None, **changes: Any) -> NodeView:
-    """The node with something that holds these cards."""
+    """The node with an instance on these GPUs."""
     grants = tuple(GpuAllocation(where.gpus[place].uuid) for place in places)
     number = f"r{len(where.running)}-{where.id}"
     ends_at = None if ends_in is None else NOW + ends_in
@@ -52,41 +52,41 @@ def placed(plan: SchedulingPlan) -> dict[str, str]:
 
 
 FOUR = node("n1", gpus(H100, 4))
-HALF = running(FOUR, 0, 1, ends_in=600)  # two cards are free, the other two in ten minutes
+HALF = running(FOUR, 0, 1, ends_in=600)  # two GPUs are free, the other two in ten minutes
 HEAD = waits("head", 4, ahead=10)
 
 
-def test_the_first_that_does_not_fit_is_promised_the_declared_ends() -> None:
+def test_the_first_request_that_does_not_fit_gets_a_slot_at_the_declared_end() -> None:
     plan = schedule(at([HALF], HEAD))
     assert plan.forecasts == (Forecast("head", NOW + 600 + OVERHEAD, ("n1",), ("r0-n1",)),)
 
 
-def test_a_project_has_its_reserved_cards_whatever_others_were_promised_of_them() -> None:
+def test_a_reservation_takes_precedence_over_backfill_slots() -> None:
     held = ReservedPeriod("r1", "owner", NOW - 1, NOW + 3600)
     reserved = replace(FOUR, gpus=tuple(replace(gpu, holds=(held,)) for gpu in FOUR.gpus))
-    promised = waits("promised", 2, ahead=10)
+    first = waits("first", 2, ahead=10)
     own = waits("own", 4, project_id="owner")  # it declares no end
-    plan = schedule(replace(at([reserved], promised, own), promised=frozenset({"promised"})))
-    assert [each.starts_at for each in schedule(at([reserved], promised)).forecasts] == [NOW + 3600]
+    plan = schedule(replace(at([reserved], first, own), promised=frozenset({"first"})))
+    assert [each.starts_at for each in schedule(at([reserved], first)).forecasts] == [NOW + 3600]
     assert placed(plan) == {"own": "n1"}
 
 
 @pytest.mark.parametrize(
     ("seconds", "starts"), [(570, True), (600, True), (601, False), (6000, False), (None, False)]
 )
-def test_one_behind_it_starts_only_if_it_ends_before(seconds: int | None, *, starts: bool) -> None:
+def test_a_later_request_starts_only_if_it_ends_before_the_slot(seconds: int | None, *, starts: bool) -> None:
     plan = schedule(at([HALF], HEAD, waits("small", 1, max_duration_s=seconds)))
     assert ("small" in placed(plan)) == starts
     assert plan.forecasts[0].starts_at == NOW + 600 + OVERHEAD
 
 
-def test_one_behind_it_has_what_the_first_does_not_need() -> None:
+def test_a_later_request_gets_gpus_that_the_slot_does_not_need() -> None:
     three = replace(HEAD, gpu_count=3)
     plan = schedule(at([HALF], three, waits("small", 1), waits("other", 1)))
     assert placed(plan) == {"other": "n1"} or placed(plan) == {"small": "n1"}
 
 
-def test_one_behind_it_has_any_other_node() -> None:
+def test_a_later_request_may_use_other_nodes() -> None:
     small = node("n2", gpus(H100, 2, on="n2"))
     plan = schedule(at([HALF, small], HEAD, waits("a", 1), waits("b", 1), waits("c", 1)))
     assert set(placed(plan).values()) == {"n2"}
@@ -94,19 +94,19 @@ def test_one_behind_it_has_any_other_node() -> None:
     assert plan.unplaced[-1].code == "waiting_for_turn"
 
 
-def test_the_earliest_node_is_kept() -> None:
+def test_the_slot_is_on_the_node_with_the_earliest_start() -> None:
     sooner = running(node("n2", gpus(H100, 4, on="n2")), 0, ends_in=300)
     assert schedule(at([HALF, sooner], HEAD)).forecasts[0].node_ids == ("n2",)
 
 
-def test_nothing_is_kept_for_what_waits_for_something_without_an_end() -> None:
+def test_no_slot_behind_an_instance_without_a_declared_end() -> None:
     endless = running(FOUR, 0, ends_in=None)
     plan = schedule(at([endless], HEAD, waits("small", 1)))
     assert not plan.forecasts
     assert "small" in placed(plan)
 
 
-def test_a_node_runs_empty_for_one_that_has_waited_for_too_long() -> None:
+def test_a_node_runs_empty_for_an_overdue_request() -> None:
     endless = running(FOUR, 0, ends_in=None)
     overdue = replace(HEAD, queued_at=NOW - 90_000)
     plan = schedule(at([endless], overdue, waits("small", 1), waits("short", 1, max_duration_s=1)))
@@ -114,15 +114,15 @@ def test_a_node_runs_empty_for_one_that_has_waited_for_too_long() -> None:
     assert plan.forecasts == (Forecast("head", None, ("n1",), ("r0-n1",)),)
 
 
-def test_it_is_not_kept_from_what_it_does_not_need() -> None:
+def test_other_requests_may_use_what_an_overdue_one_does_not_need() -> None:
     endless = running(node("n1", gpus(H100, 6)), 0, 1, 2, ends_in=None)
     overdue = replace(HEAD, queued_at=NOW - 90_000)
     plan = schedule(at([endless], overdue, waits("two", 2), waits("more", 1)))
     assert set(placed(plan)) == {"two"} or set(placed(plan)) == {"more"}
 
 
-def test_what_was_let_in_beside_it_is_not_thought_away_by_the_next_look() -> None:
-    """Else one after the other would be let in, each in the place of the one before, for ever."""
+def test_the_next_cycle_counts_what_started_beside_a_slot() -> None:
+    """Otherwise one instance after another would start in the same place without end."""
     where = running(node("n1", gpus(H100, 4), cpus=6), 0, ends_in=None)
     overdue = replace(HEAD, queued_at=NOW - 90_000, cpu_milli=4000)
     snapshot = at([where], overdue, *(waits(name, 0, cpu_milli=2000) for name in ("first", "second")))
@@ -135,28 +135,28 @@ def test_what_was_let_in_beside_it_is_not_thought_away_by_the_next_look() -> Non
     assert again.forecasts == (Forecast("head", None, ("n1",), ("r0-n1",)),)
 
 
-def test_nothing_is_kept_for_what_can_never_fit() -> None:
+def test_no_slot_for_a_request_that_can_never_fit() -> None:
     never = waits("never", 5, ahead=20)
     plan = schedule(at([HALF], never, HEAD))
     assert [each.instance_id for each in plan.forecasts] == ["head"]
 
 
-def test_what_should_have_ended_long_ago_is_no_basis() -> None:
+def test_no_slot_behind_an_instance_far_past_its_end() -> None:
     stuck = running(FOUR, 0, ends_in=-4000)
     assert not schedule(at([stuck], HEAD)).forecasts
 
 
-def test_each_that_waits_is_promised_a_moment_by_conservative_backfill() -> None:
+def test_conservative_backfill_gives_every_request_a_slot() -> None:
     second = waits("second", 3, ahead=5, max_duration_s=50)
     asked = (replace(HEAD, max_duration_s=100), second, waits("third", 4))
     easy = schedule(at([HALF], *asked))
     assert [each.instance_id for each in easy.forecasts] == ["head"]
     plan = schedule(at([HALF], *asked, policy=Policy(backfill="conservative")))
-    moments = {each.instance_id: each.starts_at for each in plan.forecasts}
+    start_times = {each.instance_id: each.starts_at for each in plan.forecasts}
     first = NOW + 600 + OVERHEAD
-    assert moments["head"] == first
-    assert moments["second"] == first + 100 + OVERHEAD
-    assert moments["third"] == first + 150 + 2 * OVERHEAD
+    assert start_times["head"] == first
+    assert start_times["second"] == first + 100 + OVERHEAD
+    assert start_times["third"] == first + 150 + 2 * OVERHEAD
 
 
 def forecast(snapshot: Snapshot, instance_id: str) -> Forecast:
@@ -165,9 +165,7 @@ def forecast(snapshot: Snapshot, instance_id: str) -> Forecast:
 
 @settings(deadline=None, max_examples=40)
 @given(snapshots(), st.randoms(use_true_random=False))
-def test_forecasts_are_the_same_in_whatever_order_they_are_asked_for(
-    snapshot: Snapshot, random: Random
-) -> None:
+def test_forecasts_do_not_depend_on_the_order_of_queries(snapshot: Snapshot, random: Random) -> None:
     forecasts = Forecasts(snapshot, CycleCache())
     asked = [request.instance_id for request in snapshot.requests]
     random.shuffle(asked)
@@ -177,7 +175,7 @@ def test_forecasts_are_the_same_in_whatever_order_they_are_asked_for(
 
 @settings(deadline=None, max_examples=60)
 @given(snapshots())
-def test_no_duration_is_named_only_where_none_helps(snapshot: Snapshot) -> None:
+def test_without_a_suggested_duration_none_helps(snapshot: Snapshot) -> None:
     waiting = {each.instance_id for each in schedule(snapshot).unplaced}
     alone = [each for each in snapshot.requests if each.instance_id in waiting and each.gang is None]
     for one in alone:
@@ -192,7 +190,7 @@ def _starts_with(snapshot: Snapshot, one: Request, seconds: int) -> bool:
     return one.instance_id in placed(schedule(replace(snapshot, requests=requests)))
 
 
-def test_the_forecast_counts_those_ahead() -> None:
+def test_the_forecast_includes_the_requests_ahead() -> None:
     asked = (replace(HEAD, max_duration_s=100), waits("second", 3, ahead=5))
     snapshot = at([HALF], *asked)
     assert forecast(snapshot, "head").starts_at == NOW + 600 + OVERHEAD
@@ -202,7 +200,7 @@ def test_the_forecast_counts_those_ahead() -> None:
     assert forecast(at([FOUR], HEAD), "head").starts_at == NOW
 
 
-def test_the_longest_duration_with_which_it_would_start_now() -> None:
+def test_the_longest_duration_that_starts_now() -> None:
     snapshot = at([HALF], HEAD, waits("small", 1))
     assert max_duration_now(snapshot, "small") == 600
     shorter = replace(snapshot, requests=(HEAD, waits("small", 1, max_duration_s=600)))
@@ -211,7 +209,7 @@ def test_the_longest_duration_with_which_it_would_start_now() -> None:
     assert max_duration_now(snapshot, "head") is None
 
 
-def test_the_longest_duration_ends_before_a_reservation_of_another_project_starts() -> None:
+def test_the_longest_duration_ends_before_another_projects_reservation() -> None:
     reserved = ReservedPeriod("r1", "owner", NOW + 100, NOW + 600)
     where = replace(FOUR, gpus=tuple(replace(gpu, holds=(reserved,)) for gpu in FOUR.gpus))
     assert max_duration_now(at([where], waits("small", 1)), "small") == 100 - OVERHEAD
@@ -223,12 +221,12 @@ def test_the_longest_duration_ends_before_a_reservation_of_another_project_start
 
 @settings(deadline=None, max_examples=40)
 @given(snapshots())
-def test_those_behind_change_nothing_for_those_ahead(snapshot: Snapshot) -> None:
-    """Backfilled or not: whoever comes later in the queue might as well not be there."""
-    look = SchedulingCycle(snapshot, CycleCache())
-    plan = look.plan()
-    assume(len(look.decided) > 1)
-    last = {member.instance_id for member in look.decided[-1].members}
+def test_later_requests_do_not_affect_earlier_ones(snapshot: Snapshot) -> None:
+    """Backfilled or not, the last request of the queue changes nothing for the others."""
+    cycle = SchedulingCycle(snapshot, CycleCache())
+    plan = cycle.plan()
+    assume(len(cycle.decided) > 1)
+    last = {member.instance_id for member in cycle.decided[-1].members}
     left = tuple(each for each in snapshot.requests if each.instance_id not in last)
     without = schedule(replace(snapshot, requests=left))
     assert without.placements == tuple(each for each in plan.placements if each.instance_id not in last)
@@ -238,23 +236,23 @@ def test_those_behind_change_nothing_for_those_ahead(snapshot: Snapshot) -> None
 
 
 @pytest.mark.parametrize("declared", [True, False])
-def test_a_large_one_does_not_wait_for_ever_behind_small_ones(*, declared: bool) -> None:
-    """Two nodes, and for ever more small work than they have room for, of projects with a better claim."""
+def test_small_requests_do_not_starve_a_large_one(*, declared: bool) -> None:
+    """Two nodes with a constant surplus of small requests, from projects with a higher fair share."""
     policy = Policy(overdue_after_s=5000)
     nodes: tuple[NodeView, ...] = (FOUR, node("n2", gpus(H100, 4, on="n2")))
-    memory = CycleCache()
+    cache = CycleCache()
     large = replace(waits("large", 4), queued_at=NOW, project_id="large")
     started: Placement | None = None
     queue: tuple[Request, ...] = ()
     for step in range(120):
         now = NOW + step * 100
-        # Ended by themselves after five minutes, whether they said so or not.
+        # They end after five minutes, declared or not.
         nodes = tuple(rebuilt(each, [run for run in each.running if now - run.since < 300]) for each in nodes)
         for number in range(6):
             small = waits(f"s{step}-{number}", 1, project_id="small", queued_at=now)
             queue = (*queue, replace(small, max_duration_s=300 if declared else None))
         snapshot = Snapshot(nodes, (large, *queue), now=now, policy=policy)
-        plan = schedule(snapshot, memory)
+        plan = schedule(snapshot, cache)
         got = {each.instance_id: each for each in plan.placements}
         nodes = tuple(after(snapshot, plan).nodes[each.id] for each in nodes)
         queue = tuple(each for each in queue if each.instance_id not in got)

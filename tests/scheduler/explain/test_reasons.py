@@ -1,4 +1,4 @@
-"""What people are told of a request that waits."""
+"""Explanations of pending requests."""
 
 from typing import Any
 
@@ -94,34 +94,34 @@ NEVER: list[tuple[list[NodeView], Request, str]] = [
 
 @pytest.mark.parametrize(("nodes", "asked", "expected"), WAITS)
 def test_waiting_may_help(nodes: list[NodeView], asked: Request, expected: str) -> None:
-    told = _unplaced(nodes, asked)
-    assert (told.summary, told.ever) == (expected, True)
+    waiting = _unplaced(nodes, asked)
+    assert (waiting.summary, waiting.ever) == (expected, True)
 
 
 @pytest.mark.parametrize(("nodes", "asked", "expected"), NEVER)
 def test_waiting_cannot_help(nodes: list[NodeView], asked: Request, expected: str) -> None:
-    told = _unplaced(nodes, asked)
-    assert (told.summary, told.ever) == (f"no node could ever host this: {expected}", False)
+    waiting = _unplaced(nodes, asked)
+    assert (waiting.summary, waiting.ever) == (f"no node could ever host this: {expected}", False)
 
 
 def test_no_nodes() -> None:
-    told = _unplaced([], request(1))
-    assert (told.summary, told.ever, told.refusals) == ("no nodes have joined yet", False, ())
+    waiting = _unplaced([], request(1))
+    assert (waiting.summary, waiting.ever, waiting.refusals) == ("no nodes have joined yet", False, ())
 
 
 def test_a_quarantined_gpu_may_heal() -> None:
-    assert _unplaced([node(cards=gpus(H100, 2, quarantined=(0, 1)))], request(2)).ever
+    assert _unplaced([node(gpu_views=gpus(H100, 2, quarantined=(0, 1)))], request(2)).ever
 
 
-def test_the_reason_tells_of_the_world_after_the_run() -> None:
+def test_the_reason_describes_the_cluster_after_the_cycle() -> None:
     first = request(5, "H100", instance_id="i0")
     plan = schedule(Snapshot((h100s("n1"),), (first, request(4, "H100"))))
     assert plan.unplaced[0].summary == "no node has 4 free H100 (best: 3 on gpu-n1)"
 
 
-def test_explain_tells_only_of_nodes_that_refuse_by_id() -> None:
-    told = explain([h100s("n3", in_use=8), h100s("n2"), CPU_NODE, _cordoned("n1")], request(1), AT)
-    assert [(each.node_id, each.code) for each in told] == [
+def test_explain_lists_only_nodes_with_refusals_by_id() -> None:
+    found = explain([h100s("n3", in_use=8), h100s("n2"), CPU_NODE, _cordoned("n1")], request(1), AT)
+    assert [(each.node_id, each.code) for each in found] == [
         ("n1", "node_cordoned"),
         ("n3", "insufficient_gpus"),
         ("n9", "no_gpu"),

@@ -1,4 +1,4 @@
-"""Disk space: placed by, waited for, and told of like memory."""
+"""Disk space in placement, forecasts and explanations."""
 
 from dataclasses import replace
 from typing import Any
@@ -40,13 +40,13 @@ def running(instance_id: str, disk_mib: int, **changes: Any) -> Running:
     return replace(made, **changes)
 
 
-def holding(there: NodeView, *held: Running) -> NodeView:
+def with_instances(there: NodeView, *held: Running) -> NodeView:
     free = there.disk_mib_free - sum(each.disk_mib for each in held)
     return replace(there, running=held, disk_mib_free=free)
 
 
 @pytest.mark.parametrize(
-    ("there", "asked", "told"),
+    ("there", "asked", "expected"),
     [
         ({"disk_mib": 1000 * GIB}, 1000 * GIB, []),
         ({"disk_mib": 1000 * GIB}, 1001 * GIB, [("insufficient_disk", "1001 GiB", "1000 GiB")]),
@@ -55,15 +55,15 @@ def holding(there: NodeView, *held: Running) -> NodeView:
         ({"disk_mib": 8 * GIB}, None, []),
     ],
 )
-def test_a_node_has_the_disk_or_says_what_it_lacks(
-    there: dict[str, Any], asked: int | None, told: list[Any]
+def test_a_node_has_the_disk_or_a_refusal(
+    there: dict[str, Any], asked: int | None, expected: list[Any]
 ) -> None:
     made = node(**there)
-    assert codes(made, asks(asked)) == told
-    assert (place_one([made], asks(asked), AT) is None) == bool(told)
+    assert codes(made, asks(asked)) == expected
+    assert (place_one([made], asks(asked), AT) is None) == bool(expected)
 
 
-def test_an_instance_without_disk_mib_is_given_the_default() -> None:
+def test_an_instance_without_disk_mib_gets_the_default() -> None:
     large, small = node(disk_mib=1000 * GIB), node(disk_mib=64 * GIB)
     for there, given in ((large, DEFAULT_DISK_MIB), (small, 2 * GIB), (node(), DEFAULT_DISK_MIB)):
         placed = place_one([there], asks(), AT)
@@ -80,7 +80,7 @@ def test_pressure_and_limits_close_a_node() -> None:
         assert place_one([closed], asked, AT) is None
 
 
-def test_placements_of_one_look_add_up() -> None:
+def test_placements_of_one_cycle_add_up() -> None:
     there = (node("n1", disk_mib=100 * GIB), node("n2", disk_mib=100 * GIB))
     asked = tuple(asks(60 * GIB, instance_id=f"i{number}") for number in range(3))
     plan = schedule(Snapshot(there, asked), CycleCache())
@@ -92,20 +92,20 @@ def test_placements_of_one_look_add_up() -> None:
 
 
 def test_more_than_any_node_has_is_never_placeable() -> None:
-    told = unplaced([node(disk_mib=100 * GIB)], asks(101 * GIB), AT)
-    assert (told.ever, told.code) == (False, "never_placeable")
+    waiting = unplaced([node(disk_mib=100 * GIB)], asks(101 * GIB), AT)
+    assert (waiting.ever, waiting.code) == (False, "never_placeable")
 
 
-def test_it_waits_for_the_disk_of_what_declared_its_end() -> None:
-    there = holding(node(disk_mib=100 * GIB), running("r", 80 * GIB, ends_at=1000.0))
+def test_the_forecast_waits_for_disk_until_a_declared_end() -> None:
+    there = with_instances(node(disk_mib=100 * GIB), running("r", 80 * GIB, ends_at=1000.0))
     plan = schedule(Snapshot((there,), (asks(50 * GIB),), now=10.0), CycleCache())
     (forecast,) = plan.forecasts
     assert forecast.starts_at == 1030.0
     assert forecast.waits_for == ("r",)
 
 
-def test_disk_is_made_room_for_by_preemption() -> None:
-    there = holding(
+def test_preemption_frees_disk() -> None:
+    there = with_instances(
         node(disk_mib=100 * GIB),
         running("large", 80 * GIB, preemptible=True, priority=10),
         running("small", 10 * GIB, preemptible=True, priority=10),
@@ -124,7 +124,7 @@ def test_a_quota_counts_the_default() -> None:
     assert "15 GiB" in plan.unplaced[0].summary
 
 
-def test_the_disk_in_the_summary_is_that_of_the_closest_node_in_any_order_of_the_nodes() -> None:
+def test_the_summary_has_the_disk_of_the_closest_node_in_any_order() -> None:
     unreported = replace(node("n1"), disk_mib=None)
     small = node("n2", disk_mib=8 * GIB)
     asked = asks(disk_limits=True)

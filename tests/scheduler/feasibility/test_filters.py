@@ -1,4 +1,4 @@
-"""Each rule alone: what it refuses, and in which words."""
+"""The refusals of each rule."""
 
 from dataclasses import replace
 from typing import Any
@@ -43,54 +43,58 @@ REFUSED: list[tuple[NodeView, Request, list[tuple[str, str, str]]]] = [
     ),
     (node(), request(2), [("no_gpu", "2 free GPUs of one model", "no GPU")]),
     (
-        node(cards=gpus([T4, A10, A10])),
+        node(gpu_views=gpus([T4, A10, A10])),
         request(1, "H100"),
         [("gpu_model_mismatch", "H100", "NVIDIA A10, Tesla T4")],
     ),
-    (node(cards=gpus(H100)), request(1, "A10"), [("gpu_model_mismatch", "A10", H100)]),
+    (node(gpu_views=gpus(H100)), request(1, "A10"), [("gpu_model_mismatch", "A10", H100)]),
     (
-        node(cards=gpus([T4, A10])),
+        node(gpu_views=gpus([T4, A10])),
         request(1, gpu_min_memory_mib=40_960),
         [("insufficient_gpu_memory", "40 GiB", "23028 MiB")],
     ),
     (
-        node(cards=FULL),
+        node(gpu_views=FULL),
         request(2, "H100"),
         [("insufficient_gpus", "2 free H100", "1 free of 8 (6 in use, 1 quarantined)")],
     ),
-    (node(cards=gpus(T4)), request(2), [("insufficient_gpus", "2 free GPUs of one model", "1 free of 1")]),
     (
-        node(cards=gpus([T4, A10])),
+        node(gpu_views=gpus(T4)),
+        request(2),
+        [("insufficient_gpus", "2 free GPUs of one model", "1 free of 1")],
+    ),
+    (
+        node(gpu_views=gpus([T4, A10])),
         request(2),
         [("insufficient_gpus", "2 free GPUs of one model", "1 free of 1 NVIDIA A10")],
     ),
     (
-        node(cards=gpus([T4, A10], in_use=(1,))),
+        node(gpu_views=gpus([T4, A10], in_use=(1,))),
         request(1, gpu_min_memory_mib=20_480),
         [("insufficient_gpus", "1 free GPU of at least 20 GiB", "0 free of 1 (1 in use)")],
     ),
     (
-        node(cards=gpus([T4, A10])),
+        node(gpu_views=gpus([T4, A10])),
         request(1, gpu_models=("H100", "A100")),
         [("gpu_model_mismatch", "H100 or A100", "NVIDIA A10, Tesla T4")],
     ),
     (
-        node(cards=(replace(ONE[0], compute_capability="8.9"),)),
+        node(gpu_views=(replace(ONE[0], compute_capability="8.9"),)),
         request(1, gpu_min_compute_capability="9.0"),
         [("insufficient_compute_capability", "9.0", "8.9")],
     ),
     (
-        node(cards=ONE),
+        node(gpu_views=ONE),
         request(1, gpu_min_compute_capability="9.0"),
         [("insufficient_compute_capability", "9.0", "unknown")],
     ),
     (
-        node(cards=SHARED),
+        node(gpu_views=SHARED),
         request(1, gpu_milli=500, project_id="p"),
         [("insufficient_gpu_share", "0.5 free of one GPU", "at most 0.4 of one (1 in use)")],
     ),
     (
-        node(cards=SHARED),
+        node(gpu_views=SHARED),
         request(1, gpu_milli=250, project_id="q"),
         [
             (
@@ -100,40 +104,40 @@ REFUSED: list[tuple[NodeView, Request, list[tuple[str, str, str]]]] = [
             )
         ],
     ),
-    (node(cards=SHARED), request(1), [("insufficient_gpus", "1 free GPU", "0 free of 1 (1 in use)")]),
+    (node(gpu_views=SHARED), request(1), [("insufficient_gpus", "1 free GPU", "0 free of 1 (1 in use)")]),
     (
-        node(cards=MIG),
+        node(gpu_views=MIG),
         request(1),
         [("gpu_has_mig_enabled", "a GPU without MIG", "MIG is enabled on all of them")],
     ),
     (
-        node(cards=MIG),
+        node(gpu_views=MIG),
         request(1, mig_profile="2g.20gb", gpu_milli=285),
         [("no_such_mig_profile", "2g.20gb", "1g.10gb, 3g.40gb")],
     ),
     (
-        node(cards=ONE),
+        node(gpu_views=ONE),
         request(1, mig_profile="1g.10gb", gpu_milli=142),
         [("no_such_mig_profile", "1g.10gb", "no MIG devices")],
     ),
     (
-        node(cards=MIG),
+        node(gpu_views=MIG),
         request(1, mig_profile="1g.10gb", gpu_milli=142),
         [("insufficient_mig_devices", "1 free 1g.10gb", "0 free of 1 (1 in use)")],
     ),
     (
-        node(cards=MIG),
+        node(gpu_views=MIG),
         request(1, mig_profile="3g.40gb", gpu_milli=428, gpu_min_memory_mib=65_536),
         [("insufficient_gpu_memory", "64 GiB", "40 GiB")],
     ),
-    (node(cards=OTHERS), request(1), [("gpu_reserved", "1 free GPU", "0 free of 1 (1 reserved)")]),
+    (node(gpu_views=OTHERS), request(1), [("gpu_reserved", "1 free GPU", "0 free of 1 (1 reserved)")]),
     (
-        node(cards=OTHERS),
+        node(gpu_views=OTHERS),
         request(1, max_duration_s=71),
         [("gpu_reserved", "1 free GPU", "0 free of 1 (1 reserved)")],
     ),
     (
-        node(cards=NUMA),
+        node(gpu_views=NUMA),
         request(2, same_numa=True),
         [
             (
@@ -148,13 +152,13 @@ REFUSED: list[tuple[NodeView, Request, list[tuple[str, str, str]]]] = [
 
 @pytest.mark.parametrize(("where", "asked", "expected"), REFUSED)
 def test_refused(where: NodeView, asked: Request, expected: list[tuple[str, str, str]]) -> None:
-    told = list(refusals(where, asked, AT))
-    assert [(each.code, each.wanted, each.had) for each in told] == expected
-    assert {(each.node_id, each.node_name) for each in told} == {("n1", "gpu-n1")}
+    found = list(refusals(where, asked, AT))
+    assert [(each.code, each.wanted, each.had) for each in found] == expected
+    assert {(each.node_id, each.node_name) for each in found} == {("n1", "gpu-n1")}
 
 
-def test_all_refusals_of_a_node_are_told() -> None:
-    where = node(cards=FULL, state=NodeState.DRAINING, cpu_milli_free=0, memory_mib_free=0)
+def test_all_refusals_of_a_node_are_listed() -> None:
+    where = node(gpu_views=FULL, state=NodeState.DRAINING, cpu_milli_free=0, memory_mib_free=0)
     asked = request(2, "H100", node_selector={"zone": "a"})
     assert [each.code for each in refusals(where, asked, AT)] == [
         "node_draining",
@@ -168,19 +172,19 @@ def test_all_refusals_of_a_node_are_told() -> None:
 @pytest.mark.parametrize(
     ("where", "asked"),
     [
-        (node(cpus=1, memory_mib=1536), request(0)),  # 1536 MiB, of which 512 are kept
-        (node(cards=gpus(T4, 2), labels={"zone": "a"}), request(2, node_selector={"zone": "a"})),
-        (node(cards=gpus([T4, A10])), request(1, "a10", gpu_min_memory_mib=23_028)),
-        (node(cards=FULL), request(1, "h100")),
+        (node(cpus=1, memory_mib=1536), request(0)),  # 1536 MiB, of which 512 are reserved for the system
+        (node(gpu_views=gpus(T4, 2), labels={"zone": "a"}), request(2, node_selector={"zone": "a"})),
+        (node(gpu_views=gpus([T4, A10])), request(1, "a10", gpu_min_memory_mib=23_028)),
+        (node(gpu_views=FULL), request(1, "h100")),
         (h100s("n1"), request(8, "H100", cpu_milli=64_000)),
-        (node(cards=SHARED), request(1, gpu_milli=400, project_id="p")),
-        (node(cards=MIG), request(1, mig_profile="3g.40gb", gpu_milli=428, gpu_min_memory_mib=40_960)),
-        (node(cards=OTHERS), request(1, max_duration_s=70)),  # and half a minute to end
-        (node(cards=OTHERS), request(1, project_id="other")),
-        (node(cards=NUMA), request(2)),
-        (node(cards=gpus(H100, 4)), request(1, same_numa=True)),
+        (node(gpu_views=SHARED), request(1, gpu_milli=400, project_id="p")),
+        (node(gpu_views=MIG), request(1, mig_profile="3g.40gb", gpu_milli=428, gpu_min_memory_mib=40_960)),
+        (node(gpu_views=OTHERS), request(1, max_duration_s=70)),  # and 30 s of overhead
+        (node(gpu_views=OTHERS), request(1, project_id="other")),
+        (node(gpu_views=NUMA), request(2)),
+        (node(gpu_views=gpus(H100, 4)), request(1, same_numa=True)),
         (
-            node(cards=(replace(ONE[0], compute_capability="10.0"),)),
+            node(gpu_views=(replace(ONE[0], compute_capability="10.0"),)),
             request(1, gpu_min_compute_capability="9.0"),
         ),
     ],
@@ -198,7 +202,7 @@ def test_just_fits(where: NodeView, asked: Request) -> None:
         (h100s("n1"), {"count": 1, "gpu_milli": 250}, (2000, (524_288 - 10_485) * 250 // 8000)),
         (h100s("n1"), {"count": 16}, (64_000, 524_288 - 10_485)),  # no more than the node
         (node(), {"count": 2}, (0, 0)),
-        (node(cards=gpus(H100, 3), cpus=1), {"count": 1}, (333, (524_288 - 10_485) // 3)),
+        (node(gpu_views=gpus(H100, 3), cpus=1), {"count": 1}, (333, (524_288 - 10_485) // 3)),
         (h100s("n1"), {"count": 0}, (1000, 1024)),
         (node(), {"count": 0, "cpu_milli": 250, "memory_mib": 6}, (250, 6)),
     ],

@@ -1,4 +1,4 @@
-"""Members of a gang: all or none, and near to one another."""
+"""Members of a gang are placed all or none, and close together."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -30,7 +30,7 @@ def labels(**values: str) -> Mapping[str, Any]:
 
 
 def member(where_it_runs: NodeView) -> NodeView:
-    """The node with a member of the gang on it that holds no card."""
+    """The node with a member of the gang that has no GPU."""
     there = Running("g-old", "p", (), 100, 100, 50, preemptible=False, since=NOW, ends_at=None, group_id="g")
     return with_running(where_it_runs, there)
 
@@ -43,13 +43,13 @@ def test_all_or_none() -> None:
     assert "no room for all 3 members" in plan.unplaced[0].summary
 
 
-def test_what_was_tried_in_vain_is_free_for_others() -> None:
+def test_a_failed_attempt_leaves_its_gpus_to_others() -> None:
     plan = schedule(at([where("n1", 4)], *gang(3, 2), waits("small", 4, ahead=-10)))
     assert placed(plan) == {"small": "n1"}
 
 
-def test_what_was_tried_in_vain_once_others_have_stopped_is_free_for_others() -> None:
-    """Members are tried in a world without what is stopping: both suppositions are taken back."""
+def test_a_failed_attempt_with_stopping_instances_leaves_its_gpus_to_others() -> None:
+    """The attempt ignores stopping instances; both what-if changes are undone."""
     stopping = running(node("n2", gpus(H100, 1, on="n2", quarantined=(0,))), 0, ends_in=20, stopping=True)
     plan = schedule(at([where("n1", 2), stopping], *gang(3, 1), waits("small", 2, ahead=-10)))
     assert placed(plan) == {"small": "n1"}
@@ -60,7 +60,7 @@ def test_what_was_tried_in_vain_once_others_have_stopped_is_free_for_others() ->
     [
         (8, 2, "host", {}, 8),
         (9, 2, "host", {}, 8),
-        (4, 3, "host", {}, 4),  # two of three on each node: two cards stay
+        (4, 3, "host", {}, 4),  # two of three on each node: two GPUs remain
         (5, 3, "host", {}, 4),
         (4, 2, "overlay", {}, 4),  # each node is alone
         (5, 2, "overlay", {}, 4),
@@ -70,19 +70,19 @@ def test_what_was_tried_in_vain_once_others_have_stopped_is_free_for_others() ->
         (5, 1, "host", {"labels": {"zone": "b"}}, 0),
     ],
 )
-def test_what_could_never_be_together_is_told_so(
+def test_a_gang_that_can_never_fit(
     count: int, each: int, network: Literal["overlay", "host"], changes: dict[str, Any], most: int
 ) -> None:
     nodes = [where("n1", 0, **changes), where("n2", 0, **changes)]
     selector = {"zone": "a"} if "labels" in changes else {}
     plan = schedule(at(nodes, *gang(count, each, network, cpu_milli=1000, node_selector=selector)))
-    (code,) = {told.code for told in plan.unplaced}
+    (code,) = {waiting.code for waiting in plan.unplaced}
     assert code == ("never_placeable" if most < count else "waiting_for_capacity")
     if 0 < most < count:
         assert plan.unplaced[0].summary.endswith(f"could host {most}")
 
 
-def test_not_before_all_members_are_there() -> None:
+def test_a_gang_waits_for_all_of_its_members() -> None:
     plan = schedule(at([where("n1", 8)], *gang(3, 1)[:2]))
     assert {each.code for each in plan.unplaced} == {"waiting_for_members"}
 
@@ -117,7 +117,7 @@ NEAR: list[tuple[str, list[NodeView], set[str]]] = [
 
 
 @pytest.mark.parametrize(("nodes", "expected"), [row[1:] for row in NEAR], ids=[row[0] for row in NEAR])
-def test_near_to_one_another(nodes: list[NodeView], expected: set[str]) -> None:
+def test_members_are_placed_close_together(nodes: list[NodeView], expected: set[str]) -> None:
     assert set(placed(schedule(at(nodes, *gang(2, 2)))).values()) == expected
 
 
@@ -136,14 +136,14 @@ def test_an_overlay_on_one_node_needs_no_swarm() -> None:
     assert len(schedule(at([where("n1", 4)], *gang(2, 2, "overlay"))).placements) == 2
 
 
-def test_one_that_was_restarted_joins_the_others() -> None:
+def test_a_restarted_member_joins_the_others() -> None:
     nodes = [where("n1", 2), member(where("n2", 2)), where("n3", 2)]
     assert placed(schedule(at(nodes, gang(2, 1)[0]))) == {"g0": "n2"}
     near = [where("n1", 2), member(where("n2", 0, **labels(zone="z"))), where("n3", 2, **labels(zone="z"))]
     assert placed(schedule(at(near, gang(2, 1)[0]))) == {"g0": "n3"}
 
 
-def test_one_that_was_restarted_stays_in_the_swarm_of_an_overlay() -> None:
+def test_a_restarted_member_stays_in_the_swarm_of_an_overlay() -> None:
     nodes = [where("n1", 2, swarm="t"), member(where("n2", 0, swarm="s"))]
     assert not schedule(at(nodes, gang(2, 1, "overlay")[0])).placements
     nodes.append(where("n3", 2, swarm="s"))
@@ -165,7 +165,7 @@ def test_a_quota_has_room_for_all_or_none() -> None:
     assert {each.code for each in plan.unplaced} == {"quota"}
 
 
-def test_a_gang_is_promised_the_first_moment_with_room_for_all() -> None:
+def test_a_gang_gets_the_first_start_time_with_room_for_all() -> None:
     first, second = (node(name, gpus(H100, 2, on=name)) for name in ("n1", "n2"))
     nodes = [running(first, 0, 1, ends_in=100), running(second, 0, 1, ends_in=600)]
     plan = schedule(at(nodes, *gang(2, 2), waits("long", 2, max_duration_s=5000, ahead=-10)))
@@ -178,7 +178,7 @@ def test_a_gang_is_promised_the_first_moment_with_room_for_all() -> None:
     assert placed(short) == {"short": "n1"}
 
 
-def test_others_give_way_to_a_gang_together_or_not_at_all() -> None:
+def test_preemption_for_a_gang_frees_all_or_nothing() -> None:
     spot: dict[str, Any] = {"preemptible": True, "priority": 30}
     nodes = [running(node(name, gpus(H100, 2, on=name)), 0, 1, ends_in=None, **spot) for name in ("n1", "n2")]
     plan = schedule(at(nodes, *gang(2, 2, priority=70)))
@@ -186,7 +186,7 @@ def test_others_give_way_to_a_gang_together_or_not_at_all() -> None:
     assert not schedule(at(nodes, *gang(3, 2, priority=70))).evictions
 
 
-def test_an_owner_takes_back_enough_for_a_whole_gang() -> None:
+def test_an_owner_reclaims_enough_for_a_whole_gang() -> None:
     nodes = [
         running(node(name, gpus(H100, 2, on=name)), 0, 1, ends_in=None, project_id="other")
         for name in ("n1", "n2")

@@ -1,4 +1,4 @@
-"""The expectation follows what is asked for, forgets, and stays small."""
+"""`Demand` follows the mix of requests, forgets old ones, and uses bounded memory."""
 
 import numpy as np
 
@@ -14,38 +14,38 @@ def offer(demand: Demand, shape: Shape, times: int) -> list[bool]:
     return [demand.offer(shape) for _ in range(times)]
 
 
-def rest_is_kept_for(demand: Demand) -> bool:
-    """Whether a share of 190 goes beside the 810 that is there, and not on the GPU where a 470 would fit."""
+def fills_the_smaller_free_part(demand: Demand) -> bool:
+    """Whether a share of 190 goes where 190 is free, and not on the GPU where a share of 470 would fit."""
     fleet = Fleet([node("a", BIG, gpu_milli_free=(190, 660, *[0] * 6))], demand.potential)
     move = fleet.best(share(190))
     assert move is not None
     return move.gpus == (0,)
 
 
-def test_it_learns_what_a_rest_is_good_for() -> None:
+def test_it_learns_the_value_of_free_parts() -> None:
     demand = Demand()
     offer(demand, share(470), 100)
-    assert rest_is_kept_for(demand)
+    assert fills_the_smaller_free_part(demand)
 
 
-def test_a_picture_lasts_as_long_as_requests_are_as_before() -> None:
+def test_the_potential_stays_while_the_mix_of_requests_does() -> None:
     demand = Demand()
     offer(demand, whole(), 50)
-    drawn = demand.potential
+    before = demand.potential
     assert not any(offer(demand, whole(), 5000))
-    assert demand.potential is drawn
+    assert demand.potential is before
     assert any(offer(demand, share(470), 5000))
-    assert demand.potential is not drawn
+    assert demand.potential is not before
 
 
-def test_memory_whose_it_is_and_how_often_in_all_make_no_difference() -> None:
+def test_memory_owner_and_total_count_make_no_difference() -> None:
     a, b = Demand(), Demand()
-    drawn = [a.offer(share(470, memory_mib=number, owner="p")) for number in range(200)]
-    assert sum(drawn) == 1
-    assert offer(b, share(470), 200) == drawn
+    before = [a.offer(share(470, memory_mib=number, owner="p")) for number in range(200)]
+    assert sum(before) == 1
+    assert offer(b, share(470), 200) == before
 
 
-def test_old_requests_fade() -> None:
+def test_old_requests_decay() -> None:
     demand = Demand()
     offer(demand, share(810), 500)
     offer(demand, whole(), 9 * module.HALF_LIFE)
@@ -59,8 +59,8 @@ def test_it_remembers_a_bounded_number_of_shapes() -> None:
     assert demand.known <= 2 * module.MAX_KNOWN
 
 
-def test_what_is_small_counts_more_than_what_is_frequent() -> None:
-    """CPUs for shares of 100, and none for those of 500, which are asked for ten times as often."""
+def test_small_requests_weigh_more_than_frequent_ones() -> None:
+    """There are CPUs for shares of 100, but not for those of 500, which are ten times as frequent."""
     potential = potential_for({share(100, 1000): 1.0, share(500, 8000): 10.0})
     states = States(np.zeros(2, np.int64), np.array([0, 6000]), np.array([[600], [600]]))
     waste = potential.of(states, potential.needs([BIG]))
@@ -68,7 +68,7 @@ def test_what_is_small_counts_more_than_what_is_frequent() -> None:
     assert small_only < 0.5 * neither
 
 
-def test_the_same_requests_make_the_same_potential() -> None:
+def test_equal_counts_give_equal_potentials() -> None:
     shapes = [share(160), share(470), whole(), whole(8), Shape(0, 0, 1000, 0)]
     counts = {shape: float(number + 1) for number, shape in enumerate(shapes)}
     backwards = dict(reversed(counts.items()))

@@ -1,4 +1,4 @@
-"""The fleet places what fits where the least is wasted, and nothing where it does not fit."""
+"""The fleet places requests where they fit and the waste is least."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def of(*nodes: FleetNode) -> Fleet:
 
 
 def fits(there: FleetNode, shape: Shape) -> bool:
-    """The rules, told anew."""
+    """The rules, implemented independently."""
     cpu_milli, memory_mib = shape.takes(there.kind)
     if there.cpu_milli_free < cpu_milli or there.memory_mib_free < memory_mib:
         return False
@@ -26,14 +26,14 @@ def fits(there: FleetNode, shape: Shape) -> bool:
         return True
     owners = there.owners or ("",) * len(there.kind.models)
     enough: dict[str, int] = {}
-    for model, rest, owner in zip(there.kind.models, there.gpu_milli_free, owners, strict=True):
+    for model, free, owner in zip(there.kind.models, there.gpu_milli_free, owners, strict=True):
         mine = not shape.share or owner in {"", shape.owner}
-        if mine and rest >= shape.gpu_milli and (not shape.models or model in shape.models):
+        if mine and free >= shape.gpu_milli and (not shape.models or model in shape.models):
             enough[model] = enough.get(model, 0) + 1
     return max(enough.values(), default=0) >= shape.gpus
 
 
-class TestWhatFits:
+class TestFits:
     @pytest.mark.parametrize(
         ("shape", "expected"),
         [
@@ -49,27 +49,27 @@ class TestWhatFits:
             (Shape(2, WHOLE_MILLI, None, None), True),
         ],
     )
-    def test_an_empty_node_hosts_what_it_has(self, shape: Shape, expected: bool) -> None:
+    def test_an_empty_node(self, shape: Shape, expected: bool) -> None:
         assert (of(node("a")).best(shape) is not None) == expected
 
-    def test_whole_gpus_are_of_one_model(self) -> None:
+    def test_whole_gpus_have_one_model(self) -> None:
         mixed = of(node("a", MIXED))
         assert mixed.best(whole(3)) is None
         found = mixed.best(whole(2))
         assert found is not None
         assert found.gpus == (0, 2)
 
-    def test_a_share_is_of_one_gpu(self) -> None:
+    def test_a_share_uses_one_gpu(self) -> None:
         assert of(node("a", gpu_milli_free=(400, 400))).best(share(500)) is None
 
-    def test_no_share_beside_another_projects(self) -> None:
+    def test_owners_do_not_share_a_gpu(self) -> None:
         taken = node("a", gpu_milli_free=(500, 400), owners=("p", "q"))
         assert of(taken).best(share(300, owner="r")) is None
         found = of(taken).best(share(300, owner="q"))
         assert found is not None
         assert found.gpus == (1,)
 
-    def test_the_null_share_of_cpus_goes_with_the_gpus(self) -> None:
+    def test_null_cpus_and_memory_are_the_share_of_the_gpus(self) -> None:
         fleet = of(node("a"))
         shape = Shape(1, 500, None, None)
         move = fleet.best(shape)
@@ -78,25 +78,25 @@ class TestWhatFits:
         assert fleet.node(0).cpu_milli_free == 12_000
         assert fleet.node(0).memory_mib_free == 75_000
 
-    def test_an_empty_fleet_hosts_nothing(self) -> None:
+    def test_an_empty_fleet(self) -> None:
         assert Fleet().best(whole()) is None
         assert Fleet().ranked(whole(), 3) == []
 
 
-class TestWhereItGoes:
-    def test_a_share_fills_a_gpu_that_is_shared_already(self) -> None:
+class TestChoice:
+    def test_a_share_goes_to_a_shared_gpu_first(self) -> None:
         fleet = of(node("a"), node("b", gpu_milli_free=(1000, 530)), node("c"))
         move = fleet.best(share(470))
         assert move is not None
         assert (fleet.node(move.node).id, move.gpus) == ("b", (1,))
 
-    def test_nodes_in_the_same_state_go_by_the_fixed_order(self) -> None:
+    def test_a_fixed_order_breaks_ties_between_nodes(self) -> None:
         names = [f"n{number}" for number in range(20)]
         fleet = of(*(node(name) for name in names))
         ranked = [fleet.node(move.node).id for move in fleet.ranked(whole(), 20)]
         assert ranked == sorted(names, key=tie_of, reverse=True)
 
-    def test_what_comes_at_first_does_not_depend_on_the_order_of_nodes(self) -> None:
+    def test_the_order_of_the_nodes_does_not_matter(self) -> None:
         nodes = [node("a"), node("b", BIG), node("c", MIXED)]
         there, back = of(*nodes), of(*reversed(nodes))
         for shape in (whole(), whole(2), share(470), share(160)):
@@ -107,7 +107,7 @@ class TestWhereItGoes:
             there.take(a, shape)
             back.take(b, shape)
 
-    def test_only_nodes_that_are_allowed(self) -> None:
+    def test_candidate_nodes(self) -> None:
         fleet = of(node("a"), node("b"), node("c"))
         assert [move.node for move in fleet.ranked(whole(), 9, among=[1])] == [1]
         assert fleet.best(whole(), among=np.array([False, False, True])) == Move(
@@ -115,7 +115,7 @@ class TestWhereItGoes:
         )
         assert fleet.best(whole(), among=[]) is None
 
-    def test_no_gpu_that_is_blocked(self) -> None:
+    def test_blocked_gpus_are_not_used(self) -> None:
         fleet = of(node("a"))
         assert fleet.best(whole(2), blocked={0: (0,)}) is None
         found = fleet.best(whole(1), blocked={0: (0,)})
@@ -133,30 +133,30 @@ class TestWhereItGoes:
         assert fleet.index("a") == 2
 
 
-class TestTaking:
-    def test_more_than_there_is_changes_nothing(self) -> None:
+class TestTake:
+    def test_a_failed_take_changes_nothing(self) -> None:
         fleet = of(node("a"))
         before = fleet.node(0)
         for shape in (whole(1, cpu_milli=99_000), whole(1, memory_mib=999_000)):
-            with pytest.raises(ValueError, match="not that much left"):
+            with pytest.raises(ValueError, match="does not have that much free"):
                 fleet.take(Move(0, (0,), 0), shape)
         fleet.take(Move(0, (0,), 0), share(600, 0, 0))
-        with pytest.raises(ValueError, match="not that much left"):
+        with pytest.raises(ValueError, match="does not have that much free"):
             fleet.take(Move(0, (0,), 0), share(600, 0, 0))
         fleet.give_back(Move(0, (0,), 0), share(600, 0, 0))
         assert fleet.node(0).gpu_milli_free == before.gpu_milli_free
 
-    def test_somebody_elses_gpu_is_not_shared(self) -> None:
+    def test_take_rejects_a_gpu_of_another_owner(self) -> None:
         fleet = of(node("a"))
         fleet.take(Move(0, (0,), 0), share(300, owner="p"))
-        with pytest.raises(ValueError, match="somebody else"):
+        with pytest.raises(ValueError, match="another owner"):
             fleet.take(Move(0, (0,), 0), share(300, owner="q"))
         fleet.give_back(Move(0, (0,), 0), share(300, owner="p"))
         fleet.take(Move(0, (0,), 0), share(300, owner="q"))
         assert fleet.node(0).owners == ("q", "")
 
-    def test_no_more_is_given_back_than_was_taken(self) -> None:
-        with pytest.raises(ValueError, match="more is given back"):
+    def test_give_back_rejects_more_than_was_taken(self) -> None:
+        with pytest.raises(ValueError, match="more is released"):
             of(node("a")).give_back(Move(0, (0,), 0), share(300))
 
 
@@ -165,7 +165,7 @@ steps = st.lists(st.tuples(st.booleans(), shapes), min_size=1, max_size=25)
 
 @settings(deadline=None, max_examples=40)
 @given(fleets, steps)
-def test_it_refuses_only_what_does_not_fit_and_never_gives_too_much(
+def test_all_that_fits_is_placed_and_nothing_is_overcommitted(
     nodes: list[FleetNode], steps: list[tuple[bool, Shape]]
 ) -> None:
     fleet = of(*nodes)
@@ -182,8 +182,8 @@ def test_it_refuses_only_what_does_not_fit_and_never_gives_too_much(
         assert len(set(move.gpus)) == shape.gpus
         fleet.take(move, shape)
         running.append((move, shape))
-        left = fleet.node(move.node)
-        assert min(left.cpu_milli_free, left.memory_mib_free, *left.gpu_milli_free, 0) == 0
+        state = fleet.node(move.node)
+        assert min(state.cpu_milli_free, state.memory_mib_free, *state.gpu_milli_free, 0) == 0
     for move, shape in running:
         fleet.give_back(move, shape)
     assert [fleet.node(index).gpu_milli_free for index in range(len(nodes))] == [
@@ -193,7 +193,7 @@ def test_it_refuses_only_what_does_not_fit_and_never_gives_too_much(
 
 @settings(deadline=None, max_examples=40)
 @given(fleets, steps, shapes)
-def test_scores_kept_are_the_scores_found_anew(
+def test_cached_scores_equal_new_ones(
     nodes: list[FleetNode], steps: list[tuple[bool, Shape]], last: Shape
 ) -> None:
     fleet = of(*nodes)
@@ -204,36 +204,36 @@ def test_scores_kept_are_the_scores_found_anew(
         if move := fleet.best(shape):
             fleet.take(move, shape)
             running.append((move, shape))
-    anew = of(*(fleet.node(index) for index in range(len(nodes))))
+    fresh = of(*(fleet.node(index) for index in range(len(nodes))))
     for shape in {last, *(shape for _leaves, shape in steps)}:
-        assert fleet.ranked(shape, 9) == anew.ranked(shape, 9)
+        assert fleet.ranked(shape, 9) == fresh.ranked(shape, 9)
 
 
 @settings(deadline=None, max_examples=40)
 @given(fleets, shapes, st.sampled_from((BIG, SMALL, MIXED, PLAIN)))
-def test_a_further_node_takes_nothing_away(nodes: list[FleetNode], shape: Shape, kind: NodeClass) -> None:
+def test_an_added_node_keeps_no_request_out(nodes: list[FleetNode], shape: Shape, kind: NodeClass) -> None:
     fleet = of(*nodes)
     before = fleet.best(shape)
     fleet.refresh([node("another", kind)])
     assert before is None or fleet.best(shape) is not None
 
 
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_caches_are_bounded_and_clearing_them_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleets_module, "MAX_SHAPES", 4)
     monkeypatch.setattr(fleets_module, "MAX_STATES", 16)
-    forgetful, other = of(node("a", BIG), node("b", MIXED)), of(node("a", BIG), node("b", MIXED))
+    bounded, other = of(node("a", BIG), node("b", MIXED)), of(node("a", BIG), node("b", MIXED))
     for milli in [*range(50, 400, 10)]:
         shape = share(milli)
-        move = forgetful.best(shape)
+        move = bounded.best(shape)
         monkeypatch.setattr(fleets_module, "MAX_STATES", 10**6)
         assert move == other.best(shape)
         monkeypatch.setattr(fleets_module, "MAX_STATES", 16)
         if move:
-            forgetful.take(move, shape)
+            bounded.take(move, shape)
             other.take(move, shape)
 
 
-def test_fleets_that_know_other_classes_share_a_potential() -> None:
+def test_fleets_with_different_class_numbers_share_a_potential() -> None:
     one = potential()
     nodes = [node("a", BIG), node("b", SMALL), node("c", MIXED, gpu_milli_free=(1000, 400, 0))]
     asked = [whole(), share(470), share(160), Shape(1, WHOLE_MILLI, None, None), Shape(0, 0, 500, 0)]
@@ -246,7 +246,7 @@ def test_fleets_that_know_other_classes_share_a_potential() -> None:
         assert ranked[0] == ranked[1]
 
 
-def test_another_potential_counts_at_once() -> None:
+def test_a_new_potential_applies_at_once() -> None:
     fleet = Fleet([node("a"), node("b", gpu_milli_free=(1000, 530))], Potential())
     first = max(("a", "b"), key=tie_of)
     found = fleet.best(share(470))

@@ -1,4 +1,4 @@
-"""What still fits, and which free GPUs nobody can use."""
+"""How many instances still fit, and which free GPUs are unusable."""
 
 from dataclasses import replace
 from typing import Any
@@ -18,14 +18,14 @@ HALF = running(node("n1", gpus(H100, 8)), 0, 1, 2, ends_in=None)
 
 
 def test_what_still_fits() -> None:
-    told = fragmentation([HALF, node("n2", gpus([H100, H100, A10], on="n2"))], AT)
-    assert list(told) == [A10, H100]
-    of_h100 = told[H100]
+    figures = fragmentation([HALF, node("n2", gpus([H100, H100, A10], on="n2"))], AT)
+    assert list(figures) == [A10, H100]
+    of_h100 = figures[H100]
     assert (of_h100.gpus, of_h100.gpus_free, of_h100.gpu_milli_free) == (10, 7, 7000)
     assert of_h100.fits == {1: 7, 2: 3, 4: 1, 8: 0}
     assert of_h100.shares_fit == {250: 28, 500: 14}
     assert of_h100.stranded_milli == {}
-    assert told[A10].fits == {1: 1, 2: 0, 4: 0, 8: 0}
+    assert figures[A10].fits == {1: 1, 2: 0, 4: 0, 8: 0}
 
 
 def _first(where: NodeView, **changes: Any) -> NodeView:
@@ -50,29 +50,29 @@ RESERVED = ReservedPeriod("r1", "p", NOW - 1, NOW + 1)
         (replace(TWO, memory_mib_free=1000), {"no_memory_left": 2000}, 0),
     ],
 )
-def test_what_is_free_and_of_no_use(where: NodeView, stranded: dict[str, int], left: int) -> None:
-    told = fragmentation([where], PlanTime(NOW))[H100]
-    assert told.stranded_milli == stranded
-    assert told.fits[1] == left
+def test_stranded_gpus(where: NodeView, stranded: dict[str, int], left: int) -> None:
+    figures = fragmentation([where], PlanTime(NOW))[H100]
+    assert figures.stranded_milli == stranded
+    assert figures.fits[1] == left
 
 
-def test_a_card_with_mig_enabled_is_told_by_its_devices() -> None:
+def test_a_gpu_with_mig_enabled_counts_by_its_devices() -> None:
     devices = (MigView("MIG-1", "1g.10gb", free=True), MigView("MIG-2", "3g.40gb", free=False))
-    told = fragmentation([_first(TWO, mig_enabled=True, mig=devices)], AT)[H100]
-    assert (told.gpus, told.mig_free) == (1, {"1g.10gb": 1})
+    figures = fragmentation([_first(TWO, mig_enabled=True, mig=devices)], AT)[H100]
+    assert (figures.gpus, figures.mig_free) == (1, {"1g.10gb": 1})
 
 
 @settings(deadline=None, max_examples=30)
 @given(snapshots())
-def test_what_is_said_to_fit_does_and_no_more(snapshot: Snapshot) -> None:
-    """As many of one size as it says are placed, of a project that has nothing and no reservation."""
-    for model, told in fragmentation(snapshot.nodes, snapshot.at).items():
+def test_exactly_what_is_reported_to_fit_can_be_placed(snapshot: Snapshot) -> None:
+    """For a project without instances and reservations, per size."""
+    for model, figures in fragmentation(snapshot.nodes, snapshot.at).items():
         for size in (1, 2):
-            asked = tuple(_whole(f"i{number}", size, model) for number in range(told.fits[size] + 1))
+            asked = tuple(_whole(f"i{number}", size, model) for number in range(figures.fits[size] + 1))
             held = any(gpu.holds for each in snapshot.nodes for gpu in each.gpus)
             plan = schedule(replace(snapshot, requests=asked, projects={}))
             fitted = len(plan.placements)
-            assert fitted == told.fits[size] or (held and fitted < told.fits[size])
+            assert fitted == figures.fits[size] or (held and fitted < figures.fits[size])
 
 
 def _whole(instance_id: str, count: int, model: str) -> Request:

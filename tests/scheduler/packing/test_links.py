@@ -1,4 +1,4 @@
-"""Which GPUs of a node are given."""
+"""Which GPUs of a node are selected."""
 
 from itertools import combinations
 
@@ -11,9 +11,9 @@ from mooring.scheduler.packing.links import choose
 from tests.scheduler.worlds import H100, V100, Lanes, cube_mesh, gpus, no_links, pairs
 
 
-def _chosen(cards: tuple[GpuView, ...], count: int) -> list[int]:
-    index_of = {gpu.uuid: gpu.index for gpu in cards}
-    return [index_of[uuid] for uuid in choose([gpu for gpu in cards if gpu.free], count)]
+def _chosen(node_gpus: tuple[GpuView, ...], count: int) -> list[int]:
+    index_of = {gpu.uuid: gpu.index for gpu in node_gpus}
+    return [index_of[uuid] for uuid in choose([gpu for gpu in node_gpus if gpu.free], count)]
 
 
 @pytest.mark.parametrize(
@@ -23,10 +23,10 @@ def _chosen(cards: tuple[GpuView, ...], count: int) -> list[int]:
         (lambda _a, _b: 18, (0, 3), 2, [1, 2]),  # behind a switch all are equal
         (pairs, (), 2, [0, 1]),
         (pairs, (0,), 2, [2, 3]),  # not 1 and 2, though their indexes are lower
-        (pairs, (3,), 1, [2]),  # the widow, not half of a pair
+        (pairs, (3,), 1, [2]),  # the unpaired one, not half of a pair
         (pairs, (1, 2, 4), 2, [6, 7]),
         (pairs, (1, 2, 4), 3, [0, 6, 7]),
-        (pairs, (5,), 3, [0, 1, 4]),  # a pair and the widow
+        (pairs, (5,), 3, [0, 1, 4]),  # a pair and the unpaired one
         (pairs, (0, 3, 5), 3, [1, 6, 7]),
         (pairs, (), 8, list(range(8))),
     ],
@@ -49,43 +49,43 @@ def test_the_cube_mesh_of_a_dgx_1(in_use: tuple[int, ...], count: int, expected:
     assert _chosen(gpus(V100, 8, lanes=cube_mesh, in_use=in_use), count) == expected
 
 
-def test_without_nvlink_the_nearest_on_pcie() -> None:
-    cards = gpus(H100, 4, topology=lambda a, b: "single" if {a, b} == {1, 3} else "system")
-    assert _chosen(cards, 2) == [1, 3]
-    assert _chosen(cards, 1) == [0]
+def test_without_nvlink_the_closest_on_pcie() -> None:
+    node_gpus = gpus(H100, 4, topology=lambda a, b: "single" if {a, b} == {1, 3} else "system")
+    assert _chosen(node_gpus, 2) == [1, 3]
+    assert _chosen(node_gpus, 1) == [0]
 
 
 def test_one_lane_outweighs_any_closeness() -> None:
-    cards = gpus(
+    node_gpus = gpus(
         H100,
         4,
         lanes=lambda a, b: int({a, b} == {0, 3}),
         topology=lambda a, b: "system" if {a, b} == {0, 3} else "internal",
     )
-    assert _chosen(cards, 2) == [0, 3]
+    assert _chosen(node_gpus, 2) == [0, 3]
 
 
-def test_a_link_that_one_side_tells_of_is_a_link() -> None:
-    cards = gpus(H100, 4, lanes=lambda a, b: 4 if (a, b) == (3, 1) else 0)
-    assert _chosen(cards, 2) == [1, 3]
+def test_a_link_counts_if_one_side_reports_it() -> None:
+    node_gpus = gpus(H100, 4, lanes=lambda a, b: 4 if (a, b) == (3, 1) else 0)
+    assert _chosen(node_gpus, 2) == [1, 3]
 
 
 @given(st.permutations(gpus(V100, 8, lanes=cube_mesh)), st.integers(1, 8))
-def test_the_order_of_the_list_does_not_matter(cards: list[GpuView], count: int) -> None:
-    assert choose(cards, count) == choose(gpus(V100, 8, lanes=cube_mesh), count)
+def test_the_order_of_the_list_does_not_matter(node_gpus: list[GpuView], count: int) -> None:
+    assert choose(node_gpus, count) == choose(gpus(V100, 8, lanes=cube_mesh), count)
 
 
 def test_no_set_is_better_connected() -> None:
-    cards = gpus(V100, 8, lanes=cube_mesh)
+    node_gpus = gpus(V100, 8, lanes=cube_mesh)
     for count in range(1, 9):
         best = max(_lanes(chosen) for chosen in combinations(range(8), count))
-        assert _lanes(_chosen(cards, count)) == best
+        assert _lanes(_chosen(node_gpus, count)) == best
 
 
 @pytest.mark.parametrize("count", range(1, 16))
-def test_sixteen_in_pairs_where_not_all_sets_are_tried(count: int) -> None:
-    cards = gpus(H100, 16, lanes=pairs)
-    chosen = _chosen(cards, count)
+def test_pairs_of_sixteen_gpus_by_greedy_search(count: int) -> None:
+    node_gpus = gpus(H100, 16, lanes=pairs)
+    chosen = _chosen(node_gpus, count)
     assert len(set(chosen)) == count
     assert sum(pairs(a, b) > 0 for a, b in combinations(chosen, 2)) == count // 2
 

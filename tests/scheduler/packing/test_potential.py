@@ -1,4 +1,4 @@
-"""What a state wastes, by the cases that a person would name."""
+"""The waste of states, and the values of free parts of shared GPUs."""
 
 import numpy as np
 import pytest
@@ -8,36 +8,36 @@ from hypothesis import strategies as st
 from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.scheduler.packing.potential import UNIT, Potential, Target
 from mooring.scheduler.packing.shapes import NodeClass, Shape
-from mooring.scheduler.packing.share_values import worth_of_rests
+from mooring.scheduler.packing.share_values import free_milli_values
 from mooring.scheduler.packing.states import States
 from tests.scheduler.fleets import BIG, SMALL, potential, share, whole
 
 
-def waste(of: Potential, rests: tuple[int, ...], cpu_milli: int, kind: NodeClass = BIG) -> float:
-    states = States(np.array([0]), np.array([cpu_milli]), np.array([rests]))
+def waste(of: Potential, gpu_free: tuple[int, ...], cpu_milli: int, kind: NodeClass = BIG) -> float:
+    states = States(np.array([0]), np.array([cpu_milli]), np.array([gpu_free]))
     return float(of.of(states, of.needs([kind]))[0]) / UNIT
 
 
 @pytest.mark.parametrize(
-    ("target", "rests", "cpu_milli", "expected"),
+    ("target", "gpu_free", "cpu_milli", "expected"),
     [
-        (share(400), (1000, 300), 9000, 300),  # too small a rest
+        (share(400), (1000, 300), 9000, 300),  # the free part is too small
         (share(400), (1000, 300), 900, 1300),  # no CPUs
-        (share(400), (300, 300), 9000, 600),  # nothing large enough
+        (share(400), (300, 300), 9000, 600),  # no free part is large enough
         (whole(2), (1000, 1000, 500), 9000, 500),
-        (whole(2), (1000, 500, 500), 9000, 2000),  # not enough whole ones
-        (whole(1, models=frozenset({"B"})), (1000, 1000), 9000, 2000),  # not of that model
-        (Shape(0, 0, 1000, 0), (1000, 700), 9000, 1700),  # asks for no GPU
+        (whole(2), (1000, 500, 500), 9000, 2000),  # not enough whole GPUs
+        (whole(1, models=frozenset({"B"})), (1000, 1000), 9000, 2000),  # another model
+        (Shape(0, 0, 1000, 0), (1000, 700), 9000, 1700),  # requests no GPU
     ],
 )
-def test_stranded_is_what_the_next_cannot_use(
-    target: Shape, rests: tuple[int, ...], cpu_milli: int, expected: int
+def test_stranded_is_what_the_next_request_cannot_use(
+    target: Shape, gpu_free: tuple[int, ...], cpu_milli: int, expected: int
 ) -> None:
-    assert waste(Potential([Target(target, stranded=1)]), rests, cpu_milli) == expected
+    assert waste(Potential([Target(target, stranded=1)]), gpu_free, cpu_milli) == expected
 
 
 @pytest.mark.parametrize(
-    ("target", "rests", "cpu_milli", "expected"),
+    ("target", "gpu_free", "cpu_milli", "expected"),
     [
         (share(400), (1000, 300), 9000, 500),
         (share(400), (1000, 1000), 3000, 800),  # CPUs for three
@@ -48,10 +48,10 @@ def test_stranded_is_what_the_next_cannot_use(
         (Shape(1, WHOLE_MILLI, None, None), (1000,) * 8, 48_000, 4000),  # an eighth of the CPUs each
     ],
 )
-def test_unfilled_is_what_repeated_ones_leave(
-    target: Shape, rests: tuple[int, ...], cpu_milli: int, expected: int
+def test_unfilled_is_what_repeated_requests_leave(
+    target: Shape, gpu_free: tuple[int, ...], cpu_milli: int, expected: int
 ) -> None:
-    assert waste(Potential([Target(target, unfilled=1)]), rests, cpu_milli) == expected
+    assert waste(Potential([Target(target, unfilled=1)]), gpu_free, cpu_milli) == expected
 
 
 def test_weights_add_up() -> None:
@@ -59,7 +59,7 @@ def test_weights_add_up() -> None:
     assert waste(both, (1000, 300), 9000) == 0.5 * 300 + 0.25 * 500 + 0.25 * 300
 
 
-def test_without_expectations_nothing_is_waste() -> None:
+def test_without_targets_there_is_no_waste() -> None:
     assert waste(Potential(), (1000, 300), 9000) == 0
 
 
@@ -71,12 +71,12 @@ def test_without_expectations_nothing_is_waste() -> None:
         max_size=300,
     )
 )
-def test_a_state_is_judged_alike_alone_and_among_others(rows: list[tuple[list[int], int]]) -> None:
+def test_the_waste_of_a_state_does_not_depend_on_its_batch(rows: list[tuple[list[int], int]]) -> None:
     of = potential()
     states = States(
         np.zeros(len(rows), np.int64),
-        np.array([cpu_milli for _rests, cpu_milli in rows]),
-        np.array([rests for rests, _cpu in rows]),
+        np.array([cpu_milli for _gpu_free, cpu_milli in rows]),
+        np.array([gpu_free for gpu_free, _cpu in rows]),
     )
     together = of.of(states, of.needs([SMALL]))
     some = [0, len(rows) // 2, len(rows) - 1]
@@ -86,32 +86,32 @@ def test_a_state_is_judged_alike_alone_and_among_others(rows: list[tuple[list[in
 
 
 class TestPrices:
-    def test_a_size_that_fills_nothing_with_others_costs_a_gpu(self) -> None:
-        worth = worth_of_rests({810: 10})
-        assert [worth[rest] for rest in (190, 809, 810, 1000)] == [0, 0, 1000, 1000]
+    def test_a_size_that_fills_a_gpu_alone_costs_a_gpu(self) -> None:
+        values = free_milli_values({810: 10})
+        assert [values[free] for free in (190, 809, 810, 1000)] == [0, 0, 1000, 1000]
 
-    def test_a_rest_is_worth_nothing_when_nothing_that_small_is_asked_for(self) -> None:
-        worth = worth_of_rests({470: 5, 650: 1})
-        assert worth[469] == 0
-        assert worth[470] == 500
+    def test_a_free_part_below_all_sizes_has_no_value(self) -> None:
+        values = free_milli_values({470: 5, 650: 1})
+        assert values[469] == 0
+        assert values[470] == 500
 
-    def test_small_ones_have_a_price_once_they_are_what_gpus_are_needed_for(self) -> None:
-        scarce, plenty = worth_of_rests({810: 100, 190: 10}), worth_of_rests({810: 10, 190: 100})
-        assert scarce[190] == 0  # there is room for more beside the large ones
+    def test_small_shares_have_a_price_once_they_need_more_gpus(self) -> None:
+        scarce, plenty = free_milli_values({810: 100, 190: 10}), free_milli_values({810: 10, 190: 100})
+        assert scarce[190] == 0  # more of them fit beside the large ones
         assert plenty[190] == 200  # five to a GPU
         assert plenty[810] == 800
 
-    def test_without_shares_only_whole_gpus_are_worth_anything(self) -> None:
-        assert worth_of_rests({}).tolist() == [0] * WHOLE_MILLI + [WHOLE_MILLI]
+    def test_without_shares_only_whole_gpus_have_a_value(self) -> None:
+        assert free_milli_values({}).tolist() == [0] * WHOLE_MILLI + [WHOLE_MILLI]
 
     @settings(deadline=None, max_examples=25)
     @given(st.dictionaries(st.integers(1, 999), st.integers(1, 50), max_size=4))
-    def test_more_room_is_never_worth_less_and_two_rests_never_more_than_one(
+    def test_values_rise_with_size_and_two_parts_have_no_more_than_the_whole(
         self, shares: dict[int, int]
     ) -> None:
-        worth = worth_of_rests({size: float(count) for size, count in shares.items()})
-        assert (np.diff(worth) >= 0).all()
-        assert worth[0] == 0
-        assert worth[WHOLE_MILLI] == WHOLE_MILLI
+        values = free_milli_values({size: float(count) for size, count in shares.items()})
+        assert (np.diff(values) >= 0).all()
+        assert values[0] == 0
+        assert values[WHOLE_MILLI] == WHOLE_MILLI
         for a in range(0, WHOLE_MILLI, 37):
-            assert worth[a] + worth[WHOLE_MILLI - a] <= WHOLE_MILLI + 2  # of rounding
+            assert values[a] + values[WHOLE_MILLI - a] <= WHOLE_MILLI + 2  # of rounding

@@ -169,7 +169,8 @@ class NodeGroups:
 
     def _wanted(self, request: Request) -> tuple[Ints, Ints]:
         wanted = [
-            needs_beside(request, kind.cpu_milli, kind.memory_mib, kind.cards) for kind in self._cluster.kinds
+            needs_beside(request, kind.cpu_milli, kind.memory_mib, kind.gpu_count)
+            for kind in self._cluster.kinds
         ]
         by_kind = np.array(wanted, np.int64).reshape(-1, 2)[self._cluster.kind_of]
         return by_kind[:, 0], by_kind[:, 1]

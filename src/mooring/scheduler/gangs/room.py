@@ -36,7 +36,7 @@ def _per_node(cluster: ClusterState, request: Request) -> Ints:
 
 def _per_kind(cluster: ClusterState, number: int, request: Request) -> int:
     kind = cluster.kinds[number]
-    cpu_milli, memory_mib = needs_beside(request, kind.cpu_milli, kind.memory_mib, kind.cards)
+    cpu_milli, memory_mib = needs_beside(request, kind.cpu_milli, kind.memory_mib, kind.gpu_count)
     limits = [
         total // each for total, each in ((kind.cpu_milli, cpu_milli), (kind.memory_mib, memory_mib)) if each
     ]

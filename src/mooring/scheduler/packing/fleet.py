@@ -1,7 +1,7 @@
-"""Where a request would go best, asked thousands of times a second.
+"""The best node for a request, at thousands of requests a second.
 
-Scores are kept for every shape asked lately. What changes on a node is noted, and a shape looks at the
-nodes that changed since it was asked last, no others. Nodes in one state have one score.
+Scores are cached per shape and node. A query scores only the nodes that changed since the last query for its
+shape. Nodes in the same state share one score.
 """
 
 from collections import OrderedDict
@@ -19,89 +19,85 @@ from mooring.scheduler.packing.states import Bools, Ints
 Among = Bools | Ints | Sequence[int] | None
 Blocked = Mapping[int, Collection[int]]
 
-# The scores of a shape take 80 kB for 10,000 nodes.
+# The scores of one shape for 10,000 nodes take 80 kB.
 MAX_SHAPES = 512
 MAX_STATES = 300_000
 _NONE = -1
 
 
 class Fleet:
-    """All nodes, known by their index, which stays the same as long as the node is in the fleet.
+    """All nodes. A node keeps its index for as long as it is in the fleet.
 
-    Of moves that are equally good, that to the node with the smallest GPUs comes first, then that to the node
-    that comes last in the order of `tie_of` its id.
+    Of equally good moves, the node with the smallest GPUs comes first, then the highest `tie_of`.
     """
 
     def __init__(self, nodes: Iterable[FleetNode] = (), potential: Potential | None = None) -> None:
-        self._stock = NodeTable()
-        self._waste = Waste(potential or Potential(), self._stock.table)
-        self._asked: OrderedDict[Shape, _Asked] = OrderedDict()
-        self._moves: OrderedDict[Shape, Moves] = OrderedDict()  # of all that differ in memory and owner only
-        self._views: OrderedDict[str, _Seen] = OrderedDict()
+        self._nodes = NodeTable()
+        self._waste = Waste(potential or Potential(), self._nodes.table)
+        self._scores: OrderedDict[Shape, _ShapeScores] = OrderedDict()
+        self._moves: OrderedDict[Shape, Moves] = OrderedDict()  # by shape without memory and owner
+        self._views: OrderedDict[str, _NodeValues] = OrderedDict()
         self.refresh(nodes)
 
-    # ---- the nodes
-
     def __len__(self) -> int:
-        """The length of a mask: the nodes that are there and those that were removed."""
-        return len(self._stock)
+        """The length of a mask: present and removed nodes."""
+        return len(self._nodes)
 
     def index(self, node_id: str) -> int:
-        """KeyError if it is not in the fleet."""
-        return self._stock.indexes[node_id]
+        """Raises KeyError if it is not in the fleet."""
+        return self._nodes.indexes[node_id]
 
     def node(self, index: int) -> FleetNode:
-        return self._stock.node(index)
+        return self._nodes.node(index)
 
     def refresh(self, nodes: Iterable[FleetNode]) -> None:
-        """These nodes are now so: known ones are replaced, new ones are added."""
+        """Replace known nodes and add new ones."""
         for node in nodes:
-            self._stock.put(node)
+            self._nodes.put(node)
 
     def remove(self, node_ids: Iterable[str]) -> None:
-        """Nothing goes there any more. KeyError if one is not in the fleet."""
+        """Raises KeyError if a node is not in the fleet."""
         for node_id in node_ids:
-            self._stock.remove(node_id)
+            self._nodes.remove(node_id)
 
     def take(self, move: Move, shape: Shape) -> None:
-        """The request is there now, on the move's GPUs, which may be others than `best` named.
+        """Allocate what the request needs, on the move's GPUs (not necessarily those that `best` returned).
 
         Raises:
-            ValueError: it does not fit there; nothing has changed then.
+            ValueError: it does not fit; nothing has changed.
         """
-        self._stock.change(move.node, move.gpus, shape, -1)
+        self._nodes.change(move.node, move.gpus, shape, -1)
 
     def give_back(self, move: Move, shape: Shape) -> None:
-        """The request has gone from there; the reverse of `take`."""
-        self._stock.change(move.node, move.gpus, shape, +1)
+        """Release what `take` allocated."""
+        self._nodes.change(move.node, move.gpus, shape, +1)
 
     def reprice(self, potential: Potential) -> None:
-        """Judge by another potential from now on."""
-        self._waste = Waste(potential, self._stock.table)
-        self._asked.clear()
+        """Use another potential from now on."""
+        self._waste = Waste(potential, self._nodes.table)
+        self._scores.clear()
         self._moves.clear()
 
     def rank(self, index: int) -> int:
-        """Of two nodes for which a request is equally good, the one with the higher rank is preferred."""
-        return int(self._stock.ranks[index])
-
-    # ---- the questions
+        """Of two nodes with equal scores, the one with the higher rank is preferred."""
+        return int(self._nodes.ranks[index])
 
     def best(self, shape: Shape, among: Among = None, blocked: Blocked | None = None) -> Move | None:
-        """The best move for a request, or None where it fits nowhere.
+        """The best move for a request; None if it fits nowhere.
 
-        `among`: the nodes that may be chosen, as a mask or as indexes. `blocked`: GPUs, by their places, that
-        this request may not be given, by the node's index.
+        Args:
+            among: the candidate nodes, as a mask or as indexes.
+            blocked: places of GPUs that this request may not use, by node index.
         """
         return next(iter(self.ranked(shape, 1, among, blocked)), None)
 
     def ranked(
         self, shape: Shape, count: int, among: Among = None, blocked: Blocked | None = None
     ) -> list[Move]:
-        """The best move on each of the best `count` nodes, best first."""
-        scores = self._current(shape)
+        """The best move on each of the `count` best nodes, best first."""
+        scores = self._current_scores(shape)
         if blocked:
-            scores = self._around(shape, scores, blocked)
+            scores = self._without_blocked(shape, scores, blocked)
         if among is not None:
             allowed = np.full(len(scores), _NONE)
             allowed[among] = scores[among]
@@ -111,123 +107,119 @@ class Fleet:
             for node in _highest(scores, count)
         ]
 
-    # ---- within
-
-    def _current(self, shape: Shape) -> Ints:
-        """The scores of all nodes, with the nodes' ranks below them; -1 where it does not fit."""
-        stock = self._stock
-        if len(stock.table) > MAX_STATES:
-            self._forget()
-        asked = self._of(shape)
-        changed = asked.missed(stock)
+    def _current_scores(self, shape: Shape) -> Ints:
+        """The score of each node in the high bits, its rank in the low ones; -1 if the shape does not fit."""
+        nodes = self._nodes
+        if len(nodes.table) > MAX_STATES:
+            self._clear_caches()
+        cached = self._scores_of(shape)
+        changed = cached.next_changes(nodes)
         if len(changed):
-            quality = asked.moves.scores(self._seen_by(shape)[changed])
-            fits = (quality >= 0) & (stock.memory[changed] >= asked.memory[stock.kinds[changed]])
-            fits &= stock.here[changed]
-            asked.values[changed] = np.where(fits, (quality << RANK_BITS) + stock.ranks[changed], _NONE)
-        return asked.values[: len(stock)]
+            quality = cached.moves.scores(self._states_for(shape)[changed])
+            fits = (quality >= 0) & (nodes.memory[changed] >= cached.memory[nodes.kinds[changed]])
+            fits &= nodes.present[changed]
+            cached.values[changed] = np.where(fits, (quality << RANK_BITS) + nodes.ranks[changed], _NONE)
+        return cached.values[: len(nodes)]
 
-    def _of(self, shape: Shape) -> "_Asked":
-        asked = self._asked.get(shape)
-        if asked is None:
-            asked = self._asked[shape] = _Asked(shape, self._moves_of(shape))
-            if len(self._asked) > MAX_SHAPES:
-                self._asked.popitem(last=False)
+    def _scores_of(self, shape: Shape) -> "_ShapeScores":
+        cached = self._scores.get(shape)
+        if cached is None:
+            cached = self._scores[shape] = _ShapeScores(shape, self._moves_of(shape))
+            if len(self._scores) > MAX_SHAPES:
+                self._scores.popitem(last=False)
         else:
-            self._asked.move_to_end(shape)
-        asked.meet_kinds(self._stock.table.classes)
-        return asked
+            self._scores.move_to_end(shape)
+        cached.add_classes(self._nodes.table.classes)
+        return cached
 
     def _moves_of(self, shape: Shape) -> Moves:
-        alike = replace(shape, memory_mib=0, owner="")
-        moves = self._moves.get(alike)
+        without_memory = replace(shape, memory_mib=0, owner="")
+        moves = self._moves.get(without_memory)
         if moves is None:
-            moves = self._moves[alike] = Moves(alike, self._stock.table, self._waste)
+            moves = self._moves[without_memory] = Moves(without_memory, self._nodes.table, self._waste)
             if len(self._moves) > MAX_SHAPES:
                 self._moves.popitem(last=False)
-        self._moves.move_to_end(alike)
+        self._moves.move_to_end(without_memory)
         return moves
 
-    def _seen_by(self, shape: Shape) -> Ints:
-        """The states as the shape sees them: to shares, GPUs that are somebody else's in part are closed."""
-        stock = self._stock
-        if not shape.share or not stock.shared:
-            return stock.states
-        view = self._views.setdefault(shape.owner, _Seen())
+    def _states_for(self, shape: Shape) -> Ints:
+        """The states as the shape sees them: a share cannot use GPUs that other owners share."""
+        nodes = self._nodes
+        if not shape.share or not nodes.shared:
+            return nodes.states
+        view = self._views.setdefault(shape.owner, _NodeValues())
         self._views.move_to_end(shape.owner)
         if len(self._views) > MAX_SHAPES:
             self._views.popitem(last=False)
-        changed = view.missed(stock)
-        view.values[changed] = stock.states[changed]
-        for node in stock.shared.intersection(changed.tolist()):
-            view.values[node] = stock.state_for(node, stock.rests_for(node, shape))
+        changed = view.next_changes(nodes)
+        view.values[changed] = nodes.states[changed]
+        for node in nodes.shared.intersection(changed.tolist()):
+            view.values[node] = nodes.state_for(node, nodes.gpu_free_for(node, shape))
         return view.values
 
-    def _around(self, shape: Shape, scores: Ints, blocked: Blocked) -> Ints:
-        """The scores without what is blocked."""
+    def _without_blocked(self, shape: Shape, scores: Ints, blocked: Blocked) -> Ints:
+        """The scores without the blocked GPUs."""
         scores = scores.copy()
-        moves = self._of(shape).moves
+        moves = self._scores_of(shape).moves
         nodes = [node for node, places in blocked.items() if places and scores[node] != _NONE]
         for node in nodes:
-            state = self._stock.state_for(node, self._stock.rests_for(node, shape, blocked[node]))
+            state = self._nodes.state_for(node, self._nodes.gpu_free_for(node, shape, blocked[node]))
             quality = int(moves.scores(np.array([state]))[0])
-            scores[node] = _NONE if quality < 0 else (quality << RANK_BITS) + int(self._stock.ranks[node])
+            scores[node] = _NONE if quality < 0 else (quality << RANK_BITS) + int(self._nodes.ranks[node])
         return scores
 
     def _move(self, node: int, shape: Shape, score: int, blocked: Collection[int]) -> Move:
-        rests = self._stock.rests_for(node, shape, blocked)
-        positions = self._of(shape).moves.positions(self._stock.state_for(node, rests))
-        return Move(node, self._stock.places(node, rests, positions), score >> RANK_BITS)
+        gpu_free = self._nodes.gpu_free_for(node, shape, blocked)
+        positions = self._scores_of(shape).moves.positions(self._nodes.state_for(node, gpu_free))
+        return Move(node, self._nodes.places(node, gpu_free, positions), score >> RANK_BITS)
 
-    def _forget(self) -> None:
-        self._stock.renumber()
-        self._asked.clear()
+    def _clear_caches(self) -> None:
+        self._nodes.renumber()
+        self._scores.clear()
         self._moves.clear()
         self._views.clear()
 
 
-class _Seen:
-    """Something known of every node, and up to which change it is true."""
+class _NodeValues:
+    """A cached value per node, and the number of the last change that it includes."""
 
     def __init__(self) -> None:
         self.values = np.zeros(0, np.int64)
         self._seen = -1  # nothing
 
-    def missed(self, stock: NodeTable) -> Ints:
-        """The nodes to look at again; those that are new have room in `values`."""
-        if len(self.values) < len(stock):
-            self.values = np.concatenate(
-                [self.values, np.zeros(len(stock.states) - len(self.values), np.int64)]
-            )
-        changed = stock.since(self._seen)
-        self._seen = stock.noted
+    def next_changes(self, nodes: NodeTable) -> Ints:
+        """The nodes whose value is out of date; makes room for new nodes in `values`."""
+        if len(self.values) < len(nodes):
+            more = np.zeros(len(nodes.states) - len(self.values), np.int64)
+            self.values = np.concatenate([self.values, more])
+        changed = nodes.changed_since(self._seen)
+        self._seen = nodes.change_count
         return changed
 
 
-class _Asked(_Seen):
+class _ShapeScores(_NodeValues):
     """The scores of one shape."""
 
     def __init__(self, shape: Shape, moves: Moves) -> None:
         super().__init__()
         self.moves = moves
-        self.memory = np.zeros(0, np.int64)  # MiB that it takes on a node of each class
+        self.memory = np.zeros(0, np.int64)  # MiB needed, by class
         self._shape = shape
 
-    def meet_kinds(self, classes: Sequence[NodeClass]) -> None:
-        """There may be further classes."""
+    def add_classes(self, classes: Sequence[NodeClass]) -> None:
         if len(self.memory) < len(classes):
             self.memory = np.array([self._shape.takes(each)[1] for each in classes], np.int64)
-            self.moves.meet_kinds()
+            self.moves.add_classes()
 
 
 def _highest(scores: Ints, count: int) -> list[int]:
-    """The indexes of the highest scores that are one, highest first."""
+    """The indexes of the highest scores that are not -1, highest first."""
     if not len(scores):
         return []
     if count == 1:
         best = int(scores.argmax())
         return [best] if scores[best] >= 0 else []
-    there = np.flatnonzero(scores >= 0)
-    if len(there) > count:
-        there = there[np.argpartition(scores[there], -count)[-count:]]
-    return [int(node) for node in there[np.argsort(-scores[there], kind="stable")]]
+    fitting = np.flatnonzero(scores >= 0)
+    if len(fitting) > count:
+        fitting = fitting[np.argpartition(scores[fitting], -count)[-count:]]
+    return [int(node) for node in fitting[np.argsort(-scores[fitting], kind="stable")]]

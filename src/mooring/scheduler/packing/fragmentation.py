@@ -1,6 +1,6 @@
-"""What still fits, and which free GPUs nobody can use: the cluster as one that asks for whole GPUs sees it.
+"""How many instances still fit, and which free GPUs are unusable, for requests of whole GPUs.
 
-An instance is thought to take the CPUs and memory that go with its GPUs, as one that leaves them open does.
+Instances are assumed to need the default CPUs and memory: the share that goes with their GPUs.
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.core.node import NodeState, allocatable_memory_mib, fair_share
 from mooring.scheduler.model import GpuView, NodeView, PlanTime
 
-SIZES = (1, 2, 4, 8)  # GPUs of one instance
+SIZES = (1, 2, 4, 8)  # GPUs per instance
 SHARES_MILLI = (250, 500)
 
 Stranding = Literal[
@@ -39,19 +39,19 @@ _OF_STATE: dict[NodeState, Stranding] = {
 
 @dataclass(frozen=True, slots=True)
 class OfModel:
-    """The cards of one model. Those with MIG enabled are in `mig` alone."""
+    """The GPUs of one model. Those with MIG enabled count only in `mig_free`."""
 
     gpus: int
-    gpus_free: int  # whole cards that nobody has, in whatever condition
-    gpu_milli_free: int  # those, and what is left of shared ones
-    fits: Mapping[int, int]  # GPUs of an instance -> how many such instances could be placed now, no others
-    shares_fit: Mapping[int, int]  # thousandths of one GPU -> how many such shares
-    stranded_milli: Mapping[Stranding, int]  # of what is free: what cannot be given to just anybody, and why
-    mig_free: Mapping[str, int]  # profile -> MIG devices that could be given out
+    gpus_free: int  # whole GPUs that are not allocated, in any condition
+    gpu_milli_free: int  # the same and the free parts of shared GPUs
+    fits: Mapping[int, int]  # GPUs per instance -> how many such instances fit now
+    shares_fit: Mapping[int, int]  # thousandths of a GPU -> how many such shares fit
+    stranded_milli: Mapping[Stranding, int]  # free, but not available to every request
+    mig_free: Mapping[str, int]  # profile -> available MIG devices
 
 
 def fragmentation(nodes: Iterable[NodeView], at: PlanTime) -> dict[str, OfModel]:
-    """By the model's NVML name."""
+    """The figures by model (NVML name)."""
     of_models: dict[str, list[tuple[NodeView, list[GpuView]]]] = {}
     for node in nodes:
         by_model: dict[str, list[GpuView]] = {}
@@ -59,29 +59,29 @@ def fragmentation(nodes: Iterable[NodeView], at: PlanTime) -> dict[str, OfModel]
             by_model.setdefault(gpu.model, []).append(gpu)
         for model, gpus in by_model.items():
             of_models.setdefault(model, []).append((node, gpus))
-    return {model: _of_model(there, at) for model, there in sorted(of_models.items())}
+    return {model: _of_model(nodes, at) for model, nodes in sorted(of_models.items())}
 
 
-def _of_model(there: list[tuple[NodeView, list[GpuView]]], at: PlanTime) -> OfModel:
-    cards = [gpu for _node, gpus in there for gpu in gpus if not gpu.mig_enabled]
+def _of_model(nodes: list[tuple[NodeView, list[GpuView]]], at: PlanTime) -> OfModel:
+    all_plain = [gpu for _node, gpus in nodes for gpu in gpus if not gpu.mig_enabled]
     fits: Counter[int] = Counter(dict.fromkeys(SIZES, 0))
     shares: Counter[int] = Counter(dict.fromkeys(SHARES_MILLI, 0))
     stranded: Counter[Stranding] = Counter()
     mig: Counter[str] = Counter()
-    for node, gpus in there:
+    for node, gpus in nodes:
         plain = [gpu for gpu in gpus if not gpu.mig_enabled]
-        open_ = [gpu for gpu in plain if gpu.free and _closed(node, gpu, at) is None]
+        available = [gpu for gpu in plain if gpu.free and _closed(node, gpu, at) is None]
         for size in SIZES:
-            fits[size] += min(len(open_) // size, _beside(node, size * WHOLE_MILLI))
+            fits[size] += min(len(available) // size, _fit_beside(node, size * WHOLE_MILLI))
         for milli in SHARES_MILLI:
-            shares[milli] += min(len(open_) * (WHOLE_MILLI // milli), _beside(node, milli))
-        for reason, milli in _stranded(node, plain, open_, at):
+            shares[milli] += min(len(available) * (WHOLE_MILLI // milli), _fit_beside(node, milli))
+        for reason, milli in _stranded(node, plain, available, at):
             stranded[reason] += milli
         mig.update(_mig_free(node, gpus, at))
     return OfModel(
-        gpus=len(cards),
-        gpus_free=sum(gpu.free for gpu in cards),
-        gpu_milli_free=sum(gpu.milli_free for gpu in cards),
+        gpus=len(all_plain),
+        gpus_free=sum(gpu.free for gpu in all_plain),
+        gpu_milli_free=sum(gpu.milli_free for gpu in all_plain),
         fits=dict(fits),
         shares_fit=dict(shares),
         stranded_milli=dict(stranded),
@@ -90,7 +90,7 @@ def _of_model(there: list[tuple[NodeView, list[GpuView]]], at: PlanTime) -> OfMo
 
 
 def _closed(node: NodeView, gpu: GpuView, at: PlanTime) -> Stranding | None:
-    """Why nothing of the card can be given out, whatever is free of it."""
+    """Why no part of the GPU can be allocated; None if it can."""
     if node.state is not NodeState.READY:
         return _OF_STATE[node.state]
     if not gpu.healthy:
@@ -99,51 +99,51 @@ def _closed(node: NodeView, gpu: GpuView, at: PlanTime) -> Stranding | None:
         return "disk_pressure"
     if node.reserved_for is not None:
         return "reserved"
-    held = any(hold.from_at <= at.now < hold.to_at for hold in gpu.holds)
-    return "reserved" if held else None
+    reserved = any(period.from_at <= at.now < period.to_at for period in gpu.holds)
+    return "reserved" if reserved else None
 
 
 def _stranded(
-    node: NodeView, gpus: list[GpuView], open_: list[GpuView], at: PlanTime
+    node: NodeView, gpus: list[GpuView], available: list[GpuView], at: PlanTime
 ) -> Iterator[tuple[Stranding, int]]:
     for gpu in gpus:
         if gpu.milli_free and (reason := _closed(node, gpu, at)):
             yield reason, gpu.milli_free
         elif 0 < gpu.milli_free < WHOLE_MILLI:
             yield "shared_rest", gpu.milli_free
-    rooms: list[tuple[int, Stranding]] = [
-        (_by_cpu(node, WHOLE_MILLI), "no_cpu_left"),
-        (_by_memory(node, WHOLE_MILLI), "no_memory_left"),
-        (_by_disk(node), "no_disk_left"),
+    limits: list[tuple[int, Stranding]] = [
+        (_fit_cpu(node, WHOLE_MILLI), "no_cpu_left"),
+        (_fit_memory(node, WHOLE_MILLI), "no_memory_left"),
+        (_fit_disk(node), "no_disk_left"),
     ]
-    room, reason = min(rooms, key=lambda each: each[0])
-    if (without := len(open_) - room) > 0:
-        yield reason, without * WHOLE_MILLI
+    limit, reason = min(limits, key=lambda each: each[0])
+    if (stranded_gpus := len(available) - limit) > 0:
+        yield reason, stranded_gpus * WHOLE_MILLI
 
 
-def _beside(node: NodeView, milli: int) -> int:
-    """For how many instances with so many GPUs the node has CPUs, memory and disk."""
-    return min(_by_cpu(node, milli), _by_memory(node, milli), _by_disk(node))
+def _fit_beside(node: NodeView, milli: int) -> int:
+    """How many instances of this size the node has CPUs, memory and disk for."""
+    return min(_fit_cpu(node, milli), _fit_memory(node, milli), _fit_disk(node))
 
 
-def _by_cpu(node: NodeView, milli: int) -> int:
+def _fit_cpu(node: NodeView, milli: int) -> int:
     return _times(node.cpu_milli_free, node.cpu_milli, milli, node)
 
 
-def _by_memory(node: NodeView, milli: int) -> int:
+def _fit_memory(node: NodeView, milli: int) -> int:
     return _times(node.memory_mib_free, allocatable_memory_mib(node.memory_mib), milli, node)
 
 
-def _by_disk(node: NodeView) -> int:
-    """Of the default size. A node that does not report its disk has room for all of its GPUs' shares."""
+def _fit_disk(node: NodeView) -> int:
+    """Counts default disk sizes. A node that does not report its disk does not limit the number."""
     if node.disk_mib is None:
         return len(node.gpus) * WHOLE_MILLI
     return max(0, node.disk_mib_free) // max(1, default_disk_mib(node.disk_mib))
 
 
 def _times(free: int, total: int, milli: int, node: NodeView) -> int:
-    there = len(node.gpus) * WHOLE_MILLI
-    return max(0, free) // max(1, fair_share(total, min(milli, there), there))
+    node_milli = len(node.gpus) * WHOLE_MILLI
+    return max(0, free) // max(1, fair_share(total, min(milli, node_milli), node_milli))
 
 
 def _mig_free(node: NodeView, gpus: list[GpuView], at: PlanTime) -> Counter[str]:

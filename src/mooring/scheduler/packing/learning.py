@@ -1,6 +1,6 @@
-"""What was asked for lately, learnt from the queues that are seen: what waste of GPUs is judged by.
+"""Learns the mix of requests from the queues of successive scheduling cycles.
 
-It is kept beside the looks and given to each in its snapshot, so that a look depends on nothing else.
+The result goes into each snapshot, so that a scheduling cycle depends on its snapshot only.
 """
 
 from dataclasses import replace
@@ -12,17 +12,17 @@ from mooring.scheduler.packing.search import asked_of_fleet
 
 
 class Learning:
-    """For one look at a time, as `CycleCache`."""
+    """Not thread-safe: for one scheduling cycle at a time, as `CycleCache`."""
 
     def __init__(self) -> None:
         self._demand = Demand()
-        self._known: frozenset[str] = frozenset()
+        self._counted: frozenset[str] = frozenset()
 
     def learn(self, snapshot: Snapshot, cache: CycleCache) -> Snapshot:
-        """The snapshot as it is to be decided; what is new in its queue has been learnt from."""
+        """Count the new requests of the snapshot. Returns the snapshot with the resulting potential."""
         cache.update(snapshot.nodes)
-        new = [each for each in snapshot.requests if each.instance_id not in self._known]
+        new = [each for each in snapshot.requests if each.instance_id not in self._counted]
         for request in sorted(new, key=lambda each: (each.queued_at, each.instance_id)):
             self._demand.offer(asked_of_fleet(cache.cluster, request))
-        self._known = frozenset(each.instance_id for each in snapshot.requests)
+        self._counted = frozenset(each.instance_id for each in snapshot.requests)
         return replace(snapshot, potential=self._demand.potential)

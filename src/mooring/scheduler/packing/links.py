@@ -1,4 +1,4 @@
-"""Which GPUs of a node to give: the best connected together, and the rest as well connected as can be."""
+"""Selects GPUs of a node: the best connected set that leaves the other GPUs well connected."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -9,16 +9,16 @@ from typing import Any
 
 from mooring.scheduler.model import GpuView
 
-# How near two GPUs are on PCIe; what the driver does not tell is farther than anything it does.
+# How close two GPUs are on PCIe; an unknown connection counts as the farthest.
 _CLOSENESS = {"internal": 6, "single": 5, "multiple": 4, "hostbridge": 3, "node": 2, "system": 1}
 
 # One NVLink lane outweighs the closeness of all pairs of a node: 64 GPUs have 2016 pairs, 2016 * 6 < 2**14.
 _LANE = 2**14
 
-# 600 sets take 0.6 ms. All choices of up to 11 GPUs, and of 2 or 3 out of 16, are below it.
+# 600 sets take 0.6 ms. All sets of up to 11 GPUs, and of 2 or 3 out of 16, are below this limit.
 _MAX_SETS = 600
 
-# The link between each two GPUs. Nodes of one make have equal ones, so what is chosen once is remembered.
+# The link of each pair of GPUs. Nodes of one type have equal matrices, so the best sets are cached.
 Matrix = tuple[tuple[int, ...], ...]
 _MAX_MATRICES = 20_000
 _PLACE = attrgetter("index", "uuid")
@@ -26,35 +26,34 @@ _matrices: dict[tuple[tuple[str, ...], tuple[int, ...]], tuple[list[Mapping[str,
 
 
 def choose(free: Iterable[GpuView], count: int, of_the_node: Iterable[GpuView] = ()) -> tuple[str, ...]:
-    """The UUIDs of the `count` GPUs to give, lowest index first.
+    """The UUIDs of the best `count` GPUs, lowest index first.
 
-    The sum of NVLink lanes within the set comes first, then PCIe closeness, then the same two sums over
-    the GPUs that stay free, then the lowest indexes. One GPU has no links within, so the second half
-    decides: it is taken from where it breaks the fewest links.
+    Sets are compared by their NVLink lanes, then PCIe closeness, then the same two sums over the GPUs that
+    stay free, then the lowest indexes. A single GPU is thus taken from where it breaks the fewest links.
 
     Args:
-        of_the_node: a set that the free ones are of; the links within it are remembered.
+        of_the_node: a superset of the free GPUs, whose links are cached.
     """
     gpus = in_order(free)
     if count >= len(gpus):
         return tuple(gpu.uuid for gpu in gpus)
-    everything = in_order(of_the_node) or gpus
+    all_gpus = in_order(of_the_node) or gpus
     uuids = {gpu.uuid for gpu in gpus}
-    places = [place for place, gpu in enumerate(everything) if gpu.uuid in uuids]
-    links = matrix(everything)
+    places = [place for place, gpu in enumerate(all_gpus) if gpu.uuid in uuids]
+    links = matrix(all_gpus)
     among = tuple(tuple(links[a][b] for b in places) for a in places)
     return tuple(gpus[place].uuid for place in best_set(among, count))
 
 
 def score(given: Collection[str], of_the_node: Iterable[GpuView]) -> float | None:
-    """How well those given (UUIDs) are connected: 1 where no set of so many is better; null for one alone."""
+    """How well these GPUs (UUIDs) are connected, up to 1 for the best set of this size; None for one GPU."""
     if len(given) < 2:
         return None
-    everything = in_order(of_the_node)
-    links = matrix(everything)
+    all_gpus = in_order(of_the_node)
+    links = matrix(all_gpus)
     best = _within(best_set(links, len(given)), links)
-    mine = _within((place for place, gpu in enumerate(everything) if gpu.uuid in given), links)
-    return round(mine / best, 3) if best else 1.0
+    actual = _within((place for place, gpu in enumerate(all_gpus) if gpu.uuid in given), links)
+    return round(actual / best, 3) if best else 1.0
 
 
 def in_order(gpus: Iterable[GpuView]) -> list[GpuView]:
@@ -62,24 +61,24 @@ def in_order(gpus: Iterable[GpuView]) -> list[GpuView]:
 
 
 def matrix(gpus: Sequence[GpuView]) -> Matrix:
-    """The links between these. They hardly ever change: a node's is worked out once.
+    """The links between these GPUs, computed once per node.
 
-    The same mappings mean the same links, and those that are remembered cannot be taken for others.
+    The key has the ids of the link mappings. The cache keeps the mappings alive, so an id is not reused.
     """
-    told = [each for gpu in gpus for each in (gpu.nvlink, gpu.topology)]
-    key = (tuple(gpu.uuid for gpu in gpus), tuple(map(id, told)))
-    # Taken out once: another thread may clear them all at any moment.
+    mappings = [each for gpu in gpus for each in (gpu.nvlink, gpu.topology)]
+    key = (tuple(gpu.uuid for gpu in gpus), tuple(map(id, mappings)))
+    # One lookup only: another thread may clear the cache at any time.
     found = _matrices.get(key)
     if found is None:
         if len(_matrices) >= _MAX_MATRICES:
             _matrices.clear()
         links = tuple(tuple(0 if a is b else _link(a, b) for b in gpus) for a in gpus)
-        found = _matrices[key] = told, links
+        found = _matrices[key] = mappings, links
     return found[1]
 
 
 def _link(a: GpuView, b: GpuView) -> int:
-    """Either card may know of the link: a driver that hides it on one side has not unplugged it."""
+    """The link counts if either GPU reports it: some drivers hide it on one side."""
     lanes = max(a.nvlink.get(b.uuid, 0), b.nvlink.get(a.uuid, 0))
     closeness = max(_closeness(a, b), _closeness(b, a))
     return lanes * _LANE + closeness
@@ -91,7 +90,7 @@ def _closeness(a: GpuView, b: GpuView) -> int:
 
 @lru_cache(maxsize=16_384)
 def best_set(links: Matrix, count: int) -> tuple[int, ...]:
-    """The places of the best set of so many, lowest first."""
+    """The places of the best set of this size, lowest first."""
     places = range(len(links))
     if count >= len(links) or _all_equal(links):
         return tuple(places[:count])
@@ -99,19 +98,19 @@ def best_set(links: Matrix, count: int) -> tuple[int, ...]:
     if comb(len(links), count) <= _MAX_SETS:
         sets = combinations(places, count)
     else:
-        sets = [_grown_from(seed, links, count) for seed in places]
+        sets = [_greedy_set(seed, links, count) for seed in places]
     degrees = [sum(row) for row in links]
     # max() keeps the first of equals, and combinations() come lowest indexes first.
-    return max(sets, key=lambda chosen: _worth(chosen, links, degrees))
+    return max(sets, key=lambda chosen: _set_value(chosen, links, degrees))
 
 
 def _all_equal(links: Matrix) -> bool:
-    """An NVSwitch, or nothing known: every set is as good as every other."""
+    """True with an NVSwitch, or without any known link: all sets are equally good."""
     return len({link for a, row in enumerate(links) for link in row[:a]}) <= 1
 
 
-def _worth(chosen: tuple[int, ...], links: Matrix, degrees: list[int]) -> tuple[int, int]:
-    """The links within the set, then those among the rest, which are all less the set's own and the cut.
+def _set_value(chosen: tuple[int, ...], links: Matrix, degrees: list[int]) -> tuple[int, int]:
+    """The links within the set, then those within the rest (up to a constant).
 
     links(rest) = links(all) - sum of degrees(set) + links(set), and links(all) is the same for all sets.
     """
@@ -123,8 +122,8 @@ def _within(chosen: Iterable[int], links: Matrix) -> int:
     return sum(links[a][b] for a, b in combinations(chosen, 2))
 
 
-def _grown_from(seed: int, links: Matrix, count: int) -> tuple[int, ...]:
-    """A good set that holds `seed`, not always the best: 12,870 sets of 8 out of 16 take 26 ms."""
+def _greedy_set(seed: int, links: Matrix, count: int) -> tuple[int, ...]:
+    """A good set with `seed`, by greedy search: all 12,870 sets of 8 out of 16 would take 26 ms."""
     chosen = [seed]
     while len(chosen) < count:
         rest = [place for place in range(len(links)) if place not in chosen]

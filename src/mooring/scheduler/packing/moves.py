@@ -1,4 +1,4 @@
-"""What a request could do to a state, and how good the best of it is; known once for every state."""
+"""The best move of a shape on each node state, computed once per state."""
 
 import numpy as np
 
@@ -8,16 +8,16 @@ from mooring.scheduler.packing.shapes import Shape
 from mooring.scheduler.packing.states import Bools, Ints, States, StateTable
 
 NO_FIT = -1
-# Forty thousandths of a GPU. Equal moves go by a fixed order of nodes, which fills one node after the other;
-# finer differences than the expectation is good for would spread what comes over all of them.
+# Forty thousandths of a GPU. A fixed node order breaks ties, which fills one node after the other. Finer
+# steps than the accuracy of the expectation would spread requests over all nodes.
 _STEP = 40 * UNIT
 _MIDDLE = 1 << 13
 _UNKNOWN = -2
-_FEW = 8
+_DEDUPLICATE_ABOVE = 8
 
 
 class Waste:
-    """A potential, and what it needs to know of the classes of one table."""
+    """A potential, with the needs of its targets on the classes of one table."""
 
     def __init__(self, potential: Potential, table: StateTable) -> None:
         self._potential = potential
@@ -26,7 +26,7 @@ class Waste:
         self._needs = potential.needs(())
 
     def of(self, states: States) -> Ints:
-        """As `Potential.of`, of states of this table."""
+        """As `Potential.of`, for states of this table."""
         if self._known < len(self._table.classes):
             self._known = len(self._table.classes)
             self._needs = self._potential.needs(self._table.classes)
@@ -36,8 +36,8 @@ class Waste:
 class Moves:
     """One shape's best move on every state of a table.
 
-    Memory is left out: it changes with every placement, and would make nearly every state a new one. So is
-    the owner, whose state has those GPUs closed that he may not be given.
+    Memory is left out: it changes with every placement, so nearly every state would be new. The owner is left
+    out too: the state marks the GPUs that an owner may not use.
     """
 
     def __init__(self, shape: Shape, table: StateTable, waste: Waste) -> None:
@@ -47,12 +47,12 @@ class Moves:
         self._scores = np.full(table.capacity, _UNKNOWN, np.int64)
         self._positions = np.zeros(table.capacity, np.int16)
         self._cpu = np.zeros(0, np.int64)
-        self._allowed = np.zeros((0, table.width), np.bool_)  # GPUs of a model that will do, by class
-        self._groups = np.zeros((0, table.width), np.int64)  # a number for each model of a class
-        self.meet_kinds()
+        self._allowed = np.zeros((0, table.width), np.bool_)  # GPUs of an accepted model, by class
+        self._groups = np.zeros((0, table.width), np.int64)  # the model's number within its class
+        self.add_classes()
 
-    def meet_kinds(self) -> None:
-        """The table knows further classes."""
+    def add_classes(self) -> None:
+        """Add the classes that are new in the table."""
         kinds = self._table.kinds
         if len(self._cpu) == len(kinds):
             return
@@ -65,7 +65,7 @@ class Moves:
                 self._groups[number, positions] = group
 
     def scores(self, numbers: Ints) -> Ints:
-        """How good the best move is in each of these states; `NO_FIT` where there is none."""
+        """The score of the best move in each of these states; `NO_FIT` if there is none."""
         if len(self._scores) < self._table.capacity:
             more = self._table.capacity - len(self._scores)
             self._scores = np.concatenate([self._scores, np.full(more, _UNKNOWN, np.int64)])
@@ -73,14 +73,14 @@ class Moves:
         scores = self._scores[numbers]
         unknown = scores == _UNKNOWN
         if unknown.any():
-            # A few may come twice: looking for that takes longer than learning them twice.
+            # For a few, removing duplicates takes longer than computing them twice.
             missing = numbers[unknown]
-            self._learn(np.unique(missing) if len(missing) > _FEW else missing)
+            self._compute(np.unique(missing) if len(missing) > _DEDUPLICATE_ABOVE else missing)
             scores = self._scores[numbers]
         return scores
 
     def positions(self, number: int) -> tuple[int, ...]:
-        """The positions, in a state that it fits, of the GPUs that it is best given."""
+        """The positions of the GPUs of the best move, in a state where the shape fits."""
         if not self._shape.gpus:
             return ()
         first = int(self._positions[number])
@@ -90,61 +90,60 @@ class Moves:
         usable = self._usable(states)[0] & (self._groups[int(states.kinds[0])] == first)
         return tuple(int(position) for position in np.flatnonzero(usable)[: self._shape.gpus])
 
-    def _learn(self, numbers: Ints) -> None:
+    def _compute(self, numbers: Ints) -> None:
         states = self._table.states(numbers)
         self._scores[numbers] = NO_FIT
-        origins, rests, positions = self._alternatives(states)
+        origins, gpu_free, positions = self._alternatives(states)
         if not len(origins):
             return
         kinds = states.kinds[origins]
-        after = States(kinds, states.cpu_milli[origins] - self._cpu[kinds], rests)
+        after = States(kinds, states.cpu_milli[origins] - self._cpu[kinds], gpu_free)
         waste = self._waste.of(states.joined(after))
         scores = score(waste[origins] - waste[len(states) :])
-        # The first alternative of equals stays: write in descending order of preference, the best last.
-        order = np.argsort(scores[::-1], kind="stable")
-        order = len(scores) - 1 - order
+        # The last write wins: ascending scores, and of equal ones the first alternative last.
+        order = len(scores) - 1 - np.argsort(scores[::-1], kind="stable")
         chosen = numbers[origins[order]]
         self._scores[chosen] = scores[order]
         self._positions[chosen] = positions[order]
 
     def _alternatives(self, states: States) -> tuple[Ints, Ints, Ints]:
-        """Each way to give the GPUs: the row it is of, the rests after it, and the position or group."""
+        """Each possible move: its row in `states`, what is then free per GPU, and its position or group."""
         shape = self._shape
         enough_cpu = states.cpu_milli >= self._cpu[states.kinds]
-        rests = np.abs(states.rests)
+        gpu_free = np.abs(states.gpu_free)
         if not shape.gpus:
             origins = np.flatnonzero(enough_cpu)
-            return origins, rests[origins], np.zeros(len(origins), np.int64)
+            return origins, gpu_free[origins], np.zeros(len(origins), np.int64)
         usable = self._usable(states) & enough_cpu[:, None]
         if shape.share:
-            # Within a model rests are sorted: of equal ones the first stands for all.
-            same = states.rests[:, 1:] == states.rests[:, :-1]
-            usable[:, 1:] &= ~(same & usable[:, :-1])
+            # GPUs of a model are sorted by what is free: the first of equal ones stands for all.
+            duplicate = states.gpu_free[:, 1:] == states.gpu_free[:, :-1]
+            usable[:, 1:] &= ~(duplicate & usable[:, :-1])
             origins, positions = np.nonzero(usable)
-            after = rests[origins]
+            after = gpu_free[origins]
             after[np.arange(len(origins)), positions] -= shape.gpu_milli
             return origins, after, positions
         groups = self._groups[states.kinds]
-        most = int(groups.max())
-        if most == 0:
-            return self._whole(rests, usable, 0)
-        found = [self._whole(rests, usable & (groups == group), group) for group in range(most + 1)]
+        last = int(groups.max())
+        if last == 0:
+            return self._whole_gpus(gpu_free, usable, 0)
+        found = [self._whole_gpus(gpu_free, usable & (groups == group), group) for group in range(last + 1)]
         origins, after, which = (np.concatenate(parts) for parts in zip(*found, strict=True))
         return origins, after, which
 
-    def _whole(self, rests: Ints, usable: Bools, group: int) -> tuple[Ints, Ints, Ints]:
-        """The first whole GPUs of a model, of which all are alike."""
-        given = usable & (usable.cumsum(axis=1) <= self._shape.gpus)
-        origins = np.flatnonzero(given.sum(axis=1) == self._shape.gpus)
-        return origins, np.where(given[origins], 0, rests[origins]), np.full(len(origins), group)
+    def _whole_gpus(self, gpu_free: Ints, usable: Bools, group: int) -> tuple[Ints, Ints, Ints]:
+        """The first free GPUs of a model: they are interchangeable."""
+        allocated = usable & (usable.cumsum(axis=1) <= self._shape.gpus)
+        origins = np.flatnonzero(allocated.sum(axis=1) == self._shape.gpus)
+        return origins, np.where(allocated[origins], 0, gpu_free[origins]), np.full(len(origins), group)
 
     def _usable(self, states: States) -> Bools:
-        """GPUs that are open, of a model that will do, and have enough left."""
-        least = self._shape.gpu_milli if self._shape.share else WHOLE_MILLI
-        usable: Bools = (states.rests >= least) & self._allowed[states.kinds]
+        """The GPUs of an accepted model that have enough free and are not closed to the shape."""
+        needed = self._shape.gpu_milli if self._shape.share else WHOLE_MILLI
+        usable: Bools = (states.gpu_free >= needed) & self._allowed[states.kinds]
         return usable
 
 
-def score(less_waste: Ints) -> Ints:
-    """What is saved in whole steps, from 0 up: moves that differ in less are equal."""
-    return np.clip(_MIDDLE + (less_waste + _STEP // 2) // _STEP, 0, 2 * _MIDDLE)
+def score(saved: Ints) -> Ints:
+    """The reduction of waste in whole steps, shifted to be at least 0."""
+    return np.clip(_MIDDLE + (saved + _STEP // 2) // _STEP, 0, 2 * _MIDDLE)

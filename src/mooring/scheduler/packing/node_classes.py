@@ -1,4 +1,4 @@
-"""What never changes about nodes, held once for all that are alike, and what of it would do for a request."""
+"""The fixed properties of nodes, shared by equal nodes, and which of their GPUs suit a request."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,20 +12,20 @@ from mooring.scheduler.model import GpuView, MigView, NodeView, Request
 from mooring.scheduler.packing import links
 from mooring.scheduler.packing.shapes import FleetNode, NodeClass
 
-# What of a node is given out as one: a card, or a MIG device on one.
+# What is allocated as one unit: a GPU, or a MIG device of one.
 Unit = tuple[GpuView, MigView | None]
 Ask = tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One place of a node for a request's GPU; `key` is its model as the fleet knows it."""
+    """A GPU or MIG device of a node kind; `key` is its model in the fleet."""
 
     key: str
     model: str
     memory_mib: int
     compute_capability: str | None
-    mig: tuple[MigView, ...]  # the one that the place is; none: it is a card
+    mig: tuple[MigView, ...]  # the MIG device; empty for a GPU
 
     @property
     def mig_enabled(self) -> bool:
@@ -34,11 +34,11 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class NodeKind:
-    """A class of nodes. `cards` counts those with MIG enabled once, `places` has their devices."""
+    """A node kind. `gpu_count` counts GPUs with MIG enabled once; `places` has their devices."""
 
     cpu_milli: int
     memory_mib: int
-    cards: int
+    gpu_count: int
     places: tuple[Place, ...]
 
     @property
@@ -48,20 +48,20 @@ class NodeKind:
 
     @property
     def plain(self) -> bool:
-        """Whether places are cards: only then does the fleet know a fair share itself."""
-        return len(self.places) == self.cards
+        """Whether no GPU has MIG enabled: only then can the fleet compute a fair share itself."""
+        return len(self.places) == self.gpu_count
 
 
 @dataclass(frozen=True, slots=True)
 class Suitable:
-    """The places of a kind that would do for a request: the models by preference, and which will not do."""
+    """The models of a node kind that suit a request, by preference, and the places that do not."""
 
     models: tuple[tuple[int, str], ...]  # rank and key
-    unsuitable: tuple[int, ...]  # places of a model that has others that would do
+    unsuitable: tuple[int, ...]  # of a model of which other places suit
 
 
 def units(node: NodeView) -> Iterator[Unit]:
-    """All places, in an order that does not depend on the one in which they are told."""
+    """All places, in an order that does not depend on the order in which the node reports them."""
     for gpu in links.in_order(node.gpus):
         if not gpu.mig_enabled:
             yield gpu, None
@@ -70,51 +70,51 @@ def units(node: NodeView) -> Iterator[Unit]:
                 yield gpu, device
 
 
-def kind_of(node: NodeView, there: list[Unit]) -> NodeKind:
+def kind_of(node: NodeView, devices: list[Unit]) -> NodeKind:
     places = tuple(
         _place(gpu.model, gpu.memory_mib, gpu.compute_capability, device.profile if device else None)
-        for gpu, device in there
+        for gpu, device in devices
     )
     return NodeKind(node.cpu_milli, allocatable_memory_mib(node.memory_mib), len(node.gpus), places)
 
 
 @lru_cache(maxsize=4096)
 def _place(model: str, memory_mib: int, compute_capability: str | None, profile: str | None) -> Place:
-    # No model's name has a line break in it. Whichever device it is makes no other kind.
+    # No model name has a line break in it. The device's UUID is left out: it makes no other kind.
     key = model if profile is None else f"{profile}\n{model}"
     mig = () if profile is None else (MigView("", profile, free=True),)
     return Place(key, model, memory_mib, compute_capability, mig)
 
 
 def _size(place: Place) -> int:
-    """By memory, in GiB (drivers hide a few MiB, and not always the same), then by compute capability."""
+    """Orders by memory in GiB (drivers hide a varying few MiB), then by compute capability."""
     memory_mib = gpu_offers.mig_memory_mib(place.mig[0].profile) if place.mig else place.memory_mib
     major, minor = (*gpu_offers.version(place.compute_capability or ""), 0, 0)[:2]
     return (round(memory_mib / 1024) * 100 + major) * 100 + minor
 
 
-def fleet_node(node: NodeView, as_class: NodeClass, there: list[Unit], *, open_: bool) -> FleetNode:
-    """Args: open_: whether anything may be placed there at all."""
+def fleet_node(node: NodeView, as_class: NodeClass, places: list[Unit], *, open_: bool) -> FleetNode:
+    """Args: open_: whether the node accepts placements."""
     if not open_:
-        return FleetNode(node.id, as_class, -1, -1, (0,) * len(there))
-    rests = tuple(_rest(gpu, device) for gpu, device in there)
+        return FleetNode(node.id, as_class, -1, -1, (0,) * len(places))
+    gpu_free = tuple(_milli_free(gpu, device) for gpu, device in places)
     owners = tuple(
         gpu.project_id or "" if device is None and 0 < gpu.milli_free < WHOLE_MILLI else ""
-        for gpu, device in there
+        for gpu, device in places
     )
     return FleetNode(
-        node.id, as_class, node.cpu_milli_free, node.memory_mib_free, rests, owners if any(owners) else ()
+        node.id, as_class, node.cpu_milli_free, node.memory_mib_free, gpu_free, owners if any(owners) else ()
     )
 
 
-def _rest(gpu: GpuView, device: MigView | None) -> int:
+def _milli_free(gpu: GpuView, device: MigView | None) -> int:
     if not gpu.healthy:
         return 0
     return gpu.milli_free if device is None else WHOLE_MILLI * device.free
 
 
 def ask_of(request: Request) -> Ask:
-    """All that decides which places would do."""
+    """All that decides which places suit a request."""
     return (
         request.gpu_models,
         request.gpu_min_memory_mib,
@@ -124,18 +124,18 @@ def ask_of(request: Request) -> Ask:
 
 
 def owner_of(request: Request) -> str:
-    """The project, where it decides which cards would do: shares of one card are all of one project."""
+    """The project for shares, since all shares of a GPU belong to one project; else empty."""
     return request.project_id if request.gpu_milli < WHOLE_MILLI else ""
 
 
 def suitable(kind: NodeKind, request: Request) -> Suitable:
     ranks: dict[str, int] = {}
-    bad = []
+    rejected = []
     for number, place in enumerate(kind.places):
         rank = preference(request, place.model)
         if rank is not None and gpu_offers.would_do(place, request):
             ranks[place.key] = rank
         else:
-            bad.append(number)
-    unsuitable = tuple(number for number in bad if kind.places[number].key in ranks)
+            rejected.append(number)
+    unsuitable = tuple(number for number in rejected if kind.places[number].key in ranks)
     return Suitable(tuple(sorted((rank, key) for key, rank in ranks.items())), unsuitable)

@@ -1,6 +1,6 @@
-"""Finds the best node for a request: the fleet names a node, the node's own state gives the exact GPUs.
+"""Finds the best node for a request: the fleet selects a node, the node's own state the exact GPUs.
 
-The fleet knows counts, models, shares and owners. The node checks the rest (NUMA nodes, reserved GPUs).
+The fleet covers counts, models, shares and owners; the node's state the rest (NUMA nodes, reserved GPUs).
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -19,13 +19,13 @@ from mooring.scheduler.packing import links, node_classes
 from mooring.scheduler.packing.shapes import Move, Shape
 
 Key = tuple[object, ...]
-# Whether a placement, which makes this of the node, may be.
+# Whether a placement on the node with this index is allowed.
 Allowed = Callable[[int, Placement], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A placement and what is needed to carry it out."""
+    """A placement, with the index of its node and the GPU model."""
 
     index: int
     model: str
@@ -33,7 +33,7 @@ class Found:
 
 
 def shape(request: Request) -> Key:
-    """All that decides where a request fits, its project and duration aside: see `key`."""
+    """All that decides where a request fits, except its project and duration: see `key`."""
     return (
         request.gpu_count,
         request.gpu_milli,
@@ -51,9 +51,9 @@ def _disk(request: Request) -> Key:
 
 
 def key(request: Request) -> Key:
-    """All that decides where a request may be placed now: what failed once fails for all that have it.
+    """All that decides where a request can be placed now: if one fails, all with the same key do.
 
-    The project decides by its quota, reservations and shares; the duration by what must be free again when.
+    The project matters for its quota, reservations and shares; the duration for later reservations.
     """
     return (*shape(request), request.project_id, request.max_duration_s)
 
@@ -65,11 +65,11 @@ def find(
     among: Mask | None = None,
     allowed: Allowed | None = None,
 ) -> Found | None:
-    """The best placement there is, or None.
+    """The best placement; None if nothing fits.
 
     Args:
-        among: the nodes that may be chosen.
-        allowed: refuses what would fit, because of others that wait.
+        among: the candidate nodes.
+        allowed: may reject placements that fit, in favour of other pending requests.
     """
     if request.quota is not None and quotas.over_anywhere(request):
         return None
@@ -78,7 +78,7 @@ def find(
 
 
 def asked_of_fleet(cluster: ClusterState, request: Request) -> Shape:
-    """What the request asks for as the fleet knows it, whatever its project may have."""
+    """The shape of the request in the fleet, regardless of its quota."""
     unlimited = request if request.quota is None else replace(request, quota=None)
     search = _Search(cluster, unlimited, PlanTime(0.0), None, None)
     models: frozenset[str] = frozenset().union(*search.tiers())
@@ -87,7 +87,7 @@ def asked_of_fleet(cluster: ClusterState, request: Request) -> Shape:
 
 
 def best_nodes(cluster: ClusterState, request: Request, count: int) -> list[int]:
-    """Nodes that may have room for it, best first; reservations and NUMA nodes are not asked about."""
+    """Nodes that may have room for it, best first; ignores reservations and NUMA nodes."""
     search = _Search(cluster, request, PlanTime(0.0), None, None)
     moves = [
         move
@@ -99,7 +99,7 @@ def best_nodes(cluster: ClusterState, request: Request, count: int) -> list[int]
 
 
 def choices(cluster: ClusterState, request: Request) -> Key:
-    """What the request's quota leaves of models and of kinds of nodes, to remember answers by."""
+    """The models and node kinds that the quota allows, as part of a cache key."""
     if request.quota is None:
         return ()
     search = _Search(cluster, request, PlanTime(0.0), None, None)
@@ -125,7 +125,7 @@ class _Search:
         return self._best(self._among, self._blocked())
 
     def _best(self, among: Mask | None, blocked: dict[int, tuple[int, ...]]) -> Found | None:
-        """The GPUs that are given out last are left out first, and taken where nothing else fits."""
+        """Uses the GPUs marked `last` only if nothing else fits."""
         last = self._last()
         without = {**blocked, **{at: tuple(sorted({*blocked.get(at, ()), *last[at]})) for at in last}}
         for unavailable in (without, blocked) if last else (blocked,):
@@ -135,13 +135,13 @@ class _Search:
         return None
 
     def _last(self) -> dict[int, list[int]]:
-        """The places that are given out last, by node."""
+        """The places of the GPUs marked `last`, by node."""
         if not self._request.gpu_count:
             return {}
         return {index: _last_of(self._cluster.node(index)) for index in self._cluster.with_last}
 
     def in_own_reservation(self) -> Found | None:
-        """On cards that are held for the request's project right now, if there are enough on a node."""
+        """The best placement on GPUs that are now reserved for the project, if one node has enough."""
         if not self._request.gpu_count or not self._cluster.with_holds:
             return None
         others = {
@@ -156,17 +156,15 @@ class _Search:
         return self._best(mask if self._among is None else mask & self._among, others)
 
     def _not_own(self, index: int) -> tuple[int, ...] | None:
-        """The places that are not held for the project, where some are."""
+        """The places that are not reserved for the project; None if the node has none that are."""
         places = list(node_classes.units(self._cluster.node(index)))
         own = [gpu_offers.own_reserved(gpu, self._request, self._at) for gpu, _device in places]
         if not any(own):
             return None
-        return tuple(sorted({place for place, held in enumerate(own) if not held} | set(self._bad(index))))
-
-    # ---- the models, by preference
+        return tuple(sorted({at for at, is_own in enumerate(own) if not is_own} | {*self._unsuitable(index)}))
 
     def tiers(self) -> Iterator[frozenset[str]]:
-        """The models to be tried together; a later one only where none of the earlier has room."""
+        """Sets of equally preferred models, to be tried in this order."""
         if not self._request.gpu_count:
             yield frozenset()
             return
@@ -179,60 +177,52 @@ class _Search:
             yield frozenset(model for model, of_model in ranks.items() if of_model == rank)
 
     def _within_quota(self, model: str) -> bool:
-        """CPUs and memory are not known yet, and are asked later."""
+        """For GPUs only: CPUs and memory depend on the node and are checked later."""
         name = model.rpartition("\n")[2]
         return self._request.quota is None or not quotas.over(self._request, name, 0, 0)
 
-    # ---- which places may not be given
-
-    def _bad(self, index: int) -> tuple[int, ...]:
+    def _unsuitable(self, index: int) -> tuple[int, ...]:
         return self._cluster.suitable(int(self._cluster.kind_of[index]), self._request).unsuitable
 
     def _blocked(self) -> dict[int, tuple[int, ...]]:
         if not self._request.gpu_count:
             return {}
-        bad = {
+        unsuitable = {
             number: places
             for number in range(len(self._cluster.kinds))
             if (places := self._cluster.suitable(number, self._request).unsuitable)
         }
-        numbers = self._cluster.kind_of.tolist() if bad else ()
-        blocked = {index: bad[number] for index, number in enumerate(numbers) if number in bad}
+        numbers = self._cluster.kind_of.tolist() if unsuitable else ()
+        blocked = {index: unsuitable[number] for index, number in enumerate(numbers) if number in unsuitable}
         for index in self._cluster.with_holds:
-            if held := self._held(index):
-                blocked[index] = tuple(sorted({*blocked.get(index, ()), *held}))
+            if reserved := self._reserved(index):
+                blocked[index] = tuple(sorted({*blocked.get(index, ()), *reserved}))
         return blocked
 
-    def _held(self, index: int) -> list[int]:
-        places = node_classes.units(self._cluster.node(index))
-        return [
-            place
-            for place, (gpu, _device) in enumerate(places)
-            if gpu_offers.reserved(gpu, self._request, self._at)
-        ]
-
-    # ---- the fleet
+    def _reserved(self, index: int) -> list[int]:
+        places = enumerate(node_classes.units(self._cluster.node(index)))
+        return [at for at, (gpu, _device) in places if gpu_offers.reserved(gpu, self._request, self._at)]
 
     def _best_of(
         self, keys: frozenset[str], among: Mask | None, blocked: dict[int, tuple[int, ...]]
     ) -> Found | None:
-        refused: list[int] = []
+        rejected: list[int] = []
         while True:
             moves = [
                 move
                 for fleet_shape, nodes in self.variants(keys)
                 if (
                     move := self._cluster.fleet.best(
-                        fleet_shape, _but(self._cluster, _both(among, nodes), refused), blocked
+                        fleet_shape, _without(self._cluster, _both(among, nodes), rejected), blocked
                     )
                 )
             ]
             if not moves:
                 return None
             best = max(moves, key=lambda move: (move.score, self._cluster.fleet.rank(move.node)))
-            if found := self._there(best, blocked.get(best.node, ())):
+            if found := self._on_node(best, blocked.get(best.node, ())):
                 return found
-            refused.append(best.node)
+            rejected.append(best.node)
 
     def fleet_shape(self, keys: frozenset[str]) -> Shape:
         request = self._request
@@ -246,37 +236,36 @@ class _Search:
         )
 
     def variants(self, keys: frozenset[str]) -> list[tuple[Shape, Mask | None]]:
-        """The request as the fleet knows it. A share of CPUs beside MIG devices it does not know itself."""
+        """The request's shapes in the fleet, which cannot compute the default CPUs on nodes with MIG."""
         plain = self.fleet_shape(keys)
         cpu_milli, memory_mib = plain.cpu_milli, plain.memory_mib
-        odd = [number for number, kind in enumerate(self._cluster.kinds) if not kind.plain]
-        if not odd or (cpu_milli is not None and memory_mib is not None):
+        with_mig = [number for number, kind in enumerate(self._cluster.kinds) if not kind.plain]
+        if not with_mig or (cpu_milli is not None and memory_mib is not None):
             return [(plain, self._within_shares())]
-        of_kind = self._cluster.kind_of
-        variants: list[tuple[Shape, Mask | None]] = [
-            (plain, _both(~np.isin(of_kind, odd), self._within_shares()))
-        ]
+        kind_of = self._cluster.kind_of
+        mask = _both(~np.isin(kind_of, with_mig), self._within_shares())
+        variants: list[tuple[Shape, Mask | None]] = [(plain, mask)]
         by_needs: dict[tuple[int, int], list[int]] = {}
-        for number in odd:
+        for number in with_mig:
             by_needs.setdefault(self._needs_of(number), []).append(number)
-        for taken, numbers in sorted(by_needs.items()):
-            mask = _both(np.isin(of_kind, numbers), self._within_shares())
-            variants.append((replace(plain, cpu_milli=taken[0], memory_mib=taken[1]), mask))
+        for kind_needs, numbers in sorted(by_needs.items()):
+            mask = _both(np.isin(kind_of, numbers), self._within_shares())
+            variants.append((replace(plain, cpu_milli=kind_needs[0], memory_mib=kind_needs[1]), mask))
         return variants
 
     def _needs_of(self, number: int) -> tuple[int, int]:
         kind = self._cluster.kinds[number]
-        return needs_beside(self._request, kind.cpu_milli, kind.memory_mib, kind.cards)
+        return needs_beside(self._request, kind.cpu_milli, kind.memory_mib, kind.gpu_count)
 
     def _within_shares(self) -> Mask | None:
-        """The nodes whose share of CPUs and memory the quota leaves; null: all."""
+        """The nodes on which the default CPUs and memory are within the quota; None: all."""
         request = self._request
         if request.quota is None or None not in fixed(request):
             return None
         if not {quotas.CPUS, quotas.MEMORY} & request.quota.limits.keys():
             return None
-        fine = self.kinds_within_shares()
-        return None if all(fine) else np.array(fine)[self._cluster.kind_of]
+        within = self.kinds_within_shares()
+        return None if all(within) else np.array(within)[self._cluster.kind_of]
 
     def kinds_within_shares(self) -> tuple[bool, ...]:
         return tuple(
@@ -284,14 +273,12 @@ class _Search:
             for number in range(len(self._cluster.kinds))
         )
 
-    # ---- the node
-
-    def _there(self, move: Move, blocked: Collection[int]) -> Found | None:
-        """What exactly is given on the node, if it and those that wait have nothing against it."""
+    def _on_node(self, move: Move, blocked: Collection[int]) -> Found | None:
+        """The exact placement on the node, if the node and `allowed` permit one."""
         node = self._cluster.node(move.node)
-        there = list(node_classes.units(node)) if move.gpus else []
-        first = there[move.gpus[0]][0] if there else None
-        closed = {there[place][0].uuid for place in blocked} if there else set()
+        places = list(node_classes.units(node)) if move.gpus else []
+        first = places[move.gpus[0]][0] if places else None
+        closed = {places[place][0].uuid for place in blocked} if places else set()
         for offer in self._offers(node, first):
             placed = placement(node, self._request, offer, self._at, first.uuid if first else "")
             if closed.isdisjoint(placed.gpu_uuids) and (
@@ -301,22 +288,22 @@ class _Search:
         return None
 
     def _offers(self, node: NodeView, first: GpuView | None) -> list[gpu_offers.Offer]:
-        """What the node has: of the model that the fleet named, then of others that are as welcome.
+        """The offers of the node for the fleet's model, then for equally preferred models.
 
-        The fleet counts cards. It may name a model whose cards are not near enough, or are kept for others.
+        The fleet only counts GPUs. Those of its model may be too far apart, or reserved for others.
         """
         fitting = fitting_offers(node, self._request, self._at)
         if first is None:
             return fitting
         rank = preference(self._request, first.model)
-        as_welcome = (offer for offer in fitting if offer.rank == rank)
-        return sorted(as_welcome, key=lambda offer: offer.model != first.model)
+        equally_preferred = (offer for offer in fitting if offer.rank == rank)
+        return sorted(equally_preferred, key=lambda offer: offer.model != first.model)
 
 
 def placement(
     node: NodeView, request: Request, offer: gpu_offers.Offer, at: PlanTime, prefer: str = ""
 ) -> Placement:
-    """What exactly the request is given of this offer."""
+    """The exact placement of the request on this offer."""
     given = gpu_offers.grants(request, offer, at, prefer)
     cpu_milli, memory_mib = needs(request, node)
     score = _link_score(node, offer.model, given)
@@ -329,7 +316,7 @@ def _link_score(node: NodeView, model: str, given: Sequence[GpuAllocation]) -> f
     if len(given) < 2 or given[0].mig_uuid is not None:
         return None
     of_model = [gpu for gpu in node.gpus if gpu.model == model and not gpu.mig_enabled]
-    return links.score({grant.gpu_uuid for grant in given}, of_model)
+    return links.score({allocation.gpu_uuid for allocation in given}, of_model)
 
 
 def _last_of(node: NodeView) -> list[int]:
@@ -337,12 +324,12 @@ def _last_of(node: NodeView) -> list[int]:
 
 
 def admitting(cluster: ClusterState, request: Request) -> Mask | None:
-    """As `filters.admits`, of all nodes; null: all of them do."""
+    """The nodes that `filters.admits` accepts; None: all."""
     return _both(labelled(cluster, request), open_to(cluster, request))
 
 
 def labelled(cluster: ClusterState, request: Request) -> Mask | None:
-    """The nodes with the labels that are asked for; null: none are."""
+    """The nodes with the requested labels; None: no labels are requested."""
     if not request.selector:
         return None
     wanted = frozenset(request.selector.items())
@@ -350,7 +337,7 @@ def labelled(cluster: ClusterState, request: Request) -> Mask | None:
 
 
 def open_to(cluster: ClusterState, request: Request) -> Mask | None:
-    """The nodes that are not reserved for other projects; null: none is."""
+    """The nodes that are not reserved for other projects; None: all."""
     closed = [index for index in cluster.reserved if not is_open_to(cluster.node(index), request.project_id)]
     if not closed:
         return None
@@ -360,7 +347,7 @@ def open_to(cluster: ClusterState, request: Request) -> Mask | None:
 
 
 def short_of_disk(cluster: ClusterState, request: Request, *, if_empty: bool = False) -> Mask:
-    """The nodes without the disk that it needs, now or even if nothing ran there."""
+    """The nodes without enough free disk now or, with `if_empty`, even without any instances."""
 
     def lacks(node: NodeView) -> bool:
         return not disk.fits(request, empty(node) if if_empty else node)
@@ -369,7 +356,7 @@ def short_of_disk(cluster: ClusterState, request: Request, *, if_empty: bool = F
 
 
 def _with_room(cluster: ClusterState, request: Request) -> Mask | None:
-    """The nodes that admit it and have the disk that it asks for; null: all of them."""
+    """The nodes that admit the request and have enough free disk; None: all."""
     short = short_of_disk(cluster, request)
     return _both(admitting(cluster, request), ~short if short.any() else None)
 
@@ -377,8 +364,8 @@ def _with_room(cluster: ClusterState, request: Request) -> Mask | None:
 def _near_enough(cluster: ClusterState, request: Request) -> Mask | None:
     if not request.same_numa or request.gpu_count < 2:
         return None
-    asked = ("near enough", node_classes.ask_of(request), request.gpu_count)
-    return cluster.mask(asked, lambda node: gpu_offers.near_enough(node, request))
+    mask_key = ("near enough", node_classes.ask_of(request), request.gpu_count)
+    return cluster.mask(mask_key, lambda node: gpu_offers.near_enough(node, request))
 
 
 def _both(a: Mask | None, b: Mask | None) -> Mask | None:
@@ -387,9 +374,9 @@ def _both(a: Mask | None, b: Mask | None) -> Mask | None:
     return a & b
 
 
-def _but(cluster: ClusterState, among: Mask | None, refused: list[int]) -> Mask | None:
-    if not refused:
+def _without(cluster: ClusterState, among: Mask | None, rejected: list[int]) -> Mask | None:
+    if not rejected:
         return among
     mask = np.ones(len(cluster), np.bool_) if among is None else among.copy()
-    mask[refused] = False
+    mask[rejected] = False
     return mask

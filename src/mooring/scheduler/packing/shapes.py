@@ -1,4 +1,4 @@
-"""The words of packing: what a node is, what it has left, and what a request takes of one."""
+"""The data types of packing: nodes, request shapes and moves."""
 
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -10,72 +10,68 @@ TIE_BITS = 40
 
 @dataclass(frozen=True, slots=True)
 class NodeClass:
-    """What never changes about a node. Totals are what instances may have, not what the hardware has."""
+    """The fixed properties of a node. Totals are what instances may use, not what the hardware has."""
 
     cpu_milli: int
     memory_mib: int
-    models: tuple[str, ...]  # of each GPU, by its place on the node; a MIG profile is a model of its own
-    sizes: tuple[int, ...] = ()  # of each GPU: of equally good ones the smallest is given; (): all are alike
+    models: tuple[str, ...]  # of each GPU, by place on the node; a MIG profile is a separate model
+    sizes: tuple[int, ...] = ()  # of each GPU: of equally good ones the smallest is used; (): all equal
 
 
 @dataclass(frozen=True, slots=True)
 class FleetNode:
-    """A node as it is now. `gpu_milli_free` is 0 for a GPU that nobody may be given (unhealthy, reserved)."""
+    """The current state of a node. `gpu_milli_free` is 0 for an unusable GPU (unhealthy, reserved)."""
 
     id: str
     kind: NodeClass
     cpu_milli_free: int
     memory_mib_free: int
     gpu_milli_free: tuple[int, ...]
-    owners: tuple[str, ...] = ()  # of each GPU that is shared out in part; "" where nobody's; (): all ""
+    owners: tuple[str, ...] = ()  # of each shared GPU; "" if it is not shared; (): all ""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a request takes of one node.
+    """What a request needs on one node.
 
-    Several GPUs are whole ones of one model; a share (`gpu_milli` below 1000) is of one GPU. Null CPUs or
-    memory are the part of the node's that goes with the GPUs.
+    Several GPUs are whole and of one model; a share (`gpu_milli` below 1000) is of one GPU. Null CPUs or
+    memory stand for the share of the node's total that goes with the GPUs.
     """
 
     gpus: int
-    gpu_milli: int  # of each GPU; 1000 for whole ones
+    gpu_milli: int  # per GPU; 1000: whole
     cpu_milli: int | None
     memory_mib: int | None
-    models: frozenset[str] = frozenset()  # that will do; empty: all
-    owner: str = ""  # whose: a share goes on no GPU that is shared out to somebody else
+    models: frozenset[str] = frozenset()  # accepted; empty: all
+    owner: str = ""  # a share cannot use a GPU that another owner shares
 
     @property
     def share(self) -> bool:
         return self.gpus == 1 and self.gpu_milli < WHOLE_MILLI
 
     def takes(self, kind: NodeClass) -> tuple[int, int]:
-        """The CPUs (milli) and memory (MiB) that it takes on a node of this class."""
+        """The CPUs (milli) and memory (MiB) needed on a node of this class."""
         cpu_milli, memory_mib = self.cpu_milli, self.memory_mib
         if cpu_milli is None:
-            cpu_milli = self._part(kind.cpu_milli, kind)
+            cpu_milli = self._share_of(kind.cpu_milli, kind)
         if memory_mib is None:
-            memory_mib = self._part(kind.memory_mib, kind)
+            memory_mib = self._share_of(kind.memory_mib, kind)
         return cpu_milli, memory_mib
 
-    def _part(self, total: int, kind: NodeClass) -> int:
-        there = len(kind.models)
-        return (
-            total * min(self.gpus * self.gpu_milli, there * WHOLE_MILLI) // (there * WHOLE_MILLI)
-            if there
-            else 0
-        )
+    def _share_of(self, total: int, kind: NodeClass) -> int:
+        node_milli = len(kind.models) * WHOLE_MILLI
+        return total * min(self.gpus * self.gpu_milli, node_milli) // node_milli if node_milli else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Where a request would go. The best has the highest score; `gpus` are places on the node."""
+    """A possible placement. The best has the highest score; `gpus` are places on the node."""
 
-    node: int  # its index in the fleet
+    node: int  # index in the fleet
     gpus: tuple[int, ...]
     score: int
 
 
 def tie_of(node_id: str) -> int:
-    """A fixed, patternless order of nodes, for those that are equally good (40 bits)."""
+    """A fixed pseudo-random order to break ties between nodes (40 bits)."""
     return int.from_bytes(blake2b(node_id.encode(), digest_size=6).digest(), "big") >> (48 - TIE_BITS)
