@@ -22,7 +22,7 @@ from mooring.agent.nvml.types import (
 )
 from mooring.agent.runtime import Container
 from mooring.agent.timestamps import rfc3339
-from mooring.core.simulation import MODELS, GpuModel, supports_mig, mig_memory_mib, model_key
+from mooring.core.simulation import MODELS, GpuModel, mig_memory_mib, model_key, supports_mig
 
 NAMESPACE: Final = uuid.UUID("6d6f6f72-696e-4700-8000-736967707573")
 DRIVER_VERSION: Final = "580.95.05"
