@@ -15,7 +15,8 @@ Address = IPv4Address | IPv6Address
 
 # Names that only internal resolvers know (RFC 6761, 6762, 8375; ICANN for `internal`).
 _INTERNAL: Final = frozenset({
-    "localhost", "local", "internal", "localdomain", "home.arpa", "lan", "intranet", "corp", "home", "private",
+    "localhost", "local", "internal", "localdomain", "home.arpa", "lan", "intranet", "corp", "home",
+    "private",
 })  # fmt: skip
 # In a public range, but answered by the hypervisor: Azure's WireServer.
 _METADATA: Final = frozenset({ip_address("168.63.129.16")})
