@@ -29,18 +29,17 @@ class Settings(BaseSettings):
     bootstrap_admin_key: SecretStr | None = None
     encryption_keys: Annotated[
         SecretStr | None,
-        Field(description="comma-separated Fernet keys, newest first; null: a file in the data directory"),
+        Field(description="comma-separated Fernet keys, newest first; null: file in data_dir"),
     ] = None
     audit_keys: Annotated[
         SecretStr | None,
-        Field(description="keys that sign the audit log, like encryption_keys; null: a file in data_dir"),
+        Field(description="keys for the audit log, like encryption_keys; null: file in data_dir"),
     ] = None
     audit_head_file: Annotated[
         Path | None, Field(description="file that gets each new head of the audit log; null: log lines only")
     ] = None
     database_owner_url: Annotated[
-        SecretStr | None,
-        Field(description="URL of the role that owns and migrates the tables; null: database_url"),
+        SecretStr | None, Field(description="URL of the role that owns the tables; null: database_url")
     ] = None
     rate_limits: Literal["on", "off"] = "on"
     metrics_public: bool = False
@@ -50,7 +49,7 @@ class Settings(BaseSettings):
     ] = "127.0.0.1,::1"
     advertise_url: Annotated[
         str | None,
-        Field(description="URL at which agents bring streams to this replica; null: their sync URL"),
+        Field(description="URL at which agents reach this replica for streams; null: their sync URL"),
     ] = None
     allowed_registries: Annotated[
         tuple[str, ...],
@@ -58,8 +57,7 @@ class Settings(BaseSettings):
         Field(description="allowed registries outside the public internet: host, host:port, *.domain"),
     ] = ()
     oidc_issuer: Annotated[
-        str | None,
-        Field(description="accepted token issuer, exactly as in `iss`, final slash included"),
+        str | None, Field(description="accepted token issuer, exactly as in `iss`, final slash included")
     ] = None
     oidc_audience: Annotated[str | None, Field(description="required in a token's `aud`")] = None
     oidc_roles: Annotated[
