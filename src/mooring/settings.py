@@ -29,11 +29,11 @@ class Settings(BaseSettings):
     bootstrap_admin_key: SecretStr | None = None
     encryption_keys: Annotated[
         SecretStr | None,
-        Field(description="comma-separated Fernet keys, newest first; null: file in data_dir"),
+        Field(description="comma-separated Fernet keys, newest first; null: a file in data_dir"),
     ] = None
     audit_keys: Annotated[
         SecretStr | None,
-        Field(description="keys for the audit log, like encryption_keys; null: file in data_dir"),
+        Field(description="keys for the audit log, like encryption_keys; null: a file in data_dir"),
     ] = None
     audit_head_file: Annotated[
         Path | None, Field(description="file that gets each new head of the audit log; null: log lines only")
@@ -48,8 +48,7 @@ class Settings(BaseSettings):
         str, Field(description="comma-separated addresses and networks whose X-Forwarded-For is trusted")
     ] = "127.0.0.1,::1"
     advertise_url: Annotated[
-        str | None,
-        Field(description="URL at which agents reach this replica for streams; null: their sync URL"),
+        str | None, Field(description="URL where agents reach this replica for streams; null: their sync URL")
     ] = None
     allowed_registries: Annotated[
         tuple[str, ...],
