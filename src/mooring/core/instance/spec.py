@@ -32,7 +32,7 @@ GpuModelName = Annotated[Text, Field(max_length=96)]
 
 
 class GpuRequest(_SpecModel):
-    """Whole GPUs on one node, a share of one GPU, or MIG devices. Absent or `count` 0: no GPU.
+    """Whole GPUs of one model on one node, a share of one GPU, or MIG devices. Absent or `count` 0: none.
 
     With `share` or `mig_profile`, `count` defaults to 1.
     """
@@ -130,7 +130,7 @@ def is_reserved_env(name: str) -> bool:
 
 
 class InstanceSpec(_SpecModel):
-    """What the user asked for. Stored unchanged; the scheduler and the node read nothing else."""
+    """What the user asked for. Stored unchanged; the whole request that scheduler and node work from."""
 
     image: ImageReference
     command: Annotated[list[LongText] | None, Field(max_length=1024)] = None
