@@ -16,7 +16,7 @@ from mooring.core.sign_on import RoleGrant, parse_grants
 
 
 class Settings(BaseSettings):
-    """Names are api.md's, less the prefix; docs/operating.md explains each."""
+    """The names are those of the API contract without the prefix; docs/operating.md describes each."""
 
     model_config = SettingsConfigDict(
         env_prefix="MOORING_", frozen=True, env_ignore_empty=True, extra="ignore"
@@ -29,39 +29,36 @@ class Settings(BaseSettings):
     bootstrap_admin_key: SecretStr | None = None
     encryption_keys: Annotated[
         SecretStr | None,
-        Field(description="Fernet keys, comma-separated, newest first; null: a file in the data directory"),
+        Field(description="comma-separated Fernet keys, newest first; null: a file in data_dir"),
     ] = None
     audit_keys: Annotated[
         SecretStr | None,
-        Field(
-            description="keys that sign the audit log, as encryption_keys; null: a file in the data directory"
-        ),
+        Field(description="keys for the audit log, like encryption_keys; null: a file in data_dir"),
     ] = None
     audit_head_file: Annotated[
-        Path | None, Field(description="where each new head of the audit log is appended; null: logged only")
+        Path | None, Field(description="file that gets each new head of the audit log; null: log lines only")
     ] = None
     database_owner_url: Annotated[
-        SecretStr | None,
-        Field(description="whose role migrates and owns the tables; null: that of database_url does it all"),
+        SecretStr | None, Field(description="URL of the role that owns the tables; null: database_url")
     ] = None
     rate_limits: Literal["on", "off"] = "on"
     metrics_public: bool = False
     behind_tls_proxy: bool = False
     trusted_proxies: Annotated[
-        str, Field(description="whose X-Forwarded-For is believed: addresses and networks, comma-separated")
+        str, Field(description="comma-separated addresses and networks whose X-Forwarded-For is trusted")
     ] = "127.0.0.1,::1"
     advertise_url: Annotated[
-        str | None, Field(description="where agents reach this replica for streams; null: where they sync")
+        str | None, Field(description="URL where agents reach this replica for streams; null: their sync URL")
     ] = None
     allowed_registries: Annotated[
         tuple[str, ...],
         NoDecode,
-        Field(description="registries that are not on the public internet: host, host:port, *.domain, …"),
+        Field(description="allowed registries outside the public internet: host, host:port, *.domain"),
     ] = ()
     oidc_issuer: Annotated[
-        str | None, Field(description="whose tokens are taken; exactly as it writes itself, slash included")
+        str | None, Field(description="accepted token issuer, exactly as in `iss`, final slash included")
     ] = None
-    oidc_audience: Annotated[str | None, Field(description="what `aud` of a token must hold")] = None
+    oidc_audience: Annotated[str | None, Field(description="required in a token's `aud`")] = None
     oidc_roles: Annotated[
         Mapping[str, tuple[RoleGrant, ...]],
         NoDecode,
@@ -75,16 +72,16 @@ class Settings(BaseSettings):
     start_timeout_s: Annotated[int, Field(ge=1)] = 3600
     events_kept_days: Annotated[int, Field(ge=1)] = 30
     deleted_kept_days: Annotated[
-        float, Field(gt=0, le=36_500, description="until what was deleted, revoked or used up is purged")
+        float, Field(gt=0, le=36_500, description="until deleted, revoked and used-up rows are purged")
     ] = 30.0
     idempotency_kept_hours: Annotated[float, Field(gt=0, le=876_000)] = 24.0
     project_stored_mib: Annotated[
-        int, Field(ge=1, description="specs and labels of a project's instances, until they are purged")
+        int, Field(ge=1, description="specs and labels of a project's instances, deleted ones included")
     ] = 1024
     project_written_mib_per_day: Annotated[int, Field(ge=1)] = 2048
     backfill: Annotated[
         Literal["easy", "conservative"],
-        Field(description="whether only the first that waits is kept a place, or each one"),
+        Field(description="backfill slots for the first pending request only, or for each"),
     ] = "easy"
     usage_half_life_s: Annotated[float, Field(gt=0)] = 7 * 86_400.0
     overdue_after_s: Annotated[float, Field(ge=0)] = 86_400.0
@@ -94,7 +91,7 @@ class Settings(BaseSettings):
     @classmethod
     def _long_enough(cls, key: SecretStr | None) -> SecretStr | None:
         if key is not None and len(key.get_secret_value()) < 32:
-            raise ValueError("MOORING_BOOTSTRAP_ADMIN_KEY needs 32 characters or more")
+            raise ValueError("MOORING_BOOTSTRAP_ADMIN_KEY needs at least 32 characters")
         return key
 
     @field_validator("encryption_keys", "audit_keys")
@@ -108,14 +105,13 @@ class Settings(BaseSettings):
             if len(decoded) != 32:
                 raise ValueError(
                     f"MOORING_{str(info.field_name).upper()} needs keys of 32 bytes in URL-safe base64; "
-                    "make one with: "
-                    "openssl rand -base64 32 | tr '+/' '-_'"
+                    "create one with: openssl rand -base64 32 | tr '+/' '-_'"
                 )
         return keys
 
     @field_validator("oidc_roles", mode="before")
     @classmethod
-    def _grants(cls, given: Any) -> Any:
+    def _parse_roles(cls, given: Any) -> Any:
         try:
             return parse_grants(given) if isinstance(given, str) else given
         except ValueError as error:
@@ -123,7 +119,7 @@ class Settings(BaseSettings):
 
     @field_validator("allowed_registries", mode="before")
     @classmethod
-    def _registries(cls, given: Any) -> Any:
+    def _parse_registries(cls, given: Any) -> Any:
         return parse_listed(given) if isinstance(given, str) else given
 
     @field_validator("oidc_issuer")
@@ -132,39 +128,39 @@ class Settings(BaseSettings):
         if issuer is not None and (set("?#") & set(issuer) or not is_private_channel(issuer)):
             raise ValueError(
                 "MOORING_OIDC_ISSUER needs an https URL (http on loopback only) without query or fragment: "
-                "who can change its answers can sign on as anybody"
+                "anyone who can change its responses can sign on as any user"
             )
         return issuer
 
     @model_validator(mode="after")
-    def _sign_on_is_whole(self) -> Self:
+    def _complete_sign_on(self) -> Self:
         if (self.oidc_issuer is None) != (self.oidc_audience is None):
             raise ValueError(
-                "MOORING_OIDC_ISSUER and MOORING_OIDC_AUDIENCE belong together: without the audience, "
-                "tokens that other services are given would be good here"
+                "set both MOORING_OIDC_ISSUER and MOORING_OIDC_AUDIENCE: without the audience, tokens "
+                "issued for other services would be accepted"
             )
         if self.oidc_roles and self.oidc_issuer is None:
-            raise ValueError("MOORING_OIDC_ROLES does nothing without MOORING_OIDC_ISSUER")
+            raise ValueError("MOORING_OIDC_ROLES needs MOORING_OIDC_ISSUER")
         return self
 
     @field_validator("trusted_proxies")
     @classmethod
-    def _addresses(cls, proxies: str) -> str:
-        # uvicorn would take `*`, and with it anybody's word for where they are.
+    def _normalize_proxies(cls, proxies: str) -> str:
+        # uvicorn accepts `*`, with which any client could forge its address.
         return ",".join(str(ip_network(proxy.strip())) for proxy in proxies.split(","))
 
     @model_validator(mode="after")
-    def _no_plain_http_to_the_world(self) -> Self:
+    def _no_public_plain_http(self) -> Self:
         if not (is_loopback(self.host) or self.behind_tls_proxy):
             raise ValueError(
-                f"refusing to serve plain HTTP on {self.host}: keys would cross the network in the clear. "
+                f"refusing to serve plain HTTP on {self.host}: API keys would be sent in the clear. "
                 "Put a TLS proxy in front and set MOORING_BEHIND_TLS_PROXY=true, or use 127.0.0.1"
             )
         return self
 
     @property
     def serves_this_machine_only(self) -> bool:
-        """Whether whoever can ask for containers is on this machine already."""
+        """Whether only users of this machine can reach the API."""
         return is_loopback(self.host) and not self.behind_tls_proxy
 
     @property
@@ -177,18 +173,18 @@ class Settings(BaseSettings):
 
     @property
     def resolved_database_url(self) -> str:
-        """The database asked for, else SQLite in the data directory."""
+        """`database_url`, or SQLite in the data directory."""
         return self.database_url or f"sqlite:///{self.data_dir.resolve() / 'mooring.db'}"
 
     @property
     def migration_url(self) -> str:
-        """The database, as the role that owns its tables."""
+        """The database URL with the role that owns the tables."""
         owner = self.database_owner_url
         return owner.get_secret_value() if owner else self.resolved_database_url
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the address."""
+    """Whether only this machine can reach the address."""
     if host == "localhost":
         return True
     try:
@@ -198,7 +194,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_private_channel(url: str) -> bool:
-    """Whether nobody in between can read or change what this URL answers (R22)."""
+    """Whether nobody on the network path can read or change this URL's responses (R22)."""
     try:
         parts = urlsplit(url)
         host = parts.hostname

@@ -83,7 +83,7 @@ def test_what_the_catalogue_does_not_decide_the_recovery_action_does(code: int) 
 
 @pytest.mark.parametrize("code", [13, 31, 32, 43, 45, 68, 69, 80, 94])
 def test_faults_of_programs_are_told_to_their_instance(code: int) -> None:
-    assert of_xid(code, None).told
+    assert of_xid(code, None).notify_instance
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,10 @@ def _command(url: str, *arguments: str, password: str = PASSWORD) -> tuple[int, 
 @pytest.fixture
 def serving_url(database_url: str) -> str:
     status, said = _command(database_url, "db", "grant", ROLE)
-    assert (status, said) == (0, f"{ROLE} may serve; it may add to the audit log and change nothing of it\n")
+    assert (status, said) == (
+        0,
+        f"{ROLE} can run the server; it can add to the audit log but not change it\n",
+    )
     return _as_role(database_url)
 
 

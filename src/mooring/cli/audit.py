@@ -1,4 +1,4 @@
-"""`mooring audit`: the audit log, straight from the database."""
+"""`mooring audit`: reads the audit log directly from the database."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,73 +6,71 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mooring.cli.opened import known_audit_keys, open_database
+from mooring.cli.common import open_database, read_audit_keys
 
 if TYPE_CHECKING:
     from mooring.control.audit.verification import VerificationReport
 
-app = typer.Typer(help="The audit log, straight from the database.", no_args_is_help=True)
+app = typer.Typer(help="Read the audit log directly from the database.", no_args_is_help=True)
 
-_SHOWN = 20
+_MAX_SHOWN = 20
 
 
 @app.command()
 def verify(
-    head: Annotated[
-        list[str], typer.Option(help="the hash of a head that was kept elsewhere; repeatable")
-    ] = [],  # noqa: B006
+    head: Annotated[list[str], typer.Option(help="hash of a head stored elsewhere; repeatable")] = [],  # noqa: B006
     heads: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="a file of such heads")
+        Path | None, typer.Option(exists=True, dir_okay=False, help="file of such heads")
     ] = None,
 ) -> None:
-    """Verify every signature, chain and head; exit with 1 and what does not fit, if anything does not."""
+    """Verify all signatures, chains and heads. On problems, list them and exit with 1."""
     from mooring.control.audit import verification  # noqa: PLC0415
 
-    kept = [*head, *_hashes_in(heads)]
+    stored_heads = [*head, *_hashes_in(heads)]
     with open_database() as database:
-        keys = known_audit_keys(database)
+        keys = read_audit_keys(database)
         with database.read() as session:
-            report = verification.verify(session, keys, kept)
-    for problem in report.problems[:_SHOWN]:
+            report = verification.verify(session, keys, stored_heads)
+    for problem in report.problems[:_MAX_SHOWN]:
         typer.echo(f"broken: {problem}", err=True)
     if report.problems:
         typer.echo(f"broken: {len(report.problems)} problems in {report.rows} rows", err=True)
         raise typer.Exit(1)
-    typer.echo(_told(report, len(kept)))
+    typer.echo(_summary(report, len(stored_heads)))
 
 
 def _hashes_in(file: Path | None) -> Iterator[str]:
     from mooring.loops.audit_links import exported  # noqa: PLC0415
 
-    yield from (one.hash for one in exported(file.read_text())) if file else ()
+    yield from (exported_head.hash for exported_head in exported(file.read_text())) if file else ()
 
 
-def _told(report: "VerificationReport", kept: int) -> str:
-    unkeyed = f", {report.unkeyed} of them of older releases, without a key" if report.unkeyed else ""
-    newest = report.newest_head or "none yet: the first is made within a minute"
-    compared = f"{kept} kept heads are all there" if kept else "no kept head was compared (--head, --heads)"
+def _summary(report: "VerificationReport", compared: int) -> str:
+    unkeyed = f" ({report.unkeyed} of older releases, without a key)" if report.unkeyed else ""
+    newest = report.newest_head or "none yet: a running server makes one within a minute"
+    stored = f"all {compared} stored heads found" if compared else "no stored heads given (--head, --heads)"
     return (
-        f"{report.rows} rows{unkeyed}, each as it was written; {report.links} in their chains, "
-        f"{report.unlinked} not yet; {report.heads} heads, {compared}; the newest head is {newest}"
+        f"{report.rows} rows unchanged{unkeyed}; {report.links} in chains, {report.unlinked} not yet; "
+        f"{report.heads} heads, {stored}; newest head: {newest}"
     )
 
 
 @app.command()
 def head() -> None:
-    """Print the newest head as JSON. Keep it elsewhere: it shows later that nothing before it was cut off."""
+    """Print the newest head as JSON. Store it elsewhere to detect later that the log was truncated."""
     from mooring.control.audit import chains  # noqa: PLC0415
 
     with open_database() as database, database.read() as session:
         newest = chains.newest_head(session)
     if newest is None:
-        typer.echo("there is no head yet; a running server makes one within a minute", err=True)
+        typer.echo("no head yet; a running server makes one within a minute", err=True)
         raise typer.Exit(1)
     typer.echo(newest.line())
 
 
 @app.command()
 def export() -> None:
-    """Print the whole log as JSON lines, oldest first."""
+    """Print the whole audit log as JSON lines, oldest first."""
     from sqlalchemy import select  # noqa: PLC0415
 
     from mooring.api.routes.audit import some_lines  # noqa: PLC0415

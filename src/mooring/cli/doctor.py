@@ -1,4 +1,4 @@
-"""`mooring doctor`: is this machine fit to be a node, and if not, what mends it."""
+"""`mooring doctor`: checks whether this machine can be a node, and says how to fix what fails."""
 
 from typing import Final
 
@@ -14,18 +14,18 @@ from mooring.agent.host.preflight_pulls import downloads
 from mooring.agent.nvml.types import NodeFault, NvmlInventory
 from mooring.agent.settings import AgentSettings
 
-_GPUS_WITHIN_S: Final = 15.0
+_GPU_TIMEOUT_S: Final = 15.0
 _MARKS: Final = {True: ("ok  ", "green"), None: ("warn", "yellow"), False: ("FAIL", "red")}
 
 
 def examine(settings: AgentSettings) -> int:
-    """Print every check; the exit status is 1 if one of them failed."""
-    found = _checks(settings)
-    for check in found:
+    """Print every check; return exit status 1 if any failed."""
+    results = _checks(settings)
+    for check in results:
         _print(check)
-    failed = sum(check.ok is False for check in found)
-    warned = sum(check.ok is None for check in found)
-    typer.echo(f"\n{len(found)} checks, {failed} failed, {warned} with a warning")
+    failed = sum(check.ok is False for check in results)
+    warned = sum(check.ok is None for check in results)
+    typer.echo(f"\n{len(results)} checks, {failed} failed, {warned} warnings")
     return 1 if failed else 0
 
 
@@ -33,8 +33,8 @@ def _checks(settings: AgentSettings) -> list[Check]:
     gpus = NvmlGpuReader()
     docker = DockerRuntime(address="127.0.0.1", disk=disk_settings(settings))
     try:
-        gpus.wait_first(_GPUS_WITHIN_S)
-        found = preflight.checks(
+        gpus.wait_first(_GPU_TIMEOUT_S)
+        results = preflight.checks(
             docker.info,
             docker.disk.report,
             preflight.read_toolkit(),
@@ -44,7 +44,7 @@ def _checks(settings: AgentSettings) -> list[Check]:
             runtime=settings.runtime,
         )
         required = settings.network_isolation == "required"
-        return [*found, downloads(), preflight.isolation(Firewall().check, required=required)]
+        return [*results, downloads(), preflight.isolation(Firewall().check, required=required)]
     finally:
         docker.close()
         gpus.close()

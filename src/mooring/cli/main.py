@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from mooring import __version__
 from mooring.cli.audit import app as audit
-from mooring.cli.opened import migration_url, open_database, read_settings, sign_with_audit_keys
+from mooring.cli.common import migration_url, open_database, read_settings, sign_with_audit_keys
 
 if TYPE_CHECKING:
     from mooring.agent.settings import AgentSettings
@@ -23,16 +23,16 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-db = typer.Typer(help="The database's schema.", no_args_is_help=True)
+db = typer.Typer(help="Manage the database schema.", no_args_is_help=True)
 app.add_typer(db, name="db")
 app.add_typer(audit, name="audit")
 
-# Each command imports what it runs: an agent must not carry the control plane in its memory.
+# Each command imports what it runs: an agent must not load the control plane into memory.
 
 
 @app.callback()
 def _main() -> None:
-    # Files of every command are for the user who runs it: a database holds what tenants keep private.
+    # Only the user who runs a command may read its files: a database contains tenants' private data.
     os.umask(0o077)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", stream=sys.stderr
@@ -49,18 +49,18 @@ def version() -> None:
 
 @app.command()
 def up() -> None:
-    """The control plane with this machine as its node, in one process tree that ends as one."""
+    """Run the control plane with this machine as its node; both end together."""
     from mooring.agent.settings import AgentSettings  # noqa: PLC0415
     from mooring.cli.up import run  # noqa: PLC0415
     from mooring.settings import Settings  # noqa: PLC0415
 
-    # Both are read before anything is made: the admin key of a first start is shown once, when it is up.
+    # Read both first, so that no invalid setting stops a first start after its admin key is created.
     raise typer.Exit(run(read_settings(Settings), read_settings(AgentSettings)))
 
 
 @app.command()
 def server() -> None:
-    """The control plane alone; nodes join with `mooring agent`."""
+    """Run the control plane alone; nodes join with `mooring agent`."""
     from mooring.cli.up import serve_alone  # noqa: PLC0415
     from mooring.settings import Settings  # noqa: PLC0415
 
@@ -69,9 +69,9 @@ def server() -> None:
 
 @app.command()
 def agent(
-    local: Annotated[bool, typer.Option(hidden=True, help="started by `mooring up`: ends with it")] = False,
+    local: Annotated[bool, typer.Option(hidden=True, help="started by `mooring up`; ends with it")] = False,
 ) -> None:
-    """This machine as a node: MOORING_SERVER_URL=… MOORING_JOIN_TOKEN=… mooring agent."""
+    """Run this machine as a node: MOORING_SERVER_URL=… MOORING_JOIN_TOKEN=… mooring agent."""
     from mooring.agent.main import run  # noqa: PLC0415
     from mooring.agent.settings import AgentSettings  # noqa: PLC0415
 
@@ -83,7 +83,7 @@ def agent(
 
 
 def _tokens(settings: "AgentSettings") -> Iterator[str]:
-    """One token for each node, joined by commas: simulated nodes need several, and each works once."""
+    """Yield the comma-separated join tokens: each is single-use, so simulated nodes need one each."""
     given = settings.join_token.get_secret_value() if settings.join_token else ""
     yield from filter(None, given.split(","))
 
@@ -101,10 +101,10 @@ def _name(given: str | None) -> str | None:
 
 @app.command("join-token")
 def join_token(
-    ttl_s: Annotated[int, typer.Option(min=1, max=86_400, help="how long it may be redeemed")] = 3600,
-    node_name: Annotated[str | None, typer.Option(callback=_name, help="the only node it lets in")] = None,
+    ttl_s: Annotated[int, typer.Option(min=1, max=86_400, help="lifetime of the token in seconds")] = 3600,
+    node_name: Annotated[str | None, typer.Option(callback=_name, help="the only node that may join")] = None,
 ) -> None:
-    """Print a join token made straight in the database: on the server's host no key is needed."""
+    """Create a join token directly in the database and print it; needs no key on the server's host."""
     from mooring.control.nodes import nodes  # noqa: PLC0415
     from mooring.core.access import on_host  # noqa: PLC0415
 
@@ -117,7 +117,7 @@ def join_token(
 
 @app.command()
 def doctor() -> None:
-    """Check whether this machine is fit to be a node, and say how to mend what is not."""
+    """Check whether this machine can be a node, and say how to fix what fails."""
     from mooring.agent.settings import AgentSettings  # noqa: PLC0415
     from mooring.cli.doctor import examine  # noqa: PLC0415
 
@@ -126,7 +126,7 @@ def doctor() -> None:
 
 @db.command()
 def upgrade(revision: Annotated[str, typer.Argument()] = "head") -> None:
-    """Migrate to a revision; safe to repeat."""
+    """Migrate the database to a revision; safe to repeat."""
     from mooring.db import migrate  # noqa: PLC0415
 
     migrate.upgrade(migration_url(), revision)
@@ -135,7 +135,7 @@ def upgrade(revision: Annotated[str, typer.Argument()] = "head") -> None:
 
 @db.command()
 def downgrade(revision: Annotated[str, typer.Argument(help="such as -1, or base")]) -> None:
-    """Migrate back. Back up first: what newer tables hold is dropped."""
+    """Migrate back to a revision. Back up first: data of newer tables is lost."""
     from mooring.db import migrate  # noqa: PLC0415
 
     migrate.downgrade(migration_url(), revision)
@@ -144,7 +144,7 @@ def downgrade(revision: Annotated[str, typer.Argument(help="such as -1, or base"
 
 @db.command()
 def current() -> None:
-    """Print the revision the database is at, and the one this program expects."""
+    """Print the revision of the database, and the one that this program expects."""
     from mooring.db import migrate  # noqa: PLC0415
 
     typer.echo(f"the database is at {_current()}; this program expects {migrate.newest()}")
@@ -152,12 +152,12 @@ def current() -> None:
 
 @db.command()
 def grant(
-    role: Annotated[str, typer.Argument(help="of PostgreSQL, under which the server is to run")],
+    role: Annotated[str, typer.Argument(help="PostgreSQL role of the server")],
 ) -> None:
-    """Give a role what serving needs, and nothing that changes the audit log; safe to repeat.
+    """Grant a role what the server needs, without changes to the audit log; safe to repeat.
 
-    As the owner of the tables: MOORING_DATABASE_OWNER_URL. With MOORING_DATABASE_ROLE_PASSWORD the role is
-    made, or given that password.
+    Runs as the owner of the tables (MOORING_DATABASE_OWNER_URL). With MOORING_DATABASE_ROLE_PASSWORD it
+    creates the role or sets its password.
     """
     from mooring.db import roles  # noqa: PLC0415
 
@@ -166,7 +166,7 @@ def grant(
     except roles.UnfitRole as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None
-    typer.echo(f"{role} may serve; it may add to the audit log and change nothing of it")
+    typer.echo(f"{role} can run the server; it can add to the audit log but not change it")
 
 
 def _current() -> str:

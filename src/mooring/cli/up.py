@@ -1,4 +1,4 @@
-"""`mooring up` and `mooring server`: serving, with or without this machine as a node, and what they print."""
+"""`mooring up` and `mooring server`: run the control plane, with or without this machine as a node."""
 
 import gc
 import os
@@ -21,37 +21,37 @@ from mooring.server import ControlPlane, Service, open_control_plane
 from mooring.settings import Settings, is_loopback
 
 _TOKEN_TTL_S = 3600
-# What Python, Docker's client, NVIDIA's libraries and TLS read, beside the agent's own settings.
-_PASSED_ON = frozenset({"PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "NO_COLOR", "TERM"})
-_PASSED_ON_PREFIXES = (
+# What Python, the Docker client, NVIDIA's libraries and TLS read, besides the agent's own settings.
+_INHERITED = frozenset({"PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "NO_COLOR", "TERM"})
+_INHERITED_PREFIXES = (
     "DOCKER_", "LC_", "LD_", "PYTHON", "SSL_CERT_", "NVIDIA_", "CUDA_", "XDG_", "HTTP_PROXY", "HTTPS_PROXY",
     "NO_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "no_proxy", "all_proxy",
 )  # fmt: skip
 
 
 def serve_alone(settings: Settings) -> None:
-    """The control plane in this process, until it is told to end."""
-    plane = _opened(settings)
+    """Run the control plane in this process until it is stopped."""
+    plane = _open_or_exit(settings)
 
     def started(url: str) -> None:
-        _keep_out_of_collections()
+        _freeze_gc()
         _print_banner(plane, url)
-        typer.echo("  Add a node   see docs/operating.md: POST /v1/join-tokens, then mooring agent")
+        typer.echo("  Add a node   POST /v1/join-tokens, then mooring agent (see docs/operating.md)")
 
     Service(plane, on_started=started).run()
 
 
 def run(settings: Settings, agent_settings: AgentSettings) -> int:
-    """The control plane in this process and the local node in a child of it.
+    """Run the control plane in this process and the local node in a child process.
 
     Returns:
-        The exit status: the node's own if it gave up, else 0.
+        The exit status: the node's if it failed, else 0.
     """
-    plane = _opened(settings)
+    plane = _open_or_exit(settings)
     local = LocalNode(plane, agent_settings)
 
     def started(url: str) -> None:
-        _keep_out_of_collections()
+        _freeze_gc()
         _print_banner(plane, url)
         _print_isolation(settings)
         _print_first_steps(plane, url)
@@ -64,20 +64,19 @@ def run(settings: Settings, agent_settings: AgentSettings) -> int:
     return local.exit_status
 
 
-def _keep_out_of_collections() -> None:
-    """Keep Python's garbage collector from what was made so far, which stays until the process ends.
+def _freeze_gc() -> None:
+    """Exclude all present objects from garbage collection; they live as long as the process.
 
-    A full collection of all modules and the models of the API takes 0.2 s, in which nobody is answered, and
-    with Python's thresholds a busy server has one every few seconds. What requests leave behind is found by
-    the collections of young objects.
+    A full collection of all modules and API models stops the server for 0.2 s, every few seconds under load
+    with Python's default thresholds. Collections of young objects still find what requests leave behind.
     """
     gc.collect()
     gc.freeze()
     gc.set_threshold(5_000, 20, 50)
 
 
-def _opened(settings: Settings) -> ControlPlane:
-    """The control plane, or an exit with status 2 that says how to mend its settings."""
+def _open_or_exit(settings: Settings) -> ControlPlane:
+    """Open the control plane, or exit with status 2 and say how to fix the settings."""
     try:
         plane = open_control_plane(settings)
     except WrongEncryptionKey as error:
@@ -86,29 +85,29 @@ def _opened(settings: Settings) -> ControlPlane:
     except WrongAuditKey as error:
         typer.echo(f"MOORING_AUDIT_KEYS: {error}", err=True)
         raise typer.Exit(2) from None
-    # At once: nobody could read it again if the start failed at a port that is taken.
+    # Printed now: it would be lost if the start failed later, for example because the port is in use.
     if plane.new_admin_key is not None:
-        typer.echo(f"  Admin key    {plane.new_admin_key}   (shown this once; keep it)")
+        typer.echo(f"  Admin key    {plane.new_admin_key}   (shown only once; store it)")
     return plane
 
 
 def agent_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """What the agent needs of this process's environment.
+    """Return the part of this process's environment that the agent needs.
 
-    The server's secrets (admin key, encryption keys, database URL) stay here: the agent runs tenants' work.
+    It excludes the server's secrets (admin key, encryption keys, database URL): the agent runs tenants' work.
     """
     settings = {f"MOORING_{name.upper()}" for name in AgentSettings.model_fields}
     return {
         name: value
         for name, value in environment.items()
-        if name in _PASSED_ON or name in settings or name.startswith(_PASSED_ON_PREFIXES)
+        if name in _INHERITED or name in settings or name.startswith(_INHERITED_PREFIXES)
     }
 
 
 def relaxed_settings(settings: Settings) -> dict[str, str]:
-    """Agent settings with which Mooring can be tried without root, and with a distribution's old Docker.
+    """Return agent settings for trying Mooring without root or with a distribution's old Docker.
 
-    They apply only while the API is reachable from this machine alone: a proxy in front opens it to others.
+    Empty unless only this machine can reach the API: a proxy in front opens it to others.
     """
     if settings.behind_tls_proxy or not is_loopback(settings.host):
         return {}
@@ -116,7 +115,7 @@ def relaxed_settings(settings: Settings) -> dict[str, str]:
 
 
 class LocalNode:
-    """The agent as a child process. Each of the two ends when the other does."""
+    """The agent as a child process. Parent and child each end when the other does."""
 
     def __init__(self, plane: ControlPlane, settings: AgentSettings) -> None:
         self._plane = plane
@@ -127,51 +126,51 @@ class LocalNode:
         self._stopping = False
 
     def start(self, url: str) -> None:
-        self._approve_anew()
+        self._approve_next_report()
         environment = agent_environment(os.environ) | {
             "MOORING_SERVER_URL": url,
             "MOORING_JOIN_TOKEN": ",".join(self._tokens()),
         }
         for name, value in relaxed_settings(self._plane.settings).items():
             environment.setdefault(name, value)
-        # Its standard input is a pipe from here: when this process ends, however it does, the agent
-        # reads the end of it and goes too.
+        # The agent's standard input is a pipe: when this process ends for any reason, the agent reads
+        # end-of-file and exits too.
         self._child = subprocess.Popen(
             [sys.executable, "-m", "mooring.cli", "agent", "--local"],
             stdin=subprocess.PIPE,
             env=environment,
-            start_new_session=True,  # Ctrl-C is for the parent, which ends the agent in its turn
+            start_new_session=True,  # only the parent gets Ctrl-C, and then stops the agent
         )
         threading.Thread(target=self._watch, args=(self._child,), name="local-node", daemon=True).start()
 
-    def _approve_anew(self) -> None:
-        """Approve what the local nodes report next: the operator may have changed MOORING_SIMULATE.
+    def _approve_next_report(self) -> None:
+        """Approve the next report of the local nodes: the operator may have changed MOORING_SIMULATE.
 
-        Done in the database, so that no credential of a node can ask for it.
+        This writes to the database directly; no node credential can request it.
         """
-        ours = self._plane.identity.control_plane_id
+        control_plane_id = self._plane.identity.control_plane_id
         joined = identities(self._settings.state_dir)
         with self._plane.database.write() as session:
-            own = [each.node_id for each in joined if each.control_plane_id == ours]
+            own = [each.node_id for each in joined if each.control_plane_id == control_plane_id]
             nodes.approve_next_report(session, on_host("node.approve"), own)
 
     def _tokens(self) -> list[str]:
         with self._plane.database.write() as session:
             access = on_host("join_token.create")
-            made = [
-                nodes.create_join_token(session, access, _TOKEN_TTL_S, None) for _ in range(self.node_count)
+            return [
+                nodes.create_join_token(session, access, _TOKEN_TTL_S, None)[1]
+                for _ in range(self.node_count)
             ]
-            return [secret for _token, secret in made]
 
     def _watch(self, child: subprocess.Popen[bytes]) -> None:
         status = child.wait()
         if not self._stopping and status != 0:
-            typer.echo(f"the local node ended with status {status}; ending", err=True)
+            typer.echo(f"the local node ended with status {status}; stopping", err=True)
             self.exit_status = status
             os.kill(os.getpid(), signal.SIGTERM)
 
     def stop(self) -> None:
-        """End the agent; its containers run on, and it finds them again at the next start."""
+        """Stop the agent. Its containers keep running; the next start finds them again."""
         self._stopping = True
         if self._child is None:
             return
@@ -191,10 +190,10 @@ def _print_banner(plane: ControlPlane, url: str) -> None:
 def _print_isolation(settings: Settings) -> None:
     relaxed = relaxed_settings(settings).get("MOORING_NETWORK_ISOLATION", "required")
     if os.environ.get("MOORING_NETWORK_ISOLATION", relaxed) == "best_effort":
-        said = "best effort: for use from this machine only; MOORING_NETWORK_ISOLATION=required for others"
+        text = "best effort, for local use only; for other users set MOORING_NETWORK_ISOLATION=required"
     else:
-        said = "required: a node that cannot keep containers from itself starts none (see mooring doctor)"
-    typer.echo(f"  Isolation    {said}")
+        text = "required: a node that cannot isolate containers from itself starts none (see mooring doctor)"
+    typer.echo(f"  Isolation    {text}")
 
 
 def _print_first_steps(plane: ControlPlane, url: str) -> None:
@@ -202,7 +201,7 @@ def _print_first_steps(plane: ControlPlane, url: str) -> None:
     body = '{"image": "busybox:1.36", "command": ["sleep", "3600"], "gpus": {"count": 1}}'
     typer.echo(
         "\nTry it"
-        + (":" if plane.new_admin_key else ", with the admin key of the first start in MOORING_KEY:")
+        + (":" if plane.new_admin_key else ", with the admin key from the first start in MOORING_KEY:")
         + f'\n\n  curl -s {url}/v1/instances -H "Authorization: Bearer {key}" \\\n'
         f"    -H 'Content-Type: application/json' -d '{body}'\n"
     )

@@ -1,7 +1,7 @@
-"""Which registries a project may name: those on the public internet, and those that an admin lists.
+"""Which registries a project may use: those on the public internet, and those that an admin lists.
 
-A node's Docker daemon pulls as root from the host's network, so whoever names a registry chooses where the
-daemon connects to. Addresses and names of the inside are refused unless an admin has listed them.
+A node's Docker daemon pulls as root from the host's network, so a user who names a registry chooses where the
+daemon connects. Internal addresses and names are rejected unless an admin lists them.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -13,25 +13,15 @@ from mooring.core.images import DOCKER_HUB, registry_host
 
 Address = IPv4Address | IPv6Address
 
-# What resolvers look up on the inside of a network only (RFC 6761, 6762, 8375; ICANN for `internal`).
-_INSIDE: Final = frozenset(
-    {
-        "localhost",
-        "local",
-        "internal",
-        "localdomain",
-        "home.arpa",
-        "lan",
-        "intranet",
-        "corp",
-        "home",
-        "private",
-    }
-)
-# Public by their range, and answered by the hypervisor: Azure's WireServer.
+# Names that only internal resolvers know (RFC 6761, 6762, 8375; ICANN for `internal`).
+_INTERNAL: Final = frozenset({
+    "localhost", "local", "internal", "localdomain", "home.arpa", "lan", "intranet", "corp", "home",
+    "private",
+})  # fmt: skip
+# In a public range, but answered by the hypervisor: Azure's WireServer.
 _METADATA: Final = frozenset({ip_address("168.63.129.16")})
 _NAT64: Final = ip_network("64:ff9b::/96")
-# Beside what `is_global` leaves out, which differs between releases of Python. Oracle's metadata is in it.
+# In addition to `is_global`, which differs between Python releases. Oracle's metadata is in here.
 _NOT_PUBLIC: Final = tuple(
     map(
         ip_network,
@@ -45,30 +35,30 @@ _NOT_PUBLIC: Final = tuple(
 
 @dataclass(frozen=True, slots=True)
 class RegistryRules:
-    """What admins have said about registries.
+    """Which registries outside the public internet are allowed.
 
     Attributes:
-        listed: `host`, `host:port` or `*.domain`, as an admin has written them.
-        loopback_project: the one that may name registries on loopback; null: none may.
+        listed: the admin's list of `host`, `host:port` or `*.domain`.
+        loopback_project: the project that may use registries on loopback; null: none.
     """
 
     listed: tuple[str, ...] = ()
     loopback_project: str | None = None
 
     def allows(self, registry: str, project_id: str) -> bool:
-        """Whether a project may name this registry, `host[:port]`."""
+        """Whether a project may use this registry, `host[:port]`."""
         return not is_inside(registry) or self.lists(registry, project_id)
 
     def lists(self, registry: str, project_id: str) -> bool:
-        """Whether an admin names it, so that it may be anywhere."""
+        """Whether an admin has listed it, so that it may have any address."""
         host = host_of(registry)
         if project_id == self.loopback_project and is_loopback(host):
             return True
-        return any(_names(pattern, registry.lower(), host) for pattern in self.listed)
+        return any(_matches(pattern, registry.lower(), host) for pattern in self.listed)
 
 
 def host_of(registry: str) -> str:
-    """Without the port, brackets and the dot that ends an absolute name."""
+    """The host without port, brackets and the final dot of an absolute name."""
     text = registry.lower()
     if text.startswith("["):
         return text[1:].partition("]")[0]
@@ -76,9 +66,9 @@ def host_of(registry: str) -> str:
 
 
 def is_inside(registry: str) -> bool:
-    """Whether this names, by address or by name, something that is not on the public internet.
+    """Whether this name or address is not on the public internet.
 
-    A public name may still resolve to an address of the inside: the node looks that up before a pull.
+    A public name may still resolve to an internal address: the node checks that before a pull.
     """
     if registry_host(registry) == DOCKER_HUB:
         return False
@@ -87,12 +77,12 @@ def is_inside(registry: str) -> bool:
         return not is_public(address)
     labels = host.split(".")
     if len(labels) < 2 or "" in labels or _is_number(labels[-1]):
-        return True  # a name of the search domain, or no name at all
-    return labels[-1] in _INSIDE or ".".join(labels[-2:]) in _INSIDE
+        return True  # relative to the search domain, or not a name
+    return labels[-1] in _INTERNAL or ".".join(labels[-2:]) in _INTERNAL
 
 
 def literal(host: str) -> Address | None:
-    """The address that a resolver takes this for; IPv4 also in the shortened, octal and hexadecimal forms."""
+    """Parse an address as resolvers do, IPv4 also in short, octal and hexadecimal forms."""
     try:
         return ip_address(host.partition("%")[0])
     except ValueError:
@@ -101,11 +91,11 @@ def literal(host: str) -> Address | None:
 
 
 def _as_inet_aton(labels: Sequence[str]) -> IPv4Address | None:
-    """`127.1`, `0x7f.1`, `017700000001`, `2130706433`: the last number fills the bytes that are left."""
+    """`127.1`, `0x7f.1`, `017700000001`, `2130706433`: the last number fills the remaining bytes."""
     numbers = [_number(label) for label in labels]
     *first, last = [-1 if number is None else number for number in numbers]
-    left_bits = 8 * (4 - len(first))
-    if len(numbers) > 4 or not 0 <= last < 1 << left_bits or any(not 0 <= each < 256 for each in first):
+    remaining_bits = 8 * (4 - len(first))
+    if len(numbers) > 4 or not 0 <= last < 1 << remaining_bits or any(not 0 <= each < 256 for each in first):
         return None
     return IPv4Address(int.from_bytes([*first, 0, 0, 0, 0][:4]) | last)
 
@@ -124,12 +114,12 @@ def _number(label: str) -> int | None:
 
 
 def _is_number(label: str) -> bool:
-    """Of a last label: no such top-level domain exists."""
+    """Whether the last label is a number: no such top-level domain exists."""
     return label.isdigit() or (_number(label) is not None and label[0].isdigit())
 
 
 def is_public(address: Address) -> bool:
-    """Whether it is an address of the public internet, as are all that it stands for."""
+    """Whether the address, and each IPv4 address embedded in it, is on the public internet."""
     if address in _METADATA or address.is_multicast or not address.is_global:
         return False
     if any(address in network for network in _NOT_PUBLIC):
@@ -138,7 +128,7 @@ def is_public(address: Address) -> bool:
 
 
 def _embedded(address: Address) -> Iterable[IPv4Address]:
-    """IPv4 addresses that a packet to this IPv6 address may end up at."""
+    """IPv4 addresses that a packet to this IPv6 address may reach."""
     if isinstance(address, IPv4Address):
         return []
     if address in _NAT64:
@@ -153,7 +143,7 @@ def is_loopback(host: str) -> bool:
 
 
 def parse_listed(text: str) -> tuple[str, ...]:
-    """Comma-separated. ValueError for what is not a host."""
+    """Parse a comma-separated list; raise ValueError for an entry that is not a host."""
     listed = tuple(part.strip().lower() for part in text.split(",") if part.strip())
     for part in listed:
         if any(character in part for character in "/@ ") or "*" in part.removeprefix("*."):
@@ -161,12 +151,12 @@ def parse_listed(text: str) -> tuple[str, ...]:
     return listed
 
 
-def _names(pattern: str, registry: str, host: str) -> bool:
+def _matches(pattern: str, registry: str, host: str) -> bool:
     if pattern.startswith("*."):
         return host.endswith(pattern[1:])
     return pattern in {registry, host} and bool(host)
 
 
 def inside_of(addresses: Collection[Address]) -> list[Address]:
-    """Those that are not on the public internet."""
+    """The addresses that are not on the public internet."""
     return [address for address in addresses if not is_public(address)]

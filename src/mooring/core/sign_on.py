@@ -1,4 +1,4 @@
-"""Whom a token of the organisation's sign-on stands for, and what its claims give them here."""
+"""The user of a single sign-on token, and the roles that its claims grant."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -9,7 +9,7 @@ from mooring.core.access import Role
 
 @dataclass(frozen=True, slots=True)
 class RoleGrant:
-    """A role in the live project of that name; with neither, all that admins may do."""
+    """A role in the existing project of that name; without project and role, admin rights."""
 
     project: str | None = None
     role: Role | None = None
@@ -17,16 +17,16 @@ class RoleGrant:
 
 ADMIN = RoleGrant()
 
-# Value of the roles claim -> what it gives.
+# Value of the roles claim -> the roles that it grants.
 Grants = Mapping[str, tuple[RoleGrant, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """What a verified token says.
+    """The content of a verified token.
 
     Attributes:
-        name, email: null where the token says nothing of them.
+        name, email: null where the token has none.
         expires_at: in seconds since 1970.
     """
 
@@ -39,10 +39,10 @@ class Person:
 
 
 def parse_grants(text: str) -> dict[str, tuple[RoleGrant, ...]]:
-    """`{"gpu-admins": "admin", "vision": ["vision:member"]}`, or `gpu-admins=admin,vision=vision:member`.
+    """Parse `{"admins": "admin", "vision": ["vision:member"]}` or `admins=admin,vision=vision:member`.
 
     Raises:
-        ValueError: it is neither; the message says where.
+        ValueError: the text is neither; the message names the wrong part.
     """
     if text.lstrip().startswith("{"):
         pairs = _pairs_of_json(text)
@@ -59,13 +59,13 @@ def _pairs_of_json(text: str) -> list[tuple[str, str]]:
     for value, given in json.loads(text).items():
         grants = given if isinstance(given, list) else [given]
         if not all(isinstance(grant, str) for grant in grants):
-            raise ValueError(f"{value!r} needs a role, or a list of them")
+            raise ValueError(f"{value!r} needs a role, or a list of roles")
         listed += [(value, grant) for grant in grants]
     return listed
 
 
 def _pair(item: str) -> tuple[str, str]:
-    # Names in a directory hold `=` themselves; what they give never does.
+    # Directory names can contain `=`; grants never do.
     value, equals, grant = item.rpartition("=")
     if not equals or not value.strip():
         raise ValueError(f"{item.strip()!r} is not VALUE=ROLE")
@@ -82,5 +82,5 @@ def _grant(text: str) -> RoleGrant:
 
 
 def given(grants: Grants, values: Iterable[str]) -> frozenset[RoleGrant]:
-    """What these values of the roles claim give together."""
+    """All grants of these values of the roles claim."""
     return frozenset(grant for value in values for grant in grants.get(value, ()))

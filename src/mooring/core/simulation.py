@@ -1,7 +1,7 @@
-"""Fleets of made-up nodes: `2x8xH100` is two nodes of eight H100, a comma adds more.
+"""Fleets of simulated nodes: `2x8xH100` is two nodes with eight H100 each; commas separate fleets.
 
-`1x2xA100:mig=3g.40gb+2g.20gb` cuts each card up into MIG devices; `1x2xA100:mps` runs the MPS daemon, which
-holds shares of a card to their limits.
+`1x2xA100:mig=3g.40gb+2g.20gb` divides each GPU into MIG devices; `1x2xA100:mps` simulates the MPS daemon,
+which enforces the limits of shares.
 """
 
 import re
@@ -13,14 +13,14 @@ MAX_GPUS_PER_NODE = 16
 
 _PROFILE = re.compile(r"([1-7])g\.([0-9]{1,3})gb(\+[a-z.]+)?")
 _MIG_SLICES = 7
-_MIG_RESERVED_MIB = 512  # of each device, about
+_MIG_RESERVED_MIB = 512  # approximate, per device
 
 
 @dataclass(frozen=True, slots=True)
 class GpuModel:
-    """What NVML says of a card: its full name, `memory_mib` as `nvidia-smi` shows it, and its fabric.
+    """What NVML reports of a GPU: its full name, `memory_mib` as in `nvidia-smi`, and its NVLink topology.
 
-    `nvlink` is the lanes to every other card behind an NVSwitch; a `cube_mesh` (V100) has no switch.
+    `nvlink` is the number of links to every other GPU behind an NVSwitch; a `cube_mesh` (V100) has no switch.
     """
 
     name: str
@@ -53,7 +53,7 @@ MODELS = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class SimulatedFleet:
-    """`nodes` equal nodes with `gpus` cards each of a `model` of MODELS, cut up alike."""
+    """`nodes` equal nodes, each with `gpus` GPUs of a `model` of MODELS, with the same MIG devices."""
 
     nodes: int
     gpus: int
@@ -63,9 +63,9 @@ class SimulatedFleet:
 
 
 def parse_simulate(text: str) -> SimulatedFleet:
-    """One fleet, `2x8xH100:mps`; raises ValueError that says what is wrong with it."""
-    cards, colon, option = text.partition(":")
-    parts = re.fullmatch(r"\s*(\d{1,6})\s*x\s*(\d{1,6})\s*x\s*(\S.*?)\s*", cards, re.IGNORECASE)
+    """Parse one fleet, `2x8xH100:mps`; raise ValueError that says what is wrong."""
+    gpu_part, colon, option = text.partition(":")
+    parts = re.fullmatch(r"\s*(\d{1,6})\s*x\s*(\d{1,6})\s*x\s*(\S.*?)\s*", gpu_part, re.IGNORECASE)
     if parts is None:
         raise ValueError(f"{text!r} is not NODESxGPUSxMODEL, like 2x8xH100")
     nodes, gpus = int(parts[1]), int(parts[2])
@@ -84,27 +84,27 @@ def _with_option(fleet: SimulatedFleet, option: str, text: str) -> SimulatedFlee
         raise ValueError(
             f"{text!r}: {option!r} is neither mps nor mig=PROFILE+PROFILE, like mig=3g.40gb+1g.10gb"
         )
-    # A profile may have a plus of its own: 1g.10gb+me.
+    # A profile can itself contain a plus: 1g.10gb+me.
     profiles = re.split(r"\+(?=\d)", option.removeprefix("mig="))
-    read = [_PROFILE.fullmatch(profile) for profile in profiles]
-    if not all(read):
+    matches = [_PROFILE.fullmatch(profile) for profile in profiles]
+    if not all(matches):
         raise ValueError(f"{text!r}: MIG profiles are like 3g.40gb+2g.20gb+1g.10gb")
     model = MODELS[fleet.model]
-    if not knows_mig(model):
-        raise ValueError(f"{text!r}: {fleet.model} cannot be cut up into MIG devices")
-    slices = sum(int(one[1]) for one in read if one)
+    if not supports_mig(model):
+        raise ValueError(f"{text!r}: {fleet.model} has no MIG devices")
+    slices = sum(int(match[1]) for match in matches if match)
     memory_mib = sum(map(mig_memory_mib, profiles))
     if slices > _MIG_SLICES or memory_mib > model.memory_mib:
-        raise ValueError(f"{text!r}: that is more than a card has ({_MIG_SLICES}g, {model.memory_mib} MiB)")
+        raise ValueError(f"{text!r}: that is more than a GPU has ({_MIG_SLICES}g, {model.memory_mib} MiB)")
     return replace(fleet, mig=tuple(profiles))
 
 
-def knows_mig(model: GpuModel) -> bool:
+def supports_mig(model: GpuModel) -> bool:
     return model.compute_capability in {"8.0", "9.0", "10.0"}
 
 
 def mig_memory_mib(profile: str) -> int:
-    """What a device of this profile has: a little less than its name says."""
+    """Memory of a device of this profile: a little less than its name says."""
     found = re.search(r"\.(\d+)gb", profile)
     if found is None:
         raise ValueError(f"{profile!r} is not a MIG profile")
@@ -112,7 +112,7 @@ def mig_memory_mib(profile: str) -> int:
 
 
 def parse_fleets(text: str) -> tuple[SimulatedFleet, ...]:
-    """A list of fleets, `2x8xH100,1x4xA100`; of nothing but blanks, none."""
+    """Parse a list of fleets, `2x8xH100,1x4xA100`; blank text means none."""
     if not text.strip():
         return ()
     fleets = tuple(parse_simulate(part) for part in text.split(","))
@@ -122,13 +122,13 @@ def parse_fleets(text: str) -> tuple[SimulatedFleet, ...]:
 
 
 def model_key(text: str) -> str:
-    """The key of MODELS that is meant: case, blanks, `-` and `_` do not matter (`rtx4090`)."""
-    wanted = _squeezed(text)
+    """The key of MODELS, ignoring case, blanks, `-` and `_` (`rtx4090`)."""
+    wanted = _normalized(text)
     for key in MODELS:
-        if _squeezed(key) == wanted:
+        if _normalized(key) == wanted:
             return key
     raise ValueError(f"{text!r} is not a GPU model that can be simulated: {', '.join(MODELS)}")
 
 
-def _squeezed(name: str) -> str:
+def _normalized(name: str) -> str:
     return re.sub(r"[\s_-]", "", name).lower()

@@ -1,7 +1,6 @@
-"""String types every edge shares, so that what one database or Docker would refuse is refused at the door.
+"""String types of all requests and reports, which reject text that PostgreSQL or Docker cannot take.
 
-PostgreSQL stores no NUL and no encoder takes a lone surrogate; SQLite would take the first, and the two
-databases must not differ in what they accept.
+PostgreSQL cannot store NUL, SQLite can; the two databases must accept the same text.
 """
 
 import re
@@ -9,8 +8,8 @@ from typing import Annotated, Final
 
 from pydantic import StringConstraints
 
-# Lone surrogates never reach these types: the JSON parser refuses them (api/http/body.py) and a query string
-# is decoded with replacement.
+# Lone surrogates never reach these types: the JSON parser rejects them (api/http/body.py), and query strings
+# are decoded with replacement.
 NO_NUL = r"^[^\x00]*$"
 DNS_LABEL = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 
@@ -55,19 +54,19 @@ _ESCAPE_SEQUENCE = re.compile(
     "|\\][^\x07\x1b]*(?:\x07|\x1b\\\\)?"  # OSC: window title, links
     "|[ -/]*[0-~])"
 )
-# Besides control characters: line separators, and marks that show text in another order than it is stored.
+# Besides control characters: line separators, and marks that change the order in which text is shown.
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
 def clean_line(text: str) -> str:
-    """A line without control characters and terminal sequences, which could forge what is on screen."""
+    """Remove control characters and terminal sequences, which could forge what a terminal shows."""
     return _CONTROL.sub("", _ESCAPE_SEQUENCE.sub("", text))
 
 
 def printable(message: str) -> str:
-    """A message from Docker or a driver made fit to store and show: no control characters, no novel.
+    """Make a message from Docker or a driver safe to store and show: no control characters, limited length.
 
-    A NUL in one container's error would otherwise make PostgreSQL refuse its whole node's report.
+    Otherwise a NUL in one container's error would make PostgreSQL reject the node's whole report.
     """
     cleaned = "".join(character if character.isprintable() else " " for character in message)
     return cleaned if len(cleaned) <= _LONGEST_MESSAGE else f"{cleaned[:_LONGEST_MESSAGE]}…"

@@ -1,10 +1,10 @@
-"""What a code that a node reports of a GPU means: how severe it is, and what has to be done.
+"""The meaning of a GPU error code that a node reports: its severity and the required action.
 
-The verdict needs two things: the code, and the recovery action that the driver wants (NVML field 230).
+The verdict depends on the code and on the recovery action that the driver requests (NVML field 230).
 
-    recovery action is not none        -> fatal; it reaches us as the GPU's `fault`
+    recovery action is not none        -> fatal; reported as the GPU's `fault`
     catalogue: RESET_GPU, RESTART_BM   -> fatal, whatever the recovery action is
-    catalogue: RESTART_APP, IGNORE     -> never fatal: any user's program can cause these codes at will
+    catalogue: RESTART_APP, IGNORE     -> never fatal: any user's program can cause these codes
     anything else, and unknown codes   -> the recovery action decides; without one (driver before 555): fatal
 """
 
@@ -17,8 +17,8 @@ from mooring.core.xid_catalogue import CATALOGUE
 
 
 class Severity(StrEnum):
-    INFO = "info"  # an application fault, or a notice: changes nothing about the GPU
-    WARN = "warn"  # the GPU is given out last
+    INFO = "info"  # an application fault or a notice: the GPU stays in use
+    WARN = "warn"  # the GPU is allocated last
     FATAL = "fatal"  # the GPU is quarantined
 
 
@@ -32,24 +32,24 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class XidVerdict:
-    """`told`: a fault that the instance on the GPU should hear of although the GPU stays in use."""
+    """`notify_instance`: the instance on the GPU gets an event although the GPU stays in use."""
 
     severity: Severity
     action: Action
     description: str
-    told: bool = False
+    notify_instance: bool = False
 
     @property
     def quarantines(self) -> bool:
         return self.severity is Severity.FATAL
 
 
-NO_RECOVERY: Final = "none"  # the driver knows the recovery action, and wants nothing done
+NO_RECOVERY: Final = "none"  # the driver supports the recovery action, and requests none
 
 _BY_CATALOGUE: Final = {
     "RESTART_APP": (Severity.INFO, Action.RESTART_APP),
     "IGNORE": (Severity.INFO, Action.NONE),
-    # Follows the end of a program on a GPU that another error has hit already; that error has its own code.
+    # Follows the end of a program on a GPU after another error, which has a code of its own.
     "WORKFLOW_XID_45": (Severity.INFO, Action.RESTART_APP),
     "RESET_GPU": (Severity.FATAL, Action.RESET),
     "RESTART_BM": (Severity.FATAL, Action.REBOOT),
@@ -68,44 +68,47 @@ _RESET, _REBOOT, _SERVICE = (
     (Severity.FATAL, action) for action in (Action.RESET, Action.REBOOT, Action.SERVICE)
 )
 _KNOWN: Final = {
-    # What the inventory says.
+    # From the inventory.
     "gpu_lost": (*_REBOOT, "The GPU has fallen off the bus"),
-    "gpu_missing": (*_SERVICE, "Its node no longer lists the GPU"),
-    "gpu_returned": (Severity.FATAL, Action.NONE, "The GPU was lost and is back"),
-    "reset_required": (*_RESET, "The driver wants the GPU reset"),
-    "recovery_drain_p2p": (*_RESET, "The driver wants peer-to-peer traffic drained"),
-    "recovery_drain_and_reset": (*_RESET, "The driver wants the GPU drained and reset"),
-    "recovery_bus_reset": (*_RESET, "The driver wants the GPU's PCIe bus reset"),
-    "recovery_node_reboot": (*_REBOOT, "The driver wants the node rebooted"),
-    "recovery_system_reboot": (*_REBOOT, "The driver wants the system rebooted"),
-    "recovery_imex_domain": (*_SERVICE, "The driver wants the IMEX domain recovered"),
+    "gpu_missing": (*_SERVICE, "The node no longer lists the GPU"),
+    "gpu_returned": (Severity.FATAL, Action.NONE, "The GPU was lost and has returned"),
+    "reset_required": (*_RESET, "The driver requests a GPU reset"),
+    "recovery_drain_p2p": (*_RESET, "The driver requests that peer-to-peer traffic is drained"),
+    "recovery_drain_and_reset": (*_RESET, "The driver requests that the GPU is drained and reset"),
+    "recovery_bus_reset": (*_RESET, "The driver requests a reset of the GPU's PCIe bus"),
+    "recovery_node_reboot": (*_REBOOT, "The driver requests a reboot of the node"),
+    "recovery_system_reboot": (*_REBOOT, "The driver requests a reboot of the system"),
+    "recovery_imex_domain": (*_SERVICE, "The driver requests a recovery of the IMEX domain"),
     "row_remap_failed": (*_SERVICE, "The GPU's memory has more faults than spare rows"),
     "row_remap_pending": (Severity.WARN, Action.RESET, "Memory rows are remapped at the next reset"),
     "page_retirement_pending": (Severity.WARN, Action.RESET, "Memory pages are retired at the next reset"),
-    # NVML events beside XIDs.
-    "gpu_unavailable": (*_RESET, "The driver says that the GPU is unavailable"),
+    # NVML events other than XIDs.
+    "gpu_unavailable": (*_RESET, "The driver reports that the GPU is unavailable"),
     "fatal_poison": (*_RESET, "Fatal memory poison"),
     "nonfatal_poison": (Severity.INFO, Action.RESTART_APP, "Contained memory poison"),
     "dram_retirement": (Severity.INFO, Action.NONE, "GPU memory remapping event"),
     "dram_retirement_failure": (*_RESET, "GPU memory remapping failure"),
     "ecc_error_storm": (Severity.WARN, Action.NONE, "High rate of corrected memory errors"),
-    # What the agent found.
-    "gpu_not_released": (*_RESET, "Its last container is gone, and something of it is still on the GPU"),
-    "gpu_mismatch": (*_SERVICE, "A container got this GPU and not the one it was given"),
+    # From the agent.
+    "gpu_not_released": (
+        *_RESET,
+        "Processes or memory of an ended container remain on the GPU",
+    ),
+    "gpu_mismatch": (*_SERVICE, "A container got this GPU instead of the one assigned to it"),
 }
 _XID: Final = re.compile(r"xid_(\d{1,10})", re.ASCII)
 
 
 def judge(code: str, recovery_action: str | None) -> XidVerdict:
-    """What a reported code means.
+    """Return the verdict on a reported code.
 
     Args:
-        recovery_action: what the driver wants done; "none": nothing; null: it does not tell.
+        recovery_action: what the driver requests; "none": nothing; null: the driver does not report it.
     """
     if match := _XID.fullmatch(code):
         return of_xid(int(match[1]), recovery_action)
-    severity, action, description = _KNOWN.get(code, (*_SERVICE, "A fault that this release does not know"))
-    return XidVerdict(severity, action, description, told=action is Action.RESTART_APP)
+    severity, action, description = _KNOWN.get(code, (*_SERVICE, "Unknown fault"))
+    return XidVerdict(severity, action, description, notify_instance=action is Action.RESTART_APP)
 
 
 def of_xid(number: int, recovery_action: str | None) -> XidVerdict:
@@ -118,6 +121,6 @@ def of_xid(number: int, recovery_action: str | None) -> XidVerdict:
     immediate = entry.immediate if entry else ""
     if immediate in _BY_CATALOGUE:
         severity, action = _BY_CATALOGUE[immediate]
-        return XidVerdict(severity, action, description, told=severity is Severity.INFO)
+        return XidVerdict(severity, action, description, notify_instance=severity is Severity.INFO)
     severity = Severity.WARN if recovery_action == NO_RECOVERY else Severity.FATAL
     return XidVerdict(severity, _UNDECIDED_ACTIONS.get(immediate, Action.SERVICE), description)

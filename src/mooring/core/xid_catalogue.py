@@ -1,8 +1,8 @@
 """NVIDIA's catalogue of XIDs: for each code the immediate action and the investigatory action.
 
-Facts from https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html (Ampere and later), as read
-on DATE. `-` means that the catalogue lists no action. To update: change the table and DATE;
-`tests/core/test_xid.py` checks that every code from 1 to LAST has exactly one row.
+Source: https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html (Ampere and later), as of DATE.
+`-`: the catalogue lists no action. To update, change the table and DATE; `tests/core/test_xid.py` checks that
+every code from 1 to LAST has exactly one row.
 """
 
 from dataclasses import dataclass
@@ -109,7 +109,7 @@ def _codes(text: str) -> list[int]:
 
 
 def rows() -> list[tuple[int, XidEntry]]:
-    """Every code with its entry, in the order of the table."""
+    """All codes with their entries, in the order of the table."""
     parsed = []
     for line in _TABLE.strip().splitlines():
         codes, immediate, investigatory, description = (part.strip() for part in line.split(" | "))

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from mooring.core.gpu import Health
-from mooring.core.instance.spec import ModelWords
+from mooring.core.instance.spec import GpuModelName
 from mooring.core.text import Name, Text
 from mooring.schemas.base import Answer, Body, Json, Moment, Timestamp
 
@@ -26,7 +26,7 @@ class ReservedGpus(Body):
 
     count: Annotated[int, Field(ge=1, le=MOST_GPUS)]
     model: Annotated[
-        ModelWords | Annotated[list[ModelWords], Field(min_length=1, max_length=16)] | None,
+        GpuModelName | Annotated[list[GpuModelName], Field(min_length=1, max_length=16)] | None,
         Field(description="as an instance's; several: the first of which there are enough; null: any"),
     ] = None
     min_memory_mib: Annotated[int | None, Field(ge=1, le=2**31, description="of each GPU")] = None

@@ -301,9 +301,9 @@ def test_what_can_be_simulated(text: str, fleet: SimulatedFleet) -> None:
         ("1x1xA100:fast", "is neither mps nor mig="),
         ("1x1xA100:mig=", "MIG profiles are like"),
         ("1x1xA100:mig=3g", "MIG profiles are like"),
-        ("1x1xT4:mig=1g.5gb", "cannot be cut up"),
-        ("1x1xA100:mig=4g.40gb+4g.40gb", "more than a card has"),
-        ("1x1xA100:mig=1g.80gb+1g.20gb", "more than a card has"),
+        ("1x1xT4:mig=1g.5gb", "has no MIG devices"),
+        ("1x1xA100:mig=4g.40gb+4g.40gb", "more than a GPU has"),
+        ("1x1xA100:mig=1g.80gb+1g.20gb", "more than a GPU has"),
     ],
 )
 def test_what_cannot(text: str, said: str) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from mooring.api.views import rendered
 from mooring.control.tenants import row_limits
-from mooring.core.instance.spec import MOST_TEXT_BYTES
+from mooring.core.instance.spec import MAX_TEXT_BYTES
 from mooring.db.tables import ApiKey, Member, Registry, Secret
 from tests.problems import problem
 from tests.service import Client
@@ -15,7 +15,7 @@ IMAGE = "mooring-test/busybox:1"
 def test_a_request_is_of_a_quarter_of_a_megabyte_at_most(client: Client) -> None:
     fits = {f"V{number}": "x" * 30_000 for number in range(8)}
     assert client.create(env=fits)["env"] == fits
-    body = {"image": IMAGE, "env": fits, "command": ["x" * (MOST_TEXT_BYTES - 8 * 30_000)]}
+    body = {"image": IMAGE, "env": fits, "command": ["x" * (MAX_TEXT_BYTES - 8 * 30_000)]}
     problem(client.post("/v1/instances", json=body), 422, "spec_too_large")
 
 

@@ -22,7 +22,7 @@ from mooring.agent.nvml.types import (
 )
 from mooring.agent.runtime import Container
 from mooring.agent.timestamps import rfc3339
-from mooring.core.simulation import MODELS, GpuModel, knows_mig, mig_memory_mib, model_key
+from mooring.core.simulation import MODELS, GpuModel, mig_memory_mib, model_key, supports_mig
 
 NAMESPACE: Final = uuid.UUID("6d6f6f72-696e-4700-8000-736967707573")
 DRIVER_VERSION: Final = "580.95.05"
@@ -204,7 +204,7 @@ def _facts(model: GpuModel, uuids: list[str], index: int, mig_devices: list[Nvml
             for other, uuid in enumerate(uuids)
             if other != index
         },
-        "mig_mode": "enabled" if mig_devices else "disabled" if knows_mig(model) else None,
+        "mig_mode": "enabled" if mig_devices else "disabled" if supports_mig(model) else None,
         "mig_devices": mig_devices,
         "compute_capability": model.compute_capability,
         "power_limit_w": float(model.power_limit_w),

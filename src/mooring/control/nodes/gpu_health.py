@@ -85,7 +85,7 @@ def record(
     is_new = _raise_condition(session, row, code, verdict, of_project or _NOBODY, incident.count)
     is_new_incident = _record_incident(session, row, incident, verdict, held)
     # If several projects have MIG devices of the GPU, it is unknown whose program caused the fault.
-    if is_new_incident and verdict.told and project_id is not None:
+    if is_new_incident and verdict.notify_instance and project_id is not None:
         kind, reason = EventKind.INSTANCE_GPU_FAULT, _reason(code, verdict)
         for each in held:
             _append_event(session, kind, row, each, reason, verdict, incident.count)

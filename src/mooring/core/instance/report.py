@@ -1,4 +1,4 @@
-"""What a node reports of an instance, and the state that follows."""
+"""What a node reports about an instance, and the state that follows."""
 
 from enum import StrEnum
 
@@ -6,23 +6,23 @@ from mooring.core.instance.state import DesiredState, State
 
 
 class Phase(StrEnum):
-    """What a node sees of one attempt of an instance."""
+    """What a node observes of one attempt of an instance."""
 
-    ABSENT = "absent"  # the node knows of it and has no container for it
+    ABSENT = "absent"  # the node knows the attempt and has no container for it
     STARTING = "starting"  # pulling, creating, or waiting to restart
     RUNNING = "running"
-    EXITED = "exited"  # the container is there and its process has ended
-    REFUSED = "refused"  # it could not be started; nothing of it is left
+    EXITED = "exited"  # the container exists and its process has ended
+    REFUSED = "refused"  # the start failed; nothing of it is left on the node
 
 
 def after_report(
     state: State, desired: DesiredState, phase: Phase, exit_code: int | None, began: bool
 ) -> State:
-    """The state that a node's report of this attempt leads to.
+    """Return the state that follows from a node's report of this attempt.
 
     Args:
-        began: whether the node has said before that this attempt was running. Only then is an absent
-            container a loss; before, the node simply has not got to it.
+        began: whether the node has reported this attempt as running before. Only then does an absent
+            container mean that it was lost; otherwise the node has not created it yet.
     """
     if desired is not DesiredState.RUNNING:
         return _after_report_when_stopping(desired, phase)
@@ -33,7 +33,7 @@ def after_report(
     if phase is Phase.EXITED:
         return State.SUCCEEDED if exit_code == 0 else State.FAILED
     if phase is Phase.ABSENT and not began:
-        # Its node speaks again and is about to start it.
+        # The node is reachable again and is about to start it.
         return State.STARTING if state is State.UNREACHABLE else state
     return State.FAILED
 
@@ -43,5 +43,5 @@ def _after_report_when_stopping(desired: DesiredState, phase: Phase) -> State:
         return State.STOPPING
     if desired is DesiredState.STOPPED:
         return State.STOPPED
-    # A delete ends only when nothing is left, an exited container included.
+    # A delete ends only when even the exited container is gone.
     return State.STOPPING if phase is Phase.EXITED else State.DELETED

@@ -1,4 +1,4 @@
-"""The spec of an instance: what its user asks for."""
+"""The spec of an instance: what the user asks for."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -20,42 +20,42 @@ from mooring.core.text import (
 )
 
 
-class _Asked(BaseModel):
-    # Users' unknown fields are refused here; readers of rows and peers pass extra="ignore" instead, so an
-    # older release reads what a newer one wrote.
+class _SpecModel(BaseModel):
+    # Requests with unknown fields are rejected. Readers of stored rows and of peers pass extra="ignore", so
+    # that an older release can read what a newer one wrote.
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 WHOLE_MILLI = 1000
 DEFAULT_PRIORITY = 50
-ModelWords = Annotated[Text, Field(max_length=96)]
+GpuModelName = Annotated[Text, Field(max_length=96)]
 
 
-class GpuRequest(_Asked):
-    """GPUs of one model on one node, a share of one GPU, or MIG devices; absent or count 0 means none.
+class GpuRequest(_SpecModel):
+    """Whole GPUs of one model on one node, a share of one GPU, or MIG devices. Absent or `count` 0: none.
 
-    A share or a MIG profile without a count means one of them.
+    With `share` or `mig_profile`, `count` defaults to 1.
     """
 
-    count: Annotated[int, Field(ge=0, le=64, description="whole GPUs, all on one node, or MIG devices")] = 0
+    count: Annotated[int, Field(ge=0, le=64, description="whole GPUs on one node, or MIG devices")] = 0
     model: Annotated[
-        ModelWords | Annotated[list[ModelWords], Field(min_length=1, max_length=16)] | None,
+        GpuModelName | Annotated[list[GpuModelName], Field(min_length=1, max_length=16)] | None,
         Field(
-            description="words of the NVML name, any case: `H100`, `RTX 4090`; several: any of them, the "
-            "first that has room; null: any"
+            description="words of the NVML name, in any case: `H100`, `RTX 4090`; a list: alternatives, the "
+            "preferred one first; null: any model"
         ),
     ] = None
-    min_memory_mib: Annotated[int | None, Field(ge=1, le=2**31, description="of each GPU")] = None
+    min_memory_mib: Annotated[int | None, Field(ge=1, le=2**31, description="memory of each GPU")] = None
     min_compute_capability: Annotated[
-        Text | None, Field(pattern=r"^[1-9][0-9]?\.[0-9]$", description="of each GPU, as `8.0`")
+        Text | None, Field(pattern=r"^[1-9][0-9]?\.[0-9]$", description="of each GPU, such as `8.0`")
     ] = None
     share: Annotated[
         float | None,
         Field(
             gt=0,
             le=1,
-            description="of one GPU's memory and SMs, in thousandths; other instances of the project may "
-            "have the rest. Off unless an admin sets the project's gpu_sharing",
+            description="fraction of one GPU's memory and SMs, a multiple of 0.001; other instances of the "
+            "project can use the rest. An admin must enable `gpu_sharing` for the project",
         ),
     ] = None
     mig_profile: Annotated[
@@ -63,75 +63,74 @@ class GpuRequest(_Asked):
         Field(
             max_length=32,
             pattern=r"^[0-9]+[cg][a-z0-9.+]*$",
-            description="of existing MIG devices: `1g.10gb`",
+            description="profile of existing MIG devices, such as `1g.10gb`",
         ),
     ] = None
     same_numa: Annotated[bool, Field(description="all GPUs on one NUMA node")] = False
 
     @model_validator(mode="before")
     @classmethod
-    def _one_of_them(cls, asked: object) -> object:
-        """`{"share": 0.5}` asks for one GPU."""
-        if not isinstance(asked, dict) or "count" in asked:
-            return asked
-        part = asked.get("share") is not None or asked.get("mig_profile") is not None
-        return {**asked, "count": 1} if part else asked
+    def _default_count(cls, given: object) -> object:
+        if not isinstance(given, dict) or "count" in given:
+            return given
+        is_part = given.get("share") is not None or given.get("mig_profile") is not None
+        return {**given, "count": 1} if is_part else given
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.share is not None and self.mig_profile is not None:
             raise PydanticCustomError("share_of_mig", "give share or mig_profile, not both")
         if self.share is not None and self.count != 1:
-            raise PydanticCustomError("share_of_many", "a share is of one GPU: leave count out, or give 1")
+            raise PydanticCustomError("share_of_many", "a share is part of one GPU: omit count, or use 1")
         if self.share is not None and abs(self.share * 1000 - round(self.share * 1000)) > 1e-6:
-            raise PydanticCustomError("share_too_fine", "a share is given in thousandths: 0.125, not 0.1255")
+            raise PydanticCustomError("share_too_fine", "share must be a multiple of 0.001, such as 0.125")
         return self
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The models to choose from, the preferred first; empty: any."""
+        """Acceptable models, the preferred one first; empty: any."""
         if self.model is None:
             return ()
         return (self.model,) if isinstance(self.model, str) else tuple(self.model)
 
     @property
     def milli(self) -> int:
-        """Thousandths of each card; of a MIG device, what it counts as."""
+        """Thousandths of a GPU that each requested GPU, share or MIG device counts as."""
         if self.mig_profile is not None:
             return mig_milli(self.mig_profile)
         return WHOLE_MILLI if self.share is None else round(self.share * 1000)
 
 
-class Port(_Asked):
-    """A port of the container, published on a free port of the node (see `endpoints`)."""
+class Port(_SpecModel):
+    """A container port, published on a free port of the node (see `endpoints`)."""
 
     container: Annotated[int, Field(ge=1, le=65535)]
     protocol: Literal["tcp", "udp"] = "tcp"
 
 
-class SecretReference(_Asked):
-    """The value of a variable that only its container sees: a secret of the project, by name (R17)."""
+class SecretReference(_SpecModel):
+    """Takes the value from a secret of the project. Only the container sees the value (R17)."""
 
     secret: SecretName
 
 
-# R7: `standard` is enough for apt, pip and sshd as root; `strict` has no capability at all.
+# R7: `standard` is enough for apt, pip and sshd as root; `strict` has no capabilities.
 SecurityProfile = Literal["standard", "strict"]
 
-# Of env, command and entrypoint together: they are shown with every instance and sent with every report.
-MOST_TEXT_BYTES = 256 * 1024
+# Limit for env, command and entrypoint together: every answer about an instance carries them.
+MAX_TEXT_BYTES = 256 * 1024
 
 RESERVED_ENV_NAMES = frozenset({"CUDA_VISIBLE_DEVICES", "LD_PRELOAD", "LD_AUDIT"})
 RESERVED_ENV_PREFIXES = ("NVIDIA_", "CUDA_MPS_", "DOCKER_RESOURCE_", "MOORING_")
 
 
 def is_reserved_env(name: str) -> bool:
-    """Whether the agent alone sets this variable (security rule R4): most of them choose or fake GPUs."""
+    """Whether only the agent may set this variable (security rule R4): most select GPUs or fake them."""
     return name in RESERVED_ENV_NAMES or name.startswith(RESERVED_ENV_PREFIXES)
 
 
-class InstanceSpec(_Asked):
-    """What the user asked for: never edited, stored as it came, and the whole input of scheduler and node."""
+class InstanceSpec(_SpecModel):
+    """What the user asked for. Stored unchanged; the whole request that scheduler and node work from."""
 
     image: ImageReference
     command: Annotated[list[LongText] | None, Field(max_length=1024)] = None
@@ -140,43 +139,45 @@ class InstanceSpec(_Asked):
     user: Annotated[Text | None, Field(max_length=64, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:-]*$")] = None
     env: Annotated[
         dict[EnvName, EnvValue | SecretReference],
-        Field(max_length=512, description='a value, or `{"secret": "<name>"}`'),
+        Field(max_length=512, description='a string, or `{"secret": "<name>"}`'),
     ] = {}
     gpus: GpuRequest = GpuRequest()
     cpus: Annotated[
         float | None,
-        Field(ge=0.01, le=4096, description="null: the share of the node that goes with its GPUs, else 1"),
+        Field(ge=0.01, le=4096, description="null: in proportion to its GPUs on the node; without GPUs 1"),
     ] = None
     memory_mib: Annotated[
         int | None,
-        Field(ge=6, le=2**31, description="null: the share that goes with its GPUs, else 1024"),
+        Field(ge=6, le=2**31, description="null: in proportion to its GPUs on the node; without GPUs 1024"),
     ] = None
-    shm_mib: Annotated[int | None, Field(ge=1, le=2**31, description="null: half of the memory")] = None
+    shm_mib: Annotated[
+        int | None, Field(ge=1, le=2**31, description="shared memory; null: half of memory_mib")
+    ] = None
     disk_mib: Annotated[
         int | None,
         Field(
             ge=64,
             le=2**31 - 1,
-            description="what it may write to its filesystem, beside its image; null: 10240, on small nodes "
-            "less. Enforced where the node says `disk_enforced`",
+            description="space for the container's own files; the image does not count. null: 10240, less on "
+            "small nodes. Enforced on nodes with `disk_enforced`",
         ),
     ] = None
-    ports: Annotated[list[Port], Field(max_length=64, description="8 at most")] = []
+    ports: Annotated[list[Port], Field(max_length=64, description="at most 8")] = []
     max_duration_s: Annotated[int | None, Field(ge=1, le=10 * 366 * 86_400)] = None
     restart: Literal["never", "on_failure", "always"] = "never"
     on_capacity: Literal["queue", "fail"] = "queue"
     on_node_loss: Literal["keep", "replace"] = "keep"
     priority: Annotated[
-        int, Field(ge=0, le=100, description="higher ones are placed first; see the project's max_priority")
+        int, Field(ge=0, le=100, description="higher is placed first; at most the project's `max_priority`")
     ] = DEFAULT_PRIORITY
     preemptible: Annotated[
-        bool, Field(description="may be stopped for one of higher priority or for a project's guarantee")
+        bool, Field(description="can be preempted for a higher priority or a project's guaranteed GPUs")
     ] = False
     on_preemption: Annotated[
-        Literal["requeue", "stop"], Field(description="what follows when it had to give way")
+        Literal["requeue", "stop"], Field(description="what happens after preemption")
     ] = "requeue"
     preemption_grace_s: Annotated[
-        int, Field(ge=0, le=3600, description="between SIGTERM and SIGKILL when it has to give way")
+        int, Field(ge=0, le=3600, description="time from SIGTERM to SIGKILL on preemption")
     ] = 30
     node_selector: Annotated[dict[LabelKey, LabelValue], Field(max_length=64)] = {}
 
@@ -186,7 +187,7 @@ class InstanceSpec(_Asked):
         if reserved := sorted(filter(is_reserved_env, env)):
             raise PydanticCustomError(
                 "reserved_env",
-                "{names} is set by Mooring itself and cannot be given; remove it from env",
+                "{names} is set by Mooring itself; remove it from env",
                 {"names": ", ".join(reserved)},
             )
         return env
@@ -200,19 +201,19 @@ class InstanceSpec(_Asked):
 
     @classmethod
     def from_row(cls, spec: dict[str, Any]) -> Self:
-        """Read a stored spec; fields that a newer release wrote are ignored."""
+        """Read a stored spec; ignore fields that a newer release added."""
         return cls.model_validate(spec, extra="ignore", strict=False)
 
 
 def not_supported_yet(field: str, hint: str) -> PydanticCustomError:
-    """The refusal of a field that is part of the contract but would be ignored today."""
+    """The error for a field that the contract has and this release does not implement."""
     return PydanticCustomError(
         "not_supported_yet", "{field} is not supported yet: {hint}", {"field": field, "hint": hint}
     )
 
 
 class InstanceTemplate(InstanceSpec):
-    """What is asked for of an instance but its name and its project: a spec that is let in, and labels."""
+    """A validated spec with labels: a create request without name and project."""
 
     labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=64)] = {}
 
@@ -224,45 +225,46 @@ class InstanceTemplate(InstanceSpec):
     @field_validator("working_dir")
     @classmethod
     def _no_kernel_path(cls, working_dir: str | None) -> str | None:
-        """Of requests only: a stored spec is read as it is, and its node refuses it."""
+        """Checked in requests only: stored specs are read unchanged, and the node rejects such a path."""
         if working_dir is not None and is_kernel_path(normal_path(working_dir)):
             raise PydanticCustomError(
-                "working_dir_not_allowed", "working_dir must not be in /proc, /sys or /dev; choose another"
+                "working_dir_not_allowed",
+                "working_dir must not be in /proc, /sys or /dev; choose another",
             )
         return working_dir
 
     @model_validator(mode="after")
-    def _only_what_works(self) -> Self:
-        if self._texts_bytes() > MOST_TEXT_BYTES:
+    def _only_supported(self) -> Self:
+        if self._text_bytes() > MAX_TEXT_BYTES:
             raise PydanticCustomError(
                 "spec_too_large",
-                "env, command and entrypoint are more than {most} bytes together; put large things into the "
-                "image, or fetch them",
-                {"most": MOST_TEXT_BYTES},
+                "env, command and entrypoint together exceed {most} bytes; put large data into the image, or "
+                "download it",
+                {"most": MAX_TEXT_BYTES},
             )
         if self.on_node_loss == "replace":
-            raise not_supported_yet("on_node_loss=replace", "use keep, and start it again yourself")
+            raise not_supported_yet("on_node_loss=replace", "use keep, and start the instance again yourself")
         return self
 
-    def _texts_bytes(self) -> int:
+    def _text_bytes(self) -> int:
         texts = [*(self.command or ()), *(self.entrypoint or ()), *self.env]
         texts += [value for value in self.env.values() if isinstance(value, str)]
         return sum(len(text.encode()) for text in texts)
 
     def spec(self) -> dict[str, Any]:
-        """The spec alone, as stored in the instance's row."""
+        """The spec without labels, name and project, as stored in the instance's row."""
         return self.model_dump(mode="json", include=set(InstanceSpec.model_fields))
 
 
 class InstanceRequest(InstanceTemplate):
-    """The body of a create: the spec plus what only the control plane reads."""
+    """The body of a create request: the spec, and fields that only the control plane reads."""
 
     name: Name | None = None
     project_id: Annotated[Text | None, Field(max_length=64, description="null: your own project")] = None
 
 
 def require_no_reserved_labels(labels: dict[str, str]) -> dict[str, str]:
-    """Labels that begin with `mooring.` are the agent's memory on the container (security rule R6).
+    """Reject labels beginning with `mooring.`, in which the agent keeps its own records (security rule R6).
 
     Raises:
         PydanticCustomError: code `reserved_label`.

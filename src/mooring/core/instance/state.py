@@ -1,4 +1,4 @@
-"""The states that an instance lives through, and the reason it is in one.
+"""The lifecycle of an instance: states, transitions, and the reason for a state.
 
     pending -> scheduled -> starting -> running -> stopping -> stopped
        |           |            |          |  \\
@@ -16,7 +16,7 @@ from mooring.core.text import printable
 
 
 class State(StrEnum):
-    """Where an instance is. `deleted` is seen only in events and as the last answer of a wait."""
+    """State of an instance. `deleted` appears only in events and in the last answer of a wait."""
 
     PENDING = "pending"
     SCHEDULED = "scheduled"
@@ -31,7 +31,7 @@ class State(StrEnum):
 
 
 class DesiredState(StrEnum):
-    """The user's word, written only by the API's verbs (and by limits acting for the user)."""
+    """What the user wants. Only API operations and deadlines write it."""
 
     RUNNING = "running"
     STOPPED = "stopped"
@@ -44,7 +44,7 @@ ENDED = frozenset({State.STOPPED, State.SUCCEEDED, State.FAILED})
 _FINAL = {State.STOPPED, State.SUCCEEDED, State.FAILED, State.DELETED}
 TRANSITIONS: dict[State, frozenset[State]] = {
     State.PENDING: frozenset({State.SCHEDULED, State.STOPPED, State.FAILED, State.DELETED}),
-    # scheduled -> stopping: asked to stop before the node has said anything.
+    # scheduled -> stopping: stopped before the node's first report.
     State.SCHEDULED: frozenset({State.STARTING, State.RUNNING, State.STOPPING, State.UNREACHABLE, *_FINAL}),
     # starting -> scheduled and running -> scheduled: a restart is a new attempt on the same GPUs.
     State.STARTING: frozenset({State.SCHEDULED, State.RUNNING, State.STOPPING, State.UNREACHABLE, *_FINAL}),
@@ -60,7 +60,7 @@ TRANSITIONS: dict[State, frozenset[State]] = {
 
 
 def actions(state: State) -> list[str]:
-    """What a user may ask of an instance in this state, as shown in its `actions`."""
+    """Operations that a user can call in this state, shown as `actions`."""
     if state in ENDED:
         return ["start", "delete"]
     if state in {State.SCHEDULED, State.STARTING, State.RUNNING}:
@@ -71,7 +71,7 @@ def actions(state: State) -> list[str]:
 
 
 class Reason(BaseModel):
-    """Why an instance is in its state: a stable `code` (docs/errors.md) and a sentence for people."""
+    """Why an instance is in its state: a stable `code` (docs/errors.md) and a sentence for humans."""
 
     model_config = ConfigDict(frozen=True)
 

@@ -1,4 +1,4 @@
-"""What commands open: the settings, the database as a server left it, and the keys of its audit log."""
+"""What several commands need: the settings, the database, and the keys of its audit log."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,15 +14,11 @@ if TYPE_CHECKING:
 
 Loaded = TypeVar("Loaded")
 
-# As in main.py, each imports what it runs: an agent must not carry the control plane in its memory.
-
-
-def _serving_url() -> str:
-    return _settings_with_private_files().resolved_database_url
+# As in main.py, functions import what they run: an agent must not load the control plane into memory.
 
 
 def _settings_with_private_files() -> "Settings":
-    """Nobody else on this machine reads the data directory or a database that is a file there."""
+    """Read the settings; make the data directory and a SQLite file unreadable for other users."""
     from mooring.db import space  # noqa: PLC0415
     from mooring.settings import Settings  # noqa: PLC0415
 
@@ -33,15 +29,15 @@ def _settings_with_private_files() -> "Settings":
 
 @contextmanager
 def open_database() -> "Iterator[Database]":
-    """A database that a server has migrated before; making one is the server's, which shows its admin key."""
+    """Open a migrated database, or exit. Only a server creates one, since it shows the admin key."""
     from mooring.db import migrate  # noqa: PLC0415
     from mooring.db.session import Database  # noqa: PLC0415
     from mooring.db.signals import Signals  # noqa: PLC0415
 
-    opened = Database(_serving_url(), Signals())
+    opened = Database(_settings_with_private_files().resolved_database_url, Signals())
     try:
         if migrate.current(opened.engine) != migrate.newest():
-            typer.echo("the database is not at this program's revision; start the server first", err=True)
+            typer.echo("the database has another revision; start the server first", err=True)
             raise typer.Exit(1)
         yield opened
     finally:
@@ -49,22 +45,23 @@ def open_database() -> "Iterator[Database]":
 
 
 def migration_url() -> str:
-    """The database, as the role that owns its tables."""
+    """The database URL with the role that owns the tables."""
     return _settings_with_private_files().migration_url
 
 
-def known_audit_keys(database: "Database") -> "AuditKeys":
-    """The server's keys of the audit log, or an exit that says where they should be."""
+def read_audit_keys(database: "Database") -> "AuditKeys":
+    """Read the server's audit keys, or exit and say where they should be."""
     from mooring.control.audit import audit_log  # noqa: PLC0415
     from mooring.control.audit.signing_keys import KEY_FILE, AuditKeys, WrongAuditKey  # noqa: PLC0415
     from mooring.settings import Settings  # noqa: PLC0415
 
     settings = read_settings(Settings)
-    # Never made here: a new key would not be the server's.
+    # Never created here: a new key would not be the server's.
     file, given = settings.data_dir / KEY_FILE, settings.audit_keys
-    found = (
-        given.get_secret_value().split(",") if given else file.read_text().split() if file.exists() else []
-    )
+    if given:
+        found = given.get_secret_value().split(",")
+    else:
+        found = file.read_text().split() if file.exists() else []
     try:
         with database.read() as session:
             return audit_log.require_known(session, AuditKeys(found) if found else None)
@@ -74,14 +71,14 @@ def known_audit_keys(database: "Database") -> "AuditKeys":
 
 
 def sign_with_audit_keys(database: "Database") -> None:
-    """What this command records is signed as the server signs it."""
+    """Sign the audit rows of this command with the server's keys."""
     from mooring.control.audit import audit_log  # noqa: PLC0415
 
-    audit_log.sign_with(database, known_audit_keys(database))
+    audit_log.sign_with(database, read_audit_keys(database))
 
 
 def read_settings(load: Callable[[], Loaded]) -> Loaded:
-    """Settings from the environment, or an exit that names each that is wrong."""
+    """Read settings from the environment, or exit and name each invalid one."""
     try:
         return load()
     except ValidationError as error:
