@@ -53,21 +53,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _runs_on_its_database(item: pytest.Item) -> bool:
     """Whether the item is for SQLite, is marked for both databases, or names its database itself."""
     chosen = any(marker.args[0] == "database_url" for marker in item.iter_markers("parametrize"))
-    return chosen or _database(item) != "postgresql" or item.get_closest_marker("both_databases") is not None
+    on_postgresql = any(_params(item).get(name) == "postgresql" for name in _DATABASE_FIXTURES)
+    return chosen or not on_postgresql or item.get_closest_marker("both_databases") is not None
 
 
-def _database(item: pytest.Item) -> str | None:
-    """The kind of database that a fixture of the item is parametrized with."""
-    params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-    return next((str(params[name]) for name in _DATABASE_FIXTURES if params.get(name) in DATABASES), None)
+def _params(item: pytest.Item) -> dict[str, object]:
+    """The parameters of the item and of its fixtures."""
+    return item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
 
 
 def _needs_a_daemon(item: pytest.Item) -> bool:
-    fixtures = set(getattr(item, "fixturenames", ()))
+    fixtures = _DAEMONS.intersection(getattr(item, "fixturenames", ()))
     return (
-        _relative(item).startswith(_NEVER_QUICK)
-        or bool(fixtures & _DAEMONS)
-        or _database(item) == "postgresql"
+        bool(fixtures) or _relative(item).startswith(_NEVER_QUICK) or "postgresql" in _params(item).values()
     )
 
 
