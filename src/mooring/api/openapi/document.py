@@ -1,5 +1,6 @@
 """The OpenAPI document: FastAPI's, with Mooring's error model, headers, limits and links."""
 
+import re
 from typing import Any
 
 from fastapi import FastAPI
@@ -86,8 +87,8 @@ def _document(app: FastAPI) -> Json:
 def _set_summaries(document: Json) -> None:
     """Make the first sentence of each description its summary."""
     for _path, _method, operation in answers.operations(document):
-        summary, _, rest = operation["description"].replace(".\n", ". ", 1).partition(". ")
-        operation |= {"summary": summary, "description": rest.lstrip()}
+        summary, description = re.split(r"\.\s+", operation["description"], maxsplit=1)
+        operation |= {"summary": summary, "description": description}
 
 
 def _restore_examples(schemas: dict[str, Any], model: type[BaseModel]) -> None:

@@ -1,6 +1,6 @@
 """Links of the OpenAPI document, from the answer that contains an id to the operations that need it.
 
-They follow from the paths: `POST /v1/things` and `GET /v1/things` link to those below `/v1/things/{thing_id}`.
+They follow from the paths: `/v1/things` links to the operations below `/v1/things/{thing_id}`.
 """
 
 import re
@@ -22,13 +22,13 @@ def add(document: Json) -> None:
         item = _ITEM.match(path)
         if item is None or not path.startswith(_PUBLIC):
             continue
-        for answer, base in _answers_of(document, about["collection"]):
-            key = _key(document, answer, base, about["parameter"])
+        for answer, base in _answers_of(document, item["collection"]):
+            key = _key(document, answer, base, item["parameter"])
             if key is not None:
-                outer = {name: f"$request.path.{name}" for name in _PARAMETER.findall(about["collection"])}
+                outer = {name: f"$request.path.{name}" for name in _PARAMETER.findall(item["collection"])}
                 answer.setdefault("links", {})[operation["operationId"]] = {
                     "operationId": operation["operationId"],
-                    "parameters": {**outer, about["parameter"]: f"$response.body#{base}/{key}"},
+                    "parameters": {**outer, item["parameter"]: f"$response.body#{base}/{key}"},
                 }
 
 

@@ -112,10 +112,7 @@ def update_project(
     "/{project_id}", status_code=204, responses=errors(404, 409, 412), operation_id="delete_project"
 )
 def delete_project(project_id: str, context: Ctx, access: CurrentAccess, if_match: IfMatch) -> Response:
-    """Delete a project, with its keys, members, secrets, registries and reservations.
-
-    Fails while the project has instances.
-    """
+    """Delete a project. Deletes its keys, secrets and reservations too; fails while it has instances."""
 
     def act(session: Session) -> StoredAnswer:
         projects.delete(session, access, project_id, context.identity.default_project_id, if_match)

@@ -29,7 +29,7 @@ from mooring.core.errors import BadRequest, Conflict, MooringError, NotRunning, 
 from mooring.core.text import MAX_LINE_BYTES, clean_line
 from mooring.db.types import new_id
 from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamError, StreamFrame
-from mooring.schemas.base import Json, Moment
+from mooring.schemas.base import Json, RequestTime
 from mooring.schemas.instances import MAX_OUTPUT_BYTES, ExecBody, ExecResult
 
 router = APIRouter(prefix="/v1/instances", tags=["instances"], route_class=StrictRoute)
@@ -164,7 +164,7 @@ async def get_instance_logs(
     tail: Annotated[
         int | None, Query(ge=0, le=1_000_000, description="number of last lines; all if empty")
     ] = 100,
-    since: Annotated[Moment | None, Query(description="only lines from this time on")] = None,
+    since: Annotated[RequestTime | None, Query(description="only lines from this time on")] = None,
     follow: Annotated[bool, Query(description="follow until the container ends")] = False,
     accept: Annotated[str | None, Header(include_in_schema=False)] = None,
     last_event_id: Annotated[
