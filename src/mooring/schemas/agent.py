@@ -83,17 +83,16 @@ class Endpoint(Peer):
 # Users read these fields. Invalid values are dropped: rejecting the report would silence the whole node.
 
 
-def _container_id(reported: str | None) -> str | None:
-    is_valid = reported and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", reported)
-    return reported if is_valid else None
+def _container_id(value: str | None) -> str | None:
+    return value if value and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", value) else None
 
 
-def _digest(reported: str | None) -> str | None:
-    return reported if reported and re.fullmatch(r"sha256:[0-9a-f]{64}", reported) else None
+def _digest(value: str | None) -> str | None:
+    return value if value and re.fullmatch(r"sha256:[0-9a-f]{64}", value) else None
 
 
-def _exit_code(reported: int | None) -> int | None:
-    return reported if reported is None or 0 <= reported <= 255 else 255
+def _exit_code(value: int | None) -> int | None:
+    return value if value is None or 0 <= value <= 255 else 255
 
 
 class ObservedInstance(Peer):
@@ -136,7 +135,7 @@ class Incident(Peer):
     mig_uuids: Annotated[
         list[Text], Field(max_length=16, description="the affected MIG devices; empty: the whole GPU")
     ] = []
-    instance_id: Annotated[Text | None, Field(description="the instance that caused it")] = None
+    instance_id: Annotated[Text | None, Field(description="the instance that it concerns")] = None
 
 
 class SyncRequest(Peer):
@@ -146,9 +145,7 @@ class SyncRequest(Peer):
 
     # Below the column's limit, so that the next session number fits.
     session: Annotated[int, Field(ge=0, lt=2**30)]
-    seq: Annotated[
-        Count, Field(description="rises within a session; older reports that arrive late are ignored")
-    ]
+    seq: Annotated[Count, Field(description="rises within a session; late, older reports are ignored")]
     generation: Annotated[
         Count,
         Field(description="generation of the last answer that the agent applied; 0: none in this session"),
@@ -169,17 +166,14 @@ class SyncRequest(Peer):
         dict[Text, Annotated[Text, Field(max_length=64)]] | None,
         Field(
             max_length=10_000,
-            description="`spec_version` of the specs that the agent has, by instance id; null: it stores none "
-            "and needs all specs in every answer",
+            description="`spec_version` of each spec that the agent has; null: send all specs each time",
         ),
     ] = None
     orphans: Annotated[list[Orphan], Field(max_length=10_000)] = []
     incidents: Annotated[list[Incident], Field(max_length=1000)] = []
     faults: Annotated[
         list[Incident],
-        Field(
-            max_length=1000, description="incidents that leave the GPU in use: application faults, warnings"
-        ),
+        Field(max_length=1000, description="incidents that leave the GPU in use, such as application faults"),
     ] = []
 
 
@@ -247,7 +241,7 @@ class KnownAssignment(Peer):
     cpus: float
     memory_mib: int
     disk_mib: Annotated[
-        int | None, Field(ge=1, description="null: no limit, as an earlier release placed it")
+        int | None, Field(ge=1, description="null: no limit (placed by an earlier release)")
     ] = None
     image_digest: Annotated[
         Text | None, Field(description="the image's digest at its first start, which is what runs (R15)")

@@ -19,15 +19,10 @@ class ApiKeyCreate(Body):
 
     name: DisplayName
     project_id: Annotated[Text | None, Field(max_length=64, description="null: your project")] = None
-    user_id: Annotated[
-        Text | None,
-        Field(max_length=64, description="the user whose permissions limit it; null: a service key"),
-    ] = None
+    user_id: Annotated[Text | None, Field(max_length=64, description="its user; null: a service key")] = None
     role: Annotated[Role | None, Field(strict=False)] = None
     scopes: Annotated[list[Scope], Field(max_length=6)] = []
-    expires_at: Annotated[RequestTime | None, Field(description="RFC 3339 with a time zone; null: never")] = (
-        None
-    )
+    expires_at: Annotated[RequestTime | None, Field(description="RFC 3339 with a zone; null: never")] = None
 
 
 class ApiKey(Answer):

@@ -17,8 +17,8 @@ from mooring.schemas.agent import Endpoint
 from mooring.schemas.base import Answer, Body, Json, Timestamp
 from mooring.schemas.queue import Because
 
-# exclusive: whole GPUs. mig: a MIG device. mps: NVIDIA's MPS daemon limits memory and SMs. shared: the agent's
-# watchdog kills containers that exceed their share of memory; nothing limits SMs.
+# exclusive: whole GPUs. mig: a MIG device. mps: the MPS daemon limits memory and SMs. shared: the agent kills
+# containers that exceed their share of memory; nothing limits SMs.
 Isolation = Literal["exclusive", "mig", "mps", "shared"]
 
 CREATE_EXAMPLE: Json = {

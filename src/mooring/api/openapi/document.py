@@ -88,7 +88,7 @@ def _set_summaries(document: Json) -> None:
     """Make the first sentence of each description its summary."""
     for _path, _method, operation in answers.operations(document):
         summary, description = re.split(r"\.\s+", operation["description"], maxsplit=1)
-        operation |= {"summary": summary, "description": description}
+        operation.update(summary=summary, description=description)
 
 
 def _restore_examples(schemas: dict[str, Any], model: type[BaseModel]) -> None:

@@ -68,7 +68,7 @@ async def list_audit_log(
 
 @router.get("/audit-log/head", response_model=AuditHead, responses=errors(404), operation_id="get_audit_head")
 def get_audit_head(context: Ctx, _access: CurrentAccess) -> Response:
-    """Get the audit log head. This hash covers the whole log; store it elsewhere for `mooring audit verify`."""
+    """Get the audit log head. It is a hash over the log; store it elsewhere for `mooring audit verify`."""
     with context.database.read() as session:
         head = chains.newest_head(session)
     if head is None:

@@ -42,13 +42,9 @@ async def list_events(
     request: Request,
     context: Ctx,
     live: CurrentLiveAccess,
-    after: Annotated[
-        int, Query(ge=0, lt=_SEQ_LIMIT, description="`seq` of the last event that you have")
-    ] = 0,
+    after: Annotated[int, Query(ge=0, lt=_SEQ_LIMIT, description="last `seq` that you have")] = 0,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
-    wait_s: Annotated[
-        float, Query(ge=0, le=60, allow_inf_nan=False, description="seconds to wait if there are no events")
-    ] = 0,
+    wait_s: Annotated[float, Query(ge=0, le=60, allow_inf_nan=False, description="seconds to wait")] = 0,
     accept: Annotated[str | None, Header(include_in_schema=False)] = None,
     last_event_id: Annotated[
         str | None,

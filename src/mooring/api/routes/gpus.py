@@ -83,9 +83,7 @@ def get_gpu_metrics(uuid: str, context: Ctx, access: CurrentAccess) -> Response:
         gpus.require_visible_figures(session, access, row.uuid)
         found = gpu_views.samples(session, access, [row.uuid])
     if not found:
-        raise Unavailable(
-            f"the node of {uuid} reports no metrics; check that it is reachable", code="no_sample"
-        )
+        raise Unavailable(f"the node of {uuid} reports no metrics; is it reachable?", code="no_sample")
     return responses.respond(responses.json_answer(found[0]))
 
 

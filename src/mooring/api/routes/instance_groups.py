@@ -193,9 +193,6 @@ def _explained(context: Context, access: Access, group_id: str) -> Response:
         shown = group_views.group(session, row, context.scheduler_cache.positions)
         outcome = explain.explain_group(session, context.scheduler_cache, row.id)
         why = waiting_reason(outcome.unplaced).model_dump() if outcome.unplaced else shown["reason"]
-        content = {
-            "state": shown["state"],
-            "reason": why,
-            **explanations.forecast_fields(session, access, outcome),
-        }
+        content = {"state": shown["state"], "reason": why}
+        content |= explanations.forecast_fields(session, access, outcome)
     return responses.respond(responses.json_answer(content))

@@ -95,14 +95,12 @@ def update_project(
 ) -> Response:
     """Update a project. Owners change the name and labels, admins all fields."""
     changes = body.model_dump(mode="json", exclude_unset=True)
-    in_sso_roles = {
-        grant.project or "" for grants in context.settings.oidc_roles.values() for grant in grants
-    }
+    in_sso = {grant.project or "" for grants in context.settings.oidc_roles.values() for grant in grants}
     default = context.identity.default_project_id
 
     def act(session: Session) -> StoredAnswer:
         return _shown(
-            session, projects.patch(session, access, project_id, changes, default, if_match, in_sso_roles)
+            session, projects.patch(session, access, project_id, changes, default, if_match, in_sso)
         )
 
     return transactions.audited(context, access, act)

@@ -66,12 +66,10 @@ def node_names(session: Session, node_ids: set[str]) -> dict[str, str]:
 def gpus(session: Session, access: Access, rows: Sequence[tables.Gpu]) -> list[Json]:
     """Return GPUs, with those of their holders that the caller may see."""
     names = node_names(session, {row.node_id for row in rows})
-    allocated = _allocations(session, [row.uuid for row in rows])
+    used = _allocations(session, [row.uuid for row in rows])
     conditions = health_views.conditions_of(session, [row.uuid for row in rows])
     return [
-        _gpu(
-            row, names.get(row.node_id, ""), allocated.get(row.uuid, []), conditions.get(row.uuid, []), access
-        )
+        _gpu(row, names.get(row.node_id, ""), used.get(row.uuid, []), conditions.get(row.uuid, []), access)
         for row in rows
     ]
 
