@@ -125,11 +125,7 @@ class Incident(Peer):
     id: Text
     uuid: GpuUuid
     code: Annotated[Text, AfterValidator(printable), Field(description="an incident code of docs/errors.md")]
-    message: Annotated[
-        Text,
-        AfterValidator(printable),
-        Field(description="for admins and the project that used the GPU"),
-    ]
+    message: Annotated[Text, AfterValidator(printable), Field(description="for admins and the GPU's project")]
     count: Annotated[int, Field(ge=1, lt=2**31)] = 1
     at: Annotated[Text | None, Field(description="time of the last one, by the node's clock")] = None
     mig_uuids: Annotated[
@@ -150,9 +146,7 @@ class SyncRequest(Peer):
         Count,
         Field(description="generation of the last answer that the agent applied; 0: none in this session"),
     ]
-    wait_s: Annotated[
-        float, Field(ge=0, le=60, description="seconds to wait for a change before answering")
-    ] = 0
+    wait_s: Annotated[float, Field(ge=0, le=60, description="seconds to wait for a change")] = 0
     brief: Annotated[
         bool,
         Field(description="omit the desired state from the answer if it still has this `generation`"),
@@ -226,13 +220,9 @@ class KnownAssignment(Peer):
     name: Text
     project_id: Text
     generation: int
-    spec_version: Annotated[
-        Text, Field(description="identifies the spec; the agent lists the ones it has in `specs`")
-    ] = ""
+    spec_version: Annotated[Text, Field(description="identifies the spec, as in `specs`")] = ""
     want: Literal["running", "stopped"]
-    may_start: Annotated[
-        bool, Field(description="false once this attempt has run: an absent container is then lost")
-    ]
+    may_start: Annotated[bool, Field(description="false once it has run: an absent container is then lost")]
     stop_timeout_s: int
     gpu_uuids: Annotated[list[GpuUuid], Field(description="the GPUs of `grants`")]
     grants: list[GpuGrant] = []
@@ -240,9 +230,7 @@ class KnownAssignment(Peer):
     group: GroupMembership | None = None
     cpus: float
     memory_mib: int
-    disk_mib: Annotated[
-        int | None, Field(ge=1, description="null: no limit (placed by an earlier release)")
-    ] = None
+    disk_mib: Annotated[int | None, Field(ge=1, description="null: no limit (earlier release)")] = None
     image_digest: Annotated[
         Text | None, Field(description="the image's digest at its first start, which is what runs (R15)")
     ] = None
@@ -312,18 +300,10 @@ class SyncAnswer(Peer):
     node_id: Text
     generation: int
     report_interval_s: float
-    renew_credential: Annotated[
-        bool, Field(description="an admin has requested a new credential for the node")
-    ] = False
-    brief: Annotated[
-        bool,
-        Field(description="the answer omits the desired state, as the report requested"),
-    ] = False
+    renew_credential: Annotated[bool, Field(description="an admin has requested a new credential")] = False
+    brief: Annotated[bool, Field(description="omits the desired state, as requested")] = False
     assignments: list[Assignment] = []
-    unchanged: Annotated[
-        list[KnownAssignment],
-        Field(description="assignments whose spec the agent already has"),
-    ] = []
+    unchanged: Annotated[list[KnownAssignment], Field(description="those whose spec the agent has")] = []
     removals: list[Removal] = []
     streams: Annotated[
         list[StreamRequest],

@@ -37,9 +37,7 @@ class StreamRequestsQuery(Peer):
     model_config = ConfigDict(json_schema_extra={"examples": [{"session": 1, "wait_s": 25, "known": []}]})
 
     session: Annotated[int, Field(ge=0, lt=2**30)]
-    wait_s: Annotated[
-        float, Field(ge=0, le=60, description="seconds to wait for a new stream before answering")
-    ] = 0
+    wait_s: Annotated[float, Field(ge=0, le=60, description="seconds to wait for a new stream")] = 0
     known: Annotated[
         list[Annotated[Text, Field(max_length=64)]],
         Field(max_length=10_000, description="stream ids of the last answer, which do not count as new"),

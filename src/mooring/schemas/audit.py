@@ -17,9 +17,7 @@ class Actor(Answer):
 class AuditLink(Answer):
     chain: Annotated[str, Field(description="the project id, or `service` for entries of no project")]
     position: Annotated[int, Field(ge=1)]
-    hash: Annotated[
-        str, Field(description="signature over the previous link, the position and the entry's hash")
-    ]
+    hash: Annotated[str, Field(description="signature over previous link, position and the entry's hash")]
 
 
 class AuditHead(Answer):
@@ -51,9 +49,7 @@ class AuditEntry(Answer):
             "that JSON"
         ),
     ]
-    link: Annotated[
-        AuditLink | None, Field(description="its link in the project's chain; null: not linked yet")
-    ]
+    link: Annotated[AuditLink | None, Field(description="link in the project's chain; null: not linked yet")]
 
 
 class AuditLog(Answer):

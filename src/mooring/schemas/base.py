@@ -54,9 +54,7 @@ class Problem(BaseModel):
     code: ErrorCode
     request_id: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._:-]+$", max_length=128)]
     retryable: bool
-    errors: Annotated[
-        list[FieldError], Field(max_length=100, description="with 422: the invalid fields")
-    ] = []
+    errors: Annotated[list[FieldError], Field(max_length=100, description="with 422: invalid fields")] = []
 
 
 def timestamp(time: datetime | None) -> str | None:
@@ -92,9 +90,7 @@ def _require_rfc_3339(value: object) -> object:
     """pydantic also accepts numbers, dates without a time, and times without a time zone."""
     if isinstance(value, str) and _RFC_3339.fullmatch(value):
         return value
-    raise PydanticCustomError(
-        "datetime_format", "must be RFC 3339 with a time zone, such as 2026-11-21T08:00:00Z"
-    )
+    raise PydanticCustomError("datetime_format", "must be RFC 3339 with a zone, such as 2026-11-21T08:00:00Z")
 
 
 def _in_utc(time: datetime) -> datetime:

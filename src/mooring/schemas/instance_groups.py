@@ -61,9 +61,7 @@ class GroupTemplate(InstanceTemplate):
     @model_validator(mode="after")
     def _require_queueing(self) -> Self:
         if self.on_capacity == "fail":
-            raise not_supported_yet(
-                "on_capacity=fail", "a group always waits in the queue; use max_duration_s"
-            )
+            raise not_supported_yet("on_capacity=fail", "a group waits in the queue; use max_duration_s")
         return self
 
 

@@ -100,9 +100,7 @@ class InstancePatch(Body):
     # The defaults are never read: only fields that were sent are.
     name: Annotated[Name, Field(default_factory=str)]
     labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=64)] = {}
-    max_duration_s: Annotated[int | None, Field(ge=1, le=10 * 366 * 86_400, description="null: no limit")] = (
-        None
-    )
+    max_duration_s: Annotated[int | None, Field(ge=1, le=3660 * 86_400, description="null: no limit")] = None
     priority: Annotated[int, Field(ge=0, le=100)] = DEFAULT_PRIORITY
 
     @field_validator("labels")
@@ -133,9 +131,7 @@ class Granted(Answer):
     memory_mib: int
     disk_mib: Annotated[int | None, Field(description="null: no limit (placed by an earlier release)")]
     isolation: Annotated[Isolation | None, Field(description="how its GPUs are isolated; null: no GPUs")]
-    link_score: Annotated[
-        float | None, Field(description="1: the node's best connected GPUs; null: fewer than two GPUs")
-    ]
+    link_score: Annotated[float | None, Field(description="1: best connected set; null: less than 2 GPUs")]
     borrowed: Annotated[bool, Field(description="beyond the project's guarantee, so it may be preempted")]
 
 
@@ -194,13 +190,9 @@ class Alternatives(Answer):
 
     max_count_now: Annotated[int, Field(description="the largest number of such GPUs; 0: none")]
     models_now: Annotated[list[str], Field(description="GPU models with which it would start")]
-    max_share_now: Annotated[
-        float | None, Field(description="the largest share of a GPU; null: none, or no share requested")
-    ]
+    max_share_now: Annotated[float | None, Field(description="largest GPU share; null: none, or whole GPUs")]
     without_same_numa: Annotated[bool, Field(description="whether it would start without `same_numa`")]
-    max_duration_s: Annotated[
-        int | None, Field(description="the longest duration with which it could start now; null: none")
-    ]
+    max_duration_s: Annotated[int | None, Field(description="longest duration that could start; null: none")]
 
 
 class AheadItem(Answer):
@@ -223,9 +215,7 @@ class Forecast(Answer):
 
     queue_position: int | None
     ahead: Annotated[list[AheadItem], Field(max_length=20, description="the first that are ahead of it")]
-    starts_at: Annotated[
-        Timestamp | None, Field(description="predicted start; null: unknown, such as without declared ends")
-    ]
+    starts_at: Annotated[Timestamp | None, Field(description="predicted start; null: unknown")]
     start_node_ids: list[str]
     waits_for: Annotated[list[AwaitedEnd], Field(description="your instances that must end first")]
     waits_for_others: Annotated[int, Field(description="number of other projects' that must end first")]

@@ -56,9 +56,7 @@ class GpuIncident(Answer):
     code: str
     severity: Severity
     action: Action
-    message: Annotated[
-        str, Field(description="the node's message; other projects see the code's description")
-    ]
+    message: Annotated[str, Field(description="node's message; other projects see the code's description")]
     instance_id: Annotated[str | None, Field(description="its user; null: none, or hidden from you")]
     since: Timestamp
     last_at: Timestamp
@@ -84,19 +82,12 @@ class Gpu(Answer):
     mig_mode: str | None
     mig_devices: list[GpuMigDevice]
     health: Health
-    reason: Annotated[
-        Reason | None,
-        Field(description="why it is unhealthy; others see the code's description; null: healthy"),
-    ]
-    conditions: Annotated[
-        list[GpuCondition], Field(max_length=64, description="present problems, worst first")
-    ]
+    reason: Annotated[Reason | None, Field(description="why it is unhealthy; null: healthy")]
+    conditions: Annotated[list[GpuCondition], Field(max_length=64, description="problems, worst first")]
     placement: Annotated[GpuPlacement, Field(description="last: used only if no other GPU fits")]
     recovery: GpuRecovery | None
     share_free: Annotated[float, Field(description="the part of it that is not allocated")]
-    instance_id: Annotated[
-        str | None, Field(description="its only user; null: none, several, or hidden from you")
-    ]
+    instance_id: Annotated[str | None, Field(description="its only user; null: none, several or hidden")]
     holders: Annotated[list[GpuHolder], Field(max_length=1000, description="its users that you may see")]
     simulated: bool
 
@@ -120,9 +111,7 @@ class FactChange(Answer):
     gpu_uuid: Annotated[str | None, Field(description="the GPU of the fact; null: of the node")]
     approved: Annotated[JsonValue, Field(description="null: nothing is approved")]
     reported: JsonValue
-    node_id: Annotated[
-        str | None, Field(description="the node for which this GPU is approved; this node then stays ready")
-    ]
+    node_id: Annotated[str | None, Field(description="the node for which this GPU is approved")]
 
 
 class FactsChanged(Answer):
@@ -166,9 +155,7 @@ class Node(Answer):
     gpus: list[Gpu]
     orphans: Annotated[list[Orphan], Field(description="unknown containers with Mooring's labels")]
     overrides: Annotated[list[str], Field(description="safeguards that its operator has disabled")]
-    reserved_for: Annotated[
-        list[str] | None, Field(description="those of its projects that you may see; null: open to all")
-    ]
+    reserved_for: Annotated[list[str] | None, Field(description="its projects that you may see; null: all")]
     facts_changed: FactsChanged | None
     simulated: bool
     version: Annotated[int, Field(description="rises with each change by an admin")]

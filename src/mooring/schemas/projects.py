@@ -46,9 +46,7 @@ class QuotaValues(Body):
         int | None,
         Field(ge=0, le=2**53, description="a pending instance without `disk_mib` counts as 10240"),
     ] = None
-    gpu_hours_per_day: Annotated[
-        Hours | None, Field(description="per UTC day; instances wait when used up")
-    ] = None
+    gpu_hours_per_day: Annotated[Hours | None, Field(description="per UTC day; instances then wait")] = None
     gpu_hours_per_month: Annotated[Hours | None, Field(description="per UTC month")] = None
 
 
@@ -76,9 +74,7 @@ class ProjectPatch(Body):
     allowed_images: Annotated[list[ImagePattern] | None, Field(max_length=256, description="null: all")] = (
         None
     )
-    security_profile: Annotated[
-        SecurityProfile, Field(description="`strict`: containers have no capabilities")
-    ] = "standard"
+    security_profile: Annotated[SecurityProfile, Field(description="`strict`: no capabilities")] = "standard"
     max_priority: Annotated[int | None, Field(ge=0, le=100, description="null: no limit")] = None
     guaranteed_gpus: Annotated[
         Amount | None,
@@ -97,10 +93,7 @@ class ProjectPatch(Body):
     ] = False
     node_selector: Annotated[
         dict[LabelKey, LabelValue],
-        Field(
-            max_length=64,
-            description="labels that nodes of its instances must have; admins only",
-        ),
+        Field(max_length=64, description="labels that nodes of its instances must have; admins only"),
     ] = {}
     local_images: Annotated[
         bool,

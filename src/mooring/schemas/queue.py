@@ -77,9 +77,7 @@ class QueueEntry(Answer):
     waits_since: Timestamp
     reason: Annotated[Reason | None, Field(description="null: not known yet, or of another project")]
     behind: Annotated[Because | None, Field(description="why the previous entry is ahead; null: it is first")]
-    starts_at: Annotated[
-        Timestamp | None, Field(description="start of its backfill slot, from declared durations; null: none")
-    ]
+    starts_at: Annotated[Timestamp | None, Field(description="start of its backfill slot; null: none")]
     node_ids: Annotated[list[str], Field(description="nodes of its backfill slot")]
 
 

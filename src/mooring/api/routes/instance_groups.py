@@ -43,9 +43,7 @@ router = APIRouter(prefix="/v1/instance-groups", tags=["instance groups"], route
 class GroupQuery(pagination.PageQuery):
     name: Annotated[Text | None, Field(max_length=63)] = None
     project_id: Annotated[Text | None, Field(max_length=64)] = None
-    label: Annotated[
-        list[LabelFilter], Field(max_length=16, description="a label as `key:value`; all must match")
-    ] = []
+    label: Annotated[list[LabelFilter], Field(max_length=16, description="`key:value`; all must match")] = []
 
 
 @router.post(

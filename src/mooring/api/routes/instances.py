@@ -56,9 +56,7 @@ class InstanceQuery(pagination.PageQuery):
     name: Annotated[Text | None, Field(max_length=63)] = None
     node_id: Annotated[Text | None, Field(max_length=64)] = None
     project_id: Annotated[Text | None, Field(max_length=64)] = None
-    label: Annotated[
-        list[LabelFilter], Field(max_length=16, description="a label as `key:value`; all must match")
-    ] = []
+    label: Annotated[list[LabelFilter], Field(max_length=16, description="`key:value`; all must match")] = []
 
 
 @router.post(
@@ -229,9 +227,7 @@ def start_instance(instance_id: str, context: Ctx, call: CurrentCall) -> Respons
     return transactions.idempotent(
         context,
         call,
-        lambda session: _shown(
-            context, session, instances.start(session, call.access, instance_id), status=202
-        ),
+        lambda session: _shown(context, session, instances.start(session, call.access, instance_id), 202),
     )
 
 
@@ -247,9 +243,7 @@ def restart_instance(instance_id: str, context: Ctx, call: CurrentCall) -> Respo
     return transactions.idempotent(
         context,
         call,
-        lambda session: _shown(
-            context, session, instances.restart(session, call.access, instance_id), status=202
-        ),
+        lambda session: _shown(context, session, instances.restart(session, call.access, instance_id), 202),
     )
 
 

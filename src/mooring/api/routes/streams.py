@@ -161,9 +161,7 @@ async def get_instance_logs(
     instance_id: str,
     context: Ctx,
     live: CurrentLiveAccess,
-    tail: Annotated[
-        int | None, Query(ge=0, le=1_000_000, description="number of last lines; all if empty")
-    ] = 100,
+    tail: Annotated[int | None, Query(ge=0, le=1_000_000, description="number of last lines")] = 100,
     since: Annotated[RequestTime | None, Query(description="only lines from this time on")] = None,
     follow: Annotated[bool, Query(description="follow until the container ends")] = False,
     accept: Annotated[str | None, Header(include_in_schema=False)] = None,
