@@ -62,7 +62,7 @@ def create_api_key(body: ApiKeyCreate, context: Ctx, call: CurrentCall) -> Respo
 
 @router.get("", response_model=ApiKeyList, responses=errors(), operation_id="list_api_keys")
 def list_api_keys(context: Ctx, access: CurrentAccess, asked: Annotated[KeyQuery, Query()]) -> Response:
-    """List API keys. Newest first, without revoked keys. Each shows its prefix and its last use."""
+    """List API keys. Returns keys that are not revoked, newest first, with prefix and last use."""
     query = select(tables.ApiKey).where(api_keys.not_revoked(), api_keys.visible(access))
     query = pagination.matching(query, asked, tables.ApiKey.project_id, tables.ApiKey.user_id)
     with context.database.read() as session:

@@ -55,7 +55,7 @@ async def list_audit_log(
     asked: Annotated[AuditQuery, Query()],
     accept: Annotated[str | None, Header(include_in_schema=False)] = None,
 ) -> Response:
-    """List audit log entries. Newest first; owners see the entries of their projects, admins all.
+    """List audit log entries. Returns the newest first. Owners see those of their projects, admins all.
 
     With `Accept: application/x-ndjson`, the answer is the whole log as JSON lines, oldest first.
     """

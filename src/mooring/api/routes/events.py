@@ -55,7 +55,7 @@ async def list_events(
         ),
     ] = None,
 ) -> Response:
-    """List events. Oldest first, after a `seq`. `Accept: text/event-stream` streams them as they happen."""
+    """List events. Returns those after a `seq`, oldest first; `Accept: text/event-stream` streams new ones."""
     after = _resumed(last_event_id, after)
     if sse.wanted(accept):
         # An expired `after` must be answered 410, before the stream starts.

@@ -88,7 +88,7 @@ def _shown(
 def list_instance_groups(
     context: Ctx, access: CurrentAccess, asked: Annotated[GroupQuery, Query()]
 ) -> Response:
-    """List instance groups. Newest first, with their members, without deleted groups."""
+    """List instance groups. Returns groups that are not deleted, newest first, with their members."""
     row = tables.InstanceGroup
     query = pagination.visible(select(row).where(row.deleted_at.is_(None)), row.project_id, access)
     query = pagination.matching(query, asked, row.name, row.project_id)
@@ -121,7 +121,7 @@ def get_instance_group(group_id: str, context: Ctx, access: CurrentAccess) -> Re
     operation_id="delete_instance_group",
 )
 def delete_instance_group(group_id: str, context: Ctx, access: CurrentAccess, if_match: IfMatch) -> Response:
-    """Delete an instance group. Stops and removes all members; then the group is 404 `not_found`."""
+    """Delete an instance group. Stops and removes all members; then requests for it return 404."""
     return transactions.audited(
         context,
         access,

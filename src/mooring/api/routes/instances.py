@@ -131,7 +131,7 @@ def _shown(
 
 @router.get("", response_model=InstanceList, responses=errors(), operation_id="list_instances")
 def list_instances(context: Ctx, access: CurrentAccess, asked: Annotated[InstanceQuery, Query()]) -> Response:
-    """List instances. Newest first, without deleted instances."""
+    """List instances. Returns instances that are not deleted, newest first."""
     query = rendered.page_columns().where(tables.Instance.deleted_at.is_(None))
     row = tables.Instance
     query = pagination.visible(query, row.project_id, access)
@@ -160,7 +160,7 @@ def get_instance(instance_id: str, context: Ctx, access: CurrentAccess) -> Respo
 def update_instance(
     instance_id: str, body: InstancePatch, context: Ctx, access: CurrentAccess, if_match: IfMatch
 ) -> Response:
-    """Update an instance. Changes name, labels, priority or `max_duration_s`; null removes that limit."""
+    """Update an instance. Changes name, labels, priority or `max_duration_s` (null: no limit)."""
     changes = body.model_dump(exclude_unset=True)
     return transactions.audited(
         context,
@@ -179,7 +179,7 @@ def update_instance(
     operation_id="delete_instance",
 )
 def delete_instance(instance_id: str, context: Ctx, access: CurrentAccess, if_match: IfMatch) -> Response:
-    """Delete an instance. Stops and removes its container; then the instance is 404 `not_found`."""
+    """Delete an instance. Stops and removes its container; then requests for it return 404."""
     return transactions.audited(
         context,
         access,
@@ -292,7 +292,7 @@ def list_instance_events(
     after: Annotated[int, Query(ge=0, lt=2**63, description="`seq` of the last event that you have")] = 0,
     limit: Annotated[int, Query(ge=1, le=200)] = 200,
 ) -> Response:
-    """List instance events. Oldest first, after a `seq`."""
+    """List instance events. Returns those after a `seq`, oldest first."""
     with context.database.read() as session:
         row = instances.get(session, access, instance_id)
         found = events.page(session, after=after, limit=limit, instance_id=row.id)
@@ -309,7 +309,7 @@ def list_instance_events(
 async def explain_instance(instance_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """Explain an instance. Shows why it is in its state.
 
-    For a pending one also: why each node refuses it, what is ahead, the predicted start, and what would fit.
+    For a pending one, it also shows why nodes refuse it, what is ahead, its predicted start and what fits.
     """
     async with context.turns.taken(access.caller):
         return await run_in_threadpool(_explained, context, access, instance_id)

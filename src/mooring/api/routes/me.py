@@ -16,6 +16,6 @@ router = APIRouter(prefix="/v1", tags=["keys"], route_class=StrictRoute)
 
 @router.get("/me", response_model=Me, responses=errors(), operation_id="get_me")
 def get_me(context: Ctx, access: CurrentAccess) -> Response:
-    """Get the caller. Shows the identity, projects and permissions that belong to your credentials."""
+    """Get the caller's identity. Shows the user or key, the projects and the permissions."""
     with context.database.read() as session:
         return responses.respond(responses.json_answer(tenant_views.me(session, access.caller)))

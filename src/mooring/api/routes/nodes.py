@@ -33,7 +33,7 @@ class NodeQuery(pagination.PageQuery):
 
 @router.get("/nodes", response_model=NodeList, responses=errors(), operation_id="list_nodes")
 def list_nodes(context: Ctx, access: CurrentAccess, asked: Annotated[NodeQuery, Query()]) -> Response:
-    """List nodes. Newest first, with their GPUs."""
+    """List nodes. Returns nodes with their GPUs, newest first."""
     query = select(tables.Node).where(tables.Node.deleted_at.is_(None))
     query = pagination.matching(query, asked, tables.Node.name)
     with context.database.read() as session:

@@ -58,7 +58,7 @@ def create_project(body: ProjectCreate, context: Ctx, call: CurrentCall) -> Resp
 
 @router.get("", response_model=ProjectList, responses=errors(), operation_id="list_projects")
 def list_projects(context: Ctx, access: CurrentAccess, asked: Annotated[ProjectQuery, Query()]) -> Response:
-    """List projects. Newest first, those of which you are a member; admins see all."""
+    """List projects. Returns the projects of which you are a member, newest first; admins see all."""
     query = select(tables.Project).where(tables.Project.deleted_at.is_(None))
     query = pagination.visible(query, tables.Project.id, access)
     query = pagination.matching(query, asked, tables.Project.name)

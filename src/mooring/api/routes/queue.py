@@ -106,7 +106,7 @@ def _standing(project_id: str, standing: queue.ProjectStanding) -> Json:
     operation_id="get_fragmentation",
 )
 def get_fragmentation(context: Ctx, _access: CurrentAccess) -> Response:
-    """Get fragmentation. Shows per GPU model which sizes fit now, and why free GPUs cannot be used."""
+    """Get fragmentation. Shows for each GPU model which sizes fit now and why free GPUs are unusable."""
     with context.database.read() as session:
         nodes = context.scheduler_cache.nodes(session)
     now = PlanTime(datetime.now(UTC).timestamp(), context.scheduler_cache.policy.start_overhead_s)

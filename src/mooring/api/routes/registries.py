@@ -52,7 +52,7 @@ def create_registry(body: RegistryCreate, context: Ctx, call: CurrentCall) -> Re
 def list_registries(
     context: Ctx, access: CurrentAccess, asked: Annotated[RegistryQuery, Query()]
 ) -> Response:
-    """List registry credentials. Newest first, without passwords."""
+    """List registry credentials. Returns credentials without passwords, newest first."""
     query = pagination.visible(select(tables.Registry), tables.Registry.project_id, access)
     query = pagination.matching(query, asked, tables.Registry.project_id)
     with context.database.read() as session:

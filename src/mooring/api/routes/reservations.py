@@ -105,7 +105,7 @@ def _reservation(
 def list_reservations(
     context: Ctx, access: CurrentAccess, asked: Annotated[ReservationQuery, Query()]
 ) -> Response:
-    """List reservations. Newest first, those of your projects, including ended ones."""
+    """List reservations. Returns those of your projects, newest first, including ended ones."""
     row = tables.Reservation
     query = pagination.visible(select(row).where(row.deleted_at.is_(None)), row.project_id, access)
     query = pagination.matching(query, asked, row.project_id)

@@ -49,7 +49,7 @@ def create_secret(body: SecretCreate, context: Ctx, call: CurrentCall) -> Respon
 
 @router.get("", response_model=SecretList, responses=errors(), operation_id="list_secrets")
 def list_secrets(context: Ctx, access: CurrentAccess, asked: Annotated[SecretQuery, Query()]) -> Response:
-    """List secrets. Newest first, without their values."""
+    """List secrets. Returns secrets without their values, newest first."""
     query = select(tables.Secret).options(defer(tables.Secret.sealed_value))
     query = pagination.visible(query, tables.Secret.project_id, access)
     query = pagination.matching(query, asked, tables.Secret.name, tables.Secret.project_id)

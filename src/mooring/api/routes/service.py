@@ -57,7 +57,7 @@ class _Once(Collector):
 
 @router.get("/metrics", response_class=PlainTextResponse, responses=errors(), operation_id="get_metrics")
 def get_metrics(context: Ctx, _access: CurrentAccess) -> Response:
-    """Get metrics. Prometheus text format; needs an admin key or the scope `metrics:read`."""
+    """Get metrics. Returns Prometheus text. Needs an admin key or the scope `metrics:read`."""
     return Response(_rendered(context), media_type=CONTENT_TYPE_LATEST)
 
 

@@ -20,12 +20,12 @@ from mooring.schemas.nodes import Gpu, InstanceType
 
 def devices(session: Session, instance_ids: Sequence[str]) -> dict[str, list[Json]]:
     """Return the allocated devices of each instance by id."""
-    gpu, held = tables.Gpu, tables.Allocation
+    gpu, allocation = tables.Gpu, tables.Allocation
     query = (
-        select(held.instance_id, held.milli, held.mig_uuid, *_GPU_COLUMNS)
-        .join(gpu, gpu.uuid == held.gpu_uuid)
-        .where(held.instance_id.in_(instance_ids), held.to_at.is_(None))
-        .order_by(held.instance_id, gpu.index, held.mig_uuid)
+        select(allocation.instance_id, allocation.milli, allocation.mig_uuid, *_GPU_COLUMNS)
+        .join(gpu, gpu.uuid == allocation.gpu_uuid)
+        .where(allocation.instance_id.in_(instance_ids), allocation.to_at.is_(None))
+        .order_by(allocation.instance_id, gpu.index, allocation.mig_uuid)
     )
     found: dict[str, list[Json]] = defaultdict(list)
     for row in session.execute(query):
@@ -76,10 +76,10 @@ def gpus(session: Session, access: Access, rows: Sequence[tables.Gpu]) -> list[J
 
 def _allocations(session: Session, uuids: Sequence[str]) -> dict[str, list[tables.Allocation]]:
     """Return the present allocations of each GPU by UUID."""
-    held = tables.Allocation
-    query = select(held).where(held.gpu_uuid.in_(uuids), held.to_at.is_(None)).order_by(held.id)
+    allocation = tables.Allocation
+    query = select(allocation).where(allocation.gpu_uuid.in_(uuids), allocation.to_at.is_(None))
     found: dict[str, list[tables.Allocation]] = defaultdict(list)
-    for row in session.scalars(query):
+    for row in session.scalars(query.order_by(allocation.id)):
         found[row.gpu_uuid].append(row)
     return found
 
