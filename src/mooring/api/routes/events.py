@@ -55,7 +55,7 @@ async def list_events(
         ),
     ] = None,
 ) -> Response:
-    """List events. Returns those after a `seq`, oldest first; `Accept: text/event-stream` streams new ones."""
+    """List events. Returns events after a `seq`, oldest first; `Accept: text/event-stream` streams them."""
     after = _resumed(last_event_id, after)
     if sse.wanted(accept):
         # An expired `after` must be answered 410, before the stream starts.

@@ -64,7 +64,7 @@ def _shown(session: Session, access: Access, row: tables.Gpu) -> StoredAnswer:
 def list_gpu_incidents(
     uuid: str, context: Ctx, access: CurrentAccess, asked: Annotated[pagination.PageQuery, Query()]
 ) -> Response:
-    """List GPU incidents. Returns the newest first. Only the project that used the GPU sees application faults."""
+    """List GPU incidents. Returns the newest first. Only their own project sees application faults."""
     key = tables.GpuIncident.id
     with context.database.read() as session:
         query = health_views.visible_incidents(access, gpus.get(session, uuid).uuid)
