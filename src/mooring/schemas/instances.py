@@ -131,7 +131,7 @@ class Granted(Answer):
     memory_mib: int
     disk_mib: Annotated[int | None, Field(description="null: no limit (placed by an earlier release)")]
     isolation: Annotated[Isolation | None, Field(description="how its GPUs are isolated; null: no GPUs")]
-    link_score: Annotated[float | None, Field(description="1: best connected set; null: less than 2 GPUs")]
+    link_score: Annotated[float | None, Field(description="1: best connected GPUs; null: fewer than two")]
     borrowed: Annotated[bool, Field(description="beyond the project's guarantee, so it may be preempted")]
 
 
@@ -192,7 +192,7 @@ class Alternatives(Answer):
     models_now: Annotated[list[str], Field(description="GPU models with which it would start")]
     max_share_now: Annotated[float | None, Field(description="largest GPU share; null: none, or whole GPUs")]
     without_same_numa: Annotated[bool, Field(description="whether it would start without `same_numa`")]
-    max_duration_s: Annotated[int | None, Field(description="longest duration that could start; null: none")]
+    max_duration_s: Annotated[int | None, Field(description="longest duration with a start now; null: none")]
 
 
 class AheadItem(Answer):

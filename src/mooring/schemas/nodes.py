@@ -125,7 +125,7 @@ class Storage(Answer):
     """The filesystem that holds the node's containers and images."""
 
     driver: Annotated[str, Field(description="Docker's storage driver")]
-    filesystem: Annotated[str | None, Field(description="the filesystem below; null: unknown")]
+    filesystem: Annotated[str | None, Field(description="filesystem under the driver; null: unknown")]
     available_mib: Annotated[int, Field(description="free space now, rounded")]
     images_mib: Annotated[int, Field(description="sum of the image sizes; shared layers count each time")]
     pressure: Annotated[bool, Field(description="too little is free to place new instances")]
@@ -233,7 +233,7 @@ class JoinTokenCreate(Body):
     model_config = ConfigDict(json_schema_extra={"examples": [{"ttl_s": 3600, "node_name": "gpu-7"}]})
 
     ttl_s: Annotated[int, Field(ge=1, le=86_400, description="lifetime in seconds")] = 3600
-    node_name: Annotated[Name | None, Field(description="the name of the node; null: it chooses")] = None
+    node_name: Annotated[Name | None, Field(description="name of the node; null: its own choice")] = None
 
 
 class JoinToken(Answer):

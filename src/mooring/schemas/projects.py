@@ -71,9 +71,9 @@ class ProjectPatch(Body):
     labels: Labels = {}
     quotas: QuotaValues = QuotaValues()
     weight: Annotated[float, Field(gt=0, le=1000, description="relative weight in fair sharing")] = 1
-    allowed_images: Annotated[list[ImagePattern] | None, Field(max_length=256, description="null: all")] = (
-        None
-    )
+    allowed_images: Annotated[
+        list[ImagePattern] | None, Field(max_length=256, description="patterns of allowed images; null: all")
+    ] = None
     security_profile: Annotated[SecurityProfile, Field(description="`strict`: no capabilities")] = "standard"
     max_priority: Annotated[int | None, Field(ge=0, le=100, description="null: no limit")] = None
     guaranteed_gpus: Annotated[
