@@ -1,4 +1,4 @@
-"""What a node and the control plane say to each other (`/agent/v1`), whole truths in both directions."""
+"""Messages between nodes and the control plane (`/agent/v1`): complete states in both directions."""
 
 import re
 from typing import Annotated, Literal
@@ -32,24 +32,23 @@ SYNC_EXAMPLE: Json = {
     "instances": [{"instance_id": "ins_01k…", "attempt": 1, "phase": "running", "container_id": "4f3c…"}],
 }
 
-
-# What the columns hold: 64 bits for what counts up, 32 for the rest.
+# The sizes of the database columns: 64 bits for counters, 32 for the rest.
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Small = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 
 
 class JoinRequest(Peer):
-    """`POST /agent/v1/join`, without credentials: the token is the credential, and works once."""
+    """The body of `POST /agent/v1/join`. Its token works once and is the only credential."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [JOIN_EXAMPLE]})
 
     token: Text
-    node_name: Annotated[Name | None, Field(description="a name fixed in the token wins")] = None
+    node_name: Annotated[Name | None, Field(description="ignored if the token fixes a name")] = None
     hostname: Text
 
 
 class JoinAnswer(Peer):
-    """The node's own credential, shown this once; it reaches `/agent/v1` and this node's data only."""
+    """The node's credential, shown only once. It gives access only to `/agent/v1` and this node's data."""
 
     node_id: Text
     node_name: Text
@@ -58,9 +57,9 @@ class JoinAnswer(Peer):
 
 
 class SessionAnswer(Peer):
-    """`POST /agent/v1/session`: a number higher than every earlier agent of this node was given.
+    """The session number of a newly started agent, higher than all earlier ones of the node.
 
-    A request with a lower number is answered 409 `stale_session`.
+    Requests with a lower number are answered 409 `stale_session`.
     """
 
     session: int
@@ -69,7 +68,7 @@ class SessionAnswer(Peer):
 
 
 class CredentialAnswer(Peer):
-    """`POST /agent/v1/credential`: good at once; the one before ends with the first use of this one."""
+    """A new credential. It is valid at once; the previous one ends with its first use."""
 
     credential: Text
 
@@ -81,23 +80,23 @@ class Endpoint(Peer):
     port: Small
 
 
-# Users read these. What cannot be true is left out: a refusal would silence the whole node.
+# Users read these fields. Invalid values are dropped: rejecting the report would silence the whole node.
 
 
-def _container_id(told: str | None) -> str | None:
-    return told if told and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", told) else None
+def _container_id(value: str | None) -> str | None:
+    return value if value and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", value) else None
 
 
-def _digest(told: str | None) -> str | None:
-    return told if told and re.fullmatch(r"sha256:[0-9a-f]{64}", told) else None
+def _digest(value: str | None) -> str | None:
+    return value if value and re.fullmatch(r"sha256:[0-9a-f]{64}", value) else None
 
 
-def _exit_code(told: int | None) -> int | None:
-    return told if told is None or 0 <= told <= 255 else 255
+def _exit_code(value: int | None) -> int | None:
+    return value if value is None or 0 <= value <= 255 else 255
 
 
 class ObservedInstance(Peer):
-    """One attempt of an instance as the node sees it. `absent` is never sent: silence says it."""
+    """One attempt of an instance as the node sees it. Absent containers are not listed."""
 
     instance_id: Text
     attempt: Count
@@ -112,7 +111,7 @@ class ObservedInstance(Peer):
 
 
 class Orphan(Peer):
-    """A container with Mooring's labels that the answer neither assigned nor told to remove."""
+    """A container with Mooring's labels that is neither assigned to the node nor to be removed."""
 
     container_id: Text
     name: Text
@@ -121,42 +120,36 @@ class Orphan(Peer):
 
 
 class Incident(Peer):
-    """Something that happened to one GPU. Repeated until a sync is answered."""
+    """An incident of one GPU. It is sent again until a sync is answered."""
 
     id: Text
     uuid: GpuUuid
-    code: Annotated[Text, AfterValidator(printable), Field(description="core/xid.py says what it means")]
-    message: Annotated[
-        Text,
-        AfterValidator(printable),
-        Field(description="for admins, and the project whose instance had the GPU"),
-    ]
+    code: Annotated[Text, AfterValidator(printable), Field(description="an incident code of docs/errors.md")]
+    message: Annotated[Text, AfterValidator(printable), Field(description="for admins and the GPU's project")]
     count: Annotated[int, Field(ge=1, lt=2**31)] = 1
-    at: Annotated[Text | None, Field(description="the last of them, by the node's clock")] = None
+    at: Annotated[Text | None, Field(description="time of the last one, by the node's clock")] = None
     mig_uuids: Annotated[
-        list[Text], Field(max_length=16, description="the MIG devices that it is of; none: the whole GPU")
+        list[Text], Field(max_length=16, description="the affected MIG devices; empty: the whole GPU")
     ] = []
-    instance_id: Annotated[Text | None, Field(description="whose attempt it is about")] = None
+    instance_id: Annotated[Text | None, Field(description="the instance that it concerns")] = None
 
 
 class SyncRequest(Peer):
-    """Everything the node has. Null means unknown, never empty."""
+    """The complete state of a node. Null means unknown, not empty."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [SYNC_EXAMPLE]})
 
-    # Nodes raise it at each start only; the room above keeps the next start's number in the column.
+    # Below the column's limit, so that the next session number fits.
     session: Annotated[int, Field(ge=0, lt=2**30)]
-    seq: Annotated[Count, Field(description="rises within a session; a late, older report is not applied")]
+    seq: Annotated[Count, Field(description="rises within a session; late, older reports are ignored")]
     generation: Annotated[
         Count,
-        Field(description="of the desired state this report was made under; 0: none heard in this session"),
+        Field(description="generation of the last answer that the agent applied; 0: none in this session"),
     ]
-    wait_s: Annotated[
-        float, Field(ge=0, le=60, description="hold the answer this long if there is no news")
-    ] = 0
+    wait_s: Annotated[float, Field(ge=0, le=60, description="seconds to wait for a change")] = 0
     brief: Annotated[
         bool,
-        Field(description="leave out of the answer what the node should have, if that has this `generation`"),
+        Field(description="omit the desired state from the answer if it still has this `generation`"),
     ] = False
     facts: NodeFacts
     problem: Reason | None = None
@@ -167,52 +160,51 @@ class SyncRequest(Peer):
         dict[Text, Annotated[Text, Field(max_length=64)]] | None,
         Field(
             max_length=10_000,
-            description="instance -> `spec_version` of the spec that the agent has; null: it keeps none, and "
-            "hears each spec with every answer",
+            description="`spec_version` of each spec that the agent has; null: send all specs each time",
         ),
     ] = None
     orphans: Annotated[list[Orphan], Field(max_length=10_000)] = []
     incidents: Annotated[list[Incident], Field(max_length=1000)] = []
     faults: Annotated[
         list[Incident],
-        Field(max_length=1000, description="what takes no GPU out of use: application faults, warnings"),
+        Field(max_length=1000, description="incidents that leave the GPU in use, such as application faults"),
     ] = []
 
 
 class RegistryAuth(Peer):
-    """Credentials for one pull; never written down by the node (security rule R16)."""
+    """Credentials for one pull. The node does not store them (security rule R16)."""
 
-    server: Annotated[Text, Field(description="the registry's host[:port], as in the image's reference")]
+    server: Annotated[Text, Field(description="the registry's host[:port], as in the image reference")]
     username: Text
     password: Annotated[Text, Field(repr=False)]
 
 
 class GpuGrant(Peer):
-    """What an instance has of one card: all of it, thousandths of it, or one MIG device on it."""
+    """What an instance has of one GPU: all of it, thousandths of it, or one MIG device."""
 
     gpu_uuid: GpuUuid
     milli: Annotated[int, Field(ge=1, le=1000)]
     mig_uuid: Text | None = None
-    memory_mib: Annotated[int, Field(description="what it may use there")]
+    memory_mib: Annotated[int, Field(description="GPU memory that it may use")]
 
 
 class GroupMembership(Peer):
-    """What a member of an instance group is told of the others."""
+    """What a member of an instance group knows about its group."""
 
     group_id: Text
     rank: int
     count: int
-    hostname: Annotated[Text, Field(description="its name in the group's network: `train-0`")]
+    hostname: Annotated[Text, Field(description="its name in the group's network, such as `train-0`")]
     network: Annotated[
         Literal["bridge", "overlay", "host"],
-        Field(description="bridge: all members are on this node; overlay: a network that spans nodes"),
+        Field(description="bridge: all members are on this node; overlay: the network spans nodes"),
     ]
     overlay_name: Text | None = None
     env: dict[EnvName, EnvValue] = {}
 
 
 class OverlayNetwork(Peer):
-    """A network that spans the nodes of a Docker Swarm; made by those nodes that manage the swarm."""
+    """A network that spans the nodes of a Docker Swarm. The swarm's managers create it."""
 
     name: Text
     group_id: Text
@@ -221,45 +213,39 @@ class OverlayNetwork(Peer):
 
 
 class KnownAssignment(Peer):
-    """One attempt of an instance that should exist on the node, less its spec: the agent has that."""
+    """An attempt that should exist on the node, without the spec, which the agent already has."""
 
     instance_id: Text
     attempt: int
     name: Text
     project_id: Text
     generation: int
-    spec_version: Annotated[
-        Text, Field(description="names the spec; the agent says in `specs` of its report which it has")
-    ] = ""
+    spec_version: Annotated[Text, Field(description="identifies the spec, as in `specs`")] = ""
     want: Literal["running", "stopped"]
-    may_start: Annotated[
-        bool, Field(description="false once this attempt has run: then an absent container is a loss")
-    ]
+    may_start: Annotated[bool, Field(description="false once it has run: an absent container is then lost")]
     stop_timeout_s: int
-    gpu_uuids: Annotated[list[GpuUuid], Field(description="the cards of `grants`")]
+    gpu_uuids: Annotated[list[GpuUuid], Field(description="the GPUs of `grants`")]
     grants: list[GpuGrant] = []
     isolation: Literal["exclusive", "mig", "mps", "shared"] | None = None
     group: GroupMembership | None = None
     cpus: float
     memory_mib: int
-    disk_mib: Annotated[
-        int | None, Field(ge=1, description="null: placed by an earlier release, without a limit")
-    ] = None
+    disk_mib: Annotated[int | None, Field(ge=1, description="null: no limit (earlier release)")] = None
     image_digest: Annotated[
-        Text | None, Field(description="what the image resolved to at its first start; this runs (R15)")
+        Text | None, Field(description="the image's digest at its first start, which is what runs (R15)")
     ] = None
     security_profile: SecurityProfile = "standard"
     local_images: Annotated[
         bool,
         Field(
-            description="the project may run what exists only on the node, and what a tag names there; "
-            "otherwise a registry has to say that it may have the image"
+            description="the project may run images that exist only on the node; otherwise a registry must "
+            "confirm that it may pull the image"
         ),
     ] = False
 
 
 class StartSecretsRequest(Peer):
-    """`POST /agent/v1/instances/{id}/start-secrets`: asked at the moment of an attempt's pull and start."""
+    """The body of `POST /agent/v1/instances/{id}/start-secrets`, sent before an attempt is started."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"session": 1, "attempt": 1}]})
 
@@ -268,11 +254,11 @@ class StartSecretsRequest(Peer):
 
 
 class StartSecrets(Peer):
-    """What one attempt is started with; the node keeps it in memory only."""
+    """The secrets of one attempt. The node keeps them in memory only."""
 
     secrets: Annotated[
         dict[EnvName, EnvValue],
-        Field(repr=False, description="the values of those variables of spec.env that name a secret"),
+        Field(repr=False, description="values of the variables in spec.env that name a secret"),
     ] = {}
     registry: RegistryAuth | None = None
 
@@ -282,25 +268,25 @@ class Assignment(KnownAssignment):
 
     spec: InstanceSpec
     asks_for_secrets: Annotated[
-        bool, Field(description="it starts with secrets or a registry's credentials: ask for them then")
+        bool, Field(description="the agent must request secrets or registry credentials to start it")
     ] = False
-    # Filled in by the agent. An agent of this release also takes them from a control plane of the one before.
+    # The agent fills these in. The control plane of the previous release sends them.
     secrets: Annotated[
         dict[EnvName, EnvValue],
-        Field(repr=False, description="the values of those variables of spec.env that name a secret"),
+        Field(repr=False, description="values of the variables in spec.env that name a secret"),
     ] = {}
     registry: RegistryAuth | None = None
     registry_listed: Annotated[
         bool,
         Field(
-            description="an admin names the image's registry, so that it may be at any address; otherwise on "
-            "the public internet only"
+            description="an admin allows the image's registry, so it may have any address; otherwise it must "
+            "be on the public internet"
         ),
     ] = False
 
 
 class Removal(Peer):
-    """An attempt of which nothing should be left: stopped in its time, then removed."""
+    """An attempt that the node must stop and remove."""
 
     instance_id: Text
     attempt: int
@@ -308,30 +294,22 @@ class Removal(Peer):
 
 
 class SyncAnswer(Peer):
-    """Everything the node should have, and what users ask of it right now."""
+    """The desired state of a node, and the streams that users have requested."""
 
     control_plane_id: Text
     node_id: Text
     generation: int
     report_interval_s: float
-    renew_credential: Annotated[
-        bool, Field(description="an admin asks the node to take a new credential")
-    ] = False
-    brief: Annotated[
-        bool,
-        Field(description="says nothing of what the node should have: the report asked for that"),
-    ] = False
+    renew_credential: Annotated[bool, Field(description="an admin has requested a new credential")] = False
+    brief: Annotated[bool, Field(description="omits the desired state, as requested")] = False
     assignments: list[Assignment] = []
-    unchanged: Annotated[
-        list[KnownAssignment],
-        Field(description="as `assignments`, of which the report says that the agent has the spec"),
-    ] = []
+    unchanged: Annotated[list[KnownAssignment], Field(description="those whose spec the agent has")] = []
     removals: list[Removal] = []
     streams: Annotated[
         list[StreamRequest],
-        Field(description="none if `asks_for_streams` in the node's facts: see `/agent/v1/stream-requests`"),
+        Field(description="empty if the node has `asks_for_streams`: see `/agent/v1/stream-requests`"),
     ] = []
     overlays: Annotated[
         list[OverlayNetwork],
-        Field(description="to a swarm's managers: all that should exist there of this control plane"),
+        Field(description="for swarm managers: all networks of this control plane that should exist"),
     ] = []

@@ -1,4 +1,4 @@
-"""Bytes that users wait for, between a node and the replica that asked (`/agent/v1/streams`)."""
+"""Messages of log and exec streams between a node and a replica (`/agent/v1/streams`)."""
 
 from typing import Annotated, Literal
 
@@ -21,7 +21,7 @@ class ExecRequest(Peer):
 
 
 class StreamRequest(Peer):
-    """Bytes that a user waits for: the node dials `url` (null: where it syncs) and sends frames."""
+    """A stream that a user waits for. The node sends frames to `url`; null: the URL that it syncs with."""
 
     id: Text
     instance_id: Text
@@ -32,22 +32,20 @@ class StreamRequest(Peer):
 
 
 class StreamRequestsQuery(Peer):
-    """`POST /agent/v1/stream-requests`: the streams that the node should dial in for."""
+    """The body of `POST /agent/v1/stream-requests`."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"session": 1, "wait_s": 25, "known": []}]})
 
     session: Annotated[int, Field(ge=0, lt=2**30)]
-    wait_s: Annotated[
-        float, Field(ge=0, le=60, description="hold the answer this long if there is no new stream")
-    ] = 0
+    wait_s: Annotated[float, Field(ge=0, le=60, description="seconds to wait for a new stream")] = 0
     known: Annotated[
         list[Annotated[Text, Field(max_length=64)]],
-        Field(max_length=10_000, description="ids of streams of the last answer: they are not new"),
+        Field(max_length=10_000, description="stream ids of the last answer, which do not count as new"),
     ] = []
 
 
 class StreamRequests(Peer):
-    """All streams for which users wait and the node has not dialed in yet."""
+    """All requested streams for which the node has not connected yet."""
 
     control_plane_id: Text
     node_id: Text
@@ -62,8 +60,7 @@ class StreamError(Peer):
 class StreamFrame(Peer):
     """One line of the body of `POST /agent/v1/streams/{id}` (newline-delimited JSON).
 
-    A frame with nothing set only says that the node is still there; one with `end`, `exit_code` or
-    `error` is the last.
+    An empty frame is a keepalive. A frame with `end`, `exit_code` or `error` is the last.
     """
 
     stream: Literal["stdout", "stderr"] | None = None

@@ -1,4 +1,4 @@
-"""API keys, and who a caller is, on the wire."""
+"""Schemas of API keys and of the caller's identity."""
 
 from typing import Annotated, Literal
 
@@ -6,43 +6,40 @@ from pydantic import ConfigDict, Field
 
 from mooring.core.access import Role
 from mooring.core.text import Text
-from mooring.schemas.base import Answer, Body, Moment, Timestamp
+from mooring.schemas.base import Answer, Body, RequestTime, Timestamp
 from mooring.schemas.projects import DisplayName, User
 
 Scope = Literal["instances:read", "instances:write", "instances:exec", "usage:read", "metrics:read", "admin"]
 
 
 class ApiKeyCreate(Body):
-    """A new key. `role`, `scopes` or both: scopes narrow a role; without a role they are all it may do."""
+    """A new key with a role, scopes or both. Scopes narrow the role; without a role they stand alone."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"name": "ci", "role": "member"}]})
 
     name: DisplayName
-    project_id: Annotated[Text | None, Field(max_length=64, description="null: your own project")] = None
-    user_id: Annotated[
-        Text | None,
-        Field(max_length=64, description="whose key: it can do no more than they can; null: a service's"),
-    ] = None
+    project_id: Annotated[Text | None, Field(max_length=64, description="null: your project")] = None
+    user_id: Annotated[Text | None, Field(max_length=64, description="its user; null: a service key")] = None
     role: Annotated[Role | None, Field(strict=False)] = None
     scopes: Annotated[list[Scope], Field(max_length=6)] = []
-    expires_at: Annotated[Moment | None, Field(description="RFC 3339 with a zone; null: never")] = None
+    expires_at: Annotated[RequestTime | None, Field(description="RFC 3339 with a zone; null: never")] = None
 
 
 class ApiKey(Answer):
     id: str
     name: str
-    prefix: Annotated[str, Field(description="the key's first characters, to tell yours apart")]
+    prefix: Annotated[str, Field(description="the first characters of the key")]
     project_id: str | None
     user_id: str | None
     role: Role | None
     scopes: list[Scope]
     created_at: Timestamp
     expires_at: Timestamp | None
-    last_used_at: Annotated[Timestamp | None, Field(description="to the minute")]
+    last_used_at: Annotated[Timestamp | None, Field(description="rounded to the minute; null: never")]
 
 
 class NewApiKey(ApiKey):
-    key: Annotated[str, Field(description="shown this once")]
+    key: Annotated[str, Field(description="the key, shown only once")]
 
 
 class ApiKeyList(Answer):
@@ -58,13 +55,13 @@ class MyProject(Answer):
 
 
 class Me(Answer):
-    """Who you are to this service, and what you may do."""
+    """The caller's identity and permissions."""
 
     kind: Literal["key", "user"]
     key: ApiKey | None
     user: User | None
-    project: Annotated[MyProject | None, Field(description="the one project of the key")]
+    project: Annotated[MyProject | None, Field(description="the project of the key; null: none")]
     role: Role | None
-    scopes: Annotated[list[Scope], Field(description="in that project; of an admin: everywhere")]
+    scopes: Annotated[list[Scope], Field(description="in `project`; for admins: in all projects")]
     is_admin: bool
-    projects: Annotated[list[MyProject], Field(description="all that you are in; of an admin: none listed")]
+    projects: Annotated[list[MyProject], Field(description="your projects; empty for admins")]

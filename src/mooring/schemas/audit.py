@@ -1,4 +1,4 @@
-"""The audit log on the wire."""
+"""Schemas of the audit log."""
 
 from typing import Annotated, Any, Literal
 
@@ -15,18 +15,15 @@ class Actor(Answer):
 
 
 class AuditLink(Answer):
-    chain: Annotated[str, Field(description="the project's id, or `service` for what belongs to none")]
+    chain: Annotated[str, Field(description="the project id, or `service` for entries of no project")]
     position: Annotated[int, Field(ge=1)]
-    hash: Annotated[
-        str,
-        Field(description="signed like the row's: over the link before it, its place, and the row's hash"),
-    ]
+    hash: Annotated[str, Field(description="signature over previous link, position and the entry's hash")]
 
 
 class AuditHead(Answer):
     number: Annotated[int, Field(ge=1)]
-    links: Annotated[int, Field(ge=0, description="how many links of all chains it covers")]
-    hash: Annotated[str, Field(description="signed: over the head before it and all links since")]
+    links: Annotated[int, Field(ge=0, description="number of links that it covers")]
+    hash: Annotated[str, Field(description="signature over the previous head and all links since")]
     at: Timestamp
 
 
@@ -40,22 +37,19 @@ class AuditEntry(Answer):
     action: str
     project_id: str | None
     target_id: str | None
-    before: Annotated[dict[str, Any] | None, Field(description="the fields that changed, as they were")]
-    after: Annotated[dict[str, Any] | None, Field(description="and as they are")]
-    previous_hash: Annotated[str, Field(description="of rows that older releases wrote; else empty")]
+    before: Annotated[dict[str, Any] | None, Field(description="old values of the changed fields")]
+    after: Annotated[dict[str, Any] | None, Field(description="new values of the changed fields")]
+    previous_hash: Annotated[str, Field(description="set only in entries of older releases")]
     hash: Annotated[
         str,
         Field(
             description="`hmac:<key id>:<HMAC-SHA256 in hex>` over `row`, a newline, and the fields from id "
-            "to after as JSON in UTF-8 with sorted keys and no spaces; only who has the server's key can "
-            "make or verify it. Of rows that older releases wrote: SHA-256, in hex, over previous_hash, a "
-            "newline, and that JSON"
+            "to after as JSON in UTF-8 with sorted keys and no spaces. Only the server's key can make or "
+            "verify it. In entries of older releases: SHA-256, in hex, over previous_hash, a newline, and "
+            "that JSON"
         ),
     ]
-    link: Annotated[
-        AuditLink | None,
-        Field(description="its place in its project's chain; null for a moment after it came"),
-    ]
+    link: Annotated[AuditLink | None, Field(description="link in the project's chain; null: not linked yet")]
 
 
 class AuditLog(Answer):

@@ -1,4 +1,4 @@
-"""The shapes that every answer shares."""
+"""Base classes and common types of the schemas."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -11,31 +11,31 @@ PROBLEM_MEDIA_TYPE = "application/problem+json"
 
 
 class Answer(BaseModel):
-    """What we send. Clients should ignore members that they do not know."""
+    """The base of all answers. Clients should ignore fields that they do not know."""
 
     model_config = ConfigDict(frozen=True)
 
 
 class Body(BaseModel):
-    """What users send: unknown fields are refused and nothing is coerced."""
+    """The base of all request bodies. Unknown fields and values of other types are rejected."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 LONGEST_DETAIL = 4096
-# A path has no more characters than a request's head may have bytes; api/http/edge.py counts them.
+# The size limit of a request's head, which api/http/edge.py enforces.
 LONGEST_PATH = 65_536
 ErrorCode = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]+$", max_length=64)]
 
 
 class FieldError(Answer):
-    pointer: Annotated[str, Field(description="JSON pointer into the body, or the name of a parameter")]
+    pointer: Annotated[str, Field(description="JSON pointer into the body, or a parameter's name")]
     code: ErrorCode
     message: Annotated[str, Field(max_length=LONGEST_DETAIL)]
 
 
 class Problem(BaseModel):
-    """An error, as RFC 9457 has it. `code` is stable and listed in docs/errors.md."""
+    """An error in the format of RFC 9457. `code` is stable and listed in docs/errors.md."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -48,31 +48,29 @@ class Problem(BaseModel):
         Field(
             max_length=LONGEST_PATH,
             pattern=r"^[\s\S]*$",
-            description="the path that was asked for, as it came; null: it could not be read",
+            description="the requested path; null: it could not be read",
         ),
     ]
     code: ErrorCode
     request_id: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._:-]+$", max_length=128)]
     retryable: bool
-    errors: Annotated[
-        list[FieldError], Field(max_length=100, description="with 422: each place that is wrong")
-    ] = []
+    errors: Annotated[list[FieldError], Field(max_length=100, description="with 422: invalid fields")] = []
 
 
-def timestamp(moment: datetime | None) -> str | None:
-    """RFC 3339 with milliseconds: `2026-11-21T08:00:00.123Z`. The moment is in UTC, as every stored one."""
-    return None if moment is None else f"{moment.isoformat(timespec='milliseconds')[:-6]}Z"
+def timestamp(time: datetime | None) -> str | None:
+    """Format a UTC time as RFC 3339 with milliseconds: `2026-11-21T08:00:00.123Z`."""
+    return None if time is None else f"{time.isoformat(timespec='milliseconds')[:-6]}Z"
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def timestamp_of(seconds: float | None) -> str | None:
-    """As `timestamp`, of a moment of the scheduler's, in seconds since 1970; null beyond the year 9999."""
+    """Format seconds since 1970, the scheduler's times, like `timestamp`. None after the year 9999."""
     if seconds is None:
         return None
     try:
-        # Rounded, since a far moment as a float lies some microseconds off.
+        # Rounded, as floats of late times are off by microseconds.
         return timestamp(_EPOCH + timedelta(milliseconds=round(seconds * 1000)))
     except OverflowError:
         return None
@@ -88,29 +86,26 @@ Timestamp = Annotated[
 _RFC_3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 
 
-def _refuse_other_than_rfc_3339(value: object) -> object:
-    """pydantic would also take a number, a date alone, and a time of nowhere in particular."""
+def _require_rfc_3339(value: object) -> object:
+    """pydantic also accepts numbers, dates without a time, and times without a time zone."""
     if isinstance(value, str) and _RFC_3339.fullmatch(value):
         return value
     raise PydanticCustomError("datetime_format", "must be RFC 3339 with a zone, such as 2026-11-21T08:00:00Z")
 
 
-def _in_utc(moment: datetime) -> datetime:
-    """As it is stored and shown. What has no year in UTC, PostgreSQL would store, and never give back."""
+def _in_utc(time: datetime) -> datetime:
+    """Convert to UTC with milliseconds. PostgreSQL would store a year above 9999, but fail to read it."""
     try:
-        moment = moment.astimezone(UTC)
+        time = time.astimezone(UTC)
     except OverflowError:
-        raise PydanticCustomError(
-            "datetime_format", "lies beyond the year 9999, or before the year 1"
-        ) from None
-    return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
+        raise PydanticCustomError("datetime_format", "must be in the years 1 to 9999 in UTC") from None
+    return time.replace(microsecond=time.microsecond // 1000 * 1000)
 
 
-# What users send.
-Moment = Annotated[
+RequestTime = Annotated[
     datetime,
     Field(strict=False, json_schema_extra={"maxLength": 64}),
-    BeforeValidator(_refuse_other_than_rfc_3339),
+    BeforeValidator(_require_rfc_3339),
     AfterValidator(_in_utc),
 ]
 Json = dict[str, Any]

@@ -1,4 +1,4 @@
-"""Events on the wire."""
+"""Schemas of events."""
 
 from typing import Annotated, Any
 

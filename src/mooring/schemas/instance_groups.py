@@ -1,4 +1,4 @@
-"""Instance groups on the wire."""
+"""Schemas of instance groups."""
 
 from typing import Annotated, Self
 
@@ -24,7 +24,7 @@ from mooring.core.instance.spec import (
 from mooring.core.instance.state import DesiredState, Reason, State
 from mooring.core.text import DNS_LABEL, LabelKey, LabelValue, Name, Text
 from mooring.schemas.base import Answer, Body, Json, Timestamp
-from mooring.schemas.instances import Outlook, RefusalItem
+from mooring.schemas.instances import Forecast, RefusalItem
 
 TORCHRUN = (
     "torchrun --nnodes=$WORLD_SIZE --node-rank=$NODE_RANK --nproc-per-node=gpu "
@@ -45,7 +45,7 @@ CREATE_EXAMPLE: Json = {
 
 
 class GroupTemplate(InstanceTemplate):
-    """What each member runs: an instance's fields but for name and project, which are the group's."""
+    """What each member runs: the fields of an instance, without name and project."""
 
     @field_validator("env")
     @classmethod
@@ -59,30 +59,27 @@ class GroupTemplate(InstanceTemplate):
         return env
 
     @model_validator(mode="after")
-    def _waits_in_the_queue(self) -> Self:
+    def _require_queueing(self) -> Self:
         if self.on_capacity == "fail":
             raise not_supported_yet("on_capacity=fail", "a group waits in the queue; use max_duration_s")
         return self
 
 
 class GroupNetwork(Body):
-    """How members on several nodes reach one another; those on one node share that node's own network."""
+    """How members on different nodes reach one another. Members on one node use a bridge network."""
 
     mode: Annotated[
         NetworkMode,
         Field(
-            description="`overlay`: nodes of one Docker Swarm only, whose network spans them; `host`: the "
-            "hosts' own network, if an admin allows it to the project; `auto`: the overlay where there is "
-            "one, else the host's if it is allowed"
+            description="`overlay`: a network across the nodes of one Docker Swarm; `host`: the nodes' own "
+            "network, if the project may use it; `auto`: overlay if available, otherwise host if allowed"
         ),
     ] = "auto"
-    encrypted: Annotated[bool, Field(description="of the overlay: IPsec between the nodes, at a price")] = (
-        False
-    )
+    encrypted: Annotated[bool, Field(description="encrypt the overlay with IPsec, which is slower")] = False
 
 
 class InstanceGroupCreate(Body):
-    """Instances that are placed all together or not at all, and that find one another by name."""
+    """Instances that are placed all together or not at all, and reach one another by name."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [CREATE_EXAMPLE, {"count": 2, "template": {"image": "busybox:1.36"}}]}
@@ -93,27 +90,24 @@ class InstanceGroupCreate(Body):
         Field(
             max_length=LONGEST_NAME,
             pattern=DNS_LABEL,
-            description="members are `<name>-<rank>`; generated when absent",
+            description="members are named `<name>-<rank>`; null: generated",
         ),
     ] = None
-    project_id: Annotated[Text | None, Field(max_length=64, description="null: your own project")] = None
+    project_id: Annotated[Text | None, Field(max_length=64, description="null: your project")] = None
     labels: Annotated[
-        dict[LabelKey, LabelValue],
-        Field(max_length=64, description="its members have them too, beside those of the template"),
+        dict[LabelKey, LabelValue], Field(max_length=64, description="added to the labels of its members")
     ] = {}
     count: Annotated[int, Field(ge=1, le=MOST_MEMBERS)]
     template: GroupTemplate
     on_member_failure: Annotated[
         OnMemberFailure,
         Field(
-            description="when a member fails: stop the others too, or queue it again near the others, "
-            "at most 10 times in a run of the group"
+            description="what to do when a member fails: stop the others, or queue the member again near "
+            "the others, at most 10 times per start of the group"
         ),
     ] = "fail_group"
     network: GroupNetwork = GroupNetwork()
-    master_port: Annotated[int, Field(ge=1, le=65535, description="MASTER_PORT, where rank 0 listens")] = (
-        29_500
-    )
+    master_port: Annotated[int, Field(ge=1, le=65535, description="port of rank 0, as MASTER_PORT")] = 29_500
 
     @field_validator("labels")
     @classmethod
@@ -156,7 +150,7 @@ GROUP_EXAMPLE: Json = {
 class GroupMember(Answer):
     rank: int
     instance_id: str
-    name: Annotated[str, Field(description="also its name in the group's network")]
+    name: Annotated[str, Field(description="its name, also in the group's network")]
     state: State
     reason: Reason | None
     node_id: str | None
@@ -168,19 +162,17 @@ class GroupMember(Answer):
 class GroupNetworkShown(Answer):
     mode: NetworkMode
     encrypted: bool
-    used: Annotated[
-        UsedNetwork | None, Field(description="null while it waits; bridge: all members are on one node")
-    ]
+    used: Annotated[UsedNetwork | None, Field(description="bridge: all on one node; null: not placed")]
 
 
 class GroupTemplateShown(InstanceSpec):
-    """The spec of each member, as it was given."""
+    """The spec of each member, as requested."""
 
     model_config = ConfigDict(extra="ignore", strict=False)
 
 
 class InstanceGroup(Answer):
-    """A group, and its members as they are now."""
+    """An instance group with its members."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [GROUP_EXAMPLE]})
 
@@ -196,11 +188,11 @@ class InstanceGroup(Answer):
     state: GroupState
     desired_state: DesiredState
     reason: Reason | None
-    restarts: Annotated[int, Field(description="of members that failed, since the group was last started")]
-    queue_position: Annotated[int | None, Field(description="of its first member that waits")]
+    restarts: Annotated[int, Field(description="restarts of failed members since the last start")]
+    queue_position: Annotated[int | None, Field(description="of its first pending member; null: none")]
     members: Annotated[list[GroupMember], Field(max_length=MOST_MEMBERS, description="by rank")]
     actions: list[str]
-    version: Annotated[int, Field(description="rises with every change of the group and of its members")]
+    version: Annotated[int, Field(description="rises with each change of the group or a member")]
     created_at: Timestamp
 
 
@@ -209,8 +201,8 @@ class InstanceGroupList(Answer):
     next_cursor: str | None
 
 
-class GroupExplanation(Outlook):
-    """Of its first member that waits: what keeps all from being placed together is in `reason`."""
+class GroupExplanation(Forecast):
+    """The forecast of its first pending member. `reason` says what prevents placing all together."""
 
     state: GroupState
     reason: Reason | None

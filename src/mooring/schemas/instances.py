@@ -1,4 +1,4 @@
-"""Instances on the wire."""
+"""Schemas of instances."""
 
 from typing import Annotated, Literal
 
@@ -17,8 +17,8 @@ from mooring.schemas.agent import Endpoint
 from mooring.schemas.base import Answer, Body, Json, Timestamp
 from mooring.schemas.queue import Because
 
-# exclusive: the whole card. mig: a MIG device. mps: the driver's MPS daemon holds it to its memory and SMs.
-# shared: the agent's watchdog stops what takes more memory than its share; nothing limits SMs.
+# exclusive: whole GPUs. mig: a MIG device. mps: the MPS daemon limits memory and SMs. shared: the agent kills
+# containers that exceed their share of memory; nothing limits SMs.
 Isolation = Literal["exclusive", "mig", "mps", "shared"]
 
 CREATE_EXAMPLE: Json = {
@@ -87,20 +87,20 @@ INSTANCE_EXAMPLE: Json = {
 
 
 class InstanceCreate(InstanceRequest):
-    """What to run. Only `image` is required; without `gpus` the container sees none."""
+    """A new instance. Only `image` is required; without `gpus`, the container has no GPU."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [CREATE_EXAMPLE, {"image": "busybox:1.36"}]})
 
 
 class InstancePatch(Body):
-    """The fields to change; those left out stay as they are."""
+    """The fields to change. Omitted fields stay unchanged."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"labels": {"team": "speech"}}]})
 
-    # Only what was sent is read, so the defaults never are; null is no name and no set of labels.
+    # The defaults are never read: only fields that were sent are.
     name: Annotated[Name, Field(default_factory=str)]
     labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=64)] = {}
-    max_duration_s: Annotated[int | None, Field(ge=1, le=10 * 366 * 86_400)] = None
+    max_duration_s: Annotated[int | None, Field(ge=1, le=3660 * 86_400, description="null: no limit")] = None
     priority: Annotated[int, Field(ge=0, le=100)] = DEFAULT_PRIORITY
 
     @field_validator("labels")
@@ -112,7 +112,7 @@ class InstancePatch(Body):
 class InstanceStop(Body):
     model_config = ConfigDict(json_schema_extra={"examples": [{"timeout_s": 10}]})
 
-    timeout_s: Annotated[int, Field(ge=0, le=3600, description="between SIGTERM and SIGKILL")] = 10
+    timeout_s: Annotated[int, Field(ge=0, le=3600, description="seconds between SIGTERM and SIGKILL")] = 10
 
 
 class Device(Answer):
@@ -120,31 +120,23 @@ class Device(Answer):
     index: int
     model: str
     memory_mib: int
-    share: Annotated[float, Field(description="the part of it that the instance has; 1: all of it")]
-    mig_uuid: Annotated[str | None, Field(description="the MIG device on it that the instance has")]
+    share: Annotated[float, Field(description="the allocated part of the GPU; 1: all of it")]
+    mig_uuid: Annotated[str | None, Field(description="the allocated MIG device; null: none")]
 
 
 class Granted(Answer):
-    """What the placement gives: what was asked for, or the share that goes with its GPUs."""
+    """The allocated resources: as requested, or the share of the node that goes with its GPUs."""
 
     cpus: float
     memory_mib: int
-    disk_mib: Annotated[int | None, Field(description="null: placed by an earlier release, without a limit")]
-    isolation: Annotated[
-        Isolation | None,
-        Field(description="what keeps other instances off its GPUs; null without GPUs"),
-    ]
-    link_score: Annotated[
-        float | None,
-        Field(description="of several GPUs: 1 where the node has no better connected set of that size"),
-    ]
-    borrowed: Annotated[
-        bool, Field(description="beyond what its project is guaranteed: others may take it back")
-    ]
+    disk_mib: Annotated[int | None, Field(description="null: no limit (placed by an earlier release)")]
+    isolation: Annotated[Isolation | None, Field(description="how its GPUs are isolated; null: no GPUs")]
+    link_score: Annotated[float | None, Field(description="1: best connected GPUs; null: fewer than two")]
+    borrowed: Annotated[bool, Field(description="beyond the project's guarantee, so it may be preempted")]
 
 
 class Instance(InstanceSpec):
-    """An instance: every field of its request, and what became of it."""
+    """An instance: the fields of its request, its state and its placement."""
 
     model_config = ConfigDict(
         extra="ignore", strict=False, json_schema_extra={"examples": [INSTANCE_EXAMPLE]}
@@ -194,67 +186,53 @@ class RefusalItem(Answer):
 
 
 class Alternatives(Answer):
-    """What would start now in its place, everything else being the same."""
+    """Changed requests that would start now."""
 
-    max_count_now: Annotated[int, Field(description="the largest number of such GPUs; 0: not even one")]
-    models_now: Annotated[list[str], Field(description="models that could be asked for")]
-    max_share_now: Annotated[
-        float | None, Field(description="the largest share of one GPU; null: none, or no share is asked for")
-    ]
-    without_same_numa: Annotated[bool, Field(description="it would start without `same_numa`")]
-    max_duration_s: Annotated[
-        int | None,
-        Field(description="with this `max_duration_s` it would start, as it would end before others' turn"),
-    ]
+    max_count_now: Annotated[int, Field(description="the largest number of such GPUs; 0: none")]
+    models_now: Annotated[list[str], Field(description="GPU models with which it would start")]
+    max_share_now: Annotated[float | None, Field(description="largest GPU share; null: none, or whole GPUs")]
+    without_same_numa: Annotated[bool, Field(description="whether it would start without `same_numa`")]
+    max_duration_s: Annotated[int | None, Field(description="longest duration with a start now; null: none")]
 
 
 class AheadItem(Answer):
-    """One that comes before it; another project's is not named."""
+    """A pending instance that is ahead of it. Ids and names of other projects' are null."""
 
     instance_id: str | None
     group_id: str | None
     name: str | None
-    because: Annotated[Because, Field(description="the first rule of the queue by which it does")]
+    because: Annotated[Because, Field(description="the first ordering rule that puts it ahead")]
 
 
 class AwaitedEnd(Answer):
     instance_id: str
     name: str
-    ends_at: Annotated[Timestamp | None, Field(description="as it declared, or as it is being stopped")]
+    ends_at: Annotated[Timestamp | None, Field(description="its declared end, or the end of its stop")]
 
 
-class Outlook(Answer):
-    """Where it stands, and when it will start as far as declared durations tell."""
+class Forecast(Answer):
+    """The queue position and the predicted start, which follows from declared durations."""
 
     queue_position: int | None
-    ahead: Annotated[
-        list[AheadItem], Field(max_length=20, description="the first of those that come before it")
-    ]
-    starts_at: Annotated[
-        Timestamp | None,
-        Field(description="null: something without a declared end, or nobody knows what, is in the way"),
-    ]
+    ahead: Annotated[list[AheadItem], Field(max_length=20, description="the first that are ahead of it")]
+    starts_at: Annotated[Timestamp | None, Field(description="predicted start; null: unknown")]
     start_node_ids: list[str]
-    waits_for: Annotated[
-        list[AwaitedEnd], Field(description="your instances that must end first: what starts_at is based on")
-    ]
-    waits_for_others: Annotated[int, Field(description="other projects' that must end first")]
-    would_fit: Annotated[
-        Alternatives | None, Field(description="null: it does not wait, or nothing else would start now")
-    ]
+    waits_for: Annotated[list[AwaitedEnd], Field(description="your instances that must end first")]
+    waits_for_others: Annotated[int, Field(description="number of other projects' that must end first")]
+    would_fit: Annotated[Alternatives | None, Field(description="null: not pending, or nothing would start")]
 
 
-class DryRun(Outlook):
-    """Whether it could start right now and where; if not, why not, and what it would wait for."""
+class DryRun(Forecast):
+    """Whether and where it could start now; if not, why not, and its predicted start."""
 
     placeable: bool
     node_id: str | None
     devices: list[Device]
-    reason: Annotated[Reason | None, Field(description="that it would wait with")]
+    reason: Annotated[Reason | None, Field(description="why it would be pending; null: placeable")]
     refusals: list[RefusalItem]
 
 
-class Explanation(Outlook):
+class Explanation(Forecast):
     state: State
     reason: Reason | None
     node_id: str | None
@@ -270,7 +248,7 @@ class ExecBody(Body):
     model_config = ConfigDict(json_schema_extra={"examples": [{"command": ["nvidia-smi"], "timeout_s": 30}]})
 
     command: Annotated[list[LongText], Field(min_length=1, max_length=1024)]
-    timeout_s: Annotated[int, Field(ge=1, le=3600)] = 30
+    timeout_s: Annotated[int, Field(ge=1, le=3600, description="in seconds; then it is killed")] = 30
 
 
 MAX_OUTPUT_BYTES = 1024 * 1024
@@ -280,7 +258,7 @@ class ExecResult(Answer):
     exit_code: int
     stdout: Annotated[str, Field(max_length=MAX_OUTPUT_BYTES)]
     stderr: Annotated[str, Field(max_length=MAX_OUTPUT_BYTES)]
-    truncated: Annotated[bool, Field(description="more than 1 MiB was printed and the rest is left out")]
+    truncated: Annotated[bool, Field(description="whether output beyond 1 MiB was dropped")]
 
 
 class MetricsList(Answer):

@@ -1,4 +1,4 @@
-"""Nodes, their GPUs, what can be asked for, and the tokens that machines join with."""
+"""Schemas of nodes, GPUs, instance types and join tokens."""
 
 from typing import Annotated, Literal
 
@@ -14,36 +14,34 @@ from mooring.schemas.base import Answer, Body, Timestamp
 
 
 class GpuMigDevice(Answer):
-    """A MIG device that exists on the card; it is given out whole."""
+    """An existing MIG device of a GPU. It is allocated as a whole."""
 
     uuid: str
     profile: str
     memory_mib: int | None
     free: bool
-    instance_id: Annotated[str | None, Field(description="its holder, as far as the caller may know")]
+    instance_id: Annotated[str | None, Field(description="its user; null: none, or hidden from you")]
 
 
 class GpuHolder(Answer):
     instance_id: str
-    share: Annotated[float, Field(description="of the card; of a MIG device what it counts as")]
+    share: Annotated[float, Field(description="the allocated part of the GPU")]
     mig_uuid: str | None
 
 
 class GpuCondition(Answer):
-    """Something that is wrong with a GPU now, as far as the caller may know."""
+    """A present problem of a GPU. Problems of other projects' applications are hidden."""
 
     code: str
-    severity: Annotated[
-        Severity, Field(description="fatal: it is out of use; warn: it is given out last; info: neither")
-    ]
-    action: Annotated[Action, Field(description="what NVIDIA says should be done")]
+    severity: Annotated[Severity, Field(description="fatal: out of use; warn: used last; info: no effect")]
+    action: Annotated[Action, Field(description="the action that NVIDIA recommends")]
     since: Timestamp
     last_at: Timestamp
     count: int
 
 
 class GpuRecovery(Answer):
-    """What is being done to bring a GPU back."""
+    """The recovery of a GPU."""
 
     step: Literal["waiting_for_holder", "reset", "self_test", "probation", "service_required"]
     since: Timestamp
@@ -51,18 +49,15 @@ class GpuRecovery(Answer):
 
 
 class GpuIncident(Answer):
-    """Something that happened to a GPU; equal ones of one hour are counted as one."""
+    """An incident of a GPU. Equal incidents within an hour count as one."""
 
     id: str
     gpu_uuid: str
     code: str
     severity: Severity
     action: Action
-    message: Annotated[
-        str,
-        Field(description="the node's for admins and the project whose instance had it; else of the code"),
-    ]
-    instance_id: Annotated[str | None, Field(description="who had it, as far as the caller may know")]
+    message: Annotated[str, Field(description="node's message; other projects see the code's description")]
+    instance_id: Annotated[str | None, Field(description="its user; null: none, or hidden from you")]
     since: Timestamp
     last_at: Timestamp
     count: int
@@ -87,25 +82,13 @@ class Gpu(Answer):
     mig_mode: str | None
     mig_devices: list[GpuMigDevice]
     health: Health
-    reason: Annotated[
-        Reason | None,
-        Field(
-            description="the message is the node's for admins and the project that had it; else of the code"
-        ),
-    ]
-    conditions: Annotated[list[GpuCondition], Field(max_length=64, description="the worst first")]
-    placement: Annotated[
-        GpuPlacement, Field(description="last: new work is put on it only where nothing else fits")
-    ]
+    reason: Annotated[Reason | None, Field(description="why it is unhealthy; null: healthy")]
+    conditions: Annotated[list[GpuCondition], Field(max_length=64, description="problems, worst first")]
+    placement: Annotated[GpuPlacement, Field(description="last: used only if no other GPU fits")]
     recovery: GpuRecovery | None
-    share_free: Annotated[float, Field(description="the part of it that nobody holds")]
-    instance_id: Annotated[
-        str | None,
-        Field(description="its only holder, as far as the caller may know; null where there are several"),
-    ]
-    holders: Annotated[
-        list[GpuHolder], Field(max_length=1000, description="those that the caller may know of")
-    ]
+    share_free: Annotated[float, Field(description="the part of it that is not allocated")]
+    instance_id: Annotated[str | None, Field(description="its only user; null: none, several or hidden")]
+    holders: Annotated[list[GpuHolder], Field(max_length=1000, description="its users that you may see")]
     simulated: bool
 
 
@@ -122,24 +105,19 @@ class Versions(Answer):
 
 
 class FactChange(Answer):
-    """One fact that a node reports differently from what is approved."""
+    """A fact whose reported value differs from the approved one."""
 
-    fact: Annotated[str, Field(description="its name, as `cpus`; `gpu`: a whole GPU that is not approved")]
-    gpu_uuid: Annotated[str | None, Field(description="the GPU that the fact is of; null: of the node")]
-    approved: Annotated[JsonValue, Field(description="null: nothing")]
+    fact: Annotated[str, Field(description="such as `cpus`; `gpu`: a whole GPU that is not approved")]
+    gpu_uuid: Annotated[str | None, Field(description="the GPU of the fact; null: of the node")]
+    approved: Annotated[JsonValue, Field(description="null: nothing is approved")]
     reported: JsonValue
-    node_id: Annotated[
-        str | None,
-        Field(
-            description="the node that has this GPU approved: it is left out here, and this node stays ready"
-        ),
-    ]
+    node_id: Annotated[str | None, Field(description="the node for which this GPU is approved")]
 
 
 class FactsChanged(Answer):
-    """Where a node's last report differs from what is approved; admins accept it with `approve`."""
+    """How a node's report differs from the approved facts. Admins accept it with `approve`."""
 
-    id: Annotated[str, Field(description="names this difference, for `difference_id`")]
+    id: Annotated[str, Field(description="identifies this difference in `difference_id`")]
     changes: list[FactChange]
 
 
@@ -147,10 +125,10 @@ class Storage(Answer):
     """The filesystem that holds the node's containers and images."""
 
     driver: Annotated[str, Field(description="Docker's storage driver")]
-    filesystem: Annotated[str | None, Field(description="that the driver stores on")]
-    available_mib: Annotated[int, Field(description="free on it now, in coarse steps")]
-    images_mib: Annotated[int, Field(description="the images' sizes, added up; shared layers count for each")]
-    pressure: Annotated[bool, Field(description="so little is free that nothing new is placed")]
+    filesystem: Annotated[str | None, Field(description="filesystem under the driver; null: unknown")]
+    available_mib: Annotated[int, Field(description="free space now, rounded")]
+    images_mib: Annotated[int, Field(description="sum of the image sizes; shared layers count each time")]
+    pressure: Annotated[bool, Field(description="too little is free to place new instances")]
 
 
 class Node(Answer):
@@ -168,25 +146,19 @@ class Node(Answer):
     memory_mib: int | None
     cpus_free: float | None
     memory_mib_free: int | None
-    disk_mib: Annotated[int | None, Field(description="of the whole filesystem; null: not reported")]
-    disk_allocatable_mib: Annotated[int | None, Field(description="what instances may have of it")]
-    disk_mib_free: Annotated[int | None, Field(description="of that, what no instance was given")]
-    disk_enforced: Annotated[bool | None, Field(description="whether Docker holds containers to `disk_mib`")]
+    disk_mib: Annotated[int | None, Field(description="size of the filesystem; null: not reported")]
+    disk_allocatable_mib: Annotated[int | None, Field(description="the part that instances may use")]
+    disk_mib_free: Annotated[int | None, Field(description="allocatable space that is not allocated")]
+    disk_enforced: Annotated[bool | None, Field(description="whether Docker enforces `disk_mib`")]
     storage: Storage | None
     versions: Versions
     gpus: list[Gpu]
-    orphans: Annotated[list[Orphan], Field(description="containers with our labels that nobody here knows")]
-    overrides: Annotated[list[str], Field(description="safeguards that its operator has turned off")]
-    reserved_for: Annotated[
-        list[str] | None,
-        Field(
-            description="the only projects whose instances are placed here, as far as the caller is in them; "
-            "null: every project's"
-        ),
-    ]
+    orphans: Annotated[list[Orphan], Field(description="unknown containers with Mooring's labels")]
+    overrides: Annotated[list[str], Field(description="safeguards that its operator has disabled")]
+    reserved_for: Annotated[list[str] | None, Field(description="its projects that you may see; null: all")]
     facts_changed: FactsChanged | None
     simulated: bool
-    version: Annotated[int, Field(description="rises with every change that an admin makes")]
+    version: Annotated[int, Field(description="rises with each change by an admin")]
     last_heartbeat_at: Timestamp | None
     created_at: Timestamp
 
@@ -199,14 +171,13 @@ class NodeList(Answer):
 class NodePatch(Body):
     model_config = ConfigDict(json_schema_extra={"examples": [{"reserved_for": ["prj_01k…"]}]})
 
-    # Only what was sent is read, so this default never is.
+    # The default is never read: only a field that was sent is.
     reserved_for: Annotated[
         list[Annotated[Text, Field(max_length=64)]] | None,
         Field(
             min_length=1,
             max_length=64,
-            description="the only projects whose instances are placed here from now on, CPU-only ones "
-            "included; null: every project's",
+            description="the projects whose instances may be placed here; null: all projects",
         ),
     ] = None
 
@@ -218,7 +189,7 @@ class Approve(Body):
         Text | None,
         Field(
             max_length=64,
-            description="`facts_changed.id` as you read it; refused if the node reports something else now",
+            description="`facts_changed.id` as you read it; 409 if the node reports other facts now",
         ),
     ] = None
 
@@ -227,26 +198,26 @@ class Drain(Body):
     model_config = ConfigDict(json_schema_extra={"examples": [{"deadline_s": 3600}]})
 
     deadline_s: Annotated[
-        int | None, Field(ge=0, le=30 * 86_400, description="then what is left is stopped; null: never")
+        int | None,
+        Field(ge=0, le=30 * 86_400, description="seconds until instances are stopped; null: never"),
     ] = None
 
 
 class InstanceType(Answer):
-    """A number of GPUs of one model, or a MIG device on one, as nodes have them."""
+    """A number of GPUs of one model, or a MIG device of one."""
 
     name: str
     gpu_model: str
     gpu_count: int
     gpu_memory_mib: Annotated[int, Field(description="of each GPU, or of the MIG device")]
     mig_profile: Annotated[str | None, Field(description="null: whole GPUs")]
-    total: Annotated[int, Field(description="how many of these the healthy inventory could hold at once")]
-    available: Annotated[int, Field(description="how many of these could start now")]
+    total: Annotated[int, Field(description="how many the healthy GPUs could run at once")]
+    available: Annotated[int, Field(description="how many could start now")]
     max_gpus_per_node_now: int
     max_share_now: Annotated[
         float | None,
         Field(
-            description="the largest share of one such GPU that could start now in a project of the caller's "
-            "that may share; null for several GPUs and MIG devices"
+            description="the largest share of one GPU that you could start now; null: several GPUs, or MIG"
         ),
     ]
     price_micros_per_hour: int | None
@@ -261,12 +232,12 @@ class InstanceTypeList(Answer):
 class JoinTokenCreate(Body):
     model_config = ConfigDict(json_schema_extra={"examples": [{"ttl_s": 3600, "node_name": "gpu-7"}]})
 
-    ttl_s: Annotated[int, Field(ge=1, le=86_400)] = 3600
-    node_name: Annotated[Name | None, Field(description="the only name the token is good for")] = None
+    ttl_s: Annotated[int, Field(ge=1, le=86_400, description="lifetime in seconds")] = 3600
+    node_name: Annotated[Name | None, Field(description="name of the node; null: its own choice")] = None
 
 
 class JoinToken(Answer):
     id: str
-    token: Annotated[str, Field(description="shown this once; good for one join")]
+    token: Annotated[str, Field(description="the token, shown only once; it works once")]
     node_name: str | None
     expires_at: Timestamp

@@ -1,4 +1,4 @@
-"""Projects, their members and the users on the wire."""
+"""Schemas of projects, members and users."""
 
 from typing import Annotated
 
@@ -25,29 +25,29 @@ ImagePattern = Annotated[
         min_length=1,
         max_length=512,
         pattern=r"^([a-z0-9.*-]+(:[0-9]{1,5})?/)?[a-z0-9._*-]+(/[a-z0-9._*-]+)*$",
-        description="registry/repository, no tag; without a registry it is of docker.io; `*` stands for any "
-        "characters, in the repository also for `/`; `*` alone is every image",
+        description="registry/repository without a tag; the default registry is docker.io. `*` matches any "
+        "characters, in the repository also `/`; `*` alone matches all images",
     ),
 ]
 
 
 class QuotaValues(Body):
-    """Limits of a project; null is no limit. Those on things held count what waits in the queue too."""
+    """Limits of a project; null: no limit. Pending instances count, except for GPU-hours."""
 
-    gpus: Annotated[Amount | None, Field(description="GPUs at once")] = None
+    gpus: Annotated[Amount | None, Field(description="number of GPUs")] = None
     gpus_by_model: Annotated[
         dict[Annotated[Text, Field(min_length=1, max_length=96)], Amount],
-        Field(max_length=64, description="GPUs at once, by words of the model's name"),
+        Field(max_length=64, description="number of GPUs by words of the model name"),
     ] = {}
-    instances: Annotated[Amount | None, Field(description="instances that have not ended")] = None
+    instances: Annotated[Amount | None, Field(description="number of instances that have not ended")] = None
     cpus: Annotated[float | None, Field(ge=0, le=2**31)] = None
     memory_mib: Annotated[int | None, Field(ge=0, le=2**53)] = None
     disk_mib: Annotated[
         int | None,
-        Field(ge=0, le=2**53, description="an instance without `disk_mib` counts as 10240 while it waits"),
+        Field(ge=0, le=2**53, description="a pending instance without `disk_mib` counts as 10240"),
     ] = None
-    gpu_hours_per_day: Annotated[Hours | None, Field(description="of the UTC day; then all waits")] = None
-    gpu_hours_per_month: Annotated[Hours | None, Field(description="of the UTC month")] = None
+    gpu_hours_per_day: Annotated[Hours | None, Field(description="per UTC day; instances then wait")] = None
+    gpu_hours_per_month: Annotated[Hours | None, Field(description="per UTC month")] = None
 
 
 class ProjectCreate(Body):
@@ -58,7 +58,7 @@ class ProjectCreate(Body):
 
 
 class ProjectPatch(Body):
-    """The fields to change. Owners change name and labels, admins everything; `quotas` are merged."""
+    """The fields to change. Owners change name and labels, admins all; `quotas` are merged."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -66,70 +66,53 @@ class ProjectPatch(Body):
         }
     )
 
-    # Only what was sent is read, so these defaults never are.
+    # The defaults are never read: only fields that were sent are.
     name: Annotated[Name, Field(default_factory=str)]
     labels: Labels = {}
     quotas: QuotaValues = QuotaValues()
-    weight: Annotated[
-        float, Field(gt=0, le=1000, description="its part of the machines, when all want more")
-    ] = 1
+    weight: Annotated[float, Field(gt=0, le=1000, description="relative weight in fair sharing")] = 1
     allowed_images: Annotated[
-        list[ImagePattern] | None, Field(max_length=256, description="null: every image")
+        list[ImagePattern] | None, Field(max_length=256, description="patterns of allowed images; null: all")
     ] = None
-    security_profile: Annotated[
-        SecurityProfile, Field(description="`strict`: containers without any capability")
-    ] = "standard"
-    max_priority: Annotated[
-        int | None, Field(ge=0, le=100, description="of its instances; null: any priority")
-    ] = None
+    security_profile: Annotated[SecurityProfile, Field(description="`strict`: no capabilities")] = "standard"
+    max_priority: Annotated[int | None, Field(ge=0, le=100, description="null: no limit")] = None
     guaranteed_gpus: Annotated[
         Amount | None,
         Field(
-            description="GPUs that it gets back at once from those who borrow them; what it has beyond "
-            "them is borrowed. null: as 0. While no project has any, nothing is borrowed"
+            description="number of GPUs that it gets by preempting projects that borrow them; GPUs beyond "
+            "this number are borrowed. null: 0. If no project has a guarantee, no GPU counts as borrowed"
         ),
     ] = None
-    gpu_sharing: Annotated[
-        bool, Field(description="its instances may ask for shares of a GPU, and share it with one another")
-    ] = False
+    gpu_sharing: Annotated[bool, Field(description="its instances may share GPUs with one another")] = False
     host_network: Annotated[
         bool,
         Field(
-            description="its instance groups may use the hosts' network where the nodes are in no Docker "
-            "Swarm; a container then reaches whatever its host does"
+            description="its instance groups may use the nodes' own network where there is no Docker Swarm; "
+            "their containers then reach everything that the node reaches"
         ),
     ] = False
     node_selector: Annotated[
         dict[LabelKey, LabelValue],
-        Field(
-            max_length=64,
-            description="labels that a node must have to host its instances, merged into the selector of "
-            "each request; admins only",
-        ),
+        Field(max_length=64, description="labels that nodes of its instances must have; admins only"),
     ] = {}
     local_images: Annotated[
         bool,
-        Field(
-            description="its instances may run images that exist only on a node, and what a tag names there, "
-            "without a registry being asked; admins only"
-        ),
+        Field(description="its instances may run images that exist only on a node; admins only"),
     ] = False
-    require_disk_limits: Annotated[
-        bool, Field(description="its instances run only on nodes that enforce `disk_mib`")
-    ] = False
+    require_disk_limits: Annotated[bool, Field(description="use only nodes that enforce `disk_mib`")] = False
 
 
 class Usage(Answer):
-    """What counts against the quotas: what is held, and of what waits all that no node has to decide."""
+    """Usage that counts against the quotas: allocated resources and those of pending instances."""
 
     gpus: float
-    gpus_by_model: Annotated[dict[str, float], Field(description="by the words of the quota")]
+    gpus_by_model: Annotated[dict[str, float], Field(description="by the keys of the quota")]
     instances: int
     cpus: float
     memory_mib: int
     disk_mib: int
-    gpu_hours_today: Annotated[float, Field(description="of the UTC day")]
-    gpu_hours_this_month: Annotated[float, Field(description="of the UTC month")]
+    gpu_hours_today: Annotated[float, Field(description="since midnight UTC")]
+    gpu_hours_this_month: Annotated[float, Field(description="in this UTC month")]
 
 
 class Project(Answer):
@@ -188,7 +171,7 @@ class UserCreate(Body):
 class UserPatch(Body):
     model_config = ConfigDict(json_schema_extra={"examples": [{"is_admin": True}]})
 
-    # Only what was sent is read, so these defaults never are.
+    # The defaults are never read: only fields that were sent are.
     name: Annotated[DisplayName, Field(default_factory=str)]
     email: Email | None = None
     is_admin: bool = False
@@ -198,8 +181,8 @@ class User(Answer):
     id: str
     name: str
     email: str | None
-    is_admin: Annotated[bool | None, Field(description="null: only admins see who is one")]
-    sso: Annotated[bool, Field(description="signs on by OIDC")]
+    is_admin: Annotated[bool | None, Field(description="null: only admins see it")]
+    sso: Annotated[bool, Field(description="whether the user signs on with OIDC")]
     version: int
     created_at: Timestamp
 

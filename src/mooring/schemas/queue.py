@@ -1,4 +1,4 @@
-"""The queue and what still fits, on the wire."""
+"""Schemas of the queue and of fragmentation."""
 
 from typing import Annotated, Literal
 
@@ -64,60 +64,49 @@ QUEUE_EXAMPLE: Json = {
 
 
 class QueueEntry(Answer):
-    """An instance or a group that waits. Of other projects' nothing tells which it is."""
+    """A pending instance or group. Entries of other projects have no ids or names."""
 
-    position: Annotated[int, Field(description="of its first member, from 1, over all projects")]
-    instance_id: Annotated[str | None, Field(description="null: a group, or another project's")]
-    group_id: Annotated[str | None, Field(description="null: no group, or another project's")]
+    position: Annotated[int, Field(description="position of its first member over all projects, from 1")]
+    instance_id: Annotated[str | None, Field(description="null: a group, or of another project")]
+    group_id: Annotated[str | None, Field(description="null: no group, or of another project")]
     name: str | None
-    project_id: Annotated[str | None, Field(description="null: another project's")]
-    count: Annotated[int, Field(description="instances that wait: members of the group, or 1")]
-    gpus: Annotated[float, Field(description="of all of them; a share counts as its part")]
+    project_id: Annotated[str | None, Field(description="null: another project")]
+    count: Annotated[int, Field(description="number of pending instances: group members, or 1")]
+    gpus: Annotated[float, Field(description="requested GPUs of all of them, shares included")]
     priority: int
     waits_since: Timestamp
-    reason: Annotated[Reason | None, Field(description="why it waits; null: another project's, or unknown")]
-    behind: Annotated[
-        Because | None, Field(description="why the one before it comes first; null: it is the first")
-    ]
-    starts_at: Annotated[
-        Timestamp | None,
-        Field(description="its reservation, computed from declared durations; null: it has none yet"),
-    ]
-    node_ids: Annotated[list[str], Field(description="that are reserved for it then")]
+    reason: Annotated[Reason | None, Field(description="null: not known yet, or of another project")]
+    behind: Annotated[Because | None, Field(description="why the previous entry is ahead; null: it is first")]
+    starts_at: Annotated[Timestamp | None, Field(description="start of its backfill slot; null: none")]
+    node_ids: Annotated[list[str], Field(description="nodes of its backfill slot")]
 
 
 class ProjectShare(Answer):
-    """What decides between projects: the one with the smallest dominant share comes first."""
+    """A project's share. The project with the smallest dominant share comes first."""
 
     project_id: str
     weight: float
     guaranteed_gpus: int | None
-    gpus: Annotated[float, Field(description="that it holds now")]
-    gpu_hours_of_late: Annotated[
-        float, Field(description="used; what is long ago counts half for every half-life")
-    ]
+    gpus: Annotated[float, Field(description="GPUs that it uses now")]
+    gpu_hours_of_late: Annotated[float, Field(description="recent GPU-hours; each half-life halves them")]
     dominant_share: Annotated[
-        float,
-        Field(
-            description="the largest of its parts of all GPUs, CPUs and memory, held now and used of late, "
-            "divided by its weight"
-        ),
+        float, Field(description="largest share of all GPUs, CPUs or memory, now and recently, per weight")
     ]
 
 
 class Queue(Answer):
-    """All that wait, the first first."""
+    """The queue in scheduling order."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [QUEUE_EXAMPLE]})
 
     items: Annotated[list[QueueEntry], Field(max_length=200)]
     next_cursor: str | None
-    shares: Annotated[list[ProjectShare], Field(description="of your own projects; admins see all")]
+    shares: Annotated[list[ProjectShare], Field(description="shares of your projects; admins see all")]
 
 
 class SizeThatFits(Answer):
-    count: Annotated[int, Field(description="whole GPUs of one instance")]
-    instances: Annotated[int, Field(description="how many such could start now, if nothing else did")]
+    count: Annotated[int, Field(description="whole GPUs per instance")]
+    instances: Annotated[int, Field(description="how many such instances could start now")]
 
 
 class ShareThatFits(Answer):
@@ -127,7 +116,7 @@ class ShareThatFits(Answer):
 
 class StrandedGpus(Answer):
     by: Stranding
-    gpus: Annotated[float, Field(description="free, and yet not to be had by just anybody")]
+    gpus: Annotated[float, Field(description="free GPUs that this reason makes unusable")]
 
 
 class FreeMigDevices(Answer):
@@ -136,12 +125,12 @@ class FreeMigDevices(Answer):
 
 
 class ModelFragmentation(Answer):
-    """One model's cards; those with MIG enabled count in `mig` alone."""
+    """The GPUs of one model. Those with MIG enabled count only in `mig`."""
 
     model: str
     gpus: int
-    gpus_free: Annotated[int, Field(description="that nobody holds any of")]
-    share_free: Annotated[float, Field(description="those, and what is left of shared ones, in GPUs")]
+    gpus_free: Annotated[int, Field(description="GPUs without any allocation")]
+    share_free: Annotated[float, Field(description="free GPUs plus the free parts of shared ones")]
     fits: list[SizeThatFits]
     shares_fit: list[ShareThatFits]
     stranded: list[StrandedGpus]

@@ -1,4 +1,4 @@
-"""Credentials for image registries on the wire: passwords come in and never go out."""
+"""Schemas of registry credentials. Answers never contain passwords."""
 
 from typing import Annotated
 
@@ -7,8 +7,8 @@ from pydantic import ConfigDict, Field
 from mooring.core.text import Text
 from mooring.schemas.base import Answer, Body, Timestamp
 
-# As in an image's name: a host with a dot or a port, or localhost. What people paste from `docker login`
-# may have a scheme and the path of Docker Hub's API; one with another path would be less than the registry.
+# A host with a dot or a port, or localhost, as in image names. Servers copied from `docker login` may have a
+# scheme and the path of Docker Hub's API; any other path would be only a part of a registry.
 RegistryServer = Annotated[
     Text,
     Field(
@@ -17,15 +17,15 @@ RegistryServer = Annotated[
             r"^(https?://)?([A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+(:[0-9]{1,5})?|[A-Za-z0-9-]+:[0-9]{1,5}|localhost)"
             r"(/(v[12]/?)?)?$"
         ),
-        description="host[:port], as in images' names; Docker Hub is `docker.io`",
+        description="host[:port], as in image names; Docker Hub is `docker.io`",
     ),
 ]
 Username = Annotated[Text, Field(min_length=1, max_length=255)]
-Password = Annotated[Text, Field(min_length=1, repr=False, description="write-only; or a token")]
+Password = Annotated[Text, Field(min_length=1, repr=False, description="a password or token; write-only")]
 
 
 class RegistryCreate(Body):
-    """Credentials that nodes pull this project's images with."""
+    """New credentials for pulling the project's images."""
 
     model_config = ConfigDict(
         hide_input_in_errors=True,
@@ -35,7 +35,7 @@ class RegistryCreate(Body):
     server: RegistryServer
     username: Username
     password: Password
-    project_id: Annotated[Text | None, Field(max_length=64, description="null: your own project")] = None
+    project_id: Annotated[Text | None, Field(max_length=64, description="null: your project")] = None
 
 
 class RegistryPut(Body):
@@ -48,7 +48,7 @@ class RegistryPut(Body):
 
 class Registry(Answer):
     id: str
-    server: Annotated[str, Field(description="the registry's one name: docker.io for index.docker.io")]
+    server: Annotated[str, Field(description="the canonical name: docker.io for index.docker.io")]
     username: str
     project_id: str
     created_at: Timestamp

@@ -1,4 +1,4 @@
-"""Reservations on the wire: GPUs kept for a project from one moment to another."""
+"""Schemas of reservations: GPUs reserved for a project for a period."""
 
 from datetime import UTC, datetime
 from typing import Annotated, Literal
@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field
 from mooring.core.gpu import Health
 from mooring.core.instance.spec import GpuModelName
 from mooring.core.text import Name, Text
-from mooring.schemas.base import Answer, Body, Json, Moment, Timestamp
+from mooring.schemas.base import Answer, Body, Json, RequestTime, Timestamp
 
 ReservationState = Literal["scheduled", "active", "ended"]
 MOST_GPUS = 1024
@@ -22,31 +22,29 @@ CREATE_EXAMPLE: Json = {
 
 
 class ReservedGpus(Body):
-    """Whole GPUs of one model, on as few nodes as there is room on."""
+    """Whole GPUs of one model, on as few nodes as possible."""
 
     count: Annotated[int, Field(ge=1, le=MOST_GPUS)]
     model: Annotated[
         GpuModelName | Annotated[list[GpuModelName], Field(min_length=1, max_length=16)] | None,
-        Field(description="as an instance's; several: the first of which there are enough; null: any"),
+        Field(description="as in an instance; several: the first available; null: any"),
     ] = None
     min_memory_mib: Annotated[int | None, Field(ge=1, le=2**31, description="of each GPU")] = None
     min_compute_capability: Annotated[
-        Text | None, Field(pattern=r"^[1-9][0-9]?\.[0-9]$", description="of each GPU, as `8.0`")
+        Text | None, Field(pattern=r"^[1-9][0-9]?\.[0-9]$", description="of each GPU, such as `8.0`")
     ] = None
 
 
 class ReservationCreate(Body):
-    """Only the project's instances run on these GPUs in that time, and others' that end before it."""
+    """A new reservation. During its period, only the project's instances run on its GPUs."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [CREATE_EXAMPLE]})
 
     name: Name
-    project_id: Annotated[
-        Text | None, Field(max_length=64, description="whom they are kept for; null: the default project")
-    ] = None
+    project_id: Annotated[Text | None, Field(max_length=64, description="null: the default project")] = None
     gpus: ReservedGpus
-    from_at: Annotated[Moment | None, Field(alias="from", description="null: now")] = None
-    to_at: Annotated[Moment, Field(alias="to")]
+    from_at: Annotated[RequestTime | None, Field(alias="from", description="null: now")] = None
+    to_at: Annotated[RequestTime, Field(alias="to")]
 
 
 def _now() -> datetime:
@@ -54,14 +52,14 @@ def _now() -> datetime:
 
 
 class ReservationPatch(Body):
-    """The fields to change; those left out stay as they are."""
+    """The fields to change. Omitted fields stay unchanged."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"to": "2099-01-16T18:00:00Z"}]})
 
-    # Only what was sent is read, so these defaults never are.
+    # The defaults are never read: only fields that were sent are.
     name: Annotated[Name, Field(default_factory=str)]
-    from_at: Annotated[Moment, Field(alias="from", default_factory=_now)]
-    to_at: Annotated[Moment, Field(alias="to", default_factory=_now)]
+    from_at: Annotated[RequestTime, Field(alias="from", default_factory=_now)]
+    to_at: Annotated[RequestTime, Field(alias="to", default_factory=_now)]
 
 
 class ReservedDevice(Answer):
@@ -90,10 +88,8 @@ class Reservation(Answer):
     to_at: Annotated[Timestamp, Field(alias="to")]
     state: ReservationState
     devices: Annotated[list[ReservedDevice], Field(max_length=MOST_GPUS)]
-    missing: Annotated[
-        int, Field(description="of its GPUs, those that are not healthy now; others are sought for them")
-    ]
-    awaited: Annotated[int, Field(description="of its GPUs, those that another project still holds")]
+    missing: Annotated[int, Field(description="number of its GPUs that are unhealthy; they are replaced")]
+    awaited: Annotated[int, Field(description="number of its GPUs that other projects still use")]
     version: int
     created_at: Timestamp
 

@@ -1,4 +1,4 @@
-"""Secrets on the wire: their values come in and never go out."""
+"""Schemas of secrets. Answers never contain values."""
 
 from typing import Annotated
 
@@ -7,12 +7,12 @@ from pydantic import ConfigDict, Field
 from mooring.core.text import EnvValue, SecretName, Text
 from mooring.schemas.base import Answer, Body, Timestamp
 
-# No model with a value shows it, neither when it is printed nor when something of it is wrong.
+# Models with a value show it neither in their repr nor in validation errors.
 SecretValue = Annotated[EnvValue, Field(min_length=1, repr=False, description="write-only")]
 
 
 class SecretCreate(Body):
-    """A value that containers get as the variable that names it: `"env": {"TOKEN": {"secret": "<name>"}}`."""
+    """A new secret. Instances name it in `env`: `{"TOKEN": {"secret": "<name>"}}`."""
 
     model_config = ConfigDict(
         hide_input_in_errors=True, json_schema_extra={"examples": [{"name": "hf-token", "value": "hf_…"}]}
@@ -20,7 +20,7 @@ class SecretCreate(Body):
 
     name: SecretName
     value: SecretValue
-    project_id: Annotated[Text | None, Field(max_length=64, description="null: your own project")] = None
+    project_id: Annotated[Text | None, Field(max_length=64, description="null: your project")] = None
 
 
 class SecretPut(Body):

@@ -93,7 +93,7 @@ def test_a_walk_sees_every_instance_once_while_others_come_and_go(shared: Client
 def test_large_instances_fill_no_memory_by_being_listed(
     corner: Corner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rendered, "_KEPT_BYTES", 100_000)
+    monkeypatch.setattr(rendered, "_CACHE_BYTES", 100_000)
     made = [corner.create(env={"V": "x" * 30_000}, gpus={"count": 9})["id"] for _ in range(4)]
     for round_ in range(3):
         for instance_id in made:

@@ -1,4 +1,4 @@
-"""What every operation's answers have in common in the OpenAPI document: errors, headers, credentials."""
+"""The errors and headers that all operations of the OpenAPI document share."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,45 +11,45 @@ METHODS = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
 _SECONDS: Json = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
 HEADERS: Json = {
     "X-Request-Id": {
-        "description": "the request's own id, or one that was made for it; the log has it too",
+        "description": "the request's own id, or a generated one; the server's log has it too",
         "required": True,
         "schema": {"type": "string", "maxLength": 128, "pattern": "^[A-Za-z0-9._:-]+$"},
     },
     "RateLimit": {
-        "description": "what is left of each limit that applies; absent where none does",
+        "description": "remaining requests of each rate limit; absent if no limit applies",
         "schema": {"type": "string", "maxLength": 1024},
     },
     "RateLimit-Policy": {
-        "description": "the limits that apply; absent where none does",
+        "description": "the rate limits; absent if no limit applies",
         "schema": {"type": "string", "maxLength": 1024},
     },
     "Retry-After": {
-        "description": "seconds to wait before the request is worth repeating",
+        "description": "seconds to wait before repeating the request",
         "required": True,
         "schema": _SECONDS,
     },
     "WWW-Authenticate": {
-        "description": "the kind of credentials that are taken",
+        "description": "the accepted authentication scheme",
         "required": True,
         "schema": {"type": "string", "maxLength": 1024},
     },
     "ETag": {
-        "description": "the quoted `version`, for If-Match",
+        "description": "the quoted `version`, for `If-Match`",
         "schema": {"type": "string", "maxLength": 64},
     },
     "Location": {
-        "description": "where what was made is found",
+        "description": "path of the created resource",
         "schema": {"type": "string", "format": "uri-reference", "maxLength": 1024},
     },
     "Idempotency-Replayed": {
-        "description": "`true` where this is the first answer again",
+        "description": "`true` if this repeats the answer to the first request with this key",
         "schema": {"type": "string", "enum": ["true"]},
     },
 }
 
 
 def operations(document: Json) -> Iterator[tuple[str, str, Json]]:
-    """Each operation with its path and its method."""
+    """Yield each operation with its path and its method."""
     for path, item in document["paths"].items():
         for method in METHODS:
             if method in item:
@@ -57,7 +57,7 @@ def operations(document: Json) -> Iterator[tuple[str, str, Json]]:
 
 
 def complete(document: Json) -> None:
-    """State in each operation what the layers around it may answer, and the headers that come with it."""
+    """Add to each operation the errors of the layers around it, and the headers."""
     components = document["components"]
     components["headers"] = HEADERS
     components["responses"] = {}

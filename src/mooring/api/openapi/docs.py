@@ -1,6 +1,6 @@
-"""Swagger UI at `/docs` from files that an installed package brings: no page here asks the internet.
+"""Swagger UI at `/docs`, from files of an installed package: the page loads nothing from the internet.
 
-The page holds no script of its own (R30): whatever got into it could otherwise use the key that is typed in.
+It has no inline script (R30): injected script could use the key that the user enters.
 """
 
 from importlib.resources import files
@@ -43,7 +43,7 @@ _START = b"""SwaggerUIBundle({
   presets: [SwaggerUIBundle.presets.apis],
 });
 """
-# Swagger UI sets styles on its elements and shows its icons from data: addresses.
+# Swagger UI uses inline styles, and data: URLs for its icons.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

@@ -1,5 +1,6 @@
-"""The OpenAPI document: what FastAPI derives, with our error model in the place of its own."""
+"""The OpenAPI document: FastAPI's, with Mooring's error model, headers, limits and links."""
 
+import re
 from typing import Any
 
 from fastapi import FastAPI
@@ -15,31 +16,31 @@ from mooring.schemas.base import Answer, Json, Problem
 
 DESCRIPTION = """GPU-as-a-Service on the GPU servers you own.
 
-Send your key as `Authorization: Bearer <key>` (the **Authorize** button here). Every error is
-`application/problem+json` with a stable `code`. POSTs take an `Idempotency-Key`. Sizes end in `_mib`,
-durations in `_s`; a value that the hardware does not support is `null`.
+Send your API key as `Authorization: Bearer <key>` (use the **Authorize** button here). Every error is
+`application/problem+json` with a stable `code`. POST requests accept an `Idempotency-Key`. Names of sizes end
+in `_mib`, names of durations in `_s` (seconds). Values that the hardware does not support are `null`.
 """
 TAGS = [
-    {"name": "instances", "description": "Containers that hold GPUs."},
-    {"name": "instance groups", "description": "Instances placed all together, that find one another."},
-    {"name": "reservations", "description": "GPUs kept for a project for a time."},
-    {"name": "queue", "description": "What waits, in which order, and what still fits."},
-    {"name": "nodes", "description": "The machines, and how they join."},
-    {"name": "gpus", "description": "The cards, their health and live figures."},
-    {"name": "events", "description": "Every change, in order."},
-    {"name": "projects", "description": "Tenants, their members and their quotas; the users of all of them."},
-    {"name": "keys", "description": "API keys, and who the caller is."},
-    {"name": "secrets", "description": "Values that only containers see."},
-    {"name": "registries", "description": "What a project's images are pulled with."},
-    {"name": "audit", "description": "Who did what, in a chain that cannot be rewritten."},
-    {"name": "service", "description": "Health and figures of the service itself."},
-    {"name": "agent", "description": "What nodes call; for agents only."},
+    {"name": "instances", "description": "Containers with GPUs, and their logs, metrics and events."},
+    {"name": "instance groups", "description": "Instances that are placed together, for distributed jobs."},
+    {"name": "reservations", "description": "GPUs reserved for a project for a period."},
+    {"name": "queue", "description": "Pending instances in scheduling order, and what fits now."},
+    {"name": "nodes", "description": "GPU servers, and the tokens that they join with."},
+    {"name": "gpus", "description": "GPUs, their health, incidents and metrics."},
+    {"name": "events", "description": "All changes, in order."},
+    {"name": "projects", "description": "Projects, their members and quotas, and users."},
+    {"name": "keys", "description": "API keys and the caller's identity."},
+    {"name": "secrets", "description": "Write-only values for environment variables."},
+    {"name": "registries", "description": "Credentials for image registries."},
+    {"name": "audit", "description": "The signed log of all privileged actions."},
+    {"name": "service", "description": "Health and metrics of the service."},
+    {"name": "agent", "description": "The protocol of node agents; not for users."},
 ]
 _REF = "#/components/schemas/{model}"
 
 
 def install(app: FastAPI) -> None:
-    """Make `/openapi.json` serve the amended document, built once."""
+    """Serve the document at `/openapi.json`. It is built at the first request."""
 
     def document() -> Json:
         if app.openapi_schema is None:
@@ -50,23 +51,17 @@ def install(app: FastAPI) -> None:
 
 
 def _document(app: FastAPI) -> Json:
-    made = get_openapi(
+    document = get_openapi(
         title="Mooring",
         version=app.version,
         description=DESCRIPTION,
         routes=app.routes,
         tags=TAGS,
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
-        servers=[
-            {
-                "url": "/",
-                "description": "the installation that sent this, production or test",
-                "x-internal": False,
-            }
-        ],
+        servers=[{"url": "/", "description": "this installation, production or test", "x-internal": False}],
     )
-    schemas: dict[str, Any] = made["components"]["schemas"]
-    # FastAPI's own error model is never sent.
+    schemas: dict[str, Any] = document["components"]["schemas"]
+    # Mooring never sends FastAPI's error model.
     schemas.pop("HTTPValidationError", None)
     schemas.pop("ValidationError", None)
     _keys, extra = models_json_schema(
@@ -82,10 +77,18 @@ def _document(app: FastAPI) -> Json:
     schemas.update({name: schema for name, schema in extra["$defs"].items() if name not in schemas})
     _restore_examples(schemas, Answer)
     _restore_examples(schemas, InstanceSpec)
-    answers.complete(made)
-    links.add(made)
-    limits.state(made)
-    return made
+    _set_summaries(document)
+    answers.complete(document)
+    links.add(document)
+    limits.state(document)
+    return document
+
+
+def _set_summaries(document: Json) -> None:
+    """Make the first sentence of each description its summary."""
+    for _path, _method, operation in answers.operations(document):
+        summary, description = re.split(r"\.\s+", operation["description"], maxsplit=1)
+        operation.update(summary=summary, description=description)
 
 
 def _restore_examples(schemas: dict[str, Any], model: type[BaseModel]) -> None:

@@ -1,8 +1,7 @@
-"""The limits that hold for every value on the wire, written into the schemas that state none of their own.
+"""Default limits of all values, written into those schemas of the OpenAPI document that state none.
 
-Each is true without a look at the field: a whole number is stored in 64 bits; a text that users or nodes
-give is a `Text` (core/text.py), which holds no NUL, and what Mooring itself writes is shorter; no list
-outgrows what one report may hold. A field with another limit says so in its model.
+Integers are stored in 64 bits. A text from users or nodes is a `Text` (core/text.py), without NUL; texts that
+Mooring writes are shorter. No list is longer than a report allows. Fields with other limits state them.
 """
 
 from collections.abc import Iterator
@@ -31,7 +30,7 @@ def state(document: Json) -> None:
 
 
 def _without_null(schema: Json) -> Json:
-    """A parameter is there or left out; it has no way to be null."""
+    """Remove null from a parameter's schema: a parameter can be absent, but not null."""
     left = [part for part in schema.get("anyOf", ()) if part != {"type": "null"}]
     if len(left) != 1:
         return schema
@@ -53,7 +52,7 @@ def _roots(document: Json) -> Iterator[Json]:
 
 
 def _content(bearer: Json) -> Iterator[Json]:
-    """The schemas of a body. Text has none: a stream of it may have no end."""
+    """Yield the schemas of a body. Text gets none, as a stream of it may not end."""
     for kind, content in bearer.get("content", {}).items():
         if kind.startswith("text/"):
             content.pop("schema", None)
@@ -62,7 +61,7 @@ def _content(bearer: Json) -> Iterator[Json]:
 
 
 def _parts(schema: Any) -> Iterator[Json]:
-    """A schema and those inside of it; examples and defaults are no schemas."""
+    """Yield a schema and the schemas inside it, but not its examples and defaults."""
     if not isinstance(schema, dict):
         return  # additionalProperties: true
     yield schema
@@ -93,7 +92,7 @@ def _limit(schema: Json) -> None:
 
 
 def _name_properties(schema: Json) -> None:
-    """Say of a map's keys what pydantic says of those that match: it takes no others."""
+    """Replace `patternProperties` by a pattern for all names: pydantic accepts no other names."""
     ((pattern, value),) = schema.pop("patternProperties").items()
     schema["propertyNames"] = {"pattern": pattern, **schema.get("propertyNames", {})}
     schema["additionalProperties"] = value

@@ -1,7 +1,6 @@
-"""Links of the OpenAPI document: from the answer that shows an id to the operations that take it.
+"""Links of the OpenAPI document, from the answer that contains an id to the operations that need it.
 
-They are derived from the paths: what `POST /v1/things` makes and `GET /v1/things` lists is what the
-operations below `/v1/things/{thing_id}` are about.
+They follow from the paths: `/v1/things` links to the operations below `/v1/things/{thing_id}`.
 """
 
 import re
@@ -13,39 +12,39 @@ from mooring.schemas.base import Json
 
 _PARAMETER = re.compile(r"\{(\w+)\}")
 _ITEM = re.compile(r"^(?P<collection>.+)/\{(?P<parameter>\w+)\}(/[^{]*)?$")
-# A node's operations are called by agents, which follow no links.
+# Agents call the other operations, and follow no links.
 _PUBLIC = "/v1/"
 
 
 def add(document: Json) -> None:
     """Link each collection's answers to the operations on its members."""
     for path, _method, operation in list(operations(document)):
-        about = _ITEM.match(path)
-        if about is None or not path.startswith(_PUBLIC):
+        item = _ITEM.match(path)
+        if item is None or not path.startswith(_PUBLIC):
             continue
-        for answer, base in _answers_of(document, about["collection"]):
-            key = _key(document, answer, base, about["parameter"])
+        for answer, base in _answers_of(document, item["collection"]):
+            key = _key(document, answer, base, item["parameter"])
             if key is not None:
-                outer = {name: f"$request.path.{name}" for name in _PARAMETER.findall(about["collection"])}
+                outer = {name: f"$request.path.{name}" for name in _PARAMETER.findall(item["collection"])}
                 answer.setdefault("links", {})[operation["operationId"]] = {
                     "operationId": operation["operationId"],
-                    "parameters": {**outer, about["parameter"]: f"$response.body#{base}/{key}"},
+                    "parameters": {**outer, item["parameter"]: f"$response.body#{base}/{key}"},
                 }
 
 
 def _answers_of(document: Json, collection: str) -> Iterator[tuple[Json, str]]:
-    """The answers that show a member, with the pointer to it."""
+    """Yield the answers that contain a member, with the pointer to it."""
     item = document["paths"].get(collection, {})
-    made = item.get("post", {}).get("responses", {}).get("201")
-    if made is not None:
-        yield made, ""
+    created = item.get("post", {}).get("responses", {}).get("201")
+    if created is not None:
+        yield created, ""
     listed = item.get("get", {}).get("responses", {}).get("200")
     if listed is not None:
         yield listed, "/items/0"
 
 
 def _key(document: Json, answer: Json, base: str, parameter: str) -> str | None:
-    """The property that is the parameter's value: one of its name, or else the id."""
+    """Return the property with the parameter's value: the one of its name, else `id`."""
     schema = _resolved(document, answer.get("content", {}).get("application/json", {}).get("schema", {}))
     if base:
         items = schema.get("properties", {}).get("items", {}).get("items", {})

@@ -1,4 +1,4 @@
-"""`/agent/v1`: what nodes call. A node dials out; it needs no open port and sees its own data only (R21)."""
+"""`/agent/v1`, called by node agents. A node needs no open port and sees only its own data (R21)."""
 
 import asyncio
 import time
@@ -37,14 +37,14 @@ from mooring.schemas.agent_streams import StreamFrame, StreamRequest, StreamRequ
 router = APIRouter(prefix="/agent/v1", tags=["agent"], route_class=GatedRoute)
 
 _MAX_FRAME_BYTES = 256 * 1024
-_FAREWELL_S = 0.5
+_LAST_FRAME_GRACE_S = 0.5
 
 Message = TypeVar("Message", bound=BaseModel)
 Found = TypeVar("Found")
 
 
 async def _sync_request(request: Request) -> SyncRequest:
-    # Parsed in one pass from the bytes: a report of eight GPUs comes from every node every five seconds.
+    # Parsed from bytes in one pass: every node sends a report every five seconds.
     require_json_type(request)
     return _parsed(SyncRequest, await request.body())
 
@@ -65,7 +65,7 @@ async def _stream_requests_query(request: Request) -> StreamRequestsQuery:
 
 
 def _parsed(kind: type[Message], body: bytes) -> Message:
-    """Raises Invalid. What a newer agent adds is ignored."""
+    """Parse a body and ignore unknown fields, which a newer agent may send. Raises Invalid."""
     try:
         return kind.model_validate_json(body, extra="ignore")
     except ValidationError as error:
@@ -88,7 +88,7 @@ def _body(kind: type[BaseModel]) -> dict[str, object]:
 def join_node(
     body: Annotated[JoinRequest, Depends(_join_request)], request: Request, context: Ctx
 ) -> JoinAnswer:
-    """Redeem a join token for a credential of the node's own. A token works once."""
+    """Join a node. Exchanges a join token, which works once, for the node's own credential."""
     address = request.client.host if request.client else None
     with context.credentials.failures.watched(address), context.database.write() as session:
         node, credential = nodes.join(session, body.token, body.node_name, address, request.state.request_id)
@@ -102,7 +102,7 @@ def join_node(
 
 @router.post("/session", response_model=SessionAnswer, responses=errors(), operation_id="open_node_session")
 def open_session(node: CurrentNode, context: Ctx) -> SessionAnswer:
-    """A newly started agent takes over; an older one of the same node hears 409 from now on."""
+    """Open an agent session. Requests of older sessions of the node are answered 409 from now on."""
     with context.database.write() as session:
         number = nodes.open_session(session, node.id, node.credential_hash).session
     return SessionAnswer(session=number, control_plane_id=context.identity.control_plane_id, node_id=node.id)
@@ -116,7 +116,7 @@ def open_session(node: CurrentNode, context: Ctx) -> SessionAnswer:
     operation_id="renew_node_credential",
 )
 def renew_credential(node: CurrentNode, request: Request, context: Ctx) -> CredentialAnswer:
-    """A new credential of the node's own. The first call made with it ends the present one."""
+    """Renew the node credential. The old one stays valid until the new one is first used."""
     address = request.client.host if request.client else None
     with context.database.write() as session:
         credential = nodes.renew_credential(
@@ -135,36 +135,37 @@ def renew_credential(node: CurrentNode, request: Request, context: Ctx) -> Crede
 async def sync(
     report: Annotated[SyncRequest, Depends(_sync_request)], node: CurrentNode, context: Ctx
 ) -> Response:
-    """Everything the node has, for everything it should have.
+    """Sync a node. Stores the node's report and answers with the node's desired state.
 
-    With `wait_s` the answer is held until there is news: a higher generation, or a stream to dial in for if
-    the agent is of an earlier release, which does not ask for streams with a call of their own.
+    With `wait_s`, the answer waits for a higher generation. For agents of earlier releases, which do not
+    call `stream-requests`, it also waits for a stream request.
     """
     deadline = time.monotonic() + report.wait_s
     topics = [Topic.node(node.id)]
     if not report.facts.asks_for_streams:
         topics.append(Topic.node_streams(node.id))
-    left = await run_in_threadpool(_apply, context, node, report)
-    while left:
-        left = await run_in_threadpool(_apply_rest, context, node, report, left)
+    remaining = await run_in_threadpool(_apply, context, node, report)
+    while remaining:
+        remaining = await run_in_threadpool(_apply_rest, context, node, report, remaining)
     if report.wait_s > 0:
-        await _held(context, topics, deadline, partial(_has_news, context, node.id, report), bool)
-    # It costs more the more there is on the node, so it is made once, after the wait.
+        await _poll(context, topics, deadline, partial(_has_news, context, node.id, report), bool)
+    # Built once, after the wait: its cost grows with the number of instances on the node.
     answer = await run_in_threadpool(_answer, context, node.id, report)
     return Response(answer.model_dump_json(), media_type="application/json")
 
 
-async def _held(
+async def _poll(
     context: Context,
     topics: Sequence[AnyTopic],
     deadline: float,
     read: Callable[[], Found],
     is_news: Callable[[Found], bool],
 ) -> Found:
-    """What was read last: news, or what there is at the deadline (monotonic), or when the server ends.
+    """Call `read` until `is_news` accepts its result, the deadline passes or the server shuts down.
 
     Args:
-        topics: `read` is called again when one of them fires.
+        topics: `read` is called again after a notification on one of them.
+        deadline: on the monotonic clock.
     """
     signals = context.database.signals
     with signals.subscribed(*topics) as waiter:
@@ -178,16 +179,16 @@ async def _held(
 
 def _apply(context: Context, caller: NodeCaller, report: SyncRequest) -> Sequence[str]:
     with context.database.write() as session:
-        left = reports.apply(session, caller.id, caller.credential_hash, report)
+        remaining = reports.apply(session, caller.id, caller.credential_hash, report)
     context.heard_nodes.add(caller.id)
-    return left
+    return remaining
 
 
 def _apply_rest(
-    context: Context, caller: NodeCaller, report: SyncRequest, left: Sequence[str]
+    context: Context, caller: NodeCaller, report: SyncRequest, remaining: Sequence[str]
 ) -> Sequence[str]:
     with context.database.write() as session:
-        return reports.apply_rest(session, caller.id, caller.credential_hash, report, left)
+        return reports.apply_rest(session, caller.id, caller.credential_hash, report, remaining)
 
 
 def _has_news(context: Context, node_id: str, report: SyncRequest) -> bool:
@@ -198,11 +199,11 @@ def _has_news(context: Context, node_id: str, report: SyncRequest) -> bool:
 
 
 def _answer(context: Context, node_id: str, report: SyncRequest) -> SyncAnswer:
-    interval, plane = context.settings.report_interval_s, context.identity.control_plane_id
+    interval, control_plane_id = context.settings.report_interval_s, context.identity.control_plane_id
     with context.database.read() as session:
         node = nodes.get(session, node_id)
         reports.require_current_session(node, report.session)
-        return sync_answers.answer(session, node, report, plane, interval)
+        return sync_answers.answer(session, node, report, control_plane_id, interval)
 
 
 @router.post(
@@ -219,7 +220,7 @@ def hand_out_start_secrets(
     node: CurrentNode,
     context: Ctx,
 ) -> StartSecrets:
-    """Secrets and registry credentials of an attempt that this node is about to start, and of no other."""
+    """Get start secrets. Returns the secrets and registry credentials of an attempt this node starts."""
     address = request.client.host if request.client else None
     with context.database.write() as session:
         return start_secrets.hand_out(
@@ -243,12 +244,12 @@ def hand_out_start_secrets(
 async def list_stream_requests(
     query: Annotated[StreamRequestsQuery, Depends(_stream_requests_query)], node: CurrentNode, context: Ctx
 ) -> StreamRequests:
-    """The streams that the node should dial in for.
+    """List stream requests. Returns the streams that the node should connect for.
 
-    With `wait_s` the answer is held until there is one that is not `known`. Users make nodes send this call,
-    which costs the same however much there is on the node; a report costs more with every instance.
+    With `wait_s`, the answer waits for a stream that is not in `known`. Its cost does not depend on the
+    number of instances on the node, unlike that of a report.
     """
-    found = await _held(
+    found = await _poll(
         context,
         [Topic.node_streams(node.id)],
         time.monotonic() + query.wait_s,
@@ -268,47 +269,45 @@ def _waiting_streams(context: Context, caller: NodeCaller, agent_session: int) -
 
 @router.post("/streams/{stream_id}", status_code=204, responses=errors(404, 410), operation_id="bring_stream")
 async def bring_stream(stream_id: str, request: Request, node: CurrentNode, context: Ctx) -> Response:
-    """Frames of logs or of an exec, one JSON object a line, for as long as somebody reads them."""
+    """Send a stream. The body has frames of logs or of a command, one JSON object per line."""
     channel = context.channels.find(stream_id)
     if channel is None or channel.node_id != node.id:
-        raise NotFound(f"nobody waits for stream {stream_id} here")
-    await run_in_threadpool(_picked_up, context, stream_id)
-    bringing, closed = (
-        asyncio.ensure_future(_bring(request, channel)),
-        asyncio.ensure_future(channel.closed()),
-    )
+        raise NotFound(f"no client waits for stream {stream_id} on this replica")
+    await run_in_threadpool(_remove_request, context, stream_id)
+    forwarding = asyncio.ensure_future(_forward(request, channel))
+    closed = asyncio.ensure_future(channel.closed())
     try:
-        await asyncio.wait({bringing, closed}, return_when=asyncio.FIRST_COMPLETED)
-        # A reader goes as soon as it has the last frame, which the node may be about to follow with its end.
-        await asyncio.wait({bringing}, timeout=_FAREWELL_S)
-        if bringing.done():
-            bringing.result()
+        await asyncio.wait({forwarding, closed}, return_when=asyncio.FIRST_COMPLETED)
+        # The reader closes the channel at the last frame; the node may need a moment to end the request.
+        await asyncio.wait({forwarding}, timeout=_LAST_FRAME_GRACE_S)
+        if forwarding.done():
+            forwarding.result()
     finally:
-        bringing.cancel()
+        forwarding.cancel()
         closed.cancel()
-    if not bringing.done():
-        raise Gone("nobody reads this stream any more", code="stream_closed")
+    if not forwarding.done():
+        raise Gone("the client has closed this stream", code="stream_closed")
     return Response(status_code=204)
 
 
-async def _bring(request: Request, channel: Channel) -> None:
+async def _forward(request: Request, channel: Channel) -> None:
     async for frame in _frames(request):
         if not await channel.put(frame) and not frame.is_last:
-            raise Gone("nobody reads this stream any more", code="stream_closed")
+            raise Gone("the client has closed this stream", code="stream_closed")
     await channel.put(None)
 
 
-def _picked_up(context: Context, stream_id: str) -> None:
+def _remove_request(context: Context, stream_id: str) -> None:
     with context.database.write() as session:
         streams.forget(session, stream_id)
 
 
 async def _frames(request: Request) -> AsyncIterator[StreamFrame]:
-    left = b""
+    buffered = b""
     async for chunk in request.stream():
-        *lines, left = (left + chunk).split(b"\n")
+        *lines, buffered = (buffered + chunk).split(b"\n")
         for line in lines:
             if line:
                 yield _parsed(StreamFrame, line)
-        if len(left) > _MAX_FRAME_BYTES:
+        if len(buffered) > _MAX_FRAME_BYTES:
             raise invalid([{"loc": ("body",), "type": "frame_too_long", "msg": "a frame is too long"}])

@@ -1,4 +1,4 @@
-"""`/v1/api-keys`: everybody their own, owners their project's, admins all."""
+"""`/v1/api-keys`. Users see their own keys, owners those of their projects, admins all."""
 
 from typing import Annotated
 
@@ -39,9 +39,9 @@ class KeyQuery(pagination.PageQuery):
     operation_id="create_api_key",
 )
 def create_api_key(body: ApiKeyCreate, context: Ctx, call: CurrentCall) -> Response:
-    """A key, shown this once. It can never do more than you can.
+    """Create an API key. Only this answer shows the key. It never has more permissions than you.
 
-    Members make keys for themselves (`user_id` of their own); owners also for others and for services.
+    Members create keys for themselves (their own `user_id`), owners also for other members and services.
     """
     asked = KeyRequest(
         name=body.name,
@@ -62,7 +62,7 @@ def create_api_key(body: ApiKeyCreate, context: Ctx, call: CurrentCall) -> Respo
 
 @router.get("", response_model=ApiKeyList, responses=errors(), operation_id="list_api_keys")
 def list_api_keys(context: Ctx, access: CurrentAccess, asked: Annotated[KeyQuery, Query()]) -> Response:
-    """Keys by prefix and last use, newest first; revoked ones are gone."""
+    """List API keys. Returns keys that are not revoked, newest first, with prefix and last use."""
     query = select(tables.ApiKey).where(api_keys.not_revoked(), api_keys.visible(access))
     query = pagination.matching(query, asked, tables.ApiKey.project_id, tables.ApiKey.user_id)
     with context.database.read() as session:
@@ -75,14 +75,14 @@ def list_api_keys(context: Ctx, access: CurrentAccess, asked: Annotated[KeyQuery
 
 @router.get("/{key_id}", response_model=ApiKey, responses=errors(404), operation_id="get_api_key")
 def get_api_key(key_id: str, context: Ctx, access: CurrentAccess) -> Response:
-    """One key; the key itself is never shown again."""
+    """Get an API key. The answer does not contain the key itself."""
     with context.database.read() as session:
         return responses.respond(responses.json_answer(show(ApiKey, api_keys.get(session, access, key_id))))
 
 
 @router.delete("/{key_id}", status_code=204, responses=errors(404, 409), operation_id="delete_api_key")
 def delete_api_key(key_id: str, context: Ctx, access: CurrentAccess) -> Response:
-    """Revoke it: within a second nobody is let in by it, and its streams end within five."""
+    """Revoke an API key. It stops working within 1 second; its open streams end within 5 seconds."""
 
     def act(session: Session) -> StoredAnswer:
         api_keys.revoke(session, access, key_id)

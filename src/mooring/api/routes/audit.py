@@ -1,4 +1,4 @@
-"""`/v1/audit-log`: who did what; a page, or everything as JSON lines."""
+"""`/v1/audit-log`: as pages, or the whole log as JSON lines."""
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
@@ -55,29 +55,29 @@ async def list_audit_log(
     asked: Annotated[AuditQuery, Query()],
     accept: Annotated[str | None, Header(include_in_schema=False)] = None,
 ) -> Response:
-    """Every privileged action, newest first; owners see their projects'.
+    """List audit log entries. Returns the newest first. Owners see those of their projects, admins all.
 
-    With `Accept: application/x-ndjson`, all of it as JSON lines, oldest first, for keeping elsewhere.
+    With `Accept: application/x-ndjson`, the answer is the whole log as JSON lines, oldest first.
     """
     if accept is not None and JSON_LINES in accept:
         await run_in_threadpool(_record_export, context, live.access, asked)
         return StreamingResponse(_exported(context, live, asked), media_type=JSON_LINES)
-    content = await run_in_threadpool(_page, context, _wanted(live.access, asked), asked)
+    content = await run_in_threadpool(_page, context, _filtered(live.access, asked), asked)
     return responses.respond(responses.json_answer(content))
 
 
 @router.get("/audit-log/head", response_model=AuditHead, responses=errors(404), operation_id="get_audit_head")
 def get_audit_head(context: Ctx, _access: CurrentAccess) -> Response:
-    """A hash over the whole log, made once a minute. Keep it elsewhere; `mooring audit verify` compares."""
+    """Get the audit log head. It is a hash over the log; store it elsewhere for `mooring audit verify`."""
     with context.database.read() as session:
         head = chains.newest_head(session)
     if head is None:
-        raise NotFound("no head has been made yet; the first is there within a minute of the first start")
+        raise NotFound("the audit log has no head yet; the first is made a minute after the start")
     return responses.respond(responses.json_answer(asdict(head)))
 
 
 def _record_export(context: Context, access: Access, asked: AuditQuery) -> None:
-    """Who took the log away, and what of it. An export of one project is told to that project."""
+    """Record who exported what. An export of one project is recorded in that project."""
     own = access.projects
     project_id = next(iter(own)) if own is not None and len(own) == 1 else asked.project_id
     if not access.caller.may(access.permission, project_id):
@@ -100,17 +100,17 @@ def _with_links(session: Session, rows: Sequence[AuditEntry]) -> list[Json]:
 
 
 async def _exported(context: Context, live: LiveAccess, asked: AuditQuery) -> AsyncIterator[bytes]:
-    """Breaks off, rather than looking complete, for whom the log is not any more."""
+    """Yield the export. Fails, so that it does not look complete, when the caller loses access."""
     after = 0
     while True:
-        query = _wanted(await live.renewed(), asked)
+        query = _filtered(await live.renewed(), asked)
         text, after = await run_in_threadpool(some_lines, context.database, query, after)
         if not text:
             return
         yield text
 
 
-def _wanted(access: Access, asked: AuditQuery) -> Select[Any]:
+def _filtered(access: Access, asked: AuditQuery) -> Select[Any]:
     query = pagination.visible(select(AuditEntry), AuditEntry.project_id, access)
     query = pagination.matching(query, asked, AuditEntry.project_id, AuditEntry.action, AuditEntry.target_id)
     if asked.actor_id is not None:
@@ -119,8 +119,8 @@ def _wanted(access: Access, asked: AuditQuery) -> Select[Any]:
 
 
 def some_lines(database: Database, query: Select[Any], after: int) -> tuple[bytes, int]:
-    """The next entries as JSON lines, oldest first, and the `seq` of the last of them."""
-    # Each look is a transaction of its own: a client that reads slowly must not hold one open.
+    """Return the next entries as JSON lines, oldest first, and the `seq` of the last one."""
+    # One transaction for each batch: a client that reads slowly must not keep one open.
     with database.read() as session:
         page = query.where(AuditEntry.seq > after).order_by(AuditEntry.seq).limit(_BATCH)
         rows = session.scalars(page).all()

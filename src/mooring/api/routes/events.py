@@ -1,4 +1,4 @@
-"""`/v1/events`: every change, in order; as a page, a long poll or a stream."""
+"""`/v1/events`: every change in order, as a page, a long poll or a stream."""
 
 import asyncio
 import time
@@ -26,9 +26,8 @@ router = APIRouter(prefix="/v1", tags=["events"], route_class=StrictRoute)
 
 _SEQ_LIMIT = 2**63
 _BATCH = 200
-# Between two batches of events that a follower gets. All streams and long polls of one project together get
-# 100 a second at most: a batch takes about 0.3 ms of the interpreter on a stream, and 3 ms on a long poll,
-# which is a request of its own each time.
+# The pause between two batches for one follower. All streams and long polls of a project together get at most
+# 100 batches a second: a batch costs about 0.3 ms of CPU on a stream, and 3 ms on a long poll.
 _LEAST_PAUSE_S = 0.05
 _PAUSE_PER_FOLLOWER_S = 0.01
 
@@ -43,23 +42,23 @@ async def list_events(
     request: Request,
     context: Ctx,
     live: CurrentLiveAccess,
-    after: Annotated[int, Query(ge=0, lt=_SEQ_LIMIT, description="the last `seq` you have")] = 0,
+    after: Annotated[int, Query(ge=0, lt=_SEQ_LIMIT, description="last `seq` that you have")] = 0,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
-    wait_s: Annotated[float, Query(ge=0, le=60, allow_inf_nan=False, description="hold an empty answer")] = 0,
+    wait_s: Annotated[float, Query(ge=0, le=60, allow_inf_nan=False, description="seconds to wait")] = 0,
     accept: Annotated[str | None, Header(include_in_schema=False)] = None,
     last_event_id: Annotated[
         str | None,
         Header(
             max_length=32,
-            description="the `id:` of the last event you have; like `after`, and stronger",
+            description="the `id:` of the last event that you have; overrides `after`",
             json_schema_extra={"pattern": "^[0-9]{1,18}$"},
         ),
     ] = None,
 ) -> Response:
-    """Events after a `seq`, oldest first; with `Accept: text/event-stream` they follow as they happen."""
+    """List events. Returns events after a `seq`, oldest first; `Accept: text/event-stream` streams them."""
     after = _resumed(last_event_id, after)
     if sse.wanted(accept):
-        # A 410 must be a status, not a broken stream.
+        # An expired `after` must be answered 410, before the stream starts.
         await context.event_pages.page(context.database, live.access, after, 1)
         return StreamingResponse(
             _follow(context, live, after), media_type=sse.MEDIA_TYPE, headers=sse.HEADERS
@@ -88,11 +87,11 @@ async def _wait_for_some(
     *,
     follows: bool = False,
 ) -> list[PageEvent]:
-    """The next events, or none at the end of the wait.
+    """Wait for the next events. Returns none if there are none after `wait_s`.
 
     Args:
-        pause_s: how much more is waited for once there are some.
-        follows: a stream that has read a page before.
+        pause_s: how long to collect further events after the first.
+        follows: whether a stream has read a page before.
 
     Raises:
         Unauthorized, Forbidden: the caller lost their access meanwhile.
@@ -105,7 +104,7 @@ async def _wait_for_some(
             if follows:
                 since = time.monotonic()
                 await asyncio.sleep(min(deadline - since, pause_s))
-                # The pause may be longer than a lost access may go on to count (R29).
+                # The pause may be longer than revoked access may stay in effect (R29).
                 shown = await live.renewed()
             found = await context.event_pages.page(context.database, shown, after, limit, since)
             left = deadline - time.monotonic()
@@ -128,7 +127,7 @@ async def _follow(context: Context, live: LiveAccess, after: int) -> AsyncIterat
         else:
             yield b"".join(each.frame for each in found)
             after = found[-1].item["seq"]
-        # What happens meanwhile is sent at once afterwards.
+        # Events of this pause are sent in one batch after it.
         await asyncio.sleep(max(_LEAST_PAUSE_S, _pause_s(context, live)))
 
 

@@ -1,4 +1,4 @@
-"""`/v1/gpus` and `/v1/instance-types`: every card, live figures, and what can be asked for."""
+"""`/v1/gpus` and `/v1/instance-types`: GPUs, their metrics, and the instance types they allow."""
 
 from typing import Annotated
 
@@ -35,7 +35,7 @@ class GpuQuery(pagination.PageQuery):
 
 @router.get("/gpus", response_model=GpuList, responses=errors(), operation_id="list_gpus")
 def list_gpus(context: Ctx, access: CurrentAccess, asked: Annotated[GpuQuery, Query()]) -> Response:
-    """Every GPU of every node, with its holder and its health."""
+    """List GPUs. Each shows its health and the instances that use it."""
     query = select(tables.Gpu).join(tables.Node).where(tables.Node.deleted_at.is_(None))
     query = pagination.matching(query, asked, tables.Gpu.node_id, tables.Gpu.health)
     with context.database.read() as session:
@@ -46,7 +46,7 @@ def list_gpus(context: Ctx, access: CurrentAccess, asked: Annotated[GpuQuery, Qu
 
 @router.get("/gpus/{uuid}", response_model=Gpu, responses=errors(404), operation_id="get_gpu")
 def get_gpu(uuid: str, context: Ctx, access: CurrentAccess) -> Response:
-    """One GPU as it is now."""
+    """Get a GPU. Shows its health and the instances that use it."""
     with context.database.read() as session:
         return responses.respond(_shown(session, access, gpus.get(session, uuid)))
 
@@ -64,7 +64,7 @@ def _shown(session: Session, access: Access, row: tables.Gpu) -> StoredAnswer:
 def list_gpu_incidents(
     uuid: str, context: Ctx, access: CurrentAccess, asked: Annotated[pagination.PageQuery, Query()]
 ) -> Response:
-    """What happened to it, newest first; application faults are shown to the project that had it then."""
+    """List GPU incidents. Returns the newest first. Only their own project sees application faults."""
     key = tables.GpuIncident.id
     with context.database.read() as session:
         query = health_views.visible_incidents(access, gpus.get(session, uuid).uuid)
@@ -77,19 +77,19 @@ def list_gpu_incidents(
     "/gpus/{uuid}/metrics", response_model=Sample, responses=errors(404), operation_id="get_gpu_metrics"
 )
 def get_gpu_metrics(uuid: str, context: Ctx, access: CurrentAccess) -> Response:
-    """Its newest sample; what the card does not support is null."""
+    """Get GPU metrics. Returns the newest sample; values that the GPU does not support are null."""
     with context.database.read() as session:
         row = gpus.get(session, uuid)
         gpus.require_visible_figures(session, access, row.uuid)
         found = gpu_views.samples(session, access, [row.uuid])
     if not found:
-        raise Unavailable(f"the node of {uuid} has told no figures; is it reachable?", code="no_sample")
+        raise Unavailable(f"the node of {uuid} reports no metrics; is it reachable?", code="no_sample")
     return responses.respond(responses.json_answer(found[0]))
 
 
 @router.post("/gpus/{uuid}/clear", response_model=Gpu, responses=errors(404, 409), operation_id="clear_gpu")
 def clear_gpu(uuid: str, context: Ctx, call: CurrentCall) -> Response:
-    """Trust a quarantined GPU again and give it out."""
+    """Clear a GPU. Ends its quarantine, so that it can be allocated again."""
 
     def act(session: Session) -> StoredAnswer:
         return _shown(session, call.access, gpus.clear(session, call.access, uuid))
@@ -101,8 +101,8 @@ def clear_gpu(uuid: str, context: Ctx, call: CurrentCall) -> Response:
     "/instance-types", response_model=InstanceTypeList, responses=errors(), operation_id="list_instance_types"
 )
 def list_instance_types(context: Ctx, access: CurrentAccess) -> Response:
-    """What the inventory offers: model x count, and how many of each could start now."""
+    """List instance types. Each is a GPU model and count, with the number that could start now."""
     with context.database.read() as session:
-        kinds = instance_types.derive(session, context.scheduler_cache, access)
-    items = [gpu_views.instance_type(kind) for kind in kinds]
+        shapes = instance_types.derive(session, context.scheduler_cache, access)
+    items = [gpu_views.instance_type(shape) for shape in shapes]
     return responses.respond(responses.json_answer({"items": items, "next_cursor": None}))

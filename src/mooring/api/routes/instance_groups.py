@@ -1,4 +1,4 @@
-"""`/v1/instance-groups`: instances that are placed all together, and find one another by name."""
+"""`/v1/instance-groups`: instances that are placed together and reach one another by name."""
 
 from typing import Annotated
 
@@ -18,7 +18,7 @@ from mooring.api.http.responses import IfMatch
 from mooring.api.http.transactions import CurrentCall
 from mooring.api.openapi.responses import errors
 from mooring.api.routes.instances import BY_USER
-from mooring.api.views import explanations as outlooks
+from mooring.api.views import explanations
 from mooring.api.views import instance_groups as group_views
 from mooring.api.views.rendered import how_many_fit
 from mooring.control.idempotency import StoredAnswer
@@ -43,9 +43,7 @@ router = APIRouter(prefix="/v1/instance-groups", tags=["instance groups"], route
 class GroupQuery(pagination.PageQuery):
     name: Annotated[Text | None, Field(max_length=63)] = None
     project_id: Annotated[Text | None, Field(max_length=64)] = None
-    label: Annotated[
-        list[LabelFilter], Field(max_length=16, description="`key:value`; several must all match")
-    ] = []
+    label: Annotated[list[LabelFilter], Field(max_length=16, description="`key:value`; all must match")] = []
 
 
 @router.post(
@@ -56,10 +54,10 @@ class GroupQuery(pagination.PageQuery):
     operation_id="create_instance_group",
 )
 def create_instance_group(body: InstanceGroupCreate, context: Ctx, call: CurrentCall) -> Response:
-    """Ask for `count` instances that are placed all together or not at all.
+    """Create an instance group. Its `count` instances are placed all together or not at all.
 
-    Each finds the others as `<name>-<rank>` and is told MASTER_ADDR, MASTER_PORT, RANK, NODE_RANK and
-    WORLD_SIZE.
+    Each reaches the others as `<name>-<rank>`. Mooring sets the variables MASTER_ADDR, MASTER_PORT, RANK,
+    NODE_RANK and WORLD_SIZE.
     """
 
     def act(session: Session) -> StoredAnswer:
@@ -90,7 +88,7 @@ def _shown(
 def list_instance_groups(
     context: Ctx, access: CurrentAccess, asked: Annotated[GroupQuery, Query()]
 ) -> Response:
-    """Live groups with their members, newest first."""
+    """List instance groups. Returns groups that are not deleted, newest first, with their members."""
     row = tables.InstanceGroup
     query = pagination.visible(select(row).where(row.deleted_at.is_(None)), row.project_id, access)
     query = pagination.matching(query, asked, row.name, row.project_id)
@@ -98,7 +96,7 @@ def list_instance_groups(
     with context.database.read() as session:
         rows, cursor = pagination.page(session, query, row.id, asked, context.identity.cursor_secret)
         items = group_views.groups(session, [each[0] for each in rows], context.scheduler_cache.positions)
-        # Templates may be of a quarter of a megabyte each: a page of such ends early.
+        # A template may have 256 KiB, so a page of large ones ends early.
         fitting = how_many_fit([to_json(item) for item in items])
         if fitting < len(items):
             cursor = pagination.cursor_after(rows[fitting - 1], row.id, asked, context.identity.cursor_secret)
@@ -110,7 +108,7 @@ def list_instance_groups(
     "/{group_id}", response_model=InstanceGroup, responses=errors(404), operation_id="get_instance_group"
 )
 def get_instance_group(group_id: str, context: Ctx, access: CurrentAccess) -> Response:
-    """One group with its members as they are now."""
+    """Get an instance group. Shows the group and its members."""
     with context.database.read() as session:
         return responses.respond(_shown(context, session, instance_groups.get(session, access, group_id)))
 
@@ -123,7 +121,7 @@ def get_instance_group(group_id: str, context: Ctx, access: CurrentAccess) -> Re
     operation_id="delete_instance_group",
 )
 def delete_instance_group(group_id: str, context: Ctx, access: CurrentAccess, if_match: IfMatch) -> Response:
-    """Stop and remove all members; it answers 404 once that is done."""
+    """Delete an instance group. Stops and removes all members; then requests for it return 404."""
     return transactions.audited(
         context,
         access,
@@ -146,7 +144,7 @@ def stop_instance_group(
     call: CurrentCall,
     body: Annotated[InstanceStop, Body()] = InstanceStop(),  # noqa: B008 - frozen
 ) -> Response:
-    """End the processes of all members: SIGTERM, then SIGKILL after `timeout_s`."""
+    """Stop an instance group. All members get SIGTERM, and SIGKILL after `timeout_s`."""
     return transactions.idempotent(
         context,
         call,
@@ -167,7 +165,7 @@ def stop_instance_group(
     operation_id="start_instance_group",
 )
 def start_instance_group(group_id: str, context: Ctx, call: CurrentCall) -> Response:
-    """Queue all members of an ended group again; they may be placed elsewhere, in new containers."""
+    """Start an instance group. Queues all members of an ended group; each gets a new container."""
     return transactions.idempotent(
         context,
         call,
@@ -182,7 +180,7 @@ def start_instance_group(group_id: str, context: Ctx, call: CurrentCall) -> Resp
     operation_id="explain_instance_group",
 )
 async def explain_instance_group(group_id: str, context: Ctx, access: CurrentAccess) -> Response:
-    """While it waits, why it does, who is ahead of it, when it will start, and what would start now."""
+    """Explain an instance group. Shows why it waits, what is ahead of it and its predicted start."""
     async with context.turns.taken(access.caller):
         return await run_in_threadpool(_explained, context, access, group_id)
 
@@ -193,5 +191,6 @@ def _explained(context: Context, access: Access, group_id: str) -> Response:
         shown = group_views.group(session, row, context.scheduler_cache.positions)
         outcome = explain.explain_group(session, context.scheduler_cache, row.id)
         why = waiting_reason(outcome.unplaced).model_dump() if outcome.unplaced else shown["reason"]
-        content = {"state": shown["state"], "reason": why, **outlooks.outlook(session, access, outcome)}
+        content = {"state": shown["state"], "reason": why}
+        content |= explanations.forecast_fields(session, access, outcome)
     return responses.respond(responses.json_answer(content))

@@ -1,4 +1,4 @@
-"""`/v1/instances`: ask for containers, look at them, move them on."""
+"""`/v1/instances`: create, read, change, stop and delete instances."""
 
 from typing import Annotated
 
@@ -18,10 +18,9 @@ from mooring.api.http.responses import IfMatch
 from mooring.api.http.transactions import CurrentCall
 from mooring.api.openapi.responses import errors
 from mooring.api.streaming import waiting
-from mooring.api.views import explanations as outlooks
+from mooring.api.views import explanations, rendered
 from mooring.api.views import gpus as gpu_views
 from mooring.api.views import instances as instance_views
-from mooring.api.views import rendered
 from mooring.api.views.show import show
 from mooring.control import events
 from mooring.control.idempotency import StoredAnswer
@@ -49,7 +48,7 @@ from mooring.schemas.instances import (
 
 router = APIRouter(prefix="/v1/instances", tags=["instances"], route_class=StrictRoute)
 
-BY_USER = Reason(code="stopped_by_user", message="stop asked for by the user")
+BY_USER = Reason(code="stopped_by_user", message="stopped at the user's request")
 
 
 class InstanceQuery(pagination.PageQuery):
@@ -57,9 +56,7 @@ class InstanceQuery(pagination.PageQuery):
     name: Annotated[Text | None, Field(max_length=63)] = None
     node_id: Annotated[Text | None, Field(max_length=64)] = None
     project_id: Annotated[Text | None, Field(max_length=64)] = None
-    label: Annotated[
-        list[LabelFilter], Field(max_length=16, description="`key:value`; several must all match")
-    ] = []
+    label: Annotated[list[LabelFilter], Field(max_length=16, description="`key:value`; all must match")] = []
 
 
 @router.post(
@@ -67,7 +64,7 @@ class InstanceQuery(pagination.PageQuery):
     status_code=201,
     response_model=Instance,
     responses={
-        200: {"model": DryRun, "description": "`dry_run`: nothing was created"},
+        200: {"model": DryRun, "description": "The result of a dry run: nothing was created."},
         **errors(404, 409, body=True),
     },
     operation_id="create_instance",
@@ -77,17 +74,17 @@ async def create_instance(
     body: InstanceCreate,
     context: Ctx,
     call: CurrentCall,
-    dry_run: Annotated[bool, Query(description="only say whether and where it would start now")] = False,
+    dry_run: Annotated[bool, Query(description="only report whether and where it would start now")] = False,
 ) -> Response:
-    """Start a container that holds its GPUs.
+    """Create an instance. It runs one container with the requested GPUs.
 
-    It is usually `pending` in the answer: wait for it with `/wait`, or read `reason` to see why it waits.
-    With `on_capacity: fail` it is placed at once or refused with 409.
+    It is usually `pending` in the answer. `/wait` waits until it runs; `reason` says why it is pending.
+    With `on_capacity: fail`, it is placed at once or rejected with 409.
     """
     caller = call.access.caller
     if dry_run:
         count_request(request, caller, ActionClass.WRITE, DRY_RUN_EXTRA)
-        await request.state.write_turn.aclose()  # it writes nothing, and may wait for long
+        await request.state.write_turn.aclose()  # a dry run does not write, and may take long
         async with context.turns.taken(caller):
             return await run_in_threadpool(_dry_run, context, call.access, body)
     if body.on_capacity == "fail":
@@ -115,7 +112,7 @@ def _dry_run(context: Context, access: Access, body: InstanceCreate) -> Response
             "node_id": placed.node_id if placed else None,
             "devices": gpu_views.devices_of(session, placed.grants if placed else ()),
             "reason": waiting_reason(why).model_dump() if why else None,
-            **outlooks.outlook(session, access, outcome),
+            **explanations.forecast_fields(session, access, outcome),
         }
     return responses.respond(responses.json_answer(content))
 
@@ -134,8 +131,8 @@ def _shown(
 
 @router.get("", response_model=InstanceList, responses=errors(), operation_id="list_instances")
 def list_instances(context: Ctx, access: CurrentAccess, asked: Annotated[InstanceQuery, Query()]) -> Response:
-    """Live instances, newest first."""
-    query = rendered.heads().where(tables.Instance.deleted_at.is_(None))
+    """List instances. Returns instances that are not deleted, newest first."""
+    query = rendered.page_columns().where(tables.Instance.deleted_at.is_(None))
     row = tables.Instance
     query = pagination.visible(query, row.project_id, access)
     query = pagination.matching(query, asked, row.state, row.name, row.node_id, row.project_id)
@@ -149,7 +146,7 @@ def list_instances(context: Ctx, access: CurrentAccess, asked: Annotated[Instanc
 
 @router.get("/{instance_id}", response_model=Instance, responses=errors(404), operation_id="get_instance")
 def get_instance(instance_id: str, context: Ctx, access: CurrentAccess) -> Response:
-    """One instance as it is now."""
+    """Get an instance. Shows its request, its state and its placement."""
     with context.database.read() as session:
         return responses.respond(_shown(context, session, instances.get(session, access, instance_id)))
 
@@ -163,7 +160,7 @@ def get_instance(instance_id: str, context: Ctx, access: CurrentAccess) -> Respo
 def update_instance(
     instance_id: str, body: InstancePatch, context: Ctx, access: CurrentAccess, if_match: IfMatch
 ) -> Response:
-    """Change name, labels, priority or `max_duration_s`; a null `max_duration_s` removes the limit."""
+    """Update an instance. Changes name, labels, priority or `max_duration_s` (null: no limit)."""
     changes = body.model_dump(exclude_unset=True)
     return transactions.audited(
         context,
@@ -182,7 +179,7 @@ def update_instance(
     operation_id="delete_instance",
 )
 def delete_instance(instance_id: str, context: Ctx, access: CurrentAccess, if_match: IfMatch) -> Response:
-    """Stop it and remove every trace; it answers 404 once that is done."""
+    """Delete an instance. Stops and removes its container; then requests for it return 404."""
     return transactions.audited(
         context,
         access,
@@ -205,7 +202,7 @@ def stop_instance(
     call: CurrentCall,
     body: Annotated[InstanceStop, Body()] = InstanceStop(),  # noqa: B008 - frozen
 ) -> Response:
-    """End its process: SIGTERM, then SIGKILL after `timeout_s`. Its logs stay until it is deleted."""
+    """Stop an instance. Sends SIGTERM, and SIGKILL after `timeout_s`. Logs stay until it is deleted."""
     return transactions.idempotent(
         context,
         call,
@@ -226,13 +223,11 @@ def stop_instance(
     operation_id="start_instance",
 )
 def start_instance(instance_id: str, context: Ctx, call: CurrentCall) -> Response:
-    """Queue an ended instance again; it may be placed elsewhere, in a new container."""
+    """Start an instance. Queues an ended instance; it gets a new container, maybe on another node."""
     return transactions.idempotent(
         context,
         call,
-        lambda session: _shown(
-            context, session, instances.start(session, call.access, instance_id), status=202
-        ),
+        lambda session: _shown(context, session, instances.start(session, call.access, instance_id), 202),
     )
 
 
@@ -244,13 +239,11 @@ def start_instance(instance_id: str, context: Ctx, call: CurrentCall) -> Respons
     operation_id="restart_instance",
 )
 def restart_instance(instance_id: str, context: Ctx, call: CurrentCall) -> Response:
-    """A new container on the same GPUs, after the old one is gone."""
+    """Restart an instance. Replaces its container by a new one on the same GPUs."""
     return transactions.idempotent(
         context,
         call,
-        lambda session: _shown(
-            context, session, instances.restart(session, call.access, instance_id), status=202
-        ),
+        lambda session: _shown(context, session, instances.restart(session, call.access, instance_id), 202),
     )
 
 
@@ -263,9 +256,9 @@ async def wait_for_instance(
     context: Ctx,
     live: CurrentLiveAccess,
     state: WaitState = "running",
-    timeout_s: Annotated[float, Query(ge=1, le=60, allow_inf_nan=False)] = 30,
+    timeout_s: Annotated[float, Query(ge=1, le=60, allow_inf_nan=False, description="in seconds")] = 30,
 ) -> Response:
-    """Answer when it reaches a state, or when it no longer can, or at the timeout."""
+    """Wait for an instance. Answers when it is in `state`, when it can no longer be, or at the timeout."""
     waited = waiting.wait(context, live, instance_id, State(state), timeout_s)
     return responses.respond(responses.json_answer(await waiting.while_connected(request, waited)))
 
@@ -277,11 +270,11 @@ async def wait_for_instance(
     operation_id="get_instance_metrics",
 )
 def get_instance_metrics(instance_id: str, context: Ctx, access: CurrentAccess) -> Response:
-    """The newest sample of each of its GPUs."""
+    """Get instance metrics. Returns the newest sample of each of its GPUs."""
     with context.database.read() as session:
         row = instances.get(session, access, instance_id)
-        held = allocations.of_instances(session, [row.id]).get(row.id, [])
-        uuids = list(dict.fromkeys(grant.gpu_uuid for grant in held))
+        allocated = allocations.of_instances(session, [row.id]).get(row.id, [])
+        uuids = list(dict.fromkeys(each.gpu_uuid for each in allocated))
         items = gpu_views.samples(session, access, uuids)
     return responses.respond(responses.json_answer({"items": items}))
 
@@ -296,10 +289,10 @@ def list_instance_events(
     instance_id: str,
     context: Ctx,
     access: CurrentAccess,
-    after: Annotated[int, Query(ge=0, lt=2**63, description="the last `seq` you have")] = 0,
+    after: Annotated[int, Query(ge=0, lt=2**63, description="`seq` of the last event that you have")] = 0,
     limit: Annotated[int, Query(ge=1, le=200)] = 200,
 ) -> Response:
-    """Its history, oldest first."""
+    """List instance events. Returns those after a `seq`, oldest first."""
     with context.database.read() as session:
         row = instances.get(session, access, instance_id)
         found = events.page(session, after=after, limit=limit, instance_id=row.id)
@@ -314,8 +307,9 @@ def list_instance_events(
     operation_id="explain_instance",
 )
 async def explain_instance(instance_id: str, context: Ctx, access: CurrentAccess) -> Response:
-    """Why it is where it is; while it waits, why each node refuses it, who is ahead and why, when it will
-    start and what that rests on, and what would start now.
+    """Explain an instance. Shows why it is in its state.
+
+    For a pending one, it also shows why nodes refuse it, what is ahead, its predicted start and what fits.
     """
     async with context.turns.taken(access.caller):
         return await run_in_threadpool(_explained, context, access, instance_id)
@@ -327,5 +321,5 @@ def _explained(context: Context, access: Access, instance_id: str) -> Response:
         outcome = explain.explain(session, context.scheduler_cache, row)
         why = waiting_reason(outcome.unplaced).model_dump() if outcome.unplaced else row.reason
         content = {"state": row.state, "reason": why, "node_id": row.node_id}
-        content |= outlooks.outlook(session, access, outcome)
+        content |= explanations.forecast_fields(session, access, outcome)
     return responses.respond(responses.json_answer(content))

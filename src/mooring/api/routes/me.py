@@ -1,4 +1,4 @@
-"""`/v1/me`: who the caller is."""
+"""`/v1/me`: the caller's identity and permissions."""
 
 from fastapi import APIRouter
 from starlette.responses import Response
@@ -16,6 +16,6 @@ router = APIRouter(prefix="/v1", tags=["keys"], route_class=StrictRoute)
 
 @router.get("/me", response_model=Me, responses=errors(), operation_id="get_me")
 def get_me(context: Ctx, access: CurrentAccess) -> Response:
-    """Who your credentials say you are, and what you may do."""
+    """Get the caller's identity. Shows the user or key, the projects and the permissions."""
     with context.database.read() as session:
         return responses.respond(responses.json_answer(tenant_views.me(session, access.caller)))

@@ -1,4 +1,4 @@
-"""`/v1/nodes` and `/v1/join-tokens`: the machines, and how they come and go."""
+"""`/v1/nodes` and `/v1/join-tokens`: nodes and how they join."""
 
 from typing import Annotated
 
@@ -33,7 +33,7 @@ class NodeQuery(pagination.PageQuery):
 
 @router.get("/nodes", response_model=NodeList, responses=errors(), operation_id="list_nodes")
 def list_nodes(context: Ctx, access: CurrentAccess, asked: Annotated[NodeQuery, Query()]) -> Response:
-    """The machines with their GPUs, newest first."""
+    """List nodes. Returns nodes with their GPUs, newest first."""
     query = select(tables.Node).where(tables.Node.deleted_at.is_(None))
     query = pagination.matching(query, asked, tables.Node.name)
     with context.database.read() as session:
@@ -47,7 +47,7 @@ def list_nodes(context: Ctx, access: CurrentAccess, asked: Annotated[NodeQuery, 
 
 @router.get("/nodes/{node_id}", response_model=Node, responses=errors(404), operation_id="get_node")
 def get_node(node_id: str, context: Ctx, access: CurrentAccess) -> Response:
-    """One machine as it is now."""
+    """Get a node. Shows its state, its GPUs and its free resources."""
     with context.database.read() as session:
         return responses.respond(_shown(session, access, nodes.get(session, node_id)))
 
@@ -66,7 +66,7 @@ def _shown(session: Session, access: Access, row: tables.Node, status: int = 200
 def update_node(
     node_id: str, body: NodePatch, context: Ctx, access: CurrentAccess, if_match: IfMatch
 ) -> Response:
-    """Reserve it for some projects, or open it to all. What runs there runs on until it is drained."""
+    """Update a node. Reserves it for some projects or opens it to all; running instances stay there."""
     changes = body.model_dump(mode="json", exclude_unset=True)
 
     def act(session: Session) -> StoredAnswer:
@@ -79,7 +79,7 @@ def update_node(
     "/nodes/{node_id}/cordon", response_model=Node, responses=errors(404, 409), operation_id="cordon_node"
 )
 def cordon_node(node_id: str, context: Ctx, call: CurrentCall) -> Response:
-    """Place nothing new on it; what runs there runs on."""
+    """Cordon a node. No new instances are placed on it; running ones go on."""
     return _cordoned(context, call, node_id, cordoned=True)
 
 
@@ -94,7 +94,7 @@ def _cordoned(context: Context, call: Call, node_id: str, *, cordoned: bool) -> 
     "/nodes/{node_id}/uncordon", response_model=Node, responses=errors(404, 409), operation_id="uncordon_node"
 )
 def uncordon_node(node_id: str, context: Ctx, call: CurrentCall) -> Response:
-    """Place on it again; ends a drain too."""
+    """Uncordon a node. New instances are placed on it again. Also ends a drain."""
     return _cordoned(context, call, node_id, cordoned=False)
 
 
@@ -110,7 +110,7 @@ def drain_node(
     call: CurrentCall,
     body: Annotated[Drain, Body()] = Drain(),  # noqa: B008 - frozen
 ) -> Response:
-    """Place nothing new on it; what is left there at the deadline is stopped."""
+    """Drain a node. No new instances are placed on it; those left at the deadline are stopped."""
 
     def act(session: Session) -> StoredAnswer:
         return _shown(session, call.access, nodes.drain(session, call.access, node_id, body.deadline_s))
@@ -130,9 +130,9 @@ def approve_node(
     call: CurrentCall,
     body: Annotated[Approve, Body()] = Approve(),  # noqa: B008 - frozen
 ) -> Response:
-    """Accept what it reports differently from what was approved (`facts_changed`).
+    """Approve a node. Accepts the facts that it now reports (`facts_changed`).
 
-    A GPU that another node has approved moves to this one.
+    A GPU that is approved for another node moves to this one.
     """
 
     def act(session: Session) -> StoredAnswer:
@@ -149,7 +149,7 @@ def approve_node(
     operation_id="renew_credential",
 )
 def renew_credential(node_id: str, context: Ctx, call: CurrentCall) -> Response:
-    """Have its agent fetch a new credential with its next report; the old one ends as the new one is used."""
+    """Renew a node credential. The agent fetches a new one; the old one ends when that is first used."""
 
     def act(session: Session) -> StoredAnswer:
         return _shown(session, call.access, nodes.request_renewal(session, call.access, node_id), 202)
@@ -162,9 +162,9 @@ def delete_node(
     node_id: str,
     context: Ctx,
     access: CurrentAccess,
-    force: Annotated[bool, Query(description="the machine is dead: what it held has failed")] = False,
+    force: Annotated[bool, Query(description="the machine is dead: its instances fail")] = False,
 ) -> Response:
-    """Forget a machine. Refused while instances live there, unless it is declared dead."""
+    """Delete a node. Fails while the node has instances, unless `force` declares it dead."""
 
     def act(session: Session) -> StoredAnswer:
         nodes.delete(session, access, node_id, force=force)
@@ -181,7 +181,7 @@ def delete_node(
     operation_id="create_join_token",
 )
 def create_join_token(body: JoinTokenCreate, context: Ctx, call: CurrentCall) -> Response:
-    """A token that one machine can join with, once: `MOORING_JOIN_TOKEN=… mooring agent`."""
+    """Create a join token. It admits one machine, once: `MOORING_JOIN_TOKEN=… mooring agent`."""
 
     def act(session: Session) -> StoredAnswer:
         token, secret = nodes.create_join_token(session, call.access, body.ttl_s, body.node_name)

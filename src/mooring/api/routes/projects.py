@@ -1,4 +1,4 @@
-"""`/v1/projects`: the tenants, and who is in them."""
+"""`/v1/projects`: projects and their members."""
 
 from collections.abc import Mapping
 from typing import Annotated
@@ -47,7 +47,7 @@ class ProjectQuery(pagination.PageQuery):
     operation_id="create_project",
 )
 def create_project(body: ProjectCreate, context: Ctx, call: CurrentCall) -> Response:
-    """A new tenant, without members or limits."""
+    """Create a project. It starts without members, quotas or other limits."""
 
     def act(session: Session) -> StoredAnswer:
         row = projects.create(session, call.access, body.name, body.labels)
@@ -58,7 +58,7 @@ def create_project(body: ProjectCreate, context: Ctx, call: CurrentCall) -> Resp
 
 @router.get("", response_model=ProjectList, responses=errors(), operation_id="list_projects")
 def list_projects(context: Ctx, access: CurrentAccess, asked: Annotated[ProjectQuery, Query()]) -> Response:
-    """The projects that you are in, newest first; admins see all."""
+    """List projects. Returns the projects of which you are a member, newest first; admins see all."""
     query = select(tables.Project).where(tables.Project.deleted_at.is_(None))
     query = pagination.visible(query, tables.Project.id, access)
     query = pagination.matching(query, asked, tables.Project.name)
@@ -72,7 +72,7 @@ def list_projects(context: Ctx, access: CurrentAccess, asked: Annotated[ProjectQ
 
 @router.get("/{project_id}", response_model=Project, responses=errors(404), operation_id="get_project")
 def get_project(project_id: str, context: Ctx, access: CurrentAccess) -> Response:
-    """One project with its limits and what counts against them now."""
+    """Get a project. Shows its quotas, its other limits and its usage."""
     with context.database.read() as session:
         return responses.respond(_shown(session, projects.get(session, access, project_id)))
 
@@ -93,13 +93,15 @@ def _shown(
 def update_project(
     project_id: str, body: ProjectPatch, context: Ctx, access: CurrentAccess, if_match: IfMatch
 ) -> Response:
-    """Change its name or labels, or, as an admin, its quotas, weight, images and profile."""
+    """Update a project. Owners change the name and labels, admins all fields."""
     changes = body.model_dump(mode="json", exclude_unset=True)
-    kept = {grant.project or "" for grants in context.settings.oidc_roles.values() for grant in grants}
+    in_sso = {grant.project or "" for grants in context.settings.oidc_roles.values() for grant in grants}
     default = context.identity.default_project_id
 
     def act(session: Session) -> StoredAnswer:
-        return _shown(session, projects.patch(session, access, project_id, changes, default, if_match, kept))
+        return _shown(
+            session, projects.patch(session, access, project_id, changes, default, if_match, in_sso)
+        )
 
     return transactions.audited(context, access, act)
 
@@ -108,10 +110,7 @@ def update_project(
     "/{project_id}", status_code=204, responses=errors(404, 409, 412), operation_id="delete_project"
 )
 def delete_project(project_id: str, context: Ctx, access: CurrentAccess, if_match: IfMatch) -> Response:
-    """Forget it with its keys, members, secrets, registries and reservations.
-
-    Refused while instances live there.
-    """
+    """Delete a project. Deletes its keys, secrets and reservations too; fails while it has instances."""
 
     def act(session: Session) -> StoredAnswer:
         projects.delete(session, access, project_id, context.identity.default_project_id, if_match)
@@ -129,7 +128,7 @@ def delete_project(project_id: str, context: Ctx, access: CurrentAccess, if_matc
 def list_members(
     project_id: str, context: Ctx, access: CurrentAccess, asked: Annotated[pagination.PageQuery, Query()]
 ) -> Response:
-    """Its members with their roles."""
+    """List project members. Each shows the user and their role."""
     member = tables.Member
     with context.database.read() as session:
         query = select(member).where(member.project_id == projects.get(session, access, project_id).id)
@@ -147,7 +146,7 @@ def list_members(
 def put_member(
     project_id: str, user_id: str, body: MemberPut, context: Ctx, access: CurrentAccess
 ) -> Response:
-    """Take a user in, or give them another role."""
+    """Add or update a project member. Sets the role of a user in the project."""
 
     def act(session: Session) -> StoredAnswer:
         row = projects.put_member(session, access, project_id, user_id, body.role)
@@ -163,7 +162,7 @@ def put_member(
     operation_id="delete_member",
 )
 def delete_member(project_id: str, user_id: str, context: Ctx, access: CurrentAccess) -> Response:
-    """Take a user out, and revoke the keys they have here."""
+    """Remove a project member. Also revokes their API keys of this project."""
 
     def act(session: Session) -> StoredAnswer:
         projects.delete_member(session, access, project_id, user_id)

@@ -1,4 +1,4 @@
-"""`/v1/queue` and `/v1/cluster/fragmentation`: what waits, and what still fits."""
+"""`/v1/queue` and `/v1/cluster/fragmentation`: what is pending, and what fits on the free GPUs."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -31,9 +31,9 @@ router = APIRouter(prefix="/v1", tags=["queue"], route_class=StrictRoute)
 async def get_queue(
     context: Ctx, access: CurrentAccess, asked: Annotated[pagination.PageQuery, Query()]
 ) -> Response:
-    """All that wait, in the order of the scheduler, and what decides between projects.
+    """Get the queue. Lists pending instances and groups in scheduling order, and the projects' shares.
 
-    Other projects' entries tell how many and how large, and not whose they are.
+    Entries of other projects show their size, but not their ids and names.
     """
     async with context.turns.taken(access.caller):
         return await run_in_threadpool(_queue, context, access, asked)
@@ -57,29 +57,29 @@ def _entries(session: Session, access: Access, entries: Sequence[queue.QueueEntr
     instance, group = tables.Instance, tables.InstanceGroup
     query = select(instance.id, instance.name, instance.reason)
     rows = session.execute(query.where(instance.id.in_([entry.first.instance_id for entry in own])))
-    told = {row.id: row for row in rows}
+    first_rows = {row.id: row for row in rows}
     groups = select(group.id, group.name).where(
         group.id.in_([each.group_id for each in own if each.group_id])
     )
     names = {row.id: row.name for row in session.execute(groups)}
-    return [_entry(entry, told.get(entry.first.instance_id), names) for entry in entries]
+    return [_entry(entry, first_rows.get(entry.first.instance_id), names) for entry in entries]
 
 
-def _entry(entry: queue.QueueEntry, told: object, group_names: dict[str, str]) -> Json:
-    """Args: told: the name and reason of its first member; null where it is another project's."""
+def _entry(entry: queue.QueueEntry, first_row: object, group_names: dict[str, str]) -> Json:
+    """Args: first_row: name and reason of the first member; None for entries of other projects."""
     first, forecast, group_id = entry.first, entry.forecast, entry.group_id
-    own = told is not None
+    own = first_row is not None
     return {
         "position": entry.position,
         "instance_id": first.instance_id if own and group_id is None else None,
         "group_id": group_id if own else None,
-        "name": group_names.get(group_id) if group_id else getattr(told, "name", None),
+        "name": group_names.get(group_id) if group_id else getattr(first_row, "name", None),
         "project_id": first.project_id if own else None,
         "count": len(entry.members),
         "gpus": entry.gpus,
         "priority": first.priority,
         "waits_since": timestamp_of(min(member.queued_at for member in entry.members)),
-        "reason": getattr(told, "reason", None),
+        "reason": getattr(first_row, "reason", None),
         "behind": entry.behind,
         "starts_at": timestamp_of(forecast.starts_at) if forecast else None,
         "node_ids": list(forecast.node_ids) if forecast else [],
@@ -106,28 +106,28 @@ def _standing(project_id: str, standing: queue.ProjectStanding) -> Json:
     operation_id="get_fragmentation",
 )
 def get_fragmentation(context: Ctx, _access: CurrentAccess) -> Response:
-    """Which sizes still fit, by model, and how many free GPUs are stranded, and by what."""
+    """Get fragmentation. Shows for each GPU model which sizes fit now and why free GPUs are unusable."""
     with context.database.read() as session:
         nodes = context.scheduler_cache.nodes(session)
     now = PlanTime(datetime.now(UTC).timestamp(), context.scheduler_cache.policy.start_overhead_s)
-    items = [_model(model, told) for model, told in fragmentation(nodes, now).items()]
+    items = [_model(model, found) for model, found in fragmentation(nodes, now).items()]
     return responses.respond(responses.json_answer({"items": items, "next_cursor": None}))
 
 
-def _model(model: str, told: OfModel) -> Json:
+def _model(model: str, found: OfModel) -> Json:
     return {
         "model": model,
-        "gpus": told.gpus,
-        "gpus_free": told.gpus_free,
-        "share_free": told.gpu_milli_free / WHOLE_MILLI,
-        "fits": [{"count": count, "instances": fitting} for count, fitting in sorted(told.fits.items())],
+        "gpus": found.gpus,
+        "gpus_free": found.gpus_free,
+        "share_free": found.gpu_milli_free / WHOLE_MILLI,
+        "fits": [{"count": count, "instances": fitting} for count, fitting in sorted(found.fits.items())],
         "shares_fit": [
             {"share": milli / WHOLE_MILLI, "instances": fitting}
-            for milli, fitting in sorted(told.shares_fit.items())
+            for milli, fitting in sorted(found.shares_fit.items())
         ],
         "stranded": [
             {"by": reason, "gpus": milli / WHOLE_MILLI}
-            for reason, milli in sorted(told.stranded_milli.items())
+            for reason, milli in sorted(found.stranded_milli.items())
         ],
-        "mig": [{"mig_profile": profile, "free": free} for profile, free in sorted(told.mig_free.items())],
+        "mig": [{"mig_profile": profile, "free": free} for profile, free in sorted(found.mig_free.items())],
     }

@@ -1,4 +1,4 @@
-"""`/v1/registries`: credentials that a project's images are pulled with, write-only."""
+"""`/v1/registries`: write-only credentials for pulling a project's images."""
 
 from typing import Annotated
 
@@ -36,7 +36,7 @@ class RegistryQuery(pagination.PageQuery):
     operation_id="create_registry",
 )
 def create_registry(body: RegistryCreate, context: Ctx, call: CurrentCall) -> Response:
-    """Keep credentials for a registry, the password encrypted. Each pull of the project's images has them."""
+    """Create registry credentials. Nodes use them to pull the project's images; they are stored encrypted."""
 
     def act(session: Session) -> StoredAnswer:
         project = projects.for_new(session, call.access, body.project_id, context.identity.default_project_id)
@@ -52,7 +52,7 @@ def create_registry(body: RegistryCreate, context: Ctx, call: CurrentCall) -> Re
 def list_registries(
     context: Ctx, access: CurrentAccess, asked: Annotated[RegistryQuery, Query()]
 ) -> Response:
-    """Registries with the user name for each, newest first."""
+    """List registry credentials. Returns credentials without passwords, newest first."""
     query = pagination.visible(select(tables.Registry), tables.Registry.project_id, access)
     query = pagination.matching(query, asked, tables.Registry.project_id)
     with context.database.read() as session:
@@ -65,7 +65,7 @@ def list_registries(
 
 @router.get("/{registry_id}", response_model=Registry, responses=errors(404), operation_id="get_registry")
 def get_registry(registry_id: str, context: Ctx, access: CurrentAccess) -> Response:
-    """One registry, without the password."""
+    """Get registry credentials. The answer does not contain the password."""
     with context.database.read() as session:
         return responses.respond(
             responses.json_answer(show(Registry, owned.get(session, access, tables.Registry, registry_id)))
@@ -79,7 +79,7 @@ def get_registry(registry_id: str, context: Ctx, access: CurrentAccess) -> Respo
     operation_id="replace_registry",
 )
 def replace_registry(registry_id: str, body: RegistryPut, context: Ctx, access: CurrentAccess) -> Response:
-    """Give it another password, which the next pull uses."""
+    """Replace the registry password. The next pull uses the new one."""
 
     def act(session: Session) -> StoredAnswer:
         row = registries.replace(session, access, context.encryptor, registry_id, body.password)
@@ -90,7 +90,7 @@ def replace_registry(registry_id: str, body: RegistryPut, context: Ctx, access: 
 
 @router.delete("/{registry_id}", status_code=204, responses=errors(404, 409), operation_id="delete_registry")
 def delete_registry(registry_id: str, context: Ctx, access: CurrentAccess) -> Response:
-    """Forget the credentials. Images that are private can then no longer be pulled."""
+    """Delete registry credentials. Nodes can then no longer pull the registry's private images."""
 
     def act(session: Session) -> StoredAnswer:
         registries.delete(session, access, registry_id)

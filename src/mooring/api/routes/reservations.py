@@ -1,4 +1,4 @@
-"""`/v1/reservations`: GPUs kept for a project from one moment to another."""
+"""`/v1/reservations`: GPUs reserved for a project for a period."""
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
@@ -48,9 +48,9 @@ class ReservationQuery(pagination.PageQuery):
     operation_id="create_reservation",
 )
 def create_reservation(body: ReservationCreate, context: Ctx, call: CurrentCall) -> Response:
-    """Keep GPUs for a project. Refused with 409 where they cannot be had for all of that time.
+    """Create a reservation. Reserves GPUs for a project; 409 if too few are free for the whole period.
 
-    Until it begins, others' instances run there that will have ended by then.
+    Before it begins, other projects may run instances there that end in time.
     """
 
     def act(session: Session) -> StoredAnswer:
@@ -76,28 +76,28 @@ def _shown(session: Session, rows: Sequence[tables.Reservation]) -> list[Json]:
     uuids = {uuid for row in rows for uuid in row.gpu_uuids}
     query = select(tables.Gpu).where(tables.Gpu.uuid.in_(uuids))
     usable = reservations.usable(session, rows)
-    cards = {card.uuid: card for card in session.scalars(query)}
-    names = gpu_views.node_names(session, {card.node_id for card in cards.values()})
+    gpus = {gpu.uuid: gpu for gpu in session.scalars(query)}
+    names = gpu_views.node_names(session, {gpu.node_id for gpu in gpus.values()})
     shown: dict[str, list[tables.Gpu]] = defaultdict(list)
     for row in rows:
-        found = (cards[uuid] for uuid in row.gpu_uuids if uuid in cards)
-        shown[row.id] = sorted(found, key=lambda card: (card.node_id, card.index))
+        found = (gpus[uuid] for uuid in row.gpu_uuids if uuid in gpus)
+        shown[row.id] = sorted(found, key=lambda gpu: (gpu.node_id, gpu.index))
     return [_reservation(row, shown[row.id], names, usable[row.id]) for row in rows]
 
 
 def _reservation(
-    row: tables.Reservation, cards: Sequence[tables.Gpu], names: dict[str, str], usable: Collection[str]
+    row: tables.Reservation, gpus: Sequence[tables.Gpu], names: dict[str, str], usable: Collection[str]
 ) -> Json:
-    there = [card for card in cards if card.uuid in usable]
-    others = [card for card in there if card.milli_held and card.held_by != row.project_id]
+    present = [gpu for gpu in gpus if gpu.uuid in usable]
+    awaited = [gpu for gpu in present if gpu.milli_held and gpu.held_by != row.project_id]
     return show(
         Reservation,
         row,
         gpus=row.asked,
         state=reservations.state_of(row),
-        devices=[show(ReservedDevice, card, node_name=names.get(card.node_id, "")) for card in cards],
-        missing=row.asked["count"] - len(there),
-        awaited=len(others),
+        devices=[show(ReservedDevice, gpu, node_name=names.get(gpu.node_id, "")) for gpu in gpus],
+        missing=row.asked["count"] - len(present),
+        awaited=len(awaited),
     )
 
 
@@ -105,7 +105,7 @@ def _reservation(
 def list_reservations(
     context: Ctx, access: CurrentAccess, asked: Annotated[ReservationQuery, Query()]
 ) -> Response:
-    """Reservations of your projects, ended ones included, newest first."""
+    """List reservations. Returns those of your projects, newest first, including ended ones."""
     row = tables.Reservation
     query = pagination.visible(select(row).where(row.deleted_at.is_(None)), row.project_id, access)
     query = pagination.matching(query, asked, row.project_id)
@@ -119,7 +119,7 @@ def list_reservations(
     "/{reservation_id}", response_model=Reservation, responses=errors(404), operation_id="get_reservation"
 )
 def get_reservation(reservation_id: str, context: Ctx, access: CurrentAccess) -> Response:
-    """One reservation with its GPUs."""
+    """Get a reservation. Shows its period and its GPUs."""
     with context.database.read() as session:
         return responses.respond(_answer(session, reservations.get(session, access, reservation_id)))
 
@@ -133,7 +133,7 @@ def get_reservation(reservation_id: str, context: Ctx, access: CurrentAccess) ->
 def update_reservation(
     reservation_id: str, body: ReservationPatch, context: Ctx, access: CurrentAccess, if_match: IfMatch
 ) -> Response:
-    """Change its name, beginning or end. It keeps its GPUs as far as they can be had for the new time."""
+    """Update a reservation. Changes its name or period; GPUs that are taken in the new period change."""
     changes = body.model_dump(exclude_unset=True)
 
     def act(session: Session) -> StoredAnswer:
@@ -152,7 +152,7 @@ def update_reservation(
 def delete_reservation(
     reservation_id: str, context: Ctx, access: CurrentAccess, if_match: IfMatch
 ) -> Response:
-    """Keep the GPUs no longer. What runs there goes on."""
+    """Delete a reservation. Its GPUs become available to all; running instances go on."""
 
     def act(session: Session) -> StoredAnswer:
         reservations.delete(session, access, reservation_id, if_match)

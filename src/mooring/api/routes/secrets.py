@@ -1,4 +1,4 @@
-"""`/v1/secrets`: values for containers' environments, write-only."""
+"""`/v1/secrets`: write-only values for environment variables."""
 
 from typing import Annotated
 
@@ -37,7 +37,7 @@ class SecretQuery(pagination.PageQuery):
     operation_id="create_secret",
 )
 def create_secret(body: SecretCreate, context: Ctx, call: CurrentCall) -> Response:
-    """Keep a value, encrypted. It is never shown again; only containers that name it get it."""
+    """Create a secret. Its value is stored encrypted; only instances that name the secret get it."""
 
     def act(session: Session) -> StoredAnswer:
         project = projects.for_new(session, call.access, body.project_id, context.identity.default_project_id)
@@ -49,7 +49,7 @@ def create_secret(body: SecretCreate, context: Ctx, call: CurrentCall) -> Respon
 
 @router.get("", response_model=SecretList, responses=errors(), operation_id="list_secrets")
 def list_secrets(context: Ctx, access: CurrentAccess, asked: Annotated[SecretQuery, Query()]) -> Response:
-    """Secrets by name, without their values, newest first."""
+    """List secrets. Returns secrets without their values, newest first."""
     query = select(tables.Secret).options(defer(tables.Secret.sealed_value))
     query = pagination.visible(query, tables.Secret.project_id, access)
     query = pagination.matching(query, asked, tables.Secret.name, tables.Secret.project_id)
@@ -63,7 +63,7 @@ def list_secrets(context: Ctx, access: CurrentAccess, asked: Annotated[SecretQue
 
 @router.get("/{secret_id}", response_model=Secret, responses=errors(404), operation_id="get_secret")
 def get_secret(secret_id: str, context: Ctx, access: CurrentAccess) -> Response:
-    """One secret, without its value."""
+    """Get a secret. The answer does not contain its value."""
     with context.database.read() as session:
         return responses.respond(
             responses.json_answer(show(Secret, owned.get(session, access, tables.Secret, secret_id)))
@@ -77,7 +77,7 @@ def get_secret(secret_id: str, context: Ctx, access: CurrentAccess) -> Response:
     operation_id="replace_secret",
 )
 def replace_secret(secret_id: str, body: SecretPut, context: Ctx, access: CurrentAccess) -> Response:
-    """Give it another value. Containers that run keep the old one until their next start or restart."""
+    """Replace a secret. Running instances keep the old value until their next start or restart."""
 
     def act(session: Session) -> StoredAnswer:
         row = secrets.replace(session, access, context.encryptor, secret_id, body.value)
@@ -88,7 +88,7 @@ def replace_secret(secret_id: str, body: SecretPut, context: Ctx, access: Curren
 
 @router.delete("/{secret_id}", status_code=204, responses=errors(404, 409), operation_id="delete_secret")
 def delete_secret(secret_id: str, context: Ctx, access: CurrentAccess) -> Response:
-    """Forget it. What names it can no longer be started."""
+    """Delete a secret. Instances that name it can no longer start."""
 
     def act(session: Session) -> StoredAnswer:
         secrets.delete(session, access, secret_id)

@@ -1,4 +1,4 @@
-"""Health, readiness and Prometheus figures of the service itself."""
+"""Health, readiness and Prometheus metrics of the service."""
 
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -25,13 +25,13 @@ class Status(Answer):
 
 @router.get("/healthz", response_model=Status, operation_id="get_health")
 async def get_health() -> Response:
-    """The process lives."""
+    """Get health. Answers `ok` while the process runs."""
     return responses.respond(responses.json_answer({"status": "ok"}))
 
 
 @router.get("/readyz", response_model=Status, responses=errors(), operation_id="get_readiness")
 def get_readiness(context: Ctx) -> Response:
-    """The database answers and is migrated; with `mooring up`, the local node has reported."""
+    """Get readiness. The database must be migrated and, with `mooring up`, the node must have reported."""
     try:
         at, wanted = migrate.current(context.database.engine), migrate.newest()
     except SQLAlchemyError as error:
@@ -46,7 +46,7 @@ def get_readiness(context: Ctx) -> Response:
 
 
 class _Once(Collector):
-    """Prometheus' renderer wants a collector; this one has its families already."""
+    """Adapts metric families to the collector that the Prometheus renderer needs."""
 
     def __init__(self, families: list[Metric]) -> None:
         self._families = families
@@ -57,7 +57,7 @@ class _Once(Collector):
 
 @router.get("/metrics", response_class=PlainTextResponse, responses=errors(), operation_id="get_metrics")
 def get_metrics(context: Ctx, _access: CurrentAccess) -> Response:
-    """Prometheus text, for an admin key or one with the scope `metrics:read`."""
+    """Get metrics. Returns Prometheus text. Needs an admin key or the scope `metrics:read`."""
     return Response(_rendered(context), media_type=CONTENT_TYPE_LATEST)
 
 

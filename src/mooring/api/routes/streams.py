@@ -1,4 +1,4 @@
-"""Logs and exec: a user asks, the instance's node dials in, and bytes pass through."""
+"""Logs and exec: the instance's node connects to this replica, which relays the stream to the user."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -29,25 +29,22 @@ from mooring.core.errors import BadRequest, Conflict, MooringError, NotRunning, 
 from mooring.core.text import MAX_LINE_BYTES, clean_line
 from mooring.db.types import new_id
 from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamError, StreamFrame
-from mooring.schemas.base import Json, Moment
+from mooring.schemas.base import Json, RequestTime
 from mooring.schemas.instances import MAX_OUTPUT_BYTES, ExecBody, ExecResult
 
 router = APIRouter(prefix="/v1/instances", tags=["instances"], route_class=StrictRoute)
 
-# The node hears at once of what is asked; this long it may take to dial in, and later to be silent.
+# How long a node may take to connect, and how long it may then be silent.
 DIAL_IN_S = 10.0
 SILENCE_S = 20.0
 _NOTHING_RAN = frozenset({"not_found", "not_running", "node_unreachable", "too_many_streams_on_node"})
 
 
 class StreamRelay:
-    """One stream from its first frame to its end; `close` tells the node to stop.
+    """Relays one stream. `close` makes the node stop; the stream also ends when its caller loses access."""
 
-    It breaks off by itself once its caller may no longer have it.
-    """
-
-    def __init__(self, context: Context, live: LiveAccess, found: tuple[str, str], stream_id: str) -> None:
-        node_id, project_id = found
+    def __init__(self, context: Context, live: LiveAccess, target: tuple[str, str], stream_id: str) -> None:
+        node_id, project_id = target
         self._context = context
         self.id = stream_id
         self._exits = ExitStack()
@@ -61,32 +58,32 @@ class StreamRelay:
         try:
             while True:
                 await asyncio.sleep(RENEWED_S)
-                (await live.renewed()).require(project_id, "the instance is not yours to see any more")
+                (await live.renewed()).require(project_id, "you may no longer read this instance")
         except MooringError as error:
             self._lost = error
             self.channel.revoke(StreamError(code=error.error_code, message=error.message))
 
     async def first(self) -> StreamFrame:
-        """The first frame, which proves that the node is there.
+        """Return the first frame, which proves that the node is connected.
 
         Raises:
             Unavailable: code `node_timeout`.
-            MooringError: what the node says is in the way.
+            MooringError: the error that the node reports.
         """
         try:
             frame = await anext(self.channel.frames(DIAL_IN_S))
         except (TimeoutError, StopAsyncIteration):
-            raise Unavailable("the instance's node did not dial in; try again", code="node_timeout") from None
+            raise Unavailable("the instance's node did not connect; try again", code="node_timeout") from None
         if frame.error is not None:
             raise self.refusal(frame.error)
         return frame
 
     def refusal(self, error: StreamError) -> MooringError:
-        """What an error frame says, as an answer."""
-        return self._lost or _refused(error)
+        """Convert an error frame to the error to answer with."""
+        return self._lost or _error_of(error)
 
     async def rest(self, first: StreamFrame) -> AsyncIterator[StreamFrame]:
-        """All frames, ended by a broken node as by a finished one; the last frame tells them apart."""
+        """Yield all frames. The last one is an error if the node stops sending."""
         yield first
         if first.is_last:
             return
@@ -97,16 +94,16 @@ class StreamRelay:
                     if frame.is_last:
                         return
         except TimeoutError:
-            yield StreamFrame(error=StreamError(code="node_timeout", message="the node fell silent"))
+            yield StreamFrame(error=StreamError(code="node_timeout", message="the node stopped sending"))
 
     async def close(self) -> None:
         self._watching.cancel()
         self._exits.close()
-        await run_in_threadpool(_forget, self._context, self.id)
+        await run_in_threadpool(_remove_request, self._context, self.id)
 
 
-def _refused(error: StreamError) -> MooringError:
-    if error.code in {"not_running", "not_found"}:  # found was the instance; its container is gone
+def _error_of(error: StreamError) -> MooringError:
+    if error.code in {"not_running", "not_found"}:  # the container, not the instance
         return NotRunning(error.message)
     if error.code == MooringError.code:
         return Unavailable(error.message, code="node_failed")
@@ -118,11 +115,11 @@ def _refused(error: StreamError) -> MooringError:
 async def _open(
     context: Context, live: LiveAccess, instance_id: str, asked: LogsRequest | ExecRequest
 ) -> StreamRelay:
-    found = await run_in_threadpool(_find, context, live.access, instance_id, asked)
-    # The channel is there before the node can hear of the stream.
-    stream = StreamRelay(context, live, found, new_id(ids.STREAM))
+    target = await run_in_threadpool(_find, context, live.access, instance_id, asked)
+    # The channel must exist before the node can read the stream request.
+    stream = StreamRelay(context, live, target, new_id(ids.STREAM))
     try:
-        await run_in_threadpool(_ask, context, live.access, instance_id, stream.id, asked)
+        await run_in_threadpool(_request, context, live.access, instance_id, stream.id, asked)
     except BaseException:
         await asyncio.shield(stream.close())
         raise
@@ -132,13 +129,13 @@ async def _open(
 def _find(
     context: Context, access: Access, instance_id: str, asked: LogsRequest | ExecRequest
 ) -> tuple[str, str]:
-    """The instance's node and project."""
+    """Return the ids of the instance's node and project."""
     with context.database.read() as session:
         row, node_id = streams.check(session, access, instance_id, running=isinstance(asked, ExecRequest))
         return node_id, row.project_id
 
 
-def _ask(
+def _request(
     context: Context, access: Access, instance_id: str, stream_id: str, asked: LogsRequest | ExecRequest
 ) -> None:
     with context.database.write() as session:
@@ -149,7 +146,7 @@ def _ask(
             reads.record(session, access, audited_reads.READ_LOGS, row.id, row.project_id)
 
 
-def _forget(context: Context, stream_id: str) -> None:
+def _remove_request(context: Context, stream_id: str) -> None:
     with context.database.write() as session:
         streams.forget(session, stream_id)
 
@@ -164,21 +161,21 @@ async def get_instance_logs(
     instance_id: str,
     context: Ctx,
     live: CurrentLiveAccess,
-    tail: Annotated[int | None, Query(ge=0, le=1_000_000, description="the last so many lines")] = 100,
-    since: Annotated[Moment | None, Query(description="lines from this moment on")] = None,
-    follow: Annotated[bool, Query(description="go on until the container ends")] = False,
+    tail: Annotated[int | None, Query(ge=0, le=1_000_000, description="number of last lines")] = 100,
+    since: Annotated[RequestTime | None, Query(description="only lines from this time on")] = None,
+    follow: Annotated[bool, Query(description="follow until the container ends")] = False,
     accept: Annotated[str | None, Header(include_in_schema=False)] = None,
     last_event_id: Annotated[
         str | None,
         Header(
             max_length=64,
-            description="the `id:` of the last line you have, which is its time",
+            description="the `id:` of the last line that you have, which is its time",
             json_schema_extra={"pattern": r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)$"},
         ),
     ] = None,
 ) -> Response:
-    """What its container printed; also of one that has ended, until it is deleted or started again."""
-    resumed = _moment(last_event_id)
+    """Get instance logs. They stay available until the instance is deleted or started again."""
+    resumed = _line_time(last_event_id)
     asked = LogsRequest(
         tail=None if resumed else tail, since=resumed or (since.isoformat() if since else None), follow=follow
     )
@@ -195,7 +192,7 @@ async def get_instance_logs(
 
 
 class _StreamAnswer(StreamingResponse):
-    """Closes its stream however it ends; a reader who left at once never starts the generator of the body."""
+    """Always closes its stream, even if the client disconnects before the body's generator starts."""
 
     def __init__(self, stream: StreamRelay, body: AsyncIterator[bytes], **more: Any) -> None:
         super().__init__(body, **more)
@@ -208,7 +205,7 @@ class _StreamAnswer(StreamingResponse):
             await asyncio.shield(self._stream.close())
 
 
-def _moment(last_event_id: str | None) -> str | None:
+def _line_time(last_event_id: str | None) -> str | None:
     if last_event_id is None:
         return None
     try:
@@ -221,7 +218,7 @@ def _moment(last_event_id: str | None) -> str | None:
 
 
 def _line(text: str) -> str:
-    """Cleaned and cut here too: a stolen node's credential brings whatever its holder writes (R18)."""
+    """Clean and cut a line here too: a stolen node credential can send anything (R18)."""
     return clean_line(text[:MAX_LINE_BYTES])
 
 
@@ -253,18 +250,18 @@ async def _as_events(stream: StreamRelay, first: StreamFrame, resumed: str | Non
 async def exec_in_instance(
     instance_id: str, body: ExecBody, context: Ctx, call: CurrentCall, live: CurrentLiveAccess
 ) -> Response:
-    """Run a command in its container and wait for it. Of its output the first MiB is given back."""
+    """Run a command in an instance. Waits for its end and returns at most 1 MiB of its output."""
     key = call.idempotency_key
     if key is not None:
-        # A command runs outside of any transaction: the key is taken first, and answered afterwards.
+        # A command runs outside any transaction: the key is claimed before it, the answer stored after it.
         stored = await run_in_threadpool(_claim, context, call)
         if stored is not None:
             return responses.respond(stored, replayed=True)
     try:
-        # What a command prints may well be a secret: it is kept for a replay encrypted only.
+        # The output may contain secrets, so it is stored encrypted.
         answer = responses.json_answer(await _exec(context, live, instance_id, body), encrypted=True)
     except MooringError as error:
-        # Where it may have run, a repeat must not run it again.
+        # The key is free again only if the command cannot have run.
         if key is not None and error.error_code in _NOTHING_RAN:
             await asyncio.shield(run_in_threadpool(_abandon, context, call.access.caller.id, key))
         raise

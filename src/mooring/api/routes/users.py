@@ -1,4 +1,4 @@
-"""`/v1/users`: the people."""
+"""`/v1/users`: the users of this installation."""
 
 from typing import Annotated
 
@@ -32,7 +32,7 @@ class UserQuery(pagination.PageQuery):
     "", status_code=201, response_model=User, responses=errors(409, body=True), operation_id="create_user"
 )
 def create_user(body: UserCreate, context: Ctx, call: CurrentCall) -> Response:
-    """A person. Who signs on by OIDC is made at the first request and need not be created."""
+    """Create a user. Users who sign on with OIDC are created automatically at their first request."""
 
     def act(session: Session) -> StoredAnswer:
         row = users.create(session, call.access, body.name, body.email, is_admin=body.is_admin)
@@ -45,7 +45,7 @@ def create_user(body: UserCreate, context: Ctx, call: CurrentCall) -> Response:
 
 @router.get("", response_model=UserList, responses=errors(), operation_id="list_users")
 def list_users(context: Ctx, access: CurrentAccess, asked: Annotated[UserQuery, Query()]) -> Response:
-    """All users, for admins. Owners of a project find one person by the whole `email`, to take them in."""
+    """List users. Admins see all; project owners can find one user by the full `email`."""
     if asked.email is None and not access.caller.is_admin:
         raise lacking(Permission.ADMIN)
     query = select(tables.User).where(tables.User.deleted_at.is_(None))
@@ -59,7 +59,7 @@ def list_users(context: Ctx, access: CurrentAccess, asked: Annotated[UserQuery, 
 
 @router.get("/{user_id}", response_model=User, responses=errors(404), operation_id="get_user")
 def get_user(user_id: str, context: Ctx, _access: CurrentAccess) -> Response:
-    """One person, as this installation knows them."""
+    """Get a user. Shows the name and e-mail address."""
     with context.database.read() as session:
         return responses.respond(_shown(users.get(session, user_id)))
 
@@ -77,7 +77,7 @@ def _shown(row: tables.User) -> StoredAnswer:
 def update_user(
     user_id: str, body: UserPatch, context: Ctx, access: CurrentAccess, if_match: IfMatch
 ) -> Response:
-    """Change the name or the e-mail, make an admin, or take that away."""
+    """Update a user. Changes the name, the e-mail address or whether the user is an admin."""
     changes = body.model_dump(exclude_unset=True)
     return transactions.audited(
         context, access, lambda session: _shown(users.patch(session, access, user_id, changes, if_match))
@@ -86,7 +86,7 @@ def update_user(
 
 @router.delete("/{user_id}", status_code=204, responses=errors(404, 409, 412), operation_id="delete_user")
 def delete_user(user_id: str, context: Ctx, access: CurrentAccess, if_match: IfMatch) -> Response:
-    """Take a person out of every project and revoke their keys; what they started runs on."""
+    """Delete a user. Removes them from all projects and revokes their API keys; their instances go on."""
 
     def act(session: Session) -> StoredAnswer:
         users.delete(session, access, user_id, if_match)

@@ -1,4 +1,4 @@
-"""What the scheduler says of one that waits, as far as it is the caller's business."""
+"""Explanations of pending instances, without the details of projects that the caller may not see."""
 
 from collections.abc import Collection
 
@@ -14,8 +14,8 @@ from mooring.scheduler.model import Running
 from mooring.schemas.base import Json, timestamp_of
 
 
-def outlook(session: Session, access: Access, outcome: Outcome) -> Json:
-    """The members of `schemas.instances.Outlook`, and the refusals."""
+def forecast_fields(session: Session, access: Access, outcome: Outcome) -> Json:
+    """Return the fields of `schemas.instances.Forecast`, and the refusals."""
     awaited = _awaited(outcome)
     own = [each for each in awaited if access.caller.sees(each.project_id)]
     names = _names(
@@ -53,7 +53,7 @@ def _awaited(outcome: Outcome) -> list[Running]:
 
 
 def _names(session: Session, access: Access, instance_ids: Collection[str]) -> dict[str, tables.Instance]:
-    """Of those that the caller may know of."""
+    """Return the rows of those instances that the caller may see."""
     query = select(tables.Instance).where(tables.Instance.id.in_(instance_ids))
     return {row.id: row for row in session.scalars(query) if access.caller.sees(row.project_id)}
 

@@ -1,4 +1,4 @@
-"""What is wrong with GPUs, as each caller may see it: codes for all, other people's work for none."""
+"""GPU health: everyone sees the codes; messages and application faults only their own project."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ _WORST_FIRST = {str(severity): place for place, severity in enumerate(reversed(S
 
 
 def health(row: tables.Gpu, conditions: Sequence[tables.GpuCondition], access: Access) -> Json:
-    """The fields of a GPU that say how it is."""
+    """Return the health fields of a GPU."""
     placement = GpuPlacement.LAST if row.placed_last else GpuPlacement.NORMAL
     return {
         "health": row.health,
@@ -31,7 +31,7 @@ def health(row: tables.Gpu, conditions: Sequence[tables.GpuCondition], access: A
 
 
 def conditions_of(session: Session, uuids: Sequence[str]) -> dict[str, list[tables.GpuCondition]]:
-    """GPU -> what is wrong with it, the worst first."""
+    """Return the conditions of each GPU by UUID, the worst first."""
     rows = session.scalars(select(tables.GpuCondition).where(tables.GpuCondition.gpu_uuid.in_(uuids)))
     found: dict[str, list[tables.GpuCondition]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: (_WORST_FIRST[row.severity], row.since, row.code)):
@@ -40,7 +40,7 @@ def conditions_of(session: Session, uuids: Sequence[str]) -> dict[str, list[tabl
 
 
 def _reason(row: tables.Gpu, access: Access) -> Json | None:
-    """The node's message may hold pids and names of programs; others read what the code means."""
+    """The node's message may contain PIDs and program names; other projects get the code's description."""
     if row.health_reason is None:
         return None
     is_own = access.caller.sees(row.reason_project_id)
@@ -53,7 +53,7 @@ def _meaning(code: str) -> str:
 
 
 def _is_shown(row: tables.GpuCondition, access: Access) -> bool:
-    """An application fault is of somebody's application; all else is of the machine."""
+    """Only its own project sees an application fault; everyone sees faults of the machine."""
     return row.severity != str(Severity.INFO) or access.caller.sees(row.project_id)
 
 

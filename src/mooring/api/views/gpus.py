@@ -1,4 +1,4 @@
-"""Cards as they are shown, with what is given out of them, and what instances have of them."""
+"""GPUs as the API shows them, their allocations, and the devices of instances."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ from mooring.schemas.nodes import Gpu, InstanceType
 
 
 def devices(session: Session, instance_ids: Sequence[str]) -> dict[str, list[Json]]:
-    """Instance -> what it holds of cards."""
-    gpu, held = tables.Gpu, tables.Allocation
+    """Return the allocated devices of each instance by id."""
+    gpu, allocation = tables.Gpu, tables.Allocation
     query = (
-        select(held.instance_id, held.milli, held.mig_uuid, *_CARD)
-        .join(gpu, gpu.uuid == held.gpu_uuid)
-        .where(held.instance_id.in_(instance_ids), held.to_at.is_(None))
-        .order_by(held.instance_id, gpu.index, held.mig_uuid)
+        select(allocation.instance_id, allocation.milli, allocation.mig_uuid, *_GPU_COLUMNS)
+        .join(gpu, gpu.uuid == allocation.gpu_uuid)
+        .where(allocation.instance_id.in_(instance_ids), allocation.to_at.is_(None))
+        .order_by(allocation.instance_id, gpu.index, allocation.mig_uuid)
     )
     found: dict[str, list[Json]] = defaultdict(list)
     for row in session.execute(query):
@@ -33,26 +33,26 @@ def devices(session: Session, instance_ids: Sequence[str]) -> dict[str, list[Jso
     return found
 
 
-# A row's own `index` is the method of sequences.
-_CARD = (tables.Gpu.uuid, tables.Gpu.index.label("place"), tables.Gpu.model, tables.Gpu.memory_mib)
+# `index` of a row is its method as a sequence, hence the label.
+_GPU_COLUMNS = (tables.Gpu.uuid, tables.Gpu.index.label("gpu_index"), tables.Gpu.model, tables.Gpu.memory_mib)
 
 
-def _device(card: Any, milli: int, mig_uuid: str | None) -> Json:
+def _device(gpu: Any, milli: int, mig_uuid: str | None) -> Json:
     return {
-        "uuid": card.uuid,
-        "index": card.place,
-        "model": card.model,
-        "memory_mib": card.memory_mib,
+        "uuid": gpu.uuid,
+        "index": gpu.gpu_index,
+        "model": gpu.model,
+        "memory_mib": gpu.memory_mib,
         "share": milli / WHOLE_MILLI,
         "mig_uuid": mig_uuid,
     }
 
 
-def devices_of(session: Session, grants: Sequence[GpuAllocation]) -> list[Json]:
-    """The devices of a placement that was not made."""
-    query = select(*_CARD).where(tables.Gpu.uuid.in_({grant.gpu_uuid for grant in grants}))
-    cards = {row.uuid: row for row in session.execute(query)}
-    listed = [_device(cards[each.gpu_uuid], each.milli, each.mig_uuid) for each in grants]
+def devices_of(session: Session, allocations: Sequence[GpuAllocation]) -> list[Json]:
+    """Return the devices of a placement of a dry run."""
+    query = select(*_GPU_COLUMNS).where(tables.Gpu.uuid.in_({each.gpu_uuid for each in allocations}))
+    gpus_by_uuid = {row.uuid: row for row in session.execute(query)}
+    listed = [_device(gpus_by_uuid[each.gpu_uuid], each.milli, each.mig_uuid) for each in allocations]
     return sorted(listed, key=lambda device: (device["index"], device["mig_uuid"] or ""))
 
 
@@ -64,43 +64,43 @@ def node_names(session: Session, node_ids: set[str]) -> dict[str, str]:
 
 
 def gpus(session: Session, access: Access, rows: Sequence[tables.Gpu]) -> list[Json]:
-    """GPUs with their holders, as far as those are the caller's business."""
+    """Return GPUs, with those of their holders that the caller may see."""
     names = node_names(session, {row.node_id for row in rows})
-    given = _given(session, [row.uuid for row in rows])
+    used = _allocations(session, [row.uuid for row in rows])
     conditions = health_views.conditions_of(session, [row.uuid for row in rows])
     return [
-        _gpu(row, names.get(row.node_id, ""), given.get(row.uuid, []), conditions.get(row.uuid, []), access)
+        _gpu(row, names.get(row.node_id, ""), used.get(row.uuid, []), conditions.get(row.uuid, []), access)
         for row in rows
     ]
 
 
-def _given(session: Session, uuids: Sequence[str]) -> dict[str, list[tables.Allocation]]:
-    """What is given out of each card now."""
-    held = tables.Allocation
-    query = select(held).where(held.gpu_uuid.in_(uuids), held.to_at.is_(None)).order_by(held.id)
-    given: dict[str, list[tables.Allocation]] = defaultdict(list)
-    for row in session.scalars(query):
-        given[row.gpu_uuid].append(row)
-    return given
+def _allocations(session: Session, uuids: Sequence[str]) -> dict[str, list[tables.Allocation]]:
+    """Return the present allocations of each GPU by UUID."""
+    allocation = tables.Allocation
+    query = select(allocation).where(allocation.gpu_uuid.in_(uuids), allocation.to_at.is_(None))
+    found: dict[str, list[tables.Allocation]] = defaultdict(list)
+    for row in session.scalars(query.order_by(allocation.id)):
+        found[row.gpu_uuid].append(row)
+    return found
 
 
 def _gpu(
     row: tables.Gpu,
     node_name: str,
-    given: Sequence[tables.Allocation],
+    allocated: Sequence[tables.Allocation],
     conditions: Sequence[tables.GpuCondition],
     access: Access,
 ) -> Json:
     facts = row.facts
-    own = [each for each in given if access.caller.sees(each.project_id)]
-    only = given[0].instance_id if len({each.instance_id for each in given}) == 1 and own else None
+    own = [each for each in allocated if access.caller.sees(each.project_id)]
+    only = allocated[0].instance_id if len({each.instance_id for each in allocated}) == 1 and own else None
     return show(
         Gpu,
         row,
         node_name=node_name,
         **{name: facts.get(name) for name in _FACTS},
         nvlink_peers=facts.get("nvlink_peers", []),
-        mig_devices=_mig_devices(facts, given, own),
+        mig_devices=_mig_devices(facts, allocated, own),
         **health_views.health(row, conditions, access),
         share_free=(WHOLE_MILLI - row.milli_held) / WHOLE_MILLI,
         instance_id=only,
@@ -111,18 +111,18 @@ def _gpu(
 _FACTS = ("pci_bus_id", "numa_node", "compute_capability", "mig_mode")
 
 
-def _holder(given: tables.Allocation) -> Json:
+def _holder(allocation: tables.Allocation) -> Json:
     return {
-        "instance_id": given.instance_id,
-        "share": given.milli / WHOLE_MILLI,
-        "mig_uuid": given.mig_uuid,
+        "instance_id": allocation.instance_id,
+        "share": allocation.milli / WHOLE_MILLI,
+        "mig_uuid": allocation.mig_uuid,
     }
 
 
 def _mig_devices(
-    facts: Json, given: Sequence[tables.Allocation], own: Sequence[tables.Allocation]
+    facts: Json, allocated: Sequence[tables.Allocation], own: Sequence[tables.Allocation]
 ) -> list[Json]:
-    taken = {each.mig_uuid for each in given}
+    taken = {each.mig_uuid for each in allocated}
     holders: dict[Any, str] = {each.mig_uuid: each.instance_id for each in own}
     return [
         {**device, "free": device["uuid"] not in taken, "instance_id": holders.get(device["uuid"])}
@@ -131,9 +131,9 @@ def _mig_devices(
 
 
 def samples(session: Session, access: Access, uuids: Sequence[str]) -> list[Json]:
-    """The newest sample of each GPU, as its node last told it; a silent node's would not be live.
+    """Return the newest sample of each GPU, except those of silent nodes.
 
-    It may be older than the GPU's present holder: processes are shown to their own project and to admins.
+    Processes are shown only to their own project and to admins, as a sample may predate the allocation.
     """
     gpu, node = tables.Gpu, tables.Node
     query = select(node).where(
@@ -148,10 +148,10 @@ def samples(session: Session, access: Access, uuids: Sequence[str]) -> list[Json
 
 
 def _with_own_processes(session: Session, access: Access, samples: Sequence[Json]) -> list[Json]:
-    """The samples without processes that are others', or nobody's; null, where a card tells none, stays."""
-    told = {one["instance_id"] for sample in samples for one in sample["processes"] or ()}
+    """Remove processes that are not of the caller's projects. Null (the GPU reports none) stays null."""
+    reported = {one["instance_id"] for sample in samples for one in sample["processes"] or ()}
     query = select(tables.Instance.id, tables.Instance.project_id).where(
-        tables.Instance.id.in_(told - {None})
+        tables.Instance.id.in_(reported - {None})
     )
     own = {
         instance_id for instance_id, project_id in session.execute(query) if access.caller.sees(project_id)
@@ -164,7 +164,7 @@ def _with_own_processes(session: Session, access: Access, samples: Sequence[Json
     ]
 
 
-def instance_type(kind: InstanceShape) -> Json:
-    words = kind.gpu_model.removeprefix("NVIDIA ").lower().split()
-    name = f"{'-'.join(words)}-{kind.mig_profile or f'x{kind.gpu_count}'}"
-    return show(InstanceType, kind, name=name, price_micros_per_hour=None, currency=None)
+def instance_type(shape: InstanceShape) -> Json:
+    words = shape.gpu_model.removeprefix("NVIDIA ").lower().split()
+    name = f"{'-'.join(words)}-{shape.mig_profile or f'x{shape.gpu_count}'}"
+    return show(InstanceType, shape, name=name, price_micros_per_hour=None, currency=None)

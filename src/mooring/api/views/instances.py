@@ -16,25 +16,25 @@ from mooring.schemas.instances import Instance
 
 
 def instance(session: Session, row: tables.Instance, positions: Mapping[str, int]) -> Json:
-    """One instance as it is now.
+    """Return an instance as JSON.
 
     Args:
-        positions: in the queue, of those that wait (`World.positions`).
+        positions: positions in the queue by instance id (`SchedulerCache.positions`).
     """
-    (shown,) = lasting(session, [row])
-    waits = row.state is State.PENDING and was_looked_at(row)
+    (shown,) = stable_fields(session, [row])
+    waits = row.state is State.PENDING and was_considered(row)
     return {**shown, "queue_position": positions.get(row.id) if waits else None}
 
 
-def was_looked_at(row: tables.Instance) -> bool:
-    """A place in the queue is told from the scheduler's first look on; most are placed by that look."""
+def was_considered(row: tables.Instance) -> bool:
+    """Return whether a scheduling cycle has considered it. Before that it shows no queue position."""
     return row.reason is not None and row.reason["code"] != QUEUED.code
 
 
-def lasting(session: Session, rows: Sequence[tables.Instance]) -> list[Json]:
-    """All that stays the same for as long as the version does: all but the place in the queue.
+def stable_fields(session: Session, rows: Sequence[tables.Instance]) -> list[Json]:
+    """Return all fields but the queue position. They change only together with `version`.
 
-    Three queries at most, however many rows.
+    Uses at most three queries for all rows.
     """
     holders = [row.id for row in rows if row.gpu_count and row.state in HOLDS_GPUS]
     devices = gpu_views.devices(session, holders) if holders else {}
@@ -62,12 +62,12 @@ def _instance(row: tables.Instance, spec: Json, devices: list[Json], node_name: 
     return {**spec, **own}
 
 
-# A spec that an earlier release stored may lack a field, and some columns have a spec's field's name.
+# These come from the spec: a stored one may lack a field, and some columns have the name of a field.
 _NOT_OF_ROW = frozenset(InstanceSpec.model_fields) | {"queue_position"}
 
 
 def _placed_as(row: tables.Instance) -> Json:
-    """What was placed by an earlier release was given whole cards."""
+    """Return how it was placed. Earlier releases stored nothing and allocated whole GPUs only."""
     exclusive = "exclusive" if row.gpu_count else None
     placed = row.placed_as or {}
     return {

@@ -20,7 +20,7 @@ from mooring.schemas.nodes import Node, Storage, Versions
 
 
 def nodes(session: Session, access: Access, rows: Sequence[tables.Node]) -> list[Json]:
-    """Nodes with their GPUs; what belongs to other projects, and how to reach a machine, is for admins."""
+    """Return nodes with their GPUs. Only admins see other projects' details and machine addresses."""
     ids = [row.id for row in rows]
     used = capacity.used_by_node(session, ids)
     query = select(tables.Gpu).where(tables.Gpu.node_id.in_(ids)).order_by(tables.Gpu.index, tables.Gpu.uuid)
@@ -37,7 +37,7 @@ def nodes(session: Session, access: Access, rows: Sequence[tables.Node]) -> list
     return listed if access.caller.is_admin else [{**node, **_FOR_ADMINS} for node in listed]
 
 
-# What tells strangers which machine to attack, and with what.
+# Fields that would help to attack a machine.
 _FOR_ADMINS: Json = {
     "orphans": [],
     "hostname": None,
@@ -74,7 +74,7 @@ def _node(row: tables.Node, used: capacity.Used, gpus: list[Json]) -> Json:
 
 
 def _reserved_for(row: tables.Node, access: Access) -> list[str] | None:
-    """Without the projects that the caller is not in; empty where it is reserved for others alone."""
+    """Return those of its projects that the caller may see; empty if reserved for others only."""
     if row.reserved_for is None:
         return None
     return [project_id for project_id in row.reserved_for if access.caller.sees(project_id)]
@@ -103,8 +103,8 @@ def _node_reason(row: tables.Node) -> Json | None:
     if not row.silent:
         return row.problem
     if row.last_heartbeat_at is None:
-        return {"code": "never_heard", "message": "it has joined, and its agent has not reported yet"}
+        return {"code": "never_heard", "message": "the node has joined, but its agent has not reported yet"}
     return {
         "code": "node_unreachable",
-        "message": "its agent is silent; is it running, and does it reach us?",
+        "message": "the agent does not report; check that it runs and can reach the control plane",
     }

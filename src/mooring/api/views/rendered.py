@@ -1,7 +1,7 @@
-"""Instances as JSON text, kept by version: pages are asked for again and again, and little of them changes.
+"""A cache of instances as JSON text, by version: pages are read often, and little of them changes.
 
-All that an instance shows changes its `version` in the same transaction (that is what makes it an ETag), but
-for its place in the queue, which is put in at the end.
+Every change of a shown field also changes `version`, which is the ETag. Only the queue position does not, so
+it is appended to the cached text.
 """
 
 from collections import OrderedDict
@@ -19,24 +19,24 @@ from mooring.control.instances.instances import QUEUED
 from mooring.core.instance.state import State
 from mooring.db.tables import Instance
 
-# Instances may be of a quarter of a megabyte each: a page of such ends early.
+# An instance may have 256 KiB, so a page of large ones ends early.
 _MOST_PAGE_BYTES = 8 * 1024 * 1024
-_KEPT_BYTES = 32 * 1024 * 1024  # of texts; some 20,000 usual instances, or 32 with the largest env
+_CACHE_BYTES = 32 * 1024 * 1024  # of texts: about 20,000 usual instances
 
 Key = tuple[str, int]
-Heads = Sequence[Row[Any]]
+PageRows = Sequence[Row[Any]]
 
 
-def heads() -> Select[Any]:
-    """What is read of every instance of a page; the rest only of those whose text is not at hand."""
-    looked_at = Instance.reason["code"].as_string().is_distinct_from(QUEUED.code)
+def page_columns() -> Select[Any]:
+    """Select what a page needs of every instance; the rest is read only if its text is not cached."""
+    considered = Instance.reason["code"].as_string().is_distinct_from(QUEUED.code)
     return select(
-        Instance.id, Instance.version, Instance.state, Instance.queued_at, looked_at.label("looked_at")
+        Instance.id, Instance.version, Instance.state, Instance.queued_at, considered.label("considered")
     )
 
 
 def how_many_fit(texts: Sequence[bytes]) -> int:
-    """How many fit into one answer, one at least."""
+    """Return how many fit into one answer: at least one."""
     total = 0
     for number, text in enumerate(texts):
         total += len(text)
@@ -46,7 +46,7 @@ def how_many_fit(texts: Sequence[bytes]) -> int:
 
 
 class RenderedInstances:
-    """Texts of the instances shown last, without their closing place in the queue."""
+    """Caches the texts of the instances read last, without their queue position."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -61,40 +61,40 @@ class RenderedInstances:
         secret: bytes,
         positions: Mapping[str, int],
     ) -> bytes:
-        """The whole answer for a page of a query made of `heads`."""
+        """Return the body of a page. `query` selects `page_columns`."""
         rows, cursor = pagination.page(session, query, Instance.id, asked, secret)
         texts = self._texts_of(session, rows)
         fitting = how_many_fit([texts[row.id] for row in rows])
         if fitting < len(rows):
             rows = rows[:fitting]
             cursor = pagination.cursor_after(rows[-1], Instance.id, asked, secret)
-        waiting = {row.id for row in rows if row.state is State.PENDING and row.looked_at}
-        places = (positions.get(row.id) if row.id in waiting else None for row in rows)
+        waiting = {row.id for row in rows if row.state is State.PENDING and row.considered}
+        queue_positions = (positions.get(row.id) if row.id in waiting else None for row in rows)
         items = (
-            b"%b,%b}" % (texts[row.id], b'"queue_position":' + to_json(place))
-            for row, place in zip(rows, places, strict=True)
+            b"%b,%b}" % (texts[row.id], b'"queue_position":' + to_json(position))
+            for row, position in zip(rows, queue_positions, strict=True)
         )
         return b'{"items":[%b],"next_cursor":%b}' % (b",".join(items), to_json(cursor))
 
-    def _texts_of(self, session: Session, rows: Heads) -> dict[str, bytes]:
+    def _texts_of(self, session: Session, rows: PageRows) -> dict[str, bytes]:
         known = {row.id: text for row in rows if (text := self._texts.get((row.id, row.version)))}
         missing = [row.id for row in rows if row.id not in known]
         return known | self._rendered(session, missing) if missing else known
 
     def _rendered(self, session: Session, instance_ids: list[str]) -> dict[str, bytes]:
         rows = session.scalars(select(Instance).where(Instance.id.in_(instance_ids))).all()
-        made = {
+        texts = {
             row.id: to_json(shown)[:-1]
-            for row, shown in zip(rows, instance_views.lasting(session, rows), strict=True)
+            for row, shown in zip(rows, instance_views.stable_fields(session, rows), strict=True)
         }
         with self._lock:
             for row in rows:
-                self._keep((row.id, row.version), made[row.id])
-        return made
+                self._store((row.id, row.version), texts[row.id])
+        return texts
 
-    def _keep(self, key: Key, text: bytes) -> None:
+    def _store(self, key: Key, text: bytes) -> None:
         self._bytes += len(text) - len(self._texts.pop(key, b""))
         self._texts[key] = text
-        while self._bytes > _KEPT_BYTES:
+        while self._bytes > _CACHE_BYTES:
             _oldest, dropped = self._texts.popitem(last=False)
             self._bytes -= len(dropped)

@@ -29,7 +29,7 @@ def show(schema: type[BaseModel], row: object, without: Collection[str] = (), /,
 
 @cache
 def _fields(schema: type[BaseModel], without: frozenset[str]) -> tuple[tuple[str, str], ...]:
-    """Names of attributes and of JSON members. Reading them from the model takes as long as the rest."""
+    """Return attribute and JSON names. Cached: reading them from the model doubles the time of `show`."""
     fields = schema.model_fields.items()
     return tuple((name, field.alias or name) for name, field in fields if name not in without)
 

@@ -1,4 +1,4 @@
-"""Projects, people and callers as the API shows them."""
+"""Projects, users and callers as the API shows them."""
 
 from collections.abc import Sequence
 
@@ -24,8 +24,8 @@ NO_QUOTAS: Json = QuotaValues().model_dump(mode="json")
 
 def members(session: Session, rows: Sequence[tables.Member]) -> list[Json]:
     query = select(tables.User).where(tables.User.id.in_([row.user_id for row in rows]))
-    people = {person.id: person for person in session.scalars(query)}
-    return [show(Member, row, name=people[row.user_id].name, email=people[row.user_id].email) for row in rows]
+    users = {found.id: found for found in session.scalars(query)}
+    return [show(Member, row, name=users[row.user_id].name, email=users[row.user_id].email) for row in rows]
 
 
 def user(row: tables.User, *, to_admin: bool = True) -> Json:
@@ -33,21 +33,21 @@ def user(row: tables.User, *, to_admin: bool = True) -> Json:
 
 
 def me(session: Session, caller: Caller) -> Json:
-    """Who the caller is. Everything is read anew but what they may do, which is as the gate saw it."""
+    """Describe the caller. Permissions are those of this request; all else is read again."""
     key = session.get(tables.ApiKey, caller.id) if caller.kind == "key" else None
-    person = session.get(tables.User, caller.user_id) if caller.user_id else None
+    own_user = session.get(tables.User, caller.user_id) if caller.user_id else None
     names = api_keys.names(session, caller.permissions)
     projects = [
-        {"id": project_id, "name": names[project_id], "role": role, "scopes": _scopes(held)}
-        for project_id, held in sorted(caller.permissions.items())
+        {"id": project_id, "name": names[project_id], "role": role, "scopes": _scopes(permissions)}
+        for project_id, permissions in sorted(caller.permissions.items())
         if project_id in names
-        for role in (role_of(held),)
+        for role in (role_of(permissions),)
     ]
     own = next((item for item in projects if item["id"] == caller.project_id), None)
     return {
         "kind": caller.kind,
         "key": show(ApiKey, key) if key else None,
-        "user": user(person) if person else None,
+        "user": user(own_user) if own_user else None,
         "project": own,
         "role": own["role"] if own else None,
         "scopes": own["scopes"] if own else _scopes(caller.everywhere),
@@ -56,5 +56,5 @@ def me(session: Session, caller: Caller) -> Json:
     }
 
 
-def _scopes(held: frozenset[Permission]) -> list[str]:
-    return sorted(held & SCOPES)
+def _scopes(permissions: frozenset[Permission]) -> list[str]:
+    return sorted(permissions & SCOPES)
