@@ -12,7 +12,7 @@ from sqlalchemy import Row, Select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from mooring.core.access import Access
-from mooring.core.errors import BadRequest
+from mooring.core.errors import BadCursor, BadRequest
 from mooring.core.text import Text
 
 Item = TypeVar("Item")
@@ -119,9 +119,7 @@ def _verified(cursor: str, scope: str, secret: bytes) -> str:
 
 
 def _bad_cursor() -> BadRequest:
-    return BadRequest(
-        "the cursor is not valid for this list and these filters; start again without it", code="bad_cursor"
-    )
+    return BadCursor("the cursor is not valid for this list and these filters; start again without it")
 
 
 def _mac(last: str, scope: str, secret: bytes) -> bytes:

@@ -16,9 +16,15 @@ from pydantic_core import to_json
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from mooring.api.http.edge import MAX_HEAD_BYTES, is_stream
-from mooring.api.http.problems import headers_of, status_of
+from mooring.api.http.problems import headers_of
 from mooring.core import ids
-from mooring.core.errors import BadRequest, HeadersTooLarge, MooringError, RequestTimeout, Unavailable
+from mooring.core.errors import (
+    HeadersTooLarge,
+    MalformedRequest,
+    MooringError,
+    RequestTimeout,
+    Unavailable,
+)
 from mooring.db.types import new_id
 from mooring.schemas.base import PROBLEM_MEDIA_TYPE, Problem
 
@@ -188,7 +194,7 @@ class HttpProtocol(HttpToolsProtocol):
         return idle and not self.transport.is_closing()
 
     def send_400_response(self, msg: str) -> None:
-        self._reject(BadRequest(msg, code="malformed_request"))
+        self._reject(MalformedRequest(msg))
 
     def _reject(self, error: MooringError) -> None:
         """Close the connection, with a problem document if no answer has begun."""
@@ -207,14 +213,14 @@ class HttpProtocol(HttpToolsProtocol):
 
 
 def _answer(error: MooringError) -> bytes:
-    status, request_id = status_of(error), new_id(ids.REQUEST)
+    request_id = new_id(ids.REQUEST)
     problem = Problem(
-        type=f"urn:mooring:error:{error.error_code}",
+        type=f"urn:mooring:error:{error.code}",
         title=error.title,
-        status=status,
+        status=error.status,
         detail=error.message,
         instance=None,
-        code=error.error_code,
+        code=error.code,
         request_id=request_id,
         retryable=error.retryable,
     )
@@ -224,7 +230,7 @@ def _answer(error: MooringError) -> bytes:
         "Content-Length": str(len(body)),
         "X-Request-Id": request_id,
         "Connection": "close",
-        **headers_of(status, error),
+        **headers_of(error),
     }
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    return f"HTTP/1.1 {status} {error.title}\r\n{lines}\r\n".encode() + body
+    return f"HTTP/1.1 {error.status} {error.title}\r\n{lines}\r\n".encode() + body

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from mooring.core.access import Caller
-from mooring.core.errors import TooManyRequests
+from mooring.core.errors import TooManyQuestions, TooManyRequests
 
 # A key can send about as many such requests in a minute; all of them may wait at once.
 MAX_WAITING_PER_PROJECT: Final = 64
@@ -171,9 +171,8 @@ class SchedulerTurns:
 
 
 def _too_many() -> TooManyRequests:
-    return TooManyRequests(
+    return TooManyQuestions(
         "too many requests of your project wait for the scheduler (explanations, dry runs, the queue); "
         "try again soon",
-        code="too_many_questions",
         retry_after_s=1,
     )

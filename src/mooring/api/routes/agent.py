@@ -20,7 +20,7 @@ from mooring.api.openapi.responses import errors
 from mooring.api.streaming.channels import Channel
 from mooring.control.instances import streams
 from mooring.control.nodes import nodes, reports, start_secrets, sync_answers
-from mooring.core.errors import Gone, NotFound
+from mooring.core.errors import NotFound, StreamClosed
 from mooring.db.signals import AnyTopic, Topic
 from mooring.schemas.agent import (
     CredentialAnswer,
@@ -287,14 +287,14 @@ async def bring_stream(stream_id: str, request: Request, node: CurrentNode, cont
         bringing.cancel()
         closed.cancel()
     if not bringing.done():
-        raise Gone("nobody reads this stream any more", code="stream_closed")
+        raise StreamClosed("nobody reads this stream any more")
     return Response(status_code=204)
 
 
 async def _bring(request: Request, channel: Channel) -> None:
     async for frame in _frames(request):
         if not await channel.put(frame) and not frame.is_last:
-            raise Gone("nobody reads this stream any more", code="stream_closed")
+            raise StreamClosed("nobody reads this stream any more")
     await channel.put(None)
 
 

@@ -19,7 +19,7 @@ from mooring.api.views import gpus as gpu_views
 from mooring.control.idempotency import StoredAnswer
 from mooring.control.nodes import gpus, instance_types
 from mooring.core.access import Access
-from mooring.core.errors import Unavailable
+from mooring.core.errors import NoSample
 from mooring.core.gpu import Health, Sample
 from mooring.core.text import Text
 from mooring.db import tables
@@ -83,7 +83,7 @@ def get_gpu_metrics(uuid: str, context: Ctx, access: CurrentAccess) -> Response:
         gpus.require_visible_figures(session, access, row.uuid)
         found = gpu_views.samples(session, access, [row.uuid])
     if not found:
-        raise Unavailable(f"the node of {uuid} has told no figures; is it reachable?", code="no_sample")
+        raise NoSample(f"the node of {uuid} has told no figures; is it reachable?")
     return responses.respond(responses.json_answer(found[0]))
 
 

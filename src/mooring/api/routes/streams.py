@@ -1,7 +1,7 @@
 """Logs and exec: a user asks, the instance's node dials in, and bytes pass through."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, aclosing
 from datetime import datetime
 from typing import Annotated, Any
@@ -25,7 +25,22 @@ from mooring.control import idempotency
 from mooring.control.instances import streams
 from mooring.core import ids
 from mooring.core.access import Access
-from mooring.core.errors import BadRequest, Conflict, MooringError, NotRunning, Unavailable
+from mooring.core.errors import (
+    BadEventId,
+    BadSince,
+    Conflict,
+    DockerUnavailable,
+    ExecTimeout,
+    MooringError,
+    NodeFailed,
+    NodeTimeout,
+    NodeUnreachable,
+    NotFound,
+    NotRunning,
+    NotSupportedByNode,
+    ServerEnding,
+    TooManyStreamsOnNode,
+)
 from mooring.core.text import MAX_LINE_BYTES, clean_line
 from mooring.db.types import new_id
 from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamError, StreamFrame
@@ -37,7 +52,24 @@ router = APIRouter(prefix="/v1/instances", tags=["instances"], route_class=Stric
 # The node hears at once of what is asked; this long it may take to dial in, and later to be silent.
 DIAL_IN_S = 10.0
 SILENCE_S = 20.0
-_NOTHING_RAN = frozenset({"not_found", "not_running", "node_unreachable", "too_many_streams_on_node"})
+_NOTHING_RAN = (NotFound, NotRunning, NodeUnreachable, TooManyStreamsOnNode)
+# What an error frame of a node, or of the channel, becomes.
+_ERRORS: Mapping[str, type[MooringError]] = {
+    "not_found": NotRunning,  # the instance was found; its container is gone
+    MooringError.code: NodeFailed,
+    **{
+        kind.code: kind
+        for kind in (
+            NotRunning,
+            DockerUnavailable,
+            NodeTimeout,
+            ServerEnding,
+            ExecTimeout,
+            BadSince,
+            NotSupportedByNode,
+        )
+    },
+}
 
 
 class StreamRelay:
@@ -64,26 +96,26 @@ class StreamRelay:
                 (await live.renewed()).require(project_id, "the instance is not yours to see any more")
         except MooringError as error:
             self._lost = error
-            self.channel.revoke(StreamError(code=error.error_code, message=error.message))
+            self.channel.revoke(StreamError(code=error.code, message=error.message))
 
     async def first(self) -> StreamFrame:
         """The first frame, which proves that the node is there.
 
         Raises:
-            Unavailable: code `node_timeout`.
+            NodeTimeout: the node did not dial in.
             MooringError: what the node says is in the way.
         """
         try:
             frame = await anext(self.channel.frames(DIAL_IN_S))
         except (TimeoutError, StopAsyncIteration):
-            raise Unavailable("the instance's node did not dial in; try again", code="node_timeout") from None
+            raise NodeTimeout("the instance's node did not dial in; try again") from None
         if frame.error is not None:
             raise self.refusal(frame.error)
         return frame
 
     def refusal(self, error: StreamError) -> MooringError:
         """What an error frame says, as an answer."""
-        return self._lost or _refused(error)
+        return self._lost or _ERRORS.get(error.code, Conflict)(error.message)
 
     async def rest(self, first: StreamFrame) -> AsyncIterator[StreamFrame]:
         """All frames, ended by a broken node as by a finished one; the last frame tells them apart."""
@@ -103,16 +135,6 @@ class StreamRelay:
         self._watching.cancel()
         self._exits.close()
         await run_in_threadpool(_forget, self._context, self.id)
-
-
-def _refused(error: StreamError) -> MooringError:
-    if error.code in {"not_running", "not_found"}:  # found was the instance; its container is gone
-        return NotRunning(error.message)
-    if error.code == MooringError.code:
-        return Unavailable(error.message, code="node_failed")
-    if error.code in {"docker_unavailable", "node_timeout", "server_ending"}:
-        return Unavailable(error.message, code=error.code)
-    return Conflict(error.message, code=error.code)
 
 
 async def _open(
@@ -214,9 +236,7 @@ def _moment(last_event_id: str | None) -> str | None:
     try:
         datetime.fromisoformat(last_event_id)
     except ValueError:
-        raise BadRequest(
-            "Last-Event-ID must be the id of a log line, which is its time", code="bad_event_id"
-        ) from None
+        raise BadEventId("Last-Event-ID must be the id of a log line, which is its time") from None
     return last_event_id
 
 
@@ -265,7 +285,7 @@ async def exec_in_instance(
         answer = responses.json_answer(await _exec(context, live, instance_id, body), encrypted=True)
     except MooringError as error:
         # Where it may have run, a repeat must not run it again.
-        if key is not None and error.error_code in _NOTHING_RAN:
+        if key is not None and isinstance(error, _NOTHING_RAN):
             await asyncio.shield(run_in_threadpool(_abandon, context, call.access.caller.id, key))
         raise
     if key is not None:
@@ -309,6 +329,4 @@ async def _collected(stream: StreamRelay, first: StreamFrame) -> Json:
         if frame.exit_code is not None:
             output = {name: "".join(parts) for name, parts in printed.items()}
             return {"exit_code": frame.exit_code, **output, "truncated": truncated}
-    raise Unavailable(
-        "the node ended the stream without an exit code; the command may have run", code="node_timeout"
-    )
+    raise NodeTimeout("the node ended the stream without an exit code; the command may have run")

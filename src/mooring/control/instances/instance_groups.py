@@ -18,7 +18,7 @@ from mooring.control.scheduling import quotas
 from mooring.control.tenants import storage
 from mooring.core import ids
 from mooring.core.access import SYSTEM, Access
-from mooring.core.errors import Forbidden, InvalidTransition, NameTaken, NotFound
+from mooring.core.errors import HostNetworkNotAllowed, InvalidTransition, NameTaken, NotFound
 from mooring.core.group import (
     GROUP_ENDED,
     LONGEST_NAME,
@@ -82,9 +82,8 @@ def _count_stored(session: Session, row: InstanceGroup, members: Sequence[Instan
 
 def _require_network(project: Project, mode: str) -> None:
     if mode == "host" and not project.host_network:
-        raise Forbidden(
-            "this project may not use the network of the hosts; use overlay, or ask an admin to allow it",
-            code="host_network_not_allowed",
+        raise HostNetworkNotAllowed(
+            "this project may not use the network of the hosts; use overlay, or ask an admin to allow it"
         )
 
 

@@ -12,7 +12,7 @@ from mooring.control.audit import audit_log
 from mooring.control.tenants import api_keys
 from mooring.core import ids
 from mooring.core.access import Access
-from mooring.core.errors import Conflict, NotFound
+from mooring.core.errors import EmailTaken, NotFound
 from mooring.db.tables import ApiKey, Member, User
 from mooring.db.types import new_id, now
 
@@ -31,7 +31,7 @@ def _require_free_email(session: Session, email: str | None) -> None:
     if email is None:
         return
     if session.scalar(select(User.id).where(User.email == email, User.deleted_at.is_(None))):
-        raise Conflict(f"a user with the e-mail {email} exists", code="email_taken")
+        raise EmailTaken(f"a user with the e-mail {email} exists")
 
 
 def get(session: Session, user_id: str) -> User:
