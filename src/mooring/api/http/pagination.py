@@ -12,7 +12,7 @@ from sqlalchemy import Row, Select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from mooring.core.access import Access
-from mooring.core.errors import BadCursor, BadRequest
+from mooring.core.errors import BadCursor
 from mooring.core.text import Text
 
 Item = TypeVar("Item")
@@ -118,7 +118,7 @@ def _verified(cursor: str, scope: str, secret: bytes) -> str:
     return last
 
 
-def _bad_cursor() -> BadRequest:
+def _bad_cursor() -> BadCursor:
     return BadCursor("the cursor is not valid for this list and these filters; start again without it")
 
 

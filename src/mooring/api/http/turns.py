@@ -170,7 +170,7 @@ class SchedulerTurns:
         self._timer = asyncio.get_running_loop().call_later(seconds, self._start_next)
 
 
-def _too_many() -> TooManyRequests:
+def _too_many() -> TooManyQuestions:
     return TooManyQuestions(
         "too many requests of your project wait for the scheduler (explanations, dry runs, the queue); "
         "try again soon",

@@ -1,9 +1,11 @@
-"""The error answers that an operation declares in the OpenAPI document."""
+"""The error answers that an operation declares in the OpenAPI document, by the classes of `core/errors.py`."""
 
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
 
-from mooring.api.http.problems import STATUS
-from mooring.schemas.base import PROBLEM_MEDIA_TYPE
+from mooring.core import errors as tree
+from mooring.core.errors import MooringError
+from mooring.schemas.base import PROBLEM_MEDIA_TYPE, Json
 
 _WHAT = {
     400: "The request cannot be read, or a cursor is bad.",
@@ -22,37 +24,79 @@ _WHAT = {
     500: "A bug in Mooring; its log has the cause under the request_id.",
     503: "The database or the node does not answer just now; see Retry-After.",
 }
+Kinds = Iterable[type[MooringError]]
 # What the layers around every operation may answer, before it is looked at.
-ANY_REQUEST = (400, 408, 413, 431, 500)
-WITH_CREDENTIALS = (401, 403, 429)
-_ALWAYS = (*WITH_CREDENTIALS, 422, 503)
-_WITH_BODY = (415,)
+ANY_REQUEST: Final[Kinds] = (
+    *(tree.BadRequest, tree.MalformedRequest, tree.RequestTimeout),
+    *(tree.TooLarge, tree.HeadersTooLarge, MooringError),
+)
+WITH_CREDENTIALS: Final[Kinds] = (tree.Unauthorized, tree.Forbidden, tree.TooManyRequests)
+_ALWAYS: Final[Kinds] = (
+    *(*ANY_REQUEST, *WITH_CREDENTIALS, tree.Invalid),
+    *(tree.Unavailable, tree.DatabaseUnavailable, tree.SsoUnavailable),
+)
+# A body with the spec of an instance, and a spec that is checked against the rules of its project.
+SPEC: Final[Kinds] = (tree.NotSupportedYet, tree.ReservedEnv, tree.ReservedLabel, tree.SpecTooLarge)
+ADMISSION: Final[Kinds] = (
+    *(tree.GpuSharingNotAllowed, tree.ImageNotAllowed, tree.NodeSelectorConflict, tree.PriorityNotAllowed),
+    *(tree.RegistryNotAllowed, tree.SecretsTooLarge, tree.TooManyPorts, tree.UnknownSecret),
+)
 
 Responses = dict[int | str, dict[str, Any]]
 
 
-def errors(*statuses: int, body: bool = False) -> Responses:
-    """The usual errors and these; `body` adds those of a request with a JSON body."""
-    listed = sorted({*ANY_REQUEST, *_ALWAYS, *statuses, *(_WITH_BODY if body else ())})
-    return {status: problem(status) for status in listed}
+def errors(*kinds: type[MooringError]) -> Responses:
+    """The error answers of an operation that raises these, and what any operation raises.
+
+    What follows from its parameters and its class of action is added by `answers.complete`.
+    """
+    return {status: problem(of_status) for status, of_status in by_status((*_ALWAYS, *kinds)).items()}
 
 
-def problem(status: int) -> dict[str, Any]:
-    """One error answer, as the document has it."""
-    content = {"schema": {"$ref": "#/components/schemas/Problem"}, "example": _example(status)}
-    return {"description": _WHAT[status], "content": {PROBLEM_MEDIA_TYPE: content}}
+def by_status(kinds: Kinds) -> dict[int, list[type[MooringError]]]:
+    found: dict[int, list[type[MooringError]]] = {}
+    for kind in sorted(set(kinds), key=lambda kind: (kind.status, kind.code)):
+        found.setdefault(kind.status, []).append(kind)
+    return found
 
 
-def _example(status: int) -> dict[str, Any]:
+def problem(kinds: list[type[MooringError]]) -> dict[str, Any]:
+    """The answer of one status: the codes in its description, and an example of each."""
+    codes = ", ".join(f"`{kind.code}`" for kind in kinds)
+    examples = {kind.code: {"$ref": f"#/components/examples/{kind.code}"} for kind in kinds}
+    content = {"schema": {"$ref": "#/components/schemas/Problem"}, "examples": examples}
+    description = f"{_WHAT[kinds[0].status]} Codes: {codes}."
+    return {"description": description, "content": {PROBLEM_MEDIA_TYPE: content}}
+
+
+def declared(answers: Json) -> Iterator[type[MooringError]]:
+    """The classes that the answers of an operation declare."""
+    for answer in answers.values():
+        for code in answer.get("content", {}).get(PROBLEM_MEDIA_TYPE, {}).get("examples", ()):
+            yield _BY_CODE[code]
+
+
+def example(kind: type[MooringError]) -> dict[str, Any]:
     """Without it Swagger UI makes up noise that fits the patterns."""
-    kind = next(kind for kind, known in STATUS.items() if known == status)
-    return {
+    value = {
         "type": f"urn:mooring:error:{kind.code}",
         "title": kind.title,
-        "status": status,
-        "detail": _WHAT[status],
+        "status": kind.status,
+        "detail": _WHAT[kind.status],
         "instance": "/v1/instances",
         "code": kind.code,
         "request_id": "req_01m7ytn7kexrn34wn367q44k9v",
         "retryable": kind.retryable,
     }
+    return {"summary": kind.title, "value": value}
+
+
+def _with_subclasses(kind: type[MooringError]) -> Iterator[type[MooringError]]:
+    yield kind
+    for derived in kind.__subclasses__():
+        yield from _with_subclasses(derived)
+
+
+_BY_CODE: Final[Mapping[str, type[MooringError]]] = {
+    kind.code: kind for kind in _with_subclasses(MooringError)
+}

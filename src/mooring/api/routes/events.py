@@ -19,7 +19,7 @@ from mooring.api.openapi.responses import errors
 from mooring.api.streaming import sse, waiting
 from mooring.api.streaming.event_pages import PageEvent
 from mooring.control import events
-from mooring.core.errors import BadEventId, MooringError
+from mooring.core.errors import BadEventId, Gone, MooringError
 from mooring.schemas.events import EventList
 
 router = APIRouter(prefix="/v1", tags=["events"], route_class=StrictRoute)
@@ -36,7 +36,7 @@ _PAUSE_PER_FOLLOWER_S = 0.01
 @router.get(
     "/events",
     response_model=EventList,
-    responses={200: {"content": {sse.MEDIA_TYPE: {"schema": {"type": "string"}}}}, **errors(410)},
+    responses={200: {"content": {sse.MEDIA_TYPE: {"schema": {"type": "string"}}}}, **errors(Gone)},
     operation_id="list_events",
 )
 async def list_events(

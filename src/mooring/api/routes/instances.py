@@ -16,7 +16,7 @@ from mooring.api.http import pagination, responses, transactions
 from mooring.api.http.body import StrictRoute
 from mooring.api.http.responses import IfMatch
 from mooring.api.http.transactions import CurrentCall
-from mooring.api.openapi.responses import errors
+from mooring.api.openapi.responses import ADMISSION, SPEC, errors
 from mooring.api.streaming import waiting
 from mooring.api.views import explanations as outlooks
 from mooring.api.views import gpus as gpu_views
@@ -30,6 +30,19 @@ from mooring.control.instances.waiting_reasons import waiting_reason
 from mooring.control.scheduling import explain
 from mooring.control.tenants import projects
 from mooring.core.access import Access
+from mooring.core.errors import (
+    GpuReserved,
+    InsufficientCapacity,
+    InvalidTransition,
+    MemberOfGroup,
+    NameTaken,
+    NodeNotAllowed,
+    NotFound,
+    PriorityNotAllowed,
+    ProjectRequired,
+    ReservedLabel,
+    TooManyQuestions,
+)
 from mooring.core.instance.state import Reason, State
 from mooring.core.text import LabelFilter, Text
 from mooring.db import tables
@@ -68,7 +81,9 @@ class InstanceQuery(pagination.PageQuery):
     response_model=Instance,
     responses={
         200: {"model": DryRun, "description": "`dry_run`: nothing was created"},
-        **errors(404, 409, body=True),
+        **errors(
+            InsufficientCapacity, NameTaken, NotFound, ProjectRequired, TooManyQuestions, *ADMISSION, *SPEC
+        ),
     },
     operation_id="create_instance",
 )
@@ -147,7 +162,9 @@ def list_instances(context: Ctx, access: CurrentAccess, asked: Annotated[Instanc
     return Response(page, media_type="application/json")
 
 
-@router.get("/{instance_id}", response_model=Instance, responses=errors(404), operation_id="get_instance")
+@router.get(
+    "/{instance_id}", response_model=Instance, responses=errors(NotFound), operation_id="get_instance"
+)
 def get_instance(instance_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """One instance as it is now."""
     with context.database.read() as session:
@@ -157,7 +174,7 @@ def get_instance(instance_id: str, context: Ctx, access: CurrentAccess) -> Respo
 @router.patch(
     "/{instance_id}",
     response_model=Instance,
-    responses=errors(404, 409, 412, body=True),
+    responses=errors(GpuReserved, MemberOfGroup, NameTaken, NotFound, PriorityNotAllowed, ReservedLabel),
     operation_id="update_instance",
 )
 def update_instance(
@@ -178,7 +195,7 @@ def update_instance(
     "/{instance_id}",
     status_code=202,
     response_model=Instance,
-    responses=errors(404, 409, 412),
+    responses=errors(InvalidTransition, MemberOfGroup, NotFound),
     operation_id="delete_instance",
 )
 def delete_instance(instance_id: str, context: Ctx, access: CurrentAccess, if_match: IfMatch) -> Response:
@@ -196,7 +213,7 @@ def delete_instance(instance_id: str, context: Ctx, access: CurrentAccess, if_ma
     "/{instance_id}/stop",
     status_code=202,
     response_model=Instance,
-    responses=errors(404, 409, body=True),
+    responses=errors(InvalidTransition, MemberOfGroup, NotFound),
     operation_id="stop_instance",
 )
 def stop_instance(
@@ -222,7 +239,7 @@ def stop_instance(
     "/{instance_id}/start",
     status_code=202,
     response_model=Instance,
-    responses=errors(404, 409),
+    responses=errors(InvalidTransition, MemberOfGroup, NotFound, *ADMISSION),
     operation_id="start_instance",
 )
 def start_instance(instance_id: str, context: Ctx, call: CurrentCall) -> Response:
@@ -240,7 +257,7 @@ def start_instance(instance_id: str, context: Ctx, call: CurrentCall) -> Respons
     "/{instance_id}/restart",
     status_code=202,
     response_model=Instance,
-    responses=errors(404, 409),
+    responses=errors(GpuReserved, InvalidTransition, MemberOfGroup, NodeNotAllowed, NotFound, *ADMISSION),
     operation_id="restart_instance",
 )
 def restart_instance(instance_id: str, context: Ctx, call: CurrentCall) -> Response:
@@ -255,7 +272,10 @@ def restart_instance(instance_id: str, context: Ctx, call: CurrentCall) -> Respo
 
 
 @router.get(
-    "/{instance_id}/wait", response_model=WaitResult, responses=errors(404), operation_id="wait_for_instance"
+    "/{instance_id}/wait",
+    response_model=WaitResult,
+    responses=errors(NotFound),
+    operation_id="wait_for_instance",
 )
 async def wait_for_instance(
     instance_id: str,
@@ -273,7 +293,7 @@ async def wait_for_instance(
 @router.get(
     "/{instance_id}/metrics",
     response_model=MetricsList,
-    responses=errors(404),
+    responses=errors(NotFound),
     operation_id="get_instance_metrics",
 )
 def get_instance_metrics(instance_id: str, context: Ctx, access: CurrentAccess) -> Response:
@@ -289,7 +309,7 @@ def get_instance_metrics(instance_id: str, context: Ctx, access: CurrentAccess) 
 @router.get(
     "/{instance_id}/events",
     response_model=InstanceEvents,
-    responses=errors(404),
+    responses=errors(NotFound),
     operation_id="list_instance_events",
 )
 def list_instance_events(
@@ -310,7 +330,7 @@ def list_instance_events(
 @router.get(
     "/{instance_id}/explain",
     response_model=Explanation,
-    responses=errors(404),
+    responses=errors(NotFound, TooManyQuestions),
     operation_id="explain_instance",
 )
 async def explain_instance(instance_id: str, context: Ctx, access: CurrentAccess) -> Response:

@@ -20,6 +20,7 @@ from mooring.api.views import tenants as tenant_views
 from mooring.control.idempotency import StoredAnswer
 from mooring.control.scheduling import quotas
 from mooring.control.tenants import projects
+from mooring.core.errors import DefaultProject, NameTaken, NotFound, ProjectInUse, TooManyRows
 from mooring.core.text import Text
 from mooring.db import tables
 from mooring.schemas.projects import (
@@ -43,7 +44,7 @@ class ProjectQuery(pagination.PageQuery):
     "",
     status_code=201,
     response_model=Project,
-    responses=errors(409, body=True),
+    responses=errors(NameTaken),
     operation_id="create_project",
 )
 def create_project(body: ProjectCreate, context: Ctx, call: CurrentCall) -> Response:
@@ -70,7 +71,7 @@ def list_projects(context: Ctx, access: CurrentAccess, asked: Annotated[ProjectQ
     return responses.respond(responses.json_answer(content))
 
 
-@router.get("/{project_id}", response_model=Project, responses=errors(404), operation_id="get_project")
+@router.get("/{project_id}", response_model=Project, responses=errors(NotFound), operation_id="get_project")
 def get_project(project_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """One project with its limits and what counts against them now."""
     with context.database.read() as session:
@@ -87,7 +88,7 @@ def _shown(
 @router.patch(
     "/{project_id}",
     response_model=Project,
-    responses=errors(404, 409, 412, body=True),
+    responses=errors(DefaultProject, NameTaken, NotFound),
     operation_id="update_project",
 )
 def update_project(
@@ -105,7 +106,10 @@ def update_project(
 
 
 @router.delete(
-    "/{project_id}", status_code=204, responses=errors(404, 409, 412), operation_id="delete_project"
+    "/{project_id}",
+    status_code=204,
+    responses=errors(DefaultProject, NotFound, ProjectInUse),
+    operation_id="delete_project",
 )
 def delete_project(project_id: str, context: Ctx, access: CurrentAccess, if_match: IfMatch) -> Response:
     """Forget it with its keys, members, secrets, registries and reservations.
@@ -123,7 +127,7 @@ def delete_project(project_id: str, context: Ctx, access: CurrentAccess, if_matc
 @router.get(
     "/{project_id}/members",
     response_model=MemberList,
-    responses=errors(404),
+    responses=errors(NotFound),
     operation_id="list_members",
 )
 def list_members(
@@ -141,7 +145,7 @@ def list_members(
 @router.put(
     "/{project_id}/members/{user_id}",
     response_model=Member,
-    responses=errors(404, 409, body=True),
+    responses=errors(NotFound, TooManyRows),
     operation_id="put_member",
 )
 def put_member(
@@ -159,7 +163,7 @@ def put_member(
 @router.delete(
     "/{project_id}/members/{user_id}",
     status_code=204,
-    responses=errors(404, 409),
+    responses=errors(NotFound),
     operation_id="delete_member",
 )
 def delete_member(project_id: str, user_id: str, context: Ctx, access: CurrentAccess) -> Response:

@@ -29,7 +29,12 @@ async def get_health() -> Response:
     return responses.respond(responses.json_answer({"status": "ok"}))
 
 
-@router.get("/readyz", response_model=Status, responses=errors(), operation_id="get_readiness")
+@router.get(
+    "/readyz",
+    response_model=Status,
+    responses=errors(NotMigrated, WaitingForNode),
+    operation_id="get_readiness",
+)
 def get_readiness(context: Ctx) -> Response:
     """The database answers and is migrated; with `mooring up`, the local node has reported."""
     try:

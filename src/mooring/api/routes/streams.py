@@ -53,22 +53,20 @@ router = APIRouter(prefix="/v1/instances", tags=["instances"], route_class=Stric
 DIAL_IN_S = 10.0
 SILENCE_S = 20.0
 _NOTHING_RAN = (NotFound, NotRunning, NodeUnreachable, TooManyStreamsOnNode)
-# What an error frame of a node, or of the channel, becomes.
+_FROM_NODE = (
+    BadSince,
+    DockerUnavailable,
+    ExecTimeout,
+    NodeTimeout,
+    NotRunning,
+    NotSupportedByNode,
+    ServerEnding,
+)
+# What an error frame becomes. "not_found": the instance was found; its container is gone.
 _ERRORS: Mapping[str, type[MooringError]] = {
-    "not_found": NotRunning,  # the instance was found; its container is gone
+    **{kind.code: kind for kind in _FROM_NODE},
+    "not_found": NotRunning,
     MooringError.code: NodeFailed,
-    **{
-        kind.code: kind
-        for kind in (
-            NotRunning,
-            DockerUnavailable,
-            NodeTimeout,
-            ServerEnding,
-            ExecTimeout,
-            BadSince,
-            NotSupportedByNode,
-        )
-    },
 }
 
 
@@ -179,7 +177,10 @@ def _forget(context: Context, stream_id: str) -> None:
 @router.get(
     "/{instance_id}/logs",
     response_class=PlainTextResponse,
-    responses={200: {"content": {sse.MEDIA_TYPE: {"schema": {"type": "string"}}}}, **errors(404, 409)},
+    responses={
+        200: {"content": {sse.MEDIA_TYPE: {"schema": {"type": "string"}}}},
+        **errors(NotFound, NodeUnreachable, TooManyStreamsOnNode, Conflict, *_ERRORS.values()),
+    },
     operation_id="get_instance_logs",
 )
 async def get_instance_logs(
@@ -267,7 +268,7 @@ async def _as_events(stream: StreamRelay, first: StreamFrame, resumed: str | Non
 @router.post(
     "/{instance_id}/exec",
     response_model=ExecResult,
-    responses=errors(404, 409, body=True),
+    responses=errors(NotFound, NodeUnreachable, TooManyStreamsOnNode, *_ERRORS.values()),
     operation_id="exec_in_instance",
 )
 async def exec_in_instance(
