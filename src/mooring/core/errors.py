@@ -14,6 +14,7 @@ class MooringError(Exception):
     Subclasses inherit the status, the title and `retryable`, unless they set them.
 
     Attributes:
+        by_code: all subclasses.
         retry_after_s: when trying again is worth it, where that is known.
     """
 
@@ -21,12 +22,14 @@ class MooringError(Exception):
     status: ClassVar[int] = 500
     title: ClassVar[str] = "Internal error"
     retryable: ClassVar[bool] = False
+    by_code: ClassVar[dict[str, type["MooringError"]]] = {}
 
     def __init_subclass__(
         cls, *, code: str, status: int = 0, title: str = "", retryable: bool = False
     ) -> None:
         cls.code, cls.status, cls.title = code, status or cls.status, title or cls.title
         cls.retryable = retryable or cls.retryable
+        cls.by_code[code] = cls
 
     def __init__(self, message: str, *, retry_after_s: int | None = None, **fields: Any) -> None:
         super().__init__(message)

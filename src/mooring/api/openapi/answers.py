@@ -4,15 +4,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mooring.api.auth.rules import RULES, ActionClass
-from mooring.api.openapi.responses import (
-    ANY_REQUEST,
-    WITH_CREDENTIALS,
-    Kinds,
-    by_status,
-    declared,
-    example,
-    problem,
-)
+from mooring.api.openapi import responses
+from mooring.api.openapi.responses import Kinds
 from mooring.core import errors
 from mooring.core.errors import MooringError
 from mooring.schemas.base import Json
@@ -57,8 +50,7 @@ HEADERS: Json = {
         "schema": {"type": "string", "enum": ["true"]},
     },
 }
-_LOGIN_ERRORS = frozenset(WITH_CREDENTIALS)
-# What follows from a parameter, a body, and a class of action.
+_MOST_SHARED = 3  # an answer with more codes of its own is written where it is
 _BY_PARAMETER: Mapping[str, Kinds] = {
     "cursor": [errors.BadCursor],
     "idempotency-key": [
@@ -89,39 +81,38 @@ def operations(document: Json) -> Iterator[tuple[str, str, Json]]:
 def complete(document: Json) -> None:
     """State in each operation what the layers around it may answer, and the headers that come with it."""
     components = document["components"]
-    components["headers"], components["responses"], used = HEADERS, {}, set(ANY_REQUEST)
+    components["headers"], components["responses"], components["examples"] = HEADERS, {}, {}
+    login = responses.WITH_CREDENTIALS
     for _path, method, operation in operations(document):
         operation.setdefault("security", [])
         public = method == "get" and not operation["security"]
-        answers: Json = operation["responses"]
-        kinds = {*ANY_REQUEST, *declared(answers), *_implied(operation)}
-        kinds = kinds - _LOGIN_ERRORS if public else kinds | _LOGIN_ERRORS
-        used |= kinds
-        for status in [status for status in answers if status >= "400"]:
-            del answers[status]
+        kinds = {*responses.ANY_REQUEST, *responses.declared(operation), *_implied(operation)}
+        kinds = kinds.difference(login) if public else kinds.union(login)
+        answers: Json = {code: answer for code, answer in operation["responses"].items() if code < "400"}
         for status, answer in answers.items():
             answer["headers"] = {**_headers(status, method, answer), **answer.get("headers", {})}
-        for of_status in by_status(kinds).values():
-            status, answer = str(of_status[0].status), problem(of_status)
+        for same_status in responses.by_status(kinds).values():
+            components["examples"] |= {kind.code: responses.example(kind) for kind in same_status}
+            status, answer = str(same_status[0].status), responses.problem(same_status)
             answer["headers"] = _headers(status, method, answer)
-            name = f"Problem{status}{_suffix(of_status)}"
-            shared = components["responses"].setdefault(name, answer) == answer
-            answers[status] = {"$ref": f"#/components/responses/{name}"} if shared else answer
+            special = [kind for kind in same_status if kind not in responses.ALWAYS]
+            if len(special) <= _MOST_SHARED:
+                name = "".join([f"Problem{status}", *(kind.__name__ for kind in special)])
+                components["responses"][name] = answer
+                answer = {"$ref": f"#/components/responses/{name}"}
+            answers[status] = answer
         operation["responses"] = dict(sorted(answers.items()))
-    components["examples"] = {kind.code: example(kind) for kind in used}
 
 
 def _implied(operation: Json) -> Iterator[type[MooringError]]:
+    """The errors that follow from the operation's parameters, body and class of action."""
     for parameter in operation.get("parameters", ()):
+        if parameter["in"] == "path":
+            yield errors.NotFound
         yield from _BY_PARAMETER.get(parameter["name"], ())
     if "requestBody" in operation:
         yield from _BY_BODY
     yield from _BY_CLASS[RULES[operation["operationId"]].action_class]
-
-
-def _suffix(kinds: Kinds) -> str:
-    """Tells the answers of one status apart by the classes below its branch that any operation lacks."""
-    return "".join(kind.__name__ for kind in kinds if kind.__base__ is not MooringError)
 
 
 def _headers(status: str, method: str, answer: Json) -> Json:

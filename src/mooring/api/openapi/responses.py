@@ -1,6 +1,6 @@
-"""The error answers that an operation declares in the OpenAPI document, by the classes of `core/errors.py`."""
+"""The error answers that an operation declares in the OpenAPI document."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from mooring.core import errors as tree
@@ -25,19 +25,17 @@ _WHAT = {
     503: "The database or the node does not answer just now; see Retry-After.",
 }
 Kinds = Iterable[type[MooringError]]
-# What the layers around every operation may answer, before it is looked at.
-ANY_REQUEST: Final[Kinds] = (
+# What the layers around every operation may answer, before it is looked at; then what any operation may.
+ANY_REQUEST: Final = (
     *(tree.BadRequest, tree.MalformedRequest, tree.RequestTimeout),
     *(tree.TooLarge, tree.HeadersTooLarge, MooringError),
 )
-WITH_CREDENTIALS: Final[Kinds] = (tree.Unauthorized, tree.Forbidden, tree.TooManyRequests)
-_ALWAYS: Final[Kinds] = (
-    *(*ANY_REQUEST, *WITH_CREDENTIALS, tree.Invalid),
-    *(tree.Unavailable, tree.DatabaseUnavailable, tree.SsoUnavailable),
-)
+WITH_CREDENTIALS: Final = (tree.Unauthorized, tree.Forbidden, tree.TooManyRequests)
+_REST = (tree.Invalid, tree.Unavailable, tree.DatabaseUnavailable, tree.SsoUnavailable)
+ALWAYS: Final = frozenset({*ANY_REQUEST, *WITH_CREDENTIALS, *_REST})
 # A body with the spec of an instance, and a spec that is checked against the rules of its project.
-SPEC: Final[Kinds] = (tree.NotSupportedYet, tree.ReservedEnv, tree.ReservedLabel, tree.SpecTooLarge)
-ADMISSION: Final[Kinds] = (
+SPEC: Final = (tree.NotSupportedYet, tree.ReservedEnv, tree.ReservedLabel, tree.SpecTooLarge)
+ADMISSION: Final = (
     *(tree.GpuSharingNotAllowed, tree.ImageNotAllowed, tree.NodeSelectorConflict, tree.PriorityNotAllowed),
     *(tree.RegistryNotAllowed, tree.SecretsTooLarge, tree.TooManyPorts, tree.UnknownSecret),
 )
@@ -48,9 +46,9 @@ Responses = dict[int | str, dict[str, Any]]
 def errors(*kinds: type[MooringError]) -> Responses:
     """The error answers of an operation that raises these, and what any operation raises.
 
-    What follows from its parameters and its class of action is added by `answers.complete`.
+    `answers.complete` adds what follows from its parameters and its class of action.
     """
-    return {status: problem(of_status) for status, of_status in by_status((*_ALWAYS, *kinds)).items()}
+    return {status: problem(of_status) for status, of_status in by_status((*ALWAYS, *kinds)).items()}
 
 
 def by_status(kinds: Kinds) -> dict[int, list[type[MooringError]]]:
@@ -69,11 +67,11 @@ def problem(kinds: list[type[MooringError]]) -> dict[str, Any]:
     return {"description": description, "content": {PROBLEM_MEDIA_TYPE: content}}
 
 
-def declared(answers: Json) -> Iterator[type[MooringError]]:
-    """The classes that the answers of an operation declare."""
-    for answer in answers.values():
+def declared(operation: Json) -> Iterator[type[MooringError]]:
+    """The classes that an operation has declared with `errors`."""
+    for answer in operation["responses"].values():
         for code in answer.get("content", {}).get(PROBLEM_MEDIA_TYPE, {}).get("examples", ()):
-            yield _BY_CODE[code]
+            yield MooringError.by_code.get(code, MooringError)
 
 
 def example(kind: type[MooringError]) -> dict[str, Any]:
@@ -89,14 +87,3 @@ def example(kind: type[MooringError]) -> dict[str, Any]:
         "retryable": kind.retryable,
     }
     return {"summary": kind.title, "value": value}
-
-
-def _with_subclasses(kind: type[MooringError]) -> Iterator[type[MooringError]]:
-    yield kind
-    for derived in kind.__subclasses__():
-        yield from _with_subclasses(derived)
-
-
-_BY_CODE: Final[Mapping[str, type[MooringError]]] = {
-    kind.code: kind for kind in _with_subclasses(MooringError)
-}

@@ -218,7 +218,7 @@ def _answer(context: Context, node_id: str, report: SyncRequest) -> SyncAnswer:
 @router.post(
     "/instances/{instance_id}/start-secrets",
     response_model=StartSecrets,
-    responses=errors(Conflict, NotFound, StaleSession, TooManyHandouts),
+    responses=errors(Conflict, StaleSession, TooManyHandouts),
     openapi_extra=_body(StartSecretsRequest),
     operation_id="hand_out_start_secrets",
 )
@@ -277,10 +277,7 @@ def _waiting_streams(context: Context, caller: NodeCaller, agent_session: int) -
 
 
 @router.post(
-    "/streams/{stream_id}",
-    status_code=204,
-    responses=errors(NotFound, StreamClosed),
-    operation_id="bring_stream",
+    "/streams/{stream_id}", status_code=204, responses=errors(StreamClosed), operation_id="bring_stream"
 )
 async def bring_stream(stream_id: str, request: Request, node: CurrentNode, context: Ctx) -> Response:
     """Frames of logs or of an exec, one JSON object a line, for as long as somebody reads them."""

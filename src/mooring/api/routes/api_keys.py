@@ -84,14 +84,14 @@ def list_api_keys(context: Ctx, access: CurrentAccess, asked: Annotated[KeyQuery
     return responses.respond(responses.json_answer(content))
 
 
-@router.get("/{key_id}", response_model=ApiKey, responses=errors(NotFound), operation_id="get_api_key")
+@router.get("/{key_id}", response_model=ApiKey, responses=errors(), operation_id="get_api_key")
 def get_api_key(key_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """One key; the key itself is never shown again."""
     with context.database.read() as session:
         return responses.respond(responses.json_answer(show(ApiKey, api_keys.get(session, access, key_id))))
 
 
-@router.delete("/{key_id}", status_code=204, responses=errors(NotFound), operation_id="delete_api_key")
+@router.delete("/{key_id}", status_code=204, responses=errors(), operation_id="delete_api_key")
 def delete_api_key(key_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """Revoke it: within a second nobody is let in by it, and its streams end within five."""
 

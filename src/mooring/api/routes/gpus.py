@@ -19,7 +19,7 @@ from mooring.api.views import gpus as gpu_views
 from mooring.control.idempotency import StoredAnswer
 from mooring.control.nodes import gpus, instance_types
 from mooring.core.access import Access
-from mooring.core.errors import GpuLost, NoSample, NotFound
+from mooring.core.errors import GpuLost, NoSample
 from mooring.core.gpu import Health, Sample
 from mooring.core.text import Text
 from mooring.db import tables
@@ -44,7 +44,7 @@ def list_gpus(context: Ctx, access: CurrentAccess, asked: Annotated[GpuQuery, Qu
     return responses.respond(responses.json_answer(content))
 
 
-@router.get("/gpus/{uuid}", response_model=Gpu, responses=errors(NotFound), operation_id="get_gpu")
+@router.get("/gpus/{uuid}", response_model=Gpu, responses=errors(), operation_id="get_gpu")
 def get_gpu(uuid: str, context: Ctx, access: CurrentAccess) -> Response:
     """One GPU as it is now."""
     with context.database.read() as session:
@@ -58,7 +58,7 @@ def _shown(session: Session, access: Access, row: tables.Gpu) -> StoredAnswer:
 @router.get(
     "/gpus/{uuid}/incidents",
     response_model=GpuIncidentList,
-    responses=errors(NotFound),
+    responses=errors(),
     operation_id="list_gpu_incidents",
 )
 def list_gpu_incidents(
@@ -74,10 +74,7 @@ def list_gpu_incidents(
 
 
 @router.get(
-    "/gpus/{uuid}/metrics",
-    response_model=Sample,
-    responses=errors(NoSample, NotFound),
-    operation_id="get_gpu_metrics",
+    "/gpus/{uuid}/metrics", response_model=Sample, responses=errors(NoSample), operation_id="get_gpu_metrics"
 )
 def get_gpu_metrics(uuid: str, context: Ctx, access: CurrentAccess) -> Response:
     """Its newest sample; what the card does not support is null."""
@@ -90,9 +87,7 @@ def get_gpu_metrics(uuid: str, context: Ctx, access: CurrentAccess) -> Response:
     return responses.respond(responses.json_answer(found[0]))
 
 
-@router.post(
-    "/gpus/{uuid}/clear", response_model=Gpu, responses=errors(GpuLost, NotFound), operation_id="clear_gpu"
-)
+@router.post("/gpus/{uuid}/clear", response_model=Gpu, responses=errors(GpuLost), operation_id="clear_gpu")
 def clear_gpu(uuid: str, context: Ctx, call: CurrentCall) -> Response:
     """Trust a quarantined GPU again and give it out."""
 

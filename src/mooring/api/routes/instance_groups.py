@@ -115,7 +115,7 @@ def list_instance_groups(
 
 
 @router.get(
-    "/{group_id}", response_model=InstanceGroup, responses=errors(NotFound), operation_id="get_instance_group"
+    "/{group_id}", response_model=InstanceGroup, responses=errors(), operation_id="get_instance_group"
 )
 def get_instance_group(group_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """One group with its members as they are now."""
@@ -127,7 +127,7 @@ def get_instance_group(group_id: str, context: Ctx, access: CurrentAccess) -> Re
     "/{group_id}",
     status_code=202,
     response_model=InstanceGroup,
-    responses=errors(InvalidTransition, NotFound),
+    responses=errors(InvalidTransition),
     operation_id="delete_instance_group",
 )
 def delete_instance_group(group_id: str, context: Ctx, access: CurrentAccess, if_match: IfMatch) -> Response:
@@ -145,7 +145,7 @@ def delete_instance_group(group_id: str, context: Ctx, access: CurrentAccess, if
     "/{group_id}/stop",
     status_code=202,
     response_model=InstanceGroup,
-    responses=errors(InvalidTransition, NotFound),
+    responses=errors(InvalidTransition),
     operation_id="stop_instance_group",
 )
 def stop_instance_group(
@@ -171,7 +171,7 @@ def stop_instance_group(
     "/{group_id}/start",
     status_code=202,
     response_model=InstanceGroup,
-    responses=errors(HostNetworkNotAllowed, InvalidTransition, NotFound, *ADMISSION),
+    responses=errors(HostNetworkNotAllowed, InvalidTransition, *ADMISSION),
     operation_id="start_instance_group",
 )
 def start_instance_group(group_id: str, context: Ctx, call: CurrentCall) -> Response:
@@ -186,7 +186,7 @@ def start_instance_group(group_id: str, context: Ctx, call: CurrentCall) -> Resp
 @router.get(
     "/{group_id}/explain",
     response_model=GroupExplanation,
-    responses=errors(NotFound, TooManyQuestions),
+    responses=errors(TooManyQuestions),
     operation_id="explain_instance_group",
 )
 async def explain_instance_group(group_id: str, context: Ctx, access: CurrentAccess) -> Response:

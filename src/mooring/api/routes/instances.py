@@ -162,9 +162,7 @@ def list_instances(context: Ctx, access: CurrentAccess, asked: Annotated[Instanc
     return Response(page, media_type="application/json")
 
 
-@router.get(
-    "/{instance_id}", response_model=Instance, responses=errors(NotFound), operation_id="get_instance"
-)
+@router.get("/{instance_id}", response_model=Instance, responses=errors(), operation_id="get_instance")
 def get_instance(instance_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """One instance as it is now."""
     with context.database.read() as session:
@@ -174,7 +172,7 @@ def get_instance(instance_id: str, context: Ctx, access: CurrentAccess) -> Respo
 @router.patch(
     "/{instance_id}",
     response_model=Instance,
-    responses=errors(GpuReserved, MemberOfGroup, NameTaken, NotFound, PriorityNotAllowed, ReservedLabel),
+    responses=errors(GpuReserved, MemberOfGroup, NameTaken, PriorityNotAllowed, ReservedLabel),
     operation_id="update_instance",
 )
 def update_instance(
@@ -195,7 +193,7 @@ def update_instance(
     "/{instance_id}",
     status_code=202,
     response_model=Instance,
-    responses=errors(InvalidTransition, MemberOfGroup, NotFound),
+    responses=errors(InvalidTransition, MemberOfGroup),
     operation_id="delete_instance",
 )
 def delete_instance(instance_id: str, context: Ctx, access: CurrentAccess, if_match: IfMatch) -> Response:
@@ -213,7 +211,7 @@ def delete_instance(instance_id: str, context: Ctx, access: CurrentAccess, if_ma
     "/{instance_id}/stop",
     status_code=202,
     response_model=Instance,
-    responses=errors(InvalidTransition, MemberOfGroup, NotFound),
+    responses=errors(InvalidTransition, MemberOfGroup),
     operation_id="stop_instance",
 )
 def stop_instance(
@@ -239,7 +237,7 @@ def stop_instance(
     "/{instance_id}/start",
     status_code=202,
     response_model=Instance,
-    responses=errors(InvalidTransition, MemberOfGroup, NotFound, *ADMISSION),
+    responses=errors(InvalidTransition, MemberOfGroup, *ADMISSION),
     operation_id="start_instance",
 )
 def start_instance(instance_id: str, context: Ctx, call: CurrentCall) -> Response:
@@ -257,7 +255,7 @@ def start_instance(instance_id: str, context: Ctx, call: CurrentCall) -> Respons
     "/{instance_id}/restart",
     status_code=202,
     response_model=Instance,
-    responses=errors(GpuReserved, InvalidTransition, MemberOfGroup, NodeNotAllowed, NotFound, *ADMISSION),
+    responses=errors(GpuReserved, InvalidTransition, MemberOfGroup, NodeNotAllowed, *ADMISSION),
     operation_id="restart_instance",
 )
 def restart_instance(instance_id: str, context: Ctx, call: CurrentCall) -> Response:
@@ -272,10 +270,7 @@ def restart_instance(instance_id: str, context: Ctx, call: CurrentCall) -> Respo
 
 
 @router.get(
-    "/{instance_id}/wait",
-    response_model=WaitResult,
-    responses=errors(NotFound),
-    operation_id="wait_for_instance",
+    "/{instance_id}/wait", response_model=WaitResult, responses=errors(), operation_id="wait_for_instance"
 )
 async def wait_for_instance(
     instance_id: str,
@@ -293,7 +288,7 @@ async def wait_for_instance(
 @router.get(
     "/{instance_id}/metrics",
     response_model=MetricsList,
-    responses=errors(NotFound),
+    responses=errors(),
     operation_id="get_instance_metrics",
 )
 def get_instance_metrics(instance_id: str, context: Ctx, access: CurrentAccess) -> Response:
@@ -309,7 +304,7 @@ def get_instance_metrics(instance_id: str, context: Ctx, access: CurrentAccess) 
 @router.get(
     "/{instance_id}/events",
     response_model=InstanceEvents,
-    responses=errors(NotFound),
+    responses=errors(),
     operation_id="list_instance_events",
 )
 def list_instance_events(
@@ -330,7 +325,7 @@ def list_instance_events(
 @router.get(
     "/{instance_id}/explain",
     response_model=Explanation,
-    responses=errors(NotFound, TooManyQuestions),
+    responses=errors(TooManyQuestions),
     operation_id="explain_instance",
 )
 async def explain_instance(instance_id: str, context: Ctx, access: CurrentAccess) -> Response:

@@ -19,7 +19,7 @@ from mooring.api.views import nodes as node_views
 from mooring.control.idempotency import StoredAnswer
 from mooring.control.nodes import nodes
 from mooring.core.access import Access
-from mooring.core.errors import FactsChangedAgain, GpuInUse, NodeInUse, NotFound, UnknownProject
+from mooring.core.errors import FactsChangedAgain, GpuInUse, NodeInUse, UnknownProject
 from mooring.core.text import Text
 from mooring.db import tables
 from mooring.schemas.base import timestamp
@@ -46,7 +46,7 @@ def list_nodes(context: Ctx, access: CurrentAccess, asked: Annotated[NodeQuery, 
     return responses.respond(responses.json_answer(content))
 
 
-@router.get("/nodes/{node_id}", response_model=Node, responses=errors(NotFound), operation_id="get_node")
+@router.get("/nodes/{node_id}", response_model=Node, responses=errors(), operation_id="get_node")
 def get_node(node_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """One machine as it is now."""
     with context.database.read() as session:
@@ -59,10 +59,7 @@ def _shown(session: Session, access: Access, row: tables.Node, status: int = 200
 
 
 @router.patch(
-    "/nodes/{node_id}",
-    response_model=Node,
-    responses=errors(NotFound, UnknownProject),
-    operation_id="update_node",
+    "/nodes/{node_id}", response_model=Node, responses=errors(UnknownProject), operation_id="update_node"
 )
 def update_node(
     node_id: str, body: NodePatch, context: Ctx, access: CurrentAccess, if_match: IfMatch
@@ -76,9 +73,7 @@ def update_node(
     return transactions.audited(context, access, act)
 
 
-@router.post(
-    "/nodes/{node_id}/cordon", response_model=Node, responses=errors(NotFound), operation_id="cordon_node"
-)
+@router.post("/nodes/{node_id}/cordon", response_model=Node, responses=errors(), operation_id="cordon_node")
 def cordon_node(node_id: str, context: Ctx, call: CurrentCall) -> Response:
     """Place nothing new on it; what runs there runs on."""
     return _cordoned(context, call, node_id, cordoned=True)
@@ -92,19 +87,14 @@ def _cordoned(context: Context, call: Call, node_id: str, *, cordoned: bool) -> 
 
 
 @router.post(
-    "/nodes/{node_id}/uncordon", response_model=Node, responses=errors(NotFound), operation_id="uncordon_node"
+    "/nodes/{node_id}/uncordon", response_model=Node, responses=errors(), operation_id="uncordon_node"
 )
 def uncordon_node(node_id: str, context: Ctx, call: CurrentCall) -> Response:
     """Place on it again; ends a drain too."""
     return _cordoned(context, call, node_id, cordoned=False)
 
 
-@router.post(
-    "/nodes/{node_id}/drain",
-    response_model=Node,
-    responses=errors(NotFound),
-    operation_id="drain_node",
-)
+@router.post("/nodes/{node_id}/drain", response_model=Node, responses=errors(), operation_id="drain_node")
 def drain_node(
     node_id: str,
     context: Ctx,
@@ -122,7 +112,7 @@ def drain_node(
 @router.post(
     "/nodes/{node_id}/approve",
     response_model=Node,
-    responses=errors(FactsChangedAgain, GpuInUse, NotFound),
+    responses=errors(FactsChangedAgain, GpuInUse),
     operation_id="approve_node",
 )
 def approve_node(
@@ -146,7 +136,7 @@ def approve_node(
     "/nodes/{node_id}/renew-credential",
     status_code=202,
     response_model=Node,
-    responses=errors(NotFound),
+    responses=errors(),
     operation_id="renew_credential",
 )
 def renew_credential(node_id: str, context: Ctx, call: CurrentCall) -> Response:
@@ -158,9 +148,7 @@ def renew_credential(node_id: str, context: Ctx, call: CurrentCall) -> Response:
     return transactions.idempotent(context, call, act)
 
 
-@router.delete(
-    "/nodes/{node_id}", status_code=204, responses=errors(NodeInUse, NotFound), operation_id="delete_node"
-)
+@router.delete("/nodes/{node_id}", status_code=204, responses=errors(NodeInUse), operation_id="delete_node")
 def delete_node(
     node_id: str,
     context: Ctx,

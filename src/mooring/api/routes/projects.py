@@ -20,7 +20,7 @@ from mooring.api.views import tenants as tenant_views
 from mooring.control.idempotency import StoredAnswer
 from mooring.control.scheduling import quotas
 from mooring.control.tenants import projects
-from mooring.core.errors import DefaultProject, NameTaken, NotFound, ProjectInUse, TooManyRows
+from mooring.core.errors import DefaultProject, NameTaken, ProjectInUse, TooManyRows
 from mooring.core.text import Text
 from mooring.db import tables
 from mooring.schemas.projects import (
@@ -41,11 +41,7 @@ class ProjectQuery(pagination.PageQuery):
 
 
 @router.post(
-    "",
-    status_code=201,
-    response_model=Project,
-    responses=errors(NameTaken),
-    operation_id="create_project",
+    "", status_code=201, response_model=Project, responses=errors(NameTaken), operation_id="create_project"
 )
 def create_project(body: ProjectCreate, context: Ctx, call: CurrentCall) -> Response:
     """A new tenant, without members or limits."""
@@ -71,7 +67,7 @@ def list_projects(context: Ctx, access: CurrentAccess, asked: Annotated[ProjectQ
     return responses.respond(responses.json_answer(content))
 
 
-@router.get("/{project_id}", response_model=Project, responses=errors(NotFound), operation_id="get_project")
+@router.get("/{project_id}", response_model=Project, responses=errors(), operation_id="get_project")
 def get_project(project_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """One project with its limits and what counts against them now."""
     with context.database.read() as session:
@@ -88,7 +84,7 @@ def _shown(
 @router.patch(
     "/{project_id}",
     response_model=Project,
-    responses=errors(DefaultProject, NameTaken, NotFound),
+    responses=errors(DefaultProject, NameTaken),
     operation_id="update_project",
 )
 def update_project(
@@ -108,7 +104,7 @@ def update_project(
 @router.delete(
     "/{project_id}",
     status_code=204,
-    responses=errors(DefaultProject, NotFound, ProjectInUse),
+    responses=errors(DefaultProject, ProjectInUse),
     operation_id="delete_project",
 )
 def delete_project(project_id: str, context: Ctx, access: CurrentAccess, if_match: IfMatch) -> Response:
@@ -125,10 +121,7 @@ def delete_project(project_id: str, context: Ctx, access: CurrentAccess, if_matc
 
 
 @router.get(
-    "/{project_id}/members",
-    response_model=MemberList,
-    responses=errors(NotFound),
-    operation_id="list_members",
+    "/{project_id}/members", response_model=MemberList, responses=errors(), operation_id="list_members"
 )
 def list_members(
     project_id: str, context: Ctx, access: CurrentAccess, asked: Annotated[pagination.PageQuery, Query()]
@@ -145,7 +138,7 @@ def list_members(
 @router.put(
     "/{project_id}/members/{user_id}",
     response_model=Member,
-    responses=errors(NotFound, TooManyRows),
+    responses=errors(TooManyRows),
     operation_id="put_member",
 )
 def put_member(
@@ -161,10 +154,7 @@ def put_member(
 
 
 @router.delete(
-    "/{project_id}/members/{user_id}",
-    status_code=204,
-    responses=errors(NotFound),
-    operation_id="delete_member",
+    "/{project_id}/members/{user_id}", status_code=204, responses=errors(), operation_id="delete_member"
 )
 def delete_member(project_id: str, user_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """Take a user out, and revoke the keys they have here."""

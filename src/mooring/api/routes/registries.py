@@ -64,9 +64,7 @@ def list_registries(
     return responses.respond(responses.json_answer(content))
 
 
-@router.get(
-    "/{registry_id}", response_model=Registry, responses=errors(NotFound), operation_id="get_registry"
-)
+@router.get("/{registry_id}", response_model=Registry, responses=errors(), operation_id="get_registry")
 def get_registry(registry_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """One registry, without the password."""
     with context.database.read() as session:
@@ -75,12 +73,7 @@ def get_registry(registry_id: str, context: Ctx, access: CurrentAccess) -> Respo
         )
 
 
-@router.put(
-    "/{registry_id}",
-    response_model=Registry,
-    responses=errors(NotFound),
-    operation_id="replace_registry",
-)
+@router.put("/{registry_id}", response_model=Registry, responses=errors(), operation_id="replace_registry")
 def replace_registry(registry_id: str, body: RegistryPut, context: Ctx, access: CurrentAccess) -> Response:
     """Give it another password, which the next pull uses."""
 
@@ -91,7 +84,7 @@ def replace_registry(registry_id: str, body: RegistryPut, context: Ctx, access: 
     return transactions.audited(context, access, act)
 
 
-@router.delete("/{registry_id}", status_code=204, responses=errors(NotFound), operation_id="delete_registry")
+@router.delete("/{registry_id}", status_code=204, responses=errors(), operation_id="delete_registry")
 def delete_registry(registry_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """Forget the credentials. Images that are private can then no longer be pulled."""
 

@@ -117,10 +117,7 @@ def list_reservations(
 
 
 @router.get(
-    "/{reservation_id}",
-    response_model=Reservation,
-    responses=errors(NotFound),
-    operation_id="get_reservation",
+    "/{reservation_id}", response_model=Reservation, responses=errors(), operation_id="get_reservation"
 )
 def get_reservation(reservation_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """One reservation with its GPUs."""
@@ -131,7 +128,7 @@ def get_reservation(reservation_id: str, context: Ctx, access: CurrentAccess) ->
 @router.patch(
     "/{reservation_id}",
     response_model=Reservation,
-    responses=errors(BadPeriod, InsufficientCapacity, InvalidTransition, NotFound),
+    responses=errors(BadPeriod, InsufficientCapacity, InvalidTransition),
     operation_id="update_reservation",
 )
 def update_reservation(
@@ -147,12 +144,7 @@ def update_reservation(
     return transactions.audited(context, access, act)
 
 
-@router.delete(
-    "/{reservation_id}",
-    status_code=204,
-    responses=errors(NotFound),
-    operation_id="delete_reservation",
-)
+@router.delete("/{reservation_id}", status_code=204, responses=errors(), operation_id="delete_reservation")
 def delete_reservation(
     reservation_id: str, context: Ctx, access: CurrentAccess, if_match: IfMatch
 ) -> Response:

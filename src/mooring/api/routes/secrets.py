@@ -62,7 +62,7 @@ def list_secrets(context: Ctx, access: CurrentAccess, asked: Annotated[SecretQue
     return responses.respond(responses.json_answer(content))
 
 
-@router.get("/{secret_id}", response_model=Secret, responses=errors(NotFound), operation_id="get_secret")
+@router.get("/{secret_id}", response_model=Secret, responses=errors(), operation_id="get_secret")
 def get_secret(secret_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """One secret, without its value."""
     with context.database.read() as session:
@@ -71,12 +71,7 @@ def get_secret(secret_id: str, context: Ctx, access: CurrentAccess) -> Response:
         )
 
 
-@router.put(
-    "/{secret_id}",
-    response_model=Secret,
-    responses=errors(NotFound),
-    operation_id="replace_secret",
-)
+@router.put("/{secret_id}", response_model=Secret, responses=errors(), operation_id="replace_secret")
 def replace_secret(secret_id: str, body: SecretPut, context: Ctx, access: CurrentAccess) -> Response:
     """Give it another value. Containers that run keep the old one until their next start or restart."""
 
@@ -87,7 +82,7 @@ def replace_secret(secret_id: str, body: SecretPut, context: Ctx, access: Curren
     return transactions.audited(context, access, act)
 
 
-@router.delete("/{secret_id}", status_code=204, responses=errors(NotFound), operation_id="delete_secret")
+@router.delete("/{secret_id}", status_code=204, responses=errors(), operation_id="delete_secret")
 def delete_secret(secret_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """Forget it. What names it can no longer be started."""
 

@@ -179,7 +179,7 @@ def _forget(context: Context, stream_id: str) -> None:
     response_class=PlainTextResponse,
     responses={
         200: {"content": {sse.MEDIA_TYPE: {"schema": {"type": "string"}}}},
-        **errors(NotFound, NodeUnreachable, TooManyStreamsOnNode, Conflict, *_ERRORS.values()),
+        **errors(NodeUnreachable, TooManyStreamsOnNode, Conflict, *_ERRORS.values()),
     },
     operation_id="get_instance_logs",
 )
@@ -268,7 +268,7 @@ async def _as_events(stream: StreamRelay, first: StreamFrame, resumed: str | Non
 @router.post(
     "/{instance_id}/exec",
     response_model=ExecResult,
-    responses=errors(NotFound, NodeUnreachable, TooManyStreamsOnNode, *_ERRORS.values()),
+    responses=errors(NodeUnreachable, TooManyStreamsOnNode, *_ERRORS.values()),
     operation_id="exec_in_instance",
 )
 async def exec_in_instance(
