@@ -148,7 +148,7 @@ class Access:
 
         Raises:
             NotFound, Forbidden: as `require`.
-            Invalid: code `project_required`: the caller has several projects and named none.
+            ProjectRequired: the caller has several projects and named none.
         """
         if asked is not None:
             self.require(asked, f"no project {asked}")

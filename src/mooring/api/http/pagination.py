@@ -63,7 +63,7 @@ def page(
     """One page and the cursor of the next, null on the last.
 
     Raises:
-        BadRequest: code `bad_cursor`: the cursor is invalid, or of another list or other filters.
+        BadCursor: the cursor is invalid, or of another list or other filters.
     """
     scope = _scope(key, asked)
     if asked.cursor is not None:
@@ -81,7 +81,7 @@ def slice_of(
     """As `page`, for items that are not in a table: the cursor holds their offset.
 
     Raises:
-        BadRequest: code `bad_cursor`.
+        BadCursor.
     """
     scope = f"{name}{sorted(asked.filters().items())}"
     start = int(_verified(asked.cursor, scope, secret)) if asked.cursor is not None else 0

@@ -51,16 +51,13 @@ HEADERS: Json = {
     },
 }
 _MOST_SHARED = 3  # an answer with more codes of its own is written where it is
+_IDEMPOTENCY = (errors.IdempotencyInProgress, errors.IdempotencyKeyReused, errors.ReplayTooLarge)
 _BY_PARAMETER: Mapping[str, Kinds] = {
     "cursor": [errors.BadCursor],
-    "idempotency-key": [
-        *(errors.BadJson, errors.IdempotencyInProgress),
-        *(errors.IdempotencyKeyReused, errors.ReplayTooLarge),
-    ],
+    "idempotency-key": [errors.BadJson, *_IDEMPOTENCY],
     "if-match": [errors.PreconditionFailed],
     "last-event-id": [errors.BadEventId],
 }
-_BY_BODY: Kinds = (errors.BadJson, errors.UnsupportedMediaType)
 _WRITING: Kinds = (errors.Conflict, errors.DailyWriteLimit, errors.QuotaExceeded)
 _BY_CLASS: Mapping[ActionClass, Kinds] = {
     ActionClass.READ: [],
@@ -111,7 +108,7 @@ def _implied(operation: Json) -> Iterator[type[MooringError]]:
             yield errors.NotFound
         yield from _BY_PARAMETER.get(parameter["name"], ())
     if "requestBody" in operation:
-        yield from _BY_BODY
+        yield from (errors.BadJson, errors.UnsupportedMediaType)
     yield from _BY_CLASS[RULES[operation["operationId"]].action_class]
 
 

@@ -42,7 +42,7 @@ def require_free_names(session: Session, project_id: str, names: Sequence[str]) 
 
 
 def require_priority(session: Session, access: Access, project_id: str, priority: int) -> None:
-    """Raises Forbidden, code `priority_not_allowed`, if it is above the project's `max_priority`."""
+    """Raises PriorityNotAllowed, if it is above the project's `max_priority`."""
     most = session.get_one(Project, project_id).max_priority
     if most is None or priority <= most or access.caller.is_admin:
         return

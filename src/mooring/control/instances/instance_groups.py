@@ -43,7 +43,7 @@ def create(session: Session, access: Access, into: Project, asked: InstanceGroup
 
     Raises:
         NameTaken: a live group has the name, or a live instance has the name of a member.
-        Forbidden, Invalid: as `admission.require`; code `host_network_not_allowed`.
+        Forbidden, Invalid: as `admission.require`; HostNetworkNotAllowed.
         QuotaExceeded: all members together would exceed a quota of the project.
     """
     project = quotas.lock(session, into.id)
@@ -164,7 +164,7 @@ def start(session: Session, access: Access, group_id: str) -> InstanceGroup:
 
     Raises:
         InvalidTransition: it has not ended.
-        Forbidden, Invalid: as `admission.require`; code `host_network_not_allowed`.
+        Forbidden, Invalid: as `admission.require`; HostNetworkNotAllowed.
         QuotaExceeded: all members together would exceed a quota of the project.
     """
     project = quotas.lock(session, get(session, access, group_id).project_id)

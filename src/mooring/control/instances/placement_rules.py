@@ -37,7 +37,7 @@ def admits(node: Row[Any] | Node, project_id: str, selector: Mapping[str, str]) 
 
 
 def require_no_conflict(session: Session, project_id: str, selector: Mapping[str, str]) -> None:
-    """Raises Forbidden, code `node_selector_conflict`, if a request's selector contradicts its project's.
+    """Raises NodeSelectorConflict, if a request's selector contradicts its project's.
 
     If the project's selector changes while the instance is pending, the project's value takes precedence.
     """
@@ -53,7 +53,7 @@ def require_no_conflict(session: Session, project_id: str, selector: Mapping[str
 
 
 def require_admitted(session: Session, node: Node, project_id: str) -> None:
-    """Raises Conflict, code `node_not_allowed`, if the rules no longer allow the project on its node."""
+    """Raises NodeNotAllowed, if the rules no longer allow the project on its node."""
     if not admits(node, project_id, selectors(session, [project_id]).get(project_id, {})):
         raise NodeNotAllowed(
             f"{node.name} is no longer open to this project; stop the instance and start it to have it "

@@ -183,7 +183,7 @@ def patch(
     """Reserve the node for some projects, or open it to all again. Running instances stay.
 
     Raises:
-        Invalid: code `unknown_project`: one of the projects does not exist.
+        UnknownProject: one of the projects does not exist.
         PreconditionFailed, NotFound.
     """
     node = _locked(session, node_id)

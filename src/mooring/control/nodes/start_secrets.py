@@ -44,7 +44,7 @@ def hand_out(
         Unauthorized: the node was deleted, or its credential was replaced.
         StaleSession: the node has a newer agent.
         NotFound: the attempt is not placed on the node, is no longer wanted, or has run.
-        Conflict: code `too_many_handouts`.
+        TooManyHandouts.
     """
     node = locks.node(session, node_id)
     if node is None or node.deleted_at is not None:

@@ -39,7 +39,7 @@ def create(
     """Choose GPUs and reserve them.
 
     Raises:
-        Invalid: code `bad_period`.
+        BadPeriod.
         InsufficientCapacity: too few GPUs are free; the fields say how many, and when enough will be.
     """
     begin = max(from_at or now(), now())

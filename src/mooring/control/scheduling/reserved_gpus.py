@@ -35,7 +35,7 @@ def require_no_overrun(session: Session, row: Instance, began: datetime | None) 
         began: from when its duration counts; None: from now.
 
     Raises:
-        Conflict: code `gpu_reserved`: another project has reserved one of its GPUs for an earlier time.
+        GpuReserved: another project has reserved one of its GPUs for an earlier time.
     """
     if row.state not in HOLDS_GPUS:
         return

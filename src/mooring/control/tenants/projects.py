@@ -77,7 +77,7 @@ def for_new(session: Session, access: Access, asked: str | None, default: str) -
     Raises:
         NotFound: no such project that the caller may see.
         Forbidden: the caller is in it but may not do this.
-        Invalid: code `project_required`.
+        ProjectRequired.
     """
     return locks.live_project(session, access.project(asked, default))
 
@@ -98,7 +98,7 @@ def patch(
 
     Raises:
         Forbidden: only admins may set one of the fields, or this name.
-        Conflict: code `default_project`: the next start finds the default project by its name.
+        DefaultProject: the next start finds the default project by its name.
         NameTaken, NotFound, PreconditionFailed.
     """
     row = locked(session, access, project_id)
@@ -149,7 +149,7 @@ def delete(
 
     Raises:
         ProjectInUse: it has instances.
-        Conflict: code `default_project`: requests of admins that name no project go there.
+        DefaultProject: requests of admins that name no project go there.
     """
     row = locked(session, access, project_id)
     concurrency.require_current_version("project", row.version, if_match)

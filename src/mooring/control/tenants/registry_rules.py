@@ -25,7 +25,7 @@ def of(session: Session) -> RegistryRules:
 
 
 def require(session: Session, project_id: str, registry: str, pointer: str) -> None:
-    """Raises Invalid, code `registry_not_allowed`: the registry is inside the operator's network.
+    """Raises RegistryNotAllowed: the registry is inside the operator's network.
 
     Args:
         registry: `host[:port]`.

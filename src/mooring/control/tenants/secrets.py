@@ -79,7 +79,7 @@ def require(session: Session, project_id: str, spec: InstanceSpec) -> None:
     """Check that the secrets that a spec references exist, so that its node can start it.
 
     Raises:
-        Invalid: code `unknown_secret`: a variable names one that the project does not have;
+        UnknownSecret: a variable names one that the project does not have;
             `secrets_too_large`: the values together exceed `MAX_BYTES`.
     """
     wanted = references(spec)

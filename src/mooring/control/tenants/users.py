@@ -18,7 +18,7 @@ from mooring.db.types import new_id, now
 
 
 def create(session: Session, access: Access, name: str, email: str | None, *, is_admin: bool) -> User:
-    """Raises Conflict: code `email_taken`."""
+    """Raises EmailTaken."""
     _require_free_email(session, email)
     row = User(id=new_id(ids.USER), name=name, email=email, is_admin=is_admin, version=1, created_at=now())
     session.add(row)
@@ -52,7 +52,7 @@ def _locked(session: Session, user_id: str) -> User:
 def patch(
     session: Session, access: Access, user_id: str, changes: Mapping[str, Any], if_match: int | None
 ) -> User:
-    """Raises NotFound, PreconditionFailed, Conflict (code `email_taken`)."""
+    """Raises NotFound, PreconditionFailed, EmailTaken."""
     row = _locked(session, user_id)
     concurrency.require_current_version("user", row.version, if_match)
     before = _described(row)
