@@ -38,7 +38,7 @@ class MooringError(Exception):
         self.fields: Mapping[str, Any] = fields
 
 
-# One line a class, one block a status.
+# One block for each status, one class for each code.
 # fmt: off
 class BadRequest(MooringError, code="bad_request", status=400, title="Bad request"): ...
 class BadCursor(BadRequest, code="bad_cursor"): ...
