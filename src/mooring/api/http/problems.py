@@ -33,7 +33,8 @@ _OWN_CODES: Mapping[str, type[errors.Invalid]] = {
     for kind in (errors.NotSupportedYet, errors.ReservedEnv, errors.ReservedLabel, errors.SpecTooLarge)
 }
 _BY_STATUS: Mapping[int, type[MooringError]] = {
-    kind.status: kind for kind in (MooringError, *MooringError.__subclasses__())
+    MooringError.status: MooringError,
+    **{kind.status: kind for kind in MooringError.__subclasses__()},
 }
 
 

@@ -26,11 +26,11 @@ _WHAT = {
 }
 Kinds = Iterable[type[MooringError]]
 # What the layers around every operation may answer, before it is looked at; then what any operation may.
-ANY_REQUEST: Final = (
+ANY_REQUEST: Final[Kinds] = (
     *(tree.BadRequest, tree.MalformedRequest, tree.RequestTimeout),
     *(tree.TooLarge, tree.HeadersTooLarge, MooringError),
 )
-WITH_CREDENTIALS: Final = (tree.Unauthorized, tree.Forbidden, tree.TooManyRequests)
+WITH_CREDENTIALS: Final[Kinds] = (tree.Unauthorized, tree.Forbidden, tree.TooManyRequests)
 _REST = (tree.Invalid, tree.Unavailable, tree.DatabaseUnavailable, tree.SsoUnavailable)
 ALWAYS: Final = frozenset({*ANY_REQUEST, *WITH_CREDENTIALS, *_REST})
 # A body with the spec of an instance, and a spec that is checked against the rules of its project.
