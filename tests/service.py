@@ -16,6 +16,7 @@ from mooring.control.scheduling import node_views
 from mooring.scheduler.model import NodeView
 from mooring.server import ControlPlane, Service, open_control_plane
 from mooring.settings import Settings
+from tests.problems import require_declared
 
 ADMIN_KEY = "an-admin-key-of-the-tests-0123456789"
 
@@ -26,6 +27,13 @@ class Client(httpx.Client):
     def __init__(self, url: str, key: str = ADMIN_KEY) -> None:
         # The certificates of the world, which plain HTTP needs not, take 20 ms to read.
         super().__init__(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=70, verify=False)
+
+    def send(self, request: httpx.Request, *, stream: bool = False, **options: Any) -> httpx.Response:
+        """Send, and check that the OpenAPI document declares the code of an error for its operation."""
+        answer = super().send(request, stream=stream, **options)
+        if not stream:
+            require_declared(answer)
+        return answer
 
     def create(self, **fields: Any) -> dict[str, Any]:
         """Create an instance of a small image; 201 is expected."""

@@ -9,7 +9,6 @@ import pytest
 from fastapi import APIRouter, FastAPI
 
 from mooring.api.auth import authorization
-from mooring.api.http.problems import status_of
 from mooring.core import errors as tree
 
 ROOT = Path(__file__).parents[1]
@@ -201,8 +200,9 @@ def codes_in_source() -> dict[str, str]:
 
 
 def _codes(node: ast.AST) -> Iterator[str]:
-    if isinstance(node, ast.Call):
+    if isinstance(node, ast.Call | ast.ClassDef):
         yield from _texts([keyword.value for keyword in node.keywords if keyword.arg == "code"])
+    if isinstance(node, ast.Call):
         if _called(node) in {"PydanticCustomError", "_error", "_refuse"}:
             yield from _texts(node.args[:1])
         if _called(node) == "_refusal":
@@ -214,8 +214,6 @@ def _codes(node: ast.AST) -> Iterator[str]:
         )
     elif isinstance(node, ast.Assign):
         target = ast.unparse(node.targets[0])
-        if target == "(code, title)" and isinstance(node.value, ast.Tuple):
-            yield from _texts(node.value.elts[:1])
         yield from _tables(target, node.value)
     elif isinstance(node, ast.AnnAssign) and node.value is not None:
         target = ast.unparse(node.target)
@@ -259,11 +257,26 @@ def test_every_documented_error_is_sent() -> None:
     assert [code for code, _status in documented if code not in sent] == []
 
 
-def test_the_documented_statuses_are_the_ones_that_are_sent() -> None:
-    text = (ROOT / "docs" / "errors.md").read_text()
-    for kind in vars(tree).values():
-        if isinstance(kind, type) and issubclass(kind, tree.MooringError):
-            assert f"| `{kind.code}` | {status_of(kind('x'))} |" in text
+def test_every_error_code_is_a_class_with_a_row_in_the_documentation() -> None:
+    kinds = [kind for kind in vars(tree).values() if isinstance(kind, type)]
+    codes = {kind.code: kind.status for kind in kinds if issubclass(kind, tree.MooringError)}
+    assert codes.keys() == {*tree.MooringError.by_code, tree.MooringError.code}
+    assert len(codes) == sum(issubclass(kind, tree.MooringError) for kind in kinds)
+    rows = re.findall(
+        r"^\| `([a-z_]+)` \| (\d{3}) \|", (ROOT / "docs" / "errors.md").read_text(), re.MULTILINE
+    )
+    assert {code: int(status) for code, status in rows} == codes
+
+
+def test_an_error_is_raised_with_the_code_of_its_class() -> None:
+    for path in FILES:
+        for node in _nodes(path):
+            if isinstance(node, ast.ClassDef) and _name(path) != "core/errors.py":
+                bases = {ast.unparse(base).split(".")[-1] for base in node.bases}
+                assert not bases & vars(tree).keys() - {"Any"}, f"{_name(path)}:{node.lineno}"
+            if isinstance(node, ast.Call) and isinstance(getattr(tree, _called(node), None), type):
+                given = {keyword.arg for keyword in node.keywords}
+                assert not given & {"code", "status", "title"}, f"{_name(path)}:{node.lineno}"
 
 
 def test_a_route_around_the_gate_stops_the_program() -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Literal
 
-from mooring.core.errors import Forbidden, Invalid, NotFound
+from mooring.core.errors import Forbidden, NotFound, ProjectRequired
 
 
 class Permission(StrEnum):
@@ -148,7 +148,7 @@ class Access:
 
         Raises:
             NotFound, Forbidden: as `require`.
-            Invalid: code `project_required`: the caller has several projects and named none.
+            ProjectRequired: the caller has several projects and named none.
         """
         if asked is not None:
             self.require(asked, f"no project {asked}")
@@ -158,7 +158,7 @@ class Access:
         if len(self.projects) != 1 and self.caller.home in self.projects:
             return self.caller.home
         if len(self.projects) != 1:
-            raise Invalid("you are in several projects; set project_id", code="project_required")
+            raise ProjectRequired("you are in several projects; set project_id")
         return next(iter(self.projects))
 
 

@@ -1,38 +1,7 @@
-"""Every refusal Mooring can give, as one tree; `api/http/problems.py` maps each branch to its HTTP status.
-
-    MooringError
-    ├── BadRequest           400  bad_request · bad_cursor · bad_json
-    ├── Unauthorized         401  unauthorized
-    ├── Forbidden            403  forbidden · image_not_allowed · node_selector_conflict
-    │   └── QuotaExceeded         quota_exceeded
-    ├── NotFound             404  not_found
-    ├── MethodNotAllowed     405  method_not_allowed
-    ├── RequestTimeout       408  request_timeout
-    ├── Conflict             409
-    │   ├── NameTaken             name_taken
-    │   ├── InvalidTransition     invalid_transition
-    │   ├── MemberOfGroup         member_of_group
-    │   ├── InsufficientCapacity  insufficient_capacity
-    │   ├── IdempotencyInProgress idempotency_in_progress
-    │   ├── ReplayTooLarge        replay_too_large
-    │   ├── NodeInUse             node_in_use
-    │   ├── ProjectInUse          project_in_use
-    │   ├── StaleSession          stale_session
-    │   └── NotRunning            not_running
-    ├── Gone                 410  events_expired
-    ├── PreconditionFailed   412  precondition_failed
-    ├── TooLarge             413  body_too_large
-    ├── UnsupportedMediaType 415  unsupported_media_type
-    ├── Invalid              422  validation_failed · not_supported_yet · registry_not_allowed · …
-    │   └── IdempotencyKeyReused  idempotency_key_reused
-    ├── TooManyRequests      429  too_many_requests · too_many_questions ·
-    │   │                         too_many_streams · too_many_streams_on_node
-    │   └── DailyWriteLimit       daily_write_limit
-    ├── HeadersTooLarge      431  headers_too_large
-    └── Unavailable          503  database_unavailable · sso_unavailable · node_unreachable · node_timeout ·
-                                  server_ending
+"""Every error that Mooring can answer: a tree of classes, each with a stable `code` and its HTTP status.
 
 The message is for the user: what is wrong and what to do next. Fields carry the numbers behind it.
+`docs/errors.md` explains each code, and each operation declares the classes that it raises.
 """
 
 from collections.abc import Mapping
@@ -40,148 +9,157 @@ from typing import Any, ClassVar
 
 
 class MooringError(Exception):
-    """A refusal with a stable `code`; `fields` become members of the problem document.
+    """An error answer; `fields` become members of the problem document.
+
+    Subclasses inherit the status, the title and `retryable`, unless they set them.
 
     Attributes:
+        by_code: all subclasses.
         retry_after_s: when trying again is worth it, where that is known.
     """
 
     code: ClassVar[str] = "internal_error"
+    status: ClassVar[int] = 500
     title: ClassVar[str] = "Internal error"
     retryable: ClassVar[bool] = False
+    by_code: ClassVar[dict[str, type["MooringError"]]] = {}
 
-    def __init__(
-        self, message: str, *, code: str | None = None, retry_after_s: int | None = None, **fields: Any
+    def __init_subclass__(
+        cls, *, code: str, status: int = 0, title: str = "", retryable: bool = False
     ) -> None:
+        cls.code, cls.status, cls.title = code, status or cls.status, title or cls.title
+        cls.retryable = retryable or cls.retryable
+        cls.by_code[code] = cls
+
+    def __init__(self, message: str, *, retry_after_s: int | None = None, **fields: Any) -> None:
         super().__init__(message)
         self.message = message
-        self.error_code = code or self.code
         self.retry_after_s = retry_after_s
         self.fields: Mapping[str, Any] = fields
 
 
-class BadRequest(MooringError):
-    code, title = "bad_request", "Bad request"
+# One block for each status, one class for each code.
+# fmt: off
+class BadRequest(MooringError, code="bad_request", status=400, title="Bad request"): ...
+class BadCursor(BadRequest, code="bad_cursor"): ...
+class BadEventId(BadRequest, code="bad_event_id"): ...
+class BadJson(BadRequest, code="bad_json"): ...
+class MalformedRequest(BadRequest, code="malformed_request"): ...
 
+class Unauthorized(MooringError, code="unauthorized", status=401, title="Authentication required"): ...
 
-class Unauthorized(MooringError):
-    code, title = "unauthorized", "Authentication required"
+class Forbidden(MooringError, code="forbidden", status=403, title="Not allowed"): ...
+class GpuSharingNotAllowed(Forbidden, code="gpu_sharing_not_allowed"): ...
+class HostNetworkNotAllowed(Forbidden, code="host_network_not_allowed"): ...
+class ImageNotAllowed(Forbidden, code="image_not_allowed"):
+    """Fields: `image`, `allowed`."""
+class NodeSelectorConflict(Forbidden, code="node_selector_conflict"):
+    """Fields: `key`, `required`."""
+class PriorityNotAllowed(Forbidden, code="priority_not_allowed"):
+    """Fields: `priority`, `max_priority`."""
+class QuotaExceeded(Forbidden, code="quota_exceeded", title="Quota exceeded"):
+    """Fields: `quota`, `limit`, `used`, `asked`; for GPU-hours `resets_at`."""
 
+class NotFound(MooringError, code="not_found", status=404, title="Not found"): ...
 
-class Forbidden(MooringError):
-    code, title = "forbidden", "Not allowed"
+class MethodNotAllowed(MooringError, code="method_not_allowed", status=405, title="Method not allowed"): ...
 
+class RequestTimeout(
+    MooringError, code="request_timeout", status=408, title="Request timeout", retryable=True
+): ...
 
-class QuotaExceeded(Forbidden):
-    """More than the project may hold. Fields: `quota`, `limit`, `used`, `asked`, of GPU-hours `resets_at`."""
+class Conflict(MooringError, code="conflict", status=409, title="Conflict"): ...
+class BadSince(Conflict, code="bad_since"): ...
+class DefaultProject(Conflict, code="default_project"): ...
+class EmailTaken(Conflict, code="email_taken"): ...
+class ExecTimeout(Conflict, code="exec_timeout"): ...
+class FactsChangedAgain(Conflict, code="facts_changed_again"): ...
+class GpuInUse(Conflict, code="gpu_in_use"): ...
+class GpuLost(Conflict, code="gpu_lost"): ...
+class GpuReserved(Conflict, code="gpu_reserved"):
+    """Fields: `reserved_from`."""
+class IdempotencyInProgress(
+    Conflict,
+    code="idempotency_in_progress",
+    title="The first request with this key is still running",
+    retryable=True,
+): ...
+class InsufficientCapacity(
+    Conflict, code="insufficient_capacity", title="No node can host this now", retryable=True
+): ...
+class InvalidTransition(Conflict, code="invalid_transition", title="The instance's state forbids this"): ...
+class MemberOfGroup(Conflict, code="member_of_group", title="It is a member of a group"):
+    """Only the whole group can do this. Fields: `group_id`."""
+class NameTaken(Conflict, code="name_taken", title="Name already taken"): ...
+class NodeInUse(Conflict, code="node_in_use", title="Instances live on this node"): ...
+class NodeNameMissing(Conflict, code="node_name_missing"): ...
+class NodeNameTaken(Conflict, code="node_name_taken"): ...
+class NodeNotAllowed(Conflict, code="node_not_allowed"): ...
+class NotRunning(Conflict, code="not_running", title="The instance has no running container"): ...
+class NotSupportedByNode(Conflict, code="not_supported"): ...
+class ProjectInUse(Conflict, code="project_in_use", title="Instances live in this project"): ...
+class ReplayTooLarge(Conflict, code="replay_too_large", title="The first answer was too large to keep"):
+    """The first request took effect. Fields: `first_status`, `location`."""
+class StaleSession(Conflict, code="stale_session", title="A newer agent speaks for this node"): ...
+class TooManyHandouts(Conflict, code="too_many_handouts"): ...
+class TooManyRows(Conflict, code="too_many"): ...
 
-    code, title = "quota_exceeded", "Quota exceeded"
+class Gone(MooringError, code="events_expired", status=410, title="No longer kept"): ...
+class StreamClosed(Gone, code="stream_closed"): ...
 
+class PreconditionFailed(
+    MooringError, code="precondition_failed", status=412, title="It changed since you read it"
+): ...
 
-class NotFound(MooringError):
-    code, title = "not_found", "Not found"
+class TooLarge(MooringError, code="body_too_large", status=413, title="Request body too large"): ...
 
+class UnsupportedMediaType(
+    MooringError, code="unsupported_media_type", status=415, title="Unsupported media type"
+): ...
 
-class MethodNotAllowed(MooringError):
-    code, title = "method_not_allowed", "Method not allowed"
-
-
-class RequestTimeout(MooringError):
-    code, title = "request_timeout", "Request timeout"
-    retryable = True
-
-
-class Conflict(MooringError):
-    code, title = "conflict", "Conflict"
-
-
-class NameTaken(Conflict):
-    code, title = "name_taken", "Name already taken"
-
-
-class InvalidTransition(Conflict):
-    code, title = "invalid_transition", "The instance's state forbids this"
-
-
-class MemberOfGroup(Conflict):
-    """It can be done only to the whole group. Fields: `group_id`."""
-
-    code, title = "member_of_group", "It is a member of a group"
-
-
-class InsufficientCapacity(Conflict):
-    code, title = "insufficient_capacity", "No node can host this now"
-    retryable = True
-
-
-class IdempotencyInProgress(Conflict):
-    code, title = "idempotency_in_progress", "The first request with this key is still running"
-    retryable = True
-
-
-class ReplayTooLarge(Conflict):
-    """The first request took effect; its answer was not kept. Fields: `first_status`, `location`."""
-
-    code, title = "replay_too_large", "The first answer was too large to keep"
-
-
-class ProjectInUse(Conflict):
-    code, title = "project_in_use", "Instances live in this project"
-
-
-class NodeInUse(Conflict):
-    code, title = "node_in_use", "Instances live on this node"
-
-
-class StaleSession(Conflict):
-    code, title = "stale_session", "A newer agent speaks for this node"
-
-
-class NotRunning(Conflict):
-    code, title = "not_running", "The instance has no running container"
-
-
-class Gone(MooringError):
-    code, title = "events_expired", "No longer kept"
-
-
-class PreconditionFailed(MooringError):
-    code, title = "precondition_failed", "It changed since you read it"
-
-
-class TooLarge(MooringError):
-    code, title = "body_too_large", "Request body too large"
-
-
-class UnsupportedMediaType(MooringError):
-    code, title = "unsupported_media_type", "Unsupported media type"
-
-
-class HeadersTooLarge(MooringError):
-    code, title = "headers_too_large", "Request head too large"
-
-
-class Invalid(MooringError):
+class Invalid(MooringError, code="validation_failed", status=422, title="The request is not valid"):
     """A well-formed request that asks for something impossible. `errors` name each place in the body."""
+class BadPeriod(Invalid, code="bad_period"): ...
+class ExpiryInPast(Invalid, code="expired"): ...
+class IdempotencyKeyReused(
+    Invalid, code="idempotency_key_reused", title="Idempotency-Key was used for another request"
+): ...
+class NoMembership(Invalid, code="no_membership"): ...
+class NoPermissions(Invalid, code="no_permissions"): ...
+class NotSupportedYet(Invalid, code="not_supported_yet"): ...
+class ProjectRequired(Invalid, code="project_required"): ...
+class RegistryNotAllowed(Invalid, code="registry_not_allowed"): ...
+class ReservedEnv(Invalid, code="reserved_env"): ...
+class ReservedLabel(Invalid, code="reserved_label"): ...
+class ScopeOfNoProject(Invalid, code="scope_of_no_project"): ...
+class SecretsTooLarge(Invalid, code="secrets_too_large"): ...
+class SpecTooLarge(Invalid, code="spec_too_large"): ...
+class TooManyPorts(Invalid, code="too_many_ports"): ...
+class UnknownProject(Invalid, code="unknown_project"): ...
+class UnknownSecret(Invalid, code="unknown_secret"): ...
 
-    code, title = "validation_failed", "The request is not valid"
+class TooManyRequests(
+    MooringError, code="too_many_requests", status=429, title="Too many requests", retryable=True
+): ...
+class DailyWriteLimit(TooManyRequests, code="daily_write_limit", title="Too much written today"):
+    """Fields: `limit`, `used`, `asked`, `resets_at`."""
+class TooManyQuestions(TooManyRequests, code="too_many_questions"): ...
+class TooManyStreams(TooManyRequests, code="too_many_streams"): ...
+class TooManyStreamsOnNode(TooManyRequests, code="too_many_streams_on_node"): ...
 
+class HeadersTooLarge(MooringError, code="headers_too_large", status=431, title="Request head too large"): ...
 
-class IdempotencyKeyReused(Invalid):
-    code, title = "idempotency_key_reused", "Idempotency-Key was used for another request"
-
-
-class TooManyRequests(MooringError):
-    code, title = "too_many_requests", "Too many requests"
-    retryable = True
-
-
-class DailyWriteLimit(TooManyRequests):
-    """The project wrote too many bytes today. Fields: `limit`, `used`, `asked`, `resets_at`."""
-
-    code, title = "daily_write_limit", "Too much written today"
-
-
-class Unavailable(MooringError):
-    code, title = "unavailable", "Temporarily unavailable"
-    retryable = True
+class Unavailable(
+    MooringError, code="unavailable", status=503, title="Temporarily unavailable", retryable=True
+): ...
+class DatabaseUnavailable(Unavailable, code="database_unavailable"): ...
+class DockerUnavailable(Unavailable, code="docker_unavailable"): ...
+class NoSample(Unavailable, code="no_sample"): ...
+class NodeFailed(Unavailable, code="node_failed"): ...
+class NodeTimeout(Unavailable, code="node_timeout"): ...
+class NodeUnreachable(Unavailable, code="node_unreachable"): ...
+class NotMigrated(Unavailable, code="not_migrated"): ...
+class ServerEnding(Unavailable, code="server_ending"): ...
+class SsoUnavailable(Unavailable, code="sso_unavailable"): ...
+class WaitingForNode(Unavailable, code="waiting_for_node"): ...
+# fmt: on

@@ -136,7 +136,7 @@ def test_no_project_takes_a_nodes_streams_and_admins_take_none_of_them() -> None
             held.enter_context(places.opened("node", "a"))
         with pytest.raises(TooManyRequests, match="close one of them") as caught, places.opened("node", "a"):
             raise AssertionError
-        assert caught.value.error_code == "too_many_streams_on_node"
+        assert caught.value.code == "too_many_streams_on_node"
         with places.opened("node", "b"), places.opened("another", "a"):
             assert len(places) == STREAMS_PER_PROJECT_AND_NODE + 2
         with places.opened("node", "a", is_admin=True):

@@ -112,7 +112,7 @@ async def test_so_many_of_a_project_wait_and_no_more() -> None:
     with pytest.raises(TooManyRequests) as refused:
         async with turns.taken(A):
             pass
-    assert refused.value.error_code == "too_many_questions"
+    assert refused.value.code == "too_many_questions"
     await asking.ask("b", B)
     assert len(turns) == MAX_WAITING_PER_PROJECT + 1
 

@@ -22,7 +22,7 @@ from mooring.api.auth.rules import RULES, ActionClass, Rule, Who
 from mooring.api.context import Context
 from mooring.core.access import Access, Caller, Permission, lacking
 from mooring.core.credentials import hashed
-from mooring.core.errors import Forbidden, TooManyRequests, Unauthorized
+from mooring.core.errors import Forbidden, TooManyQuestions, TooManyRequests, Unauthorized
 
 _user_scheme = HTTPBearer(
     auto_error=False,
@@ -42,7 +42,7 @@ _ANYBODY = Caller("anybody", "system", "anybody", everywhere=frozenset({Permissi
 _LONG_RUNNING = frozenset({ActionClass.STREAM, ActionClass.EXEC})
 
 # These 429s are delayed. Other limits are hard to reach within the rate limits.
-_DELAYED_CODES = frozenset({"too_many_requests", "too_many_questions"})
+_DELAYED = (TooManyRequests, TooManyQuestions)
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
@@ -69,7 +69,7 @@ class GatedRoute(APIRoute):
                 _record_rejection(request, name, error)
                 raise
             except TooManyRequests as error:
-                if error.error_code in _DELAYED_CODES:
+                if type(error) in _DELAYED:
                     await _delay(request)
                 raise
 
@@ -152,7 +152,7 @@ def _record_rejection(request: Request, operation: str, error: Unauthorized | Fo
     caller: Caller | None = getattr(request.state, "caller", None)
     if isinstance(error, Unauthorized) or caller is None:
         refusals.unauthorized(request.client.host if request.client else None)
-    elif error.error_code == Forbidden.code:
+    elif type(error) is Forbidden:
         refusals.forbidden(caller, operation)
 
 

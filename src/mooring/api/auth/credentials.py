@@ -80,7 +80,7 @@ class Credentials:
         Raises:
             Unauthorized: the credential is not valid.
             TooManyRequests: too many invalid credentials came from this address.
-            Unavailable: code `sso_unavailable`: cannot reach the token's issuer, whose keys are needed.
+            SsoUnavailable: cannot reach the token's issuer, whose keys are needed.
         """
         hashed = credentials.hashed(secret)
         known = self._callers.get(hashed)

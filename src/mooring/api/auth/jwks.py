@@ -11,7 +11,7 @@ import httpx
 from jwt import PyJWK, PyJWTError
 from pydantic_core import from_json
 
-from mooring.core.errors import Unauthorized, Unavailable
+from mooring.core.errors import SsoUnavailable, Unauthorized
 from mooring.settings import is_private_channel
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class IssuerKeys:
 
         Raises:
             Unauthorized: the issuer has no such key.
-            Unavailable: code `sso_unavailable`: the key is not cached, and the issuer does not answer.
+            SsoUnavailable: the key is not cached, and the issuer does not answer.
         """
         known = self._find(key_id, algorithm)
         if known is not None and self._younger_than(_FRESH_S):
@@ -72,7 +72,7 @@ class IssuerKeys:
         if known is not None:
             return known
         if self._failed:
-            raise Unavailable("cannot reach the sign-on service; API keys still work", code="sso_unavailable")
+            raise SsoUnavailable("cannot reach the sign-on service; API keys still work")
         raise Unauthorized("invalid token: its issuer has no such key")
 
     def _find(self, key_id: str | None, algorithm: str) -> Key | None:

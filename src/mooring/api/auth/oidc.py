@@ -44,7 +44,7 @@ class SignOn:
 
         Raises:
             Unauthorized: the token is not valid; the message says why.
-            Unavailable: code `sso_unavailable`: cannot reach the issuer, whose keys are needed.
+            SsoUnavailable: cannot reach the issuer, whose keys are needed.
         """
         header = _header(token)
         key = await self._keys.key(header.get("kid"), header["alg"])

@@ -18,7 +18,7 @@ from typing import Final
 
 from mooring.api.auth.rules import ActionClass
 from mooring.core.access import Caller
-from mooring.core.errors import TooManyRequests, Unauthorized
+from mooring.core.errors import TooManyRequests, TooManyStreams, TooManyStreamsOnNode, Unauthorized
 
 Clock = Callable[[], float]
 Headers = list[tuple[bytes, bytes]]
@@ -264,23 +264,19 @@ class OpenStreams:
         """Count a stream as open during the block.
 
         Raises:
-            TooManyRequests: code `too_many_streams`: the caller, its project or the server is at its limit.
+            TooManyStreams: the caller, its project or the server is at its limit.
         """
         if not caller.is_admin and self._open[caller.id] >= STREAMS_PER_CALLER:
-            raise TooManyRequests(
-                f"you have {STREAMS_PER_CALLER} streams, waits and commands open; close one first",
-                code="too_many_streams",
+            raise TooManyStreams(
+                f"you have {STREAMS_PER_CALLER} streams, waits and commands open; close one first"
             )
         project = None if caller.is_admin else caller.project_id
         if project is not None and self._open[project] >= STREAMS_PER_PROJECT:
-            raise TooManyRequests(
-                f"your project has {STREAMS_PER_PROJECT} streams, waits and commands open; close one first",
-                code="too_many_streams",
+            raise TooManyStreams(
+                f"your project has {STREAMS_PER_PROJECT} streams, waits and commands open; close one first"
             )
         if self._total >= STREAMS + (STREAMS_RESERVED_FOR_ADMINS if caller.is_admin else 0):
-            raise TooManyRequests(
-                "this server has too many streams open; try again soon", code="too_many_streams"
-            )
+            raise TooManyStreams("this server has too many streams open; try again soon")
         counted = [caller.id] if project is None else [caller.id, project]
         self._open.update(counted)
         self._total += 1
@@ -311,17 +307,16 @@ class NodeStreams:
         """Count a stream as open during the block. Admins have no limit and are not counted.
 
         Raises:
-            TooManyRequests: code `too_many_streams_on_node`.
+            TooManyStreamsOnNode: the project is at its limit.
         """
         if is_admin:
             yield
             return
         key = node_id, project_id
         if self._open[key] >= STREAMS_PER_PROJECT_AND_NODE:
-            raise TooManyRequests(
+            raise TooManyStreamsOnNode(
                 f"your project has {STREAMS_PER_PROJECT_AND_NODE} logs and commands open on the node of this "
                 "instance; close one of them, then try again",
-                code="too_many_streams_on_node",
             )
         self._open[key] += 1
         try:

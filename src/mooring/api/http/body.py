@@ -16,7 +16,7 @@ from mooring.api.auth.authorization import GatedRoute, Handler, rule_of
 from mooring.api.auth.rules import ActionClass
 from mooring.api.context import Context
 from mooring.core.access import Caller
-from mooring.core.errors import BadRequest, TooLarge, UnsupportedMediaType
+from mooring.core.errors import BadJson, TooLarge, UnsupportedMediaType
 
 # The largest valid instance has about 2,500 values. Each invalid value produces an error of its own.
 MAX_VALUES = 4000
@@ -30,9 +30,7 @@ class StrictRequest(Request):
         try:
             parsed = from_json(body, allow_inf_nan=False)
         except ValueError as error:
-            raise BadRequest(
-                f"the body is not valid JSON: {_without_control(str(error))}", code="bad_json"
-            ) from None
+            raise BadJson(f"the body is not valid JSON: {_without_control(str(error))}") from None
         # Each value but the first follows one of these characters, so most bodies need no exact count.
         if sum(map(body.count, (b",", b"[", b"{"))) >= MAX_VALUES:
             _require_max_values(parsed)
@@ -41,7 +39,7 @@ class StrictRequest(Request):
     async def body(self) -> bytes:
         body = await super().body()
         if b"\x00" in body:
-            raise BadRequest("the body contains a NUL byte", code="bad_json")
+            raise BadJson("the body contains a NUL byte")
         return body
 
 

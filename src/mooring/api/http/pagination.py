@@ -12,7 +12,7 @@ from sqlalchemy import Row, Select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from mooring.core.access import Access
-from mooring.core.errors import BadRequest
+from mooring.core.errors import BadCursor
 from mooring.core.text import Text
 
 Item = TypeVar("Item")
@@ -63,7 +63,7 @@ def page(
     """One page and the cursor of the next, null on the last.
 
     Raises:
-        BadRequest: code `bad_cursor`: the cursor is invalid, or of another list or other filters.
+        BadCursor: the cursor is invalid, or of another list or other filters.
     """
     scope = _scope(key, asked)
     if asked.cursor is not None:
@@ -81,7 +81,7 @@ def slice_of(
     """As `page`, for items that are not in a table: the cursor holds their offset.
 
     Raises:
-        BadRequest: code `bad_cursor`.
+        BadCursor.
     """
     scope = f"{name}{sorted(asked.filters().items())}"
     start = int(_verified(asked.cursor, scope, secret)) if asked.cursor is not None else 0
@@ -118,10 +118,8 @@ def _verified(cursor: str, scope: str, secret: bytes) -> str:
     return last
 
 
-def _bad_cursor() -> BadRequest:
-    return BadRequest(
-        "the cursor is not valid for this list and these filters; start again without it", code="bad_cursor"
-    )
+def _bad_cursor() -> BadCursor:
+    return BadCursor("the cursor is not valid for this list and these filters; start again without it")
 
 
 def _mac(last: str, scope: str, secret: bytes) -> bytes:

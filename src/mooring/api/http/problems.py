@@ -24,64 +24,47 @@ from mooring.schemas.base import LONGEST_DETAIL, LONGEST_PATH, PROBLEM_MEDIA_TYP
 
 log = logging.getLogger(__name__)
 
-# The status of a class is that of its nearest ancestor listed here (see core/errors.py).
-STATUS: Mapping[type[MooringError], int] = {
-    errors.BadRequest: 400,
-    errors.Unauthorized: 401,
-    errors.Forbidden: 403,
-    errors.NotFound: 404,
-    errors.MethodNotAllowed: 405,
-    errors.RequestTimeout: 408,
-    errors.Conflict: 409,
-    errors.Gone: 410,
-    errors.PreconditionFailed: 412,
-    errors.TooLarge: 413,
-    errors.UnsupportedMediaType: 415,
-    errors.Invalid: 422,
-    errors.TooManyRequests: 429,
-    errors.HeadersTooLarge: 431,
-    errors.Unavailable: 503,
-    MooringError: 500,
-}
 RETRY_AFTER_S = 2  # if the error does not say when to retry
 # Without a limit, the answer to a body of 100,000 unknown fields would be ten times its size.
 _MAX_FIELD_ERRORS = 100
-# Validation errors with a code of their own, which is used if a body has no other errors.
-OWN_CODES = frozenset({"not_supported_yet", "reserved_env", "reserved_label", "spec_too_large"})
-_BY_STATUS: Mapping[int, type[MooringError]] = {status: kind for kind, status in STATUS.items()}
-
-
-def status_of(error: MooringError) -> int:
-    return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
+# The codes of field errors that are also an answer's code, which is used if a body has no other errors.
+_OWN_CODES: Mapping[str, type[errors.Invalid]] = {
+    kind.code: kind
+    for kind in (errors.NotSupportedYet, errors.ReservedEnv, errors.ReservedLabel, errors.SpecTooLarge)
+}
+_BY_STATUS: Mapping[int, type[MooringError]] = {
+    MooringError.status: MooringError,
+    **{kind.status: kind for kind in MooringError.__subclasses__()},
+}
 
 
 def problem_response(request: Request, error: MooringError) -> Response:
     """The problem document of an error, with the headers that go with its status."""
-    status = status_of(error)
+    status = error.status
     document = {
-        "type": f"urn:mooring:error:{error.error_code}",
+        "type": f"urn:mooring:error:{error.code}",
         "title": error.title,
         "status": status,
         "detail": _at_most(error.message, LONGEST_DETAIL),
         # Not `request.url`: the Host header and control characters can change it.
         "instance": request.scope["path"][:LONGEST_PATH],
-        "code": error.error_code,
+        "code": error.code,
         "request_id": getattr(request.state, "request_id", ""),
         "retryable": error.retryable,
         **error.fields,
     }
-    return Response(to_json(document), status, headers_of(status, error), PROBLEM_MEDIA_TYPE)
+    return Response(to_json(document), status, headers_of(error), PROBLEM_MEDIA_TYPE)
 
 
 def _at_most(text: str, length: int) -> str:
     return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
-def headers_of(status: int, error: MooringError) -> dict[str, str]:
-    """The headers for an error of this status."""
-    if status == HTTPStatus.UNAUTHORIZED:
+def headers_of(error: MooringError) -> dict[str, str]:
+    """The headers that go with the error's status."""
+    if error.status == HTTPStatus.UNAUTHORIZED:
         return {"WWW-Authenticate": "Bearer"}
-    if status in {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}:
+    if error.status in {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}:
         return {"Retry-After": str(error.retry_after_s or RETRY_AFTER_S)}
     return {}
 
@@ -108,13 +91,13 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
 
 
 def invalid(found: Sequence[Any]) -> errors.Invalid:
-    """The 422 for pydantic's errors. If all have one code of OWN_CODES, the answer has that code."""
+    """The 422 for pydantic's errors. If all have one code of _OWN_CODES, the answer has that code."""
     listed = [_field_error(item) for item in found[:_MAX_FIELD_ERRORS]]
-    own = {item["code"] for item in listed}
-    code = own.pop() if len(own) == 1 and own <= OWN_CODES else None
+    codes = {item["code"] for item in listed}
+    kind = _OWN_CODES.get(codes.pop(), errors.Invalid) if len(codes) == 1 else errors.Invalid
     where = "; ".join(f"{item['pointer'] or 'the body'}: {item['message']}" for item in listed[:3])
     more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
-    return errors.Invalid(where + more, code=code, errors=listed)
+    return kind(where + more, errors=listed)
 
 
 def _field_error(item: Mapping[str, Any]) -> dict[str, str]:
@@ -186,10 +169,10 @@ async def _on_integrity_error(request: Request, error: Exception) -> Response:
         return problem_response(request, errors.NameTaken("another request just took this name"))
     if "uq_users_email" in constraint or "users.email" in constraint:
         message = "another request just gave this e-mail to another user"
-        return problem_response(request, errors.Conflict(message, code="email_taken"))
+        return problem_response(request, errors.EmailTaken(message))
     if "uq_nodes_name" in constraint or "nodes.name" in constraint:
         message = "another machine just joined under this name"
-        return problem_response(request, errors.Conflict(message, code="node_name_taken"))
+        return problem_response(request, errors.NodeNameTaken(message))
     log.warning("constraint violated: %s", error.orig)
     message = "another request changed the same resource at the same time; try again"
     return problem_response(request, errors.Conflict(message))
@@ -200,7 +183,7 @@ async def _on_database_unavailable(request: Request, error: Exception) -> Respon
         return on_bug(request, error)  # SQLite reports a bad statement as an operational error
     log.warning("database unavailable: %s", error)
     message = "cannot reach the database; changes that were not acknowledged were not made"
-    return problem_response(request, errors.Unavailable(message, code="database_unavailable"))
+    return problem_response(request, errors.DatabaseUnavailable(message))
 
 
 async def _on_data_error(request: Request, error: Exception) -> Response:

@@ -16,9 +16,9 @@ from pydantic_core import to_json
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from mooring.api.http.edge import MAX_HEAD_BYTES, is_stream
-from mooring.api.http.problems import headers_of, status_of
-from mooring.core import ids
-from mooring.core.errors import BadRequest, HeadersTooLarge, MooringError, RequestTimeout, Unavailable
+from mooring.api.http.problems import headers_of
+from mooring.core import errors, ids
+from mooring.core.errors import MooringError
 from mooring.db.types import new_id
 from mooring.schemas.base import PROBLEM_MEDIA_TYPE, Problem
 
@@ -89,7 +89,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._begin(_Receiving.HEAD)
         self._check_deadline()
         if len(self.connections) > self._limits.connections and not self._close_idle_connection():
-            self._reject(Unavailable("this server has too many open connections; try again soon"))
+            self._reject(errors.Unavailable("this server has too many open connections; try again soon"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_deadline()
@@ -147,7 +147,9 @@ class HttpProtocol(HttpToolsProtocol):
         if remaining_s > 0:
             self._timer = self.loop.call_later(remaining_s, self._check_deadline)
         else:
-            self._reject(RequestTimeout(f"the request's {self._receiving.value} did not arrive in time"))
+            self._reject(
+                errors.RequestTimeout(f"the request's {self._receiving.value} did not arrive in time")
+            )
 
     def _deadline_at(self) -> float:
         if self._receiving is _Receiving.HEAD:
@@ -171,7 +173,9 @@ class HttpProtocol(HttpToolsProtocol):
             self._received - _FRAMING * self._body_bytes > 2 * MAX_HEAD_BYTES
             and not self.transport.is_closing()
         ):
-            self._reject(HeadersTooLarge(f"path, query and headers may have {MAX_HEAD_BYTES} bytes together"))
+            self._reject(
+                errors.HeadersTooLarge(f"path, query and headers may have {MAX_HEAD_BYTES} bytes together")
+            )
         if len(self.pipeline) > _MAX_PIPELINED:
             self.transport.abort()
 
@@ -188,7 +192,7 @@ class HttpProtocol(HttpToolsProtocol):
         return idle and not self.transport.is_closing()
 
     def send_400_response(self, msg: str) -> None:
-        self._reject(BadRequest(msg, code="malformed_request"))
+        self._reject(errors.MalformedRequest(msg))
 
     def _reject(self, error: MooringError) -> None:
         """Close the connection, with a problem document if no answer has begun."""
@@ -207,14 +211,14 @@ class HttpProtocol(HttpToolsProtocol):
 
 
 def _answer(error: MooringError) -> bytes:
-    status, request_id = status_of(error), new_id(ids.REQUEST)
+    request_id = new_id(ids.REQUEST)
     problem = Problem(
-        type=f"urn:mooring:error:{error.error_code}",
+        type=f"urn:mooring:error:{error.code}",
         title=error.title,
-        status=status,
+        status=error.status,
         detail=error.message,
         instance=None,
-        code=error.error_code,
+        code=error.code,
         request_id=request_id,
         retryable=error.retryable,
     )
@@ -224,7 +228,7 @@ def _answer(error: MooringError) -> bytes:
         "Content-Length": str(len(body)),
         "X-Request-Id": request_id,
         "Connection": "close",
-        **headers_of(status, error),
+        **headers_of(error),
     }
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    return f"HTTP/1.1 {status} {error.title}\r\n{lines}\r\n".encode() + body
+    return f"HTTP/1.1 {error.status} {error.title}\r\n{lines}\r\n".encode() + body

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from mooring.core.access import Caller
-from mooring.core.errors import TooManyRequests
+from mooring.core.errors import TooManyQuestions, TooManyRequests
 
 # A key can send about as many such requests in a minute; all of them may wait at once.
 MAX_WAITING_PER_PROJECT: Final = 64
@@ -91,7 +91,7 @@ class SchedulerTurns:
         """Wait for a turn; it lasts as long as the block.
 
         Raises:
-            TooManyRequests: code `too_many_questions`: too many requests of the project wait, or no turn was
+            TooManyQuestions: too many requests of the project wait, or no turn was
                 free within MAX_WAIT_S.
         """
         key = caller.project_id or caller.id
@@ -170,10 +170,9 @@ class SchedulerTurns:
         self._timer = asyncio.get_running_loop().call_later(seconds, self._start_next)
 
 
-def _too_many() -> TooManyRequests:
-    return TooManyRequests(
+def _too_many() -> TooManyQuestions:
+    return TooManyQuestions(
         "too many requests of your project wait for the scheduler (explanations, dry runs, the queue); "
         "try again soon",
-        code="too_many_questions",
         retry_after_s=1,
     )

@@ -1,9 +1,13 @@
 """The errors and headers that all operations of the OpenAPI document share."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mooring.api.openapi.responses import ANY_REQUEST, WITH_CREDENTIALS, problem
+from mooring.api.auth.rules import RULES, ActionClass
+from mooring.api.openapi import responses
+from mooring.api.openapi.responses import Kinds
+from mooring.core import errors
+from mooring.core.errors import MooringError
 from mooring.schemas.base import Json
 
 METHODS = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
@@ -46,6 +50,21 @@ HEADERS: Json = {
         "schema": {"type": "string", "enum": ["true"]},
     },
 }
+_MOST_SHARED = 3  # an answer with more codes of its own is written where it is
+_IDEMPOTENCY = (errors.IdempotencyInProgress, errors.IdempotencyKeyReused, errors.ReplayTooLarge)
+_BY_PARAMETER: Mapping[str, Kinds] = {
+    "cursor": [errors.BadCursor],
+    "idempotency-key": [errors.BadJson, *_IDEMPOTENCY],
+    "if-match": [errors.PreconditionFailed],
+    "last-event-id": [errors.BadEventId],
+}
+_WRITING: Kinds = (errors.Conflict, errors.DailyWriteLimit, errors.QuotaExceeded)
+_BY_CLASS: Mapping[ActionClass, Kinds] = {
+    ActionClass.READ: [],
+    ActionClass.WRITE: _WRITING,
+    ActionClass.EXEC: [*_WRITING, errors.TooManyStreams],
+    ActionClass.STREAM: [errors.TooManyStreams],
+}
 
 
 def operations(document: Json) -> Iterator[tuple[str, str, Json]]:
@@ -59,24 +78,38 @@ def operations(document: Json) -> Iterator[tuple[str, str, Json]]:
 def complete(document: Json) -> None:
     """Add to each operation the errors of the layers around it, and the headers."""
     components = document["components"]
-    components["headers"] = HEADERS
-    components["responses"] = {}
+    components["headers"], components["responses"], components["examples"] = HEADERS, {}, {}
+    login = responses.WITH_CREDENTIALS
     for _path, method, operation in operations(document):
         operation.setdefault("security", [])
         public = method == "get" and not operation["security"]
-        answers: Json = operation["responses"]
-        for status in (*ANY_REQUEST, *(() if public else WITH_CREDENTIALS)):
-            answers.setdefault(str(status), problem(status))
-        if public:
-            for status in WITH_CREDENTIALS:
-                answers.pop(str(status), None)
-        for status, answer in sorted(answers.items()):
-            shared = status >= "400" and answer == problem(int(status))
+        kinds = {*responses.ANY_REQUEST, *responses.declared(operation), *_implied(operation)}
+        kinds = kinds.difference(login) if public else kinds.union(login)
+        answers: Json = {code: answer for code, answer in operation["responses"].items() if code < "400"}
+        for status, answer in answers.items():
             answer["headers"] = {**_headers(status, method, answer), **answer.get("headers", {})}
-            if shared:
-                components["responses"][f"Problem{status}"] = answer
-                answers[status] = {"$ref": f"#/components/responses/Problem{status}"}
+        for same_status in responses.by_status(kinds).values():
+            components["examples"] |= {kind.code: responses.example(kind) for kind in same_status}
+            status, answer = str(same_status[0].status), responses.problem(same_status)
+            answer["headers"] = _headers(status, method, answer)
+            special = [kind for kind in same_status if kind not in responses.ALWAYS]
+            if len(special) <= _MOST_SHARED:
+                name = "".join([f"Problem{status}", *(kind.__name__ for kind in special)])
+                components["responses"][name] = answer
+                answer = {"$ref": f"#/components/responses/{name}"}
+            answers[status] = answer
         operation["responses"] = dict(sorted(answers.items()))
+
+
+def _implied(operation: Json) -> Iterator[type[MooringError]]:
+    """The errors that follow from the operation's parameters, body and class of action."""
+    for parameter in operation.get("parameters", ()):
+        if parameter["in"] == "path":
+            yield errors.NotFound
+        yield from _BY_PARAMETER.get(parameter["name"], ())
+    if "requestBody" in operation:
+        yield from (errors.BadJson, errors.UnsupportedMediaType)
+    yield from _BY_CLASS[RULES[operation["operationId"]].action_class]
 
 
 def _headers(status: str, method: str, answer: Json) -> Json:

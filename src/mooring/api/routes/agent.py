@@ -20,7 +20,15 @@ from mooring.api.openapi.responses import errors
 from mooring.api.streaming.channels import Channel
 from mooring.control.instances import streams
 from mooring.control.nodes import nodes, reports, start_secrets, sync_answers
-from mooring.core.errors import Gone, NotFound
+from mooring.core.errors import (
+    Conflict,
+    NodeNameMissing,
+    NodeNameTaken,
+    NotFound,
+    StaleSession,
+    StreamClosed,
+    TooManyHandouts,
+)
 from mooring.db.signals import AnyTopic, Topic
 from mooring.schemas.agent import (
     CredentialAnswer,
@@ -81,7 +89,7 @@ def _body(kind: type[BaseModel]) -> dict[str, object]:
     "/join",
     status_code=201,
     response_model=JoinAnswer,
-    responses=errors(409, body=True),
+    responses=errors(Conflict, NodeNameMissing, NodeNameTaken),
     openapi_extra=_body(JoinRequest),
     operation_id="join_node",
 )
@@ -100,7 +108,9 @@ def join_node(
     )
 
 
-@router.post("/session", response_model=SessionAnswer, responses=errors(), operation_id="open_node_session")
+@router.post(
+    "/session", response_model=SessionAnswer, responses=errors(NotFound), operation_id="open_node_session"
+)
 def open_session(node: CurrentNode, context: Ctx) -> SessionAnswer:
     """Open an agent session. Requests of older sessions of the node are answered 409 from now on."""
     with context.database.write() as session:
@@ -112,7 +122,7 @@ def open_session(node: CurrentNode, context: Ctx) -> SessionAnswer:
     "/credential",
     status_code=201,
     response_model=CredentialAnswer,
-    responses=errors(409),
+    responses=errors(Conflict, NotFound),
     operation_id="renew_node_credential",
 )
 def renew_credential(node: CurrentNode, request: Request, context: Ctx) -> CredentialAnswer:
@@ -128,7 +138,7 @@ def renew_credential(node: CurrentNode, request: Request, context: Ctx) -> Crede
 @router.post(
     "/sync",
     response_model=SyncAnswer,
-    responses=errors(409, body=True),
+    responses=errors(Conflict, StaleSession),
     openapi_extra=_body(SyncRequest),
     operation_id="sync_node",
 )
@@ -209,7 +219,7 @@ def _answer(context: Context, node_id: str, report: SyncRequest) -> SyncAnswer:
 @router.post(
     "/instances/{instance_id}/start-secrets",
     response_model=StartSecrets,
-    responses=errors(404, 409, body=True),
+    responses=errors(Conflict, StaleSession, TooManyHandouts),
     openapi_extra=_body(StartSecretsRequest),
     operation_id="hand_out_start_secrets",
 )
@@ -237,7 +247,7 @@ def hand_out_start_secrets(
 @router.post(
     "/stream-requests",
     response_model=StreamRequests,
-    responses=errors(409, body=True),
+    responses=errors(Conflict, StaleSession),
     openapi_extra=_body(StreamRequestsQuery),
     operation_id="list_stream_requests",
 )
@@ -267,7 +277,9 @@ def _waiting_streams(context: Context, caller: NodeCaller, agent_session: int) -
         return streams.waiting(session, node.id)
 
 
-@router.post("/streams/{stream_id}", status_code=204, responses=errors(404, 410), operation_id="bring_stream")
+@router.post(
+    "/streams/{stream_id}", status_code=204, responses=errors(StreamClosed), operation_id="bring_stream"
+)
 async def bring_stream(stream_id: str, request: Request, node: CurrentNode, context: Ctx) -> Response:
     """Send a stream. The body has frames of logs or of a command, one JSON object per line."""
     channel = context.channels.find(stream_id)
@@ -286,14 +298,14 @@ async def bring_stream(stream_id: str, request: Request, node: CurrentNode, cont
         forwarding.cancel()
         closed.cancel()
     if not forwarding.done():
-        raise Gone("the client has closed this stream", code="stream_closed")
+        raise StreamClosed("the client has closed this stream")
     return Response(status_code=204)
 
 
 async def _forward(request: Request, channel: Channel) -> None:
     async for frame in _frames(request):
         if not await channel.put(frame) and not frame.is_last:
-            raise Gone("the client has closed this stream", code="stream_closed")
+            raise StreamClosed("the client has closed this stream")
     await channel.put(None)
 
 

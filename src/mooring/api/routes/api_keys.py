@@ -19,6 +19,15 @@ from mooring.control.idempotency import StoredAnswer
 from mooring.control.tenants import api_keys
 from mooring.control.tenants.api_keys import KeyRequest
 from mooring.core.access import Permission
+from mooring.core.errors import (
+    ExpiryInPast,
+    NoMembership,
+    NoPermissions,
+    NotFound,
+    ProjectRequired,
+    ScopeOfNoProject,
+    TooManyRows,
+)
 from mooring.core.text import Text
 from mooring.db import tables
 from mooring.schemas.api_keys import ApiKey, ApiKeyCreate, ApiKeyList, NewApiKey
@@ -35,7 +44,9 @@ class KeyQuery(pagination.PageQuery):
     "",
     status_code=201,
     response_model=NewApiKey,
-    responses=errors(404, 409, body=True),
+    responses=errors(
+        ExpiryInPast, NoMembership, NoPermissions, NotFound, ProjectRequired, ScopeOfNoProject, TooManyRows
+    ),
     operation_id="create_api_key",
 )
 def create_api_key(body: ApiKeyCreate, context: Ctx, call: CurrentCall) -> Response:
@@ -73,14 +84,14 @@ def list_api_keys(context: Ctx, access: CurrentAccess, asked: Annotated[KeyQuery
     return responses.respond(responses.json_answer(content))
 
 
-@router.get("/{key_id}", response_model=ApiKey, responses=errors(404), operation_id="get_api_key")
+@router.get("/{key_id}", response_model=ApiKey, responses=errors(), operation_id="get_api_key")
 def get_api_key(key_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """Get an API key. The answer does not contain the key itself."""
     with context.database.read() as session:
         return responses.respond(responses.json_answer(show(ApiKey, api_keys.get(session, access, key_id))))
 
 
-@router.delete("/{key_id}", status_code=204, responses=errors(404, 409), operation_id="delete_api_key")
+@router.delete("/{key_id}", status_code=204, responses=errors(), operation_id="delete_api_key")
 def delete_api_key(key_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """Revoke an API key. It stops working within 1 second; its open streams end within 5 seconds."""
 

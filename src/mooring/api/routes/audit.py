@@ -66,7 +66,9 @@ async def list_audit_log(
     return responses.respond(responses.json_answer(content))
 
 
-@router.get("/audit-log/head", response_model=AuditHead, responses=errors(404), operation_id="get_audit_head")
+@router.get(
+    "/audit-log/head", response_model=AuditHead, responses=errors(NotFound), operation_id="get_audit_head"
+)
 def get_audit_head(context: Ctx, _access: CurrentAccess) -> Response:
     """Get the audit log head. It is a hash over the log; store it elsewhere for `mooring audit verify`."""
     with context.database.read() as session:

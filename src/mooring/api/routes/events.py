@@ -19,7 +19,7 @@ from mooring.api.openapi.responses import errors
 from mooring.api.streaming import sse, waiting
 from mooring.api.streaming.event_pages import PageEvent
 from mooring.control import events
-from mooring.core.errors import BadRequest, MooringError
+from mooring.core.errors import BadEventId, Gone, MooringError
 from mooring.schemas.events import EventList
 
 router = APIRouter(prefix="/v1", tags=["events"], route_class=StrictRoute)
@@ -35,7 +35,7 @@ _PAUSE_PER_FOLLOWER_S = 0.01
 @router.get(
     "/events",
     response_model=EventList,
-    responses={200: {"content": {sse.MEDIA_TYPE: {"schema": {"type": "string"}}}}, **errors(410)},
+    responses={200: {"content": {sse.MEDIA_TYPE: {"schema": {"type": "string"}}}}, **errors(Gone)},
     operation_id="list_events",
 )
 async def list_events(
@@ -73,7 +73,7 @@ def _resumed(last_event_id: str | None, after: int) -> int:
     if last_event_id is None:
         return after
     if not (last_event_id.isascii() and last_event_id.isdigit()) or int(last_event_id) >= _SEQ_LIMIT:
-        raise BadRequest("Last-Event-ID must be the id of an event, a whole number", code="bad_event_id")
+        raise BadEventId("Last-Event-ID must be the id of an event, a whole number")
     return int(last_event_id)
 
 
@@ -120,7 +120,7 @@ async def _follow(context: Context, live: LiveAccess, after: int) -> AsyncIterat
             live = replace(live, access=await live.renewed())
             found = await _wait_for_some(context, live, after, _BATCH, sse.KEEPALIVE_S, follows=True)
         except MooringError as error:
-            yield sse.error(error.error_code, error.message)
+            yield sse.error(error.code, error.message)
             return
         if not found:
             yield sse.KEEPALIVE

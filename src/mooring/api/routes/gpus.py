@@ -19,7 +19,7 @@ from mooring.api.views import gpus as gpu_views
 from mooring.control.idempotency import StoredAnswer
 from mooring.control.nodes import gpus, instance_types
 from mooring.core.access import Access
-from mooring.core.errors import Unavailable
+from mooring.core.errors import GpuLost, NoSample
 from mooring.core.gpu import Health, Sample
 from mooring.core.text import Text
 from mooring.db import tables
@@ -44,7 +44,7 @@ def list_gpus(context: Ctx, access: CurrentAccess, asked: Annotated[GpuQuery, Qu
     return responses.respond(responses.json_answer(content))
 
 
-@router.get("/gpus/{uuid}", response_model=Gpu, responses=errors(404), operation_id="get_gpu")
+@router.get("/gpus/{uuid}", response_model=Gpu, responses=errors(), operation_id="get_gpu")
 def get_gpu(uuid: str, context: Ctx, access: CurrentAccess) -> Response:
     """Get a GPU. Shows its health and the instances that use it."""
     with context.database.read() as session:
@@ -58,7 +58,7 @@ def _shown(session: Session, access: Access, row: tables.Gpu) -> StoredAnswer:
 @router.get(
     "/gpus/{uuid}/incidents",
     response_model=GpuIncidentList,
-    responses=errors(404),
+    responses=errors(),
     operation_id="list_gpu_incidents",
 )
 def list_gpu_incidents(
@@ -74,7 +74,7 @@ def list_gpu_incidents(
 
 
 @router.get(
-    "/gpus/{uuid}/metrics", response_model=Sample, responses=errors(404), operation_id="get_gpu_metrics"
+    "/gpus/{uuid}/metrics", response_model=Sample, responses=errors(NoSample), operation_id="get_gpu_metrics"
 )
 def get_gpu_metrics(uuid: str, context: Ctx, access: CurrentAccess) -> Response:
     """Get GPU metrics. Returns the newest sample; values that the GPU does not support are null."""
@@ -83,11 +83,11 @@ def get_gpu_metrics(uuid: str, context: Ctx, access: CurrentAccess) -> Response:
         gpus.require_visible_figures(session, access, row.uuid)
         found = gpu_views.samples(session, access, [row.uuid])
     if not found:
-        raise Unavailable(f"the node of {uuid} reports no metrics; is it reachable?", code="no_sample")
+        raise NoSample(f"the node of {uuid} reports no metrics; is it reachable?")
     return responses.respond(responses.json_answer(found[0]))
 
 
-@router.post("/gpus/{uuid}/clear", response_model=Gpu, responses=errors(404, 409), operation_id="clear_gpu")
+@router.post("/gpus/{uuid}/clear", response_model=Gpu, responses=errors(GpuLost), operation_id="clear_gpu")
 def clear_gpu(uuid: str, context: Ctx, call: CurrentCall) -> Response:
     """Clear a GPU. Ends its quarantine, so that it can be allocated again."""
 

@@ -16,7 +16,7 @@ from mooring.api.http import pagination, responses, transactions
 from mooring.api.http.body import StrictRoute
 from mooring.api.http.responses import IfMatch
 from mooring.api.http.transactions import CurrentCall
-from mooring.api.openapi.responses import errors
+from mooring.api.openapi.responses import ADMISSION, SPEC, errors
 from mooring.api.routes.instances import BY_USER
 from mooring.api.views import explanations
 from mooring.api.views import instance_groups as group_views
@@ -27,6 +27,14 @@ from mooring.control.instances.waiting_reasons import waiting_reason
 from mooring.control.scheduling import explain
 from mooring.control.tenants import projects
 from mooring.core.access import Access
+from mooring.core.errors import (
+    HostNetworkNotAllowed,
+    InvalidTransition,
+    NameTaken,
+    NotFound,
+    ProjectRequired,
+    TooManyQuestions,
+)
 from mooring.core.text import LabelFilter, Text
 from mooring.db import tables
 from mooring.schemas.instance_groups import (
@@ -50,7 +58,7 @@ class GroupQuery(pagination.PageQuery):
     "",
     status_code=201,
     response_model=InstanceGroup,
-    responses=errors(404, 409, body=True),
+    responses=errors(HostNetworkNotAllowed, NameTaken, NotFound, ProjectRequired, *ADMISSION, *SPEC),
     operation_id="create_instance_group",
 )
 def create_instance_group(body: InstanceGroupCreate, context: Ctx, call: CurrentCall) -> Response:
@@ -105,7 +113,7 @@ def list_instance_groups(
 
 
 @router.get(
-    "/{group_id}", response_model=InstanceGroup, responses=errors(404), operation_id="get_instance_group"
+    "/{group_id}", response_model=InstanceGroup, responses=errors(), operation_id="get_instance_group"
 )
 def get_instance_group(group_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """Get an instance group. Shows the group and its members."""
@@ -117,7 +125,7 @@ def get_instance_group(group_id: str, context: Ctx, access: CurrentAccess) -> Re
     "/{group_id}",
     status_code=202,
     response_model=InstanceGroup,
-    responses=errors(404, 409, 412),
+    responses=errors(InvalidTransition),
     operation_id="delete_instance_group",
 )
 def delete_instance_group(group_id: str, context: Ctx, access: CurrentAccess, if_match: IfMatch) -> Response:
@@ -135,7 +143,7 @@ def delete_instance_group(group_id: str, context: Ctx, access: CurrentAccess, if
     "/{group_id}/stop",
     status_code=202,
     response_model=InstanceGroup,
-    responses=errors(404, 409, body=True),
+    responses=errors(InvalidTransition),
     operation_id="stop_instance_group",
 )
 def stop_instance_group(
@@ -161,7 +169,7 @@ def stop_instance_group(
     "/{group_id}/start",
     status_code=202,
     response_model=InstanceGroup,
-    responses=errors(404, 409),
+    responses=errors(HostNetworkNotAllowed, InvalidTransition, *ADMISSION),
     operation_id="start_instance_group",
 )
 def start_instance_group(group_id: str, context: Ctx, call: CurrentCall) -> Response:
@@ -176,7 +184,7 @@ def start_instance_group(group_id: str, context: Ctx, call: CurrentCall) -> Resp
 @router.get(
     "/{group_id}/explain",
     response_model=GroupExplanation,
-    responses=errors(404),
+    responses=errors(TooManyQuestions),
     operation_id="explain_instance_group",
 )
 async def explain_instance_group(group_id: str, context: Ctx, access: CurrentAccess) -> Response:

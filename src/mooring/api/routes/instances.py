@@ -16,7 +16,7 @@ from mooring.api.http import pagination, responses, transactions
 from mooring.api.http.body import StrictRoute
 from mooring.api.http.responses import IfMatch
 from mooring.api.http.transactions import CurrentCall
-from mooring.api.openapi.responses import errors
+from mooring.api.openapi.responses import ADMISSION, SPEC, errors
 from mooring.api.streaming import waiting
 from mooring.api.views import explanations, rendered
 from mooring.api.views import gpus as gpu_views
@@ -29,6 +29,19 @@ from mooring.control.instances.waiting_reasons import waiting_reason
 from mooring.control.scheduling import explain
 from mooring.control.tenants import projects
 from mooring.core.access import Access
+from mooring.core.errors import (
+    GpuReserved,
+    InsufficientCapacity,
+    InvalidTransition,
+    MemberOfGroup,
+    NameTaken,
+    NodeNotAllowed,
+    NotFound,
+    PriorityNotAllowed,
+    ProjectRequired,
+    ReservedLabel,
+    TooManyQuestions,
+)
 from mooring.core.instance.state import Reason, State
 from mooring.core.text import LabelFilter, Text
 from mooring.db import tables
@@ -65,7 +78,9 @@ class InstanceQuery(pagination.PageQuery):
     response_model=Instance,
     responses={
         200: {"model": DryRun, "description": "The result of a dry run: nothing was created."},
-        **errors(404, 409, body=True),
+        **errors(
+            InsufficientCapacity, NameTaken, NotFound, ProjectRequired, TooManyQuestions, *ADMISSION, *SPEC
+        ),
     },
     operation_id="create_instance",
 )
@@ -144,7 +159,7 @@ def list_instances(context: Ctx, access: CurrentAccess, asked: Annotated[Instanc
     return Response(page, media_type="application/json")
 
 
-@router.get("/{instance_id}", response_model=Instance, responses=errors(404), operation_id="get_instance")
+@router.get("/{instance_id}", response_model=Instance, responses=errors(), operation_id="get_instance")
 def get_instance(instance_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """Get an instance. Shows its request, its state and its placement."""
     with context.database.read() as session:
@@ -154,7 +169,7 @@ def get_instance(instance_id: str, context: Ctx, access: CurrentAccess) -> Respo
 @router.patch(
     "/{instance_id}",
     response_model=Instance,
-    responses=errors(404, 409, 412, body=True),
+    responses=errors(GpuReserved, MemberOfGroup, NameTaken, PriorityNotAllowed, ReservedLabel),
     operation_id="update_instance",
 )
 def update_instance(
@@ -175,7 +190,7 @@ def update_instance(
     "/{instance_id}",
     status_code=202,
     response_model=Instance,
-    responses=errors(404, 409, 412),
+    responses=errors(InvalidTransition, MemberOfGroup),
     operation_id="delete_instance",
 )
 def delete_instance(instance_id: str, context: Ctx, access: CurrentAccess, if_match: IfMatch) -> Response:
@@ -193,7 +208,7 @@ def delete_instance(instance_id: str, context: Ctx, access: CurrentAccess, if_ma
     "/{instance_id}/stop",
     status_code=202,
     response_model=Instance,
-    responses=errors(404, 409, body=True),
+    responses=errors(InvalidTransition, MemberOfGroup),
     operation_id="stop_instance",
 )
 def stop_instance(
@@ -219,7 +234,7 @@ def stop_instance(
     "/{instance_id}/start",
     status_code=202,
     response_model=Instance,
-    responses=errors(404, 409),
+    responses=errors(InvalidTransition, MemberOfGroup, *ADMISSION),
     operation_id="start_instance",
 )
 def start_instance(instance_id: str, context: Ctx, call: CurrentCall) -> Response:
@@ -235,7 +250,7 @@ def start_instance(instance_id: str, context: Ctx, call: CurrentCall) -> Respons
     "/{instance_id}/restart",
     status_code=202,
     response_model=Instance,
-    responses=errors(404, 409),
+    responses=errors(GpuReserved, InvalidTransition, MemberOfGroup, NodeNotAllowed, *ADMISSION),
     operation_id="restart_instance",
 )
 def restart_instance(instance_id: str, context: Ctx, call: CurrentCall) -> Response:
@@ -248,7 +263,7 @@ def restart_instance(instance_id: str, context: Ctx, call: CurrentCall) -> Respo
 
 
 @router.get(
-    "/{instance_id}/wait", response_model=WaitResult, responses=errors(404), operation_id="wait_for_instance"
+    "/{instance_id}/wait", response_model=WaitResult, responses=errors(), operation_id="wait_for_instance"
 )
 async def wait_for_instance(
     instance_id: str,
@@ -266,7 +281,7 @@ async def wait_for_instance(
 @router.get(
     "/{instance_id}/metrics",
     response_model=MetricsList,
-    responses=errors(404),
+    responses=errors(),
     operation_id="get_instance_metrics",
 )
 def get_instance_metrics(instance_id: str, context: Ctx, access: CurrentAccess) -> Response:
@@ -282,7 +297,7 @@ def get_instance_metrics(instance_id: str, context: Ctx, access: CurrentAccess) 
 @router.get(
     "/{instance_id}/events",
     response_model=InstanceEvents,
-    responses=errors(404),
+    responses=errors(),
     operation_id="list_instance_events",
 )
 def list_instance_events(
@@ -303,7 +318,7 @@ def list_instance_events(
 @router.get(
     "/{instance_id}/explain",
     response_model=Explanation,
-    responses=errors(404),
+    responses=errors(TooManyQuestions),
     operation_id="explain_instance",
 )
 async def explain_instance(instance_id: str, context: Ctx, access: CurrentAccess) -> Response:

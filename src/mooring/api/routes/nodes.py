@@ -19,6 +19,7 @@ from mooring.api.views import nodes as node_views
 from mooring.control.idempotency import StoredAnswer
 from mooring.control.nodes import nodes
 from mooring.core.access import Access
+from mooring.core.errors import FactsChangedAgain, GpuInUse, NodeInUse, UnknownProject
 from mooring.core.text import Text
 from mooring.db import tables
 from mooring.schemas.base import timestamp
@@ -45,7 +46,7 @@ def list_nodes(context: Ctx, access: CurrentAccess, asked: Annotated[NodeQuery, 
     return responses.respond(responses.json_answer(content))
 
 
-@router.get("/nodes/{node_id}", response_model=Node, responses=errors(404), operation_id="get_node")
+@router.get("/nodes/{node_id}", response_model=Node, responses=errors(), operation_id="get_node")
 def get_node(node_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """Get a node. Shows its state, its GPUs and its free resources."""
     with context.database.read() as session:
@@ -58,10 +59,7 @@ def _shown(session: Session, access: Access, row: tables.Node, status: int = 200
 
 
 @router.patch(
-    "/nodes/{node_id}",
-    response_model=Node,
-    responses=errors(404, 409, 412, body=True),
-    operation_id="update_node",
+    "/nodes/{node_id}", response_model=Node, responses=errors(UnknownProject), operation_id="update_node"
 )
 def update_node(
     node_id: str, body: NodePatch, context: Ctx, access: CurrentAccess, if_match: IfMatch
@@ -75,9 +73,7 @@ def update_node(
     return transactions.audited(context, access, act)
 
 
-@router.post(
-    "/nodes/{node_id}/cordon", response_model=Node, responses=errors(404, 409), operation_id="cordon_node"
-)
+@router.post("/nodes/{node_id}/cordon", response_model=Node, responses=errors(), operation_id="cordon_node")
 def cordon_node(node_id: str, context: Ctx, call: CurrentCall) -> Response:
     """Cordon a node. No new instances are placed on it; running ones go on."""
     return _cordoned(context, call, node_id, cordoned=True)
@@ -91,19 +87,14 @@ def _cordoned(context: Context, call: Call, node_id: str, *, cordoned: bool) -> 
 
 
 @router.post(
-    "/nodes/{node_id}/uncordon", response_model=Node, responses=errors(404, 409), operation_id="uncordon_node"
+    "/nodes/{node_id}/uncordon", response_model=Node, responses=errors(), operation_id="uncordon_node"
 )
 def uncordon_node(node_id: str, context: Ctx, call: CurrentCall) -> Response:
     """Uncordon a node. New instances are placed on it again. Also ends a drain."""
     return _cordoned(context, call, node_id, cordoned=False)
 
 
-@router.post(
-    "/nodes/{node_id}/drain",
-    response_model=Node,
-    responses=errors(404, 409, body=True),
-    operation_id="drain_node",
-)
+@router.post("/nodes/{node_id}/drain", response_model=Node, responses=errors(), operation_id="drain_node")
 def drain_node(
     node_id: str,
     context: Ctx,
@@ -121,7 +112,7 @@ def drain_node(
 @router.post(
     "/nodes/{node_id}/approve",
     response_model=Node,
-    responses=errors(404, 409, body=True),
+    responses=errors(FactsChangedAgain, GpuInUse),
     operation_id="approve_node",
 )
 def approve_node(
@@ -145,7 +136,7 @@ def approve_node(
     "/nodes/{node_id}/renew-credential",
     status_code=202,
     response_model=Node,
-    responses=errors(404, 409),
+    responses=errors(),
     operation_id="renew_credential",
 )
 def renew_credential(node_id: str, context: Ctx, call: CurrentCall) -> Response:
@@ -157,7 +148,7 @@ def renew_credential(node_id: str, context: Ctx, call: CurrentCall) -> Response:
     return transactions.idempotent(context, call, act)
 
 
-@router.delete("/nodes/{node_id}", status_code=204, responses=errors(404, 409), operation_id="delete_node")
+@router.delete("/nodes/{node_id}", status_code=204, responses=errors(NodeInUse), operation_id="delete_node")
 def delete_node(
     node_id: str,
     context: Ctx,
@@ -177,7 +168,7 @@ def delete_node(
     "/join-tokens",
     status_code=201,
     response_model=JoinToken,
-    responses=errors(409, body=True),
+    responses=errors(),
     operation_id="create_join_token",
 )
 def create_join_token(body: JoinTokenCreate, context: Ctx, call: CurrentCall) -> Response:

@@ -20,6 +20,7 @@ from mooring.api.views import tenants as tenant_views
 from mooring.control.idempotency import StoredAnswer
 from mooring.control.scheduling import quotas
 from mooring.control.tenants import projects
+from mooring.core.errors import DefaultProject, NameTaken, ProjectInUse, TooManyRows
 from mooring.core.text import Text
 from mooring.db import tables
 from mooring.schemas.projects import (
@@ -40,11 +41,7 @@ class ProjectQuery(pagination.PageQuery):
 
 
 @router.post(
-    "",
-    status_code=201,
-    response_model=Project,
-    responses=errors(409, body=True),
-    operation_id="create_project",
+    "", status_code=201, response_model=Project, responses=errors(NameTaken), operation_id="create_project"
 )
 def create_project(body: ProjectCreate, context: Ctx, call: CurrentCall) -> Response:
     """Create a project. It starts without members, quotas or other limits."""
@@ -70,7 +67,7 @@ def list_projects(context: Ctx, access: CurrentAccess, asked: Annotated[ProjectQ
     return responses.respond(responses.json_answer(content))
 
 
-@router.get("/{project_id}", response_model=Project, responses=errors(404), operation_id="get_project")
+@router.get("/{project_id}", response_model=Project, responses=errors(), operation_id="get_project")
 def get_project(project_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """Get a project. Shows its quotas, its other limits and its usage."""
     with context.database.read() as session:
@@ -87,7 +84,7 @@ def _shown(
 @router.patch(
     "/{project_id}",
     response_model=Project,
-    responses=errors(404, 409, 412, body=True),
+    responses=errors(DefaultProject, NameTaken),
     operation_id="update_project",
 )
 def update_project(
@@ -107,7 +104,10 @@ def update_project(
 
 
 @router.delete(
-    "/{project_id}", status_code=204, responses=errors(404, 409, 412), operation_id="delete_project"
+    "/{project_id}",
+    status_code=204,
+    responses=errors(DefaultProject, ProjectInUse),
+    operation_id="delete_project",
 )
 def delete_project(project_id: str, context: Ctx, access: CurrentAccess, if_match: IfMatch) -> Response:
     """Delete a project. Deletes its keys, secrets and reservations too; fails while it has instances."""
@@ -120,10 +120,7 @@ def delete_project(project_id: str, context: Ctx, access: CurrentAccess, if_matc
 
 
 @router.get(
-    "/{project_id}/members",
-    response_model=MemberList,
-    responses=errors(404),
-    operation_id="list_members",
+    "/{project_id}/members", response_model=MemberList, responses=errors(), operation_id="list_members"
 )
 def list_members(
     project_id: str, context: Ctx, access: CurrentAccess, asked: Annotated[pagination.PageQuery, Query()]
@@ -140,7 +137,7 @@ def list_members(
 @router.put(
     "/{project_id}/members/{user_id}",
     response_model=Member,
-    responses=errors(404, 409, body=True),
+    responses=errors(TooManyRows),
     operation_id="put_member",
 )
 def put_member(
@@ -156,10 +153,7 @@ def put_member(
 
 
 @router.delete(
-    "/{project_id}/members/{user_id}",
-    status_code=204,
-    responses=errors(404, 409),
-    operation_id="delete_member",
+    "/{project_id}/members/{user_id}", status_code=204, responses=errors(), operation_id="delete_member"
 )
 def delete_member(project_id: str, user_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """Remove a project member. Also revokes their API keys of this project."""

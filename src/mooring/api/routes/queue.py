@@ -17,6 +17,7 @@ from mooring.api.http.body import StrictRoute
 from mooring.api.openapi.responses import errors
 from mooring.control.scheduling import queue
 from mooring.core.access import Access
+from mooring.core.errors import TooManyQuestions
 from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.db import tables
 from mooring.scheduler.model import PlanTime
@@ -27,7 +28,7 @@ from mooring.schemas.queue import Fragmentation, Queue
 router = APIRouter(prefix="/v1", tags=["queue"], route_class=StrictRoute)
 
 
-@router.get("/queue", response_model=Queue, responses=errors(), operation_id="get_queue")
+@router.get("/queue", response_model=Queue, responses=errors(TooManyQuestions), operation_id="get_queue")
 async def get_queue(
     context: Ctx, access: CurrentAccess, asked: Annotated[pagination.PageQuery, Query()]
 ) -> Response:

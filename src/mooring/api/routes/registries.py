@@ -17,6 +17,7 @@ from mooring.api.openapi.responses import errors
 from mooring.api.views.show import show
 from mooring.control.idempotency import StoredAnswer
 from mooring.control.tenants import owned, projects, registries
+from mooring.core.errors import NameTaken, NotFound, ProjectRequired, RegistryNotAllowed, TooManyRows
 from mooring.core.text import Text
 from mooring.db import tables
 from mooring.schemas.registries import Registry, RegistryCreate, RegistryList, RegistryPut
@@ -32,7 +33,7 @@ class RegistryQuery(pagination.PageQuery):
     "",
     status_code=201,
     response_model=Registry,
-    responses=errors(404, 409, body=True),
+    responses=errors(NameTaken, NotFound, ProjectRequired, RegistryNotAllowed, TooManyRows),
     operation_id="create_registry",
 )
 def create_registry(body: RegistryCreate, context: Ctx, call: CurrentCall) -> Response:
@@ -63,7 +64,7 @@ def list_registries(
     return responses.respond(responses.json_answer(content))
 
 
-@router.get("/{registry_id}", response_model=Registry, responses=errors(404), operation_id="get_registry")
+@router.get("/{registry_id}", response_model=Registry, responses=errors(), operation_id="get_registry")
 def get_registry(registry_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """Get registry credentials. The answer does not contain the password."""
     with context.database.read() as session:
@@ -72,12 +73,7 @@ def get_registry(registry_id: str, context: Ctx, access: CurrentAccess) -> Respo
         )
 
 
-@router.put(
-    "/{registry_id}",
-    response_model=Registry,
-    responses=errors(404, 409, body=True),
-    operation_id="replace_registry",
-)
+@router.put("/{registry_id}", response_model=Registry, responses=errors(), operation_id="replace_registry")
 def replace_registry(registry_id: str, body: RegistryPut, context: Ctx, access: CurrentAccess) -> Response:
     """Replace the registry password. The next pull uses the new one."""
 
@@ -88,7 +84,7 @@ def replace_registry(registry_id: str, body: RegistryPut, context: Ctx, access: 
     return transactions.audited(context, access, act)
 
 
-@router.delete("/{registry_id}", status_code=204, responses=errors(404, 409), operation_id="delete_registry")
+@router.delete("/{registry_id}", status_code=204, responses=errors(), operation_id="delete_registry")
 def delete_registry(registry_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """Delete registry credentials. Nodes can then no longer pull the registry's private images."""
 

@@ -22,6 +22,7 @@ from mooring.api.views.show import show
 from mooring.control.idempotency import StoredAnswer
 from mooring.control.scheduling import reservations
 from mooring.control.tenants import projects
+from mooring.core.errors import BadPeriod, InsufficientCapacity, InvalidTransition, NotFound, ProjectRequired
 from mooring.core.text import Text
 from mooring.db import tables
 from mooring.schemas.base import Json
@@ -44,7 +45,7 @@ class ReservationQuery(pagination.PageQuery):
     "",
     status_code=201,
     response_model=Reservation,
-    responses=errors(404, 409, body=True),
+    responses=errors(BadPeriod, InsufficientCapacity, NotFound, ProjectRequired),
     operation_id="create_reservation",
 )
 def create_reservation(body: ReservationCreate, context: Ctx, call: CurrentCall) -> Response:
@@ -116,7 +117,7 @@ def list_reservations(
 
 
 @router.get(
-    "/{reservation_id}", response_model=Reservation, responses=errors(404), operation_id="get_reservation"
+    "/{reservation_id}", response_model=Reservation, responses=errors(), operation_id="get_reservation"
 )
 def get_reservation(reservation_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """Get a reservation. Shows its period and its GPUs."""
@@ -127,7 +128,7 @@ def get_reservation(reservation_id: str, context: Ctx, access: CurrentAccess) ->
 @router.patch(
     "/{reservation_id}",
     response_model=Reservation,
-    responses=errors(404, 409, 412, body=True),
+    responses=errors(BadPeriod, InsufficientCapacity, InvalidTransition),
     operation_id="update_reservation",
 )
 def update_reservation(
@@ -143,12 +144,7 @@ def update_reservation(
     return transactions.audited(context, access, act)
 
 
-@router.delete(
-    "/{reservation_id}",
-    status_code=204,
-    responses=errors(404, 409, 412),
-    operation_id="delete_reservation",
-)
+@router.delete("/{reservation_id}", status_code=204, responses=errors(), operation_id="delete_reservation")
 def delete_reservation(
     reservation_id: str, context: Ctx, access: CurrentAccess, if_match: IfMatch
 ) -> Response:

@@ -17,6 +17,7 @@ from mooring.api.openapi.responses import errors
 from mooring.api.views.show import show
 from mooring.control.idempotency import StoredAnswer
 from mooring.control.tenants import owned, projects, secrets
+from mooring.core.errors import NameTaken, NotFound, ProjectRequired, TooManyRows
 from mooring.core.text import Text
 from mooring.db import tables
 from mooring.schemas.secrets import Secret, SecretCreate, SecretList, SecretPut
@@ -33,7 +34,7 @@ class SecretQuery(pagination.PageQuery):
     "",
     status_code=201,
     response_model=Secret,
-    responses=errors(404, 409, body=True),
+    responses=errors(NameTaken, NotFound, ProjectRequired, TooManyRows),
     operation_id="create_secret",
 )
 def create_secret(body: SecretCreate, context: Ctx, call: CurrentCall) -> Response:
@@ -61,7 +62,7 @@ def list_secrets(context: Ctx, access: CurrentAccess, asked: Annotated[SecretQue
     return responses.respond(responses.json_answer(content))
 
 
-@router.get("/{secret_id}", response_model=Secret, responses=errors(404), operation_id="get_secret")
+@router.get("/{secret_id}", response_model=Secret, responses=errors(), operation_id="get_secret")
 def get_secret(secret_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """Get a secret. The answer does not contain its value."""
     with context.database.read() as session:
@@ -70,12 +71,7 @@ def get_secret(secret_id: str, context: Ctx, access: CurrentAccess) -> Response:
         )
 
 
-@router.put(
-    "/{secret_id}",
-    response_model=Secret,
-    responses=errors(404, 409, body=True),
-    operation_id="replace_secret",
-)
+@router.put("/{secret_id}", response_model=Secret, responses=errors(), operation_id="replace_secret")
 def replace_secret(secret_id: str, body: SecretPut, context: Ctx, access: CurrentAccess) -> Response:
     """Replace a secret. Running instances keep the old value until their next start or restart."""
 
@@ -86,7 +82,7 @@ def replace_secret(secret_id: str, body: SecretPut, context: Ctx, access: Curren
     return transactions.audited(context, access, act)
 
 
-@router.delete("/{secret_id}", status_code=204, responses=errors(404, 409), operation_id="delete_secret")
+@router.delete("/{secret_id}", status_code=204, responses=errors(), operation_id="delete_secret")
 def delete_secret(secret_id: str, context: Ctx, access: CurrentAccess) -> Response:
     """Delete a secret. Instances that name it can no longer start."""
 

@@ -12,7 +12,7 @@ from mooring.api.context import Context, Ctx
 from mooring.api.http import responses
 from mooring.api.openapi.responses import errors
 from mooring.control.nodes import metrics
-from mooring.core.errors import Unavailable
+from mooring.core.errors import DatabaseUnavailable, NotMigrated, WaitingForNode
 from mooring.db import migrate
 from mooring.schemas.base import Answer
 
@@ -29,19 +29,22 @@ async def get_health() -> Response:
     return responses.respond(responses.json_answer({"status": "ok"}))
 
 
-@router.get("/readyz", response_model=Status, responses=errors(), operation_id="get_readiness")
+@router.get(
+    "/readyz",
+    response_model=Status,
+    responses=errors(NotMigrated, WaitingForNode),
+    operation_id="get_readiness",
+)
 def get_readiness(context: Ctx) -> Response:
     """Get readiness. The database must be migrated and, with `mooring up`, the node must have reported."""
     try:
         at, wanted = migrate.current(context.database.engine), migrate.newest()
     except SQLAlchemyError as error:
-        raise Unavailable("the database does not answer", code="database_unavailable") from error
+        raise DatabaseUnavailable("the database does not answer") from error
     if at != wanted:
-        raise Unavailable(
-            f"the database is at revision {at}, not {wanted}; run: mooring db upgrade", code="not_migrated"
-        )
+        raise NotMigrated(f"the database is at revision {at}, not {wanted}; run: mooring db upgrade")
     if len(context.heard_nodes) < context.awaited_nodes:
-        raise Unavailable("the local node has not reported yet", code="waiting_for_node")
+        raise WaitingForNode("the local node has not reported yet")
     return responses.respond(responses.json_answer({"status": "ready"}))
 
 

@@ -1,7 +1,7 @@
 """Logs and exec: the instance's node connects to this replica, which relays the stream to the user."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, aclosing
 from datetime import datetime
 from typing import Annotated, Any
@@ -25,7 +25,22 @@ from mooring.control import idempotency
 from mooring.control.instances import streams
 from mooring.core import ids
 from mooring.core.access import Access
-from mooring.core.errors import BadRequest, Conflict, MooringError, NotRunning, Unavailable
+from mooring.core.errors import (
+    BadEventId,
+    BadSince,
+    Conflict,
+    DockerUnavailable,
+    ExecTimeout,
+    MooringError,
+    NodeFailed,
+    NodeTimeout,
+    NodeUnreachable,
+    NotFound,
+    NotRunning,
+    NotSupportedByNode,
+    ServerEnding,
+    TooManyStreamsOnNode,
+)
 from mooring.core.text import MAX_LINE_BYTES, clean_line
 from mooring.db.types import new_id
 from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamError, StreamFrame
@@ -37,7 +52,22 @@ router = APIRouter(prefix="/v1/instances", tags=["instances"], route_class=Stric
 # How long a node may take to connect, and how long it may then be silent.
 DIAL_IN_S = 10.0
 SILENCE_S = 20.0
-_NOTHING_RAN = frozenset({"not_found", "not_running", "node_unreachable", "too_many_streams_on_node"})
+_NOTHING_RAN = (NotFound, NotRunning, NodeUnreachable, TooManyStreamsOnNode)
+_FROM_NODE = (
+    BadSince,
+    DockerUnavailable,
+    ExecTimeout,
+    NodeTimeout,
+    NotRunning,
+    NotSupportedByNode,
+    ServerEnding,
+)
+# The error to answer for each code of a frame. "not_found" means the container, not the instance.
+_ERRORS: Mapping[str, type[MooringError]] = {
+    **{kind.code: kind for kind in _FROM_NODE},
+    "not_found": NotRunning,
+    MooringError.code: NodeFailed,
+}
 
 
 class StreamRelay:
@@ -61,26 +91,26 @@ class StreamRelay:
                 (await live.renewed()).require(project_id, "you may no longer read this instance")
         except MooringError as error:
             self._lost = error
-            self.channel.revoke(StreamError(code=error.error_code, message=error.message))
+            self.channel.revoke(StreamError(code=error.code, message=error.message))
 
     async def first(self) -> StreamFrame:
         """Return the first frame, which proves that the node is connected.
 
         Raises:
-            Unavailable: code `node_timeout`.
+            NodeTimeout: the node did not connect.
             MooringError: the error that the node reports.
         """
         try:
             frame = await anext(self.channel.frames(DIAL_IN_S))
         except (TimeoutError, StopAsyncIteration):
-            raise Unavailable("the instance's node did not connect; try again", code="node_timeout") from None
+            raise NodeTimeout("the instance's node did not connect; try again") from None
         if frame.error is not None:
             raise self.refusal(frame.error)
         return frame
 
     def refusal(self, error: StreamError) -> MooringError:
         """Convert an error frame to the error to answer with."""
-        return self._lost or _error_of(error)
+        return self._lost or _ERRORS.get(error.code, Conflict)(error.message)
 
     async def rest(self, first: StreamFrame) -> AsyncIterator[StreamFrame]:
         """Yield all frames. The last one is an error if the node stops sending."""
@@ -100,16 +130,6 @@ class StreamRelay:
         self._watching.cancel()
         self._exits.close()
         await run_in_threadpool(_remove_request, self._context, self.id)
-
-
-def _error_of(error: StreamError) -> MooringError:
-    if error.code in {"not_running", "not_found"}:  # the container, not the instance
-        return NotRunning(error.message)
-    if error.code == MooringError.code:
-        return Unavailable(error.message, code="node_failed")
-    if error.code in {"docker_unavailable", "node_timeout", "server_ending"}:
-        return Unavailable(error.message, code=error.code)
-    return Conflict(error.message, code=error.code)
 
 
 async def _open(
@@ -154,7 +174,10 @@ def _remove_request(context: Context, stream_id: str) -> None:
 @router.get(
     "/{instance_id}/logs",
     response_class=PlainTextResponse,
-    responses={200: {"content": {sse.MEDIA_TYPE: {"schema": {"type": "string"}}}}, **errors(404, 409)},
+    responses={
+        200: {"content": {sse.MEDIA_TYPE: {"schema": {"type": "string"}}}},
+        **errors(NodeUnreachable, TooManyStreamsOnNode, Conflict, *_ERRORS.values()),
+    },
     operation_id="get_instance_logs",
 )
 async def get_instance_logs(
@@ -211,9 +234,7 @@ def _line_time(last_event_id: str | None) -> str | None:
     try:
         datetime.fromisoformat(last_event_id)
     except ValueError:
-        raise BadRequest(
-            "Last-Event-ID must be the id of a log line, which is its time", code="bad_event_id"
-        ) from None
+        raise BadEventId("Last-Event-ID must be the id of a log line, which is its time") from None
     return last_event_id
 
 
@@ -244,7 +265,7 @@ async def _as_events(stream: StreamRelay, first: StreamFrame, resumed: str | Non
 @router.post(
     "/{instance_id}/exec",
     response_model=ExecResult,
-    responses=errors(404, 409, body=True),
+    responses=errors(NodeUnreachable, TooManyStreamsOnNode, *_ERRORS.values()),
     operation_id="exec_in_instance",
 )
 async def exec_in_instance(
@@ -262,7 +283,7 @@ async def exec_in_instance(
         answer = responses.json_answer(await _exec(context, live, instance_id, body), encrypted=True)
     except MooringError as error:
         # The key is free again only if the command cannot have run.
-        if key is not None and error.error_code in _NOTHING_RAN:
+        if key is not None and isinstance(error, _NOTHING_RAN):
             await asyncio.shield(run_in_threadpool(_abandon, context, call.access.caller.id, key))
         raise
     if key is not None:
@@ -306,6 +327,4 @@ async def _collected(stream: StreamRelay, first: StreamFrame) -> Json:
         if frame.exit_code is not None:
             output = {name: "".join(parts) for name, parts in printed.items()}
             return {"exit_code": frame.exit_code, **output, "truncated": truncated}
-    raise Unavailable(
-        "the node ended the stream without an exit code; the command may have run", code="node_timeout"
-    )
+    raise NodeTimeout("the node ended the stream without an exit code; the command may have run")

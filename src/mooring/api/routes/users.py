@@ -18,6 +18,7 @@ from mooring.api.views import tenants as tenant_views
 from mooring.control.idempotency import StoredAnswer
 from mooring.control.tenants import users
 from mooring.core.access import Permission, lacking
+from mooring.core.errors import EmailTaken
 from mooring.db import tables
 from mooring.schemas.projects import Email, User, UserCreate, UserList, UserPatch
 
@@ -29,7 +30,7 @@ class UserQuery(pagination.PageQuery):
 
 
 @router.post(
-    "", status_code=201, response_model=User, responses=errors(409, body=True), operation_id="create_user"
+    "", status_code=201, response_model=User, responses=errors(EmailTaken), operation_id="create_user"
 )
 def create_user(body: UserCreate, context: Ctx, call: CurrentCall) -> Response:
     """Create a user. Users who sign on with OIDC are created automatically at their first request."""
@@ -57,7 +58,7 @@ def list_users(context: Ctx, access: CurrentAccess, asked: Annotated[UserQuery, 
     return responses.respond(responses.json_answer(content))
 
 
-@router.get("/{user_id}", response_model=User, responses=errors(404), operation_id="get_user")
+@router.get("/{user_id}", response_model=User, responses=errors(), operation_id="get_user")
 def get_user(user_id: str, context: Ctx, _access: CurrentAccess) -> Response:
     """Get a user. Shows the name and e-mail address."""
     with context.database.read() as session:
@@ -68,12 +69,7 @@ def _shown(row: tables.User) -> StoredAnswer:
     return responses.json_answer(tenant_views.user(row), headers=etag(row.version))
 
 
-@router.patch(
-    "/{user_id}",
-    response_model=User,
-    responses=errors(404, 409, 412, body=True),
-    operation_id="update_user",
-)
+@router.patch("/{user_id}", response_model=User, responses=errors(EmailTaken), operation_id="update_user")
 def update_user(
     user_id: str, body: UserPatch, context: Ctx, access: CurrentAccess, if_match: IfMatch
 ) -> Response:
@@ -84,7 +80,7 @@ def update_user(
     )
 
 
-@router.delete("/{user_id}", status_code=204, responses=errors(404, 409, 412), operation_id="delete_user")
+@router.delete("/{user_id}", status_code=204, responses=errors(), operation_id="delete_user")
 def delete_user(user_id: str, context: Ctx, access: CurrentAccess, if_match: IfMatch) -> Response:
     """Delete a user. Removes them from all projects and revokes their API keys; their instances go on."""
 

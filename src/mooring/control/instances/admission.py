@@ -11,7 +11,13 @@ from ulid import ULID
 from mooring.control.instances import placement_rules
 from mooring.control.tenants import registry_rules, secrets
 from mooring.core.access import Access
-from mooring.core.errors import Forbidden, Invalid, NameTaken
+from mooring.core.errors import (
+    GpuSharingNotAllowed,
+    ImageNotAllowed,
+    NameTaken,
+    PriorityNotAllowed,
+    TooManyPorts,
+)
 from mooring.core.images import is_allowed
 from mooring.core.instance.spec import WHOLE_MILLI, InstanceSpec
 from mooring.db.tables import Instance, Project
@@ -36,13 +42,12 @@ def require_free_names(session: Session, project_id: str, names: Sequence[str]) 
 
 
 def require_priority(session: Session, access: Access, project_id: str, priority: int) -> None:
-    """Raises Forbidden, code `priority_not_allowed`, if it is above the project's `max_priority`."""
+    """Raises PriorityNotAllowed, if it is above the project's `max_priority`."""
     most = session.get_one(Project, project_id).max_priority
     if most is None or priority <= most or access.caller.is_admin:
         return
-    raise Forbidden(
+    raise PriorityNotAllowed(
         f"this project may ask for a priority of {most} at most; ask an admin for more",
-        code="priority_not_allowed",
         priority=priority,
         max_priority=most,
     )
@@ -69,18 +74,16 @@ def require(session: Session, project_id: str, spec: InstanceSpec) -> None:
 def _require_few_ports(spec: InstanceSpec) -> None:
     # Docker runs two processes for each published port, outside of the instance's own limits.
     if len(spec.ports) > MOST_PORTS:
-        raise Invalid(
+        raise TooManyPorts(
             f"an instance may publish {MOST_PORTS} ports, this one has {len(spec.ports)}; run a proxy in the "
             "container to serve more",
-            code="too_many_ports",
         )
 
 
 def _require_sharing(session: Session, project_id: str) -> None:
     if not session.get_one(Project, project_id).gpu_sharing:
-        raise Forbidden(
-            "this project may not share GPUs; ask for whole ones, or ask an admin to allow it",
-            code="gpu_sharing_not_allowed",
+        raise GpuSharingNotAllowed(
+            "this project may not share GPUs; ask for whole ones, or ask an admin to allow it"
         )
 
 
@@ -89,9 +92,8 @@ def _require_allowed(session: Session, project_id: str, image: str) -> None:
     if allowed is None or is_allowed(image, allowed):
         return
     listed = ", ".join(allowed) or "none at all"
-    raise Forbidden(
+    raise ImageNotAllowed(
         f"this project may not run {image}; it may run {listed}. Admins can allow more",
-        code="image_not_allowed",
         image=image,
         allowed=allowed,
     )

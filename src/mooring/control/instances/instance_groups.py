@@ -18,7 +18,7 @@ from mooring.control.scheduling import quotas
 from mooring.control.tenants import storage
 from mooring.core import ids
 from mooring.core.access import SYSTEM, Access
-from mooring.core.errors import Forbidden, InvalidTransition, NameTaken, NotFound
+from mooring.core.errors import HostNetworkNotAllowed, InvalidTransition, NameTaken, NotFound
 from mooring.core.group import (
     GROUP_ENDED,
     LONGEST_NAME,
@@ -43,7 +43,7 @@ def create(session: Session, access: Access, into: Project, asked: InstanceGroup
 
     Raises:
         NameTaken: a live group has the name, or a live instance has the name of a member.
-        Forbidden, Invalid: as `admission.require`; code `host_network_not_allowed`.
+        Forbidden, Invalid: as `admission.require`; HostNetworkNotAllowed.
         QuotaExceeded: all members together would exceed a quota of the project.
     """
     project = quotas.lock(session, into.id)
@@ -82,9 +82,8 @@ def _count_stored(session: Session, row: InstanceGroup, members: Sequence[Instan
 
 def _require_network(project: Project, mode: str) -> None:
     if mode == "host" and not project.host_network:
-        raise Forbidden(
-            "this project may not use the network of the hosts; use overlay, or ask an admin to allow it",
-            code="host_network_not_allowed",
+        raise HostNetworkNotAllowed(
+            "this project may not use the network of the hosts; use overlay, or ask an admin to allow it"
         )
 
 
@@ -165,7 +164,7 @@ def start(session: Session, access: Access, group_id: str) -> InstanceGroup:
 
     Raises:
         InvalidTransition: it has not ended.
-        Forbidden, Invalid: as `admission.require`; code `host_network_not_allowed`.
+        Forbidden, Invalid: as `admission.require`; HostNetworkNotAllowed.
         QuotaExceeded: all members together would exceed a quota of the project.
     """
     project = quotas.lock(session, get(session, access, group_id).project_id)

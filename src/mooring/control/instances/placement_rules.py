@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Row, select
 from sqlalchemy.orm import Session
 
-from mooring.core.errors import Conflict, Forbidden
+from mooring.core.errors import NodeNotAllowed, NodeSelectorConflict
 from mooring.db.tables import Node, Project
 
 
@@ -37,27 +37,25 @@ def admits(node: Row[Any] | Node, project_id: str, selector: Mapping[str, str]) 
 
 
 def require_no_conflict(session: Session, project_id: str, selector: Mapping[str, str]) -> None:
-    """Raises Forbidden, code `node_selector_conflict`, if a request's selector contradicts its project's.
+    """Raises NodeSelectorConflict, if a request's selector contradicts its project's.
 
     If the project's selector changes while the instance is pending, the project's value takes precedence.
     """
     required = session.get_one(Project, project_id).node_selector or {}
     for key, value in sorted(required.items()):
         if selector.get(key, value) != value:
-            raise Forbidden(
+            raise NodeSelectorConflict(
                 f"instances of this project are placed on nodes with {key}={value}; leave {key} out of "
                 "`node_selector`",
-                code="node_selector_conflict",
                 key=key,
                 required=value,
             )
 
 
 def require_admitted(session: Session, node: Node, project_id: str) -> None:
-    """Raises Conflict, code `node_not_allowed`, if the rules no longer allow the project on its node."""
+    """Raises NodeNotAllowed, if the rules no longer allow the project on its node."""
     if not admits(node, project_id, selectors(session, [project_id]).get(project_id, {})):
-        raise Conflict(
+        raise NodeNotAllowed(
             f"{node.name} is no longer open to this project; stop the instance and start it to have it "
             "placed elsewhere",
-            code="node_not_allowed",
         )

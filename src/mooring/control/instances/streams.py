@@ -7,7 +7,7 @@ from mooring.control.audit import audit_log
 from mooring.control.instances import instances
 from mooring.control.nodes import nodes
 from mooring.core.access import Access
-from mooring.core.errors import NotRunning, Unavailable
+from mooring.core.errors import NodeUnreachable, NotRunning
 from mooring.core.instance.state import State
 from mooring.db.session import notify
 from mooring.db.signals import Topic
@@ -30,7 +30,7 @@ def check(session: Session, access: Access, instance_id: str, *, running: bool) 
     if running and row.state not in {State.RUNNING, State.STOPPING, State.UNREACHABLE}:
         raise NotRunning(f"the instance is {row.state}, not running", state=str(row.state))
     if nodes.get(session, row.node_id).silent:
-        raise Unavailable("the instance's node is unreachable; try again later", code="node_unreachable")
+        raise NodeUnreachable("the instance's node is unreachable; try again later")
     return row, row.node_id
 
 

@@ -11,7 +11,7 @@ from mooring.control.audit import audit_log
 from mooring.control.events import EventKind
 from mooring.control.nodes import approval, gpu_health
 from mooring.core.access import Access
-from mooring.core.errors import Conflict, Forbidden, NotFound
+from mooring.core.errors import FactsChangedAgain, Forbidden, GpuInUse, GpuLost, NotFound
 from mooring.core.gpu import GpuFacts, Health
 from mooring.core.instance.state import Reason
 from mooring.db.session import notify
@@ -116,9 +116,9 @@ def move(session: Session, node: Node, uuid: str, owner_id: str) -> None:
     """
     row = session.get_one(Gpu, uuid, populate_existing=True)
     if row.node_id != owner_id:
-        raise Conflict(f"{uuid} has moved meanwhile; read the node again", code="facts_changed_again")
+        raise FactsChangedAgain(f"{uuid} has moved meanwhile; read the node again")
     if is_held(session, uuid):
-        raise Conflict(f"an instance on node {row.node_id} uses {uuid}; stop it first", code="gpu_in_use")
+        raise GpuInUse(f"an instance on node {row.node_id} uses {uuid}; stop it first")
     owner = session.get_one(Node, row.node_id)
     approved = dict(owner.approved or {})
     theirs = approved.get(approval.GPUS) or {}
@@ -236,7 +236,7 @@ def clear(session: Session, access: Access, uuid: str) -> Gpu:
     locks.node(session, row.node_id)
     session.refresh(row)
     if row.health is Health.LOST:
-        raise Conflict(f"{uuid} is lost; it can be cleared once its node lists it again", code="gpu_lost")
+        raise GpuLost(f"{uuid} is lost; it can be cleared once its node lists it again")
     audit_log.record(
         session, access, uuid, None,
         before={"health": str(row.health), "reason": row.health_reason},

@@ -15,7 +15,15 @@ from mooring.control.instances import instances, preemption
 from mooring.control.nodes import approval, gpus
 from mooring.core import credentials, ids
 from mooring.core.access import Access, Caller, Permission
-from mooring.core.errors import Conflict, Invalid, NodeInUse, NotFound, Unauthorized
+from mooring.core.errors import (
+    FactsChangedAgain,
+    NodeInUse,
+    NodeNameMissing,
+    NodeNameTaken,
+    NotFound,
+    Unauthorized,
+    UnknownProject,
+)
 from mooring.core.instance.state import ENDED, HOLDS_GPUS, DesiredState, Reason, State
 from mooring.core.node import NodeState, state_of
 from mooring.db.session import notify
@@ -88,14 +96,9 @@ def join(
         raise Unauthorized("the join token is unknown, used or expired; ask an admin for a new one")
     name = token.node_name or asked_name
     if name is None:
-        raise Conflict(
-            "give the node a name: MOORING_NODE_NAME, or node_name in the token", code="node_name_missing"
-        )
+        raise NodeNameMissing("give the node a name: MOORING_NODE_NAME, or node_name in the token")
     if session.scalar(select(Node.id).where(Node.name == name, Node.deleted_at.is_(None))):
-        raise Conflict(
-            f"a node named {name} exists; delete it first, or set another MOORING_NODE_NAME",
-            code="node_name_taken",
-        )
+        raise NodeNameTaken(f"a node named {name} exists; delete it first, or set another MOORING_NODE_NAME")
     node, credential = _new_node(name)
     session.add(node)
     token.used_at, token.node_id = now(), node.id
@@ -180,7 +183,7 @@ def patch(
     """Reserve the node for some projects, or open it to all again. Running instances stay.
 
     Raises:
-        Invalid: code `unknown_project`: one of the projects does not exist.
+        UnknownProject: one of the projects does not exist.
         PreconditionFailed, NotFound.
     """
     node = _locked(session, node_id)
@@ -205,7 +208,7 @@ def _live_projects(session: Session, project_ids: Collection[str] | None) -> lis
     live = select(Project.id).where(Project.id.in_(wanted), Project.deleted_at.is_(None))
     unknown = set(wanted).difference(session.scalars(live))
     if unknown:
-        raise Invalid(f"there is no project {min(unknown)}", code="unknown_project")
+        raise UnknownProject(f"there is no project {min(unknown)}")
     return wanted
 
 
@@ -238,9 +241,7 @@ def approve(session: Session, access: Access, node_id: str, difference_id: str |
     """
     node, changes = _locked_with_owners(session, node_id)
     if difference_id is not None and difference_id != approval.difference_id(changes):
-        raise Conflict(
-            "the node's difference has changed since you read it; read it again", code="facts_changed_again"
-        )
+        raise FactsChangedAgain("the node's difference has changed since you read it; read it again")
     for each in changes:
         if each["node_id"]:
             gpus.move(session, node, each["gpu_uuid"], each["node_id"])
@@ -271,7 +272,7 @@ def _locked_with_owners(session: Session, node_id: str) -> tuple[Node, list[Json
         raise NotFound(f"no node {node_id}")
     changes = node.difference or []
     if any(each["node_id"] and each["node_id"] not in locked for each in changes):
-        raise Conflict("the node's difference has just changed; read it again", code="facts_changed_again")
+        raise FactsChangedAgain("the node's difference has just changed; read it again")
     return node, changes
 
 

@@ -16,7 +16,7 @@ from mooring.control.nodes.assignments import is_startable
 from mooring.control.tenants import registries, secrets
 from mooring.control.tenants.encryption import Encryptor
 from mooring.core.access import Access, Caller, Permission
-from mooring.core.errors import Conflict, NotFound, Unauthorized
+from mooring.core.errors import NotFound, TooManyHandouts, Unauthorized
 from mooring.core.images import ImageName
 from mooring.core.instance.spec import InstanceSpec
 from mooring.db.tables import Instance, Node
@@ -44,7 +44,7 @@ def hand_out(
         Unauthorized: the node was deleted, or its credential was replaced.
         StaleSession: the node has a newer agent.
         NotFound: the attempt is not placed on the node, is no longer wanted, or has run.
-        Conflict: code `too_many_handouts`.
+        TooManyHandouts.
     """
     node = locks.node(session, node_id)
     if node is None or node.deleted_at is not None:
@@ -74,10 +74,9 @@ def _count(row: Instance) -> None:
     if row.handout_attempt != row.attempt:
         row.handout_attempt, row.handout_count = row.attempt, 0
     if row.handout_count >= MAX_REQUESTS_PER_ATTEMPT:
-        raise Conflict(
+        raise TooManyHandouts(
             f"secrets for attempt {row.attempt} of {row.id} were handed out {row.handout_count} times; "
             "restart the instance for a new attempt",
-            code="too_many_handouts",
         )
     row.handout_count += 1
 

@@ -16,7 +16,7 @@ from mooring.control.scheduling.cache import SchedulerCache
 from mooring.control.tenants import storage
 from mooring.core import ids
 from mooring.core.access import Access
-from mooring.core.errors import InsufficientCapacity, Invalid, InvalidTransition, NotFound
+from mooring.core.errors import BadPeriod, InsufficientCapacity, InvalidTransition, NotFound
 from mooring.core.gpu import Health
 from mooring.db.session import notify
 from mooring.db.signals import Topic
@@ -39,7 +39,7 @@ def create(
     """Choose GPUs and reserve them.
 
     Raises:
-        Invalid: code `bad_period`.
+        BadPeriod.
         InsufficientCapacity: too few GPUs are free; the fields say how many, and when enough will be.
     """
     begin = max(from_at or now(), now())
@@ -62,7 +62,7 @@ def create(
 
 def _require_valid_period(from_at: datetime, to_at: datetime) -> None:
     if to_at <= from_at:
-        raise Invalid("a reservation must end after it begins, and in the future", code="bad_period")
+        raise BadPeriod("a reservation must end after it begins, and in the future")
 
 
 def _described(row: Reservation) -> dict[str, Any]:

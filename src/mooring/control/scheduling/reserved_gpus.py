@@ -6,7 +6,7 @@ from math import inf
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from mooring.core.errors import Conflict
+from mooring.core.errors import GpuReserved
 from mooring.core.instance.state import HOLDS_GPUS
 from mooring.db.tables import Allocation, Instance, Reservation
 from mooring.db.types import now
@@ -35,7 +35,7 @@ def require_no_overrun(session: Session, row: Instance, began: datetime | None) 
         began: from when its duration counts; None: from now.
 
     Raises:
-        Conflict: code `gpu_reserved`: another project has reserved one of its GPUs for an earlier time.
+        GpuReserved: another project has reserved one of its GPUs for an earlier time.
     """
     if row.state not in HOLDS_GPUS:
         return
@@ -50,8 +50,7 @@ def require_no_overrun(session: Session, row: Instance, began: datetime | None) 
     )
     if (first := min(others, default=None)) is not None:
         begins = timestamp_of(first)
-        raise Conflict(
+        raise GpuReserved(
             f"its GPUs are reserved for another project from {begins} on; it may run until then",
-            code="gpu_reserved",
             reserved_from=begins,
         )

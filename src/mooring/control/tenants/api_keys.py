@@ -24,7 +24,15 @@ from mooring.core.access import (
     key_permissions,
     lacking,
 )
-from mooring.core.errors import Forbidden, Invalid, NotFound, Unauthorized
+from mooring.core.errors import (
+    ExpiryInPast,
+    Forbidden,
+    NoMembership,
+    NoPermissions,
+    NotFound,
+    ScopeOfNoProject,
+    Unauthorized,
+)
 from mooring.db.tables import ApiKey, Member, Node, Project, User
 from mooring.db.types import new_id, now
 from mooring.schemas.base import timestamp
@@ -131,7 +139,7 @@ def create(session: Session, access: Access, asked: KeyRequest, default_project:
     if not access.caller.may(Permission.OWN, project_id):
         _require_own_expiry(session, access, asked.expires_at)
     if asked.expires_at is not None and asked.expires_at <= now():
-        raise Invalid("expires_at lies in the past", code="expired")
+        raise ExpiryInPast("expires_at lies in the past")
     secret = f"mk_{token_urlsafe(32)}"
     row = _row(asked, project_id, secret)
     session.add(row)
@@ -142,16 +150,13 @@ def create(session: Session, access: Access, asked: KeyRequest, default_project:
 
 def _project(access: Access, asked: KeyRequest, default: str) -> str | None:
     if asked.role is None and not asked.scopes:
-        raise Invalid(
-            "say what the key may do: role (viewer, member, owner), scopes, or both", code="no_permissions"
-        )
+        raise NoPermissions("say what the key may do: role (viewer, member, owner), scopes, or both")
     if not asked.scopes & SERVICE_WIDE:
         return access.project(asked.project_id, default)
     if asked.project_id is not None or asked.role is not None:
         wide = ", ".join(sorted(asked.scopes & SERVICE_WIDE))
-        raise Invalid(
-            f"a key with the scope {wide} belongs to no project: leave project_id and role out",
-            code="scope_of_no_project",
+        raise ScopeOfNoProject(
+            f"a key with the scope {wide} belongs to no project: leave project_id and role out"
         )
     return None
 
@@ -182,10 +187,9 @@ def _require_membership(session: Session, user_id: str, project_id: str | None) 
     """A role from a sign-on token ends with the token, which would leave the key without permissions."""
     user = session.get_one(User, user_id)
     if not user.is_admin and session.get(Member, (project_id, user_id)) is None:
-        raise Invalid(
+        raise NoMembership(
             "your role here comes only from your organisation's sign-on; ask an owner to add you as a "
             "member, then create the key",
-            code="no_membership",
         )
 
 

@@ -13,7 +13,7 @@ from mooring.control.scheduling import reservations
 from mooring.control.tenants import api_keys, row_limits
 from mooring.core import ids
 from mooring.core.access import Access, Permission, Role, lacking
-from mooring.core.errors import Conflict, NameTaken, NotFound, ProjectInUse
+from mooring.core.errors import DefaultProject, NameTaken, NotFound, ProjectInUse
 from mooring.db.session import notify
 from mooring.db.signals import Topic
 from mooring.db.tables import ApiKey, Instance, Member, Project, Registry, Secret, User
@@ -77,7 +77,7 @@ def for_new(session: Session, access: Access, asked: str | None, default: str) -
     Raises:
         NotFound: no such project that the caller may see.
         Forbidden: the caller is in it but may not do this.
-        Invalid: code `project_required`.
+        ProjectRequired.
     """
     return locks.live_project(session, access.project(asked, default))
 
@@ -98,7 +98,7 @@ def patch(
 
     Raises:
         Forbidden: only admins may set one of the fields, or this name.
-        Conflict: code `default_project`: the next start finds the default project by its name.
+        DefaultProject: the next start finds the default project by its name.
         NameTaken, NotFound, PreconditionFailed.
     """
     row = locked(session, access, project_id)
@@ -110,7 +110,7 @@ def patch(
         if not access.caller.is_admin and changes["name"] in reserved_names:
             raise lacking(Permission.ADMIN)
         if project_id == default_project:
-            raise Conflict("the default project cannot be renamed", code="default_project")
+            raise DefaultProject("the default project cannot be renamed")
         _require_free_name(session, changes["name"])
     for field, value in changes.items():
         setattr(row, field, {**row.quotas, **value} if field == "quotas" else value)
@@ -149,12 +149,12 @@ def delete(
 
     Raises:
         ProjectInUse: it has instances.
-        Conflict: code `default_project`: requests of admins that name no project go there.
+        DefaultProject: requests of admins that name no project go there.
     """
     row = locked(session, access, project_id)
     concurrency.require_current_version("project", row.version, if_match)
     if project_id == default_project:
-        raise Conflict("the default project cannot be deleted", code="default_project")
+        raise DefaultProject("the default project cannot be deleted")
     remaining = select(Instance.id).where(Instance.project_id == project_id, Instance.deleted_at.is_(None))
     if session.scalar(remaining.limit(1)):
         raise ProjectInUse("this project has instances, ended ones included; delete them first")

@@ -4,7 +4,7 @@ from typing import Final
 
 from sqlalchemy.orm import Session
 
-from mooring.core.errors import Invalid
+from mooring.core.errors import RegistryNotAllowed
 from mooring.core.images import ImageName
 from mooring.core.registry_hosts import RegistryRules
 from mooring.db.session import Database
@@ -25,7 +25,7 @@ def of(session: Session) -> RegistryRules:
 
 
 def require(session: Session, project_id: str, registry: str, pointer: str) -> None:
-    """Raises Invalid, code `registry_not_allowed`: the registry is inside the operator's network.
+    """Raises RegistryNotAllowed: the registry is inside the operator's network.
 
     Args:
         registry: `host[:port]`.
@@ -37,9 +37,8 @@ def require(session: Session, project_id: str, registry: str, pointer: str) -> N
         f"{registry} is not a registry on the public internet; use one that is, or ask an admin to add it to "
         "MOORING_ALLOWED_REGISTRIES"
     )
-    raise Invalid(
+    raise RegistryNotAllowed(
         message,
-        code="registry_not_allowed",
         errors=[{"pointer": pointer, "code": "registry_not_allowed", "message": message}],
     )
 

@@ -6,7 +6,7 @@ from typing import Final
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from mooring.core.errors import Conflict
+from mooring.core.errors import TooManyRows
 from mooring.db.tables import ApiKey, Member, Registry, Secret
 
 Kind = type[ApiKey] | type[Member] | type[Registry] | type[Secret]
@@ -22,11 +22,11 @@ def require_room(session: Session, kind: Kind, project_id: str | None) -> None:
     """Check that a project may have one more row. Exact only if the caller has locked the project.
 
     Raises:
-        Conflict: code `too_many`.
+        TooManyRows: the project has as many as it can.
     """
     query = select(func.count()).select_from(kind).where(kind.project_id == project_id)
     if kind is ApiKey:
         query = query.where(ApiKey.revoked_at.is_(None))
     most, name = LIMITS[kind]
     if (session.scalar(query) or 0) >= most:
-        raise Conflict(f"a project can have {most} {name}; delete what is not used", code="too_many")
+        raise TooManyRows(f"a project can have {most} {name}; delete what is not used")

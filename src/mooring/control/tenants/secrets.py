@@ -12,7 +12,7 @@ from mooring.control.tenants import owned, projects, row_limits
 from mooring.control.tenants.encryption import Encryptor
 from mooring.core import ids
 from mooring.core.access import Access
-from mooring.core.errors import Invalid, NameTaken
+from mooring.core.errors import NameTaken, SecretsTooLarge, UnknownSecret
 from mooring.core.instance.spec import InstanceSpec, SecretReference
 from mooring.db.tables import Secret
 from mooring.db.types import new_id, now
@@ -79,7 +79,7 @@ def require(session: Session, project_id: str, spec: InstanceSpec) -> None:
     """Check that the secrets that a spec references exist, so that its node can start it.
 
     Raises:
-        Invalid: code `unknown_secret`: a variable names one that the project does not have;
+        UnknownSecret: a variable names one that the project does not have;
             `secrets_too_large`: the values together exceed `MAX_BYTES`.
     """
     wanted = references(spec)
@@ -91,13 +91,12 @@ def require(session: Session, project_id: str, spec: InstanceSpec) -> None:
     unknown = [_unknown(variable, name) for variable, name in wanted.items() if name not in sizes]
     if unknown:
         named = ", ".join(sorted({wanted[item["pointer"].removeprefix("/env/")] for item in unknown}))
-        raise Invalid(
+        raise UnknownSecret(
             f"the project has no secret {named}; create it first with POST /v1/secrets",
-            code="unknown_secret",
             errors=unknown[:100],
         )
     if sum(sizes[name] for name in wanted.values()) > MAX_BYTES:
-        raise Invalid("the secrets that env names are too large together", code="secrets_too_large")
+        raise SecretsTooLarge("the secrets that env names are too large together")
 
 
 def _unknown(variable: str, name: str) -> dict[str, str]:

@@ -12,13 +12,13 @@ from mooring.control.audit import audit_log
 from mooring.control.tenants import api_keys
 from mooring.core import ids
 from mooring.core.access import Access
-from mooring.core.errors import Conflict, NotFound
+from mooring.core.errors import EmailTaken, NotFound
 from mooring.db.tables import ApiKey, Member, User
 from mooring.db.types import new_id, now
 
 
 def create(session: Session, access: Access, name: str, email: str | None, *, is_admin: bool) -> User:
-    """Raises Conflict: code `email_taken`."""
+    """Raises EmailTaken."""
     _require_free_email(session, email)
     row = User(id=new_id(ids.USER), name=name, email=email, is_admin=is_admin, version=1, created_at=now())
     session.add(row)
@@ -31,7 +31,7 @@ def _require_free_email(session: Session, email: str | None) -> None:
     if email is None:
         return
     if session.scalar(select(User.id).where(User.email == email, User.deleted_at.is_(None))):
-        raise Conflict(f"a user with the e-mail {email} exists", code="email_taken")
+        raise EmailTaken(f"a user with the e-mail {email} exists")
 
 
 def get(session: Session, user_id: str) -> User:
@@ -52,7 +52,7 @@ def _locked(session: Session, user_id: str) -> User:
 def patch(
     session: Session, access: Access, user_id: str, changes: Mapping[str, Any], if_match: int | None
 ) -> User:
-    """Raises NotFound, PreconditionFailed, Conflict (code `email_taken`)."""
+    """Raises NotFound, PreconditionFailed, EmailTaken."""
     row = _locked(session, user_id)
     concurrency.require_current_version("user", row.version, if_match)
     before = _described(row)
