@@ -11,9 +11,9 @@ from mooring.agent.docker.create import Abilities, abilities_of
 from mooring.agent.gpus.mps import Mps
 from mooring.agent.images.collector import CollectorPolicy, ImageCollector
 from mooring.agent.images.keeper import ImageKeeper
+from mooring.agent.images.policy import MAX_IMAGE_MIB, PullLimits
 from mooring.agent.images.private_images import PrivateImages
 from mooring.agent.images.pull import Images
-from mooring.agent.images.pull_limits import MAX_IMAGE_MIB, PullLimits
 from mooring.agent.images.pull_pace import PullTimeouts
 from mooring.agent.images.pulled_images import PulledImages
 from mooring.agent.images.usage import ImageUsage

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from mooring.agent.docker.client import Engine
 from mooring.agent.images.collector import names_of, remove_image
-from mooring.agent.images.pull_limits import PullLimits
+from mooring.agent.images.policy import PullLimits
 from mooring.agent.images.usage import ImageUsage
 from mooring.agent.runtime import StartDelayed, StartRefused
 from mooring.core.images import ImageName
