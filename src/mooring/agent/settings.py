@@ -10,7 +10,7 @@ from pydantic import Field, SecretStr, TypeAdapter, ValidationError, field_valid
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from mooring.agent.gpus.mps import PIPE_DIRECTORY
-from mooring.agent.images.pull_limits import MAX_IMAGE_MIB
+from mooring.agent.images.policy import MAX_IMAGE_MIB
 from mooring.agent.images.pull_pace import PullTimeouts
 from mooring.core.simulation import SimulatedFleet, parse_fleets
 from mooring.core.text import LabelKey, LabelValue, Name

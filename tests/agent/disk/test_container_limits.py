@@ -8,7 +8,7 @@ import pytest
 from mooring.agent.disk.container_limits import MOST_VOLUMES, file_size_limits, storage_options, volume_masks
 from mooring.agent.disk.storage import DiskPolicy, Space
 from mooring.agent.docker.create import Abilities, ContainerLimits, Image, container_config, spec_hash
-from mooring.agent.images.pull_limits import PullLimits
+from mooring.agent.images.policy import PullLimits
 from mooring.agent.images.usage import ImageUsage
 from mooring.agent.runtime import StartRefused
 from mooring.schemas.agent import Assignment

@@ -1,7 +1,7 @@
-"""What of a "create container" keeps it from filling the node's disk: pure.
+"""Disk limits of a container, as parts of "create container". Pure.
 
-The container's own layer is limited by the storage driver (`StorageOpt`). Anonymous volumes of images are
-not: each is masked by a tmpfs, whose pages count as the container's memory.
+The storage driver limits the container's own layer (`StorageOpt`), but not the anonymous volumes of images:
+each is masked by a tmpfs, whose pages count as the container's memory.
 """
 
 import posixpath
@@ -13,7 +13,7 @@ from mooring.core.instance.state import Reason
 
 MOST_VOLUMES: Final = 16
 _MOST_PATH: Final = 255
-# What runc mounts or refuses itself: a volume there breaks the container, or hides what confines it.
+# runc mounts these itself: a volume there breaks the container or hides its confinement.
 _KERNELS: Final = ("/proc", "/sys", "/dev")
 _MIB: Final = 2**20
 
@@ -21,7 +21,7 @@ _MIB: Final = 2**20
 def storage_options(
     disk_mib: int | None, *, enforced: bool, driver: str, image_bytes: int
 ) -> dict[str, dict[str, str]]:
-    """`StorageOpt`, where the engine honours it and there is a limit.
+    """`StorageOpt`, if there is a limit and the engine enforces it.
 
     btrfs limits what the container's snapshot refers to, its image included; overlay2 and zfs only what the
     container writes.
@@ -33,10 +33,10 @@ def storage_options(
 
 
 def file_size_limits(disk_mib: int | None, memory_mib: int, *, enforced: bool) -> list[dict[str, Any]]:
-    """The largest file, where disk is limited.
+    """The largest file size, if disk is limited.
 
-    /etc/hosts, /etc/hostname and /etc/resolv.conf can be written, and are files of the host outside of the
-    container's layer: no storage driver limits them. Files in memory (/dev/shm) may be as large as it is.
+    /etc/hosts, /etc/hostname and /etc/resolv.conf are writable files of the host outside the container's
+    layer: no storage driver limits them. Files in memory (/dev/shm) may be as large as the memory.
     """
     if disk_mib is None or not enforced:
         return []
@@ -47,10 +47,10 @@ def file_size_limits(disk_mib: int | None, memory_mib: int, *, enforced: bool) -
 def volume_masks(
     image: str, volumes: Iterable[str], memory_mib: int, taken: Collection[str]
 ) -> dict[str, str]:
-    """`Tmpfs`: by path, the options of what is mounted over each volume of the image.
+    """`Tmpfs`: by path, the mount options of the tmpfs over each volume of the image.
 
     Args:
-        taken: where something of ours is mounted already.
+        taken: the paths of Mooring's own mounts.
 
     Raises:
         StartRefused: `image_volumes_refused`: too many, or at a path that cannot be masked.
@@ -58,13 +58,13 @@ def volume_masks(
     paths = sorted({_cleaned(image, volume) for volume in volumes} - set(taken))
     if len(paths) > MOST_VOLUMES:
         raise _refused(image, f"{len(paths)} volumes, and {MOST_VOLUMES} are the most")
-    # `exec`, as on a volume. Each may hold half of the memory, and all together no more than the limit.
+    # `exec`, as on a volume. The memory limit bounds all of them together.
     options = f"rw,nosuid,nodev,exec,mode=1777,size={max(1, memory_mib // 2)}m"
     return dict.fromkeys(paths, options)
 
 
 def _cleaned(image: str, volume: str) -> str:
-    """The path as the engine would have it, if that can be masked."""
+    """The path as the engine normalizes it, if it can be masked."""
     if not volume.startswith("/") or len(volume) > _MOST_PATH or not volume.isprintable():
         raise _refused(image, "a volume whose path is not absolute, is too long, or cannot be printed")
     path = "/" + posixpath.normpath(volume).lstrip("/")

@@ -1,4 +1,4 @@
-"""Everything about the disk of one engine, put together: space, limits, pulls, and images that go."""
+"""The disk of one engine: space, limits, pulls and the removal of images."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,9 +11,9 @@ from mooring.agent.docker.create import Abilities, abilities_of
 from mooring.agent.gpus.mps import Mps
 from mooring.agent.images.collector import CollectorPolicy, ImageCollector
 from mooring.agent.images.keeper import ImageKeeper
+from mooring.agent.images.policy import MAX_IMAGE_MIB, PullLimits
 from mooring.agent.images.private_images import PrivateImages
 from mooring.agent.images.pull import Images
-from mooring.agent.images.pull_limits import MAX_IMAGE_MIB, PullLimits
 from mooring.agent.images.pull_pace import PullTimeouts
 from mooring.agent.images.pulled_images import PulledImages
 from mooring.agent.images.usage import ImageUsage
@@ -24,7 +24,7 @@ from mooring.core.disk import DiskFacts
 
 @dataclass(frozen=True, slots=True)
 class DiskSettings:
-    """`pulled` remembers on disk; by default only as long as the process lives."""
+    """By default, `pulled` is kept in memory only."""
 
     policy: DiskPolicy = field(default_factory=DiskPolicy)
     max_image_mib: int = MAX_IMAGE_MIB
@@ -33,7 +33,7 @@ class DiskSettings:
 
 
 def disk_settings(settings: AgentSettings, state: StateDirectory | None = None) -> DiskSettings:
-    """Args: state: where it is remembered which images were pulled; null: nowhere."""
+    """Args: state: where the list of pulled images is saved; None: in memory only."""
     return DiskSettings(
         policy=DiskPolicy(settings.disk_reserved_mib, settings.disk_low_mib),
         max_image_mib=settings.max_image_mib,
@@ -48,7 +48,7 @@ def disk_settings(settings: AgentSettings, state: StateDirectory | None = None) 
 
 
 class Disk:
-    """Any thread may call."""
+    """Thread-safe."""
 
     def __init__(
         self,
@@ -68,10 +68,10 @@ class Disk:
         keeper.limits = PullLimits(settings.max_image_mib, self._space, settings.policy, make_room)
 
     def look(self, info: Mapping[str, Any]) -> DiskFacts | None:
-        """What is reported of the disk. Asked every few seconds, so this is also where images go.
+        """The facts for a report. Called every few seconds, so it also starts image sweeps.
 
         Raises:
-            RuntimeUnavailable: the engine went away.
+            RuntimeUnavailable: the engine does not answer.
         """
         facts = self.storage.facts(info, self.collector.images_mib)
         self.collector.sweep_soon()
@@ -81,21 +81,21 @@ class Disk:
         """For `mooring doctor`, which removes nothing.
 
         Raises:
-            RuntimeUnavailable: the engine went away.
+            RuntimeUnavailable: the engine does not answer.
         """
         return self.storage.report(info, self.collector.images_mib)
 
     def abilities(self, info: Mapping[str, Any], *, simulated_gpus: bool, mps: Mps) -> Abilities:
-        """What the engine can do, and whether it holds containers to a size.
+        """What the engine supports, including disk limits of containers.
 
         Raises:
-            RuntimeUnavailable: the engine went away.
+            RuntimeUnavailable: the engine does not answer.
         """
         limited = self.storage.limits(info).enforced
         return abilities_of(info, simulated_gpus=simulated_gpus, mps=mps, disk_limits=limited)
 
     def forget(self) -> None:
-        """The engine was away, and may come back as another one."""
+        """Drop cached facts: after an outage, the engine may be another one."""
         self.storage.forget()
 
     def _space(self) -> Space | None:

@@ -1,10 +1,10 @@
-"""Keeps the Docker daemon itself from cloud metadata, by the packet filter's rules for its control group.
+"""Blocks the Docker daemon itself from cloud metadata, with firewall rules for its control group.
 
     OUTPUT ─> MOORING-DAEMON   TCP to metadata addresses, from sockets of the daemon's control group
 
-The daemon connects to wherever an image's name, a registry's redirect or its token realm sends it, as root
-and from the host's network, past the rules for containers. Matching root's packets instead would also stop
-the cloud's own agents on the node. DNS stays open: some clouds answer it at the same addresses.
+The daemon connects to any address in an image's name, a registry's redirect or its token realm, as root and
+from the host's network, where the rules for containers do not apply. Matching all of root's packets would
+also block the cloud's own agents. DNS stays open: some clouds serve it at the same addresses.
 """
 
 import logging
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 def rules(version: int, groups: Collection[str]) -> list[str]:
-    """In iptables' words, without `-A`. Reset, so that a pull fails at once."""
+    """iptables rules without `-A`. They reject with a TCP reset, so that a pull fails at once."""
     return [
         f"-d {network} -p tcp -m tcp ! --dport 53 -m cgroup --path {group} -j REJECT --reject-with tcp-reset"
         for group in sorted(groups)
@@ -35,9 +35,9 @@ def rules(version: int, groups: Collection[str]) -> list[str]:
 
 
 def daemon_groups(proc: Path = Path("/proc"), namespace: str | None = None) -> set[str]:
-    """Control groups (v2) of the Docker daemons in this network namespace, without the slash in front.
+    """Control groups (v2) of the Docker daemons in this network namespace, without the leading slash.
 
-    A daemon in the root group is left out: rules for that would be for the whole machine.
+    A daemon in the root group is omitted: such rules would affect the whole machine.
     """
     here = namespace or _namespace(proc / "self")
     found = (_group(process) for process in _daemons(proc) if _namespace(process) == here)
@@ -66,27 +66,27 @@ def _group(process: Path) -> str:
     except OSError:
         return ""
     path = next((line.removeprefix(_UNIFIED) for line in lines if line.startswith(_UNIFIED)), "/")
-    # Seen from a control group namespace of its own, others' groups begin with dots.
+    # In a control group namespace, the paths of groups outside it begin with "..".
     return "/".join(part for part in path.split("/") if part not in {"", ".."})
 
 
 class DaemonGuard:
-    """The rules on one machine; where they cannot be made, the log says so once.
+    """Maintains the rules on one machine, and logs each new problem once.
 
     Args:
-        namespace: of the network that the daemon is in, as `/proc/PID/ns/net` names it; null: this one's.
-        every_s: how often the rules are looked at.
+        namespace: the daemon's network namespace, as in `/proc/PID/ns/net`; None: the agent's own.
+        every_s: the interval between checks of the rules.
     """
 
     def __init__(self, firewall: Firewall, namespace: str | None = None, every_s: float = 30.0) -> None:
         self._firewall, self._namespace, self._every_s = firewall, namespace, every_s
         self._lock = threading.Lock()
         self._due_at = 0.0
-        self._set: dict[int, tuple[list[str], list[str]]] = {}  # per family: asked for, and listed
+        self._set: dict[int, tuple[list[str], list[str]]] = {}  # per IP version: requested, and listed
         self._said: str | None = None
 
     def stand(self, bridges: Collection[str] = ()) -> None:
-        """Make the rules where they are not as they should be. Never raises: containers do not need them."""
+        """Restore missing rules. Never raises: containers do not depend on them."""
         with self._lock:
             if time.monotonic() < self._due_at:
                 return

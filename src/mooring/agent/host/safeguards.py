@@ -1,4 +1,4 @@
-"""The safeguards of a node with real containers, put together from its settings."""
+"""The safeguards of a node with real containers, built from its settings."""
 
 import os
 from collections.abc import Callable, Collection
@@ -12,7 +12,7 @@ from mooring.core.instance.state import Reason
 
 
 def preflight_of(settings: AgentSettings, *, has_gpus: Callable[[], bool]) -> preflight.Preflight:
-    """Asked with every report: what is wrong with this machine, so that nothing may be started on it."""
+    """Returns the problem that forbids starts on this machine; called for every report."""
 
     def unsafe_version(info: preflight.Info) -> Reason | None:
         if settings.allow_unsafe_versions:
@@ -34,7 +34,7 @@ def preflight_of(settings: AgentSettings, *, has_gpus: Callable[[], bool]) -> pr
 
 
 def isolation_of(settings: AgentSettings) -> Isolate:
-    """Keeps containers and the Docker daemon from what they must not reach (R10, R25)."""
+    """Blocks containers and the Docker daemon from forbidden addresses (R10, R25)."""
     firewall = Firewall(management_addresses(settings.management_addresses, settings.server_url))
     isolation = Isolation(firewall, required=settings.network_isolation == "required")
     guard = DaemonGuard(firewall)

@@ -1,7 +1,7 @@
-"""Removes images that nobody has used for long, and more of them while the disk is nearly full.
+"""Removes images that have been unused for long, and more of them while the disk is nearly full.
 
-Never one that has a container, is being pulled, was used a moment ago, is kept by the operator's patterns, or
-was not pulled by Mooring; the one that was used longest ago goes first.
+The least recently used goes first. Images are kept if they have a container, are being pulled, were used
+recently, match the operator's patterns, or were not pulled by Mooring.
 """
 
 import logging
@@ -20,7 +20,7 @@ from mooring.agent.sync.workers import Workers
 from mooring.core.images import ImageName, is_allowed
 
 SWEEP_EVERY_S: Final = 60.0
-# Between the look-up of an image and the container that uses it lie a few calls to the engine.
+# An instance finds its image a few engine calls before its container exists.
 JUST_USED_S: Final = 600.0
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class _Candidate:
 
 
 class ImageCollector:
-    """Of one engine. `sweep_soon` may be called as often as one likes."""
+    """Of one engine. `sweep_soon` limits its own rate."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class ImageCollector:
 
     @property
     def images_mib(self) -> int:
-        """The sizes of all images, as of the last sweep; the first time they are asked for.
+        """The size of all images as of the last sweep; the engine is asked before the first one.
 
         Raises:
             RuntimeUnavailable: the engine does not answer.
@@ -76,7 +76,7 @@ class ImageCollector:
         return self._images_mib
 
     def sweep_soon(self) -> None:
-        """Sweep in a thread of its own, if the last time is long enough ago."""
+        """Sweep in a separate thread, at most every `SWEEP_EVERY_S`."""
         due = self._swept_at is None or self._clock() - self._swept_at >= SWEEP_EVERY_S
         if due and self._queued.acquire(blocking=False):
             self._workers.submit(self._sweep_once)
@@ -85,13 +85,13 @@ class ImageCollector:
         try:
             self.sweep()
         except RuntimeUnavailable as error:
-            log.warning("images could not be looked through: %s", error)
+            log.warning("cannot sweep images: %s", error)
         finally:
             self._swept_at = self._clock()
             self._queued.release()
 
     def sweep(self, *, make_room: bool = False) -> None:
-        """Remove what may go.
+        """Remove unused images.
 
         Args:
             make_room: remove images down to the low watermark although the high one is not reached.
@@ -139,8 +139,8 @@ class ImageCollector:
         try:
             remove_image(self._engine, candidate.image_id, candidate.names)
         except EngineRefused as refusal:
-            # A container came to it, or another image is built on it: the engine does not force it either.
-            log.info("image %s stays: %s", candidate.image_id, refusal.message)
+            # A new container uses it, or another image is built on it.
+            log.info("kept image %s: %s", candidate.image_id, refusal.message)
             return False
         finally:
             self._pulled.end_removal(candidate.image_id)
@@ -156,7 +156,7 @@ class ImageCollector:
 
 
 def remove_image(engine: Engine, image_id: str, names: Iterable[str]) -> None:
-    """By its names and never by force; gone already is success.
+    """Remove an image by its names, without force. Succeeds if it does not exist.
 
     Raises:
         EngineRefused: something uses it.
@@ -170,11 +170,11 @@ def remove_image(engine: Engine, image_id: str, names: Iterable[str]) -> None:
 
 
 def names_of(image: dict[str, Any]) -> tuple[str, ...]:
-    """All that the engine knows an image by, tags first."""
+    """All names of an image in the engine, tags first."""
     listed = [*(image.get("RepoTags") or ()), *(image.get("RepoDigests") or ())]
     return tuple(name for name in listed if not name.startswith("<none>"))
 
 
 def _sum_mib(images: Iterable[dict[str, Any]]) -> int:
-    """Shared layers count for each. In steps of 64 MiB: every change is written down by the control plane."""
+    """Counts shared layers for each image. Rounded to 64 MiB: the control plane stores every change."""
     return sum(int(image.get("Size") or 0) for image in images) // 2**26 * 64

@@ -1,4 +1,4 @@
-"""What a pull may bring, and what is remembered of it: its limits, and which images Mooring pulled."""
+"""Applies the limits of pulls, and records which images Mooring pulled."""
 
 import threading
 import time
@@ -7,19 +7,19 @@ from typing import Any, Final
 
 from mooring.agent.docker.client import Engine
 from mooring.agent.images.collector import names_of, remove_image
-from mooring.agent.images.pull_limits import PullLimits
+from mooring.agent.images.policy import PullLimits
 from mooring.agent.images.usage import ImageUsage
 from mooring.agent.runtime import StartDelayed, StartRefused
 from mooring.core.images import ImageName
 from mooring.core.instance.state import Reason
 
-# For so long an image that was too large is not pulled again under the same name: others may wait for it.
+# A name whose image was too large is rejected for this time without another pull.
 REFUSED_FOR_S: Final = 600.0
 _MOST_REFUSED: Final = 256
 
 
 class ImageKeeper:
-    """Of one engine. Any thread may call."""
+    """Of one engine. Thread-safe."""
 
     def __init__(
         self,
@@ -30,19 +30,19 @@ class ImageKeeper:
         self.limits = PullLimits()
         self._engine, self._pulled, self._clock = engine, pulled or ImageUsage(), clock
         self._lock = threading.Lock()
-        self._refused: dict[str, tuple[float, Reason]] = {}  # by name; the oldest first
+        self._refused: dict[str, tuple[float, Reason]] = {}  # by name, oldest first
 
     def use(self, shown: str, image_id: str) -> None:
-        """Raises StartDelayed: it is just being removed."""
+        """Mark the image as used. Raises StartDelayed: it is being removed."""
         if not self._pulled.use(image_id):
             message = f"{shown} was unused for long and is just being removed; it is pulled again"
             raise StartDelayed(Reason(code="image_being_removed", message=message))
 
     def before(self, shown: str, name: str) -> set[str]:
-        """The ids of the images that are there before a pull.
+        """The ids of the images on the node before a pull.
 
         Raises:
-            StartRefused: `node_disk_full`, or `image_too_large` as a moment ago.
+            StartRefused: `node_disk_full`, or `image_too_large` from a recent pull.
         """
         with self._lock:
             refused_at, reason = self._refused.get(name, (0.0, None))
@@ -52,11 +52,11 @@ class ImageKeeper:
         return self._engine.image_ids()
 
     def during(self, shown: str, name: str, compressed_bytes: int) -> None:
-        """Raises StartRefused: the pull must be broken off."""
+        """Raises StartRefused: the pull must be aborted."""
         self._remembering(name, lambda: self.limits.during(shown, compressed_bytes))
 
     def after(self, shown: str, name: ImageName, found: dict[str, Any], *, was_there: bool) -> None:
-        """Raises StartRefused: the image is too large, and was removed again."""
+        """Record the pull. Raises StartRefused: the image was too large and is removed."""
         if not was_there or self._pulled.knows(found["Id"]):
             self._pulled.pulled(found["Id"], name.repository)
         try:

@@ -1,33 +1,40 @@
-"""Which images run: the limits of an image's configuration. Pure.
+"""Which images are accepted: limits of an image's configuration and of one pull.
 
-All of it is the text of whoever built the image. Docker copies it into every container, and returns it with
-every list and every "inspect": without limits one image makes each look at the node slow.
+The configuration is the text of the image's author. Docker copies it into every container and returns it
+with every list and "inspect": without limits, one image slows down every report of the node.
+
+The engine reports the compressed size of each layer when its download begins, so a pull that is too large is
+aborted before it downloads more than the limit. No manifest has the unpacked size: the disk is watched while
+layers are unpacked, and an image that proves too large is removed.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
+from mooring.agent.disk.storage import DiskPolicy, Space
 from mooring.agent.docker.create import LABEL
 from mooring.agent.runtime import StartRefused
 from mooring.core.instance.state import Reason
 
-_KIB: Final = 1024
-# Far above what images have: a few KiB of variables, and tens of KiB in the labels that buildpacks write.
+MAX_IMAGE_MIB: Final = 50 * 1024
+_KIB, _MIB = 2**10, 2**20
+# Images have a few KiB of variables, and tens of KiB of labels from buildpacks.
 MOST_VARIABLES: Final = 1024
 MOST_ENV_BYTES: Final = 128 * _KIB
 MOST_LABELS: Final = 512
-MOST_LABEL_NAME_BYTES: Final = 16 * _KIB  # these are in every list; the values are not taken over
+MOST_LABEL_NAME_BYTES: Final = 16 * _KIB  # in every list; containers do not inherit the values
 MOST_PORTS: Final = 256
 MOST_CONFIG_BYTES: Final = 512 * _KIB
 _NAMED: Final = 5
 
 
 def require_acceptable(image: str, inspected: Mapping[str, Any]) -> None:
-    """Refuse an image by the engine's description of it.
+    """Check the configuration of an inspected image.
 
     Raises:
-        StartRefused: `image_config_refused`: the message says what is wrong with it.
+        StartRefused: `image_config_refused`, with the violated limit in the message.
     """
     if (why := _why_not(inspected.get("Config") or {})) is not None:
         message = f"{image} cannot be run: {why}; build the image without that"
@@ -55,3 +62,46 @@ def _why_not(config: Mapping[str, Any]) -> str | None:
 
 def _bytes(texts: Any) -> int:
     return sum(len(text.encode(errors="replace")) for text in texts)
+
+
+@dataclass(frozen=True, slots=True)
+class PullLimits:
+    """Args: make_room: removes unused images; called once before a pull is rejected."""
+
+    max_image_mib: int = MAX_IMAGE_MIB
+    space: Callable[[], Space | None] = lambda: None
+    policy: DiskPolicy = field(default_factory=DiskPolicy)
+    make_room: Callable[[], None] = lambda: None
+
+    def before(self, image: str) -> None:
+        """Raises StartRefused: `node_disk_full`."""
+        if self._is_low():
+            self.make_room()
+            self._require_space(image)
+
+    def during(self, image: str, compressed_bytes: int) -> None:
+        """Raises StartRefused: `image_too_large` or `node_disk_full`; the pull must be aborted."""
+        if compressed_bytes > self.max_image_mib * _MIB:
+            raise self._too_large(image, compressed_bytes, "compressed")
+        self._require_space(image)
+
+    def after(self, image: str, unpacked_bytes: int) -> None:
+        """Raises StartRefused: `image_too_large`; the image must be removed."""
+        if unpacked_bytes > self.max_image_mib * _MIB:
+            raise self._too_large(image, unpacked_bytes, "unpacked")
+
+    def _is_low(self) -> bool:
+        space = self.space()
+        return space is not None and space.available_mib < self.policy.low(space.total_mib)
+
+    def _require_space(self, image: str) -> None:
+        if self._is_low():
+            message = f"the node's disk is too full to pull {image}; start it again later, or on another node"
+            raise StartRefused(Reason(code="node_disk_full", message=message))
+
+    def _too_large(self, image: str, size: int, how: str) -> StartRefused:
+        message = (
+            f"{image} is at least {-(-size // _MIB)} MiB {how}, and this node takes images of "
+            f"{self.max_image_mib} MiB at most"
+        )
+        return StartRefused(Reason(code="image_too_large", message=message))

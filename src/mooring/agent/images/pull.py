@@ -1,12 +1,12 @@
-"""Images: looked up, and pulled when missing, once however many instances wait for them.
+"""Finds images on the node and pulls missing ones, once for all instances that wait for them.
 
-To a project with `local_images` whatever is on the node is given without asking a registry, except images
-that some project's credentials pulled (private_images.py): there the registry is asked whether this instance,
-with its own credentials, may have it.
+A project with `local_images` may use every image on the node without asking a registry, except images that
+were pulled with a project's credentials (private_images.py): for those, the registry must accept the
+credentials of this instance.
 
-For all other projects the registry says what a tag is, and only what the agent has pulled by that digest
-(pulled_images.py) is given without another pull. They pull by digest, so that they move no tag of the node:
-another project may run what its operator has built under that name.
+For all other projects the registry resolves a tag to a digest, and only an image that the agent pulled by
+that digest (pulled_images.py) needs no pull. They pull by digest, which moves no tag on the node: another
+project may run what the operator built under that tag.
 """
 
 import json
@@ -34,9 +34,9 @@ from mooring.core.images import ImageName
 from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Assignment, RegistryAuth
 
-_TICK_S = 0.5  # how soon a cancelled pull ends
+_TICK_S = 0.5  # a cancelled pull ends within this time
 _PROGRESS_EVERY_S = 1.0
-_ASK_WHEN_SILENT_S = 30.0  # a frozen engine looks like a slow registry until it is asked
+_ASK_WHEN_SILENT_S = 30.0  # only a ping distinguishes a frozen engine from a slow registry
 _MIB, _GIB = 2**20, 2**30
 
 
@@ -64,23 +64,23 @@ class Images:
     def present(self, assignment: Assignment) -> Image | None:
         """The assignment's image if it is on the node; raises as `ensure`.
 
-        A tag that its registry must resolve is never taken for present: `ensure` asks, in its own time.
+        None for a tag that the registry must resolve: only `ensure` contacts a registry.
         """
         wanted = Wanted.by(assignment)
         return self._present(wanted) if wanted.local_images or wanted.name.digest else None
 
     @staticmethod
     def subject(assignment: Assignment) -> str:
-        """What would be pulled: one pull of it is enough for all who wait for it."""
+        """The name to pull. Assignments with the same name share one pull."""
         return str(Wanted.by(assignment).name)
 
     def ensure(self, assignment: Assignment, progress: Progress, cancelled: Cancelled) -> Image | None:
         """The assignment's image, pulled if it is not there; None when cancelled.
 
         Raises:
-            StartRefused: it cannot be had.
-            StartDelayed: its registry must be asked, and does not answer.
-            RuntimeUnavailable: the engine went away.
+            StartRefused: the image cannot be pulled or used.
+            StartDelayed: its registry does not answer.
+            RuntimeUnavailable: the engine does not answer.
         """
         wanted = Wanted.by(assignment)
         if not wanted.local_images and wanted.name.digest is None:
@@ -89,7 +89,7 @@ class Images:
             return image
         with self._turn(wanted) as turn:
             while not turn.pulling.acquire(timeout=_TICK_S):
-                progress(turn.news)
+                progress(turn.status)
                 if cancelled():
                     return None
             try:
@@ -117,9 +117,9 @@ class Images:
                     del self._turns[name]
 
     def _present(self, wanted: Wanted) -> Image | None:
-        """What is on the node, if this assignment may have it.
+        """The image on the node, if this assignment may use it.
 
-        What it may not have is as good as not there: a pull then says what it says of any image.
+        One that it may not use counts as missing: the pull then fails as for any other image.
         """
         found = self._found(wanted) if wanted.local_images else self._found_pulled(wanted)
         if found is None or not self._admits(wanted, found):
@@ -131,13 +131,13 @@ class Images:
         found = self._inspected(str(wanted.name))
         if found is not None or wanted.name.digest is None:
             return found
-        # It may be known by another repository's name, as it was when its digest was told.
+        # The engine may list the digest under another repository, as when the instance was created.
         found = self._inspected(str(ImageName.parse(wanted.shown)))
         digests = {ImageName.parse(name).digest for name in _names(found)} if found else set()
         return found if wanted.name.digest in digests else None
 
     def _found_pulled(self, wanted: Wanted) -> Document | None:
-        """By digest, and pulled by the agent: of anything else its registry has not said what it is."""
+        """Only by digest and pulled by the agent: nothing else was verified by its registry."""
         found = self._inspected(str(wanted.name))
         pulled = self._pulled.find(str(wanted.name), found["Id"]) if found else None
         if found is None or pulled is None:
@@ -157,10 +157,10 @@ class Images:
                 return None
             raise
 
-    # --- images that are not for everybody
+    # --- private images
 
     def _admits(self, wanted: Wanted, found: Document) -> bool:
-        """Whether nobody has to be asked for this image, or somebody who gives it away gives it here."""
+        """Whether the image is public, or one of its source registries grants access to this assignment."""
         sources = [ImageName.parse(name) for name in self._private.sources(found["Id"], _names(found))]
         if wanted.vouched and any(source.repository == wanted.name.repository for source in sources):
             return True
@@ -178,7 +178,7 @@ class Images:
         return not sources
 
     def _note(self, wanted: Wanted, found: Document, *, was_there: bool) -> None:
-        """After a pull: the registry has just given the image, so nobody is asked if it is its source."""
+        """Record a pull. Its registry has just granted access, so only other source registries are asked."""
         image_id, names = found["Id"], _names(found)
         source = wanted.name.pinned(_digest(found, wanted.name))
         own = wanted.credentials_for(source.registry)
@@ -193,7 +193,7 @@ class Images:
 
     def _pull(self, wanted: Wanted, turn: "_Turn", progress: Progress, cancelled: Cancelled) -> Image | None:
         if wanted.name.digest is not None and not wanted.vouched:
-            # The engine pulls no digest that it has, so it would ask nobody.
+            # The engine does not contact the registry for a digest that it has.
             wanted = self._access.resolved(wanted)
         self._access.require_allowed(wanted, wanted.name)
         credentials = wanted.credentials_for(wanted.name.registry)
@@ -213,7 +213,7 @@ class Images:
             stream.close()
         got = wanted.name.pinned(layers.digest or wanted.name.digest)
         if (found := self._inspected(str(got))) is None:
-            # The engine ended the stream without an error and without the image: it was shut down, probably.
+            # The stream ended with neither an error nor the image: the engine was probably shut down.
             raise StartRefused(pull_failure("the engine broke the pull off", wanted.shown))
         was_there = found["Id"] in before
         self._keeper.after(wanted.shown, wanted.name, found, was_there=was_there)
@@ -239,9 +239,9 @@ class Images:
         cancelled: Cancelled,
         puller: Puller,
     ) -> bool:
-        """Whether it came to its end; raises what ends it before (docker_pull_pace.py)."""
-        turn.tell(layers.reason(), progress)
-        silent_since = told_at = time.monotonic()
+        """Whether the pull completed; False if cancelled. Raises if it is too slow (pull_pace.py)."""
+        turn.report(layers.reason(), progress)
+        silent_since = reported_at = time.monotonic()
         while (chunk := stream.read(_TICK_S)) != b"":
             if cancelled():
                 return False
@@ -253,20 +253,20 @@ class Images:
                 silent_since = now
                 self._engine.ping()
             self._board.check(puller, layers.states, layers.image, now)
-            if now - told_at >= _PROGRESS_EVERY_S:
-                told_at = now
-                turn.tell(layers.reason(), progress)
+            if now - reported_at >= _PROGRESS_EVERY_S:
+                reported_at = now
+                turn.report(layers.reason(), progress)
         return True
 
 
 def _names(inspected: Document) -> list[str]:
-    """All that the engine knows an image by, those with a digest first."""
+    """All names of an image in the engine, digests first."""
     listed = [*(inspected.get("RepoDigests") or ()), *(inspected.get("RepoTags") or ())]
     return [str(ImageName.parse(name)) for name in listed if not name.startswith("<none>")]
 
 
 def image_of(inspected: Document, name: ImageName) -> Image:
-    """Raises StartRefused: an image of such a configuration is not run."""
+    """Raises StartRefused: the image's configuration is not accepted."""
     require_acceptable(str(name), inspected)
     config = inspected.get("Config") or {}
     return Image(
@@ -283,7 +283,7 @@ def image_of(inspected: Document, name: ImageName) -> Image:
 
 
 def _digest(inspected: Document, name: ImageName) -> str | None:
-    """The registry's digest; an image that never was in a registry has none."""
+    """The registry's digest; None for an image that was never in a registry."""
     known = [ImageName.parse(entry) for entry in inspected.get("RepoDigests") or ()]
     digests = [entry.digest for entry in known if entry.repository == name.repository]
     return name.digest or next(iter([*digests, *(entry.digest for entry in known)]), None)
@@ -291,7 +291,7 @@ def _digest(inspected: Document, name: ImageName) -> str | None:
 
 @dataclass
 class _Layers:
-    """What the engine's progress lines add up to."""
+    """The progress of one pull, from the engine's progress lines."""
 
     image: str
     total: dict[str, int] = field(default_factory=dict)
@@ -299,15 +299,15 @@ class _Layers:
     seen: set[str] = field(default_factory=set)
     done: set[str] = field(default_factory=set)
     states: LayerStates = field(default_factory=LayerStates)
-    digest: str | None = None  # what the registry said the reference is
-    check: Callable[[int], None] = lambda _compressed_bytes: None  # raises where the pull must end
+    digest: str | None = None  # of the reference, from the registry
+    check: Callable[[int], None] = lambda _compressed_bytes: None  # raises to abort the pull
     _rest: bytes = b""
 
     def feed(self, chunk: bytes) -> None:
-        """Take in some of the engine's lines of JSON.
+        """Parse some of the engine's JSON lines.
 
         Raises:
-            EngineRefused: one of them is its error.
+            EngineRefused: one of them is an error.
         """
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         for line in filter(None, map(bytes.strip, lines)):
@@ -316,7 +316,7 @@ class _Layers:
 
     @property
     def compressed_bytes(self) -> int:
-        """Of the layers that are, or were, downloaded; a registry need not tell sizes ahead."""
+        """Sum over the layers whose download has begun; a registry need not announce sizes."""
         return sum(max(self.total.get(layer, 0), current) for layer, current in self.current.items())
 
     def reason(self) -> Reason:
@@ -352,12 +352,12 @@ def _sizes(current: int, total: int) -> str:
 
 @dataclass
 class _Turn:
-    """One pull of a reference at a time; who waits for it hears how it goes."""
+    """Allows one pull of a reference at a time, and shows its progress to the instances that wait."""
 
-    news: Reason
+    status: Reason
     pulling: threading.Lock = field(default_factory=threading.Lock)
     users: int = 0
 
-    def tell(self, news: Reason, progress: Progress) -> None:
-        self.news = news
-        progress(news)
+    def report(self, status: Reason, progress: Progress) -> None:
+        self.status = status
+        progress(status)

@@ -1,9 +1,8 @@
-"""When a pull has taken too long, and when a slow one gives way to another project's.
+"""Timeouts of pulls, and when a slow pull yields to another project's.
 
 dockerd downloads three layers at a time for all pulls together (`max-concurrent-downloads`), first come,
-first served. A registry that trickles therefore holds up everybody's pulls, however few of one project run.
-So a pull that moves too few bytes fails, and one that moves few while another project's waits for a layer is
-broken off and tried again later.
+first served, so one slow registry delays the pulls of every project. A pull that makes too little progress
+fails. A slow pull is aborted and retried later while another project's pull waits for a layer.
 """
 
 import threading
@@ -17,14 +16,14 @@ from typing import Any, Final
 from mooring.agent.runtime import StartDelayed, StartRefused
 from mooring.core.instance.state import Reason
 
-LEAST_PROGRESS_BYTES: Final = 2**20  # within `stall_s`: less than 9 KB/s is no pull
-# So long, as a multiple of `stall_s`, a pull may wait for others to leave it a layer.
+LEAST_PROGRESS_BYTES: Final = 2**20  # within `stall_s`: about 9 KB/s
+# A pull may wait for a free download slot for this multiple of `stall_s`.
 STARVED_STALLS: Final = 5
 SLOW_BYTES_PER_S: Final = 2**20
 RATE_OVER_S: Final = 10.0
 STARVED_AFTER_S: Final = 5.0
 LEAST_TURN_S: Final = 15.0
-GIVE_WAY_GAP_S: Final = 5.0  # dockerd needs a moment to hand the layers on
+GIVE_WAY_GAP_S: Final = 5.0  # dockerd needs time to start the waiting layers
 
 _OF_LAYERS = frozenset({"Pulling fs layer", "Waiting", "Downloading"})
 _IDLE = frozenset({"Pulling fs layer", "Waiting", "Download complete"})
@@ -33,7 +32,7 @@ _DONE = frozenset({"Pull complete", "Already exists"})
 
 @dataclass(frozen=True, slots=True)
 class PullTimeouts:
-    """How long a pull may make no progress, and how long it may take altogether."""
+    """The longest time without progress, and in total."""
 
     stall_s: float = 120.0
     total_s: float = 3600.0
@@ -41,10 +40,10 @@ class PullTimeouts:
 
 @dataclass(slots=True)
 class LayerStates:
-    """How far a pull has come, from the engine's progress lines.
+    """The state of each layer, from the engine's progress lines.
 
     Attributes:
-        steps: rises with everything that gets done and shows in no bytes.
+        steps: counts progress that is not measured in bytes.
     """
 
     steps: int = 0
@@ -55,7 +54,7 @@ class LayerStates:
     def note(self, layer: str, status: str, detail: Mapping[str, Any]) -> None:
         if status == "Downloading":
             self._downloaded[layer] = detail.get("current") or 0
-        elif status == "Extracting" and detail.get("units") == "s":  # how long it has worked, and no bytes
+        elif status == "Extracting" and detail.get("units") == "s":  # seconds spent instead of bytes
             self.steps += 1
         elif status == "Extracting":
             self._unpacked[layer] = detail.get("current") or 0
@@ -76,13 +75,13 @@ class LayerStates:
 
     @property
     def starved(self) -> bool:
-        """It waits for the engine to begin with a layer, and works on none."""
+        """Whether a layer waits for the engine and none is in progress."""
         left = self.left
         return "Waiting" in left and all(state in _IDLE for state in left)
 
 
 class Deadline:
-    """Of one pull."""
+    """The timeouts of one pull."""
 
     def __init__(self, timeouts: PullTimeouts, now: float) -> None:
         self._timeouts = timeouts
@@ -90,7 +89,7 @@ class Deadline:
         self._mark = 0, 0
 
     def passed(self, layers: LayerStates, now: float) -> str | None:
-        """Why the pull has to end; None: it may go on."""
+        """Why the pull must fail; None if it may continue."""
         moved_bytes, steps = self._mark
         if layers.moved_bytes >= moved_bytes + LEAST_PROGRESS_BYTES or layers.steps != steps:
             self._mark, self._moved_at = (layers.moved_bytes, layers.steps), now
@@ -103,7 +102,7 @@ class Deadline:
 
 
 class Puller:
-    """One pull that runs, as the others see it."""
+    """One running pull, as the other pulls see it."""
 
     def __init__(self, project_id: str, timeouts: PullTimeouts, now: float) -> None:
         self.project_id = project_id
@@ -127,7 +126,7 @@ class Puller:
         return self.starved_since is not None and now - self.starved_since >= STARVED_AFTER_S
 
     def may_be_broken_off(self, now: float) -> bool:
-        """Whether it is slow, and has had its turn."""
+        """Whether it is slow and has run for `LEAST_TURN_S`."""
         if not self._layers_left or now - self._began < LEAST_TURN_S:
             return False
         (then, before), (_, moved_bytes) = self._moved[0], self._moved[-1]
@@ -140,7 +139,7 @@ class PullBoard:
     def __init__(self, timeouts: PullTimeouts | None = None) -> None:
         self._timeouts = timeouts or PullTimeouts()
         self._lock = threading.Lock()
-        self._pullers: list[Puller] = []  # in the order of their beginning
+        self._pullers: list[Puller] = []  # oldest first
         self._gave_way_at: float | None = None
 
     @property
@@ -159,11 +158,11 @@ class PullBoard:
                 self._pullers.remove(puller)
 
     def check(self, puller: Puller, layers: LayerStates, image: str, now: float) -> None:
-        """To be called again and again while a pull runs.
+        """Call this repeatedly while a pull runs.
 
         Raises:
-            StartRefused: it took too long.
-            StartDelayed: it has to let another project's pull go first.
+            StartRefused: the pull took too long.
+            StartDelayed: the pull must yield to another project's.
         """
         if (why := puller.deadline.passed(layers, now)) is not None:
             raise StartRefused(_too_slow(image, why))
@@ -181,20 +180,20 @@ class PullBoard:
             return True
 
     def _first_to_go(self, starving: Puller, now: float) -> Puller | None:
-        """Who makes room for this one: of the slow ones of other projects, the oldest that holds layers.
+        """The pull to abort for this one: of other projects' slow pulls, the oldest that downloads a layer.
 
-        Who got a layer after a wait, and then not one byte of it, still says that it waits. So where nobody
-        seems to hold any, the oldest goes.
+        The engine still reports a layer as waiting until its first byte arrives. So if no slow pull seems to
+        download, the oldest is aborted.
         """
         if not starving.is_starving(now):
             return None
         slow = [
-            one
-            for one in self._pullers
-            if one.project_id != starving.project_id and one.may_be_broken_off(now)
+            other
+            for other in self._pullers
+            if other.project_id != starving.project_id and other.may_be_broken_off(now)
         ]
-        holding = [one for one in slow if one.starved_since is None]
-        return next(iter([*holding, *slow]), None)
+        downloading = [other for other in slow if other.starved_since is None]
+        return next(iter([*downloading, *slow]), None)
 
 
 def _too_slow(image: str, why: str) -> Reason:

@@ -1,7 +1,7 @@
-"""Which of the engine's images Mooring pulled, and for how long nobody has used them.
+"""Which of the engine's images Mooring pulled, and how long each has been unused.
 
-Only these are ever removed. Time is counted by a monotonic clock while the agent runs, so that a wall clock
-that jumps removes nothing.
+Only these are ever removed. A monotonic clock measures the time while the agent runs: a jump of the wall
+clock removes nothing.
 """
 
 import json
@@ -43,7 +43,7 @@ class _Image:
 
 
 class ImageUsage:
-    """By image id. Any thread may call; nothing under the lock waits but for the agent's own small file."""
+    """By image id. Thread-safe; the only I/O under the lock is the agent's own small file."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class ImageUsage:
         return cls(state.read(FILE), lambda content: state.write(FILE, content))
 
     def pulled(self, image_id: str, repository: str) -> None:
-        """A pull has ended with this image, which no operator had brought before."""
+        """Record a pull of an image that the operator had not put on the node."""
         with self._lock:
             known = self._known.setdefault(image_id, _Image(set(), 0.0, self._clock()))
             known.repositories.add(repository)
@@ -77,7 +77,7 @@ class ImageUsage:
             return image_id in self._known
 
     def use(self, image_id: str) -> bool:
-        """Whether it may be used; False: it is just being removed. Used, it stays for the time being."""
+        """Mark the image as used, which delays its removal; False if it is being removed."""
         with self._lock:
             if image_id in self._removing:
                 return False
@@ -85,7 +85,7 @@ class ImageUsage:
             return True
 
     def observed(self, there: Collection[str], in_use: Collection[str]) -> None:
-        """Args: both are ids: of all images of the engine, and of those that have containers."""
+        """Args: the ids of all images of the engine, and of those that have containers."""
         with self._lock:
             gone = self._known.keys() - set(there)
             for image_id in gone:
@@ -96,10 +96,11 @@ class ImageUsage:
                 self._write()
 
     def unused_s(self, image_id: str, repositories: Collection[str]) -> float | None:
-        """For how long nobody has used it; None: it is not Mooring's to remove.
+        """How long the image has been unused; None if Mooring must not remove it.
 
         Args:
-            repositories: all that the engine knows it by. Another than those pulled from is somebody else's.
+            repositories: all of its names in the engine. Mooring leaves an image that it did not pull from
+                each of them.
         """
         with self._lock:
             known = self._known.get(image_id)
@@ -108,7 +109,7 @@ class ImageUsage:
             return known.unused_s + self._clock() - known.since
 
     def begin_removal(self, image_id: str, least_unused_s: float) -> bool:
-        """Whether it may be removed now; until `end_removal` nobody can use it."""
+        """Whether it may be removed now. If so, `use` fails until `end_removal`."""
         with self._lock:
             known = self._known.get(image_id)
             if known is None or known.unused_s + self._clock() - known.since < least_unused_s:
@@ -135,13 +136,13 @@ class ImageUsage:
         }
         try:
             self._save(json.dumps({"images": images}).encode())
-        except OSError as error:  # the disk is full: then it is all the more important to go on
-            log.warning("which images were pulled could not be written down: %s", error)
+        except OSError as error:  # with a full disk, images must still be removed
+            log.warning("cannot save the list of pulled images: %s", error)
 
 
 def _read(saved: bytes | None) -> _File:
     try:
         return _File() if saved is None else _File.model_validate_json(saved)
     except ValidationError:
-        log.warning("the agent's file %s is damaged: no image that was pulled before is removed", FILE)
+        log.warning("the agent's file %s is damaged: images pulled before are never removed", FILE)
         return _File()
