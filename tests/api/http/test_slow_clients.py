@@ -234,17 +234,18 @@ def test_more_headers_or_parameters_than_anybody_needs_are_431(admin: Client) ->
     problem(admin.get(f"/v1/instances?{'&'.join(['a=b'] * (MAX_PARAMETERS + 1))}"), 431, "headers_too_large")
 
 
-def test_a_body_of_very_many_values_costs_little_and_is_413(admin: Client) -> None:
+def test_a_body_of_too_many_values_is_rejected_before_validation(admin: Client) -> None:
     bodies = {
         "fields": b"{" + b",".join(b'"k%d":1' % number for number in range(50_000)) + b"}",
         "items": b'{"image":"a","command":[' + b",".join([b'""'] * 50_000) + b"]}",
         "deep": b'{"image":"a","env":{"A":' + b"[[[[0],[0]],[[0],[0]]]," * 5000 + b"0" + b"]" * 5000 + b"}}",
     }
     for name, body in bodies.items():
-        began = time.process_time()
         answer = admin.post("/v1/instances", content=body, headers={"Content-Type": "application/json"})
-        assert answer.status_code in ({400} if name == "deep" else {413}), name
-        assert time.process_time() - began < 0.3, name
+        # Validation, which takes long and answers 422 with one error per value, has not run.
+        status, code = (400, "bad_json") if name == "deep" else (413, "body_too_large")
+        problem(answer, status, code)
+        assert len(answer.content) < 1024, name
     # As many values as a command can hold: all separators may also stand within strings.
     fits = {"image": "a", "command": [",{[" * 80] * 1024, "gpus": {"count": 64}}
     assert admin.post("/v1/instances", json=fits).status_code == 201
