@@ -38,7 +38,7 @@ class Followers:
             yield
 
     async def read(self, after: int, limit: int, listening_since: float | None = None) -> list[int]:
-        """The sequence numbers of a page; `listening_since` is when the follower subscribed (default: now)."""
+        """The sequence numbers of a page; `listening_since` is when the follower subscribed."""
         since = time.monotonic() if listening_since is None else listening_since
         page = await self.pages.page(self._database, self._access, after, limit, since)
         return [int(each.item["seq"]) for each in page]

@@ -198,7 +198,7 @@ def test_a_node_that_lost_docker_before_the_start_gets_secrets_again(
     away = {"code": "docker_unavailable", "message": "Docker does not answer"}
     (assignment,) = sandbox.sync(instances=None, problem=away).assignments
     assert sandbox.client.instance(placed.instance_id)["state"] == "unreachable"
-    assert (assignment.want, told.may_start) == ("running", True)
+    assert (assignment.want, assignment.may_start) == ("running", True)
     assert sandbox.node.start_secrets(assignment).secrets == {"V0": "swordfish"}
 
 
