@@ -228,7 +228,7 @@ def test_with_best_effort_it_starts_and_the_log_says_so_once(
 
 
 def test_a_bridge_that_dockers_rules_do_not_name_is_not_covered(node: DockerNode) -> None:
-    with pytest.raises(FirewallUnavailable, match="Docker.s network namespace"):
+    with pytest.raises(FirewallUnavailable, match="in Docker's network namespace"):
         firewall_of(node).ensure_rules(["mr-nowhere"])
 
 
