@@ -1,8 +1,9 @@
-"""Applies the limits of pulls, and records which images Mooring pulled."""
+"""Enforces the limits of pulls, and records which images Mooring pulled."""
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from mooring.agent.docker.client import Engine
@@ -14,66 +15,69 @@ from mooring.core.images import ImageName
 from mooring.core.instance.state import Reason
 
 # A name whose image was too large is rejected for this time without another pull.
-REFUSED_FOR_S: Final = 600.0
-_MOST_REFUSED: Final = 256
+REJECTED_FOR_S: Final = 600.0
+_MAX_REJECTED: Final = 256
 
 
 class ImageKeeper:
-    """Of one engine. Thread-safe."""
+    """The pull limits and the image usage of one engine. Thread-safe."""
 
     def __init__(
         self,
         engine: Engine,
-        pulled: ImageUsage | None = None,
+        usage: ImageUsage | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limits = PullLimits()
-        self._engine, self._pulled, self._clock = engine, pulled or ImageUsage(), clock
+        self._engine, self._usage, self._clock = engine, usage or ImageUsage(), clock
         self._lock = threading.Lock()
-        self._refused: dict[str, tuple[float, Reason]] = {}  # by name, oldest first
+        self._rejected: dict[str, tuple[float, Reason]] = {}  # by name, oldest first
 
     def use(self, shown: str, image_id: str) -> None:
         """Mark the image as used. Raises StartDelayed: it is being removed."""
-        if not self._pulled.use(image_id):
-            message = f"{shown} was unused for long and is just being removed; it is pulled again"
+        if not self._usage.use(image_id):
+            message = f"{shown} is being removed because it was unused for long; it will be pulled again"
             raise StartDelayed(Reason(code="image_being_removed", message=message))
 
     def before(self, shown: str, name: str) -> set[str]:
-        """The ids of the images on the node before a pull.
+        """Return the ids of the images on the node before a pull.
 
         Raises:
             StartRefused: `node_disk_full`, or `image_too_large` from a recent pull.
         """
         with self._lock:
-            refused_at, reason = self._refused.get(name, (0.0, None))
-        if reason is not None and self._clock() - refused_at < REFUSED_FOR_S:
+            rejected_at, reason = self._rejected.get(name, (0.0, None))
+        if reason is not None and self._clock() - rejected_at < REJECTED_FOR_S:
             raise StartRefused(reason)
         self.limits.before(shown)
         return self._engine.image_ids()
 
     def during(self, shown: str, name: str, compressed_bytes: int) -> None:
         """Raises StartRefused: the pull must be aborted."""
-        self._remembering(name, lambda: self.limits.during(shown, compressed_bytes))
+        with self._remember_too_large(name):
+            self.limits.during(shown, compressed_bytes)
 
     def after(self, shown: str, name: ImageName, found: dict[str, Any], *, was_there: bool) -> None:
         """Record the pull. Raises StartRefused: the image was too large and is removed."""
-        if not was_there or self._pulled.knows(found["Id"]):
-            self._pulled.pulled(found["Id"], name.repository)
+        if not was_there or self._usage.knows(found["Id"]):
+            self._usage.add(found["Id"], name.repository)
         try:
-            self._remembering(str(name), lambda: self.limits.after(shown, int(found.get("Size") or 0)))
+            with self._remember_too_large(str(name)):
+                self.limits.after(shown, int(found.get("Size") or 0))
         except StartRefused:
             if not was_there:
                 remove_image(self._engine, found["Id"], names_of(found))
             raise
 
-    def _remembering(self, name: str, check: Callable[[], None]) -> None:
+    @contextmanager
+    def _remember_too_large(self, name: str) -> Iterator[None]:
         try:
-            check()
+            yield
         except StartRefused as refusal:
             if refusal.reason.code == "image_too_large":
                 with self._lock:
-                    self._refused.pop(name, None)
-                    self._refused[name] = (self._clock(), refusal.reason)
-                    if len(self._refused) > _MOST_REFUSED:
-                        del self._refused[next(iter(self._refused))]
+                    self._rejected.pop(name, None)
+                    self._rejected[name] = (self._clock(), refusal.reason)
+                    if len(self._rejected) > _MAX_REJECTED:
+                        del self._rejected[next(iter(self._rejected))]
             raise
