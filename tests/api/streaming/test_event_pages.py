@@ -37,9 +37,9 @@ class Followers:
         with self._database.signals.subscribed(*events.topics(self._access.projects)):
             yield
 
-    async def read(self, after: int, limit: int, listening_since: float | None = None) -> list[int]:
-        """The sequence numbers of a page; `listening_since` is when the follower subscribed."""
-        since = time.monotonic() if listening_since is None else listening_since
+    async def read(self, after: int, limit: int, subscribed_at: float | None = None) -> list[int]:
+        """The sequence numbers of a page; `subscribed_at` is when the follower subscribed."""
+        since = time.monotonic() if subscribed_at is None else subscribed_at
         page = await self.pages.page(self._database, self._access, after, limit, since)
         return [int(each.item["seq"]) for each in page]
 
@@ -90,7 +90,7 @@ def test_a_page_cached_after_the_subscription_is_used(followers: Followers) -> N
             since = time.monotonic()
             last = (await followers.read(0, 200))[-1]
             followers.append_event()
-            assert await followers.read(last, 200, listening_since=since) == []
+            assert await followers.read(last, 200, subscribed_at=since) == []
             assert await followers.read(last, 200) != []
 
     asyncio.run(check())
