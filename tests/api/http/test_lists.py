@@ -1,8 +1,8 @@
 """Lists: filters, pages, cursors."""
 
 import pytest
+from cachetools import LRUCache
 
-from mooring.api.views import rendered
 from tests.api.conftest import Corner
 from tests.nodes import WireNode
 from tests.problems import problem
@@ -93,7 +93,8 @@ def test_a_walk_sees_every_instance_once_while_others_come_and_go(shared: Client
 def test_large_instances_fill_no_memory_by_being_listed(
     corner: Corner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rendered, "_CACHE_BYTES", 100_000)
+    rendered = corner.service.service._server._context.rendered
+    monkeypatch.setattr(rendered, "_texts", LRUCache(100_000, getsizeof=len))
     made = [corner.create(env={"V": "x" * 30_000}, gpus={"count": 9})["id"] for _ in range(4)]
     for round_ in range(3):
         for instance_id in made:
@@ -101,8 +102,7 @@ def test_large_instances_fill_no_memory_by_being_listed(
         shown = corner.client.items("/v1/instances", label=f"n:{round_}")
         assert {item["id"] for item in shown} == set(made)
         assert {len(item["env"]["V"]) for item in shown} == {30_000}
-    kept = corner.service.service._server._context.rendered._texts
-    assert 0 < sum(map(len, kept.values())) <= 100_000
+    assert 0 < sum(map(len, rendered._texts.values())) <= 100_000
 
 
 def test_a_cursor_is_good_for_its_own_list_and_filters_only(corner: Corner) -> None:

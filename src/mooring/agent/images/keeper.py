@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from cachetools import TTLCache
+
 from mooring.agent.docker.client import Engine
 from mooring.agent.images.collector import names_of, remove_image
 from mooring.agent.images.policy import PullLimits
@@ -28,9 +30,9 @@ class ImageKeeper:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limits = PullLimits()
-        self._engine, self._pulled, self._clock = engine, pulled or ImageUsage(), clock
+        self._engine, self._pulled = engine, pulled or ImageUsage()
         self._lock = threading.Lock()
-        self._refused: dict[str, tuple[float, Reason]] = {}  # by name, oldest first
+        self._refused: TTLCache[str, Reason] = TTLCache(_MOST_REFUSED, REFUSED_FOR_S, clock)  # by image name
 
     def use(self, shown: str, image_id: str) -> None:
         """Mark the image as used. Raises StartDelayed: it is being removed."""
@@ -45,8 +47,8 @@ class ImageKeeper:
             StartRefused: `node_disk_full`, or `image_too_large` from a recent pull.
         """
         with self._lock:
-            refused_at, reason = self._refused.get(name, (0.0, None))
-        if reason is not None and self._clock() - refused_at < REFUSED_FOR_S:
+            reason = self._refused.get(name)
+        if reason is not None:
             raise StartRefused(reason)
         self.limits.before(shown)
         return self._engine.image_ids()
@@ -72,8 +74,5 @@ class ImageKeeper:
         except StartRefused as refusal:
             if refusal.reason.code == "image_too_large":
                 with self._lock:
-                    self._refused.pop(name, None)
-                    self._refused[name] = (self._clock(), refusal.reason)
-                    if len(self._refused) > _MOST_REFUSED:
-                        del self._refused[next(iter(self._refused))]
+                    self._refused[name] = refusal.reason
             raise
