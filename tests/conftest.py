@@ -1,4 +1,4 @@
-"""What all tests share: databases of both kinds, and a service over each."""
+"""Fixtures for all tests: a database of either kind, and a service that uses it."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -15,15 +15,15 @@ pytest_plugins = ["tests.testbed.fixtures"]
 
 DATABASES = ("sqlite", "postgresql")
 
-# Started last, a file of minutes would leave the other workers idle until it ends.
+# A file that takes minutes starts first: started last, it would leave the other workers idle.
 _LONGEST_FIRST = ("contract/test_schemathesis.py", "walk/", "scheduler/", "testbed/", "contract/")
 
-# What a test of the quick loop must not need: each of these starts a daemon.
+# Fixtures that start a daemon. The quick loop leaves out the tests that use them.
 _DAEMONS = {
     "docker_node", "docker_nodes", "new_docker_node", "new_postgres_cluster", "postgres_cluster",
     "private_registry", "registry", "root_address", "swarm_of_two",
 }  # fmt: skip
-# These start daemons, or tools of node_modules, without a fixture of the above, or measure the machine.
+# These start daemons or tools of node_modules without one of the above fixtures, or measure the machine.
 _NEVER_QUICK = ("contract/", "sso/", "testbed/", "walk/", "test_packaging.py", "test_readme.py")
 _DATABASE_FIXTURES = ("database_url", "shared_service", "world", "history")
 
@@ -47,11 +47,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items
         if (every or _runs_on_its_database(item)) and not (quick and _needs_a_daemon(item))
     ]
-    items.sort(key=_place)
+    items.sort(key=_sort_key)
 
 
 def _runs_on_its_database(item: pytest.Item) -> bool:
-    """Whether the item is for SQLite, is marked for both databases, or names its database itself."""
+    """True if the item runs on SQLite, is marked `both_databases`, or selects its database itself."""
     chosen = any(marker.args[0] == "database_url" for marker in item.iter_markers("parametrize"))
     on_postgresql = any(_params(item).get(name) == "postgresql" for name in _DATABASE_FIXTURES)
     return chosen or not on_postgresql or item.get_closest_marker("both_databases") is not None
@@ -65,22 +65,24 @@ def _params(item: pytest.Item) -> dict[str, object]:
 def _needs_a_daemon(item: pytest.Item) -> bool:
     fixtures = _DAEMONS.intersection(getattr(item, "fixturenames", ()))
     return (
-        bool(fixtures) or _relative(item).startswith(_NEVER_QUICK) or "postgresql" in _params(item).values()
+        bool(fixtures)
+        or _relative_path(item).startswith(_NEVER_QUICK)
+        or "postgresql" in _params(item).values()
     )
 
 
-def _place(item: pytest.Item) -> int:
-    places = (place for place, start in enumerate(_LONGEST_FIRST) if _relative(item).startswith(start))
+def _sort_key(item: pytest.Item) -> int:
+    places = (place for place, start in enumerate(_LONGEST_FIRST) if _relative_path(item).startswith(start))
     return next(places, len(_LONGEST_FIRST))
 
 
-def _relative(item: pytest.Item) -> str:
+def _relative_path(item: pytest.Item) -> str:
     return item.path.relative_to(Path(__file__).parent).as_posix()
 
 
 @pytest.fixture(autouse=True)
-def usual_umask() -> Iterator[None]:
-    """Every test begins with it: a command of `mooring` that ran in this process has set another."""
+def default_umask() -> Iterator[None]:
+    """Resets the umask for every test: a `mooring` command in this process may have changed it."""
     os.umask(0o022)
     yield
     os.umask(0o022)
@@ -90,7 +92,7 @@ def usual_umask() -> Iterator[None]:
 def migrated_template(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Callable[[str], str]:
-    """A migrated, empty database of each kind, to copy from: migrating for every test would take minutes."""
+    """Empty migrated databases to copy from, one of each kind: a migration per test would take minutes."""
     made: dict[str, str] = {}
 
     def template(kind: str) -> str:
@@ -125,21 +127,21 @@ def database_url(
 
 @pytest.fixture
 def service(database_url: str, tmp_path: Path) -> Iterator[RunningService]:
-    """A control plane on its own database, without nodes."""
+    """A control plane with its own database and no nodes."""
     with running(settings_for(database_url, tmp_path / "data")) as made:
         yield made
 
 
 @pytest.fixture
 def client(service: RunningService) -> Iterator[Client]:
-    """An admin's client of the service."""
+    """A client of the service with an admin key."""
     with service.client as made:
         yield made
 
 
 @pytest.fixture
 def node(client: Client) -> Iterator[WireNode]:
-    """A node of eight H100 that has reported once, and says only what the test says."""
+    """A node with eight H100 that has reported once and sends only the test's reports."""
     made = WireNode(client, "gpu-1")
     made.sync()
     yield made

@@ -1,4 +1,4 @@
-"""Nodes for tests of the control plane: one that says exactly what the test says, and one that lives."""
+"""Nodes for tests of the control plane: `WireNode` sends the test's reports, `SimulatedNode` is an agent."""
 
 import threading
 from collections.abc import Iterator, Mapping
@@ -38,7 +38,7 @@ def join_token(client: Client, **fields: Any) -> str:
 
 
 class WireNode:
-    """Speaks the agent's protocol and does nothing by itself: each `sync` is one report and its answer."""
+    """Speaks the agent's protocol but does nothing by itself: each `sync` sends one report."""
 
     def __init__(
         self, admin: Client, name: str, *, gpus: int = 8, model: str = "NVIDIA H100 80GB HBM3"
@@ -79,7 +79,7 @@ class WireNode:
         self.specs = Specs()
 
     def report(self, *instances: ObservedInstance, **fields: Any) -> SyncRequest:
-        """The next report: these instances and nothing else (`instances=None`: unknown)."""
+        """The next report, with exactly these instances (`instances=None`: unknown)."""
         self.seq += 1
         return SyncRequest.model_validate(
             {
@@ -97,33 +97,33 @@ class WireNode:
         )
 
     def sync(self, *instances: ObservedInstance, **fields: Any) -> SyncAnswer:
-        """A report that is answered, and what it says taken to heart."""
+        """Send a report; return and store its answer."""
         answer = self.post_sync(*instances, **fields)
         assert answer.status_code == 200, answer.text
-        heard = self.specs.complete(SyncAnswer.model_validate_json(answer.content))
-        assert heard is not None, "the answer leaves out a spec that the report did not name"
-        self.specs.keep(heard)
-        self.generation = heard.generation
-        return heard
+        completed = self.specs.complete(SyncAnswer.model_validate_json(answer.content))
+        assert completed is not None, "the answer leaves out a spec that the report did not name"
+        self.specs.keep(completed)
+        self.generation = completed.generation
+        return completed
 
     def post_stream_requests(self, **fields: Any) -> httpx.Response:
-        """Ask for the streams to dial in for."""
+        """Request the streams that users wait for."""
         return self.http.post("/agent/v1/stream-requests", json={"session": self.session, **fields})
 
     def stream_requests(self, **fields: Any) -> list[StreamRequest]:
-        """The streams to dial in for."""
+        """The streams that users wait for."""
         answer = self.post_stream_requests(**fields)
         assert answer.status_code == 200, answer.text
         return StreamRequests.model_validate_json(answer.content).streams
 
-    def ask_for_secrets(self, assignment: Assignment, **fields: Any) -> httpx.Response:
-        """Ask for what this attempt is started with."""
+    def post_start_secrets(self, assignment: Assignment, **fields: Any) -> httpx.Response:
+        """Request the secrets and registry credentials of this attempt."""
         body = {"session": self.session, "attempt": assignment.attempt, **fields}
         return self.http.post(f"/agent/v1/instances/{assignment.instance_id}/start-secrets", json=body)
 
     def start_secrets(self, assignment: Assignment) -> StartSecrets:
-        """What this attempt is started with."""
-        answer = self.ask_for_secrets(assignment)
+        """The secrets and registry credentials of this attempt."""
+        answer = self.post_start_secrets(assignment)
         assert answer.status_code == 200, answer.text
         return StartSecrets.model_validate_json(answer.content)
 
@@ -131,8 +131,8 @@ class WireNode:
         self.http.close()
 
 
-def seen(assignment: Assignment, phase: str, **fields: Any) -> ObservedInstance:
-    """What a node says of an assignment's container."""
+def observed(assignment: Assignment, phase: str, **fields: Any) -> ObservedInstance:
+    """A node's observation of an assignment's container."""
     return ObservedInstance.model_validate(
         {
             "instance_id": assignment.instance_id,
@@ -165,7 +165,7 @@ def simulated_node(
     start_s: float = 0.0,
     labels: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[SimulatedNode]:
-    """A node that joins, reports and does what it is told, for the length of the block."""
+    """Within the block, a node that joins, reports and carries out its assignments."""
     control_plane = ControlPlaneClient(str(admin.base_url))
     state = StateDirectory(directory)
     identity = NodeIdentity.from_answer(control_plane.join(join_token(admin), name, name))

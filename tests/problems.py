@@ -1,4 +1,4 @@
-"""What every error answer must look like."""
+"""Checks of error answers."""
 
 import json
 import re
@@ -14,7 +14,7 @@ MEMBERS = {"type", "title", "status", "detail", "instance", "code", "request_id"
 
 
 def problem(answer: httpx.Response, status: int, code: str | None = None) -> dict[str, Any]:
-    """The problem document of an answer that must be one."""
+    """The problem document of an answer; fails if it is none."""
     assert answer.status_code == status, f"{answer.status_code}: {answer.text[:500]}"
     assert answer.headers["content-type"] == "application/problem+json"
     document: dict[str, Any] = answer.json()
@@ -29,7 +29,7 @@ def problem(answer: httpx.Response, status: int, code: str | None = None) -> dic
 
 
 def require_declared(answer: httpx.Response) -> None:
-    """Raises AssertionError if it is a problem whose code its operation does not declare for its status."""
+    """Raises AssertionError if the operation does not declare the problem's code for this status."""
     if answer.headers.get("content-type") != "application/problem+json":
         return
     request, code = answer.request, answer.json()["code"]
@@ -42,7 +42,7 @@ def require_declared(answer: httpx.Response) -> None:
 
 @cache
 def _declared_codes() -> list[tuple[re.Pattern[str], dict[str, dict[str, set[str]]]]]:
-    """The codes of each operation by status, by method, by path; literal paths first."""
+    """The declared codes by path, method and status; literal paths first."""
     document = json.loads(DOCUMENT.read_text())
 
     def codes(answer: dict[str, Any]) -> set[str]:

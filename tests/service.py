@@ -1,4 +1,4 @@
-"""A control plane as users meet it: served over HTTP on loopback, on a database of its own."""
+"""A control plane served over HTTP on loopback, with its own database."""
 
 import threading
 import time
@@ -22,21 +22,21 @@ ADMIN_KEY = "an-admin-key-of-the-tests-0123456789"
 
 
 class Client(httpx.Client):
-    """An HTTP client with an admin key, and the calls that tests make most."""
+    """An HTTP client with an admin key and shorthands for frequent calls."""
 
     def __init__(self, url: str, key: str = ADMIN_KEY) -> None:
-        # The certificates of the world, which plain HTTP needs not, take 20 ms to read.
+        # Plain HTTP needs no CA certificates; reading them would take 20 ms.
         super().__init__(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=70, verify=False)
 
     def send(self, request: httpx.Request, *, stream: bool = False, **options: Any) -> httpx.Response:
-        """Send, and check that the OpenAPI document declares the code of an error for its operation."""
+        """Send; fail if the OpenAPI document does not declare the answer's error code for the operation."""
         answer = super().send(request, stream=stream, **options)
         if not stream:
             require_declared(answer)
         return answer
 
     def create(self, **fields: Any) -> dict[str, Any]:
-        """Create an instance of a small image; 201 is expected."""
+        """Create an instance of a small image; fail unless it answers 201."""
         answer = self.post("/v1/instances", json={"image": "mooring-test/busybox:1", **fields})
         assert answer.status_code == 201, answer.text
         return _object(answer)
@@ -47,7 +47,7 @@ class Client(httpx.Client):
         return _object(answer)
 
     def wait(self, instance_id: str, state: str, timeout_s: float = 30) -> dict[str, Any]:
-        """The instance once it is in this state."""
+        """Wait until the instance has this state, and return it."""
         answer = self.get(
             f"/v1/instances/{instance_id}/wait", params={"state": state, "timeout_s": timeout_s}
         )
@@ -69,7 +69,7 @@ def _object(answer: httpx.Response) -> dict[str, Any]:
 
 
 class RunningService:
-    """A service in a thread of this process, with its settings and its open database."""
+    """A service in a thread of this process, and its open database."""
 
     def __init__(self, plane: ControlPlane, service: Service, url: str) -> None:
         self.plane = plane
@@ -82,7 +82,7 @@ class RunningService:
 
 
 def settings_for(database_url: str, data_dir: Path, **more: Any) -> Settings:
-    """Quick timings, a free port, a known admin key."""
+    """Settings with short intervals, a free port and a known admin key."""
     return Settings(
         **{
             "database_url": database_url,
@@ -117,28 +117,29 @@ def running(settings: Settings, limits: ConnectionLimits | None = None) -> Itera
         thread.join(20)
         assert not thread.is_alive(), "the service did not end"
     try:
-        assert_world_is_true(plane, service)
+        assert_cache_matches_database(plane, service)
     finally:
         plane.database.dispose()
 
 
-def assert_world_is_true(plane: ControlPlane, service: Service) -> None:
-    """What is kept in memory of nodes is what their rows say: no writer forgot `control/revisions.py`.
-
-    Tests of the API end with it.
-    """
+def assert_cache_matches_database(plane: ControlPlane, service: Service) -> None:
+    """Every cached node equals its row: no writer forgot `control/revisions.py`. Checked after API tests."""
 
     def differ() -> bool:
         with plane.database.read() as session:
-            kept, there = service.scheduler_cache.nodes(session), node_views.read(session)
-        moment = time.time()
-        return [_lasting(node, moment) for node in kept] != [_lasting(node, moment) for node in there]
+            cached, stored = service.scheduler_cache.nodes(session), node_views.read(session)
+        timestamp = time.time()
+        return [_stable_fields(node, timestamp) for node in cached] != [
+            _stable_fields(node, timestamp) for node in stored
+        ]
 
-    # A service that still runs may change something between the two.
+    # A running service may change a row between the two reads.
     assert not (differ() and differ() and differ())
 
 
-def _lasting(node: NodeView, moment: float) -> NodeView:
-    """Without reservations that are over, which nothing tells of."""
-    gpus = (replace(gpu, holds=tuple(hold for hold in gpu.holds if hold.to_at > moment)) for gpu in node.gpus)
+def _stable_fields(node: NodeView, timestamp: float) -> NodeView:
+    """The node without reservations that are over: their end notifies nobody."""
+    gpus = (
+        replace(gpu, holds=tuple(hold for hold in gpu.holds if hold.to_at > timestamp)) for gpu in node.gpus
+    )
     return replace(node, gpus=tuple(gpus))

@@ -1,7 +1,6 @@
-"""A service that the tests of a module share, and a corner of it for each test.
+"""A service that the tests of a module share, and a `Sandbox` on it for each test.
 
-A service of its own costs a test half a second; a test that looks at nothing but its own node and instances
-needs none.
+Starting a service takes half a second. A test that reads only its own node and instances can share one.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,8 +13,8 @@ import pytest
 
 from mooring.schemas.agent import Assignment, ObservedInstance, SyncAnswer
 from tests.conftest import DATABASES
-from tests.nodes import WireNode, seen
-from tests.service import Client, RunningService, assert_world_is_true, running, settings_for
+from tests.nodes import WireNode, observed
+from tests.service import Client, RunningService, assert_cache_matches_database, running, settings_for
 from tests.testbed.postgres import PostgresCluster
 
 
@@ -26,7 +25,7 @@ def shared_service(
     migrated_template: Callable[[str], str],
 ) -> Iterator[RunningService]:
     folder = tmp_path_factory.mktemp("shared")
-    # Off: all clients here come from one address, and many are strangers on purpose.
+    # All clients come from one address, and many use invalid keys on purpose.
     with (
         copied(request, migrated_template(request.param), folder) as url,
         running(
@@ -44,7 +43,7 @@ def shared_service(
 
 @contextmanager
 def copied(request: pytest.FixtureRequest, template: str, folder: Path) -> Iterator[str]:
-    """The URL of a database of the kind that `request.param` names, copied from the template."""
+    """The URL of a copy of the template, a database of the kind `request.param`."""
     if request.param == "sqlite":
         (folder / "mooring.db").write_bytes(Path(template.removeprefix("sqlite:///")).read_bytes())
         yield f"sqlite:///{folder / 'mooring.db'}"
@@ -57,47 +56,47 @@ def copied(request: pytest.FixtureRequest, template: str, folder: Path) -> Itera
 
 @pytest.fixture(scope="module")
 def shared(shared_service: RunningService) -> Iterator[Client]:
-    """An admin's client of the shared service."""
+    """A client of the shared service with an admin key."""
     with shared_service.client as made:
         yield made
 
 
-class Corner:
-    """A node of eight H100 on which only this test's instances are placed, and what it last reported."""
+class Sandbox:
+    """A node with eight H100 that takes only this test's instances, and its reported instances."""
 
     _numbers = count(1)
 
     def __init__(self, service: RunningService, client: Client) -> None:
         self.service = service
         self.client = client
-        self.node = WireNode(client, f"corner-{next(self._numbers)}")
-        self.node.facts = self.node.facts.model_copy(update={"labels": {"corner": self.node.name}})
+        self.node = WireNode(client, f"sandbox-{next(self._numbers)}")
+        self.node.facts = self.node.facts.model_copy(update={"labels": {"sandbox": self.node.name}})
         self.node.sync()
         self.made: list[str] = []
         self.ran: list[ObservedInstance] = []
 
     def create(self, **fields: Any) -> dict[str, Any]:
-        made = self.client.create(node_selector={"corner": self.node.name}, **fields)
+        made = self.client.create(node_selector={"sandbox": self.node.name}, **fields)
         self.made.append(made["id"])
         return made
 
     def placed(self, **fields: Any) -> Assignment:
-        """A scheduled instance, as its node was told of it."""
+        """The assignment of a new scheduled instance."""
         made = self.create(**fields)
         self.client.wait(made["id"], "scheduled")
         return self.assignment(made["id"])
 
     def running(self, **fields: Any) -> Assignment:
-        """A running instance, and so are those that this gave before."""
+        """The assignment of a new running instance; the earlier ones keep running."""
         assignment = self.placed(**fields)
-        self.ran.append(seen(assignment, "running"))
+        self.ran.append(observed(assignment, "running"))
         self.node.sync(*self.ran)
         return assignment
 
     def assignment(self, instance_id: str) -> Assignment:
-        """What the node should have of this instance; the report that asks says nothing of instances."""
-        heard = self.node.sync(instances=None)
-        return next(item for item in heard.assignments if item.instance_id == instance_id)
+        """The node's assignment of this instance; the report for it does not list instances."""
+        answer = self.node.sync(instances=None)
+        return next(item for item in answer.assignments if item.instance_id == instance_id)
 
     def sync(self, *instances: ObservedInstance, **fields: Any) -> SyncAnswer:
         return self.node.sync(*instances, **fields)
@@ -110,11 +109,11 @@ class Corner:
 
 
 @pytest.fixture
-def corner(shared_service: RunningService, shared: Client) -> Iterator[Corner]:
-    # What earlier tests left in the queue without a selector would be placed here.
+def sandbox(shared_service: RunningService, shared: Client) -> Iterator[Sandbox]:
+    # Pending instances of earlier tests that have no selector would be placed on this node.
     for stray in shared.items("/v1/instances", state="pending", limit=200):
         shared.delete(f"/v1/instances/{stray['id']}")
-    made = Corner(shared_service, shared)
+    made = Sandbox(shared_service, shared)
     yield made
-    assert_world_is_true(shared_service.plane, shared_service.service)
+    assert_cache_matches_database(shared_service.plane, shared_service.service)
     made.close()

@@ -4,7 +4,7 @@ from pydantic import BaseModel
 
 from mooring.core.gpu import Sample
 from mooring.schemas import events, instances, nodes
-from tests.nodes import WireNode, seen
+from tests.nodes import WireNode, observed
 from tests.service import Client
 from tests.testbed.waiting import wait_until
 
@@ -28,7 +28,7 @@ def test_every_answer_is_what_its_model_says(client: Client, node: WireNode) -> 
         "index": 0,
         "sampled_at": "2026-11-21T08:00:00.000Z",
     }
-    node.sync(seen(assignment, "running", endpoints=[endpoint]), samples=[sample])
+    node.sync(observed(assignment, "running", endpoints=[endpoint]), samples=[sample])
 
     one = f"/v1/instances/{made['id']}"
     documented: dict[str, type[BaseModel]] = {
@@ -75,17 +75,17 @@ def test_lists_show_what_gets_show_at_every_step(client: Client, node: WireNode)
         ("running", {"endpoints": [endpoint], "image_digest": "sha256:1"}),
     ]
     for phase, fields in steps:
-        node.sync(seen(assignment, phase, **fields))
+        node.sync(observed(assignment, phase, **fields))
         agree()
     client.patch(one, json={"labels": {"a": "b"}, "max_duration_s": 3600, "name": "other"})
     agree()
     client.post(f"{one}/restart")
     agree()
     (second,) = node.sync().assignments
-    node.sync(seen(second, "running"))
+    node.sync(observed(second, "running"))
     client.post(f"{one}/stop")
     agree()
-    node.sync(seen(second, "exited", exit_code=137))
+    node.sync(observed(second, "exited", exit_code=137))
     agree()
     node.sync()
     agree()

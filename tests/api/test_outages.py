@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from mooring.db import migrate
-from tests.nodes import WireNode, seen
+from tests.nodes import WireNode, observed
 from tests.problems import problem
 from tests.service import Client, RunningService, running, settings_for
 from tests.testbed.fixtures import NewPostgresCluster
@@ -35,7 +35,7 @@ def test_a_database_that_dies_and_comes_back(
     before = client.create(gpus={"count": 1})
     client.wait(before["id"], "scheduled")
     (assignment,) = node.sync().assignments
-    node.sync(seen(assignment, "running"))
+    node.sync(observed(assignment, "running"))
     cluster.kill()
 
     for answer in (
@@ -47,7 +47,7 @@ def test_a_database_that_dies_and_comes_back(
         client.get("/v1/events"),
         client.get("/metrics"),
         client.get("/readyz"),
-        node.post_sync(seen(assignment, "running")),
+        node.post_sync(observed(assignment, "running")),
     ):
         document = problem(answer, 503, "database_unavailable")
         assert document["retryable"] is True
@@ -63,7 +63,7 @@ def test_a_database_that_dies_and_comes_back(
     after = client.post("/v1/instances", json={"image": "a"}, headers={"Idempotency-Key": "while-away"})
     assert after.status_code == 201
     client.wait(after.json()["id"], "scheduled")
-    node.sync(seen(assignment, "running"))
+    node.sync(observed(assignment, "running"))
 
 
 def test_a_restart_under_load_costs_503s_and_no_500(cluster: PostgresCluster, client: Client) -> None:

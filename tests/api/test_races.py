@@ -15,10 +15,10 @@ from mooring.core import ids
 from mooring.db.tables import Allocation, Instance, Node, Reservation
 from mooring.db.types import new_id, now
 from mooring.scheduler.model import GpuAllocation, Placement
-from tests.nodes import WireNode, seen
+from tests.concurrency import run_concurrently
+from tests.nodes import WireNode, observed
 from tests.service import Client, RunningService
 from tests.testbed.waiting import wait_until
-from tests.together import together
 
 pytestmark = pytest.mark.both_databases
 
@@ -30,7 +30,9 @@ def _holders(client: Client) -> list[str]:
 
 
 def test_of_64_that_cannot_wait_8_get_the_8_gpus(client: Client, node: WireNode) -> None:
-    answers = together(64, lambda _n: client.post("/v1/instances", json=BODY | {"on_capacity": "fail"}))
+    answers = run_concurrently(
+        64, lambda _n: client.post("/v1/instances", json=BODY | {"on_capacity": "fail"})
+    )
     assert Counter(answer.status_code for answer in answers) == {201: 8, 409: 56}
     won = sorted(answer.json()["id"] for answer in answers if answer.status_code == 201)
     assert sorted(_holders(client)) == won
@@ -42,7 +44,7 @@ def test_of_64_that_cannot_wait_8_get_the_8_gpus(client: Client, node: WireNode)
 
 
 def test_of_64_that_wait_8_are_placed(client: Client, node: WireNode) -> None:
-    made = together(64, lambda _n: client.post("/v1/instances", json=BODY))
+    made = run_concurrently(64, lambda _n: client.post("/v1/instances", json=BODY))
     assert {answer.status_code for answer in made} == {201}
 
     def settled() -> bool:
@@ -60,7 +62,7 @@ def test_verbs_and_reports_that_cross_leave_a_state_that_makes_sense(client: Cli
     made = client.create(gpus={"count": 1})
     client.wait(made["id"], "scheduled")
     (assignment,) = node.sync().assignments
-    running = seen(assignment, "running")
+    running = observed(assignment, "running")
     node.sync(running)
 
     def act(number: int) -> int:
@@ -69,7 +71,7 @@ def test_verbs_and_reports_that_cross_leave_a_state_that_makes_sense(client: Cli
         verb = ("stop", "restart", "start")[number % 3]
         return client.post(f"/v1/instances/{made['id']}/{verb}").status_code
 
-    assert set(together(13, act)) <= {200, 202, 409}
+    assert set(run_concurrently(13, act)) <= {200, 202, 409}
     events = client.items(f"/v1/instances/{made['id']}/events")
     versions = [event["data"]["version"] for event in events]
     assert versions == sorted(set(versions))

@@ -10,8 +10,8 @@ from sqlalchemy import text
 
 from mooring.server import Service, open_control_plane
 from tests.api.auth.test_credentials import make_key
-from tests.api.conftest import Corner
-from tests.nodes import WireNode, seen
+from tests.api.conftest import Sandbox
+from tests.nodes import WireNode, observed
 from tests.problems import problem
 from tests.service import Client, RunningService, running, settings_for
 
@@ -92,11 +92,11 @@ def _series(client: Client) -> dict[str, list[tuple[dict[str, str], float]]]:
     return found
 
 
-def test_figures_have_dcgm_exporters_names(corner: Corner) -> None:
-    uuid = corner.node.gpus[0].uuid
-    assignment = corner.running(gpus={"count": 8})
-    corner.sync(seen(assignment, "running"), samples=[{"uuid": uuid, **SAMPLE}])
-    series = _series(corner.client)
+def test_figures_have_dcgm_exporters_names(sandbox: Sandbox) -> None:
+    uuid = sandbox.node.gpus[0].uuid
+    assignment = sandbox.running(gpus={"count": 8})
+    sandbox.sync(observed(assignment, "running"), samples=[{"uuid": uuid, **SAMPLE}])
+    series = _series(sandbox.client)
     expected = {
         "DCGM_FI_DEV_GPU_UTIL": 97,
         "DCGM_FI_DEV_MEM_COPY_UTIL": 41,
@@ -112,7 +112,7 @@ def test_figures_have_dcgm_exporters_names(corner: Corner) -> None:
         "UUID": uuid,
         "gpu": "0",
         "modelName": "NVIDIA H100 80GB HBM3",
-        "Hostname": corner.node.name,
+        "Hostname": sandbox.node.name,
         "instance_id": assignment.instance_id,
         "project": "default",
     }
@@ -162,12 +162,12 @@ def test_figures_can_be_made_public(database_url: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["0.1", "1e5"])
-def test_samples_are_numbers_whatever_their_form(corner: Corner, value: str) -> None:
-    sample = {"uuid": corner.node.gpus[0].uuid, **SAMPLE, "power_w": float(value)}
-    corner.sync(samples=[sample])
+def test_samples_are_numbers_whatever_their_form(sandbox: Sandbox, value: str) -> None:
+    sample = {"uuid": sandbox.node.gpus[0].uuid, **SAMPLE, "power_w": float(value)}
+    sandbox.sync(samples=[sample])
     points = [
         v
-        for labels, v in _series(corner.client)["DCGM_FI_DEV_POWER_USAGE"]
+        for labels, v in _series(sandbox.client)["DCGM_FI_DEV_POWER_USAGE"]
         if labels["UUID"] == sample["uuid"]
     ]
     assert points == [float(value)]

@@ -32,9 +32,9 @@ from mooring.db.tables import (
 from mooring.db.types import now
 from mooring.loops import retention as loop
 from mooring.loops.retention import Retention, SteadyClock
-from tests.nodes import WireNode, join_token, seen
+from tests.nodes import WireNode, join_token, observed
 from tests.problems import problem
-from tests.retention import AS_SHIPPED, AT_ONCE, LIMITS, TrustedClock, purge
+from tests.retention import DEFAULTS, IMMEDIATE, LIMITS, TrustedClock, purge
 from tests.service import Client, RunningService
 
 pytestmark = pytest.mark.both_databases
@@ -60,7 +60,7 @@ def ran(client: Client, node: WireNode, **fields: Any) -> dict[str, Any]:
     made = client.create(**fields)
     client.wait(made["id"], "scheduled")
     (assignment,) = node.sync(instances=None).assignments
-    node.sync(seen(assignment, "running"))
+    node.sync(observed(assignment, "running"))
     client.delete(f"/v1/instances/{made['id']}")
     node.sync(instances=None)
     node.sync()
@@ -103,11 +103,11 @@ def test_what_lives_or_holds_a_gpu_is_never_purged(
     made = client.create(gpus={"count": 1})
     client.wait(made["id"], "scheduled")
     age(service, Instance, created_at=LONG_AGO, queued_at=LONG_AGO)
-    purge(service, AT_ONCE)
+    purge(service, IMMEDIATE)
     assert client.instance(made["id"])["state"] == "scheduled"
     # A bug elsewhere must not be hidden: the row stays for as long as its GPU is held.
     age(service, Instance, deleted_at=LONG_AGO)
-    purge(service, AT_ONCE)
+    purge(service, IMMEDIATE)
     assert count(service, Instance) == 1
     with service.plane.database.write() as session:
         session.execute(update(Instance).values(deleted_at=None))
@@ -132,7 +132,7 @@ def test_who_reads_from_before_purged_events_is_told_that_some_are_gone(
     client.delete(f"/v1/instances/{gone['id']}")
     later = client.create(gpus={"count": 64})
     theirs = [event["seq"] for event in client.items("/v1/events") if _instance_of(event) == gone["id"]]
-    purge(service, AT_ONCE)
+    purge(service, IMMEDIATE)
     left = client.items("/v1/events")
     assert {_instance_of(event) for event in left} == {kept["id"], later["id"]}
     told = problem(client.get("/v1/events", params={"after": theirs[-1] - 1}), 410, "events_expired")
@@ -172,7 +172,7 @@ def test_stored_bytes_are_counted_to_the_byte(service: RunningService, client: C
     with service.plane.database.read() as session:
         assert session.scalar(select(length)) == stored(service) > 6000  # ü takes six bytes in JSON
     client.delete(f"/v1/instances/{made['id']}")
-    purge(service, AT_ONCE)
+    purge(service, IMMEDIATE)
     assert stored(service) == 0
 
 
@@ -253,7 +253,7 @@ def test_a_deleted_project_goes_when_nothing_refers_to_it(
         session.add(ProjectUsage(project_id=unused, gpu_s=0.0, cpu_s=0.0, memory_mib_s=0.0, as_of=now()))
     for project in (used, unused):
         assert client.delete(f"/v1/projects/{project}").status_code == 204
-    purge(service, AT_ONCE)
+    purge(service, IMMEDIATE)
     with service.plane.database.read() as session:
         left = set(session.scalars(select(Project.id)))
         assert unused not in set(session.scalars(select(ProjectUsage.project_id)))
@@ -273,7 +273,7 @@ def test_a_running_command_keeps_its_key_whatever_the_setting(
         )
         session.add(Stream(id="str_x", node_id=node.id, request={}, created_at=now() - LONG_AGO))
     assert count(service, IdempotencyUsage) == 1
-    purge(service, AT_ONCE)
+    purge(service, IMMEDIATE)
     with service.plane.database.read() as session:
         assert session.scalars(select(IdempotencyKey.key)).all() == ["running"]
     assert (count(service, IdempotencyUsage), count(service, Stream)) == (0, 0)
@@ -333,7 +333,7 @@ def test_retention_heeds_the_clock(service: RunningService, client: Client) -> N
     client.delete(f"/v1/instances/{made['id']}")
     fake = Fake()
     fake.wall = now()
-    keeper = Retention(service.plane.database, AT_ONCE, LIMITS, fake.clock())
+    keeper = Retention(service.plane.database, IMMEDIATE, LIMITS, fake.clock())
     fake.wall += timedelta(days=3650)
     keeper.tick()  # its first look: three years after the last event
     assert count(service, Instance) == 1
@@ -363,7 +363,7 @@ class Numbers(Sweep):
 @pytest.fixture
 def swept(service: RunningService, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Numbers], None]]:
     def sweep(numbers: Numbers) -> None:
-        keeper = Retention(service.plane.database, AS_SHIPPED, LIMITS, TrustedClock())
+        keeper = Retention(service.plane.database, DEFAULTS, LIMITS, TrustedClock())
         monkeypatch.setattr(loop, "monotonic", lambda: numbers.clock)
         monkeypatch.setattr(keeper._stopping, "wait", lambda _timeout: False)
         try:
@@ -405,7 +405,7 @@ def test_one_kind_that_fails_keeps_no_other_from_being_purged(
     rest = retention.sweeps
     monkeypatch.setattr(retention, "sweeps", lambda kept, limits: [Broken(), *rest(kept, limits)])
     with pytest.raises(ExceptionGroup, match="not purged"):
-        purge(service, AT_ONCE)
+        purge(service, IMMEDIATE)
     assert count(service, Instance) == 0
 
 

@@ -18,7 +18,7 @@ from mooring.db.session import Database, Ending, at_end, normalized, notify
 from mooring.db.signals import Signals, Topic
 from mooring.db.tables import ApiKey, Project
 from mooring.db.types import new_id, now
-from tests.together import together
+from tests.concurrency import run_concurrently
 
 pytestmark = pytest.mark.both_databases
 
@@ -99,7 +99,7 @@ def test_writers_one_after_another_lose_nothing(database: Database) -> None:
                 row = session.scalars(select(Project).with_for_update()).one()
                 row.name = f"counter-{int(row.name.split('-')[1]) + 1}"
 
-    together(8, count)
+    run_concurrently(8, count)
     assert _names(database) == ["counter-40"]
 
 
@@ -175,7 +175,7 @@ def test_many_replicas_agree_on_who_they_are(database: Database) -> None:
             identity, key = bootstrap.ensure(session, None)
         return identity.control_plane_id, key
 
-    made = together(8, begin)
+    made = run_concurrently(8, begin)
     assert len({identity for identity, _key in made}) == 1
     assert sum(key is not None for _identity, key in made) == 1
     with database.read() as session:

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from mooring.core.access import Role
-from tests.nodes import join_token, seen
+from tests.nodes import join_token, observed
 from tests.service import Client
 from tests.tenancy.matrix import CALLERS
 from tests.tenancy.tenants import IMAGE, NOWHERE, World, expired_key, make_key, post, revoked_key
@@ -355,12 +355,12 @@ CALLS: Mapping[str, Make] = {
 @contextmanager
 def awaited_stream(world: World) -> Iterator[Call]:
     """The frames of an exec that somebody waits for, on the node that the test speaks for."""
-    made = world.a.member.create(name=_fresh("execs"), node_selector={"corner": "wire"})
+    made = world.a.member.create(name=_fresh("execs"), node_selector={"sandbox": "wire"})
     world.admin.wait(made["id"], "scheduled")
     assignment = next(
         item for item in world.wire.sync(instances=None).assignments if item.instance_id == made["id"]
     )
-    world.wire.sync(seen(assignment, "running"))
+    world.wire.sync(observed(assignment, "running"))
     path = f"/v1/instances/{made['id']}/exec"
     asking = threading.Thread(target=lambda: world.a.member.post(path, json={"command": ["id"]}))
     asking.start()

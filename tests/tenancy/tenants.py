@@ -13,7 +13,7 @@ from tests.service import Client, RunningService
 from tests.testbed.waiting import wait_until
 
 IMAGE = "mooring-test/busybox:1"
-NOWHERE = {"corner": "nowhere"}  # a selector that no node has: such an instance waits for ever
+NOWHERE = {"sandbox": "nowhere"}  # a selector that no node has: such an instance waits for ever
 
 
 def post(client: Client, path: str, **body: Any) -> dict[str, Any]:
@@ -81,9 +81,9 @@ class World:
         self.working = working
         self.a, self.b = Tenant(admin, "alpha"), Tenant(admin, "beta")
         self.wire = WireNode(admin, "wire")
-        self.wire.facts = self.wire.facts.model_copy(update={"labels": {"corner": "wire"}})
+        self.wire.facts = self.wire.facts.model_copy(update={"labels": {"sandbox": "wire"}})
         self.wire.sync()
-        selector = {"corner": "working"}
+        selector = {"sandbox": "working"}
         running = self.a.member.create(name="a-runs", node_selector=selector, gpus={"count": 1})
         self.running: str = running["id"]
         self.waiting = self.waiting_instance(name="a-waits", labels={"of": "alpha"})
@@ -103,7 +103,7 @@ class World:
 @contextmanager
 def world_of(service: RunningService, admin: Client, directory: Path) -> Iterator[World]:
     """The two tenants, for the length of the block."""
-    with simulated_node(admin, directory, "working", gpus=4, labels={"corner": "working"}) as working:
+    with simulated_node(admin, directory, "working", gpus=4, labels={"sandbox": "working"}) as working:
         made = World(service, admin, working)
         try:
             yield made

@@ -18,12 +18,12 @@ from mooring.api.routes import audit as audit_api
 from mooring.core.access import Access, Permission, Role
 from mooring.core.errors import Unauthorized
 from mooring.db.tables import AuditEntry
+from tests.concurrency import run_concurrently
 from tests.service import Client, RunningService
 from tests.tenancy.audit_logs import await_links, mooring, verified
 from tests.tenancy.calls import CALLS
 from tests.tenancy.matrix import MATRIX
 from tests.tenancy.tenants import IMAGE, NOWHERE, World, make_key, post
-from tests.together import together
 
 pytestmark = pytest.mark.both_databases
 
@@ -232,7 +232,7 @@ def test_the_chains_hold_under_many_writers(service: RunningService, client: Cli
                 for turn in range(4)
             )
 
-    assert sum(together(32, write)) == 32 * 4
+    assert sum(run_concurrently(32, write)) == 32 * 4
     await_links(service)
     report = verified(service)
     assert (report.rows, report.unlinked, report.problems) == (1 + 32 * 4, 0, [])

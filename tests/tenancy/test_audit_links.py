@@ -17,11 +17,11 @@ from mooring.db.signals import Signals
 from mooring.loops import audit_links as loop
 from mooring.loops.audit_links import AuditLinks, SearchStart, exported, last_exported
 from mooring.server import ControlPlane, open_control_plane
+from tests.concurrency import run_concurrently
 from tests.service import Client, RunningService, running, settings_for
 from tests.tenancy.audit_logs import await_links, mooring, verified, without_triggers
 from tests.tenancy.tenants import post
 from tests.testbed.waiting import wait_until
-from tests.together import together
 
 pytestmark = pytest.mark.both_databases
 
@@ -139,7 +139,7 @@ def test_linkers_of_many_replicas_give_each_row_one_place(database_url: str, tmp
 
     if planes[0].database.is_sqlite:
         planes, linkers = planes[:1], linkers[:1]
-    together(4, write_and_link)
+    run_concurrently(4, write_and_link)
     linkers[0].tick()
     with planes[0].database.read() as session:
         report = verification.verify(session, planes[0].audit_keys)

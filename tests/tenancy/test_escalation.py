@@ -6,11 +6,11 @@ import httpx
 import pytest
 
 from mooring.core.access import Role
+from tests.concurrency import run_concurrently
 from tests.problems import problem
 from tests.service import Client
 from tests.tenancy.tenants import IMAGE, NOWHERE, Tenant, World, make_key, post
 from tests.testbed.waiting import wait_until
-from tests.together import together
 
 SMUGGLED: dict[str, Any] = {
     "privileged": True,
@@ -254,7 +254,7 @@ def test_nobody_is_taken_in_who_is_being_deleted(world: World) -> None:
                 return world.admin.delete(f"/v1/users/{user}")
             return world.admin.put(member, json={"role": "member"})
 
-        deleted, taken_in = together(2, act)
+        deleted, taken_in = run_concurrently(2, act)
         assert (deleted.status_code, taken_in.status_code) in {(204, 200), (204, 404)}
         members = world.admin.items(f"/v1/projects/{world.b.id}/members", limit=200)
         assert user not in {item["user_id"] for item in members}
@@ -271,7 +271,7 @@ def test_of_many_at_once_one_is_given_a_name(
     world: World, path: str, field: str, value: str, code: str
 ) -> None:
     body = {"name": "raced", field: value}
-    answers = together(6, lambda _: world.admin.post(path, json=body))
+    answers = run_concurrently(6, lambda _: world.admin.post(path, json=body))
     refused = [answer for answer in answers if answer.status_code != 201]
     assert len(refused) == 5
     for answer in refused:
@@ -295,7 +295,7 @@ def test_nothing_new_survives_in_a_project_that_is_being_deleted(world: World, p
                 return world.admin.delete(f"/v1/projects/{project}")
             return world.admin.post(path, json=body)
 
-        deleted, made = together(2, act)
+        deleted, made = run_concurrently(2, act)
         outcome = (deleted.status_code, made.status_code)
         left = world.admin.items(path, project_id=project)
         if path == "/v1/instances":
@@ -307,11 +307,11 @@ def test_nothing_new_survives_in_a_project_that_is_being_deleted(world: World, p
 
 
 def test_an_instance_that_is_deleted_while_it_is_created_leaves_nothing(world: World) -> None:
-    selector = {"corner": "working"}
+    selector = {"sandbox": "working"}
     for _ in range(5):
         made = world.a.member.create(node_selector=selector, gpus={"count": 1})["id"]
         path = f"/v1/instances/{made}"
-        answers = together(4, lambda _number, path=path: world.a.member.delete(path))  # type: ignore[misc]
+        answers = run_concurrently(4, lambda _number, path=path: world.a.member.delete(path))  # type: ignore[misc]
         assert {answer.status_code for answer in answers} <= {202, 404}
         wait_until(lambda path=path: world.a.member.get(path).status_code == 404)  # type: ignore[misc]
     held = {gpu["instance_id"] for gpu in world.admin.items("/v1/gpus", node_id=world.working.id)}

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from mooring.core.access import Role
-from tests.nodes import WireNode, seen
+from tests.nodes import WireNode, observed
 from tests.problems import problem
 from tests.service import Client
 from tests.tenancy.tenants import IMAGE, NOWHERE, World, make_key, post
@@ -257,7 +257,7 @@ def _reads(world: World) -> list[str]:
 
 def _quarantine_a_gpu_of_a(world: World) -> None:
     """Processes of an instance of A are left on its GPU, and its program faults."""
-    made = world.a.member.create(name="alphas-last", node_selector={"corner": "wire"}, gpus={"count": 1})
+    made = world.a.member.create(name="alphas-last", node_selector={"sandbox": "wire"}, gpus={"count": 1})
     world.admin.wait(made["id"], "scheduled")
     heard = world.wire.sync(instances=None)
     assignment = next(each for each in heard.assignments if each.instance_id == made["id"])
@@ -266,7 +266,7 @@ def _quarantine_a_gpu_of_a(world: World) -> None:
     assert uuid == world.wire.gpus[0].uuid
     told = {"uuid": uuid, "message": "processes are still on it: 47114711 (/home/alphas-program)"}
     world.wire.sync(
-        seen(assignment, "exited", exit_code=0),
+        observed(assignment, "exited", exit_code=0),
         samples=[{"uuid": uuid, "index": 0, "sampled_at": "2026-11-22T08:00:00Z"}],
         incidents=[{**told, "id": "left", "code": "gpu_not_released"}],
         faults=[{**told, "id": "fault", "code": "xid_31", "count": 47114711}],
@@ -297,7 +297,7 @@ def test_no_answer_holds_a_trace_of_another_tenant(world: World) -> None:
     dry_run = world.b.owner.post("/v1/instances?dry_run=true", json={"image": IMAGE, "gpus": {"count": 4}})
     refused = world.b.owner.post(
         "/v1/instances", json={"image": IMAGE, "gpus": {"count": 4, "model": "H100"}, "on_capacity": "fail",
-                               "node_selector": {"corner": "working"}}
+                               "node_selector": {"sandbox": "working"}}
     )  # fmt: skip
     assert (dry_run.status_code, refused.status_code) == (200, 409)
     assert [trace for trace in gone if trace in dry_run.text + refused.text] == []

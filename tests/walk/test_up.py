@@ -334,7 +334,7 @@ def test_doctor_says_what_is_wrong(docker_nodes: Callable[[int], list[DockerNode
     fine = mooring("doctor", PATH=node.environment["PATH"], **outside)
     assert fine.returncode == 0, fine.stdout
     assert re.search(r"^(ok|warn) +network isolation", fine.stdout, re.MULTILINE)
-    assert re.search(r"^warn +docker +runc .* has known ways out", fine.stdout, re.MULTILINE)
+    assert re.search(r"^warn +docker +runc .* has known container escapes", fine.stdout, re.MULTILINE)
     cards = NvmlStandin(tmp_path, "gpus 2")
     library = {name: cards.environment[name] for name in ("LD_LIBRARY_PATH", "NVIDIA_NVML_STANDIN")}
     broken = mooring("doctor", **NO_DOCKER, **library)

@@ -66,5 +66,5 @@ def _inventory(reading: GpuReading) -> NvmlInventory | NodeFault | None:
 def _print(check: Check) -> None:
     mark, colour = _MARKS[check.ok]
     typer.echo(f"{typer.style(mark, fg=colour)}  {check.name:<26} {check.detail}")
-    if check.mend and check.ok is not True:
-        typer.echo(f"      -> {check.mend}")
+    if check.remedy and check.ok is not True:
+        typer.echo(f"      -> {check.remedy}")

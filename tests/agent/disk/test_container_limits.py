@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mooring.agent.disk.container_limits import MOST_VOLUMES, file_size_limits, storage_options, volume_masks
+from mooring.agent.disk.container_limits import MAX_VOLUMES, file_size_limits, storage_options, volume_masks
 from mooring.agent.disk.storage import DiskPolicy, Space
 from mooring.agent.docker.create import Abilities, ContainerLimits, Image, container_config, spec_hash
 from mooring.agent.images.policy import PullLimits
@@ -56,9 +56,9 @@ def test_a_volume_that_cannot_be_masked_is_refused(volume: str) -> None:
 
 
 def test_the_number_of_volumes_is_limited() -> None:
-    assert len(masks(*(f"/v{number}" for number in range(MOST_VOLUMES)))) == MOST_VOLUMES
-    with pytest.raises(StartRefused, match="16 are the most"):
-        masks(*(f"/v{number}" for number in range(MOST_VOLUMES + 1)))
+    assert len(masks(*(f"/v{number}" for number in range(MAX_VOLUMES)))) == MAX_VOLUMES
+    with pytest.raises(StartRefused, match="the limit is 16"):
+        masks(*(f"/v{number}" for number in range(MAX_VOLUMES + 1)))
 
 
 def test_what_is_mounted_there_already_is_not_masked() -> None:
@@ -148,9 +148,9 @@ class TestImageUsage:
         saved: list[bytes] = []
         now = [100.0]
         first = ImageUsage(save=saved.append, clock=lambda: now[0])
-        first.pulled("sha256:1", "docker.io/a")
+        first.add("sha256:1", "docker.io/a")
         now[0] += 700
-        first.observed({"sha256:1"}, ())
+        first.sync({"sha256:1"}, ())
         now[0] = 5.0  # of another boot
         second = ImageUsage(saved[-1], clock=lambda: now[0])
         now[0] += 50
@@ -158,13 +158,13 @@ class TestImageUsage:
 
     def test_what_was_not_pulled_or_has_another_name_is_nobodys_to_remove(self) -> None:
         known = ImageUsage()
-        known.pulled("sha256:1", "docker.io/a")
+        known.add("sha256:1", "docker.io/a")
         assert known.unused_s("sha256:2", ["docker.io/a"]) is None
         assert known.unused_s("sha256:1", ["docker.io/a", "docker.io/mine"]) is None
 
     def test_nobody_uses_what_is_being_removed(self) -> None:
         known = ImageUsage()
-        known.pulled("sha256:1", "docker.io/a")
+        known.add("sha256:1", "docker.io/a")
         assert known.begin_removal("sha256:1", 0)
         assert not known.use("sha256:1")
         known.end_removal("sha256:1")
@@ -173,7 +173,7 @@ class TestImageUsage:
     def test_nothing_is_removed_that_was_used_a_moment_ago(self) -> None:
         now = [0.0]
         known = ImageUsage(clock=lambda: now[0])
-        known.pulled("sha256:1", "docker.io/a")
+        known.add("sha256:1", "docker.io/a")
         now[0] = 1000
         known.use("sha256:1")
         assert not known.begin_removal("sha256:1", 600)
@@ -188,4 +188,4 @@ class TestImageUsage:
         def full(_content: bytes) -> None:
             raise OSError("no space left on device")
 
-        ImageUsage(save=full).pulled("sha256:1", "docker.io/a")
+        ImageUsage(save=full).add("sha256:1", "docker.io/a")

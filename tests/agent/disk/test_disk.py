@@ -244,7 +244,7 @@ class TestCollection:
         self, node: DockerNode, pulled: ImageUsage, registry: Registry, clock: "Clock"
     ) -> Iterator[Callable[[str], str]]:
         """Pulls an image as Mooring does, leaves no container of it, and lets an hour pass."""
-        with closing(runtime_on(node, disk=DiskSettings(pulled=pulled, collector=KEEPS_ALL))) as runtime:
+        with closing(runtime_on(node, disk=DiskSettings(usage=pulled, collector=KEEPS_ALL))) as runtime:
 
             def pull(name: str) -> str:
                 image = registry.add_image(f"collect/{name}", extra_layers=1)

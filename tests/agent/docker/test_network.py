@@ -66,7 +66,7 @@ def test_a_project_meets_by_name_and_another_project_is_out_of_reach(
     wait_until(lambda: reached(runtime, mine, *friends) == friends)
     # Docker keeps the networks apart by itself; by way of the node it lets them meet.
     assert reached(runtime, mine, *strangers, *published, *friends) == published | friends
-    firewall_of(node).stand([bridge_name(project, CONTROL_PLANE) for project in ("proj-1", "proj-2")])
+    firewall_of(node).ensure_rules([bridge_name(project, CONTROL_PLANE) for project in ("proj-1", "proj-2")])
     assert reached(runtime, mine, *strangers, *published, *friends) == friends
     # It is published: everybody outside reaches it, containers on other machines too.
     assert answers(lambda *argv: list(argv), f"{node.address}:{port}")

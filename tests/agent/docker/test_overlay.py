@@ -160,9 +160,9 @@ def test_the_doctor_tells_the_swarm_and_what_it_costs(
     assert (on_manager["swarm"].ok, "manager" in on_manager["swarm"].detail) == (True, True)
     assert (on_worker["swarm"].ok, "worker" in on_worker["swarm"].detail) == (True, True)
     # Docker takes part in a swarm only without live-restore: to turn it on is no advice.
-    assert (on_worker["live-restore"].ok, "swarm" in on_worker["live-restore"].mend) == (None, True)
+    assert (on_worker["live-restore"].ok, "swarm" in on_worker["live-restore"].remedy) == (None, True)
     unread = told(runtimes[1].info() | {"DockerRootDir": str(tmp_path)})["swarm"]
-    assert (unread.ok, "swarm-node.crt" in unread.mend) == (None, True)
+    assert (unread.ok, "swarm-node.crt" in unread.remedy) == (None, True)
 
 
 # --- members among themselves

@@ -100,7 +100,7 @@ def test_the_daemon_does_not_reach_metadata_and_others_do(
     with metadata_service(node, requests) as port:
         pull_from(runtime, port)
         before = requests.read_text()
-        DaemonGuard(firewall, namespace_of(node)).stand()
+        DaemonGuard(firewall, namespace_of(node)).ensure_rules()
         pull_from(runtime, port)
         assert requests.read_text() == before
         subprocess.run(node.inside(sys.executable, "-c", CONNECT, str(port)), check=True)
@@ -111,13 +111,13 @@ def test_lost_rules_come_back_and_standing_ones_are_left_alone(
     node: DockerNode, firewall: Firewall, group: str
 ) -> None:
     guard = DaemonGuard(firewall, namespace_of(node), every_s=0)
-    guard.stand()
+    guard.ensure_rules()
     made = rules_of(node)
     assert f"-A OUTPUT -j {CHAIN}" in made
     subprocess.run(node.inside(program("iptables"), "-w", "-F", CHAIN), check=True)
-    guard.stand()
+    guard.ensure_rules()
     assert rules_of(node) == made
-    guard.stand()
+    guard.ensure_rules()
     assert rules_of(node) == made
 
 
@@ -125,11 +125,11 @@ def test_a_daemon_without_a_group_of_its_own_is_said_once(
     node: DockerNode, firewall: Firewall, caplog: pytest.LogCaptureFixture
 ) -> None:
     guard = DaemonGuard(firewall, namespace_of(node), every_s=0)
-    guard.stand()
-    guard.stand()
+    guard.ensure_rules()
+    guard.ensure_rules()
     assert [record.message for record in caplog.records if "cloud metadata" in record.message] == [
-        "the Docker daemon of this node reaches cloud metadata: it was not found in a control group of its "
-        "own (cgroup v2, seen from the agent)"
+        "the Docker daemon of this node can reach cloud metadata: found no daemon with a control group of "
+        "its own (cgroup v2, as the agent sees it)"
     ]
     assert not rules_of(node)
 
@@ -163,5 +163,5 @@ def test_what_cannot_be_made_is_no_error(tmp_path: Path, caplog: pytest.LogCaptu
     firewall = Firewall(program_path=str(tmp_path))
     with pytest.raises(FirewallUnavailable):
         firewall.listing(4, ())
-    DaemonGuard(firewall).stand()
+    DaemonGuard(firewall).ensure_rules()
     assert "cloud metadata" in caplog.text

@@ -138,7 +138,7 @@ def test_metadata_management_and_the_node_itself_are_out_of_reach(
     firewall = firewall_of(node, f"{neighbour.address}/32")
     with listening(node.inside):
         assert reached(runtime, container, *targets) == targets
-        firewall.stand([bridge])
+        firewall.ensure_rules([bridge])
         assert firewall.check()
         assert reached(runtime, container, *targets) == set()
         # Users reach what it publishes, those on the management network and on the node itself too.
@@ -161,12 +161,12 @@ def test_metadata_management_and_the_node_itself_are_out_of_reach(
 )
 def test_rules_come_back(node: DockerNode, undoing: list[list[str]]) -> None:
     firewall = firewall_of(node)
-    firewall.stand([])
+    firewall.ensure_rules([])
     before = iptables(node, "-S")
     for arguments in undoing:
         iptables(node, *arguments)
     assert iptables(node, "-S") != before
-    firewall.stand([])
+    firewall.ensure_rules([])
     assert firewall.check()
     after = iptables(node, "-S")
     for ours in ("MOORING-FORWARD", "MOORING-INPUT"):
@@ -185,10 +185,10 @@ def test_standing_rules_are_looked_at_and_left_alone(
     node: DockerNode, caplog: pytest.LogCaptureFixture
 ) -> None:
     firewall = firewall_of(node)
-    firewall.stand([])
+    firewall.ensure_rules([])
     caplog.clear()
     with caplog.at_level("INFO"):
-        firewall.stand([])
+        firewall.ensure_rules([])
     assert caplog.messages == []
 
 
@@ -228,16 +228,16 @@ def test_with_best_effort_it_starts_and_the_log_says_so_once(
 
 
 def test_a_bridge_that_dockers_rules_do_not_name_is_not_covered(node: DockerNode) -> None:
-    with pytest.raises(FirewallUnavailable, match="same network namespace"):
-        firewall_of(node).stand(["mr-nowhere"])
+    with pytest.raises(FirewallUnavailable, match="in Docker's network namespace"):
+        firewall_of(node).ensure_rules(["mr-nowhere"])
 
 
 def test_what_is_missing_is_said(node: DockerNode, tmp_path: Path) -> None:
     with pytest.raises(FirewallUnavailable, match="install the package iptables"):
-        Firewall(program_path=str(tmp_path)).stand([])
+        Firewall(program_path=str(tmp_path)).ensure_rules([])
     nobody = [*node.inside(), program("setpriv"), "--reuid=65534", "--regid=65534", "--clear-groups"]
     with pytest.raises(FirewallUnavailable, match="run the agent as root"):
-        Firewall(enter=nobody).stand([])
+        Firewall(enter=nobody).ensure_rules([])
 
 
 def test_projects_are_kept_apart_even_without_dockers_own_rule(
@@ -252,7 +252,7 @@ def test_projects_are_kept_apart_even_without_dockers_own_rule(
     iptables(node, "-D", *jump)
     try:
         assert reached(runtime, mine, address) == {address}
-        firewall_of(node).stand([])
+        firewall_of(node).ensure_rules([])
         assert reached(runtime, mine, address) == set()
     finally:
         iptables(node, "-I", jump[0], "2", *jump[1:])

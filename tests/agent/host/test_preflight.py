@@ -144,7 +144,7 @@ def test_what_isolation_lacks_is_said_either_way(required: bool, ok: bool | None
         raise FirewallUnavailable("iptables was not found: install the package iptables")
 
     found = isolation(cannot, required=required)
-    assert (found.ok, "install the package iptables" in found.mend) == (ok, True)
+    assert (found.ok, "install the package iptables" in found.remedy) == (ok, True)
     assert isolation(lambda: True, required=required).ok
     assert isolation(lambda: False, required=required).ok
 
@@ -163,7 +163,7 @@ def test_what_works_and_is_not_as_it_should_be_is_a_warning(change: dict[str, An
         check.name: check for check in checks(lambda: GOOD_INFO | change, disk, SAFE, NVML, environment={})
     }
     assert found[name].ok is None
-    assert found[name].mend
+    assert found[name].remedy
     assert any(line.startswith(name) for line in warnings(list(found.values())))
 
 
@@ -176,16 +176,16 @@ def test_what_works_and_is_not_as_it_should_be_is_a_warning(change: dict[str, An
             None,
             "cannot be limited (pquota)",
         ),
-        ({"space": None}, "disk", None, "cannot be seen"),
+        ({"space": None}, "disk", None, "cannot see /var/lib/docker"),
         ({"space": Space(100_000, 19_000), "low_mib": 5_000}, "disk", None, "too little for CUDA images"),
-        ({"space": Space(100_000, 4_000), "low_mib": 5_000}, "disk", False, "under pressure"),
+        ({"space": Space(100_000, 4_000), "low_mib": 5_000}, "disk", False, "disk pressure"),
     ],
 )
 def test_what_the_disk_lacks_is_said(change: dict[str, Any], name: str, ok: bool | None, words: str) -> None:
     found = {check.name: check for check in disk_checks(disk(**change))}
     assert found[name].ok is ok
     assert words in found[name].detail
-    assert found[name].mend
+    assert found[name].remedy
     assert [check.ok for other, check in found.items() if other != name] == [True]
 
 

@@ -63,4 +63,4 @@ def test_the_size_of_an_images_configuration_is_limited(config: Any, said: str) 
 def test_a_message_names_a_few_of_many() -> None:
     message = why_not({"Labels": {f"mooring.{'x' * 1000}{number}": "" for number in range(400)}})
     assert message is not None and len(message) < 1000
-    assert policy.MOST_LABELS > 400
+    assert policy.MAX_LABELS > 400

@@ -23,13 +23,13 @@ def private(state: StateDirectory) -> PrivateImages:
 
 def pulled(private: PrivateImages, source: str, *names: str, was_there: bool = False) -> None:
     """With credentials, from the first thought to the end."""
-    private.expect(source.rpartition("@")[0])
-    private.pulled(X, [source, *names], source, was_there=was_there, credentials=True)
+    private.add_repository(source.rpartition("@")[0])
+    private.add(X, [source, *names], source, was_there=was_there, credentials=True)
 
 
 def test_an_image_that_nobody_needed_credentials_for_is_free(private: PrivateImages) -> None:
     assert private.sources(X, [A]) == ()
-    private.pulled(X, [A], A, was_there=False, credentials=False)
+    private.add(X, [A], A, was_there=False, credentials=False)
     assert private.sources(X, [A]) == ()
 
 
@@ -43,15 +43,15 @@ def test_where_it_came_from_is_asked_and_no_agent_forgets_it(
 
 
 def test_a_pull_that_nobody_saw_the_end_of(private: PrivateImages) -> None:
-    private.expect("r.example/a/x")
+    private.add_repository("r.example/a/x")
     assert private.sources(X, [A, "r.example/b@sha256:1"]) == (A,)
 
 
 @pytest.mark.parametrize("credentials", [True, False])
 def test_who_names_it_later_is_no_source(private: PrivateImages, *, credentials: bool) -> None:
     pulled(private, A)
-    private.expect("evil.example/x")
-    private.pulled(X, [A, EVIL], EVIL, was_there=True, credentials=credentials)
+    private.add_repository("evil.example/x")
+    private.add(X, [A, EVIL], EVIL, was_there=True, credentials=credentials)
     assert private.sources(X, [A, EVIL]) == (A,)
 
 
@@ -59,9 +59,9 @@ def test_who_names_it_later_is_no_source(private: PrivateImages, *, credentials:
 def test_nor_who_names_it_before_the_first_pull_has_been_seen_to_end(
     private: PrivateImages, *, credentials: bool
 ) -> None:
-    private.expect("r.example/a/x")
-    private.expect("evil.example/x")
-    private.pulled(X, [A, EVIL], EVIL, was_there=False, credentials=credentials)
+    private.add_repository("r.example/a/x")
+    private.add_repository("evil.example/x")
+    private.add(X, [A, EVIL], EVIL, was_there=False, credentials=credentials)
     assert private.sources(X, [A, EVIL]) == (A,)
     pulled(private, A, EVIL)
     assert private.sources(X, [A, EVIL]) == (A,)
@@ -74,7 +74,7 @@ def test_what_was_there_for_all_stays_free(private: PrivateImages) -> None:
 
 def test_a_source_that_gives_it_to_anybody_makes_it_free(private: PrivateImages) -> None:
     pulled(private, A)
-    private.pulled(X, [A], A, was_there=True, credentials=False)
+    private.add(X, [A], A, was_there=True, credentials=False)
     assert private.sources(X, [A]) == ()
     pulled(private, A, was_there=True)
     assert private.sources(X, [A]) == ()

@@ -4,7 +4,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from mooring.agent.images.pull_pace import Deadline, LayerStates, PullBoard, PullTimeouts
+from mooring.agent.images.pull_pace import Deadline, LayerStates, PullTimeouts, RunningPulls
 from mooring.agent.runtime import StartDelayed, StartRefused
 
 MIB = 2**20
@@ -15,24 +15,24 @@ def states(**layers: str | tuple[str, int]) -> LayerStates:
     made = LayerStates()
     for layer, state in layers.items():
         status, current = (state, 0) if isinstance(state, str) else state
-        made.note(layer, "Pulling fs layer", {})
-        made.note(layer, status, {"current": current, "total": 100 * MIB})
+        made.update(layer, "Pulling fs layer", {})
+        made.update(layer, status, {"current": current, "total": 100 * MIB})
     return made
 
 
 def test_a_pull_ends_that_makes_no_progress() -> None:
     deadline, layers = Deadline(PullTimeouts(10, 100), 0), states(a=("Downloading", 0))
-    assert deadline.passed(layers, 9.9) is None
-    assert "less than 1 MiB" in str(deadline.passed(layers, 10))
+    assert deadline.exceeded(layers, 9.9) is None
+    assert "less than 1 MiB" in str(deadline.exceeded(layers, 10))
 
 
 def test_a_trickle_is_no_progress() -> None:
     deadline, layers = Deadline(PullTimeouts(10, 1000), 0), states(a=("Downloading", 0))
     for now in range(1, 10):
-        layers.note("a", "Downloading", {"current": now * 1000})
-        assert deadline.passed(layers, now) is None
-    layers.note("a", "Downloading", {"current": 10_000})
-    assert deadline.passed(layers, 10) is not None
+        layers.update("a", "Downloading", {"current": now * 1000})
+        assert deadline.exceeded(layers, now) is None
+    layers.update("a", "Downloading", {"current": 10_000})
+    assert deadline.exceeded(layers, 10) is not None
 
 
 def test_bytes_finished_layers_and_unpacking_are_progress() -> None:
@@ -47,26 +47,26 @@ def test_bytes_finished_layers_and_unpacking_are_progress() -> None:
         ("b", "Downloading", {"current": MIB}),
     ]
     for number, step in enumerate(steps, 1):
-        layers.note(*step)
-        assert deadline.passed(layers, 9.0 * number) is None, step
-    assert deadline.passed(layers, 9.0 * len(steps) + 10) is not None
+        layers.update(*step)
+        assert deadline.exceeded(layers, 9.0 * number) is None, step
+    assert deadline.exceeded(layers, 9.0 * len(steps) + 10) is not None
 
 
 def test_a_pull_ends_that_takes_too_long_altogether() -> None:
     deadline, layers = Deadline(PullTimeouts(10, 20), 0), states(a=("Downloading", 0))
     for now in range(1, 20):
-        layers.note("a", "Downloading", {"current": now * MIB})
-        assert deadline.passed(layers, now) is None
-    layers.note("a", "Downloading", {"current": 20 * MIB})
-    assert "not complete after 20 s" in str(deadline.passed(layers, 20))
+        layers.update("a", "Downloading", {"current": now * MIB})
+        assert deadline.exceeded(layers, now) is None
+    layers.update("a", "Downloading", {"current": 20 * MIB})
+    assert "not complete after 20 s" in str(deadline.exceeded(layers, 20))
 
 
 def test_waiting_for_others_is_forgiven_for_longer() -> None:
     deadline, layers = Deadline(PullTimeouts(10, 1000), 0), states(a="Waiting", b="Download complete")
     layers.steps = 0
     assert layers.starved
-    assert deadline.passed(layers, 49.9) is None
-    assert deadline.passed(layers, 50) is not None
+    assert deadline.exceeded(layers, 49.9) is None
+    assert deadline.exceeded(layers, 50) is not None
 
 
 @pytest.mark.parametrize(
@@ -78,23 +78,23 @@ def test_who_works_on_a_layer_does_not_starve(status: str) -> None:
 
 def test_the_lines_about_the_whole_image_are_of_no_layer() -> None:
     layers = states(a="Pull complete")
-    layers.note("1", "Pulling from a/b", {})
-    layers.note("None", "Digest: sha256:1", {})
+    layers.update("1", "Pulling from a/b", {})
+    layers.update("None", "Digest: sha256:1", {})
     assert layers.left == []
 
 
 def gives_way(layers: LayerStates, among: dict[str, LayerStates], within_s: int) -> bool:
     """Whether a pull of `attacker` is broken off in that time, while all stand where they stand."""
-    board = PullBoard(PullTimeouts(1000, 1000))
+    running_pulls = RunningPulls(PullTimeouts(1000, 1000))
     with ExitStack() as running:
-        others = {name: running.enter_context(board.joined(name)) for name in among}
-        puller = running.enter_context(board.joined("attacker"))
+        others = {name: running.enter_context(running_pulls.add(name)) for name in among}
+        puller = running.enter_context(running_pulls.add("attacker"))
         for second in range(within_s + 1):
             now = puller.deadline._began + second
             for name, standing in among.items():
-                board.check(others[name], standing, name, now)
+                running_pulls.check(others[name], standing, name, now)
             try:
-                board.check(puller, layers, "x", now)
+                running_pulls.check(puller, layers, "x", now)
             except StartDelayed as delay:
                 assert delay.reason.code == "pulling_image"
                 return True
@@ -117,35 +117,35 @@ def test_a_pull_gives_way_to_none_of_its_own_project_and_to_none_that_moves() ->
 
 
 def test_a_fast_pull_does_not_give_way() -> None:
-    board = PullBoard(PullTimeouts(1000, 1000))
+    running_pulls = RunningPulls(PullTimeouts(1000, 1000))
     fast, starving = states(a=SLOW), states(x=WAITING)
-    with board.joined("other") as waits, board.joined("fast") as runs:
+    with running_pulls.add("other") as waits, running_pulls.add("fast") as runs:
         for second in range(100):
             now = runs.deadline._began + second
-            fast.note("a", "Downloading", {"current": second * 2 * MIB})
-            board.check(waits, starving, "x", now)
-            board.check(runs, fast, "a", now)
+            fast.update("a", "Downloading", {"current": second * 2 * MIB})
+            running_pulls.check(waits, starving, "x", now)
+            running_pulls.check(runs, fast, "a", now)
 
 
 def test_a_pull_that_waits_is_spared_while_one_that_holds_layers_can_go() -> None:
     starving, slow = states(x=WAITING), states(a=SLOW)
-    board = PullBoard(PullTimeouts(1000, 1000))
+    running_pulls = RunningPulls(PullTimeouts(1000, 1000))
     with (
-        board.joined("first") as first,
-        board.joined("second") as second,
-        board.joined("third") as third,
+        running_pulls.add("first") as first,
+        running_pulls.add("second") as second,
+        running_pulls.add("third") as third,
         pytest.raises(StartDelayed, match="pulling the slow one"),
     ):
         for passed in range(100):
             now = third.deadline._began + passed  # the last to join
-            board.check(first, starving, "1", now)
-            board.check(third, starving, "3", now)
-            board.check(second, slow, "the slow one", now)
+            running_pulls.check(first, starving, "1", now)
+            running_pulls.check(third, starving, "3", now)
+            running_pulls.check(second, slow, "the slow one", now)
 
 
 def test_what_never_ends_is_refused() -> None:
-    board = PullBoard(PullTimeouts(5, 1000))
-    with board.joined("a") as puller, pytest.raises(StartRefused) as caught:
+    running_pulls = RunningPulls(PullTimeouts(5, 1000))
+    with running_pulls.add("a") as puller, pytest.raises(StartRefused) as caught:
         for passed in range(10):
-            board.check(puller, states(a=SLOW), "r.example.com/x:1", puller.deadline._began + passed)
+            running_pulls.check(puller, states(a=SLOW), "r.example.com/x:1", puller.deadline._began + passed)
     assert caught.value.reason.code == "image_pull_timeout"

@@ -36,7 +36,7 @@ def test_what_a_registry_gave_without_credentials_stays_free() -> None:
 
 
 def test_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulled_images, "_MOST", 2)
+    monkeypatch.setattr(pulled_images, "_MAX_REFERENCES", 2)
     pulled = PulledImages()
     for number in range(3):
         pulled.add(f"r/{number}@sha256:1", "sha256:image", private=False)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mooring.agent.docker.runtime import DockerRuntime
-from mooring.agent.images.registry_check import RegistryCheck, Resolve, TooLong, challenges, resolve
+from mooring.agent.images.registry_check import HeadersTooLong, RegistryCheck, Resolve, challenges, resolve
 from mooring.agent.runtime import StartRefused
 from mooring.core.instance.state import Reason
 from mooring.core.registry_hosts import Address
@@ -226,7 +226,7 @@ def test_a_registry_that_says_nothing_is_not_waited_for(certificate: Path) -> No
 
 def test_headers_without_an_end_are_cut_off(certificate: Path) -> None:
     chunks = [b"HTTP/1.1 401 No\r\n", *[b"X: " + b"x" * 1021 + b"\r\n"] * 4096]
-    with answering(certificate, chunks) as port, pytest.raises(TooLong):
+    with answering(certificate, chunks) as port, pytest.raises(HeadersTooLong):
         asked(port)
 
 

@@ -1,4 +1,4 @@
-"""Who reaches what: keys of users and credentials of nodes."""
+"""Which paths API keys and node credentials can call."""
 
 import threading
 from datetime import timedelta
@@ -12,7 +12,7 @@ from mooring.api.auth.credentials import CACHED_S
 from mooring.core import credentials, ids
 from mooring.db.tables import ApiKey
 from mooring.db.types import new_id, now
-from tests.api.conftest import Corner
+from tests.api.conftest import Sandbox
 from tests.nodes import WireNode
 from tests.problems import problem
 from tests.service import ADMIN_KEY, Client, RunningService
@@ -20,7 +20,7 @@ from tests.testbed.waiting import wait_until
 
 
 def make_key(service: RunningService, *scopes: str, **fields: object) -> str:
-    """A key made behind the API's back; one without an admin's scope is of the default project."""
+    """A key written directly to the database; without an admin scope it belongs to the default project."""
     secret = f"mk_{token_urlsafe(32)}"
     of_project = not {"admin", "metrics:read"} & set(scopes)
     with service.plane.database.write() as session:
@@ -41,49 +41,49 @@ def make_key(service: RunningService, *scopes: str, **fields: object) -> str:
     return secret
 
 
-def test_a_nodes_credential_reaches_no_user_path_and_a_users_key_no_agent_path(corner: Corner) -> None:
-    document = corner.client.get("/openapi.json").json()
+def test_node_credentials_and_api_keys_cannot_call_each_others_paths(sandbox: Sandbox) -> None:
+    document = sandbox.client.get("/openapi.json").json()
     for path, operations in document["paths"].items():
         for method in operations:
             plain = path.replace("{", "").replace("}", "")
             if path.startswith("/v1") or path == "/metrics":
-                answer = corner.node.http.request(method, plain, json=None if method == "get" else {})
+                answer = sandbox.node.http.request(method, plain, json=None if method == "get" else {})
                 problem(answer, 401, "unauthorized")
             elif path in {"/agent/v1/session", "/agent/v1/streams/{stream_id}"}:
-                problem(corner.client.request(method, plain), 401, "unauthorized")
-    sync = corner.node.post_sync().request
-    as_user = corner.client.post(
+                problem(sandbox.client.request(method, plain), 401, "unauthorized")
+    sync = sandbox.node.post_sync().request
+    as_user = sandbox.client.post(
         "/agent/v1/sync", content=sync.content, headers={"Content-Type": "application/json"}
     )
     problem(as_user, 401, "unauthorized")
 
 
-def test_a_node_brings_only_its_own_streams(corner: Corner) -> None:
-    problem(corner.node.http.post("/agent/v1/streams/str_none", content=b"{}\n"), 404, "not_found")
+def test_a_node_cannot_answer_an_unknown_stream(sandbox: Sandbox) -> None:
+    problem(sandbox.node.http.post("/agent/v1/streams/str_none", content=b"{}\n"), 404, "not_found")
 
 
-def test_a_stream_of_one_node_is_not_another_nodes(corner: Corner) -> None:
-    assignment = corner.running()
-    thief = WireNode(corner.client, f"eaves-{corner.node.name}")
+def test_a_node_cannot_answer_another_nodes_stream(sandbox: Sandbox) -> None:
+    assignment = sandbox.running()
+    thief = WireNode(sandbox.client, f"eaves-{sandbox.node.name}")
     answers: list[httpx.Response] = []
     path = f"/v1/instances/{assignment.instance_id}/exec"
-    asking = threading.Thread(
-        target=lambda: answers.append(corner.client.post(path, json={"command": ["id"]}))
+    thread = threading.Thread(
+        target=lambda: answers.append(sandbox.client.post(path, json={"command": ["id"]}))
     )
-    asking.start()
-    (stream,) = wait_until(corner.node.stream_requests)
+    thread.start()
+    (stream,) = wait_until(sandbox.node.stream_requests)
     frames = b'{"stream": "stdout", "text": "root\\n"}\n{"exit_code": 0}\n'
     problem(thief.http.post(f"/agent/v1/streams/{stream.id}", content=frames), 404, "not_found")
     assert thief.stream_requests() == []
-    assert corner.node.http.post(f"/agent/v1/streams/{stream.id}", content=frames).status_code == 204
-    asking.join(20)
+    assert sandbox.node.http.post(f"/agent/v1/streams/{stream.id}", content=frames).status_code == 204
+    thread.join(20)
     assert answers[0].json() == {"exit_code": 0, "stdout": "root\n", "stderr": "", "truncated": False}
-    corner.client.delete(f"/v1/nodes/{thief.id}")
+    sandbox.client.delete(f"/v1/nodes/{thief.id}")
     thief.close()
 
 
 @pytest.mark.parametrize("change", ["revoked_at", "expires_at"])
-def test_a_key_that_is_taken_back_stops_working_within_a_second(
+def test_a_revoked_or_expired_key_stops_working_within_a_second(
     shared_service: RunningService, change: str
 ) -> None:
     secret = make_key(shared_service, "admin")
@@ -99,18 +99,18 @@ def test_a_key_that_is_taken_back_stops_working_within_a_second(
         problem(caller.get("/v1/instances"), 401, "unauthorized")
 
 
-def test_only_admins_move_machines(shared_service: RunningService, corner: Corner) -> None:
+def test_only_admins_change_nodes(shared_service: RunningService, sandbox: Sandbox) -> None:
     with Client(shared_service.url, key=make_key(shared_service, "instances:write")) as member:
-        node, gpu = f"/v1/nodes/{corner.node.id}", f"/v1/gpus/{corner.node.gpus[0].uuid}"
+        node, gpu = f"/v1/nodes/{sandbox.node.id}", f"/v1/gpus/{sandbox.node.gpus[0].uuid}"
         for path in (f"{node}/cordon", f"{node}/uncordon", f"{node}/drain", f"{gpu}/clear"):
             problem(member.post(path), 403, "forbidden")
         problem(member.post("/v1/join-tokens", json={}), 403, "forbidden")
         problem(member.delete(node), 403, "forbidden")
         problem(member.get("/metrics"), 403, "forbidden")
-    assert corner.client.get(node).json()["state"] == "ready"
+    assert sandbox.client.get(node).json()["state"] == "ready"
 
 
-def test_keys_are_kept_as_hashes_and_their_use_is_noted(
+def test_keys_are_stored_as_hashes_with_their_last_use(
     shared_service: RunningService, shared: Client
 ) -> None:
     shared.get("/v1/instances")

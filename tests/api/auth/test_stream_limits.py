@@ -1,4 +1,4 @@
-"""Streams: how many may be open, and how they end when their caller may no longer have them."""
+"""Limits on open streams, and the end of a stream whose caller loses access."""
 
 import json
 import threading
@@ -24,7 +24,7 @@ from mooring.api.context import Context
 from mooring.core.access import Caller, Permission
 from mooring.core.errors import TooManyRequests
 from mooring.schemas.agent import Assignment
-from tests.api.conftest import Corner
+from tests.api.conftest import Sandbox
 from tests.problems import problem
 from tests.service import Client, RunningService
 from tests.testbed.waiting import wait_until
@@ -48,7 +48,7 @@ def _context(service: RunningService) -> Context:
     return service.service._server._context
 
 
-def test_one_stream_too_many_is_refused_at_once_and_each_end_makes_room(
+def test_a_stream_over_the_callers_limit_is_rejected_until_another_ends(
     shared_service: RunningService, shared: Client
 ) -> None:
     limits = httpx.Limits(max_connections=100)
@@ -70,7 +70,7 @@ def test_one_stream_too_many_is_refused_at_once_and_each_end_makes_room(
         problem(member.get("/v1/instances/ins_x/wait"), 429, "too_many_streams")
         problem(member.post("/v1/instances/ins_x/exec", json={"command": ["a"]}), 429, "too_many_streams")
         assert _open(shared_service) == before
-        # Reading goes on, and so do others.
+        # Plain reads and other callers are not affected.
         assert member.get("/v1/me").status_code == 200
         with Client(shared_service.url, new_key(shared)["key"]) as other:
             assert other.get("/v1/events").status_code == 200
@@ -79,7 +79,7 @@ def test_one_stream_too_many_is_refused_at_once_and_each_end_makes_room(
     wait_until(lambda: _open(shared_service) == 0)
 
 
-def test_a_place_is_let_go_of_however_a_request_ends(shared_service: RunningService, shared: Client) -> None:
+def test_every_ended_request_releases_its_stream_slot(shared_service: RunningService, shared: Client) -> None:
     wait_until(lambda: _open(shared_service) == 0)
     with Client(shared_service.url, new_key(shared)["key"]) as member:
         for _ in range(STREAMS_PER_CALLER + 1):
@@ -97,70 +97,70 @@ def _caller(name: str, *, admin: bool = False, project: str | None = None) -> Ca
     return Caller(name, "key", name, project_id=project, everywhere=everywhere)
 
 
-def test_all_streams_together_are_bounded_and_admins_keep_some() -> None:
-    places = OpenStreams()
+def test_the_total_of_streams_is_limited_and_some_are_reserved_for_admins() -> None:
+    slots = OpenStreams()
     with ExitStack() as held:
         for number in range(STREAMS):
-            held.enter_context(places.opened(_caller(f"key_{number // STREAMS_PER_CALLER}")))
-        with pytest.raises(TooManyRequests, match="too many streams open"), places.opened(_caller("another")):
+            held.enter_context(slots.opened(_caller(f"key_{number // STREAMS_PER_CALLER}")))
+        with pytest.raises(TooManyRequests, match="too many streams open"), slots.opened(_caller("another")):
             raise AssertionError
         for _ in range(STREAMS_RESERVED_FOR_ADMINS):
-            held.enter_context(places.opened(_caller("root", admin=True)))
-        with pytest.raises(TooManyRequests), places.opened(_caller("root", admin=True)):
+            held.enter_context(slots.opened(_caller("root", admin=True)))
+        with pytest.raises(TooManyRequests), slots.opened(_caller("root", admin=True)):
             raise AssertionError
-    assert len(places) == 0
-    with places.opened(_caller("another")):
-        assert len(places) == 1
+    assert len(slots) == 0
+    with slots.opened(_caller("another")):
+        assert len(slots) == 1
 
 
-def test_no_project_takes_all_streams_however_many_keys_it_makes() -> None:
-    places = OpenStreams()
+def test_the_streams_of_a_project_are_limited_over_all_its_keys() -> None:
+    slots = OpenStreams()
     with ExitStack() as held:
         for number in range(STREAMS_PER_PROJECT):
-            held.enter_context(places.opened(_caller(f"key_{number}", project="a")))
+            held.enter_context(slots.opened(_caller(f"key_{number}", project="a")))
         with (
             pytest.raises(TooManyRequests, match="your project"),
-            places.opened(_caller("more", project="a")),
+            slots.opened(_caller("more", project="a")),
         ):
             raise AssertionError
-        with places.opened(_caller("other", project="b")), places.opened(_caller("person")):
-            assert len(places) == STREAMS_PER_PROJECT + 2
-    with places.opened(_caller("more", project="a")):
-        assert len(places) == 1
+        with slots.opened(_caller("other", project="b")), slots.opened(_caller("person")):
+            assert len(slots) == STREAMS_PER_PROJECT + 2
+    with slots.opened(_caller("more", project="a")):
+        assert len(slots) == 1
 
 
-def test_no_project_takes_a_nodes_streams_and_admins_take_none_of_them() -> None:
-    places = NodeStreams()
+def test_the_streams_of_a_project_on_a_node_are_limited_and_admins_do_not_count() -> None:
+    slots = NodeStreams()
     with ExitStack() as held:
         for _ in range(STREAMS_PER_PROJECT_AND_NODE):
-            held.enter_context(places.opened("node", "a"))
-        with pytest.raises(TooManyRequests, match="close one of them") as caught, places.opened("node", "a"):
+            held.enter_context(slots.opened("node", "a"))
+        with pytest.raises(TooManyRequests, match="close one of them") as caught, slots.opened("node", "a"):
             raise AssertionError
         assert caught.value.code == "too_many_streams_on_node"
-        with places.opened("node", "b"), places.opened("another", "a"):
-            assert len(places) == STREAMS_PER_PROJECT_AND_NODE + 2
-        with places.opened("node", "a", is_admin=True):
-            assert len(places) == STREAMS_PER_PROJECT_AND_NODE
-    assert len(places) == 0
+        with slots.opened("node", "b"), slots.opened("another", "a"):
+            assert len(slots) == STREAMS_PER_PROJECT_AND_NODE + 2
+        with slots.opened("node", "a", is_admin=True):
+            assert len(slots) == STREAMS_PER_PROJECT_AND_NODE
+    assert len(slots) == 0
 
 
-class Bringing:
-    """A node that brings one stream for as long as somebody reads it: a line, then signs of life."""
+class StreamingNode:
+    """A node that sends one stream until its reader is gone: one line, then keepalives."""
 
-    def __init__(self, corner: Corner, stream_id: str) -> None:
+    def __init__(self, sandbox: Sandbox, stream_id: str) -> None:
         self._done = threading.Event()
-        self._stream_id, self._channels = stream_id, _context(corner.service).channels
+        self._stream_id, self._channels = stream_id, _context(sandbox.service).channels
         self.status = 0
-        self._thread = threading.Thread(target=self._run, args=(corner, stream_id))
+        self._thread = threading.Thread(target=self._run, args=(sandbox, stream_id))
         self._thread.start()
 
-    def _run(self, corner: Corner, stream_id: str) -> None:
-        path = f"{corner.node.http.base_url}/agent/v1/streams/{stream_id}"
-        headers = {"Authorization": corner.node.http.headers["Authorization"]}
+    def _run(self, sandbox: Sandbox, stream_id: str) -> None:
+        path = f"{sandbox.node.http.base_url}/agent/v1/streams/{stream_id}"
+        headers = {"Authorization": sandbox.node.http.headers["Authorization"]}
         try:
             self.status = httpx.post(path, content=self._frames(), headers=headers, timeout=30).status_code
         except httpx.TransportError:
-            self.status = 410  # what a node sees when the server ends the connection first
+            self.status = 410  # the server closed the connection first
 
     def _frames(self) -> Iterator[bytes]:
         yield json.dumps({"stream": "stdout", "text": "begun", "at": "2026-01-01T00:00:00Z"}).encode() + b"\n"
@@ -168,11 +168,11 @@ class Bringing:
             yield b"{}\n"
 
     def finish(self) -> None:
-        """The node has no more to say."""
+        """End the stream on the node's side."""
         self._done.set()
 
     def end(self) -> int:
-        """The answer, once nobody reads any more."""
+        """Wait until the stream has no reader; return the status of the node's request."""
         wait_until(lambda: self._channels.find(self._stream_id) is None)
         self._done.set()
         self._thread.join(20)
@@ -180,7 +180,7 @@ class Bringing:
 
 
 class Request:
-    """A request in a thread of its own: when it began to be answered, how it ended and when."""
+    """A request in a thread of its own; records the start of its answer, its result and its end."""
 
     def __init__(self, service: RunningService, key: str, method: str, path: str, **more: Any) -> None:
         self.begun = threading.Event()
@@ -204,12 +204,12 @@ class Request:
         assert not self._thread.is_alive()
 
 
-Ask = Callable[..., tuple[Request, Bringing | None]]
+Ask = Callable[..., tuple[Request, StreamingNode | None]]
 
 
 @pytest.fixture
-def ask(shared_service: RunningService, corner: Corner) -> Ask:
-    assignment: Assignment = corner.running()
+def ask(shared_service: RunningService, sandbox: Sandbox) -> Ask:
+    assignment: Assignment = sandbox.running()
     instance = f"/v1/instances/{assignment.instance_id}"
     command = {"json": {"command": ["sleep"], "timeout_s": 60}}
     kinds: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -223,15 +223,15 @@ def ask(shared_service: RunningService, corner: Corner) -> Ask:
     }
     taken: set[str] = set()
 
-    def made(kind: str, key: str) -> tuple[Request, Bringing | None]:
+    def made(kind: str, key: str) -> tuple[Request, StreamingNode | None]:
         method, path, more = kinds[kind]
         asked = Request(shared_service, key, method, path, **more)
         if path.startswith("/v1/events") or kind == "wait":
             return asked, None
-        return asked, Bringing(corner, wait_until(next_stream))
+        return asked, StreamingNode(sandbox, wait_until(next_stream))
 
     def next_stream() -> str | None:
-        for stream in corner.node.stream_requests():
+        for stream in sandbox.node.stream_requests():
             if stream.id not in taken:
                 taken.add(stream.id)
                 return stream.id
@@ -243,38 +243,38 @@ def ask(shared_service: RunningService, corner: Corner) -> Ask:
 KINDS = ("events", "poll", "wait", "logs", "logs-sse", "exec")
 
 
-def test_one_stream_too_many_on_a_node_is_refused_before_the_node_hears_of_it(
-    shared_service: RunningService, shared: Client, corner: Corner, ask: Ask
+def test_a_stream_over_the_nodes_limit_is_rejected_before_it_reaches_the_node(
+    shared_service: RunningService, shared: Client, sandbox: Sandbox, ask: Ask
 ) -> None:
-    """However many keys ask: the limit is of the instances' project."""
+    """The limit holds for the instance's project, over all its keys."""
     keys = [new_key(shared)["key"] for _ in range(2)]
     open_ = [ask("logs", keys[number % 2]) for number in range(STREAMS_PER_PROJECT_AND_NODE)]
     for asked, _ in open_:
         assert asked.begun.wait(10)
-    instance = f"/v1/instances/{corner.ran[0].instance_id}"
+    instance = f"/v1/instances/{sandbox.ran[0].instance_id}"
     with Client(shared_service.url, new_key(shared)["key"]) as another:
         refused = another.get(f"{instance}/logs")
         assert problem(refused, 429, "too_many_streams_on_node")["retryable"] is True
         assert int(refused.headers["retry-after"]) >= 1
         again = {"Idempotency-Key": "exec-1"}
-        for _ in range(2):  # nothing ran, so the key is free
+        for _ in range(2):  # no command ran, so the key stays unused
             answer = another.post(f"{instance}/exec", json={"command": ["a"]}, headers=again)
             problem(answer, 429, "too_many_streams_on_node")
-    for asked, bringing in open_:
-        assert bringing is not None
-        bringing.finish()
+    for asked, streaming in open_:
+        assert streaming is not None
+        streaming.finish()
         asked.end()
-        assert bringing.end() in {204, 410}
+        assert streaming.end() in {204, 410}
     wait_until(lambda: len(_context(shared_service).node_streams) == 0)
-    last, bringing = ask("logs", keys[0])
+    last, streaming = ask("logs", keys[0])
     assert last.begun.wait(10)
-    assert bringing is not None
-    bringing.finish()
+    assert streaming is not None
+    streaming.finish()
     last.end()
-    assert bringing.end() in {204, 410}
+    assert streaming.end() in {204, 410}
 
 
-def test_everything_open_ends_within_five_seconds_of_its_keys_revocation(
+def test_open_requests_end_within_five_seconds_of_their_keys_revocation(
     shared_service: RunningService, shared: Client, ask: Ask
 ) -> None:
     keys = {kind: new_key(shared) for kind in KINDS}
@@ -286,11 +286,11 @@ def test_everything_open_ends_within_five_seconds_of_its_keys_revocation(
     for key in keys.values():
         assert shared.delete(f"/v1/api-keys/{key['id']}").status_code == 204
     revoked_at = time.monotonic()
-    for kind, (asked, bringing) in open_.items():
+    for kind, (asked, streaming) in open_.items():
         asked.end()
         assert asked.ended_at - revoked_at < CLOSED_WITHIN_S, kind
-        if bringing is not None:
-            assert bringing.end() in {204, 410}, kind  # the node stops too
+        if streaming is not None:
+            assert streaming.end() in {204, 410}, kind  # the node's request ends too
         if kind in {"poll", "wait", "exec"}:
             assert (asked.status, json.loads(asked.text)["code"]) == (401, "unauthorized"), kind
     assert '"error":{"code":"unauthorized"' in open_["events"][0].text.splitlines()[-2]
@@ -303,19 +303,19 @@ def test_everything_open_ends_within_five_seconds_of_its_keys_revocation(
 
 
 def _last_seq(client: Client) -> int:
-    """Of the newest event."""
+    """The sequence number of the newest event."""
     last = -1
     while (newer := int(client.get(f"/v1/events?after={max(0, last)}").json()["last_seq"])) != last:
         last = newer
     return last
 
 
-def test_a_poll_shows_nothing_to_who_lost_access_while_it_paused(
+def test_a_paused_poll_checks_access_again_before_it_answers(
     shared_service: RunningService, shared: Client
 ) -> None:
-    """With many streams in its project a poll pauses before it reads more events.
+    """With many streams in its project, a poll pauses before it reads more events.
 
-    Here for 2.5 s: longer than an access counts before it is renewed.
+    The pause here is 2.5 s, longer than an access decision is cached.
     """
     project = shared.items("/v1/projects")[0]["id"]
     key, context = new_key(shared), _context(shared_service)
@@ -325,7 +325,7 @@ def test_a_poll_shows_nothing_to_who_lost_access_while_it_paused(
         for number in range(250):
             held.enter_context(context.open_streams.opened(_caller(f"key_{number}", project=project)))
         poll = Request(shared_service, key["key"], "GET", path)
-        wait_until(lambda: context.event_pages._reads)  # there was nothing: it waits to be woken
+        wait_until(lambda: context.event_pages._reads)  # it found no event and waits
         shared.create(gpus={"count": 64})
         assert shared.delete(f"/v1/api-keys/{key['id']}").status_code == 204
         poll.end()
@@ -333,7 +333,7 @@ def test_a_poll_shows_nothing_to_who_lost_access_while_it_paused(
 
 
 def _member(shared: Client, name: str, role: str = "member") -> dict[str, Any]:
-    """A person in the default project, with a key of theirs."""
+    """A user in the default project with a personal key."""
     user = shared.post("/v1/users", json={"name": name, "email": f"{name}-{time.monotonic_ns()}@example.org"})
     assert user.status_code == 201, user.text
     project = shared.items("/v1/projects")[0]["id"]
@@ -343,7 +343,7 @@ def _member(shared: Client, name: str, role: str = "member") -> dict[str, Any]:
     return {"member": path, "user": f"/v1/users/{user.json()['id']}", **key}
 
 
-def test_who_leaves_a_project_or_is_narrowed_loses_what_it_takes(
+def test_losing_a_role_ends_the_streams_that_need_it(
     shared_service: RunningService, shared: Client, ask: Ask
 ) -> None:
     removed, narrowed, deleted = (_member(shared, name) for name in ("removed", "narrowed", "deleted"))
@@ -370,7 +370,7 @@ def test_who_leaves_a_project_or_is_narrowed_loses_what_it_takes(
     assert '"error":{"code":"unauthorized"' in events.text
     assert '"error":{"code":"forbidden"' in demoted.text
     assert (command.status, json.loads(command.text)["code"]) == (403, "forbidden")
-    # A viewer still reads logs.
+    # A viewer may still read logs.
     assert kept.ended_at == 0.0
     assert kept_node is not None
     kept_node.finish()
@@ -382,21 +382,21 @@ def test_who_leaves_a_project_or_is_narrowed_loses_what_it_takes(
     wait_until(lambda: _open(shared_service) == 0)
 
 
-def test_a_reader_who_left_before_the_first_byte_leaves_no_stream_behind(
-    shared_service: RunningService, corner: Corner, monkeypatch: pytest.MonkeyPatch
+def test_a_reader_that_disconnects_before_the_first_byte_leaves_no_open_stream(
+    shared_service: RunningService, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def gone(*_of_asgi: Any) -> None:
+    async def disconnect(*_of_asgi: Any) -> None:
         raise OSError("the reader is gone")
 
-    monkeypatch.setattr(StreamingResponse, "__call__", gone)
-    assignment = corner.running()
+    monkeypatch.setattr(StreamingResponse, "__call__", disconnect)
+    assignment = sandbox.running()
     path = f"/v1/instances/{assignment.instance_id}/logs?follow=true"
     answers: list[int] = []
-    asking = threading.Thread(target=lambda: answers.append(corner.client.get(path).status_code))
-    asking.start()
-    (stream,) = wait_until(corner.node.stream_requests)
-    bringing = Bringing(corner, stream.id)
-    asking.join(20)
+    thread = threading.Thread(target=lambda: answers.append(sandbox.client.get(path).status_code))
+    thread.start()
+    (stream,) = wait_until(sandbox.node.stream_requests)
+    streaming = StreamingNode(sandbox, stream.id)
+    thread.join(20)
     assert answers == [500]
-    assert bringing.end() in {204, 410}
+    assert streaming.end() in {204, 410}
     assert _open(shared_service) == 0

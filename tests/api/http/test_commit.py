@@ -1,4 +1,4 @@
-"""Nothing is acknowledged before it is committed."""
+"""An answer is sent only after the commit."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ import httpx
 import pytest
 from sqlalchemy import text
 
-from tests.nodes import WireNode, seen
+from tests.nodes import WireNode, observed
 from tests.problems import problem
 from tests.service import Client, RunningService
 
@@ -26,7 +26,7 @@ FAILING = {
         "FOR EACH ROW EXECUTE FUNCTION doom()",
     ],
 }
-MENDED = {
+REPAIR = {
     "sqlite": ["DROP TRIGGER doom"],
     "postgresql": ["DROP TRIGGER doom ON events", "DROP FUNCTION doom"],
 }
@@ -39,16 +39,16 @@ def _run(service: RunningService, statements: dict[str, list[str]]) -> None:
 
 
 @contextmanager
-def commits_failing(service: RunningService) -> Iterator[None]:
-    """While every commit of a transaction with an event fails."""
+def failing_commits(service: RunningService) -> Iterator[None]:
+    """Within the block, each transaction that writes an event fails in COMMIT."""
     _run(service, FAILING)
     try:
         yield
     finally:
-        _run(service, MENDED)
+        _run(service, REPAIR)
 
 
-def _is_no_success(answer: httpx.Response) -> None:
+def _require_failure(answer: httpx.Response) -> None:
     assert answer.status_code in {409, 503}, answer.text
     problem(answer, answer.status_code)
 
@@ -59,37 +59,37 @@ def test_a_create_whose_commit_fails_is_not_201(
     service: RunningService, client: Client, node: WireNode, on_capacity: str, headers: dict[str, str]
 ) -> None:
     body = {"image": "a", "name": "doomed", "on_capacity": on_capacity}
-    with commits_failing(service):
+    with failing_commits(service):
         for _ in range(3):
-            _is_no_success(client.post("/v1/instances", json=body, headers=headers))
+            _require_failure(client.post("/v1/instances", json=body, headers=headers))
         assert client.items("/v1/instances") == []
-    # Neither a connection nor the key was left in a broken state.
+    # Neither the connection pool nor the idempotency key is left in a broken state.
     made = client.post("/v1/instances", json=body, headers=headers)
     assert made.status_code == 201, made.text
     assert "idempotency-replayed" not in made.headers
     assert [item["name"] for item in client.items("/v1/instances")] == ["doomed"]
 
 
-def test_verbs_and_reports_whose_commit_fails_change_nothing(
+def test_operations_and_reports_whose_commit_fails_change_nothing(
     service: RunningService, client: Client, node: WireNode
 ) -> None:
     made = client.create(gpus={"count": 1})
     client.wait(made["id"], "scheduled")
     (assignment,) = node.sync().assignments
-    node.sync(seen(assignment, "running"))
+    node.sync(observed(assignment, "running"))
     before, held = client.instance(made["id"]), client.items("/v1/gpus")
     path = f"/v1/instances/{made['id']}"
-    with commits_failing(service):
+    with failing_commits(service):
         for answer in (
             client.post(f"{path}/stop"),
             client.post(f"{path}/restart"),
             client.delete(path),
             client.post(f"/v1/nodes/{node.id}/cordon"),
             client.delete(f"/v1/nodes/{node.id}", params={"force": True}),
-            node.post_sync(seen(assignment, "exited", exit_code=0)),
+            node.post_sync(observed(assignment, "exited", exit_code=0)),
         ):
-            _is_no_success(answer)
+            _require_failure(answer)
         assert client.instance(made["id"]) == before
         assert client.items("/v1/gpus") == held
-    node.sync(seen(assignment, "exited", exit_code=0))
+    node.sync(observed(assignment, "exited", exit_code=0))
     assert client.instance(made["id"])["state"] == "succeeded"

@@ -1,4 +1,4 @@
-"""One project's expensive requests delay no other project's (finding 9 of the audit)."""
+"""Expensive requests of one project do not delay other projects (finding 9 of the audit)."""
 
 import json
 from collections.abc import Iterator
@@ -21,48 +21,48 @@ from tests.testbed.waiting import wait_until
 pytestmark = pytest.mark.both_databases
 
 EVENTS = {"Accept": "text/event-stream"}
-THREADS = 40  # of all requests, as anyio has them
+THREADS = 40  # anyio's default number of worker threads
 PENDING: dict[str, Any] = {"image": "a", "gpus": {"count": 64}}
 
 
 @pytest.fixture
 def limited(service: RunningService, tmp_path: Path) -> Iterator[RunningService]:
-    """A second service, with its rate limits on."""
+    """A second service, with rate limits."""
     with running(settings_for(f"sqlite:///{tmp_path / 'limited.db'}", tmp_path / "limited")) as made:
         yield made
 
 
 def member(admin: Client, name: str) -> Client:
-    """A client of a project of its own."""
+    """A member's client in a new project."""
     project = admin.post("/v1/projects", json={"name": name}).json()["id"]
     answer = admin.post("/v1/api-keys", json={"name": name, "role": "member", "project_id": project})
     assert answer.status_code == 201, answer.text
     url, key = str(admin.base_url), answer.json()["key"]
     with Client(url, key) as first:
-        assert first.get("/v1/me").status_code == 200  # the first use of a key is written down
+        assert first.get("/v1/me").status_code == 200  # the first use of a key is recorded
     return Client(url, key)
 
 
 @contextmanager
-def counted(service: RunningService, part: str) -> Iterator[list[str]]:
-    """The statements with this text in them that are executed meanwhile."""
+def statements_with(service: RunningService, part: str) -> Iterator[list[str]]:
+    """The SQL statements that contain `part` and are executed within the block."""
     seen: list[str] = []
 
-    def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+    def record(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
         if part in statement:
             seen.append(statement)
 
-    event.listen(service.plane.database.engine, "before_cursor_execute", note)
+    event.listen(service.plane.database.engine, "before_cursor_execute", record)
     try:
         yield seen
     finally:
-        event.remove(service.plane.database.engine, "before_cursor_execute", note)
+        event.remove(service.plane.database.engine, "before_cursor_execute", record)
 
 
-class TestTurns:
-    """What waits holds none of the threads that answer everybody."""
+class TestSchedulerTurns:
+    """Waiting requests occupy no worker thread."""
 
-    def test_questions_that_wait_keep_no_other_request_waiting(
+    def test_waiting_scheduler_queries_do_not_delay_other_requests(
         self, service: RunningService, client: Client, node: WireNode
     ) -> None:
         made = client.create(gpus={"count": 64})
@@ -76,7 +76,7 @@ class TestTurns:
                 asked += [pool.submit(client.get, "/v1/queue") for _ in range(4)]
                 wait_until(lambda: len(service.service._server._context.turns) >= THREADS)
                 assert other.get("/v1/instances", timeout=8).status_code == 200
-                # Nor does what must be placed at once wait for what is only asked.
+                # Nor do immediate placements wait for queries.
                 at_once = client.post("/v1/instances", json={**PENDING, "on_capacity": "fail"}, timeout=8)
                 problem(at_once, 409, "insufficient_capacity")
                 placed = client.create(gpus={"count": 1}, on_capacity="fail")
@@ -84,7 +84,7 @@ class TestTurns:
             assert {answer.result().status_code for answer in asked} == {200}
 
     @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-    def test_writes_that_wait_keep_no_other_request_waiting(
+    def test_waiting_writes_do_not_delay_other_requests(
         self, service: RunningService, client: Client
     ) -> None:
         with (
@@ -100,16 +100,16 @@ class TestTurns:
 
 
 class TestEvaluations:
-    """What the scheduler makes of one state of the cluster is computed once."""
+    """The scheduler evaluates each state of the cluster once."""
 
-    def test_questions_share_it_until_something_changes(
+    def test_an_evaluation_is_shared_until_the_cluster_changes(
         self, service: RunningService, client: Client, node: WireNode
     ) -> None:
         client.create(gpus={"count": 64})
-        world, database = SchedulerCache(), service.plane.database
+        scheduler_cache, database = SchedulerCache(), service.plane.database
 
         def evaluation() -> object:
-            with database.read() as session, world.evaluating(session) as found:
+            with database.read() as session, scheduler_cache.evaluating(session) as found:
                 return found
 
         first = evaluation()
@@ -120,15 +120,13 @@ class TestEvaluations:
         client.post(f"/v1/nodes/{node.id}/cordon")
         assert evaluation() is not second
 
-    def test_it_tells_of_what_was_made_a_moment_ago(self, client: Client, node: WireNode) -> None:
+    def test_explain_includes_an_instance_created_just_before(self, client: Client, node: WireNode) -> None:
         for place in range(1, 6):
             made = client.create(gpus={"count": 64})
-            told = client.get(f"/v1/instances/{made['id']}/explain").json()
-            assert told["queue_position"] == place
+            explained = client.get(f"/v1/instances/{made['id']}/explain").json()
+            assert explained["queue_position"] == place
 
-    def test_a_dry_run_is_told_its_own_place_whatever_was_asked_before(
-        self, client: Client, node: WireNode
-    ) -> None:
+    def test_a_dry_run_reports_its_own_queue_position(self, client: Client, node: WireNode) -> None:
         client.create(gpus={"count": 64})
         body = {"image": "a", "gpus": {"count": 64}}
         first = client.post("/v1/instances?dry_run=true", json=body).json()
@@ -139,9 +137,9 @@ class TestEvaluations:
 
 
 class TestRates:
-    """What asks the scheduler counts for more than what reads a row."""
+    """A request that needs the scheduler counts more than one that reads a row."""
 
-    def test_each_question_counts_as_what_it_costs(self, limited: RunningService) -> None:
+    def test_each_request_counts_by_its_cost(self, limited: RunningService) -> None:
         with limited.client as admin, member(admin, "asks") as asks:
             made = asks.create(gpus={"count": 64})
 
@@ -163,7 +161,9 @@ class TestRates:
             at_once = {**PENDING, "on_capacity": "fail"}
             assert left("POST", "/v1/instances", json=at_once) == ("write", after)
 
-    def test_one_too_many_is_refused_late_and_says_what_it_counts_as(self, limited: RunningService) -> None:
+    def test_a_request_over_the_limit_is_rejected_with_a_delay_and_its_cost(
+        self, limited: RunningService
+    ) -> None:
         with limited.client as admin, member(admin, "asks") as asks:
             made = asks.create(gpus={"count": 64})
             path = f"/v1/instances/{made['id']}/explain"
@@ -180,18 +180,18 @@ REQUESTS_OF = {str(kind): most for kind, most in REQUESTS.items()}
 
 
 class TestEvents:
-    """Followers are woken by events of their own projects, and read them together."""
+    """Followers are woken only by events of their own projects and share the reads of pages."""
 
     FOLLOWERS = 24
 
-    def test_an_event_wakes_no_other_projects_followers(
+    def test_an_event_does_not_wake_followers_of_other_projects(
         self, service: RunningService, client: Client
     ) -> None:
         with (
             member(client, "follows") as follows,
             member(client, "makes") as makes,
-            followed(service, follows, self.FOLLOWERS) as streams,
-            counted(service, PAGES) as reads,
+            event_streams(service, follows, self.FOLLOWERS) as streams,
+            statements_with(service, PAGES) as reads,
         ):
             for _ in range(5):
                 makes.create(gpus={"count": 64})
@@ -199,26 +199,30 @@ class TestEvents:
             made = follows.create(gpus={"count": 64})
             assert {next(stream)["data"]["instance_id"] for stream in streams} == {made["id"]}
 
-    def test_followers_of_one_project_share_its_reads(self, service: RunningService, client: Client) -> None:
+    def test_followers_of_one_project_share_their_reads(
+        self, service: RunningService, client: Client
+    ) -> None:
         with (
             member(client, "follows") as follows,
-            followed(service, follows, self.FOLLOWERS) as streams,
-            counted(service, PAGES) as reads,
+            event_streams(service, follows, self.FOLLOWERS) as streams,
+            statements_with(service, PAGES) as reads,
         ):
             made = [follows.create(gpus={"count": 64})["id"] for _ in range(3)]
             for stream in streams:
                 assert [next(stream)["data"]["instance_id"] for _ in made] == made
-            # Each of them by itself would read once for every event, and once to find nothing more.
+            # Unshared, each follower would read once per event, and once more to find no further event.
             assert len(reads) <= self.FOLLOWERS
 
 
-# Of `control/events.py`, as SQLAlchemy writes it.
+# A part of the query in `control/events.py`, as SQLAlchemy renders it.
 PAGES = "WHERE events.seq >"
 
 
 @contextmanager
-def followed(service: RunningService, by: Client, count: int) -> Iterator[list[Iterator[dict[str, Any]]]]:
-    """Streams of new events that have begun to wait."""
+def event_streams(
+    service: RunningService, by: Client, count: int
+) -> Iterator[list[Iterator[dict[str, Any]]]]:
+    """Event streams that are waiting for new events."""
     with ExitStack() as stack:
         lines = []
         for _ in range(count):

@@ -1,4 +1,4 @@
-"""What is sent to break it: a 4xx that says why, and the service lives on."""
+"""Hostile input: each request is answered with a 4xx, and the service keeps running."""
 
 import json
 import socket
@@ -12,7 +12,7 @@ import pytest
 from mooring.api.http.body import MAX_VALUES
 from mooring.core import ids
 from mooring.db.types import new_id
-from tests.api.conftest import Corner
+from tests.api.conftest import Sandbox
 from tests.problems import MEMBERS, problem
 from tests.service import Client
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.both_databases
 JSON = {"Content-Type": "application/json"}
 MIB = 1024 * 1024
 
-# Every operation with a body, and where in it a string, an integer and a number may stand.
+# A body for each operation; "S" and the numbers mark the positions that tests replace.
 BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "/v1/instances"): {"image": "a", "command": ["S"], "max_duration_s": 1, "cpus": 1.5},
     ("PATCH", "/v1/instances/{id}"): {"labels": {"a": "S"}, "max_duration_s": 1},
@@ -42,7 +42,7 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
 }
 ENDPOINTS = list(BODIES)
 DEEP = 100_000
-NASTY_BODIES: dict[str, bytes] = {
+INVALID_BODIES: dict[str, bytes] = {
     "empty": b"",
     "blank": b"  \n",
     "not JSON": b"image=a",
@@ -70,8 +70,8 @@ NASTY_BODIES: dict[str, bytes] = {
     "deep and open": b"[" * DEEP,
     "many keys": b"{" + b",".join(b'"k%d":1' % n for n in range(50_000)) + b"}",
 }
-# In the place of a value; as text, since no JSON library writes them.
-NASTY_NUMBERS = [
+# Replacements for a value, as text, since no JSON library writes them.
+INVALID_NUMBERS = [
     "NaN",
     "Infinity",
     "-Infinity",
@@ -89,7 +89,7 @@ NASTY_NUMBERS = [
     "{}",
     "1.0000000000000001",
 ]
-NASTY_STRINGS = [
+INVALID_STRINGS = [
     r'"\u0000"',
     r'"a\u0000b"',
     r'"\ud800"',
@@ -109,29 +109,29 @@ def paths(shared: Client) -> dict[str, str]:
     return {"id": str(made["id"])}
 
 
-def _client_for(path: str, corner: Corner) -> httpx.Client:
-    return corner.node.http if path.startswith("/agent") else corner.client
+def _client_for(path: str, sandbox: Sandbox) -> httpx.Client:
+    return sandbox.node.http if path.startswith("/agent") else sandbox.client
 
 
-def _path(path: str, corner: Corner, instance_id: str) -> str:
-    return path.format(id=corner.node.id if "/nodes/" in path else instance_id)
+def _path(path: str, sandbox: Sandbox, instance_id: str) -> str:
+    return path.format(id=sandbox.node.id if "/nodes/" in path else instance_id)
 
 
 @pytest.fixture
-def send(corner: Corner) -> Any:
-    instance_id = corner.create(gpus={"count": 60})["id"]
+def send(sandbox: Sandbox) -> Any:
+    instance_id = sandbox.create(gpus={"count": 60})["id"]
 
     def post(
         endpoint: tuple[str, str], content: bytes | Iterator[bytes], headers: Any = JSON
     ) -> httpx.Response:
         method, path = endpoint
-        http = _client_for(path, corner)
-        return http.request(method, _path(path, corner, instance_id), content=content, headers=headers)
+        http = _client_for(path, sandbox)
+        return http.request(method, _path(path, sandbox, instance_id), content=content, headers=headers)
 
     return post
 
 
-def _refused(answer: httpx.Response, *, also: tuple[int, ...] = ()) -> None:
+def _require_rejected(answer: httpx.Response, *, also: tuple[int, ...] = ()) -> None:
     assert answer.status_code in {400, 401, 404, 409, 413, 415, 422, *also}, (
         answer.status_code,
         answer.text[:300],
@@ -143,38 +143,38 @@ def _refused(answer: httpx.Response, *, also: tuple[int, ...] = ()) -> None:
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda e: f"{e[0]} {e[1]}")
-def test_bodies_that_are_no_request(corner: Corner, send: Any, endpoint: tuple[str, str]) -> None:
+def test_invalid_bodies_are_rejected(sandbox: Sandbox, send: Any, endpoint: tuple[str, str]) -> None:
     has_defaults = endpoint[1].endswith(("/stop", "/drain"))
-    for name, content in NASTY_BODIES.items():
+    for name, content in INVALID_BODIES.items():
         answer = send(endpoint, content)
         if name in {"empty"} and has_defaults:
             assert answer.status_code in {200, 202}, name
         else:
-            _refused(answer)
-    assert corner.client.get("/healthz").status_code == 200
+            _require_rejected(answer)
+    assert sandbox.client.get("/healthz").status_code == 200
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda e: f"{e[0]} {e[1]}")
-def test_values_that_no_json_should_hold(send: Any, endpoint: tuple[str, str]) -> None:
-    for pointer, nasty in _spots(BODIES[endpoint]):
+def test_invalid_json_values_and_keys_are_rejected_or_ignored(send: Any, endpoint: tuple[str, str]) -> None:
+    for pointer, nasty in _positions(BODIES[endpoint]):
         for value in nasty:
             text = json.dumps(_with(BODIES[endpoint], pointer, "@@")).replace('"@@"', value)
-            _refused(send(endpoint, text.encode()), also=(200, 201, 202))
+            _require_rejected(send(endpoint, text.encode()), also=(200, 201, 202))
     for key in (r'"\ud800"', r'"\u0000"', '"' + "k" * 100_000 + '"', '""', '"__proto__"'):
         text = json.dumps(BODIES[endpoint])[:-1] + f", {key}: 1}}"
-        _refused(send(endpoint, text.encode()), also=(200, 201, 202))
+        _require_rejected(send(endpoint, text.encode()), also=(200, 201, 202))
 
 
-def _spots(body: dict[str, Any], at: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], list[str]]]:
+def _positions(body: dict[str, Any], at: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], list[str]]]:
     for key, value in body.items():
         if isinstance(value, dict):
-            yield from _spots(value, (*at, key))
+            yield from _positions(value, (*at, key))
         elif isinstance(value, list):
-            yield (*at, key, 0), NASTY_STRINGS
+            yield (*at, key, 0), INVALID_STRINGS
         elif isinstance(value, str):
-            yield (*at, key), NASTY_STRINGS
+            yield (*at, key), INVALID_STRINGS
         elif value is not None:
-            yield (*at, key), NASTY_NUMBERS
+            yield (*at, key), INVALID_NUMBERS
 
 
 def _with(body: dict[str, Any], pointer: tuple[Any, ...], value: Any) -> dict[str, Any]:
@@ -189,7 +189,7 @@ def _with(body: dict[str, Any], pointer: tuple[Any, ...], value: Any) -> dict[st
 @pytest.mark.parametrize(
     "value", [r'"a\u0000"', r'"\ud800"', "NaN", "Infinity", "1e999", str(2**70), "-1", "null"]
 )
-def test_a_create_with_a_nasty_value_anywhere_makes_nothing(shared: Client, value: str) -> None:
+def test_a_create_with_an_invalid_value_in_any_field_is_rejected(shared: Client, value: str) -> None:
     spots = [
         "name",
         "image",
@@ -221,7 +221,7 @@ def test_a_create_with_a_nasty_value_anywhere_makes_nothing(shared: Client, valu
     for spot in spots:
         if value == "null" and spot in null_is_fine:
             continue
-        body = '{"image": "a", "node_selector": {"corner": "none"}, ' if spot != "image" else "{"
+        body = '{"image": "a", "node_selector": {"sandbox": "none"}, ' if spot != "image" else "{"
         answer = shared.post("/v1/instances", content=f'{body} "{spot}": {value}}}'.encode(), headers=JSON)
         assert answer.status_code in {400, 422}, (spot, value, answer.text)
         problem(answer, answer.status_code)
@@ -255,7 +255,7 @@ def test_a_body_of_another_type_is_415(send: Any, endpoint: tuple[str, str], kin
     problem(send(endpoint, content, {"Content-Type": kind.encode("latin-1")}), 415, "unsupported_media_type")
 
 
-def test_json_by_any_of_its_names(shared: Client) -> None:
+def test_every_media_type_of_json_is_accepted(shared: Client) -> None:
     for kind in (
         "application/json",
         "APPLICATION/JSON",
@@ -273,8 +273,8 @@ def _chunks(count: int, sent: list[int]) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("endpoint", [ENDPOINTS[0], ENDPOINTS[1], ENDPOINTS[6], ENDPOINTS[7]], ids=str)
-def test_fifty_megabytes_are_refused_whole_or_in_chunks(
-    corner: Corner, send: Any, endpoint: tuple[str, str]
+def test_a_body_of_fifty_megabytes_is_413_with_a_length_or_chunked(
+    sandbox: Sandbox, send: Any, endpoint: tuple[str, str]
 ) -> None:
     def sent_whole() -> httpx.Response | None:
         return _unless_cut_off(lambda: send(endpoint, b" " * (50 * MIB)))
@@ -285,11 +285,11 @@ def test_fifty_megabytes_are_refused_whole_or_in_chunks(
     for answer in (sent_whole(), sent_in_chunks()):
         if answer is not None:
             problem(answer, 413, "body_too_large")
-    assert corner.client.get("/healthz").status_code == 200
+    assert sandbox.client.get("/healthz").status_code == 200
 
 
 def _unless_cut_off(post: Any) -> httpx.Response | None:
-    """The answer, if it was read before the connection was closed on what was still being sent."""
+    """The answer; None if the server closed the connection while the body was being sent."""
     try:
         answer: httpx.Response = post()
     except (httpx.WriteError, httpx.ReadError, httpx.RemoteProtocolError):
@@ -297,7 +297,7 @@ def _unless_cut_off(post: Any) -> httpx.Response | None:
     return answer
 
 
-def test_a_body_just_too_large_is_413_and_one_that_just_fits_is_read(shared: Client) -> None:
+def test_the_body_limit_is_exact(shared: Client) -> None:
     for chunked in (False, True):
         fits, too_large = b'{"x":1}'.ljust(MIB), b'{"x":1}'.ljust(MIB + 1)
         content = [iter([body]) if chunked else body for body in (fits, too_large)]
@@ -306,7 +306,7 @@ def test_a_body_just_too_large_is_413_and_one_that_just_fits_is_read(shared: Cli
 
 
 def test_a_body_of_too_many_values_is_413(shared: Client) -> None:
-    """However they are spread: over one list, or nested."""
+    """The limit holds for values in one list and for nested values."""
     wide = json.dumps({"image": "i", "command": ["x"] * MAX_VALUES})
     deep = json.dumps({"image": "i", "command": [[{"x": 1}] * 10] * (MAX_VALUES // 20)})
     for content in (wide, deep):
@@ -315,8 +315,8 @@ def test_a_body_of_too_many_values_is_413(shared: Client) -> None:
     problem(shared.post("/v1/instances", content=just_fits, headers=JSON), 422)
 
 
-def test_a_field_that_is_given_twice_counts_once(shared: Client) -> None:
-    text = b'{"image": "first", "image": "second", "node_selector": {"corner": "none"}}'
+def test_the_last_of_two_equal_keys_counts(shared: Client) -> None:
+    text = b'{"image": "first", "image": "second", "node_selector": {"sandbox": "none"}}'
     answer = shared.post("/v1/instances", content=text, headers=JSON)
     assert (answer.status_code, answer.json()["image"]) == (201, "second")
 
@@ -364,7 +364,7 @@ def test_a_nul_in_a_path_or_query_is_400(shared: Client, path: str) -> None:
         "%5c",
     ],
 )
-def test_any_value_in_a_path_is_no_instance(shared: Client, value: str) -> None:
+def test_any_invalid_id_in_a_path_is_404(shared: Client, value: str) -> None:
     for path in (
         "/v1/instances/{}",
         "/v1/nodes/{}",
@@ -400,7 +400,7 @@ def test_any_value_in_a_path_is_no_instance(shared: Client, value: str) -> None:
         "%25",
     ],
 )
-def test_any_value_in_a_query_is_answered(shared: Client, value: str) -> None:
+def test_any_value_in_a_query_is_accepted_or_rejected(shared: Client, value: str) -> None:
     made = shared.create(gpus={"count": 64})["id"]
     for query in (
         "instances?state={}",
@@ -434,7 +434,7 @@ def test_any_value_in_a_query_is_answered(shared: Client, value: str) -> None:
         assert answer.status_code in {200, 201, 422}
 
 
-def test_huge_headers_and_addresses_are_431(shared: Client) -> None:
+def test_huge_headers_and_urls_are_431(shared: Client) -> None:
     for request in (
         {"headers": {"X-Filler": "x" * 100_000}},
         {"headers": {f"X-{n}": "x" * 100 for n in range(1000)}},
@@ -457,7 +457,7 @@ def test_huge_headers_and_addresses_are_431(shared: Client) -> None:
         (b"Authorization", b"Bearer mk_' OR 1=1--"),
     ],
 )
-def test_nasty_credentials_are_401(shared: Client, header: tuple[bytes, bytes]) -> None:
+def test_malformed_credentials_are_401(shared: Client, header: tuple[bytes, bytes]) -> None:
     for path in ("/v1/instances", "/metrics"):
         answer = shared.get(path, headers=[header])
         problem(answer, 401, "unauthorized")
@@ -486,13 +486,13 @@ def test_nasty_credentials_are_401(shared: Client, header: tuple[bytes, bytes]) 
     ],
     ids=str,
 )
-def test_odd_headers_change_nothing(shared: Client, headers: dict[str, str]) -> None:
+def test_unusual_headers_are_ignored(shared: Client, headers: dict[str, str]) -> None:
     instance = shared.create(gpus={"count": 64})
     assert shared.get(f"/v1/instances/{instance['id']}", headers=headers).json()["id"] == instance["id"]
-    # One of its own: a key's fingerprint must not hang on the Host.
+    # The Host header must not be part of the request's fingerprint.
     key = {"Idempotency-Key": new_id(ids.REQUEST)}
     body = {"image": "a", "gpus": {"count": 64}}
-    if not headers.keys() & {"Transfer-Encoding", "Upgrade"}:  # uvicorn reads no body after an Upgrade
+    if not headers.keys() & {"Transfer-Encoding", "Upgrade"}:  # uvicorn does not read a body after an Upgrade
         first = shared.post("/v1/instances", json=body, headers=headers | key)
         assert first.status_code == 201, first.text
         assert shared.post("/v1/instances", json=body, headers=key).content == first.content
@@ -500,7 +500,7 @@ def test_odd_headers_change_nothing(shared: Client, headers: dict[str, str]) -> 
     assert missing.json()["instance"] == "/v1/nothing/here"
 
 
-GARBAGE = {
+MALFORMED_HTTP = {
     "no HTTP": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
     "a bad length": b"POST /v1/instances HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n",
     "a negative length": b"POST /v1/instances HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n",
@@ -530,11 +530,11 @@ GARBAGE = {
 }
 
 
-@pytest.mark.parametrize("name", GARBAGE)
-def test_what_is_hardly_http_is_refused_as_a_problem_too(shared: Client, name: str) -> None:
+@pytest.mark.parametrize("name", MALFORMED_HTTP)
+def test_malformed_http_is_answered_with_a_problem(shared: Client, name: str) -> None:
     address = (shared.base_url.host, shared.base_url.port)
     with socket.create_connection(address, timeout=10) as connection:
-        connection.sendall(GARBAGE[name])
+        connection.sendall(MALFORMED_HTTP[name])
         received = b""
         while b"\r\n\r\n" not in received or not received.rstrip().endswith(b"}"):
             more = connection.recv(65_536)
@@ -549,7 +549,7 @@ def test_what_is_hardly_http_is_refused_as_a_problem_too(shared: Client, name: s
     assert shared.get("/healthz").status_code == 200
 
 
-def test_a_client_that_leaves_in_the_middle_of_its_body_leaves_no_trace(
+def test_a_client_that_disconnects_within_its_body_logs_no_error(
     shared: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     address = (shared.base_url.host, shared.base_url.port)

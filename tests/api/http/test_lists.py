@@ -3,7 +3,7 @@
 import pytest
 from cachetools import LRUCache
 
-from tests.api.conftest import Corner
+from tests.api.conftest import Sandbox
 from tests.nodes import WireNode
 from tests.problems import problem
 from tests.service import Client
@@ -12,14 +12,14 @@ from tests.testbed.waiting import wait_until
 pytestmark = pytest.mark.both_databases
 
 
-def test_filters_pick_and_combine(corner: Corner) -> None:
-    key = corner.node.name
-    running = corner.running(name=f"{key}-run", labels={key: "x", "stage": "a:b"})
-    queued = corner.create(name=f"{key}-wait", labels={key: "x", "stage": "c"}, gpus={"count": 60})
-    corner.create(name=f"{key}-other", labels={key: "y"}, gpus={"count": 60})
+def test_filters_select_and_combine(sandbox: Sandbox) -> None:
+    key = sandbox.node.name
+    running = sandbox.running(name=f"{key}-run", labels={key: "x", "stage": "a:b"})
+    queued = sandbox.create(name=f"{key}-wait", labels={key: "x", "stage": "c"}, gpus={"count": 60})
+    sandbox.create(name=f"{key}-other", labels={key: "y"}, gpus={"count": 60})
 
     def names(**params: object) -> list[str]:
-        return sorted(item["name"] for item in corner.client.items("/v1/instances", **params))
+        return sorted(item["name"] for item in sandbox.client.items("/v1/instances", **params))
 
     assert names(label=f"{key}:x") == [f"{key}-run", f"{key}-wait"]
     assert names(label=[f"{key}:x", "stage:a:b"]) == [f"{key}-run"]
@@ -27,12 +27,12 @@ def test_filters_pick_and_combine(corner: Corner) -> None:
     assert names(label=f"{key}:") == []
     assert names(label=f"{key}:x", state="running") == [f"{key}-run"]
     assert names(name=f"{key}-wait") == [queued["name"]]
-    assert names(node_id=corner.node.id) == [f"{key}-run"]
-    assert names(node_id=corner.node.id, state="pending") == []
+    assert names(node_id=sandbox.node.id) == [f"{key}-run"]
+    assert names(node_id=sandbox.node.id, state="pending") == []
     assert names(label=f"{key}:x", project_id=queued["project_id"]) == [f"{key}-run", f"{key}-wait"]
     assert names(project_id="prj_other") == []
     assert running.instance_id in {
-        item["id"] for item in corner.client.items("/v1/instances", state="running")
+        item["id"] for item in sandbox.client.items("/v1/instances", state="running")
     }
 
 
@@ -63,11 +63,11 @@ def test_filters_pick_and_combine(corner: Corner) -> None:
         ("/v1/events", "wait_s=1e999"),
     ],
 )
-def test_a_query_that_is_not_understood_is_refused(shared: Client, path: str, query: str) -> None:
+def test_an_invalid_query_is_rejected(shared: Client, path: str, query: str) -> None:
     problem(shared.get(f"{path}?{query}"), 422, "validation_failed")
 
 
-def test_a_walk_sees_every_instance_once_while_others_come_and_go(shared: Client) -> None:
+def test_paging_returns_every_instance_once_during_changes(shared: Client) -> None:
     label = {"walk": "yes"}
     stay = {shared.create(labels=label, gpus={"count": 64})["id"] for _ in range(120)}
     walked: list[str] = []
@@ -84,35 +84,33 @@ def test_a_walk_sees_every_instance_once_while_others_come_and_go(shared: Client
         if len(walked) > 60:
             shared.delete(f"/v1/instances/{coming}")
         stay.discard(walked[-1])
-        shared.delete(f"/v1/instances/{walked[-1]}")  # the very one that the cursor points at
+        shared.delete(f"/v1/instances/{walked[-1]}")  # the instance that the cursor points at
     assert len(walked) == len(set(walked))
     assert stay <= set(walked)
     assert walked == sorted(walked, reverse=True)
 
 
-def test_large_instances_fill_no_memory_by_being_listed(
-    corner: Corner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rendered = corner.service.service._server._context.rendered
+def test_the_cache_of_listed_instances_is_bounded(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    rendered = sandbox.service.service._server._context.rendered
     monkeypatch.setattr(rendered, "_texts", LRUCache(100_000, getsizeof=len))
-    made = [corner.create(env={"V": "x" * 30_000}, gpus={"count": 9})["id"] for _ in range(4)]
+    made = [sandbox.create(env={"V": "x" * 30_000}, gpus={"count": 9})["id"] for _ in range(4)]
     for round_ in range(3):
         for instance_id in made:
-            corner.client.patch(f"/v1/instances/{instance_id}", json={"labels": {"n": str(round_)}})
-        shown = corner.client.items("/v1/instances", label=f"n:{round_}")
+            sandbox.client.patch(f"/v1/instances/{instance_id}", json={"labels": {"n": str(round_)}})
+        shown = sandbox.client.items("/v1/instances", label=f"n:{round_}")
         assert {item["id"] for item in shown} == set(made)
         assert {len(item["env"]["V"]) for item in shown} == {30_000}
     assert 0 < sum(map(len, rendered._texts.values())) <= 100_000
 
 
-def test_a_cursor_is_good_for_its_own_list_and_filters_only(corner: Corner) -> None:
+def test_a_cursor_is_valid_for_its_own_list_and_filters_only(sandbox: Sandbox) -> None:
     for _ in range(3):
-        corner.create(labels={"cur": "1"})
-    page = corner.client.get("/v1/instances", params={"limit": 1, "label": "cur:1"}).json()
+        sandbox.create(labels={"cur": "1"})
+    page = sandbox.client.get("/v1/instances", params={"limit": 1, "label": "cur:1"}).json()
     cursor = page["next_cursor"]
     good = {"label": "cur:1", "cursor": cursor}
-    assert corner.client.get("/v1/instances", params=good).status_code == 200
-    assert corner.client.get("/v1/instances", params=good | {"limit": 2}).status_code == 200
+    assert sandbox.client.get("/v1/instances", params=good).status_code == 200
+    assert sandbox.client.get("/v1/instances", params=good | {"limit": 2}).status_code == 200
     for path, params in [
         ("/v1/instances", {"cursor": cursor}),
         ("/v1/instances", good | {"state": "pending"}),
@@ -125,10 +123,10 @@ def test_a_cursor_is_good_for_its_own_list_and_filters_only(corner: Corner) -> N
         ("/v1/instances", good | {"cursor": "😀"}),
         ("/v1/instances", good | {"cursor": ""}),
     ]:
-        problem(corner.client.get(path, params=params), 400, "bad_cursor")
+        problem(sandbox.client.get(path, params=params), 400, "bad_cursor")
 
 
-def test_nodes_and_gpus_are_paged_too(client: Client) -> None:
+def test_nodes_and_gpus_are_paged(client: Client) -> None:
     nodes = [WireNode(client, f"n-{number}", gpus=3) for number in range(3)]
     for node in nodes:
         node.sync()
@@ -147,13 +145,13 @@ def test_nodes_and_gpus_are_paged_too(client: Client) -> None:
         node.close()
 
 
-def test_the_queue_has_an_order_that_shows(client: Client) -> None:
+def test_pending_instances_show_their_queue_position(client: Client) -> None:
     made = [client.create(name=f"q-{number}", gpus={"count": 1})["id"] for number in range(3)]
 
     def positions() -> list[int | None]:
         return [client.instance(instance_id)["queue_position"] for instance_id in made]
 
-    wait_until(lambda: positions() == [1, 2, 3])  # told once the scheduler has looked at it
+    wait_until(lambda: positions() == [1, 2, 3])  # set in the next scheduling cycle
     client.delete(f"/v1/instances/{made[0]}")
     client.post(f"/v1/instances/{made[1]}/stop")
     wait_until(lambda: client.instance(made[2])["queue_position"] == 1)

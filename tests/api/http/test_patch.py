@@ -1,24 +1,24 @@
-"""What may be changed of an instance, and ETags."""
+"""Changing an instance, and ETags."""
 
 from typing import Any
 
 import pytest
 
-from tests.api.conftest import Corner
-from tests.nodes import seen
+from tests.api.conftest import Sandbox
+from tests.concurrency import run_concurrently
+from tests.nodes import observed
 from tests.problems import problem
 from tests.service import Client
 from tests.testbed.waiting import wait_until
-from tests.together import together
 
 
 def _path(instance_id: str) -> str:
     return f"/v1/instances/{instance_id}"
 
 
-def test_a_name_and_labels_are_changed_and_nothing_else(corner: Corner) -> None:
-    made = corner.create(name="before", labels={"team": "a"}, gpus={"count": 60}, command=["sleep", "1"])
-    changed = corner.client.patch(_path(made["id"]), json={"name": "after", "labels": {"team": "b"}})
+def test_changing_name_and_labels_changes_nothing_else(sandbox: Sandbox) -> None:
+    made = sandbox.create(name="before", labels={"team": "a"}, gpus={"count": 60}, command=["sleep", "1"])
+    changed = sandbox.client.patch(_path(made["id"]), json={"name": "after", "labels": {"team": "b"}})
     assert changed.status_code == 200
     shown = changed.json()
     assert (shown["name"], shown["labels"]) == ("after", {"team": "b"})
@@ -27,7 +27,7 @@ def test_a_name_and_labels_are_changed_and_nothing_else(corner: Corner) -> None:
     assert {k: v for k, v in shown.items() if k not in ignored} == {
         k: v for k, v in made.items() if k not in ignored
     }
-    assert corner.create(name="before")["name"] == "before"  # the old name is free again
+    assert sandbox.create(name="before")["name"] == "before"  # the old name is free again
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_name_and_labels_are_changed_and_nothing_else(corner: Corner) -> None:
         (None, "validation_failed", ""),
     ],
 )
-def test_what_cannot_be_changed_is_refused_and_named(
+def test_an_invalid_change_is_rejected_and_its_field_named(
     shared: Client, body: Any, code: str, pointer: str
 ) -> None:
     made = shared.create()
@@ -62,7 +62,7 @@ def test_what_cannot_be_changed_is_refused_and_named(
     assert shared.instance(made["id"])["name"] == made["name"]
 
 
-def test_a_taken_name_is_refused_until_its_holder_is_deleted(shared: Client) -> None:
+def test_a_name_in_use_is_rejected_until_its_instance_is_deleted(shared: Client) -> None:
     shared.create(name="taken-1")
     second = shared.create(name="taken-2")
     problem(shared.patch(_path(second["id"]), json={"name": "taken-1"}), 409, "name_taken")
@@ -73,7 +73,9 @@ def test_a_taken_name_is_refused_until_its_holder_is_deleted(shared: Client) -> 
 
 def test_a_stale_etag_changes_nothing(shared: Client) -> None:
     made = shared.create(gpus={"count": 64})
-    wait_until(lambda: shared.instance(made["id"])["reason"]["code"] != "queued")  # the scheduler is done
+    wait_until(
+        lambda: shared.instance(made["id"])["reason"]["code"] != "queued"
+    )  # the scheduling cycle is over
     answer = shared.patch(_path(made["id"]), json={"labels": {"a": "1"}})
     fresh, stale = answer.headers["etag"], '"1"'
     assert fresh == f'"{answer.json()["version"]}"' == shared.get(_path(made["id"])).headers["etag"]
@@ -87,13 +89,13 @@ def test_a_stale_etag_changes_nothing(shared: Client) -> None:
     assert shared.delete(_path(made["id"]), headers={"If-Match": current}).status_code == 202
 
 
-def test_of_many_changes_under_one_etag_one_is_made(corner: Corner) -> None:
-    made = corner.running()
-    etag = corner.client.get(_path(made.instance_id)).headers["etag"]
-    answers = together(
+def test_one_of_many_concurrent_changes_with_one_etag_succeeds(sandbox: Sandbox) -> None:
+    made = sandbox.running()
+    etag = sandbox.client.get(_path(made.instance_id)).headers["etag"]
+    answers = run_concurrently(
         8,
         lambda number: (
-            corner.client.patch(
+            sandbox.client.patch(
                 _path(made.instance_id), json={"labels": {"by": str(number)}}, headers={"If-Match": etag}
             ).status_code
         ),
@@ -101,19 +103,19 @@ def test_of_many_changes_under_one_etag_one_is_made(corner: Corner) -> None:
     assert sorted(answers) == [200] + [412] * 7
 
 
-def test_a_changed_duration_counts_from_the_start(corner: Corner) -> None:
-    assignment = corner.running(max_duration_s=3600)
-    before = corner.client.instance(assignment.instance_id)
+def test_a_changed_duration_counts_from_the_start(sandbox: Sandbox) -> None:
+    assignment = sandbox.running(max_duration_s=3600)
+    before = sandbox.client.instance(assignment.instance_id)
     assert before["expires_at"] is not None
     path = _path(assignment.instance_id)
-    none = corner.client.patch(path, json={"max_duration_s": None}).json()
+    none = sandbox.client.patch(path, json={"max_duration_s": None}).json()
     assert (none["max_duration_s"], none["expires_at"]) == (None, None)
-    again = corner.client.patch(path, json={"max_duration_s": 3600}).json()
+    again = sandbox.client.patch(path, json={"max_duration_s": 3600}).json()
     assert (again["max_duration_s"], again["expires_at"]) == (3600, before["expires_at"])
 
 
-def test_an_ended_one_does_not_expire_whatever_its_duration_is_set_to(corner: Corner) -> None:
-    assignment = corner.running()
-    corner.sync(seen(assignment, "exited", exit_code=0))
-    changed = corner.client.patch(_path(assignment.instance_id), json={"max_duration_s": 1}).json()
+def test_setting_the_duration_of_an_ended_instance_does_not_set_its_expiry(sandbox: Sandbox) -> None:
+    assignment = sandbox.running()
+    sandbox.sync(observed(assignment, "exited", exit_code=0))
+    changed = sandbox.client.patch(_path(assignment.instance_id), json={"max_duration_s": 1}).json()
     assert (changed["state"], changed["expires_at"]) == ("succeeded", None)

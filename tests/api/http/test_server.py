@@ -1,4 +1,4 @@
-"""The members of uvicorn that our servers rely on: an upgrade that drops or renames one fails here."""
+"""The members of uvicorn that Mooring's servers use: an upgrade that drops or renames one fails here."""
 
 import ast
 import inspect
@@ -31,7 +31,7 @@ def _constructed(owner: type) -> set[str]:
 
 
 def _attributes(source: str, owner: str, context: type[ast.expr_context] = ast.expr_context) -> set[str]:
-    """The attributes of `owner`, which is a name or itself an attribute, in a piece of source."""
+    """The attributes of `owner` in `source`; `owner` is a variable or an attribute."""
     nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)]
     return {
         node.attr
@@ -45,7 +45,7 @@ def _used(module: ModuleType, owner: str, cls: type | None = None) -> set[str]:
     return _attributes(inspect.getsource(cls or module), owner)
 
 
-def test_uvicorn_has_the_members_that_we_use() -> None:
+def test_uvicorn_has_the_members_that_mooring_uses() -> None:
     assert _constructed(HttpToolsProtocol) >= PROTOCOL
     assert _constructed(RequestResponseCycle) >= CYCLE
     assert _constructed(FlowControl) >= FLOW
@@ -55,7 +55,7 @@ def test_uvicorn_has_the_members_that_we_use() -> None:
     assert "self.servers" in inspect.getsource(uvicorn.Server.startup)
 
 
-def test_the_lists_above_name_every_member_that_we_use() -> None:
+def test_the_lists_above_name_every_member_that_mooring_uses() -> None:
     ours = vars(HttpProtocol).keys() | _constructed(HttpProtocol)
     assert _used(server, "self", HttpProtocol) - ours == PROTOCOL
     assert _used(server, "cycle") == CYCLE

@@ -1,4 +1,4 @@
-"""How much one project may fill, and how much one answer may be."""
+"""Limits on the size of requests, of answers and of a project's rows."""
 
 import pytest
 
@@ -12,14 +12,14 @@ from tests.service import Client
 IMAGE = "mooring-test/busybox:1"
 
 
-def test_a_request_is_of_a_quarter_of_a_megabyte_at_most(client: Client) -> None:
+def test_the_text_of_a_request_is_limited_to_a_quarter_of_a_megabyte(client: Client) -> None:
     fits = {f"V{number}": "x" * 30_000 for number in range(8)}
     assert client.create(env=fits)["env"] == fits
     body = {"image": IMAGE, "env": fits, "command": ["x" * (MAX_TEXT_BYTES - 8 * 30_000)]}
     problem(client.post("/v1/instances", json=body), 422, "spec_too_large")
 
 
-def test_a_page_of_large_instances_ends_early_and_loses_none(
+def test_a_page_of_large_instances_is_shortened_without_losing_any(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = [client.create(gpus={"count": 1}, env={"V": "x" * 10_000})["id"] for _ in range(5)]
@@ -37,7 +37,7 @@ def test_a_page_of_large_instances_ends_early_and_loses_none(
     assert sizes == [2, 2, 1]
 
 
-def test_a_project_has_room_for_so_many(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rows_of_a_project_are_limited(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in (ApiKey, Secret, Registry, Member):
         monkeypatch.setitem(row_limits.LIMITS, kind, (1, "of them"))
     assert client.post("/v1/secrets", json={"name": "one", "value": "x"}).status_code == 201
@@ -48,7 +48,7 @@ def test_a_project_has_room_for_so_many(client: Client, monkeypatch: pytest.Monk
     project = client.items("/v1/projects")[0]["id"]
     first, second = (client.post("/v1/users", json={"name": name}).json()["id"] for name in "ab")
     path = f"/v1/projects/{project}/members"
-    for _ in range(2):  # another role for one who is in needs no room
+    for _ in range(2):  # changing a member's role adds no row
         assert client.put(f"{path}/{first}", json={"role": "viewer"}).status_code == 200
     problem(client.put(f"{path}/{second}", json={"role": "viewer"}), 409, "too_many")
     made = client.post("/v1/api-keys", json={"name": "one", "role": "viewer"}).json()

@@ -1,4 +1,4 @@
-"""Requests that ask the scheduler, that write or that are refused take turns, project by project."""
+"""Projects take turns for requests that use the scheduler or write, and for delayed rejections."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -27,8 +27,8 @@ class Clock:
         return self.now
 
 
-class Asking:
-    """Requests that take turns; which has it is written down until it is told to end."""
+class TurnTakers:
+    """Requests that take turns; each keeps its turn until `end`."""
 
     def __init__(self, turns: SchedulerTurns | ProjectTurns) -> None:
         self._turns = turns
@@ -36,7 +36,9 @@ class Asking:
         self._begins: dict[str, asyncio.Event] = {}
         self._ends: dict[str, asyncio.Event] = {}
         self.tasks: dict[str, asyncio.Task[None]] = {}
-        self.cancels: dict[str, str] = {}  # whom each cancels in the moment in which it gives its turn back
+        self.cancels: dict[
+            str, str
+        ] = {}  # the request that each one cancels right after it releases its turn
 
     async def ask(self, name: str, by: Caller) -> None:
         self._begins[name], self._ends[name] = asyncio.Event(), asyncio.Event()
@@ -52,7 +54,7 @@ class Asking:
             self.tasks[self.cancels[name]].cancel()
 
     async def end(self, name: str, *, cancel: str | None = None) -> None:
-        """Let it give its turn back, and cancel another in the same moment."""
+        """Let it release its turn, and cancel another request at the same time."""
         self._ends[name].set()
         if cancel is not None:
             self.tasks[cancel].cancel()
@@ -63,7 +65,7 @@ class Asking:
 
 
 async def settle() -> None:
-    """Let all tasks go on until each waits."""
+    """Let all tasks run until each of them waits."""
     for _ in range(10):
         await asyncio.sleep(0)
 
@@ -77,91 +79,91 @@ def in_a_loop(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
 
 
 @in_a_loop
-async def test_one_asks_the_scheduler_at_a_time_and_projects_take_turns() -> None:
-    asking = Asking(SchedulerTurns(Clock()))
+async def test_one_request_at_a_time_uses_the_scheduler_and_projects_take_turns() -> None:
+    requests = TurnTakers(SchedulerTurns(Clock()))
     for name, by in (("a1", A), ("a2", A), ("a3", A), ("b1", B), ("b2", B)):
-        await asking.ask(name, by)
-    assert asking.began == ["a1"]
+        await requests.ask(name, by)
+    assert requests.began == ["a1"]
     for name in ("a1", "a2", "b1", "a3"):
-        await asking.end(name)
-    assert asking.began == ["a1", "a2", "b1", "a3", "b2"]
+        await requests.end(name)
+    assert requests.began == ["a1", "a2", "b1", "a3", "b2"]
 
 
 @in_a_loop
-async def test_a_project_rests_after_its_turn_and_others_do_not_wait_for_it() -> None:
+async def test_a_project_pauses_after_its_turn_without_delaying_others() -> None:
     clock = Clock()
-    asking = Asking(SchedulerTurns(clock))
+    requests = TurnTakers(SchedulerTurns(clock))
     for name, by in (("a1", A), ("a2", A)):
-        await asking.ask(name, by)
+        await requests.ask(name, by)
     clock.now += 0.02
-    await asking.end("a1")
-    assert asking.began == ["a1"]
-    await asking.ask("b1", B)
-    assert asking.began == ["a1", "b1"]
-    await asking.end("b1")
+    await requests.end("a1")
+    assert requests.began == ["a1"]
+    await requests.ask("b1", B)
+    assert requests.began == ["a1", "b1"]
+    await requests.end("b1")
     clock.now += 0.02 * PAUSE_FACTOR
-    await asking.has_begun("a2")
+    await requests.has_begun("a2")
 
 
 @in_a_loop
-async def test_so_many_of_a_project_wait_and_no_more() -> None:
+async def test_the_waiting_requests_of_a_project_are_limited() -> None:
     turns = SchedulerTurns()
-    asking = Asking(turns)
+    requests = TurnTakers(turns)
     for number in range(MAX_WAITING_PER_PROJECT + 1):
-        await asking.ask(f"a{number}", caller(f"key {number}", "project a"))
+        await requests.ask(f"a{number}", caller(f"key {number}", "project a"))
     with pytest.raises(TooManyRequests) as refused:
         async with turns.taken(A):
             pass
     assert refused.value.code == "too_many_questions"
-    await asking.ask("b", B)
+    await requests.ask("b", B)
     assert len(turns) == MAX_WAITING_PER_PROJECT + 1
 
 
 @pytest.mark.parametrize("turns", [SchedulerTurns(Clock()), ProjectTurns(1)])
 @pytest.mark.parametrize("gone", ["before the turn", "with the turn", "after the turn"])
-def test_who_is_gone_keeps_nobody_waiting(turns: SchedulerTurns | ProjectTurns, gone: str) -> None:
-    """Whether its client went before the turn came to it, or in the same moment."""
+def test_a_cancelled_request_does_not_block_the_next(turns: SchedulerTurns | ProjectTurns, gone: str) -> None:
+    """Its client may disconnect before, with or right after the turn."""
 
     async def run() -> None:
-        asking = Asking(turns)
+        requests = TurnTakers(turns)
         for name in ("a1", "a2", "a3"):
-            await asking.ask(name, A)
+            await requests.ask(name, A)
         if gone == "before the turn":
-            asking.tasks["a2"].cancel()
+            requests.tasks["a2"].cancel()
         elif gone == "after the turn":
-            asking.cancels["a1"] = "a2"
-        await asking.end("a1", cancel="a2" if gone == "with the turn" else None)
-        await asking.has_begun("a3")
-        await asking.end("a3")
+            requests.cancels["a1"] = "a2"
+        await requests.end("a1", cancel="a2" if gone == "with the turn" else None)
+        await requests.has_begun("a3")
+        await requests.end("a3")
         assert len(turns) == 0
 
     asyncio.run(run())
 
 
 @in_a_loop
-async def test_each_project_has_so_many_turns_at_once() -> None:
+async def test_the_concurrent_turns_of_a_project_are_limited() -> None:
     turns = ProjectTurns(2)
-    asking = Asking(turns)
+    requests = TurnTakers(turns)
     for name, by in (("a1", A), ("a2", A), ("a3", A), ("b1", B)):
-        await asking.ask(name, by)
-    assert asking.began == ["a1", "a2", "b1"]
-    await asking.end("a2")
-    assert asking.began == ["a1", "a2", "b1", "a3"]
+        await requests.ask(name, by)
+    assert requests.began == ["a1", "a2", "b1"]
+    await requests.end("a2")
+    assert requests.began == ["a1", "a2", "b1", "a3"]
     for name in ("a1", "a3", "b1"):
-        await asking.end(name)
+        await requests.end(name)
     assert len(turns) == 0
 
 
 @in_a_loop
-async def test_people_of_several_projects_take_turns_of_their_own() -> None:
-    asking = Asking(ProjectTurns(1))
+async def test_users_without_a_project_take_separate_turns() -> None:
+    requests = TurnTakers(ProjectTurns(1))
     for name in ("ada", "bob"):
-        await asking.ask(name, caller(name))
-    assert asking.began == ["ada", "bob"]
+        await requests.ask(name, caller(name))
+    assert requests.began == ["ada", "bob"]
 
 
 @in_a_loop
-async def test_refusals_of_a_project_are_answered_late_and_at_a_bounded_rate() -> None:
+async def test_rejections_of_a_project_are_delayed_and_their_rate_is_limited() -> None:
     waited: dict[str, list[float]] = {"project a": [], "project b": []}
     now: list[str] = []
 
@@ -171,18 +173,18 @@ async def test_refusals_of_a_project_are_answered_late_and_at_a_bounded_rate() -
 
     async def refuse(key: str) -> None:
         now.append(key)
-        await held.wait(key)
+        await delayed.wait(key)
 
-    held = DelayedAnswers(sleep)
+    delayed = DelayedAnswers(sleep)
     async with AsyncExitStack() as stack:
         for key in ["project a"] * (MAX_DELAYED + 1) + ["project b"]:
             stack.callback(asyncio.create_task(refuse(key)).cancel)
         await settle()
         assert waited["project b"] == [DELAY_S]
-        # The first second's worth come together, and one too many is not kept at all.
+        # Each second has its share, and a rejection over the limit is not delayed at all.
         of_project = waited["project a"]
         assert len(of_project) == MAX_DELAYED
         for second in range(1, MAX_DELAYED // ANSWERS_PER_S):
             assert sum(second - 1 < each <= second for each in of_project) == ANSWERS_PER_S
     await settle()
-    assert len(held) == 0
+    assert len(delayed) == 0

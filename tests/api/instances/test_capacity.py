@@ -1,4 +1,4 @@
-"""Asking before, asking at once, and asking why."""
+"""Dry runs, immediate placement and explanations."""
 
 import httpx
 import pytest
@@ -11,11 +11,11 @@ from tests.testbed.waiting import wait_until
 pytestmark = pytest.mark.both_databases
 
 IMAGE = "mooring-test/busybox:1"
-# Else three GPUs come with three eighths of the node, and CPUs and memory are refused beside them.
+# Without it, three GPUs get three eighths of the node, and CPUs and memory are refusal reasons too.
 SMALL = {"cpus": 1, "memory_mib": 1024}
 
 
-def _fail(client: Client, **fields: object) -> httpx.Response:
+def _create_or_fail(client: Client, **fields: object) -> httpx.Response:
     return client.post("/v1/instances", json={"image": IMAGE, "on_capacity": "fail", **fields})
 
 
@@ -28,50 +28,54 @@ def test_a_dry_run_names_the_gpus_it_would_take_and_takes_none(client: Client, n
     assert len({device["uuid"] for device in outcome["devices"]}) == 3
     assert client.items("/v1/instances") == []
     assert client.items("/v1/events", limit=200)[-1]["type"] == "node.state_changed"
-    # Nor was the key used up.
+    # The dry run did not use up the key.
     assert client.post("/v1/instances", json=body, headers={"Idempotency-Key": "dry"}).status_code == 201
 
 
-def test_a_dry_run_says_what_each_node_lacks(client: Client, node: WireNode) -> None:
+def test_a_dry_run_lists_why_each_node_is_unsuitable(client: Client, node: WireNode) -> None:
     other = WireNode(client, "gpu-2", gpus=1)
     other.sync()
     body = {"image": IMAGE, "gpus": {"count": 9}, "node_selector": {"zone": "b"}}
     outcome = client.post("/v1/instances?dry_run=true", json=body).json()
     assert (outcome["placeable"], outcome["node_id"], outcome["devices"]) == (False, None, [])
-    told = {(refusal["node_name"], refusal["code"]): refusal for refusal in outcome["refusals"]}
-    assert told.keys() == {
+    by_node_and_code = {(refusal["node_name"], refusal["code"]): refusal for refusal in outcome["refusals"]}
+    assert by_node_and_code.keys() == {
         (name, code) for name in ("gpu-1", "gpu-2") for code in ("selector_mismatch", "insufficient_gpus")
     }
-    refusal = told["gpu-2", "insufficient_gpus"]
+    refusal = by_node_and_code["gpu-2", "insufficient_gpus"]
     assert refusal["node_id"] == other.id
     assert ("9" in refusal["wanted"], "1" in refusal["had"]) == (True, True)
     other.close()
 
 
-def test_fail_places_at_once_or_says_what_would_fit(client: Client, node: WireNode) -> None:
-    placed = _fail(client, gpus={"count": 6}, name="now")
+def test_on_capacity_fail_places_immediately_or_returns_what_would_fit(
+    client: Client, node: WireNode
+) -> None:
+    placed = _create_or_fail(client, gpus={"count": 6}, name="now")
     assert placed.status_code == 201
     shown = placed.json()
     assert (shown["state"], shown["attempt"], len(shown["devices"])) == ("scheduled", 1, 6)
     assert [item.instance_id for item in node.sync().assignments] == [shown["id"]]
 
-    refused = problem(_fail(client, gpus={"count": 3}, name="no", **SMALL), 409, "insufficient_capacity")
+    refused = problem(
+        _create_or_fail(client, gpus={"count": 3}, name="no", **SMALL), 409, "insufficient_capacity"
+    )
     assert refused["retryable"] is True
     assert refused["would_fit"] == {"max_count_now": 2, "models_now": []}
     assert [refusal["code"] for refusal in refused["refusals"]] == ["insufficient_gpus"]
     assert "up to 2" in refused["detail"]
     assert [item["name"] for item in client.items("/v1/instances")] == ["now"]
-    # Of the refused one nothing is left, its name and its events included.
-    assert _fail(client, gpus={"count": 2}, name="no").status_code == 201
+    # The rejected instance leaves nothing: its name can be used again.
+    assert _create_or_fail(client, gpus={"count": 2}, name="no").status_code == 201
 
 
-def test_fail_without_any_node(client: Client) -> None:
-    refused = problem(_fail(client), 409, "insufficient_capacity")
+def test_on_capacity_fail_without_nodes_is_rejected(client: Client) -> None:
+    refused = problem(_create_or_fail(client), 409, "insufficient_capacity")
     assert refused["refusals"] == []
     assert client.items("/v1/instances") == []
 
 
-def test_explain_follows_the_world(client: Client, node: WireNode) -> None:
+def test_explain_follows_changes_of_the_cluster(client: Client, node: WireNode) -> None:
     first = client.create(gpus={"count": 6})
     client.wait(first["id"], "scheduled")
     waiting = client.create(gpus={"count": 4}, **SMALL)
@@ -90,7 +94,7 @@ def test_explain_follows_the_world(client: Client, node: WireNode) -> None:
     problem(client.get("/v1/instances/none/explain"), 404, "not_found")
 
 
-def test_instance_types_count_what_is_there_and_what_is_free(client: Client, node: WireNode) -> None:
+def test_instance_types_count_all_and_available_gpus(client: Client, node: WireNode) -> None:
     kinds = {kind["gpu_count"]: kind for kind in client.items("/v1/instance-types")}
     assert sorted(kinds) == [1, 2, 4, 8]
     assert kinds[8] == {
@@ -118,9 +122,7 @@ def test_instance_types_count_what_is_there_and_what_is_free(client: Client, nod
     assert {kind["available"] for kind in client.items("/v1/instance-types")} == {0}
 
 
-def test_what_waits_is_placed_oldest_first_when_something_becomes_free(
-    client: Client, node: WireNode
-) -> None:
+def test_pending_instances_are_placed_oldest_first(client: Client, node: WireNode) -> None:
     holder = client.create(gpus={"count": 8})
     client.wait(holder["id"], "scheduled")
     queue = [client.create(gpus={"count": 8})["id"] for _ in range(3)]
@@ -128,6 +130,6 @@ def test_what_waits_is_placed_oldest_first_when_something_becomes_free(
         for assignment in node.sync(instances=None).assignments:
             client.delete(f"/v1/instances/{assignment.instance_id}")
         node.sync(instances=None)
-        node.sync()  # nothing is left of it
+        node.sync()  # its container is gone
         client.wait(expected, "scheduled")
         assert len(client.items("/v1/instances", state="scheduled")) == 1

@@ -1,18 +1,18 @@
-"""What a create takes, what it refuses, and names."""
+"""Creating instances: accepted and rejected fields, defaults and names."""
 
 from typing import Any
 
 import pytest
 
-from tests.api.conftest import Corner
+from tests.api.conftest import Sandbox
+from tests.concurrency import run_concurrently
 from tests.problems import problem
 from tests.service import Client
-from tests.together import together
 
 IMAGE = "mooring-test/busybox:1"
 
 
-def test_every_field_of_the_request_is_shown_again(corner: Corner) -> None:
+def test_every_field_of_the_request_is_returned(sandbox: Sandbox) -> None:
     asked = {
         "name": "full",
         "image": "registry.example:5000/team/tool:1.2@sha256:" + "a" * 64,
@@ -43,9 +43,9 @@ def test_every_field_of_the_request_is_shown_again(corner: Corner) -> None:
         "preemptible": True,
         "on_preemption": "stop",
         "preemption_grace_s": 5,
-        "node_selector": {"corner": corner.node.name},
+        "node_selector": {"sandbox": sandbox.node.name},
     }
-    answer = corner.client.post("/v1/instances", json=asked)
+    answer = sandbox.client.post("/v1/instances", json=asked)
     assert answer.status_code == 201, answer.text
     shown = answer.json()
     assert {key: shown[key] for key in asked} == asked
@@ -59,11 +59,11 @@ def test_every_field_of_the_request_is_shown_again(corner: Corner) -> None:
     )
     assert shown["created_at"].endswith("Z")
     assert len(shown["created_at"]) == len("2026-11-21T08:00:00.123Z")
-    read = corner.client.instance(shown["id"])
+    read = sandbox.client.instance(shown["id"])
     assert {**read, "reason": None, "version": 1} == {**shown, "reason": None}
 
 
-def test_only_an_image_is_needed(shared: Client) -> None:
+def test_only_an_image_is_required(shared: Client) -> None:
     made = shared.create()
     assert made["gpus"] == {
         "count": 0,
@@ -144,16 +144,18 @@ def test_only_an_image_is_needed(shared: Client) -> None:
         ({"on_capacity": "later"}, "validation_failed", "/on_capacity"),
     ],
 )
-def test_what_is_refused_is_named(shared: Client, fields: dict[str, Any], code: str, pointer: str) -> None:
+def test_an_invalid_field_is_rejected_and_named(
+    shared: Client, fields: dict[str, Any], code: str, pointer: str
+) -> None:
     document = problem(shared.post("/v1/instances", json={"image": IMAGE, **fields}), 422, code)
     assert any(error["pointer"].startswith(pointer) for error in document["errors"]), document["errors"]
     assert document["retryable"] is False
 
 
-def test_the_gpus_share_of_a_node_is_granted_where_nothing_was_asked(corner: Corner) -> None:
-    share = corner.placed(gpus={"count": 2})
+def test_cpus_and_memory_default_to_the_gpus_share_of_the_node(sandbox: Sandbox) -> None:
+    share = sandbox.placed(gpus={"count": 2})
     assert (share.cpus, share.memory_mib) == (16, 524_288 * 98 // 100 * 2 // 8)
-    shown = corner.client.instance(share.instance_id)
+    shown = sandbox.client.instance(share.instance_id)
     assert shown["granted"] == {
         "cpus": 16,
         "memory_mib": share.memory_mib,
@@ -163,7 +165,7 @@ def test_the_gpus_share_of_a_node_is_granted_where_nothing_was_asked(corner: Cor
         "borrowed": False,
     }
     assert (shown["cpus"], shown["memory_mib"]) == (None, None)
-    exact = corner.placed(cpus=0.25, memory_mib=64)
+    exact = sandbox.placed(cpus=0.25, memory_mib=64)
     assert (exact.cpus, exact.memory_mib) == (0.25, 64)
 
 
@@ -174,24 +176,24 @@ def test_names_are_generated_from_the_image(shared: Client) -> None:
     assert len(names) == 20
 
 
-def test_a_name_is_taken_while_its_holder_is_not_deleted(corner: Corner) -> None:
-    first = corner.placed(name="mine")
-    taken = corner.client.post("/v1/instances", json={"image": IMAGE, "name": "mine"})
+def test_a_name_is_in_use_until_its_instance_is_deleted(sandbox: Sandbox) -> None:
+    first = sandbox.placed(name="mine")
+    taken = sandbox.client.post("/v1/instances", json={"image": IMAGE, "name": "mine"})
     assert problem(taken, 409, "name_taken")["name"] == "mine"
-    corner.client.delete(f"/v1/instances/{first.instance_id}")
-    problem(corner.client.post("/v1/instances", json={"image": IMAGE, "name": "mine"}), 409, "name_taken")
-    corner.sync()
-    assert corner.create(name="mine")["id"] != first.instance_id
+    sandbox.client.delete(f"/v1/instances/{first.instance_id}")
+    problem(sandbox.client.post("/v1/instances", json={"image": IMAGE, "name": "mine"}), 409, "name_taken")
+    sandbox.sync()
+    assert sandbox.create(name="mine")["id"] != first.instance_id
 
 
-def test_an_instance_publishes_a_few_ports_at_most(shared: Client) -> None:
+def test_an_instance_publishes_at_most_eight_ports(shared: Client) -> None:
     ports = [{"container": 8000 + number} for number in range(9)]
     problem(shared.post("/v1/instances", json={"image": "i", "ports": ports}), 422, "too_many_ports")
     assert shared.post("/v1/instances", json={"image": "i", "ports": ports[:8]}).status_code == 201
 
 
-def test_of_many_creates_of_one_name_one_is_made(shared: Client) -> None:
-    answers = together(
+def test_one_of_many_concurrent_creates_with_one_name_succeeds(shared: Client) -> None:
+    answers = run_concurrently(
         16, lambda _number: shared.post("/v1/instances", json={"image": IMAGE, "name": "raced"})
     )
     assert sorted(answer.status_code for answer in answers) == [201] + [409] * 15
@@ -201,7 +203,7 @@ def test_of_many_creates_of_one_name_one_is_made(shared: Client) -> None:
     assert len(shared.items("/v1/instances", name="raced")) == 1
 
 
-def test_a_project_that_does_not_exist_is_404_and_the_default_may_be_named(shared: Client) -> None:
+def test_an_unknown_project_is_404_and_the_default_project_may_be_named(shared: Client) -> None:
     default = shared.create()["project_id"]
     assert shared.create(project_id=default)["project_id"] == default
     for query in ("", "?dry_run=true"):

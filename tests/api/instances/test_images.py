@@ -1,4 +1,4 @@
-"""Which images a project may run; and that all starts of an instance run the image of its first one."""
+"""Allowed images of a project; every start of an instance runs the image of its first start."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,8 +6,8 @@ from uuid import uuid4
 
 import pytest
 
-from tests.api.conftest import Corner
-from tests.nodes import seen
+from tests.api.conftest import Sandbox
+from tests.nodes import observed
 from tests.problems import problem
 from tests.service import Client
 
@@ -26,8 +26,8 @@ def _change(client: Client, project: str, **fields: Any) -> None:
     assert answer.status_code == 200, answer.text
 
 
-def test_only_images_that_a_pattern_names_are_taken(corner: Corner, project: str) -> None:
-    client = corner.client
+def test_only_images_that_match_a_pattern_are_accepted(sandbox: Sandbox, project: str) -> None:
+    client = sandbox.client
     _change(client, project, allowed_images=[OURS, "ghcr.io/org/x"])
     body = {"image": "ghcr.io/org/other:1", "project_id": project}
     refused = problem(client.post("/v1/instances", json=body), 403, "image_not_allowed")
@@ -35,26 +35,26 @@ def test_only_images_that_a_pattern_names_are_taken(corner: Corner, project: str
     assert OURS in refused["detail"]
     problem(client.post("/v1/instances?dry_run=true", json=body), 403, "image_not_allowed")
     assert client.items("/v1/instances", project_id=project) == []
-    corner.create(image="pytorch/pytorch:2.8", project_id=project)
-    corner.create(image="index.docker.io/pytorch/pytorch@" + FIRST, project_id=project)
-    corner.create(image="ghcr.io/org/x:1", project_id=project)
-    corner.create(image="ghcr.io/org/other:1")  # of another project
+    sandbox.create(image="pytorch/pytorch:2.8", project_id=project)
+    sandbox.create(image="index.docker.io/pytorch/pytorch@" + FIRST, project_id=project)
+    sandbox.create(image="ghcr.io/org/x:1", project_id=project)
+    sandbox.create(image="ghcr.io/org/other:1")  # of another project
     _change(client, project, allowed_images=[])
     refused = problem(client.post("/v1/instances", json=body), 403, "image_not_allowed")
     assert "none at all" in refused["detail"]
     _change(client, project, allowed_images=None)
-    corner.create(**body)
+    sandbox.create(**body)
 
 
-def test_a_list_made_narrower_holds_from_the_next_start_on(corner: Corner, project: str) -> None:
-    client = corner.client
-    assignment = corner.running(image="pytorch/pytorch:1", project_id=project)
+def test_a_stricter_list_applies_from_the_next_start(sandbox: Sandbox, project: str) -> None:
+    client = sandbox.client
+    assignment = sandbox.running(image="pytorch/pytorch:1", project_id=project)
     one = f"/v1/instances/{assignment.instance_id}"
     _change(client, project, allowed_images=["busybox"])
     problem(client.post(f"{one}/restart"), 403, "image_not_allowed")
     assert client.instance(assignment.instance_id)["state"] == "running"
     client.post(f"{one}/stop")
-    corner.sync(seen(assignment, "exited", exit_code=0))
+    sandbox.sync(observed(assignment, "exited", exit_code=0))
     problem(client.post(f"{one}/start"), 403, "image_not_allowed")
     assert client.instance(assignment.instance_id)["state"] == "stopped"
     _change(client, project, allowed_images=["busybox", OURS])
@@ -64,41 +64,41 @@ def test_a_list_made_narrower_holds_from_the_next_start_on(corner: Corner, proje
 @pytest.mark.parametrize(
     "pattern", ["python:3", "Pytorch/x", "a b", "", "/x", "ghcr.io/", "x[ab]", "x@sha256:1"]
 )
-def test_what_could_never_match_is_no_pattern(shared: Client, project: str, pattern: str) -> None:
+def test_a_pattern_that_cannot_match_is_rejected(shared: Client, project: str, pattern: str) -> None:
     answer = shared.patch(f"/v1/projects/{project}", json={"allowed_images": [pattern]})
     assert problem(answer, 422)["errors"][0]["pointer"] == "/allowed_images/0"
 
 
-def test_the_first_digest_is_the_one_of_every_start(corner: Corner) -> None:
-    first = corner.placed()
+def test_every_start_uses_the_digest_of_the_first_start(sandbox: Sandbox) -> None:
+    first = sandbox.placed()
     assert first.image_digest is None
-    corner.sync(seen(first, "running", image_digest=FIRST))
+    sandbox.sync(observed(first, "running", image_digest=FIRST))
     one = f"/v1/instances/{first.instance_id}"
 
-    corner.client.post(f"{one}/restart")
-    (second,) = corner.sync(instances=None).assignments
+    sandbox.client.post(f"{one}/restart")
+    (second,) = sandbox.sync(instances=None).assignments
     assert (second.attempt, second.image_digest) == (2, FIRST)
-    # A node that ran another image all the same does not change what is to run.
-    (told,) = corner.sync(seen(second, "running", image_digest=OTHER)).assignments
-    assert told.image_digest == corner.client.instance(first.instance_id)["image_digest"] == FIRST
+    # A node that reports another digest does not change the one to run.
+    (reported,) = sandbox.sync(observed(second, "running", image_digest=OTHER)).assignments
+    assert reported.image_digest == sandbox.client.instance(first.instance_id)["image_digest"] == FIRST
 
-    corner.client.post(f"{one}/stop")
-    corner.sync(seen(second, "exited", exit_code=0, image_digest=OTHER))
-    corner.client.post(f"{one}/start")
-    assert corner.client.wait(first.instance_id, "scheduled")["image_digest"] == FIRST
-    third = corner.assignment(first.instance_id)
+    sandbox.client.post(f"{one}/stop")
+    sandbox.sync(observed(second, "exited", exit_code=0, image_digest=OTHER))
+    sandbox.client.post(f"{one}/start")
+    assert sandbox.client.wait(first.instance_id, "scheduled")["image_digest"] == FIRST
+    third = sandbox.assignment(first.instance_id)
     assert (third.attempt, third.image_digest) == (3, FIRST)
 
 
-def test_an_image_without_a_digest_has_none(corner: Corner) -> None:
-    assignment = corner.running()
-    assert corner.client.instance(assignment.instance_id)["image_digest"] is None
-    assert corner.sync(seen(assignment, "running")).assignments[0].image_digest is None
+def test_an_instance_without_a_reported_digest_has_none(sandbox: Sandbox) -> None:
+    assignment = sandbox.running()
+    assert sandbox.client.instance(assignment.instance_id)["image_digest"] is None
+    assert sandbox.sync(observed(assignment, "running")).assignments[0].image_digest is None
 
 
-def test_the_projects_profile_goes_with_each_of_its_instances(corner: Corner, project: str) -> None:
-    usual, strict = corner.placed(), corner.placed(project_id=project)
+def test_assignments_have_the_security_profile_of_their_project(sandbox: Sandbox, project: str) -> None:
+    usual, strict = sandbox.placed(), sandbox.placed(project_id=project)
     assert (usual.security_profile, strict.security_profile) == ("standard", "standard")
-    _change(corner.client, project, security_profile="strict")
-    assert corner.assignment(usual.instance_id).security_profile == "standard"
-    assert corner.assignment(strict.instance_id).security_profile == "strict"
+    _change(sandbox.client, project, security_profile="strict")
+    assert sandbox.assignment(usual.instance_id).security_profile == "standard"
+    assert sandbox.assignment(strict.instance_id).security_profile == "strict"

@@ -12,7 +12,7 @@ from mooring.control.instances import gangs
 from mooring.core.node import SwarmFacts
 from mooring.scheduler.model import Gang
 from mooring.schemas.agent import Assignment, GroupMembership, SyncAnswer
-from tests.nodes import WireNode, seen
+from tests.nodes import WireNode, observed
 from tests.problems import problem
 from tests.service import Client, RunningService, running, settings_for
 from tests.testbed.waiting import wait_until
@@ -21,28 +21,28 @@ GROUPS = "/v1/instance-groups"
 _number = count(1)
 
 
-class Pair:
-    """Two nodes of eight H100 in one swarm, the first its manager, on which only this test's groups are."""
+class NodePair:
+    """Two nodes with eight H100 each in one swarm, for this test's groups; the first node is the manager."""
 
     def __init__(self, client: Client, *, swarm: bool = True) -> None:
         self.client = client
         self.name = f"pair-{next(_number)}"
         self.nodes = [WireNode(client, f"{self.name}-{letter}") for letter in "ab"]
         for node in self.nodes:
-            facts: dict[str, Any] = {"labels": {"corner": self.name}, "address": f"10.0.0.{next(_number)}"}
+            facts: dict[str, Any] = {"labels": {"sandbox": self.name}, "address": f"10.0.0.{next(_number)}"}
             if swarm:
                 facts["swarm"] = SwarmFacts(cluster_id=self.name, manager=node is self.nodes[0])
             node.facts = node.facts.model_copy(update=facts)
             node.sync()
         self.made: list[str] = []
-        self.heard: dict[str, SyncAnswer] = {}
+        self.answers: dict[str, SyncAnswer] = {}
 
     def group(self, **fields: Any) -> dict[str, Any]:
-        """A group of two that needs both nodes, unless the test says otherwise."""
+        """A new group of two that needs both nodes, unless `fields` change that."""
         template = {
             "image": "mooring-test/busybox:1",
             "gpus": {"count": 8},
-            "node_selector": {"corner": self.name},
+            "node_selector": {"sandbox": self.name},
             **fields.pop("template", {}),
         }
         answer = self.client.post(GROUPS, json={"count": 2, "template": template, **fields})
@@ -51,31 +51,33 @@ class Pair:
         return dict(answer.json())
 
     def placed(self, **fields: Any) -> dict[str, Any]:
-        return self.reached(self.group(**fields)["id"], "starting")
+        return self.wait_for(self.group(**fields)["id"], "starting")
 
     def running(self, **fields: Any) -> dict[str, Any]:
         made = self.placed(**fields)
-        self.say("running")
-        return self.reached(made["id"], "running")
+        self.send_reports("running")
+        return self.wait_for(made["id"], "running")
 
-    def reached(self, group_id: str, state: str) -> dict[str, Any]:
+    def wait_for(self, group_id: str, state: str) -> dict[str, Any]:
         return wait_until(lambda: found if (found := self.get(group_id))["state"] == state else None)
 
     def get(self, group_id: str) -> dict[str, Any]:
         return dict(self.client.get(f"{GROUPS}/{group_id}").json())
 
     def assignments(self) -> list[Assignment]:
-        """What both nodes should have, by name; the reports that ask say nothing of instances."""
-        heard = [node.sync(instances=None) for node in self.nodes]
-        return sorted((each for of in heard for each in of.assignments), key=lambda each: each.name)
+        """The assignments of both nodes, sorted by name; the reports for them do not list instances."""
+        answers = [node.sync(instances=None) for node in self.nodes]
+        return sorted((each for of in answers for each in of.assignments), key=lambda each: each.name)
 
-    def say(self, phase: str, *names: str, **fields: Any) -> None:
-        """Both nodes report: these members (none: all) are so, the others run."""
+    def send_reports(self, phase: str, *names: str, **fields: Any) -> None:
+        """Both nodes report these members (default: all) in this phase and the others as running."""
         for node in self.nodes:
             there = node.sync(instances=None).assignments
             node.sync(
                 *(
-                    seen(each, phase, **fields) if not names or each.name in names else seen(each, "running")
+                    observed(each, phase, **fields)
+                    if not names or each.name in names
+                    else observed(each, "running")
                     for each in there
                 )
             )
@@ -92,21 +94,21 @@ class Pair:
 
 
 @pytest.fixture
-def pair(shared: Client) -> Iterator[Pair]:
-    made = Pair(shared)
+def node_pair(shared: Client) -> Iterator[NodePair]:
+    made = NodePair(shared)
     yield made
     made.close()
 
 
-def test_members_are_placed_together_and_told_of_one_another(pair: Pair) -> None:
-    made = pair.group(name="train", labels={"team": "vision"}, master_port=4000)
+def test_members_are_placed_together_and_know_one_another(node_pair: NodePair) -> None:
+    made = node_pair.group(name="train", labels={"team": "vision"}, master_port=4000)
     assert (made["state"], made["count"], len(made["members"])) == ("pending", 2, 2)
-    group = pair.reached(made["id"], "starting")
-    assert {member["node_name"] for member in group["members"]} == {node.name for node in pair.nodes}
+    group = node_pair.wait_for(made["id"], "starting")
+    assert {member["node_name"] for member in group["members"]} == {node.name for node in node_pair.nodes}
     assert [(each["rank"], each["name"]) for each in group["members"]] == [(0, "train-0"), (1, "train-1")]
-    told = pair.memberships()
-    assert told.keys() == {"train-0", "train-1"}
-    for rank, membership in enumerate(told.values()):
+    received = node_pair.memberships()
+    assert received.keys() == {"train-0", "train-1"}
+    for rank, membership in enumerate(received.values()):
         assert (membership.rank, membership.count, membership.hostname) == (rank, 2, f"train-{rank}")
         assert (
             membership.env.items()
@@ -118,223 +120,232 @@ def test_members_are_placed_together_and_told_of_one_another(pair: Pair) -> None
                 "WORLD_SIZE": "2",
             }.items()
         )
-    instance = pair.client.instance(group["members"][1]["instance_id"])
+    instance = node_pair.client.instance(group["members"][1]["instance_id"])
     assert (instance["group_id"], instance["group_rank"]) == (made["id"], 1)
     assert instance["labels"] == {"team": "vision"}
 
 
-def test_a_network_spans_the_nodes_of_a_swarm_and_its_manager_makes_it(pair: Pair) -> None:
-    group = pair.placed(name="spans", network={"encrypted": True})
+def test_members_on_a_swarm_use_an_overlay_that_the_manager_creates(node_pair: NodePair) -> None:
+    group = node_pair.placed(name="spans", network={"encrypted": True})
     assert group["network"] == {"mode": "auto", "encrypted": True, "used": "overlay"}
     name = f"mooring-{group['id']}"
-    assert {(each.network, each.overlay_name) for each in pair.memberships().values()} == {("overlay", name)}
-    manager, other = (node.sync(instances=None) for node in pair.nodes)
+    assert {(each.network, each.overlay_name) for each in node_pair.memberships().values()} == {
+        ("overlay", name)
+    }
+    manager, other = (node.sync(instances=None) for node in node_pair.nodes)
     (overlay,) = manager.overlays
     assert (overlay.name, overlay.group_id, overlay.encrypted) == (name, group["id"], True)
     assert overlay.project_id == group["project_id"]
     assert other.overlays == []
-    # The manager is told at once: its long poll need not run out.
-    pair.say("running")
-    pair.client.delete(f"{GROUPS}/{group['id']}")
-    for node in pair.nodes:
+    # The manager's long poll is answered immediately.
+    node_pair.send_reports("running")
+    node_pair.client.delete(f"{GROUPS}/{group['id']}")
+    for node in node_pair.nodes:
         node.sync()
-    assert wait_until(lambda: not pair.nodes[0].sync().overlays)
+    assert wait_until(lambda: not node_pair.nodes[0].sync().overlays)
 
 
-def test_on_one_node_members_share_its_own_network(pair: Pair) -> None:
-    group = pair.placed(template={"gpus": {"count": 2}})
+def test_members_on_one_node_use_a_bridge_network(node_pair: NodePair) -> None:
+    group = node_pair.placed(template={"gpus": {"count": 2}})
     assert len({member["node_id"] for member in group["members"]}) == 1
     assert group["network"]["used"] == "bridge"
-    assert {each.network for each in pair.memberships().values()} == {"bridge"}
-    assert pair.nodes[0].sync(instances=None).overlays == []
+    assert {each.network for each in node_pair.memberships().values()} == {"bridge"}
+    assert node_pair.nodes[0].sync(instances=None).overlays == []
 
 
-def test_without_a_swarm_members_wait_unless_the_host_s_network_is_allowed(shared: Client) -> None:
-    pair = Pair(shared, swarm=False)
+def test_without_a_swarm_members_wait_unless_host_network_is_allowed(shared: Client) -> None:
+    node_pair = NodePair(shared, swarm=False)
     project = shared.get("/v1/me").json()["project"] or shared.items("/v1/projects", name="default")[0]
     path = f"/v1/projects/{project['id']}"
     try:
-        group = pair.group(name="apart")
+        group = node_pair.group(name="apart")
         problem(
             shared.post(GROUPS, json={"count": 1, "template": {"image": "b"}, "network": {"mode": "host"}}),
             403,
             "host_network_not_allowed",
         )
-        wait_until(lambda: pair.get(group["id"])["reason"]["code"] != "queued")
-        assert pair.get(group["id"])["state"] == "pending"
+        wait_until(lambda: node_pair.get(group["id"])["reason"]["code"] != "queued")
+        assert node_pair.get(group["id"])["state"] == "pending"
         assert shared.patch(path, json={"host_network": True}).status_code == 200
-        group = pair.reached(group["id"], "starting")
+        group = node_pair.wait_for(group["id"], "starting")
         assert group["network"]["used"] == "host"
-        home = {node.id: node.facts.address for node in pair.nodes}
+        home = {node.id: node.facts.address for node in node_pair.nodes}
         address = home[group["members"][0]["node_id"]]
-        assert {each.env["MASTER_ADDR"] for each in pair.memberships().values()} == {address}
+        assert {each.env["MASTER_ADDR"] for each in node_pair.memberships().values()} == {address}
     finally:
         shared.patch(path, json={"host_network": False})
-        pair.close()
+        node_pair.close()
 
 
-def test_none_is_placed_where_not_all_are(pair: Pair) -> None:
-    group = pair.group(count=3)
-    wait_until(lambda: (pair.get(group["id"])["reason"] or {}).get("code") != "queued")
-    assert {member["state"] for member in pair.get(group["id"])["members"]} == {"pending"}
-    assert pair.assignments() == []
-    assert pair.get(group["id"])["queue_position"] >= 1
+def test_no_member_is_placed_unless_all_are(node_pair: NodePair) -> None:
+    group = node_pair.group(count=3)
+    wait_until(lambda: (node_pair.get(group["id"])["reason"] or {}).get("code") != "queued")
+    assert {member["state"] for member in node_pair.get(group["id"])["members"]} == {"pending"}
+    assert node_pair.assignments() == []
+    assert node_pair.get(group["id"])["queue_position"] >= 1
 
 
-def test_all_end_well_and_so_has_the_group(pair: Pair) -> None:
-    group = pair.running(name="ends")
-    pair.say("exited", "ends-1", exit_code=0)
-    assert pair.get(group["id"])["state"] == "running"
-    for node in pair.nodes:
+def test_a_group_succeeds_when_all_members_have_succeeded(node_pair: NodePair) -> None:
+    group = node_pair.running(name="ends")
+    node_pair.send_reports("exited", "ends-1", exit_code=0)
+    assert node_pair.get(group["id"])["state"] == "running"
+    for node in node_pair.nodes:
         there = node.sync(instances=None).assignments
-        node.sync(*(seen(each, "exited", exit_code=0) for each in there))
-    assert pair.reached(group["id"], "succeeded")["actions"] == ["start", "delete"]
+        node.sync(*(observed(each, "exited", exit_code=0) for each in there))
+    assert node_pair.wait_for(group["id"], "succeeded")["actions"] == ["start", "delete"]
 
 
-def test_one_that_fails_takes_the_others_with_it(pair: Pair) -> None:
-    group = pair.running(name="falls")
-    pair.say("exited", "falls-1", exit_code=3)
-    stopping = pair.reached(group["id"], "stopping")
+def test_a_failed_member_fails_the_group(node_pair: NodePair) -> None:
+    group = node_pair.running(name="falls")
+    node_pair.send_reports("exited", "falls-1", exit_code=3)
+    stopping = node_pair.wait_for(group["id"], "stopping")
     assert stopping["reason"]["code"] == "member_failed"
     assert "member 1 (falls-1)" in stopping["reason"]["message"]
     assert stopping["members"][0]["reason"]["code"] == "member_failed"
-    for node in pair.nodes:
+    for node in node_pair.nodes:
         there = node.sync(instances=None).assignments
-        node.sync(*(seen(each, "exited", exit_code=143) for each in there))
-    failed = pair.reached(group["id"], "failed")
+        node.sync(*(observed(each, "exited", exit_code=143) for each in there))
+    failed = node_pair.wait_for(group["id"], "failed")
     assert [member["state"] for member in failed["members"]] == ["stopped", "failed"]
-    # It can be tried again as a whole.
-    started = pair.client.post(f"{GROUPS}/{group['id']}/start")
+    # The whole group can be started again.
+    started = node_pair.client.post(f"{GROUPS}/{group['id']}/start")
     assert started.status_code == 202, started.text
-    again = pair.reached(group["id"], "starting")
+    again = node_pair.wait_for(group["id"], "starting")
     assert (again["reason"], {member["attempt"] for member in again["members"]}) == (None, {2})
 
 
-def test_one_that_fails_is_restarted_where_the_group_says_so(pair: Pair) -> None:
-    group = pair.running(name="mends", on_member_failure="restart_member")
-    pair.say("exited", "mends-1", exit_code=3)
+def test_a_failed_member_is_restarted_with_restart_member(node_pair: NodePair) -> None:
+    group = node_pair.running(name="mends", on_member_failure="restart_member")
+    node_pair.send_reports("exited", "mends-1", exit_code=3)
     again = wait_until(
-        lambda: found if (found := pair.get(group["id"]))["members"][1]["attempt"] == 2 else None
+        lambda: found if (found := node_pair.get(group["id"]))["members"][1]["attempt"] == 2 else None
     )
     assert (again["restarts"], again["members"][0]["state"]) == (1, "running")
-    pair.say("running")
-    assert pair.reached(group["id"], "running")["members"][1]["node_id"] == group["members"][1]["node_id"]
-    # The network must reach it wherever it comes back.
+    node_pair.send_reports("running")
+    assert (
+        node_pair.wait_for(group["id"], "running")["members"][1]["node_id"] == group["members"][1]["node_id"]
+    )
+    # The network must reach it on any node.
     assert again["network"]["used"] == "overlay"
 
 
-def _stopping_for_a_reason(pair: Pair, group_id: str) -> dict[str, Any] | None:
-    found = pair.get(group_id)
+def _stopping_with_reason(node_pair: NodePair, group_id: str) -> dict[str, Any] | None:
+    found = node_pair.get(group_id)
     return found if found["state"] == "stopping" and found["reason"] else None
 
 
-def test_a_member_that_fails_too_often_fails_the_group(pair: Pair) -> None:
-    group = pair.running(name="tries", on_member_failure="restart_member", template={"gpus": {"count": 1}})
+def test_a_member_that_fails_too_often_fails_the_group(node_pair: NodePair) -> None:
+    group = node_pair.running(
+        name="tries", on_member_failure="restart_member", template={"gpus": {"count": 1}}
+    )
     for restarts in range(1, 11):
-        pair.say("exited", "tries-0", exit_code=1)
-        wait_until(partial(_restarted, pair, group["id"], restarts), timeout_s=20)
-        wait_until(partial(_placed_again, pair, group["id"]), timeout_s=20)
-        pair.say("running")
-    pair.say("exited", "tries-0", exit_code=1)
-    ended = wait_until(partial(_stopping_for_a_reason, pair, group["id"]))
+        node_pair.send_reports("exited", "tries-0", exit_code=1)
+        wait_until(partial(_has_restarted, node_pair, group["id"], restarts), timeout_s=20)
+        wait_until(partial(_is_placed_again, node_pair, group["id"]), timeout_s=20)
+        node_pair.send_reports("running")
+    node_pair.send_reports("exited", "tries-0", exit_code=1)
+    ended = wait_until(partial(_stopping_with_reason, node_pair, group["id"]))
     assert (ended["restarts"], ended["reason"]["code"]) == (10, "member_failed")
 
 
-def _placed_again(pair: Pair, group_id: str) -> bool:
-    return bool(pair.get(group_id)["members"][0]["state"] == "scheduled")
+def _is_placed_again(node_pair: NodePair, group_id: str) -> bool:
+    return bool(node_pair.get(group_id)["members"][0]["state"] == "scheduled")
 
 
-def _restarted(pair: Pair, group_id: str, times: int) -> bool:
-    return bool(pair.get(group_id)["restarts"] == times)
+def _has_restarted(node_pair: NodePair, group_id: str, times: int) -> bool:
+    return bool(node_pair.get(group_id)["restarts"] == times)
 
 
-def test_what_a_limit_stops_of_one_it_stops_of_all(pair: Pair) -> None:
-    group = pair.running(name="limited", template={"max_duration_s": 1})
+def test_a_limit_that_stops_one_member_stops_all(node_pair: NodePair) -> None:
+    group = node_pair.running(name="limited", template={"max_duration_s": 1})
     ended = wait_until(
-        lambda: found if (found := pair.get(group["id"]))["state"] != "running" else None, timeout_s=10
+        lambda: found if (found := node_pair.get(group["id"]))["state"] != "running" else None, timeout_s=10
     )
-    wait_until(lambda: pair.get(group["id"])["desired_state"] == "stopped")
-    assert pair.get(group["id"])["reason"]["code"] == "max_duration_reached"
+    wait_until(lambda: node_pair.get(group["id"])["desired_state"] == "stopped")
+    assert node_pair.get(group["id"])["reason"]["code"] == "max_duration_reached"
     assert ended["state"] in {"stopping", "stopped"}
 
 
-def test_a_group_is_stopped_and_deleted_as_a_whole(pair: Pair) -> None:
-    group = pair.running()
+def test_a_group_is_stopped_and_deleted_as_a_whole(node_pair: NodePair) -> None:
+    group = node_pair.running()
     path = f"{GROUPS}/{group['id']}"
-    stopped = pair.client.post(f"{path}/stop", json={"timeout_s": 3})
+    stopped = node_pair.client.post(f"{path}/stop", json={"timeout_s": 3})
     assert (stopped.status_code, stopped.json()["state"]) == (202, "stopping")
-    assert {each.stop_timeout_s for each in pair.assignments()} == {3}
-    assert pair.client.post(f"{path}/stop").status_code == 202
-    problem(pair.client.post(f"{path}/start"), 409, "invalid_transition")
-    for node in pair.nodes:
+    assert {each.stop_timeout_s for each in node_pair.assignments()} == {3}
+    assert node_pair.client.post(f"{path}/stop").status_code == 202
+    problem(node_pair.client.post(f"{path}/start"), 409, "invalid_transition")
+    for node in node_pair.nodes:
         node.sync()
-    assert pair.reached(group["id"], "stopped")["reason"]["code"] == "stopped_by_user"
-    problem(pair.client.post(f"{path}/stop"), 409, "invalid_transition")
-    assert pair.client.delete(path).status_code == 202
-    problem(pair.client.get(path), 404, "not_found")
-    problem(pair.client.delete(path), 404, "not_found")
+    assert node_pair.wait_for(group["id"], "stopped")["reason"]["code"] == "stopped_by_user"
+    problem(node_pair.client.post(f"{path}/stop"), 409, "invalid_transition")
+    assert node_pair.client.delete(path).status_code == 202
+    problem(node_pair.client.get(path), 404, "not_found")
+    problem(node_pair.client.delete(path), 404, "not_found")
 
 
-def test_a_group_waits_for_its_last_member_to_be_gone_before_it_is_placed_again(
-    pair: Pair, shared_service: RunningService
+def test_a_group_is_not_placed_again_until_all_members_have_ended(
+    node_pair: NodePair, shared_service: RunningService
 ) -> None:
-    group = pair.running()
-    pair.client.post(f"{GROUPS}/{group['id']}/stop")
+    group = node_pair.running()
+    node_pair.client.post(f"{GROUPS}/{group['id']}/stop")
 
     def gang() -> Gang | None:
         with shared_service.plane.database.read() as session:
             return gangs.of(session, [group["id"]]).get(group["id"])
 
-    for node in pair.nodes:
+    for node in node_pair.nodes:
         assert gang() is None
         node.sync()
     assert gang() == Gang(group["id"], 2, "overlay")
 
 
-def test_a_running_group_is_gone_when_its_nodes_say_so(pair: Pair) -> None:
-    group = pair.running(name="goes")
+def test_a_deleted_running_group_is_gone_after_its_nodes_report_it(node_pair: NodePair) -> None:
+    group = node_pair.running(name="goes")
     path = f"{GROUPS}/{group['id']}"
-    stale = pair.client.delete(path, headers={"If-Match": '"1"'})
+    stale = node_pair.client.delete(path, headers={"If-Match": '"1"'})
     problem(stale, 412, "precondition_failed")
-    tag = pair.client.get(path).headers["ETag"]
-    deleted = pair.client.delete(path, headers={"If-Match": tag})
+    tag = node_pair.client.get(path).headers["ETag"]
+    deleted = node_pair.client.delete(path, headers={"If-Match": tag})
     assert (deleted.status_code, deleted.json()["state"]) == (202, "stopping")
-    pair.nodes[0].sync()
-    assert pair.client.get(path).status_code == 200
-    pair.nodes[1].sync()
-    wait_until(lambda: pair.client.get(path).status_code == 404)
-    # The name is free again.
+    node_pair.nodes[0].sync()
+    assert node_pair.client.get(path).status_code == 200
+    node_pair.nodes[1].sync()
+    wait_until(lambda: node_pair.client.get(path).status_code == 404)
+    # The name can be used again.
     wait_until(
         lambda: (
-            pair.client.post(GROUPS, json={"name": "goes", "count": 1, "template": _WAITS}).status_code == 201
+            node_pair.client.post(
+                GROUPS, json={"name": "goes", "count": 1, "template": _UNPLACEABLE}
+            ).status_code
+            == 201
         )
     )
 
 
-_WAITS = {"image": "mooring-test/busybox:1", "node_selector": {"corner": "nowhere"}}
+_UNPLACEABLE = {"image": "mooring-test/busybox:1", "node_selector": {"sandbox": "nowhere"}}
 
 
-def test_a_member_alone_is_its_group_s(pair: Pair) -> None:
-    group = pair.running()
+def test_most_operations_on_a_single_member_are_rejected(node_pair: NodePair) -> None:
+    group = node_pair.running()
     member = f"/v1/instances/{group['members'][0]['instance_id']}"
     for answer in (
-        pair.client.post(f"{member}/stop"),
-        pair.client.post(f"{member}/start"),
-        pair.client.post(f"{member}/restart"),
-        pair.client.delete(member),
-        pair.client.patch(member, json={"name": "other"}),
+        node_pair.client.post(f"{member}/stop"),
+        node_pair.client.post(f"{member}/start"),
+        node_pair.client.post(f"{member}/restart"),
+        node_pair.client.delete(member),
+        node_pair.client.patch(member, json={"name": "other"}),
     ):
         assert problem(answer, 409, "member_of_group")["group_id"] == group["id"]
-    assert pair.client.patch(member, json={"labels": {"a": "b"}}).status_code == 200
-    assert pair.get(group["id"])["state"] == "running"
+    assert node_pair.client.patch(member, json={"labels": {"a": "b"}}).status_code == 200
+    assert node_pair.get(group["id"])["state"] == "running"
 
 
-def test_a_member_may_be_restarted_alone_where_the_group_goes_on_without_it(pair: Pair) -> None:
-    group = pair.running(on_member_failure="restart_member")
+def test_a_single_member_may_be_restarted_with_restart_member(node_pair: NodePair) -> None:
+    group = node_pair.running(on_member_failure="restart_member")
     member = group["members"][1]["instance_id"]
-    assert pair.client.post(f"/v1/instances/{member}/restart").status_code == 202
-    assert pair.get(group["id"])["members"][1]["attempt"] == 2
-    problem(pair.client.post(f"/v1/instances/{member}/stop"), 409, "member_of_group")
+    assert node_pair.client.post(f"/v1/instances/{member}/restart").status_code == 202
+    assert node_pair.get(group["id"])["members"][1]["attempt"] == 2
+    problem(node_pair.client.post(f"/v1/instances/{member}/stop"), 409, "member_of_group")
 
 
 @pytest.mark.parametrize(
@@ -351,28 +362,28 @@ def test_a_member_may_be_restarted_alone_where_the_group_goes_on_without_it(pair
         ({"template": {"image": "b"}, "name": "x" * 61}, "validation_failed"),
     ],
 )
-def test_what_no_group_can_be_is_refused(shared: Client, fields: dict[str, Any], code: str) -> None:
+def test_an_invalid_group_is_rejected(shared: Client, fields: dict[str, Any], code: str) -> None:
     problem(shared.post(GROUPS, json={"count": 2, **fields}), 422, code)
 
 
-def test_names_of_groups_and_of_their_members_are_taken_once(shared: Client) -> None:
+def test_names_of_groups_and_members_are_unique(shared: Client) -> None:
     def post(name: str) -> Any:
-        return shared.post(GROUPS, json={"name": name, "count": 2, "template": _WAITS})
+        return shared.post(GROUPS, json={"name": name, "count": 2, "template": _UNPLACEABLE})
 
     assert post("twice").status_code == 201
     assert problem(post("twice"), 409, "name_taken")["name"] == "twice"
-    shared.create(name="single-1", **_WAITS)
+    shared.create(name="single-1", **_UNPLACEABLE)
     assert problem(post("single"), 409, "name_taken")["name"] == "single-1"
     assert shared.items(GROUPS, name="single") == []
-    generated = shared.post(GROUPS, json={"count": 1, "template": _WAITS}).json()
+    generated = shared.post(GROUPS, json={"count": 1, "template": _UNPLACEABLE}).json()
     assert generated["name"].startswith("busybox-")
     assert [each["name"] for each in generated["members"]] == [f"{generated['name']}-0"]
 
 
-def test_a_quota_has_room_for_all_or_lets_none_in(shared: Client) -> None:
+def test_a_quota_admits_all_members_or_none(shared: Client) -> None:
     project = shared.post("/v1/projects", json={"name": f"few-{next(_number)}"}).json()["id"]
     shared.patch(f"/v1/projects/{project}", json={"quotas": {"gpus": 3}})
-    template = {**_WAITS, "gpus": {"count": 1}}
+    template = {**_UNPLACEABLE, "gpus": {"count": 1}}
     body = {"count": 4, "project_id": project, "template": template}
     refused = problem(shared.post(GROUPS, json=body), 403, "quota_exceeded")
     assert (refused["limit"], refused["used"], refused["asked"]) == (3, 0, 4)
@@ -381,23 +392,24 @@ def test_a_quota_has_room_for_all_or_lets_none_in(shared: Client) -> None:
     assert made.status_code == 201
     path = f"{GROUPS}/{made.json()['id']}"
     assert shared.post(f"{path}/stop").json()["state"] == "stopped"
-    shared.create(project_id=project, gpus={"count": 1}, node_selector={"corner": "nowhere"})
+    shared.create(project_id=project, gpus={"count": 1}, node_selector={"sandbox": "nowhere"})
     problem(shared.post(f"{path}/start"), 403, "quota_exceeded")
     assert shared.get(path).json()["state"] == "stopped"
 
 
-def test_a_repeat_makes_no_second_group(shared: Client) -> None:
+def test_a_repeated_request_creates_no_second_group(shared: Client) -> None:
     headers = {"Idempotency-Key": f"group-{next(_number)}"}
-    body = {"count": 2, "template": _WAITS}
+    body = {"count": 2, "template": _UNPLACEABLE}
     first, again = (shared.post(GROUPS, json=body, headers=headers) for _ in range(2))
     assert first.content == again.content
     assert first.headers["Location"] == f"{GROUPS}/{first.json()['id']}"
     assert len(shared.items("/v1/instances", name=first.json()["members"][0]["name"])) == 1
 
 
-def test_lists_find_by_project_name_and_label(shared: Client) -> None:
+def test_groups_are_filtered_by_project_name_and_label(shared: Client) -> None:
     made = shared.post(
-        GROUPS, json={"name": f"found-{next(_number)}", "count": 1, "labels": {"a": "1"}, "template": _WAITS}
+        GROUPS,
+        json={"name": f"found-{next(_number)}", "count": 1, "labels": {"a": "1"}, "template": _UNPLACEABLE},
     ).json()
     for asked in ({"name": made["name"]}, {"project_id": made["project_id"]}, {"label": "a:1"}):
         assert made["id"] in {each["id"] for each in shared.items(GROUPS, **asked)}
@@ -406,38 +418,38 @@ def test_lists_find_by_project_name_and_label(shared: Client) -> None:
     assert (member["group_id"], member["group_rank"]) == (made["id"], 0)
 
 
-def test_what_is_done_to_a_group_is_an_event(shared: Client) -> None:
+def test_each_operation_on_a_group_is_an_event(shared: Client) -> None:
     newest = shared.get("/v1/events", params={"limit": 1, "after": 0}).json()
-    made = shared.post(GROUPS, json={"count": 1, "template": _WAITS}).json()
+    made = shared.post(GROUPS, json={"count": 1, "template": _UNPLACEABLE}).json()
     shared.post(f"{GROUPS}/{made['id']}/stop")
-    after, told = newest["items"][0]["seq"], []
+    after, received = newest["items"][0]["seq"], []
     while page := shared.items("/v1/events", after=after, limit=200):
-        told += [each for each in page if each["data"].get("group_id") == made["id"]]
+        received += [each for each in page if each["data"].get("group_id") == made["id"]]
         after = page[-1]["seq"]
-    assert [each["type"] for each in told] == ["instance_group.changed"] * 2
-    assert [each["data"]["desired_state"] for each in told] == ["running", "stopped"]
+    assert [each["type"] for each in received] == ["instance_group.changed"] * 2
+    assert [each["data"]["desired_state"] for each in received] == ["running", "stopped"]
 
 
-def test_a_group_gives_way_as_a_whole_and_comes_back_as_a_whole(database_url: str, tmp_path: Path) -> None:
+def test_a_group_is_preempted_and_placed_again_as_a_whole(database_url: str, tmp_path: Path) -> None:
     settings = settings_for(database_url, tmp_path / "data", preemption_min_run_s=0.0)
     with running(settings) as service, service.client as admin:
-        pair = Pair(admin)
-        group = pair.running(name="yields", template={"preemptible": True, "priority": 10})
+        node_pair = NodePair(admin)
+        group = node_pair.running(name="yields", template={"preemptible": True, "priority": 10})
         urgent = admin.create(
-            name="urgent", priority=90, gpus={"count": 8}, node_selector={"corner": pair.name}
+            name="urgent", priority=90, gpus={"count": 8}, node_selector={"sandbox": node_pair.name}
         )
-        gone = pair.reached(group["id"], "stopping")
+        gone = node_pair.wait_for(group["id"], "stopping")
         assert {member["reason"]["code"] for member in gone["members"]} == {"preempted"}
         assert gone["desired_state"] == "running"
-        for node in pair.nodes:
+        for node in node_pair.nodes:
             there = node.sync(instances=None).assignments
-            node.sync(*(seen(each, "exited", exit_code=143) for each in there))
+            node.sync(*(observed(each, "exited", exit_code=143) for each in there))
         assert admin.wait(urgent["id"], "scheduled")["state"] == "scheduled"
-        waiting = pair.reached(group["id"], "pending")
+        waiting = node_pair.wait_for(group["id"], "pending")
         assert {member["state"] for member in waiting["members"]} == {"pending"}
         admin.post(f"/v1/instances/{urgent['id']}/stop")
-        for node in (*pair.nodes, *pair.nodes):
-            node.sync()  # the first time it hears of it, the second time it says that it is gone
-        again = pair.reached(group["id"], "starting")
+        for node in (*node_pair.nodes, *node_pair.nodes):
+            node.sync()  # the first answer has the removal, the second report confirms it
+        again = node_pair.wait_for(group["id"], "starting")
         assert {member["attempt"] for member in again["members"]} == {2}
-        pair.close()
+        node_pair.close()

@@ -1,8 +1,8 @@
-"""Instances over HTTP: what a user asks, and what follows."""
+"""The life of an instance over HTTP."""
 
 import pytest
 
-from tests.nodes import WireNode, seen
+from tests.nodes import WireNode, observed
 from tests.service import Client
 from tests.testbed.waiting import wait_until
 
@@ -16,11 +16,11 @@ def test_an_instance_goes_from_create_to_running_to_gone(client: Client, node: W
     (assignment,) = node.sync().assignments
     assert sorted(assignment.gpu_uuids) == sorted(device["uuid"] for device in placed["devices"])
 
-    node.sync(seen(assignment, "running"))
+    node.sync(observed(assignment, "running"))
     assert client.instance(made["id"])["state"] == "running"
 
     assert client.delete(f"/v1/instances/{made['id']}").status_code == 202
-    (removal,) = node.sync(seen(assignment, "running")).removals
+    (removal,) = node.sync(observed(assignment, "running")).removals
     assert (removal.instance_id, removal.attempt) == (made["id"], 1)
     assert client.instance(made["id"])["state"] == "stopping"
 
@@ -29,26 +29,26 @@ def test_an_instance_goes_from_create_to_running_to_gone(client: Client, node: W
     assert all(gpu["instance_id"] is None for gpu in client.items("/v1/gpus"))
 
 
-def test_gpus_are_held_until_the_container_is_confirmed_gone(client: Client, node: WireNode) -> None:
+def test_gpus_stay_allocated_until_the_container_is_confirmed_gone(client: Client, node: WireNode) -> None:
     first = client.create(gpus={"count": 8})
     client.wait(first["id"], "scheduled")
     (assignment,) = node.sync().assignments
-    node.sync(seen(assignment, "running"))
+    node.sync(observed(assignment, "running"))
     client.post(f"/v1/instances/{first['id']}/stop")
     second = client.create(gpus={"count": 1})
 
-    node.sync(instances=None)  # Docker does not answer: unknown is not gone
-    node.sync(seen(assignment, "running"))
+    node.sync(instances=None)  # the state of the containers is unknown, which does not count as gone
+    node.sync(observed(assignment, "running"))
     assert client.instance(second["id"])["state"] == "pending"
 
-    node.sync(seen(assignment, "exited", exit_code=143))
+    node.sync(observed(assignment, "exited", exit_code=143))
     assert client.wait(second["id"], "scheduled")["devices"]
     assert client.instance(first["id"])["state"] == "stopped"
 
 
-def test_a_pending_instance_says_why_it_waits(client: Client, node: WireNode) -> None:
+def test_a_pending_instance_has_a_reason(client: Client, node: WireNode) -> None:
     made = client.create(gpus={"count": 9})
-    reason = wait_until(lambda: _judged(client, made["id"]))
+    reason = wait_until(lambda: _reason_after_scheduling(client, made["id"]))
     assert reason["code"] == "never_placeable"
     explained = client.get(f"/v1/instances/{made['id']}/explain").json()
     assert explained["queue_position"] == 1
@@ -56,7 +56,7 @@ def test_a_pending_instance_says_why_it_waits(client: Client, node: WireNode) ->
     assert explained["would_fit"]["max_count_now"] == 8
 
 
-def _judged(client: Client, instance_id: str) -> dict[str, str] | None:
+def _reason_after_scheduling(client: Client, instance_id: str) -> dict[str, str] | None:
     reason: dict[str, str] = client.instance(instance_id)["reason"]
     return reason if reason["code"] != "queued" else None
 
@@ -79,13 +79,13 @@ def _judged(client: Client, instance_id: str) -> dict[str, str] | None:
         ),
     ],
 )
-def test_an_end_is_told_with_its_reason_and_frees_the_gpus(
+def test_an_ended_instance_has_a_reason_and_no_gpus(
     client: Client, node: WireNode, phase: str, fields: dict[str, object], state: str, code: str | None
 ) -> None:
     made = client.create(gpus={"count": 8})
     client.wait(made["id"], "scheduled")
     (assignment,) = node.sync().assignments
-    node.sync(seen(assignment, phase, **fields))
+    node.sync(observed(assignment, phase, **fields))
     shown = client.instance(made["id"])
     assert shown["state"] == state
     assert (shown["reason"] or {}).get("code") == code

@@ -1,4 +1,4 @@
-"""What a node's operator has turned off is shown, and stands in the audit log (R1)."""
+"""Safeguards that a node's operator has turned off are shown and audited (R1)."""
 
 import pytest
 from pydantic import SecretStr
@@ -8,9 +8,7 @@ from tests.nodes import WireNode
 from tests.service import Client
 
 
-def test_a_safeguard_that_is_turned_off_is_shown_and_written_down_once(
-    client: Client, node: WireNode
-) -> None:
+def test_an_override_is_shown_and_audited_once(client: Client, node: WireNode) -> None:
     assert client.get(f"/v1/nodes/{node.id}").json()["overrides"] == []
     node.facts = node.facts.model_copy(update={"overrides": ["allow_unsafe_toolkit"]})
     node.sync()
@@ -22,7 +20,7 @@ def test_a_safeguard_that_is_turned_off_is_shown_and_written_down_once(
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "expected"),
     [
         ({}, ()),
         ({"allow_unsafe_toolkit": True}, ("allow_unsafe_toolkit",)),
@@ -33,5 +31,5 @@ def test_a_safeguard_that_is_turned_off_is_shown_and_written_down_once(
         ),
     ],
 )
-def test_an_agent_tells_what_is_turned_off(given: dict[str, object], told: tuple[str, ...]) -> None:
-    assert AgentSettings(join_token=SecretStr("mj_x"), **given).overrides == told  # type: ignore[arg-type]
+def test_an_agent_reports_its_overrides(given: dict[str, object], expected: tuple[str, ...]) -> None:
+    assert AgentSettings(join_token=SecretStr("mj_x"), **given).overrides == expected  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Who gives way to whom, what becomes of it, and that nobody waits behind those that came later."""
+"""Preemption, requeueing and backfill over HTTP."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mooring.schemas.agent import Assignment, ObservedInstance
-from tests.nodes import WireNode, seen, simulated_node
+from tests.nodes import WireNode, observed, simulated_node
 from tests.service import Client, RunningService, running, settings_for
 from tests.testbed.waiting import wait_until
 
@@ -17,13 +17,13 @@ LOW = {"gpus": {"count": 8}, "preemptible": True, "priority": 10, "preemption_gr
 
 @pytest.fixture
 def service(database_url: str, tmp_path: Path) -> Iterator[RunningService]:
-    """One where nothing is safe for having been placed a moment ago."""
+    """A service that may preempt instances immediately after their start."""
     with running(settings_for(database_url, tmp_path / "data", preemption_min_run_s=0)) as made:
         yield made
 
 
-class Runs:
-    """The node with all that runs there."""
+class RunningInstances:
+    """The running instances of the node; a call creates another one."""
 
     def __init__(self, client: Client, node: WireNode) -> None:
         self._client = client
@@ -31,29 +31,29 @@ class Runs:
         self._running: dict[str, Assignment] = {}
 
     def __call__(self, **fields: Any) -> str:
-        """An instance that runs."""
+        """The ID of a new running instance."""
         made = self._client.create(**fields)
         self._client.wait(made["id"], "scheduled")
-        heard = self._node.sync(instances=None)
-        (assignment,) = (each for each in heard.assignments if each.instance_id == made["id"])
+        reply = self._node.sync(instances=None)
+        (assignment,) = (each for each in reply.assignments if each.instance_id == made["id"])
         self._running[assignment.instance_id] = assignment
         self._report()
         return assignment.instance_id
 
     def end(self, *instance_ids: str) -> None:
-        """Their processes have ended; afterwards nothing is left of them."""
+        """Report that they have exited, then that their containers are gone."""
         self._node.sync(instances=None)
-        ended = [seen(self._running.pop(each), "exited", exit_code=0) for each in instance_ids]
+        ended = [observed(self._running.pop(each), "exited", exit_code=0) for each in instance_ids]
         self._report(*ended)
         self._report()
 
     def _report(self, *more: ObservedInstance) -> None:
-        self._node.sync(*(seen(each, "running") for each in self._running.values()), *more)
+        self._node.sync(*(observed(each, "running") for each in self._running.values()), *more)
 
 
 @pytest.fixture
-def runs(client: Client, node: WireNode) -> Runs:
-    return Runs(client, node)
+def runs(client: Client, node: WireNode) -> RunningInstances:
+    return RunningInstances(client, node)
 
 
 def _code(client: Client, instance_id: str) -> str:
@@ -67,7 +67,7 @@ def _project(client: Client, name: str, **fields: Any) -> str:
     return str(made)
 
 
-def test_it_gives_way_waits_again_and_runs_again(client: Client, tmp_path: Path) -> None:
+def test_a_preempted_instance_is_queued_and_runs_again(client: Client, tmp_path: Path) -> None:
     with simulated_node(client, tmp_path / "node", "gpu-1"):
         low = client.create(**LOW)
         client.wait(low["id"], "running")
@@ -78,13 +78,13 @@ def test_it_gives_way_waits_again_and_runs_again(client: Client, tmp_path: Path)
         client.delete(f"/v1/instances/{high['id']}")
         assert client.wait(low["id"], "running")["attempt"] == 2
     moves = client.items(f"/v1/instances/{low['id']}/events")
-    told = [(event["data"]["to"], (event["data"]["reason"] or {}).get("code")) for event in moves]
-    assert [state for state, code in told if code == "preempted"] == ["stopping", "stopped", "pending"]
+    transitions = [(event["data"]["to"], (event["data"]["reason"] or {}).get("code")) for event in moves]
+    assert [state for state, code in transitions if code == "preempted"] == ["stopping", "stopped", "pending"]
     message = next(event["data"]["reason"]["message"] for event in moves if event["data"]["to"] == "stopping")
     assert message == "it gave way to an instance of priority 60"
 
 
-def test_what_was_placed_a_moment_ago_does_not_give_way(database_url: str, tmp_path: Path) -> None:
+def test_a_recently_placed_instance_is_not_preempted(database_url: str, tmp_path: Path) -> None:
     with (
         running(settings_for(database_url, tmp_path / "data")) as service,
         service.client as client,
@@ -97,7 +97,7 @@ def test_what_was_placed_a_moment_ago_does_not_give_way(database_url: str, tmp_p
         assert client.instance(low["id"])["state"] == "running"
 
 
-def test_who_does_not_want_to_wait_again_just_ends(client: Client, tmp_path: Path) -> None:
+def test_with_on_preemption_stop_a_preempted_instance_stops(client: Client, tmp_path: Path) -> None:
     with simulated_node(client, tmp_path / "node", "gpu-1"):
         low = client.create(**LOW, on_preemption="stop")
         client.wait(low["id"], "running")
@@ -106,7 +106,9 @@ def test_who_does_not_want_to_wait_again_just_ends(client: Client, tmp_path: Pat
 
 
 @pytest.mark.parametrize("verb", ["stop", "delete"])
-def test_its_users_word_outweighs_that_it_would_wait_again(client: Client, runs: Runs, verb: str) -> None:
+def test_a_stop_or_delete_during_preemption_prevents_requeueing(
+    client: Client, runs: RunningInstances, verb: str
+) -> None:
     low = runs(**LOW)
     client.create(gpus={"count": 8}, priority=60, **SMALL)
     client.wait(low, "stopping")
@@ -120,7 +122,9 @@ def test_its_users_word_outweighs_that_it_would_wait_again(client: Client, runs:
         assert client.get(path).status_code == 404
 
 
-def test_equals_and_those_that_never_agreed_do_not_give_way(client: Client, runs: Runs) -> None:
+def test_equal_priority_and_non_preemptible_instances_are_not_preempted(
+    client: Client, runs: RunningInstances
+) -> None:
     stay = [
         runs(gpus={"count": 4}, preemptible=True, priority=60, **SMALL),
         runs(gpus={"count": 4}, priority=10, **SMALL),
@@ -130,7 +134,7 @@ def test_equals_and_those_that_never_agreed_do_not_give_way(client: Client, runs
     assert [client.instance(instance_id)["state"] for instance_id in stay] == ["running", "running"]
 
 
-def test_a_project_takes_back_what_it_is_guaranteed_and_no_more(client: Client, runs: Runs) -> None:
+def test_a_project_reclaims_only_its_guaranteed_gpus(client: Client, runs: RunningInstances) -> None:
     owner = _project(client, "owner", guaranteed_gpus=4)
     borrower = _project(client, "borrower", guaranteed_gpus=2)
     lent = [runs(gpus={"count": 2}, project_id=borrower, **SMALL) for _ in range(4)]
@@ -154,7 +158,7 @@ def test_a_project_takes_back_what_it_is_guaranteed_and_no_more(client: Client, 
     assert stopping() == []
 
 
-def test_the_more_important_comes_first_however_late(client: Client, runs: Runs) -> None:
+def test_a_higher_priority_is_placed_first(client: Client, runs: RunningInstances) -> None:
     busy = runs(gpus={"count": 8}, **SMALL)
     early = client.create(gpus={"count": 8}, priority=10, **SMALL)
     late = client.create(gpus={"count": 8}, priority=90, **SMALL)
@@ -165,7 +169,9 @@ def test_the_more_important_comes_first_however_late(client: Client, runs: Runs)
     assert client.instance(early["id"])["state"] == "pending"
 
 
-def test_what_comes_later_starts_only_if_it_ends_before_the_first_begins(client: Client, runs: Runs) -> None:
+def test_a_later_instance_is_backfilled_only_if_it_ends_before_the_first_starts(
+    client: Client, runs: RunningInstances
+) -> None:
     runs(gpus={"count": 4}, max_duration_s=3600, **SMALL)
     head = client.create(gpus={"count": 8}, **SMALL)
     wait_until(lambda: _code(client, head["id"]) == "waiting_for_capacity")

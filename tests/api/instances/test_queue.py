@@ -1,4 +1,4 @@
-"""The queue over HTTP: its order, whose it is to know what, and where one stands in it."""
+"""The queue over HTTP: order, visibility and positions."""
 
 from collections.abc import Iterator
 from typing import Any, get_args
@@ -18,7 +18,7 @@ BUSY = {"gpus": {"count": 8}, "max_duration_s": 3600}
 
 @pytest.fixture
 def busy(client: Client, node: WireNode) -> dict[str, Any]:
-    """What holds all eight GPUs of the only node, for an hour."""
+    """An instance that uses all eight GPUs of the only node for an hour."""
     return client.wait(client.create(name="busy", **BUSY)["id"], "scheduled")
 
 
@@ -31,7 +31,7 @@ def other(client: Client) -> Iterator[Client]:
         yield made
 
 
-def _waits(client: Client, instance_id: str) -> dict[str, Any]:
+def _wait_for_reason(client: Client, instance_id: str) -> dict[str, Any]:
     return wait_until(
         lambda: (
             found
@@ -47,19 +47,19 @@ def _queue(client: Client, **params: Any) -> dict[str, Any]:
     return dict(answer.json())
 
 
-def test_it_is_in_order_and_says_why(client: Client, busy: dict[str, Any]) -> None:
+def test_the_queue_lists_order_and_reasons(client: Client, busy: dict[str, Any]) -> None:
     made = [
         client.create(name=name, priority=priority, gpus={"count": 2})
         for name, priority in (("first", 50), ("second", 50), ("urgent", 90))
     ]
     for each in made:
-        _waits(client, each["id"])
-    told = _queue(client)["items"]
-    assert [each["name"] for each in told] == ["urgent", "first", "second"]
-    assert [each["position"] for each in told] == [1, 2, 3]
-    assert [each["behind"] for each in told] == [None, "priority", "age"]
-    assert {(each["count"], each["gpus"]) for each in told} == {(1, 2.0)}
-    assert told[0]["reason"]["code"] == "waiting_for_capacity"
+        _wait_for_reason(client, each["id"])
+    listed = _queue(client)["items"]
+    assert [each["name"] for each in listed] == ["urgent", "first", "second"]
+    assert [each["position"] for each in listed] == [1, 2, 3]
+    assert [each["behind"] for each in listed] == [None, "priority", "age"]
+    assert {(each["count"], each["gpus"]) for each in listed} == {(1, 2.0)}
+    assert listed[0]["reason"]["code"] == "waiting_for_capacity"
     starts = wait_until(lambda: _queue(client)["items"][0]["starts_at"])
     assert starts > busy["created_at"]
 
@@ -70,7 +70,7 @@ def test_a_group_is_one_entry(client: Client, busy: dict[str, Any]) -> None:
         json={"name": "train", "count": 3, "template": {"image": "b", "gpus": {"count": 2}}},
     ).json()
     after = client.create(name="after", gpus={"count": 8})
-    _waits(client, after["id"])
+    _wait_for_reason(client, after["id"])
     entries = _queue(client)["items"]
     assert [(each["name"], each["count"], each["gpus"], each["position"]) for each in entries] == [
         ("train", 3, 6.0, 1),
@@ -79,39 +79,39 @@ def test_a_group_is_one_entry(client: Client, busy: dict[str, Any]) -> None:
     assert (entries[0]["group_id"], entries[0]["instance_id"]) == (group["id"], None)
 
 
-def test_of_others_it_tells_how_many_and_how_large(
+def test_entries_of_other_projects_show_only_count_and_size(
     client: Client, other: Client, busy: dict[str, Any]
 ) -> None:
     hidden = {"gpus": {"count": 4}, "labels": {"hidden": "hidden"}}
     mine = [client.create(name=f"hidden-{number}", **hidden) for number in (1, 2)]
-    _waits(client, mine[1]["id"])
+    _wait_for_reason(client, mine[1]["id"])
     theirs = other.create(name="theirs", gpus={"count": 1})
-    _waits(client, theirs["id"])
-    told = other.get("/v1/queue")
-    assert "hidden" not in told.text
-    assert mine[0]["project_id"] not in told.text
-    assert busy["id"] not in told.text
-    # It holds nothing, so it comes first by its share, but for the one that was promised a moment before.
-    assert [(each["name"], each["gpus"], each["behind"]) for each in told.json()["items"]] == [
+    _wait_for_reason(client, theirs["id"])
+    listed = other.get("/v1/queue")
+    assert "hidden" not in listed.text
+    assert mine[0]["project_id"] not in listed.text
+    assert busy["id"] not in listed.text
+    # Its project uses nothing: fair share puts it before all but the instance that has a backfill slot.
+    assert [(each["name"], each["gpus"], each["behind"]) for each in listed.json()["items"]] == [
         (None, 4.0, None),
         ("theirs", 1.0, "promised"),
         (None, 4.0, "fair_share"),
     ]
-    (share,) = told.json()["shares"]
+    (share,) = listed.json()["shares"]
     assert (share["project_id"], share["gpus"], share["dominant_share"]) == (theirs["project_id"], 0.0, 0.0)
     shares = {each["project_id"]: each for each in _queue(client)["shares"]}
     assert shares[mine[0]["project_id"]]["dominant_share"] == 1.0
     assert shares[mine[0]["project_id"]]["gpus"] == 8.0
 
 
-def test_the_rules_that_are_told_are_the_schedulers() -> None:
+def test_the_documented_order_rules_are_the_schedulers() -> None:
     assert get_args(schemas.Because) == get_args(queue.Because)
 
 
-def test_it_comes_in_pages(client: Client, busy: dict[str, Any]) -> None:
+def test_the_queue_is_paged(client: Client, busy: dict[str, Any]) -> None:
     made = [client.create(gpus={"count": 8})["id"] for _ in range(5)]
     for each in made:
-        _waits(client, each)
+        _wait_for_reason(client, each)
     found: list[str] = []
     cursor = None
     while True:
@@ -126,17 +126,19 @@ def test_it_comes_in_pages(client: Client, busy: dict[str, Any]) -> None:
     problem(client.get("/v1/queue", params={"cursor": instances}), 400, "bad_cursor")
 
 
-def test_where_one_stands_and_what_its_start_rests_on(client: Client, busy: dict[str, Any]) -> None:
+def test_explain_shows_the_position_and_what_the_start_depends_on(
+    client: Client, busy: dict[str, Any]
+) -> None:
     ahead = client.create(name="ahead", gpus={"count": 8}, max_duration_s=600)
     waits = client.create(name="waits", gpus={"count": 4})
-    _waits(client, waits["id"])
-    told = client.get(f"/v1/instances/{waits['id']}/explain").json()
-    assert (told["state"], told["queue_position"]) == ("pending", 2)
-    assert told["ahead"] == [
+    _wait_for_reason(client, waits["id"])
+    listed = client.get(f"/v1/instances/{waits['id']}/explain").json()
+    assert (listed["state"], listed["queue_position"]) == ("pending", 2)
+    assert listed["ahead"] == [
         {"instance_id": ahead["id"], "group_id": None, "name": "ahead", "because": "promised"}
     ]
-    assert told["starts_at"] > client.get(f"/v1/instances/{ahead['id']}/explain").json()["starts_at"]
-    assert told["start_node_ids"] == [busy["node_id"]]
+    assert listed["starts_at"] > client.get(f"/v1/instances/{ahead['id']}/explain").json()["starts_at"]
+    assert listed["start_node_ids"] == [busy["node_id"]]
     first = client.get(f"/v1/instances/{ahead['id']}/explain").json()
     assert [each["instance_id"] for each in first["waits_for"]] == [busy["id"]]
     assert first["waits_for"][0]["name"] == "busy"
@@ -144,28 +146,28 @@ def test_where_one_stands_and_what_its_start_rests_on(client: Client, busy: dict
     assert first["waits_for_others"] == 0
 
 
-def test_what_others_must_end_is_counted_and_not_named(
+def test_explain_counts_instances_of_other_projects_without_naming_them(
     client: Client, other: Client, busy: dict[str, Any]
 ) -> None:
     first = client.create(name="hidden", priority=90, gpus={"count": 8}, max_duration_s=60)
     waits = other.create(name="waits", gpus={"count": 4})
-    _waits(client, waits["id"])
-    told = other.get(f"/v1/instances/{waits['id']}/explain")
-    assert [trace for trace in (busy["id"], first["id"], "hidden") if trace in told.text] == []
-    assert told.json()["ahead"] == [
+    _wait_for_reason(client, waits["id"])
+    listed = other.get(f"/v1/instances/{waits['id']}/explain")
+    assert [trace for trace in (busy["id"], first["id"], "hidden") if trace in listed.text] == []
+    assert listed.json()["ahead"] == [
         {"instance_id": None, "group_id": None, "name": None, "because": "priority"}
     ]
     client.delete(f"/v1/instances/{first['id']}")
-    told = other.get(f"/v1/instances/{waits['id']}/explain")
-    assert (told.json()["waits_for"], told.json()["waits_for_others"]) == ([], 1)
+    listed = other.get(f"/v1/instances/{waits['id']}/explain")
+    assert (listed.json()["waits_for"], listed.json()["waits_for_others"]) == ([], 1)
 
 
-def test_what_would_start_now_is_told(client: Client, node: WireNode) -> None:
+def test_explain_shows_what_would_start_now(client: Client, node: WireNode) -> None:
     client.wait(client.create(gpus={"count": 6}, max_duration_s=3600)["id"], "scheduled")
     head = client.create(name="head", gpus={"count": 8}, max_duration_s=600)
-    _waits(client, head["id"])
+    _wait_for_reason(client, head["id"])
     behind = client.create(name="behind", gpus={"count": 2})
-    assert _waits(client, behind["id"])["reason"]["code"] == "waiting_for_turn"
+    assert _wait_for_reason(client, behind["id"])["reason"]["code"] == "waiting_for_turn"
     fits = client.get(f"/v1/instances/{behind['id']}/explain").json()["would_fit"]
     assert 3000 < fits["max_duration_s"] < 3600
     short = client.create(name="short", gpus={"count": 2}, max_duration_s=fits["max_duration_s"] - 60)
@@ -174,14 +176,14 @@ def test_what_would_start_now_is_told(client: Client, node: WireNode) -> None:
     assert fits["max_count_now"] == 0
 
 
-def test_a_dry_run_tells_what_it_would_wait_for(client: Client, busy: dict[str, Any]) -> None:
+def test_a_dry_run_lists_what_it_would_wait_for(client: Client, busy: dict[str, Any]) -> None:
     body = {"image": "b", "gpus": {"count": 2}}
-    told = client.post("/v1/instances?dry_run=true", json=body).json()
-    assert (told["placeable"], told["reason"]["code"], told["queue_position"]) == (
+    listed = client.post("/v1/instances?dry_run=true", json=body).json()
+    assert (listed["placeable"], listed["reason"]["code"], listed["queue_position"]) == (
         False, "waiting_for_capacity", 1,
     )  # fmt: skip
-    assert told["starts_at"] is not None
-    assert [each["name"] for each in told["waits_for"]] == ["busy"]
+    assert listed["starts_at"] is not None
+    assert [each["name"] for each in listed["waits_for"]] == ["busy"]
     assert _queue(client)["items"] == []
 
 
@@ -191,25 +193,25 @@ def test_a_group_is_explained_as_a_whole(client: Client, busy: dict[str, Any]) -
     ).json()
     path = f"/v1/instance-groups/{group['id']}"
     wait_until(lambda: client.get(path).json()["reason"]["code"] != "queued")
-    told = client.get(f"{path}/explain").json()
-    assert (told["state"], told["queue_position"]) == ("pending", 1)
-    assert told["starts_at"] is not None
-    assert "insufficient_gpus" in {refusal["code"] for refusal in told["refusals"]}
+    listed = client.get(f"{path}/explain").json()
+    assert (listed["state"], listed["queue_position"]) == ("pending", 1)
+    assert listed["starts_at"] is not None
+    assert "insufficient_gpus" in {refusal["code"] for refusal in listed["refusals"]}
     problem(client.get("/v1/instance-groups/none/explain"), 404, "not_found")
 
 
-def test_fragmentation_tells_what_fits_and_what_is_stranded(client: Client, node: WireNode) -> None:
+def test_fragmentation_counts_what_fits_and_stranded_gpus(client: Client, node: WireNode) -> None:
     client.wait(client.create(gpus={"count": 3})["id"], "scheduled")
     node.sync(
         instances=None,
         incidents=[{"id": "i", "uuid": node.gpus[7].uuid, "code": "xid_79", "message": "gone"}],
     )
-    (told,) = client.items("/v1/cluster/fragmentation")
-    assert (told["model"], told["gpus"], told["gpus_free"], told["share_free"]) == (
+    (listed,) = client.items("/v1/cluster/fragmentation")
+    assert (listed["model"], listed["gpus"], listed["gpus_free"], listed["share_free"]) == (
         node.gpus[0].model, 8, 5, 5.0,
     )  # fmt: skip
-    assert {each["count"]: each["instances"] for each in told["fits"]} == {1: 4, 2: 2, 4: 1, 8: 0}
-    assert told["stranded"] == [{"by": "quarantined", "gpus": 1.0}]
+    assert {each["count"]: each["instances"] for each in listed["fits"]} == {1: 4, 2: 2, 4: 1, 8: 0}
+    assert listed["stranded"] == [{"by": "quarantined", "gpus": 1.0}]
 
 
 @pytest.mark.parametrize(
@@ -219,7 +221,7 @@ def test_fragmentation_tells_what_fits_and_what_is_stranded(client: Client, node
         ({"max_priority": 70}, {"priority": 70}, "priority_not_allowed"),
     ],
 )
-def test_what_admins_must_allow(
+def test_sharing_and_high_priorities_need_an_admins_permission(
     client: Client, other: Client, allowed: dict[str, Any], fields: dict[str, Any], code: str
 ) -> None:
     project = other.get("/v1/me").json()["project"]["id"]

@@ -1,4 +1,4 @@
-"""What a project may hold at once, what it may use up, and what is told of it."""
+"""Quotas of a project on resources and GPU hours, and its usage."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,27 +14,27 @@ from mooring.control.scheduling import quotas
 from mooring.db.signals import Topic
 from mooring.db.tables import Allocation, Node
 from mooring.scheduler.model import GpuAllocation, Placement
-from tests.api.conftest import Corner
-from tests.nodes import WireNode, seen
+from tests.api.conftest import Sandbox
+from tests.concurrency import run_concurrently
+from tests.nodes import WireNode, observed
 from tests.problems import problem
 from tests.testbed.waiting import wait_until
-from tests.together import together
 
 pytestmark = pytest.mark.both_databases
 
 SMALL: dict[str, Any] = {"cpus": 1, "memory_mib": 64}
-MORE_THAN_THERE_IS = {"count": 60}
-# 64 CPUs and eight GPUs: what goes with one.
-SHARE_OF_CPUS = 8
+MORE_THAN_AVAILABLE = {"count": 60}
+# A node has 64 CPUs and eight GPUs.
+CPUS_PER_GPU = 8
 
 
 class Tenant:
-    """A project with quotas, whose instances are placed on the corner's nodes."""
+    """A project with quotas; its instances are placed on the sandbox's nodes."""
 
-    def __init__(self, corner: Corner, name: str = "tenant", **limits: Any) -> None:
-        self.corner = corner
-        self.client = corner.client
-        made = self.client.post("/v1/projects", json={"name": f"{name}-of-{corner.node.name}"})
+    def __init__(self, sandbox: Sandbox, name: str = "tenant", **limits: Any) -> None:
+        self.sandbox = sandbox
+        self.client = sandbox.client
+        made = self.client.post("/v1/projects", json={"name": f"{name}-of-{sandbox.node.name}"})
         assert made.status_code == 201, made.text
         self.id: str = made.json()["id"]
         self.limit(**limits)
@@ -43,20 +43,20 @@ class Tenant:
         answer = self.client.patch(f"/v1/projects/{self.id}", json={"quotas": limits})
         assert answer.status_code == 200, answer.text
 
-    def ask(self, path: str = "/v1/instances", **fields: Any) -> httpx.Response:
+    def post_instance(self, path: str = "/v1/instances", **fields: Any) -> httpx.Response:
         body = {
             "image": "mooring-test/busybox:1",
             "project_id": self.id,
-            "node_selector": {"corner": self.corner.node.name},
+            "node_selector": {"sandbox": self.sandbox.node.name},
             **fields,
         }
         answer = self.client.post(path, json=body)
         if answer.status_code == 201:
-            self.corner.made.append(answer.json()["id"])
+            self.sandbox.made.append(answer.json()["id"])
         return answer
 
     def create(self, gpus: int = 0, **fields: Any) -> str:
-        answer = self.ask(gpus={"count": gpus}, **fields)
+        answer = self.post_instance(gpus={"count": gpus}, **fields)
         assert answer.status_code == 201, answer.text
         return str(answer.json()["id"])
 
@@ -65,23 +65,25 @@ class Tenant:
         self.client.wait(made, "scheduled")
         return made
 
-    def refused(self, quota: str, limit: float, used: float, asked: float, **fields: Any) -> None:
-        self.told(self.ask(**fields), quota, limit, used, asked)
+    def require_rejected(self, quota: str, limit: float, used: float, asked: float, **fields: Any) -> None:
+        self.require_quota_exceeded(self.post_instance(**fields), quota, limit, used, asked)
 
-    def told(self, answer: httpx.Response, quota: str, limit: float, used: float, asked: float) -> None:
+    def require_quota_exceeded(
+        self, answer: httpx.Response, quota: str, limit: float, used: float, asked: float
+    ) -> None:
         document = problem(answer, 403, "quota_exceeded")
         assert [document[name] for name in ("quota", "limit", "used", "asked")] == [quota, limit, used, asked]
         assert quota in document["detail"]
         assert "ask an admin" in document["detail"]
 
-    def waits_for_quota(self, instance_id: str, *told: str) -> None:
-        """It waits, and is told that it is for a quota, in these words."""
+    def require_waiting_for_quota(self, instance_id: str, *texts: str) -> None:
+        """Fails unless the instance waits for a quota and its reason contains these texts."""
 
-        def is_told() -> bool:
+        def has_reason() -> bool:
             reason = self.reason(instance_id)
-            return reason["code"] == "quota" and all(words in reason["message"] for words in told)
+            return reason["code"] == "quota" and all(each in reason["message"] for each in texts)
 
-        wait_until(is_told)
+        wait_until(has_reason)
         assert self.client.instance(instance_id)["state"] == "pending"
 
     def reason(self, instance_id: str) -> dict[str, Any]:
@@ -103,23 +105,23 @@ NewTenant = Callable[..., Tenant]
 
 
 @pytest.fixture
-def tenant(corner: Corner) -> NewTenant:
-    return lambda **limits: Tenant(corner, **limits)
+def tenant(sandbox: Sandbox) -> NewTenant:
+    return lambda **limits: Tenant(sandbox, **limits)
 
 
 @pytest.fixture
-def a10s(corner: Corner) -> Iterator[WireNode]:
-    """Four A10 in the corner, beside its eight H100."""
-    made = WireNode(corner.client, f"{corner.node.name}-a10", gpus=4, model="NVIDIA A10")
-    made.facts = corner.node.facts
+def a10s(sandbox: Sandbox) -> Iterator[WireNode]:
+    """A node with four A10, in addition to the sandbox's eight H100."""
+    made = WireNode(sandbox.client, f"{sandbox.node.name}-a10", gpus=4, model="NVIDIA A10")
+    made.facts = sandbox.node.facts
     made.sync()
     yield made
-    corner.client.delete(f"/v1/nodes/{made.id}", params={"force": True})
+    sandbox.client.delete(f"/v1/nodes/{made.id}", params={"force": True})
     made.close()
 
 
-AT_ONCE: list[tuple[str, dict[str, Any], dict[str, Any], float, float, float]] = [
-    # quota, quotas, what is asked for twice, limit, used and asked at the second time
+OVER_LIMIT: list[tuple[str, dict[str, Any], dict[str, Any], float, float, float]] = [
+    # quota, quotas, the body that is sent twice; limit, used and asked of the second answer
     ("gpus", {"gpus": 3}, {"gpus": {"count": 2}}, 3, 2, 2),
     ("gpus_by_model.H100", {"gpus_by_model": {"H100": 1}}, {"gpus": {"count": 1, "model": "h100"}}, 1, 1, 1),
     ("instances", {"instances": 1}, {}, 1, 1, 1),
@@ -130,8 +132,8 @@ AT_ONCE: list[tuple[str, dict[str, Any], dict[str, Any], float, float, float]] =
 ]
 
 
-@pytest.mark.parametrize(("quota", "limits", "body", "limit", "used", "asked"), AT_ONCE)
-def test_what_exceeds_a_limit_is_refused_by_name(
+@pytest.mark.parametrize(("quota", "limits", "body", "limit", "used", "asked"), OVER_LIMIT)
+def test_a_request_over_a_quota_is_rejected_and_the_quota_named(
     tenant: NewTenant,
     quota: str,
     limits: dict[str, Any],
@@ -141,54 +143,56 @@ def test_what_exceeds_a_limit_is_refused_by_name(
     asked: float,
 ) -> None:
     project = tenant(**limits)
-    assert project.ask(**body).status_code == 201
-    project.refused(quota, limit, used, asked, **body)
-    # A dry run and one that will not wait are told the same, and nothing is left of any of them.
-    project.told(project.ask("/v1/instances?dry_run=true", **body), quota, limit, used, asked)
-    project.refused(quota, limit, used, asked, **body, on_capacity="fail")
+    assert project.post_instance(**body).status_code == 201
+    project.require_rejected(quota, limit, used, asked, **body)
+    # A dry run and an immediate create get the same answer; none of the rejected requests leaves an instance.
+    project.require_quota_exceeded(
+        project.post_instance("/v1/instances?dry_run=true", **body), quota, limit, used, asked
+    )
+    project.require_rejected(quota, limit, used, asked, **body, on_capacity="fail")
     assert project.usage["instances"] == 1
     assert project.states().total() == 1
 
 
-def test_a_limit_is_of_one_project(tenant: NewTenant, corner: Corner) -> None:
+def test_a_quota_applies_to_one_project(tenant: NewTenant, sandbox: Sandbox) -> None:
     project = tenant(instances=0, gpus=0)
-    project.refused("instances", 0, 0, 1)
-    corner.create()
+    project.require_rejected("instances", 0, 0, 1)
+    sandbox.create()
 
 
-def test_a_limit_of_gpus_lets_through_what_has_none(tenant: NewTenant) -> None:
+def test_a_gpu_quota_does_not_limit_instances_without_gpus(tenant: NewTenant) -> None:
     project = tenant(gpus=0, gpus_by_model={"H100": 0})
     project.placed()
-    project.refused("gpus", 0, 0, 1, gpus={"count": 1})
+    project.require_rejected("gpus", 0, 0, 1, gpus={"count": 1})
 
 
-def test_what_waits_counts(tenant: NewTenant) -> None:
+def test_pending_instances_count_towards_quotas(tenant: NewTenant) -> None:
     project = tenant(gpus=61, cpus=4)
     waiting = project.create(60, cpus=3)
     wait_until(lambda: project.reason(waiting)["code"] == "never_placeable")
-    project.refused("gpus", 61, 60, 2, gpus={"count": 2})
-    project.refused("cpus", 4, 3, 2, cpus=2)
+    project.require_rejected("gpus", 61, 60, 2, gpus={"count": 2})
+    project.require_rejected("cpus", 4, 3, 2, cpus=2)
     assert (project.usage["gpus"], project.usage["cpus"]) == (60, 3)
 
 
-def test_64_at_once_get_exactly_the_quota(tenant: NewTenant) -> None:
+def test_64_concurrent_creates_get_exactly_the_quota(tenant: NewTenant) -> None:
     project = tenant(gpus=8, gpus_by_model={"H100": 20}, cpus=1000)
-    answers = together(64, lambda _n: project.ask(gpus={"count": 1}, **SMALL))
+    answers = run_concurrently(64, lambda _n: project.post_instance(gpus={"count": 1}, **SMALL))
     assert Counter(answer.status_code for answer in answers) == {201: 8, 403: 56}
     for answer in answers:
         if answer.status_code == 403:
-            project.told(answer, "gpus", 8, 8, 1)
+            project.require_quota_exceeded(answer, "gpus", 8, 8, 1)
     assert project.usage["gpus"] == project.states().total() == 8
 
 
-def test_64_at_once_that_will_not_wait_get_exactly_the_quota(tenant: NewTenant) -> None:
-    project = tenant(cpus=5 * SHARE_OF_CPUS)
-    answers = together(64, lambda _n: project.ask(gpus={"count": 1}, on_capacity="fail"))
+def test_64_concurrent_immediate_creates_get_exactly_the_quota(tenant: NewTenant) -> None:
+    project = tenant(cpus=5 * CPUS_PER_GPU)
+    answers = run_concurrently(64, lambda _n: project.post_instance(gpus={"count": 1}, on_capacity="fail"))
     assert Counter(answer.status_code for answer in answers) == {201: 5, 403: 59}
-    assert project.usage["cpus"] == 5 * SHARE_OF_CPUS
+    assert project.usage["cpus"] == 5 * CPUS_PER_GPU
 
 
-def test_starts_and_creates_at_once_get_exactly_the_quota(tenant: NewTenant) -> None:
+def test_concurrent_starts_and_creates_get_exactly_the_quota(tenant: NewTenant) -> None:
     project = tenant(instances=6)
     ended = [project.create(60) for _ in range(6)]
     for one in ended:
@@ -198,44 +202,46 @@ def test_starts_and_creates_at_once_get_exactly_the_quota(tenant: NewTenant) -> 
     def act(number: int) -> int:
         if number % 2:
             return project.client.post(f"/v1/instances/{ended[number // 2]}/start").status_code
-        return project.ask(gpus=MORE_THAN_THERE_IS).status_code
+        return project.post_instance(gpus=MORE_THAN_AVAILABLE).status_code
 
-    statuses = Counter(together(12, act))
+    statuses = Counter(run_concurrently(12, act))
     assert statuses[201] + statuses[202] == 6
     assert statuses[403] == 6
     assert project.usage["instances"] == project.states()["pending"] == 6
 
 
-def test_an_end_makes_room_and_a_start_takes_it(tenant: NewTenant, corner: Corner) -> None:
+def test_an_end_frees_quota_and_a_start_uses_it(tenant: NewTenant, sandbox: Sandbox) -> None:
     project = tenant(gpus=1, instances=1)
     first = project.placed(1)
-    running = seen(corner.assignment(first), "running")
-    corner.sync(running)
-    project.refused("gpus", 1, 1, 1, gpus={"count": 1})
-    # A restart takes nothing more.
+    running = observed(sandbox.assignment(first), "running")
+    sandbox.sync(running)
+    project.require_rejected("gpus", 1, 1, 1, gpus={"count": 1})
+    # A restart uses no more quota.
     assert project.client.post(f"/v1/instances/{first}/restart").status_code == 202
-    running = seen(corner.assignment(first), "running")
-    corner.sync(running)
+    running = observed(sandbox.assignment(first), "running")
+    sandbox.sync(running)
 
     project.client.post(f"/v1/instances/{first}/stop")
-    project.refused("gpus", 1, 1, 1, gpus={"count": 1})  # it holds its GPU until its node has confirmed
-    corner.sync(seen(corner.assignment(first), "exited", exit_code=0))
+    project.require_rejected(
+        "gpus", 1, 1, 1, gpus={"count": 1}
+    )  # the GPU counts until the node has confirmed the stop
+    sandbox.sync(observed(sandbox.assignment(first), "exited", exit_code=0))
     assert project.usage["gpus"] == project.usage["instances"] == 0
     second = project.create(1)
-    project.told(project.client.post(f"/v1/instances/{first}/start"), "gpus", 1, 1, 1)
+    project.require_quota_exceeded(project.client.post(f"/v1/instances/{first}/start"), "gpus", 1, 1, 1)
     assert project.client.instance(first)["state"] == "stopped"
 
     project.client.delete(f"/v1/instances/{second}")
-    corner.sync(instances=None)
-    corner.sync()
+    sandbox.sync(instances=None)
+    sandbox.sync()
     assert project.client.post(f"/v1/instances/{first}/start").status_code == 202
-    # It is not there to be started; that tells more than that there would be no room.
+    # The state is checked before the quota.
     problem(project.client.post(f"/v1/instances/{first}/start"), 409, "invalid_transition")
 
 
-def test_a_model_is_counted_once_it_is_certain(tenant: NewTenant, a10s: WireNode) -> None:
+def test_a_model_quota_counts_when_the_model_is_certain(tenant: NewTenant, a10s: WireNode) -> None:
     project = tenant(gpus_by_model={"H100": 2, "NVIDIA A10": 3})
-    # Whichever "any" of two were, of those at most one more is allowed: the next two are of the other model.
+    # The first two get one model; its quota then admits at most one more, so the next two get the other.
     given = [
         device["model"]
         for made in (project.placed(2, **SMALL), project.placed(2, **SMALL))
@@ -243,33 +249,33 @@ def test_a_model_is_counted_once_it_is_certain(tenant: NewTenant, a10s: WireNode
     ]
     assert Counter("H100" in model for model in given) == {True: 2, False: 2}
     assert project.usage["gpus_by_model"] == {"H100": 2, "NVIDIA A10": 2}
-    project.refused("gpus_by_model.H100", 2, 2, 1, gpus={"count": 1, "model": "H100"})
-    # One word less than the limit's: it may be another vendor's A10.
+    project.require_rejected("gpus_by_model.H100", 2, 2, 1, gpus={"count": 1, "model": "H100"})
+    # "A10" does not imply the quota's "NVIDIA A10": it may be another vendor's.
     waiting = project.create(2, **SMALL)
-    project.waits_for_quota(waiting, "gpus_by_model", "2 used", "2 asked")
+    project.require_waiting_for_quota(waiting, "gpus_by_model", "2 used", "2 asked")
     explained = project.client.get(f"/v1/instances/{waiting}/explain").json()
     assert explained["reason"]["code"] == "quota"
     assert {refusal["code"] for refusal in explained["refusals"] if refusal["node_id"] == a10s.id} == {
         "quota"
     }
     assert explained["would_fit"]["max_count_now"] == 1
-    dry = project.ask("/v1/instances?dry_run=true", gpus={"count": 2}, **SMALL).json()
+    dry = project.post_instance("/v1/instances?dry_run=true", gpus={"count": 2}, **SMALL).json()
     assert dry["placeable"] is False
     assert "quota" in {refusal["code"] for refusal in dry["refusals"]}
-    # One will not wait for another's end.
-    project.told(
-        project.ask(gpus={"count": 2, "model": "A10"}, on_capacity="fail", **SMALL),
+    # An immediate create does not wait for another instance to end.
+    project.require_quota_exceeded(
+        project.post_instance(gpus={"count": 2, "model": "A10"}, on_capacity="fail", **SMALL),
         "gpus_by_model.NVIDIA A10", 3, 2, 2,
     )  # fmt: skip
     project.limit(gpus_by_model={"H100": 2, "NVIDIA A10": 4})
     assert {d["model"] for d in project.client.wait(waiting, "scheduled")["devices"]} == {"NVIDIA A10"}
 
 
-def test_a_share_of_cpus_is_counted_once_it_is_placed(tenant: NewTenant) -> None:
-    project = tenant(cpus=2 * SHARE_OF_CPUS)
+def test_default_cpus_count_from_placement(tenant: NewTenant) -> None:
+    project = tenant(cpus=2 * CPUS_PER_GPU)
     first = project.placed(2)
     waiting = project.create(1)
-    project.waits_for_quota(waiting, "quota cpus is 16: 16 used, 8 asked")
+    project.require_waiting_for_quota(waiting, "quota cpus is 16: 16 used, 8 asked")
     (refusal,) = [
         refusal
         for refusal in project.client.get(f"/v1/instances/{waiting}/explain").json()["refusals"]
@@ -278,68 +284,68 @@ def test_a_share_of_cpus_is_counted_once_it_is_placed(tenant: NewTenant) -> None
     assert (refusal["wanted"], refusal["had"]) == ("8", "cpus: 0 of 16 left")
     assert project.usage["cpus"] == 16
     project.client.delete(f"/v1/instances/{first}")
-    project.corner.sync(instances=None)
-    project.corner.sync()
+    project.sandbox.sync(instances=None)
+    project.sandbox.sync()
     project.client.wait(waiting, "scheduled")
     assert project.usage["cpus"] == 8
 
 
-def test_a_share_of_memory_is_counted_once_it_is_placed(tenant: NewTenant) -> None:
+def test_default_memory_counts_from_placement(tenant: NewTenant) -> None:
     project = tenant(memory_mib=100_000)
     project.placed(1)
     share = project.usage["memory_mib"]
     assert 60_000 < share < 65_536
-    project.waits_for_quota(project.create(1), "memory_mib")
+    project.require_waiting_for_quota(project.create(1), "memory_mib")
     project.placed(1, memory_mib=100_000 - share)
 
 
-def test_a_share_leaves_room_for_what_others_were_promised(tenant: NewTenant) -> None:
-    project = tenant(cpus=SHARE_OF_CPUS)
+def test_default_cpus_leave_room_for_admitted_instances(tenant: NewTenant) -> None:
+    project = tenant(cpus=CPUS_PER_GPU)
     promised = project.create(60, cpus=1)
     waiting = project.create(1)
-    project.waits_for_quota(waiting, "1 used, 8 asked")
+    project.require_waiting_for_quota(waiting, "1 used, 8 asked")
     project.client.delete(f"/v1/instances/{promised}")
     project.client.wait(waiting, "scheduled")
 
 
-def test_a_wider_quota_starts_what_waits(tenant: NewTenant) -> None:
+def test_a_raised_quota_starts_pending_instances(tenant: NewTenant) -> None:
     project = tenant(gpus=2, cpus=8)
     project.placed(1)
     waiting = project.create(1)
-    project.waits_for_quota(waiting)
+    project.require_waiting_for_quota(waiting)
     project.limit(cpus=None)
     project.client.wait(waiting, "scheduled", timeout_s=5)
 
 
-def test_a_lowered_quota_stops_nothing_and_starts_no_more(tenant: NewTenant, corner: Corner) -> None:
+def test_a_lowered_quota_stops_nothing_and_limits_further_starts(tenant: NewTenant, sandbox: Sandbox) -> None:
     project = tenant(gpus=16)
     running = [project.placed(4, **SMALL) for _ in range(2)]
     waiting = [project.create(2, **SMALL) for _ in range(2)]
     wait_until(lambda: project.reason(waiting[1])["code"] == "waiting_for_capacity")
     project.limit(gpus=6)
-    project.refused("gpus", 6, 12, 1, gpus={"count": 1})
-    project.waits_for_quota(waiting[0], "quota gpus is 6: 8 used, 2 asked")
+    project.require_rejected("gpus", 6, 12, 1, gpus={"count": 1})
+    project.require_waiting_for_quota(waiting[0], "quota gpus is 6: 8 used, 2 asked")
     assert project.states() == {"scheduled": 2, "pending": 2}
     project.client.delete(f"/v1/instances/{running[0]}")
-    corner.sync(instances=None)
-    corner.sync(seen(corner.assignment(running[1]), "running"))
-    # Four are held: one of the two that wait is let in, up to the limit.
+    sandbox.sync(instances=None)
+    sandbox.sync(observed(sandbox.assignment(running[1]), "running"))
+    # Four GPUs are in use: one of the two pending instances is admitted, up to the limit.
     project.client.wait(waiting[0], "scheduled")
-    project.waits_for_quota(waiting[1], "6 used, 2 asked")
+    project.require_waiting_for_quota(waiting[1], "6 used, 2 asked")
 
 
-def test_a_plan_beyond_the_quota_is_not_written_down(tenant: NewTenant, corner: Corner) -> None:
-    """What is planned may be wrong by the time it is written: here, by being made up."""
-    project = tenant(cpus=SHARE_OF_CPUS)
-    corner.client.post(f"/v1/nodes/{corner.node.id}/cordon")
+def test_a_placement_over_the_quota_is_not_written(tenant: NewTenant, sandbox: Sandbox) -> None:
+    """A plan may be wrong when it is written; this one was never computed by the scheduler."""
+    project = tenant(cpus=CPUS_PER_GPU)
+    sandbox.client.post(f"/v1/nodes/{sandbox.node.id}/cordon")
     waiting = [project.create(1) for _ in range(2)]
     wait_until(lambda: project.reason(waiting[1])["code"] == "waiting_for_capacity")
     plans = [
-        Placement(instance_id, corner.node.id, (GpuAllocation(corner.node.gpus[place].uuid),), 8000, 64)
+        Placement(instance_id, sandbox.node.id, (GpuAllocation(sandbox.node.gpus[place].uuid),), 8000, 64)
         for place, instance_id in enumerate(waiting)
     ]
-    with corner.service.plane.database.write() as session:
-        node = session.get_one(Node, corner.node.id)
+    with sandbox.service.plane.database.write() as session:
+        node = session.get_one(Node, sandbox.node.id)
         node.cordoned = False
         assert placements.assign(session, plans) == waiting[:1]
         assert placements.assign(session, plans[1:]) == []
@@ -351,7 +357,7 @@ MIDNIGHT = datetime(2020, 6, 1, tzinfo=UTC)
 
 
 class Ledger:
-    """A project that has held a GPU in the past, at a moment that the test sets."""
+    """A project with recorded past GPU use, and a clock that the test sets."""
 
     def __init__(self, project: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
         self.project = project
@@ -360,11 +366,11 @@ class Ledger:
         self.ended = project.create(60)
         project.client.post(f"/v1/instances/{self.ended}/stop")
 
-    def hold(self, from_at: datetime, to_at: datetime, milli: int = 1000) -> None:
-        with self.project.corner.service.plane.database.write() as session:
+    def record_use(self, from_at: datetime, to_at: datetime, milli: int = 1000) -> None:
+        with self.project.sandbox.service.plane.database.write() as session:
             session.add(
                 Allocation(
-                    gpu_uuid=self.project.corner.node.gpus[0].uuid, instance_id=self.ended,
+                    gpu_uuid=self.project.sandbox.node.gpus[0].uuid, instance_id=self.ended,
                     project_id=self.project.id, attempt=1, milli=milli, from_at=from_at, to_at=to_at,
                 )
             )  # fmt: skip
@@ -374,34 +380,38 @@ class Ledger:
         usage = self.project.usage
         return usage["gpu_hours_today"], usage["gpu_hours_this_month"]
 
-    def look(self, moment: datetime) -> None:
-        """The time is another, and the scheduler looks at all that wait, as it does twice a minute."""
+    def set_time(self, moment: datetime) -> None:
+        """Set the time and start a scheduling cycle."""
         self.moment = moment
-        self.project.corner.service.plane.database.signals.fire({Topic.SCHEDULE})
+        self.project.sandbox.service.plane.database.signals.fire({Topic.SCHEDULE})
 
 
-def test_gpu_hours_are_those_within_the_day_and_the_month(
+def test_gpu_hours_count_within_the_day_and_the_month(
     tenant: NewTenant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger = Ledger(tenant(), monkeypatch)
     assert ledger.hours == (0, 0)
-    ledger.hold(NOON - timedelta(minutes=90), NOON - timedelta(minutes=60))
-    ledger.hold(NOON - timedelta(hours=13), NOON - timedelta(hours=11))  # one hour of it the day before
-    ledger.hold(NOON - timedelta(days=40), NOON - timedelta(days=29))
-    ledger.hold(NOON - timedelta(days=60), NOON - timedelta(days=50))
-    ledger.hold(NOON + timedelta(hours=1), NOON + timedelta(hours=2))  # by a clock that is ahead
-    ledger.hold(NOON - timedelta(milliseconds=3600), NOON)
-    ledger.hold(NOON - timedelta(hours=4), NOON, milli=250)  # a quarter of a card
+    ledger.record_use(NOON - timedelta(minutes=90), NOON - timedelta(minutes=60))
+    ledger.record_use(
+        NOON - timedelta(hours=13), NOON - timedelta(hours=11)
+    )  # one hour of it is on the day before
+    ledger.record_use(NOON - timedelta(days=40), NOON - timedelta(days=29))
+    ledger.record_use(NOON - timedelta(days=60), NOON - timedelta(days=50))
+    ledger.record_use(
+        NOON + timedelta(hours=1), NOON + timedelta(hours=2)
+    )  # in the future, from a clock that is ahead
+    ledger.record_use(NOON - timedelta(milliseconds=3600), NOON)
+    ledger.record_use(NOON - timedelta(hours=4), NOON, milli=250)  # a quarter of a GPU
     in_may = (NOON - timedelta(days=29) - datetime(2020, 5, 1, tzinfo=UTC)) / timedelta(hours=1)
     assert ledger.hours == pytest.approx((2.501, 3.501 + in_may), abs=1e-5)
     ledger.moment = MIDNIGHT
     assert ledger.hours == (0, 0)
 
 
-def test_a_gpu_that_is_held_now_counts_until_now(tenant: NewTenant, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_in_use_counts_until_now(tenant: NewTenant, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = Ledger(tenant(), monkeypatch)
     held = ledger.project.placed(2)
-    with ledger.project.corner.service.plane.database.write() as session:
+    with ledger.project.sandbox.service.plane.database.write() as session:
         session.execute(
             text("UPDATE allocations SET from_at = :at WHERE instance_id = :id"),
             {"at": "2020-05-30 22:00:00.000000", "id": held},
@@ -411,51 +421,53 @@ def test_a_gpu_that_is_held_now_counts_until_now(tenant: NewTenant, monkeypatch:
 
 
 @pytest.mark.parametrize(("quota", "resets"), [("gpu_hours_per_day", 1), ("gpu_hours_per_month", 2)])
-def test_when_gpu_hours_are_used_up_all_waits_until_the_window_turns(
+def test_without_gpu_hours_instances_wait_until_the_next_window(
     tenant: NewTenant, monkeypatch: pytest.MonkeyPatch, quota: str, resets: int
 ) -> None:
     project = tenant(**{quota: 2})
     ledger = Ledger(project, monkeypatch)
     turns = {1: MIDNIGHT - timedelta(days=1), 2: MIDNIGHT}[resets]
     ledger.moment = turns - timedelta(hours=3)
-    ledger.hold(ledger.moment - timedelta(hours=3), ledger.moment - timedelta(hours=1, seconds=1))
+    ledger.record_use(ledger.moment - timedelta(hours=3), ledger.moment - timedelta(hours=1, seconds=1))
     goes_on = project.placed(1)
-    ledger.hold(ledger.moment - timedelta(hours=1), ledger.moment)
+    ledger.record_use(ledger.moment - timedelta(hours=1), ledger.moment)
 
     waiting = project.create(1)
-    project.waits_for_quota(
+    project.require_waiting_for_quota(
         waiting, f"quota {quota} is 2: 3 used; it starts from {turns:%Y-%m-%dT%H:%M:%S}.000Z on"
     )
     project.placed()  # without GPUs
-    refused = problem(project.ask(gpus={"count": 1}, on_capacity="fail"), 403, "quota_exceeded")
-    assert (refused["quota"], refused["limit"], refused["asked"]) == (quota, 2, None)
+    refused = problem(project.post_instance(gpus={"count": 1}, on_capacity="fail"), 403, "quota_exceeded")
+    assert (refused["quota"], refused["limit"], refused["asked"]) == (
+        quota,
+        2,
+        None,
+    )
     assert refused["used"] == pytest.approx(3, abs=0.01)
     assert refused["resets_at"] == f"{turns:%Y-%m-%dT%H:%M:%S}.000Z"
-    assert project.ask("/v1/instances?dry_run=true", gpus={"count": 1}).json()["placeable"] is False
+    assert project.post_instance("/v1/instances?dry_run=true", gpus={"count": 1}).json()["placeable"] is False
     explained = project.client.get(f"/v1/instances/{waiting}/explain").json()
     assert "quota" in {refusal["code"] for refusal in explained["refusals"]}
     assert project.client.instance(goes_on)["state"] == "scheduled"
 
-    ledger.look(turns - timedelta(seconds=1))
+    ledger.set_time(turns - timedelta(seconds=1))
     beside = project.create(1)
-    project.waits_for_quota(beside)
+    project.require_waiting_for_quota(beside)
     assert project.client.instance(waiting)["state"] == "pending"
-    ledger.look(turns)
+    ledger.set_time(turns)
     project.client.wait(waiting, "scheduled")
     project.client.wait(beside, "scheduled")
 
 
-def test_gpu_hours_are_raised_and_what_waited_starts(
-    tenant: NewTenant, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_raised_gpu_hours_start_pending_instances(tenant: NewTenant, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = Ledger(tenant(gpu_hours_per_day=0, gpu_hours_per_month=0), monkeypatch)
     waiting = ledger.project.create(1)
-    ledger.project.waits_for_quota(waiting, "gpu_hours_per_month is 0: 0 used")
+    ledger.project.require_waiting_for_quota(waiting, "gpu_hours_per_month is 0: 0 used")
     ledger.project.limit(gpu_hours_per_day=1, gpu_hours_per_month=None)
     ledger.project.client.wait(waiting, "scheduled", timeout_s=5)
 
 
-def test_usage_is_shown_of_one_project_and_not_in_lists(tenant: NewTenant) -> None:
+def test_usage_is_shown_for_a_single_project_and_not_in_lists(tenant: NewTenant) -> None:
     project = tenant(gpus_by_model={"H100": 4})
     project.placed(2, cpus=1.5, memory_mib=100)
     project.create(60)
@@ -468,5 +480,5 @@ def test_usage_is_shown_of_one_project_and_not_in_lists(tenant: NewTenant) -> No
         "gpus": 62, "gpus_by_model": {"H100": 2}, "instances": 3, "cpus": 2.5, "memory_mib": 1124,
         "disk_mib": 3 * 10_240,
     }  # fmt: skip
-    (listed,) = project.client.items("/v1/projects", name=f"tenant-of-{project.corner.node.name}")
+    (listed,) = project.client.items("/v1/projects", name=f"tenant-of-{project.sandbox.node.name}")
     assert listed["usage"] is None

@@ -1,4 +1,4 @@
-"""Reservations: GPUs that are kept for a project for a time, over HTTP and on both databases."""
+"""Reservations of GPUs for a project and a period, over HTTP and on both databases."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from tests.concurrency import run_concurrently
 from tests.nodes import WireNode
 from tests.problems import problem
 from tests.service import Client
 from tests.testbed.waiting import wait_until
-from tests.together import together
 
 RESERVATIONS = "/v1/reservations"
 
@@ -19,8 +19,8 @@ def _in(seconds: float, now: datetime | None = None) -> str:
     return ((now or datetime.now(UTC)) + timedelta(seconds=seconds)).isoformat()
 
 
-class Model:
-    """A node with cards of a model that no other test has, and a project of its own."""
+class ModelNode:
+    """A node with GPUs of a model that no other test uses, and a project."""
 
     number = 0
 
@@ -55,13 +55,13 @@ class Model:
 
 
 @pytest.fixture
-def model(shared: Client) -> Iterator[Model]:
-    made = Model(shared)
+def model(shared: Client) -> Iterator[ModelNode]:
+    made = ModelNode(shared)
     yield made
     made.close()
 
 
-def test_reserved_cards_are_for_the_project_alone(model: Model) -> None:
+def test_reserved_gpus_are_for_the_project_only(model: ModelNode) -> None:
     made = model.reserve(3)
     assert made.status_code == 201, made.text
     reservation = made.json()
@@ -78,8 +78,8 @@ def test_reserved_cards_are_for_the_project_alone(model: Model) -> None:
     assert {device["uuid"] for device in own["devices"]} == reserved
 
 
-def test_more_cards_are_reserved_than_one_instance_may_have(shared: Client) -> None:
-    model = Model(shared, gpus=66)
+def test_a_reservation_may_exceed_the_gpus_of_one_instance(shared: Client) -> None:
+    model = ModelNode(shared, gpus=66)
     try:
         refused = problem(model.reserve(640), 409, "insufficient_capacity")
         assert (refused["most"], refused["earliest_at"]) == (66, None)
@@ -91,7 +91,7 @@ def test_more_cards_are_reserved_than_one_instance_may_have(shared: Client) -> N
         model.close()
 
 
-def test_the_end_of_the_calendar_is_no_bug(model: Model) -> None:
+def test_reservations_at_the_maximum_datetime_work(model: ModelNode) -> None:
     last = "9999-12-31T23:59:59.999Z"
     assert model.reserve(4, to=last).json()["to"] == last
     refused = problem(model.reserve(2, begin=60), 409, "insufficient_capacity")
@@ -99,12 +99,12 @@ def test_the_end_of_the_calendar_is_no_bug(model: Model) -> None:
     at_last: dict[str, Any] = {"from": "9999-12-31T23:59:59.998Z", "to": last}
     assert problem(model.reserve(1, **at_last), 409)["earliest_at"] == last
     first, second = (model.create(4, max_duration_s=600)["id"] for _ in range(2))
-    told = [model.client.get(f"/v1/instances/{each}/explain") for each in (first, second)]
-    assert [each.json()["starts_at"] for each in told] == [last, None]
+    explanations = [model.client.get(f"/v1/instances/{each}/explain") for each in (first, second)]
+    assert [each.json()["starts_at"] for each in explanations] == [last, None]
     assert model.client.get("/v1/queue").status_code == 200
 
 
-def test_until_it_begins_those_run_there_that_end_before(model: Model) -> None:
+def test_before_a_reservation_its_gpus_run_instances_that_end_in_time(model: ModelNode) -> None:
     model.reserve(4, begin=3600, end=7200)
     for_ever, too_long = model.create(1), model.create(1, max_duration_s=5000)
     short = model.client.wait(model.create(4, max_duration_s=600)["id"], "scheduled")
@@ -112,19 +112,19 @@ def test_until_it_begins_those_run_there_that_end_before(model: Model) -> None:
     assert {model.client.instance(each["id"])["state"] for each in (for_ever, too_long)} == {"pending"}
 
 
-def test_what_runs_without_an_end_is_in_the_way_and_what_declares_one_is_told(model: Model) -> None:
+def test_running_instances_delay_a_reservation_until_their_declared_end(model: ModelNode) -> None:
     model.client.wait(model.create(3)["id"], "scheduled")
     refused = problem(model.reserve(2), 409, "insufficient_capacity")
     assert (refused["most"], refused["earliest_at"]) == (1, None)
     model.client.wait(model.create(1, max_duration_s=600)["id"], "scheduled")
     refused = problem(model.reserve(1), 409, "insufficient_capacity")
     assert refused["most"] == 0
-    told = datetime.fromisoformat(refused["earliest_at"])
-    assert timedelta(seconds=590) < told - datetime.now(UTC) < timedelta(seconds=700)
+    explanations = datetime.fromisoformat(refused["earliest_at"])
+    assert timedelta(seconds=590) < explanations - datetime.now(UTC) < timedelta(seconds=700)
     assert model.reserve(1, begin=700, end=7200).status_code == 201
 
 
-def test_what_runs_on_reserved_cards_keeps_to_its_end(model: Model) -> None:
+def test_an_instance_on_reserved_gpus_cannot_extend_its_duration(model: ModelNode) -> None:
     runs = model.client.wait(model.create(4, max_duration_s=600)["id"], "scheduled")
     assert model.reserve(4, begin=1000, end=7200).status_code == 201
     path = f"/v1/instances/{runs['id']}"
@@ -143,7 +143,7 @@ def test_what_runs_on_reserved_cards_keeps_to_its_end(model: Model) -> None:
     assert model.client.post(f"/v1/instances/{own['id']}/restart").status_code == 202
 
 
-def test_two_at_once_do_not_overlap(model: Model) -> None:
+def test_overlapping_reservations_use_different_gpus(model: ModelNode) -> None:
     first = model.reserve(3, begin=3600, end=7200).json()
     refused = problem(model.reserve(2, begin=5000, end=9000), 409, "insufficient_capacity")
     assert refused["most"] == 1
@@ -154,7 +154,7 @@ def test_two_at_once_do_not_overlap(model: Model) -> None:
     assert len({device["uuid"] for each in shown for device in each["devices"]}) == 4
 
 
-def test_it_is_made_longer_shorter_and_given_up(model: Model) -> None:
+def test_a_reservation_can_be_extended_shortened_and_deleted(model: ModelNode) -> None:
     made = model.reserve(2, begin=3600, end=7200).json()
     path = f"{RESERVATIONS}/{made['id']}"
     longer = model.client.patch(path, json={"to": _in(9000), "name": "seminar"}, headers={"If-Match": '"1"'})
@@ -173,7 +173,7 @@ def test_it_is_made_longer_shorter_and_given_up(model: Model) -> None:
     assert model.client.wait(waits["id"], "scheduled")["state"] == "scheduled"
 
 
-def test_cards_that_are_lost_are_replaced(model: Model) -> None:
+def test_failed_gpus_of_a_reservation_are_replaced(model: ModelNode) -> None:
     made = model.reserve(2, begin=3600, end=7200).json()
     path = f"{RESERVATIONS}/{made['id']}"
     lost = made["devices"][0]["uuid"]
@@ -186,7 +186,7 @@ def test_cards_that_are_lost_are_replaced(model: Model) -> None:
     assert mended["version"] == 2
 
 
-def test_what_is_missing_is_told(model: Model) -> None:
+def test_missing_gpus_of_a_reservation_are_counted(model: ModelNode) -> None:
     made = model.reserve(4, begin=3600, end=7200).json()
     lost = made["devices"][0]["uuid"]
     model.node.sync(incidents=[{"id": "i1", "uuid": lost, "code": "xid_79", "message": "gone"}])
@@ -205,12 +205,12 @@ def test_what_is_missing_is_told(model: Model) -> None:
         ({"gpus": {"count": 1, "share": 0.5}}, "unknown_field"),
     ],
 )
-def test_what_cannot_be_reserved_is_refused(model: Model, fields: dict[str, Any], code: str) -> None:
+def test_an_invalid_reservation_is_rejected(model: ModelNode, fields: dict[str, Any], code: str) -> None:
     refused = problem(model.reserve(**fields), 422)
     assert code in {refused["code"], *(each["code"] for each in refused.get("errors", ()))}
 
 
-def test_alternatives_are_taken_in_their_order(model: Model) -> None:
+def test_alternative_models_are_tried_in_order(model: ModelNode) -> None:
     gpus = {"count": 4, "model": ["NoSuchCard", model.name]}
     made = model.reserve(gpus=gpus)
     assert made.status_code == 201, made.text
@@ -218,7 +218,7 @@ def test_alternatives_are_taken_in_their_order(model: Model) -> None:
     assert made.json()["gpus"]["model"] == gpus["model"]
 
 
-def test_a_repeat_reserves_nothing_more(model: Model) -> None:
+def test_a_repeated_request_creates_no_second_reservation(model: ModelNode) -> None:
     body = {
         "name": "r", "project_id": model.project, "gpus": {"count": 2, "model": model.name},
         "to": "2099-01-01T00:00:00Z",
@@ -234,14 +234,14 @@ def test_a_repeat_reserves_nothing_more(model: Model) -> None:
     ]
 
 
-def test_two_admins_at_once_never_get_the_same_card(model: Model) -> None:
-    answers = together(4, lambda _number: model.reserve(2))
+def test_concurrent_reservations_never_get_the_same_gpu(model: ModelNode) -> None:
+    answers = run_concurrently(4, lambda _number: model.reserve(2))
     made = [answer.json() for answer in answers if answer.status_code == 201]
     assert sorted(answer.status_code for answer in answers) == [201, 201, 409, 409]
     assert len({device["uuid"] for each in made for device in each["devices"]}) == 4
 
 
-def test_a_node_that_is_forgotten_takes_its_cards_with_it(model: Model) -> None:
+def test_gpus_of_a_deleted_node_are_replaced(model: ModelNode) -> None:
     made = model.reserve(2, begin=3600, end=7200).json()
     spare = WireNode(model.client, f"{model.node.name}-spare", gpus=2, model=f"NVIDIA {model.name}")
     spare.sync()
@@ -258,7 +258,7 @@ def test_a_node_that_is_forgotten_takes_its_cards_with_it(model: Model) -> None:
         spare.close()
 
 
-def test_with_its_project_ends_what_is_kept_for_it(model: Model) -> None:
+def test_deleting_a_project_deletes_its_reservations(model: ModelNode) -> None:
     made = model.reserve(4).json()
     waits = model.create(4, max_duration_s=600)
     assert model.client.delete(f"/v1/projects/{model.project}").status_code == 204

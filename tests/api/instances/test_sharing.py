@@ -1,4 +1,4 @@
-"""Parts of cards: shares of one project's instances, and MIG devices."""
+"""Parts of GPUs: shares and MIG devices."""
 
 import threading
 from collections.abc import Callable
@@ -11,9 +11,9 @@ from mooring.control import revisions
 from mooring.core.gpu import GpuFacts, MigDevice
 from mooring.db.tables import Allocation
 from mooring.db.types import now
-from tests.api.conftest import Corner
+from tests.api.conftest import Sandbox
 from tests.api.instances.test_quotas import Tenant
-from tests.nodes import WireNode, seen
+from tests.nodes import WireNode, observed
 from tests.problems import problem
 from tests.service import Client, RunningService
 from tests.testbed.waiting import wait_until
@@ -22,13 +22,13 @@ SMALL: dict[str, Any] = {"cpus": 1, "memory_mib": 64}
 
 
 @pytest.fixture
-def sharers(corner: Corner) -> Callable[..., Tenant]:
-    """Makes projects that may share GPUs; seven of the corner's eight are taken."""
-    corner.placed(gpus={"count": 7}, **SMALL)
+def sharers(sandbox: Sandbox) -> Callable[..., Tenant]:
+    """Creates projects that may share GPUs; seven of the sandbox's eight GPUs are in use."""
+    sandbox.placed(gpus={"count": 7}, **SMALL)
 
     def made(name: str, **limits: Any) -> Tenant:
-        tenant = Tenant(corner, name, **limits)
-        answer = corner.client.patch(f"/v1/projects/{tenant.id}", json={"gpu_sharing": True})
+        tenant = Tenant(sandbox, name, **limits)
+        answer = sandbox.client.patch(f"/v1/projects/{tenant.id}", json={"gpu_sharing": True})
         assert answer.status_code == 200, answer.text
         return tenant
 
@@ -36,7 +36,7 @@ def sharers(corner: Corner) -> Callable[..., Tenant]:
 
 
 def _share(tenant: Tenant, share: float) -> str:
-    answer = tenant.ask(gpus={"share": share}, **SMALL)
+    answer = tenant.post_instance(gpus={"share": share}, **SMALL)
     assert answer.status_code == 201, answer.text
     return str(answer.json()["id"])
 
@@ -46,103 +46,105 @@ def _devices(client: Client, instance_id: str) -> list[tuple[str, float]]:
     return [(device["uuid"], device["share"]) for device in shown["devices"]]
 
 
-def test_instances_of_one_project_share_a_gpu_and_no_others_do(
-    corner: Corner, sharers: Callable[..., Tenant]
-) -> None:
+def test_only_instances_of_one_project_share_a_gpu(sandbox: Sandbox, sharers: Callable[..., Tenant]) -> None:
     one, other = sharers("one"), sharers("other")
     half, quarter = _share(one, 0.5), _share(one, 0.25)
-    (uuid, share) = _devices(corner.client, half)[0]
+    (uuid, share) = _devices(sandbox.client, half)[0]
     assert share == 0.5
-    assert _devices(corner.client, quarter) == [(uuid, 0.25)]
-    assert corner.client.instance(half)["granted"]["isolation"] == "shared"
+    assert _devices(sandbox.client, quarter) == [(uuid, 0.25)]
+    assert sandbox.client.instance(half)["granted"]["isolation"] == "shared"
     stranger, too_large = _share(other, 0.25), _share(one, 0.5)
     wait_until(lambda: other.reason(stranger)["code"] == "waiting_for_capacity")
     wait_until(lambda: one.reason(too_large)["code"] == "waiting_for_capacity")
-    (refusal,) = corner.client.get(f"/v1/instances/{stranger}/explain").json()["refusals"]
+    (refusal,) = sandbox.client.get(f"/v1/instances/{stranger}/explain").json()["refusals"]
     assert refusal["code"] == "gpu_shared_by_other_project"
-    # What is let go of is another's at once.
+    # Another project can use the GPU immediately after its release.
     for instance_id in (half, quarter):
-        corner.client.delete(f"/v1/instances/{instance_id}")
-    corner.sync(instances=None)
-    corner.sync()
-    assert _devices(corner.client, stranger) == [(uuid, 0.25)]
+        sandbox.client.delete(f"/v1/instances/{instance_id}")
+    sandbox.sync(instances=None)
+    sandbox.sync()
+    assert _devices(sandbox.client, stranger) == [(uuid, 0.25)]
     assert one.reason(too_large)["code"] == "waiting_for_capacity"
 
 
-def test_a_restart_keeps_the_share(corner: Corner, sharers: Callable[..., Tenant]) -> None:
+def test_a_restart_keeps_the_share(sandbox: Sandbox, sharers: Callable[..., Tenant]) -> None:
     project = sharers("one")
     one, two = _share(project, 0.6), _share(project, 0.4)
-    before = _devices(corner.client, one)
-    corner.client.wait(two, "scheduled")
-    corner.sync(seen(corner.assignment(one), "running"), seen(corner.assignment(two), "running"))
-    assert corner.client.post(f"/v1/instances/{one}/restart").status_code == 202
-    assert _devices(corner.client, one) == before
-    assert corner.assignment(one).grants[0].milli == 600
+    before = _devices(sandbox.client, one)
+    sandbox.client.wait(two, "scheduled")
+    sandbox.sync(observed(sandbox.assignment(one), "running"), observed(sandbox.assignment(two), "running"))
+    assert sandbox.client.post(f"/v1/instances/{one}/restart").status_code == 202
+    assert _devices(sandbox.client, one) == before
+    assert sandbox.assignment(one).grants[0].milli == 600
 
 
-def test_shares_count_against_quotas_as_what_they_are(corner: Corner, sharers: Callable[..., Tenant]) -> None:
+def test_shares_count_as_fractions_towards_quotas(sandbox: Sandbox, sharers: Callable[..., Tenant]) -> None:
     project = sharers("limited", gpus=1)
-    _devices(corner.client, _share(project, 0.75))
+    _devices(sandbox.client, _share(project, 0.75))
     assert project.usage["gpus"] == 0.75
-    project.refused("gpus", 1, 0.75, 0.5, gpus={"share": 0.5})
-    _devices(corner.client, _share(project, 0.25))
+    project.require_rejected("gpus", 1, 0.75, 0.5, gpus={"share": 0.5})
+    _devices(sandbox.client, _share(project, 0.25))
     assert project.usage["gpus"] == 1
 
 
-def test_sharing_is_off_unless_the_project_may(corner: Corner) -> None:
-    project = Tenant(corner, "alone")
-    problem(project.ask(gpus={"share": 0.5}), 403, "gpu_sharing_not_allowed")
-    problem(project.ask("/v1/instances?dry_run=true", gpus={"share": 0.5}), 403, "gpu_sharing_not_allowed")
+def test_sharing_is_rejected_unless_the_project_may_share(sandbox: Sandbox) -> None:
+    project = Tenant(sandbox, "alone")
+    problem(project.post_instance(gpus={"share": 0.5}), 403, "gpu_sharing_not_allowed")
+    problem(
+        project.post_instance("/v1/instances?dry_run=true", gpus={"share": 0.5}),
+        403,
+        "gpu_sharing_not_allowed",
+    )
 
 
-def test_mig_devices_are_given_out_by_profile_and_their_card_is_not(corner: Corner) -> None:
-    uuid = f"GPU-{corner.node.name}-mig"
+def test_mig_devices_are_allocated_by_profile_and_their_gpu_is_not(sandbox: Sandbox) -> None:
+    uuid = f"GPU-{sandbox.node.name}-mig"
     devices = [
-        MigDevice(uuid=f"MIG-{corner.node.name}-{number}", profile="1g.10gb", memory_mib=9728)
+        MigDevice(uuid=f"MIG-{sandbox.node.name}-{number}", profile="1g.10gb", memory_mib=9728)
         for number in range(2)
     ]
     card = GpuFacts(
         uuid=uuid, index=8, model="NVIDIA H100 80GB HBM3", memory_mib=81_559, mig_mode="enabled",
         mig_devices=devices,
     )  # fmt: skip
-    corner.node.gpus = [*corner.node.gpus, card]
-    corner.sync(gpus=corner.node.gpus)
-    corner.client.post(f"/v1/nodes/{corner.node.id}/approve")
-    corner.sync(gpus=corner.node.gpus)
+    sandbox.node.gpus = [*sandbox.node.gpus, card]
+    sandbox.sync(gpus=sandbox.node.gpus)
+    sandbox.client.post(f"/v1/nodes/{sandbox.node.id}/approve")
+    sandbox.sync(gpus=sandbox.node.gpus)
     given = set()
     for _ in devices:
-        made = corner.create(gpus={"mig_profile": "1g.10gb"}, **SMALL)
-        (device,) = corner.client.wait(made["id"], "scheduled")["devices"]
+        made = sandbox.create(gpus={"mig_profile": "1g.10gb"}, **SMALL)
+        (device,) = sandbox.client.wait(made["id"], "scheduled")["devices"]
         assert device["uuid"] == uuid
         given.add(device["mig_uuid"])
     assert given == {device.uuid for device in devices}
-    third = corner.create(gpus={"mig_profile": "1g.10gb"}, **SMALL)
-    wait_until(lambda: corner.client.instance(third["id"])["reason"]["code"] == "waiting_for_capacity")
-    (refusal,) = corner.client.get(f"/v1/instances/{third['id']}/explain").json()["refusals"]
+    third = sandbox.create(gpus={"mig_profile": "1g.10gb"}, **SMALL)
+    wait_until(lambda: sandbox.client.instance(third["id"])["reason"]["code"] == "waiting_for_capacity")
+    (refusal,) = sandbox.client.get(f"/v1/instances/{third['id']}/explain").json()["refusals"]
     assert refusal["code"] == "insufficient_mig_devices"
-    # Eight without MIG are there; a ninth whole one is not.
-    corner.placed(gpus={"count": 8}, **SMALL)
-    whole = corner.create(gpus={"count": 1}, **SMALL)
-    wait_until(lambda: corner.client.instance(whole["id"])["reason"]["code"] == "waiting_for_capacity")
+    # Eight GPUs have no MIG devices; there is no ninth whole GPU.
+    sandbox.placed(gpus={"count": 8}, **SMALL)
+    whole = sandbox.create(gpus={"count": 1}, **SMALL)
+    wait_until(lambda: sandbox.client.instance(whole["id"])["reason"]["code"] == "waiting_for_capacity")
 
 
 @pytest.fixture
 def two(client: Client, node: WireNode) -> list[dict[str, Any]]:
-    """Two instances without GPUs, to hold by hand what no scheduler would give them."""
+    """Two instances without GPUs; the tests write their allocations directly."""
     return [client.create(**SMALL) for _ in range(2)]
 
 
-def _held(row: dict[str, Any], gpu: str, milli: int, **more: Any) -> Allocation:
+def _allocation(row: dict[str, Any], gpu: str, milli: int, **more: Any) -> Allocation:
     return Allocation(
         gpu_uuid=gpu, instance_id=row["id"], project_id=more.pop("project_id", row["project_id"]), attempt=1,
         milli=milli, from_at=now(), **more,
     )  # fmt: skip
 
 
-def test_the_database_itself_refuses_more_than_a_card(
+def test_the_database_rejects_more_than_one_gpu(
     service: RunningService, two: list[dict[str, Any]], node: WireNode
 ) -> None:
-    """Two transactions at once: the second sees nothing of the first until it has committed."""
+    """The second of two concurrent transactions does not see the first until it commits."""
     card = node.gpus[0].uuid
     began, refused = threading.Event(), threading.Event()
 
@@ -150,33 +152,33 @@ def test_the_database_itself_refuses_more_than_a_card(
         began.wait(10)
         try:
             with service.plane.database.write() as session:
-                session.add(_held(two[1], card, 600))
+                session.add(_allocation(two[1], card, 600))
         except IntegrityError:
             refused.set()
 
     other = threading.Thread(target=second)
     other.start()
     with service.plane.database.write() as session:
-        session.add(_held(two[0], card, 600))
+        session.add(_allocation(two[0], card, 600))
         session.flush()
         began.set()
     other.join(20)
     assert refused.is_set()
     with service.plane.database.write() as session:
-        session.add(_held(two[1], card, 400))
+        session.add(_allocation(two[1], card, 400))
         revisions.changed_many(session, [node.id])
 
 
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        ({"milli": 500}, {"milli": 500, "project_id": "other"}),  # two projects on one card
+        ({"milli": 500}, {"milli": 500, "project_id": "other"}),  # two projects on one GPU
         ({"milli": 142, "mig_uuid": "MIG-1"}, {"milli": 142, "mig_uuid": "MIG-1"}),
-        ({"milli": 142, "mig_uuid": "MIG-1"}, {"milli": 500}),  # a card and a slice of it
+        ({"milli": 142, "mig_uuid": "MIG-1"}, {"milli": 500}),  # a GPU and its MIG device
         ({"milli": 500}, {"milli": 142, "mig_uuid": "MIG-1"}),
     ],
 )
-def test_the_database_itself_refuses_what_must_not_share(
+def test_the_database_rejects_forbidden_sharing(
     service: RunningService,
     client: Client,
     two: list[dict[str, Any]],
@@ -187,7 +189,7 @@ def test_the_database_itself_refuses_what_must_not_share(
     if "project_id" in second:
         second = {**second, "project_id": client.post("/v1/projects", json={"name": "other"}).json()["id"]}
     with service.plane.database.write() as session:
-        session.add(_held(two[0], node.gpus[0].uuid, **first))
+        session.add(_allocation(two[0], node.gpus[0].uuid, **first))
         revisions.changed_many(session, [node.id])
     with pytest.raises(IntegrityError), service.plane.database.write() as session:
-        session.add(_held(two[1], node.gpus[0].uuid, **second))
+        session.add(_allocation(two[1], node.gpus[0].uuid, **second))

@@ -7,7 +7,7 @@ import httpx
 
 from mooring.core import credentials
 from mooring.db.tables import Node
-from tests.api.conftest import Corner
+from tests.api.conftest import Sandbox
 from tests.nodes import WireNode, simulated_node
 from tests.problems import problem
 from tests.service import Client, RunningService
@@ -24,10 +24,10 @@ def use(node: WireNode, credential: str) -> None:
     node.http.headers["Authorization"] = f"Bearer {credential}"
 
 
-def test_a_node_hears_that_it_should_renew_and_the_first_use_ends_the_old_one(corner: Corner) -> None:
-    node, old = corner.node, corner.node.identity.credential
+def test_a_node_hears_that_it_should_renew_and_the_first_use_ends_the_old_one(sandbox: Sandbox) -> None:
+    node, old = sandbox.node, sandbox.node.identity.credential
     assert not node.sync().renew_credential
-    asked = corner.client.post(f"/v1/nodes/{node.id}/renew-credential")
+    asked = sandbox.client.post(f"/v1/nodes/{node.id}/renew-credential")
     assert asked.status_code == 202
     assert asked.json()["id"] == node.id
     assert node.sync().renew_credential
@@ -44,8 +44,8 @@ def test_a_node_hears_that_it_should_renew_and_the_first_use_ends_the_old_one(co
     node.sync()
 
 
-def test_one_that_was_fetched_and_never_used_is_forgotten_by_the_next(corner: Corner) -> None:
-    node = corner.node
+def test_one_that_was_fetched_and_never_used_is_forgotten_by_the_next(sandbox: Sandbox) -> None:
+    node = sandbox.node
     lost, kept = renewed(node), renewed(node)
     use(node, lost)
     problem(node.http.post("/agent/v1/session"), 401, "unauthorized")

@@ -13,12 +13,12 @@ from mooring.core import credentials
 from mooring.db.signals import Topic
 from mooring.db.tables import JoinToken, Node
 from mooring.db.types import now
-from tests.api.conftest import Corner
-from tests.nodes import WireNode, join_token, seen
+from tests.api.conftest import Sandbox
+from tests.concurrency import run_concurrently
+from tests.nodes import WireNode, join_token, observed
 from tests.problems import problem
 from tests.service import Client, RunningService
 from tests.testbed.waiting import wait_until
-from tests.together import together
 
 
 def _join(client: Client, token: str, name: str | None = None) -> httpx.Response:
@@ -28,14 +28,14 @@ def _join(client: Client, token: str, name: str | None = None) -> httpx.Response
 
 def test_of_fifty_that_redeem_one_token_one_joins(shared: Client) -> None:
     token = join_token(shared, node_name="raced")
-    answers = together(50, lambda number: _join(shared, token, f"raced-{number}"))
+    answers = run_concurrently(50, lambda number: _join(shared, token, f"raced-{number}"))
     assert Counter(answer.status_code for answer in answers) == {201: 1, 401: 49}
     assert [item["name"] for item in shared.items("/v1/nodes", name="raced")] == ["raced"]
 
 
 def test_of_two_tokens_for_one_name_one_joins(shared: Client) -> None:
     tokens = [join_token(shared) for _ in range(8)]
-    answers = together(8, lambda number: _join(shared, tokens[number], "same"))
+    answers = run_concurrently(8, lambda number: _join(shared, tokens[number], "same"))
     assert Counter(answer.status_code for answer in answers) == {201: 1, 409: 7}
     for answer in answers:
         if answer.status_code == 409:
@@ -104,117 +104,117 @@ def test_a_node_that_has_not_reported_says_so_and_gets_nothing(client: Client) -
     wait_until(lambda: client.instance(made["id"])["reason"]["code"] == "no_nodes")
 
 
-def test_a_report_makes_a_node_ready_and_is_shown(corner: Corner) -> None:
-    shown = corner.client.get(f"/v1/nodes/{corner.node.id}").json()
+def test_a_report_makes_a_node_ready_and_is_shown(sandbox: Sandbox) -> None:
+    shown = sandbox.client.get(f"/v1/nodes/{sandbox.node.id}").json()
     assert (shown["state"], shown["reason"]) == ("ready", None)
     assert (shown["cpus"], shown["cpus_free"], shown["memory_mib"]) == (64, 64, 524_288)
     assert shown["memory_mib_free"] == 524_288 - 524_288 // 50
     assert shown["versions"] == {"agent": "0.1.0", "docker": "20.10.24", "driver": None, "cuda": None}
     assert [gpu["index"] for gpu in shown["gpus"]] == list(range(8))
     assert {gpu["health"] for gpu in shown["gpus"]} == {"healthy"}
-    corner.running(gpus={"count": 2})
-    used = corner.client.get(f"/v1/nodes/{corner.node.id}").json()
+    sandbox.running(gpus={"count": 2})
+    used = sandbox.client.get(f"/v1/nodes/{sandbox.node.id}").json()
     assert used["cpus_free"] == 48
     assert [gpu["instance_id"] for gpu in used["gpus"]].count(None) == 6
 
 
-def test_a_problem_of_the_node_keeps_instances_away_until_it_is_gone(corner: Corner) -> None:
-    corner.sync(problem={"code": "docker_unavailable", "message": "no docker"})
-    shown = corner.client.get(f"/v1/nodes/{corner.node.id}").json()
+def test_a_problem_of_the_node_keeps_instances_away_until_it_is_gone(sandbox: Sandbox) -> None:
+    sandbox.sync(problem={"code": "docker_unavailable", "message": "no docker"})
+    shown = sandbox.client.get(f"/v1/nodes/{sandbox.node.id}").json()
     assert (shown["state"], shown["reason"]["code"]) == ("not_ready", "docker_unavailable")
-    made = corner.create()
-    wait_until(lambda: corner.client.instance(made["id"])["reason"]["code"] == "waiting_for_capacity")
-    corner.sync()
-    corner.client.wait(made["id"], "scheduled")
+    made = sandbox.create()
+    wait_until(lambda: sandbox.client.instance(made["id"])["reason"]["code"] == "waiting_for_capacity")
+    sandbox.sync()
+    sandbox.client.wait(made["id"], "scheduled")
 
 
-def test_a_cordon_keeps_new_ones_away_and_leaves_the_rest(corner: Corner) -> None:
-    assignment = corner.running()
-    path = f"/v1/nodes/{corner.node.id}"
-    cordoned = corner.client.post(f"{path}/cordon").json()
+def test_a_cordon_keeps_new_ones_away_and_leaves_the_rest(sandbox: Sandbox) -> None:
+    assignment = sandbox.running()
+    path = f"/v1/nodes/{sandbox.node.id}"
+    cordoned = sandbox.client.post(f"{path}/cordon").json()
     assert (cordoned["state"], cordoned["cordoned"]) == ("cordoned", True)
-    made = corner.create()
-    wait_until(lambda: corner.client.instance(made["id"])["reason"]["code"] == "waiting_for_capacity")
-    assert "cordoned" in corner.client.instance(made["id"])["reason"]["message"]
-    assert corner.sync(seen(assignment, "running")).assignments[0].want == "running"
-    assert corner.client.post(f"{path}/uncordon").json()["state"] == "ready"
-    corner.client.wait(made["id"], "scheduled")
+    made = sandbox.create()
+    wait_until(lambda: sandbox.client.instance(made["id"])["reason"]["code"] == "waiting_for_capacity")
+    assert "cordoned" in sandbox.client.instance(made["id"])["reason"]["message"]
+    assert sandbox.sync(observed(assignment, "running")).assignments[0].want == "running"
+    assert sandbox.client.post(f"{path}/uncordon").json()["state"] == "ready"
+    sandbox.client.wait(made["id"], "scheduled")
 
 
-def test_a_node_with_instances_is_not_deleted_unless_it_is_declared_dead(corner: Corner) -> None:
-    live, gone = corner.running(gpus={"count": 1}), corner.running(gpus={"count": 1})
-    corner.client.delete(f"/v1/instances/{gone.instance_id}")
-    path = f"/v1/nodes/{corner.node.id}"
-    assert problem(corner.client.delete(path), 409, "node_in_use")["instances"] == 2
-    assert corner.client.delete(path, params={"force": True}).status_code == 204
-    problem(corner.client.get(path), 404, "not_found")
-    shown = corner.client.instance(live.instance_id)
+def test_a_node_with_instances_is_not_deleted_unless_it_is_declared_dead(sandbox: Sandbox) -> None:
+    live, gone = sandbox.running(gpus={"count": 1}), sandbox.running(gpus={"count": 1})
+    sandbox.client.delete(f"/v1/instances/{gone.instance_id}")
+    path = f"/v1/nodes/{sandbox.node.id}"
+    assert problem(sandbox.client.delete(path), 409, "node_in_use")["instances"] == 2
+    assert sandbox.client.delete(path, params={"force": True}).status_code == 204
+    problem(sandbox.client.get(path), 404, "not_found")
+    shown = sandbox.client.instance(live.instance_id)
     assert (shown["state"], shown["reason"]["code"], shown["devices"]) == ("failed", "node_lost", [])
-    problem(corner.client.get(f"/v1/instances/{gone.instance_id}"), 404, "not_found")
-    problem(corner.client.get(f"/v1/gpus/{corner.node.gpus[0].uuid}"), 404, "not_found")
+    problem(sandbox.client.get(f"/v1/instances/{gone.instance_id}"), 404, "not_found")
+    problem(sandbox.client.get(f"/v1/gpus/{sandbox.node.gpus[0].uuid}"), 404, "not_found")
     # Its agent is told that it is no node any more.
-    problem(corner.node.post_sync(), 401, "unauthorized")
-    problem(corner.client.delete(path), 404, "not_found")
+    problem(sandbox.node.post_sync(), 401, "unauthorized")
+    problem(sandbox.client.delete(path), 404, "not_found")
     # What failed with it can be started again, elsewhere.
-    assert corner.client.post(f"/v1/instances/{live.instance_id}/start").json()["state"] == "pending"
-    deleted = [e for e in _node_events(corner) if e["node_id"] == corner.node.id]
+    assert sandbox.client.post(f"/v1/instances/{live.instance_id}/start").json()["state"] == "pending"
+    deleted = [e for e in _node_events(sandbox) if e["node_id"] == sandbox.node.id]
     assert deleted[-1]["state"] == "deleted"
 
 
-def _node_events(corner: Corner) -> list[dict[str, object]]:
+def _node_events(sandbox: Sandbox) -> list[dict[str, object]]:
     found, after = [], 0
-    while items := corner.client.items("/v1/events", after=after, limit=200):
+    while items := sandbox.client.items("/v1/events", after=after, limit=200):
         found += [item["data"] for item in items if item["type"] == "node.state_changed"]
         after = items[-1]["seq"]
     return found
 
 
-def test_a_node_with_ended_instances_only_can_be_deleted(corner: Corner) -> None:
-    assignment = corner.running()
-    corner.sync(seen(assignment, "exited", exit_code=0))
-    assert corner.client.delete(f"/v1/nodes/{corner.node.id}").status_code == 204
-    assert corner.client.instance(assignment.instance_id)["state"] == "succeeded"
-    assert corner.client.delete(f"/v1/instances/{assignment.instance_id}").json()["state"] == "deleted"
+def test_a_node_with_ended_instances_only_can_be_deleted(sandbox: Sandbox) -> None:
+    assignment = sandbox.running()
+    sandbox.sync(observed(assignment, "exited", exit_code=0))
+    assert sandbox.client.delete(f"/v1/nodes/{sandbox.node.id}").status_code == 204
+    assert sandbox.client.instance(assignment.instance_id)["state"] == "succeeded"
+    assert sandbox.client.delete(f"/v1/instances/{assignment.instance_id}").json()["state"] == "deleted"
 
 
-def test_an_agent_of_a_session_that_a_restored_database_has_forgotten_goes_on(corner: Corner) -> None:
-    corner.sync()
-    with corner.service.plane.database.write() as session:
-        session.execute(update(Node).where(Node.id == corner.node.id).values(session=0, seq=10**6))
-    assert corner.node.post_sync().status_code == 200
-    corner.node.session -= 1
-    problem(corner.node.post_sync(), 409, "stale_session")
+def test_an_agent_of_a_session_that_a_restored_database_has_forgotten_goes_on(sandbox: Sandbox) -> None:
+    sandbox.sync()
+    with sandbox.service.plane.database.write() as session:
+        session.execute(update(Node).where(Node.id == sandbox.node.id).values(session=0, seq=10**6))
+    assert sandbox.node.post_sync().status_code == 200
+    sandbox.node.session -= 1
+    problem(sandbox.node.post_sync(), 409, "stale_session")
 
 
-def test_a_newer_agent_takes_over_and_the_older_one_hears_409_even_while_it_waits(corner: Corner) -> None:
-    corner.sync()
-    old, answers = corner.node.session, []
-    waiting = threading.Thread(target=lambda: answers.append(corner.node.post_sync(wait_s=60)))
+def test_a_newer_agent_takes_over_and_the_older_one_hears_409_even_while_it_waits(sandbox: Sandbox) -> None:
+    sandbox.sync()
+    old, answers = sandbox.node.session, []
+    waiting = threading.Thread(target=lambda: answers.append(sandbox.node.post_sync(wait_s=60)))
     waiting.start()
-    topic = Topic.node(corner.node.id)
-    wait_until(lambda: topic in corner.service.plane.database.signals._wakes)
+    topic = Topic.node(sandbox.node.id)
+    wait_until(lambda: topic in sandbox.service.plane.database.signals._wakes)
     other = WireNode.__new__(WireNode)
-    other.__dict__.update(corner.node.__dict__)
+    other.__dict__.update(sandbox.node.__dict__)
     other.open_session()
     waiting.join(20)
     problem(answers[0], 409, "stale_session")
     assert other.session == old + 1
-    problem(corner.node.post_sync(), 409, "stale_session")
+    problem(sandbox.node.post_sync(), 409, "stale_session")
     other.sync()
 
 
-def test_a_waiting_call_is_answered_as_soon_as_there_is_news(corner: Corner) -> None:
-    corner.sync()
+def test_a_waiting_call_is_answered_as_soon_as_there_is_news(sandbox: Sandbox) -> None:
+    sandbox.sync()
     answers: list[object] = []
-    waiting = threading.Thread(target=lambda: answers.append(corner.sync(wait_s=60)))
+    waiting = threading.Thread(target=lambda: answers.append(sandbox.sync(wait_s=60)))
     waiting.start()
-    wait_until(lambda: Topic.node(corner.node.id) in corner.service.plane.database.signals._wakes)
-    made = corner.create(gpus={"count": 1})
+    wait_until(lambda: Topic.node(sandbox.node.id) in sandbox.service.plane.database.signals._wakes)
+    made = sandbox.create(gpus={"count": 1})
     waiting.join(20)
     (heard,) = answers
     assert [item.instance_id for item in heard.assignments] == [made["id"]]  # type: ignore[attr-defined]
     # And one without news when its time is up.
-    assert corner.node.post_sync(wait_s=0.2).elapsed.total_seconds() >= 0.2
+    assert sandbox.node.post_sync(wait_s=0.2).elapsed.total_seconds() >= 0.2
 
 
 def test_unknown_nodes(shared: Client) -> None:
@@ -227,10 +227,10 @@ def test_unknown_nodes(shared: Client) -> None:
         problem(answer, 422, "validation_failed")
 
 
-def test_silence_again_changes_nothing(corner: Corner) -> None:
-    assignment = corner.running()
+def test_silence_again_changes_nothing(sandbox: Sandbox) -> None:
+    assignment = sandbox.running()
     for _ in range(2):
-        with corner.service.plane.database.write() as session:
-            nodes.mark_unreachable(session, corner.node.id)
-    states = [e["data"]["to"] for e in corner.client.items(f"/v1/instances/{assignment.instance_id}/events")]
+        with sandbox.service.plane.database.write() as session:
+            nodes.mark_unreachable(session, sandbox.node.id)
+    states = [e["data"]["to"] for e in sandbox.client.items(f"/v1/instances/{assignment.instance_id}/events")]
     assert states == ["pending", "scheduled", "running", "unreachable"]

@@ -14,13 +14,13 @@ from mooring.api.streaming import sse
 from mooring.db.signals import Topic
 from mooring.db.tables import Event
 from mooring.db.types import now
-from tests.api.conftest import Corner
-from tests.nodes import WireNode, seen
+from tests.api.conftest import Sandbox
+from tests.concurrency import run_concurrently
+from tests.nodes import WireNode, observed
 from tests.problems import problem
 from tests.retention import purge
 from tests.service import Client, RunningService, running, settings_for
 from tests.testbed.waiting import wait_until
-from tests.together import together
 
 pytestmark = pytest.mark.both_databases
 
@@ -29,20 +29,20 @@ def _history(client: Client, instance_id: str) -> list[dict[str, Any]]:
     return client.items(f"/v1/instances/{instance_id}/events")
 
 
-def test_each_change_of_state_is_one_event_in_version_order(corner: Corner) -> None:
-    assignment = corner.placed(gpus={"count": 1})
+def test_each_change_of_state_is_one_event_in_version_order(sandbox: Sandbox) -> None:
+    assignment = sandbox.placed(gpus={"count": 1})
     path = f"/v1/instances/{assignment.instance_id}"
-    corner.sync(seen(assignment, "starting"))
-    corner.sync(seen(assignment, "starting"))
-    corner.sync(seen(assignment, "running"))
-    corner.client.patch(path, json={"labels": {"a": "b"}})  # no change of state
-    corner.client.post(f"{path}/stop")
-    corner.client.post(f"{path}/stop")
-    corner.sync(seen(assignment, "exited", exit_code=143))
-    corner.client.post(f"{path}/start")
-    corner.client.wait(assignment.instance_id, "scheduled")
+    sandbox.sync(observed(assignment, "starting"))
+    sandbox.sync(observed(assignment, "starting"))
+    sandbox.sync(observed(assignment, "running"))
+    sandbox.client.patch(path, json={"labels": {"a": "b"}})  # no change of state
+    sandbox.client.post(f"{path}/stop")
+    sandbox.client.post(f"{path}/stop")
+    sandbox.sync(observed(assignment, "exited", exit_code=143))
+    sandbox.client.post(f"{path}/start")
+    sandbox.client.wait(assignment.instance_id, "scheduled")
 
-    told = _history(corner.client, assignment.instance_id)
+    told = _history(sandbox.client, assignment.instance_id)
     steps = [(event["data"]["from"], event["data"]["to"]) for event in told]
     assert steps == [
         (None, "pending"), ("pending", "scheduled"), ("scheduled", "starting"), ("starting", "running"),
@@ -54,12 +54,12 @@ def test_each_change_of_state_is_one_event_in_version_order(corner: Corner) -> N
     assert {event["data"]["instance_id"] for event in told} == {assignment.instance_id}
     assert told[4]["data"]["reason"]["code"] == "stopped_by_user"
     seqs = [event["seq"] for event in told]
-    assert corner.client.items(f"{path}/events", after=seqs[2], limit=2) == told[3:5]
-    problem(corner.client.get("/v1/instances/none/events"), 404, "not_found")
+    assert sandbox.client.items(f"{path}/events", after=seqs[2], limit=2) == told[3:5]
+    problem(sandbox.client.get("/v1/instances/none/events"), 404, "not_found")
 
 
 def test_the_log_is_read_in_pages_without_a_gap(client: Client, node: WireNode) -> None:
-    made = together(20, lambda _n: client.create(gpus={"count": 64})["id"])
+    made = run_concurrently(20, lambda _n: client.create(gpus={"count": 64})["id"])
     for instance_id in made[:5]:
         client.delete(f"/v1/instances/{instance_id}")
     found: list[dict[str, Any]] = []
@@ -95,7 +95,7 @@ def test_a_follower_of_many_writers_misses_nothing(client: Client) -> None:
     follower = threading.Thread(target=follow)
     follower.start()
     try:
-        together(16, lambda _n: [client.create(gpus={"count": 64}) for _ in range(4)])
+        run_concurrently(16, lambda _n: [client.create(gpus={"count": 64}) for _ in range(4)])
     finally:
         done.set()
         follower.join(30)

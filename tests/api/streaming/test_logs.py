@@ -5,27 +5,27 @@ import threading
 
 import httpx
 
-from tests.api.conftest import Corner
+from tests.api.conftest import Sandbox
 from tests.testbed.waiting import wait_until
 
 HOSTILE = "\x1b]0;title\x07safe\x1b[2J\u202egnp.exe\r\n" + "x" * 100_000
 
 
-def test_what_a_node_sends_as_logs_is_cleaned_and_cut(corner: Corner) -> None:
-    assignment = corner.running()
+def test_what_a_node_sends_as_logs_is_cleaned_and_cut(sandbox: Sandbox) -> None:
+    assignment = sandbox.running()
     path = f"/v1/instances/{assignment.instance_id}/logs"
     for accept in ("text/plain", "text/event-stream"):
         answers: list[httpx.Response] = []
 
         def ask(accept: str = accept, answers: list[httpx.Response] = answers) -> None:
-            answers.append(corner.client.get(path, headers={"Accept": accept}))
+            answers.append(sandbox.client.get(path, headers={"Accept": accept}))
 
         asking = threading.Thread(target=ask)
         asking.start()
-        (stream,) = wait_until(corner.node.stream_requests)
+        (stream,) = wait_until(sandbox.node.stream_requests)
         line = {"stream": "stdout", "text": HOSTILE, "at": "2026-11-22T08:00:00Z\ndata: forged"}
         frames = f"{json.dumps(line)}\n{json.dumps({'end': True})}\n"
-        sent = corner.node.http.post(f"/agent/v1/streams/{stream.id}", content=frames.encode())
+        sent = sandbox.node.http.post(f"/agent/v1/streams/{stream.id}", content=frames.encode())
         assert sent.status_code == 204
         asking.join(20)
         [answer] = answers

@@ -9,8 +9,8 @@ import pytest
 
 from mooring.db.signals import Topic
 from mooring.schemas.agent import SyncAnswer
-from tests.api.conftest import Corner
-from tests.nodes import seen
+from tests.api.conftest import Sandbox
+from tests.nodes import observed
 from tests.problems import problem
 from tests.testbed.waiting import wait_until
 
@@ -19,15 +19,15 @@ SHORT_S = 0.3
 
 
 @pytest.fixture
-def ask(corner: Corner) -> Callable[[], Callable[[], httpx.Response]]:
+def ask(sandbox: Sandbox) -> Callable[[], Callable[[], httpx.Response]]:
     """A user's exec in an instance that runs, begun; what it returns waits for the answer."""
-    assignment = corner.running()
+    assignment = sandbox.running()
     path = f"/v1/instances/{assignment.instance_id}/exec"
 
     def begin() -> Callable[[], httpx.Response]:
         answers: list[httpx.Response] = []
         asking = threading.Thread(
-            target=lambda: answers.append(corner.client.post(path, json={"command": ["id"]}))
+            target=lambda: answers.append(sandbox.client.post(path, json={"command": ["id"]}))
         )
         asking.start()
 
@@ -43,88 +43,88 @@ def ask(corner: Corner) -> Callable[[], Callable[[], httpx.Response]]:
 Ask = Callable[[], Callable[[], httpx.Response]]
 
 
-def test_a_call_that_waits_is_answered_as_soon_as_a_user_asks(corner: Corner, ask: Ask) -> None:
+def test_a_call_that_waits_is_answered_as_soon_as_a_user_asks(sandbox: Sandbox, ask: Ask) -> None:
     heard: list[float] = []
 
     def wait() -> None:
-        (stream,) = corner.node.stream_requests(wait_s=30)
+        (stream,) = sandbox.node.stream_requests(wait_s=30)
         heard.append(time.monotonic())
-        corner.node.http.post(f"/agent/v1/streams/{stream.id}", content=FRAMES)
+        sandbox.node.http.post(f"/agent/v1/streams/{stream.id}", content=FRAMES)
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    wakes = corner.service.plane.database.signals._wakes
-    wait_until(lambda: Topic.node_streams(corner.node.id) in wakes)
+    wakes = sandbox.service.plane.database.signals._wakes
+    wait_until(lambda: Topic.node_streams(sandbox.node.id) in wakes)
     began = time.monotonic()
     assert ask()().json()["stdout"] == "hi\n"
     waiting.join(20)
     assert heard[0] - began < 10
 
 
-def test_a_stream_that_the_node_knows_of_does_not_end_its_wait(corner: Corner, ask: Ask) -> None:
+def test_a_stream_that_the_node_knows_of_does_not_end_its_wait(sandbox: Sandbox, ask: Ask) -> None:
     answered = ask()
-    (stream,) = wait_until(corner.node.stream_requests)
+    (stream,) = wait_until(sandbox.node.stream_requests)
     began = time.monotonic()
-    assert corner.node.stream_requests(known=[stream.id], wait_s=SHORT_S) == [stream]
+    assert sandbox.node.stream_requests(known=[stream.id], wait_s=SHORT_S) == [stream]
     assert time.monotonic() - began >= SHORT_S
-    corner.node.http.post(f"/agent/v1/streams/{stream.id}", content=FRAMES)
+    sandbox.node.http.post(f"/agent/v1/streams/{stream.id}", content=FRAMES)
     assert answered().status_code == 200
-    assert corner.node.stream_requests() == []
+    assert sandbox.node.stream_requests() == []
 
 
-def test_a_users_request_does_not_end_the_wait_of_a_report(corner: Corner, ask: Ask) -> None:
+def test_a_users_request_does_not_end_the_wait_of_a_report(sandbox: Sandbox, ask: Ask) -> None:
     """Each report costs more the more there is on the node; users would decide how many there are."""
     answered = ask()
-    (stream,) = wait_until(corner.node.stream_requests)
+    (stream,) = wait_until(sandbox.node.stream_requests)
     began = time.monotonic()
-    assert corner.node.sync(instances=None, wait_s=SHORT_S).streams == []
+    assert sandbox.node.sync(instances=None, wait_s=SHORT_S).streams == []
     assert time.monotonic() - began >= SHORT_S
-    corner.node.http.post(f"/agent/v1/streams/{stream.id}", content=FRAMES)
+    sandbox.node.http.post(f"/agent/v1/streams/{stream.id}", content=FRAMES)
     assert answered().status_code == 200
 
 
 def test_an_agent_of_an_earlier_release_hears_of_streams_with_the_answer_to_its_report(
-    corner: Corner, ask: Ask
+    sandbox: Sandbox, ask: Ask
 ) -> None:
-    corner.node.facts = corner.node.facts.model_copy(update={"asks_for_streams": False})
+    sandbox.node.facts = sandbox.node.facts.model_copy(update={"asks_for_streams": False})
     answered = ask()
-    (stream,) = wait_until(lambda: corner.node.sync(instances=None, wait_s=1).streams)
-    corner.node.http.post(f"/agent/v1/streams/{stream.id}", content=FRAMES)
+    (stream,) = wait_until(lambda: sandbox.node.sync(instances=None, wait_s=1).streams)
+    sandbox.node.http.post(f"/agent/v1/streams/{stream.id}", content=FRAMES)
     assert answered().status_code == 200
 
 
-def test_an_agent_that_another_has_replaced_hears_of_no_stream(corner: Corner, ask: Ask) -> None:
+def test_an_agent_that_another_has_replaced_hears_of_no_stream(sandbox: Sandbox, ask: Ask) -> None:
     answered = ask()
-    (stream,) = wait_until(corner.node.stream_requests)
-    old = corner.node.session
-    corner.node.open_session()
-    problem(corner.node.post_stream_requests(session=old), 409, "stale_session")
-    corner.node.http.post(f"/agent/v1/streams/{stream.id}", content=FRAMES)
+    (stream,) = wait_until(sandbox.node.stream_requests)
+    old = sandbox.node.session
+    sandbox.node.open_session()
+    problem(sandbox.node.post_stream_requests(session=old), 409, "stale_session")
+    sandbox.node.http.post(f"/agent/v1/streams/{stream.id}", content=FRAMES)
     assert answered().status_code == 200
 
 
-def test_a_replaced_credential_hears_of_no_stream(corner: Corner) -> None:
-    old = corner.node.http.headers["Authorization"]
-    credential = corner.node.http.post("/agent/v1/credential").json()["credential"]
-    corner.node.http.headers["Authorization"] = f"Bearer {credential}"
-    assert corner.node.stream_requests() == []
-    corner.node.sync()
-    corner.node.http.headers["Authorization"] = old
-    problem(corner.node.post_stream_requests(), 401, "unauthorized")
+def test_a_replaced_credential_hears_of_no_stream(sandbox: Sandbox) -> None:
+    old = sandbox.node.http.headers["Authorization"]
+    credential = sandbox.node.http.post("/agent/v1/credential").json()["credential"]
+    sandbox.node.http.headers["Authorization"] = f"Bearer {credential}"
+    assert sandbox.node.stream_requests() == []
+    sandbox.node.sync()
+    sandbox.node.http.headers["Authorization"] = old
+    problem(sandbox.node.post_stream_requests(), 401, "unauthorized")
 
 
-def test_a_brief_answer_says_nothing_of_a_desired_state_that_the_node_knows(corner: Corner) -> None:
-    assignment = corner.running()
-    reported = seen(assignment, "running")
+def test_a_brief_answer_says_nothing_of_a_desired_state_that_the_node_knows(sandbox: Sandbox) -> None:
+    assignment = sandbox.running()
+    reported = observed(assignment, "running")
 
     def brief() -> SyncAnswer:
-        return SyncAnswer.model_validate_json(corner.node.post_sync(reported, brief=True).content)
+        return SyncAnswer.model_validate_json(sandbox.node.post_sync(reported, brief=True).content)
 
-    known = corner.sync(reported)
+    known = sandbox.sync(reported)
     answer = brief()
     assert answer.brief
     assert (answer.generation, answer.assignments, answer.unchanged) == (known.generation, [], [])
-    corner.client.post(f"/v1/instances/{assignment.instance_id}/stop", json={})
+    sandbox.client.post(f"/v1/instances/{assignment.instance_id}/stop", json={})
     answer = brief()
     assert not answer.brief
     wanted = [(each.instance_id, each.want) for each in (*answer.assignments, *answer.unchanged)]

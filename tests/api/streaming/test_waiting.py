@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from mooring.db.signals import Topic
-from tests.api.conftest import Corner
-from tests.nodes import seen
+from tests.api.conftest import Sandbox
+from tests.nodes import observed
 from tests.problems import problem
 from tests.service import Client
 from tests.testbed.waiting import wait_until
@@ -36,41 +36,41 @@ class Waiting:
         return dict(self._answer.json())
 
 
-def _waiters_are_in(corner: Corner, instance_id: str) -> bool:
-    return Topic.instance(instance_id) in corner.service.plane.database.signals._wakes
+def _waiters_are_in(sandbox: Sandbox, instance_id: str) -> bool:
+    return Topic.instance(instance_id) in sandbox.service.plane.database.signals._wakes
 
 
 @pytest.fixture
-def waiting(corner: Corner) -> Callable[..., Waiting]:
+def waiting(sandbox: Sandbox) -> Callable[..., Waiting]:
     def begin(instance_id: str, state: str, timeout_s: float = 60) -> Waiting:
-        made = Waiting(corner.client, instance_id, state, timeout_s)
-        wait_until(lambda: _waiters_are_in(corner, instance_id))
+        made = Waiting(sandbox.client, instance_id, state, timeout_s)
+        wait_until(lambda: _waiters_are_in(sandbox, instance_id))
         return made
 
     return begin
 
 
-def test_it_answers_when_the_state_is_reached(corner: Corner, waiting: Callable[..., Waiting]) -> None:
-    assignment = corner.placed()
+def test_it_answers_when_the_state_is_reached(sandbox: Sandbox, waiting: Callable[..., Waiting]) -> None:
+    assignment = sandbox.placed()
     waits = waiting(assignment.instance_id, "running")
-    corner.sync(seen(assignment, "running"))
+    sandbox.sync(observed(assignment, "running"))
     outcome = waits.answer()
     assert (outcome["reached"], outcome["instance"]["state"]) == (True, "running")
 
 
-def test_it_answers_at_once_when_it_is_there_or_has_passed_through(corner: Corner) -> None:
-    assignment = corner.running()
+def test_it_answers_at_once_when_it_is_there_or_has_passed_through(sandbox: Sandbox) -> None:
+    assignment = sandbox.running()
     for state in ("running", "starting", "scheduled"):
-        outcome = corner.client.get(
+        outcome = sandbox.client.get(
             f"/v1/instances/{assignment.instance_id}/wait", params={"state": state, "timeout_s": 60}
         ).json()
         assert outcome["reached"] is True
 
 
-def test_it_answers_when_it_is_out_of_reach(corner: Corner, waiting: Callable[..., Waiting]) -> None:
-    assignment = corner.placed()
+def test_it_answers_when_it_is_out_of_reach(sandbox: Sandbox, waiting: Callable[..., Waiting]) -> None:
+    assignment = sandbox.placed()
     waits = waiting(assignment.instance_id, "running")
-    corner.sync(seen(assignment, "refused", reason={"code": "image_not_found", "message": "no"}))
+    sandbox.sync(observed(assignment, "refused", reason={"code": "image_not_found", "message": "no"}))
     outcome = waits.answer()
     assert (outcome["reached"], outcome["instance"]["state"]) == (False, "failed")
     assert outcome["instance"]["reason"]["code"] == "image_not_found"
@@ -81,33 +81,33 @@ def test_it_answers_when_it_is_out_of_reach(corner: Corner, waiting: Callable[..
     [("stop", "running"), ("stop", "pending"), ("delete", "stopped"), ("delete", "running")],
 )
 def test_a_verb_puts_a_state_out_of_reach(
-    corner: Corner, waiting: Callable[..., Waiting], verb: str, target: str
+    sandbox: Sandbox, waiting: Callable[..., Waiting], verb: str, target: str
 ) -> None:
-    assignment = corner.placed()
+    assignment = sandbox.placed()
     waits = waiting(assignment.instance_id, target) if target != "pending" else None
     path = f"/v1/instances/{assignment.instance_id}"
-    answer = corner.client.delete(path) if verb == "delete" else corner.client.post(f"{path}/{verb}")
+    answer = sandbox.client.delete(path) if verb == "delete" else sandbox.client.post(f"{path}/{verb}")
     assert answer.status_code == 202
-    waits = waits or Waiting(corner.client, assignment.instance_id, target)
+    waits = waits or Waiting(sandbox.client, assignment.instance_id, target)
     outcome = waits.answer()
     assert (outcome["reached"], outcome["instance"]["state"]) == (False, "stopping")
 
 
 @pytest.mark.parametrize(("target", "reached"), [("deleted", True), ("running", False), ("failed", False)])
 def test_one_deleted_while_it_is_waited_for_is_told_not_404(
-    corner: Corner, waiting: Callable[..., Waiting], target: str, reached: bool
+    sandbox: Sandbox, waiting: Callable[..., Waiting], target: str, reached: bool
 ) -> None:
-    made = corner.create(gpus={"count": 60})
+    made = sandbox.create(gpus={"count": 60})
     waits = waiting(made["id"], target)
-    corner.client.delete(f"/v1/instances/{made['id']}")
+    sandbox.client.delete(f"/v1/instances/{made['id']}")
     outcome = waits.answer()
     assert (outcome["reached"], outcome["instance"]["state"]) == (reached, "deleted")
-    problem(corner.client.get(f"/v1/instances/{made['id']}/wait"), 404, "not_found")
+    problem(sandbox.client.get(f"/v1/instances/{made['id']}/wait"), 404, "not_found")
 
 
-def test_it_gives_up_at_the_timeout(corner: Corner) -> None:
-    made = corner.create(gpus={"count": 60})
-    answer = corner.client.get(f"/v1/instances/{made['id']}/wait?state=running&timeout_s=1")
+def test_it_gives_up_at_the_timeout(sandbox: Sandbox) -> None:
+    made = sandbox.create(gpus={"count": 60})
+    answer = sandbox.client.get(f"/v1/instances/{made['id']}/wait?state=running&timeout_s=1")
     assert answer.json()["reached"] is False
     assert 0.9 < answer.elapsed.total_seconds() < 5
 

@@ -15,8 +15,8 @@ import pytest
 from sqlalchemy import String, cast, func, select
 
 from mooring.db.tables import AuditEntry, IdempotencyKey, Instance, InstanceGroup
-from tests.api.conftest import Corner
-from tests.nodes import WireNode, seen
+from tests.api.conftest import Sandbox
+from tests.nodes import WireNode, observed
 from tests.problems import problem
 from tests.service import Client, RunningService, running, settings_for
 from tests.testbed.waiting import wait_until
@@ -115,27 +115,27 @@ def test_large_labels_are_not_repeated_in_the_audit_log(client: Client, service:
     assert client.instance(made["id"])["labels"] == labels
 
 
-def test_large_output_of_a_command_is_not_kept_and_the_command_runs_once(corner: Corner) -> None:
-    assignment = corner.running()
-    path, key = f"/v1/instances/{assignment.instance_id}/exec", f"large-{corner.node.name}"
+def test_large_output_of_a_command_is_not_kept_and_the_command_runs_once(sandbox: Sandbox) -> None:
+    assignment = sandbox.running()
+    path, key = f"/v1/instances/{assignment.instance_id}/exec", f"large-{sandbox.node.name}"
     answers: list[httpx.Response] = []
 
     def post() -> None:
-        made = corner.client.post(path, json={"command": ["id"]}, headers={"Idempotency-Key": key})
+        made = sandbox.client.post(path, json={"command": ["id"]}, headers={"Idempotency-Key": key})
         answers.append(made)
 
     asking = threading.Thread(target=post)
     asking.start()
-    (stream,) = wait_until(corner.node.stream_requests)
+    (stream,) = wait_until(sandbox.node.stream_requests)
     frames = b'{"stream": "stdout", "text": "%b"}\n{"exit_code": 0}\n' % (b"z" * 224 * 1024)
-    assert corner.node.http.post(f"/agent/v1/streams/{stream.id}", content=frames).status_code == 204
+    assert sandbox.node.http.post(f"/agent/v1/streams/{stream.id}", content=frames).status_code == 204
     asking.join(20)
     assert (answers[0].status_code, len(answers[0].json()["stdout"])) == (200, 224 * 1024)
-    assert _stored_body(corner.service, key) == 0
+    assert _stored_body(sandbox.service, key) == 0
     post()
     refused = problem(answers[1], 409, "replay_too_large")
     assert (refused["first_status"], refused["location"]) == (200, None)
-    assert corner.node.stream_requests() == []
+    assert sandbox.node.stream_requests() == []
 
 
 def _stored_body(service: RunningService, key: str) -> int:
@@ -210,44 +210,44 @@ def test_a_project_writes_as_much_in_a_day_as_it_may(database_url: str, tmp_path
 
 
 @pytest.fixture
-def member_of_group(corner: Corner) -> dict[str, Any]:
+def member_of_group(sandbox: Sandbox) -> dict[str, Any]:
     template = {
         "image": IMAGE, "env": {"A": "1"}, "command": ["a", "b"], "working_dir": "/w", "user": "u",
-        "node_selector": {"corner": corner.node.name}, "ports": [{"container": 80}],
+        "node_selector": {"sandbox": sandbox.node.name}, "ports": [{"container": 80}],
     }  # fmt: skip
-    body = {"name": corner.node.name, "count": 2, "template": template}
-    made = corner.client.post("/v1/instance-groups", json=body)
+    body = {"name": sandbox.node.name, "count": 2, "template": template}
+    made = sandbox.client.post("/v1/instance-groups", json=body)
     assert made.status_code == 201, made.text
     return dict(made.json())
 
 
-def _members_spec(corner: Corner, instance_id: str) -> dict[str, Any]:
-    with corner.service.plane.database.read() as session:
+def _members_spec(sandbox: Sandbox, instance_id: str) -> dict[str, Any]:
+    with sandbox.service.plane.database.read() as session:
         return dict(session.get_one(Instance, instance_id).spec)
 
 
 @pytest.mark.parametrize("made_by", ["this release", "an earlier one"])
 def test_a_member_is_shown_and_started_with_all_of_its_groups_template(
-    corner: Corner, member_of_group: dict[str, Any], made_by: str
+    sandbox: Sandbox, member_of_group: dict[str, Any], made_by: str
 ) -> None:
     ids = [member["instance_id"] for member in member_of_group["members"]]
-    assert "env" not in _members_spec(corner, ids[0])
+    assert "env" not in _members_spec(sandbox, ids[0])
     if made_by == "an earlier one":
-        with corner.service.plane.database.write() as session:
+        with sandbox.service.plane.database.write() as session:
             group = session.get_one(InstanceGroup, member_of_group["id"])
             for instance_id in ids:
                 session.get_one(Instance, instance_id).spec = dict(group.template)
     for instance_id in ids:
-        shown = corner.client.instance(instance_id)
+        shown = sandbox.client.instance(instance_id)
         for name, value in member_of_group["template"].items():
             assert shown[name] == value, name
-        listed = corner.client.items("/v1/instances", name=shown["name"])[0]
+        listed = sandbox.client.items("/v1/instances", name=shown["name"])[0]
         assert (listed["env"], listed["command"]) == ({"A": "1"}, ["a", "b"])
-        corner.client.wait(instance_id, "scheduled")
-        told = corner.assignment(instance_id).spec
+        sandbox.client.wait(instance_id, "scheduled")
+        told = sandbox.assignment(instance_id).spec
         assert (told.env, told.command, told.working_dir, told.user) == ({"A": "1"}, ["a", "b"], "/w", "u")
         assert [port.container for port in told.ports] == [80]
-    corner.client.delete(f"/v1/instance-groups/{member_of_group['id']}")
+    sandbox.client.delete(f"/v1/instance-groups/{member_of_group['id']}")
 
 
 def test_a_long_reason_is_cut_short_in_events_and_whole_in_the_instance(
@@ -257,7 +257,7 @@ def test_a_long_reason_is_cut_short_in_events_and_whole_in_the_instance(
     client.wait(made["id"], "scheduled")
     assignment = next(iter(node.sync(instances=None).assignments))
     message = "no " * 600
-    node.sync(seen(assignment, "refused", reason={"code": "image_pull_failed", "message": message}))
+    node.sync(observed(assignment, "refused", reason={"code": "image_pull_failed", "message": message}))
     assert client.wait(made["id"], "failed")["reason"]["message"] == message
     event = client.items(f"/v1/instances/{made['id']}/events")[-1]
     assert event["data"]["reason"]["message"] == message[:500]

@@ -6,9 +6,9 @@ from uuid import uuid4
 import pytest
 
 from mooring.schemas.agent import RegistryAuth
-from tests.api.conftest import Corner
+from tests.api.conftest import Sandbox
 from tests.api.tenants.test_secrets import Tenant
-from tests.nodes import seen
+from tests.nodes import observed
 from tests.problems import problem
 from tests.service import Client
 
@@ -113,33 +113,33 @@ def test_a_refusal_does_not_repeat_what_was_sent(tenant: Tenant, body: object) -
     assert "swordfish" not in answer.text
 
 
-def test_a_pull_gets_its_projects_credentials_for_its_registry(corner: Corner, tenant: Tenant) -> None:
+def test_a_pull_gets_its_projects_credentials_for_its_registry(sandbox: Sandbox, tenant: Tenant) -> None:
     kept = tenant.owner.post("/v1/registries", json=_body()).json()
     tenant.owner.post("/v1/registries", json=_body(server="docker.io", password="of docker hub"))
-    placed = corner.placed(project_id=tenant.id, image=IMAGE)
+    placed = sandbox.placed(project_id=tenant.id, image=IMAGE)
     expected = RegistryAuth(server="registry.example", username="ci", password="swordfish")
-    assert corner.node.start_secrets(placed).registry == expected
-    official = corner.placed(project_id=tenant.id, image="busybox")
-    of_docker_hub = corner.node.start_secrets(official).registry
+    assert sandbox.node.start_secrets(placed).registry == expected
+    official = sandbox.placed(project_id=tenant.id, image="busybox")
+    of_docker_hub = sandbox.node.start_secrets(official).registry
     assert of_docker_hub is not None
     assert of_docker_hub.password == "of docker hub"
     for none in (
-        corner.placed(project_id=tenant.id, image="ghcr.io/x/y"),
-        corner.placed(image=IMAGE),  # another project's
+        sandbox.placed(project_id=tenant.id, image="ghcr.io/x/y"),
+        sandbox.placed(image=IMAGE),  # another project's
     ):
         assert not none.asks_for_secrets
-        assert corner.node.start_secrets(none).registry is None
+        assert sandbox.node.start_secrets(none).registry is None
 
-    corner.sync(seen(placed, "starting"))
-    assert corner.node.start_secrets(placed).registry == expected
-    corner.sync(seen(placed, "running"))
-    problem(corner.node.ask_for_secrets(placed), 404, "not_found")
+    sandbox.sync(observed(placed, "starting"))
+    assert sandbox.node.start_secrets(placed).registry == expected
+    sandbox.sync(observed(placed, "running"))
+    problem(sandbox.node.post_start_secrets(placed), 404, "not_found")
 
     tenant.owner.put(f"/v1/registries/{kept['id']}", json={"password": "marlin"})
-    corner.client.post(f"/v1/instances/{placed.instance_id}/restart")
-    second = corner.assignment(placed.instance_id)
-    again = corner.node.start_secrets(second).registry
+    sandbox.client.post(f"/v1/instances/{placed.instance_id}/restart")
+    second = sandbox.assignment(placed.instance_id)
+    again = sandbox.node.start_secrets(second).registry
     assert again is not None
     assert again.password == "marlin"
     tenant.owner.delete(f"/v1/registries/{kept['id']}")
-    assert corner.node.start_secrets(second).registry is None
+    assert sandbox.node.start_secrets(second).registry is None

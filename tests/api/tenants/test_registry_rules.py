@@ -5,7 +5,7 @@ from uuid import uuid4
 
 import pytest
 
-from tests.api.conftest import Corner
+from tests.api.conftest import Sandbox
 from tests.api.tenants.test_secrets import Tenant
 from tests.problems import problem
 from tests.service import Client
@@ -35,7 +35,7 @@ def tenant(shared: Client) -> Iterator[Tenant]:
 
 @pytest.mark.parametrize("image", INSIDE)
 def test_an_image_inside_the_network_is_refused(tenant: Tenant, image: str) -> None:
-    body = {"image": image, "node_selector": {"corner": "nowhere"}}
+    body = {"image": image, "node_selector": {"sandbox": "nowhere"}}
     for answer in (
         tenant.member.post("/v1/instances", json=body),
         tenant.member.post("/v1/instances", params={"dry_run": "true"}, json=body),
@@ -55,33 +55,35 @@ def test_credentials_for_the_inside_are_refused(tenant: Tenant, server: str) -> 
 
 
 def test_what_an_admin_lists_is_allowed_and_its_node_is_told(
-    corner: Corner, shared: Client, tenant: Tenant
+    sandbox: Sandbox, shared: Client, tenant: Tenant
 ) -> None:
     told = {}
     for image in ("10.0.0.7:5000/team/image:1", "registry.example.com/team/image:1"):
-        made = tenant.member.create(image=image, node_selector={"corner": corner.node.name})
-        corner.made.append(made["id"])
+        made = tenant.member.create(image=image, node_selector={"sandbox": sandbox.node.name})
+        sandbox.made.append(made["id"])
         tenant.member.wait(made["id"], "scheduled")
-        told[image] = corner.assignment(made["id"]).registry_listed
+        told[image] = sandbox.assignment(made["id"]).registry_listed
     assert told == {"10.0.0.7:5000/team/image:1": True, "registry.example.com/team/image:1": False}
 
 
-def test_loopback_is_for_the_default_project_of_a_service_on_loopback(corner: Corner, tenant: Tenant) -> None:
-    made = corner.placed(image="localhost:5000/own/build:1")
+def test_loopback_is_for_the_default_project_of_a_service_on_loopback(
+    sandbox: Sandbox, tenant: Tenant
+) -> None:
+    made = sandbox.placed(image="localhost:5000/own/build:1")
     assert made.registry_listed is True
     body = {"image": "localhost:5000/own/build:1"}
     problem(tenant.member.post("/v1/instances", json=body), 422, "registry_not_allowed")
 
 
 def test_a_start_is_refused_when_the_list_no_longer_names_the_registry(
-    corner: Corner, tenant: Tenant
+    sandbox: Sandbox, tenant: Tenant
 ) -> None:
     """As it is of instances that were made before there was a list."""
-    made = tenant.member.create(image="10.0.0.7:5000/x", node_selector={"corner": "nowhere"})
-    corner.made.append(made["id"])
+    made = tenant.member.create(image="10.0.0.7:5000/x", node_selector={"sandbox": "nowhere"})
+    sandbox.made.append(made["id"])
     path = f"/v1/instances/{made['id']}"
     assert tenant.member.post(f"{path}/stop").status_code == 202
-    info = corner.service.plane.database.session_info
+    info = sandbox.service.plane.database.session_info
     rules = dict(info)
     info.clear()
     try:

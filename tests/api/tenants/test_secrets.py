@@ -18,11 +18,11 @@ from mooring.control.nodes import nodes
 from mooring.core.access import Role
 from mooring.db.tables import Base, Registry, Secret
 from mooring.schemas.agent import Assignment, StartSecrets, SyncAnswer
-from tests.api.conftest import Corner
-from tests.nodes import WireNode, seen, simulated_node
+from tests.api.conftest import Sandbox
+from tests.concurrency import run_concurrently
+from tests.nodes import WireNode, observed, simulated_node
 from tests.problems import problem
 from tests.service import Client, RunningService
-from tests.together import together
 
 
 class Tenant(AbstractContextManager["Tenant"]):
@@ -107,13 +107,13 @@ def test_members_make_them_viewers_see_them_and_strangers_do_neither(shared: Cli
 
 def test_a_name_is_given_once_in_a_project(tenant: Tenant) -> None:
     body = {"name": "token", "value": "swordfish"}
-    answers = together(8, lambda _: tenant.member.post("/v1/secrets", json=body))
+    answers = run_concurrently(8, lambda _: tenant.member.post("/v1/secrets", json=body))
     assert sorted(answer.status_code for answer in answers) == [201] + [409] * 7
     for answer in answers:
         if answer.status_code == 409:
             assert problem(answer, 409, "name_taken")["name"] == "token"
     (kept,) = tenant.member.items("/v1/secrets")
-    deleted = together(4, lambda _: tenant.member.delete(f"/v1/secrets/{kept['id']}"))
+    deleted = run_concurrently(4, lambda _: tenant.member.delete(f"/v1/secrets/{kept['id']}"))
     assert sorted(answer.status_code for answer in deleted) == [204, 404, 404, 404]
 
 
@@ -141,64 +141,64 @@ def test_a_refusal_does_not_repeat_what_was_sent(tenant: Tenant, body: object) -
         assert "swordfish" not in answer.text
 
 
-def test_a_value_may_be_long_and_of_any_language(corner: Corner, tenant: Tenant) -> None:
+def test_a_value_may_be_long_and_of_any_language(sandbox: Sandbox, tenant: Tenant) -> None:
     for name, value in (("long", "x" * 32_768), ("unicode", "žluťoučký kůň 🐎\n\ttail")):
         tenant.keep(name, value)
-        placed = corner.placed(project_id=tenant.id, env=_naming(name))
-        assert corner.node.start_secrets(placed).secrets == {"V0": value}
+        placed = sandbox.placed(project_id=tenant.id, env=_naming(name))
+        assert sandbox.node.start_secrets(placed).secrets == {"V0": value}
 
 
-def test_only_an_attempt_that_may_start_is_given_values(corner: Corner, tenant: Tenant) -> None:
+def test_only_an_attempt_that_may_start_is_given_values(sandbox: Sandbox, tenant: Tenant) -> None:
     path = tenant.keep("token", "swordfish")
     env = {"TOKEN": {"secret": "token"}, "AGAIN": {"secret": "token"}, "PLAIN": "seen by all"}
-    first = corner.placed(project_id=tenant.id, env=env)
+    first = sandbox.placed(project_id=tenant.id, env=env)
     assert first.asks_for_secrets
-    assert corner.node.start_secrets(first).secrets == {"TOKEN": "swordfish", "AGAIN": "swordfish"}
-    assert corner.client.instance(first.instance_id)["env"] == env
-    corner.sync(seen(first, "starting"))
-    assert corner.node.start_secrets(first).secrets == {"TOKEN": "swordfish", "AGAIN": "swordfish"}
-    corner.sync(seen(first, "running"))
-    _gets_none(corner, first)
+    assert sandbox.node.start_secrets(first).secrets == {"TOKEN": "swordfish", "AGAIN": "swordfish"}
+    assert sandbox.client.instance(first.instance_id)["env"] == env
+    sandbox.sync(observed(first, "starting"))
+    assert sandbox.node.start_secrets(first).secrets == {"TOKEN": "swordfish", "AGAIN": "swordfish"}
+    sandbox.sync(observed(first, "running"))
+    _gets_none(sandbox, first)
     tenant.member.put(path, json={"value": "marlin"})
-    _gets_none(corner, first)  # it has what it was started with
+    _gets_none(sandbox, first)  # it has what it was started with
 
     one = f"/v1/instances/{first.instance_id}"
     tenant.member.post(f"{one}/restart")
-    second = corner.assignment(first.instance_id)
-    _gets_none(corner, first)
-    assert corner.node.start_secrets(second).secrets == {"TOKEN": "marlin", "AGAIN": "marlin"}
-    corner.sync(seen(second, "running"))
+    second = sandbox.assignment(first.instance_id)
+    _gets_none(sandbox, first)
+    assert sandbox.node.start_secrets(second).secrets == {"TOKEN": "marlin", "AGAIN": "marlin"}
+    sandbox.sync(observed(second, "running"))
     tenant.member.post(f"{one}/stop")
-    _gets_none(corner, second)
-    corner.sync(seen(second, "exited", exit_code=0))
-    _gets_none(corner, second)
+    _gets_none(sandbox, second)
+    sandbox.sync(observed(second, "exited", exit_code=0))
+    _gets_none(sandbox, second)
     tenant.member.post(f"{one}/start")
-    corner.client.wait(first.instance_id, "scheduled")
-    third = corner.assignment(first.instance_id)
-    assert corner.node.start_secrets(third).secrets == {"TOKEN": "marlin", "AGAIN": "marlin"}
+    sandbox.client.wait(first.instance_id, "scheduled")
+    third = sandbox.assignment(first.instance_id)
+    assert sandbox.node.start_secrets(third).secrets == {"TOKEN": "marlin", "AGAIN": "marlin"}
     tenant.member.post(f"{one}/stop")
-    _gets_none(corner, third)
+    _gets_none(sandbox, third)
 
 
-def _gets_none(corner: Corner, assignment: Assignment) -> None:
-    problem(corner.node.ask_for_secrets(assignment), 404, "not_found")
+def _gets_none(sandbox: Sandbox, assignment: Assignment) -> None:
+    problem(sandbox.node.post_start_secrets(assignment), 404, "not_found")
 
 
-def test_a_node_whose_docker_was_away_is_told_again(corner: Corner, tenant: Tenant) -> None:
+def test_a_node_whose_docker_was_away_is_told_again(sandbox: Sandbox, tenant: Tenant) -> None:
     """Unknown is not over: what has not begun may begin as soon as Docker is back, and needs its secrets."""
     tenant.keep("token", "swordfish")
-    placed = corner.placed(project_id=tenant.id, env=_naming("token"))
-    with corner.service.plane.database.write() as session:
-        nodes.mark_unreachable(session, corner.node.id)
-    assert corner.client.instance(placed.instance_id)["state"] == "unreachable"
+    placed = sandbox.placed(project_id=tenant.id, env=_naming("token"))
+    with sandbox.service.plane.database.write() as session:
+        nodes.mark_unreachable(session, sandbox.node.id)
+    assert sandbox.client.instance(placed.instance_id)["state"] == "unreachable"
     away = {"code": "docker_unavailable", "message": "Docker does not answer"}
-    (told,) = corner.sync(instances=None, problem=away).assignments
-    assert corner.client.instance(placed.instance_id)["state"] == "unreachable"
+    (told,) = sandbox.sync(instances=None, problem=away).assignments
+    assert sandbox.client.instance(placed.instance_id)["state"] == "unreachable"
     assert (told.want, told.may_start) == ("running", True)
-    assert corner.node.start_secrets(told).secrets == {"V0": "swordfish"}
+    assert sandbox.node.start_secrets(told).secrets == {"V0": "swordfish"}
 
 
-def test_what_names_a_secret_that_is_not_there_is_not_started(corner: Corner, tenant: Tenant) -> None:
+def test_what_names_a_secret_that_is_not_there_is_not_started(sandbox: Sandbox, tenant: Tenant) -> None:
     path = tenant.keep("there", "swordfish")
     body = {"image": "busybox", "env": {"A": {"secret": "there"}, "B": {"secret": "gone"}}}
     for query in ("", "?dry_run=true"):
@@ -209,30 +209,30 @@ def test_what_names_a_secret_that_is_not_there_is_not_started(corner: Corner, te
         assert "gone" in refused["detail"]
     assert tenant.member.items("/v1/instances") == []
 
-    running = corner.placed(project_id=tenant.id, env=_naming("there"))
-    corner.sync(seen(running, "running"))
+    running = sandbox.placed(project_id=tenant.id, env=_naming("there"))
+    sandbox.sync(observed(running, "running"))
     tenant.member.delete(path)
     one = f"/v1/instances/{running.instance_id}"
     problem(tenant.member.post(f"{one}/restart"), 422, "unknown_secret")
-    assert corner.client.instance(running.instance_id)["state"] == "running"
+    assert sandbox.client.instance(running.instance_id)["state"] == "running"
     tenant.member.post(f"{one}/stop")
-    corner.sync(seen(running, "exited", exit_code=0))
+    sandbox.sync(observed(running, "exited", exit_code=0))
     refused = problem(tenant.member.post(f"{one}/start"), 422, "unknown_secret")
     assert refused["errors"][0]["pointer"] == "/env/V0"
-    assert corner.client.instance(running.instance_id)["state"] == "stopped"
+    assert sandbox.client.instance(running.instance_id)["state"] == "stopped"
     tenant.keep("there", "again")
     assert tenant.member.post(f"{one}/start").status_code == 202
 
 
-def test_a_name_means_the_secret_of_the_instances_own_project(corner: Corner, tenant: Tenant) -> None:
+def test_a_name_means_the_secret_of_the_instances_own_project(sandbox: Sandbox, tenant: Tenant) -> None:
     tenant.keep("same", "swordfish")
     tenant.keep("only-here", "swordfish")
-    with Tenant(corner.client, f"others-{uuid4().hex[:8]}") as other:
+    with Tenant(sandbox.client, f"others-{uuid4().hex[:8]}") as other:
         other.keep("same", "marlin")
-        ours = corner.placed(project_id=tenant.id, env=_naming("same"))
-        theirs = corner.placed(project_id=other.id, env=_naming("same"))
-        assert corner.node.start_secrets(ours).secrets == {"V0": "swordfish"}
-        assert corner.node.start_secrets(theirs).secrets == {"V0": "marlin"}
+        ours = sandbox.placed(project_id=tenant.id, env=_naming("same"))
+        theirs = sandbox.placed(project_id=other.id, env=_naming("same"))
+        assert sandbox.node.start_secrets(ours).secrets == {"V0": "swordfish"}
+        assert sandbox.node.start_secrets(theirs).secrets == {"V0": "marlin"}
         body = {"image": "busybox", "env": _naming("only-here")}
         problem(other.member.post("/v1/instances", json=body), 422, "unknown_secret")
 
@@ -253,58 +253,58 @@ def test_a_secret_deleted_before_the_start_fails_it_with_its_name(
             client.wait(made["id"], "running")
 
 
-def test_values_that_are_too_large_together_do_not_swell_the_answer(corner: Corner, tenant: Tenant) -> None:
+def test_values_that_are_too_large_together_do_not_swell_the_answer(sandbox: Sandbox, tenant: Tenant) -> None:
     path = tenant.keep("large", "x" * 32_768)
     many = _naming(*["large"] * 100)
     refused = tenant.member.post("/v1/instances", json={"image": "busybox", "env": many})
     problem(refused, 422, "secrets_too_large")
     tenant.member.put(path, json={"value": "x"})
-    placed = corner.placed(project_id=tenant.id, env=many)
-    assert len(corner.node.start_secrets(placed).secrets) == 100
+    placed = sandbox.placed(project_id=tenant.id, env=many)
+    assert len(sandbox.node.start_secrets(placed).secrets) == 100
     tenant.member.put(path, json={"value": "x" * 32_768})  # grown since
-    secrets = corner.node.start_secrets(placed).secrets
+    secrets = sandbox.node.start_secrets(placed).secrets
     assert sum(map(len, secrets.values())) <= 1024 * 1024
 
 
 def test_one_that_cannot_be_decrypted_silences_no_node(
-    corner: Corner, tenant: Tenant, caplog: pytest.LogCaptureFixture
+    sandbox: Sandbox, tenant: Tenant, caplog: pytest.LogCaptureFixture
 ) -> None:
     tenant.keep("good", "swordfish")
     damaged = tenant.keep("bad", "marlin").rpartition("/")[2]
     kept = tenant.owner.post("/v1/registries", json=_credentials()).json()["id"]
     image = "registry.example/x:1"
-    placed = corner.placed(project_id=tenant.id, image=image, env=_naming("good", "bad"))
-    assert corner.node.start_secrets(placed).registry is not None
-    with corner.service.plane.database.write() as session:
+    placed = sandbox.placed(project_id=tenant.id, image=image, env=_naming("good", "bad"))
+    assert sandbox.node.start_secrets(placed).registry is not None
+    with sandbox.service.plane.database.write() as session:
         session.execute(update(Secret).where(Secret.id == damaged).values(sealed_value=b"no token"))
         session.execute(update(Registry).where(Registry.id == kept).values(sealed_password=b"no token"))
-    given = corner.node.start_secrets(placed)
+    given = sandbox.node.start_secrets(placed)
     assert (given.secrets, given.registry) == ({"V0": "swordfish"}, None)
     assert "bad" in caplog.text
     assert "swordfish" not in caplog.text
 
 
-def test_a_report_costs_no_look_at_secrets(corner: Corner, tenant: Tenant) -> None:
+def test_a_report_costs_no_look_at_secrets(sandbox: Sandbox, tenant: Tenant) -> None:
     """Every report of every node passes here."""
     tenant.keep("a", "swordfish")
     tenant.keep("b", "marlin")
     fields: dict[str, Any] = {"project_id": tenant.id, "image": "registry.example/x:1"}
     placed = [
-        corner.placed(env=_naming("a", "b"), **fields),
-        corner.placed(env=_naming("b"), **fields),
-        corner.placed(**fields),
+        sandbox.placed(env=_naming("a", "b"), **fields),
+        sandbox.placed(env=_naming("b"), **fields),
+        sandbox.placed(**fields),
     ]
-    corner.node.specs = Specs()  # those of an agent that has just started
-    with _statements(corner.service) as asked:
-        heard = corner.sync(instances=None)
+    sandbox.node.specs = Specs()  # those of an agent that has just started
+    with _statements(sandbox.service) as asked:
+        heard = sandbox.sync(instances=None)
     assert [item.asks_for_secrets for item in heard.assignments] == [True, True, False]
     assert not any(" secrets" in statement for statement in asked)
     assert sum(" registries" in statement for statement in asked) == 1
     assert sum(" projects" in statement for statement in asked) == 1
-    running = [seen(item, "running") for item in placed]
-    corner.sync(*running)
-    with _statements(corner.service) as asked:
-        corner.sync(*running)
+    running = [observed(item, "running") for item in placed]
+    sandbox.sync(*running)
+    with _statements(sandbox.service) as asked:
+        sandbox.sync(*running)
     assert not any(" secrets" in statement or " registries" in statement for statement in asked)
 
 
@@ -398,17 +398,17 @@ def test_no_secret_is_found_anywhere_but_in_the_assignment_of_what_may_start(
     watched.wait(made["id"], "scheduled")
     first = _secret_assignment(node, VALUE, PASSWORD)
     _walk(admin, watched, made["id"], secret["id"], registry["id"], first.gpu_uuids[0])
-    _silent(node, seen(first, "running"))
+    _silent(node, observed(first, "running"))
     watched.must(200, "PUT", f"/v1/secrets/{secret['id']}", json={"value": REPLACED})
     watched.must(200, "PUT", f"/v1/registries/{registry['id']}", json={"password": NEW_PASSWORD})
-    _silent(node, seen(first, "running"))
+    _silent(node, observed(first, "running"))
     watched.must(202, "POST", f"{one}/restart")
     second = _secret_assignment(node, REPLACED, NEW_PASSWORD)
-    _silent(node, seen(second, "running"))
+    _silent(node, observed(second, "running"))
     _walk(admin, watched, made["id"], secret["id"], registry["id"], first.gpu_uuids[0])
     watched.must(202, "POST", f"{one}/stop")
-    _silent(node, seen(second, "running"))
-    _silent(node, seen(second, "exited", exit_code=0))
+    _silent(node, observed(second, "running"))
+    _silent(node, observed(second, "exited", exit_code=0))
     watched.must(204, "DELETE", f"/v1/secrets/{secret['id']}")
     watched.must(422, "POST", f"{one}/start")
     watched.must(204, "DELETE", f"/v1/registries/{registry['id']}")
@@ -471,7 +471,7 @@ def _secret_assignment(node: WireNode, value: str, password: str) -> Assignment:
     (assignment,) = heard.assignments
     assert (assignment.want, assignment.may_start) == ("running", True)
     assert answer.text.count(MARK) == 0
-    handed = node.ask_for_secrets(assignment)
+    handed = node.post_start_secrets(assignment)
     given = StartSecrets.model_validate_json(handed.content)
     assert given.secrets == {"TOKEN": value}
     assert given.registry is not None

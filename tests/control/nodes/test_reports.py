@@ -13,7 +13,7 @@ from mooring.control.nodes import reports
 from mooring.control.nodes.reports import CHANGES_AT_ONCE
 from mooring.db.tables import Node
 from mooring.schemas.agent import Assignment
-from tests.nodes import WireNode, seen
+from tests.nodes import WireNode, observed
 from tests.service import Client, RunningService
 
 pytestmark = pytest.mark.both_databases
@@ -40,9 +40,9 @@ def test_an_unchanged_report_is_cheap(service: RunningService, client: Client, n
     for each in made:
         client.wait(each["id"], "scheduled")
     assignments = node.sync(instances=None).assignments
-    node.sync(*(seen(each, "running") for each in assignments))
+    node.sync(*(observed(each, "running") for each in assignments))
     with _of_requests(service.plane.database.engine) as statements:
-        heard = node.sync(*(seen(each, "running") for each in assignments))
+        heard = node.sync(*(observed(each, "running") for each in assignments))
     assert len(heard.assignments) == len(made)
     assert 5 < len(statements) <= 11, statements
     assert sum("gpus.facts" in statement for statement in statements) == 1  # they are long
@@ -67,7 +67,7 @@ class _InParts:
 
     def __init__(self, service: RunningService, node: WireNode, assignments: Sequence[Assignment]) -> None:
         self._database, self._node_id = service.plane.database, node.id
-        self._report = node.report(*(seen(each, "running") for each in assignments))
+        self._report = node.report(*(observed(each, "running") for each in assignments))
         with self._database.read() as session:
             self._credential_hash = session.get_one(Node, node.id).credential_hash
         with self._database.write() as session:
@@ -81,7 +81,7 @@ class _InParts:
 
 
 def test_a_report_of_many_changes_is_answered_once_all_are_applied(client: Client, node: WireNode) -> None:
-    node.sync(*(seen(each, "running") for each in _scheduled(client, node)))
+    node.sync(*(observed(each, "running") for each in _scheduled(client, node)))
     assert _states(client) == {"running": MANY}
 
 
@@ -102,7 +102,7 @@ def test_the_rest_of_a_report_is_dropped_after_a_newer_one(
 ) -> None:
     assignments = _scheduled(client, node)
     older = _InParts(service, node, assignments)
-    node.sync(*(seen(each, "running", container_id="newer") for each in assignments))
+    node.sync(*(observed(each, "running", container_id="newer") for each in assignments))
     older.go_on()
     assert not older.left
     shown = client.items("/v1/instances", limit=200)

@@ -9,7 +9,7 @@ from mooring.control.scheduling import usage
 from mooring.core.node import NodeState
 from mooring.db.session import Database
 from mooring.scheduler.model import GpuAllocation, NodeView, ResourceUsage, Running
-from tests.nodes import WireNode, seen
+from tests.nodes import WireNode, observed
 from tests.service import Client, RunningService
 from tests.testbed.waiting import wait_until
 
@@ -101,7 +101,7 @@ def test_a_project_with_much_recent_usage_comes_later_in_the_queue(client: Clien
     running = client.create(gpus={"count": 8}, project_id=heavy, cpus=1, memory_mib=64)
     client.wait(running["id"], "scheduled")
     (assignment,) = node.sync(instances=None).assignments
-    node.sync(seen(assignment, "running"))
+    node.sync(observed(assignment, "running"))
     early = client.create(gpus={"count": 8}, project_id=heavy, cpus=1, memory_mib=64)
     late = client.create(gpus={"count": 8}, project_id=light, cpus=1, memory_mib=64)
     wait_until(lambda: client.instance(late["id"])["queue_position"] == 1)

@@ -1,4 +1,4 @@
-"""The disk of one engine: space, limits, pulls and the removal of images."""
+"""The disk of one engine: space, limits, pulls and image cleanup."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,16 +24,16 @@ from mooring.core.disk import DiskFacts
 
 @dataclass(frozen=True, slots=True)
 class DiskSettings:
-    """By default, `pulled` is kept in memory only."""
+    """The operator's settings. By default, `usage` is in memory only."""
 
     policy: DiskPolicy = field(default_factory=DiskPolicy)
     max_image_mib: int = MAX_IMAGE_MIB
     collector: CollectorPolicy = field(default_factory=CollectorPolicy)
-    pulled: ImageUsage = field(default_factory=ImageUsage)
+    usage: ImageUsage = field(default_factory=ImageUsage)
 
 
 def disk_settings(settings: AgentSettings, state: StateDirectory | None = None) -> DiskSettings:
-    """Args: state: where the list of pulled images is saved; None: in memory only."""
+    """Return the settings of a node. Without `state`, the usage of images is in memory only."""
     return DiskSettings(
         policy=DiskPolicy(settings.disk_reserved_mib, settings.disk_low_mib),
         max_image_mib=settings.max_image_mib,
@@ -43,12 +43,12 @@ def disk_settings(settings: AgentSettings, state: StateDirectory | None = None) 
             low_pct=settings.image_gc_low_pct,
             keep=settings.image_keep,
         ),
-        pulled=ImageUsage.of_node(state) if state else ImageUsage(),
+        usage=ImageUsage.of_node(state) if state else ImageUsage(),
     )
 
 
 class Disk:
-    """Thread-safe."""
+    """The disk of one engine. Thread-safe."""
 
     def __init__(
         self,
@@ -59,16 +59,16 @@ class Disk:
         timeouts: PullTimeouts | None = None,
     ) -> None:
         self.storage = EngineStorage(engine, settings.policy)
-        keeper = ImageKeeper(engine, settings.pulled)
+        keeper = ImageKeeper(engine, settings.usage)
         self.images = Images(engine, private, pulled, timeouts, keeper=keeper)
         self.collector = ImageCollector(
-            engine, settings.pulled, self._space, self.images.pulling, settings.collector
+            engine, settings.usage, self._space, self.images.pulling, settings.collector
         )
         make_room = partial(self.collector.sweep, make_room=True)
         keeper.limits = PullLimits(settings.max_image_mib, self._space, settings.policy, make_room)
 
-    def look(self, info: Mapping[str, Any]) -> DiskFacts | None:
-        """The facts for a report. Called every few seconds, so it also starts image sweeps.
+    def measure(self, info: Mapping[str, Any]) -> DiskFacts | None:
+        """Return the facts for a report. Called every few seconds, so it also starts image sweeps.
 
         Raises:
             RuntimeUnavailable: the engine does not answer.
@@ -78,24 +78,16 @@ class Disk:
         return facts
 
     def report(self, info: Mapping[str, Any]) -> DiskReport:
-        """For `mooring doctor`, which removes nothing.
-
-        Raises:
-            RuntimeUnavailable: the engine does not answer.
-        """
+        """Return the facts for `mooring doctor`; removes nothing. Raises RuntimeUnavailable."""
         return self.storage.report(info, self.collector.images_mib)
 
     def abilities(self, info: Mapping[str, Any], *, simulated_gpus: bool, mps: Mps) -> Abilities:
-        """What the engine supports, including disk limits of containers.
-
-        Raises:
-            RuntimeUnavailable: the engine does not answer.
-        """
+        """Return what the engine supports, including disk limits. Raises RuntimeUnavailable."""
         limited = self.storage.limits(info).enforced
         return abilities_of(info, simulated_gpus=simulated_gpus, mps=mps, disk_limits=limited)
 
     def forget(self) -> None:
-        """Drop cached facts: after an outage, the engine may be another one."""
+        """Drop cached facts: after an outage, the engine's configuration may have changed."""
         self.storage.forget()
 
     def _space(self) -> Space | None:

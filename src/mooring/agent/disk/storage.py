@@ -1,8 +1,7 @@
-"""The disk under the engine: how much there is, and whether the engine holds containers to a size.
+"""The disk of the engine: its size, and whether the engine limits the size of containers.
 
-Whether it does is tried, not guessed: overlay2 needs xfs mounted with pquota, and an engine that does not
-know the option may ignore it. A container that never starts is created with a size that must be refused,
-and with one that must be accepted.
+A probe determines the latter: overlay2 needs xfs mounted with pquota, and an engine that does not know the
+option may ignore it. The probe creates containers, which never start, with an invalid and a valid size.
 """
 
 import io
@@ -22,11 +21,11 @@ from mooring.agent.docker.errors import EngineRefused
 from mooring.core.disk import DiskFacts
 
 PROBE_LABEL: Final = "mooring.probe"
-PROBE_EVERY_S: Final = 600.0  # the filesystem may be mounted anew with other options
+PROBE_EVERY_S: Final = 600.0  # the filesystem may be remounted with other options
 _REPOSITORY: Final = "mooring-probe"
-_NOT_A_SIZE, _A_SIZE = "not-a-size", "1G"
+_INVALID_SIZE, _VALID_SIZE = "not-a-size", "1G"
 _GIB_IN_MIB: Final = 1024
-_MOST_RESERVED_MIB: Final = 200 * _GIB_IN_MIB
+_MAX_RESERVED_MIB: Final = 200 * _GIB_IN_MIB
 
 Info = Mapping[str, Any]
 
@@ -35,18 +34,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DiskPolicy:
-    """The operator's settings; null: derived from the size of the filesystem."""
+    """The operator's settings. None: derived from the size of the filesystem."""
 
     reserved_mib: int | None = None
     low_mib: int | None = None
 
     def allocatable_mib(self, total_mib: int) -> int:
-        """What instances may have. The rest is for images, logs and the system."""
-        reserved = min(total_mib // 5, _MOST_RESERVED_MIB) if self.reserved_mib is None else self.reserved_mib
+        """Return the size allocatable to instances. The rest is for images, logs and the system."""
+        reserved = min(total_mib // 5, _MAX_RESERVED_MIB) if self.reserved_mib is None else self.reserved_mib
         return max(0, total_mib - reserved)
 
     def low(self, total_mib: int) -> int:
-        """With less than this available, the node is under disk pressure and pulls are broken off."""
+        """Return the available size below which the node is under disk pressure and pulls are aborted."""
         if self.low_mib is not None:
             return self.low_mib
         fraction = max(total_mib // 20, 2 * _GIB_IN_MIB)
@@ -55,7 +54,7 @@ class DiskPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """A filesystem now, in MiB; `available` is what is left for programs that are not root's."""
+    """The current space of a filesystem; `available_mib` excludes the blocks reserved for root."""
 
     total_mib: int
     available_mib: int
@@ -63,7 +62,7 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class DiskLimits:
-    """What the trial said; `why_not` is the engine's own answer."""
+    """The result of the probe; `why_not` has the engine's error."""
 
     enforced: bool
     why_not: str = ""
@@ -71,7 +70,7 @@ class DiskLimits:
 
 @dataclass(frozen=True, slots=True)
 class DiskReport:
-    """All that is known of the disk; `space` is None where the agent cannot see it."""
+    """The facts of the disk; `space` is None if the agent cannot see the filesystem."""
 
     root: str
     driver: str
@@ -83,7 +82,7 @@ class DiskReport:
 
 
 class EngineStorage:
-    """The storage of one engine. Any thread may call."""
+    """The storage of one engine. Thread-safe."""
 
     def __init__(
         self,
@@ -95,19 +94,19 @@ class EngineStorage:
         self.engine, self.policy = engine, policy or DiskPolicy()
         self._measure, self._clock = measure or space_of, clock
         self._lock = threading.Lock()
-        self._tried: tuple[object, float, DiskLimits] | None = None
+        self._probed: tuple[object, float, DiskLimits] | None = None
         self._root: str | None = None
 
     def facts(self, info: Info, images_mib: int) -> DiskFacts | None:
-        """What is reported of the disk; None where the agent cannot see the engine's filesystem.
+        """Return what is reported to the control plane; None if the agent cannot see the filesystem.
 
         Raises:
-            RuntimeUnavailable: the engine went away during the trial.
+            RuntimeUnavailable: the engine does not answer.
         """
         report = self.report(info, images_mib)
         if (space := report.space) is None:
             return None
-        # In coarse steps: every change is written down by the control plane.
+        # Rounded down to coarse steps: the control plane stores every change.
         step = max(1, min(_GIB_IN_MIB, space.total_mib // 64))
         return DiskFacts(
             total_mib=space.total_mib,
@@ -121,54 +120,54 @@ class EngineStorage:
         )
 
     def report(self, info: Info, images_mib: int) -> DiskReport:
-        """Raises RuntimeUnavailable: the engine went away during the trial."""
+        """Return all facts. Raises RuntimeUnavailable: the engine does not answer."""
         limits, space = self.limits(info), self.space()
         low_mib = self.policy.low(space.total_mib) if space else 0
         return DiskReport(self._root or "", *driver_of(info), limits, space, images_mib, low_mib)
 
     def space(self) -> Space | None:
-        """Of the filesystem of the engine that was asked about last; None: it cannot be seen."""
+        """Return the space of the last probed engine's filesystem; None if the agent cannot see it."""
         return self._measure(self._root) if self._root else None
 
     def limits(self, info: Info) -> DiskLimits:
-        """Whether the engine enforces a container's size. Tried once, and again after a while.
+        """Return whether the engine limits the size of containers; probed every `PROBE_EVERY_S`.
 
         Raises:
-            RuntimeUnavailable: the engine went away.
+            RuntimeUnavailable: the engine does not answer.
         """
         self._root = str(info.get("DockerRootDir") or "")
         key = (info.get("ID"), info.get("ServerVersion"), info.get("DockerRootDir"), driver_of(info))
         with self._lock:
-            known = self._tried
-            if known is None or known[0] != key or self._clock() - known[1] > PROBE_EVERY_S:
-                known = self._tried = (key, self._clock(), self._try())
-            return known[2]
+            probed = self._probed
+            if probed is None or probed[0] != key or self._clock() - probed[1] > PROBE_EVERY_S:
+                probed = self._probed = (key, self._clock(), self._probe())
+            return probed[2]
 
     def forget(self) -> None:
-        """The engine was away, and may come back with another configuration."""
+        """Probe again: after an outage, the engine's configuration may have changed."""
         with self._lock:
-            self._tried = None
+            self._probed = None
 
-    def _try(self) -> DiskLimits:
+    def _probe(self) -> DiskLimits:
         image = f"{_REPOSITORY}:{secrets.token_hex(6)}"
         try:
             self.engine.import_image(_empty_archive(), image)
         except EngineRefused as refusal:
-            return DiskLimits(enforced=False, why_not=f"it could not be tried: {refusal.message}")
+            return DiskLimits(enforced=False, why_not=f"the probe failed: {refusal.message}")
         try:
-            return self._try_with(image)
+            return self._probe_with(image)
         finally:
             with suppress(EngineRefused):
                 self.engine.remove_image(image)
 
-    def _try_with(self, image: str) -> DiskLimits:
-        if self._accepts(image, _NOT_A_SIZE) is None:
+    def _probe_with(self, image: str) -> DiskLimits:
+        if self._create_error(image, _INVALID_SIZE) is None:
             return DiskLimits(enforced=False, why_not="the engine ignores the option")
-        refused = self._accepts(image, _A_SIZE)
-        return DiskLimits(enforced=refused is None, why_not=refused or "")
+        error = self._create_error(image, _VALID_SIZE)
+        return DiskLimits(enforced=error is None, why_not=error or "")
 
-    def _accepts(self, image: str, size: str) -> str | None:
-        """Why not; None if a container of this size can be created. Nothing is left of it."""
+    def _create_error(self, image: str, size: str) -> str | None:
+        """Create and remove a container of this size. Return the engine's error, if any."""
         config = {
             "Image": image,
             "Cmd": ["never-started"],
@@ -184,7 +183,7 @@ class EngineStorage:
 
 
 def driver_of(info: Info) -> tuple[str, str | None]:
-    """The storage driver and the filesystem that it stores on, as `docker info` tells."""
+    """Return the storage driver and its filesystem, from `docker info`."""
     status = dict(entry for entry in info.get("DriverStatus") or [] if len(entry) == 2)
     driver = str(info.get("Driver") or "unknown")
     filesystem = status.get("Backing Filesystem") or status.get("Parent Filesystem")

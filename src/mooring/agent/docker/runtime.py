@@ -141,7 +141,7 @@ class DockerRuntime:
                 self._attachments.networks.sweep(self.control_plane_id)
             unsafe = self._attachments.guard(self.control_plane_id)
             swarm = self._swarm()
-            disk = self.disk.look(info)
+            disk = self.disk.measure(info)
         except RuntimeUnavailable as error:
             self._info = None
             self.disk.forget()

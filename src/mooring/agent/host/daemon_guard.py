@@ -83,9 +83,9 @@ class DaemonGuard:
         self._lock = threading.Lock()
         self._due_at = 0.0
         self._set: dict[int, tuple[list[str], list[str]]] = {}  # per IP version: requested, and listed
-        self._said: str | None = None
+        self._logged: str | None = None
 
-    def stand(self, bridges: Collection[str] = ()) -> None:
+    def ensure_rules(self, bridges: Collection[str] = ()) -> None:
         """Restore missing rules. Never raises: containers do not depend on them."""
         with self._lock:
             if time.monotonic() < self._due_at:
@@ -95,37 +95,37 @@ class DaemonGuard:
 
     def _check(self, bridges: Collection[str]) -> None:
         try:
-            why = self._stand(bridges)
+            why = self._problem(bridges)
         except FirewallUnavailable as error:
             why = str(error)
-        if why is not None and why != self._said:
-            log.warning("the Docker daemon of this node reaches cloud metadata: %s", why)
-        self._said = why
+        if why is not None and why != self._logged:
+            log.warning("the Docker daemon of this node can reach cloud metadata: %s", why)
+        self._logged = why
 
-    def _stand(self, bridges: Collection[str]) -> str | None:
+    def _problem(self, bridges: Collection[str]) -> str | None:
         groups = daemon_groups(namespace=self._namespace)
         if not groups:
-            return "it was not found in a control group of its own (cgroup v2, seen from the agent)"
+            return "found no daemon with a control group of its own (cgroup v2, as the agent sees it)"
         for version in self._firewall.families():
-            self._make(version, rules(version, groups), bridges)
+            self._restore(version, rules(version, groups), bridges)
         return None
 
-    def _make(self, version: int, wanted: list[str], bridges: Collection[str]) -> None:
+    def _restore(self, version: int, wanted: list[str], bridges: Collection[str]) -> None:
         listing = self._firewall.listing(version, bridges)
-        if _is_jumped_to(listing) and self._set.get(version) == (wanted, _ours(listing)):
+        if _is_first(listing) and self._set.get(version) == (wanted, _rules(listing)):
             return
         jump = f"OUTPUT -j {CHAIN}"
         script = ["*filter", f":{CHAIN} - [0:0]", *(f"-A {CHAIN} {rule}" for rule in wanted)]
         script += [f"-D {jump}"] * listing.count(f"-A {jump}")
-        script += ["-I OUTPUT 1 -j " + CHAIN, "COMMIT", ""]
+        script += [f"-I OUTPUT 1 -j {CHAIN}", "COMMIT", ""]
         self._firewall.restore(version, "\n".join(script), bridges)
-        self._set[version] = (wanted, _ours(self._firewall.listing(version, bridges)))
+        self._set[version] = (wanted, _rules(self._firewall.listing(version, bridges)))
 
 
-def _is_jumped_to(listing: Sequence[str]) -> bool:
+def _is_first(listing: Sequence[str]) -> bool:
     first = next((line for line in listing if line.startswith("-A OUTPUT ")), "")
     return first == f"-A OUTPUT -j {CHAIN}"
 
 
-def _ours(listing: Sequence[str]) -> list[str]:
+def _rules(listing: Sequence[str]) -> list[str]:
     return [line for line in listing if line.startswith(f"-A {CHAIN} ")]

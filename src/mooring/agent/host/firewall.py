@@ -1,13 +1,13 @@
-"""R10 on the node: what containers may not reach, as rules of the kernel's packet filter.
+"""Firewall rules that block containers from other projects, the node and cloud metadata (R10).
 
     FORWARD ─> DOCKER-USER ─> MOORING-FORWARD   other projects, link-local (cloud metadata), management,
-                                                the insides of groups' networks
-    INPUT ──────────────────> MOORING-INPUT     the node itself, by whichever of its addresses
+                                                the underlay of groups' networks
+    INPUT ──────────────────> MOORING-INPUT     the node itself, at any of its addresses
 
-The rules go by the name of the bridge that a packet comes in through: they stay the same as projects come and
-go. What somebody outside began is answered: published ports work, also for whom containers may not call.
+The rules match the name of the bridge that a packet comes from, so they do not change with the projects.
+Replies are allowed: published ports work, also for clients that containers may not connect to.
 
-Members of groups on an overlay leave a node by one bridge for all of them, which has a name of its own.
+On each node, all members of groups on an overlay share one bridge to the outside, the gateway.
 """
 
 import logging
@@ -31,7 +31,7 @@ Network = IPv4Network | IPv6Network
 FORWARD_CHAIN: Final = "MOORING-FORWARD"
 INPUT_CHAIN: Final = "MOORING-INPUT"
 DOCKER_CHAIN: Final = "DOCKER-USER"
-# Where clouds tell a machine its credentials. Link-local IPv6 addresses are not routed, so none is listed.
+# Where clouds serve a machine's credentials. Link-local IPv6 addresses are not routed, so none is listed.
 METADATA: Final[Mapping[str, str]] = {
     "169.254.0.0/16": "AWS, Google Cloud, Azure, Oracle, Tencent and most others",
     "168.63.129.16/32": "Azure's wire server",
@@ -42,22 +42,22 @@ METADATA: Final[Mapping[str, str]] = {
     "fd00:c1::a9fe:a9fe/128": "Oracle Cloud",
     "fd00:42::42/128": "Scaleway",
 }
-# Azure's machines resolve names at the address that also gives out their certificates.
+# Azure's name server has the same address as its metadata.
 _NAME_SERVER: Final = "168.63.129.16/32"
 
-# A node takes what comes to this port for a packet of the overlay that it says it is of, whoever sent it.
+# VXLAN has no authentication: a node accepts any packet to this port as one of the overlay.
 VXLAN_PORT: Final = 4789
 
-_OURS: Final = f"{BRIDGE_PREFIX}+"
-_ANSWERS: Final = "-m conntrack --ctstate RELATED,ESTABLISHED --ctdir REPLY -j RETURN"
+_BRIDGES: Final = f"{BRIDGE_PREFIX}+"
+_REPLIES: Final = "-m conntrack --ctstate RELATED,ESTABLISHED --ctdir REPLY -j RETURN"
 _NEIGHBOURS: Final = [
     f"-p ipv6-icmp -m icmp6 --icmpv6-type {kind} -j RETURN"
     for kind in ("neighbour-solicitation", "neighbour-advertisement")
 ]
 _PROGRAMS: Final = {4: "iptables", 6: "ip6tables"}
-# Of the kernel's two packet filters, Docker and we must use the same one.
+# The kernel has two packet filters. Mooring must use the one that Docker uses.
 _VARIANTS: Final = ("", "-nft", "-legacy")
-_MORE_PATH: Final = "/usr/sbin:/sbin:/usr/bin:/bin"
+_SYSTEM_PATH: Final = "/usr/sbin:/sbin:/usr/bin:/bin"
 _TIMEOUT_S: Final = 10
 _LOCK_WAIT_S: Final = "5"
 _TRIES: Final = 2
@@ -66,50 +66,46 @@ log = logging.getLogger(__name__)
 
 
 class FirewallUnavailable(Exception):
-    """The rules cannot be made here; the text says why and what mends it."""
+    """The rules cannot be set on this machine; the text has the reason and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
-    """What the rules are made from."""
-
+class _RuleInput:
     management: frozenset[Network]
     gateways: tuple[str, ...]
 
 
 def forward_rules(version: int, management: Iterable[Network], gateways: Collection[str] = ()) -> list[str]:
-    """What containers may reach through this machine; one family's, in iptables' words without `-A`.
+    """Return the iptables rules, without `-A`, for packets that this machine forwards from containers.
 
     Args:
-        gateways: bridges that members of all projects' groups share; nobody is meant to meet there.
+        gateways: the bridges that members of all projects' groups share. They must not connect there.
     """
-    barred = [
+    blocked = [
         *(network for network in METADATA if ip_network(network).version == version),
         *(str(network) for network in management if network.version == version),
     ]
-    names = [
-        f"-d {_NAME_SERVER} -p {protocol} -m {protocol} --dport 53 -j RETURN" for protocol in ("udp", "tcp")
-    ]
-    sources = [f"-i {bridge}" for bridge in (_OURS, *gateways)]
+    dns = [f"-d {_NAME_SERVER} -p {each} -m {each} --dport 53 -j RETURN" for each in ("udp", "tcp")]
+    sources = [f"-i {bridge}" for bridge in (_BRIDGES, *gateways)]
     return [
-        # Between two bridges. Members of one project meet on theirs, which is not routed.
-        f"-i {_OURS} -o {_OURS} -m physdev ! --physdev-is-bridged -j DROP",
+        # Between two bridges. Traffic within a project's bridge is not routed.
+        f"-i {_BRIDGES} -o {_BRIDGES} -m physdev ! --physdev-is-bridged -j DROP",
         *(
             f"-i {one} -o {other} -j DROP"
             for gateway in gateways
-            for one, other in ((_OURS, gateway), (gateway, _OURS), *((gateway, each) for each in gateways))
+            for one, other in ((_BRIDGES, gateway), *((gateway, each) for each in (_BRIDGES, *gateways)))
         ),
         *(f"{source} -p udp -m udp --dport {VXLAN_PORT} -j DROP" for source in sources),
-        *(f"{source} {_ANSWERS}" for source in sources),
-        *(f"{source} {rule}" for source in sources for rule in (names if version == 4 else ())),
-        *(f"{source} -d {network} -j DROP" for source in sources for network in barred),
+        *(f"{source} {_REPLIES}" for source in sources),
+        *(f"{source} {rule}" for source in sources for rule in (dns if version == 4 else ())),
+        *(f"{source} -d {network} -j DROP" for source in sources for network in blocked),
     ]
 
 
 def input_rules(version: int, gateways: Collection[str] = ()) -> list[str]:
-    """What containers may reach of this machine: nothing. Docker's name server is inside theirs."""
-    allowed = [_ANSWERS, *(_NEIGHBOURS if version == 6 else ())]
-    return [f"-i {bridge} {rule}" for bridge in (_OURS, *gateways) for rule in (*allowed, "-j DROP")]
+    """Return the rules for packets to this machine: only replies. Containers have their own name server."""
+    allowed = [_REPLIES, *(_NEIGHBOURS if version == 6 else ())]
+    return [f"-i {bridge} {rule}" for bridge in (_BRIDGES, *gateways) for rule in (*allowed, "-j DROP")]
 
 
 def restore_script(
@@ -118,10 +114,10 @@ def restore_script(
     management: Iterable[Network],
     gateways: Collection[str] = (),
 ) -> str:
-    """Input of `iptables-restore --noflush`, which sets both chains and the jumps to them at one stroke.
+    """Return the input of `iptables-restore --noflush`, which sets both chains and their jumps atomically.
 
     Args:
-        listing: what `iptables -S` says now; jumps that are there are moved to where they must be.
+        listing: the current output of `iptables -S`; existing jumps are moved to the first position.
     """
     lines = ["*filter", f":{FORWARD_CHAIN} - [0:0]", f":{INPUT_CHAIN} - [0:0]"]
     lines += [f"-A {FORWARD_CHAIN} {rule}" for rule in forward_rules(version, management, gateways)]
@@ -130,18 +126,18 @@ def restore_script(
         lines += [f"-D {chain} -j {target}"] * listing.count(f"-A {chain} -j {target}")
         lines += [f"-I {chain} 1 -j {target}"]
     if _has_docker_chain(listing) and f"-A FORWARD -j {DOCKER_CHAIN}" not in listing:
-        # Somebody flushed it; Docker would put it back at its next start.
+        # Another program removed it; Docker adds it again only at its next start.
         lines += [f"-I FORWARD 1 -j {DOCKER_CHAIN}"]
     return "\n".join([*lines, "COMMIT", ""])
 
 
 class Firewall:
-    """The rules on one machine. Every method may be called from any thread.
+    """The rules on one machine. Thread-safe.
 
     Args:
-        management: the addresses that containers must not reach.
-        enter: what runs a program where Docker's rules are, if that is not here.
-        program_path: where iptables is looked for, by default PATH and the system's folders.
+        management: returns the addresses that containers must not reach.
+        enter: the command prefix that enters Docker's network namespace, if it is not the agent's.
+        program_path: the search path for iptables, by default PATH and the system's folders.
     """
 
     def __init__(
@@ -153,50 +149,42 @@ class Firewall:
     ) -> None:
         self._management, self._enter, self._program_path = management, tuple(enter), program_path
         self._lock = threading.Lock()
-        self._set: dict[int, tuple[_Wanted, list[str]]] = {}  # per family: asked for, and listed
+        self._set: dict[int, tuple[_RuleInput, list[str]]] = {}  # per IP version: input, and listed rules
 
-    def stand(self, bridges: Collection[str]) -> None:
-        """Make the rules where they are not as they should be: at the start, and after others' flushes.
+    def ensure_rules(self, bridges: Collection[str]) -> None:
+        """Restore missing or changed rules. Raises FirewallUnavailable.
 
         Args:
-            bridges: of our networks, and of Docker's for all overlays. Docker's own rules name each; where
-                they do not, those are not the rules that the containers' packets meet.
-
-        Raises:
-            FirewallUnavailable
+            bridges: those of Mooring's networks, and Docker's for all overlays. The packet filter whose rules
+                name each of them is the one that Docker uses.
         """
         with self._lock:
             variant = self._variant(bridges)
             gateways = tuple(sorted(bridge for bridge in bridges if not bridge.startswith(BRIDGE_PREFIX)))
-            wanted = _Wanted(frozenset(self._management()), gateways)
-            for version in _families():
-                self._stand(version, variant, wanted)
+            wanted = _RuleInput(frozenset(self._management()), gateways)
+            for version in self.families():
+                self._ensure(version, variant, wanted)
 
     def check(self, bridges: Collection[str] = ()) -> bool:
-        """Whether rules of ours are in force now; changes nothing.
-
-        Raises:
-            FirewallUnavailable: they cannot be made either.
-        """
+        """Return whether the rules are active. Raises FirewallUnavailable: they cannot be set."""
         variant = self._variant(bridges)
-        listings = [self._listing(version, variant) for version in _families()]
+        listings = [self._listing(version, variant) for version in self.families()]
         return all(_is_jumped_to(listing) and _rules(listing) for listing in listings)
 
     @staticmethod
     def families() -> list[int]:
-        """The versions of IP that this machine speaks."""
-        return _families()
+        """Return the IP versions that the kernel supports."""
+        return [4, 6] if Path("/proc/net/if_inet6").exists() else [4]
 
     def listing(self, version: int, bridges: Collection[str]) -> list[str]:
-        """What `iptables -S` says of the packet filter that Docker uses. Raises FirewallUnavailable."""
+        """Return the output of `iptables -S` for Docker's packet filter. Raises FirewallUnavailable."""
         return self._listing(version, self._variant(bridges))
 
     def restore(self, version: int, script: str, bridges: Collection[str]) -> None:
-        """Feed `iptables-restore --noflush` of the same packet filter. Raises FirewallUnavailable."""
-        program = f"{_PROGRAMS[version]}{self._variant(bridges)}-restore"
-        self._run([program, "-w", _LOCK_WAIT_S, "--noflush"], script)
+        """Apply `iptables-restore --noflush` to Docker's packet filter. Raises FirewallUnavailable."""
+        self._restore(version, script, self._variant(bridges))
 
-    def _stand(self, version: int, variant: str, wanted: _Wanted) -> None:
+    def _ensure(self, version: int, variant: str, wanted: _RuleInput) -> None:
         for tries_left in reversed(range(_TRIES)):
             listing = self._listing(version, variant)
             if _is_jumped_to(listing) and self._set.get(version) == (wanted, _rules(listing)):
@@ -204,82 +192,83 @@ class Firewall:
             management = sorted(wanted.management, key=str)
             script = restore_script(version, listing, management, wanted.gateways)
             try:
-                self._run([f"{_PROGRAMS[version]}{variant}-restore", "-w", _LOCK_WAIT_S, "--noflush"], script)
+                self._restore(version, script, variant)
             except FirewallUnavailable:
                 if not tries_left:
                     raise
-                continue  # somebody else changed a jump between our look and our change
+                continue  # another program changed a jump meanwhile
             self._set[version] = (wanted, _rules(self._listing(version, variant)))
-            log.info("the rules of %s were made", _PROGRAMS[version])
+            log.info("restored the rules of %s", _PROGRAMS[version])
             return
 
     def _variant(self, bridges: Collection[str]) -> str:
-        """The iptables that Docker's rules are in."""
+        """Return the suffix of the iptables program that has Docker's rules."""
         for variant in _VARIANTS:
             try:
                 listing = self._listing(4, variant)
             except FirewallUnavailable:
-                if not variant:  # the one that this machine uses; of the others one is often not there
+                if not variant:  # the machine's default; the other two are often not installed
                     raise
                 continue
             words = {word for line in listing for word in line.split()}
             if _has_docker_chain(listing) and words.issuperset(bridges):
                 return variant
         raise FirewallUnavailable(
-            "Docker's own rules are not in this machine's iptables: run the agent in the same network "
-            'namespace as Docker, take "iptables": false and "firewall-backend": "nftables" out of '
-            "/etc/docker/daemon.json, and restart Docker if its rules were flushed"
+            "Docker's rules are not in this machine's iptables: run the agent in Docker's network namespace, "
+            'remove "iptables": false and "firewall-backend": "nftables" from /etc/docker/daemon.json, and '
+            "restart Docker if its rules were flushed"
         )
+
+    def _restore(self, version: int, script: str, variant: str) -> None:
+        self._run([f"{_PROGRAMS[version]}{variant}-restore", "-w", _LOCK_WAIT_S, "--noflush"], script)
 
     def _listing(self, version: int, variant: str) -> list[str]:
         return self._run([f"{_PROGRAMS[version]}{variant}", "-w", _LOCK_WAIT_S, "-S"]).splitlines()
 
     def _which(self, program: str) -> str | None:
-        path = self._program_path
-        return shutil.which(program, path=path) if path else shutil.which(program) or _system_program(program)
+        if path := self._program_path:
+            return shutil.which(program, path=path)
+        return shutil.which(program) or shutil.which(program, path=_SYSTEM_PATH)
 
-    def _run(self, argv: list[str], feed: str = "") -> str:
+    def _run(self, argv: list[str], stdin: str = "") -> str:
         program = self._which(argv[0])
         if program is None:
             raise FirewallUnavailable(f"{argv[0]} was not found: install the package iptables")
         try:
             done = subprocess.run(  # noqa: S603 - a fixed name, fixed arguments
                 [*self._enter, program, *argv[1:]],
-                input=feed,
+                input=stdin,
                 capture_output=True,
                 text=True,
                 timeout=_TIMEOUT_S,
                 check=False,
             )
         except (OSError, subprocess.SubprocessError) as error:
-            raise FirewallUnavailable(f"{argv[0]} does not run: {error}") from error
+            raise FirewallUnavailable(f"cannot run {argv[0]}: {error}") from error
         if done.returncode:
-            said = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
-            raise FirewallUnavailable(
-                f"{argv[0]} failed, run the agent as root (in a container: with NET_ADMIN, on the host's "
-                f"network): {said[:200]}"
-            )
+            output = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
+            remedy = "run the agent as root (in a container: with NET_ADMIN, on the host's network)"
+            raise FirewallUnavailable(f"{argv[0]} failed, {remedy}: {output[:200]}")
         return done.stdout
 
 
 class Isolation:
-    """What follows where the rules cannot be made: nothing may be started, or the log says so."""
+    """Sets the rules. If that fails, blocks all starts (`required`) or logs a warning."""
 
     def __init__(self, firewall: Firewall, *, required: bool) -> None:
         self._firewall, self._required = firewall, required
-        self._said: str | None = None
+        self._logged: str | None = None
 
     def problem(self, bridges: Collection[str]) -> Reason | None:
-        """Make the rules, if they are not there; why nothing may be started on this node without them."""
+        """Restore missing rules. Return why no instance may be started on this node, if so."""
+        why = None
         try:
-            self._firewall.stand(bridges)
+            self._firewall.ensure_rules(bridges)
         except FirewallUnavailable as error:
-            why: str | None = str(error)
-        else:
-            why = None
-        if why is not None and why != self._said:
-            log.warning("containers of this node reach the node itself and cloud metadata: %s", why)
-        self._said = why
+            why = str(error)
+        if why is not None and why != self._logged:
+            log.warning("containers of this node can reach the node itself and cloud metadata: %s", why)
+        self._logged = why
         if why is None or not self._required:
             return None
         return Reason(code="network_isolation_unavailable", message=f"{why}; see `mooring doctor`")
@@ -288,15 +277,15 @@ class Isolation:
 def management_addresses(
     given: Collection[Network] | None, server_url: str
 ) -> Callable[[], Collection[Network]]:
-    """What the operator named, else the control plane's addresses once its name can be resolved.
+    """Return a function for the configured addresses, by default those of the control plane.
 
-    All of its ports: beside the API there are its database and its sshd. Nothing for a control plane on
-    loopback, which no container reaches.
+    The rules block all ports, such as those of its database and sshd. A loopback address is omitted, since no
+    container can reach it.
     """
     if given is not None:
         return lambda: given
 
-    @cache  # of an answer; a failure is tried again
+    @cache  # of addresses; a failed lookup is repeated
     def resolved(host: str) -> frozenset[Network]:
         answers = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
         found = {ip_address(str(answer[4][0]).split("%", maxsplit=1)[0]) for answer in answers}
@@ -307,14 +296,17 @@ def management_addresses(
         try:
             return resolved(host) if host else frozenset()
         except OSError as error:
-            log.warning("containers are not kept from %s yet, it cannot be resolved: %s", host, error)
+            log.warning("containers are not blocked from %s yet, it cannot be resolved: %s", host, error)
             return frozenset()
 
     return addresses
 
 
 def _jumps(listing: Sequence[str]) -> list[tuple[str, str]]:
-    """From which chain to which of ours; Docker has its chain in IPv6 only where it makes rules there."""
+    """Return pairs of a chain and the chain of Mooring that it must jump to.
+
+    For IPv6, Docker has its chain only if it makes IPv6 rules.
+    """
     return [
         ("INPUT", INPUT_CHAIN),
         (DOCKER_CHAIN if _has_docker_chain(listing) else "FORWARD", FORWARD_CHAIN),
@@ -322,7 +314,7 @@ def _jumps(listing: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _is_jumped_to(listing: Sequence[str]) -> bool:
-    """First in their chains: after a rule that accepts, ours would never be looked at."""
+    """Return whether the jumps are first in their chains: after an accepting rule they have no effect."""
     reached = not _has_docker_chain(listing) or f"-A FORWARD -j {DOCKER_CHAIN}" in listing
     return reached and all(
         next((line for line in listing if line.startswith(f"-A {chain} ")), "") == f"-A {chain} -j {target}"
@@ -336,12 +328,3 @@ def _has_docker_chain(listing: Sequence[str]) -> bool:
 
 def _rules(listing: Sequence[str]) -> list[str]:
     return [line for line in listing if line.startswith((f"-A {FORWARD_CHAIN} ", f"-A {INPUT_CHAIN} "))]
-
-
-def _families() -> list[int]:
-    """A kernel without IPv6 has nothing to keep anybody from."""
-    return [4, 6] if Path("/proc/net/if_inet6").exists() else [4]
-
-
-def _system_program(program: str) -> str | None:
-    return shutil.which(program, path=_MORE_PATH)

@@ -1,4 +1,4 @@
-"""Whether this machine may host strangers' containers (R1, R2, R8); for `mooring doctor` and the agent."""
+"""Checks whether this machine can isolate untrusted containers (R1, R2, R8)."""
 
 import os
 import re
@@ -22,7 +22,8 @@ from mooring.core.instance.state import Reason
 TOOLKIT_CONFIG = Path("/etc/nvidia-container-runtime/config.toml")
 _UNSAFE_OPTION = "allow-cuda-compat-libs-from-container"
 _LOW_DISK_MIB = 20 * 1024
-_ASK_TIMEOUT_S = 10
+_TRUSTED_ONLY = "allow it for trusted projects only"
+_PROGRAM_TIMEOUT_S = 10
 
 Info = Mapping[str, Any]
 Preflight = Callable[[Info], Reason | None]
@@ -30,66 +31,59 @@ Preflight = Callable[[Info], Reason | None]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of `mooring doctor`; `ok` None is a warning: it works, and is not as it should be."""
+    """One line of `mooring doctor`. `ok`: None is a warning."""
 
     name: str
     ok: bool | None
     detail: str
-    mend: str = ""
+    remedy: str = ""
 
     @classmethod
     def fine(cls, name: str, detail: str) -> Self:
         return cls(name, ok=True, detail=detail)
 
     @classmethod
-    def warning(cls, name: str, detail: str, mend: str) -> Self:
-        return cls(name, ok=None, detail=detail, mend=mend)
+    def warning(cls, name: str, detail: str, remedy: str) -> Self:
+        return cls(name, ok=None, detail=detail, remedy=remedy)
 
     @classmethod
-    def broken(cls, name: str, detail: str, mend: str) -> Self:
-        return cls(name, ok=False, detail=detail, mend=mend)
+    def broken(cls, name: str, detail: str, remedy: str) -> Self:
+        return cls(name, ok=False, detail=detail, remedy=remedy)
 
 
 @dataclass(frozen=True, slots=True)
 class Toolkit:
-    """NVIDIA Container Toolkit as found on this machine."""
+    """The NVIDIA Container Toolkit on this machine."""
 
-    version: Version | None  # None: not installed, or it did not say
+    version: Version | None  # None: not installed, or unknown
     unsafe_option: bool
 
 
 def read_toolkit(config: Path = TOOLKIT_CONFIG, path: str | None = None) -> Toolkit:
-    """Ask `nvidia-ctk` on the PATH, and read the toolkit's configuration."""
+    """Run `nvidia-ctk` from the PATH, and read the toolkit's configuration."""
     return Toolkit(_toolkit_version(path), _has_unsafe_option(config))
 
 
 def problem(toolkit: Toolkit, *, has_gpus: bool, allow_unsafe_toolkit: bool = False) -> Reason | None:
-    """Why no instance may be started on this node (R1); CPU nodes need no toolkit."""
+    """Return why the toolkit forbids starts on this node (R1), if so. CPU nodes need no toolkit."""
     if not has_gpus or allow_unsafe_toolkit:
         return None
     floor = version_floors.floors()[TOOLKIT]
     if toolkit.version is None:
-        return Reason(
-            code="toolkit_missing",
-            message=f"nvidia-ctk was not found; install nvidia-container-toolkit {floor.wanted}",
-        )
+        message = f"nvidia-ctk was not found; install {TOOLKIT} {floor.wanted}"
+        return Reason(code="toolkit_missing", message=message)
     if not floor.passes(toolkit.version):
-        return Reason(
-            code="toolkit_too_old",
-            message=f"nvidia-container-toolkit {dotted(toolkit.version)} lets images break out to the node "
-            f"({', '.join(floor.flaws)}); install {floor.wanted}",
-        )
+        flaws = f"container escapes ({', '.join(floor.flaws)})"
+        message = f"{TOOLKIT} {dotted(toolkit.version)} has known {flaws}; install {floor.wanted}"
+        return Reason(code="toolkit_too_old", message=message)
     if toolkit.unsafe_option:
-        return Reason(
-            code="toolkit_unsafe_option",
-            message=f"{_UNSAFE_OPTION} is on in {TOOLKIT_CONFIG}, which lets images break out to the node; "
-            "remove it",
-        )
+        message = f"{_UNSAFE_OPTION} in {TOOLKIT_CONFIG} allows container escapes; remove it"
+        return Reason(code="toolkit_unsafe_option", message=message)
     return None
 
 
 def runtime_problem(info: Info, runtime: str) -> Reason | None:
-    """Why no instance may be started on this node (R14): the engine lacks the runtime that is asked for."""
+    """Return why no instance may be started on this node (R14): the engine lacks the runtime, if so."""
     if not (listed := info.get("Runtimes")) or runtime in listed:
         return None
     return Reason(
@@ -100,10 +94,10 @@ def runtime_problem(info: Info, runtime: str) -> Reason | None:
 
 
 def versions_problem(info: Info, runtime: str) -> Reason | None:
-    """Why no instance may be started on this node (R1): a part of the container engine has known break-outs.
+    """Return why no instance may be started on this node (R1): known container escapes of the engine, if any.
 
     Args:
-        runtime: Docker's name of the runtime in use; the floor of runc holds for runc only.
+        runtime: Docker's name of the runtime in use; the floor of runc applies to runc only.
     """
     versions = version_floors.engine_versions(info)
     for component in (RUNC, CONTAINERD, DOCKER):
@@ -121,14 +115,14 @@ def versions_problem(info: Info, runtime: str) -> Reason | None:
         if not floor.passes(version):
             return Reason(
                 code="engine_too_old",
-                message=f"{component} {stated} has known ways out of a container ({', '.join(floor.flaws)}); "
+                message=f"{component} {stated} has known container escapes ({', '.join(floor.flaws)}); "
                 f"{component} must be {floor.wanted}: {floor.remedy}, or see MOORING_ALLOW_UNSAFE_VERSIONS",
             )
     return None
 
 
 def socket_problem(info: Info, environment: Mapping[str, str]) -> Reason | None:
-    """Why no instance may be started on this node (R8): whoever reaches Docker's TCP port is root here."""
+    """Return why no instance may be started on this node (R8): Docker listens on TCP without TLS, if so."""
     docker_host = environment.get("DOCKER_HOST", "")
     if docker_host.startswith(("tcp://", "http://")) and not environment.get("DOCKER_TLS_VERIFY"):
         exposed = docker_host
@@ -140,28 +134,28 @@ def socket_problem(info: Info, environment: Mapping[str, str]) -> Reason | None:
         return None
     return Reason(
         code="docker_exposed",
-        message=f"Docker answers on {exposed} without TLS: whoever reaches that port is root on this node; "
-        "let it listen on its unix socket only",
+        message=f"Docker listens on {exposed} without TLS: anyone who reaches the port is root on the node; "
+        "use its unix socket only",
     )
 
 
-def isolation(look: Callable[[], bool], *, required: bool) -> Check:
-    """Whether containers can be kept from this machine, other projects and cloud metadata (R10).
+def isolation(is_active: Callable[[], bool], *, required: bool) -> Check:
+    """Check that containers can be blocked from this machine, other projects and cloud metadata (R10).
 
     Args:
-        look: whether the rules are in force; raises where they cannot be made, with what mends it.
+        is_active: returns whether the rules are set; raises, with the remedy, if they cannot be set.
     """
     name = "network isolation"
     try:
-        stands = look()
-    except Exception as error:  # whatever it is, the operator must read it
+        active = is_active()
+    except Exception as error:  # the operator must see any error
         if not required:
-            detail = "none: containers reach this machine, and cloud metadata"
-            return Check.warning(name, detail, f"do not let strangers in; {error}")
-        mend = f"{error}. Where no strangers' containers run: MOORING_NETWORK_ISOLATION=best_effort"
-        return Check.broken(name, "not possible: containers would reach this machine", mend)
-    rules = "rules are in force" if stands else "possible; the agent makes its rules"
-    return Check.fine(name, f"{rules}; cloud metadata dropped: {', '.join(METADATA)}")
+            detail = "none: containers can reach this machine and cloud metadata"
+            return Check.warning(name, detail, f"do not admit untrusted projects; {error}")
+        remedy = f"{error}. If all projects are trusted: MOORING_NETWORK_ISOLATION=best_effort"
+        return Check.broken(name, "not possible: containers could reach this machine", remedy)
+    rules = "the rules are active" if active else "possible; the agent sets the rules"
+    return Check.fine(name, f"{rules}; blocked cloud metadata: {', '.join(METADATA)}")
 
 
 def checks(
@@ -175,12 +169,12 @@ def checks(
     allow_unsafe_versions: bool = False,
     runtime: str = RUNC,
 ) -> list[Check]:
-    """Everything worth knowing, in the order in which it should be mended.
+    """Return all checks, in the order in which failures should be fixed.
 
     Args:
-        info: asks the engine; may raise RuntimeUnavailable, whose text becomes the detail.
-        disk: measures the engine's disk and tries its limits.
-        nvml: what the GPU reader says; None where the machine has no NVIDIA driver.
+        info: queries the engine; if it raises RuntimeUnavailable, the error's text becomes the detail.
+        disk: measures the engine's disk and probes its limits.
+        nvml: the GPU reader's result; None if the machine has no NVIDIA driver.
     """
     uuids = [gpu["uuid"] for gpu in cast(NvmlInventory, nvml)["gpus"]] if nvml and "gpus" in nvml else []
     found = [_nvml(nvml), _toolkit(toolkit, has_gpus=bool(uuids), allow_unsafe=allow_unsafe_toolkit)]
@@ -188,7 +182,7 @@ def checks(
     try:
         answer = info()
         report = disk(answer)
-    except Exception as error:  # whatever it is, the operator must read it
+    except Exception as error:  # the operator must see any error
         return [Check.broken("docker", str(error), "start Docker, or set DOCKER_HOST"), *found]
     engine = _versions(answer, runtime, allow_unsafe=allow_unsafe_versions)
     return [engine, *engine_checks(answer, uuids, environment, runtime), *disk_checks(report), *found]
@@ -197,7 +191,7 @@ def checks(
 def engine_checks(
     info: Info, uuids: list[str], environment: Mapping[str, str], runtime: str = RUNC
 ) -> list[Check]:
-    """What the engine's own description tells."""
+    """Return the checks of the engine's configuration."""
     return [
         _socket(info, environment),
         _runtime(info, runtime),
@@ -211,8 +205,8 @@ def engine_checks(
 
 
 def warnings(found: list[Check]) -> list[str]:
-    """What the agent logs at its start."""
-    return [f"{check.name}: {check.detail}; {check.mend}" for check in found if check.ok is None]
+    """Return the warnings that the agent logs at startup."""
+    return [f"{check.name}: {check.detail}; {check.remedy}" for check in found if check.ok is None]
 
 
 def _toolkit_version(path: str | None) -> Version | None:
@@ -220,12 +214,12 @@ def _toolkit_version(path: str | None) -> Version | None:
     if program is None:
         return None
     try:
-        said = subprocess.run(  # noqa: S603 - a fixed name from the PATH, fixed arguments
-            [program, "--version"], capture_output=True, text=True, timeout=_ASK_TIMEOUT_S, check=False
+        output = subprocess.run(  # noqa: S603 - a fixed name from the PATH, fixed arguments
+            [program, "--version"], capture_output=True, text=True, timeout=_PROGRAM_TIMEOUT_S, check=False
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    match = re.search(r"version v?(\d+)\.(\d+)\.(\d+)", said)
+    match = re.search(r"version v?(\d+)\.(\d+)\.(\d+)", output)
     return (int(match[1]), int(match[2]), int(match[3])) if match else None
 
 
@@ -235,7 +229,7 @@ def _has_unsafe_option(config: Path) -> bool:
     except (OSError, UnicodeDecodeError):
         return False
     except tomllib.TOMLDecodeError:
-        return True  # what cannot be read cannot be called safe
+        return True  # assume the worst
     features = content.get("features")
     return bool(isinstance(features, dict) and features.get(_UNSAFE_OPTION))
 
@@ -248,15 +242,15 @@ def _toolkit(toolkit: Toolkit, *, has_gpus: bool, allow_unsafe: bool) -> Check:
     if reason is None:
         return Check.fine(name, detail if has_gpus else f"{detail}; not needed without GPUs")
     if allow_unsafe:
-        return Check.warning(name, f"{reason.message} (allowed here)", "do not allow it with strangers")
+        return Check.warning(name, f"{reason.message} (allowed here)", _TRUSTED_ONLY)
     return Check.broken(name, detail, reason.message)
 
 
 def _nvml(nvml: NvmlInventory | NodeFault | None) -> Check:
     if nvml is None:
-        return Check.fine("nvidia driver", "none; this node offers CPUs only")
+        return Check.fine("nvidia driver", "none; this node has CPUs only")
     if "gpus" not in nvml:
-        return Check.broken("nvidia driver", nvml["message"], "see that `nvidia-smi` works on the node")
+        return Check.broken("nvidia driver", nvml["message"], "make `nvidia-smi` work on the node")
     inventory = cast(NvmlInventory, nvml)
     if inventory["unreadable"]:
         detail = f"{len(inventory['unreadable'])} GPUs cannot be read"
@@ -273,7 +267,7 @@ def _versions(info: Info, runtime: str, *, allow_unsafe: bool) -> Check:
     if reason is None:
         return Check.fine("docker", detail)
     if allow_unsafe:
-        return Check.warning("docker", f"{reason.message} (allowed here)", "do not allow it with strangers")
+        return Check.warning("docker", f"{reason.message} (allowed here)", _TRUSTED_ONLY)
     return Check.broken("docker", detail, reason.message)
 
 
@@ -296,7 +290,7 @@ def _default_runtime(info: Info) -> Check:
     if runtime == "nvidia":
         return Check.warning(
             "default runtime",
-            "nvidia: containers that others start on this node may see every GPU",
+            "nvidia: containers started outside Mooring may see every GPU",
             'remove "default-runtime" from /etc/docker/daemon.json',
         )
     return Check.fine("default runtime", runtime)
@@ -313,12 +307,12 @@ def _live_restore(info: Info) -> Check:
 
 def _swarm(info: Info) -> Check:
     if not is_in_swarm(info):
-        return Check.fine("swarm", "none: groups over several nodes have no network of their own")
+        return Check.fine("swarm", "none: groups over several nodes have no private network")
     found = swarm_of(info)
     if found is not None:
         return Check.fine("swarm", f"{found.cluster_id}, {'manager' if found.manager else 'worker'}")
-    mend = f"let the agent read {certificate_of(info)}"
-    return Check.warning("swarm", "which one cannot be told, so it is not used", mend)
+    remedy = f"let the agent read {certificate_of(info)}"
+    return Check.warning("swarm", "not used: its id is unknown", remedy)
 
 
 def _cgroups(info: Info, *, has_gpus: bool) -> Check:
@@ -327,41 +321,41 @@ def _cgroups(info: Info, *, has_gpus: bool) -> Check:
     if not has_gpus or driver != "systemd" or info.get("DiscoveredDevices"):
         return Check.fine("cgroups", detail)
     # https://github.com/NVIDIA/nvidia-container-toolkit/issues/48
-    detail += ": `systemctl daemon-reload` takes the GPUs away from running containers"
+    detail += ": `systemctl daemon-reload` revokes the GPUs of running containers"
     return Check.warning("cgroups", detail, "enable CDI in Docker, or set native.cgroupdriver=cgroupfs")
 
 
 def _init(info: Info) -> Check:
     if (info.get("InitCommit") or {}).get("ID") == "N/A":
-        detail = "docker-init was not found: programs that ignore SIGTERM take their whole grace period"
+        detail = "docker-init was not found: programs that ignore SIGTERM use their whole grace period"
         return Check.warning("docker-init", detail, "install tini (Debian), or Docker's own packages")
     return Check.fine("docker-init", str(info.get("InitBinary", "docker-init")))
 
 
 def disk_checks(report: DiskReport) -> list[Check]:
-    """Whether what instances write can be limited, and how full the disk is."""
+    """Check whether the disk use of instances can be limited, and how full the disk is."""
     driver = f"{report.driver} on {report.filesystem or 'unknown'}"
     if report.limits.enforced:
         storage = Check.fine("storage", f"{driver}: disk_mib is enforced")
     else:
         detail = f"{driver}: instances' disk use cannot be limited ({report.limits.why_not})"
-        mend = "put Docker's data on xfs mounted with pquota (or btrfs), or let no strangers in"
-        storage = Check.warning("storage", detail, mend)
+        remedy = "put Docker's data on xfs mounted with pquota (or btrfs), or admit trusted projects only"
+        storage = Check.warning("storage", detail, remedy)
     return [storage, _disk(report)]
 
 
 def _disk(report: DiskReport) -> Check:
     root, space = report.root, report.space
     if space is None:
-        mend = "run the agent on its host, or mount that folder into its container, read-only"
-        return Check.warning("disk", f"{root} cannot be seen", mend)
+        remedy = "run the agent on its host, or mount that folder into its container, read-only"
+        return Check.warning("disk", f"the agent cannot see {root}", remedy)
     free, total, images = (mib // 1024 for mib in (space.available_mib, space.total_mib, report.images_mib))
     detail = f"{free} of {total} GiB free in {root}, {images} GiB of images"
-    mend = "remove images (`docker image prune -a`), or give Docker a larger disk"
+    remedy = "remove images (`docker image prune -a`), or give Docker a larger disk"
     if space.available_mib < report.low_mib:
-        return Check.broken("disk", f"{detail}: under pressure, nothing is placed or pulled here", mend)
+        return Check.broken("disk", f"{detail}: disk pressure, nothing is placed or pulled here", remedy)
     if space.available_mib < _LOW_DISK_MIB:
-        return Check.warning("disk", f"{detail}: too little for CUDA images", mend)
+        return Check.warning("disk", f"{detail}: too little for CUDA images", remedy)
     return Check.fine("disk", detail)
 
 
@@ -373,6 +367,6 @@ def _cdi(info: Info, uuids: list[str]) -> Check:
     if not missing:
         return Check.fine("cdi", f"lists all {len(uuids)} GPUs")
     if missing != uuids:
-        mend = "run `nvidia-ctk cdi generate` again"
-        return Check.warning("cdi", f"does not list {', '.join(missing)}", mend)
-    return Check.fine("cdi", "not used; GPUs are handed out by Docker's nvidia driver")
+        remedy = "run `nvidia-ctk cdi generate` again"
+        return Check.warning("cdi", f"does not list {', '.join(missing)}", remedy)
+    return Check.fine("cdi", "not used; Docker's nvidia driver adds GPUs to containers")

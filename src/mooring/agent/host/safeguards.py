@@ -1,4 +1,4 @@
-"""The safeguards of a node with real containers, built from its settings."""
+"""Builds the safeguards of a node with real containers from its settings."""
 
 import os
 from collections.abc import Callable, Collection
@@ -12,7 +12,7 @@ from mooring.core.instance.state import Reason
 
 
 def preflight_of(settings: AgentSettings, *, has_gpus: Callable[[], bool]) -> preflight.Preflight:
-    """Returns the problem that forbids starts on this machine; called for every report."""
+    """Return a function for the problem that forbids starts on this machine; called for every report."""
 
     def unsafe_version(info: preflight.Info) -> Reason | None:
         if settings.allow_unsafe_versions:
@@ -34,14 +34,14 @@ def preflight_of(settings: AgentSettings, *, has_gpus: Callable[[], bool]) -> pr
 
 
 def isolation_of(settings: AgentSettings) -> Isolate:
-    """Blocks containers and the Docker daemon from forbidden addresses (R10, R25)."""
+    """Return a function that blocks containers and the Docker daemon from forbidden addresses (R10, R25)."""
     firewall = Firewall(management_addresses(settings.management_addresses, settings.server_url))
     isolation = Isolation(firewall, required=settings.network_isolation == "required")
     guard = DaemonGuard(firewall)
 
     def isolate(bridges: Collection[str]) -> Reason | None:
         problem = isolation.problem(bridges)
-        guard.stand(bridges)
+        guard.ensure_rules(bridges)
         return problem
 
     return isolate

@@ -1,6 +1,6 @@
-"""The versions of runc, containerd, Docker and NVIDIA's toolkit with which a node is refused (R1).
+"""The minimum versions of runc, containerd, Docker and NVIDIA's toolkit (R1).
 
-`version_floors.toml` has the versions, the flaws that they fix, and the date of the last review.
+`version_floors.toml` has the versions, the vulnerabilities that they fix, and the date of the last review.
 """
 
 import re
@@ -25,7 +25,7 @@ _COMPONENTS = {"Engine": DOCKER, "containerd": CONTAINERD, "runc": RUNC}
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """The versions of one component with known flaws: from the first with them to the first without."""
+    """The vulnerable ranges of one component: the first vulnerable version, and the first fixed one."""
 
     component: str
     vulnerable: tuple[tuple[Version, Version], ...]
@@ -33,18 +33,18 @@ class Floor:
     remedy: str
 
     def passes(self, version: Version) -> bool:
-        """Whether the version is in none of the vulnerable ranges."""
+        """Return whether the version is in none of the vulnerable ranges."""
         return not any(first <= version < fixed for first, fixed in self.vulnerable)
 
     @property
     def wanted(self) -> str:
-        """For messages: `1.2.8, 1.3.3 or later`."""
+        """The fixed versions for messages: `1.2.8, 1.3.3 or later`."""
         return f"{', '.join(dotted(fixed) for _first, fixed in self.vulnerable)} or later"
 
 
 @cache
 def floors() -> Mapping[str, Floor]:
-    """All floors by component."""
+    """Return all floors by component."""
     return {
         name: Floor(
             component=name,
@@ -58,13 +58,13 @@ def floors() -> Mapping[str, Floor]:
 
 
 def reviewed() -> date:
-    """The day on which the floors were last compared with the published flaws."""
+    """Return the date of the last comparison with the published vulnerabilities."""
     day: date = _document()["reviewed"]
     return day
 
 
 def engine_versions(info: Mapping[str, Any]) -> dict[str, str]:
-    """Versions by component from what the engine says of itself; those that it does not state are absent."""
+    """Return the versions that the engine states, by component."""
     stated = {
         _COMPONENTS[item["Name"]]: str(item.get("Version") or "")
         for item in info.get("Components") or ()
@@ -74,7 +74,7 @@ def engine_versions(info: Mapping[str, Any]) -> dict[str, str]:
 
 
 def parse(text: str) -> Version | None:
-    """The first three numbers of a version; what distributions append (`1.1.5+ds1`) is left out."""
+    """Return the first three numbers of a version, without a distribution's suffix (`1.1.5+ds1`)."""
     match = re.match(r"v?(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?", text.strip())
     return (int(match[1]), int(match[2]), int(match[3] or 0)) if match else None
 

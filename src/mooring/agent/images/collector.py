@@ -1,6 +1,6 @@
 """Removes images that have been unused for long, and more of them while the disk is nearly full.
 
-The least recently used goes first. Images are kept if they have a container, are being pulled, were used
+Removes the least recently used first. Keeps images that have a container, are being pulled, were used
 recently, match the operator's patterns, or were not pulled by Mooring.
 """
 
@@ -45,18 +45,18 @@ class _Candidate:
 
 
 class ImageCollector:
-    """Of one engine. `sweep_soon` limits its own rate."""
+    """Removes unused images of one engine. Thread-safe."""
 
     def __init__(
         self,
         engine: Engine,
-        pulled: ImageUsage,
+        usage: ImageUsage,
         space: Callable[[], Space | None],
         pulling: Callable[[], Collection[str]],
         policy: CollectorPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._engine, self._pulled, self._space, self._pulling = engine, pulled, space, pulling
+        self._engine, self._usage, self._space, self._pulling = engine, usage, space, pulling
         self._policy, self._clock = policy or CollectorPolicy(), clock
         self._workers = Workers("images", 1)
         self._sweeping = threading.Lock()
@@ -66,11 +66,7 @@ class ImageCollector:
 
     @property
     def images_mib(self) -> int:
-        """The size of all images as of the last sweep; the engine is asked before the first one.
-
-        Raises:
-            RuntimeUnavailable: the engine does not answer.
-        """
+        """The size of all images as of the last sweep. Raises RuntimeUnavailable before the first one."""
         if self._images_mib is None:
             self._images_mib = _sum_mib(self._engine.images())
         return self._images_mib
@@ -91,18 +87,15 @@ class ImageCollector:
             self._queued.release()
 
     def sweep(self, *, make_room: bool = False) -> None:
-        """Remove unused images.
+        """Remove unused images. Raises RuntimeUnavailable: the engine does not answer.
 
         Args:
             make_room: remove images down to the low watermark although the high one is not reached.
-
-        Raises:
-            RuntimeUnavailable: the engine does not answer.
         """
         with self._sweeping:
             images = self._engine.images()
             in_use = self._engine.image_ids_in_use()
-            self._pulled.observed({image["Id"] for image in images}, in_use)
+            self._usage.sync({image["Id"] for image in images}, in_use)
             candidates = sorted(self._candidates(images, in_use), key=lambda each: -each.unused_s)
             old = [each for each in candidates if each.unused_s >= self._policy.max_unused_s]
             removed = self._remove_all(old, lambda: True)
@@ -115,16 +108,16 @@ class ImageCollector:
         for image in images:
             names = names_of(image)
             repositories = {ImageName.parse(name).repository for name in names}
-            unused_s = self._pulled.unused_s(image["Id"], repositories)
+            unused_s = self._usage.unused_s(image["Id"], repositories)
             if unused_s is None or image["Id"] in in_use:
                 continue
             if not any(is_allowed(name, self._policy.keep) for name in names):
                 yield _Candidate(image["Id"], names, unused_s)
 
-    def _remove_all(self, candidates: Iterable[_Candidate], wanted: Callable[[], bool]) -> set[str]:
+    def _remove_all(self, candidates: Iterable[_Candidate], should_continue: Callable[[], bool]) -> set[str]:
         removed = set()
         for candidate in candidates:
-            if not wanted():
+            if not should_continue():
                 break
             if self._remove(candidate):
                 removed.add(candidate.image_id)
@@ -134,16 +127,16 @@ class ImageCollector:
         being_pulled = {ImageName.parse(name).repository for name in self._pulling()}
         if any(ImageName.parse(name).repository in being_pulled for name in candidate.names):
             return False
-        if not self._pulled.begin_removal(candidate.image_id, self._policy.just_used_s):
+        if not self._usage.begin_removal(candidate.image_id, self._policy.just_used_s):
             return False
         try:
             remove_image(self._engine, candidate.image_id, candidate.names)
         except EngineRefused as refusal:
-            # A new container uses it, or another image is built on it.
+            # A new container uses the image, or another image is built on it.
             log.info("kept image %s: %s", candidate.image_id, refusal.message)
             return False
         finally:
-            self._pulled.end_removal(candidate.image_id)
+            self._usage.end_removal(candidate.image_id)
         hours = candidate.unused_s / 3600
         log.info("removed image %s, unused for %.1f h", ", ".join(candidate.names), hours)
         return True
@@ -156,11 +149,7 @@ class ImageCollector:
 
 
 def remove_image(engine: Engine, image_id: str, names: Iterable[str]) -> None:
-    """Remove an image by its names, without force. Succeeds if it does not exist.
-
-    Raises:
-        EngineRefused: something uses it.
-    """
+    """Remove an image by its names, if it exists, without force. Raises EngineRefused: it is in use."""
     for name in (*names, image_id):
         try:
             engine.remove_image(name)

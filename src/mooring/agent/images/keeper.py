@@ -1,8 +1,9 @@
-"""Applies the limits of pulls, and records which images Mooring pulled."""
+"""Enforces the limits of pulls, and records which images Mooring pulled."""
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from cachetools import TTLCache
@@ -16,38 +17,40 @@ from mooring.core.images import ImageName
 from mooring.core.instance.state import Reason
 
 # A name whose image was too large is rejected for this time without another pull.
-REFUSED_FOR_S: Final = 600.0
-_MOST_REFUSED: Final = 256
+REJECTED_FOR_S: Final = 600.0
+_MAX_REJECTED: Final = 256
 
 
 class ImageKeeper:
-    """Of one engine. Thread-safe."""
+    """The pull limits and the image usage of one engine. Thread-safe."""
 
     def __init__(
         self,
         engine: Engine,
-        pulled: ImageUsage | None = None,
+        usage: ImageUsage | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limits = PullLimits()
-        self._engine, self._pulled = engine, pulled or ImageUsage()
+        self._engine, self._usage = engine, usage or ImageUsage()
         self._lock = threading.Lock()
-        self._refused: TTLCache[str, Reason] = TTLCache(_MOST_REFUSED, REFUSED_FOR_S, clock)  # by image name
+        self._rejected: TTLCache[str, Reason] = TTLCache(
+            _MAX_REJECTED, REJECTED_FOR_S, clock
+        )  # by image name
 
     def use(self, shown: str, image_id: str) -> None:
         """Mark the image as used. Raises StartDelayed: it is being removed."""
-        if not self._pulled.use(image_id):
-            message = f"{shown} was unused for long and is just being removed; it is pulled again"
+        if not self._usage.use(image_id):
+            message = f"{shown} is being removed because it was unused for long; it will be pulled again"
             raise StartDelayed(Reason(code="image_being_removed", message=message))
 
     def before(self, shown: str, name: str) -> set[str]:
-        """The ids of the images on the node before a pull.
+        """Return the ids of the images on the node before a pull.
 
         Raises:
             StartRefused: `node_disk_full`, or `image_too_large` from a recent pull.
         """
         with self._lock:
-            reason = self._refused.get(name)
+            reason = self._rejected.get(name)
         if reason is not None:
             raise StartRefused(reason)
         self.limits.before(shown)
@@ -55,24 +58,27 @@ class ImageKeeper:
 
     def during(self, shown: str, name: str, compressed_bytes: int) -> None:
         """Raises StartRefused: the pull must be aborted."""
-        self._remembering(name, lambda: self.limits.during(shown, compressed_bytes))
+        with self._remember_too_large(name):
+            self.limits.during(shown, compressed_bytes)
 
     def after(self, shown: str, name: ImageName, found: dict[str, Any], *, was_there: bool) -> None:
         """Record the pull. Raises StartRefused: the image was too large and is removed."""
-        if not was_there or self._pulled.knows(found["Id"]):
-            self._pulled.pulled(found["Id"], name.repository)
+        if not was_there or self._usage.knows(found["Id"]):
+            self._usage.add(found["Id"], name.repository)
         try:
-            self._remembering(str(name), lambda: self.limits.after(shown, int(found.get("Size") or 0)))
+            with self._remember_too_large(str(name)):
+                self.limits.after(shown, int(found.get("Size") or 0))
         except StartRefused:
             if not was_there:
                 remove_image(self._engine, found["Id"], names_of(found))
             raise
 
-    def _remembering(self, name: str, check: Callable[[], None]) -> None:
+    @contextmanager
+    def _remember_too_large(self, name: str) -> Iterator[None]:
         try:
-            check()
+            yield
         except StartRefused as refusal:
             if refusal.reason.code == "image_too_large":
                 with self._lock:
-                    self._refused[name] = refusal.reason
+                    self._rejected[name] = refusal.reason
             raise

@@ -1,11 +1,11 @@
-"""Which images are accepted: limits of an image's configuration and of one pull.
+"""Limits on the configuration of an image and on one pull.
 
-The configuration is the text of the image's author. Docker copies it into every container and returns it
-with every list and "inspect": without limits, one image slows down every report of the node.
+The image's author writes the configuration. Docker copies it into every container and returns it with every
+list and "inspect": without limits, one image slows down every report of the node.
 
-The engine reports the compressed size of each layer when its download begins, so a pull that is too large is
-aborted before it downloads more than the limit. No manifest has the unpacked size: the disk is watched while
-layers are unpacked, and an image that proves too large is removed.
+The engine reports the compressed size of each layer when its download begins, so a pull is aborted before it
+downloads more than the limit. No manifest has the unpacked size: the agent watches the disk while layers are
+unpacked, and removes an image that proves too large.
 """
 
 import json
@@ -21,12 +21,12 @@ from mooring.core.instance.state import Reason
 MAX_IMAGE_MIB: Final = 50 * 1024
 _KIB, _MIB = 2**10, 2**20
 # Images have a few KiB of variables, and tens of KiB of labels from buildpacks.
-MOST_VARIABLES: Final = 1024
-MOST_ENV_BYTES: Final = 128 * _KIB
-MOST_LABELS: Final = 512
-MOST_LABEL_NAME_BYTES: Final = 16 * _KIB  # in every list; containers do not inherit the values
-MOST_PORTS: Final = 256
-MOST_CONFIG_BYTES: Final = 512 * _KIB
+MAX_VARIABLES: Final = 1024
+MAX_ENV_BYTES: Final = 128 * _KIB
+MAX_LABELS: Final = 512
+MAX_LABEL_NAME_BYTES: Final = 16 * _KIB  # in every list; containers do not inherit the values
+MAX_PORTS: Final = 256
+MAX_CONFIG_BYTES: Final = 512 * _KIB
 _NAMED: Final = 5
 
 
@@ -45,18 +45,18 @@ def _why_not(config: Mapping[str, Any]) -> str | None:
     labels, env = config.get("Labels") or {}, config.get("Env") or ()
     if reserved := sorted(name for name in labels if name.lower().startswith(LABEL)):
         named = ", ".join(name[:100] for name in reserved[:_NAMED])
-        return f"it has labels beginning with {LABEL}, which are Mooring's own ({named})"
+        return f"labels that begin with {LABEL} are reserved for Mooring (it has {named})"
     sizes = (
-        (len(labels), MOST_LABELS, "labels"),
-        (_bytes(labels), MOST_LABEL_NAME_BYTES, "bytes in the names of its labels"),
-        (len(env), MOST_VARIABLES, "environment variables"),
-        (_bytes(env), MOST_ENV_BYTES, "bytes of environment variables"),
-        (len(config.get("ExposedPorts") or ()), MOST_PORTS, "exposed ports"),
-        (len(json.dumps(config)), MOST_CONFIG_BYTES, "bytes of configuration"),
+        (len(labels), MAX_LABELS, "labels"),
+        (_bytes(labels), MAX_LABEL_NAME_BYTES, "bytes in the names of its labels"),
+        (len(env), MAX_VARIABLES, "environment variables"),
+        (_bytes(env), MAX_ENV_BYTES, "bytes of environment variables"),
+        (len(config.get("ExposedPorts") or ()), MAX_PORTS, "exposed ports"),
+        (len(json.dumps(config)), MAX_CONFIG_BYTES, "bytes of configuration"),
     )
-    for size, most, what in sizes:
-        if size > most:
-            return f"it has {size} {what}, and at most {most} are accepted"
+    for size, limit, what in sizes:
+        if size > limit:
+            return f"it has {size} {what}; the limit is {limit}"
     return None
 
 
@@ -66,7 +66,11 @@ def _bytes(texts: Any) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PullLimits:
-    """Args: make_room: removes unused images; called once before a pull is rejected."""
+    """The limits of one pull.
+
+    Args:
+        make_room: removes unused images; called once before a pull is rejected.
+    """
 
     max_image_mib: int = MAX_IMAGE_MIB
     space: Callable[[], Space | None] = lambda: None
@@ -100,8 +104,5 @@ class PullLimits:
             raise StartRefused(Reason(code="node_disk_full", message=message))
 
     def _too_large(self, image: str, size: int, how: str) -> StartRefused:
-        message = (
-            f"{image} is at least {-(-size // _MIB)} MiB {how}, and this node takes images of "
-            f"{self.max_image_mib} MiB at most"
-        )
+        message = f"{image} is at least {-(-size // _MIB)} MiB {how}; the limit is {self.max_image_mib} MiB"
         return StartRefused(Reason(code="image_too_large", message=message))

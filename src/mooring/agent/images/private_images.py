@@ -1,10 +1,10 @@
-"""Which of the engine's images only their registry may hand out: those that a project's credentials pulled.
+"""Images that were pulled with a project's credentials, and the registries that control access to them.
 
-The engine gives whatever it has to whoever names it. So an image that came with credentials is remembered,
-and an instance gets it once the registry that it came from has said that this instance may have it.
+The engine has no access control: anyone who names an image gets it. So the agent records images pulled with
+credentials. Another instance may use one only if a registry that it was pulled from grants access.
 
-An image is known by its id, since any registry can offer the same one under a name of its own: Docker does
-not even fetch what it has. Who has merely named it after it was there is no source of it, and is not asked.
+Images are identified by id, since any registry can offer the same image under another name, and Docker then
+downloads nothing. A registry that offers an image that was on the node before is not a source of it.
 """
 
 import json
@@ -20,12 +20,11 @@ from mooring.core.images import ImageName
 FILE: Final = "private_images"
 
 
-class _Remembered(BaseModel):
-    """Repositories from which was pulled with credentials; and, by image, the sources to be asked.
+class _PrivateImagesFile(BaseModel):
+    """Repositories that were pulled from with credentials, and the sources of each image (none: public).
 
-    A repository is written down before the pull, so that an agent that dies in the middle of it, or a pull
-    that is given up and comes to its end all the same, leaves no image that nobody guards. No sources: it has
-    turned out to be free.
+    A repository is saved before the pull: if the agent dies, or the engine completes an aborted pull, the
+    image is still protected.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -35,16 +34,16 @@ class _Remembered(BaseModel):
 
 
 class PrivateImages:
-    """Kept on disk by `save`; names are `registry/path@digest`, ids the engine's. Any thread may call."""
+    """Saved with `save`. Names are `registry/path@digest`, ids are the engine's. Thread-safe."""
 
     def __init__(self, saved: bytes | None = None, save: Callable[[bytes], None] = lambda _: None) -> None:
         self._lock = threading.Lock()
         self._save = save
-        self._known = _Remembered() if saved is None else _Remembered.model_validate_json(saved)
+        self._known = _PrivateImagesFile.model_validate_json(b"{}" if saved is None else saved)
 
     @classmethod
     def of_node(cls, state: StateDirectory) -> "PrivateImages":
-        """Raises StateError when the node's file makes no sense: it must not be taken for an empty one."""
+        """Raises StateError: the file is damaged. An empty list would make private images public."""
         try:
             return cls(state.read(FILE), lambda content: state.write(FILE, content))
         except ValidationError as error:
@@ -54,38 +53,37 @@ class PrivateImages:
             ) from error
 
     def sources(self, image_id: str, names: Collection[str]) -> tuple[str, ...]:
-        """Who is to be asked for this image, any of them; none: it is free.
+        """Return the sources of an image: any of them can grant access. None: the image is public.
 
         Args:
-            names: all that the engine knows the image by.
+            names: all of its names in the engine.
         """
         with self._lock:
             return tuple(self._sources(image_id, names))
 
-    def expect(self, repository: str) -> None:
-        """A pull with credentials is about to begin; on disk when this returns."""
+    def add_repository(self, repository: str) -> None:
+        """Save the repository before a pull with credentials."""
         with self._lock:
             if repository not in self._known.repositories:
                 self._known.repositories.add(repository)
                 self._write()
 
-    def pulled(
+    def add(
         self, image_id: str, names: Collection[str], source: str, *, was_there: bool, credentials: bool
     ) -> None:
-        """A pull from `source` has ended with this image.
+        """Record a completed pull of this image from `source`.
 
         Args:
-            was_there: the node had it before, perhaps with nobody to ask: then it stays free.
-            credentials: whether a project's were needed, as far as anybody knows.
+            was_there: the node had the image before; if it was public, it stays public.
+            credentials: whether a project's credentials were sent.
         """
         repository = ImageName.parse(source).repository
         with self._lock:
-            before = self._known.sources.get(image_id)
-            after = before
+            after = before = self._known.sources.get(image_id)
             if before is None:
-                asked = self._sources(image_id, names)
-                others = [name for name in asked if not _has([name], repository)]
-                if asked or credentials:
+                sources = self._sources(image_id, names)
+                others = [name for name in sources if not _has([name], repository)]
+                if sources or credentials:
                     after = others or ([source] if credentials and not was_there else [])
             elif _has(before, repository):
                 after = sorted({*before, source}) if credentials else []
@@ -93,8 +91,8 @@ class PrivateImages:
                 self._known.sources[image_id] = after
                 self._write()
 
-    def free(self, image_id: str) -> None:
-        """A source gives it to anybody."""
+    def make_public(self, image_id: str) -> None:
+        """Mark the image as public: a source grants access without credentials."""
         with self._lock:
             if self._known.sources.get(image_id) != []:
                 self._known.sources[image_id] = []

@@ -4,9 +4,9 @@ A project with `local_images` may use every image on the node without asking a r
 were pulled with a project's credentials (private_images.py): for those, the registry must accept the
 credentials of this instance.
 
-For all other projects the registry resolves a tag to a digest, and only an image that the agent pulled by
-that digest (pulled_images.py) needs no pull. They pull by digest, which moves no tag on the node: another
-project may run what the operator built under that tag.
+For all other projects the registry resolves a tag to a digest. Unless the agent pulled that digest before
+(pulled_images.py), it pulls by digest. This moves no tag on the node: another project may run what the
+operator built under that tag.
 """
 
 import json
@@ -25,9 +25,9 @@ from mooring.agent.docker.streams import ByteStream
 from mooring.agent.images.keeper import ImageKeeper
 from mooring.agent.images.policy import require_acceptable
 from mooring.agent.images.private_images import PrivateImages
-from mooring.agent.images.pull_pace import LayerStates, PullBoard, Puller, PullTimeouts
+from mooring.agent.images.pull_pace import LayerStates, PullTimeouts, RunningPull, RunningPulls
 from mooring.agent.images.pulled_images import PulledImages
-from mooring.agent.images.registry_access import RegistryAccess, Wanted, failure, headers
+from mooring.agent.images.registry_access import RegistryAccess, Wanted, failure_reason, headers
 from mooring.agent.images.registry_check import RegistryCheck
 from mooring.agent.runtime import Cancelled, Progress, StartDelayed, StartRefused
 from mooring.core.images import ImageName
@@ -36,12 +36,12 @@ from mooring.schemas.agent import Assignment, RegistryAuth
 
 _TICK_S = 0.5  # a cancelled pull ends within this time
 _PROGRESS_EVERY_S = 1.0
-_ASK_WHEN_SILENT_S = 30.0  # only a ping distinguishes a frozen engine from a slow registry
+_PING_WHEN_SILENT_S = 30.0  # only a ping distinguishes a frozen engine from a slow registry
 _MIB, _GIB = 2**20, 2**30
 
 
 class Images:
-    """The images of one engine."""
+    """The images of one engine. Thread-safe."""
 
     def __init__(
         self,
@@ -53,29 +53,29 @@ class Images:
         keeper: ImageKeeper | None = None,
     ) -> None:
         self._engine = engine
-        self._board = PullBoard(timeouts)
+        self._running = RunningPulls(timeouts)
         self._keeper = keeper or ImageKeeper(engine)
         self._private = private or PrivateImages()
         self._pulled = pulled or PulledImages()
         self._access = RegistryAccess(engine, check or RegistryCheck())
         self._lock = threading.Lock()
-        self._turns: dict[str, _Turn] = {}
+        self._shared: dict[str, _SharedPull] = {}
 
     def present(self, assignment: Assignment) -> Image | None:
-        """The assignment's image if it is on the node; raises as `ensure`.
+        """Return the image if it is on the node. None for a tag that the registry must resolve.
 
-        None for a tag that the registry must resolve: only `ensure` contacts a registry.
+        Raises as `ensure`.
         """
         wanted = Wanted.by(assignment)
         return self._present(wanted) if wanted.local_images or wanted.name.digest else None
 
     @staticmethod
     def subject(assignment: Assignment) -> str:
-        """The name to pull. Assignments with the same name share one pull."""
+        """Return the name to pull. Assignments with the same name share one pull."""
         return str(Wanted.by(assignment).name)
 
     def ensure(self, assignment: Assignment, progress: Progress, cancelled: Cancelled) -> Image | None:
-        """The assignment's image, pulled if it is not there; None when cancelled.
+        """Return the assignment's image, pulled if it is missing; None if cancelled.
 
         Raises:
             StartRefused: the image cannot be pulled or used.
@@ -84,72 +84,69 @@ class Images:
         """
         wanted = Wanted.by(assignment)
         if not wanted.local_images and wanted.name.digest is None:
-            wanted = self._access.resolved(wanted)
+            wanted = self._access.authorize(wanted)
         if (image := self._present(wanted)) is not None:
             return image
-        with self._turn(wanted) as turn:
-            while not turn.pulling.acquire(timeout=_TICK_S):
-                progress(turn.status)
+        with self._shared_pull(wanted) as shared:
+            while not shared.pulling.acquire(timeout=_TICK_S):
+                progress(shared.status)
                 if cancelled():
                     return None
             try:
-                return self._present(wanted) or self._pull(wanted, turn, progress, cancelled)
+                return self._present(wanted) or self._pull(wanted, shared, progress, cancelled)
             finally:
-                turn.pulling.release()
+                shared.pulling.release()
 
     def pulling(self) -> list[str]:
-        """The names of the images that are being pulled."""
+        """Return the names of the images that are being pulled."""
         with self._lock:
-            return list(self._turns)
+            return list(self._shared)
 
     @contextmanager
-    def _turn(self, wanted: Wanted) -> Iterator["_Turn"]:
+    def _shared_pull(self, wanted: Wanted) -> Iterator["_SharedPull"]:
         name = str(wanted.name)
         with self._lock:
-            turn = self._turns.setdefault(name, _Turn(_Layers(wanted.shown).reason()))
-            turn.users += 1
+            shared = self._shared.setdefault(name, _SharedPull(_Layers(wanted.shown).reason()))
+            shared.users += 1
         try:
-            yield turn
+            yield shared
         finally:
             with self._lock:
-                turn.users -= 1
-                if not turn.users:
-                    del self._turns[name]
+                shared.users -= 1
+                if not shared.users:
+                    del self._shared[name]
 
     def _present(self, wanted: Wanted) -> Image | None:
-        """The image on the node, if this assignment may use it.
-
-        One that it may not use counts as missing: the pull then fails as for any other image.
-        """
+        """Return the image on the node. None if this assignment may not use it: the pull then fails."""
         found = self._found(wanted) if wanted.local_images else self._found_pulled(wanted)
-        if found is None or not self._admits(wanted, found):
+        if found is None or not self._is_permitted(wanted, found):
             return None
         self._keeper.use(wanted.shown, found["Id"])
         return image_of(found, wanted.name)
 
     def _found(self, wanted: Wanted) -> Document | None:
-        found = self._inspected(str(wanted.name))
+        found = self._inspect(str(wanted.name))
         if found is not None or wanted.name.digest is None:
             return found
         # The engine may list the digest under another repository, as when the instance was created.
-        found = self._inspected(str(ImageName.parse(wanted.shown)))
+        found = self._inspect(str(ImageName.parse(wanted.shown)))
         digests = {ImageName.parse(name).digest for name in _names(found)} if found else set()
         return found if wanted.name.digest in digests else None
 
     def _found_pulled(self, wanted: Wanted) -> Document | None:
-        """Only by digest and pulled by the agent: nothing else was verified by its registry."""
-        found = self._inspected(str(wanted.name))
+        """Return the image if the agent pulled it by this digest: its registry verified nothing else."""
+        found = self._inspect(str(wanted.name))
         pulled = self._pulled.find(str(wanted.name), found["Id"]) if found else None
         if found is None or pulled is None:
             return None
         if pulled.private:
-            if not wanted.vouched and not self._access.gives(wanted.name, wanted):
+            if not wanted.authorized and not self._access.is_granted(wanted.name, wanted):
                 return None
             if wanted.credentials_for(wanted.name.registry) is None:
                 self._pulled.add(str(wanted.name), found["Id"], private=False)
         return found
 
-    def _inspected(self, name: str) -> Document | None:
+    def _inspect(self, name: str) -> Document | None:
         try:
             return self._engine.image(name)
         except EngineRefused as refusal:
@@ -159,17 +156,17 @@ class Images:
 
     # --- private images
 
-    def _admits(self, wanted: Wanted, found: Document) -> bool:
-        """Whether the image is public, or one of its source registries grants access to this assignment."""
+    def _is_permitted(self, wanted: Wanted, found: Document) -> bool:
+        """Return whether the image is public, or a registry it was pulled from grants access."""
         sources = [ImageName.parse(name) for name in self._private.sources(found["Id"], _names(found))]
-        if wanted.vouched and any(source.repository == wanted.name.repository for source in sources):
+        if wanted.authorized and any(source.repository == wanted.name.repository for source in sources):
             return True
         delayed: StartDelayed | None = None
         for source in sources:
             try:
-                if self._access.gives(source, wanted):
+                if self._access.is_granted(source, wanted):
                     if wanted.credentials_for(source.registry) is None:
-                        self._private.free(found["Id"])
+                        self._private.make_public(found["Id"])
                     return True
             except StartDelayed as delay:
                 delayed = delay
@@ -177,48 +174,50 @@ class Images:
             raise delayed
         return not sources
 
-    def _note(self, wanted: Wanted, found: Document, *, was_there: bool) -> None:
+    def _record(self, wanted: Wanted, found: Document, *, was_there: bool) -> None:
         """Record a pull. Its registry has just granted access, so only other source registries are asked."""
         image_id, names = found["Id"], _names(found)
         source = wanted.name.pinned(_digest(found, wanted.name))
         own = wanted.credentials_for(source.registry)
-        self._private.pulled(image_id, names, str(source), was_there=was_there, credentials=own is not None)
+        self._private.add(image_id, names, str(source), was_there=was_there, credentials=own is not None)
         if source.digest is not None:
             self._pulled.add(str(source), image_id, private=own is not None)
-        given_by = {ImageName.parse(name).repository for name in self._private.sources(image_id, names)}
-        if given_by and source.repository not in given_by and not self._admits(wanted, found):
-            raise StartRefused(pull_failure("another registry's", wanted.shown))
+        sources = {ImageName.parse(name).repository for name in self._private.sources(image_id, names)}
+        if sources and source.repository not in sources and not self._is_permitted(wanted, found):
+            raise StartRefused(pull_failure("the image is another registry's", wanted.shown))
 
     # --- pulls
 
-    def _pull(self, wanted: Wanted, turn: "_Turn", progress: Progress, cancelled: Cancelled) -> Image | None:
-        if wanted.name.digest is not None and not wanted.vouched:
+    def _pull(
+        self, wanted: Wanted, shared: "_SharedPull", progress: Progress, cancelled: Cancelled
+    ) -> Image | None:
+        if wanted.name.digest is not None and not wanted.authorized:
             # The engine does not contact the registry for a digest that it has.
-            wanted = self._access.resolved(wanted)
+            wanted = self._access.authorize(wanted)
         self._access.require_allowed(wanted, wanted.name)
         credentials = wanted.credentials_for(wanted.name.registry)
         before = self._keeper.before(wanted.shown, str(wanted.name))
         if credentials is not None:
-            self._private.expect(wanted.name.repository)
+            self._private.add_repository(wanted.name.repository)
         layers = _Layers(wanted.shown)
         stream = self._open(wanted, credentials)
         try:
-            with wanted.withheld.masking(), self._board.joined(wanted.project_id) as puller:
+            with wanted.redactor.masking(), self._running.add(wanted.project_id) as running:
                 layers.check = partial(self._keeper.during, wanted.shown, str(wanted.name))
-                if not self._follow(stream, layers, turn, progress, cancelled, puller):
+                if not self._follow(stream, layers, shared, progress, cancelled, running):
                     return None
         except EngineRefused as refusal:
-            raise StartRefused(failure(wanted, refusal, credentials)) from refusal
+            raise StartRefused(failure_reason(wanted, refusal, credentials)) from refusal
         finally:
             stream.close()
-        got = wanted.name.pinned(layers.digest or wanted.name.digest)
-        if (found := self._inspected(str(got))) is None:
+        pulled = wanted.name.pinned(layers.digest or wanted.name.digest)
+        if (found := self._inspect(str(pulled))) is None:
             # The stream ended with neither an error nor the image: the engine was probably shut down.
-            raise StartRefused(pull_failure("the engine broke the pull off", wanted.shown))
+            raise StartRefused(pull_failure("the engine aborted the pull", wanted.shown))
         was_there = found["Id"] in before
         self._keeper.after(wanted.shown, wanted.name, found, was_there=was_there)
-        self._note(wanted, found, was_there=was_there)
-        return image_of(found, got)
+        self._record(wanted, found, was_there=was_there)
+        return image_of(found, pulled)
 
     def _open(self, wanted: Wanted, credentials: RegistryAuth | None) -> ByteStream:
         name = wanted.name
@@ -227,20 +226,20 @@ class Images:
             "/images/create",
             params={"fromImage": name.repository, "tag": name.digest or name.tag or "latest"},
             headers=headers(name, credentials),
-            headers_in_s=self._board.stall_s + _ASK_WHEN_SILENT_S,
+            headers_in_s=self._running.stall_s + _PING_WHEN_SILENT_S,
         )
 
     def _follow(
         self,
         stream: ByteStream,
         layers: "_Layers",
-        turn: "_Turn",
+        shared: "_SharedPull",
         progress: Progress,
         cancelled: Cancelled,
-        puller: Puller,
+        running: RunningPull,
     ) -> bool:
-        """Whether the pull completed; False if cancelled. Raises if it is too slow (pull_pace.py)."""
-        turn.report(layers.reason(), progress)
+        """Return whether the pull completed; False if cancelled. Raises if it is too slow (pull_pace.py)."""
+        shared.report(layers.reason(), progress)
         silent_since = reported_at = time.monotonic()
         while (chunk := stream.read(_TICK_S)) != b"":
             if cancelled():
@@ -249,24 +248,24 @@ class Images:
             if chunk is not None:
                 silent_since = now
                 layers.feed(chunk)
-            elif now - silent_since > _ASK_WHEN_SILENT_S:
+            elif now - silent_since > _PING_WHEN_SILENT_S:
                 silent_since = now
                 self._engine.ping()
-            self._board.check(puller, layers.states, layers.image, now)
+            self._running.check(running, layers.states, layers.image, now)
             if now - reported_at >= _PROGRESS_EVERY_S:
                 reported_at = now
-                turn.report(layers.reason(), progress)
+                shared.report(layers.reason(), progress)
         return True
 
 
 def _names(inspected: Document) -> list[str]:
-    """All names of an image in the engine, digests first."""
+    """Return all names of an image in the engine, digests first."""
     listed = [*(inspected.get("RepoDigests") or ()), *(inspected.get("RepoTags") or ())]
     return [str(ImageName.parse(name)) for name in listed if not name.startswith("<none>")]
 
 
 def image_of(inspected: Document, name: ImageName) -> Image:
-    """Raises StartRefused: the image's configuration is not accepted."""
+    """Return the image's facts. Raises StartRefused: its configuration exceeds a limit."""
     require_acceptable(str(name), inspected)
     config = inspected.get("Config") or {}
     return Image(
@@ -283,7 +282,7 @@ def image_of(inspected: Document, name: ImageName) -> Image:
 
 
 def _digest(inspected: Document, name: ImageName) -> str | None:
-    """The registry's digest; None for an image that was never in a registry."""
+    """Return the registry's digest; None for an image that was never in a registry."""
     known = [ImageName.parse(entry) for entry in inspected.get("RepoDigests") or ()]
     digests = [entry.digest for entry in known if entry.repository == name.repository]
     return name.digest or next(iter([*digests, *(entry.digest for entry in known)]), None)
@@ -291,7 +290,7 @@ def _digest(inspected: Document, name: ImageName) -> str | None:
 
 @dataclass
 class _Layers:
-    """The progress of one pull, from the engine's progress lines."""
+    """The progress of one pull, as the engine reports it."""
 
     image: str
     total: dict[str, int] = field(default_factory=dict)
@@ -304,19 +303,15 @@ class _Layers:
     _rest: bytes = b""
 
     def feed(self, chunk: bytes) -> None:
-        """Parse some of the engine's JSON lines.
-
-        Raises:
-            EngineRefused: one of them is an error.
-        """
+        """Parse some of the engine's JSON lines. Raises EngineRefused: one of them is an error."""
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         for line in filter(None, map(bytes.strip, lines)):
-            self._take(json.loads(line))
+            self._apply(json.loads(line))
         self.check(self.compressed_bytes)
 
     @property
     def compressed_bytes(self) -> int:
-        """Sum over the layers whose download has begun; a registry need not announce sizes."""
+        """The size of the layers whose download has begun; a registry need not announce sizes."""
         return sum(max(self.total.get(layer, 0), current) for layer, current in self.current.items())
 
     def reason(self) -> Reason:
@@ -327,11 +322,11 @@ class _Layers:
             message += f", {_sizes(sum(self.current.values()), sum(self.total.values()))}"
         return Reason(code="pulling_image", message=message)
 
-    def _take(self, line: dict[str, Any]) -> None:
+    def _apply(self, line: dict[str, Any]) -> None:
         if "error" in line:
             raise EngineRefused(int(line.get("errorDetail", {}).get("code") or 0), line["error"])
         layer, status = str(line.get("id")), line.get("status", "")
-        self.states.note(layer, status, line.get("progressDetail") or {})
+        self.states.update(layer, status, line.get("progressDetail") or {})
         if status.startswith("Digest: "):
             self.digest = status.removeprefix("Digest: ")
         if status in {"Pulling fs layer", "Already exists", "Waiting", "Downloading", "Pull complete"}:
@@ -351,7 +346,7 @@ def _sizes(current: int, total: int) -> str:
 
 
 @dataclass
-class _Turn:
+class _SharedPull:
     """Allows one pull of a reference at a time, and shows its progress to the instances that wait."""
 
     status: Reason

@@ -1,8 +1,8 @@
-"""Which images the agent has pulled, by the reference with a digest that their registry gave them under.
+"""The images that the agent has pulled, by reference with a digest.
 
-The engine gives whatever is on the node to whoever names it: the operator's own builds, what somebody pulled
-by hand, and tags that moved long ago. A project without `local_images` gets only what is written down here;
-for anything else its registry is asked.
+The engine has no access control: anyone who names an image on the node gets it, also the operator's builds,
+images pulled by hand and outdated tags. A project without `local_images` may use only the images recorded
+here; for all others the agent contacts the registry.
 """
 
 import json
@@ -15,12 +15,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from mooring.agent.sync.identity import StateDirectory, StateError
 
 FILE: Final = "pulled_images"
-# What is forgotten is asked of its registry again.
-_MOST: Final = 10_000
+_MAX_REFERENCES: Final = 10_000  # the registry is contacted again for a reference that was dropped
 
 
-class Pulled(BaseModel):
-    """Attributes: private: it came with a project's credentials, so others must ask for themselves."""
+class PulledImage(BaseModel):
+    """An image on the node; `private`: pulled with a project's credentials, so others must be authorized."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -28,49 +27,48 @@ class Pulled(BaseModel):
     private: bool
 
 
-class _Remembered(BaseModel):
+class _PulledImagesFile(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
-    references: dict[str, Pulled] = {}
+    references: dict[str, PulledImage] = {}
 
 
 class PulledImages:
-    """Kept on disk by `save`; references are `registry/path@digest`. Any thread may call."""
+    """Saved with `save`. References are `registry/path@digest`. Thread-safe."""
 
     def __init__(self, saved: bytes | None = None, save: Callable[[bytes], None] = lambda _: None) -> None:
         self._lock = threading.Lock()
         self._save = save
-        known = _Remembered() if saved is None else _Remembered.model_validate_json(saved)
-        self._known = known.references
+        self._known = _PulledImagesFile.model_validate_json(b"{}" if saved is None else saved).references
 
     @classmethod
     def of_node(cls, state: StateDirectory) -> "PulledImages":
-        """Raises StateError when the node's file makes no sense."""
+        """Raises StateError: the file is damaged."""
         try:
             return cls(state.read(FILE), lambda content: state.write(FILE, content))
         except ValidationError as error:
             raise StateError(
-                f"the agent's file {FILE} is damaged; delete it: registries are asked again for what it held"
+                f"the agent's file {FILE} is damaged; delete it: the agent then contacts the registries again"
             ) from error
 
-    def find(self, reference: str, image_id: str) -> Pulled | None:
-        """The pull by which the node has this image under this reference; None: the agent made none."""
+    def find(self, reference: str, image_id: str) -> PulledImage | None:
+        """Return the image if the agent pulled it under this reference."""
         with self._lock:
             pulled = self._known.get(reference)
         return pulled if pulled is not None and pulled.image_id == image_id else None
 
     def add(self, reference: str, image_id: str, *, private: bool) -> None:
-        """A registry has just given this image. Without credentials it gives it to everybody."""
+        """Record a pull. An image that was pulled without credentials stays public."""
         with self._lock:
             before = self._known.get(reference)
             if before is not None and before.image_id == image_id and not before.private:
                 return
-            pulled = Pulled(image_id=image_id, private=private)
+            pulled = PulledImage(image_id=image_id, private=private)
             if pulled == before:
                 return
             self._known.pop(reference, None)
             self._known[reference] = pulled
-            while len(self._known) > _MOST:
+            while len(self._known) > _MAX_REFERENCES:
                 del self._known[next(iter(self._known))]
             references = {name: each.model_dump() for name, each in self._known.items()}
             self._save(json.dumps({"references": references}).encode())

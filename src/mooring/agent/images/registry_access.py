@@ -1,4 +1,4 @@
-"""What registries are asked in the name of an assignment: what a tag is, and who may have an image."""
+"""Asks registries on behalf of an assignment: which digest a tag has, and whether it may use an image."""
 
 import logging
 from dataclasses import dataclass, replace
@@ -19,16 +19,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What an assignment asks for: `shown` is what its user wrote, `name` what runs."""
+    """The image of an assignment: `shown` is the user's spelling, `name` is what runs."""
 
     shown: str
     name: ImageName
     registry: RegistryAuth | None
-    withheld: SecretRedactor
+    redactor: SecretRedactor
     local_images: bool
     registry_listed: bool
     project_id: str
-    vouched: bool = False  # the registry has just said that this assignment may have `name`
+    authorized: bool = False  # the registry has just granted access to `name`
 
     @classmethod
     def by(cls, assignment: Assignment) -> "Wanted":
@@ -45,64 +45,63 @@ class Wanted:
         )
 
     def credentials_for(self, registry: str) -> RegistryAuth | None:
-        """The project's own, which only their own registry gets to see."""
+        """Return the project's credentials if they are for this registry."""
         given = self.registry
         return given if given is not None and registry_host(given.server) == registry else None
 
 
 class RegistryAccess:
-    """Every question goes through the engine, which connects from the node's network as root."""
+    """Sends requests through the engine, which connects from the node's network as root."""
 
     def __init__(self, engine: Engine, check: RegistryCheck) -> None:
         self._engine, self._check = engine, check
 
-    def resolved(self, wanted: Wanted) -> Wanted:
-        """Once the registry lets the assignment have it; a tag becomes the digest that it is there now.
+    def authorize(self, wanted: Wanted) -> Wanted:
+        """Check that the registry grants access, and resolve a tag to its current digest.
 
         Raises:
-            StartRefused: it has none for this assignment.
-            StartDelayed: it does not answer.
+            StartRefused: the registry denies access, or has no such image.
+            StartDelayed: the registry does not answer.
         """
         credentials = wanted.credentials_for(wanted.name.registry)
         try:
             digest = self._ask(wanted, wanted.name, credentials)
         except EngineRefused as refusal:
-            raise StartRefused(failure(wanted, refusal, credentials)) from refusal
-        except RuntimeUnavailable as error:
-            self._engine.ping()  # if it answers, what did not is the registry
-            raise StartDelayed(_registry_away(wanted)) from error
+            raise StartRefused(failure_reason(wanted, refusal, credentials)) from refusal
         name = wanted.name if wanted.name.digest else wanted.name.pinned(digest)
-        return replace(wanted, name=name, vouched=True)
+        return replace(wanted, name=name, authorized=True)
 
     def _ask(self, wanted: Wanted, name: ImageName, credentials: RegistryAuth | None) -> str:
         self.require_allowed(wanted, name)
-        with wanted.withheld.masking():
-            return self._engine.ask_registry(str(name), headers(name, credentials))
+        try:
+            with wanted.redactor.masking():
+                return self._engine.ask_registry(str(name), headers(name, credentials))
+        except EngineRefused:
+            raise
+        except RuntimeUnavailable as error:
+            self._engine.ping()  # if the engine answers, the registry does not
+            raise StartDelayed(_registry_unavailable(wanted)) from error
 
     def require_allowed(self, wanted: Wanted, name: ImageName) -> None:
-        """Raises StartRefused: the registry that the user names is not where it may be (R25)."""
+        """Raises StartRefused: the user's registry is not on the public internet (R25)."""
         if wanted.registry_listed or name.registry != wanted.name.registry:
             return
         info = self._engine.info()
         self._check.require_public(name.registry, proxied=bool(info.get("HttpsProxy")))
 
-    def gives(self, source: ImageName, wanted: Wanted) -> bool:
-        """Whether the registry that an image came from lets this assignment have it."""
-        own = wanted.credentials_for(source.registry)
+    def is_granted(self, source: ImageName, wanted: Wanted) -> bool:
+        """Return whether the registry of `source` grants access. Raises StartDelayed: it does not answer."""
         try:
-            self._ask(wanted, source, own)
+            self._ask(wanted, source, wanted.credentials_for(source.registry))
         except EngineRefused as refusal:
-            if _is_no(refusal):
+            if _is_denied(refusal):
                 return False
-            raise StartDelayed(_registry_away(wanted)) from refusal
-        except RuntimeUnavailable as error:
-            self._engine.ping()  # if it answers, what did not is the registry
-            raise StartDelayed(_registry_away(wanted)) from error
+            raise StartDelayed(_registry_unavailable(wanted)) from refusal
         return True
 
 
 def headers(name: ImageName, credentials: RegistryAuth | None) -> dict[str, str]:
-    """Whom the registry is to see: the project or nobody, never the node's operator."""
+    """Return the credentials header: the project's, or empty; never those of the node's operator."""
     shown: dict[str, str] = {}
     if credentials is not None:
         shown = {
@@ -113,18 +112,18 @@ def headers(name: ImageName, credentials: RegistryAuth | None) -> dict[str, str]
     return {"X-Registry-Auth": encode_header(shown).decode()}
 
 
-def _is_no(refusal: EngineRefused) -> bool:
-    """Whether the registry answered; the engine makes most of what it says a 500."""
+def _is_denied(refusal: EngineRefused) -> bool:
+    """Return whether the registry answered; the engine turns most of its answers into a 500."""
     missing = "not found" in refusal.message or "manifest unknown" in refusal.message
     return refusal.status in {400, 404} or missing or is_denial(refusal.message, refusal.status)
 
 
-def failure(wanted: Wanted, refusal: EngineRefused, credentials: RegistryAuth | None) -> Reason:
-    """What the user is told; what the registry said is for the operator."""
+def failure_reason(wanted: Wanted, refusal: EngineRefused, credentials: RegistryAuth | None) -> Reason:
+    """Return the reason shown to users. The registry's answer is only logged, for the operator."""
     log.info("%s could not be pulled: %r", wanted.shown, refusal.message[:500])
     return pull_failure(refusal.message, wanted.shown, refusal.status, credentials=credentials is not None)
 
 
-def _registry_away(wanted: Wanted) -> Reason:
-    message = f"a registry must be asked for {wanted.shown}, and does not answer; it is tried again"
+def _registry_unavailable(wanted: Wanted) -> Reason:
+    message = f"a registry that controls access to {wanted.shown} does not answer; will retry"
     return Reason(code="registry_unavailable", message=message)

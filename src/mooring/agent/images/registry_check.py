@@ -1,8 +1,7 @@
-"""Where a registry's names lead, looked up right before the node's Docker daemon connects there.
+"""Checks that a registry is on the public internet, right before the Docker daemon connects to it.
 
-The daemon resolves the name again by itself, and a registry can answer the daemon otherwise than this check:
-neither can be ruled out here. What remains is in docs/security.md (R25); `firewall.daemon_rules` keeps the
-daemon from cloud metadata whatever it is told.
+The daemon resolves the name again, and a registry can answer the daemon differently than this check. For the
+remaining risk see docs/security.md (R25); `daemon_guard` blocks the daemon from cloud metadata in any case.
 """
 
 import re
@@ -24,24 +23,28 @@ Ask = Callable[[str, int, Collection[Address], float], Sequence[str]]
 
 _HUB_HOST: Final = "registry-1.docker.io"
 _HTTPS: Final = 443
-_RESOLVED_IN_S: Final = 5.0
-_ANSWERED_IN_S: Final = 5.0
-_MOST_HEADER_BYTES: Final = 16_384
-_MOST_RESOLVING: Final = 32
+_RESOLVE_TIMEOUT_S: Final = 5.0
+_REQUEST_TIMEOUT_S: Final = 5.0
+_MAX_HEADER_BYTES: Final = 16_384
+_MAX_RESOLVING: Final = 32
 _REALM: Final = re.compile(r'realm\s*=\s*(?:"([^"]*)"|([^\s,]*))', re.IGNORECASE)
-# Stricter than Go's parser: what the two might read differently is refused.
+# Stricter than Go's parser: URLs that the two might parse differently are rejected.
 _PLAIN_URL: Final = re.compile(r"https?://([A-Za-z0-9.-]+)(?::[0-9]{1,5})?(?:[/?][!-\[\]-~]*)?")
 
 
-class TooLong(Exception):
-    """A registry's headers go on and on: what is at their end would not be seen."""
+class HeadersTooLong(Exception):
+    """A registry's headers exceed the limit, so a part of them would not be checked."""
 
 
-_resolving = threading.BoundedSemaphore(_MOST_RESOLVING)
+_resolving = threading.BoundedSemaphore(_MAX_RESOLVING)
 
 
 def resolve(host: str, within_s: float) -> Collection[Address]:
-    """All addresses of a name. OSError when there are none, or not in time: the resolver has no deadline."""
+    """Return all addresses of a name. Runs in a thread, since the system's resolver has no timeout.
+
+    Raises:
+        OSError: there are none, or not in time.
+    """
     found: list[Address] = []
     if not _resolving.acquire(timeout=within_s):
         raise TimeoutError("too many names are being resolved")
@@ -65,13 +68,13 @@ def resolve(host: str, within_s: float) -> Collection[Address]:
 
 
 def challenges(host: str, port: int, addresses: Collection[Address], within_s: float) -> Sequence[str]:
-    """The `WWW-Authenticate` headers of a registry, asked at one of these addresses; no redirect is followed.
+    """Return the `WWW-Authenticate` headers of a registry at one of these addresses. Follows no redirect.
 
-    No secret is sent, so its certificate is not looked at.
+    Sends no secret, so the certificate is not verified.
 
     Raises:
         OSError: it does not answer in time.
-        TooLong
+        HeadersTooLong
     """
     deadline = time.monotonic() + within_s
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -81,9 +84,8 @@ def challenges(host: str, port: int, addresses: Collection[Address], within_s: f
         socket.create_connection((str(address), port), timeout=within_s) as connection,
         context.wrap_socket(connection, server_hostname=host) as channel,
     ):
-        channel.sendall(
-            f"GET /v2/ HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode("ascii")
-        )
+        request = f"GET /v2/ HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n"
+        channel.sendall(request.encode("ascii"))
         head = _head(channel, deadline)
     lines = head.decode("latin-1").split("\r\n")
     named = (line.partition(":") for line in lines[1:])
@@ -93,11 +95,11 @@ def challenges(host: str, port: int, addresses: Collection[Address], within_s: f
 def _head(channel: ssl.SSLSocket, deadline: float) -> bytes:
     head = b""
     while b"\r\n\r\n" not in head:
-        if len(head) > _MOST_HEADER_BYTES:
-            raise TooLong
+        if len(head) > _MAX_HEADER_BYTES:
+            raise HeadersTooLong
         left = deadline - time.monotonic()
         if left <= 0:
-            raise TimeoutError("the registry takes too long")
+            raise TimeoutError("the registry did not answer in time")
         channel.settimeout(left)
         chunk = channel.recv(4096)
         if not chunk:
@@ -107,20 +109,20 @@ def _head(channel: ssl.SSLSocket, deadline: float) -> bytes:
 
 
 class RegistryCheck:
-    """Lets pulls pass that go to the public internet, as far as the names say now."""
+    """Rejects pulls from registries that are not on the public internet."""
 
     def __init__(self, resolve: Resolve = resolve, ask: Ask = challenges) -> None:
         self._resolve, self._ask = resolve, ask
 
     def require_public(self, registry: str, *, proxied: bool) -> None:
-        """Resolve the registry, and the place where it sends the daemon for a token.
+        """Check the addresses of the registry and of the token server that it names.
 
         Args:
             registry: `host[:port]`.
-            proxied: the daemon connects through a proxy, which resolves by itself.
+            proxied: the daemon connects through a proxy, which resolves names itself.
 
         Raises:
-            StartRefused: code `registry_not_allowed`, or `image_pull_failed` for a name without addresses.
+            StartRefused: `registry_not_allowed`, or `image_pull_failed` for a name without addresses.
         """
         if is_inside(registry):
             raise StartRefused(_not_allowed(registry))
@@ -129,12 +131,12 @@ class RegistryCheck:
         if not addresses:
             return
         try:
-            asked = self._ask(host, _port(registry), addresses, _ANSWERED_IN_S)
-        except TooLong:
+            headers = self._ask(host, _port(registry), addresses, _REQUEST_TIMEOUT_S)
+        except HeadersTooLong:
             raise StartRefused(_not_allowed(registry)) from None
         except (OSError, ValueError, OverflowError):
-            return  # the daemon fails likewise, or reaches it by a way that is not ours
-        for realm in _realms(asked):
+            return  # the daemon fails too, or uses a route that the agent does not have
+        for realm in _realms(headers):
             self._require_public_realm(realm, registry, proxied=proxied)
 
     def _require_public_realm(self, realm: str, registry: str, *, proxied: bool) -> None:
@@ -144,15 +146,15 @@ class RegistryCheck:
         self._public(host_of(url[1]), registry, proxied=proxied)
 
     def _public(self, host: str, registry: str, *, proxied: bool) -> Collection[Address]:
-        """The host's addresses, all of them public; none where a proxy has to find them."""
+        """Return the host's addresses, all of them public; none if only a proxy can resolve it."""
         if (address := literal(host)) is not None:
-            return [address]  # public: `is_inside` has looked at it
+            return [address]  # `is_inside` has checked it
         try:
-            addresses = self._resolve(host, _RESOLVED_IN_S)
+            addresses = self._resolve(host, _RESOLVE_TIMEOUT_S)
         except OSError:
             if proxied:
                 return []
-            raise StartRefused(_unknown(registry)) from None
+            raise StartRefused(_unresolved(registry)) from None
         if inside_of(addresses):
             raise StartRefused(_not_allowed(registry))
         return addresses
@@ -163,21 +165,18 @@ def _port(registry: str) -> int:
     return int(port) if _host and port.isdigit() else _HTTPS
 
 
-def _realms(challenged: Sequence[str]) -> list[str]:
-    """Those that a client is sent to; of basic authentication it is only a label."""
-    found = (match[1] or match[2] or "" for header in challenged for match in _REALM.finditer(header))
-    bearer = any("bearer" in header.lower() for header in challenged)
+def _realms(headers: Sequence[str]) -> list[str]:
+    """Return the URLs of token servers. For basic authentication, the realm is only a label."""
+    found = (match[1] or match[2] or "" for header in headers for match in _REALM.finditer(header))
+    bearer = any("bearer" in header.lower() for header in headers)
     return [realm for realm in found if bearer and (":" in realm or "/" in realm)]
 
 
 def _not_allowed(registry: str) -> Reason:
-    return Reason(
-        code="registry_not_allowed",
-        message=f"{registry} leads to addresses that are not on the public internet; an admin can add it to "
-        "MOORING_ALLOWED_REGISTRIES",
-    )
+    message = f"{registry} is not on the public internet; an admin can add it to MOORING_ALLOWED_REGISTRIES"
+    return Reason(code="registry_not_allowed", message=message)
 
 
-def _unknown(registry: str) -> Reason:
-    message = f"the name of the registry {registry} could not be resolved on the node; check it"
+def _unresolved(registry: str) -> Reason:
+    message = f"the node cannot resolve the registry's name {registry}; check it"
     return Reason(code="image_pull_failed", message=message)

@@ -1,7 +1,7 @@
 """Which of the engine's images Mooring pulled, and how long each has been unused.
 
-Only these are ever removed. A monotonic clock measures the time while the agent runs: a jump of the wall
-clock removes nothing.
+Mooring removes no other images. The time is measured with a monotonic clock while the agent runs: a jump of
+the wall clock removes nothing.
 """
 
 import json
@@ -22,17 +22,17 @@ SAVE_EVERY_S: Final = 600.0
 log = logging.getLogger(__name__)
 
 
-class _Saved(BaseModel):
+class _SavedImage(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     unused_s: float
     repositories: list[str]
 
 
-class _File(BaseModel):
+class _UsageFile(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
-    images: dict[str, _Saved] = {}
+    images: dict[str, _SavedImage] = {}
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class _Image:
 
 
 class ImageUsage:
-    """By image id. Thread-safe; the only I/O under the lock is the agent's own small file."""
+    """The usage of images by id. Thread-safe; the only I/O under the lock is the agent's own small file."""
 
     def __init__(
         self,
@@ -64,8 +64,8 @@ class ImageUsage:
     def of_node(cls, state: StateDirectory) -> "ImageUsage":
         return cls(state.read(FILE), lambda content: state.write(FILE, content))
 
-    def pulled(self, image_id: str, repository: str) -> None:
-        """Record a pull of an image that the operator had not put on the node."""
+    def add(self, image_id: str, repository: str) -> None:
+        """Record a pull of an image that was not on the node before, or that Mooring pulled earlier."""
         with self._lock:
             known = self._known.setdefault(image_id, _Image(set(), 0.0, self._clock()))
             known.repositories.add(repository)
@@ -77,17 +77,17 @@ class ImageUsage:
             return image_id in self._known
 
     def use(self, image_id: str) -> bool:
-        """Mark the image as used, which delays its removal; False if it is being removed."""
+        """Mark the image as used, which delays its removal. Return False if it is being removed."""
         with self._lock:
             if image_id in self._removing:
                 return False
             self._touch(image_id)
             return True
 
-    def observed(self, there: Collection[str], in_use: Collection[str]) -> None:
-        """Args: the ids of all images of the engine, and of those that have containers."""
+    def sync(self, image_ids: Collection[str], in_use: Collection[str]) -> None:
+        """Drop images that the engine no longer has, and mark those with containers as used."""
         with self._lock:
-            gone = self._known.keys() - set(there)
+            gone = self._known.keys() - set(image_ids)
             for image_id in gone:
                 del self._known[image_id]
             for image_id in in_use:
@@ -96,11 +96,10 @@ class ImageUsage:
                 self._write()
 
     def unused_s(self, image_id: str, repositories: Collection[str]) -> float | None:
-        """How long the image has been unused; None if Mooring must not remove it.
+        """Return how long the image has been unused; None if Mooring must not remove it.
 
         Args:
-            repositories: all of its names in the engine. Mooring leaves an image that it did not pull from
-                each of them.
+            repositories: all of its repositories in the engine. Mooring must have pulled it from each.
         """
         with self._lock:
             known = self._known.get(image_id)
@@ -108,11 +107,11 @@ class ImageUsage:
                 return None
             return known.unused_s + self._clock() - known.since
 
-    def begin_removal(self, image_id: str, least_unused_s: float) -> bool:
-        """Whether it may be removed now. If so, `use` fails until `end_removal`."""
+    def begin_removal(self, image_id: str, min_unused_s: float) -> bool:
+        """Return whether the image may be removed now. If so, `use` fails until `end_removal`."""
         with self._lock:
             known = self._known.get(image_id)
-            if known is None or known.unused_s + self._clock() - known.since < least_unused_s:
+            if known is None or known.unused_s + self._clock() - known.since < min_unused_s:
                 return False
             self._removing.add(image_id)
             return True
@@ -136,13 +135,13 @@ class ImageUsage:
         }
         try:
             self._save(json.dumps({"images": images}).encode())
-        except OSError as error:  # with a full disk, images must still be removed
+        except OSError as error:  # on a full disk, images must still be removed
             log.warning("cannot save the list of pulled images: %s", error)
 
 
-def _read(saved: bytes | None) -> _File:
+def _read(saved: bytes | None) -> _UsageFile:
     try:
-        return _File() if saved is None else _File.model_validate_json(saved)
+        return _UsageFile.model_validate_json(b"{}" if saved is None else saved)
     except ValidationError:
         log.warning("the agent's file %s is damaged: images pulled before are never removed", FILE)
-        return _File()
+        return _UsageFile()

@@ -1,4 +1,4 @@
-"""Many callers at one moment."""
+"""Concurrent calls."""
 
 import threading
 from collections.abc import Callable
@@ -8,8 +8,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def together(count: int, act: Callable[[int], T]) -> list[T]:
-    """What `act(0)` … `act(count - 1)` give, each in a thread of its own, all let go at once."""
+def run_concurrently(count: int, act: Callable[[int], T]) -> list[T]:
+    """The results of `act(0)` … `act(count - 1)`, called at the same time in one thread each."""
     barrier = threading.Barrier(count)
 
     def one(number: int) -> T:
