@@ -105,18 +105,18 @@ def test_with_on_preemption_stop_a_preempted_instance_stops(client: Client, tmp_
         assert client.wait(low["id"], "stopped")["reason"]["code"] == "preempted"
 
 
-@pytest.mark.parametrize("verb", ["stop", "delete"])
+@pytest.mark.parametrize("operation", ["stop", "delete"])
 def test_a_stop_or_delete_during_preemption_prevents_requeueing(
-    client: Client, runs: RunningInstances, verb: str
+    client: Client, runs: RunningInstances, operation: str
 ) -> None:
     low = runs(**LOW)
     client.create(gpus={"count": 8}, priority=60, **SMALL)
     client.wait(low, "stopping")
     path = f"/v1/instances/{low}"
-    answer = client.post(f"{path}/stop") if verb == "stop" else client.delete(path)
+    answer = client.post(f"{path}/stop") if operation == "stop" else client.delete(path)
     assert answer.status_code == 202
     runs.end(low)
-    if verb == "stop":
+    if operation == "stop":
         assert client.instance(low)["state"] == "stopped"
     else:
         assert client.get(path).status_code == 404
