@@ -81,7 +81,7 @@ def test_a_preempted_instance_is_queued_and_runs_again(client: Client, tmp_path:
     transitions = [(event["data"]["to"], (event["data"]["reason"] or {}).get("code")) for event in moves]
     assert [state for state, code in transitions if code == "preempted"] == ["stopping", "stopped", "pending"]
     message = next(event["data"]["reason"]["message"] for event in moves if event["data"]["to"] == "stopping")
-    assert message == "it gave way to an instance of priority 60"
+    assert message == "preempted by an instance of priority 60"
 
 
 def test_a_recently_placed_instance_is_not_preempted(database_url: str, tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_project_reclaims_only_its_guaranteed_gpus(client: Client, runs: Runni
     for instance_id in stopping():
         assert client.instance(instance_id)["reason"] == {
             "code": "preempted",
-            "message": "it gave way to a project that took back its guaranteed GPUs",
+            "message": "preempted by a project that needs its guaranteed GPUs",
         }
     runs.end(*stopping())
     client.wait(asked["id"], "scheduled")
