@@ -57,17 +57,17 @@ class RenderedInstances:
         self,
         session: Session,
         query: Select[Any],
-        asked: pagination.PageQuery,
+        params: pagination.PageQuery,
         secret: bytes,
         positions: Mapping[str, int],
     ) -> bytes:
         """Return the body of a page. `query` selects `page_columns`."""
-        rows, cursor = pagination.page(session, query, Instance.id, asked, secret)
+        rows, cursor = pagination.page(session, query, Instance.id, params, secret)
         texts = self._texts_of(session, rows)
         fitting = how_many_fit([texts[row.id] for row in rows])
         if fitting < len(rows):
             rows = rows[:fitting]
-            cursor = pagination.cursor_after(rows[-1], Instance.id, asked, secret)
+            cursor = pagination.cursor_after(rows[-1], Instance.id, params, secret)
         waiting = {row.id for row in rows if row.state is State.PENDING and row.considered}
         queue_positions = (positions.get(row.id) if row.id in waiting else None for row in rows)
         items = (
