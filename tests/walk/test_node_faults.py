@@ -58,9 +58,7 @@ def states_of(admin: Client, instance: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.usefixtures("kept")
-def test_a_restarted_agent_adopts_running_containers(
-    admin: Client, world: World, agent: AgentProcess
-) -> None:
+def test_a_new_agent_adopts_running_containers(admin: Client, world: World, agent: AgentProcess) -> None:
     made = admin.create(gpus={"count": 1}, **SMALL)
     admin.wait(made["id"], "running")
     before, children = world.container(made), agent.children()

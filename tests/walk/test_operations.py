@@ -138,9 +138,7 @@ def test_max_duration_ends_an_instance(admin: Client) -> None:
 
 
 @pytest.mark.parametrize("after", ["scheduled", "starting"])
-def test_an_instance_can_be_deleted_while_it_is_placed_or_started(
-    admin: Client, world: World, after: str
-) -> None:
+def test_delete_works_during_placement_and_start(admin: Client, world: World, after: str) -> None:
     for _ in range(5):
         made = admin.create(gpus={"count": 8}, **SMALL)
         admin.wait(made["id"], after)

@@ -12,7 +12,7 @@ from sqlalchemy import event
 
 from mooring.api.auth.rate_limits import (
     FAILED_ATTEMPTS,
-    KEYS_AT_FULL_RATE,
+    PROJECT_FACTOR,
     REQUESTS,
     WINDOW_S,
     FailedAttempts,
@@ -129,14 +129,14 @@ def test_rate_limits_can_be_turned_off(database_url: str, tmp_path: Path) -> Non
         running(settings_for(database_url, tmp_path / "data", rate_limits="off")) as service,
         service.client as admin,
         Client(service.url, new_key(admin)["key"]) as member,
-        Client(service.url, "nobody") as stranger,
+        Client(service.url, "nobody") as unauthorized_client,
     ):
         for _ in range(REQUESTS[ActionClass.EXEC] + 1):
             answer = member.post(f"{MISSING_INSTANCE}/exec", json={"command": ["id"]})
             problem(answer, 404)
         assert "ratelimit" not in answer.headers
         for _ in range(FAILED_ATTEMPTS + 1):
-            problem(stranger.get("/v1/me"), 401, "unauthorized")
+            problem(unauthorized_client.get("/v1/me"), 401, "unauthorized")
 
 
 class Clock:
@@ -155,7 +155,7 @@ def test_a_window_admits_requests_after_the_announced_time() -> None:
         clock.now += 10
     refused = window.take("key")
     assert (refused.admitted, refused.remaining, refused.more_in_s) == (False, 0, 30)
-    assert window.full_for_s("key") == 30
+    assert window.wait_s_of("key") == 30
     clock.now += 29.9
     assert window.take("key").more_in_s == 1
     clock.now += 0.1
@@ -173,15 +173,15 @@ def test_more_keys_do_not_raise_the_limit_of_a_project() -> None:
     rates = RequestRates(on=True, clock=clock)
 
     def take(key: str, project: str) -> tuple[dict[bytes, bytes], TooManyRequests | None]:
-        headers, refusal = rates.take(Caller(key, "key", key, project_id=project), ActionClass.EXEC)
-        return dict(headers), refusal
+        headers, error = rates.take(Caller(key, "key", key, project_id=project), ActionClass.EXEC)
+        return dict(headers), error
 
-    most = REQUESTS[ActionClass.EXEC] * KEYS_AT_FULL_RATE
+    most = REQUESTS[ActionClass.EXEC] * PROJECT_FACTOR
     for number in range(most):
         assert take(f"key_{number}", "a")[1] is None
-    headers, refusal = take("key_new", "a")
-    assert refusal is not None
-    assert refusal.retry_after_s == WINDOW_S
+    headers, error = take("key_new", "a")
+    assert error is not None
+    assert error.retry_after_s == WINDOW_S
     assert headers[b"ratelimit-policy"] == f'"exec";q={most};w={WINDOW_S}'.encode()
     assert headers[b"ratelimit"] == f'"exec";r=0;t={WINDOW_S}'.encode()
     assert take("key_b", "b")[1] is None

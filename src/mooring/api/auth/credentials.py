@@ -7,6 +7,7 @@ from functools import partial
 from threading import Lock
 from typing import Generic, TypeVar
 
+from cachetools import LRUCache
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
@@ -23,8 +24,8 @@ from mooring.db.session import Database
 # than most requests do.
 CACHED_S = 0.5
 NODE_CACHED_S = 60.0
-# Streams must end within five seconds of a revocation: each checks its access at this interval, and accepts a
-# result of this age that another stream of the same key got.
+# Streams must end within five seconds of a revocation: each renews its access at this interval, and accepts a
+# cached result that is no older.
 RENEWED_S = 2.0
 _MAX_ENTRIES = 20_000
 
@@ -40,10 +41,11 @@ class _Cache(Generic[Known]):
     def __init__(self, ttl_s: float) -> None:
         self._ttl_s = ttl_s
         self._lock = Lock()
-        self._known: dict[str, tuple[float, float, Known]] = {}
+        self._known: LRUCache[str, tuple[float, float, Known]] = LRUCache(_MAX_ENTRIES)
 
     def get(self, hashed: str, within_s: float | None = None) -> Known | None:
-        found = self._known.get(hashed)
+        with self._lock:
+            found = self._known.get(hashed)
         if found is None:
             return None
         age_s, now = self._ttl_s if within_s is None else within_s, time.monotonic()
@@ -59,8 +61,6 @@ class _Cache(Generic[Known]):
 
     def put(self, hashed: str, known: Known, since: float, until: float = float("inf")) -> None:
         with self._lock:
-            if len(self._known) >= _MAX_ENTRIES:
-                self._known.clear()
             self._known[hashed] = (since, until, known)
 
 
@@ -89,8 +89,8 @@ class Credentials:
         look_up = partial(self._caller_of, secret, hashed, address)
         return await self._looked_up(self._callers, look_up, hashed, address)
 
-    async def still(self, secret: str, address: str | None) -> Caller:
-        """The current caller of a credential that was valid at the start of its request; no guess is counted.
+    async def recheck(self, secret: str, address: str | None) -> Caller:
+        """The current caller of a credential that was valid at the start of its request. Counts no failure.
 
         Raises:
             Unauthorized, Unavailable: as `caller`.
@@ -181,7 +181,7 @@ class LiveAccess:
             Forbidden: the caller may no longer do this in any project.
         """
         try:
-            caller = await self._credentials.still(self._secret, self.access.address)
+            caller = await self._credentials.recheck(self._secret, self.access.address)
         except (SQLAlchemyError, Unavailable):
             return self.access  # without an answer, nothing is known to be revoked
         if not caller.may_somewhere(self.access.permission):

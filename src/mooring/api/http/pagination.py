@@ -75,7 +75,7 @@ def page(
     return rows[: params.limit], _signed(str(rows[params.limit - 1].page_key), scope, secret)
 
 
-def slice_of(
+def page_of_items(
     items: Sequence[Item], params: PageQuery, name: str, secret: bytes
 ) -> tuple[Sequence[Item], str | None]:
     """As `page`, for items that are not in a table: the cursor holds their offset.

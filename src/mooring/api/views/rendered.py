@@ -1,14 +1,14 @@
-"""A cache of instances as JSON text, by version: pages are read often, and little of them changes.
+"""A cache of instances as JSON text, by version: lists are read often and change little.
 
-Every change of a shown field also changes `version`, which is the ETag. Only the queue position does not, so
-it is appended to the cached text.
+Every shown field but the queue position changes only with `version`, which is the ETag. The queue position is
+appended to the cached text.
 """
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from threading import Lock
 from typing import Any
 
+from cachetools import LRUCache
 from pydantic_core import to_json
 from sqlalchemy import Row, Select, select
 from sqlalchemy.orm import Session
@@ -20,7 +20,7 @@ from mooring.core.instance.state import State
 from mooring.db.tables import Instance
 
 # An instance may have 256 KiB, so a page of large ones ends early.
-_MOST_PAGE_BYTES = 8 * 1024 * 1024
+_MAX_PAGE_BYTES = 8 * 1024 * 1024
 _CACHE_BYTES = 32 * 1024 * 1024  # of texts: about 20,000 usual instances
 
 Key = tuple[str, int]
@@ -35,12 +35,12 @@ def page_columns() -> Select[Any]:
     )
 
 
-def how_many_fit(texts: Sequence[bytes]) -> int:
-    """Return how many fit into one answer: at least one."""
+def count_fitting(texts: Sequence[bytes]) -> int:
+    """Return how many texts fit into one answer, at least one."""
     total = 0
     for number, text in enumerate(texts):
         total += len(text)
-        if total > _MOST_PAGE_BYTES and number:
+        if total > _MAX_PAGE_BYTES and number:
             return number
     return len(texts)
 
@@ -50,8 +50,7 @@ class RenderedInstances:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._texts: OrderedDict[Key, bytes] = OrderedDict()
-        self._bytes = 0
+        self._texts: LRUCache[Key, bytes] = LRUCache(_CACHE_BYTES, getsizeof=len)
 
     def page(
         self,
@@ -64,7 +63,7 @@ class RenderedInstances:
         """Return the body of a page. `query` selects `page_columns`."""
         rows, cursor = pagination.page(session, query, Instance.id, params, secret)
         texts = self._texts_of(session, rows)
-        fitting = how_many_fit([texts[row.id] for row in rows])
+        fitting = count_fitting([texts[row.id] for row in rows])
         if fitting < len(rows):
             rows = rows[:fitting]
             cursor = pagination.cursor_after(rows[-1], Instance.id, params, secret)
@@ -77,7 +76,8 @@ class RenderedInstances:
         return b'{"items":[%b],"next_cursor":%b}' % (b",".join(items), to_json(cursor))
 
     def _texts_of(self, session: Session, rows: PageRows) -> dict[str, bytes]:
-        known = {row.id: text for row in rows if (text := self._texts.get((row.id, row.version)))}
+        with self._lock:
+            known = {row.id: text for row in rows if (text := self._texts.get((row.id, row.version)))}
         missing = [row.id for row in rows if row.id not in known]
         return known | self._rendered(session, missing) if missing else known
 
@@ -89,12 +89,5 @@ class RenderedInstances:
         }
         with self._lock:
             for row in rows:
-                self._store((row.id, row.version), texts[row.id])
+                self._texts[row.id, row.version] = texts[row.id]
         return texts
-
-    def _store(self, key: Key, text: bytes) -> None:
-        self._bytes += len(text) - len(self._texts.pop(key, b""))
-        self._texts[key] = text
-        while self._bytes > _CACHE_BYTES:
-            _oldest, dropped = self._texts.popitem(last=False)
-            self._bytes -= len(dropped)

@@ -78,10 +78,9 @@ def _spec(session: Session, row: Reservation, cache: SchedulerCache) -> rules.Re
     gpus_only = {"gpus": row.asked, "cpus": 0, "memory_mib": 0}
     selector = placement_rules.selectors(session, [row.project_id]).get(row.project_id, {})
     request = replace(requests.of_columns(row.id, row.project_id, 0, gpus_only), project_selector=selector)
-    moment = now()
-    begin = max(row.from_at, moment)
-    start, end, at = (time.timestamp() for time in (begin, row.to_at, moment))
-    return rules.ReservationSpec(request, start, end, at, cache.policy.start_overhead_s)
+    at = now()
+    start, end, now_s = (time.timestamp() for time in (max(row.from_at, at), row.to_at, at))
+    return rules.ReservationSpec(request, start, end, now_s, cache.policy.start_overhead_s)
 
 
 def _choose(
@@ -194,10 +193,10 @@ def delete_all(session: Session, project_id: str) -> None:
 
 
 def state_of(row: Reservation) -> str:
-    moment = now()
-    if moment >= row.to_at:
+    at = now()
+    if at >= row.to_at:
         return "ended"
-    return "active" if moment >= row.from_at else "scheduled"
+    return "active" if at >= row.from_at else "scheduled"
 
 
 def with_lost_gpus(session: Session) -> list[str]:
