@@ -8,6 +8,7 @@ from typing import Literal
 from hypothesis import strategies as st
 
 from mooring.core.node import NodeState, allocatable_memory_mib
+from mooring.core.policy import Policy
 from mooring.scheduler.model import (
     Gang,
     GpuAllocation,
@@ -16,7 +17,6 @@ from mooring.scheduler.model import (
     NodeView,
     Placement,
     PlanTime,
-    Policy,
     ProjectView,
     Request,
     ReservedPeriod,

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import event, given, settings
 
+from mooring.core.policy import Policy
 from mooring.scheduler.feasibility.filters import fits
 from mooring.scheduler.model import (
     NodeView,
-    Policy,
     ProjectView,
     Request,
     ReservedPeriod,

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
+from mooring.core.policy import Policy
 from mooring.scheduler.cycle_cache import CycleCache
 from mooring.scheduler.explain.forecasts import line
-from mooring.scheduler.model import Policy, ProjectView, Request, ResourceUsage, Snapshot
+from mooring.scheduler.model import ProjectView, Request, ResourceUsage, Snapshot
 from mooring.scheduler.schedule import schedule
 from tests.scheduler.backfill.test_planner import at, placed, running
 from tests.scheduler.busy import NOW, snapshots

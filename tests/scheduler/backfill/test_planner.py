@@ -8,6 +8,7 @@ import pytest
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
+from mooring.core.policy import Policy
 from mooring.scheduler.cycle_cache import CycleCache
 from mooring.scheduler.explain.forecasts import Forecasts, max_duration_now
 from mooring.scheduler.model import (
@@ -15,7 +16,6 @@ from mooring.scheduler.model import (
     GpuAllocation,
     NodeView,
     Placement,
-    Policy,
     Request,
     ReservedPeriod,
     Running,
