@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from benchmarks.month_simulation import Cluster, Decide
+from mooring.core.policy import Policy
 from mooring.scheduler.cycle_cache import CycleCache
-from mooring.scheduler.model import Placement, Policy, Request
+from mooring.scheduler.model import Placement, Request
 from mooring.scheduler.node_changes import with_placement
 from mooring.scheduler.packing.learning import Learning
 from mooring.scheduler.packing.search import Key, find, shape
@@ -15,13 +16,13 @@ from mooring.scheduler.schedule import SchedulingCycle
 
 def production() -> Decide:
     cache, learning = CycleCache(), Learning()
-    promised: frozenset[str] = frozenset()
+    with_slots: frozenset[str] = frozenset()
 
     def decide(cluster: Cluster, waiting: Sequence[Request]) -> Sequence[Placement]:
-        nonlocal promised
-        snapshot = learning.learn(replace(cluster.snapshot(waiting), promised=promised), cache)
+        nonlocal with_slots
+        snapshot = learning.learn(replace(cluster.snapshot(waiting), with_slots=with_slots), cache)
         plan = SchedulingCycle(snapshot, cache).decisions()
-        promised = frozenset(plan.promised)
+        with_slots = frozenset(plan.with_slots)
         return plan.placements
 
     return decide
@@ -74,7 +75,7 @@ CONTENDERS: Mapping[str, Contender] = MappingProxyType(
     {
         "Mooring": Contender(production, Policy()),
         "Mooring, conservative": Contender(production, Policy(backfill="conservative")),
-        "FIFO + EASY": Contender(production, Policy(overdue_after_s=-1)),
+        "FIFO + EASY": Contender(production, Policy.model_construct(overdue_after_s=-1)),
         "FIFO": Contender(fifo, Policy()),
         "best fit": Contender(whatever_fits, Policy()),
     }

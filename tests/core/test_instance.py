@@ -1,4 +1,4 @@
-"""The instance's states, and what a report makes of them."""
+"""The states of an instance, and their transitions by reports."""
 
 from itertools import product
 
@@ -11,7 +11,7 @@ from mooring.core.instance.state import ENDED, HOLDS_GPUS, TRANSITIONS, DesiredS
 
 RUN, STOP, DELETE = DesiredState.RUNNING, DesiredState.STOPPED, DesiredState.DELETED
 
-# What is wanted, what is seen, the exit code, whether it had begun -> where it leads from each state.
+# Desired state, observed state, exit code, whether it had started -> next state for each state.
 REPORTS = [
     (RUN, Phase.STARTING, None, False, State.STARTING),
     (RUN, Phase.STARTING, None, True, State.STARTING),
@@ -31,7 +31,7 @@ REPORTS = [
     (STOP, Phase.ABSENT, None, False, State.STOPPED),
     (DELETE, Phase.STARTING, None, False, State.STOPPING),
     (DELETE, Phase.RUNNING, None, True, State.STOPPING),
-    (DELETE, Phase.EXITED, 0, True, State.STOPPING),  # a container is left
+    (DELETE, Phase.EXITED, 0, True, State.STOPPING),  # a container remains
     (DELETE, Phase.REFUSED, None, False, State.DELETED),
     (DELETE, Phase.ABSENT, None, True, State.DELETED),
     (DELETE, Phase.ABSENT, None, False, State.DELETED),
@@ -40,23 +40,23 @@ REPORTS = [
 
 @pytest.mark.parametrize("state", sorted(HOLDS_GPUS))
 @pytest.mark.parametrize(("desired", "phase", "exit_code", "began", "leads_to"), REPORTS)
-def test_what_a_report_makes_of_it(
+def test_a_report_sets_the_state(
     state: State, desired: DesiredState, phase: Phase, exit_code: int | None, began: bool, leads_to: State
 ) -> None:
     assert after_report(state, desired, phase, exit_code, began) is leads_to
 
 
 @pytest.mark.parametrize("state", sorted(HOLDS_GPUS - {State.UNREACHABLE}))
-def test_absent_before_it_began_is_not_yet(state: State) -> None:
+def test_a_missing_container_before_the_start_changes_nothing(state: State) -> None:
     assert after_report(state, RUN, Phase.ABSENT, None, began=False) is state
 
 
-def test_absent_before_it_began_on_a_node_that_is_back() -> None:
+def test_a_missing_container_on_a_node_that_reports_again() -> None:
     assert after_report(State.UNREACHABLE, RUN, Phase.ABSENT, None, began=False) is State.STARTING
 
 
-def test_every_report_leads_along_an_arrow() -> None:
-    """A verb has moved what is wanted to stop out of the states of one that runs before a report comes."""
+def test_every_report_causes_an_allowed_transition() -> None:
+    """An operation changes the state before the desired state can be `stopped` here."""
     stopping = {State.STOPPING, State.UNREACHABLE}
     for state, desired, phase, code, began in product(
         HOLDS_GPUS, DesiredState, Phase, (None, 0, 1), (True, False)
@@ -69,19 +69,19 @@ def test_every_report_leads_along_an_arrow() -> None:
         assert to is state or to in TRANSITIONS[state], (state, desired, phase, code, began, to)
 
 
-def test_the_states_fall_into_kinds() -> None:
+def test_the_sets_of_states_are_consistent() -> None:
     assert set(TRANSITIONS) == set(State)
     assert HOLDS_GPUS.isdisjoint(ENDED)
     assert set(State) - HOLDS_GPUS - ENDED == {State.PENDING, State.DELETED}
     assert TRANSITIONS[State.DELETED] == frozenset()
     for state in HOLDS_GPUS:
-        assert State.PENDING not in TRANSITIONS[state]  # GPUs are let go by an end, never by going back
+        assert State.PENDING not in TRANSITIONS[state]  # GPUs are released by an end only
     for state in State:
         assert state is State.DELETED or State.DELETED in TRANSITIONS[state]
         assert state not in TRANSITIONS[state]
 
 
-def test_actions_are_verbs_that_are_allowed() -> None:
+def test_actions_list_the_allowed_operations() -> None:
     assert actions(State.DELETED) == []
     for state in State:
         if state is not State.DELETED:
@@ -107,11 +107,11 @@ def test_actions_are_verbs_that_are_allowed() -> None:
         ("PATH", False),
     ],
 )
-def test_which_variables_are_the_agents(name: str, reserved: bool) -> None:
+def test_variables_of_the_agent_are_reserved(name: str, reserved: bool) -> None:
     assert is_reserved_env(name) is reserved
 
 
-def test_a_stored_spec_is_read_whatever_a_newer_release_added() -> None:
+def test_unknown_fields_of_a_stored_spec_are_ignored() -> None:
     request = InstanceRequest(image="busybox:1", name="x", labels={"a": "b"})
     spec = request.spec()
     assert spec.keys().isdisjoint({"name", "labels", "project_id"})
@@ -134,7 +134,7 @@ def test_a_stored_spec_is_read_whatever_a_newer_release_added() -> None:
         "UPPER.example/x",
     ],
 )
-def test_images_that_have_a_name(image: str) -> None:
+def test_valid_image_names_are_accepted(image: str) -> None:
     assert InstanceRequest(image=image).image == image
 
 
@@ -162,7 +162,7 @@ def test_images_that_have_a_name(image: str) -> None:
         "--privileged",
     ],
 )
-def test_images_that_have_none(image: str) -> None:
+def test_invalid_image_names_are_rejected(image: str) -> None:
     with pytest.raises(ValidationError):
         InstanceRequest(image=image)
 
@@ -170,13 +170,13 @@ def test_images_that_have_none(image: str) -> None:
 @pytest.mark.parametrize(
     "path", ["/proc/self/fd/8", "/proc", "//proc", "/sys/fs/cgroup", "/dev/", "/a/../proc", "/./dev/shm"]
 )
-def test_no_request_starts_in_a_file_system_of_the_kernel(path: str) -> None:
+def test_kernel_file_systems_are_rejected_as_working_directories(path: str) -> None:
     with pytest.raises(ValidationError, match="must not be in /proc, /sys or /dev"):
         InstanceRequest.model_validate({"image": "a", "working_dir": path})
-    # What an earlier release has stored is read; its node refuses it.
+    # A stored spec of an earlier release is readable; the node rejects it.
     assert InstanceSpec.from_row({"image": "a", "working_dir": path}).working_dir == path
 
 
 @pytest.mark.parametrize("path", ["/", "/processes", "/app/proc", "/device", "/a/../b"])
-def test_other_working_directories_are_taken_as_they_are(path: str) -> None:
+def test_other_working_directories_are_accepted(path: str) -> None:
     assert InstanceRequest.model_validate({"image": "a", "working_dir": path}).working_dir == path

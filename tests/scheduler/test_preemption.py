@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import event, given, settings
 
+from mooring.core.policy import Policy
 from mooring.scheduler.feasibility.filters import fits
 from mooring.scheduler.model import (
     NodeView,
-    Policy,
     ProjectView,
     Request,
     ReservedPeriod,
@@ -23,7 +23,7 @@ from mooring.scheduler.node_changes import without
 from mooring.scheduler.schedule import schedule
 from tests.scheduler.backfill.test_planner import at, placed, running, waits
 from tests.scheduler.busy import NOW, after, rebuilt, snapshots, then
-from tests.scheduler.worlds import H100, gpus, node
+from tests.scheduler.clusters import H100, gpus, node
 
 FOUR = node("n1", gpus(H100, 4))
 SPOT: dict[str, Any] = {"preemptible": True, "priority": 30}
@@ -71,7 +71,7 @@ def test_no_preemption_if_a_reservation_starts_too_early(begins_in: int, *, pree
     """The victims have stopped after 30 s; the request then takes 50 s and 30 s of overhead."""
     held = ReservedPeriod("r1", "others", NOW + begins_in, NOW + 600)
     spots = full(*[SPOT] * 4)
-    kept = replace(spots, gpus=tuple(replace(gpu, holds=(held,)) for gpu in spots.gpus))
+    kept = replace(spots, gpus=tuple(replace(gpu, reserved=(held,)) for gpu in spots.gpus))
     plan = schedule(at([kept], replace(URGENT, max_duration_s=50)))
     assert bool(plan.evictions) == preempted
 

@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
+from mooring.core.policy import Policy
 from mooring.scheduler.cycle_cache import CycleCache
 from mooring.scheduler.explain.forecasts import line
-from mooring.scheduler.model import Policy, ProjectView, Request, ResourceUsage, Snapshot
+from mooring.scheduler.model import ProjectView, Request, ResourceUsage, Snapshot
 from mooring.scheduler.schedule import schedule
 from tests.scheduler.backfill.test_planner import at, placed, running
 from tests.scheduler.busy import NOW, snapshots
-from tests.scheduler.worlds import H100, gpus, node, request
+from tests.scheduler.clusters import H100, gpus, node, request
 
 FULL = running(node("n1", gpus(H100, 4)), 0, 1, 2, 3, ends_in=None, project_id="busy")
 WEEK = 7 * 86_400.0
@@ -72,10 +73,10 @@ def test_a_backfill_slot_keeps_its_turn_when_fair_shares_change() -> None:
     asked = waiting("first", "p", ago=500), waiting("second", "q")
     before = at([full], *asked)
     plan = schedule(before)
-    assert (plan.order, plan.promised) == (("first", "second"), ("first",))
+    assert (plan.order, plan.with_slots) == (("first", "second"), ("first",))
     p_used_some = replace(before, projects={"p": ProjectView(used=ResourceUsage(gpu_s=WEEK))})
     assert order(p_used_some) == ["second", "first"]
-    with_slot = replace(p_used_some, promised=frozenset(plan.promised))
+    with_slot = replace(p_used_some, with_slots=frozenset(plan.with_slots))
     assert order(with_slot) == ["first", "second"]
     assert [each.because for each in line(with_slot).ahead("second")] == ["promised"]
     owns = {"p": ProjectView(used=ResourceUsage(gpu_s=WEEK)), "q": ProjectView(guaranteed_gpu_milli=1000)}

@@ -1,4 +1,4 @@
-"""What may happen to a node: its agent or its Docker dies or freezes, it falls silent, others meddle."""
+"""Node faults: a dead or frozen agent or Docker, lost reports, interference by others."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ START = r"POST /v[0-9.]+/containers/[0-9a-f]+/start"
 
 @pytest.fixture
 def agent(world: World) -> Iterator[AgentProcess]:
-    """The agent of the one node that is given anything."""
+    """The agent of the only node that is not cordoned."""
     other = world.admin.items("/v1/nodes", name=world.nodes[1].name)[0]["id"]
     world.admin.post(f"/v1/nodes/{other}/cordon")
     yield world.agents[0]
@@ -34,13 +34,13 @@ def agent(world: World) -> Iterator[AgentProcess]:
 
 @pytest.fixture
 def kept(admin: Client, world: World, agent: AgentProcess) -> Iterator[dict[str, Any]]:
-    """An instance on that node whose process notices nothing of what happens."""
+    """An instance on that node that keeps running throughout the test."""
     made = admin.create(name="kept", gpus={"count": 2}, **SMALL)
     running = admin.wait(made["id"], "running")
     assert running["node_name"] == agent.node.name
     before = world.container(running)
     yield running
-    world.mend()
+    world.restore()
     wait_until(lambda: admin.instance(made["id"])["state"] == "running", 30)
     assert world.container(running) == before
 
@@ -58,7 +58,7 @@ def states_of(admin: Client, instance: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.usefixtures("kept")
-def test_a_killed_agent_adopts_what_runs(admin: Client, world: World, agent: AgentProcess) -> None:
+def test_a_new_agent_adopts_running_containers(admin: Client, world: World, agent: AgentProcess) -> None:
     made = admin.create(gpus={"count": 1}, **SMALL)
     admin.wait(made["id"], "running")
     before, children = world.container(made), agent.children()
@@ -81,7 +81,7 @@ def _executed(admin: Client, instance: dict[str, Any]) -> dict[str, Any] | None:
 
 @pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize("call", [CREATE, START])
-def test_an_agent_killed_in_the_middle_of_a_start_finishes_it_once(
+def test_an_agent_killed_during_a_start_completes_it_once(
     admin: Client, world: World, agent: AgentProcess, call: str
 ) -> None:
     killed = threading.Event()
@@ -100,7 +100,7 @@ def test_an_agent_killed_in_the_middle_of_a_start_finishes_it_once(
 
 
 @pytest.mark.usefixtures("kept")
-def test_an_agent_killed_in_mid_pull_pulls_again(
+def test_an_agent_killed_during_a_pull_pulls_again(
     admin: Client, world: World, agent: AgentProcess, registry: Registry
 ) -> None:
     image = registry.add_image(f"killed-{uuid4().hex}", extra_layers=2, layer_bytes=8_000_000)
@@ -117,7 +117,7 @@ def test_an_agent_killed_in_mid_pull_pulls_again(
 
 
 @pytest.mark.usefixtures("kept")
-def test_of_two_agents_with_one_identity_the_older_ends(
+def test_the_older_of_two_agents_with_one_identity_ends(
     admin: Client, world: World, agent: AgentProcess, tmp_path: Path
 ) -> None:
     twin = AgentProcess(agent.node, world.server, tmp_path)
@@ -136,7 +136,7 @@ def test_of_two_agents_with_one_identity_the_older_ends(
 # --- Docker
 
 
-def test_a_create_that_dies_with_a_frozen_docker_is_adopted(
+def test_a_container_created_by_a_frozen_docker_is_adopted(
     admin: Client, world: World, agent: AgentProcess, kept: dict[str, Any]
 ) -> None:
     frozen = threading.Event()
@@ -166,7 +166,7 @@ def _not_ready(admin: Client, agent: AgentProcess) -> dict[str, Any] | None:
     return node if node["state"] == "not_ready" else None
 
 
-def test_a_docker_that_is_down_is_unknown_and_never_free(
+def test_gpus_stay_allocated_while_docker_is_down(
     admin: Client, world: World, agent: AgentProcess, kept: dict[str, Any]
 ) -> None:
     stopping = admin.create(gpus={"count": 1}, **SMALL)
@@ -192,7 +192,7 @@ def _waits(admin: Client, instance: dict[str, Any]) -> dict[str, Any] | None:
     return shown["reason"] if shown["reason"]["code"] != "queued" else None
 
 
-# --- silence
+# --- missing reports
 
 
 @pytest.fixture
@@ -204,7 +204,7 @@ def impatient(world: World) -> Iterator[None]:
     world.ready()
     yield
     del world.server.environment["MOORING_UNREACHABLE_AFTER_S"]
-    world.mend()
+    world.restore()
     world.server.stop()
     world.server.start()
 
@@ -248,7 +248,7 @@ def test_an_orphan_is_listed_and_left_alone(admin: Client, world: World, agent: 
         "mooring.gpus": ",".join(agent.gpu_uuids),
     }
     all_gpus = DeviceRequest(driver="nvidia", device_ids=agent.gpu_uuids, capabilities=[["gpu"]])
-    # Only what is named and confined as an agent does it passes for a container of the agent's.
+    # The agent only recognizes containers with its names and restrictions.
     orphans = {
         container_name(labels["mooring.instance"], 1): labels,
         f"foreign-{uuid4().hex}": {**labels, "mooring.control_plane": "cpl_another", "mooring.gpus": ""},
@@ -270,19 +270,19 @@ def test_an_orphan_is_listed_and_left_alone(admin: Client, world: World, agent: 
         )
         api.start(created["Id"])
         made_ids.add(created["Id"])
-        world.strangers.add(name)
+        world.foreign.add(name)
     try:
         wait_until(
             lambda: {item["container_id"] for item in node_of(admin, agent)["orphans"]} == made_ids, 20
         )
-        # Its GPUs are free by the database, and taken in reality.
+        # Its GPUs are free in the database, but in use.
         made = admin.create(gpus={"count": 8}, **SMALL)
         wait_until(lambda: _reason_code(admin, made) == "waiting_for_removal", 20)
         assert {each.name for each in world.containers() if each.runs} == set(orphans)
     finally:
         for name in orphans:
             api.remove_container(name, force=True)
-            world.strangers.discard(name)
+            world.foreign.discard(name)
     admin.wait(made["id"], "running")
     wait_until(lambda: not node_of(admin, agent)["orphans"], 20)
 
@@ -292,7 +292,7 @@ def _reason_code(admin: Client, instance: dict[str, Any]) -> str | None:
 
 
 @pytest.mark.usefixtures("kept")
-def test_a_container_that_others_remove_or_kill_has_failed(
+def test_a_container_removed_or_killed_by_others_has_failed(
     admin: Client, world: World, agent: AgentProcess
 ) -> None:
     removed, killed = (admin.create(gpus={"count": 1}, **SMALL) for _ in range(2))

@@ -1,4 +1,4 @@
-"""`mooring up` and its sisters, as typed into a shell: what they print, and that they end as one."""
+"""`mooring up` and the other commands, run as from a shell."""
 
 import json
 import os
@@ -30,7 +30,7 @@ NO_DOCKER = {"DOCKER_HOST": "unix:///nonexistent/docker.sock"}
 
 
 class Up(Program):
-    """`mooring up` in a data directory; everything it prints since its last start is in `printed`."""
+    """`mooring up` in a data directory; `printed` is its output since the last start."""
 
     def __init__(self, folder: Path, port: int, **environment: str) -> None:
         folder.mkdir(exist_ok=True)
@@ -59,7 +59,7 @@ class Up(Program):
 
     @property
     def curl(self) -> str:
-        """The command it shows, word for word."""
+        """The curl command that it prints."""
         found = re.search(r"^ *curl .*?(?<!\\)$", self.printed(), re.MULTILINE | re.DOTALL)
         assert found is not None, self.printed()
         return found[0]
@@ -82,7 +82,7 @@ def up(workspace: Workspace, tmp_path: Path) -> Iterator[Callable[..., Up]]:
 
 
 def pasted(command: str, **environment: str) -> dict[str, Any]:
-    """What a user's shell makes of it."""
+    """Run the text in a shell."""
     shell = {"PATH": os.environ["PATH"], **environment}
     ran = subprocess.run(["bash", "-c", command], env=shell, capture_output=True, text=True, check=True)
     return dict(json.loads(ran.stdout))
@@ -101,7 +101,7 @@ def _is_zombie(process: psutil.Process) -> bool:
         return True
 
 
-def test_a_simulated_fleet_from_the_first_start_to_the_second(up: Callable[..., Up]) -> None:
+def test_a_simulated_fleet_survives_a_restart(up: Callable[..., Up]) -> None:
     first = up(MOORING_SIMULATE="2x8xH100")
     key, data = first.key, Path(first.environment["MOORING_DATA_DIR"])
     printed = first.printed()
@@ -142,7 +142,7 @@ def test_a_simulated_fleet_from_the_first_start_to_the_second(up: Callable[..., 
 
 
 class _busy_clients:  # noqa: N801 - used as a function
-    """Threads that read what has no end, until the server cuts them off."""
+    """Threads that read endless streams until the server closes them."""
 
     def __init__(self, url: str, key: str, instance_id: str) -> None:
         follow = f"/v1/instances/{instance_id}"
@@ -176,10 +176,10 @@ class _busy_clients:  # noqa: N801 - used as a function
                     self._begun.wait(20)
                 answer.read()
         except httpx.HTTPError:
-            pass  # cut off, as it should be
+            pass  # closed, as expected
 
 
-def test_the_local_node_gets_no_secret_of_the_server(up: Callable[..., Up]) -> None:
+def test_the_local_node_gets_no_server_secret(up: Callable[..., Up]) -> None:
     key = "canary-of-the-admin-key-0123456789abcdef"
     running = up(**NO_DOCKER, MOORING_SIMULATE="1x1xH100", MOORING_BOOTSTRAP_ADMIN_KEY=key)
     [agent, *_readers] = running.children()
@@ -187,8 +187,8 @@ def test_the_local_node_gets_no_secret_of_the_server(up: Callable[..., Up]) -> N
 
 
 def test_kill_9_of_the_parent_ends_everything(up: Callable[..., Up], tmp_path: Path) -> None:
-    cards = NvmlStandin(tmp_path, "gpus 2")
-    library = {name: cards.environment[name] for name in ("LD_LIBRARY_PATH", "NVIDIA_NVML_STANDIN")}
+    nvml = NvmlStandin(tmp_path, "gpus 2")
+    library = {name: nvml.environment[name] for name in ("LD_LIBRARY_PATH", "NVIDIA_NVML_STANDIN")}
     running = up(**NO_DOCKER, **library)
     with Client(running.url, running.key) as admin:
         gpus = wait_until(lambda: admin.items("/v1/gpus"))
@@ -202,15 +202,15 @@ def test_kill_9_of_the_parent_ends_everything(up: Callable[..., Up], tmp_path: P
     nothing_left_of(children)
 
 
-def test_a_setting_that_is_wrong_is_named_before_anything_is_made(tmp_path: Path) -> None:
-    """The admin key, which is shown once, would have been made and lost."""
+def test_a_wrong_setting_is_reported_before_anything_is_created(tmp_path: Path) -> None:
+    """Otherwise the admin key, which is shown once, would be lost."""
     environment = {"MOORING_DATA_DIR": str(tmp_path / "data"), "MOORING_SIMULATE": "2x8xH1000"}
     ended = CliRunner().invoke(app, ["up"], env=environment)
     assert (ended.exit_code, list(tmp_path.iterdir())) == (2, [])
     assert ended.stderr.startswith("MOORING_SIMULATE: 'H1000' is not a GPU model that can be simulated")
 
 
-def test_the_admin_key_of_a_start_that_fails_is_not_lost(tmp_path: Path) -> None:
+def test_the_admin_key_survives_a_failed_start(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         environment = clean_environment() | {
             "MOORING_DATA_DIR": str(tmp_path), "MOORING_PORT": str(taken.getsockname()[1]),
@@ -242,7 +242,7 @@ def test_real_containers_with_simulated_gpus(
     with Client(running.url, running.key) as admin:
         made = admin.create(image="mooring-test/cuda-env:1", gpus={"count": 2})
         shown = admin.wait(made["id"], "running")
-        # Docker's network is not this process's, as for anybody who tries it out without being root.
+        # Docker is in another network namespace, as for users without root.
         assert "containers of this node reach the node itself" in running.printed()
         assert shown["simulated"]
         assert [device["model"] for device in shown["devices"]] == ["NVIDIA H100 80GB HBM3"] * 2
@@ -254,7 +254,7 @@ def test_real_containers_with_simulated_gpus(
         without = admin.create(cpus=0.1, memory_mib=64)
         assert not admin.wait(without["id"], "running")["simulated"]
 
-        # It ends, its containers do not, and the next start finds them.
+        # The containers outlive the process, and the next start adopts them.
         before = containers_on(node)
         assert running.stop(signal.SIGINT) == 0
         assert containers_on(node) == before
@@ -268,7 +268,7 @@ def test_real_containers_with_simulated_gpus(
         wait_until(lambda: not containers_on(node), 20)
 
 
-def test_a_docker_that_is_down_at_the_next_start_is_not_simulated(
+def test_a_stopped_docker_is_not_replaced_by_a_simulation(
     up: Callable[..., Up], docker_nodes: Callable[[int], list[DockerNode]]
 ) -> None:
     [node] = docker_nodes(1)
@@ -305,7 +305,7 @@ def mooring(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
     return subprocess.run(argv, env=whole, capture_output=True, text=True, check=False, timeout=60)
 
 
-def test_server_refuses_to_serve_plain_http_to_the_world(tmp_path: Path) -> None:
+def test_server_does_not_serve_plain_http_on_public_addresses(tmp_path: Path) -> None:
     ran = mooring("server", MOORING_HOST="0.0.0.0", MOORING_DATA_DIR=str(tmp_path))
     assert ran.returncode == 2
     assert "MOORING_BEHIND_TLS_PROXY" in ran.stderr
@@ -323,9 +323,9 @@ def test_db_commands(tmp_path: Path) -> None:
     assert (downgraded.returncode, "no revision" in downgraded.stdout) == (0, True)
 
 
-def test_doctor_says_what_is_wrong(docker_nodes: Callable[[int], list[DockerNode]], tmp_path: Path) -> None:
+def test_doctor_reports_problems(docker_nodes: Callable[[int], list[DockerNode]], tmp_path: Path) -> None:
     [node] = docker_nodes(1)
-    # Docker's rules are in the node's network, and this is outside.
+    # This process is outside the node's network namespace, which has Docker's rules.
     outside = {
         "DOCKER_HOST": node.url,
         "MOORING_NETWORK_ISOLATION": "best_effort",
@@ -335,16 +335,16 @@ def test_doctor_says_what_is_wrong(docker_nodes: Callable[[int], list[DockerNode
     assert fine.returncode == 0, fine.stdout
     assert re.search(r"^(ok|warn) +network isolation", fine.stdout, re.MULTILINE)
     assert re.search(r"^warn +docker +runc .* has known container escapes", fine.stdout, re.MULTILINE)
-    cards = NvmlStandin(tmp_path, "gpus 2")
-    library = {name: cards.environment[name] for name in ("LD_LIBRARY_PATH", "NVIDIA_NVML_STANDIN")}
+    nvml = NvmlStandin(tmp_path, "gpus 2")
+    library = {name: nvml.environment[name] for name in ("LD_LIBRARY_PATH", "NVIDIA_NVML_STANDIN")}
     broken = mooring("doctor", **NO_DOCKER, **library)
     assert broken.returncode == 1
     assert re.search(r"^FAIL +docker +", broken.stdout, re.MULTILINE)
     assert "2 GPUs" in broken.stdout
 
 
-def test_another_fleet_to_simulate_needs_no_approval(up: Callable[..., Up], tmp_path: Path) -> None:
-    """The local nodes are the operator's own process, and so is what they make up."""
+def test_a_changed_simulated_fleet_needs_no_approval(up: Callable[..., Up], tmp_path: Path) -> None:
+    """The operator's own process simulates the local nodes."""
     first = up(MOORING_SIMULATE="1x2xH100", **NO_DOCKER)
     key = first.key
     first.stop()

@@ -28,8 +28,8 @@ from mooring.scheduler.packing.node_classes import (
     ask_of,
     fleet_node,
     kind_of,
+    places_of,
     suitable,
-    units,
 )
 from mooring.scheduler.packing.potential import Potential
 from mooring.scheduler.packing.shapes import NodeClass
@@ -138,7 +138,7 @@ class ClusterState:
         before = self.nodes[index]
         if self._before is not None and before is not None:
             self._before.setdefault(index, before)
-        there = list(units(node))
+        there = list(places_of(node))
         number = self._kind_of[index] = self._number(kind_of(node, there))
         as_class = self._classes[number]
         self.fleet.refresh([fleet_node(node, as_class, there, open_=node.state is NodeState.READY)])
@@ -214,7 +214,7 @@ class ClusterState:
         if old is not new:
             self._count_running(index, old, new)
         self.with_holds.discard(index)
-        if after is not None and any(gpu.holds for gpu in after.gpus):
+        if after is not None and any(gpu.reserved for gpu in after.gpus):
             self.with_holds.add(index)
         self.with_last.discard(index)
         if after is not None and any(gpu.last for gpu in after.gpus):

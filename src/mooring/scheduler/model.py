@@ -11,6 +11,7 @@ from typing import Literal
 
 from mooring.core.instance.spec import DEFAULT_PRIORITY, WHOLE_MILLI
 from mooring.core.node import NodeState
+from mooring.core.policy import Policy
 from mooring.scheduler.packing.potential import Potential
 
 
@@ -50,7 +51,7 @@ class GpuView:
     numa_node: int | None = None
     mig_enabled: bool = False
     mig: tuple[MigView, ...] = ()
-    holds: tuple[ReservedPeriod, ...] = ()
+    reserved: tuple[ReservedPeriod, ...] = ()
     last: bool = False  # it has a fault: allocated only where nothing else fits
 
     @property
@@ -74,7 +75,7 @@ class Running:
 
     instance_id: str
     project_id: str
-    grants: tuple[GpuAllocation, ...]
+    allocations: tuple[GpuAllocation, ...]
     cpu_milli: int
     memory_mib: int
     priority: int
@@ -87,7 +88,7 @@ class Running:
 
     @property
     def gpu_milli(self) -> int:
-        return sum(grant.milli for grant in self.grants)
+        return sum(allocation.milli for allocation in self.allocations)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,22 +200,11 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
-    """Scheduling policy; each field is a setting of the server."""
-
-    backfill: Literal["easy", "conservative"] = "easy"  # a slot for the first pending request, or for each
-    usage_half_life_s: float = 7 * 86_400.0
-    overdue_after_s: float = 86_400.0  # requests that waited longer come first within their priority
-    preemption_min_run_s: float = 300.0  # instances placed more recently are not evicted
-    start_overhead_s: float = 30.0  # added to each predicted end for stopping, starting and pulling
-
-
-@dataclass(frozen=True, slots=True)
 class PlanTime:
     """The time at which a request would be placed."""
 
     now: float
-    overhead_s: float = 30.0  # as `Policy.start_overhead_s`
+    overhead_s: float = Policy.start_overhead_s
 
     def end_of(self, request: Request) -> float:
         """When the request will have ended if it is placed now; infinite without a declared duration."""
@@ -230,9 +220,9 @@ class Snapshot:
     quotas: Mapping[str, Quota] = field(default_factory=dict)  # of the projects that have limits
     projects: Mapping[str, ProjectView] = field(default_factory=dict)
     now: float = 0.0
-    policy: Policy = Policy()
+    policy: Policy = field(default_factory=Policy)
     potential: Potential | None = None  # prices wasted GPUs; null: no demand was learnt yet
-    promised: frozenset[str] = frozenset()  # of the previous plan; they keep their place
+    with_slots: frozenset[str] = frozenset()  # of the previous plan; they keep their place
 
     @property
     def at(self) -> PlanTime:
@@ -254,7 +244,7 @@ class Refusal:
 class Placement:
     instance_id: str
     node_id: str
-    grants: tuple[GpuAllocation, ...]
+    allocations: tuple[GpuAllocation, ...]
     cpu_milli: int
     memory_mib: int
     link_score: float | None = None  # of several GPUs: 1 if no set of the node is better connected
@@ -263,7 +253,7 @@ class Placement:
 
     @property
     def gpu_uuids(self) -> tuple[str, ...]:
-        return tuple(grant.gpu_uuid for grant in self.grants)
+        return tuple(allocation.gpu_uuid for allocation in self.allocations)
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,4 +293,4 @@ class SchedulingPlan:
     evictions: tuple[Eviction, ...] = ()
     forecasts: tuple[Forecast, ...] = ()
     order: tuple[str, ...] = ()  # pending instances, in the order of the queue
-    promised: tuple[str, ...] = ()  # instances with a slot that come first among equals
+    with_slots: tuple[str, ...] = ()  # instances with a slot that come first among equals

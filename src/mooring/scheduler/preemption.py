@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 
 from mooring.core.node import NodeState
+from mooring.core.policy import Policy
 from mooring.scheduler.backfill.planner import BackfillPlanner
 from mooring.scheduler.backfill.timeline import BackfillSlot
 from mooring.scheduler.cluster import ClusterState, Mask
@@ -21,7 +22,7 @@ from mooring.scheduler.feasibility import disk, gpu_offers
 from mooring.scheduler.feasibility.filters import admits, fits, fitting_offers
 from mooring.scheduler.feasibility.needs import needs
 from mooring.scheduler.gangs import gangs
-from mooring.scheduler.model import Eviction, NodeView, PlanTime, Policy, Request, Running
+from mooring.scheduler.model import Eviction, NodeView, PlanTime, Request, Running
 from mooring.scheduler.node_changes import with_placement, without
 from mooring.scheduler.packing.search import Allowed, find, placement, shape
 from mooring.scheduler.queue import Shares
@@ -201,8 +202,8 @@ class Preemption:
 
     def _by_fewest(self, unit: Unit, request: Request, among: Mask | None) -> Iterator[tuple[int, list[int]]]:
         """The nodes in order of id, grouped by the least number of victims that each needs."""
-        asked = (*shape(request), request.project_id, unit.priority, self._reclaims)
-        fewest = self.cluster.numbers(("fewest", asked), lambda node: self._fewest(unit, request, node))
+        key = (*shape(request), request.project_id, unit.priority, self._reclaims)
+        fewest = self.cluster.numbers(("fewest", key), lambda node: self._fewest(unit, request, node))
         for count in np.unique(fewest[fewest > 0]).tolist():
             there = np.flatnonzero(fewest == count).tolist()
             free = [
@@ -345,7 +346,7 @@ def _fewest(node: NodeView, request: Request, victims: Sequence[Running]) -> int
     # A MIG device is not counted: the result stays a lower bound.
     lacks = 0 if request.mig_profile is not None else request.gpu_count - free
     counts = (
-        _parts_needed(lacks, [len(victim.grants) for victim in victims]),
+        _parts_needed(lacks, [len(victim.allocations) for victim in victims]),
         _parts_needed(cpu_milli - node.cpu_milli_free, [victim.cpu_milli for victim in victims]),
         _parts_needed(memory_mib - node.memory_mib_free, [victim.memory_mib for victim in victims]),
         _parts_needed(disk.lacking(request, node), [victim.disk_mib for victim in victims]),

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
+from mooring.core.policy import Policy
 from mooring.scheduler.cycle_cache import CycleCache
 from mooring.scheduler.explain.forecasts import Forecasts, max_duration_now
 from mooring.scheduler.model import (
@@ -15,7 +16,6 @@ from mooring.scheduler.model import (
     GpuAllocation,
     NodeView,
     Placement,
-    Policy,
     Request,
     ReservedPeriod,
     Running,
@@ -24,17 +24,19 @@ from mooring.scheduler.model import (
 )
 from mooring.scheduler.schedule import SchedulingCycle, schedule
 from tests.scheduler.busy import NOW, after, rebuilt, snapshots, with_running
-from tests.scheduler.worlds import H100, gpus, node, request
+from tests.scheduler.clusters import H100, gpus, node, request
 
 OVERHEAD = Policy().start_overhead_s
 
 
 def running(where: NodeView, *places: int, ends_in: float | None, **changes: Any) -> NodeView:
     """The node with an instance on these GPUs."""
-    grants = tuple(GpuAllocation(where.gpus[place].uuid) for place in places)
+    allocations = tuple(GpuAllocation(where.gpus[place].uuid) for place in places)
     number = f"r{len(where.running)}-{where.id}"
     ends_at = None if ends_in is None else NOW + ends_in
-    there = Running(number, "p", grants, 1000, 1024, 50, preemptible=False, since=NOW - 4000, ends_at=ends_at)
+    there = Running(
+        number, "p", allocations, 1000, 1024, 50, preemptible=False, since=NOW - 4000, ends_at=ends_at
+    )
     return with_running(where, replace(there, **changes))
 
 
@@ -63,10 +65,10 @@ def test_the_first_request_that_does_not_fit_gets_a_slot_at_the_declared_end() -
 
 def test_a_reservation_takes_precedence_over_backfill_slots() -> None:
     held = ReservedPeriod("r1", "owner", NOW - 1, NOW + 3600)
-    reserved = replace(FOUR, gpus=tuple(replace(gpu, holds=(held,)) for gpu in FOUR.gpus))
+    reserved = replace(FOUR, gpus=tuple(replace(gpu, reserved=(held,)) for gpu in FOUR.gpus))
     first = waits("first", 2, ahead=10)
     own = waits("own", 4, project_id="owner")  # it declares no end
-    plan = schedule(replace(at([reserved], first, own), promised=frozenset({"first"})))
+    plan = schedule(replace(at([reserved], first, own), with_slots=frozenset({"first"})))
     assert [each.starts_at for each in schedule(at([reserved], first)).forecasts] == [NOW + 3600]
     assert placed(plan) == {"own": "n1"}
 
@@ -211,7 +213,7 @@ def test_the_longest_duration_that_starts_now() -> None:
 
 def test_the_longest_duration_ends_before_another_projects_reservation() -> None:
     reserved = ReservedPeriod("r1", "owner", NOW + 100, NOW + 600)
-    where = replace(FOUR, gpus=tuple(replace(gpu, holds=(reserved,)) for gpu in FOUR.gpus))
+    where = replace(FOUR, gpus=tuple(replace(gpu, reserved=(reserved,)) for gpu in FOUR.gpus))
     assert max_duration_now(at([where], waits("small", 1)), "small") == 100 - OVERHEAD
     assert "small" in placed(schedule(at([where], waits("small", 1, max_duration_s=70))))
     assert "small" not in placed(schedule(at([where], waits("small", 1, max_duration_s=71))))

@@ -11,7 +11,7 @@ from mooring.scheduler.explain.reasons import unplaced
 from mooring.scheduler.feasibility.filters import refusals
 from mooring.scheduler.model import NodeView, Quota, Request, Running, Snapshot
 from mooring.scheduler.schedule import schedule
-from tests.scheduler.worlds import AT, node, place_one, request
+from tests.scheduler.clusters import AT, node, place_one, request
 
 GIB = 1024
 
@@ -28,7 +28,7 @@ def running(instance_id: str, disk_mib: int, **changes: Any) -> Running:
     made = Running(
         instance_id=instance_id,
         project_id="p",
-        grants=(),
+        allocations=(),
         cpu_milli=1000,
         memory_mib=1024,
         priority=50,

@@ -9,7 +9,7 @@ from mooring.core.node import NodeState
 from mooring.scheduler.feasibility.filters import fits, refusals
 from mooring.scheduler.feasibility.needs import needs
 from mooring.scheduler.model import MigView, NodeView, Request, ReservedPeriod
-from tests.scheduler.worlds import A10, AT, H100, T4, gpus, h100s, node, request
+from tests.scheduler.clusters import A10, AT, H100, T4, gpus, h100s, node, request
 
 FULL = gpus(H100, 8, in_use=(0, 1, 2, 3, 4, 5), quarantined=(6,))
 
@@ -22,7 +22,7 @@ MIG = (
         mig=(MigView("MIG-a", "1g.10gb", free=False), MigView("MIG-b", "3g.40gb", free=True)),
     ),
 )
-OTHERS = (replace(ONE[0], holds=(ReservedPeriod("r1", "other", 100.0, 200.0),)),)
+OTHERS = (replace(ONE[0], reserved=(ReservedPeriod("r1", "other", 100.0, 200.0),)),)
 NUMA = tuple(replace(gpu, numa_node=gpu.index // 2) for gpu in gpus(H100, 4, in_use=(0, 2)))
 
 REFUSED: list[tuple[NodeView, Request, list[tuple[str, str, str]]]] = [

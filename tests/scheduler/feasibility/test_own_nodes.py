@@ -15,10 +15,10 @@ from mooring.scheduler.model import Gang, GpuAllocation, NodeView, Placement, Re
 from mooring.scheduler.packing.fragmentation import fragmentation
 from mooring.scheduler.preemption import Preemption
 from mooring.scheduler.queue import Shares
-from mooring.scheduler.reservations import Asked, choose, stock
+from mooring.scheduler.reservations import ReservationSpec, choose, reservable_gpus
 from mooring.scheduler.schedule import schedule
 from mooring.scheduler.units import units_of
-from tests.scheduler.worlds import AT, H100, h100s, place_one, request
+from tests.scheduler.clusters import AT, H100, h100s, place_one, request
 
 OWNER, OTHER = "prj_owner", "prj_stranger"
 OWN = frozenset({OWNER})
@@ -38,9 +38,9 @@ def placed(nodes: list[NodeView], *asked: Request, **more: Any) -> dict[str, str
 
 
 def running(project: str, node_id: str, **changes: Any) -> Running:
-    grants = tuple(GpuAllocation(f"GPU-{node_id}-{place}") for place in range(8))
+    allocations = tuple(GpuAllocation(f"GPU-{node_id}-{place}") for place in range(8))
     made = Running(
-        f"r-{project}", project, grants, 1000, 1024, 10, preemptible=True, since=-1e6, ends_at=None
+        f"r-{project}", project, allocations, 1000, 1024, 10, preemptible=True, since=-1e6, ends_at=None
     )
     return replace(made, **changes)
 
@@ -129,8 +129,8 @@ def test_start_time_bounds_differ_by_project() -> None:
 
 def test_a_gpu_reservation_uses_no_nodes_of_other_projects() -> None:
     for project, found in ((OTHER, None), (OWNER, 8)):
-        asked = Asked(of(project, 8), 0.0, 100.0)
-        chosen = choose(stock([own()], asked), asked)
+        asked = ReservationSpec(of(project, 8), 0.0, 100.0)
+        chosen = choose(reservable_gpus([own()], asked), asked)
         assert (chosen and len(chosen)) == found
         assert (reservations.earliest([own()], asked) is None) is (found is None)
 

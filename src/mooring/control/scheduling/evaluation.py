@@ -70,7 +70,7 @@ class Evaluation:
             snapshot.nodes is own.nodes
             and snapshot.requests == own.requests
             and snapshot.quotas == own.quotas
-            and snapshot.promised == own.promised
+            and snapshot.with_slots == own.with_slots
             and snapshot.potential is own.potential
             and _without_usage(snapshot.projects) == _without_usage(own.projects)
             and abs(snapshot.now - own.now) < MAX_AGE_S

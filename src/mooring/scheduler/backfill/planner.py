@@ -215,11 +215,11 @@ def _bound(node: NodeView, request: Request, at: PlanTime) -> float:
         cpu_lacks -= running.cpu_milli
         memory_lacks -= running.memory_mib
         disk_lacks -= running.disk_mib
-        for grant in running.grants:
-            if grant.gpu_uuid in free:
-                before = free[grant.gpu_uuid]
-                free[grant.gpu_uuid] = before + grant.milli
-                lacks -= before < request.gpu_milli <= before + grant.milli
+        for allocation in running.allocations:
+            if allocation.gpu_uuid in free:
+                before = free[allocation.gpu_uuid]
+                free[allocation.gpu_uuid] = before + allocation.milli
+                lacks -= before < request.gpu_milli <= before + allocation.milli
         if max(lacks, cpu_lacks, memory_lacks, disk_lacks) <= 0:
             return end
     return nan

@@ -211,7 +211,7 @@ def _condition(gpu: GpuView) -> tuple[object, ...]:
         gpu.project_id if 0 < gpu.milli_free < WHOLE_MILLI else None,
         gpu.mig_enabled,
         tuple(sorted((device.profile, device.free) for device in gpu.mig)),
-        gpu.holds,
+        gpu.reserved,
     )
 
 
@@ -229,7 +229,7 @@ class _Stages:
         if stage is None:
             node = self.examples[group]
             stage = _gpu_stage(node, self.request, self.at)
-            if not any(gpu.holds for gpu in node.gpus):  # reservations depend on time
+            if not any(gpu.reserved for gpu in node.gpus):  # reservations depend on time
                 self.known[group] = stage
         return stage
 
