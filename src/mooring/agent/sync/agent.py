@@ -95,15 +95,7 @@ class Agent:
         self._gate = ReleaseGate(gpus, container_of, release_within_s)
         self._watchdog = Watchdog(gpus, container_of)
         self._watch_wanted = threading.Event()  # set while there are containers to watch
-        self._engine = EngineWatcher(
-            runtime,
-            begin_listing=self._begin_listing,
-            on_listing=self._on_listing,
-            on_unavailable=self._on_engine_unavailable,
-            on_facts=self._on_engine_facts,
-            wake=self._wake.set,
-            ended=self._ended,
-        )
+        self._engine = self._new_engine_watcher()
         secrets = StartSecretsOf(control_plane, lambda: self._session)
         report_incident = self._telemetry.faults.report_incident
         self._executor = ActionExecutor(
@@ -114,10 +106,28 @@ class Agent:
             runtime, control_plane, self._state.container, pools.streams, node=identity.node_id
         )
         self._control_plane = control_plane
-        self._exchange = Exchange(
-            control_plane,
-            node=identity.node_id,
-            reachability=reachability or Reachability(),
+        self._exchange = self._new_exchange(reachability or Reachability())
+        self._stream_requests = StreamRequestsCall(
+            control_plane, identity, lambda: self._session, self._serve_streams, self._ended
+        )
+        gpus.on_news(lambda: self._exchange.report_soon(immediate=False))
+
+    def _new_engine_watcher(self) -> EngineWatcher:
+        return EngineWatcher(
+            self._runtime,
+            begin_listing=self._begin_listing,
+            on_listing=self._on_listing,
+            on_unavailable=self._on_engine_unavailable,
+            on_facts=self._on_engine_facts,
+            wake=self._wake.set,
+            ended=self._ended,
+        )
+
+    def _new_exchange(self, reachability: Reachability) -> Exchange:
+        return Exchange(
+            self._control_plane,
+            node=self._identity.node_id,
+            reachability=reachability,
             on_session=self._on_session,
             make_report=self._make_report,
             on_answer=self._on_answer,
@@ -125,14 +135,6 @@ class Agent:
             end=self._end,
             ended=self._ended,
         )
-        self._stream_requests = StreamRequestsCall(
-            control_plane,
-            identity,
-            session=lambda: self._session,
-            serve=self._serve_streams,
-            ended=self._ended,
-        )
-        gpus.on_news(lambda: self._exchange.report_soon(immediate=False))
 
     def run(self) -> int:
         """The process's exit code: 0 after `stop`, 3 when taken over, 4 when the credential is rejected."""
@@ -164,10 +166,8 @@ class Agent:
         self._exchange.wake()
 
     def _idle_s(self) -> float:
-        until_listing = self._engine.due_in_s()
-        return (
-            until_listing if self._due is None else max(0, min(until_listing, self._due - time.monotonic()))
-        )
+        listing_in_s = self._engine.due_in_s()
+        return listing_in_s if self._due is None else max(0, min(listing_in_s, self._due - time.monotonic()))
 
     def _renew_credential(self) -> None:
         # Saved before use: the first use ends the old credential, also for an agent that starts again.

@@ -34,7 +34,6 @@ class StreamRequestsCall:
         self,
         control_plane: ControlPlaneClient,
         identity: NodeIdentity,
-        *,
         session: Callable[[], int],
         serve: Callable[[Iterable[StreamRequest]], None],
         ended: threading.Event,
