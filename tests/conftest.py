@@ -33,6 +33,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--every-database", action="store_true", help="every test on SQLite and PostgreSQL")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Tests with daemons wait for them most of the time, so there are two workers for each CPU."""
+    return (os.cpu_count() or 1) * (1 if config.getoption("quick") else 2)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
