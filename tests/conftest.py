@@ -25,7 +25,7 @@ _DAEMONS = {
 }  # fmt: skip
 # These start daemons or tools of node_modules without one of the above fixtures, or measure the machine.
 _NEVER_QUICK = ("contract/", "sso/", "testbed/", "walk/", "test_packaging.py", "test_readme.py")
-_DATABASE_FIXTURES = ("database_url", "shared_service", "world", "history")
+_DATABASE_FIXTURES = ("database_url", "shared_service", "setup", "history")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

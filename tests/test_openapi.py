@@ -1,4 +1,4 @@
-"""The OpenAPI document: valid, complete, and what api.md promises."""
+"""The OpenAPI document is valid, complete and as the API contract (api.md) requires."""
 
 import re
 from collections.abc import Iterator
@@ -125,18 +125,18 @@ def _operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]
 
 
 def _schema(document: dict[str, Any], content: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a body, to be validated against on its own."""
+    """The schema of a body, with all that it refers to."""
     return {**content["schema"], "components": document["components"]}
 
 
-def test_it_is_valid(document: dict[str, Any]) -> None:
+def test_the_document_is_valid(document: dict[str, Any]) -> None:
     assert document["openapi"].startswith("3.1")
     validate(document)
     for schema in document["components"]["schemas"].values():
         Draft202012Validator.check_schema(schema)
 
 
-def test_it_lists_what_the_contract_lists(document: dict[str, Any]) -> None:
+def test_the_document_has_the_operations_of_the_contract(document: dict[str, Any]) -> None:
     assert {name: operation["operationId"] for name, operation in _operations(document)} == ENDPOINTS
 
 
@@ -152,7 +152,7 @@ def test_every_operation_is_described(document: dict[str, Any]) -> None:
 
 
 def _answer(document: dict[str, Any], operation: dict[str, Any], code: str) -> dict[str, Any]:
-    """One answer of an operation, also where it is one that operations share."""
+    """An answer of an operation; a reference to a shared answer is resolved."""
     answer: dict[str, Any] = operation["responses"][code]
     if "$ref" in answer:
         answer = document["components"]["responses"][answer["$ref"].rsplit("/", 1)[-1]]
@@ -212,7 +212,7 @@ def test_every_example_of_a_schema_validates(document: dict[str, Any]) -> None:
             assert not [error.message for error in checked.iter_errors(example)], name
 
 
-def test_examples_are_taken_by_the_service_itself(client: Client, document: dict[str, Any]) -> None:
+def test_the_service_accepts_the_examples(client: Client, document: dict[str, Any]) -> None:
     with Client(str(client.base_url)) as admin:
         for example in document["components"]["schemas"]["InstanceCreate"]["examples"]:
             assert admin.post("/v1/instances", json=example).status_code == 201
@@ -221,7 +221,7 @@ def test_examples_are_taken_by_the_service_itself(client: Client, document: dict
             assert admin.post("/v1/join-tokens", json=example).status_code == 201
 
 
-def test_answers_are_what_the_document_says(client: Client, document: dict[str, Any]) -> None:
+def test_answers_conform_to_the_document(client: Client, document: dict[str, Any]) -> None:
     with Client(str(client.base_url)) as admin:
         made = admin.create(gpus={"count": 64}, ports=[{"container": 80}])
         for path, template in {
@@ -245,7 +245,7 @@ def test_answers_are_what_the_document_says(client: Client, document: dict[str, 
         Draft202012Validator(_schema(document, problem["application/problem+json"])).validate(missing.json())
 
 
-def test_operations_need_credentials_of_the_right_kind(document: dict[str, Any]) -> None:
+def test_operations_declare_their_kind_of_credentials(document: dict[str, Any]) -> None:
     schemes = document["components"]["securitySchemes"]
     assert {name: scheme["scheme"] for name, scheme in schemes.items()} == {
         "ApiKey": "bearer",
@@ -259,7 +259,7 @@ def test_operations_need_credentials_of_the_right_kind(document: dict[str, Any])
             assert needed == ["NodeCredential" if "/agent/v1" in name else "ApiKey"], name
 
 
-def test_headers_that_come_with_an_error_are_listed(document: dict[str, Any]) -> None:
+def test_headers_of_errors_are_declared(document: dict[str, Any]) -> None:
     for name, operation in _operations(document):
         for code in operation["responses"]:
             headers = _answer(document, operation, code)["headers"]
@@ -268,7 +268,7 @@ def test_headers_that_come_with_an_error_are_listed(document: dict[str, Any]) ->
             assert ("WWW-Authenticate" in headers) == (code == "401"), (name, code)
 
 
-def test_what_an_answer_shows_is_linked_to_what_can_be_done_with_it(document: dict[str, Any]) -> None:
+def test_answers_link_to_the_operations_on_their_resources(document: dict[str, Any]) -> None:
     made = document["paths"]["/v1/instances"]["post"]["responses"]["201"]["links"]
     listed = document["paths"]["/v1/gpus"]["get"]["responses"]["200"]["links"]
     assert made["stop_instance"]["parameters"] == {"instance_id": "$response.body#/id"}
@@ -309,13 +309,13 @@ def test_no_parameter_may_be_null(document: dict[str, Any]) -> None:
             assert "anyOf" not in parameter["schema"], (name, parameter)
 
 
-def test_names_in_it_are_readable(document: dict[str, Any]) -> None:
+def test_schema_names_are_in_pascal_case(document: dict[str, Any]) -> None:
     for name in document["components"]["schemas"]:
         assert re.fullmatch(r"[A-Z][A-Za-z]+", name), name
 
 
 class _References(HTMLParser):
-    """The addresses that a page loads."""
+    """The URLs that a page loads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -325,7 +325,7 @@ class _References(HTMLParser):
         self.found += [value for name, value in attrs if name in {"src", "href"} and value]
 
 
-def test_the_docs_page_asks_nobody_but_us(client: Client) -> None:
+def test_the_docs_page_loads_only_own_assets(client: Client) -> None:
     page = client.get("/docs")
     assert page.headers["content-type"].startswith("text/html")
     references = _References()
@@ -335,7 +335,7 @@ def test_the_docs_page_asks_nobody_but_us(client: Client) -> None:
     start = client.get("/docs/assets/start.js").text
     assert "'/openapi.json'" in start
     assert "persistAuthorization" not in start, "the key would stay in the browser's storage"
-    # What got into the page could use the key that is typed into it.
+    # An injected script could read the key that a user types into the page.
     assert "script-src 'self';" in page.headers["content-security-policy"]
     assert not re.search(r"<script(?! src=)", page.text)
     for address in references.found:

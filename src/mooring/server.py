@@ -244,7 +244,7 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
         # End long polls and streams now, so that the shutdown does not wait for them.
         self._context.database.signals.close()
-        self._context.channels.break_off()
+        self._context.channels.abort()
         await super().shutdown(sockets)  # type: ignore[arg-type]
 
     async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]

@@ -5,7 +5,7 @@ from typing import Any
 from mooring.schemas.agent import Assignment
 from tests.testbed.nvml.standin import uuid_of
 
-CARD = uuid_of(0)
+GPU = uuid_of(0)
 MIG_A, MIG_B = "MIG-11111111-0000-4000-8000-000000000000", "MIG-22222222-0000-4000-8000-000000000000"
 
 
@@ -15,23 +15,23 @@ def with_share(
     *,
     milli: int = 250,
     isolation: str = "shared",
-    card: str = CARD,
+    gpu: str = GPU,
 ) -> Assignment:
-    """The same with a part of one GPU."""
-    return _with(given, isolation, [{"gpu_uuid": card, "milli": milli, "memory_mib": memory_mib}])
+    """Return the assignment with a part of one GPU."""
+    return _with(given, isolation, [{"gpu_uuid": gpu, "milli": milli, "memory_mib": memory_mib}])
 
 
-def with_mig(given: Assignment, *uuids: str, card: str = CARD) -> Assignment:
-    """The same with MIG devices of one GPU."""
+def with_mig(given: Assignment, *uuids: str, gpu: str = GPU) -> Assignment:
+    """Return the assignment with MIG devices of one GPU."""
     return _with(
         given,
         "mig",
-        [{"gpu_uuid": card, "milli": 142, "mig_uuid": uuid, "memory_mib": 9728} for uuid in uuids],
+        [{"gpu_uuid": gpu, "milli": 142, "mig_uuid": uuid, "memory_mib": 9728} for uuid in uuids],
     )
 
 
-def with_cards(given: Assignment, *uuids: str) -> Assignment:
-    """The same with whole GPUs, as grants."""
+def with_gpus(given: Assignment, *uuids: str) -> Assignment:
+    """Return the assignment with whole GPUs, as grants."""
     grants = [{"gpu_uuid": uuid, "milli": 1000, "memory_mib": 81_559} for uuid in uuids]
     return _with(given, "exclusive", grants)
 

@@ -1,4 +1,4 @@
-"""The agent's process: joining, several nodes in one, and how it ends."""
+"""The agent's process: joining, simulated fleets, and exit codes."""
 
 import os
 import signal
@@ -67,7 +67,7 @@ def ended(process: subprocess.Popen[str], within_s: float = 20) -> tuple[int, st
     return process.returncode, said
 
 
-def test_joins_and_runs_its_assignments(server: TinyControlPlane, tmp_path: Path) -> None:
+def test_an_agent_joins_and_runs_its_assignments(server: TinyControlPlane, tmp_path: Path) -> None:
     asked = assignment()
     server.wants(asked)
     with agent(server, tmp_path) as process:
@@ -83,7 +83,7 @@ def test_joins_and_runs_its_assignments(server: TinyControlPlane, tmp_path: Path
     assert [gpu.model for gpu in report.gpus] == ["Tesla T4", "Tesla T4"]
 
 
-def test_remembers_that_it_has_joined(server: TinyControlPlane, tmp_path: Path) -> None:
+def test_a_restarted_agent_does_not_join_again(server: TinyControlPlane, tmp_path: Path) -> None:
     for session in (1, 2):
         with agent(server, tmp_path, JOIN_TOKEN=TOKEN if session == 1 else "") as process:
             wait_until(lambda: server.sessions == session and server.reports, timeout_s=20)  # noqa: B023
@@ -91,7 +91,7 @@ def test_remembers_that_it_has_joined(server: TinyControlPlane, tmp_path: Path) 
             assert ended(process)[0] == 0
 
 
-def test_a_join_that_has_to_wait_is_logged_once(server: TinyControlPlane, tmp_path: Path) -> None:
+def test_an_unreachable_control_plane_is_logged_once(server: TinyControlPlane, tmp_path: Path) -> None:
     server.failure = (503, "database_unavailable")
     with agent(server, tmp_path) as process:
         wait_until(lambda: server.calls >= 4, timeout_s=20)
@@ -104,13 +104,13 @@ def test_a_join_that_has_to_wait_is_logged_once(server: TinyControlPlane, tmp_pa
     assert logged.count("the control plane is reachable again") == 1
 
 
-def test_a_fleet_is_one_process(server: TinyControlPlane, tmp_path: Path) -> None:
+def test_a_simulated_fleet_is_one_process(server: TinyControlPlane, tmp_path: Path) -> None:
     with agent(server, tmp_path, SIMULATE="2x8xH100,1x1xL4", NODE_NAME="made-up"):
         wait_until(lambda: len({one.facts.hostname for _, one in server.reports}) == 3, timeout_s=20)
     assert {one.facts.hostname for _, one in server.reports} == {"made-up-1", "made-up-2", "made-up-3"}
 
 
-def test_ends_with_its_parent(server: TinyControlPlane, tmp_path: Path) -> None:
+def test_an_agent_ends_with_its_parent(server: TinyControlPlane, tmp_path: Path) -> None:
     read, write = os.pipe()
     with agent(server, tmp_path, read) as process:
         os.close(read)
@@ -128,7 +128,7 @@ def test_ends_with_its_parent(server: TinyControlPlane, tmp_path: Path) -> None:
         ({"SERVER_URL": "http://10.255.255.1:8700"}, 2, "unencrypted"),
     ],
 )
-def test_says_why_it_cannot_begin(
+def test_startup_errors_are_logged(
     server: TinyControlPlane, tmp_path: Path, environment: dict[str, str], code: int, words: str
 ) -> None:
     with agent(server, tmp_path, **environment) as process:
@@ -136,7 +136,7 @@ def test_says_why_it_cannot_begin(
     assert (ended_with, words in said) == (code, True)
 
 
-def test_one_agent_in_a_directory(server: TinyControlPlane, tmp_path: Path) -> None:
+def test_a_directory_has_one_agent(server: TinyControlPlane, tmp_path: Path) -> None:
     with agent(server, tmp_path):
         wait_until(lambda: server.reports, timeout_s=20)
         with agent(server, tmp_path) as second:
@@ -144,7 +144,7 @@ def test_one_agent_in_a_directory(server: TinyControlPlane, tmp_path: Path) -> N
     assert (code, "another agent runs in" in said) == (2, True)
 
 
-def test_ends_when_another_agent_takes_over(server: TinyControlPlane, tmp_path: Path) -> None:
+def test_an_agent_ends_when_another_takes_over(server: TinyControlPlane, tmp_path: Path) -> None:
     with agent(server, tmp_path) as process:
         wait_until(lambda: server.reports, timeout_s=20)
         server.failure = (409, "stale_session")
@@ -160,7 +160,7 @@ def _toolkit(folder: Path, version: str) -> None:
 
 @pytest.fixture
 def real_parts(monkeypatch: pytest.MonkeyPatch, docker_node: DockerNode, nvml: NvmlStandin) -> None:
-    """A machine with Docker and a GPU, for agents that are started by the test."""
+    """A machine with Docker and a GPU, for agents that the test starts."""
     monkeypatch.setenv("DOCKER_HOST", docker_node.url)
     for name in ("LD_LIBRARY_PATH", "NVIDIA_NVML_STANDIN"):
         monkeypatch.setenv(name, nvml.environment[name])
@@ -172,7 +172,7 @@ def _problems(server: TinyControlPlane) -> set[str | None]:
 
 
 @pytest.mark.usefixtures("real_parts")
-def test_a_toolkit_with_known_holes_keeps_instances_away(
+def test_a_vulnerable_toolkit_is_a_problem_of_the_node(
     server: TinyControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _toolkit(tmp_path, "1.17.8")
@@ -182,8 +182,8 @@ def test_a_toolkit_with_known_holes_keeps_instances_away(
 
 
 @pytest.mark.usefixtures("real_parts")
-def test_an_engine_with_known_holes_keeps_instances_away(server: TinyControlPlane, tmp_path: Path) -> None:
-    """The test bed's own Docker is Debian's, whose runc is below the floor."""
+def test_a_vulnerable_engine_is_a_problem_of_the_node(server: TinyControlPlane, tmp_path: Path) -> None:
+    """The test bed uses Debian's Docker, whose runc is vulnerable."""
     with agent(server, tmp_path, SIMULATE=""):
         wait_until(lambda: "engine_too_old" in _problems(server), timeout_s=30)
 
@@ -225,9 +225,7 @@ def test_management_addresses(monkeypatch: pytest.MonkeyPatch, given: str, read:
         ("RUNTIME", "nvidia"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(
-    monkeypatch: pytest.MonkeyPatch, name: str, value: str
-) -> None:
+def test_invalid_settings_are_rejected(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(f"MOORING_{name}", value)
     with pytest.raises(ValidationError):
         AgentSettings()
@@ -237,10 +235,10 @@ def test_settings_that_make_no_sense_are_refused(
     ("hostname", "label"),
     [("gpu-7.example.com", "gpu-7"), ("GPU_7", "gpu-7"), ("-", "node"), ("a" * 70, "a" * 63)],
 )
-def test_a_hosts_name_becomes_a_nodes(hostname: str, label: str) -> None:
+def test_a_hostname_becomes_a_node_name(hostname: str, label: str) -> None:
     assert dns_label(hostname) == label
 
 
-def test_the_address_is_the_one_used_towards_the_server() -> None:
+def test_the_address_is_the_one_that_connects_to_the_server() -> None:
     assert address_towards("http://127.0.0.1:8700") == "127.0.0.1"
     assert address_towards("https://no-such-host.invalid") == "127.0.0.1"

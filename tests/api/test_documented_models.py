@@ -1,4 +1,4 @@
-"""Answers are made as plain dicts; here they are held against the models that document them."""
+"""Answers are built as plain dicts; these tests compare them with the documented models."""
 
 from pydantic import BaseModel
 
@@ -9,15 +9,15 @@ from tests.service import Client
 from tests.testbed.waiting import wait_until
 
 
-def conforms(client: Client, path: str, model: type[BaseModel]) -> None:
-    """Every member of the answer is in the model and every member of the model is in the answer."""
+def require_conformance(client: Client, path: str, model: type[BaseModel]) -> None:
+    """Fails unless the answer and the model have the same fields."""
     answer = client.get(path)
     assert answer.status_code == 200, answer.text
     read = model.model_validate(answer.json(), extra="forbid", strict=False)
     assert read.model_dump(mode="json").keys() == answer.json().keys()
 
 
-def test_every_answer_is_what_its_model_says(client: Client, node: WireNode) -> None:
+def test_answers_conform_to_their_models(client: Client, node: WireNode) -> None:
     made = client.create(gpus={"count": 2}, ports=[{"container": 80}])
     client.create(gpus={"count": 9})
     client.wait(made["id"], "scheduled")
@@ -47,11 +47,11 @@ def test_every_answer_is_what_its_model_says(client: Client, node: WireNode) -> 
         "/v1/instance-types": nodes.InstanceTypeList,
     }
     for path, model in documented.items():
-        conforms(client, path, model)
+        require_conformance(client, path, model)
 
 
-def test_lists_show_what_gets_show_at_every_step(client: Client, node: WireNode) -> None:
-    """Lists are made of texts kept by version: whatever changes an instance must change its version."""
+def test_lists_and_single_reads_agree_after_every_change(client: Client, node: WireNode) -> None:
+    """Lists use texts that are cached by version: every change of an instance must change its version."""
     made = client.create(gpus={"count": 2}, ports=[{"container": 80}])
     one = f"/v1/instances/{made['id']}"
 
@@ -59,12 +59,12 @@ def test_lists_show_what_gets_show_at_every_step(client: Client, node: WireNode)
         (listed,) = client.items("/v1/instances")
         return listed == client.instance(made["id"])
 
-    def agree() -> None:
-        wait_until(same, 5)  # between the two answers the scheduler may have had a look
+    def require_same() -> None:
+        wait_until(same, 5)  # a scheduling cycle may run between the two answers
 
-    agree()
+    require_same()
     client.wait(made["id"], "scheduled")
-    agree()
+    require_same()
     (assignment,) = node.sync().assignments
     endpoint = {"container": 80, "protocol": "tcp", "host": "10.0.0.1", "port": 32768}
     steps: list[tuple[str, dict[str, object]]] = [
@@ -76,18 +76,18 @@ def test_lists_show_what_gets_show_at_every_step(client: Client, node: WireNode)
     ]
     for phase, fields in steps:
         node.sync(observed(assignment, phase, **fields))
-        agree()
+        require_same()
     client.patch(one, json={"labels": {"a": "b"}, "max_duration_s": 3600, "name": "other"})
-    agree()
+    require_same()
     client.post(f"{one}/restart")
-    agree()
+    require_same()
     (second,) = node.sync().assignments
     node.sync(observed(second, "running"))
     client.post(f"{one}/stop")
-    agree()
+    require_same()
     node.sync(observed(second, "exited", exit_code=137))
-    agree()
+    require_same()
     node.sync()
-    agree()
+    require_same()
     client.post(f"{one}/start")
-    agree()
+    require_same()

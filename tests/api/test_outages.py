@@ -1,4 +1,4 @@
-"""PostgreSQL dies, comes back, hangs: the service says so and carries on by itself."""
+"""The service reports outages of PostgreSQL and recovers without a restart."""
 
 import threading
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ def service(cluster: PostgresCluster, tmp_path: Path) -> Iterator[RunningService
         yield made
 
 
-def test_a_database_that_dies_and_comes_back(
+def test_the_service_recovers_after_a_crash_of_the_database(
     cluster: PostgresCluster, client: Client, node: WireNode
 ) -> None:
     before = client.create(gpus={"count": 1})
@@ -59,14 +59,14 @@ def test_a_database_that_dies_and_comes_back(
     wait_until(lambda: client.get("/readyz").status_code == 200, 20)
     assert client.instance(before["id"])["state"] == "running"
     assert [item["id"] for item in client.items("/v1/instances")] == [before["id"]]
-    # The loops have found back too, each by itself.
+    # The loops have reconnected too.
     after = client.post("/v1/instances", json={"image": "a"}, headers={"Idempotency-Key": "while-away"})
     assert after.status_code == 201
     client.wait(after.json()["id"], "scheduled")
     node.sync(observed(assignment, "running"))
 
 
-def test_a_restart_under_load_costs_503s_and_no_500(cluster: PostgresCluster, client: Client) -> None:
+def test_a_database_restart_under_load_causes_only_503(cluster: PostgresCluster, client: Client) -> None:
     statuses: set[int] = set()
     acknowledged: list[str] = []
     done = threading.Event()
@@ -103,9 +103,7 @@ def test_a_restart_under_load_costs_503s_and_no_500(cluster: PostgresCluster, cl
     assert set(acknowledged) <= known
 
 
-def test_a_database_that_hangs_makes_requests_wait_and_none_a_500(
-    cluster: PostgresCluster, client: Client
-) -> None:
+def test_a_database_that_hangs_causes_timeouts_or_503(cluster: PostgresCluster, client: Client) -> None:
     made = client.create(gpus={"count": 64})
     cluster.freeze()
     try:
@@ -115,7 +113,7 @@ def test_a_database_that_hangs_makes_requests_wait_and_none_a_500(
             except httpx.TimeoutException:
                 continue
             problem(answer, 503, "database_unavailable")
-        # What needs no database is answered meanwhile.
+        # Requests that need no database are answered.
         assert client.get("/healthz", timeout=5).status_code == 200
         assert client.get("/docs", timeout=5).status_code == 200
     finally:

@@ -1,4 +1,4 @@
-"""A GPU is given out once, however many ask at the same moment, and by whatever way."""
+"""Concurrent requests never allocate a GPU twice."""
 
 from collections import Counter
 from datetime import datetime, timedelta
@@ -29,7 +29,7 @@ def _holders(client: Client) -> list[str]:
     return [gpu["instance_id"] for gpu in client.items("/v1/gpus") if gpu["instance_id"]]
 
 
-def test_of_64_that_cannot_wait_8_get_the_8_gpus(client: Client, node: WireNode) -> None:
+def test_8_of_64_concurrent_immediate_creates_get_the_8_gpus(client: Client, node: WireNode) -> None:
     answers = run_concurrently(
         64, lambda _n: client.post("/v1/instances", json=BODY | {"on_capacity": "fail"})
     )
@@ -43,7 +43,7 @@ def test_of_64_that_cannot_wait_8_get_the_8_gpus(client: Client, node: WireNode)
     assert sorted(item.instance_id for item in node.sync(instances=None).assignments) == won
 
 
-def test_of_64_that_wait_8_are_placed(client: Client, node: WireNode) -> None:
+def test_8_of_64_concurrent_creates_are_placed(client: Client, node: WireNode) -> None:
     made = run_concurrently(64, lambda _n: client.post("/v1/instances", json=BODY))
     assert {answer.status_code for answer in made} == {201}
 
@@ -58,7 +58,7 @@ def test_of_64_that_wait_8_are_placed(client: Client, node: WireNode) -> None:
     assert len(set(_holders(client))) == 8
 
 
-def test_verbs_and_reports_that_cross_leave_a_state_that_makes_sense(client: Client, node: WireNode) -> None:
+def test_concurrent_operations_and_reports_leave_a_consistent_state(client: Client, node: WireNode) -> None:
     made = client.create(gpus={"count": 1})
     client.wait(made["id"], "scheduled")
     (assignment,) = node.sync().assignments
@@ -81,7 +81,7 @@ def test_verbs_and_reports_that_cross_leave_a_state_that_makes_sense(client: Cli
 
 @pytest.fixture
 def pending(client: Client, node: WireNode) -> tuple[str, str]:
-    """Two that wait, since the node takes nothing; then it does, and the scheduler is kept out."""
+    """Two pending instances; the node is cordoned, so that only `_assign` places them."""
     client.post(f"/v1/nodes/{node.id}/cordon")
     one, two = (client.create(gpus={"count": 4}, cpus=1, memory_mib=64)["id"] for _ in range(2))
     wait_until(lambda: client.instance(two)["reason"]["code"] != "queued")
@@ -90,7 +90,7 @@ def pending(client: Client, node: WireNode) -> tuple[str, str]:
 
 
 def _assign(service: RunningService, node_id: str, *plans: Placement) -> list[str]:
-    # The cordon is taken off inside the transaction: the scheduler never sees the node without it.
+    # The node is uncordoned only within the transaction: the scheduler always sees it cordoned.
     with service.plane.database.write() as session:
         node = session.get_one(Node, node_id)
         node.cordoned = False
@@ -99,7 +99,7 @@ def _assign(service: RunningService, node_id: str, *plans: Placement) -> list[st
     return placed
 
 
-def _plan(instance_id: str, node: WireNode, *indexes: int, **more: Any) -> Placement:
+def _placement(instance_id: str, node: WireNode, *indexes: int, **more: Any) -> Placement:
     return Placement(
         **{
             "instance_id": instance_id, "node_id": node.id, "cpu_milli": 1000, "memory_mib": 64,
@@ -108,23 +108,27 @@ def _plan(instance_id: str, node: WireNode, *indexes: int, **more: Any) -> Place
     )  # fmt: skip
 
 
-def test_two_plans_that_overlap_the_second_is_refused_whole(
+def test_the_second_of_two_overlapping_placements_is_rejected(
     service: RunningService, client: Client, node: WireNode, pending: tuple[str, str]
 ) -> None:
     one, two = pending
-    assert _assign(service, node.id, _plan(one, node, 0, 1, 2, 3)) == [one]
-    assert _assign(service, node.id, _plan(two, node, 3, 4, 5, 6)) == []
+    assert _assign(service, node.id, _placement(one, node, 0, 1, 2, 3)) == [one]
+    assert _assign(service, node.id, _placement(two, node, 3, 4, 5, 6)) == []
     shown = client.instance(two)
     assert (shown["state"], shown["attempt"], shown["devices"]) == ("pending", 0, [])
     assert Counter(_holders(client)) == {one: 4}
-    assert _assign(service, node.id, _plan(two, node, 4, 5, 6, 7)) == [two]
+    assert _assign(service, node.id, _placement(two, node, 4, 5, 6, 7)) == [two]
 
 
-def test_one_plan_that_overlaps_itself_is_let_through_once(
+def test_only_the_first_of_overlapping_placements_in_one_plan_is_written(
     service: RunningService, client: Client, node: WireNode, pending: tuple[str, str]
 ) -> None:
     one, two = pending
-    plans = _plan(one, node, 0, 1, 2, 3), _plan(two, node, 3, 4, 5, 6), _plan(one, node, 4, 5, 6, 7)
+    plans = (
+        _placement(one, node, 0, 1, 2, 3),
+        _placement(two, node, 3, 4, 5, 6),
+        _placement(one, node, 4, 5, 6, 7),
+    )
     assert _assign(service, node.id, *plans) == [one]
     assert Counter(_holders(client)) == {one: 4}
 
@@ -141,30 +145,30 @@ def test_one_plan_that_overlaps_itself_is_let_through_once(
         {"instance_id": "ins_none"},
     ],
 )
-def test_a_plan_that_does_not_hold_is_refused(
+def test_an_invalid_placement_is_rejected(
     service: RunningService, node: WireNode, pending: tuple[str, str], more: dict[str, Any]
 ) -> None:
     more = dict(more)
-    assert _assign(service, node.id, _plan(more.pop("instance_id", pending[0]), node, 0, **more)) == []
+    assert _assign(service, node.id, _placement(more.pop("instance_id", pending[0]), node, 0, **more)) == []
 
 
-def test_a_plan_for_what_is_no_longer_free_healthy_or_wanted_is_refused(
+def test_a_placement_on_an_unhealthy_gpu_or_of_a_stopped_instance_is_rejected(
     service: RunningService, client: Client, node: WireNode, pending: tuple[str, str]
 ) -> None:
     one, two = pending
     incident = {"id": "i-1", "uuid": node.gpus[0].uuid, "code": "xid_79", "message": "fell off the bus"}
     node.sync(incidents=[incident])
-    assert _assign(service, node.id, _plan(one, node, 0)) == []
+    assert _assign(service, node.id, _placement(one, node, 0)) == []
     client.post(f"/v1/instances/{one}/stop")
-    assert _assign(service, node.id, _plan(one, node, 1)) == []
-    with service.plane.database.write() as session:  # with the cordon on
-        assert placements.assign(session, [_plan(two, node, 1)]) == []
+    assert _assign(service, node.id, _placement(one, node, 1)) == []
+    with service.plane.database.write() as session:  # the node is cordoned
+        assert placements.assign(session, [_placement(two, node, 1)]) == []
 
 
-def test_a_plan_for_what_was_reserved_meanwhile_is_refused(
+def test_a_placement_on_a_gpu_reserved_meanwhile_is_rejected(
     service: RunningService, client: Client, node: WireNode, pending: tuple[str, str]
 ) -> None:
-    """Unless it is the reservation's own project, or has declared that it ends before."""
+    """Except for the reservation's project and for an instance that ends before the reservation."""
     one, two = pending
     begins = now() + timedelta(hours=1)
     owner = client.post("/v1/projects", json={"name": "others"}).json()["id"]
@@ -174,8 +178,8 @@ def test_a_plan_for_what_was_reserved_meanwhile_is_refused(
             session.add(_reservation(project_id, node.gpus[index].uuid, begins))
         session.get_one(Instance, two).max_duration_s = 1800
         revisions.changed(session, node.id)
-    assert _assign(service, node.id, _plan(one, node, 0)) == []
-    assert _assign(service, node.id, _plan(two, node, 0), _plan(one, node, 1)) == [two, one]
+    assert _assign(service, node.id, _placement(one, node, 0)) == []
+    assert _assign(service, node.id, _placement(two, node, 0), _placement(one, node, 1)) == [two, one]
 
 
 def _reservation(project_id: str, uuid: str, begins: datetime) -> Reservation:
@@ -185,29 +189,31 @@ def _reservation(project_id: str, uuid: str, begins: datetime) -> Reservation:
     )  # fmt: skip
 
 
-def test_cpus_and_memory_are_not_given_twice_either(
+def test_cpus_are_not_allocated_twice(
     service: RunningService, node: WireNode, pending: tuple[str, str]
 ) -> None:
     one, two = pending
-    plans = _plan(one, node, cpu_milli=40_000), _plan(two, node, cpu_milli=40_000)
+    plans = _placement(one, node, cpu_milli=40_000), _placement(two, node, cpu_milli=40_000)
     assert _assign(service, node.id, *plans) == [one]
-    assert _assign(service, node.id, _plan(two, node, cpu_milli=24_001)) == []
-    assert _assign(service, node.id, _plan(two, node, cpu_milli=24_000)) == [two]
+    assert _assign(service, node.id, _placement(two, node, cpu_milli=24_001)) == []
+    assert _assign(service, node.id, _placement(two, node, cpu_milli=24_000)) == [two]
 
 
-def test_a_plan_to_share_a_card_with_another_project_is_refused(
+def test_a_placement_that_shares_a_gpu_with_another_project_is_rejected(
     service: RunningService, client: Client, node: WireNode, pending: tuple[str, str]
 ) -> None:
     one, two = pending
     other = client.post("/v1/projects", json={"name": "other"}).json()["id"]
-    stranger = client.create(gpus={"count": 4}, project_id=other, cpus=1, memory_mib=64)["id"]
-    wait_until(lambda: client.instance(stranger)["reason"]["code"] != "queued")
+    other_projects_instance = client.create(gpus={"count": 4}, project_id=other, cpus=1, memory_mib=64)["id"]
+    wait_until(lambda: client.instance(other_projects_instance)["reason"]["code"] != "queued")
     half = (GpuAllocation(node.gpus[0].uuid, 500),)
-    plans = [_plan(instance_id, node, grants=half) for instance_id in (one, stranger, two)]
+    plans = [
+        _placement(instance_id, node, grants=half) for instance_id in (one, other_projects_instance, two)
+    ]
     assert _assign(service, node.id, *plans) == [one, two]
 
 
-def test_the_database_itself_refuses_a_second_holder(
+def test_the_database_rejects_a_second_allocation_of_a_gpu(
     service: RunningService, client: Client, node: WireNode
 ) -> None:
     one = client.create(gpus={"count": 8})
@@ -225,10 +231,10 @@ def test_the_database_itself_refuses_a_second_holder(
 
     with pytest.raises(IntegrityError):
         insert(None)
-    insert(now())  # the past is no holder
+    insert(now())  # an ended allocation is no conflict
 
 
-def test_an_unknown_state_is_refused_by_the_database(service: RunningService, client: Client) -> None:
+def test_the_database_rejects_an_unknown_state(service: RunningService, client: Client) -> None:
     made = client.create()
     with pytest.raises(IntegrityError), service.plane.database.write() as session:
         session.execute(text("UPDATE instances SET state = 'limbo' WHERE id = :id"), {"id": made["id"]})

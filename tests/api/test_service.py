@@ -1,4 +1,4 @@
-"""Health, readiness, figures for Prometheus, and the documents."""
+"""Health, readiness and Prometheus metrics."""
 
 import threading
 from pathlib import Path
@@ -18,7 +18,7 @@ from tests.service import Client, RunningService, running, settings_for
 pytestmark = pytest.mark.both_databases
 
 
-def test_healthz_and_readyz_need_no_key(shared: Client) -> None:
+def test_healthz_and_readyz_need_no_valid_key(shared: Client) -> None:
     with Client(str(shared.base_url), key="nobody") as stranger:
         assert stranger.get("/healthz").json() == {"status": "ok"}
         assert stranger.get("/readyz").json() == {"status": "ready"}
@@ -39,7 +39,9 @@ def test_a_database_that_is_not_migrated_is_not_ready(service: RunningService, c
     assert client.get("/readyz").status_code == 200
 
 
-def test_with_a_local_node_it_is_ready_once_that_has_reported(database_url: str, tmp_path: Path) -> None:
+def test_a_service_with_a_local_node_is_ready_after_its_first_report(
+    database_url: str, tmp_path: Path
+) -> None:
     plane = open_control_plane(settings_for(database_url, tmp_path / "data"))
     urls: list[str] = []
     started = threading.Event()
@@ -92,7 +94,7 @@ def _series(client: Client) -> dict[str, list[tuple[dict[str, str], float]]]:
     return found
 
 
-def test_figures_have_dcgm_exporters_names(sandbox: Sandbox) -> None:
+def test_gpu_metrics_have_the_names_of_dcgm_exporter(sandbox: Sandbox) -> None:
     uuid = sandbox.node.gpus[0].uuid
     assignment = sandbox.running(gpus={"count": 8})
     sandbox.sync(observed(assignment, "running"), samples=[{"uuid": uuid, **SAMPLE}])
@@ -117,12 +119,14 @@ def test_figures_have_dcgm_exporters_names(sandbox: Sandbox) -> None:
         "project": "default",
     }
     for name, value in expected.items():
-        assert [point for told, point in series[name] if told == labels] == [value], name
-    # What the card does not support is absent, never 0.
-    assert not any(told["UUID"] == uuid for told, _ in series.get("DCGM_FI_DEV_FAN_SPEED", []))
+        assert [point for point_labels, point in series[name] if point_labels == labels] == [value], name
+    # A metric that the GPU does not support is absent, never 0.
+    assert not any(
+        point_labels["UUID"] == uuid for point_labels, _ in series.get("DCGM_FI_DEV_FAN_SPEED", [])
+    )
 
 
-def test_the_services_own_figures(client: Client, node: WireNode) -> None:
+def test_metrics_count_instances_nodes_and_gpus(client: Client, node: WireNode) -> None:
     client.wait(client.create(gpus={"count": 3})["id"], "scheduled")
     client.create(gpus={"count": 64})
     node.sync(instances=None, incidents=[{"id": "i", "uuid": node.gpus[7].uuid, "code": "x", "message": "x"}])
@@ -143,7 +147,7 @@ def test_the_services_own_figures(client: Client, node: WireNode) -> None:
     assert (series["mooring_gpus"]["held"], series["mooring_gpus"]["lost"]) == (3, 0)
 
 
-def test_figures_need_a_key_with_the_scope(shared_service: RunningService, shared: Client) -> None:
+def test_metrics_need_a_key_with_the_scope(shared_service: RunningService, shared: Client) -> None:
     with Client(shared_service.url, key="nobody") as stranger:
         problem(stranger.get("/metrics"), 401, "unauthorized")
         del stranger.headers["Authorization"]
@@ -154,7 +158,7 @@ def test_figures_need_a_key_with_the_scope(shared_service: RunningService, share
         problem(other.get("/metrics"), 403, "forbidden")
 
 
-def test_figures_can_be_made_public(database_url: str, tmp_path: Path) -> None:
+def test_metrics_can_be_made_public(database_url: str, tmp_path: Path) -> None:
     settings = settings_for(database_url, tmp_path / "data", metrics_public=True)
     with running(settings) as service, Client(service.url, key="nobody") as stranger:
         assert stranger.get("/metrics").status_code == 200
@@ -162,7 +166,7 @@ def test_figures_can_be_made_public(database_url: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["0.1", "1e5"])
-def test_samples_are_numbers_whatever_their_form(sandbox: Sandbox, value: str) -> None:
+def test_samples_accept_every_notation_of_numbers(sandbox: Sandbox, value: str) -> None:
     sample = {"uuid": sandbox.node.gpus[0].uuid, **SAMPLE, "power_w": float(value)}
     sandbox.sync(samples=[sample])
     points = [

@@ -1,10 +1,10 @@
 # mypy: ignore-errors
-# It runs in the tools' own environment, next to the client that was generated from the document.
-"""A session with the generated client: an instance is created, waited for, read, stopped and deleted.
+# It runs in the tools' own environment, next to the generated client.
+"""A session with the generated client: create, wait for, read, stop and delete an instance.
 
     python client_session.py <URL> <key>
 
-Prints the instance as it was read while it ran, as JSON.
+Prints the running instance as JSON.
 """
 
 import json
@@ -33,20 +33,20 @@ from mooring_client.models import (
 
 def main(url: str, key: str) -> None:
     client = AuthenticatedClient(base_url=url, token=key, raise_on_unexpected_status=True, timeout=30)
-    asked = InstanceCreate(image="busybox:1.36", name="by-a-client", gpus=GpuRequest(count=2))
-    made = create_instance.sync(client=client, body=asked)
+    requested = InstanceCreate(image="busybox:1.36", name="by-a-client", gpus=GpuRequest(count=2))
+    made = create_instance.sync(client=client, body=requested)
     assert isinstance(made, Instance), made
-    assert _waited(client, made.id, WaitForInstanceState.RUNNING)
+    assert _wait(client, made.id, WaitForInstanceState.RUNNING)
     running = get_instance.sync(made.id, client=client)
     assert [one.id for one in list_instances.sync(client=client).items] == [made.id]
     holders = {gpu.instance_id for gpu in list_gpus.sync(client=client).items}
     assert made.id in holders, holders
     assert get_instance_logs.sync_detailed(made.id, client=client).status_code == 200
-    taken = create_instance.sync(client=client, body=asked)
+    taken = create_instance.sync(client=client, body=requested)
     assert isinstance(taken, Problem), taken
     assert (taken.status, taken.code) == (409, "name_taken"), taken
     stop_instance.sync(made.id, client=client, body=InstanceStop(timeout_s=0))
-    assert _waited(client, made.id, WaitForInstanceState.STOPPED)
+    assert _wait(client, made.id, WaitForInstanceState.STOPPED)
     delete_instance.sync(made.id, client=client)
     gone = get_instance.sync(made.id, client=client)
     assert isinstance(gone, Problem), gone
@@ -54,7 +54,7 @@ def main(url: str, key: str) -> None:
     print(json.dumps(running.to_dict()))
 
 
-def _waited(client, instance_id, state):
+def _wait(client, instance_id, state):
     return wait_for_instance.sync(instance_id, client=client, state=state, timeout_s=20).reached
 
 

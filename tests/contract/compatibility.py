@@ -1,10 +1,10 @@
-"""What a client of one OpenAPI document could not live with in a later one.
+"""Finds changes between two OpenAPI documents that break clients of the older one.
 
-Additions are no breaks: operations, optional fields and parameters of requests, fields and enum values of
-answers, statuses, wider limits of requests. Clients ignore members that they do not know (schemas/base.py).
+Compatible additions: operations, optional fields and parameters of requests, fields and enum values of
+answers, statuses, wider limits of requests. Clients ignore unknown fields (schemas/base.py).
 
-The tools for this that are well kept are Go programs, which neither npm nor pip brings. This one knows the
-JSON Schema that FastAPI and pydantic write, and no more.
+The maintained tools for this are Go programs, which neither npm nor pip installs. This module supports only
+the JSON Schema that FastAPI and pydantic generate.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ _LOWER = ("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties
 
 
 def breaks(old: Schema, new: Schema) -> list[str]:
-    """Each break in words, none where every client of `old` can talk to `new`."""
+    """A text for each breaking change; empty if every client of `old` works with `new`."""
     return list(dict.fromkeys(_Comparison(old, new).operations()))
 
 
@@ -92,9 +92,9 @@ class _Comparison:
                     yield from self._answer(content.get("schema", {}), schema, f"{status}")
 
     def _request(
-        self, before: Schema, after: Schema, at: str, seen: frozenset[tuple[str, str]] = frozenset()
+        self, before: Schema, after: Schema, location: str, seen: frozenset[tuple[str, str]] = frozenset()
     ) -> Iterator[str]:
-        """Whatever was taken must be taken."""
+        """Every value that was accepted must still be accepted."""
         seen, known = _visited(before, after, seen)
         if known:
             return
@@ -104,40 +104,42 @@ class _Comparison:
             # An integer is a number.
             like += [other for other in later if (_kind(branch), _kind(other)) == ("integer", "number")]
             if not like:
-                yield f"{at} may no longer be {_kind(branch)}"
+                yield f"{location} may no longer be {_kind(branch)}"
                 continue
-            yield from _least([list(self._request_branch(branch, other, at, seen)) for other in like])
+            yield from _best_fit(
+                [list(self._request_branch(branch, other, location, seen)) for other in like]
+            )
 
     def _request_branch(
-        self, before: Schema, after: Schema, at: str, seen: frozenset[tuple[str, str]]
+        self, before: Schema, after: Schema, location: str, seen: frozenset[tuple[str, str]]
     ) -> Iterator[str]:
-        yield from _fewer_values(before, after, at)
-        yield from _narrower(before, after, at)
-        yield from self._request_fields(before, after, at, seen)
+        yield from _fewer_values(before, after, location)
+        yield from _narrower(before, after, location)
+        yield from self._request_fields(before, after, location, seen)
         for key in ("items", "additionalProperties", "propertyNames"):
             earlier, later = before.get(key, True), after.get(key, True)
             if later is False and earlier is not False:
-                yield f"{at} takes no other fields any more"
+                yield f"{location} takes no other fields any more"
             elif isinstance(later, dict) and earlier is not False:
-                yield from self._request({} if earlier is True else earlier, later, f"{at}/*", seen)
+                yield from self._request({} if earlier is True else earlier, later, f"{location}/*", seen)
 
     def _request_fields(
-        self, before: Schema, after: Schema, at: str, seen: frozenset[tuple[str, str]]
+        self, before: Schema, after: Schema, location: str, seen: frozenset[tuple[str, str]]
     ) -> Iterator[str]:
         for name in after.get("required", ()):
             if name not in before.get("required", ()):
-                yield f"{at}/{name} is required"
+                yield f"{location}/{name} is required"
         fields = after.get("properties", {})
         for name, field in before.get("properties", {}).items():
             if name in fields:
-                yield from self._request(field, fields[name], f"{at}/{name}", seen)
+                yield from self._request(field, fields[name], f"{location}/{name}", seen)
             else:
-                yield f"{at}/{name} is gone"
+                yield f"{location}/{name} is gone"
 
     def _answer(
-        self, before: Schema, after: Schema, at: str, seen: frozenset[tuple[str, str]] = frozenset()
+        self, before: Schema, after: Schema, location: str, seen: frozenset[tuple[str, str]] = frozenset()
     ) -> Iterator[str]:
-        """Whatever is sent must be what was expected."""
+        """Every value that is sent must have been allowed before."""
         seen, known = _visited(before, after, seen)
         if known:
             return
@@ -146,27 +148,27 @@ class _Comparison:
             like = [other for other in earlier if _kind(other) in {_kind(branch), "any"}]
             like += [other for other in earlier if (_kind(other), _kind(branch)) == ("number", "integer")]
             if not like:
-                yield f"{at} may now be {_kind(branch)}"
+                yield f"{location} may now be {_kind(branch)}"
                 continue
-            yield from _least([list(self._answer_branch(other, branch, at, seen)) for other in like])
+            yield from _best_fit([list(self._answer_branch(other, branch, location, seen)) for other in like])
 
     def _answer_branch(
-        self, before: Schema, after: Schema, at: str, seen: frozenset[tuple[str, str]]
+        self, before: Schema, after: Schema, location: str, seen: frozenset[tuple[str, str]]
     ) -> Iterator[str]:
         if before.get("format") != after.get("format") and before.get("type") == "string":
-            yield f"{at} had the format {before.get('format')}, has {after.get('format')}"
+            yield f"{location} had the format {before.get('format')}, has {after.get('format')}"
         fields = after.get("properties", {})
         for name, field in before.get("properties", {}).items():
             if name not in fields:
-                yield f"{at}/{name} is gone"
+                yield f"{location}/{name} is gone"
                 continue
             if name in before.get("required", ()) and name not in after.get("required", ()):
-                yield f"{at}/{name} may be left out"
-            yield from self._answer(field, fields[name], f"{at}/{name}", seen)
+                yield f"{location}/{name} may be left out"
+            yield from self._answer(field, fields[name], f"{location}/{name}", seen)
         for key in ("items", "additionalProperties"):
             earlier, later = before.get(key), after.get(key)
             if isinstance(earlier, dict) and isinstance(later, dict):
-                yield from self._answer(earlier, later, f"{at}/*", seen)
+                yield from self._answer(earlier, later, f"{location}/*", seen)
 
 
 def _operations(document: Schema) -> Iterator[tuple[str, Schema]]:
@@ -208,13 +210,13 @@ def _kind(schema: Schema) -> str:
 def _visited(
     before: Schema, after: Schema, seen: frozenset[tuple[str, str]]
 ) -> tuple[frozenset[tuple[str, str]], bool]:
-    """Schemas that hold themselves are followed once."""
+    """Follow recursive schemas once."""
     pair = (before.get("$ref", ""), after.get("$ref", ""))
     return (seen | {pair}, pair in seen) if all(pair) else (seen, False)
 
 
-def _least(findings: list[list[str]]) -> list[str]:
-    """Of several alternatives that could stand for one, the best fit."""
+def _best_fit(findings: list[list[str]]) -> list[str]:
+    """The findings of the alternative with the fewest."""
     return min(findings, key=len)
 
 
@@ -222,26 +224,26 @@ def _values(schema: Schema) -> list[Any] | None:
     return [schema["const"]] if "const" in schema else schema.get("enum")
 
 
-def _fewer_values(before: Schema, after: Schema, at: str) -> Iterator[str]:
+def _fewer_values(before: Schema, after: Schema, location: str) -> Iterator[str]:
     earlier, later = _values(before), _values(after)
     if later is None:
         return
     if earlier is None:
-        yield f"{at} takes only {later} now"
+        yield f"{location} takes only {later} now"
         return
     for value in earlier:
         if value not in later:
-            yield f"{at} no longer takes {value!r}"
+            yield f"{location} no longer takes {value!r}"
 
 
-def _narrower(before: Schema, after: Schema, at: str) -> Iterator[str]:
+def _narrower(before: Schema, after: Schema, location: str) -> Iterator[str]:
     for key in (*_UPPER, *_LOWER):
         if key not in after:
             continue
         was, limit = before.get(key), after[key]
         if was is None or (limit < was if key in _UPPER else limit > was):
-            yield f"{at} had the {key} {was}, has {limit}"
+            yield f"{location} had the {key} {was}, has {limit}"
     for key in ("pattern", "format", "multipleOf", "uniqueItems"):
-        # Whether one pattern takes all that another did cannot be told from here.
+        # It is undecided whether one pattern accepts all that another did, so each change is reported.
         if key in after and after[key] != before.get(key) and before.get("type") == after.get("type"):
-            yield f"{at} had the {key} {before.get(key)}, has {after[key]}"
+            yield f"{location} had the {key} {before.get(key)}, has {after[key]}"

@@ -1,4 +1,4 @@
-"""The document that the tests of the contract read."""
+"""The OpenAPI document for the contract tests."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ def document() -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def document_file(document: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same as a file, for programs; named as spectral.yaml expects it."""
+    """The document as a file, with the name that spectral.yaml expects."""
     path = tmp_path_factory.mktemp("document") / "openapi.json"
     path.write_text(documents.as_text(document))
     return path

@@ -1,6 +1,6 @@
-"""The OpenAPI document of this source tree, in the form in which the repository keeps it.
+"""The OpenAPI document of this source tree, in the form of the committed file.
 
-`make openapi` (`python -m tests.contract.document`) writes it anew.
+`make openapi` (`python -m tests.contract.document`) regenerates the file.
 """
 
 import json
@@ -11,12 +11,12 @@ from typing import Any
 from tests.service import running, settings_for
 
 DOCS = Path(__file__).parents[2] / "docs"
-KEPT = DOCS / "openapi.json"
+COMMITTED = DOCS / "openapi.json"
 RELEASED = DOCS / "openapi-released.json"
 
 
 def current() -> dict[str, Any]:
-    """As a running service sends it."""
+    """The document of a running service."""
     with tempfile.TemporaryDirectory() as folder:
         database = f"sqlite:///{Path(folder) / 'mooring.db'}"
         with running(settings_for(database, Path(folder))) as service, service.client as client:
@@ -24,9 +24,9 @@ def current() -> dict[str, Any]:
 
 
 def as_text(document: dict[str, Any]) -> str:
-    """Sorted, so that a change shows as what it is and not as a change of order."""
+    """The document as JSON with sorted keys, for readable diffs."""
     return json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
 if __name__ == "__main__":
-    KEPT.write_text(as_text(current()))
+    COMMITTED.write_text(as_text(current()))

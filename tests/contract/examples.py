@@ -1,12 +1,12 @@
-"""Things to look at and to change, made of the document's own examples."""
+"""Resources that are created from the document's examples."""
 
 from typing import Any
 
 from tests.service import Client
 
 
-def made_of_examples(admin: Client, document: dict[str, Any]) -> dict[str, list[str]]:
-    """One of everything that an example makes, by the parameters that the document's links give its id to."""
+def create_examples(admin: Client, document: dict[str, Any]) -> dict[str, list[str]]:
+    """Create one resource per example; return the IDs by the path parameters that the links name."""
     known: dict[str, list[str]] = {}
     for path, item in document["paths"].items():
         links = item.get("post", {}).get("responses", {}).get("201", {}).get("links", {})

@@ -1,6 +1,6 @@
-"""Requests that are almost right, made by chance from the operations of an OpenAPI document.
+"""Random, slightly invalid requests for the operations of an OpenAPI document.
 
-Half of them are HTTP with something in it that does not belong; the other half are bytes that once were HTTP.
+Half of them are HTTP with invalid parts, the other half are corrupted bytes of HTTP requests.
 """
 
 import json
@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
-NASTY: list[Any] = [
+INVALID_VALUES: list[Any] = [
     None, True, [], {}, "", " ", 0, -1, 1.5, 2**31, 2**53, 2**63, -(2**63), 10**400, 1e308, -0.0, "null", "0",
     "a" * 300, "x" * 70_000, "\x00", "\x01\x1b[2J", "\u202e", "😀" * 40, "İ", "'; DROP TABLE instances;--",
     "${jndi:x}", "../../etc/passwd", "..", "%00", "{}", "\ud800", [[[[[[]]]]]], {"a": {"b": {"c": None}}},
 ]  # fmt: skip
-# What no JSON library writes, in the place of a value.
-NASTY_JSON = [
+# Replacements for a value that no JSON library writes.
+INVALID_JSON = [
     "NaN", "-Infinity", "1e999", "01", "+1", "0x1F", ".5", "1.", "'a'", "undefined", '"\\x"', '"\\ud800"',
     '"\\u0000"', '"\t"', "9" * 2000, "[" * 500, '{"a":' * 300, "/**/1", "1 2", "",
 ]  # fmt: skip
@@ -63,16 +63,16 @@ QUERY = [
 QUERY_VALUES = [
     "", "0", "-1", "201", "1e9", "NaN", "9" * 40, "%00", "%ff", "%ed%a0%80", "a" * 5000, "true", "[]", "a:b",
 ]  # fmt: skip
-# Answers are held back on purpose: for as long as these fields ask, until an instance gets somewhere, and for
-# as long as a node's stream goes on.
-_HELD_FIELDS = ("wait_s", "timeout_s")
-_HELD_S = 0.2  # asked for in `wait_s`, since the time limit of an answer is only seconds
-_HELD_OPERATIONS = ("wait_for_instance", "bring_stream")
+# These answers are delayed on purpose: for the time in these fields, until an instance has a state, or until
+# the stream of a node ends.
+_WAIT_FIELDS = ("wait_s", "timeout_s")
+_WAIT_S = 0.2  # the value for `wait_s`, since answers must arrive within seconds
+_WAITING_OPERATIONS = ("wait_for_instance", "bring_stream")
 
 
 @dataclass(slots=True)
 class Request:
-    """One request before it is bytes."""
+    """A request before its serialization."""
 
     method: str
     path: str
@@ -83,12 +83,12 @@ class Request:
 
 
 class Fuzzer:
-    """An endless source of requests, the same for the same seed.
+    """An endless source of requests, reproducible by its seed.
 
     Args:
-        document: whose operations are called.
-        known: values of path parameters that exist, by name.
-        credentials: for operations of users, and of nodes.
+        document: the OpenAPI document with the operations.
+        known: existing values of path parameters, by name.
+        credentials: an API key and a node credential.
     """
 
     def __init__(
@@ -102,11 +102,11 @@ class Fuzzer:
             (method.upper(), path, operation)
             for path, item in document["paths"].items()
             for method, operation in item.items()
-            if operation["operationId"] not in _HELD_OPERATIONS
+            if operation["operationId"] not in _WAITING_OPERATIONS
         ]
 
     def request(self) -> tuple[bytes, bool]:
-        """The bytes, and whether they are HTTP still and must be answered."""
+        """The bytes, and whether they are HTTP that must be answered."""
         if self._random.random() < 0.55:
             return self._serialized(self._changed()), True
         return self._broken(self._serialized(self._changed())), False
@@ -129,8 +129,8 @@ class Fuzzer:
         if content is not None:
             request.headers.append(("Content-Type", "application/json"))
             example = self._random.choice(self._examples(content["schema"]))
-            shortly = {"wait_s": _HELD_S} if "wait_s" in example else {}
-            request.body = json.dumps({**example, **shortly}).encode()
+            short_wait = {"wait_s": _WAIT_S} if "wait_s" in example else {}
+            request.body = json.dumps({**example, **short_wait}).encode()
         return request
 
     def _examples(self, schema: dict[str, Any]) -> list[Any]:
@@ -138,7 +138,7 @@ class Fuzzer:
         examples: list[Any] = model["examples"]
         return examples
 
-    # -- what does not belong, in a request that is one
+    # -- changes of valid requests
 
     def change_method(self, request: Request) -> None:
         request.method = self._random.choice(METHODS)
@@ -169,30 +169,30 @@ class Fuzzer:
 
     def change_body(self, request: Request) -> None:
         content = _parsed(request.body)
-        spots = list(_spots(content))
-        if spots:
-            holder, key = self._random.choice(spots)
-            text = self._random.choice(_PUTS)(self, content, holder, key)
+        positions = list(_positions(content))
+        if positions:
+            holder, key = self._random.choice(positions)
+            text = self._random.choice(_BODY_CHANGES)(self, content, holder, key)
             request.body = text.encode()
 
-    def put_nothing(self, content: Any, holder: Any, key: Any) -> str:
+    def remove_value(self, content: Any, holder: Any, key: Any) -> str:
         del holder[key]
         return json.dumps(content)
 
-    def put_more(self, content: Any, holder: Any, key: Any) -> str:
+    def add_field(self, content: Any, holder: Any, key: Any) -> str:
         if isinstance(holder, dict):
             holder[self._random.choice(("unknown", "", "\x00", "__proto__", "a" * 5000, "\ud800"))] = 1
         return json.dumps(content)
 
-    def put_nasty(self, content: Any, holder: Any, key: Any) -> str:
-        holder[key] = self._random.choice(NASTY)
+    def put_invalid_value(self, content: Any, holder: Any, key: Any) -> str:
+        holder[key] = self._random.choice(INVALID_VALUES)
         return json.dumps(content)
 
-    def put_no_json(self, content: Any, holder: Any, key: Any) -> str:
+    def put_invalid_json(self, content: Any, holder: Any, key: Any) -> str:
         holder[key] = "@@"
-        return json.dumps(content).replace('"@@"', self._random.choice(NASTY_JSON))
+        return json.dumps(content).replace('"@@"', self._random.choice(INVALID_JSON))
 
-    def spoil_body(self, request: Request) -> None:
+    def corrupt_body(self, request: Request) -> None:
         if not request.body:
             return
         at = self._random.randrange(len(request.body))
@@ -238,7 +238,7 @@ class Fuzzer:
 
     def _broken(self, raw: bytes) -> bytes:
         for _ in range(self._random.choice((1, 1, 2, 4))):
-            raw = self._random.choice(_BREAKS)(self, raw)
+            raw = self._random.choice(_BYTE_CHANGES)(self, raw)
         return raw
 
     def flip_bytes(self, raw: bytes) -> bytes:
@@ -273,16 +273,16 @@ class Fuzzer:
             b"\x16\x03\x01",
             b"GET / ",
         )
-        junk_here = self._random.choice(junk)
-        return raw[:at] + junk_here + raw[at:]
+        inserted = self._random.choice(junk)
+        return raw[:at] + inserted + raw[at:]
 
-    def lie_about_length(self, raw: bytes) -> bytes:
-        lie = self._random.choice(
+    def change_length(self, raw: bytes) -> bytes:
+        length = self._random.choice(
             (b"0", b"1", b"-1", b"99999", b"9" * 30, b"1, 2", b"0x10", b"+5", b"", b"\xb2", b"1048577")
         )
-        return raw.replace(b"\r\n\r\n", b"\r\nContent-Length: " + lie + b"\r\n\r\n", 1)
+        return raw.replace(b"\r\n\r\n", b"\r\nContent-Length: " + length + b"\r\n\r\n", 1)
 
-    def lie_about_chunks(self, raw: bytes) -> bytes:
+    def change_chunks(self, raw: bytes) -> bytes:
         head, _, body = raw.partition(b"\r\n\r\n")
         sizes = (b"0", b"1", b"fffffffff", b"-1", b"zz", b"", b"5;x=y", b"00000000000000001")
         size = self._random.choice(sizes)
@@ -299,14 +299,15 @@ class Fuzzer:
 
 _CHANGES: list[Callable[[Fuzzer, Request], None]] = [
     Fuzzer.change_method, Fuzzer.change_path, Fuzzer.change_query, Fuzzer.change_headers, Fuzzer.give_body,
-    Fuzzer.change_body, Fuzzer.change_body, Fuzzer.change_body, Fuzzer.spoil_body, Fuzzer.chunk_body,
+    Fuzzer.change_body, Fuzzer.change_body, Fuzzer.change_body, Fuzzer.corrupt_body, Fuzzer.chunk_body,
 ]  # fmt: skip
-_PUTS: list[Callable[[Fuzzer, Any, Any, Any], str]] = [
-    Fuzzer.put_nothing, Fuzzer.put_more, Fuzzer.put_nasty, Fuzzer.put_nasty, Fuzzer.put_no_json,
+_BODY_CHANGES: list[Callable[[Fuzzer, Any, Any, Any], str]] = [
+    Fuzzer.remove_value, Fuzzer.add_field, Fuzzer.put_invalid_value, Fuzzer.put_invalid_value,
+    Fuzzer.put_invalid_json,
 ]  # fmt: skip
-_BREAKS: list[Callable[[Fuzzer, bytes], bytes]] = [
-    Fuzzer.flip_bytes, Fuzzer.cut, Fuzzer.repeat, Fuzzer.drop, Fuzzer.insert, Fuzzer.lie_about_length,
-    Fuzzer.lie_about_chunks, Fuzzer.change_version, Fuzzer.pipeline,
+_BYTE_CHANGES: list[Callable[[Fuzzer, bytes], bytes]] = [
+    Fuzzer.flip_bytes, Fuzzer.cut, Fuzzer.repeat, Fuzzer.drop, Fuzzer.insert, Fuzzer.change_length,
+    Fuzzer.change_chunks, Fuzzer.change_version, Fuzzer.pipeline,
 ]  # fmt: skip
 
 
@@ -314,13 +315,13 @@ def _parsed(body: bytes | None) -> Any:
     try:
         return json.loads(body or b"null")
     except ValueError:
-        return None  # another change has been here
+        return None  # an earlier change made it invalid
 
 
-def _spots(content: Any) -> Iterator[tuple[Any, Any]]:
-    """Every place in a document where a value stands, with what holds it."""
+def _positions(content: Any) -> Iterator[tuple[Any, Any]]:
+    """The position of every value in a document: its container and key."""
     if isinstance(content, dict | list):
         for key in list(content) if isinstance(content, dict) else range(len(content)):
-            if key not in _HELD_FIELDS:
+            if key not in _WAIT_FIELDS:
                 yield content, key
-                yield from _spots(content[key])
+                yield from _positions(content[key])

@@ -1,6 +1,6 @@
 # mypy: ignore-errors
-# It runs in the tools' own environment (requirements.txt), where Schemathesis is; ours has it not.
-"""What Schemathesis must know of Mooring beyond the document, and where its requests would wait or end it.
+# It runs in the tools' own environment (requirements.txt), the only one with Schemathesis.
+"""Hooks for Schemathesis: rules that the document cannot state, and limits on what its requests may do.
 
 It runs inside Schemathesis (schemathesis.toml names it).
 """
@@ -13,34 +13,34 @@ from contextlib import suppress
 import httpx
 import schemathesis
 
-# Rules that no schema can state: of the moment, between fields, or of a default. Requests refused with these
-# codes were well-formed.
+# Codes of rules that no schema can state: on time, between fields or on stored data. Requests that are
+# rejected with these codes are well-formed.
 NOT_IN_A_SCHEMA = {
-    "bad_cursor",  # one that the service gave out, for the same filters
-    "bad_event_id",  # a line's time: one that there is
-    "idempotency_key_reused",  # a key that no other request had
+    "bad_cursor",  # must come from the service, for the same filters
+    "bad_event_id",  # the time of an existing line
+    "idempotency_key_reused",  # no other request may have used the key
     "bad_period",  # a reservation ends after it begins, and in the future
-    "share_of_mig",  # one or the other
+    "share_of_mig",  # either a share or a MIG profile
     "share_of_many",
-    "share_too_fine",  # thousandths, whatever a float makes of them
-    "duplicate_port",  # {"container": 80} and {"container": 80, "protocol": "tcp"} are one port
+    "share_too_fine",  # must be a multiple of 0.001
+    "duplicate_port",  # {"container": 80} equals {"container": 80, "protocol": "tcp"}
     "not_supported_yet",
     "reserved_env",  # NVIDIA_* and the like
     "reserved_label",  # mooring.*
     "spec_too_large",  # 256 KiB over several fields
     "secrets_too_large",
-    "unknown_secret",  # one that the project has
-    "unknown_project",  # one that there is
-    "registry_not_allowed",  # one on the public internet, by any spelling of an address
-    "too_many_ports",  # stored requests of earlier releases may have more
-    "working_dir_not_allowed",  # by any spelling of /proc
-    "no_permissions",  # a key has a role, or scopes, or both
+    "unknown_secret",  # must exist in the project
+    "unknown_project",  # must exist
+    "registry_not_allowed",  # must be on the public internet, in any notation of the address
+    "too_many_ports",  # the schema allows more, for stored requests of earlier releases
+    "working_dir_not_allowed",  # any notation of /proc
+    "no_permissions",  # a key needs a role or scopes
     "scope_of_no_project",
-    "expired",  # a moment in the past
+    "expired",  # a time in the past
 }
-# Long polls are asked for shortly: what they answer is the same, and the run has a minute.
+# Long polls are shortened: their answers stay the same, and the run takes only a minute.
 LONGEST_WAIT_S = {"timeout_s": 1, "wait_s": 0.2}
-HELD_WITH_A_BODY = {"/agent/v1/sync", "/agent/v1/stream-requests"}
+WAITING_WITH_A_BODY = {"/agent/v1/sync", "/agent/v1/stream-requests"}
 DELETED_WITHIN_S = 10
 
 _client = httpx.Client(
@@ -51,7 +51,7 @@ _client = httpx.Client(
 
 
 def _own_ids() -> set[str]:
-    """The caller's own key, user and project: a run that deletes its own key says nothing from then on."""
+    """IDs of the caller's key, user and project: a run that deletes its own key would test nothing more."""
     me = _client.get("/v1/me").json()
     found = (me.get(name) or {} for name in ("key", "user", "project"))
     return {thing["id"] for thing in found if "id" in thing} | set(os.environ["CONTRACT_KEEP"].split())
@@ -65,7 +65,7 @@ _keys_used = itertools.count()
 
 @schemathesis.hook
 def before_call(context, case, kwargs):
-    _wait_shortly(case)
+    _shorten_waits(case)
     _use_a_new_key(case)
     if case.meta.generation.mode.is_positive and isinstance(case.body, dict):
         case.body = _with_whole_numbers(case.body)
@@ -75,22 +75,22 @@ def before_call(context, case, kwargs):
                 case.path_parameters[name] = "none"
 
 
-def _wait_shortly(case):
+def _shorten_waits(case):
     if case.path.endswith("/wait") and (case.query is None or isinstance(case.query, dict)):
         case.query = {"timeout_s": 1, **(case.query or {})}
     for name, longest in LONGEST_WAIT_S.items():
-        for place in (case.query, case.body if case.path in HELD_WITH_A_BODY else None):
+        for place in (case.query, case.body if case.path in WAITING_WITH_A_BODY else None):
             if isinstance(place, dict) and name in place:
                 with suppress(TypeError, ValueError):
                     if longest < float(place[name]) <= 60:
                         place[name] = longest
     if isinstance(case.query, dict) and str(case.query.get("follow")).lower() == "true":
-        # A stream of lines that ends when the container does; simulated ones have no end.
+        # The stream ends with the container; simulated containers do not end.
         case.query["follow"] = False
 
 
 def _with_whole_numbers(value):
-    """1.0 as 1: the same to JSON Schema, and to us a fraction, as nothing is coerced."""
+    """Convert 1.0 to 1: JSON Schema treats them as equal, Mooring rejects the fraction."""
     if isinstance(value, dict):
         return {key: _with_whole_numbers(part) for key, part in value.items()}
     if isinstance(value, list):
@@ -99,26 +99,26 @@ def _with_whole_numbers(value):
 
 
 def _use_a_new_key(case):
-    """A key that another request had is refused, which would hide what the request itself leads to."""
+    """Make idempotency keys unique: a reused key would be rejected before the request itself is checked."""
     key = (case.headers or {}).get("idempotency-key")
     if case.meta.generation.mode.is_positive and isinstance(key, str) and 0 < len(key) < 240:
         case.headers["idempotency-key"] = f"{key}-{next(_keys_used)}"
 
 
-# What was deleted; and of what was made, everything it names: a key ends with its user, its project.
+# Deleted IDs, and all values of created resources: a key is deleted with its user or project.
 _deleted: set[object] = set()
-_named: dict[object, set[object]] = {}
+_created_values: dict[object, set[object]] = {}
 
 
 @schemathesis.hook
 def after_call(context, case, response):
     if response.status_code == 201:
         made = response.json()
-        _named[made.get("id")] = {value for value in made.values() if isinstance(value, str)}
+        _created_values[made.get("id")] = {value for value in made.values() if isinstance(value, str)}
     if case.method == "DELETE" and response.status_code in {202, 204}:
         _deleted.update((case.path_parameters or {}).values())
     if case.method == "DELETE" and response.status_code == 202:
-        # It will be gone. The checks that follow expect it to be gone at once.
+        # The deletion is asynchronous; the following checks expect it to be complete.
         path = response.request.path_url.split("?")[0]
         deadline = time.monotonic() + DELETED_WITHIN_S
         while _client.get(path).status_code != 404 and time.monotonic() < deadline:
@@ -130,12 +130,12 @@ def filter_failure(context, failure, case, response):
     kind = type(failure).__name__
     if kind == "EnsureResourceAvailability":
         asked_for = set((case.path_parameters or {}).values())
-        return not any(_named.get(one, set()) & _deleted for one in asked_for)
+        return not any(_created_values.get(one, set()) & _deleted for one in asked_for)
     if kind not in {"RejectedPositiveData", "ServerError"}:
         return True
     problem = response.json()
     if response.status_code == 503:
-        # Figures of a GPU of which this run itself has told, in a report that it made up.
+        # The run itself reported this GPU, without samples.
         return problem["code"] != "no_sample"
     codes = {problem["code"], *(item["code"] for item in problem.get("errors", ()))}
     return not codes & NOT_IN_A_SCHEMA

@@ -1,4 +1,4 @@
-"""The comparison of documents: it finds each kind of break, and lets additions pass."""
+"""The comparison of documents finds each kind of breaking change and accepts additions."""
 
 from copy import deepcopy
 from typing import Any
@@ -61,11 +61,11 @@ DOCUMENT: dict[str, Any] = {
 POST = "paths//pets/post"
 ANSWER = "components/schemas/Pet"
 REQUEST = "components/schemas/PetCreate"
-GONE = object()
+REMOVED = object()
 
 
 def _changed(*changes: tuple[str, Any]) -> dict[str, Any]:
-    """The document with values put, or taken away, at paths of keys joined by slashes."""
+    """The document with values set or removed at slash-separated paths."""
     made = deepcopy(DOCUMENT)
     for path, value in changes:
         place: Any = made
@@ -73,7 +73,7 @@ def _changed(*changes: tuple[str, Any]) -> dict[str, Any]:
         for part in way:
             place = place[int(part) if isinstance(place, list) else part]
         key = int(last) if isinstance(place, list) else last
-        if value is GONE:
+        if value is REMOVED:
             del place[key]
         else:
             place[key] = value
@@ -81,16 +81,16 @@ def _changed(*changes: tuple[str, Any]) -> dict[str, Any]:
 
 
 BREAKS: dict[str, tuple[tuple[str, Any], str]] = {
-    "operation removed": (("paths//pets/get", GONE), "GET /pets: the operation is gone"),
+    "operation removed": (("paths//pets/get", REMOVED), "GET /pets: the operation is gone"),
     "operation renamed": ((f"{POST}/operationId", "make_pet"), "operationId"),
     "other credentials": ((f"{POST}/security", [{"Other": []}]), "no longer enough"),
     "credentials where none were": (("paths//pets/get/security", [{"Key": []}]), "no longer enough"),
-    "status removed": ((f"{POST}/responses/404", GONE), "status 404 is gone"),
+    "status removed": ((f"{POST}/responses/404", REMOVED), "status 404 is gone"),
     "another media type": (
         ("paths//pets/get/responses/200/content", {"text/html": {}}),
         "200 is no longer text/plain",
     ),
-    "answer field removed": ((f"{ANSWER}/properties/age", GONE), "201/age is gone"),
+    "answer field removed": ((f"{ANSWER}/properties/age", REMOVED), "201/age is gone"),
     "answer field retyped": ((f"{ANSWER}/properties/id", {"type": "integer"}), "201/id may now be integer"),
     "answer field of another format": (
         (f"{ANSWER}/properties/id", {"type": "string", "format": "uuid"}),
@@ -114,7 +114,7 @@ BREAKS: dict[str, tuple[tuple[str, Any], str]] = {
         (f"{REQUEST}/required", ["kind", "age"]),
         "request/age is required",
     ),
-    "request field removed": ((f"{REQUEST}/properties/age", GONE), "request/age is gone"),
+    "request field removed": ((f"{REQUEST}/properties/age", REMOVED), "request/age is gone"),
     "request field retyped": ((f"{REQUEST}/properties/age", {"type": "string"}), "no longer be integer"),
     "request field no longer null": (
         (f"{REQUEST}/properties/owner", {"$ref": "#/components/schemas/PetCreateOwner"}),
@@ -185,12 +185,12 @@ ADDITIONS: dict[str, tuple[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", BREAKS)
-def test_a_break_is_found_and_nothing_else(name: str) -> None:
-    change, said = BREAKS[name]
+def test_a_breaking_change_is_found_and_nothing_else(name: str) -> None:
+    change, expected = BREAKS[name]
     (found,) = breaks(DOCUMENT, _changed(change))
-    assert said in found
+    assert expected in found
 
 
 @pytest.mark.parametrize("name", ADDITIONS)
-def test_an_addition_passes(name: str) -> None:
+def test_an_addition_is_compatible(name: str) -> None:
     assert breaks(DOCUMENT, _changed(ADDITIONS[name])) == []

@@ -1,4 +1,4 @@
-"""Ten thousand requests that are almost right: each is answered or hung up on, and nothing breaks."""
+"""Ten thousand slightly invalid requests: each is answered correctly or its connection is closed."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.contract.examples import made_of_examples
+from tests.contract.examples import create_examples
 from tests.contract.fuzz import Fuzzer
 from tests.nodes import WireNode
 from tests.problems import MEMBERS
@@ -21,13 +21,13 @@ from tests.service import ADMIN_KEY, Client, running, settings_for
 
 pytestmark = pytest.mark.both_databases
 
-# On each of two databases.
+# Per database.
 REQUESTS = int(os.environ.get("CONTRACT_REQUESTS", "5000"))
 SEED = int(os.environ.get("CONTRACT_SEED", "20261121"))
 CALLERS = 8
 HANG_S = 5.0
-# How long bytes that may be half a request are given before the caller says that no more will come.
-PATIENCE_S = 0.1
+# How long the server may be silent before the caller ends a request that may be incomplete.
+SILENCE_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,13 @@ class Answer:
     body: bytes
 
     @property
-    def leaves_the_connection(self) -> bool:
-        """Whether another request may follow: the answer had an end and did not say it was the last."""
+    def keeps_the_connection(self) -> bool:
+        """True if another request may follow on the connection."""
         return "content-length" in self.headers and self.headers.get("connection") != "close"
 
 
 class Caller:
-    """Sends raw bytes and reads what comes back, over a connection that is kept while it can be."""
+    """Sends raw bytes and reads the answer; keeps the connection open if possible."""
 
     def __init__(self, url: str) -> None:
         address = httpx.URL(url)
@@ -51,7 +51,7 @@ class Caller:
         self._connection: socket.socket | None = None
 
     def send(self, raw: bytes, *, whole: bool) -> Answer | None:
-        """The first answer; None where the connection was closed without one."""
+        """The first answer; None if the connection was closed without one."""
         try:
             return self._send(raw, whole=whole)
         except (ConnectionError, EOFError):
@@ -68,10 +68,10 @@ class Caller:
         if not whole:
             self._connection = None
             with connection:
-                _say_that_is_all(connection)
+                _end_request(connection)
                 return _first_answer(connection, bodiless=bodiless)
         answer = _first_answer(connection, bodiless=bodiless)
-        if answer is None or not answer.leaves_the_connection or bodiless:
+        if answer is None or not answer.keeps_the_connection or bodiless:
             self.close()
         return answer
 
@@ -81,8 +81,8 @@ class Caller:
             self._connection = None
 
 
-def _say_that_is_all(connection: socket.socket) -> None:
-    connection.settimeout(PATIENCE_S)
+def _end_request(connection: socket.socket) -> None:
+    connection.settimeout(SILENCE_S)
     try:
         connection.recv(1, socket.MSG_PEEK)
     except TimeoutError:
@@ -91,7 +91,7 @@ def _say_that_is_all(connection: socket.socket) -> None:
 
 
 def _first_answer(connection: socket.socket, *, bodiless: bool) -> Answer | None:
-    """Raises TimeoutError where nothing comes, EOFError for half an answer."""
+    """Raises TimeoutError without an answer, and EOFError after an incomplete one."""
     received = _until(connection, b"", b"\r\n\r\n")
     while received.startswith(b"HTTP/1.1 100"):
         received = _until(connection, received.partition(b"\r\n\r\n")[2], b"\r\n\r\n")
@@ -121,29 +121,29 @@ def _until(connection: socket.socket, received: bytes, end: bytes) -> bytes:
     return received
 
 
-class Judge:
-    """What one caller saw."""
+class Observations:
+    """The observations of one caller."""
 
     def __init__(self) -> None:
-        self.faults: list[str] = []
+        self.violations: list[str] = []
         self.statuses: list[int] = []
         self.slowest_s = 0.0
 
-    def look(self, raw: bytes, answer: Answer | None, *, whole: bool, took_s: float) -> None:
+    def add(self, raw: bytes, answer: Answer | None, *, whole: bool, took_s: float) -> None:
         self.slowest_s = max(self.slowest_s, took_s)
-        fault = _fault(raw, answer, whole=whole, took_s=took_s)
-        if fault:
-            self.faults.append(f"{fault}: {raw[:700]!r}")
+        violation = _violation(raw, answer, whole=whole, took_s=took_s)
+        if violation:
+            self.violations.append(f"{violation}: {raw[:700]!r}")
         if answer is not None:
             self.statuses.append(answer.status)
 
 
-def _fault(raw: bytes, answer: Answer | None, *, whole: bool, took_s: float) -> str:
+def _violation(raw: bytes, answer: Answer | None, *, whole: bool, took_s: float) -> str:
     if took_s > HANG_S:
         return f"took {took_s:.1f} s"
     if answer is None:
         return "no answer to a whole request" if whole else ""
-    # The nodes here are no machines, and tell no figures of their GPUs: 503 says so.
+    # The nodes of this test report no samples, which is answered 503.
     if answer.status >= 500 and b'"code":"no_sample"' not in answer.body:
         return f"{answer.status} {answer.body[:300]!r}"
     if answer.status < 300:
@@ -152,10 +152,10 @@ def _fault(raw: bytes, answer: Answer | None, *, whole: bool, took_s: float) -> 
         return f"{answer.status} is {answer.headers.get('content-type')}"
     if raw.lstrip().startswith(b"HEAD "):
         return ""
-    return _fault_of_problem(answer)
+    return _violation_of_problem(answer)
 
 
-def _fault_of_problem(answer: Answer) -> str:
+def _violation_of_problem(answer: Answer) -> str:
     try:
         document: dict[str, Any] = json.loads(answer.body)
     except ValueError:
@@ -167,29 +167,29 @@ def _fault_of_problem(answer: Answer) -> str:
     return ""
 
 
-def _call(url: str, fuzzer: Fuzzer, count: int) -> Judge:
-    caller, judge = Caller(url), Judge()
+def _call(url: str, fuzzer: Fuzzer, count: int) -> Observations:
+    caller, observations = Caller(url), Observations()
     for _ in range(count):
         raw, whole = fuzzer.request()
         began = time.monotonic()
         try:
             answer = caller.send(raw, whole=whole)
         except TimeoutError:
-            judge.faults.append(f"no answer within {HANG_S:g} s: {raw[:700]!r}")
+            observations.violations.append(f"no answer within {HANG_S:g} s: {raw[:700]!r}")
             caller.close()
             continue
-        judge.look(raw, answer, whole=whole, took_s=time.monotonic() - began)
+        observations.add(raw, answer, whole=whole, took_s=time.monotonic() - began)
     caller.close()
-    return judge
+    return observations
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A service with something of everything.
+    """A service with one resource of each kind.
 
     Attributes:
-        known: ids that exist, by the parameter of a path that takes them.
-        credential: of a node.
+        known: existing IDs by path parameter.
+        credential: a node's credential.
     """
 
     admin: Client
@@ -208,8 +208,8 @@ def target(database_url: str, tmp_path: Path) -> Iterator[Target]:
         node.sync(samples=[_sample(gpu.uuid, gpu.index) for gpu in node.gpus])
         document = admin.get("/openapi.json").json()
         known = {
-            **made_of_examples(admin, document),
-            # For no node, so that nothing waits for one.
+            **create_examples(admin, document),
+            # Larger than any node, so that they stay pending.
             "instance_id": [admin.create(gpus={"count": 64})["id"] for _ in range(5)],
             "node_id": [other.id],
             "uuid": [gpu.uuid for gpu in node.gpus],
@@ -224,17 +224,17 @@ def _sample(uuid: str, index: int) -> dict[str, object]:
 
 
 @pytest.mark.timeout(300)
-def test_nothing_that_is_sent_breaks_it(target: Target) -> None:
-    def one(number: int) -> Judge:
+def test_every_fuzzed_request_is_answered_or_closed(target: Target) -> None:
+    def one(number: int) -> Observations:
         fuzzer = Fuzzer(target.document, target.known, (ADMIN_KEY, target.credential), SEED + number)
         return _call(str(target.admin.base_url), fuzzer, REQUESTS // CALLERS)
 
     with ThreadPoolExecutor(CALLERS) as pool:
-        judges = list(pool.map(one, range(CALLERS)))
-    faults = [fault for judge in judges for fault in judge.faults]
-    assert not faults, f"{len(faults)} faults:\n" + "\n".join(faults[:20])
-    statuses = [status for judge in judges for status in judge.statuses]
+        results = list(pool.map(one, range(CALLERS)))
+    violations = [violation for observations in results for violation in observations.violations]
+    assert not violations, f"{len(violations)} faults:\n" + "\n".join(violations[:20])
+    statuses = [status for observations in results for status in observations.statuses]
     assert len(statuses) > REQUESTS * 0.7, "most of it should be answered"
-    # Also 503, `no_sample`, of nodes that have been silent for as long as this takes on a busy machine.
+    # Also 503 `no_sample`, if a node becomes unreachable during a long run.
     assert {2, 4} <= {status // 100 for status in statuses}, "both taken and refused"
     assert target.admin.get("/healthz").status_code == 200

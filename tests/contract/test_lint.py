@@ -1,4 +1,4 @@
-"""Two linters of other people's read the document and find nothing, errors or warnings."""
+"""Two third-party linters find no errors or warnings in the document."""
 
 from pathlib import Path
 
@@ -6,26 +6,26 @@ from tests.contract.tools import FOLDER, linter, run
 
 
 def test_spectral_finds_nothing(document_file: Path) -> None:
-    done = run(
+    result = run(
         linter("spectral"),
         "lint",
-        # The exceptions for single paths in the rules are told by the file's name next to them.
+        # The path-specific exceptions in the ruleset refer to this file name.
         f"--stdin-filepath={FOLDER / 'openapi.json'}",
         f"--ruleset={FOLDER / 'spectral.yaml'}",
         "--fail-severity=warn",
         stdin=document_file,
     )
-    assert done.returncode == 0, done.stdout[-6000:]
+    assert result.returncode == 0, result.stdout[-6000:]
 
 
 def test_redocly_finds_nothing(document_file: Path) -> None:
-    done = run(
+    result = run(
         linter("redocly"),
         "lint",
         document_file,
         f"--config={FOLDER / 'redocly.yaml'}",
-        # It would otherwise ask the network for its own newest version and say that it ran.
+        # Otherwise it checks for a newer version over the network and sends telemetry.
         REDOCLY_SUPPRESS_UPDATE_NOTICE="true",
         REDOCLY_TELEMETRY="off",
     )
-    assert done.returncode == 0, done.stdout[-6000:]
+    assert result.returncode == 0, result.stdout[-6000:]

@@ -1,4 +1,4 @@
-"""Schemathesis, all of its checks and phases, against a service with nodes, on PostgreSQL."""
+"""Schemathesis with all checks and phases, against a service with nodes on PostgreSQL."""
 
 import os
 import re
@@ -10,27 +10,27 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.examples import made_of_examples
+from tests.contract.examples import create_examples
 from tests.contract.tools import FOLDER, python_tool
 from tests.nodes import WireNode, simulated_node
 from tests.service import ADMIN_KEY, Client, running, settings_for
 
-# For a longer run, and another one:
+# For a longer run with another seed:
 # CONTRACT_SECONDS=1800 CONTRACT_SEED=7 make test ARGS=tests/contract/test_schemathesis.py
 SECONDS = int(os.environ.get("CONTRACT_SECONDS", "20"))
 SEED = os.environ.get("CONTRACT_SEED", "20261121")
 NODES = 2
 
 
-class MachineRoom:
-    """Simulated nodes, of which there are always enough: what the tool drains or deletes is made good."""
+class NodeSupply:
+    """A constant number of simulated nodes: replaces nodes that the tool drains or deletes."""
 
     def __init__(self, admin: Client, folder: Path, exits: ExitStack) -> None:
         self._admin, self._folder, self._exits = admin, folder, exits
         self._made = 0
-        self.tend()
+        self.restore()
 
-    def tend(self) -> None:
+    def restore(self) -> None:
         nodes = {node["name"]: node for node in self._admin.items("/v1/nodes", limit=200)}
         for node in nodes.values():
             if node["name"].startswith("simulated-") and (node["cordoned"] or node["draining"]):
@@ -42,24 +42,24 @@ class MachineRoom:
 
 
 @contextmanager
-def _served(database_url: str, folder: Path) -> Iterator[tuple[Client, MachineRoom, WireNode]]:
+def _served(database_url: str, folder: Path) -> Iterator[tuple[Client, NodeSupply, WireNode]]:
     with ExitStack() as exits:
         service = exits.enter_context(running(settings_for(database_url, folder / "data", rate_limits="off")))
         admin = exits.enter_context(service.client)
-        room = MachineRoom(admin, folder, exits)
-        # Whose credential the tool speaks to /agent/v1 with.
+        room = NodeSupply(admin, folder, exits)
+        # The tool uses the credential of this node for /agent/v1.
         wire = WireNode(admin, "wire", gpus=0)
         exits.callback(wire.close)
         wire.sync()
-        # It would take instances and do nothing with them.
+        # Without the cordon it would get instances and never start them.
         admin.post(f"/v1/nodes/{wire.id}/cordon")
-        # Lists that show something, so that the links from them lead somewhere.
-        made_of_examples(admin, admin.get("/openapi.json").json())
+        # Lists must not be empty, so that their links can be followed.
+        create_examples(admin, admin.get("/openapi.json").json())
         admin.create(gpus={"count": 1})
         yield admin, room, wire
 
 
-# The first has an end of its own: every limit and every wrong type of every field, once.
+# The first phase is finite: every limit and every wrong type of every field, once.
 PHASES = {"examples,coverage": max(60, SECONDS), "fuzzing": SECONDS, "stateful": SECONDS}
 
 
@@ -95,21 +95,21 @@ def test_schemathesis_finds_nothing(database_url: str, tmp_path: Path, phases: s
         )
         try:
             while process.poll() is None:
-                room.tend()
+                room.restore()
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(0.5)
         finally:
             process.kill()
             process.wait()
-    said = log.read_text()
-    assert process.returncode == 0, said[-12_000:]
-    assert _count(r"(\d+) generated", said) > 20, said
+    output_text = log.read_text()
+    assert process.returncode == 0, output_text[-12_000:]
+    assert _count(r"(\d+) generated", output_text) > 20, output_text
     if phases == "stateful":
-        assert _count(r"API Links: +(\d+) covered", said) > 0, said
+        assert _count(r"API Links: +(\d+) covered", output_text) > 0, output_text
 
 
-def _count(pattern: str, said: str) -> int:
-    """A number that the tool prints: a run that finds nothing since it tries nothing is no good one."""
-    found = re.search(pattern, said)
-    assert found is not None, said
+def _count(pattern: str, output_text: str) -> int:
+    """A number from the tool's output, to check that the run has tested something."""
+    found = re.search(pattern, output_text)
+    assert found is not None, output_text
     return int(found[1])

@@ -1,4 +1,4 @@
-"""The programs that read the API from outside, as install.sh puts them here."""
+"""External programs that test the API; install.sh installs them."""
 
 import os
 import subprocess
@@ -12,17 +12,17 @@ _PYTHON_TOOLS = FOLDER / ".venv" / "bin"
 
 
 def linter(name: str) -> Path:
-    """A program of package.json."""
+    """A program from package.json."""
     return _required(_LINTERS / name)
 
 
 def python_tool(name: str) -> Path:
-    """A program of requirements.txt."""
+    """A program from requirements.txt."""
     return _required(_PYTHON_TOOLS / name)
 
 
 def _required(program: Path) -> Path:
-    """Skips the test where it is missing; under CI=true fails it."""
+    """Skips the test if the program is missing; fails it under CI=true."""
     if program.exists():
         return program
     reason = f"{program.name}: not installed; run tests/testbed/install.sh"
@@ -34,14 +34,14 @@ def _required(program: Path) -> Path:
 def run(
     *argv: str | Path, stdin: Path = Path(os.devnull), timeout_s: float = 100, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """One program with what it printed, standard output and error in one.
+    """Run a program; the result has its standard output and error together.
 
-    Its standard input is a file: Node.js reads nothing from a pipe that is not full yet.
+    Its standard input is a file, since Node.js does not read a pipe that is not full yet.
     """
-    with stdin.open() as given:
+    with stdin.open() as standard_input:
         return subprocess.run(
             argv,
-            stdin=given,
+            stdin=standard_input,
             cwd=FOLDER,
             env={**os.environ, **environment},
             stdout=subprocess.PIPE,

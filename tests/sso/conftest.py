@@ -1,4 +1,4 @@
-"""A provider, and services that take its tokens."""
+"""An OpenID provider, and services that accept its tokens."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +15,7 @@ ROLES = "admins=admin,viewers=vision:viewer,members=vision:member,owners=vision:
 
 @pytest.fixture(scope="session")
 def provider(workspace: Workspace) -> Iterator[Provider]:
-    """The session's provider; who stops it or changes its keys takes one of their own."""
+    """The shared provider; a test that stops it or changes its keys uses `own_provider`."""
     providers.require()
     made = Provider(workspace)
     made.start()
@@ -25,7 +25,7 @@ def provider(workspace: Workspace) -> Iterator[Provider]:
 
 @pytest.fixture
 def own_provider(workspace: Workspace) -> Iterator[Provider]:
-    """A running provider of this test alone."""
+    """A running provider for a single test."""
     providers.require()
     made = Provider(workspace)
     made.start()
@@ -35,7 +35,7 @@ def own_provider(workspace: Workspace) -> Iterator[Provider]:
 
 @pytest.fixture
 def service(database_url: str, tmp_path: Path, provider: Provider) -> Iterator[RunningService]:
-    """A control plane that takes the session's provider's tokens; it has the project `vision`."""
+    """A control plane that accepts the shared provider's tokens."""
     settings = settings_for(
         database_url, tmp_path / "data", oidc_issuer=provider.issuer, oidc_audience=AUDIENCE, oidc_roles=ROLES
     )
@@ -45,7 +45,7 @@ def service(database_url: str, tmp_path: Path, provider: Provider) -> Iterator[R
 
 @pytest.fixture
 def vision(client: Client) -> str:
-    """The id of the project that most claims are about."""
+    """The ID of the project that most claims refer to."""
     return new_project(client, "vision")
 
 
@@ -53,7 +53,7 @@ def vision(client: Client) -> str:
 def sqlite_url(
     tmp_path_factory: pytest.TempPathFactory, migrated_template: Callable[[str], str]
 ) -> Callable[[], str]:
-    """Fresh SQLite databases, for what looks the same on both."""
+    """Fresh SQLite databases, for tests that do not depend on the database."""
 
     def new() -> str:
         path = tmp_path_factory.mktemp("sso") / "mooring.db"

@@ -1,4 +1,4 @@
-"""A certified OpenID provider (npm's oidc-provider) as a process of its own; see provider.mjs."""
+"""A certified OpenID provider (npm's oidc-provider) in its own process; see provider.mjs."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key as generate_rsa_key
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
-from tests.sso.asking import TLS
+from tests.sso.token_requests import TLS
 from tests.testbed.processes import Daemon
 from tests.testbed.workspace import Workspace
 
@@ -26,7 +26,7 @@ CLIENTS = {name: f"the-secret-of-{name}" for name in ("ada", "bob", "eve")}
 
 
 def require() -> None:
-    """Skips the test where the provider is missing; under CI=true fails it."""
+    """Skips the test if the provider is not installed; fails it under CI=true."""
     if shutil.which("node") and (FOLDER / "node_modules" / ".installed").exists():
         return
     reason = "oidc-provider: not installed; run tests/testbed/install.sh"
@@ -36,7 +36,7 @@ def require() -> None:
 
 
 class Provider:
-    """It keeps its port, and so its issuer, over stop and start."""
+    """A provider that keeps its port, and so its issuer URL, across restarts."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
@@ -50,10 +50,10 @@ class Provider:
         self.keys: list[dict[str, Any]] = new_keys()
 
     def start(self) -> None:
-        """With the keys that it has now."""
+        """Start with the current keys."""
         settings = {"port": self._port, "jwks": {"keys": self.keys}, "clients": CLIENTS}
         self._settings.write_text(json.dumps(settings))
-        self._daemon.start(self._answers)
+        self._daemon.start(self._is_ready)
 
     def stop(self) -> None:
         self._daemon.stop()
@@ -65,7 +65,7 @@ class Provider:
         self._daemon.thaw()
 
     def rotate(self) -> None:
-        """Start anew with other keys."""
+        """Restart with new keys."""
         self.stop()
         self.keys = new_keys()
         self.start()
@@ -74,11 +74,11 @@ class Provider:
         self._daemon.kill()
         self._workspace.give_back_port(self._port)
 
-    def token(self, who: str = "ada", audience: str = AUDIENCE, **wanted: Any) -> str:
-        """An access token for one of the clients; `wanted` as provider.mjs has it."""
+    def token(self, client_id: str = "ada", audience: str = AUDIENCE, **wanted: Any) -> str:
+        """An access token of a client; provider.mjs describes `wanted`."""
         answer = httpx.post(
             f"{self.issuer}/token",
-            auth=(who, CLIENTS[who]),
+            auth=(client_id, CLIENTS[client_id]),
             data={
                 "grant_type": "client_credentials",
                 "resource": audience,
@@ -92,7 +92,7 @@ class Provider:
     def signed(
         self, token: str, *, payload: Mapping[str, Any] | None = None, header: Mapping[str, Any] | None = None
     ) -> str:
-        """One of its ES256 tokens, changed as it would never make it (null: left out) and signed anew."""
+        """An ES256 token with changed claims and header (None: left out), signed again."""
         claims = jwt.decode(token, options={"verify_signature": False}) | dict(payload or {})
         head = jwt.get_unverified_header(token) | dict(header or {})
         return jwt.encode(
@@ -102,10 +102,10 @@ class Provider:
         )
 
     def served(self, path: str) -> int:
-        """How often a path was asked for since the last start."""
+        """The number of requests for a path since the last start."""
         return int(httpx.get(f"{self.issuer}/served", verify=TLS).json().get(path, 0))
 
-    def _answers(self) -> bool:
+    def _is_ready(self) -> bool:
         try:
             return httpx.get(f"{self.issuer}/served", verify=TLS).status_code == 200
         except httpx.ConnectError:

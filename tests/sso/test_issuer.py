@@ -1,4 +1,4 @@
-"""The issuer's keys: rotated, asked for seldom, and enough while the issuer is away."""
+"""The issuer's keys: rotation, caching and outages of the issuer."""
 
 import asyncio
 import base64
@@ -15,8 +15,8 @@ from mooring.api.auth.jwks import IssuerKeys, keys_in
 from mooring.core.errors import Unauthorized, Unavailable
 from tests.problems import problem
 from tests.service import RunningService, running, settings_for
-from tests.sso.asking import ask, status
 from tests.sso.provider import AUDIENCE, Provider, new_keys
+from tests.sso.token_requests import get_with_token, status
 from tests.testbed.waiting import wait_until
 
 CLAIMS = {"groups": ["admins"]}
@@ -36,13 +36,13 @@ def new_service(tmp_path: Path, sqlite_url: Callable[[], str]) -> Callable[[str]
     return new
 
 
-def made_up(*, many: int = 1) -> list[str]:
-    """Tokens that name keys of which nobody has heard."""
+def tokens_with_unknown_keys(*, count: int = 1) -> list[str]:
+    """Tokens with key IDs that the issuer does not have."""
     key = jwt.PyJWK(new_keys()[0]).key
-    return [jwt.encode({}, key, "ES256", headers={"kid": f"made-up-{number}"}) for number in range(many)]
+    return [jwt.encode({}, key, "ES256", headers={"kid": f"made-up-{number}"}) for number in range(count)]
 
 
-def test_keys_that_the_issuer_changes_are_found(
+def test_rotated_keys_of_the_issuer_are_found(
     new_service: Callable[[str], Any], own_provider: Provider
 ) -> None:
     with new_service(own_provider.issuer) as service:
@@ -51,19 +51,19 @@ def test_keys_that_the_issuer_changes_are_found(
         assert status(service, own_provider.token(claims=CLAIMS)) == 200
 
 
-def test_made_up_keys_do_not_make_the_issuer_busy(
+def test_tokens_with_unknown_keys_cause_few_requests_to_the_issuer(
     new_service: Callable[[str], Any], own_provider: Provider
 ) -> None:
     with new_service(own_provider.issuer) as service:
         for _ in range(3):
             assert status(service, own_provider.token(claims=CLAIMS)) == 200
         assert own_provider.served("/jwks") == 1
-        assert {status(service, token) for token in made_up(many=20)} == {401}
+        assert {status(service, token) for token in tokens_with_unknown_keys(count=20)} == {401}
         assert own_provider.served("/jwks") == 2
         assert own_provider.served("/.well-known/openid-configuration") == 2
 
 
-def test_while_the_issuer_is_away_its_known_keys_serve(
+def test_known_keys_are_used_while_the_issuer_is_unreachable(
     new_service: Callable[[str], Any], own_provider: Provider
 ) -> None:
     with new_service(own_provider.issuer) as service:
@@ -71,31 +71,31 @@ def test_while_the_issuer_is_away_its_known_keys_serve(
         assert status(service, token) == 200
         own_provider.stop()
         assert status(service, later) == 200
-        answer = ask(service, *made_up())
+        answer = get_with_token(service, *tokens_with_unknown_keys())
         assert problem(answer, 503, "sso_unavailable")["retryable"]
         assert int(answer.headers["retry-after"]) > 0
         assert status(service, token) == status(service, later) == 200
 
 
-def test_an_issuer_that_was_never_there_is_no_fault_of_the_token(
+def test_an_issuer_that_was_never_reachable_is_503(
     new_service: Callable[[str], Any], own_provider: Provider
 ) -> None:
     token = own_provider.token(claims=CLAIMS)
     own_provider.stop()
     with new_service(own_provider.issuer) as service:
-        problem(ask(service, token), 503, "sso_unavailable")
+        problem(get_with_token(service, token), 503, "sso_unavailable")
         with service.client as admin:
-            assert admin.get("/v1/me").status_code == 200  # keys know nothing of all this
+            assert admin.get("/v1/me").status_code == 200  # API keys do not depend on the issuer
 
 
-def test_an_issuer_of_another_name_is_not_believed(
+def test_an_issuer_with_another_name_is_rejected(
     new_service: Callable[[str], Any], own_provider: Provider
 ) -> None:
     token = own_provider.token(claims=CLAIMS)
     alias = own_provider.issuer.replace("127.0.0.1", "localhost")
     for issuer in (alias, f"{own_provider.issuer}/"):
         with new_service(issuer) as service:
-            problem(ask(service, token), 503, "sso_unavailable")
+            problem(get_with_token(service, token), 503, "sso_unavailable")
 
 
 class Clock:
@@ -106,7 +106,7 @@ class Clock:
         return self.now
 
 
-def test_a_withdrawn_key_is_good_for_minutes_and_longer_only_while_the_issuer_is_away(
+def test_a_withdrawn_key_expires_unless_the_issuer_is_unreachable(
     own_provider: Provider,
 ) -> None:
     old = own_provider.keys[0]["kid"]
@@ -130,7 +130,7 @@ def test_a_withdrawn_key_is_good_for_minutes_and_longer_only_while_the_issuer_is
         with pytest.raises(Unavailable):
             await keys.key(new, "ES256")
         own_provider.start()
-        with pytest.raises(Unavailable):  # it was asked just now
+        with pytest.raises(Unavailable):  # the last attempt was too recent
             await keys.key(new, "ES256")
         clock.now += 10
         assert (await keys.key(new, "ES256")).id == new
@@ -138,7 +138,7 @@ def test_a_withdrawn_key_is_good_for_minutes_and_longer_only_while_the_issuer_is
     asyncio.run(run())
 
 
-def test_a_silent_issuer_holds_nobody_up_for_long_whose_key_is_known(own_provider: Provider) -> None:
+def test_an_unresponsive_issuer_does_not_delay_tokens_with_known_keys(own_provider: Provider) -> None:
     known = own_provider.keys[0]["kid"]
 
     async def run() -> None:
@@ -158,13 +158,13 @@ def test_a_silent_issuer_holds_nobody_up_for_long_whose_key_is_known(own_provide
             own_provider.thaw()
         clock.now = 320
         assert (await keys.key(known, "ES256")).id == known
-        # All those waited for one reading.
+        # All of them waited for one request.
         wait_until(lambda: own_provider.served("/jwks") == 2)
 
     asyncio.run(run())
 
 
-def test_a_key_is_used_for_what_it_is_for() -> None:
+def test_a_key_is_used_only_for_its_algorithms() -> None:
     signing, rsa, edwards = ({**key, "kid": name} for key, name in zip(new_keys(), "abc", strict=True))
     secret = {"kty": "oct", "k": base64.urlsafe_b64encode(b"x" * 32).decode(), "kid": "d"}
     listed = [
@@ -181,7 +181,7 @@ def test_a_key_is_used_for_what_it_is_for() -> None:
     }
 
 
-def test_a_token_names_its_key_where_several_would_fit(
+def test_a_token_without_a_key_id_is_accepted_only_if_one_key_fits(
     new_service: Callable[[str], Any], own_provider: Provider
 ) -> None:
     nameless = own_provider.signed(own_provider.token(claims=CLAIMS), header={"kid": None})

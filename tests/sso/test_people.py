@@ -1,4 +1,4 @@
-"""Who signs on is one user, and may do what memberships and claims give."""
+"""Users of single sign-on, and their roles from memberships and claims."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -8,12 +8,12 @@ import pytest
 
 from tests.problems import problem
 from tests.service import Client, RunningService, running, settings_for
-from tests.sso.asking import ask, me, status
 from tests.sso.conftest import new_project
 from tests.sso.provider import Provider
+from tests.sso.token_requests import get_with_token, me, status
 from tests.testbed.waiting import wait_until
 
-# What the database has no part in need not be shown on both.
+# Tests that do not depend on the database run on one.
 on_one_database = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
@@ -22,11 +22,11 @@ def roles(service: RunningService, token: str) -> dict[str, str]:
     return {project["name"]: project["role"] for project in me(service, token)["projects"]}
 
 
-def people(client: Client) -> list[dict[str, Any]]:
+def sso_users(client: Client) -> list[dict[str, Any]]:
     return [user for user in client.items("/v1/users") if user["sso"]]
 
 
-def test_a_token_of_the_provider_stands_for_its_user(
+def test_a_token_authenticates_its_user(
     service: RunningService, client: Client, vision: str, provider: Provider
 ) -> None:
     claims = {"groups": ["members", "strangers"], "name": "Ada Lovelace", "email": "ada@example.com"}
@@ -40,18 +40,18 @@ def test_a_token_of_the_provider_stands_for_its_user(
             "scopes": ["instances:exec", "instances:read", "instances:write", "usage:read"],
         }
     ]
-    (user,) = people(client)
+    (user,) = sso_users(client)
     assert shown["user"] == user
     assert (user["name"], user["email"], user["sso"]) == ("Ada Lovelace", "ada@example.com", True)
 
 
-def test_eight_first_requests_at_once_make_one_user(
+def test_eight_concurrent_first_requests_create_one_user(
     service: RunningService, client: Client, vision: str, provider: Provider
 ) -> None:
     tokens = [provider.token(claims={"groups": ["viewers"], "email": "ada@example.com"}) for _ in range(8)]
     with ThreadPoolExecutor(8) as pool:
         shown = list(pool.map(lambda token: me(service, token)["user"]["id"], tokens))
-    (user,) = people(client)
+    (user,) = sso_users(client)
     assert set(shown) == {user["id"]}
     (entry,) = [entry for entry in client.items("/v1/audit-log") if entry["action"] == "user.create"]
     assert (entry["actor"]["kind"], entry["actor"]["id"]) == ("user", user["id"])
@@ -60,7 +60,7 @@ def test_eight_first_requests_at_once_make_one_user(
 
 
 @on_one_database
-def test_what_a_user_does_is_written_down_as_theirs(
+def test_actions_of_an_sso_user_are_audited_with_the_user(
     service: RunningService, client: Client, vision: str, provider: Provider
 ) -> None:
     with Client(service.url, provider.token(claims={"groups": ["members"]})) as ada:
@@ -72,7 +72,7 @@ def test_what_a_user_does_is_written_down_as_theirs(
     assert entry["actor"]["user_id"] == user_id
 
 
-def test_the_higher_of_claim_and_membership_counts(
+def test_the_higher_role_of_claim_and_membership_applies(
     service: RunningService, client: Client, vision: str, provider: Provider
 ) -> None:
     user_id = me(service, provider.token(claims={"groups": ["viewers"]}))["user"]["id"]
@@ -84,13 +84,13 @@ def test_the_higher_of_claim_and_membership_counts(
     assert roles(service, provider.token(claims={"groups": ["members"]})) == {"vision": "owner"}
 
 
-def test_a_membership_that_is_taken_away_is_gone_within_a_second(
+def test_a_removed_membership_ends_within_a_second(
     service: RunningService, client: Client, vision: str, provider: Provider
 ) -> None:
     token = provider.token()
-    assert status(service, token) == 403  # known, and in no project yet
+    assert status(service, token) == 403  # the user exists but is in no project
     user = me(service, token)["user"]
-    assert people(client) == [user]
+    assert sso_users(client) == [user]
     member = f"/v1/projects/{vision}/members/{user['id']}"
     assert client.put(member, json={"role": "viewer"}).status_code == 200
     wait_until(lambda: status(service, token) == 200, 1)
@@ -99,7 +99,7 @@ def test_a_membership_that_is_taken_away_is_gone_within_a_second(
 
 
 @on_one_database
-def test_a_claim_makes_an_admin_while_it_is_there(
+def test_an_admin_claim_applies_only_to_its_token(
     service: RunningService, client: Client, vision: str, provider: Provider
 ) -> None:
     shown = me(service, provider.token(claims={"groups": ["admins", "viewers"]}))
@@ -112,7 +112,7 @@ def test_a_claim_makes_an_admin_while_it_is_there(
 
 
 @on_one_database
-def test_a_claim_about_a_project_that_is_not_there_gives_nothing(
+def test_a_claim_for_an_unknown_project_gives_no_role(
     service: RunningService, client: Client, vision: str, provider: Provider
 ) -> None:
     token = provider.token(claims={"groups": ["speech", "viewers"]})
@@ -124,7 +124,7 @@ def test_a_claim_about_a_project_that_is_not_there_gives_nothing(
 
 
 @on_one_database
-def test_an_owner_who_takes_a_person_in_does_not_change_where_their_requests_go(
+def test_another_membership_does_not_change_the_default_project_of_a_token(
     service: RunningService, client: Client, vision: str, provider: Provider
 ) -> None:
     token = provider.token(claims={"groups": ["members"], "email": "ada@example.com"})
@@ -146,7 +146,7 @@ def test_an_owner_who_takes_a_person_in_does_not_change_where_their_requests_go(
 
 
 @on_one_database
-def test_a_viewer_takes_out_nobody_but_themselves(
+def test_a_viewer_cannot_remove_other_members(
     service: RunningService, client: Client, vision: str, provider: Provider
 ) -> None:
     other = client.post("/v1/users", json={"name": "Grace"}).json()["id"]
@@ -157,7 +157,7 @@ def test_a_viewer_takes_out_nobody_but_themselves(
 
 
 @on_one_database
-def test_who_is_in_several_projects_names_one(
+def test_a_user_in_several_projects_must_name_one(
     service: RunningService, client: Client, vision: str, provider: Provider
 ) -> None:
     speech = new_project(client, "speech")
@@ -181,7 +181,7 @@ def test_name_and_email_follow_the_claims(
         "email": "a@b.test",
         "version": 2,
     }
-    # What a token does not say, or says of no use, changes nothing.
+    # A missing or invalid claim changes nothing.
     unchanged = {"name": "Ada Lovelace", "email": "a@b.test", "version": 2}
     for email in ("nobody", "c@d.test\x00", "x" * 300 + "@d.test", 7, None):
         assert sign_on(email=email) == unchanged
@@ -189,7 +189,7 @@ def test_name_and_email_follow_the_claims(
     assert [entry["action"] for entry in client.items("/v1/audit-log")].count("user.update") == 1
 
 
-def test_an_email_makes_nobody_somebody_else(
+def test_an_email_claim_does_not_match_an_existing_user(
     service: RunningService, client: Client, vision: str, provider: Provider
 ) -> None:
     answer = client.post("/v1/users", json={"name": "Ada", "email": "ada@example.com", "is_admin": True})
@@ -202,46 +202,46 @@ def test_an_email_makes_nobody_somebody_else(
     assert shown["user"]["id"] != answer.json()["id"]
 
 
-def test_a_deleted_user_is_refused_and_not_made_again(
+def test_a_deleted_user_is_rejected_and_not_created_again(
     service: RunningService, client: Client, vision: str, provider: Provider
 ) -> None:
     token = provider.token(claims={"groups": ["admins"]})
     user_id = me(service, token)["user"]["id"]
     assert client.delete(f"/v1/users/{user_id}").status_code == 204
     wait_until(lambda: status(service, token) == 401, 1)
-    problem(ask(service, provider.token(claims={"groups": ["admins"]})), 401, "unauthorized")
-    assert people(client) == []
+    problem(get_with_token(service, provider.token(claims={"groups": ["admins"]})), 401, "unauthorized")
+    assert sso_users(client) == []
     assert me(service, provider.token("bob", claims={"groups": ["viewers"]}))["user"]["name"] == "bob"
 
 
 @on_one_database
-def test_without_an_issuer_a_token_is_an_unknown_key(
+def test_without_an_issuer_a_token_is_rejected_as_an_unknown_key(
     database_url: str, tmp_path: Path, provider: Provider
 ) -> None:
     with running(settings_for(database_url, tmp_path / "data")) as service:
         token = provider.token(claims={"groups": ["admins"]})
         with_token, with_key = (
-            problem(ask(service, secret), 401, "unauthorized") for secret in (token, "mk_unknown")
+            problem(get_with_token(service, secret), 401, "unauthorized") for secret in (token, "mk_unknown")
         )
     assert with_token["detail"] == with_key["detail"]
 
 
 @on_one_database
-def test_a_role_of_a_token_alone_makes_no_key(
+def test_a_role_from_a_claim_alone_does_not_allow_keys(
     service: RunningService, client: Client, vision: str, provider: Provider
 ) -> None:
     token = provider.token(claims={"groups": ["members"]})
     user_id = me(service, token)["user"]["id"]
     body = {"name": "laptop", "user_id": user_id, "role": "member"}
-    with Client(service.url, token) as person:
-        problem(person.post("/v1/api-keys", json=body), 422, "no_membership")
+    with Client(service.url, token) as user_client:
+        problem(user_client.post("/v1/api-keys", json=body), 422, "no_membership")
         put = client.put(f"/v1/projects/{vision}/members/{user_id}", json={"role": "member"})
         assert put.status_code == 200
-        assert person.post("/v1/api-keys", json=body).status_code == 201
+        assert user_client.post("/v1/api-keys", json=body).status_code == 201
 
 
 @on_one_database
-def test_an_owner_takes_no_name_that_tokens_give_roles_by(
+def test_an_owner_cannot_take_a_project_name_used_in_role_claims(
     service: RunningService, client: Client, vision: str, provider: Provider
 ) -> None:
     with Client(service.url, provider.token(claims={"groups": ["owners"]})) as owner:

@@ -1,4 +1,4 @@
-"""The settings of single sign-on: what is refused at the start rather than regretted later."""
+"""Settings of single sign-on, and their validation at the start."""
 
 import os
 
@@ -19,7 +19,7 @@ def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-def test_they_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "ISSUER": ISSUER,
         "AUDIENCE": "mooring",
@@ -35,7 +35,7 @@ def test_they_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     assert Settings().oidc_roles == {"gpu-admins": (ADMIN,)}
 
 
-def test_without_them_nobody_signs_on() -> None:
+def test_sso_is_off_by_default() -> None:
     settings = Settings()
     assert (settings.oidc_issuer, settings.oidc_roles) == (None, {})
     assert (settings.oidc_roles_claim, settings.oidc_name_claim, settings.oidc_email_claim) == (
@@ -62,7 +62,7 @@ def test_without_them_nobody_signs_on() -> None:
     ],
     ids=str,
 )
-def test_half_of_them_or_an_unsafe_issuer_is_refused(
+def test_incomplete_settings_and_unsafe_issuers_are_rejected(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, str], why: str
 ) -> None:
     for name, value in given.items():

@@ -1,4 +1,4 @@
-"""Which tokens are taken: those that the issuer made for this service, unchanged and of now."""
+"""Validation of access tokens."""
 
 import base64
 import json
@@ -13,9 +13,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from pydantic import SecretStr
 
 from tests.service import RunningService, running, settings_for
-from tests.sso.asking import refused, status
 from tests.sso.conftest import new_project
 from tests.sso.provider import AUDIENCE, Provider, new_keys
+from tests.sso.token_requests import require_unauthorized, status
 from tests.testbed.waiting import wait_until
 
 CLAIMS = {"roles": {"here": ["a", "viewers"]}}
@@ -37,12 +37,14 @@ def service(
 
 
 @pytest.mark.parametrize("algorithm", ["ES256", "RS256", "PS256", "EdDSA"])
-def test_every_usual_algorithm_is_taken(service: RunningService, provider: Provider, algorithm: str) -> None:
+def test_every_supported_algorithm_is_accepted(
+    service: RunningService, provider: Provider, algorithm: str
+) -> None:
     assert status(service, provider.token(alg=algorithm, claims=CLAIMS)) == 200
 
 
 @pytest.mark.parametrize("kind", ["JWT", "application/at+jwt", "at+JWT"])
-def test_every_name_of_an_access_token_is_taken(
+def test_every_type_of_access_token_is_accepted(
     service: RunningService, provider: Provider, kind: str
 ) -> None:
     assert status(service, provider.token(header={"typ": kind}, claims=CLAIMS)) == 200
@@ -53,32 +55,34 @@ def test_a_service_may_be_one_of_several_audiences(service: RunningService, prov
     assert status(service, provider.token(payload=payload, claims=CLAIMS)) == 200
 
 
-def test_a_token_ends_with_its_time_also_where_it_is_remembered(
-    service: RunningService, provider: Provider
-) -> None:
+def test_a_cached_token_expires(service: RunningService, provider: Provider) -> None:
     token = provider.token(ttl_s=2, claims=CLAIMS)
     ends_at = jwt.decode(token, options={"verify_signature": False})["exp"]
     assert status(service, token) == 200
 
     def has_ended() -> bool:
         asked_at = time.time()
-        taken = status(service, token) == 200
-        assert not (taken and asked_at >= ends_at), "taken after its time"
-        return not taken
+        accepted = status(service, token) == 200
+        assert not (accepted and asked_at >= ends_at), "taken after its time"
+        return not accepted
 
     wait_until(has_ended)
-    refused(service, token, "has expired")
+    require_unauthorized(service, token, "has expired")
 
 
-def test_tokens_that_are_meant_for_others_are_refused(
+def test_tokens_for_other_services_or_of_other_issuers_are_rejected(
     service: RunningService, provider: Provider, own_provider: Provider
 ) -> None:
-    refused(service, provider.token(audience="https://other.test", claims=CLAIMS), "another service")
-    refused(service, own_provider.token(claims=CLAIMS), "no such key")
-    # Signed by the right key in another's name, as issuers with several tenants and one set of keys may do.
-    refused(service, provider.token(payload={"iss": own_provider.issuer}, claims=CLAIMS), "another issuer")
+    require_unauthorized(
+        service, provider.token(audience="https://other.test", claims=CLAIMS), "another service"
+    )
+    require_unauthorized(service, own_provider.token(claims=CLAIMS), "no such key")
+    # Issuers with several tenants may sign tokens of all tenants with the same keys.
+    require_unauthorized(
+        service, provider.token(payload={"iss": own_provider.issuer}, claims=CLAIMS), "another issuer"
+    )
     slashed = {"iss": f"{provider.issuer}/"}
-    refused(service, provider.token(payload=slashed, claims=CLAIMS), "another issuer")
+    require_unauthorized(service, provider.token(payload=slashed, claims=CLAIMS), "another issuer")
 
 
 @pytest.mark.parametrize(
@@ -101,23 +105,23 @@ def test_tokens_that_are_meant_for_others_are_refused(
     ],
     ids=str,
 )
-def test_what_even_the_issuer_says_must_be_an_access_token_of_now(
+def test_signed_tokens_with_invalid_claims_are_rejected(
     service: RunningService, provider: Provider, wanted: dict[str, Any], why: str
 ) -> None:
-    refused(service, provider.token(claims=CLAIMS, **wanted), why)
+    require_unauthorized(service, provider.token(claims=CLAIMS, **wanted), why)
 
 
-def test_a_token_says_by_whom_for_whom_of_whom_and_until_when(
+def test_a_token_needs_issuer_audience_subject_and_expiry(
     service: RunningService, provider: Provider
 ) -> None:
     token = provider.token(claims=CLAIMS)
     assert status(service, provider.signed(token)) == 200
     for claim in ("iss", "aud", "sub", "exp"):
-        refused(service, provider.signed(token, payload={claim: None}), "lacks a claim")
-    refused(service, provider.signed(token, header={"crit": ["x"], "x": 1}), "cannot be read")
+        require_unauthorized(service, provider.signed(token, payload={claim: None}), "lacks a claim")
+    require_unauthorized(service, provider.signed(token, header={"crit": ["x"], "x": 1}), "cannot be read")
 
 
-def test_odd_claims_give_nothing_and_break_nothing(service: RunningService, provider: Provider) -> None:
+def test_malformed_claims_are_ignored(service: RunningService, provider: Provider) -> None:
     for roles in (None, 7, ["viewers"], {"here": {"viewers": 1}}, {"here": [["viewers"], 7, None]}):
         token = provider.token(claims={"roles": roles, "name": {"a": 1}, "email": [1], "email_verified": []})
         assert status(service, token) == 403
@@ -132,19 +136,19 @@ def _decoded(part: str) -> dict[str, Any]:
     return dict(json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4))))
 
 
-def test_forged_tokens_are_refused(service: RunningService, provider: Provider) -> None:
+def test_forged_tokens_are_rejected(service: RunningService, provider: Provider) -> None:
     token = provider.token(alg="RS256", claims=CLAIMS)
     assert status(service, token) == 200
     header, payload, signature = token.split(".")
     head, claims = _decoded(header), _decoded(payload)
 
     other = _encoded({**claims, "sub": "root"})
-    refused(service, f"{header}.{other}.{signature}", "cannot be verified")
-    refused(service, f"{header}.{payload}.", "cannot be verified")
-    refused(service, f"{header}.{payload}.{signature[:-4]}AAAA", "cannot be verified")
+    require_unauthorized(service, f"{header}.{other}.{signature}", "cannot be verified")
+    require_unauthorized(service, f"{header}.{payload}.", "cannot be verified")
+    require_unauthorized(service, f"{header}.{payload}.{signature[:-4]}AAAA", "cannot be verified")
     for none in ("none", "None", "NONE"):
-        refused(service, f"{_encoded({**head, 'alg': none})}.{payload}.", "algorithm")
-    # With the public key, which everybody has, as a secret.
+        require_unauthorized(service, f"{_encoded({**head, 'alg': none})}.{payload}.", "algorithm")
+    # HMAC with the public key as the secret.
     public = jwt.PyJWK(provider.keys[1]).key.public_key()
     for secret in (
         public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo),
@@ -153,12 +157,12 @@ def test_forged_tokens_are_refused(service: RunningService, provider: Provider) 
         signing_input = f"{_encoded({**head, 'alg': 'HS256'})}.{payload}"
         hmac = jwt.get_algorithm_by_name("HS256").sign(signing_input.encode(), secret)
         made = base64.urlsafe_b64encode(hmac).rstrip(b"=").decode()
-        refused(service, f"{signing_input}.{made}", "algorithm")
-    # With a key of our own, under the name of the issuer's.
+        require_unauthorized(service, f"{signing_input}.{made}", "algorithm")
+    # Signed with another key, but with the ID of the issuer's key.
     (_, ours, _) = new_keys()
     for more in ({}, {"jwk": ours}, {"jku": "http://127.0.0.1:1/jwks"}):
         forged = jwt.encode(claims, jwt.PyJWK(ours).key, "RS256", headers={**head, **more})
-        refused(service, forged, "cannot be verified")
+        require_unauthorized(service, forged, "cannot be verified")
 
 
 @pytest.mark.parametrize(
@@ -169,13 +173,13 @@ def test_forged_tokens_are_refused(service: RunningService, provider: Provider) 
     ],
     ids=lambda header: header[:40].decode("latin-1"),
 )  # fmt: skip
-def test_rubbish_that_looks_like_a_token_is_refused(service: RunningService, header: bytes) -> None:
+def test_malformed_tokens_are_rejected(service: RunningService, header: bytes) -> None:
     first = base64.urlsafe_b64encode(header).rstrip(b"=").decode()
     for token in (f"{first}.e30.c2ln", f"{first}.e30.", f"{first}..", f"{first}.e30.c2ln.x"):
-        refused(service, token, "")
+        require_unauthorized(service, token, "")
 
 
-def test_an_operators_key_may_look_like_a_token(
+def test_an_api_key_may_look_like_a_token(
     tmp_path: Path, sqlite_url: Callable[[], str], provider: Provider
 ) -> None:
     key = ".".join(("an-operators-key", "with-two-dots", "in-it"))

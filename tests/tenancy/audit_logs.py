@@ -1,4 +1,4 @@
-"""The audit log as tests look at it, and as an attacker with the database changes it."""
+"""Helpers to verify the audit log, and to change it as an attacker with access to the database."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ TABLES = ("audit_log", "audit_links", "audit_heads")
 
 
 def await_links(service: RunningService) -> None:
-    """Until every row there is now has its place, and there is a head."""
+    """Wait until every row is linked and a head exists."""
 
     def all_linked() -> bool:
         with service.plane.database.read() as session:
@@ -34,7 +34,7 @@ def verified(service: RunningService, *kept_heads: str) -> VerificationReport:
 
 
 def mooring(service: RunningService, *arguments: str, **settings: str) -> Any:
-    """A command on the server's own host."""
+    """Run a `mooring` command with the server's settings."""
     environment = {
         "MOORING_DATABASE_URL": service.plane.settings.resolved_database_url,
         "MOORING_DATA_DIR": str(service.plane.settings.data_dir),
@@ -44,7 +44,7 @@ def mooring(service: RunningService, *arguments: str, **settings: str) -> Any:
 
 
 def without_triggers(database: Database, *statements: str) -> None:
-    """What the owner of the tables can do to them."""
+    """Disable the triggers and run the statements, as the owner of the tables can."""
     with database.engine.begin() as connection:
         for table in TABLES:
             if connection.dialect.name == "postgresql":

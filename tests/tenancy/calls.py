@@ -1,7 +1,7 @@
-"""For every operation a request that means something: its body is good, and what it names exists in A.
+"""A valid request for every operation; the resources that it names belong to project A.
 
-What a request uses up is made anew for each caller, by an admin or by A's member, so that no caller's answer
-depends on who came before.
+An admin or A's member creates new resources for each caller where a request uses them up, so that no answer
+depends on the previous callers.
 """
 
 import threading
@@ -17,7 +17,7 @@ from mooring.core.access import Role
 from tests.nodes import join_token, observed
 from tests.service import Client
 from tests.tenancy.matrix import CALLERS
-from tests.tenancy.tenants import IMAGE, NOWHERE, World, expired_key, make_key, post, revoked_key
+from tests.tenancy.tenants import IMAGE, NOWHERE, Setup, expired_key, make_key, post, revoked_key
 from tests.testbed.waiting import wait_until
 
 _PEOPLE = {"viewer": Role.VIEWER, "member": Role.MEMBER, "owner": Role.OWNER}
@@ -26,7 +26,7 @@ _number = count()
 
 @dataclass(frozen=True)
 class Call:
-    """A request, less its credentials.
+    """A request without credentials.
 
     Attributes:
         path: values for the braces of the operation's path.
@@ -38,7 +38,7 @@ class Call:
     content: bytes | None = None
 
     def send(self, client: httpx.Client, method: str, template: str, **headers: str) -> httpx.Response:
-        """Send it, with headers in whose names `_` stands for `-`."""
+        """Send the request; `_` in names of headers stands for `-`."""
         url = template.format(**self.path)
         body: dict[str, Any] = {} if self.json is None else {"json": self.json}
         more = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -49,21 +49,21 @@ class Call:
 
 
 class Callers:
-    """One client for every column of the table."""
+    """One client for each column of the matrix."""
 
-    def __init__(self, world: World) -> None:
-        url, a, b = world.service.url, world.a, world.b
+    def __init__(self, setup: Setup) -> None:
+        url, a, b = setup.service.url, setup.a, setup.b
         self._own = {
             "no key": Client(url),
             "wrong": Client(url, key="mk_nobodys-key-of-the-usual-length-0123456789"),
-            "expired": Client(url, key=expired_key(world.admin, a.id)),
-            "revoked": Client(url, key=revoked_key(world.admin, a.id)),
+            "expired": Client(url, key=expired_key(setup.admin, a.id)),
+            "revoked": Client(url, key=revoked_key(setup.admin, a.id)),
         }
         del self._own["no key"].headers["Authorization"]
         self.clients: dict[str, httpx.Client] = {
             **self._own, "b member": b.member, "b owner": b.owner,
             "viewer": a.viewer, "member": a.member, "owner": a.owner,
-            "admin": world.admin, "node": world.wire.http,
+            "admin": setup.admin, "node": setup.wire.http,
         }  # fmt: skip
         assert tuple(self.clients) == CALLERS
 
@@ -72,161 +72,163 @@ class Callers:
             client.close()
 
 
-Make = Callable[[World, str], Call]
+Make = Callable[[Setup, str], Call]
 
 
-def _fresh(word: str) -> str:
+def _unique(word: str) -> str:
     return f"{word}-{next(_number)}"
 
 
-def _of_running(world: World, _caller: str) -> Call:
-    world.admin.wait(world.running, "running")  # a restart may be on its way
-    return Call({"instance_id": world.running})
+def _running_instance(setup: Setup, _caller: str) -> Call:
+    setup.admin.wait(setup.running, "running")  # an earlier restart may still be in progress
+    return Call({"instance_id": setup.running})
 
 
-def _of_waiting(world: World, _caller: str) -> Call:
-    return Call({"instance_id": world.waiting})
+def _pending_instance(setup: Setup, _caller: str) -> Call:
+    return Call({"instance_id": setup.pending})
 
 
-def _of_new_instance(world: World, _caller: str) -> Call:
-    return Call({"instance_id": world.waiting_instance()})
+def _created_instance(setup: Setup, _caller: str) -> Call:
+    return Call({"instance_id": setup.pending_instance()})
 
 
-def _of_ended_instance(world: World, _caller: str) -> Call:
-    ended = world.waiting_instance()
-    assert world.a.member.post(f"/v1/instances/{ended}/stop").status_code == 202
+def _ended_instance(setup: Setup, _caller: str) -> Call:
+    ended = setup.pending_instance()
+    assert setup.a.member.post(f"/v1/instances/{ended}/stop").status_code == 202
     return Call({"instance_id": ended})
 
 
-def _new_instance(world: World, _caller: str) -> Call:
-    return Call(json={"image": IMAGE, "project_id": world.a.id, "node_selector": NOWHERE})
+def _new_instance(setup: Setup, _caller: str) -> Call:
+    return Call(json={"image": IMAGE, "project_id": setup.a.id, "node_selector": NOWHERE})
 
 
 _GROUP = {"count": 2, "template": {"image": IMAGE, "node_selector": NOWHERE}}
 
 
-def _group(world: World) -> Call:
-    return Call({"group_id": post(world.a.member, "/v1/instance-groups", **_GROUP)["id"]})
+def _group(setup: Setup) -> Call:
+    return Call({"group_id": post(setup.a.member, "/v1/instance-groups", **_GROUP)["id"]})
 
 
-def _of_ended_group(world: World, _caller: str) -> Call:
-    call = _group(world)
-    stopped = world.a.member.post(f"/v1/instance-groups/{call.path['group_id']}/stop")
+def _ended_group(setup: Setup, _caller: str) -> Call:
+    call = _group(setup)
+    stopped = setup.a.member.post(f"/v1/instance-groups/{call.path['group_id']}/stop")
     assert stopped.status_code == 202
     return call
 
 
-def _reserved(world: World) -> dict[str, Any]:
-    """One card for a day of its own, so that no other test's is in the way."""
+def _reservation_body(setup: Setup) -> dict[str, Any]:
+    """One GPU for a day that no other reservation uses."""
     day = next(_number)
     return {
         "name": "r",
-        "project_id": world.a.id,
+        "project_id": setup.a.id,
         "gpus": {"count": 1},
         "from": f"{2100 + day}-01-01T00:00:00Z",
         "to": f"{2100 + day}-01-02T00:00:00Z",
     }
 
 
-def _reservation(world: World, json: Any = None) -> Call:
-    made = post(world.admin, "/v1/reservations", **_reserved(world))
+def _reservation(setup: Setup, json: Any = None) -> Call:
+    made = post(setup.admin, "/v1/reservations", **_reservation_body(setup))
     return Call({"reservation_id": made["id"]}, json=json)
 
 
-def _exec(world: World, caller: str) -> Call:
-    return Call(_of_running(world, caller).path, json={"command": ["nvidia-smi"]})
+def _exec(setup: Setup, caller: str) -> Call:
+    return Call(_running_instance(setup, caller).path, json={"command": ["nvidia-smi"]})
 
 
-def _of_wire(world: World, _caller: str) -> Call:
-    return Call({"node_id": world.wire.id})
+def _wire_node(setup: Setup, _caller: str) -> Call:
+    return Call({"node_id": setup.wire.id})
 
 
-def _of_new_node(world: World, _caller: str) -> Call:
-    joined = world.wire.http.post("/agent/v1/join", json=_join(world, "").json)
+def _joined_node(setup: Setup, _caller: str) -> Call:
+    joined = setup.wire.http.post("/agent/v1/join", json=_join(setup, "").json)
     return Call({"node_id": joined.json()["node_id"]})
 
 
-def _of_gpu(world: World, caller: str) -> Call:
-    _of_running(world, caller)
-    return Call({"uuid": world.gpu})
+def _gpu(setup: Setup, caller: str) -> Call:
+    _running_instance(setup, caller)
+    return Call({"uuid": setup.gpu})
 
 
-def _of_idle_gpu(world: World, _caller: str) -> Call:
-    return Call({"uuid": world.wire.gpus[0].uuid})
+def _idle_gpu(setup: Setup, _caller: str) -> Call:
+    return Call({"uuid": setup.wire.gpus[0].uuid})
 
 
-def _of_a(world: World, _caller: str) -> Call:
-    return Call({"project_id": world.a.id})
+def _project_a(setup: Setup, _caller: str) -> Call:
+    return Call({"project_id": setup.a.id})
 
 
-def _labels_of_a(world: World, _caller: str) -> Call:
-    return Call({"project_id": world.a.id}, json={"labels": {"tenant": "alpha"}})
+def _labels_of_a(setup: Setup, _caller: str) -> Call:
+    return Call({"project_id": setup.a.id}, json={"labels": {"tenant": "alpha"}})
 
 
-def _of_project_to_delete(world: World, caller: str) -> Call:
-    empty = post(world.admin, "/v1/projects", name=_fresh("empty"))["id"] if caller == "admin" else world.a.id
+def _project_to_delete(setup: Setup, caller: str) -> Call:
+    empty = (
+        post(setup.admin, "/v1/projects", name=_unique("empty"))["id"] if caller == "admin" else setup.a.id
+    )
     return Call({"project_id": empty})
 
 
-def _new_user(world: World) -> str:
-    return str(post(world.admin, "/v1/users", name="new")["id"])
+def _new_user(setup: Setup) -> str:
+    return str(post(setup.admin, "/v1/users", name="new")["id"])
 
 
-def _of_new_user(world: World, _caller: str) -> Call:
-    return Call({"user_id": _new_user(world)})
+def _created_user(setup: Setup, _caller: str) -> Call:
+    return Call({"user_id": _new_user(setup)})
 
 
-def _new_name(world: World, _caller: str) -> Call:
-    return Call({"user_id": _new_user(world)}, json={"name": "renamed"})
+def _new_name(setup: Setup, _caller: str) -> Call:
+    return Call({"user_id": _new_user(setup)}, json={"name": "renamed"})
 
 
-def _new_membership(world: World, _caller: str) -> Call:
-    return Call({"project_id": world.a.id, "user_id": _new_user(world)}, json={"role": "viewer"})
+def _new_membership(setup: Setup, _caller: str) -> Call:
+    return Call({"project_id": setup.a.id, "user_id": _new_user(setup)}, json={"role": "viewer"})
 
 
-def _of_new_member(world: World, _caller: str) -> Call:
-    path = {"project_id": world.a.id, "user_id": _new_user(world)}
-    taken_in = world.admin.put("/v1/projects/{project_id}/members/{user_id}".format(**path), json=_VIEWER)
-    assert taken_in.status_code == 200
+def _created_member(setup: Setup, _caller: str) -> Call:
+    path = {"project_id": setup.a.id, "user_id": _new_user(setup)}
+    added = setup.admin.put("/v1/projects/{project_id}/members/{user_id}".format(**path), json=_VIEWER)
+    assert added.status_code == 200
     return Call(path)
 
 
 _VIEWER = {"role": "viewer"}
 
 
-def _find_user(world: World, _caller: str) -> Call:
-    return Call(params={"email": f"viewer@{world.a.name}.example"})
+def _find_user(setup: Setup, _caller: str) -> Call:
+    return Call(params={"email": f"viewer@{setup.a.name}.example"})
 
 
-def _user_of(world: World, caller: str) -> str | None:
-    """Whose key the caller may make in A: their own."""
-    tenant, role = (world.b, caller[2:]) if caller.startswith("b ") else (world.a, caller)
+def _user_of(setup: Setup, caller: str) -> str | None:
+    """The user for whom the caller may create a key in A: the caller."""
+    tenant, role = (setup.b, caller[2:]) if caller.startswith("b ") else (setup.a, caller)
     return tenant.people[_PEOPLE[role]].id if role in _PEOPLE else None
 
 
-def _new_key(world: World, caller: str) -> Call:
-    user_id = _user_of(world, caller)
-    return Call(json={"name": "k", "project_id": world.a.id, "user_id": user_id, "role": "viewer"})
+def _new_key(setup: Setup, caller: str) -> Call:
+    user_id = _user_of(setup, caller)
+    return Call(json={"name": "k", "project_id": setup.a.id, "user_id": user_id, "role": "viewer"})
 
 
-def _of_key(world: World, caller: str) -> Call:
-    """Of A's service; viewers and members see their own keys only."""
+def _api_key(setup: Setup, caller: str) -> Call:
+    """The key of A's service; for viewers and members their own key, since they see no others."""
     mine = caller in {"viewer", "member"}
-    return Call({"key_id": (world.a.people[_PEOPLE[caller]].key if mine else world.a.service)["id"]})
+    return Call({"key_id": (setup.a.people[_PEOPLE[caller]].key if mine else setup.a.service)["id"]})
 
 
-def _of_new_key(world: World, caller: str) -> Call:
-    user_id = _user_of(world, caller) if caller in {"viewer", "member"} else None
-    made = make_key(world.admin, project_id=world.a.id, user_id=user_id, role="viewer")
+def _created_key(setup: Setup, caller: str) -> Call:
+    user_id = _user_of(setup, caller) if caller in {"viewer", "member"} else None
+    made = make_key(setup.admin, project_id=setup.a.id, user_id=user_id, role="viewer")
     return Call({"key_id": made["id"]})
 
 
-def _new_secret(world: World, _caller: str) -> Call:
-    return Call(json={"name": _fresh("token"), "value": "s3cret", "project_id": world.a.id})
+def _new_secret(setup: Setup, _caller: str) -> Call:
+    return Call(json={"name": _unique("token"), "value": "s3cret", "project_id": setup.a.id})
 
 
-def _secret(world: World, json: Any = None) -> Call:
-    made = post(world.a.member, "/v1/secrets", name=_fresh("token"), value="s3cret")
+def _secret(setup: Setup, json: Any = None) -> Call:
+    made = post(setup.a.member, "/v1/secrets", name=_unique("token"), value="s3cret")
     return Call({"secret_id": made["id"]}, json=json)
 
 
@@ -234,109 +236,109 @@ def _server() -> str:
     return f"registry-{next(_number)}.example"
 
 
-def _new_registry(world: World, _caller: str) -> Call:
-    body = {"server": _server(), "username": "ci", "password": "s3cret", "project_id": world.a.id}
+def _new_registry(setup: Setup, _caller: str) -> Call:
+    body = {"server": _server(), "username": "ci", "password": "s3cret", "project_id": setup.a.id}
     return Call(json=body)
 
 
-def _registry(world: World, json: Any = None) -> Call:
-    made = post(world.a.owner, "/v1/registries", server=_server(), username="ci", password="s3cret")
+def _registry(setup: Setup, json: Any = None) -> Call:
+    made = post(setup.a.owner, "/v1/registries", server=_server(), username="ci", password="s3cret")
     return Call({"registry_id": made["id"]}, json=json)
 
 
-def _join(world: World, _caller: str) -> Call:
-    name = _fresh("joined")
-    return Call(json={"token": join_token(world.admin), "node_name": name, "hostname": name})
+def _join(setup: Setup, _caller: str) -> Call:
+    name = _unique("joined")
+    return Call(json={"token": join_token(setup.admin), "node_name": name, "hostname": name})
 
 
-def _sync(world: World, _caller: str) -> Call:
-    report = world.wire.report()
+def _sync(setup: Setup, _caller: str) -> Call:
+    report = setup.wire.report()
     return Call(content=report.model_dump_json().encode())
 
 
-def _start_secrets(world: World, _caller: str) -> Call:
-    """An instance of another node than the one that asks."""
-    return Call({"instance_id": world.running}, json={"session": world.wire.session, "attempt": 1})
+def _start_secrets(setup: Setup, _caller: str) -> Call:
+    """An instance on another node than the requesting one."""
+    return Call({"instance_id": setup.running}, json={"session": setup.wire.session, "attempt": 1})
 
 
-def _nothing(_world: World, _caller: str) -> Call:
+def _nothing(_world: Setup, _caller: str) -> Call:
     return Call()
 
 
 CALLS: Mapping[str, Make] = {
     "list_instances": _nothing,
-    "get_instance": _of_running,
-    "wait_for_instance": _of_running,
-    "get_instance_logs": _of_running,
-    "get_instance_metrics": _of_running,
-    "list_instance_events": _of_running,
-    "explain_instance": _of_waiting,
+    "get_instance": _running_instance,
+    "wait_for_instance": _running_instance,
+    "get_instance_logs": _running_instance,
+    "get_instance_metrics": _running_instance,
+    "list_instance_events": _running_instance,
+    "explain_instance": _pending_instance,
     "create_instance": _new_instance,
-    "update_instance": lambda world, _: Call({"instance_id": world.waiting}, json={"labels": {"a": "b"}}),
-    "delete_instance": _of_new_instance,
-    "stop_instance": _of_new_instance,
-    "start_instance": _of_ended_instance,
-    "restart_instance": _of_running,
+    "update_instance": lambda setup, _: Call({"instance_id": setup.pending}, json={"labels": {"a": "b"}}),
+    "delete_instance": _created_instance,
+    "stop_instance": _created_instance,
+    "start_instance": _ended_instance,
+    "restart_instance": _running_instance,
     "exec_in_instance": _exec,
     "list_instance_groups": _nothing,
-    "get_instance_group": lambda world, _: _group(world),
-    "create_instance_group": lambda world, _: Call(json={**_GROUP, "project_id": world.a.id}),
-    "delete_instance_group": lambda world, _: _group(world),
-    "stop_instance_group": lambda world, _: _group(world),
-    "start_instance_group": _of_ended_group,
-    "explain_instance_group": lambda world, _: _group(world),
+    "get_instance_group": lambda setup, _: _group(setup),
+    "create_instance_group": lambda setup, _: Call(json={**_GROUP, "project_id": setup.a.id}),
+    "delete_instance_group": lambda setup, _: _group(setup),
+    "stop_instance_group": lambda setup, _: _group(setup),
+    "start_instance_group": _ended_group,
+    "explain_instance_group": lambda setup, _: _group(setup),
     "list_reservations": _nothing,
-    "get_reservation": lambda world, _: _reservation(world),
-    "create_reservation": lambda world, _: Call(json=_reserved(world)),
-    "update_reservation": lambda world, _: _reservation(world, {"name": "renamed"}),
-    "delete_reservation": lambda world, _: _reservation(world),
+    "get_reservation": lambda setup, _: _reservation(setup),
+    "create_reservation": lambda setup, _: Call(json=_reservation_body(setup)),
+    "update_reservation": lambda setup, _: _reservation(setup, {"name": "renamed"}),
+    "delete_reservation": lambda setup, _: _reservation(setup),
     "get_queue": _nothing,
     "get_fragmentation": _nothing,
     "list_nodes": _nothing,
-    "get_node": _of_wire,
+    "get_node": _wire_node,
     "list_gpus": _nothing,
-    "get_gpu": _of_gpu,
-    "get_gpu_metrics": _of_gpu,
-    "list_gpu_incidents": _of_gpu,
+    "get_gpu": _gpu,
+    "get_gpu_metrics": _gpu,
+    "list_gpu_incidents": _gpu,
     "list_instance_types": _nothing,
-    "update_node": lambda world, _: Call({"node_id": world.wire.id}, json={"reserved_for": [world.a.id]}),
-    "cordon_node": _of_wire,
-    "uncordon_node": _of_wire,
-    "approve_node": _of_wire,
-    "drain_node": _of_wire,
-    "renew_credential": _of_wire,
-    "delete_node": _of_new_node,
-    "clear_gpu": _of_idle_gpu,
+    "update_node": lambda setup, _: Call({"node_id": setup.wire.id}, json={"reserved_for": [setup.a.id]}),
+    "cordon_node": _wire_node,
+    "uncordon_node": _wire_node,
+    "approve_node": _wire_node,
+    "drain_node": _wire_node,
+    "renew_credential": _wire_node,
+    "delete_node": _joined_node,
+    "clear_gpu": _idle_gpu,
     "create_join_token": lambda _world, _: Call(json={"ttl_s": 60}),
     "list_events": _nothing,
     "list_projects": _nothing,
-    "get_project": _of_a,
-    "create_project": lambda _world, _: Call(json={"name": _fresh("project")}),
+    "get_project": _project_a,
+    "create_project": lambda _world, _: Call(json={"name": _unique("project")}),
     "update_project": _labels_of_a,
-    "delete_project": _of_project_to_delete,
-    "list_members": _of_a,
+    "delete_project": _project_to_delete,
+    "list_members": _project_a,
     "put_member": _new_membership,
-    "delete_member": _of_new_member,
+    "delete_member": _created_member,
     "list_users": _find_user,
-    "get_user": _of_new_user,
+    "get_user": _created_user,
     "create_user": lambda _world, _: Call(json={"name": "somebody"}),
     "update_user": _new_name,
-    "delete_user": _of_new_user,
+    "delete_user": _created_user,
     "get_me": _nothing,
     "list_api_keys": _nothing,
-    "get_api_key": _of_key,
+    "get_api_key": _api_key,
     "create_api_key": _new_key,
-    "delete_api_key": _of_new_key,
+    "delete_api_key": _created_key,
     "list_secrets": _nothing,
-    "get_secret": lambda world, _: _secret(world),
+    "get_secret": lambda setup, _: _secret(setup),
     "create_secret": _new_secret,
-    "replace_secret": lambda world, _: _secret(world, {"value": "another"}),
-    "delete_secret": lambda world, _: _secret(world),
+    "replace_secret": lambda setup, _: _secret(setup, {"value": "another"}),
+    "delete_secret": lambda setup, _: _secret(setup),
     "list_registries": _nothing,
-    "get_registry": lambda world, _: _registry(world),
+    "get_registry": lambda setup, _: _registry(setup),
     "create_registry": _new_registry,
-    "replace_registry": lambda world, _: _registry(world, {"password": "another"}),
-    "delete_registry": lambda world, _: _registry(world),
+    "replace_registry": lambda setup, _: _registry(setup, {"password": "another"}),
+    "delete_registry": lambda setup, _: _registry(setup),
     "list_audit_log": _nothing,
     "get_audit_head": _nothing,
     "get_health": _nothing,
@@ -347,25 +349,25 @@ CALLS: Mapping[str, Make] = {
     "renew_node_credential": _nothing,
     "sync_node": _sync,
     "hand_out_start_secrets": _start_secrets,
-    "list_stream_requests": lambda world, _: Call(json={"session": world.wire.session}),
+    "list_stream_requests": lambda setup, _: Call(json={"session": setup.wire.session}),
     "bring_stream": lambda _world, _: Call({"stream_id": "stm_unknown"}),
 }
 
 
 @contextmanager
-def awaited_stream(world: World) -> Iterator[Call]:
-    """The frames of an exec that somebody waits for, on the node that the test speaks for."""
-    made = world.a.member.create(name=_fresh("execs"), node_selector={"sandbox": "wire"})
-    world.admin.wait(made["id"], "scheduled")
+def awaited_stream(setup: Setup) -> Iterator[Call]:
+    """Within the block, an exec waits for the frames of this request, sent by the wire node."""
+    made = setup.a.member.create(name=_unique("execs"), node_selector={"sandbox": "wire"})
+    setup.admin.wait(made["id"], "scheduled")
     assignment = next(
-        item for item in world.wire.sync(instances=None).assignments if item.instance_id == made["id"]
+        item for item in setup.wire.sync(instances=None).assignments if item.instance_id == made["id"]
     )
-    world.wire.sync(observed(assignment, "running"))
+    setup.wire.sync(observed(assignment, "running"))
     path = f"/v1/instances/{made['id']}/exec"
-    asking = threading.Thread(target=lambda: world.a.member.post(path, json={"command": ["id"]}))
-    asking.start()
-    (stream,) = wait_until(world.wire.stream_requests)
+    thread = threading.Thread(target=lambda: setup.a.member.post(path, json={"command": ["id"]}))
+    thread.start()
+    (stream,) = wait_until(setup.wire.stream_requests)
     yield Call({"stream_id": stream.id}, content=b'{"exit_code": 0}\n')
-    asking.join(20)
-    world.admin.delete(f"/v1/instances/{made['id']}")
-    world.wire.sync()
+    thread.join(20)
+    setup.admin.delete(f"/v1/instances/{made['id']}")
+    setup.wire.sync()

@@ -1,4 +1,4 @@
-"""A service with two tenants, shared by the tests of a module."""
+"""A service with two tenants that the tests of a module share."""
 
 from collections.abc import Callable, Iterator
 
@@ -7,20 +7,20 @@ import pytest
 from tests.api.conftest import copied
 from tests.conftest import DATABASES
 from tests.service import running, settings_for
-from tests.tenancy.tenants import World, world_of
+from tests.tenancy.tenants import Setup, setup_of
 
 
 @pytest.fixture(scope="module", params=DATABASES)
-def world(
+def setup(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
     migrated_template: Callable[[str], str],
-) -> Iterator[World]:
+) -> Iterator[Setup]:
     folder = tmp_path_factory.mktemp("tenancy")
     with (
         copied(request, migrated_template(request.param), folder) as url,
         running(settings_for(url, folder / "data", rate_limits="off")) as service,
         service.client as admin,
-        world_of(service, admin, folder / "node") as made,
+        setup_of(service, admin, folder / "node") as made,
     ):
         yield made

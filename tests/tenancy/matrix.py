@@ -1,10 +1,10 @@
-"""Who may call what: for every operation the status that each kind of caller gets.
+"""The access matrix: the status of every operation for each kind of caller.
 
-What is asked for is real each time and belongs to project A, so a 2xx means done and a 404 means hidden
-(`tests/tenancy/calls.py` makes the requests). `test_matrix.py` walks the table over the OpenAPI document.
+Every request (`tests/tenancy/calls.py`) names an existing resource of project A, so 2xx means allowed and 404
+means hidden. `test_matrix.py` checks the matrix for every operation of the OpenAPI document.
 
-A caller who may do such a thing nowhere hears 403 whatever the id, and so learns nothing of it; one who
-may do it elsewhere (an owner of B with A's members) hears 404.
+A caller without the permission in any project gets 403 for every ID, which reveals nothing. A caller with the
+permission in another project (an owner of B on A's members) gets 404.
 """
 
 CALLERS = (
@@ -99,7 +99,7 @@ _TABLE = {
     "get_health":           "200    200   200     200     200      200     200    200    200   200   200",
     "get_readiness":        "200    200   200     200     200      200     200    200    200   200   200",
     "get_metrics":          "401    401   401     401     403      403     403    403    403   200   401",
-    # The join token in the body is the credential, and it is a good one each time.
+    # The credential is the join token in the body, which is always valid.
     "join_node":            "201    201   201     201     201      201     201    201    201   201   201",
     "open_node_session":    "401    401   401     401     401      401     401    401    401   401   200",
     "renew_node_credential": "401    401   401     401     401      401     401    401    401   401   201",

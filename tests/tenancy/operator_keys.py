@@ -1,4 +1,4 @@
-"""Services with keys that the operator sets; what the tests of the encryption key and the audit key share."""
+"""Services with keys that the operator sets, for the tests of the encryption key and the audit key."""
 
 from pathlib import Path
 
@@ -17,5 +17,5 @@ def settings_with(setting: str, keys: tuple[str, ...], database_url: str, folder
     return settings_for(database_url, folder, **{setting: SecretStr(",".join(keys))})
 
 
-def start_and_end(settings: Settings) -> None:
+def start_and_stop(settings: Settings) -> None:
     open_control_plane(settings).database.dispose()

@@ -1,4 +1,4 @@
-"""Two tenants with their people and keys, made over HTTP as an admin and owners make them."""
+"""Two tenants with users and keys, created over HTTP."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,22 +13,22 @@ from tests.service import Client, RunningService
 from tests.testbed.waiting import wait_until
 
 IMAGE = "mooring-test/busybox:1"
-NOWHERE = {"sandbox": "nowhere"}  # a selector that no node has: such an instance waits for ever
+NOWHERE = {"sandbox": "nowhere"}  # no node has this label: such an instance stays pending
 
 
 def post(client: Client, path: str, **body: Any) -> dict[str, Any]:
-    """What a POST that must succeed makes."""
+    """Send a POST request, which must answer 201; return the created object."""
     answer = client.post(path, json=body)
     assert answer.status_code == 201, answer.text
     return dict(answer.json())
 
 
 def make_key(client: Client, **body: Any) -> dict[str, Any]:
-    """A new key as its one answer shows it."""
+    """Create a key; return the answer with its secret."""
     return post(client, "/v1/api-keys", **{"name": "made in a test", **body})
 
 
-class Person:
+class UserWithKey:
     """A user in a project, with a personal key."""
 
     def __init__(self, admin: Client, project_id: str, project: str, role: Role) -> None:
@@ -42,12 +42,12 @@ class Person:
 
 
 class Tenant:
-    """A project with an owner, a member and a viewer, and a service's key."""
+    """A project with an owner, a member, a viewer and a service key."""
 
     def __init__(self, admin: Client, name: str) -> None:
         self.name = name
         self.id: str = post(admin, "/v1/projects", name=name, labels={"tenant": name})["id"]
-        self.people = {role: Person(admin, self.id, name, role) for role in Role}
+        self.people = {role: UserWithKey(admin, self.id, name, role) for role in Role}
         self.service = make_key(admin, project_id=self.id, role="member", name=f"service of {name}")
 
     @property
@@ -67,12 +67,12 @@ class Tenant:
             person.client.close()
 
 
-class World:
-    """An admin, the tenants `a` and `b`, a node that works and one that only its test speaks for.
+class Setup:
+    """An admin, the tenants `a` and `b`, a simulated node `working` and a `WireNode`.
 
     Attributes:
-        running: an instance of `a`, with a GPU, on the node that works.
-        waiting: an instance of `a` that no node can host.
+        running: an instance of `a` with a GPU, on the working node.
+        pending: an instance of `a` that no node can host.
     """
 
     def __init__(self, service: RunningService, admin: Client, working: SimulatedNode) -> None:
@@ -86,11 +86,11 @@ class World:
         selector = {"sandbox": "working"}
         running = self.a.member.create(name="a-runs", node_selector=selector, gpus={"count": 1})
         self.running: str = running["id"]
-        self.waiting = self.waiting_instance(name="a-waits", labels={"of": "alpha"})
+        self.pending = self.pending_instance(name="a-waits", labels={"of": "alpha"})
         self.gpu: str = admin.wait(self.running, "running")["devices"][0]["uuid"]
 
-    def waiting_instance(self, client: Client | None = None, **fields: Any) -> str:
-        """A fresh pending instance, of `a` unless another tenant's client makes it."""
+    def pending_instance(self, client: Client | None = None, **fields: Any) -> str:
+        """The ID of a new pending instance, of `a` unless `client` belongs to another tenant."""
         made = (client or self.a.member).create(node_selector=NOWHERE, **fields)
         return str(made["id"])
 
@@ -101,10 +101,10 @@ class World:
 
 
 @contextmanager
-def world_of(service: RunningService, admin: Client, directory: Path) -> Iterator[World]:
-    """The two tenants, for the length of the block."""
+def setup_of(service: RunningService, admin: Client, directory: Path) -> Iterator[Setup]:
+    """Within the block, a service with the two tenants."""
     with simulated_node(admin, directory, "working", gpus=4, labels={"sandbox": "working"}) as working:
-        made = World(service, admin, working)
+        made = Setup(service, admin, working)
         try:
             yield made
         finally:
@@ -112,7 +112,7 @@ def world_of(service: RunningService, admin: Client, directory: Path) -> Iterato
 
 
 def expired_key(client: Client, project_id: str) -> str:
-    """A key whose time is over, and that says so."""
+    """A key that has expired and is rejected."""
     soon = datetime.now(UTC) + timedelta(milliseconds=300)
     made = make_key(client, project_id=project_id, role="member", expires_at=soon.isoformat())
     with Client(str(client.base_url), key=made["key"]) as caller:
@@ -121,7 +121,7 @@ def expired_key(client: Client, project_id: str) -> str:
 
 
 def revoked_key(client: Client, project_id: str) -> str:
-    """A key that was taken back before anybody used it."""
+    """A key that was revoked before its first use."""
     made = make_key(client, project_id=project_id, role="member")
     assert client.delete(f"/v1/api-keys/{made['id']}").status_code == 204
     with Client(str(client.base_url), key=made["key"]) as caller:

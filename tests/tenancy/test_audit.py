@@ -1,4 +1,4 @@
-"""The audit log: what a row says, that nobody changes it unseen, and that it can be taken elsewhere."""
+"""The audit log: content of rows, protection from changes, and export."""
 
 import asyncio
 import hashlib
@@ -23,7 +23,7 @@ from tests.service import Client, RunningService
 from tests.tenancy.audit_logs import await_links, mooring, verified
 from tests.tenancy.calls import CALLS
 from tests.tenancy.matrix import MATRIX
-from tests.tenancy.tenants import IMAGE, NOWHERE, World, make_key, post
+from tests.tenancy.tenants import IMAGE, NOWHERE, Setup, make_key, post
 
 pytestmark = pytest.mark.both_databases
 
@@ -34,17 +34,17 @@ def _newest(client: Client, **filters: Any) -> dict[str, Any]:
     return client.items("/v1/audit-log", limit=1, **filters)[0]
 
 
-def test_a_row_says_who_did_what_from_where_and_to_what(world: World) -> None:
-    person = world.a.people[Role.MEMBER]
+def test_a_row_has_actor_address_action_and_target(setup: Setup) -> None:
+    person = setup.a.people[Role.MEMBER]
     headers = {"X-Request-Id": "of-this-test"}
     body = {"image": IMAGE, "node_selector": NOWHERE, "env": {"TOKEN": "canary-of-env"}}
     made = person.client.post("/v1/instances", json=body, headers=headers).json()
-    row = _newest(world.a.owner)
+    row = _newest(setup.a.owner)
     assert row["actor"] == {
         "kind": "key", "id": person.key["id"], "name": person.key["name"], "user_id": person.id,
     }  # fmt: skip
     assert (row["address"], row["request_id"]) == ("127.0.0.1", "of-this-test")
-    assert (row["action"], row["target_id"], row["project_id"]) == ("instance.create", made["id"], world.a.id)
+    assert (row["action"], row["target_id"], row["project_id"]) == ("instance.create", made["id"], setup.a.id)
     assert (row["before"], row["after"]["name"]) == (None, made["name"])
     assert abs(datetime.now(UTC) - datetime.fromisoformat(row["at"])) < timedelta(seconds=30)
     assert "canary-of-env" not in json.dumps(row)
@@ -55,17 +55,17 @@ def _change(client: Client, method: str, path: str, body: Any = None) -> None:
     assert answer.is_success, answer.text
 
 
-def test_what_changed_is_told_as_it_was_and_as_it_is(world: World) -> None:
-    project, admin = f"/v1/projects/{world.a.id}", world.admin
+def test_a_row_has_the_values_before_and_after_a_change(setup: Setup) -> None:
+    project, admin = f"/v1/projects/{setup.a.id}", setup.admin
     _change(admin, "PATCH", project, {"labels": {"x": "1"}, "weight": 1.5})
     _change(admin, "PATCH", project, {"labels": {"x": "2"}, "weight": 1.5, "quotas": {"cpus": 1000.0}})
-    row = _newest(world.a.owner)
+    row = _newest(setup.a.owner)
     assert row["before"] == {"labels": {"x": "1"}, "quotas": {}}
     assert (row["after"]["labels"], row["after"]["quotas"]["cpus"]) == ({"x": "2"}, 1000.0)
     assert row["after"].keys() == row["before"].keys()
-    instance = f"/v1/instances/{world.waiting}"
-    _change(world.a.member, "PATCH", instance, {"labels": {"of": "alpha", "y": "1"}, "max_duration_s": None})
-    row = _newest(world.a.owner)
+    instance = f"/v1/instances/{setup.pending}"
+    _change(setup.a.member, "PATCH", instance, {"labels": {"of": "alpha", "y": "1"}, "max_duration_s": None})
+    row = _newest(setup.a.owner)
     assert row["before"].keys() == row["after"].keys() == {"labels"}
     assert row["after"] == {"labels": {"of": "alpha", "y": "1"}}
     user = post(admin, "/v1/users", name="Ada")["id"]
@@ -74,62 +74,62 @@ def test_what_changed_is_told_as_it_was_and_as_it_is(world: World) -> None:
     assert row["before"] == {"name": "Ada", "is_admin": False}
     assert row["after"] == {"name": "Ada L.", "is_admin": True}
     for role, before in (("viewer", None), ("owner", {"role": "viewer"})):
-        _change(world.a.owner, "PUT", f"{project}/members/{user}", {"role": role})
-        row = _newest(world.a.owner, target_id=user)
+        _change(setup.a.owner, "PUT", f"{project}/members/{user}", {"role": role})
+        row = _newest(setup.a.owner, target_id=user)
         assert (row["before"], row["after"]) == (before, {"role": role})
-    _change(world.a.owner, "DELETE", f"{project}/members/{user}")
-    row = _newest(world.a.owner, target_id=user)
+    _change(setup.a.owner, "DELETE", f"{project}/members/{user}")
+    row = _newest(setup.a.owner, target_id=user)
     assert (row["action"], row["before"], row["after"]) == ("member.delete", {"role": "owner"}, None)
 
 
-def test_keys_are_told_without_what_opens(world: World) -> None:
-    made = make_key(world.a.owner, role="viewer", scopes=["instances:read"], name="ci")
-    row = _newest(world.a.owner, target_id=made["id"])
+def test_rows_about_keys_and_tokens_do_not_contain_secrets(setup: Setup) -> None:
+    made = make_key(setup.a.owner, role="viewer", scopes=["instances:read"], name="ci")
+    row = _newest(setup.a.owner, target_id=made["id"])
     assert row["after"].items() >= {"name": "ci", "prefix": made["prefix"], "role": "viewer"}.items()
     assert made["key"] not in json.dumps(row)
-    world.a.owner.delete(f"/v1/api-keys/{made['id']}")
-    row = _newest(world.a.owner, target_id=made["id"])
+    setup.a.owner.delete(f"/v1/api-keys/{made['id']}")
+    row = _newest(setup.a.owner, target_id=made["id"])
     assert (row["action"], row["before"]["name"], row["after"]) == ("api_key.delete", "ci", None)
-    token = post(world.admin, "/v1/join-tokens", ttl_s=60)
-    assert token["token"] not in json.dumps(_newest(world.admin, target_id=token["id"]))
+    token = post(setup.admin, "/v1/join-tokens", ttl_s=60)
+    assert token["token"] not in json.dumps(_newest(setup.admin, target_id=token["id"]))
 
 
-# Of what they make, these tell the id in their answer; the others name it in their path.
-MAKE = sorted(
+# These operations return the ID of the created resource; the others have it in the path.
+CREATE_OPERATIONS = sorted(
     operation for operation, row in MATRIX.items() if row["admin"] == 201 and operation != "join_node"
 )
 
 
-@pytest.mark.parametrize("operation", MAKE)
-def test_a_repeat_is_no_second_deed(world: World, operation: str) -> None:
-    document = world.admin.get("/openapi.json").json()
+@pytest.mark.parametrize("operation", CREATE_OPERATIONS)
+def test_a_repeated_request_is_audited_once(setup: Setup, operation: str) -> None:
+    document = setup.admin.get("/openapi.json").json()
     (path,) = [
         path
         for path, methods in document["paths"].items()
         if methods.get("post", {}).get("operationId") == operation
     ]
-    call = CALLS[operation](world, "admin")
+    call = CALLS[operation](setup, "admin")
     first, again = (
-        call.send(world.admin, "POST", path, X_Request_Id=f"{number}-{operation}", Idempotency_Key=operation)
+        call.send(setup.admin, "POST", path, X_Request_Id=f"{number}-{operation}", Idempotency_Key=operation)
         for number in ("first", "again")
     )
     assert (first.status_code, again.content) == (201, first.content)
-    with world.service.plane.database.read() as session:
+    with setup.service.plane.database.read() as session:
         mine = AuditEntry.request_id.in_([f"first-{operation}", f"again-{operation}"])
         (row,) = session.scalars(select(AuditEntry).where(mine)).all()
     assert (row.request_id, row.target_id) == (f"first-{operation}", first.json()["id"])
 
 
-def test_owners_see_their_projects_rows_and_admins_all(world: World) -> None:
-    post(world.admin, "/v1/join-tokens", ttl_s=60)
-    own = world.b.owner.items("/v1/audit-log", limit=200)
-    assert {row["project_id"] for row in own} == {world.b.id}
-    everything = world.admin.items("/v1/audit-log", limit=200)
-    assert {row["project_id"] for row in everything} >= {world.a.id, world.b.id, None}
-    assert world.b.owner.items("/v1/audit-log", actor_id=world.a.people[Role.MEMBER].key["id"]) == []
-    mine = world.a.people[Role.MEMBER].key["id"]
-    world.waiting_instance()
-    found = world.a.owner.items("/v1/audit-log", actor_id=mine, action="instance.create")
+def test_owners_see_the_rows_of_their_projects_and_admins_see_all(setup: Setup) -> None:
+    post(setup.admin, "/v1/join-tokens", ttl_s=60)
+    own = setup.b.owner.items("/v1/audit-log", limit=200)
+    assert {row["project_id"] for row in own} == {setup.b.id}
+    everything = setup.admin.items("/v1/audit-log", limit=200)
+    assert {row["project_id"] for row in everything} >= {setup.a.id, setup.b.id, None}
+    assert setup.b.owner.items("/v1/audit-log", actor_id=setup.a.people[Role.MEMBER].key["id"]) == []
+    mine = setup.a.people[Role.MEMBER].key["id"]
+    setup.pending_instance()
+    found = setup.a.owner.items("/v1/audit-log", actor_id=mine, action="instance.create")
     assert {(row["actor"]["id"], row["action"]) for row in found} == {(mine, "instance.create")}
 
 
@@ -141,33 +141,35 @@ def _exported(client: Client) -> list[dict[str, Any]]:
 
 
 def _signature_holds(service: RunningService, row: dict[str, Any]) -> bool:
-    """The signature as the OpenAPI document explains it, with nothing of the service's own code."""
+    """Verify the signature as the OpenAPI document describes it, without the service's code."""
     secret = urlsafe_b64decode((service.plane.settings.data_dir / "audit.key").read_text().strip())
     fields = {name: row[name] for name in row.keys() - {"seq", "previous_hash", "hash", "link"}}
-    told = "row\n" + json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return bool(row["hash"].split(":")[2] == hmac.new(secret, told.encode(), hashlib.sha256).hexdigest())
+    signed_text = "row\n" + json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return bool(
+        row["hash"].split(":")[2] == hmac.new(secret, signed_text.encode(), hashlib.sha256).hexdigest()
+    )
 
 
-def test_the_export_is_whole_and_who_has_the_key_can_verify_it(
-    world: World, monkeypatch: pytest.MonkeyPatch
+def test_the_export_is_complete_and_verifiable_with_the_key(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(audit_api, "_BATCH", 5)
-    post(world.admin, "/v1/users", name='Zoë 🚀 \u2028 "quoted" \\', email="zoe@example.com")
-    _change(world.admin, "PATCH", f"/v1/projects/{world.b.id}", {"weight": 1.0, "quotas": {"cpus": 1000.1}})
-    await_links(world.service)
-    rows = _exported(world.admin)
-    with world.service.plane.database.read() as session:
+    post(setup.admin, "/v1/users", name='Zoë 🚀 \u2028 "quoted" \\', email="zoe@example.com")
+    _change(setup.admin, "PATCH", f"/v1/projects/{setup.b.id}", {"weight": 1.0, "quotas": {"cpus": 1000.1}})
+    await_links(setup.service)
+    rows = _exported(setup.admin)
+    with setup.service.plane.database.read() as session:
         assert len(rows) == session.scalar(select(func.count()).select_from(AuditEntry))
     assert rows[-1]["action"] == "audit.export"
     assert len(rows) > 2 * 5
     assert [row["seq"] for row in rows] == sorted(row["seq"] for row in rows)
-    assert all(_signature_holds(world.service, row) for row in rows)
-    of_b = [row for row in rows if row["project_id"] == world.b.id]
+    assert all(_signature_holds(setup.service, row) for row in rows)
+    of_b = [row for row in rows if row["project_id"] == setup.b.id]
     assert [row["link"]["position"] for row in of_b] == list(range(1, len(of_b) + 1))
-    assert {row["link"]["chain"] for row in of_b} == {world.b.id}
-    exported = _exported(world.b.owner)
+    assert {row["link"]["chain"] for row in of_b} == {setup.b.id}
+    exported = _exported(setup.b.owner)
     assert exported[:-1] == of_b
-    assert (exported[-1]["action"], exported[-1]["project_id"]) == ("audit.export", world.b.id)
+    assert (exported[-1]["action"], exported[-1]["project_id"]) == ("audit.export", setup.b.id)
 
 
 APPEND_ONLY = "append-only"
@@ -181,7 +183,7 @@ FORBIDDEN = (
     "DELETE FROM audit_log",
     "DELETE FROM audit_log WHERE seq = (SELECT max(seq) FROM audit_log)",
 )
-OF_KIND = {
+FORBIDDEN_BY_DIALECT = {
     "postgresql": (
         "TRUNCATE audit_log",
         "TRUNCATE audit_links",
@@ -201,30 +203,32 @@ OF_KIND = {
 }
 
 
-def test_the_database_itself_takes_rows_and_never_changes_one(world: World) -> None:
-    engine = world.service.plane.database.engine
-    await_links(world.service)
-    before = world.admin.get("/v1/audit-log").content
-    for statement in (*FORBIDDEN, *OF_KIND[engine.dialect.name]):
+def test_the_database_rejects_changes_of_audit_rows(setup: Setup) -> None:
+    engine = setup.service.plane.database.engine
+    await_links(setup.service)
+    before = setup.admin.get("/v1/audit-log").content
+    for statement in (*FORBIDDEN, *FORBIDDEN_BY_DIALECT[engine.dialect.name]):
         with pytest.raises(DatabaseError, match=APPEND_ONLY), engine.begin() as connection:
             connection.execute(text(statement))
-    assert world.admin.get("/v1/audit-log").content == before
+    assert setup.admin.get("/v1/audit-log").content == before
 
 
-def test_commands_verify_and_export_on_the_servers_own_host(service: RunningService, client: Client) -> None:
+def test_commands_on_the_servers_host_verify_and_export_the_log(
+    service: RunningService, client: Client
+) -> None:
     for number in range(3):
         post(client, "/v1/users", name=f"user-{number}")
     await_links(service)
-    told = mooring(service, "audit", "verify")
-    assert (told.exit_code, told.output.split()[0]) == (0, "4"), told.output
+    signed_text = mooring(service, "audit", "verify")
+    assert (signed_text.exit_code, signed_text.output.split()[0]) == (0, "4"), signed_text.output
     exported = mooring(service, "audit", "export")
     assert exported.exit_code == 0
     before = [json.loads(line) for line in exported.output.splitlines()]
-    # The export over the API is itself recorded.
+    # The export over the API is recorded too.
     assert before == _exported(client)[:-1]
 
 
-def test_the_chains_hold_under_many_writers(service: RunningService, client: Client) -> None:
+def test_the_chains_are_intact_with_many_concurrent_writers(service: RunningService, client: Client) -> None:
     def write(number: int) -> int:
         with Client(service.url) as caller:
             return sum(
@@ -239,10 +243,10 @@ def test_the_chains_hold_under_many_writers(service: RunningService, client: Cli
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_an_export_breaks_off_when_its_key_is_taken_back(
+def test_an_export_is_aborted_when_its_key_is_revoked(
     service: RunningService, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It must not look complete. Over HTTP it would be through before the key is gone."""
+    """An aborted export must not look complete. Over HTTP it would be complete before the revocation."""
     monkeypatch.setattr(audit_api, "_BATCH", 1)
     monkeypatch.setattr(auth, "RENEWED_S", 0.0)
     made = make_key(client, scopes=["admin"])

@@ -1,4 +1,4 @@
-"""What the audit log takes in beyond what was done, and what it never takes in."""
+"""Audited reads and rejected requests, and limits of what is recorded."""
 
 import json
 from typing import Any
@@ -15,7 +15,7 @@ from mooring.core.access import Caller, on_host
 from mooring.loops.refusals import RefusedRequests
 from tests.problems import problem
 from tests.service import Client
-from tests.tenancy.tenants import World, make_key
+from tests.tenancy.tenants import Setup, make_key
 
 pytestmark = pytest.mark.both_databases
 
@@ -24,20 +24,20 @@ def _rows(client: Client, **filters: Any) -> list[dict[str, Any]]:
     return client.items("/v1/audit-log", limit=200, **filters)
 
 
-def test_of_a_command_only_the_program_is_recorded(world: World) -> None:
+def test_only_the_program_of_a_command_is_recorded(setup: Setup) -> None:
     command = ["nvidia-smi", "--token", "canary-of-exec"]
-    world.admin.wait(world.running, "running")
-    answer = world.a.member.post(f"/v1/instances/{world.running}/exec", json={"command": command})
+    setup.admin.wait(setup.running, "running")
+    answer = setup.a.member.post(f"/v1/instances/{setup.running}/exec", json={"command": command})
     assert answer.status_code == 200, answer.text
-    row = _rows(world.a.owner, action="instance.exec")[0]
-    assert (row["target_id"], row["after"]) == (world.running, {"program": "nvidia-smi"})
-    assert "canary-of-exec" not in json.dumps(_rows(world.admin))
+    row = _rows(setup.a.owner, action="instance.exec")[0]
+    assert (row["target_id"], row["after"]) == (setup.running, {"program": "nvidia-smi"})
+    assert "canary-of-exec" not in json.dumps(_rows(setup.admin))
 
 
 @pytest.mark.parametrize("rows", [0, 2])
-def test_what_writes_not_exactly_one_row_is_undone(world: World, rows: int) -> None:
-    """The guard behind every operation, by a verb that is wrong."""
-    context = world.service.service._server._context
+def test_an_operation_that_does_not_write_exactly_one_row_is_rolled_back(setup: Setup, rows: int) -> None:
+    """Tests the check behind every operation with a faulty operation."""
+    context = setup.service.service._server._context
     access = on_host("project.create")
 
     def act(session: Any) -> StoredAnswer:
@@ -49,22 +49,22 @@ def test_what_writes_not_exactly_one_row_is_undone(world: World, rows: int) -> N
 
     with pytest.raises(AssertionError, match=r"project\.create must write exactly one row"):
         transactions.audited(context, access, act)
-    assert "never-to-be-seen" not in [row["name"] for row in world.admin.items("/v1/projects", limit=200)]
+    assert "never-to-be-seen" not in [row["name"] for row in setup.admin.items("/v1/projects", limit=200)]
 
 
-def test_an_admin_who_reads_logs_of_a_project_of_others_is_recorded_once_in_a_while(world: World) -> None:
-    key = make_key(world.admin, scopes=["admin"], name="curious")
-    with Client(world.service.url, key["key"]) as curious:
+def test_reads_of_logs_by_an_admin_of_another_project_are_recorded_once(setup: Setup) -> None:
+    key = make_key(setup.admin, scopes=["admin"], name="curious")
+    with Client(setup.service.url, key["key"]) as reader:
         for _ in range(3):
-            assert curious.get(f"/v1/instances/{world.running}/logs").status_code == 200
-    (row,) = _rows(world.a.owner, actor_id=key["id"])
-    assert (row["action"], row["target_id"]) == ("instance.read_logs", world.running)
-    before = len(_rows(world.a.owner, action="instance.read_logs"))
-    assert world.a.viewer.get(f"/v1/instances/{world.running}/logs").status_code == 200
-    assert len(_rows(world.a.owner, action="instance.read_logs")) == before
+            assert reader.get(f"/v1/instances/{setup.running}/logs").status_code == 200
+    (row,) = _rows(setup.a.owner, actor_id=key["id"])
+    assert (row["action"], row["target_id"]) == ("instance.read_logs", setup.running)
+    before = len(_rows(setup.a.owner, action="instance.read_logs"))
+    assert setup.a.viewer.get(f"/v1/instances/{setup.running}/logs").status_code == 200
+    assert len(_rows(setup.a.owner, action="instance.read_logs")) == before
 
 
-def test_a_read_is_recorded_again_after_a_while() -> None:
+def test_a_read_is_recorded_again_after_an_interval() -> None:
     clock = [0.0]
     reads = AuditedReads(lambda: clock[0])
     assert reads._is_new("key_1", "instance.read_logs", "ins_1")
@@ -78,48 +78,48 @@ def test_a_read_is_recorded_again_after_a_while() -> None:
     assert len(reads._recorded) == 10_000
 
 
-def test_an_export_is_recorded_with_what_was_asked_for(world: World) -> None:
-    filters = {"action": "user.create", "project_id": world.a.id}
-    answer = world.b.owner.get("/v1/audit-log", params=filters, headers={"Accept": "application/x-ndjson"})
+def test_an_export_is_recorded_with_its_filters(setup: Setup) -> None:
+    filters = {"action": "user.create", "project_id": setup.a.id}
+    answer = setup.b.owner.get("/v1/audit-log", params=filters, headers={"Accept": "application/x-ndjson"})
     assert (answer.status_code, answer.text) == (200, "")
-    row = _rows(world.b.owner, action="audit.export")[0]
-    assert (row["project_id"], row["after"]) == (world.b.id, {"filters": filters})
-    assert row["id"] not in [other["id"] for other in _rows(world.a.owner)]
+    row = _rows(setup.b.owner, action="audit.export")[0]
+    assert (row["project_id"], row["after"]) == (setup.b.id, {"filters": filters})
+    assert row["id"] not in [other["id"] for other in _rows(setup.a.owner)]
 
 
-def test_refused_requests_are_counted_into_one_row_for_each_caller(world: World) -> None:
-    context = world.service.service._server._context
+def test_rejected_requests_are_counted_in_one_row_per_caller(setup: Setup) -> None:
+    context = setup.service.service._server._context
     recorder = RefusedRequests(context.database, context.refusals)
     recorder.tick()
-    key = make_key(world.a.owner, role="viewer", name="prying")
-    with Client(world.service.url, key["key"]) as prying:
+    key = make_key(setup.a.owner, role="viewer", name="prying")
+    with Client(setup.service.url, key["key"]) as caller:
         for _ in range(3):
-            problem(prying.post("/v1/instances", json={"image": "busybox:1"}), 403)
-        problem(prying.delete(f"/v1/instances/{world.waiting}"), 403)
-    with Client(world.service.url, "mk_a-key-that-nobody-was-given-0123456789") as stranger:
+            problem(caller.post("/v1/instances", json={"image": "busybox:1"}), 403)
+        problem(caller.delete(f"/v1/instances/{setup.pending}"), 403)
+    with Client(setup.service.url, "mk_a-key-that-nobody-was-given-0123456789") as unauthorized:
         for _ in range(5):
-            problem(stranger.get("/v1/instances"), 401)
+            problem(unauthorized.get("/v1/instances"), 401)
     recorder.tick()
     recorder.tick()
-    (row,) = _rows(world.admin, actor_id=key["id"])
+    (row,) = _rows(setup.admin, actor_id=key["id"])
     assert (row["action"], row["actor"]["name"]) == ("access.forbidden", "prying")
     assert row["after"] == {"refused": 4, "operations": {"create_instance": 3, "delete_instance": 1}}
-    row = _rows(world.admin, action="access.unauthorized")[0]
+    row = _rows(setup.admin, action="access.unauthorized")[0]
     assert row["after"]["refused"] >= 5
     assert row["after"]["addresses"].keys() == {"127.0.0.1"}
 
 
-def test_a_full_quota_is_no_refused_attempt(world: World) -> None:
-    context = world.service.service._server._context
-    project = f"/v1/projects/{world.b.id}"
-    assert world.admin.patch(project, json={"quotas": {"instances": 0}}).status_code == 200
+def test_an_exceeded_quota_is_not_recorded_as_a_rejected_request(setup: Setup) -> None:
+    context = setup.service.service._server._context
+    project = f"/v1/projects/{setup.b.id}"
+    assert setup.admin.patch(project, json={"quotas": {"instances": 0}}).status_code == 200
     context.refusals.take()
-    problem(world.b.member.post("/v1/instances", json={"image": "busybox:1"}), 403, "quota_exceeded")
+    problem(setup.b.member.post("/v1/instances", json={"image": "busybox:1"}), 403, "quota_exceeded")
     assert context.refusals.take() == []
-    assert world.admin.patch(project, json={"quotas": {}}).status_code == 200
+    assert setup.admin.patch(project, json={"quotas": {}}).status_code == 200
 
 
-def test_a_flood_of_refusals_makes_a_bounded_number_of_rows() -> None:
+def test_the_number_of_rows_about_rejected_requests_is_limited() -> None:
     refusals = RejectedRequests()
     for number in range(1000):
         refusals.forbidden(Caller(f"key_{number}", "key", "x"), f"operation-{number % 50}")

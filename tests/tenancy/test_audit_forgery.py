@@ -1,7 +1,7 @@
-"""Forgeries of the audit log by who has the database and not the key; each passed before the log was keyed.
+"""Forgeries of the audit log by an attacker with the database but not the key; the unkeyed log missed them.
 
-The attacker works on a copy with the triggers gone. What no check can show without a head that was kept
-elsewhere is tested as such, so that docs/security.md does not claim more.
+The attacker works on a copy without triggers. Some forgeries can be found only with a head that was saved
+elsewhere; tests show this too, so that docs/security.md does not claim more.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ from tests.tenancy.tenants import post
 
 @dataclass(frozen=True)
 class History:
-    """A log with a start, two projects and the service, all linked; two heads, and the server's keys."""
+    """A linked log with chains of two projects and the service, two heads, and the server's keys."""
 
     url: str
     folder: Path
@@ -67,7 +67,7 @@ def history(
 
 
 def _linked(database: Database, keys: AuditKeys) -> str:
-    """Links all rows and makes a head, as the loop does in its time."""
+    """Link all rows and create a head, as the loop does; return the head's hash."""
     with database.write() as session:
         chains.link(session, keys, 0)
     with database.write() as session:
@@ -95,15 +95,15 @@ def copy(request: pytest.FixtureRequest, history: History, tmp_path: Path) -> It
         database.dispose()
 
 
-def _verified(database: Database, history: History, *kept: str) -> VerificationReport:
+def _verified(database: Database, history: History, *saved_heads: str) -> VerificationReport:
     with database.read() as session:
-        return verification.verify(session, history.keys, kept)
+        return verification.verify(session, history.keys, saved_heads)
 
 
-def test_the_log_as_it_was_written_is_whole(history: History, copy: Database) -> None:
+def test_the_original_log_verifies(history: History, copy: Database) -> None:
     report = _verified(copy, history, history.older_head, history.head)
     assert report.problems == []
-    # The key's row, two projects, four secrets, a user.
+    # The rows of the key, two projects, four secrets and a user.
     assert (report.rows, report.links, report.unlinked, report.unkeyed) == (8, 8, 0, 0)
     assert report.newest_head == history.head
 
@@ -226,7 +226,7 @@ def _execute(database: Database, history: History, *statements: str) -> None:
 
 @pytest.fixture
 def other_copy(history: History, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Database]:
-    """A second copy, that goes its own way: a backup that was restored and served for a while, say."""
+    """A second copy with different later rows, such as a restored backup that was in use for a while."""
     folder = tmp_path / "other"
     folder.mkdir()
     with _copied(request, history, folder) as url:
@@ -235,8 +235,8 @@ def other_copy(history: History, tmp_path: Path, request: pytest.FixtureRequest)
         database.dispose()
 
 
-def _go_on(database: Database, history: History, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Record one more row in alpha's chain, link it and make a head; the row and its link."""
+def _append_row(database: Database, history: History, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Append a row to alpha's chain, link it and create a head; return the row and its link."""
     audit_log.sign_with(database, history.keys)
     with database.write() as session:
         audit_log.record(session, on_host("secret.create"), name, history.alpha)
@@ -256,14 +256,14 @@ def _go_on(database: Database, history: History, name: str) -> tuple[dict[str, A
     ],
     ids=["newest", "followed"],
 )
-def test_a_row_of_another_copy_does_not_fit_in(
+def test_a_row_from_another_copy_is_found(
     history: History, copy: Database, other_copy: Database, later_rows: int, expected: str
 ) -> None:
-    """Its signature and that of its link are good, its place is the same."""
-    replaced, link = _go_on(copy, history, "sec_of_this_copy")
+    """The row and its link have valid signatures and the same position."""
+    replaced, link = _append_row(copy, history, "sec_of_this_copy")
     for number in range(later_rows):
-        _go_on(copy, history, f"sec_later_{number}")
-    other, other_link = _go_on(other_copy, history, "sec_of_the_other_copy")
+        _append_row(copy, history, f"sec_later_{number}")
+    other, other_link = _append_row(other_copy, history, "sec_of_the_other_copy")
     with copy.write() as session:
         session.execute(delete(AuditLink).where(AuditLink.number == link["number"]))
         session.execute(delete(AuditEntry).where(AuditEntry.seq == replaced["seq"]))
@@ -282,9 +282,7 @@ CUT = (
 )
 
 
-def test_a_log_that_was_cut_at_its_end_is_found_by_a_kept_head_alone(
-    history: History, copy: Database
-) -> None:
+def test_a_truncated_log_is_found_only_with_a_saved_head(history: History, copy: Database) -> None:
     _execute(copy, history, *CUT)
     assert _verified(copy, history, history.older_head).problems == []
     (problem,) = _verified(copy, history, history.older_head, history.head).problems
@@ -292,7 +290,7 @@ def test_a_log_that_was_cut_at_its_end_is_found_by_a_kept_head_alone(
 
 
 def _recompute_without_a_key(database: Database) -> None:
-    """Finding 11: delete rows, and compute the chain of the older releases anew over what is left."""
+    """Finding 11: delete rows, and recompute the older releases' chain over the remaining rows."""
     with database.write() as session:
         session.execute(text("DELETE FROM audit_heads"))
         session.execute(text("DELETE FROM audit_links"))
@@ -312,16 +310,16 @@ class _Row:
         return getattr(self._row, name)
 
 
-def test_a_log_computed_anew_without_the_key_is_found(history: History, copy: Database) -> None:
+def test_a_log_recomputed_without_the_key_is_found(history: History, copy: Database) -> None:
     _recompute_without_a_key(copy)
     report = _verified(copy, history)
     assert [problem for problem in report.problems if "first signing key" in problem]
 
 
-def test_a_log_computed_anew_and_signed_by_the_next_start_is_found_by_a_kept_head(
+def test_a_recomputed_log_signed_at_the_next_start_is_found_with_a_saved_head(
     history: History, copy: Database
 ) -> None:
-    """The server cannot tell such a database from one of an older release; docs/security.md says so."""
+    """The server cannot distinguish such a database from one of an older release (docs/security.md)."""
     _recompute_without_a_key(copy)
     audit_log.sign_with(copy, history.keys)
     with copy.write() as session:
@@ -332,7 +330,7 @@ def test_a_log_computed_anew_and_signed_by_the_next_start_is_found_by_a_kept_hea
     assert "does not contain the head" in problem
 
 
-def test_a_log_signed_anew_with_the_attackers_own_key_is_found(
+def test_a_log_signed_with_an_attackers_key_is_found(
     history: History, copy: Database, tmp_path: Path
 ) -> None:
     own = AuditKeys([Fernet.generate_key().decode()])
@@ -347,17 +345,17 @@ def test_a_log_signed_anew_with_the_attackers_own_key_is_found(
     report = _verified(copy, history)
     assert len(report.problems) >= report.rows
     assert "signed with a key that is not here" in report.problems[0]
-    # And the server does not start with it.
+    # The server does not start with it.
     url = copy.url.render_as_string(hide_password=False)
     with pytest.raises(WrongAuditKey, match=own.newest_id):
         open_control_plane(settings_for(url, history.folder))
 
 
-# The log of a release before the keys.
+# --- the log of a release without signing keys
 
 
 def _write_unkeyed(database: Database, count: int) -> None:
-    """Rows as that release wrote them, with nothing of the present code."""
+    """Write rows as that release did, without the present code."""
     with database.write() as session:
         previous = "0" * 64
         for number in range(count):
@@ -367,8 +365,8 @@ def _write_unkeyed(database: Database, count: int) -> None:
                 "request_id": None, "project_id": None, "target_id": f"usr_{number}", "before": None,
                 "after": {"name": "Zoë"},
             }  # fmt: skip
-            told = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-            own = hashlib.sha256(f"{previous}\n{told}".encode()).hexdigest()
+            text_of_row = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+            own = hashlib.sha256(f"{previous}\n{text_of_row}".encode()).hexdigest()
             session.execute(
                 text(
                     "INSERT INTO audit_log (id, at, actor, action, target_id, after, previous_hash, hash)"
@@ -385,7 +383,7 @@ def _write_unkeyed(database: Database, count: int) -> None:
 
 @pytest.fixture
 def upgraded(database_url: str, tmp_path: Path) -> Iterator[tuple[Database, AuditKeys]]:
-    """A log of an older release with five rows, which this release has gone on with."""
+    """A log with five rows of an older release and later rows of this release."""
     database = Database(database_url, Signals())
     _write_unkeyed(database, 5)
     plane = open_control_plane(settings_for(database_url, tmp_path / "data"))
@@ -395,12 +393,12 @@ def upgraded(database_url: str, tmp_path: Path) -> Iterator[tuple[Database, Audi
     database.dispose()
 
 
-def _problems(database: Database, keys: AuditKeys, *kept: str) -> list[str]:
+def _problems(database: Database, keys: AuditKeys, *saved_heads: str) -> list[str]:
     with database.read() as session:
-        return verification.verify(session, keys, kept).problems
+        return verification.verify(session, keys, saved_heads).problems
 
 
-def test_the_first_signed_row_commits_to_the_log_of_the_older_release(
+def test_the_first_signed_row_covers_the_log_of_the_older_release(
     upgraded: tuple[Database, AuditKeys],
 ) -> None:
     database, keys = upgraded
@@ -410,13 +408,13 @@ def test_the_first_signed_row_commits_to_the_log_of_the_older_release(
     assert (report.problems, report.rows, report.unkeyed, report.links) == ([], 6, 5, 1)
     assert rows[5].action == "audit.key"
     assert rows[5].after == {"key": keys.newest_id, "unkeyed_rows": 5, "unkeyed_head": rows[4].hash}
-    # What the older release's `mooring audit verify` printed is a kept head, too.
+    # The hash that the older release's `mooring audit verify` printed can serve as a saved head too.
     assert _problems(database, keys, rows[4].hash) == []
     assert len(_problems(database, keys, "1" * 64)) == 1
 
 
 @pytest.mark.parametrize("rows", ["seq = 3", "seq = 5", "seq = 1"])
-def test_the_log_of_the_older_release_cannot_be_computed_anew(
+def test_a_recomputed_log_of_the_older_release_is_found(
     upgraded: tuple[Database, AuditKeys], rows: str
 ) -> None:
     database, keys = upgraded

@@ -1,4 +1,4 @@
-"""The key of the audit log: outside the database, needed by commands too, replaced in two steps."""
+"""The key of the audit log: its storage, its replacement, and its use by commands."""
 
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ def _problems(settings: Settings, *keys: str) -> list[str]:
         plane.database.dispose()
 
 
-def test_a_new_key_takes_over_and_the_log_verifies_with_both(database_url: str, tmp_path: Path) -> None:
+def test_a_log_with_an_old_and_a_new_key_verifies_with_both(database_url: str, tmp_path: Path) -> None:
     for number, keys in enumerate(((OLD,), (NEW, OLD))):
         with (
             running(_settings(database_url, tmp_path, *keys)) as service,
@@ -64,14 +64,14 @@ def test_a_new_key_takes_over_and_the_log_verifies_with_both(database_url: str, 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("command", [("audit", "verify"), ("join-token",)])
-def test_commands_without_the_servers_key_say_so_and_make_none(
+def test_commands_without_the_servers_key_fail_and_create_none(
     service: RunningService, tmp_path: Path, command: tuple[str, ...]
 ) -> None:
     elsewhere = tmp_path / "elsewhere"
     for settings in ({}, {"MOORING_AUDIT_KEYS": NEW}):
-        told: Any = mooring(service, *command, MOORING_DATA_DIR=str(elsewhere), **settings)
-        assert told.exit_code == 2
-        assert "MOORING_AUDIT_KEYS: the audit log is signed with the key" in told.output
+        result: Any = mooring(service, *command, MOORING_DATA_DIR=str(elsewhere), **settings)
+        assert result.exit_code == 2
+        assert "MOORING_AUDIT_KEYS: the audit log is signed with the key" in result.output
         assert not (elsewhere / KEY_FILE).exists()
 
 
@@ -79,5 +79,5 @@ def test_commands_without_the_servers_key_say_so_and_make_none(
 def test_a_command_on_the_host_signs_what_it_records(service: RunningService) -> None:
     assert mooring(service, "join-token").exit_code == 0
     await_links(service)
-    told = mooring(service, "audit", "verify")
-    assert (told.exit_code, told.output.split()[0]) == (0, "2"), told.output
+    result = mooring(service, "audit", "verify")
+    assert (result.exit_code, result.output.split()[0]) == (0, "2"), result.output

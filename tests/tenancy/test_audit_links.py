@@ -1,4 +1,4 @@
-"""The linker and what it exports: one over all replicas, nothing forged gets a place, heads go elsewhere."""
+"""The linker: links over several replicas, forged rows, and the export of heads."""
 
 import json
 import logging
@@ -31,10 +31,10 @@ FORGED = (
 )
 
 
-def test_a_row_that_somebody_else_inserted_gets_no_place(
+def test_a_row_with_a_forged_signature_is_not_linked(
     service: RunningService, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The role that serves may insert rows; it cannot sign them without the key."""
+    """The serving role may insert rows but cannot sign them without the key."""
     hash_ = f"hmac:{service.plane.audit_keys.newest_id}:{'0' * 64}"
     with service.plane.database.engine.begin() as connection:
         connection.execute(text(FORGED), {"hash": hash_})
@@ -72,13 +72,13 @@ def test_each_head_is_logged_served_and_appended_to_the_file(
         assert verified(service, *(line["hash"] for line in lines)).problems == []
         assert mooring(service, "audit", "verify", "--heads", str(file)).exit_code == 0
         assert mooring(service, "audit", "verify", "--head", lines[0]["hash"]).exit_code == 0
-        told = mooring(service, "audit", "verify", "--head", lines[0]["hash"][:-1] + "x")
-        assert told.exit_code == 1
-        assert "does not contain the head" in told.output
+        result = mooring(service, "audit", "verify", "--head", lines[0]["hash"][:-1] + "x")
+        assert result.exit_code == 1
+        assert "does not contain the head" in result.output
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_no_head_is_made_while_nothing_is_written(service: RunningService) -> None:
+def test_no_head_is_created_without_new_rows(service: RunningService) -> None:
     await_links(service)
     with service.plane.database.write() as session:
         chains.make_head(session, service.plane.audit_keys)
@@ -89,7 +89,7 @@ def test_no_head_is_made_while_nothing_is_written(service: RunningService) -> No
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_a_start_on_a_log_that_was_cut_says_so(
+def test_a_start_with_a_truncated_log_is_logged(
     database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(loop, "HEAD_EVERY_S", 0.1)
@@ -114,7 +114,7 @@ def test_a_start_on_a_log_that_was_cut_says_so(
         wait_until(lambda: "the audit log does not contain head 2" in caplog.text, 10)
 
 
-def test_a_line_that_was_cut_short_is_left_out(tmp_path: Path) -> None:
+def test_an_incomplete_line_of_the_head_file_is_ignored(tmp_path: Path) -> None:
     head = Head(7, 3, "hmac:x:y", "2026-01-01T00:00:00.000Z")
     assert exported(f'{head.line()}\n{{"number": 8, "ha') == [head]
     assert last_exported(tmp_path / "none") is None
@@ -124,10 +124,10 @@ def _plane(database_url: str, folder: Path) -> ControlPlane:
     return open_control_plane(settings_for(database_url, folder))
 
 
-def test_linkers_of_many_replicas_give_each_row_one_place(database_url: str, tmp_path: Path) -> None:
+def test_linkers_of_several_replicas_link_each_row_once(database_url: str, tmp_path: Path) -> None:
     planes = [_plane(database_url, tmp_path) for _ in range(2)]
     if not planes[0].database.is_sqlite:
-        planes *= 2  # of SQLite there is one, whose writers wait for each other in the process
+        planes *= 2  # SQLite has one plane, whose writers wait for each other in the process
     linkers = [AuditLinks(plane.database, plane.audit_keys, None) for plane in planes]
 
     def write_and_link(number: int) -> None:
@@ -148,13 +148,13 @@ def test_linkers_of_many_replicas_give_each_row_one_place(database_url: str, tmp
         plane.database.dispose()
 
 
-def test_a_row_that_was_committed_late_is_linked_all_the_same() -> None:
+def test_a_row_that_was_committed_late_is_linked() -> None:
     clock = [0.0]
     start = SearchStart(60.0, lambda: clock[0])
-    for moment, newest in ((0.0, 10), (30.0, 20), (59.0, 30)):
-        clock[0] = moment
+    for timestamp, newest in ((0.0, 10), (30.0, 20), (59.0, 30)):
+        clock[0] = timestamp
         start.searched(newest)
-        assert start.seq == 0  # a row below 10 may still come
+        assert start.seq == 0  # a row below 10 may still be committed
     clock[0] = 60.0
     start.searched(40)
     assert start.seq == 10
@@ -163,12 +163,12 @@ def test_a_row_that_was_committed_late_is_linked_all_the_same() -> None:
     assert start.seq == 20
     clock[0] = 3600.0
     start.searched(40)
-    assert start.seq == 0  # once in a while the whole log is searched
+    assert start.seq == 0  # the whole log is searched periodically
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_writers_wait_for_no_other_writers_audit_row(database_url: str, tmp_path: Path) -> None:
-    """Both are between their insert and their commit at the same time; one lock let in one of them."""
+def test_writers_of_audit_rows_do_not_block_each_other(database_url: str, tmp_path: Path) -> None:
+    """Both are between insert and commit at the same time, which a common lock would prevent."""
     plane = _plane(database_url, tmp_path)
 
     def commit_another(_session: Session) -> None:
@@ -184,6 +184,6 @@ def test_writers_wait_for_no_other_writers_audit_row(database_url: str, tmp_path
         order = session.execute(
             text("SELECT target_id FROM audit_log JOIN audit_links ON entry_seq = seq ORDER BY number")
         ).scalars()
-        # By the numbers that they drew: the linker looked when both were committed.
+        # In the order of their sequence numbers, since both were committed before the linker ran.
         assert list(order)[1:] == ["usr_1", "usr_2"]
     plane.database.dispose()

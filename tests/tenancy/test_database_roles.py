@@ -1,4 +1,4 @@
-"""Two roles on PostgreSQL: one owns and migrates, one serves and cannot change the audit log (R32)."""
+"""Two PostgreSQL roles: the owner migrates; the serving role cannot change the audit log (R32)."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +18,7 @@ from tests.service import RunningService, running, settings_for
 from tests.tenancy.audit_logs import await_links, verified
 from tests.tenancy.calls import CALLS, awaited_stream
 from tests.tenancy.matrix import MATRIX
-from tests.tenancy.tenants import World, world_of
+from tests.tenancy.tenants import Setup, setup_of
 from tests.testbed.postgres import PostgresCluster
 
 ROLE, PASSWORD = "mooring_server", "of-the-serving-role"
@@ -38,8 +38,8 @@ def _command(url: str, *arguments: str, password: str = PASSWORD) -> tuple[int, 
 
 @pytest.fixture
 def serving_url(database_url: str) -> str:
-    status, said = _command(database_url, "db", "grant", ROLE)
-    assert (status, said) == (
+    status, printed = _command(database_url, "db", "grant", ROLE)
+    assert (status, printed) == (
         0,
         f"{ROLE} can run the server; it can add to the audit log but not change it\n",
     )
@@ -59,10 +59,10 @@ FORBIDDEN = {
         errors.InsufficientPrivilege
     ),
     "CREATE RULE x AS ON INSERT TO {table} DO INSTEAD NOTHING": errors.InsufficientPrivilege,
-    "GRANT DELETE ON {table} TO " + ROLE: None,  # a warning and no grant
+    "GRANT DELETE ON {table} TO " + ROLE: None,  # a warning without a grant
     "LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE": errors.InsufficientPrivilege,
 }
-OF_THE_DATABASE = (
+FORBIDDEN_ON_THE_DATABASE = (
     "DROP FUNCTION refuse_audit_log_change() CASCADE",
     "CREATE OR REPLACE FUNCTION refuse_audit_log_change() RETURNS trigger LANGUAGE plpgsql AS"
     " $$ BEGIN RETURN OLD; END $$",
@@ -91,7 +91,7 @@ def _execute(url: str, statement: str) -> None:
 def test_the_serving_role_cannot_change_the_audit_log(
     database_url: str, serving_url: str, tmp_path: Path, table: str
 ) -> None:
-    open_control_plane(settings_for(database_url, tmp_path)).database.dispose()  # as it was served before
+    open_control_plane(settings_for(database_url, tmp_path)).database.dispose()  # as in older releases
     for statement, refusal in FORBIDDEN.items():
         if refusal is None:
             _execute(serving_url, statement.format(table=table))
@@ -103,64 +103,64 @@ def test_the_serving_role_cannot_change_the_audit_log(
 
 
 def test_the_serving_role_cannot_become_the_owner(database_url: str, serving_url: str) -> None:
-    for statement in OF_THE_DATABASE:
+    for statement in FORBIDDEN_ON_THE_DATABASE:
         with pytest.raises(errors.InsufficientPrivilege):
             _execute(serving_url, statement)
 
 
-def test_the_owner_could_before_there_were_two_roles(database_url: str) -> None:
-    """The attack of finding 11: what the one role of older releases can do."""
+def test_the_owner_can_change_the_audit_log(database_url: str) -> None:
+    """The attack of finding 11: the single role of older releases can do this."""
     _execute(database_url, "ALTER TABLE audit_log DISABLE TRIGGER ALL")
     _execute(database_url, "DELETE FROM audit_log")
 
 
 @pytest.fixture
-def world(serving_url: str, database_url: str, tmp_path: Path) -> Iterator[World]:
+def setup(serving_url: str, database_url: str, tmp_path: Path) -> Iterator[Setup]:
     settings = settings_for(
         serving_url, tmp_path / "data", rate_limits="off", database_owner_url=SecretStr(database_url)
     )
     with (
         running(settings) as service,
         service.client as admin,
-        world_of(service, admin, tmp_path / "node") as made,
+        setup_of(service, admin, tmp_path / "node") as made,
     ):
         yield made
 
 
-def test_the_serving_role_runs_every_operation(world: World) -> None:
-    assert world.service.plane.database.url.username == ROLE
-    document = world.admin.get("/openapi.json").json()
+def test_the_serving_role_runs_every_operation(setup: Setup) -> None:
+    assert setup.service.plane.database.url.username == ROLE
+    document = setup.admin.get("/openapi.json").json()
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
-            _call(world, operation["operationId"], method, path)
-    _tick_all(world.service)
-    await_links(world.service)
-    assert verified(world.service).problems == []
+            _call(setup, operation["operationId"], method, path)
+    _tick_all(setup.service)
+    await_links(setup.service)
+    assert verified(setup.service).problems == []
 
 
-def _call(world: World, operation: str, method: str, path: str) -> None:
+def _call(setup: Setup, operation: str, method: str, path: str) -> None:
     caller = "admin" if MATRIX[operation]["admin"] < 400 else "node"
-    client = world.admin if caller == "admin" else world.wire.http
+    client = setup.admin if caller == "admin" else setup.wire.http
     if operation == "bring_stream":
-        with awaited_stream(world) as call:
+        with awaited_stream(setup) as call:
             answer = call.send(client, method, path)
     else:
-        answer = CALLS[operation](world, caller).send(client, method, path, Idempotency_Key=operation)
+        answer = CALLS[operation](setup, caller).send(client, method, path, Idempotency_Key=operation)
     assert answer.status_code == MATRIX[operation][caller], (operation, answer.text)
     if operation in {"cordon_node", "drain_node"}:
-        world.admin.post(f"/v1/nodes/{world.wire.id}/uncordon")
+        setup.admin.post(f"/v1/nodes/{setup.wire.id}/uncordon")
     if operation == "open_node_session":
-        world.wire.open_session()
+        setup.wire.open_session()
 
 
 def _tick_all(service: RunningService) -> None:
-    """Every loop once: they meet the database by themselves, and only log what it refuses."""
+    """Run every loop once, so that a rejected statement raises instead of being logged."""
     for part in service.service._parts:
         if isinstance(part, Loop):
             part.tick()
 
 
-def test_after_a_migration_the_role_is_given_what_is_new(
+def test_a_migration_grants_new_tables_to_the_serving_role(
     database_url: str, serving_url: str, tmp_path: Path
 ) -> None:
     migrate.downgrade(database_url, "0004")
@@ -178,7 +178,7 @@ def test_a_server_without_the_owners_url_starts_on_a_migrated_database(
     assert "may change the audit log" not in caplog.text
 
 
-def test_a_server_that_serves_as_the_owner_says_so(
+def test_a_server_that_serves_as_the_owner_logs_a_warning(
     database_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     open_control_plane(settings_for(database_url, tmp_path)).database.dispose()
@@ -201,7 +201,7 @@ def make_role(database_url: str) -> Iterator[Callable[[str], str]]:
 
 
 @pytest.mark.parametrize(
-    ("attributes", "told"),
+    ("attributes", "expected"),
     [
         ("SUPERUSER", "a superuser"),
         ("CREATEROLE", "allowed to create roles"),
@@ -210,26 +210,26 @@ def make_role(database_url: str) -> Iterator[Callable[[str], str]]:
         ("IN ROLE pg_write_all_data", "a member of a role that may do more"),
     ],
 )
-def test_a_role_that_could_do_it_all_the_same_is_refused(
-    database_url: str, make_role: Callable[[str], str], attributes: str, told: str
+def test_a_role_that_could_change_the_audit_log_is_rejected(
+    database_url: str, make_role: Callable[[str], str], attributes: str, expected: str
 ) -> None:
-    status, said = _command(database_url, "db", "grant", make_role(attributes), password="")
+    status, printed = _command(database_url, "db", "grant", make_role(attributes), password="")
     assert status == 2
-    assert told in said
-    assert "could change the audit log" in said
+    assert expected in printed
+    assert "could change the audit log" in printed
 
 
-def test_a_role_that_owns_a_table_is_refused(
+def test_a_role_that_owns_a_table_is_rejected(
     database_url: str, make_role: Callable[[str], str], postgres_cluster: PostgresCluster
 ) -> None:
     role = make_role("")
     _execute(database_url, f"ALTER TABLE audit_log OWNER TO {role}")
-    status, said = _command(database_url, "db", "grant", role, password="")
-    assert (status, "an owner of tables" in said) == (2, True)
+    status, printed = _command(database_url, "db", "grant", role, password="")
+    assert (status, "an owner of tables" in printed) == (2, True)
     _execute(database_url, "ALTER TABLE audit_log OWNER TO mooring")
 
 
-def test_a_role_that_is_not_there_and_the_owner_itself_are_refused(database_url: str) -> None:
-    status, said = _command(database_url, "db", "grant", "nobody", password="")
-    assert (status, "there is no role nobody" in said) == (2, True)
+def test_an_unknown_role_and_the_owner_are_rejected(database_url: str) -> None:
+    status, printed = _command(database_url, "db", "grant", "nobody", password="")
+    assert (status, "there is no role nobody" in printed) == (2, True)
     assert _command(database_url, "db", "grant", "mooring", password="")[0] == 2

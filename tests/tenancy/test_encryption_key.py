@@ -1,4 +1,4 @@
-"""The operator's encryption key: a new one takes over everything that is sealed."""
+"""Replacement of the operator's encryption key."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from mooring.db.signals import Signals
 from mooring.db.tables import Registry, Secret
 from mooring.settings import Settings
 from tests.service import running
-from tests.tenancy.operator_keys import NEW, OLD, settings_with, start_and_end
+from tests.tenancy.operator_keys import NEW, OLD, settings_with, start_and_stop
 from tests.tenancy.tenants import post
 
 pytestmark = pytest.mark.both_databases
@@ -23,20 +23,20 @@ def _settings(database_url: str, folder: Path, *keys: str) -> Settings:
     return settings_with("encryption_keys", keys, database_url, folder)
 
 
-def _seal_something(settings: Settings) -> dict[str, Any]:
+def _create_encrypted_values(settings: Settings) -> dict[str, Any]:
     with running(settings) as service, service.client as client:
         post(client, "/v1/secrets", name="token", value="s3cret")
         post(client, "/v1/registries", server="ghcr.io", username="ci", password="passw0rd")
-        return dict(_make_key_once(client).json())
+        return dict(_post_key(client).json())
 
 
-def _make_key_once(client: httpx.Client) -> httpx.Response:
+def _post_key(client: httpx.Client) -> httpx.Response:
     body = {"name": "k", "role": "viewer"}
     return client.post("/v1/api-keys", json=body, headers={"Idempotency-Key": "sealed"})
 
 
-def _opened(settings: Settings, key: str) -> set[bytes]:
-    """What lies sealed in the database, opened with this key alone."""
+def _decrypted(settings: Settings, key: str) -> set[bytes]:
+    """All encrypted values in the database, decrypted with only this key."""
     encryptor, database = Encryptor([key]), Database(settings.resolved_database_url, Signals())
     with database.read() as session:
         found = [
@@ -47,14 +47,14 @@ def _opened(settings: Settings, key: str) -> set[bytes]:
     return {encryptor.decrypt(sealed) for sealed in found}
 
 
-def test_a_new_key_takes_over_in_one_start_and_the_old_one_can_go(database_url: str, tmp_path: Path) -> None:
+def test_one_start_reencrypts_all_values_with_a_new_key(database_url: str, tmp_path: Path) -> None:
     old, both, new = (_settings(database_url, tmp_path, *keys) for keys in ((OLD,), (NEW, OLD), (NEW,)))
-    made = _seal_something(old)
-    assert _opened(old, OLD) == {b"s3cret", b"passw0rd"}
+    made = _create_encrypted_values(old)
+    assert _decrypted(old, OLD) == {b"s3cret", b"passw0rd"}
     with running(both) as service, service.client as client:
-        again = _make_key_once(client)
+        again = _post_key(client)
         assert (again.json(), again.headers["idempotency-replayed"]) == (made, "true")
-    assert _opened(new, NEW) == {b"s3cret", b"passw0rd"}
-    start_and_end(new)
+    assert _decrypted(new, NEW) == {b"s3cret", b"passw0rd"}
+    start_and_stop(new)
     with pytest.raises(WrongEncryptionKey):
-        start_and_end(old)
+        start_and_stop(old)

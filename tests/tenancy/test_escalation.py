@@ -1,4 +1,4 @@
-"""Getting more than was given: by fields that nobody offered, by keys, by roles, and by being quick."""
+"""Privilege escalation by unknown fields, keys, roles and races."""
 
 from typing import Any
 
@@ -9,10 +9,10 @@ from mooring.core.access import Role
 from tests.concurrency import run_concurrently
 from tests.problems import problem
 from tests.service import Client
-from tests.tenancy.tenants import IMAGE, NOWHERE, Tenant, World, make_key, post
+from tests.tenancy.tenants import IMAGE, NOWHERE, Setup, Tenant, make_key, post
 from tests.testbed.waiting import wait_until
 
-SMUGGLED: dict[str, Any] = {
+FORBIDDEN_FIELDS: dict[str, Any] = {
     "privileged": True,
     "binds": ["/:/host"],
     "volumes": ["/:/host"],
@@ -34,12 +34,12 @@ SMUGGLED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("field", SMUGGLED)
-def test_an_instance_takes_no_field_that_is_not_offered(world: World, field: str) -> None:
-    made = world.a.member.post("/v1/instances", json={"image": IMAGE, field: SMUGGLED[field]})
+@pytest.mark.parametrize("field", FORBIDDEN_FIELDS)
+def test_an_instance_rejects_unknown_and_read_only_fields(setup: Setup, field: str) -> None:
+    made = setup.a.member.post("/v1/instances", json={"image": IMAGE, field: FORBIDDEN_FIELDS[field]})
     refused = problem(made, 422, "validation_failed")
     assert [error["pointer"] for error in refused["errors"]] == [f"/{field}"]
-    changed = world.a.member.patch(f"/v1/instances/{world.waiting}", json={field: SMUGGLED[field]})
+    changed = setup.a.member.patch(f"/v1/instances/{setup.pending}", json={field: FORBIDDEN_FIELDS[field]})
     problem(changed, 422, "validation_failed")
 
 
@@ -59,13 +59,15 @@ def test_an_instance_takes_no_field_that_is_not_offered(world: World, field: str
         ("POST", "/v1/users", {"name": "n", "issuer": "https://elsewhere.example", "subject": "1"}),
     ],
 )
-def test_nothing_else_takes_one_either(world: World, method: str, path: str, body: dict[str, Any]) -> None:
+def test_other_resources_reject_unknown_and_read_only_fields(
+    setup: Setup, method: str, path: str, body: dict[str, Any]
+) -> None:
     known = {
-        "a": world.a.id, "b": world.b.id, "instance": world.waiting,
-        "viewer": world.a.people[Role.VIEWER].id,
+        "a": setup.a.id, "b": setup.b.id, "instance": setup.pending,
+        "viewer": setup.a.people[Role.VIEWER].id,
     }  # fmt: skip
     filled = {key: value.format(**known) if isinstance(value, str) else value for key, value in body.items()}
-    client = world.admin if path in {"/v1/projects", "/v1/users"} else world.a.owner
+    client = setup.admin if path in {"/v1/projects", "/v1/users"} else setup.a.owner
     problem(client.request(method, path.format(**known), json=filled), 422, "validation_failed")
 
 
@@ -79,23 +81,23 @@ def test_nothing_else_takes_one_either(world: World, method: str, path: str, bod
         {"labels": {}, "quotas": {"gpus": 1000}},
     ],
 )
-def test_an_owner_does_not_raise_the_projects_share(world: World, change: dict[str, Any]) -> None:
-    path = f"/v1/projects/{world.a.id}"
-    before = world.a.owner.get(path).json()
-    problem(world.a.owner.patch(path, json=change), 403, "forbidden")
-    assert world.a.owner.get(path).json()["version"] == before["version"]
+def test_an_owner_cannot_change_quotas_weight_and_policies(setup: Setup, change: dict[str, Any]) -> None:
+    path = f"/v1/projects/{setup.a.id}"
+    before = setup.a.owner.get(path).json()
+    problem(setup.a.owner.patch(path, json=change), 403, "forbidden")
+    assert setup.a.owner.get(path).json()["version"] == before["version"]
 
 
-def test_a_key_gives_no_more_than_its_maker_has(world: World) -> None:
-    viewer, member = world.a.people[Role.VIEWER], world.a.people[Role.MEMBER]
+def test_a_key_has_at_most_its_creators_permissions(setup: Setup) -> None:
+    viewer, member = setup.a.people[Role.VIEWER], setup.a.people[Role.MEMBER]
     more: list[tuple[Client, dict[str, Any]]] = [
         (viewer.client, {"user_id": viewer.id, "role": "member"}),
         (viewer.client, {"user_id": viewer.id, "scopes": ["instances:write"]}),
         (member.client, {"user_id": member.id, "role": "owner"}),
         (member.client, {"user_id": member.id, "role": "owner", "scopes": ["metrics:read"]}),
-        (member.client, {"role": "viewer"}),  # a service's: owners make those
-        (member.client, {"user_id": viewer.id, "role": "viewer"}),  # another's
-        *((client, {"scopes": [scope]}) for client in (member.client, world.a.owner)
+        (member.client, {"role": "viewer"}),  # a service key, which only owners may create
+        (member.client, {"user_id": viewer.id, "role": "viewer"}),  # a key for another user
+        *((client, {"scopes": [scope]}) for client in (member.client, setup.a.owner)
           for scope in ("admin", "metrics:read")),
     ]  # fmt: skip
     for client, body in more:
@@ -104,86 +106,91 @@ def test_a_key_gives_no_more_than_its_maker_has(world: World) -> None:
     assert make_key(member.client, user_id=member.id, role="member")["role"] == "member"
 
 
-def test_an_owner_gives_no_key_to_a_stranger(world: World) -> None:
-    for stranger in (world.b.people[Role.OWNER].id, "usr_01k0000000000000000000000"):
-        body = {"name": "k", "user_id": stranger, "role": "viewer"}
-        problem(world.a.owner.post("/v1/api-keys", json=body), 404, "not_found")
-    for owner in (world.a.owner, world.b.owner):
+def test_an_owner_cannot_create_keys_for_non_members(setup: Setup) -> None:
+    for non_member in (setup.b.people[Role.OWNER].id, "usr_01k0000000000000000000000"):
+        body = {"name": "k", "user_id": non_member, "role": "viewer"}
+        problem(setup.a.owner.post("/v1/api-keys", json=body), 404, "not_found")
+    for owner in (setup.a.owner, setup.b.owner):
         mine = {
             "name": "k",
-            "user_id": world.a.people[Role.OWNER].id,
+            "user_id": setup.a.people[Role.OWNER].id,
             "role": "owner",
-            "project_id": world.b.id,
+            "project_id": setup.b.id,
         }
         problem(owner.post("/v1/api-keys", json=mine), 404, "not_found")
 
 
-def test_an_admins_key_for_somebody_who_is_none_does_nothing(world: World) -> None:
-    nobody = world.a.people[Role.VIEWER].id
+def test_an_admin_key_cannot_be_created_for_a_user_who_is_no_admin(setup: Setup) -> None:
+    nobody = setup.a.people[Role.VIEWER].id
     body = {"name": "k", "user_id": nobody, "scopes": ["admin"]}
-    problem(world.admin.post("/v1/api-keys", json=body), 404, "not_found")
+    problem(setup.admin.post("/v1/api-keys", json=body), 404, "not_found")
 
 
-def _narrow(world: World, *scopes: str, **more: Any) -> Client:
-    owner = world.a.people[Role.OWNER]
+def _restricted_client(setup: Setup, *scopes: str, **more: Any) -> Client:
+    owner = setup.a.people[Role.OWNER]
     key = make_key(owner.client, user_id=owner.id, scopes=list(scopes), **more)
-    return Client(world.service.url, key=key["key"])
+    return Client(setup.service.url, key=key["key"])
 
 
-def test_a_narrowed_key_makes_none_that_is_broader(world: World) -> None:
-    owner = world.a.people[Role.OWNER]
-    with _narrow(world, "instances:read", role="owner") as narrow:
-        assert narrow.get("/v1/me").json()["role"] is None
+def test_a_restricted_key_cannot_create_a_broader_key(setup: Setup) -> None:
+    owner = setup.a.people[Role.OWNER]
+    with _restricted_client(setup, "instances:read", role="owner") as restricted:
+        assert restricted.get("/v1/me").json()["role"] is None
         for broader in ({"role": "owner"}, {"role": "viewer"}, {"scopes": ["instances:exec"]}):
             body = {"name": "k", "user_id": owner.id, **broader}
-            problem(narrow.post("/v1/api-keys", json=body), 403, "forbidden")
-        assert make_key(narrow, user_id=owner.id, scopes=["instances:read"])["scopes"] == ["instances:read"]
-        problem(narrow.patch(f"/v1/projects/{world.a.id}", json={"labels": {}}), 403, "forbidden")
-        problem(narrow.get("/v1/audit-log"), 403, "forbidden")
+            problem(restricted.post("/v1/api-keys", json=body), 403, "forbidden")
+        assert make_key(restricted, user_id=owner.id, scopes=["instances:read"])["scopes"] == [
+            "instances:read"
+        ]
+        problem(restricted.patch(f"/v1/projects/{setup.a.id}", json={"labels": {}}), 403, "forbidden")
+        problem(restricted.get("/v1/audit-log"), 403, "forbidden")
 
 
-def test_a_key_that_ends_leaves_none_behind_that_lasts_longer(world: World) -> None:
-    member = world.a.people[Role.MEMBER]
+def test_a_key_cannot_create_a_key_that_expires_later(setup: Setup) -> None:
+    member = setup.a.people[Role.MEMBER]
     ends = "2030-01-01T00:00:00.000Z"
     short = make_key(member.client, user_id=member.id, role="member", expires_at=ends)
-    with Client(world.service.url, key=short["key"]) as client:
+    with Client(setup.service.url, key=short["key"]) as client:
         for longer in (None, "2030-01-01T00:00:00.001Z"):
             body = {"name": "k", "user_id": member.id, "role": "viewer", "expires_at": longer}
             problem(client.post("/v1/api-keys", json=body), 403, "forbidden")
         assert make_key(client, user_id=member.id, role="viewer", expires_at=ends)["expires_at"] == ends
 
 
-def test_a_key_to_look_with_does_not_take_away_the_others(world: World) -> None:
-    owner = world.a.people[Role.OWNER]
-    with _narrow(world, "instances:read") as narrow:
-        problem(narrow.delete(f"/v1/api-keys/{owner.key['id']}"), 403, "forbidden")
-        # Itself it may end: whoever finds that a key has leaked should.
-        assert narrow.delete(f"/v1/api-keys/{narrow.get('/v1/me').json()['key']['id']}").status_code == 204
+def test_a_read_only_key_can_revoke_only_itself(setup: Setup) -> None:
+    owner = setup.a.people[Role.OWNER]
+    with _restricted_client(setup, "instances:read") as restricted:
+        problem(restricted.delete(f"/v1/api-keys/{owner.key['id']}"), 403, "forbidden")
+        # A key may revoke itself, since anyone who finds a leaked key should be able to.
+        assert (
+            restricted.delete(f"/v1/api-keys/{restricted.get('/v1/me').json()['key']['id']}").status_code
+            == 204
+        )
     assert owner.client.get("/v1/me").status_code == 200
 
 
 @pytest.mark.parametrize("scope", ["instances:read", "instances:write", "usage:read"])
-def test_exec_needs_its_own_scope(world: World, scope: str) -> None:
+def test_exec_needs_its_own_scope(setup: Setup, scope: str) -> None:
     scopes = {scope, "instances:read"}
-    with _narrow(world, *scopes) as narrow:
-        answer = narrow.post(f"/v1/instances/{world.running}/exec", json={"command": ["id"]})
+    with _restricted_client(setup, *scopes) as restricted:
+        answer = restricted.post(f"/v1/instances/{setup.running}/exec", json={"command": ["id"]})
         problem(answer, 403, "forbidden")
 
 
-def test_a_narrowed_key_does_what_its_scopes_say(world: World) -> None:
-    with _narrow(world, "instances:write") as writes:
+def test_a_restricted_key_can_do_only_what_its_scopes_allow(setup: Setup) -> None:
+    with _restricted_client(setup, "instances:write") as writes:
         made = writes.post("/v1/instances", json={"image": IMAGE, "node_selector": NOWHERE})
         assert made.status_code == 201
         problem(writes.get(f"/v1/instances/{made.json()['id']}"), 403, "forbidden")
-    with _narrow(world, "usage:read") as counts:
+    with _restricted_client(setup, "usage:read") as counts:
         problem(counts.get("/v1/instances"), 403, "forbidden")
         problem(counts.post("/v1/instances", json={"image": IMAGE}), 403, "forbidden")
 
 
 @pytest.fixture
-def tenant(world: World, request: pytest.FixtureRequest) -> Any:
-    """A tenant of this test alone."""
-    made = Tenant(world.admin, f"t{abs(hash(request.node.name)) % 10**9}")
+def tenant(setup: Setup, request: pytest.FixtureRequest) -> Any:
+    """A tenant for a single test."""
+    made = Tenant(setup.admin, f"t{abs(hash(request.node.name)) % 10**9}")
     yield made
     made.close()
 
@@ -192,10 +199,10 @@ REVOCATION_S = 1.0
 
 
 @pytest.mark.parametrize("way", ["membership", "demotion", "user"])
-def test_a_personal_key_dies_with_what_it_stood_for(world: World, tenant: Tenant, way: str) -> None:
+def test_a_personal_key_ends_with_its_users_role(setup: Setup, tenant: Tenant, way: str) -> None:
     person = tenant.people[Role.MEMBER]
     member = f"/v1/projects/{tenant.id}/members/{person.id}"
-    instance = world.waiting_instance(person.client)  # and by this the key is remembered
+    instance = setup.pending_instance(person.client)  # so that the key is cached
     if way == "membership":
         assert tenant.owner.delete(member).status_code == 204
         expected = 401
@@ -203,60 +210,60 @@ def test_a_personal_key_dies_with_what_it_stood_for(world: World, tenant: Tenant
         assert tenant.owner.put(member, json={"role": "viewer"}).status_code == 200
         expected = 403
     else:
-        assert world.admin.delete(f"/v1/users/{person.id}").status_code == 204
+        assert setup.admin.delete(f"/v1/users/{person.id}").status_code == 204
         expected = 401
     path = f"/v1/instances/{instance}"
     wait_until(lambda: person.client.patch(path, json={"labels": {}}).status_code == expected, REVOCATION_S)
-    # What the person started runs on: it is the project's.
+    # The user's instances belong to the project and remain.
     assert tenant.owner.get(path).status_code == 200
 
 
-def test_a_service_key_outlives_the_person_who_made_it(world: World, tenant: Tenant) -> None:
+def test_a_service_key_outlives_its_creator(setup: Setup, tenant: Tenant) -> None:
     key = make_key(tenant.owner, role="viewer")
-    assert world.admin.delete(f"/v1/users/{tenant.people[Role.OWNER].id}").status_code == 204
-    with Client(world.service.url, key=key["key"]) as service:
+    assert setup.admin.delete(f"/v1/users/{tenant.people[Role.OWNER].id}").status_code == 204
+    with Client(setup.service.url, key=key["key"]) as service:
         assert service.get("/v1/me").status_code == 200
 
 
-def test_a_project_is_not_deleted_while_instances_live_there(world: World, tenant: Tenant) -> None:
+def test_a_project_with_instances_cannot_be_deleted(setup: Setup, tenant: Tenant) -> None:
     path = f"/v1/projects/{tenant.id}"
-    instance = world.waiting_instance(tenant.member)
-    problem(world.admin.delete(path), 409, "project_in_use")
+    instance = setup.pending_instance(tenant.member)
+    problem(setup.admin.delete(path), 409, "project_in_use")
     assert tenant.member.delete(f"/v1/instances/{instance}").status_code == 202
     post(tenant.owner, "/v1/secrets", name="token", value="x")
     post(tenant.owner, "/v1/registries", server="ghcr.io", username="u", password="x")
-    assert world.admin.delete(path).status_code == 204
-    problem(world.admin.get(path), 404, "not_found")
+    assert setup.admin.delete(path).status_code == 204
+    problem(setup.admin.get(path), 404, "not_found")
     for person in tenant.people.values():
         wait_until(lambda client=person.client: client.get("/v1/me").status_code == 401, REVOCATION_S)  # type: ignore[misc]
-    assert world.admin.items("/v1/secrets", project_id=tenant.id) == []
-    # Its name is free again, and its audit log stays.
-    post(world.admin, "/v1/projects", name=tenant.name)
-    assert world.admin.items("/v1/audit-log", project_id=tenant.id) != []
+    assert setup.admin.items("/v1/secrets", project_id=tenant.id) == []
+    # The name can be used again, and the audit log remains.
+    post(setup.admin, "/v1/projects", name=tenant.name)
+    assert setup.admin.items("/v1/audit-log", project_id=tenant.id) != []
 
 
-def test_the_default_project_stays(world: World) -> None:
-    default = world.service.plane.identity.default_project_id
+def test_the_default_project_cannot_be_deleted_or_renamed(setup: Setup) -> None:
+    default = setup.service.plane.identity.default_project_id
     path = f"/v1/projects/{default}"
-    problem(world.admin.delete(path), 409, "default_project")
-    # It is found by its name at each start; whoever took that name would be sent what admins make.
-    problem(world.admin.patch(path, json={"name": "main"}), 409, "default_project")
-    assert world.admin.patch(path, json={"name": "default", "labels": {}}).status_code == 200
+    problem(setup.admin.delete(path), 409, "default_project")
+    # It is found by its name at each start: another project with that name would get what admins create.
+    problem(setup.admin.patch(path, json={"name": "main"}), 409, "default_project")
+    assert setup.admin.patch(path, json={"name": "default", "labels": {}}).status_code == 200
 
 
-def test_nobody_is_taken_in_who_is_being_deleted(world: World) -> None:
+def test_a_user_being_deleted_cannot_become_a_member(setup: Setup) -> None:
     for number in range(8):
-        user = post(world.admin, "/v1/users", name=f"short-{number}")["id"]
-        member = f"/v1/projects/{world.b.id}/members/{user}"
+        user = post(setup.admin, "/v1/users", name=f"short-{number}")["id"]
+        member = f"/v1/projects/{setup.b.id}/members/{user}"
 
         def act(which: int, user: str = user, member: str = member) -> httpx.Response:
             if which == 0:
-                return world.admin.delete(f"/v1/users/{user}")
-            return world.admin.put(member, json={"role": "member"})
+                return setup.admin.delete(f"/v1/users/{user}")
+            return setup.admin.put(member, json={"role": "member"})
 
-        deleted, taken_in = run_concurrently(2, act)
-        assert (deleted.status_code, taken_in.status_code) in {(204, 200), (204, 404)}
-        members = world.admin.items(f"/v1/projects/{world.b.id}/members", limit=200)
+        deleted, added = run_concurrently(2, act)
+        assert (deleted.status_code, added.status_code) in {(204, 200), (204, 404)}
+        members = setup.admin.items(f"/v1/projects/{setup.b.id}/members", limit=200)
         assert user not in {item["user_id"] for item in members}
 
 
@@ -267,11 +274,11 @@ def test_nobody_is_taken_in_who_is_being_deleted(world: World) -> None:
         ("/v1/users", "email", "raced@x.example", "email_taken"),
     ],
 )
-def test_of_many_at_once_one_is_given_a_name(
-    world: World, path: str, field: str, value: str, code: str
+def test_one_of_many_concurrent_creates_gets_a_unique_name(
+    setup: Setup, path: str, field: str, value: str, code: str
 ) -> None:
     body = {"name": "raced", field: value}
-    answers = run_concurrently(6, lambda _: world.admin.post(path, json=body))
+    answers = run_concurrently(6, lambda _: setup.admin.post(path, json=body))
     refused = [answer for answer in answers if answer.status_code != 201]
     assert len(refused) == 5
     for answer in refused:
@@ -279,25 +286,25 @@ def test_of_many_at_once_one_is_given_a_name(
 
 
 @pytest.mark.parametrize("path", ["/v1/instances", "/v1/api-keys", "/v1/secrets"])
-def test_nothing_new_survives_in_a_project_that_is_being_deleted(world: World, path: str) -> None:
-    """Either it came first and is counted, or the project is gone; never a thing in no project."""
+def test_nothing_remains_in_a_project_deleted_during_a_create(setup: Setup, path: str) -> None:
+    """Either the create comes first and is counted, or the project is gone."""
     bodies: dict[str, Any] = {
         "/v1/instances": {"image": IMAGE, "node_selector": NOWHERE},
         "/v1/api-keys": {"name": "k", "role": "viewer"},
         "/v1/secrets": {"name": "token", "value": "x"},
     }
     for number in range(8):
-        project = post(world.admin, "/v1/projects", name=f"short-{path[4:7]}-{number}")["id"]
+        project = post(setup.admin, "/v1/projects", name=f"short-{path[4:7]}-{number}")["id"]
         body = {**bodies[path], "project_id": project}
 
         def act(which: int, project: str = project, body: dict[str, Any] = body) -> httpx.Response:
             if which == 0:
-                return world.admin.delete(f"/v1/projects/{project}")
-            return world.admin.post(path, json=body)
+                return setup.admin.delete(f"/v1/projects/{project}")
+            return setup.admin.post(path, json=body)
 
         deleted, made = run_concurrently(2, act)
         outcome = (deleted.status_code, made.status_code)
-        left = world.admin.items(path, project_id=project)
+        left = setup.admin.items(path, project_id=project)
         if path == "/v1/instances":
             assert outcome in {(204, 404), (409, 201)}, (deleted.text, made.text)
             assert len(left) == (1 if made.status_code == 201 else 0)
@@ -306,13 +313,13 @@ def test_nothing_new_survives_in_a_project_that_is_being_deleted(world: World, p
             assert left == []
 
 
-def test_an_instance_that_is_deleted_while_it_is_created_leaves_nothing(world: World) -> None:
+def test_an_instance_deleted_during_its_creation_leaves_no_allocation(setup: Setup) -> None:
     selector = {"sandbox": "working"}
     for _ in range(5):
-        made = world.a.member.create(node_selector=selector, gpus={"count": 1})["id"]
+        made = setup.a.member.create(node_selector=selector, gpus={"count": 1})["id"]
         path = f"/v1/instances/{made}"
-        answers = run_concurrently(4, lambda _number, path=path: world.a.member.delete(path))  # type: ignore[misc]
+        answers = run_concurrently(4, lambda _number, path=path: setup.a.member.delete(path))  # type: ignore[misc]
         assert {answer.status_code for answer in answers} <= {202, 404}
-        wait_until(lambda path=path: world.a.member.get(path).status_code == 404)  # type: ignore[misc]
-    held = {gpu["instance_id"] for gpu in world.admin.items("/v1/gpus", node_id=world.working.id)}
-    assert held == {None, world.running}
+        wait_until(lambda path=path: setup.a.member.get(path).status_code == 404)  # type: ignore[misc]
+    held = {gpu["instance_id"] for gpu in setup.admin.items("/v1/gpus", node_id=setup.working.id)}
+    assert held == {None, setup.running}

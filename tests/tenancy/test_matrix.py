@@ -1,4 +1,4 @@
-"""Every operation with every kind of credential, and the audit entries of each request.
+"""Every operation with every kind of credential, and the audit rows of each request.
 
 On SQLite: `test_database_roles.py` runs every operation on PostgreSQL.
 """
@@ -15,27 +15,27 @@ from mooring.db.tables import AuditEntry
 from tests.problems import problem
 from tests.tenancy.calls import CALLS, Callers, awaited_stream
 from tests.tenancy.matrix import MATRIX
-from tests.tenancy.tenants import World
+from tests.tenancy.tenants import Setup
 
-# The pages of the documentation, which are in no document.
+# Pages of the documentation, which the OpenAPI document does not list.
 UNDOCUMENTED = {"docs", "asset"}
-REFUSED = 400
-# Audited, though no caller's rule says so: what machines do for themselves.
-READS_OF_ADMINS = {"get_instance_logs": "instance.read_logs"}  # in projects that they are not in
-DEEDS_OF_NODES = {"join_node": "node.join", "renew_node_credential": "node.renew_credential"}
+FIRST_ERROR = 400
+# Audited actions that the rules of callers do not have: actions of nodes, and reads by admins
+AUDITED_READS_OF_ADMINS = {"get_instance_logs": "instance.read_logs"}  # in projects of others
+ACTIONS_OF_NODES = {"join_node": "node.join", "renew_node_credential": "node.renew_credential"}
 
 
 @pytest.fixture(scope="module")
-def callers(world: World) -> Iterator[Callers]:
-    made = Callers(world)
+def callers(setup: Setup) -> Iterator[Callers]:
+    made = Callers(setup)
     yield made
     made.close()
 
 
 @pytest.fixture(scope="module")
-def operations(world: World) -> dict[str, tuple[str, str]]:
-    """operationId -> method and path, as the document has them."""
-    document: dict[str, Any] = world.admin.get("/openapi.json").json()
+def operations(setup: Setup) -> dict[str, tuple[str, str]]:
+    """Method and path by operationId."""
+    document: dict[str, Any] = setup.admin.get("/openapi.json").json()
     return {
         operation["operationId"]: (method, path)
         for path, methods in document["paths"].items()
@@ -43,7 +43,7 @@ def operations(world: World) -> dict[str, tuple[str, str]]:
     }
 
 
-def test_every_operation_has_its_row_and_every_row_its_operation(
+def test_the_matrix_has_exactly_the_operations_of_the_document(
     operations: dict[str, tuple[str, str]],
 ) -> None:
     assert MATRIX.keys() == operations.keys()
@@ -52,49 +52,49 @@ def test_every_operation_has_its_row_and_every_row_its_operation(
 
 
 @pytest.mark.parametrize("operation", MATRIX)
-def test_every_caller_gets_the_status_of_the_table(
-    world: World, callers: Callers, operations: dict[str, tuple[str, str]], operation: str
+def test_every_caller_gets_the_status_of_the_matrix(
+    setup: Setup, callers: Callers, operations: dict[str, tuple[str, str]], operation: str
 ) -> None:
     method, path = operations[operation]
-    got, done = {}, {}
-    action = RULES[operation].action or DEEDS_OF_NODES.get(operation)
+    statuses, expected_rows = {}, {}
+    action = RULES[operation].action or ACTIONS_OF_NODES.get(operation)
     for caller, expected in MATRIX[operation].items():
-        call = CALLS[operation](world, caller)
+        call = CALLS[operation](setup, caller)
         streams = operation == "bring_stream" and caller == "node"
-        with awaited_stream(world) if streams else nullcontext(call) as call:
+        with awaited_stream(setup) if streams else nullcontext(call) as call:
             answer = call.send(
                 callers.clients[caller], method, path, X_Request_Id=_request_id(operation, caller)
             )
-        got[caller] = answer.status_code
-        if action and answer.status_code < REFUSED:
-            done[_request_id(operation, caller)] = action
-        if caller == "admin" and operation in READS_OF_ADMINS:
-            done[_request_id(operation, caller)] = READS_OF_ADMINS[operation]
-        if expected == answer.status_code >= REFUSED:
+        statuses[caller] = answer.status_code
+        if action and answer.status_code < FIRST_ERROR:
+            expected_rows[_request_id(operation, caller)] = action
+        if caller == "admin" and operation in AUDITED_READS_OF_ADMINS:
+            expected_rows[_request_id(operation, caller)] = AUDITED_READS_OF_ADMINS[operation]
+        if expected == answer.status_code >= FIRST_ERROR:
             problem(answer, expected)
-    assert got == MATRIX[operation]
-    # One row for each deed; none for what was read, and none for what was refused.
-    assert _audited(world, operation) == sorted(done.items())
-    _restore(world, operation)
+    assert statuses == MATRIX[operation]
+    # One row for each action; none for reads and for rejected requests.
+    assert _audited(setup, operation) == sorted(expected_rows.items())
+    _restore(setup, operation)
 
 
 def _request_id(operation: str, caller: str) -> str:
     return f"{operation}:{caller.replace(' ', '-')}"
 
 
-def _audited(world: World, operation: str) -> list[tuple[str | None, str]]:
-    """Request id and action of each row that the requests for an operation have left."""
-    with world.service.plane.database.read() as session:
+def _audited(setup: Setup, operation: str) -> list[tuple[str | None, str]]:
+    """Request ID and action of each audit row of the requests for an operation."""
+    with setup.service.plane.database.read() as session:
         mine = AuditEntry.request_id.startswith(f"{operation}:")
         rows = session.execute(select(AuditEntry.request_id, AuditEntry.action).where(mine)).all()
     return sorted((request_id, action) for request_id, action in rows)
 
 
-def _restore(world: World, operation: str) -> None:
-    """What the next operations rely on: a node that takes instances and whose session is the newest."""
+def _restore(setup: Setup, operation: str) -> None:
+    """Restore the node for the next operations: schedulable and with the newest session."""
     if operation in {"cordon_node", "drain_node"}:
-        world.admin.post(f"/v1/nodes/{world.wire.id}/uncordon")
+        setup.admin.post(f"/v1/nodes/{setup.wire.id}/uncordon")
     if operation == "update_node":
-        world.admin.patch(f"/v1/nodes/{world.wire.id}", json={"reserved_for": None})
+        setup.admin.patch(f"/v1/nodes/{setup.wire.id}", json={"reserved_for": None})
     if operation == "open_node_session":
-        world.wire.open_session()
+        setup.wire.open_session()

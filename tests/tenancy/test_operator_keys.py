@@ -1,4 +1,4 @@
-"""The operator's keys: another key is refused, key files are private, a new key is added in two steps."""
+"""The operator's keys: rejection of other keys, key files, and replacement in two steps."""
 
 import stat
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from mooring.control.audit import signing_keys
 from mooring.control.tenants import encryption
 from mooring.settings import Settings
 from tests.service import settings_for
-from tests.tenancy.operator_keys import NEW, OLD, settings_with, start_and_end
+from tests.tenancy.operator_keys import NEW, OLD, settings_with, start_and_stop
 
 pytestmark = pytest.mark.both_databases
 
 
 @dataclass(frozen=True)
-class Kind:
+class OperatorKey:
     """A key that the operator keeps outside the database."""
 
     setting: str
@@ -34,10 +34,10 @@ class Kind:
         return settings_with(self.setting, keys, database_url, folder)
 
 
-ENCRYPTION = Kind(
+ENCRYPTION = OperatorKey(
     "encryption_keys", encryption.KEY_FILE, encryption.WrongEncryptionKey, "the encryption key is not the one"
 )
-AUDIT = Kind(
+AUDIT = OperatorKey(
     "audit_keys",
     signing_keys.KEY_FILE,
     signing_keys.WrongAuditKey,
@@ -46,52 +46,58 @@ AUDIT = Kind(
 
 
 @pytest.fixture(params=[ENCRYPTION, AUDIT], ids=["encryption", "audit"])
-def kind(request: pytest.FixtureRequest) -> Kind:
-    made: Kind = request.param
+def operator_key(request: pytest.FixtureRequest) -> OperatorKey:
+    made: OperatorKey = request.param
     return made
 
 
-def test_another_key_is_refused_and_changes_nothing(kind: Kind, database_url: str, tmp_path: Path) -> None:
-    start_and_end(kind.settings(database_url, tmp_path, OLD))
-    with pytest.raises(kind.refusal, match=kind.variable):
-        start_and_end(kind.settings(database_url, tmp_path, NEW))
-    start_and_end(kind.settings(database_url, tmp_path, OLD))
+def test_another_key_is_rejected_and_changes_nothing(
+    operator_key: OperatorKey, database_url: str, tmp_path: Path
+) -> None:
+    start_and_stop(operator_key.settings(database_url, tmp_path, OLD))
+    with pytest.raises(operator_key.refusal, match=operator_key.variable):
+        start_and_stop(operator_key.settings(database_url, tmp_path, NEW))
+    start_and_stop(operator_key.settings(database_url, tmp_path, OLD))
 
 
 @pytest.mark.parametrize("command", ["server", "up"])
-def test_the_operator_is_told_how_to_mend_it(kind: Kind, tmp_path: Path, command: str) -> None:
+def test_the_error_message_names_the_variable(
+    operator_key: OperatorKey, tmp_path: Path, command: str
+) -> None:
     url = f"sqlite:///{tmp_path / 'mooring.db'}"
-    start_and_end(kind.settings(url, tmp_path, OLD))
+    start_and_stop(operator_key.settings(url, tmp_path, OLD))
     environment = {
-        "MOORING_DATABASE_URL": url, "MOORING_DATA_DIR": str(tmp_path), kind.variable: NEW,
+        "MOORING_DATABASE_URL": url, "MOORING_DATA_DIR": str(tmp_path), operator_key.variable: NEW,
         "MOORING_PORT": "0",
     }  # fmt: skip
-    ended = CliRunner().invoke(app, [command], env=environment)
-    assert ended.exit_code == 2
-    assert ended.stderr.startswith(f"{kind.variable}: {kind.message}")
-    assert "Traceback" not in ended.stderr
-    assert NEW not in ended.output
+    result = CliRunner().invoke(app, [command], env=environment)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"{operator_key.variable}: {operator_key.message}")
+    assert "Traceback" not in result.stderr
+    assert NEW not in result.output
 
 
-def test_a_replica_may_know_the_new_key_before_it_is_used(kind: Kind, tmp_path: Path) -> None:
+def test_a_replica_may_have_the_new_key_before_its_first_use(
+    operator_key: OperatorKey, tmp_path: Path
+) -> None:
     url = f"sqlite:///{tmp_path / 'mooring.db'}"
     for keys in ((OLD,), (OLD, NEW), (OLD,)):
-        start_and_end(kind.settings(url, tmp_path, *keys))
+        start_and_stop(operator_key.settings(url, tmp_path, *keys))
 
 
-def test_the_key_file_is_its_owners_alone_and_stays_the_same(kind: Kind, tmp_path: Path) -> None:
+def test_the_key_file_is_private_and_never_replaced(operator_key: OperatorKey, tmp_path: Path) -> None:
     settings = settings_for(f"sqlite:///{tmp_path / 'mooring.db'}", tmp_path / "data")
-    start_and_end(settings)
-    file = tmp_path / "data" / kind.file
+    start_and_stop(settings)
+    file = tmp_path / "data" / operator_key.file
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    kept = file.read_text()
-    start_and_end(settings)
-    assert file.read_text() == kept
+    content = file.read_text()
+    start_and_stop(settings)
+    assert file.read_text() == content
     file.unlink()
-    with pytest.raises(kind.refusal, match=kind.file):
-        start_and_end(settings)
+    with pytest.raises(operator_key.refusal, match=operator_key.file):
+        start_and_stop(settings)
 
 
 def test_the_two_keys_differ(tmp_path: Path) -> None:
-    start_and_end(settings_for(f"sqlite:///{tmp_path / 'mooring.db'}", tmp_path))
+    start_and_stop(settings_for(f"sqlite:///{tmp_path / 'mooring.db'}", tmp_path))
     assert (tmp_path / encryption.KEY_FILE).read_text() != (tmp_path / signing_keys.KEY_FILE).read_text()

@@ -1,4 +1,4 @@
-"""A test run that is killed with everything up; `test_testbed` starts it and looks for what it leaves."""
+"""A test run that is killed with all parts running. `test_testbed` starts it and checks the cleanup."""
 
 import os
 import signal

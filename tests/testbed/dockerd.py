@@ -1,4 +1,4 @@
-"""A node: a private Docker daemon in its own network namespace, which believes that it has NVIDIA GPUs."""
+"""A node: a private Docker daemon with simulated NVIDIA GPUs in its own network namespace."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ from tests.testbed.processes import Daemon
 from tests.testbed.workspace import Workspace
 
 CLIENT_TIMEOUT_S = 10
-# The same in every node: namespaces keep them apart.
+# The same on every node, in separate namespaces.
 CONTAINERS_SUBNET = "172.30.0.1/24"
 TOOLKIT_VERSION = "1.19.1"
 
@@ -26,7 +26,7 @@ disabled_plugins = [{disabled}]
 [grpc]
   address = "{folder}/containerd.sock"
 """
-# Docker uses none of these, and each would look for kernel parts that the machine may not have.
+# Docker uses none of these, and each requires kernel features that the machine may lack.
 UNUSED_PLUGINS = (
     "io.containerd.grpc.v1.cri",
     "io.containerd.internal.v1.opt",
@@ -55,7 +55,7 @@ class DockerNode:
     def __init__(
         self, workspace: Workspace, *, live_restore: bool = True, filesystem: str = "", size_mib: int = 1024
     ) -> None:
-        """Args: filesystem: of the daemon's data, in a file of this size; "": the machine's own."""
+        """Args: filesystem: of the daemon's data, in a file of this size; "": the machine's."""
         self._workspace = workspace
         self._host = workspace.take_host()
         self._client: docker.DockerClient | None = None
@@ -79,12 +79,12 @@ class DockerNode:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment of a program on this node: the stubs of NVIDIA's toolkit come first in its PATH."""
+        """The environment of programs on this node. Its PATH begins with the stubs of NVIDIA's toolkit."""
         return {**os.environ, "PATH": f"{self.bin_dir}{os.pathsep}{search_path()}"}
 
     @property
     def client(self) -> docker.DockerClient:
-        """A client that lives as long as the node; dockerd may come and go underneath it."""
+        """A client that is valid as long as the node, also across restarts of dockerd."""
         if self._client is None:
             self._client = docker.DockerClient(base_url=self.url, timeout=CLIENT_TIMEOUT_S)
         return self._client
@@ -97,12 +97,12 @@ class DockerNode:
         return [program("nsenter"), f"--net={self.namespace}", *argv]
 
     def start(self) -> None:
-        """Starts what does not run; a node that is up stays as it is."""
+        """Start the daemons that are not running."""
         (self.folder / "run").mkdir(exist_ok=True)
         if not self.containerd.running:
             self.containerd.start(lambda: _accepts(self.folder / "containerd.sock"))
         if not self.dockerd.running:
-            # The next process with the dead daemon's pid would pass for it.
+            # Otherwise another process with the dead daemon's pid would be mistaken for it.
             self._pidfile.unlink(missing_ok=True)
             self.dockerd.start(lambda: _answers_ping(self.socket))
 
@@ -110,29 +110,29 @@ class DockerNode:
         images.import_images(self.client)
 
     def stop(self) -> None:
-        """The orderly end of dockerd; with live-restore its containers run on."""
+        """Stop dockerd. With live-restore, its containers keep running."""
         self.dockerd.stop()
 
     def kill(self) -> None:
-        """kill -9 of dockerd alone."""
+        """Kill dockerd only, with SIGKILL."""
         self.dockerd.kill()
 
     def freeze(self) -> None:
-        """dockerd takes connections and answers nothing; containers run on."""
+        """Freeze dockerd: it accepts connections but does not answer. Containers keep running."""
         self.dockerd.freeze()
 
     def thaw(self) -> None:
         self.dockerd.thaw()
 
     def cut(self) -> None:
-        """Takes the node off the network: packets to and from it vanish."""
+        """Disconnect the node from the network: its packets are dropped."""
         isolation.set_link(self.name, "down")
 
     def mend(self) -> None:
         isolation.set_link(self.name, "up")
 
     def power_off(self) -> None:
-        """The machine loses power: containers die with it, and `start` boots it with only its disk left."""
+        """Simulate a power failure: containers die, and `start` boots the machine with its disk only."""
         isolation.end_processes(self.name, self.folder)
         self.dockerd.kill()
         self.containerd.kill()
@@ -141,7 +141,7 @@ class DockerNode:
         shutil.rmtree(self.folder / "run", ignore_errors=True)
 
     def remove_containers(self) -> None:
-        """Leaves the node as a test found it: no container or network of its is left over."""
+        """Remove the containers and networks of a test."""
         for container in self.client.containers.list(all=True, sparse=True):
             try:
                 container.remove(force=True, v=True)
@@ -177,7 +177,7 @@ class DockerNode:
             f"--containerd={self.folder}/containerd.sock",
             f"--bip={CONTAINERS_SUBNET}",
             f"--insecure-registry={self._workspace.subnet}",
-            # A system with systemd would want a slice's name in place of a group's.
+            # With systemd, this would be the name of a slice.
             "--exec-opt=native.cgroupdriver=cgroupfs",
             f"--cgroup-parent=/{self.name}",
             *(("--live-restore",) if live_restore else ()),

@@ -1,7 +1,7 @@
-"""Filesystems in files, mounted by loop: what Docker needs to limit what a container writes.
+"""Loop-mounted filesystems on which Docker can limit what a container writes.
 
-A kernel without the feature cannot run such a test. That is proved by a mount, never assumed, and is the one
-reason for which a test of the test bed may be skipped under CI=true (docs/decisions/0015-disk.md).
+A mount must prove that the kernel lacks the feature. This is the only reason for which a test may be skipped
+under CI=true (docs/decisions/0015-disk.md).
 """
 
 import os
@@ -18,7 +18,7 @@ from tests.testbed.workspace import Workspace
 
 @dataclass(frozen=True)
 class Kind:
-    """How a filesystem is made and mounted. `options` are what limits need."""
+    """How to make and mount a filesystem. `options` are required for limits."""
 
     part: str
     make: tuple[str, ...]
@@ -33,7 +33,7 @@ KINDS = {
 
 
 def mount(kind: str, file: Path, size_mib: int, point: Path, *, options: tuple[str, ...] = ()) -> str:
-    """Make a filesystem in this file and mount it; why the kernel would not, or "" where it did."""
+    """Make a filesystem in this file and mount it. Return the kernel's error, or ""."""
     with file.open("wb") as image:
         image.truncate(size_mib * 2**20)
     maker, *arguments = KINDS[kind].make
@@ -50,9 +50,9 @@ def mount(kind: str, file: Path, size_mib: int, point: Path, *, options: tuple[s
 
 
 def require_filesystem(workspace: Workspace, kind: str) -> None:
-    """Skip the test, under CI=true too, where mounts prove that the kernel lacks what limits need.
+    """Skip the test, also under CI=true, if mounts prove that the kernel lacks the feature.
 
-    Anything else that keeps it from being mounted, a missing program or a sandbox, fails under CI=true.
+    Any other failure, such as a missing program or a sandbox, is an error under CI=true.
     """
     require("docker")
     require(KINDS[kind].part)
@@ -69,7 +69,7 @@ def require_filesystem(workspace: Workspace, kind: str) -> None:
 
 
 def _trial(workspace: Workspace, kind: str, options: tuple[str, ...]) -> str:
-    """Why the kernel does not mount it; nothing is left of it."""
+    """Try to mount a filesystem, then remove it. Return the kernel's error, or ""."""
     with TemporaryDirectory(dir=workspace.root) as made:
         folder = Path(made)
         why = mount(kind, folder / "image", 400, folder / "point", options=options)

@@ -1,7 +1,7 @@
-"""Fixtures for the real parts; each starts when a test first asks for it and ends with the session.
+"""Fixtures for the real parts. Each starts when a test first requires it, and ends with the session.
 
-Under CI=true a fixture fails the test when its part is missing; elsewhere it skips it. What a session fixture
-gives is shared: a test that kills, freezes or fills it takes a part of its own from a `new_…` factory.
+If a part is missing, its fixture skips the test; under CI=true, it fails the test. Session fixtures are
+shared: a test that kills, freezes or fills a part must create its own with a `new_…` factory.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class NewDockerNode(Protocol):
-    """Starts a node and loads the images; skips where the kernel lacks the filesystem of its data."""
+    """Starts a node and loads the images. Skips the test if the kernel lacks the filesystem."""
 
     def __call__(
         self, *, live_restore: bool = True, filesystem: str = "", size_mib: int = 1024
@@ -36,14 +36,14 @@ class NewDockerNode(Protocol):
 
 
 class NewPostgresCluster(Protocol):
-    """Starts a server; it flushes to the disk unless told otherwise."""
+    """Starts a server, by default one that flushes to the disk."""
 
     def __call__(self, *, durable: bool = True) -> PostgresCluster: ...
 
 
 @pytest.fixture(scope="session")
 def workspace() -> Iterator[Workspace]:
-    """This session's folder, subnet and ports; all that was made in it goes away with it."""
+    """This session's folder, subnet and ports. All that is created in it is removed at the end."""
     made = Workspace()
     yield made
     made.release()
@@ -51,7 +51,7 @@ def workspace() -> Iterator[Workspace]:
 
 @pytest.fixture(scope="session")
 def root_address(workspace: Workspace) -> str:
-    """The address that nodes reach this process at: a control plane under test listens there."""
+    """The address at which nodes reach this process, for control planes under test."""
     require("docker")
     isolation.make_bridge(workspace.prefix, workspace.root_address)
     return workspace.root_address
@@ -59,7 +59,7 @@ def root_address(workspace: Workspace) -> str:
 
 @pytest.fixture(scope="session")
 def docker_nodes(workspace: Workspace) -> Iterator[Callable[[int], list[DockerNode]]]:
-    """The first `count` nodes of the session, running; later calls get the same ones."""
+    """The first `count` running nodes of the session; later calls return the same ones."""
     require("docker")
     nodes: list[DockerNode] = []
 
@@ -80,7 +80,7 @@ def docker_node(docker_nodes: Callable[[int], list[DockerNode]]) -> DockerNode:
 
 @pytest.fixture
 def new_docker_node(workspace: Workspace) -> Iterator[NewDockerNode]:
-    """Nodes of this test alone."""
+    """Nodes for this test only."""
     require("docker")
     nodes: list[DockerNode] = []
 
@@ -135,7 +135,7 @@ def registry(workspace: Workspace) -> Iterator[Registry]:
 
 @pytest.fixture(scope="session")
 def private_registry(workspace: Workspace) -> Iterator[Registry]:
-    """One that wants a name and a password of `registry.PASSWORDS`."""
+    """A registry that requires a name and a password of `registry.PASSWORDS`."""
     require("registry")
     made = Registry(workspace, private=True)
     made.start()
@@ -155,7 +155,7 @@ def postgres_cluster(workspace: Workspace) -> Iterator[PostgresCluster]:
 
 @pytest.fixture
 def new_postgres_cluster(workspace: Workspace) -> Iterator[NewPostgresCluster]:
-    """Running servers of this test alone."""
+    """Running servers for this test only."""
     require("postgres")
     clusters: list[PostgresCluster] = []
 

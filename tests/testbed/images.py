@@ -1,4 +1,4 @@
-"""Container images made on the spot: no registry and no network is needed."""
+"""Container images built locally, without a registry or network."""
 
 import io
 import subprocess
@@ -11,7 +11,7 @@ import docker
 from tests.testbed.parts import program
 
 BUSYBOX = "mooring-test/busybox:1"
-# As CUDA images do: its container sees all GPUs of the machine unless somebody overrides the variable.
+# Like CUDA images: its container sees all GPUs of the machine unless the variable is overridden.
 CUDA_ENV = "mooring-test/cuda-env:1"
 BAKED_VARIABLE = "NVIDIA_VISIBLE_DEVICES=all"
 
@@ -31,7 +31,7 @@ GROUP = b"root:x:0:\nuser:x:1000:\nnogroup:x:65534:\n"
 
 @cache
 def busybox_layer() -> bytes:
-    """A root file system as a tar archive: busybox under all its names and the files programs expect."""
+    """Return a root filesystem as a tar archive: busybox under all its names, and standard files."""
     busybox = program("busybox")
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
@@ -78,7 +78,7 @@ def _add_link(archive: tarfile.TarFile, name: str, target: str) -> None:
 
 
 def import_images(client: docker.DockerClient) -> None:
-    """Both images share one layer, which dockerd stores once."""
+    """Import both images. They share one layer."""
     for reference, changes in ((BUSYBOX, [COMMAND]), (CUDA_ENV, [COMMAND, f"ENV {BAKED_VARIABLE}"])):
         repository, tag = reference.split(":")
         client.api.import_image_from_data(busybox_layer(), repository=repository, tag=tag, changes=changes)

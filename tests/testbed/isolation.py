@@ -1,6 +1,6 @@
-"""What the kernel keeps for a node: its network namespace, control groups and mounts; made and cleared away.
+"""Creates and removes a node's kernel objects: its network namespace, control groups and mounts.
 
-Everything of a node carries the node's name, so that it can be found again without the process that made it.
+All of them have the node's name, so that a later run can find those of a killed run.
 """
 
 import os
@@ -28,7 +28,7 @@ def _ip(*arguments: str, namespace: str = "") -> str:
 
 
 def make_bridge(name: str, address: str) -> None:
-    """The root side of the nodes' network; it has no way out of this machine."""
+    """Make the bridge of the nodes' network, which has no route out of this machine."""
     if (NETWORK_INTERFACES / name).exists():
         return
     _ip("link", "add", name, "type", "bridge")
@@ -37,7 +37,7 @@ def make_bridge(name: str, address: str) -> None:
 
 
 def make_namespace(name: str, bridge: str, address: str, gateway: str) -> Path:
-    """A network namespace with one leg in the bridge; returns the file that names it."""
+    """Make a network namespace that is connected to the bridge. Return its file."""
     _ip("netns", "add", name)
     _ip("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
     _ip("link", "set", name, "master", bridge, "up")
@@ -49,15 +49,15 @@ def make_namespace(name: str, bridge: str, address: str, gateway: str) -> Path:
 
 
 def set_link(name: str, state: str) -> None:
-    """Pulls a namespace's plug ("down") or puts it back ("up"): packets vanish, no connection is refused."""
+    """Set a namespace's link "down" (packets are dropped, no connection is refused) or "up"."""
     _ip("link", "set", name, state)
 
 
 def end_processes(name: str, folder: Path) -> None:
-    """Kills all that runs for a node: daemons, shims, proxies, containers, and what tests started inside it.
+    """Kill all processes of a node: daemons, shims, proxies, containers, and those of tests.
 
-    Daemons and shims work in the node's folder, proxies and agents live in its namespace, containers are in
-    its control group; no process of a node is in none of the three.
+    Daemons and shims have the node's folder as working folder, proxies and agents are in its namespace,
+    containers in its control group.
     """
     sockets = shim_sockets(folder)
     kill_all(lambda: _processes_of(name, folder))
@@ -66,9 +66,9 @@ def end_processes(name: str, folder: Path) -> None:
 
 
 def shim_sockets(folder: Path) -> list[Path]:
-    """containerd 1.6 keeps all shims' sockets in one folder; only its state says which are its own.
+    """containerd 1.6 has all shims' sockets in one folder. Only its state shows which are its own.
 
-    It forgets one that dies before it, so they are asked for before anything is killed.
+    Call this before anything is killed: the state of a shim is removed when it dies.
     """
     addresses = [*folder.glob(SHIM_ADDRESSES), *folder.glob(f"*/{SHIM_ADDRESSES}")]
     return [Path(address.read_text().removeprefix("unix://")) for address in addresses]
@@ -89,19 +89,19 @@ def _in_control_groups(name: str) -> list[int]:
     for top in _control_groups(name):
         for group in _with_subgroups(top):
             _let_die(group)
-            # A group can go away, and a threaded one refuses, while it is read.
+            # A group may be removed while it is read, and a threaded one cannot be read.
             with suppress(OSError):
                 pids += map(int, (group / "cgroup.procs").read_text().split())
     return [pid for pid in pids if pid]
 
 
 def _with_subgroups(top: Path) -> list[Path]:
-    """Parents first. `Path.rglob` raises when a group goes away while it searches; `os.walk` goes on."""
+    """Return parents first. `Path.rglob` raises if a group is removed meanwhile; `os.walk` does not."""
     return [Path(folder) for folder, _folders, _files in os.walk(top)]
 
 
 def _let_die(group: Path) -> None:
-    """Let SIGKILL end a paused container of cgroup v1, and one that owes the kernel much CPU time."""
+    """Let SIGKILL end a paused container of cgroup v1, and a throttled one."""
     for name, value in (("freezer.state", "THAWED"), ("cpu.cfs_quota_us", "-1"), ("cpu.max", "max")):
         if (group / name).exists():
             with suppress(OSError):
@@ -109,12 +109,12 @@ def _let_die(group: Path) -> None:
 
 
 def _control_groups(name: str) -> list[Path]:
-    """One per hierarchy with cgroup v1, one in all with v2."""
+    """Return one group per hierarchy with cgroup v1, one in total with v2."""
     return [path for path in (CONTROL_GROUPS / name, *CONTROL_GROUPS.glob(f"*/{name}")) if path.is_dir()]
 
 
 def remove_control_groups(name: str) -> None:
-    """A group stays busy for a moment after its last process has died."""
+    """Remove the groups. They stay busy for a short time after their last process has ended."""
     wait_until(lambda: all(_removed(group) for group in _control_groups(name)), 10, 0.02)
 
 
@@ -130,7 +130,7 @@ def _removed(group: Path) -> bool:
 
 
 def unmount_within(folder: Path) -> None:
-    """Later mounts lie on earlier ones, so they go first."""
+    """Unmount in reverse order: later mounts may be on earlier ones."""
     inside = f"{folder}/"
     points = [line.split(" ")[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
     for point in reversed(points):
@@ -139,9 +139,9 @@ def unmount_within(folder: Path) -> None:
 
 
 def clear(name: str, folder: Path) -> None:
-    """Removes a node from the kernel; its folder is the caller's.
+    """Remove a node's kernel objects. The caller removes its folder.
 
-    The link goes first and by name: with its namespace it would go too, but some time later.
+    The link is removed first, by name: with its namespace, the kernel would remove it only later.
     """
     end_processes(name, folder)
     unmount_within(folder)
@@ -153,7 +153,7 @@ def clear(name: str, folder: Path) -> None:
 
 
 def clear_all(prefix: str, folder: Path) -> None:
-    """Removes the nodes of one workspace, also of one whose run was killed, and their bridge."""
+    """Remove the nodes and the bridge of one workspace, also after a killed run."""
     names = {path.name for path in NAMESPACES.glob(f"{prefix}-*")} if NAMESPACES.exists() else set()
     names |= {path.name for pattern in ("", "*/") for path in CONTROL_GROUPS.glob(f"{pattern}{prefix}-*")}
     for name in names:

@@ -1,4 +1,4 @@
-"""The real parts that tests need, and what happens where one is missing."""
+"""The programs that tests need, and what happens if one is missing."""
 
 import os
 import shutil
@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-# Where Debian keeps daemons and PostgreSQL's server: outside the PATH of many callers, root's included.
+# Debian's folders for daemons and PostgreSQL's server, which are often not in PATH, also for root.
 SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 POSTGRES_FOLDERS = "/usr/lib/postgresql"
 
 
 @dataclass(frozen=True)
 class Part:
-    """Programs that must be there together, and whether only root can use them."""
+    """Programs that are required together, and whether they need root."""
 
     programs: tuple[str, ...]
     needs_root: bool = False
@@ -30,19 +30,19 @@ PARTS = {
     ),
     "ext4": Part(("mkfs.ext4", "mount", "umount"), needs_root=True),
     "postgres": Part(("initdb", "postgres", "setpriv")),
-    # Nodes reach the registry over the root side of their network, which only root can make.
+    # Nodes reach the registry over a bridge that only root can make.
     "registry": Part(("docker-registry", "ip"), needs_root=True),
     "xfs": Part(("mkfs.xfs", "mount", "umount"), needs_root=True),
 }
 
 
 def search_path() -> str:
-    """PATH with the folders in which a daemon may be."""
+    """Return PATH with the folders of daemons."""
     return os.pathsep.join((os.environ.get("PATH", os.defpath), *SYSTEM_FOLDERS, *_postgres_folders()))
 
 
 def _postgres_folders() -> list[str]:
-    """The newest server first."""
+    """Return the folders of PostgreSQL, newest version first."""
     versions = Path(POSTGRES_FOLDERS).glob("*/bin")
     return [str(folder) for folder in sorted(versions, key=_major_version, reverse=True)]
 
@@ -55,7 +55,7 @@ def _major_version(binaries: Path) -> float:
 
 
 def program(name: str) -> str:
-    """The path of a program that `require` has found."""
+    """Return the path of a program that `require` has found."""
     found = shutil.which(name, path=search_path())
     if found is None:
         raise FileNotFoundError(f"{name}: not installed; run tests/testbed/install.sh")
@@ -64,7 +64,7 @@ def program(name: str) -> str:
 
 @cache
 def missing(part: str) -> str:
-    """What keeps a part from being used here; empty when nothing does."""
+    """Return why a part cannot be used on this machine; "" if it can."""
     wanted = PARTS[part]
     absent = [name for name in wanted.programs if shutil.which(name, path=search_path()) is None]
     if absent:
@@ -75,7 +75,7 @@ def missing(part: str) -> str:
 
 
 def require(part: str) -> None:
-    """Skips the test where `part` is missing; under CI=true fails it: CI never passes on skipped tests."""
+    """Skip the test if `part` is missing. Under CI=true, fail it: CI must not pass with skipped tests."""
     reason = missing(part)
     if not reason:
         return

@@ -27,10 +27,10 @@ MAX_CONNECTIONS = 200
 
 
 class PostgresCluster:
-    """One server with its own data folder; it keeps its port and its data over stop, kill and start.
+    """One server with its own data folder. It keeps its port and data across stop, kill and start.
 
-    Without `durable` nothing is flushed to the disk: faster, and safe against a killed server, whose writes
-    the kernel still holds, though not against a machine that loses power.
+    Without `durable`, nothing is flushed to the disk. This is faster, and data survives a killed server, but
+    not a power failure.
     """
 
     def __init__(self, workspace: Workspace, *, durable: bool = True) -> None:
@@ -46,13 +46,13 @@ class PostgresCluster:
         return f"postgresql://{ROLE}:{PASSWORD}@{HOST}:{self._port}/{database}"
 
     def create_database(self, template: str = "template1") -> str:
-        """A fresh database's URL; `template`, a name or a URL, is copied and must have no connection open."""
+        """Create a database as a copy of `template` (a name or a URL without connections). Return its URL."""
         name = f"test_{next(self._numbers)}"
         self._execute("CREATE DATABASE {} TEMPLATE {}", name, urlsplit(template).path.lstrip("/"))
         return self.url(name)
 
     def drop_database(self, url: str) -> None:
-        """Ends the connections that are open to it."""
+        """Drop a database, with its open connections."""
         self._execute("DROP DATABASE {} WITH (FORCE)", urlsplit(url).path.lstrip("/"))
 
     def start(self) -> None:
@@ -60,19 +60,19 @@ class PostgresCluster:
             self.daemon.start(self._answers)
 
     def stop(self) -> None:
-        """A fast shutdown: clients are disconnected, committed work is kept."""
+        """Shut down fast: clients are disconnected, committed work is kept."""
         self.daemon.stop(signal.SIGINT)
 
     def kill(self) -> None:
-        """kill -9 of all its processes: the next start recovers from the log.
+        """Kill all its processes with SIGKILL: the next start recovers from the log.
 
-        A backend that outlived the server would hold its shared memory, and the next start would be refused.
+        A backend that survives the server would still use its shared memory, and the next start would fail.
         """
         kill_all(self._pids)
         self.daemon.kill()
 
     def freeze(self) -> None:
-        """Connections are taken, by the kernel, and nothing is answered."""
+        """Freeze the server: the kernel accepts connections, but nothing answers."""
         self._to_all(processes.freeze)
 
     def thaw(self) -> None:
@@ -87,7 +87,7 @@ class PostgresCluster:
         return processes_within(self._folder)
 
     def _to_all(self, act: Callable[[int], None]) -> None:
-        """The server first: once frozen it starts no backend that would be missed."""
+        """Signal the server first: frozen, it starts no new backend."""
         act(self.daemon.pid)
         for backend in psutil.Process(self.daemon.pid).children(recursive=True):
             with suppress(ProcessLookupError):
@@ -97,7 +97,10 @@ class PostgresCluster:
         password = self._folder / "password"
         password.write_text(PASSWORD)
         if os.geteuid() == 0:
-            for path in (self._folder, password):  # with a strict umask only its owner can read the password
+            for path in (
+                self._folder,
+                password,
+            ):  # readable also with a strict umask
                 shutil.chown(path, SYSTEM_USER, SYSTEM_USER)
         options = ["--auth=scram-sha-256", f"--username={ROLE}", f"--pwfile={password}", "--no-sync"]
         argv = [program("initdb"), f"--pgdata={self._data}", "--encoding=UTF8", "--locale=C", *options]
@@ -131,7 +134,7 @@ class PostgresCluster:
 
 
 def _as_owner(argv: Sequence[str]) -> list[str]:
-    """setpriv becomes the program it runs, so the pid that we know is the server's."""
+    """setpriv replaces itself with the program, so the pid is the server's."""
     if os.geteuid() != 0:
         return list(argv)
     user = f"--reuid={SYSTEM_USER}"

@@ -1,4 +1,4 @@
-"""Real daemons as child processes, and the faults that happen to them."""
+"""Real daemons as child processes, and simulated faults."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ STOPPED_STATES = "TZX"
 
 
 class Daemon:
-    """One program that runs until it is told otherwise; its output goes to a file in its folder."""
+    """One program that runs until it is stopped. Its output goes to a file in its folder."""
 
     def __init__(
         self, name: str, argv: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None
@@ -38,10 +38,10 @@ class Daemon:
         return self._process.pid
 
     def start(self, ready: Callable[[], bool], timeout_s: float = 30) -> None:
-        """Runs the program and returns once `ready` holds.
+        """Run the program, and return once `ready` returns true.
 
-        Its own session keeps a Ctrl-C meant for pytest away from it. Its working folder, which its children
-        inherit, is how a later run finds what a killed run left behind.
+        It has its own session, so it does not get the Ctrl-C of pytest. Its children inherit its working
+        folder, by which a later run finds the processes of a killed run.
         """
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -66,21 +66,21 @@ class Daemon:
         return self.log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace") if self.log.exists() else ""
 
     def stop(self, with_signal: signal.Signals = signal.SIGTERM, timeout_s: float = 30) -> None:
-        """The orderly way; a daemon that does not take it in time is a failure."""
+        """Stop the daemon. Fails if it does not end in time."""
         if self._process is None:
             return
         self._process.send_signal(with_signal)
         self._process.wait(timeout_s)
 
     def kill(self) -> None:
-        """kill -9; what the daemon started may live on."""
+        """Send SIGKILL. Children of the daemon may keep running."""
         if self._process is None:
             return
         self._process.kill()
         self._process.wait()
 
     def freeze(self) -> None:
-        """The daemon keeps its sockets and answers nothing."""
+        """Freeze the daemon: it keeps its sockets, but does not answer."""
         freeze(self.pid)
 
     def thaw(self) -> None:
@@ -88,9 +88,9 @@ class Daemon:
 
 
 def freeze(pid: int) -> None:
-    """Stops a process, and returns when it has stopped.
+    """Freeze a process, and return when all its threads have stopped.
 
-    The signal alone is only a wish: a thread that runs on another processor may still answer a request.
+    The signal is asynchronous: a thread that runs on another processor may still answer a request.
     """
     os.kill(pid, signal.SIGSTOP)
     wait_until(lambda: _is_stopped(pid))
@@ -104,17 +104,17 @@ def _is_stopped(pid: int) -> bool:
     try:
         return all(_state(thread) in STOPPED_STATES for thread in Path(f"/proc/{pid}/task").iterdir())
     except (FileNotFoundError, ProcessLookupError):
-        # A thread ended as it was being looked at.
+        # A thread ended meanwhile.
         return not Path(f"/proc/{pid}").exists()
 
 
 def _state(thread: Path) -> str:
-    """The field after the name, which stands in parentheses and may itself hold some."""
+    """Return the field after the name, which is in parentheses and may contain some."""
     return (thread / "stat").read_text().rpartition(") ")[2][0]
 
 
 def kill_all(find: Callable[[], Iterable[int]]) -> None:
-    """Kills what `find` finds until it finds nothing: a process may start another as it is being killed."""
+    """Kill what `find` returns until it returns nothing: a process may start another meanwhile."""
 
     def none_left() -> bool:
         pids = set(find()) - {os.getpid()}
@@ -127,7 +127,7 @@ def kill_all(find: Callable[[], Iterable[int]]) -> None:
 
 
 def processes_within(folder: Path) -> list[int]:
-    """The processes whose working folder is in `folder`; zombies have none."""
+    """Return the processes whose working folder is in `folder`; zombies have none."""
     inside = f"{folder}/"
     return [pid for pid in _all_pids() if f"{_working_folder(pid)}/".startswith(inside)]
 

@@ -1,4 +1,4 @@
-"""A real image registry on the root side of the nodes' network, and images to pull from it."""
+"""A real image registry on the nodes' network, and images to pull from it."""
 
 import gzip
 import hashlib
@@ -21,7 +21,7 @@ CONFIGURATION = "application/vnd.docker.container.image.v1+json"
 LAYER = "application/vnd.docker.image.rootfs.diff.tar.gzip"
 
 PASSWORDS = {"alice": "alice-keeps-this", "bob": "bob-keeps-that"}
-# The same by bcrypt, all that the registry takes; written here so that no test needs a program that makes it.
+# The same as bcrypt hashes, the only format that the registry accepts; constants, to need no htpasswd.
 HTPASSWD = """\
 alice:$2b$04$AAJUEqTGuV1LmQHHV8hl0e0ZlksPpEmG/01K/wnmyUhY4.eMFQfHC
 bob:$2b$04$qu/lfxHp4.7lKEgpOe1FueTO6AepFCSxiVfk0B/NcY58TxrIzTJDq
@@ -29,9 +29,9 @@ bob:$2b$04$qu/lfxHp4.7lKEgpOe1FueTO6AepFCSxiVfk0B/NcY58TxrIzTJDq
 
 
 class Registry:
-    """Debian's docker-registry; nodes take its subnet for insecure registries and pull over plain HTTP.
+    """Debian's docker-registry. Nodes pull from its subnet over plain HTTP (insecure registries).
 
-    A private one answers nobody but those of PASSWORDS, and lets each of them read all.
+    A private registry requires a login of PASSWORDS, and allows each login to read all images.
     """
 
     def __init__(self, workspace: Workspace, *, private: bool = False) -> None:
@@ -56,7 +56,7 @@ class Registry:
         self.daemon.kill()
 
     def freeze(self) -> None:
-        """A pull that runs makes no more progress and gets no error."""
+        """Freeze the registry: running pulls make no progress and get no error."""
         self.daemon.freeze()
 
     def thaw(self) -> None:
@@ -72,11 +72,11 @@ class Registry:
         edition: int = 1,
         zeros_bytes: int = 0,
     ) -> str:
-        """Publishes busybox with `extra_layers` more layers of noise; returns the reference to pull it by.
+        """Publish busybox with `extra_layers` more layers of noise. Return its reference.
 
-        The noise does not compress, so a pull has to move all of it; it depends on the name, so that no layer
-        is there already from another image's pull. Another edition moves the tag to another image.
-        `zeros_bytes` is one more layer that is next to nothing until it is unpacked.
+        The noise does not compress, so a pull downloads its full size. It depends on the name, so that images
+        share no such layer. Another edition moves the tag to another image. `zeros_bytes` adds a layer that
+        is tiny until it is unpacked.
         """
         noise = random.Random(f"{repository}:{tag}" + "*" * (edition - 1))
         layers = [images.busybox_layer()]
@@ -93,7 +93,7 @@ class Registry:
         return f"{self.name}/{repository}:{tag}"
 
     def digest(self, reference: str) -> str:
-        """The digest (`sha256:…`) of the manifest that a reference names now."""
+        """Return the digest (`sha256:…`) of a reference's current manifest."""
         repository, _, tag = reference.removeprefix(f"{self.name}/").rpartition(":")
         with self._client() as client:
             answer = client.head(f"/v2/{repository}/manifests/{tag}", headers={"Accept": MANIFEST})
@@ -125,7 +125,7 @@ class Registry:
 
 
 def _upload(client: httpx.Client, repository: str, layers: list[bytes]) -> bytes:
-    """Uploads an image's layers and configuration; returns the manifest that binds them."""
+    """Upload an image's layers and configuration. Return its manifest."""
     configuration = {
         "architecture": "amd64",
         "os": "linux",
@@ -153,7 +153,7 @@ def _upload_blob(
 
 
 def _compressed(layer: bytes) -> bytes:
-    """The fixed time makes the same layer the same blob in every image."""
+    """Compress with a fixed time, so that equal layers are equal blobs."""
     return gzip.compress(layer, compresslevel=1, mtime=0)
 
 

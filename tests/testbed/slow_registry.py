@@ -1,4 +1,4 @@
-"""A registry that hurts whoever pulls from it: it says nothing, or sends its layers drop by drop."""
+"""A registry that does not answer, or sends its layers very slowly."""
 
 import hashlib
 import json
@@ -20,11 +20,11 @@ LAYERS = 3  # as many as dockerd downloads at a time, for all of its users toget
 
 @dataclass
 class SlowRegistry:
-    """Where the answers get stuck, and who waits for them.
+    """The configuration of the registry, and its open requests.
 
     Attributes:
         silent_at: `manifests` never answers; `layers` sends `bytes_per_s` of each layer.
-        waiting: the paths of the requests that are open now.
+        waiting: the paths of the open requests.
     """
 
     address: str
@@ -37,16 +37,16 @@ class SlowRegistry:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def image(self, name: str) -> str:
-        """A reference to an image that never arrives; each has layers of its own."""
+        """Return a reference to an image that never arrives. Each has its own layers."""
         return f"{self.address}:{self.port}/{name}:1"
 
     def pulls(self) -> int:
-        """How many images are being pulled at this moment."""
+        """Return how many images are being pulled now."""
         with self.lock:
             return len({path.split("/")[2] for path in self.waiting})
 
     def have_been_asked(self) -> int:
-        """For how many images a pull was ever begun."""
+        """Return for how many images a pull has begun."""
         with self.lock:
             return len({path.split("/")[2] for path in self.asked if path.count("/") > 2})
 
@@ -56,13 +56,13 @@ def slow_registry(
     address: str, silent_at: Literal["manifests", "layers"], bytes_per_s: int = 0
 ) -> Iterator[SlowRegistry]:
     with _Server((address, 0), _Handler) as server:
-        server.told = SlowRegistry(address, silent_at, bytes_per_s, server.server_address[1])
+        server.config = SlowRegistry(address, silent_at, bytes_per_s, server.server_address[1])
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()
         try:
-            yield server.told
+            yield server.config
         finally:
-            server.told.ended.set()
+            server.config.ended.set()
             server.shutdown()
             thread.join()
 
@@ -70,24 +70,24 @@ def slow_registry(
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 256
-    told: SlowRegistry
+    config: SlowRegistry
 
     def handle_error(self, *_: Any) -> None:
-        """Whoever pulls goes away in the middle; that is what is tested."""
+        """Quiet: clients disconnect in the middle of an answer."""
 
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        told = cast(_Server, self.server).told
-        with told.lock:
-            told.asked.append(self.path)
+        config = cast(_Server, self.server).config
+        with config.lock:
+            config.asked.append(self.path)
         if self.path == "/v2/":
             self._answer(b"{}", "application/json")
         elif "/manifests/" in self.path:
-            if told.silent_at == "manifests":
-                self._drip(told, 0)
+            if config.silent_at == "manifests":
+                self._drip(config, 0)
             else:
                 self._answer(_manifest(self.path.split("/")[2]), MANIFEST)
         elif self.path.endswith(_digest(_configuration(self.path.split("/")[2]))):
@@ -96,17 +96,17 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_response(200)
             self.send_header("Content-Length", str(LAYER_BYTES))
             self.end_headers()
-            self._drip(told, told.bytes_per_s)
+            self._drip(config, config.bytes_per_s)
 
     def do_HEAD(self) -> None:
         self.do_GET()
 
-    def _drip(self, told: SlowRegistry, bytes_per_s: int) -> None:
-        """Until the other side has gone away."""
-        with told.lock:
-            told.waiting.append(self.path)
+    def _drip(self, config: SlowRegistry, bytes_per_s: int) -> None:
+        """Send bytes until the client disconnects."""
+        with config.lock:
+            config.waiting.append(self.path)
         try:
-            while not (told.ended.is_set() or _is_closed(self.connection)):
+            while not (config.ended.is_set() or _is_closed(self.connection)):
                 if bytes_per_s:
                     self.wfile.write(b"\0" * max(1, bytes_per_s // 20))
                     self.wfile.flush()
@@ -115,8 +115,8 @@ class _Handler(BaseHTTPRequestHandler):
             pass
         finally:
             self.close_connection = True
-            with told.lock:
-                told.waiting.remove(self.path)
+            with config.lock:
+                config.waiting.remove(self.path)
 
     def _answer(self, body: bytes, media_type: str) -> None:
         self.send_response(200)
@@ -129,7 +129,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
-        """Tests are quiet."""
+        """Quiet."""
 
 
 def _is_closed(connection: socket.socket) -> bool:

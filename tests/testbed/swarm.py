@@ -1,4 +1,4 @@
-"""Two nodes in one Docker Swarm: their daemons share networks that span both."""
+"""Two nodes in one Docker Swarm, with networks that span both."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ SWARM_PORT = 2377
 
 
 class Swarm:
-    """A manager and a worker. Docker takes part in a swarm only without live-restore."""
+    """A manager and a worker. Docker supports swarms only without live-restore."""
 
     def __init__(self, workspace: Workspace) -> None:
         self.manager, self.worker = (DockerNode(workspace, live_restore=False) for _ in range(2))
@@ -34,7 +34,7 @@ class Swarm:
         )
 
     def clear(self) -> None:
-        """Leaves both nodes as they were: no container, and no network but Docker's own."""
+        """Remove all containers and networks from both nodes, except Docker's own."""
         for node in reversed(self.nodes):
             node.remove_containers()
 

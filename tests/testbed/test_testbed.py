@@ -1,4 +1,4 @@
-"""The test bed does what its users rely on, shown against the real parts."""
+"""Tests of the test bed with the real parts."""
 
 import http.client
 import os
@@ -51,7 +51,7 @@ def run(node: DockerNode, image: str, command: str | list[str] | None = None, **
 
 
 def shell(node: DockerNode, image: str, script: str, **options: Any) -> str:
-    """What a container printed, run to its end.
+    """Run a container to its end, and return its output.
 
     Read once it has ended: dockerd 20.10 often drops a last line without a line feed from a followed log.
     """
@@ -100,7 +100,7 @@ class TestDevices:
             UUIDS
         ]
 
-    def test_a_device_request_overrides_what_the_image_bakes_in(
+    def test_a_device_request_overrides_the_images_variable(
         self, node: DockerNode, cuda_env_image: str
     ) -> None:
         wanted = DeviceRequest(driver="nvidia", device_ids=UUIDS[:1], capabilities=[["gpu"]])
@@ -108,7 +108,7 @@ class TestDevices:
         visible = [line for line in variables(pid) if line.startswith("NVIDIA_VISIBLE_DEVICES=")]
         assert visible[-1] == f"NVIDIA_VISIBLE_DEVICES={UUIDS[0]}"
 
-    def test_an_image_bakes_in_all_gpus(self, node: DockerNode, cuda_env_image: str) -> None:
+    def test_an_image_can_request_all_gpus(self, node: DockerNode, cuda_env_image: str) -> None:
         assert shell(node, cuda_env_image, "echo $NVIDIA_VISIBLE_DEVICES") == "all\n"
 
     def test_the_toolkit_has_a_version(self, node: DockerNode) -> None:
@@ -125,14 +125,14 @@ class TestImages:
         assert shell(node, busybox_image, "id -un", user="user") == "user\n"
         assert shell(node, busybox_image, "head -c 70000 /dev/zero | wc -c") == "70000\n"
         container = run(node, busybox_image)
-        # Until its trap is set, the first process of a container ignores SIGTERM; `sleep` comes after it.
+        # The first process of a container ignores SIGTERM until its trap is set; `sleep` starts after that.
         wait_until(lambda: len(container.top()["Processes"]) > 1)
         container.stop(timeout=30)
         assert container.wait()["StatusCode"] == 0
 
 
 class RootSide(BaseHTTPRequestHandler):
-    """Stands for a control plane."""
+    """A simulated control plane."""
 
     def do_GET(self) -> None:
         self.send_response(HTTPStatus.OK)
@@ -140,7 +140,7 @@ class RootSide(BaseHTTPRequestHandler):
         self.wfile.write(f"hello {self.client_address[0]}".encode())
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is the base class's
-        """Nothing: the test's output is not the place."""
+        """Quiet."""
 
 
 @pytest.fixture
@@ -177,17 +177,17 @@ class TestNetwork:
     def test_the_root_side_reaches_published_ports(
         self, two_nodes: list[DockerNode], busybox_image: str
     ) -> None:
-        """The same fixed port on both: their namespaces keep them apart."""
+        """Both use the same fixed port, in separate namespaces."""
         for node in two_nodes:
             run(node, busybox_image, f"sh -c '{HTTPD}'", ports={f"{CONTAINER_PORT}/tcp": 18080})
         for node in two_nodes:
             assert wait_until(partial(serves, node.address, 18080))
 
-    def test_docker_chooses_a_port_itself(self, node: DockerNode, busybox_image: str) -> None:
+    def test_docker_chooses_a_port(self, node: DockerNode, busybox_image: str) -> None:
         container = run(node, busybox_image, f"sh -c '{HTTPD}'", ports={f"{CONTAINER_PORT}/tcp": None})
         assert wait_until(lambda: serves(node.address, published_port(container)))
 
-    def test_a_cut_node_is_off_the_network_and_its_daemon_is_not(
+    def test_a_disconnected_node_is_unreachable_but_its_daemon_runs(
         self, new_docker_node: NewDockerNode, busybox_image: str
     ) -> None:
         node = new_docker_node()
@@ -201,7 +201,7 @@ class TestNetwork:
 
 
 class TestFaults:
-    def test_a_frozen_daemon_answers_nothing_until_it_is_thawed(self, new_docker_node: NewDockerNode) -> None:
+    def test_a_frozen_daemon_does_not_answer_until_it_is_thawed(self, new_docker_node: NewDockerNode) -> None:
         node = new_docker_node()
         with closing(docker.DockerClient(base_url=node.url, timeout=1)) as client:
             node.freeze()
@@ -251,7 +251,7 @@ class TestFaults:
         container.commit("kept")
         assert shell(node, "kept", "cat /www/index.html") == "moored\n"
 
-    def test_a_daemon_that_cannot_start_says_why(self, new_docker_node: NewDockerNode) -> None:
+    def test_the_error_of_a_daemon_that_cannot_start_is_shown(self, new_docker_node: NewDockerNode) -> None:
         node = new_docker_node()
         node.stop()
         node.dockerd.log.unlink()
@@ -264,7 +264,7 @@ class TestFaults:
 
 
 class TestCleaning:
-    def test_a_destroyed_node_leaves_nothing_behind(self, workspace: Workspace, busybox_image: str) -> None:
+    def test_a_destroyed_node_is_removed_completely(self, workspace: Workspace, busybox_image: str) -> None:
         parts.require("docker")
         node = DockerNode(workspace)
         node.start()
@@ -280,8 +280,8 @@ class TestCleaning:
         assert not [pid for pid in pids if is_alive(pid)]
         assert remains(node.name, node.folder) == []
 
-    def test_the_next_run_clears_away_what_a_killed_run_left(self, root_address: str) -> None:
-        """The killed run had a node up with a container in it."""
+    def test_the_next_run_removes_the_remains_of_a_killed_run(self, root_address: str) -> None:
+        """The killed run had a running node with a container."""
         script = Path(__file__).with_name("abandoned_run.py")
         root = Path(__file__).parents[2]
         environment = {**os.environ, "PYTHONPATH": str(root)}
@@ -301,7 +301,7 @@ class TestCleaning:
 
 
 def remains(name: str, folder: Path) -> list[str]:
-    """What is left of a node, in the words of the kernel."""
+    """Return the kernel objects that remain of a node."""
     mounts = [line for line in Path("/proc/self/mounts").read_text().splitlines() if f"{folder}/" in line]
     paths = [folder, NAMESPACES / name, NETWORK_INTERFACES / name, *CONTROL_GROUPS.glob(f"*/{name}")]
     return mounts + [str(path) for path in paths if path.exists()]
@@ -311,7 +311,7 @@ class TestRegistry:
     def test_a_pull_shows_its_progress(self, node: DockerNode, registry: Registry) -> None:
         reference = registry.add_image("progress", extra_layers=3, layer_bytes=4 * MEGABYTE)
         lines = list(node.client.api.pull(reference, stream=True, decode=True))
-        # Of a layer that comes quickly Docker shows no "Downloading", and the base may be there already.
+        # Docker shows no "Downloading" for a fast layer, and the base layer may be on the node.
         there = {"Pull complete", "Already exists"}
         assert len({line["id"] for line in lines if line["status"] in there}) == 4
         totals = [line["progressDetail"]["total"] for line in lines if line["status"] == "Downloading"]
@@ -319,7 +319,7 @@ class TestRegistry:
         assert f"Digest: {registry.digest(reference)}" in [line["status"] for line in lines]
         assert shell(node, reference, "wc -c < /layer-2") == f"{4 * MEGABYTE}\n"
 
-    def test_a_frozen_registry_answers_nothing_until_it_is_thawed(self, registry: Registry) -> None:
+    def test_a_frozen_registry_does_not_answer_until_it_is_thawed(self, registry: Registry) -> None:
         registry.freeze()
         try:
             with pytest.raises(httpx.ReadTimeout):
@@ -328,7 +328,7 @@ class TestRegistry:
             registry.thaw()
         assert httpx.get(f"{registry.url}/v2/", timeout=5).is_success
 
-    def test_what_is_not_there_is_not_found(self, node: DockerNode, registry: Registry) -> None:
+    def test_a_missing_image_is_not_found(self, node: DockerNode, registry: Registry) -> None:
         with pytest.raises(docker.errors.NotFound):
             node.client.images.pull(f"{registry.name}/absent:1")
 
@@ -346,7 +346,7 @@ def fill(url: str) -> None:
 
 
 class TestPostgres:
-    def test_databases_are_apart_and_copies_are_full(self, postgres_cluster: PostgresCluster) -> None:
+    def test_databases_are_separate_and_copies_are_complete(self, postgres_cluster: PostgresCluster) -> None:
         filled = postgres_cluster.create_database()
         fill(filled)
         copy, empty = postgres_cluster.create_database(filled), postgres_cluster.create_database()
@@ -357,12 +357,12 @@ class TestPostgres:
         with pytest.raises(psycopg.OperationalError, match="does not exist"):
             rows(copy)
 
-    def test_only_who_knows_the_password_gets_in(self, postgres_cluster: PostgresCluster) -> None:
+    def test_the_password_is_required(self, postgres_cluster: PostgresCluster) -> None:
         with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
             psycopg.connect(postgres_cluster.url().replace(":testbed@", ":guess@"))
 
     @pytest.mark.parametrize("durable", [True, False])
-    def test_committed_rows_outlive_a_killed_server(
+    def test_committed_rows_survive_a_killed_server(
         self, new_postgres_cluster: NewPostgresCluster, durable: bool
     ) -> None:
         cluster = new_postgres_cluster(durable=durable)
@@ -377,7 +377,7 @@ class TestPostgres:
         cluster.start()
         assert rows(url) == 3
 
-    def test_an_orderly_stop_keeps_everything(self, new_postgres_cluster: NewPostgresCluster) -> None:
+    def test_a_stop_keeps_all_data(self, new_postgres_cluster: NewPostgresCluster) -> None:
         cluster = new_postgres_cluster()
         url = cluster.create_database()
         fill(url)
@@ -385,7 +385,7 @@ class TestPostgres:
         cluster.start()
         assert rows(url) == 3
 
-    def test_a_frozen_server_answers_nothing_until_it_is_thawed(
+    def test_a_frozen_server_does_not_answer_until_it_is_thawed(
         self, new_postgres_cluster: NewPostgresCluster
     ) -> None:
         cluster = new_postgres_cluster(durable=False)
@@ -407,7 +407,7 @@ class TestMissingParts:
         parts.missing.cache_clear()
 
     @pytest.mark.usefixtures("nowhere")
-    def test_a_missing_part_skips_the_test_here(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_missing_part_skips_the_test_outside_ci(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("CI", raising=False)
         with pytest.raises(pytest.skip.Exception, match="not installed: gcc"):
             parts.require("compiler")
@@ -420,7 +420,7 @@ class TestMissingParts:
 
 
 class TestWorkspaces:
-    def test_two_at_once_share_nothing(self, workspace: Workspace) -> None:
+    def test_two_workspaces_share_nothing(self, workspace: Workspace) -> None:
         other = Workspace()
         try:
             assert other.root != workspace.root

@@ -1,4 +1,4 @@
-"""Waiting for a condition, in place of sleeping for a time that is always too short or too long."""
+"""Waits for a condition instead of sleeping for a fixed time."""
 
 import time
 from collections.abc import Callable
@@ -8,9 +8,9 @@ T = TypeVar("T")
 
 
 def wait_until(predicate: Callable[[], T | None], timeout_s: float = 10, interval_s: float = 0.01) -> T:
-    """The first true answer of `predicate`; fails the test if it is not true when asked after the time.
+    """Return the first true result of `predicate`. Fails the test after the timeout.
 
-    An answer is judged by when it was asked for: a busy machine may give it late.
+    A call that began before the timeout may return after it, as on a busy machine.
     """
     deadline = time.monotonic() + timeout_s
     while True:

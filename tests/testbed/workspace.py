@@ -1,4 +1,4 @@
-"""One test run's share of the machine: a folder, a subnet, a range of ports and a prefix for names."""
+"""The resources of one test run: a folder, a subnet, a port range and a prefix for names."""
 
 import fcntl
 import os
@@ -22,10 +22,10 @@ LAST_NODE_HOST = 250
 
 
 class Workspace:
-    """A numbered slot that this process holds by a file lock.
+    """A numbered slot, which a file lock reserves for this process.
 
-    The kernel drops the lock when its holder dies, however it dies: a folder without a held lock is what a
-    killed run left behind, and the next run clears it away. A pid in its place would some day name another.
+    The kernel releases the lock when the process dies. A folder without a lock belongs to a killed run, and
+    the next run removes it. A pid could not replace the lock, since pids are reused.
     """
 
     def __init__(self) -> None:
@@ -44,23 +44,23 @@ class Workspace:
 
     @property
     def root_address(self) -> str:
-        """Where the root side of the nodes' network listens."""
+        """The address of this process in the nodes' network."""
         return f"10.213.{self.slot}.1"
 
     def node_address(self, host: int) -> str:
         return f"10.213.{self.slot}.{host}"
 
     def take_host(self) -> int:
-        """A host number of the subnet for one node, until `give_back_host`."""
+        """Reserve a host number of the subnet for one node, until `give_back_host`."""
         return self._free_hosts.pop(0)
 
     def give_back_host(self, host: int) -> None:
         self._free_hosts.append(host)
 
     def take_port(self) -> int:
-        """A port of this slot alone, until `give_back_port`.
+        """Reserve a port of this slot, until `give_back_port`.
 
-        It lies below the kernel's ephemeral range: a daemon that is started again finds it still free.
+        It is below the kernel's ephemeral range, so it is still free when a daemon is restarted.
         """
         port = next(port for port in self._free_ports if _is_free(port))
         self._free_ports.remove(port)
@@ -75,13 +75,13 @@ class Workspace:
         return made
 
     def release(self) -> None:
-        """Removes all that was made in this slot and lets go of it."""
+        """Remove all that was created in this slot, and release it."""
         _clear(self.slot)
         self._lock.close()
 
 
 def _claim() -> tuple[int, IO[str]]:
-    """The first free slot, locked; whatever dead runs left in this or other slots is cleared away."""
+    """Lock the first free slot. Remove the remains of dead runs in all slots."""
     for slot in _slots_in_use():
         lock = _try_lock(slot)
         if lock is not None:

@@ -1,4 +1,4 @@
-"""What of a "create container" keeps it from filling the node's disk, and what is remembered of images."""
+"""Disk limits of containers, limits of pulls, and the usage of images."""
 
 import json
 from typing import Any
@@ -30,7 +30,7 @@ def masks(*volumes: str) -> dict[str, str]:
     return volume_masks("x", volumes, 64, ())
 
 
-def test_a_volume_is_masked_by_memory_that_counts() -> None:
+def test_a_volume_is_masked_by_a_tmpfs() -> None:
     config = host_config(assignment(), Image("sha256:1", None, volumes=("/data",)))
     assert config["Tmpfs"] == {"/data": "rw,nosuid,nodev,exec,mode=1777,size=32m"}
 
@@ -38,7 +38,7 @@ def test_a_volume_is_masked_by_memory_that_counts() -> None:
 @pytest.mark.parametrize(
     ("volume", "path"), [("/data/", "/data"), ("//data", "/data"), ("/a/../b", "/b"), ("/a//b", "/a/b")]
 )
-def test_a_path_is_the_one_that_the_engine_makes_of_it(volume: str, path: str) -> None:
+def test_paths_are_normalized_like_the_engine_does(volume: str, path: str) -> None:
     assert list(masks(volume)) == [path]
 
 
@@ -49,7 +49,7 @@ def test_a_path_is_the_one_that_the_engine_makes_of_it(volume: str, path: str) -
         *("/dev/shm", "/a:rw", "/a\nb", "/" + "a" * 300),
     ],
 )
-def test_a_volume_that_cannot_be_masked_is_refused(volume: str) -> None:
+def test_a_volume_that_cannot_be_masked_is_rejected(volume: str) -> None:
     with pytest.raises(StartRefused) as caught:
         masks(volume)
     assert caught.value.reason.code == "image_volumes_refused"
@@ -61,7 +61,7 @@ def test_the_number_of_volumes_is_limited() -> None:
         masks(*(f"/v{number}" for number in range(MAX_VOLUMES + 1)))
 
 
-def test_what_is_mounted_there_already_is_not_masked() -> None:
+def test_a_path_with_a_mount_is_not_masked() -> None:
     assert volume_masks("x", ["/tmp/nvidia-mps", "/tmp"], 64, ["/tmp/nvidia-mps"]).keys() == {"/tmp"}
 
 
@@ -69,13 +69,13 @@ def test_what_is_mounted_there_already_is_not_masked() -> None:
     ("disk_mib", "abilities", "option"),
     [
         (100, {"disk_limits": True, "storage_driver": "overlay2"}, {"size": "100M"}),
-        # A snapshot of btrfs refers to its image's data as well.
+        # A btrfs snapshot includes its image's data.
         (100, {"disk_limits": True, "storage_driver": "btrfs"}, {"size": "103M"}),
         (100, {"disk_limits": False, "storage_driver": "overlay2"}, None),
         (None, {"disk_limits": True, "storage_driver": "overlay2"}, None),
     ],
 )
-def test_the_size_of_a_container(disk_mib: int | None, abilities: dict[str, Any], option: Any) -> None:
+def test_the_disk_limit_of_a_container(disk_mib: int | None, abilities: dict[str, Any], option: Any) -> None:
     image = Image("sha256:1", None, size_bytes=2 * MIB + 1)
     config = host_config(with_disk(disk_mib), image, **abilities)
     assert config.get("StorageOpt") == option
@@ -83,25 +83,27 @@ def test_the_size_of_a_container(disk_mib: int | None, abilities: dict[str, Any]
     assert [limit["Hard"] for limit in largest] == ([100 * MIB] if option else [])
 
 
-def test_a_file_in_memory_may_be_as_large_as_the_memory() -> None:
+def test_a_file_may_be_as_large_as_the_memory() -> None:
     (limit,) = file_size_limits(100, 4096, enforced=True)
     assert limit["Soft"] == limit["Hard"] == 4096 * MIB
 
 
-def test_an_attempt_of_an_earlier_release_is_still_recognised() -> None:
+def test_the_spec_hash_of_an_earlier_release_is_unchanged() -> None:
     before = assignment(instance_id="a")
     assert spec_hash(before.model_copy(update={"disk_mib": None})) == spec_hash(before)
     assert spec_hash(before.model_copy(update={"disk_mib": 64})) != spec_hash(before)
 
 
-def test_no_limit_is_made_up() -> None:
+def test_without_a_limit_there_is_no_option() -> None:
     assert storage_options(None, enforced=True, driver="overlay2", image_bytes=0) == {}
 
 
 @pytest.mark.parametrize(
     ("total_gib", "allocatable_gib", "low_gib"), [(1000, 800, 20), (4000, 3800, 20), (100, 80, 5), (10, 8, 1)]
 )
-def test_what_is_kept_of_a_disk(total_gib: int, allocatable_gib: int, low_gib: int) -> None:
+def test_the_allocatable_size_and_the_low_watermark(
+    total_gib: int, allocatable_gib: int, low_gib: int
+) -> None:
     policy = DiskPolicy()
     assert policy.allocatable_mib(total_gib * 1024) == allocatable_gib * 1024
     assert policy.low(total_gib * 1024) == low_gib * 1024
@@ -119,7 +121,7 @@ class TestPullLimits:
                 check("x", 10 * MIB + 1)
             assert caught.value.reason.code == "image_too_large"
 
-    def test_room_is_made_before_a_pull_is_refused(self) -> None:
+    def test_images_are_removed_before_a_pull_is_rejected(self) -> None:
         free = [1]
 
         def make_room() -> None:
@@ -133,36 +135,36 @@ class TestPullLimits:
             space=lambda: Space(100, free[0]), policy=DiskPolicy(low_mib=10), make_room=make_room
         ).before("x")
 
-    def test_a_disk_that_fills_up_ends_the_pull(self) -> None:
+    def test_a_full_disk_aborts_the_pull(self) -> None:
         limits = PullLimits(space=lambda: Space(100, 9), policy=DiskPolicy(low_mib=10))
         with pytest.raises(StartRefused) as caught:
             limits.during("x", 0)
         assert caught.value.reason.code == "node_disk_full"
 
-    def test_a_disk_that_cannot_be_seen_limits_nothing(self) -> None:
+    def test_an_unknown_disk_limits_nothing(self) -> None:
         PullLimits().before("x")
 
 
 class TestImageUsage:
-    def test_time_goes_on_where_the_agent_before_left_it(self) -> None:
+    def test_unused_time_continues_after_a_restart(self) -> None:
         saved: list[bytes] = []
         now = [100.0]
         first = ImageUsage(save=saved.append, clock=lambda: now[0])
         first.add("sha256:1", "docker.io/a")
         now[0] += 700
         first.sync({"sha256:1"}, ())
-        now[0] = 5.0  # of another boot
+        now[0] = 5.0  # after a reboot
         second = ImageUsage(saved[-1], clock=lambda: now[0])
         now[0] += 50
         assert second.unused_s("sha256:1", ["docker.io/a"]) == 750
 
-    def test_what_was_not_pulled_or_has_another_name_is_nobodys_to_remove(self) -> None:
+    def test_images_not_pulled_or_with_another_name_are_never_removed(self) -> None:
         known = ImageUsage()
         known.add("sha256:1", "docker.io/a")
         assert known.unused_s("sha256:2", ["docker.io/a"]) is None
         assert known.unused_s("sha256:1", ["docker.io/a", "docker.io/mine"]) is None
 
-    def test_nobody_uses_what_is_being_removed(self) -> None:
+    def test_an_image_cannot_be_used_during_its_removal(self) -> None:
         known = ImageUsage()
         known.add("sha256:1", "docker.io/a")
         assert known.begin_removal("sha256:1", 0)
@@ -170,7 +172,7 @@ class TestImageUsage:
         known.end_removal("sha256:1")
         assert known.use("sha256:1")
 
-    def test_nothing_is_removed_that_was_used_a_moment_ago(self) -> None:
+    def test_recently_used_images_are_not_removed(self) -> None:
         now = [0.0]
         known = ImageUsage(clock=lambda: now[0])
         known.add("sha256:1", "docker.io/a")

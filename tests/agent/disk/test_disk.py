@@ -1,4 +1,4 @@
-"""What keeps an instance, and its image, from filling the node's disk; on real engines and filesystems."""
+"""Disk limits of instances and images, on real engines and filesystems."""
 
 import gzip
 from collections.abc import Callable, Iterator
@@ -55,24 +55,24 @@ def refusal_of(runtime: DockerRuntime, given: Assignment) -> Reason:
 
 
 def size_of(listing: str) -> int:
-    """Of the file that `ls -l` has just listed."""
+    """Return the size of the last file that `ls -l` listed."""
     return int(listing.splitlines()[-1].split()[4])
 
 
 class TestVolumesOfImages:
-    def test_a_volume_of_an_image_is_no_volume_on_the_host(
+    def test_a_volume_of_an_image_is_not_created_on_the_host(
         self, node: DockerNode, runtime: DockerRuntime
     ) -> None:
         image = image_with(node, "volume", ["VOLUME /data /var/lib/x"])
         started = start(runtime, assignment(image=image))
         assert mounts_of(node, started) == {}
         assert volumes_on(node) == []
-        # 64 MiB of memory: half of it in each of them.
+        # 64 MiB of memory: each volume has half of it.
         filled = output_of(runtime, started, ["sh", "-c", FILL.format(path="/data/fill")])
         assert "No space left" in filled
         assert size_of(filled) == 32 * 2**20
 
-    def test_programs_in_a_volume_can_be_used_by_anybody(
+    def test_programs_in_a_volume_are_executable_by_any_user(
         self, node: DockerNode, runtime: DockerRuntime
     ) -> None:
         image = image_with(node, "volume-exec", ["VOLUME /data"])
@@ -80,7 +80,7 @@ class TestVolumesOfImages:
         line = "cp /bin/busybox /data/sh && /data/sh -c 'echo it runs'"
         assert "it runs" in output_of(runtime, started, ["sh", "-c", line])
 
-    def test_all_volumes_together_hold_no_more_than_the_memory(
+    def test_the_memory_limit_bounds_all_volumes_together(
         self, node: DockerNode, runtime: DockerRuntime
     ) -> None:
         image = image_with(node, "volumes", ["VOLUME /a /b /c"])
@@ -90,7 +90,7 @@ class TestVolumesOfImages:
         assert 30 * 2**20 < sum(map(int, filter(str.isdigit, written))) < 64 * 2**20
 
     @pytest.mark.parametrize("path", ["/", "/proc", "/proc/x", "/dev/shm", "rel", "/a:b"])
-    def test_a_volume_that_cannot_be_masked_is_refused(
+    def test_a_volume_that_cannot_be_masked_is_rejected(
         self, node: DockerNode, runtime: DockerRuntime, path: str
     ) -> None:
         image = image_with(node, "odd-volume", [f'VOLUME ["{path}"]'])
@@ -100,7 +100,9 @@ class TestVolumesOfImages:
 
 
 class TestLimits:
-    def test_an_engine_on_ext4_says_that_it_cannot(self, node: DockerNode, runtime: DockerRuntime) -> None:
+    def test_an_engine_on_ext4_does_not_enforce_limits(
+        self, node: DockerNode, runtime: DockerRuntime
+    ) -> None:
         before = references_on(node)
         report = runtime.disk.report(runtime.info())
         assert not report.limits.enforced
@@ -123,7 +125,7 @@ class TestLimits:
         assert disk.pressure
 
     @pytest.mark.parametrize("filesystem", ["xfs", "btrfs"])
-    def test_what_an_instance_writes_stops_at_its_limit(
+    def test_writes_of_an_instance_stop_at_its_limit(
         self, new_docker_node: NewDockerNode, filesystem: str
     ) -> None:
         node = new_docker_node(filesystem=filesystem)
@@ -136,12 +138,12 @@ class TestLimits:
             assert 60 * 2**20 < size_of(filled) <= 64 * 2**20
             more = output_of(runtime, started, ["sh", "-c", FILL.format(path="/tmp/another")])
             assert "Disk quota exceeded" in more or "No space left" in more
-            # A file of the host that is mounted into every container, outside of its layer.
+            # A file of the host that is mounted into every container, outside its layer.
             hosts = output_of(runtime, started, ["sh", "-c", FILL.format(path="/etc/hosts")])
             assert size_of(hosts) <= 64 * 2**20
 
-    def test_a_larger_image_leaves_an_instance_as_much(self, new_docker_node: NewDockerNode) -> None:
-        """btrfs counts the image as well."""
+    def test_a_larger_image_does_not_reduce_the_limit(self, new_docker_node: NewDockerNode) -> None:
+        """btrfs counts the image's data too."""
         node = new_docker_node(filesystem="btrfs")
         layer = images.single_file_layer("large", b"\1" * 100 * 2**20)
         repository = "mooring-test/large"
@@ -160,7 +162,7 @@ class TestLimits:
 class TestPulls:
     @pytest.fixture
     def small(self, node: DockerNode) -> Iterator[DockerRuntime]:
-        """Takes images of 10 MiB."""
+        """A runtime that accepts images of up to 10 MiB."""
         settings = DiskSettings(max_image_mib=10, collector=KEEPS_ALL)
         with closing(runtime_on(node, disk=settings)) as made:
             yield made
@@ -179,7 +181,7 @@ class TestPulls:
         assert refusal_of(small, assignment(image=image)).code == "image_too_large"
         assert image not in references_on(node)
 
-    def test_an_image_that_is_large_once_it_is_unpacked_is_removed(
+    def test_an_image_that_is_too_large_unpacked_is_removed(
         self, node: DockerNode, small: DockerRuntime, registry: Registry
     ) -> None:
         zeros = 40 * MEGABYTE
@@ -190,7 +192,7 @@ class TestPulls:
         assert "unpacked" in reason.message
         assert image not in references_on(node)
 
-    def test_whoever_waited_for_it_does_not_pull_it_again(
+    def test_an_image_that_is_too_large_is_not_pulled_again(
         self, small: DockerRuntime, registry: Registry
     ) -> None:
         image = registry.add_image("disk/again", zeros_bytes=40 * MEGABYTE)
@@ -199,14 +201,14 @@ class TestPulls:
         assert refusal_of(small, assignment(image=image)).code == "image_too_large"
         assert registry.daemon.log.stat().st_size == asked
 
-    def test_an_image_that_was_there_already_is_not_removed(
+    def test_an_image_that_was_on_the_node_before_is_not_removed(
         self, node: DockerNode, small: DockerRuntime, registry: Registry
     ) -> None:
         image = registry.add_image("disk/operators", zeros_bytes=40 * MEGABYTE)
         node.client.api.pull(image)
         assert start(small, assignment(image=image)).status == "running"
 
-    def test_a_pull_that_would_fill_the_disk_is_broken_off(
+    def test_a_pull_that_would_fill_the_disk_is_aborted(
         self, new_docker_node: NewDockerNode, registry: Registry
     ) -> None:
         node = new_docker_node(filesystem="ext4", size_mib=600)
@@ -219,7 +221,7 @@ class TestPulls:
             assert "too full to pull" in reason.message
             assert image not in references_on(node)
             assert before is not None
-            # The engine removes what it had unpacked a moment later.
+            # The engine removes the unpacked layers later.
             assert wait_until(lambda: _available(runtime) >= before.available_mib - 64)
 
 
@@ -229,7 +231,7 @@ def _available(runtime: DockerRuntime) -> int:
 
 
 class TestCollection:
-    """Images that go, of a real engine; the clock is the test's."""
+    """Image cleanup on a real engine, with a simulated clock."""
 
     @pytest.fixture
     def clock(self) -> "Clock":
@@ -243,7 +245,7 @@ class TestCollection:
     def pulling(
         self, node: DockerNode, pulled: ImageUsage, registry: Registry, clock: "Clock"
     ) -> Iterator[Callable[[str], str]]:
-        """Pulls an image as Mooring does, leaves no container of it, and lets an hour pass."""
+        """Pulls an image through Mooring, removes its container, and advances the clock by an hour."""
         with closing(runtime_on(node, disk=DiskSettings(usage=pulled, collector=KEEPS_ALL))) as runtime:
 
             def pull(name: str) -> str:
@@ -263,7 +265,7 @@ class TestCollection:
         engine = runtime.disk.storage.engine
         return ImageCollector(engine, pulled, space, lambda: (), CollectorPolicy(**policy))
 
-    def test_unused_images_go_by_age(
+    def test_unused_images_are_removed_by_age(
         self, node: DockerNode, pulled: ImageUsage, pulling: Callable[[str], str], clock: "Clock"
     ) -> None:
         old, kept, used = pulling("old"), pulling("kept"), pulling("used")
@@ -276,14 +278,14 @@ class TestCollection:
         assert old not in references_on(node)
         assert {kept, used, young, local} <= references_on(node)
 
-    def test_under_pressure_the_longest_unused_go_first(
+    def test_under_pressure_the_longest_unused_are_removed_first(
         self, node: DockerNode, pulled: ImageUsage, pulling: Callable[[str], str]
     ) -> None:
         names = ["a", "b", "c", "d"]
         pulled_ones = [pulling(name) for name in names]
 
         def space() -> Space:
-            """Each of them takes a fifth of the disk."""
+            """Each image uses a fifth of the disk."""
             return Space(100, 100 - 20 * len(references_on(node).intersection(pulled_ones)))
 
         self.collector(node, pulled, space, high_pct=90, low_pct=50).sweep()
@@ -291,7 +293,7 @@ class TestCollection:
         self.collector(node, pulled, space, high_pct=80, low_pct=50).sweep()
         assert references_on(node).intersection(pulled_ones) == set(pulled_ones[2:])
 
-    def test_what_was_used_a_moment_ago_stays_under_any_pressure(
+    def test_a_recently_used_image_is_kept_under_any_pressure(
         self, node: DockerNode, pulled: ImageUsage, pulling: Callable[[str], str], clock: "Clock"
     ) -> None:
         image = pulling("moment")
@@ -304,7 +306,7 @@ class TestCollection:
         collector.sweep(make_room=True)
         assert image not in references_on(node)
 
-    def test_an_image_that_the_operator_has_tagged_is_the_operators(
+    def test_an_image_with_an_operators_tag_is_kept(
         self, node: DockerNode, pulled: ImageUsage, pulling: Callable[[str], str]
     ) -> None:
         image = pulling("tagged")
@@ -312,7 +314,7 @@ class TestCollection:
         self.collector(node, pulled, partial(Space, 100, 0), high_pct=1, low_pct=0).sweep()
         assert {image, "mooring-test/mine:1"} <= references_on(node)
 
-    def test_an_image_that_the_operator_pulled_before_is_the_operators(
+    def test_an_image_that_the_operator_pulled_before_is_kept(
         self, node: DockerNode, pulled: ImageUsage, pulling: Callable[[str], str], registry: Registry
     ) -> None:
         image = registry.add_image("collect/before", extra_layers=1)

@@ -1,6 +1,6 @@
-"""Whether limits are enforced is tried on an engine; here one that answers as a test has it answer.
+"""The probe for disk limits, on a simulated engine.
 
-`test_disk.py` tries real ones. None of those ignores the option, as Docker's containerd image store may.
+`test_disk.py` probes real engines. None of those ignores the option, as Docker's containerd image store may.
 """
 
 import json
@@ -33,7 +33,7 @@ INFO = {
 
 
 class EngineStandin(ThreadingHTTPServer):
-    """Docker's API as far as the trial uses it: refuses some sizes, and knows what is left on it."""
+    """Docker's API as far as the probe uses it: rejects some sizes, and records what is not removed."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Answers)
@@ -106,7 +106,7 @@ def standin() -> Iterator[EngineStandin]:
     ("refused", "enforced"),
     [(("not-a-size",), True), ((), False), (("not-a-size", "1G"), False), (("1G",), False)],
 )
-def test_both_answers_make_a_limit(standin: EngineStandin, refused: tuple[str, ...], enforced: bool) -> None:
+def test_limits_need_both_answers(standin: EngineStandin, refused: tuple[str, ...], enforced: bool) -> None:
     standin.refused = refused
     limits = EngineStorage(standin.engine).limits(INFO)
     assert limits.enforced is enforced
@@ -120,7 +120,7 @@ def test_an_engine_that_ignores_the_option_enforces_nothing(standin: EngineStand
     assert (limits.enforced, limits.why_not) == (False, "the engine ignores the option")
 
 
-def test_it_is_tried_again_after_a_while_and_after_a_change(standin: EngineStandin) -> None:
+def test_the_probe_repeats_after_a_while_and_after_a_change(standin: EngineStandin) -> None:
     now = [0.0]
     storage = EngineStorage(standin.engine, clock=lambda: now[0])
     for _ in range(3):
@@ -136,7 +136,7 @@ def test_it_is_tried_again_after_a_while_and_after_a_change(standin: EngineStand
     assert len(standin.tried) == 8
 
 
-def test_what_is_reported(standin: EngineStandin) -> None:
+def test_the_reported_facts(standin: EngineStandin) -> None:
     space = Space(1_000_000, 123_456)
     storage = EngineStorage(standin.engine, DiskPolicy(low_mib=123_457), lambda _root: space)
     facts = storage.facts(INFO, 640)
@@ -146,7 +146,7 @@ def test_what_is_reported(standin: EngineStandin) -> None:
     assert (facts.driver, facts.filesystem) == ("overlay2", "xfs")
 
 
-def test_a_disk_that_cannot_be_seen_is_not_made_up(standin: EngineStandin) -> None:
+def test_an_invisible_disk_is_not_reported(standin: EngineStandin) -> None:
     assert space_of("/nowhere/at/all") is None
     assert EngineStorage(standin.engine, measure=lambda _root: None).facts(INFO, 0) is None
 

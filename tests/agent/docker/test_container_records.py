@@ -38,7 +38,7 @@ from tests.agent.docker_assignments import (
     start,
     with_more,
 )
-from tests.agent.grants import CARD, MIG_A, with_mig, with_share
+from tests.agent.grants import GPU, MIG_A, with_mig, with_share
 from tests.testbed.dockerd import DockerNode
 from tests.testbed.waiting import wait_until
 
@@ -79,7 +79,7 @@ def test_what_was_remembered_is_there_after_a_restart(tmp_path: Path) -> None:
     assert share.held_share == Share("shared", 250, 20_000, "proj-1")
     assert (share.secret_env, share.group_id) == (("TOKEN",), "grp_1")
     assert [(port.port, port.protocol) for port in share.host_ports] == [(80, "tcp")]
-    assert (made[C2].gpu_uuids, made[C2].cards) == ((MIG_A,), (CARD,))
+    assert (made[C2].gpu_uuids, made[C2].cards) == ((MIG_A,), (GPU,))
     assert "canary" not in (tmp_path / FILE).read_text()
     assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
 
@@ -166,7 +166,7 @@ def inspected(given: Assignment, **changes: Any) -> dict[str, Any]:
 
 
 def derive(found: dict[str, Any], *, simulated_gpus: bool = False) -> ContainerRecord | None:
-    parents = {MIG_A: CARD}
+    parents = {MIG_A: GPU}
     return derived(found, CONTROL_PLANE, parents.get, simulated_gpus=simulated_gpus)
 
 
@@ -176,13 +176,13 @@ def test_gpus_are_those_of_the_host_config_and_of_the_driver() -> None:
     assert (whole.gpu_uuids, whole.cards, whole.secret_env) == (("GPU-a", "GPU-b"), (), None)
     mig = derive(inspected(with_mig(assignment(), MIG_A)))
     assert mig is not None
-    assert (mig.gpu_uuids, mig.cards) == ((MIG_A,), (CARD,))
+    assert (mig.gpu_uuids, mig.cards) == ((MIG_A,), (GPU,))
 
 
 def test_labels_claim_no_gpu() -> None:
     given = assignment()
     labels = inspected(given)["Config"]["Labels"]
-    claims = {"mooring.gpus": CARD, "mooring.cards": CARD, "mooring.share": "shared/1/1"}
+    claims = {"mooring.gpus": GPU, "mooring.cards": GPU, "mooring.share": "shared/1/1"}
     found = derive(inspected(given, Config={"Labels": {**labels, **claims}}))
     assert found is not None
     assert (found.gpu_uuids, found.cards, found.share) == ((), (), None)

@@ -11,7 +11,7 @@ from mooring.agent.docker.runtime import DockerRuntime
 from mooring.agent.runtime import Container, StartRefused
 from mooring.schemas.agent import Assignment
 from tests.agent.docker_assignments import CONTROL_PLANE, assignment, output_of, runtime_on, start, stop
-from tests.agent.host.test_firewall import SERVED, answers, firewall_of, reached, take_rules_away
+from tests.agent.host.test_firewall import SERVED, answers, firewall_of, flush_rules, reached
 from tests.testbed.dockerd import DockerNode
 from tests.testbed.waiting import wait_until
 
@@ -53,7 +53,7 @@ def address_of(node: DockerNode, container: Container) -> str:
 def test_a_project_meets_by_name_and_another_project_is_out_of_reach(
     node: DockerNode, runtime: DockerRuntime
 ) -> None:
-    take_rules_away(node)
+    flush_rules(node)
     mine = start(runtime, of_project("proj-1"))
     friend_asked = of_project("proj-1", command=SERVED)
     friend = start(runtime, friend_asked)

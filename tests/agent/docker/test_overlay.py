@@ -40,9 +40,9 @@ from tests.agent.host.test_firewall import (
     SERVED,
     answers,
     firewall_of,
+    flush_rules,
     listening,
     reached,
-    take_rules_away,
 )
 from tests.agent.sync.test_agent import CountingRuntime, Node
 from tests.testbed.dockerd import DockerNode
@@ -56,7 +56,7 @@ _groups = itertools.count(1)
 @pytest.fixture
 def swarm(swarm_of_two: Swarm) -> Iterator[Swarm]:
     for node in swarm_of_two.nodes:
-        take_rules_away(node)
+        flush_rules(node)
     yield swarm_of_two
     swarm_of_two.clear()
 
@@ -404,7 +404,7 @@ def test_metadata_management_and_the_node_are_out_of_a_members_reach(swarm: Swar
         manager.keep_overlays([shared])
         start(manager, member(shared, 0, command=SERVED))
         second = start(worker, member(shared, 1))
-        take_rules_away(swarm.worker)
+        flush_rules(swarm.worker)
         assert reached(worker, second, *targets) == targets
         assert worker.facts().problem is None
         assert reached(worker, second, "train-0", *targets) == {"train-0"}

@@ -1,4 +1,4 @@
-"""What a node reports of faults of its GPUs: all of them, in few words, and until it was heard."""
+"""Reports of GPU faults: complete, merged, and repeated until acknowledged."""
 
 from mooring.agent.gpus.event_ledger import NEWS_AFTER_S, EventLedger
 from mooring.agent.gpus.faults import FAULT_PAUSE_S, MAX_REPORTED, GpuFaults
@@ -19,7 +19,7 @@ def _event(code: str, count: int = 1, uuid: str | None = "GPU-1", at: str = "the
     }  # fmt: skip
 
 
-def test_a_fault_is_reported_until_it_is_answered_and_merged_meanwhile() -> None:
+def test_a_fault_is_reported_until_it_is_acknowledged() -> None:
     clock = Clock()
     faults = GpuFaults(lambda _: None, clock)
     faults.add_events((_event("xid_31", 3),))
@@ -28,7 +28,7 @@ def test_a_fault_is_reported_until_it_is_answered_and_merged_meanwhile() -> None
     for total in (10, 1000):
         clock.now += FAULT_PAUSE_S
         faults.add_events((_event("xid_31", total),))
-        assert faults.faults() == first  # not answered yet: what is new waits, in one place
+        assert faults.faults() == first  # not acknowledged yet: new events are merged
     faults.answered([], first)
     (rest,) = faults.faults()
     assert (rest.count, rest.id != first[0].id) == (997, True)
@@ -36,7 +36,7 @@ def test_a_fault_is_reported_until_it_is_answered_and_merged_meanwhile() -> None
     assert faults.faults() == []
 
 
-def test_a_kind_of_fault_is_reported_once_in_a_while_however_often_it_happens() -> None:
+def test_reports_of_a_kind_of_fault_are_rate_limited() -> None:
     clock = Clock()
     faults = GpuFaults(lambda _: None, clock)
     reports = 0
@@ -49,21 +49,21 @@ def test_a_kind_of_fault_is_reported_once_in_a_while_however_often_it_happens() 
     assert reports == 60 / FAULT_PAUSE_S
 
 
-def test_fatal_codes_are_incidents_and_the_recovery_action_decides_of_open_ones() -> None:
+def test_fatal_codes_are_incidents_and_the_recovery_action_decides_others() -> None:
     for recovery_action, incidents in ((None, ["xid_79", "xid_48"]), ("none", ["xid_79"])):
-        faults = GpuFaults(lambda _, told=recovery_action: told)  # type: ignore[misc]
+        faults = GpuFaults(lambda _, action=recovery_action: action)  # type: ignore[misc]
         faults.add_events((_event("xid_79"), _event("xid_48"), _event("xid_31"), _event("xid_79", uuid=None)))
         assert [one.code for one in faults.incidents()] == incidents
         assert {one.code for one in faults.faults()} == {"xid_48", "xid_31"} - set(incidents)
 
 
-def test_what_only_renews_the_inventory_is_not_reported() -> None:
+def test_events_that_only_refresh_the_inventory_are_not_reported() -> None:
     faults = GpuFaults(lambda _: None)
     faults.add_events((_event("recovery_action_changed"), _event("mig_changed")))
     assert (faults.incidents(), faults.faults()) == ([], [])
 
 
-def test_a_report_never_outgrows_what_a_control_plane_takes() -> None:
+def test_the_size_of_a_report_is_limited() -> None:
     clock = Clock()
     faults = GpuFaults(lambda _: None, clock)
     kinds = [_event(f"xid_{number}", 1, f"GPU-{gpu}") for gpu in range(300) for number in (13, 31, 32, 43)]
@@ -74,15 +74,15 @@ def test_a_report_never_outgrows_what_a_control_plane_takes() -> None:
     assert len(faults.incidents()) <= MAX_REPORTED
 
 
-def test_events_are_counted_and_are_news_when_they_have_not_been_seen_for_a_while() -> None:
+def test_events_are_counted_and_new_again_after_a_while() -> None:
     ledger = EventLedger()
     assert ledger.events() == ()
     assert ledger.add([_event("xid_31")], 0.0)
     assert not ledger.add([_event("xid_31", 5, at="later")], 1.0)
     assert ledger.add([_event("xid_79")], 1.5)
     assert not ledger.add([], 2.0)
-    told = ledger.events()
-    assert [(event["code"], event["count"]) for event in told] == [("xid_31", 6), ("xid_79", 1)]
-    assert (told[0]["first_at"], told[0]["last_at"]) == ("then", "later")
-    assert ledger.events() is told
+    events = ledger.events()
+    assert [(event["code"], event["count"]) for event in events] == [("xid_31", 6), ("xid_79", 1)]
+    assert (events[0]["first_at"], events[0]["last_at"]) == ("then", "later")
+    assert ledger.events() is events
     assert ledger.add([_event("xid_31")], 1.0 + NEWS_AFTER_S)

@@ -25,7 +25,7 @@ from tests.agent.docker_assignments import (
     runtime_on,
     start,
 )
-from tests.agent.grants import CARD, MIG_A, with_cards, with_mig, with_share
+from tests.agent.grants import GPU, MIG_A, with_gpus, with_mig, with_share
 from tests.testbed.dockerd import DockerNode
 from tests.testbed.waiting import wait_until
 
@@ -37,7 +37,7 @@ MOUNTED = "nosuid,nodev,noexec,size=16m,mode=0755"
 
 @pytest.fixture
 def tmp_path(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own, mounted as docs/operating.md says."""
+    """A separate filesystem, mounted as docs/operating.md describes."""
     subprocess.run(["mount", "-t", "tmpfs", "-o", MOUNTED, "mooring-mps", str(tmp_path)], check=True)
     try:
         yield tmp_path
@@ -45,50 +45,50 @@ def tmp_path(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
 
 
-def remounted(path: Path, options: str) -> None:
+def remount(path: Path, options: str) -> None:
     subprocess.run(["mount", "-o", f"remount,{options}", str(path)], check=True)
 
 
-# --- what a container is told
+# --- the environment of a container
 
 
-def told(given: Assignment, image: Image = IMAGE, **abilities: Any) -> dict[str, str]:
+def variables_of(given: Assignment, image: Image = IMAGE, **abilities: Any) -> dict[str, str]:
     entries = environment(given, image, Abilities(mps=Mps(Path("/run/mps")), **abilities))
     return dict(entry.split("=", 1) for entry in entries if "=" in entry)
 
 
-def test_mps_gets_the_limits_of_the_share() -> None:
-    variables = told(with_share(assignment(), 20_389, milli=250, isolation="mps"))
+def test_mps_enforces_the_limits_of_the_share() -> None:
+    variables = variables_of(with_share(assignment(), 20_389, milli=250, isolation="mps"))
     assert {name: value for name, value in variables.items() if name.startswith("CUDA_MPS_")} == {
         "CUDA_MPS_PIPE_DIRECTORY": "/run/mps",
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=20389M",
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
     }
-    assert variables["NVIDIA_VISIBLE_DEVICES"] == CARD
+    assert variables["NVIDIA_VISIBLE_DEVICES"] == GPU
 
 
 @pytest.mark.parametrize(("milli", "percent"), [(1, "1"), (125, "12"), (999, "99")])
-def test_threads_are_rounded_down_and_never_none(milli: int, percent: str) -> None:
-    variables = told(with_share(assignment(), milli=milli, isolation="mps"))
+def test_the_thread_percentage_is_rounded_down_to_at_least_one(milli: int, percent: str) -> None:
+    variables = variables_of(with_share(assignment(), milli=milli, isolation="mps"))
     assert variables["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == percent
 
 
 @pytest.mark.parametrize(
     "given",
-    [with_share(assignment()), with_cards(assignment(), CARD), with_mig(assignment(), MIG_A), assignment()],
+    [with_share(assignment()), with_gpus(assignment(), GPU), with_mig(assignment(), MIG_A), assignment()],
 )
-def test_only_a_share_under_mps_has_to_do_with_mps(given: Assignment) -> None:
-    assert not any(name.startswith("CUDA_MPS_") for name in told(given))
+def test_only_a_share_under_mps_uses_mps(given: Assignment) -> None:
+    assert not any(name.startswith("CUDA_MPS_") for name in variables_of(given))
     host = container_config(given, IMAGE, Abilities(), ContainerLimits(), CONTROL_PLANE)["HostConfig"]
     assert "Mounts" not in host
 
 
 def test_simulated_gpus_have_no_mps() -> None:
     given = with_share(assignment(), isolation="mps")
-    assert not any(name.startswith("CUDA_MPS_") for name in told(given, simulated_gpus=True))
+    assert not any(name.startswith("CUDA_MPS_") for name in variables_of(given, simulated_gpus=True))
 
 
-def test_what_an_image_bakes_in_does_not_undo_the_limits() -> None:
+def test_an_image_cannot_override_the_limits() -> None:
     image = Image(
         id="1", digest=None, env=("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100", "CUDA_MPS_CLIENT_PRIORITY=0")
     )
@@ -101,12 +101,12 @@ def test_what_an_image_bakes_in_does_not_undo_the_limits() -> None:
 
 
 @pytest.mark.parametrize("name", ["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "CUDA_MPS_PIPE_DIRECTORY"])
-def test_users_do_not_set_limits(name: str) -> None:
+def test_users_cannot_set_limits(name: str) -> None:
     with pytest.raises(ValueError, match="is set by Mooring itself"):
         InstanceRequest.model_validate({"image": "a", "env": {name: "x"}})
 
 
-def test_the_two_mounts_are_the_operators() -> None:
+def test_the_container_mounts_the_operators_directories() -> None:
     given = with_share(assignment(), isolation="mps")
     config = container_config(
         given, IMAGE, Abilities(mps=Mps(Path("/run/mps"))), ContainerLimits(), CONTROL_PLANE
@@ -119,7 +119,7 @@ def test_the_two_mounts_are_the_operators() -> None:
 
 # --- the daemon of MPS
 
-# Listens as the real one does. NVIDIA's protocol is not spoken: nobody here asks it anything.
+# Listens like the real one, but does not implement NVIDIA's protocol, which these tests do not use.
 DAEMON = """
 import os, signal, socket, sys
 control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -161,26 +161,26 @@ def test_a_running_daemon_is_used(tmp_path: Path) -> None:
         assert Mps(tmp_path).answers()
 
 
-def test_each_gpu_may_have_a_daemon_of_its_own(tmp_path: Path) -> None:
-    cards: list[str] = []
-    mps = Mps(tmp_path / "{gpu}", lambda: cards)
-    assert not mps.answers()  # no card is known yet
+def test_each_gpu_may_have_its_own_daemon(tmp_path: Path) -> None:
+    gpus: list[str] = []
+    mps = Mps(tmp_path / "{gpu}", lambda: gpus)
+    assert not mps.answers()  # no GPU is known yet
     with daemon(tmp_path / "GPU-a"):
-        cards.append("GPU-a")
+        gpus.append("GPU-a")
         assert mps.answers()
-        cards.append("GPU-b")
+        gpus.append("GPU-b")
         assert not mps.answers()
         mps.require(["GPU-a"], Share("mps", 250, 20_000, "prj_1"))
         with pytest.raises(StartDelayed):
             mps.require(["GPU-b"], Share("mps", 250, 20_000, "prj_1"))
-    given = with_share(assignment(), isolation="mps", card="GPU-a")
+    given = with_share(assignment(), isolation="mps", gpu="GPU-a")
     assert f"CUDA_MPS_PIPE_DIRECTORY={tmp_path}/GPU-a" in environment(given, IMAGE, Abilities(mps=mps))
 
 
-@pytest.mark.parametrize("card", ["../etc", "GPU-a/../../etc", ".", ""])
-def test_a_gpu_uuid_cannot_lead_to_another_directory(tmp_path: Path, card: str) -> None:
+@pytest.mark.parametrize("gpu", ["../etc", "GPU-a/../../etc", ".", ""])
+def test_a_gpu_uuid_cannot_select_another_directory(tmp_path: Path, gpu: str) -> None:
     with pytest.raises(MpsUnavailableError):
-        Mps(tmp_path / "{gpu}").of(card)
+        Mps(tmp_path / "{gpu}").of(gpu)
 
 
 def test_without_a_daemon_mps_is_unavailable(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_a_daemon_with_the_hosts_shared_memory_is_not_used(tmp_path: Path) -> No
         assert "/dev/shm is not" in why_not(tmp_path)
 
 
-def test_anybody_may_listen_in_tmp(tmp_path: Path) -> None:
+def test_a_daemon_of_another_user_is_not_used(tmp_path: Path) -> None:
     with daemon(tmp_path, uid=1000):
         assert "is of user 1000" in why_not(tmp_path)
     with daemon(tmp_path):
@@ -221,7 +221,7 @@ def test_anybody_may_listen_in_tmp(tmp_path: Path) -> None:
         assert "is of user 1000" in why_not(tmp_path)
 
 
-def test_a_link_to_elsewhere_is_not_followed(tmp_path: Path) -> None:
+def test_a_link_to_a_directory_is_not_followed(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     with daemon(pipe):
         (tmp_path / "link").symlink_to(pipe)
@@ -232,44 +232,42 @@ def test_a_link_to_elsewhere_is_not_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["suid", "dev"])
-def test_directories_where_a_container_could_leave_programs_of_root_are_not_used(
-    tmp_path: Path, option: str
-) -> None:
+def test_directories_that_allow_setuid_or_devices_are_not_used(tmp_path: Path, option: str) -> None:
     with daemon(tmp_path):
         Daemon(tmp_path).check()
-        remounted(tmp_path, option)
+        remount(tmp_path, option)
         assert f"without no{option}" in why_not(tmp_path)
-        remounted(tmp_path, f"no{option}")
+        remount(tmp_path, f"no{option}")
         assert Mps(tmp_path).answers()
 
 
-def test_other_options_are_asked_for_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_other_mount_options_are_recommended(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with daemon(tmp_path):
         mps = Mps(tmp_path)
         assert mps.answers()
         assert (mps.advice(), caplog.messages) == (None, [])
-        remounted(tmp_path, "exec")
+        remount(tmp_path, "exec")
         assert mps.answers() and mps.answers()
-        [said] = caplog.messages
-        assert "noexec" in said
-        remounted(tmp_path, "noexec")
+        [message] = caplog.messages
+        assert "noexec" in message
+        remount(tmp_path, "noexec")
 
 
-def test_directories_of_a_file_system_that_the_host_needs_are_warned_of(
+def test_directories_on_a_filesystem_of_the_host_are_a_warning(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     folder = tmp_path_factory.mktemp("pipe")
     (folder / "shm").mkdir()
     subprocess.run(["mount", "--bind", str(folder), str(folder)], check=True)
     try:
-        remounted(folder, "bind,nosuid,nodev,noexec")
+        remount(folder, "bind,nosuid,nodev,noexec")
         assert "containers can fill" in str(Daemon(folder).advice())
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def test_a_socket_that_a_container_has_put_in_place_of_the_daemons_is_not_used(tmp_path: Path) -> None:
-    """Its root is the host's root, and it has the same /dev/shm."""
+def test_a_socket_of_a_container_is_not_used(tmp_path: Path) -> None:
+    """Its root is the host's root, and it shares /dev/shm."""
     (tmp_path / "shm").mkdir()
     script = 'mount --bind "$1/shm" /dev/shm; exec "$0" -c "$2" "$1" 0'
     argv = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", script]
@@ -283,7 +281,7 @@ def test_a_socket_that_a_container_has_put_in_place_of_the_daemons_is_not_used(t
         running.communicate()
 
 
-def test_a_link_in_place_of_the_socket_is_not_followed(tmp_path: Path) -> None:
+def test_a_link_instead_of_the_socket_is_not_followed(tmp_path: Path) -> None:
     pipe, other = tmp_path / "pipe", tmp_path / "other"
     with daemon(pipe), daemon(other):
         (pipe / "control").rename(pipe / "moved")
@@ -320,8 +318,8 @@ def test_two_containers_share_a_gpu_under_mps(node: DockerNode, runtime: DockerR
             assert f"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={threads}" in inside
             assert f"CUDA_MPS_PIPE_DIRECTORY={pipe}" in inside
             assert "KEPT=1" in inside
-            assert f"NVIDIA_VISIBLE_DEVICES={CARD}" in inside
-        # /dev/shm is the same folder for the daemon and all its clients, and for nobody else.
+            assert f"NVIDIA_VISIBLE_DEVICES={GPU}" in inside
+        # The daemon and its clients share one folder as /dev/shm, which no other program uses.
         output_of(runtime, first, ["sh", "-c", "echo hello > /dev/shm/cuda.shm"])
         assert output_of(runtime, second, ["cat", "/dev/shm/cuda.shm"]) == "hello\n"
         assert (pipe / "shm" / "cuda.shm").read_text() == "hello\n"
@@ -332,10 +330,10 @@ def test_two_containers_share_a_gpu_under_mps(node: DockerNode, runtime: DockerR
             assert {"nosuid", "nodev", "noexec", "size=16384k"} <= options[target]
 
 
-def test_without_the_daemon_a_share_under_mps_waits(
+def test_without_the_daemon_the_start_of_an_mps_share_is_delayed(
     node: DockerNode, runtime: DockerRuntime, pipe: Path
 ) -> None:
-    """Its programs would run, and without any limit."""
+    """Otherwise its programs would run without limits."""
     asked = with_share(assignment(), isolation="mps")
     assert not runtime.facts().mps
     with pytest.raises(StartDelayed) as caught:

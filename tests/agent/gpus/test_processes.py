@@ -1,4 +1,4 @@
-"""Pid to container, with cgroup texts of both versions and a simulated /proc."""
+"""The container of a pid, from both cgroup versions and a simulated /proc."""
 
 import os
 import subprocess
@@ -30,7 +30,7 @@ OTHER = "f" * 64
         f"0::/docker/{ID}/docker/{OTHER}\n",
     ],
 )
-def test_a_container_is_found_in_every_form(text: str) -> None:
+def test_a_container_is_found_in_every_cgroup_format(text: str) -> None:
     assert container_in(text) == ID
 
 
@@ -48,7 +48,7 @@ def test_a_container_is_found_in_every_form(text: str) -> None:
         "no colons at all",
     ],
 )
-def test_a_process_outside_of_containers_has_none(text: str) -> None:
+def test_a_process_outside_containers_has_no_container(text: str) -> None:
     assert container_in(text) is None
 
 
@@ -59,7 +59,7 @@ def _process(proc: Path, pid: int, started: int, cgroup: str, name: str = "pytho
     (folder / "cgroup").write_text(cgroup)
 
 
-def test_the_answer_is_kept_while_the_process_is_the_same(tmp_path: Path) -> None:
+def test_the_container_of_a_process_is_cached(tmp_path: Path) -> None:
     containers = ProcessContainers(tmp_path)
     _process(tmp_path, 7, 1000, f"0::/docker/{ID}\n")
     assert containers.container_of(7) == ID
@@ -67,7 +67,7 @@ def test_the_answer_is_kept_while_the_process_is_the_same(tmp_path: Path) -> Non
     assert containers.container_of(7) == ID
 
 
-def test_a_pid_taken_over_by_another_process_is_looked_up_again(tmp_path: Path) -> None:
+def test_a_reused_pid_is_looked_up_again(tmp_path: Path) -> None:
     containers = ProcessContainers(tmp_path)
     _process(tmp_path, 7, 1000, f"0::/docker/{ID}\n")
     assert containers.container_of(7) == ID
@@ -75,7 +75,7 @@ def test_a_pid_taken_over_by_another_process_is_looked_up_again(tmp_path: Path) 
     assert containers.container_of(7) == OTHER
 
 
-def test_a_name_with_brackets_and_blanks_does_not_hide_the_start(tmp_path: Path) -> None:
+def test_the_start_time_is_read_after_a_name_with_brackets(tmp_path: Path) -> None:
     containers = ProcessContainers(tmp_path)
     _process(tmp_path, 7, 1000, f"0::/docker/{ID}\n", name="a) b (c) 1 2 3")
     assert containers.container_of(7) == ID
@@ -83,7 +83,7 @@ def test_a_name_with_brackets_and_blanks_does_not_hide_the_start(tmp_path: Path)
     assert containers.container_of(7) is None
 
 
-def test_a_process_that_is_gone_is_in_no_container(tmp_path: Path) -> None:
+def test_an_ended_process_has_no_container(tmp_path: Path) -> None:
     containers = ProcessContainers(tmp_path)
     _process(tmp_path, 7, 1000, f"0::/docker/{ID}\n")
     assert containers.container_of(7) == ID
@@ -91,7 +91,7 @@ def test_a_process_that_is_gone_is_in_no_container(tmp_path: Path) -> None:
     assert containers.container_of(7) is None
 
 
-def test_the_cache_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_of_the_cache_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mooring.agent.gpus.processes.MAX_CACHED", 3)
     containers = ProcessContainers(tmp_path)
     for pid in range(1, 10):
@@ -100,7 +100,7 @@ def test_the_cache_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(containers._cached) <= 3
 
 
-def test_real_processes_answer_without_error() -> None:
+def test_real_processes_are_read() -> None:
     containers = ProcessContainers()
     ended = subprocess.Popen(["true"])
     ended.wait()

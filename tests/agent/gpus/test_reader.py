@@ -1,4 +1,4 @@
-"""The reader on a real child process: whatever NVML does, the heartbeat gets an answer at once."""
+"""The GPU reader with a real child process. `latest` returns at once even if NVML hangs."""
 
 import os
 import signal
@@ -39,7 +39,7 @@ def nvml(tmp_path: Path) -> NvmlStandin:
 
 @pytest.fixture
 def started(nvml: NvmlStandin) -> Iterator[Started]:
-    """Starts readers on the stand-in, and closes them at the end."""
+    """Starts readers on the simulated library, and closes them at the end."""
     with ExitStack() as stack:
         yield lambda pace=QUICK: stack.enter_context(closing(NvmlGpuReader(pace, nvml.environment)))
 
@@ -53,19 +53,19 @@ def _index(gpu: NvmlGpuFacts) -> int:
 
 
 def _until(reader: NvmlGpuReader, accepted: Callable[[GpuReading], object]) -> GpuReading:
-    """The first reading that is accepted; each one has to come at once, as a heartbeat wants it."""
+    """Return the first accepted reading. Each reading must return at once, for the heartbeat."""
     slowest = 0.0
 
-    def looked() -> GpuReading | None:
+    def read() -> GpuReading | None:
         nonlocal slowest
         began = time.monotonic()
         reading = reader.latest()
         slowest = max(slowest, time.monotonic() - began)
         return reading if accepted(reading) else None
 
-    reading = wait_until(looked, timeout_s=10)
+    reading = wait_until(read, timeout_s=10)
     assert reading is not None
-    assert slowest < 0.25  # a hanging call is cut off after 0.3
+    assert slowest < 0.25  # a hanging call is aborted after 0.3
     return reading
 
 
@@ -73,11 +73,11 @@ def _error(reading: GpuReading) -> str | None:
     return reading.error["code"] if reading.error else None
 
 
-def _well(reading: GpuReading) -> bool:
+def _is_healthy(reading: GpuReading) -> bool:
     return reading.error is None and _faults(reading) == [None] * 3 and len(reading.samples) == 3
 
 
-def test_nothing_is_known_before_the_first_reading(nvml: NvmlStandin, started: Started) -> None:
+def test_before_the_first_reading_everything_is_unknown(nvml: NvmlStandin, started: Started) -> None:
     nvml.write("gpus 3", "hang nvmlInitWithFlags 0.3")
     reader = started()
     assert reader.latest().inventory is None
@@ -88,16 +88,16 @@ def test_nothing_is_known_before_the_first_reading(nvml: NvmlStandin, started: S
 
 
 def test_a_reading_has_facts_samples_and_versions(started: Started) -> None:
-    reading = _until(started(), _well)
+    reading = _until(started(), _is_healthy)
     assert [sample["uuid"] for sample in reading.samples] == [uuid_of(0), uuid_of(1), uuid_of(2)]
     assert (reading.driver_version, reading.cuda_version) == ("580.95.05", "13.0")
     assert time.monotonic() - reading.taken_at < 1
     assert not reading.simulated
 
 
-def test_samples_and_facts_are_renewed(nvml: NvmlStandin, started: Started) -> None:
+def test_samples_and_facts_are_refreshed(nvml: NvmlStandin, started: Started) -> None:
     reader = started()
-    _until(reader, _well)
+    _until(reader, _is_healthy)
     nvml.write("gpus 3", "set 1 util 88", "set 1 limit_mw 350000")
     _until(reader, lambda it: it.samples and it.samples[1]["utilization_gpu_pct"] == 88)
     _until(reader, lambda it: it.inventory and it.inventory[1]["power_limit_w"] == 350)
@@ -110,12 +110,12 @@ def test_no_library_and_no_gpu_is_a_cpu_node(nvml: NvmlStandin, started: Started
     assert reader.wait_first(10)
     assert (reader.latest().inventory, reader.latest().error) == ((), None)
     (tmp_path / "later").symlink_to(library)
-    _until(reader, _well)
+    _until(reader, _is_healthy)
 
 
-def test_a_library_that_goes_away_is_an_error(nvml: NvmlStandin, started: Started) -> None:
+def test_a_removed_library_is_an_error(nvml: NvmlStandin, started: Started) -> None:
     reader = started()
-    _until(reader, _well)
+    _until(reader, _is_healthy)
     nvml.write("gpus 3", "error nvmlDeviceGetUtilizationRates 9", "error nvmlInitWithFlags 12")
     reading = _until(reader, lambda it: _error(it) == "library_not_found")
     assert _faults(reading) == [None] * 3
@@ -124,7 +124,7 @@ def test_a_library_that_goes_away_is_an_error(nvml: NvmlStandin, started: Starte
 @pytest.mark.parametrize(
     ("number", "code"), [(9, "driver_not_loaded"), (18, "version_mismatch"), (999, "unknown")]
 )
-def test_a_driver_that_does_not_start_is_tried_again(
+def test_a_driver_that_does_not_start_is_retried(
     nvml: NvmlStandin, started: Started, number: int, code: str
 ) -> None:
     nvml.write("gpus 3", f"error nvmlInitWithFlags {number}")
@@ -132,48 +132,48 @@ def test_a_driver_that_does_not_start_is_tried_again(
     reading = _until(reader, lambda it: _error(it) == code)
     assert reading.inventory is None
     nvml.write("gpus 3")
-    _until(reader, _well)
+    _until(reader, _is_healthy)
 
 
 @pytest.mark.parametrize(("number", "code"), [(9, "driver_not_loaded"), (18, "version_mismatch")])
-def test_a_driver_that_goes_away_leaves_the_last_facts_and_no_samples(
+def test_a_failed_driver_leaves_the_last_facts_and_no_samples(
     nvml: NvmlStandin, started: Started, number: int, code: str
 ) -> None:
     reader = started()
-    _until(reader, _well)
+    _until(reader, _is_healthy)
     first = reader.child_pid
     nvml.write("gpus 3", f"error nvmlDeviceGetPowerUsage {number}", f"error nvmlInitWithFlags {number}")
     reading = _until(reader, lambda it: _error(it) == code)
     assert (reading.samples, _faults(reading)) == ((), [None] * 3)
     nvml.write("gpus 3")
-    _until(reader, _well)
-    assert reader.child_pid != first  # an upgraded driver's library is only loaded by a new process
+    _until(reader, _is_healthy)
+    assert reader.child_pid != first  # only a new process loads the library of an upgraded driver
 
 
 @pytest.mark.parametrize(
     "function", ["nvmlDeviceGetPowerUsage", "nvmlDeviceGetName", "nvmlDeviceGetMemoryInfo_v2"]
 )
-def test_a_hanging_call_is_cut_off_and_delays_no_heartbeat(
+def test_a_hanging_call_is_aborted_and_delays_no_heartbeat(
     nvml: NvmlStandin, started: Started, function: str
 ) -> None:
     reader = started()
-    _until(reader, _well)
+    _until(reader, _is_healthy)
     hung = psutil.Process(reader.child_pid)
     nvml.write("gpus 3", f"hang {function} 30")
     reading = _until(reader, lambda it: _error(it) == "nvml_hung")
     assert (reading.samples, _faults(reading)) == ((), [None] * 3)
     wait_until(lambda: not hung.is_running())
     nvml.write("gpus 3")
-    _until(reader, _well)
+    _until(reader, _is_healthy)
 
 
-def test_a_hang_while_starting_is_cut_off_too(nvml: NvmlStandin, tmp_path: Path) -> None:
+def test_a_hang_at_startup_is_aborted(nvml: NvmlStandin, tmp_path: Path) -> None:
     nvml.write("gpus 3", "hang nvmlInitWithFlags 30")
     pace = Pace(start_watchdog_s=0.3, retry_pauses_s=(0.02,))
     with closing(NvmlGpuReader(pace, nvml.environment)) as reader:
         _until(reader, lambda it: _error(it) == "nvml_hung")
         nvml.write("gpus 3")
-        _until(reader, _well)
+        _until(reader, _is_healthy)
 
 
 def test_closing_does_not_wait_for_a_hanging_call(nvml: NvmlStandin) -> None:
@@ -190,20 +190,20 @@ def test_closing_does_not_wait_for_a_hanging_call(nvml: NvmlStandin) -> None:
 
 def test_a_killed_child_is_replaced(started: Started) -> None:
     reader = started(Pace(sample_interval_s=0.02, retry_pauses_s=(0.2,)))
-    _until(reader, _well)
+    _until(reader, _is_healthy)
     assert reader.child_pid
     os.kill(reader.child_pid, signal.SIGKILL)
     _until(reader, lambda it: _error(it) == "nvml_ended")
-    _until(reader, _well)
+    _until(reader, _is_healthy)
 
 
 @pytest.mark.skipif(
-    # Under CI it runs, and fails, rather than being skipped in silence.
+    # Under CI it runs and fails instead of being skipped.
     os.environ.get("CI") != "true" and not os.access(FREEZER, os.W_OK),
     reason="needs root and the freezer of cgroup v1",
 )
 def test_children_that_survive_sigkill_are_left_behind_up_to_a_limit(started: Started) -> None:
-    """A frozen process does not die of SIGKILL before it is thawed, like one in an uninterruptible call."""
+    """A frozen process survives SIGKILL until it is thawed, like one in an uninterruptible call."""
     cell = FREEZER / f"mooring-test-{os.getpid()}"
     cell.mkdir()
     frozen: set[int] = set()
@@ -221,7 +221,7 @@ def test_children_that_survive_sigkill_are_left_behind_up_to_a_limit(started: St
         wait_until(freeze_each, timeout_s=20)
         assert len(frozen) == 3
         (cell / "freezer.state").write_text("THAWED")
-        _until(reader, _well)
+        _until(reader, _is_healthy)
     finally:
         (cell / "freezer.state").write_text("THAWED")
         wait_until(lambda: not (cell / "cgroup.procs").read_text())
@@ -232,7 +232,7 @@ def test_a_gpu_lost_at_run_time_is_listed_as_lost_and_the_others_are_read(
     nvml: NvmlStandin, started: Started
 ) -> None:
     reader = started()
-    _until(reader, _well)
+    _until(reader, _is_healthy)
     first = reader.child_pid
     nvml.write("gpus 3", "lost 1")
     reading = _until(reader, lambda it: _faults(it) == [None, "gpu_lost", None])
@@ -240,25 +240,25 @@ def test_a_gpu_lost_at_run_time_is_listed_as_lost_and_the_others_are_read(
     _until(reader, lambda it: reader.child_pid != first and [s["index"] for s in it.samples] == [0, 2])
     assert _faults(reader.latest()) == [None, "gpu_lost", None]
     nvml.write("gpus 3")
-    _until(reader, _well)
+    _until(reader, _is_healthy)
 
 
 def test_a_gpu_that_needs_a_reset_is_reported(nvml: NvmlStandin, started: Started) -> None:
     reader = started()
-    _until(reader, _well)
+    _until(reader, _is_healthy)
     nvml.write("gpus 3", "error nvmlDeviceGetPowerUsage 16 2", "error nvmlDeviceGetName 16 2")
     _until(reader, lambda it: _faults(it) == [None, None, "reset_required"])
     nvml.write("gpus 3")
-    _until(reader, _well)
+    _until(reader, _is_healthy)
 
 
-def test_gpus_that_are_no_longer_counted_are_lost(nvml: NvmlStandin, started: Started) -> None:
+def test_gpus_that_are_no_longer_listed_are_lost(nvml: NvmlStandin, started: Started) -> None:
     reader = started()
-    _until(reader, _well)
+    _until(reader, _is_healthy)
     nvml.write("gpus 1")
     _until(reader, lambda it: _faults(it) == [None, "gpu_lost", "gpu_lost"] and len(it.samples) == 1)
     nvml.write("gpus 3")
-    _until(reader, _well)
+    _until(reader, _is_healthy)
 
 
 def test_a_gpu_that_never_opened_is_counted(nvml: NvmlStandin, started: Started) -> None:
@@ -267,16 +267,16 @@ def test_a_gpu_that_never_opened_is_counted(nvml: NvmlStandin, started: Started)
     assert reading.unreadable == ({"index": 1, "uuid": None, "code": "no_permission"},)
 
 
-def test_the_inventory_follows_an_error_at_once(nvml: NvmlStandin, started: Started) -> None:
+def test_an_error_refreshes_the_inventory_at_once(nvml: NvmlStandin, started: Started) -> None:
     reader = started(Pace(sample_interval_s=0.02, inventory_interval_s=3600))
-    _until(reader, _well)
+    _until(reader, _is_healthy)
     nvml.write("gpus 3", "lost 0")
     _until(reader, lambda it: _faults(it) == ["gpu_lost", None, None])
 
 
-def test_xids_are_kept_in_order_across_children(nvml: NvmlStandin, started: Started) -> None:
+def test_xids_keep_their_order_across_children(nvml: NvmlStandin, started: Started) -> None:
     reader = started()
-    _until(reader, _well)
+    _until(reader, _is_healthy)
     nvml.write("gpus 3", "xid 0 31", "xid 2 79")
     reading = _until(reader, lambda it: len(it.events) == 2)
     told = [(event["uuid"], event["code"]) for event in reading.events]
@@ -285,13 +285,13 @@ def test_xids_are_kept_in_order_across_children(nvml: NvmlStandin, started: Star
     nvml.write("gpus 3")
     os.kill(reader.child_pid, signal.SIGKILL)
     _until(reader, _error)
-    assert len(_until(reader, _well).events) == 2
+    assert len(_until(reader, _is_healthy).events) == 2
 
 
-def test_waiting_for_xids_delays_no_sample(started: Started) -> None:
-    """The wait is 5 s, so four readings within it show that samples pass it by."""
+def test_waiting_for_xids_does_not_delay_samples(started: Started) -> None:
+    """The wait is 5 s, so four readings within it prove that samples do not wait."""
     reader = started()
-    _until(reader, _well)
+    _until(reader, _is_healthy)
     began = time.monotonic()
     for _ in range(4):
         before = reader.latest().taken_at
@@ -301,16 +301,16 @@ def test_waiting_for_xids_delays_no_sample(started: Started) -> None:
 
 def test_a_reader_without_events_starts_a_new_child(nvml: NvmlStandin, started: Started) -> None:
     reader = started()
-    _until(reader, _well)
+    _until(reader, _is_healthy)
     nvml.write("gpus 3", "error nvmlEventSetWait_v2 999")
     _until(reader, lambda it: _error(it) == "events_lost")
     nvml.write("gpus 3")
-    _until(reader, _well)
+    _until(reader, _is_healthy)
 
 
-def test_the_child_is_out_of_reach_of_the_terminals_signals(started: Started) -> None:
+def test_the_child_does_not_get_signals_of_the_terminal(started: Started) -> None:
     reader = started()
-    _until(reader, _well)
+    _until(reader, _is_healthy)
     assert reader.child_pid
     assert os.getpgid(reader.child_pid) == reader.child_pid != os.getpgid(0)
 

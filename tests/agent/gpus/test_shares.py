@@ -1,4 +1,4 @@
-"""Shares of GPUs: devices and environment, who may share a GPU, and when it is released."""
+"""Shares of GPUs: devices and environment, which instances may share a GPU, and its release."""
 
 from contextlib import closing
 from pathlib import Path
@@ -27,7 +27,7 @@ from tests.agent.docker_assignments import (
     start,
     with_more,
 )
-from tests.agent.grants import CARD, MIG_A, with_cards, with_mig, with_share
+from tests.agent.grants import GPU, MIG_A, with_gpus, with_mig, with_share
 from tests.agent.nvml_children import process
 from tests.testbed.dockerd import DockerNode
 from tests.testbed.nvml.standin import NvmlStandin, uuid_of
@@ -39,18 +39,18 @@ HERE = Share("shared", 250, 20_000, "prj_1")
 ELSEWHERE = Share("shared", 250, 20_000, "prj_2")
 
 
-# --- what an assignment says
+# --- assignments
 
 
-def test_an_assignment_without_grants_has_whole_gpus() -> None:
+def test_without_grants_an_assignment_has_whole_gpus() -> None:
     assert devices_of(assignment(gpu_uuids=("GPU-a", "GPU-b"))) == Devices(("GPU-a", "GPU-b"))
     assert devices_of(assignment()) == Devices()
 
 
-def test_whole_gpus_are_the_same_with_grants_and_without() -> None:
-    """A container that an agent of before has made is adopted by its hash."""
-    old = assignment(gpu_uuids=(CARD, uuid_of(1)))
-    new = with_cards(old, CARD, uuid_of(1))
+def test_whole_gpus_are_equal_with_and_without_grants() -> None:
+    """Containers of earlier agents are adopted by this hash."""
+    old = assignment(gpu_uuids=(GPU, uuid_of(1)))
+    new = with_gpus(old, GPU, uuid_of(1))
     assert devices_of(old) == devices_of(new)
     assert spec_hash(old) == spec_hash(new)
     configs = [
@@ -59,22 +59,22 @@ def test_whole_gpus_are_the_same_with_grants_and_without() -> None:
     assert configs[0] == configs[1]
 
 
-def test_another_share_is_another_container() -> None:
+def test_a_different_share_is_a_different_container() -> None:
     one = with_share(assignment(), 20_000)
     others = [
         with_share(one, 20_001),
         with_share(one, milli=251),
         with_share(one, isolation="mps"),
-        with_share(one, card=uuid_of(1)),
-        with_cards(one, CARD),
+        with_share(one, gpu=uuid_of(1)),
+        with_gpus(one, GPU),
         with_mig(one, MIG_A),
     ]
     assert len({spec_hash(each) for each in (one, *others)}) == 7
 
 
-def test_an_invalid_share_is_whole_gpus() -> None:
-    both = with_cards(assignment(), CARD, uuid_of(1)).model_copy(update={"isolation": "shared"})
-    assert devices_of(both) == Devices((CARD, uuid_of(1)))
+def test_an_invalid_share_means_whole_gpus() -> None:
+    both = with_gpus(assignment(), GPU, uuid_of(1)).model_copy(update={"isolation": "shared"})
+    assert devices_of(both) == Devices((GPU, uuid_of(1)))
     assert set(claims(devices_of(both)).values()) == {None}
 
 
@@ -85,16 +85,16 @@ def test_a_share_is_recovered_from_its_assignment(node: DockerNode, runtime: Doc
     asked = with_share(assignment(), 20_000)
     made = start(runtime, asked)
     assert made.share == Share("shared", 250, 20_000, "proj-1")
-    assert (made.gpu_uuids, made.parent_gpus) == ((CARD,), ())
+    assert (made.gpu_uuids, made.parent_gpus) == ((GPU,), ())
     with closing(runtime_on(node)) as another:
-        another.assigned([asked])  # it has no record of it
+        another.assigned([asked])  # it has no record of the container
         assert another.containers() == ([made], [])
         assert start(another, asked).container_id == made.container_id
         inside = output_of(another, made, ["cat", "/proc/mounts"])
-    assert "/dev/shm" in inside and str(CARD) not in inside
+    assert "/dev/shm" in inside and str(GPU) not in inside
 
 
-# --- who may have a card together
+# --- which instances may share a GPU
 
 
 def started(*things: Any, **more: Any) -> set[str]:
@@ -112,39 +112,39 @@ def shares(instance_id: str) -> Assignment:
 
 def test_instances_of_one_project_share_a_gpu() -> None:
     assert started(shares("a"), shares("b")) == {"a", "b"}
-    assert started(shares("b"), container("c", gpu_uuids=(CARD,), share=HERE)) == {"b"}
+    assert started(shares("b"), container("c", gpu_uuids=(GPU,), share=HERE)) == {"b"}
 
 
 @pytest.mark.parametrize(
     "holder",
     [
-        container("c", gpu_uuids=(CARD,)),  # the whole of it
-        container("c", gpu_uuids=(CARD,), share=ELSEWHERE),  # R12
-        container("c", gpu_uuids=(MIG_A,), parent_gpus=(CARD,)),  # a part of it
+        container("c", gpu_uuids=(GPU,)),  # the whole GPU
+        container("c", gpu_uuids=(GPU,), share=ELSEWHERE),  # R12
+        container("c", gpu_uuids=(MIG_A,), parent_gpus=(GPU,)),  # a MIG device of it
     ],
 )
 def test_a_share_waits_for_claims_that_exclude_it(holder: Container) -> None:
     plan = decided(shares("a"), holder)
     assert plan.actions == ()
-    assert plan.waiting[A].code == "waiting_for_removal" and CARD in plan.waiting[A].message
+    assert plan.waiting[A].code == "waiting_for_removal" and GPU in plan.waiting[A].message
 
 
 def test_a_whole_gpu_waits_for_every_part_of_it() -> None:
-    whole = with_cards(wanted("a"), CARD)
+    whole = with_gpus(wanted("a"), GPU)
     for part in (
-        container("c", gpu_uuids=(CARD,), share=HERE),
-        container("c", gpu_uuids=(MIG_A,), parent_gpus=(CARD,)),
-        exited("c", gpu_uuids=(CARD,), share=HERE),
+        container("c", gpu_uuids=(GPU,), share=HERE),
+        container("c", gpu_uuids=(MIG_A,), parent_gpus=(GPU,)),
+        exited("c", gpu_uuids=(GPU,), share=HERE),
     ):
         unreleased = {("c", 1): part} if part.status == "exited" else {}
         assert started(whole, part, unreleased=unreleased) == set()
     assert started(in_project("prj_2", shares("b")), shares("a")) == {"a"}
 
 
-# --- when it is free
+# --- release
 
-ENDED = exited("a", gpu_uuids=(CARD,), share=HERE)
-NEIGHBOUR = container("b", gpu_uuids=(CARD,), share=HERE)
+ENDED = exited("a", gpu_uuids=(GPU,), share=HERE)
+NEIGHBOUR = container("b", gpu_uuids=(GPU,), share=HERE)
 
 
 def releases(*things: Any, **more: Any) -> list[Release]:
@@ -152,27 +152,27 @@ def releases(*things: Any, **more: Any) -> list[Release]:
     return [action for action in plan.actions if isinstance(action, Release)]
 
 
-def test_a_gpu_is_checked_as_a_whole_when_its_last_share_has_ended() -> None:
-    assert releases(ENDED, NEIGHBOUR) == [Release(ENDED, (), (CARD,))]
-    assert releases(ENDED) == [Release(ENDED, (CARD,), ())]
-    starting = {("b", 1): Work(ActionKind.START, (CARD,), share=HERE)}
-    assert releases(ENDED, work=starting) == [Release(ENDED, (), (CARD,))]
-    beside = {("b", 1): Work(ActionKind.RELEASE)}  # of one that ended beside this one
-    assert releases(ENDED, work=beside) == [Release(ENDED, (CARD,), ())]
+def test_the_last_share_of_a_gpu_releases_the_whole_gpu() -> None:
+    assert releases(ENDED, NEIGHBOUR) == [Release(ENDED, (), (GPU,))]
+    assert releases(ENDED) == [Release(ENDED, (GPU,), ())]
+    starting = {("b", 1): Work(ActionKind.START, (GPU,), share=HERE)}
+    assert releases(ENDED, work=starting) == [Release(ENDED, (), (GPU,))]
+    beside = {("b", 1): Work(ActionKind.RELEASE)}  # of another ended share
+    assert releases(ENDED, work=beside) == [Release(ENDED, (GPU,), ())]
 
 
-def test_a_new_share_waits_while_the_gpu_is_checked_as_a_whole() -> None:
-    """Its new processes would count as left behind by the other share."""
+def test_a_new_share_waits_while_the_whole_gpu_is_released() -> None:
+    """Otherwise its new processes would count as leftovers of the other share."""
     assert started(shares("b"), ENDED, unreleased={A: ENDED}) == set()
     assert (
-        started(shares("b"), ENDED, work={A: Work(ActionKind.RELEASE, (CARD,))}, unreleased={A: ENDED})
+        started(shares("b"), ENDED, work={A: Work(ActionKind.RELEASE, (GPU,))}, unreleased={A: ENDED})
         == set()
     )
     assert started(shares("c"), ENDED, NEIGHBOUR, unreleased={A: ENDED}) == {"c"}
 
 
-def on_the_card(reader: NvmlGpuReader) -> set[tuple[int, int | None]]:
-    """Its processes, each of them once, and what each has there."""
+def gpu_processes(reader: NvmlGpuReader) -> set[tuple[int, int | None]]:
+    """Return the processes of the GPU and their memory."""
     reading = reader.fresh(5)
     processes = (reading.samples[0]["processes"] if reading else None) or []
     assert len({one["pid"] for one in processes}) == len(processes)
@@ -184,40 +184,38 @@ def test_neighbours_do_not_delay_the_release_of_a_share(nvml: NvmlStandin, reade
         of = {own: ENDED.container_id, theirs: NEIGHBOUR.container_id}
         gate = ReleaseGate(reader, of.get, within_s=0.3)
         gate.learn(reader.latest(), in_use=())
-        gate.note_start([CARD])
+        gate.note_start([GPU])
         busy = ["gpus 1", "set 0 used_mib 40000", f"process 0 compute {theirs} 30000"]
         nvml.write(*busy)
-        assert gate.wait(ENDED, [], [CARD]) == {}
+        assert gate.wait(ENDED, [], [GPU]) == {}
         nvml.write(*busy, f"process 0 compute {own} 100")
-        wait_until(lambda: on_the_card(reader) == {(own, 100), (theirs, 30_000)})
-        left = gate.wait(ENDED, [], [CARD])
-        assert f"{own} (" in left[CARD] and f"{theirs} (" not in left[CARD]
-        # The last one: nothing of anybody may be left.
-        assert f"{theirs} (" in gate.wait(ENDED, [CARD])[CARD]
+        wait_until(lambda: gpu_processes(reader) == {(own, 100), (theirs, 30_000)})
+        left = gate.wait(ENDED, [], [GPU])
+        assert f"{own} (" in left[GPU] and f"{theirs} (" not in left[GPU]
+        # For the last share, no process may be left.
+        assert f"{theirs} (" in gate.wait(ENDED, [GPU])[GPU]
 
 
-def test_the_memory_that_shares_left_shows_when_the_last_has_ended(
-    nvml: NvmlStandin, reader: NvmlGpuReader
-) -> None:
+def test_the_memory_is_checked_after_the_last_share(nvml: NvmlStandin, reader: NvmlGpuReader) -> None:
     gate = ReleaseGate(reader, lambda _: None, within_s=0.3)
     gate.learn(reader.latest(), in_use=())
-    gate.note_start([CARD])
+    gate.note_start([GPU])
     nvml.write("gpus 1", "set 0 used_mib 40000")
-    assert gate.wait(ENDED, [], [CARD]) == {}
-    assert "40000 MiB of its memory are still in use" in gate.wait(ENDED, [CARD])[CARD]
+    assert gate.wait(ENDED, [], [GPU]) == {}
+    assert "40000 MiB of its memory are still in use" in gate.wait(ENDED, [GPU])[GPU]
 
 
-def test_clients_of_mps_are_seen(nvml: NvmlStandin, reader: NvmlGpuReader) -> None:
+def test_mps_clients_are_listed(nvml: NvmlStandin, reader: NvmlGpuReader) -> None:
     with process() as client, process() as both:
         lines = [f"process 0 mps {client} 300", f"process 0 compute {both} 200", f"process 0 mps {both} 200"]
         nvml.write("gpus 1", *lines)
-        wait_until(lambda: on_the_card(reader) == {(client, 300), (both, 200)})
+        wait_until(lambda: gpu_processes(reader) == {(client, 300), (both, 200)})
 
 
-def test_processes_of_the_first_share_do_not_count_as_earlier_ones(
+def test_processes_of_the_first_share_are_not_earlier_processes(
     nvml: NvmlStandin, reader: NvmlGpuReader, tmp_path: Path
 ) -> None:
-    """It was not on the GPU when the first share started."""
+    """They were not on the GPU when the first share started."""
     first, second = with_share(simulated()), with_share(simulated())
     with (
         process() as left,
@@ -226,16 +224,16 @@ def test_processes_of_the_first_share_do_not_count_as_earlier_ones(
         server.wants(first)
         wait_until(lambda: server.phase(first) == "running")
         nvml.write("gpus 1", "set 0 used_mib 5", f"process 0 compute {left} 100")
-        wait_until(lambda: on_the_card(reader) == {(left, 100)})
+        wait_until(lambda: gpu_processes(reader) == {(left, 100)})
         server.wants(first, second)
         wait_until(lambda: server.phase(second) == "running")
         server.wants(stopped(first), second)
         wait_until(lambda: server.phase(first) == "exited")
-        assert not any(report.incidents for _, report in server.reports)  # it may be the second one's
+        assert not any(report.incidents for _, report in server.reports)  # it may belong to the second share
         server.wants(stopped(second))
         wait_until(lambda: server.phase(second) == "exited", timeout_s=10)
         [incident] = {one.id: one for _, report in server.reports for one in report.incidents}.values()
-        assert incident.uuid == CARD and f"{left} (" in incident.message
+        assert incident.uuid == GPU and f"{left} (" in incident.message
 
 
 def stopped(asked: Assignment) -> Assignment:

@@ -1,4 +1,4 @@
-"""What is reported of GPUs while they can, and cannot, be read."""
+"""Reported GPU telemetry, with and without readings."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -43,48 +43,48 @@ class Clock:
 
 
 @pytest.fixture
-def cards() -> FixedReader:
+def reader() -> FixedReader:
     return FixedReader(SimulatedGpuReader("n", 2, "T4", users=lambda uuid: [GpuUser(f"on {uuid}")]).latest())
 
 
-def test_the_last_inventory_stands_for_a_minute_of_failure(cards: FixedReader) -> None:
+def test_the_last_inventory_is_reported_for_a_minute_after_a_failure(reader: FixedReader) -> None:
     clock = Clock()
-    telemetry = Telemetry(cards, lambda _: None, clock)
+    telemetry = Telemetry(reader, lambda _: None, clock)
     assert len(telemetry.inventory(telemetry.reading()) or ()) == 2
-    cards.reading = replace(cards.reading, samples=(), error=HUNG)  # type: ignore[arg-type]
+    reader.reading = replace(reader.reading, samples=(), error=HUNG)  # type: ignore[arg-type]
     for now, count in [(10.0, 2), (70.0, 2), (70.1, None)]:
         clock.now = now
         found = telemetry.inventory(telemetry.reading())
         assert (None if found is None else len(found)) == count
-    cards.reading = replace(cards.reading, error=None)
+    reader.reading = replace(reader.reading, error=None)
     assert len(telemetry.inventory(telemetry.reading()) or ()) == 2
 
 
-def test_no_gpus_is_not_unknown_gpus() -> None:
+def test_no_gpus_and_unknown_gpus_differ() -> None:
     telemetry = Telemetry(FixedReader(GpuReading(0, inventory=())), lambda _: None)
     assert telemetry.inventory(telemetry.reading()) == []
     telemetry = Telemetry(FixedReader(GpuReading(0, error=NOT_READ_YET)), lambda _: None)
     assert telemetry.inventory(telemetry.reading()) is None
 
 
-def test_only_a_real_failure_is_a_problem() -> None:
+def test_only_a_failure_is_a_problem() -> None:
     assert gpu_problem(None) is None
     assert gpu_problem(NOT_READ_YET) is None
     problem = gpu_problem({"code": "driver_not_loaded", "message": "…"})
     assert problem is not None and problem.code == "driver_not_loaded"
 
 
-def test_real_processes_are_named_by_their_container(cards: FixedReader) -> None:
-    reading = cards.reading
-    telemetry = Telemetry(cards, lambda _: "c-a-1")
+def test_real_processes_have_their_container(reader: FixedReader) -> None:
+    reading = reader.reading
+    telemetry = Telemetry(reader, lambda _: "c-a-1")
     samples = telemetry.samples(reading, [container("a"), container("b")])
     assert [one.instance_id for sample in samples for one in sample.processes or ()] == ["a", "a"]
-    telemetry = Telemetry(cards, lambda _: None)
+    telemetry = Telemetry(reader, lambda _: None)
     samples = telemetry.samples(reading, [container("a", gpu_uuids=(gpu_uuid("n", 0),))])
     assert [one.instance_id for sample in samples for one in sample.processes or ()] == [None, None]
 
 
-def test_simulated_processes_are_those_of_the_gpu_users() -> None:
+def test_simulated_processes_belong_to_the_gpu_users() -> None:
     users = {gpu_uuid("n", 0): [GpuUser("c-a-1"), GpuUser("c-b-1")], gpu_uuid("n", 1): [GpuUser("c-x-1")]}
     reader = SimulatedGpuReader("n", 2, "T4", users=lambda uuid: users[uuid])
     telemetry = Telemetry(reader, reader.container_of)

@@ -1,4 +1,4 @@
-"""A container that exceeds its share of a GPU is killed, its neighbours never."""
+"""A container that exceeds its share of a GPU is killed; its neighbours are not."""
 
 from contextlib import closing
 from dataclasses import replace
@@ -25,7 +25,7 @@ from tests.agent import builders, docker_assignments
 from tests.agent.agents import agent_with
 from tests.agent.builders import container, exited, wanted
 from tests.agent.control_planes import TinyControlPlane
-from tests.agent.grants import CARD, MIG_A, MIG_B, with_cards, with_mig, with_share
+from tests.agent.grants import GPU, MIG_A, MIG_B, with_gpus, with_mig, with_share
 from tests.agent.nvml_children import SELDOM
 from tests.testbed.dockerd import DockerNode
 from tests.testbed.nvml.standin import NvmlStandin, uuid_of
@@ -37,7 +37,7 @@ SHARE = Share("shared", 250, 20_000, "prj_1")
 CONTAINERS = {1: "c-a-1", 2: "c-a-1", 3: "c-b-1", 4: None}
 
 
-def sample(*processes: tuple[int, int | None], uuid: str = CARD, known: bool = True) -> NvmlSample:
+def sample(*processes: tuple[int, int | None], uuid: str = GPU, known: bool = True) -> NvmlSample:
     listed: Any = [
         {"pid": pid, "name": None, "memory_used_mib": mib, "mig_uuid": None} for pid, mib in processes
     ]
@@ -45,10 +45,10 @@ def sample(*processes: tuple[int, int | None], uuid: str = CARD, known: bool = T
 
 
 def sharing(instance_id: str, **more: Any) -> Container:
-    return container(instance_id, gpu_uuids=(CARD,), share=SHARE, **more)
+    return container(instance_id, gpu_uuids=(GPU,), share=SHARE, **more)
 
 
-# --- how much each has
+# --- memory in use
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,10 @@ def sharing(instance_id: str, **more: Any) -> Container:
     [
         ([sample()], {A: 0, B: 0}),
         ([sample((1, 100), (2, 200), (3, 50))], {A: 300, B: 50}),
-        ([sample((1, 100), (4, 70_000), (9, 70_000))], {A: 100, B: 0}),  # nobody's, and a stranger's
+        (
+            [sample((1, 100), (4, 70_000), (9, 70_000))],
+            {A: 100, B: 0},
+        ),  # no or a foreign container
         ([sample((1, 100), (2, None), (3, 50))], {A: None, B: 50}),
         ([sample((1, 100), known=False)], {A: None, B: None}),
         ([sample((1, 100), uuid=uuid_of(1))], {A: None, B: None}),
@@ -68,56 +71,56 @@ def test_share_usages(samples: list[NvmlSample], has: dict[Key, int | None]) -> 
     assert {use.key: use.used for use in found} == has
 
 
-# --- who is ended
+# --- victims
 
 LIMIT = 20_000
 OVER = LIMIT + 401  # more than 2 % above
 
 
-def after(*looks: dict[Key, int | None]) -> list[set[Key]]:
-    """Who is ended after each of these samples."""
+def victims_after(*rounds: dict[Key, int | None]) -> list[set[Key]]:
+    """Return the victims after each of these samples."""
     strikes: dict[Key, int] = {}
     victims = []
-    for look in looks:
-        strikes, ended = judge(strikes, [ShareUsage(key, CARD, LIMIT, has) for key, has in look.items()])
+    for used in rounds:
+        strikes, ended = judge(strikes, [ShareUsage(key, GPU, LIMIT, has) for key, has in used.items()])
         victims.append({use.key for use in ended})
     return victims
 
 
 @pytest.mark.parametrize(
-    ("looks", "victims"),
+    ("rounds", "victims"),
     [
         ([{A: OVER, B: 10}, {A: OVER, B: 10}], [set(), {A}]),
         ([{A: OVER, B: OVER}, {A: OVER, B: OVER}], [set(), {A, B}]),
-        ([{A: OVER}, {A: LIMIT}, {A: OVER}], [set(), set(), set()]),  # for a moment, twice
-        ([{A: OVER}, {A: None}, {A: OVER}], [set(), set(), {A}]),  # what is not known clears nobody
-        ([{A: None}] * 5, [set()] * 5),  # and accuses nobody
+        ([{A: OVER}, {A: LIMIT}, {A: OVER}], [set(), set(), set()]),  # exceeded twice, but not in a row
+        ([{A: OVER}, {A: None}, {A: OVER}], [set(), set(), {A}]),  # an unknown value does not reset the count
+        ([{A: None}] * 5, [set()] * 5),  # nor increase it
         ([{A: OVER}, {A: None}, {A: None}], [set()] * 3),
-        ([{A: LIMIT + 400}] * 3, [set()] * 3),  # what a program cannot help
+        ([{A: LIMIT + 400}] * 3, [set()] * 3),  # within the tolerance
         ([{A: LIMIT, B: 0}] * 3, [set()] * 3),
-        ([{A: OVER}, {}, {A: OVER}], [set()] * 3),  # another container of that name
+        ([{A: OVER}, {}, {A: OVER}], [set()] * 3),  # the container was replaced
     ],
 )
-def test_two_samples_over_its_share_in_a_row_end_a_container(
-    looks: list[dict[Key, int | None]], victims: list[set[Key]]
+def test_two_consecutive_samples_over_the_share_kill_a_container(
+    rounds: list[dict[Key, int | None]], victims: list[set[Key]]
 ) -> None:
-    assert after(*looks) == victims
+    assert victims_after(*rounds) == victims
 
 
-def test_a_small_share_has_a_tolerance_of_its_own() -> None:
-    assert not ShareUsage(A, CARD, 100, 164).is_excessive
-    assert ShareUsage(A, CARD, 100, 165).is_excessive
+def test_a_small_share_has_a_minimum_tolerance() -> None:
+    assert not ShareUsage(A, GPU, 100, 164).is_excessive
+    assert ShareUsage(A, GPU, 100, 165).is_excessive
 
 
-# --- MIG devices that are taken away
+# --- removed MIG devices
 
 
 def reading_of(*mig: str, **more: Any) -> Any:
     reader = SimulatedGpuReader("n", 1)
     reading = reader.latest()
-    [card] = reading.inventory or ()
+    [gpu] = reading.inventory or ()
     devices: Any = [{"uuid": uuid, "profile": "1g.10gb", "memory_mib": 9728} for uuid in mig]
-    changed: Any = {**card, "uuid": CARD, "mig_devices": devices, **more}
+    changed: Any = {**gpu, "uuid": GPU, "mig_devices": devices, **more}
     return replace(reading, inventory=(changed,))
 
 
@@ -127,22 +130,22 @@ def reading_of(*mig: str, **more: Any) -> Any:
         (reading_of(MIG_A, MIG_B), []),
         (reading_of(MIG_B), [(A, MIG_A)]),
         (reading_of(), [(A, MIG_A)]),
-        (reading_of(fault="gpu_lost"), []),  # what is wrong then is told of the card
-        (reading_of(uuid=uuid_of(1)), []),  # and a card that is not there is lost
+        (reading_of(fault="gpu_lost"), []),  # the fault of the GPU is reported instead
+        (reading_of(uuid=uuid_of(1)), []),  # the GPU is lost
     ],
 )
 def test_a_mig_device_is_missing_when_its_healthy_gpu_does_not_list_it(
     reading: Any, lost: list[tuple[Key, str]]
 ) -> None:
-    assert missing(reading, [container("a", gpu_uuids=(MIG_A,), parent_gpus=(CARD,))]) == lost
+    assert missing(reading, [container("a", gpu_uuids=(MIG_A,), parent_gpus=(GPU,))]) == lost
 
 
-# --- what follows
+# --- plans after a kill
 
 WHY = Reason(code="gpu_memory_exceeded", message="too much")
 
 
-def told(known: AgentState, *assignments: Assignment) -> None:
+def apply_answer(known: AgentState, *assignments: Assignment) -> None:
     answer = SyncAnswer(
         control_plane_id="cpl_1",
         node_id="nod_1",
@@ -153,7 +156,7 @@ def told(known: AgentState, *assignments: Assignment) -> None:
     assert known.apply_answer(answer, 0) is AnswerOutcome.APPLIED
 
 
-def listed(known: AgentState, *containers: Container) -> None:
+def apply_listing(known: AgentState, *containers: Container) -> None:
     known.apply_listing(known.begin_listing(), containers, [])
 
 
@@ -161,8 +164,8 @@ def listed(known: AgentState, *containers: Container) -> None:
 def known() -> AgentState:
     made = AgentState("cpl_1", 0)
     asked = wanted("a", spec={"restart": "always"}), wanted("b")
-    told(made, *(with_share(one) for one in asked))
-    listed(made, sharing("a"), sharing("b"))
+    apply_answer(made, *(with_share(one) for one in asked))
+    apply_listing(made, sharing("a"), sharing("b"))
     return made
 
 
@@ -177,37 +180,37 @@ def one(known: AgentState, instance_id: str = "a") -> tuple[Phase, str | None]:
     return found.phase, found.reason.code if found.reason else None
 
 
-def test_it_is_killed_and_stays_so_whatever_its_policy_says(known: AgentState) -> None:
+def test_a_killed_container_is_not_restarted_by_its_policy(known: AgentState) -> None:
     known.kill(A, WHY)
     assert actions(known) == [Kill(sharing("a"))]
-    ended = exited("a", exit_code=137, gpu_uuids=(CARD,), share=SHARE)
-    listed(known, ended, sharing("b"))
-    assert actions(known) == [Release(ended, (), (CARD,))]
+    ended = exited("a", exit_code=137, gpu_uuids=(GPU,), share=SHARE)
+    apply_listing(known, ended, sharing("b"))
+    assert actions(known) == [Release(ended, (), (GPU,))]
     known.released(A)
-    listed(known, ended, sharing("b"))
+    apply_listing(known, ended, sharing("b"))
     assert actions(known) == []
     assert actions(known, now=10_000) == []
     assert one(known) == (Phase.EXITED, "gpu_memory_exceeded")
     assert one(known, "b") == (Phase.RUNNING, None)
 
 
-def test_one_that_ended_by_itself_before_it_could_be_killed_goes_on_as_asked(known: AgentState) -> None:
+def test_a_container_that_ended_before_the_kill_follows_its_policy(known: AgentState) -> None:
     known.kill(A, WHY)
-    listed(known, exited("a", exit_code=0, gpu_uuids=(CARD,), share=SHARE), sharing("b"))
+    apply_listing(known, exited("a", exit_code=0, gpu_uuids=(GPU,), share=SHARE), sharing("b"))
     assert one(known) == (Phase.STARTING, "restarting")
 
 
 def test_an_ended_container_is_not_killed(known: AgentState) -> None:
-    ended = exited("a", exit_code=3, gpu_uuids=(CARD,), share=SHARE)
-    listed(known, ended, sharing("b"))
+    ended = exited("a", exit_code=3, gpu_uuids=(GPU,), share=SHARE)
+    apply_listing(known, ended, sharing("b"))
     known.kill(A, WHY)
     assert not any(isinstance(action, Kill) for action in actions(known))
 
 
-def test_whole_gpus_are_not_watched() -> None:
+def test_instances_with_whole_gpus_are_not_limited() -> None:
     known = AgentState("cpl_1", 0)
-    told(known, wanted("a", gpus=(CARD,)))
-    listed(known, container("a", gpu_uuids=(CARD,)), container("c"))
+    apply_answer(known, wanted("a", gpus=(GPU,)))
+    apply_listing(known, container("a", gpu_uuids=(GPU,)), container("c"))
     assert known.watched_containers() == []
 
 
@@ -218,10 +221,8 @@ def reason_of(server: TinyControlPlane, asked: Assignment) -> Reason | None:
     return server.instances()[asked.instance_id, asked.attempt].reason
 
 
-def test_a_real_container_over_its_share_is_killed_and_its_neighbour_runs_on(
-    docker_node: DockerNode, tmp_path: Path
-) -> None:
-    """The GPU's process list, read by the real NVML binding, contains both."""
+def test_a_real_container_over_its_share_is_killed_alone(docker_node: DockerNode, tmp_path: Path) -> None:
+    """The real NVML binding reads the GPU's process list, which has both."""
     nvml = NvmlStandin(tmp_path, "gpus 2")
     api: Any = docker_node.client.api
 
@@ -231,7 +232,7 @@ def test_a_real_container_over_its_share_is_killed_and_its_neighbour_runs_on(
     greedy, modest, whole = (
         with_share(docker_assignments.assignment(restart="always")),
         with_share(docker_assignments.assignment()),
-        with_cards(docker_assignments.assignment(), uuid_of(1)),
+        with_gpus(docker_assignments.assignment(), uuid_of(1)),
     )
     reader = NvmlGpuReader(SELDOM, nvml.environment)
     runtime = docker_assignments.runtime_on(docker_node)
@@ -242,7 +243,7 @@ def test_a_real_container_over_its_share_is_killed_and_its_neighbour_runs_on(
             "gpus 2",
             f"process 0 compute {pid_of(greedy)} 30000",
             f"process 0 compute {pid_of(modest)} 19000",
-            f"process 1 compute {pid_of(whole)} 80000",  # who has the card may take all of it
+            f"process 1 compute {pid_of(whole)} 80000",  # a whole GPU has no limit
         )
         wait_until(lambda: server.phase(greedy) == "exited", timeout_s=15)
         reason = reason_of(server, greedy)
@@ -254,12 +255,12 @@ def test_a_real_container_over_its_share_is_killed_and_its_neighbour_runs_on(
     docker_node.remove_containers()
 
 
-def test_a_simulated_node_shows_the_same(tmp_path: Path) -> None:
+def test_a_simulated_container_over_its_share_is_killed(tmp_path: Path) -> None:
     runtime = SimulatedRuntime(start_s=0)
     reader = SimulatedGpuReader("n", 1, users=runtime.gpu_users)
-    [card] = reader.latest().inventory or ()
+    [gpu] = reader.latest().inventory or ()
     greedy, modest = (
-        with_share(builders.assignment(command=command), card=card["uuid"])
+        with_share(builders.assignment(command=command), gpu=gpu["uuid"])
         for command in (["gpu-memory", "30000"], ["gpu-memory", "20000"])
     )
     with agent_with(runtime, reader, reader.container_of, tmp_path) as server:
@@ -270,7 +271,7 @@ def test_a_simulated_node_shows_the_same(tmp_path: Path) -> None:
         assert server.phase(modest) == "running"
 
 
-def test_a_device_that_is_taken_away_fails_its_instance(tmp_path: Path) -> None:
+def test_a_removed_device_fails_its_instance(tmp_path: Path) -> None:
     cut = ["gpus 1", "set 0 mig 1", f"slice 0 {MIG_A} 9728 NVIDIA H100 80GB HBM3 MIG 1g.10gb"]
     other = f"slice 0 {MIG_B} 9728 NVIDIA H100 80GB HBM3 MIG 1g.10gb"
     nvml = NvmlStandin(tmp_path, *cut, other)

@@ -1,4 +1,4 @@
-"""R25: the Docker daemon does not reach cloud metadata, tried with a pull; others on the machine still do."""
+"""R25: the Docker daemon cannot reach cloud metadata with a pull; other programs on the machine can."""
 
 import subprocess
 import sys
@@ -40,7 +40,7 @@ def namespace_of(node: DockerNode) -> str:
 
 @pytest.fixture
 def group(node: DockerNode, tmp_path: Path) -> Iterator[str]:
-    """A control group of the daemon's own, as systemd would give it."""
+    """A separate control group for the daemon, as systemd creates it."""
     root = tmp_path / "cgroup2"
     root.mkdir()
     subprocess.run([program("mount"), "-t", "cgroup2", "none", str(root)], check=True)
@@ -74,7 +74,7 @@ def metadata_service(node: DockerNode, requests: Path) -> Iterator[int]:
 
 
 def pull_from(runtime: DockerRuntime, port: int) -> None:
-    """As an attacker's registry would have the daemon do; nothing but the packet filter is in the way."""
+    """Connect the daemon as an attacker's registry would; only the packet filter can block it."""
     with pytest.raises(StartRefused):
         start(runtime, assignment(image=f"{METADATA}:{port}/latest/meta-data:1"))
 
@@ -93,7 +93,7 @@ def firewall(node: DockerNode) -> Iterator[Firewall]:
         subprocess.run(node.inside(program("iptables"), "-w", *argv), check=False, capture_output=True)
 
 
-def test_the_daemon_does_not_reach_metadata_and_others_do(
+def test_the_daemon_cannot_reach_metadata_but_others_can(
     node: DockerNode, runtime: DockerRuntime, firewall: Firewall, group: str, tmp_path: Path
 ) -> None:
     requests = tmp_path / "requests"
@@ -107,7 +107,7 @@ def test_the_daemon_does_not_reach_metadata_and_others_do(
         assert wait_until(lambda: requests.read_text() != before)
 
 
-def test_lost_rules_come_back_and_standing_ones_are_left_alone(
+def test_missing_rules_are_restored_and_existing_ones_kept(
     node: DockerNode, firewall: Firewall, group: str
 ) -> None:
     guard = DaemonGuard(firewall, namespace_of(node), every_s=0)
@@ -121,7 +121,7 @@ def test_lost_rules_come_back_and_standing_ones_are_left_alone(
     assert rules_of(node) == made
 
 
-def test_a_daemon_without_a_group_of_its_own_is_said_once(
+def test_a_daemon_without_its_own_group_is_logged_once(
     node: DockerNode, firewall: Firewall, caplog: pytest.LogCaptureFixture
 ) -> None:
     guard = DaemonGuard(firewall, namespace_of(node), every_s=0)
@@ -134,7 +134,7 @@ def test_a_daemon_without_a_group_of_its_own_is_said_once(
     assert not rules_of(node)
 
 
-def test_only_the_daemons_of_this_network_are_matched(tmp_path: Path) -> None:
+def test_only_daemons_in_this_network_namespace_match(tmp_path: Path) -> None:
     def process(pid: int, name: str, namespace: str, group: str) -> None:
         folder = tmp_path / str(pid)
         (folder / "ns").mkdir(parents=True)
@@ -151,7 +151,7 @@ def test_only_the_daemons_of_this_network_are_matched(tmp_path: Path) -> None:
     assert found == {"system.slice/docker.service", "seen/from-inside"}
 
 
-def test_the_rules_name_the_metadata_addresses_of_all_clouds_and_spare_dns() -> None:
+def test_the_rules_block_the_metadata_of_all_clouds_except_dns() -> None:
     made = rules(4, {"system.slice/docker.service"}) + rules(6, {"system.slice/docker.service"})
     for address in ("169.254.0.0/16", "168.63.129.16", "100.100.100.200", "192.0.0.192", "fd00:ec2::254"):
         (rule,) = (each for each in made if address in each)
@@ -159,7 +159,7 @@ def test_the_rules_name_the_metadata_addresses_of_all_clouds_and_spare_dns() -> 
         assert "--path system.slice/docker.service" in rule
 
 
-def test_what_cannot_be_made_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unavailable_rules_are_not_an_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     firewall = Firewall(program_path=str(tmp_path))
     with pytest.raises(FirewallUnavailable):
         firewall.listing(4, ())

@@ -1,4 +1,4 @@
-"""R10: what containers do not reach, tried from inside one: first without the rules, then with them."""
+"""R10: what a container can reach, first without the rules, then with them."""
 
 import subprocess
 import sys
@@ -65,7 +65,7 @@ def listening(inside: Callable[..., list[str]]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A machine beside the node that answers as cloud metadata does, and at an address of its own."""
+    """A machine beside the node that answers at the metadata address and at its own."""
 
     address: str
     namespace: Path
@@ -91,8 +91,8 @@ def neighbour(workspace: Workspace, docker_node: DockerNode) -> Iterator[Neighbo
 
 @pytest.fixture
 def node(docker_node: DockerNode) -> Iterator[DockerNode]:
-    """Without our rules: agents of other tests leave theirs, as they should."""
-    take_rules_away(docker_node)
+    """A node without the rules that agents of other tests leave."""
+    flush_rules(docker_node)
     yield docker_node
     docker_node.remove_containers()
 
@@ -102,7 +102,7 @@ def iptables(node: DockerNode, *arguments: str, check: bool = True) -> str:
     return subprocess.run(argv, capture_output=True, text=True, check=check).stdout
 
 
-def take_rules_away(node: DockerNode) -> None:
+def flush_rules(node: DockerNode) -> None:
     for chain in ("MOORING-FORWARD", "MOORING-INPUT"):
         iptables(node, "-F", chain, check=False)
 
@@ -113,7 +113,7 @@ def firewall_of(node: DockerNode, *management: str) -> Firewall:
 
 
 def reached(runtime: DockerRuntime, container: Container, *urls: str) -> set[str]:
-    """Which of these answer a program in the container; all are tried at the same time."""
+    """Return the URLs that answer a program in the container. All are tried at the same time."""
     tries = " ".join(
         f"(timeout 2 wget -q -O - http://{url}/ | grep -q {HELLO} && echo {url}) &" for url in urls
     )
@@ -121,13 +121,13 @@ def reached(runtime: DockerRuntime, container: Container, *urls: str) -> set[str
 
 
 def answers(inside: Callable[..., list[str]], url: str) -> bool:
-    """Whether somebody outside is answered."""
+    """Return whether the URL answers a client there."""
     ask = f"import urllib.request as r; print(r.urlopen('http://{url}/', timeout=5).read().decode())"
-    said = subprocess.run(inside(sys.executable, "-c", ask), capture_output=True, text=True, check=False)
-    return said.stdout.strip() == HELLO
+    done = subprocess.run(inside(sys.executable, "-c", ask), capture_output=True, text=True, check=False)
+    return done.stdout.strip() == HELLO
 
 
-def test_metadata_management_and_the_node_itself_are_out_of_reach(
+def test_containers_cannot_reach_metadata_management_or_the_node(
     node: DockerNode, runtime: DockerRuntime, neighbour: Neighbour
 ) -> None:
     container = start(runtime, assignment(command=SERVED, ports=[{"container": 80}]))
@@ -141,7 +141,7 @@ def test_metadata_management_and_the_node_itself_are_out_of_reach(
         firewall.ensure_rules([bridge])
         assert firewall.check()
         assert reached(runtime, container, *targets) == set()
-        # Users reach what it publishes, those on the management network and on the node itself too.
+        # Published ports are reachable, also from the management network and the node itself.
         assert answers(neighbour.inside, published)
         assert answers(lambda *argv: list(argv), published)
         assert answers(node.inside, f"127.0.0.1:{container.endpoints[0].port}")
@@ -159,7 +159,7 @@ def test_metadata_management_and_the_node_itself_are_out_of_reach(
         [["-I", "DOCKER-USER", "1", "-j", "RETURN"]],
     ],
 )
-def test_rules_come_back(node: DockerNode, undoing: list[list[str]]) -> None:
+def test_removed_rules_are_restored(node: DockerNode, undoing: list[list[str]]) -> None:
     firewall = firewall_of(node)
     firewall.ensure_rules([])
     before = iptables(node, "-S")
@@ -181,9 +181,7 @@ def lines_of(listing: str, chain: str) -> list[str]:
     return [line for line in listing.splitlines() if line.startswith(f"-A {chain} ")]
 
 
-def test_standing_rules_are_looked_at_and_left_alone(
-    node: DockerNode, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_existing_rules_are_not_changed(node: DockerNode, caplog: pytest.LogCaptureFixture) -> None:
     firewall = firewall_of(node)
     firewall.ensure_rules([])
     caplog.clear()
@@ -192,20 +190,20 @@ def test_standing_rules_are_looked_at_and_left_alone(
     assert caplog.messages == []
 
 
-def test_an_agents_look_at_its_node_brings_lost_rules_back(node: DockerNode) -> None:
+def test_each_report_of_the_agent_restores_missing_rules(node: DockerNode) -> None:
     guard = Isolation(firewall_of(node), required=True)
     runtime = runtime_on(node, isolate=guard.problem)
     start(runtime, assignment())
     assert firewall_of(node).check()
-    take_rules_away(node)
+    flush_rules(node)
     assert not firewall_of(node).check()
     assert runtime.facts().problem is None
     assert firewall_of(node).check()
     runtime.close()
 
 
-def test_nothing_starts_where_the_rules_cannot_be_made(node: DockerNode) -> None:
-    # Here, and not where Docker is: its rules are in another network namespace.
+def test_nothing_starts_if_required_rules_cannot_be_set(node: DockerNode) -> None:
+    # This process is not in Docker's network namespace, which has the rules.
     runtime = runtime_on(node, isolate=Isolation(Firewall(), required=True).problem)
     problem = runtime.facts().problem
     assert problem is not None
@@ -216,7 +214,7 @@ def test_nothing_starts_where_the_rules_cannot_be_made(node: DockerNode) -> None
     runtime.close()
 
 
-def test_with_best_effort_it_starts_and_the_log_says_so_once(
+def test_best_effort_starts_and_logs_a_warning_once(
     node: DockerNode, caplog: pytest.LogCaptureFixture
 ) -> None:
     runtime = runtime_on(node, isolate=Isolation(Firewall(), required=False).problem)
@@ -227,12 +225,12 @@ def test_with_best_effort_it_starts_and_the_log_says_so_once(
     runtime.close()
 
 
-def test_a_bridge_that_dockers_rules_do_not_name_is_not_covered(node: DockerNode) -> None:
+def test_a_bridge_unknown_to_dockers_rules_is_an_error(node: DockerNode) -> None:
     with pytest.raises(FirewallUnavailable, match="in Docker's network namespace"):
         firewall_of(node).ensure_rules(["mr-nowhere"])
 
 
-def test_what_is_missing_is_said(node: DockerNode, tmp_path: Path) -> None:
+def test_errors_name_the_remedy(node: DockerNode, tmp_path: Path) -> None:
     with pytest.raises(FirewallUnavailable, match="install the package iptables"):
         Firewall(program_path=str(tmp_path)).ensure_rules([])
     nobody = [*node.inside(), program("setpriv"), "--reuid=65534", "--regid=65534", "--clear-groups"]
@@ -240,10 +238,8 @@ def test_what_is_missing_is_said(node: DockerNode, tmp_path: Path) -> None:
         Firewall(enter=nobody).ensure_rules([])
 
 
-def test_projects_are_kept_apart_even_without_dockers_own_rule(
-    node: DockerNode, runtime: DockerRuntime
-) -> None:
-    """Newer releases of Docker have no such rule for published ports."""
+def test_projects_are_isolated_without_dockers_rule(node: DockerNode, runtime: DockerRuntime) -> None:
+    """Newer releases of Docker have no isolation rule for published ports."""
     mine = start(runtime, assignment())
     theirs = start(runtime, assignment(command=SERVED).model_copy(update={"project_id": "proj-2"}))
     details = node.client.api.inspect_container(theirs.container_id)["NetworkSettings"]["Networks"]
@@ -258,7 +254,7 @@ def test_projects_are_kept_apart_even_without_dockers_own_rule(
         iptables(node, "-I", jump[0], "2", *jump[1:])
 
 
-def test_the_rules_of_each_family() -> None:
+def test_the_rules_of_each_ip_version() -> None:
     management = [ip_network("10.0.0.0/24"), ip_network("fd12::/16")]
     assert [rule for rule in forward_rules(4, management) if " -d " in rule] == [
         "-i mr-+ -d 168.63.129.16/32 -p udp -m udp --dport 53 -j RETURN",
@@ -280,7 +276,7 @@ def test_the_rules_of_each_family() -> None:
         assert input_rules(version)[-1] == "-i mr-+ -j DROP"
 
 
-def test_without_dockers_chain_in_a_family_the_jump_is_from_forward() -> None:
+def test_without_dockers_chain_the_jump_is_from_forward() -> None:
     assert "-I FORWARD 1 -j MOORING-FORWARD" in restore_script(6, ["-P FORWARD ACCEPT"], [])
     assert "-I DOCKER-USER 1 -j MOORING-FORWARD" in restore_script(4, ["-N DOCKER-USER"], [])
 
@@ -297,7 +293,7 @@ def test_without_dockers_chain_in_a_family_the_jump_is_from_forward() -> None:
         ((IPv4Network("10.0.0.0/8"),), "https://192.0.2.7", {"10.0.0.0/8"}),
     ],
 )
-def test_management_is_what_was_given_or_the_control_plane(
+def test_management_addresses_default_to_the_control_plane(
     given: tuple[IPv4Network, ...] | None, url: str, expected: set[str]
 ) -> None:
     assert {str(network) for network in management_addresses(given, url)()} == expected

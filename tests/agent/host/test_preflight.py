@@ -1,4 +1,4 @@
-"""What makes a machine unfit, or less fit than it should be, to host strangers."""
+"""Checks whether a machine can isolate untrusted containers."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -48,7 +48,7 @@ NVML: Any = {"driver_version": "580.1", "cuda_version": "13.0", "gpus": [GPU], "
 
 
 def disk(_info: Any = None, **changes: Any) -> DiskReport:
-    """What was found out about a good machine's disk."""
+    """Return the report of a suitable machine's disk."""
     found = DiskReport(
         root="/var/lib/docker",
         driver="overlay2",
@@ -74,7 +74,7 @@ def disk(_info: Any = None, **changes: Any) -> DiskReport:
         (Toolkit((1, 19, 1), unsafe_option=True), "toolkit_unsafe_option"),
     ],
 )
-def test_the_floor_of_the_toolkit(toolkit: Toolkit, code: Any) -> None:
+def test_the_minimum_version_of_the_toolkit(toolkit: Toolkit, code: Any) -> None:
     reason = problem(toolkit, has_gpus=True)
     assert (reason and reason.code) == code
     assert problem(toolkit, has_gpus=False) is None
@@ -82,7 +82,7 @@ def test_the_floor_of_the_toolkit(toolkit: Toolkit, code: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("says", "version"),
+    ("output", "version"),
     [
         (
             "NVIDIA Container Toolkit CLI version 1.17.8\ncommit: f202b80a9b9d0db00d9b1d73c0128c8962c55f4d",
@@ -92,9 +92,9 @@ def test_the_floor_of_the_toolkit(toolkit: Toolkit, code: Any) -> None:
         ("no idea", None),
     ],
 )
-def test_the_version_is_asked_of_nvidia_ctk(tmp_path: Path, says: str, version: Any) -> None:
+def test_the_version_is_from_nvidia_ctk(tmp_path: Path, output: str, version: Any) -> None:
     tool = tmp_path / "nvidia-ctk"
-    tool.write_text(f"#!/bin/sh\necho '{says}'\n")
+    tool.write_text(f"#!/bin/sh\necho '{output}'\n")
     tool.chmod(0o755)
     assert read_toolkit(tmp_path / "none.toml", str(tmp_path)).version == version
 
@@ -103,7 +103,7 @@ def test_no_toolkit_on_the_path(tmp_path: Path) -> None:
     assert read_toolkit(tmp_path / "none.toml", str(tmp_path)) == Toolkit(None, unsafe_option=False)
 
 
-def test_a_toolkit_that_does_not_run_is_no_toolkit(tmp_path: Path) -> None:
+def test_a_toolkit_that_does_not_run_has_no_version(tmp_path: Path) -> None:
     (tmp_path / "nvidia-ctk").write_text("")
     (tmp_path / "nvidia-ctk").chmod(0o755)
     assert read_toolkit(tmp_path / "none.toml", str(tmp_path)).version is None
@@ -125,13 +125,13 @@ def test_the_unsafe_option(tmp_path: Path, content: str, unsafe: bool) -> None:
     assert read_toolkit(config, str(tmp_path)).unsafe_option is unsafe
 
 
-def test_a_good_machine() -> None:
+def test_a_suitable_machine_passes_all_checks() -> None:
     found = checks(lambda: GOOD_INFO, disk, SAFE, NVML, environment={})
     assert [check.name for check in found if check.ok is not True] == []
 
 
 @pytest.mark.parametrize(("runtime", "known"), [("runc", True), ("kata-qemu", True), ("runsc", False)])
-def test_a_runtime_that_docker_does_not_know_is_refused(runtime: str, known: bool) -> None:
+def test_a_runtime_unknown_to_docker_is_rejected(runtime: str, known: bool) -> None:
     reason = runtime_problem(GOOD_INFO, runtime)
     assert (reason and reason.code) == (None if known else "runtime_missing")
     found = checks(lambda: GOOD_INFO, disk, SAFE, NVML, environment={}, runtime=runtime)
@@ -139,7 +139,7 @@ def test_a_runtime_that_docker_does_not_know_is_refused(runtime: str, known: boo
 
 
 @pytest.mark.parametrize(("required", "ok"), [(True, False), (False, None)])
-def test_what_isolation_lacks_is_said_either_way(required: bool, ok: bool | None) -> None:
+def test_missing_isolation_is_an_error_or_a_warning(required: bool, ok: bool | None) -> None:
     def cannot() -> bool:
         raise FirewallUnavailable("iptables was not found: install the package iptables")
 
@@ -158,7 +158,7 @@ def test_what_isolation_lacks_is_said_either_way(required: bool, ok: bool | None
         ({"InitCommit": {"ID": "N/A"}}, "docker-init"),
     ],
 )
-def test_what_works_and_is_not_as_it_should_be_is_a_warning(change: dict[str, Any], name: str) -> None:
+def test_unsuitable_settings_are_warnings(change: dict[str, Any], name: str) -> None:
     found = {
         check.name: check for check in checks(lambda: GOOD_INFO | change, disk, SAFE, NVML, environment={})
     }
@@ -181,7 +181,7 @@ def test_what_works_and_is_not_as_it_should_be_is_a_warning(change: dict[str, An
         ({"space": Space(100_000, 4_000), "low_mib": 5_000}, "disk", False, "disk pressure"),
     ],
 )
-def test_what_the_disk_lacks_is_said(change: dict[str, Any], name: str, ok: bool | None, words: str) -> None:
+def test_problems_of_the_disk(change: dict[str, Any], name: str, ok: bool | None, words: str) -> None:
     found = {check.name: check for check in disk_checks(disk(**change))}
     assert found[name].ok is ok
     assert words in found[name].detail
@@ -242,9 +242,7 @@ def _components(**versions: str) -> dict[str, Any]:
         ({"containerd": "unknown"}, "engine_version_unknown"),
     ],
 )
-def test_the_versions_of_what_separates_containers_from_the_node(
-    versions: dict[str, str], code: str | None
-) -> None:
+def test_the_minimum_versions_of_the_engine(versions: dict[str, str], code: str | None) -> None:
     info = _components(**versions)
     reason = versions_problem(info, "runc")
     assert (reason and reason.code) == code
@@ -257,7 +255,7 @@ def test_another_runtime_needs_no_runc() -> None:
     assert versions_problem(_components(runc="1.1.0"), "kata-qemu") is None
 
 
-def test_an_engine_that_states_no_versions_is_refused() -> None:
+def test_an_engine_without_versions_is_rejected() -> None:
     reason = versions_problem({key: value for key, value in GOOD_INFO.items() if key != "Components"}, "runc")
     assert reason
     assert reason.code == "engine_version_unknown"
@@ -279,7 +277,7 @@ def test_cdi_that_lists_some_gpus_only() -> None:
     assert "GPU-b" in found["cdi"].detail
 
 
-def test_nothing_that_is_broken_hides_the_rest() -> None:
+def test_a_failed_check_does_not_hide_the_others() -> None:
     def away() -> dict[str, Any]:
         raise RuntimeUnavailable("the container engine does not answer")
 
@@ -292,7 +290,7 @@ def test_nothing_that_is_broken_hides_the_rest() -> None:
     ]
 
 
-def test_an_old_toolkit_is_broken_and_when_allowed_a_warning() -> None:
+def test_an_old_toolkit_is_an_error_or_if_allowed_a_warning() -> None:
     old = Toolkit((1, 14, 0), unsafe_option=False)
     for allow, ok in ((False, False), (True, None)):
         found = checks(lambda: GOOD_INFO, disk, old, NVML, environment={}, allow_unsafe_toolkit=allow)

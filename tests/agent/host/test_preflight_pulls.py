@@ -1,4 +1,4 @@
-"""What `mooring doctor` says about the layers that Docker downloads at a time."""
+"""The check of concurrent downloads in `mooring doctor`."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from mooring.agent.host.preflight_pulls import downloads
 
 
 @pytest.mark.parametrize(
-    ("content", "ok", "says"),
+    ("content", "ok", "detail"),
     [
         (None, None, "3 layers"),
         ("", None, "3 layers"),
@@ -21,11 +21,11 @@ from mooring.agent.host.preflight_pulls import downloads
     ],
 )
 def test_few_concurrent_downloads_are_a_warning(
-    tmp_path: Path, content: str | None, ok: bool | None, says: str
+    tmp_path: Path, content: str | None, ok: bool | None, detail: str
 ) -> None:
     config = tmp_path / "daemon.json"
     if content is not None:
         config.write_text(content)
     check = downloads(config)
     assert check.ok is ok
-    assert says in check.detail
+    assert detail in check.detail

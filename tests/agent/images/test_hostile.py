@@ -1,6 +1,6 @@
-"""What an image brings along, and containers made outside of Mooring, against a real dockerd (R4, R6, R11).
+"""Hostile images, and containers created outside of Mooring, on a real dockerd (R4, R6, R11).
 
-Nothing of it may change what the agent knows of any container, nor what it does with another one.
+They must not change what the agent records about any container, nor what it does with other containers.
 """
 
 import json
@@ -35,7 +35,7 @@ from tests.testbed.dockerd import DockerNode
 from tests.testbed.waiting import wait_until
 
 VICTIM_GPU = "GPU-victim-0"
-# Whatever any release has ever read back from a container.
+# All labels that any release has read from containers.
 LABELS = {
     "mooring.host_ports": "boom",
     "mooring.share": f"shared/{'9' * 5000}/1",
@@ -49,7 +49,7 @@ LABELS = {
     "mooring.project": "proj-victim",
     "mooring.control_plane": CONTROL_PLANE,
 }
-# These an earlier release set only where it had something to say.
+# Earlier releases set these only if they had a value.
 CONDITIONAL = ("mooring.cards", "mooring.share", "mooring.secret_env", "mooring.group", "mooring.host_ports")
 
 
@@ -63,9 +63,9 @@ def labelled(node: DockerNode, name: str, **labels: str) -> str:
     return image_of_config(node, f"labelled-{name}", Labels=labels)
 
 
-def made_by_an_earlier_release(node: DockerNode, runtime: DockerRuntime, given: Assignment) -> str:
-    """A running container with none of the labels that were left out where they had nothing to say."""
-    network_of_its_project(runtime)
+def create_as_an_earlier_release(node: DockerNode, runtime: DockerRuntime, given: Assignment) -> str:
+    """Start a container without the conditional labels, as earlier releases did."""
+    create_project_network(runtime)
     api: Any = node.client.api
     image = Image(id=api.inspect_image(given.spec.image)["Id"], digest=None)
     config = container_config(given, image, Abilities(), ContainerLimits(open_files=1024), CONTROL_PLANE)
@@ -78,7 +78,7 @@ def made_by_an_earlier_release(node: DockerNode, runtime: DockerRuntime, given: 
     return made
 
 
-def network_of_its_project(runtime: DockerRuntime) -> None:
+def create_project_network(runtime: DockerRuntime) -> None:
     end(runtime, start(runtime, assignment()))
 
 
@@ -90,7 +90,7 @@ def end(runtime: DockerRuntime, container: Container) -> None:
 
 @contextmanager
 def outside(node: DockerNode, image: str, name: str | None = None) -> Iterator[str]:
-    """A container that the node's operator runs with plain Docker."""
+    """A container that the operator runs with plain Docker."""
     made = node.client.containers.run(image, detach=True, name=name)
     yield str(made.id)
 
@@ -112,11 +112,11 @@ def plan_of(containers: list[Container], *assignments: Assignment) -> tuple[Any,
     return plan.actions
 
 
-# --- finding 1: labels that an image bakes in
+# --- finding 1: labels in an image
 
 
 @pytest.mark.parametrize("label", LABELS)
-def test_an_image_with_our_labels_is_refused_and_costs_nobody_else_anything(
+def test_an_image_with_reserved_labels_is_rejected_without_effect_on_others(
     node: DockerNode, runtime: DockerRuntime, label: str
 ) -> None:
     neighbour = start(runtime, assignment())
@@ -132,12 +132,12 @@ def test_an_image_with_our_labels_is_refused_and_costs_nobody_else_anything(
 
 
 @pytest.mark.parametrize("label", CONDITIONAL)
-def test_a_running_container_of_an_earlier_release_is_adopted_without_the_labels_of_its_image(
+def test_a_container_of_an_earlier_release_is_adopted_without_its_images_labels(
     node: DockerNode, runtime: DockerRuntime, label: str
 ) -> None:
     image = labelled(node, label.partition(".")[2], **{label: LABELS[label]})
     given = assignment(image=image)
-    made = made_by_an_earlier_release(node, runtime, given)
+    made = create_as_an_earlier_release(node, runtime, given)
     neighbour = start(runtime, assignment())
     ours, orphans = runtime.containers()
     assert orphans == []
@@ -158,27 +158,27 @@ def status_of(runtime: DockerRuntime, one: Container) -> str | None:
 def test_a_container_without_gpus_claims_none_and_opens_no_release_gate(
     node: DockerNode, runtime: DockerRuntime
 ) -> None:
-    """Finding 1b: a CPU-only container whose image names the GPUs of the node."""
+    """Finding 1b: a CPU-only container whose image has labels with the node's GPUs."""
     image = labelled(node, "claims", **{"mooring.cards": VICTIM_GPU, "mooring.gpus": VICTIM_GPU})
-    hostile = made_by_an_earlier_release(node, runtime, assignment(image=image))
+    hostile = create_as_an_earlier_release(node, runtime, assignment(image=image))
     victim = assignment(instance_id="victim", gpu_uuids=(VICTIM_GPU,))
     containers, _ = runtime.containers()
     assert [one.container_id for one in containers] == [hostile]
     assert plan_of(containers, victim) == (Start(victim),)
-    # The victim's container has ended: the gate looks at its GPU.
+    # The victim's container has ended: the gate checks its GPU.
     done = Container("victim", 1, "c" * 64, "exited", (VICTIM_GPU,), exit_code=0)
     assert Release(done, (VICTIM_GPU,)) in plan_of([*containers, done], victim)
 
 
 @pytest.mark.parametrize("name", [None, "mooring-inst-victim-8", "mooring-inst-victim-7"])
-def test_a_container_that_was_made_outside_of_mooring_is_an_orphan(
+def test_a_container_created_outside_of_mooring_is_an_orphan(
     node: DockerNode, runtime: DockerRuntime, name: str | None
 ) -> None:
     image = labelled(node, "full", **LABELS)
-    with outside(node, image, name) as stranger:
+    with outside(node, image, name) as foreign:
         containers, orphans = runtime.containers()
         assert containers == []
-        assert [orphan.container_id for orphan in orphans] == [stranger]
+        assert [orphan.container_id for orphan in orphans] == [foreign]
         victim = assignment(instance_id="victim", gpu_uuids=(VICTIM_GPU,))
         assert plan_of(containers, victim) == (Start(victim),)
 
@@ -187,7 +187,7 @@ def test_a_container_that_was_made_outside_of_mooring_is_an_orphan(
     "value", ["\u0000", "\x1b[2J", "\ud7ff\ue000\U0001f4a3", "x" * 100_000, "٣", "9" * 5000, "-1", "1.5", ""]
 )
 @pytest.mark.parametrize("label", ["mooring.instance", "mooring.attempt", "mooring.control_plane"])
-def test_no_label_of_a_stranger_breaks_the_listing(
+def test_no_label_of_a_foreign_container_breaks_the_listing(
     node: DockerNode, runtime: DockerRuntime, label: str, value: str
 ) -> None:
     neighbour = start(runtime, assignment())
@@ -196,14 +196,13 @@ def test_no_label_of_a_stranger_breaks_the_listing(
     containers, orphans = runtime.containers()
     assert containers == [neighbour]
     assert [orphan.container_id for orphan in orphans] == [made]
-    told = orphans[0].model_dump()
-    assert len(json.dumps(told)) < 2000
+    assert len(json.dumps(orphans[0].model_dump())) < 2000
 
 
 # --- the whole node, with the agent
 
 
-def test_one_hostile_image_keeps_no_other_instance_from_starting_stopping_and_going(
+def test_other_instances_start_and_stop_beside_a_hostile_image(
     node: DockerNode, runtime: DockerRuntime, tmp_path: Path
 ) -> None:
     hostile = assignment(image=labelled(node, "boom", **LABELS))
@@ -221,7 +220,7 @@ def test_one_hostile_image_keeps_no_other_instance_from_starting_stopping_and_go
         assert report[1].problem is None
 
 
-# --- what else an image's configuration says
+# --- the rest of an image's configuration
 
 
 def test_health_checks_stop_signals_and_core_dumps_of_an_image_have_no_effect(
@@ -260,7 +259,7 @@ def test_health_checks_stop_signals_and_core_dumps_of_an_image_have_no_effect(
         "/dev/shm/",
     ],
 )
-def test_no_program_starts_in_a_file_system_of_the_kernel(
+def test_no_program_starts_in_a_kernel_filesystem(
     node: DockerNode, runtime: DockerRuntime, path: str
 ) -> None:
     image = image_of_config(node, "workdir", WorkingDir=path)
@@ -268,7 +267,7 @@ def test_no_program_starts_in_a_file_system_of_the_kernel(
     assert reason.code == "working_dir_unusable"
     assert "its image's working directory" in reason.message
     assert all_containers(node) == []
-    # The request's own outweighs it.
+    # The working directory of the spec overrides the image's.
     container = start(runtime, assignment(image=image, working_dir="/tmp"))
     assert output_of(runtime, container, ["pwd"]) == "/tmp\n"
     if path.startswith("/"):
@@ -276,10 +275,10 @@ def test_no_program_starts_in_a_file_system_of_the_kernel(
         assert refused(runtime, asked).code == "working_dir_unusable"
 
 
-def test_the_labels_of_an_image_have_no_value_on_its_container(
+def test_labels_of_an_image_have_empty_values_on_its_container(
     node: DockerNode, runtime: DockerRuntime
 ) -> None:
-    """Other programs on a node obey labels: reverse proxies, updaters, schedulers."""
+    """Reverse proxies, updaters and other programs on a node act on labels."""
     image = labelled(node, "obeyed", **{"traefik.enable": "true", "maintainer": "x" * 100_000})
     container = start(runtime, assignment(image=image))
     found = node.client.api.inspect_container(container.container_id)["Config"]["Labels"]
@@ -305,7 +304,7 @@ def test_the_labels_of_an_image_have_no_value_on_its_container(
         {"User": "0:0", "Labels": {"": "x", "\U0001f4a3": "y"}},
     ],
 )
-def test_odd_configurations_run_or_are_refused_and_cost_nobody_else_anything(
+def test_odd_configurations_run_or_are_rejected_without_effect_on_others(
     node: DockerNode, runtime: DockerRuntime, config: dict[str, Any]
 ) -> None:
     neighbour = start(runtime, assignment())
@@ -332,7 +331,7 @@ def test_odd_configurations_run_or_are_refused_and_cost_nobody_else_anything(
         {"Entrypoint": ["no\u0007such\u001b[2J"]},
     ],
 )
-def test_what_an_image_has_quoted_in_an_error_is_short_and_printable(
+def test_quotes_of_an_image_in_an_error_are_short_and_printable(
     node: DockerNode, runtime: DockerRuntime, config: dict[str, Any]
 ) -> None:
     image = image_of_config(node, "quoted", **config)
@@ -342,9 +341,7 @@ def test_what_an_image_has_quoted_in_an_error_is_short_and_printable(
     assert all_containers(node) == []
 
 
-def test_a_device_variable_that_an_image_bakes_in_twice_is_gone_inside(
-    node: DockerNode, runtime: DockerRuntime
-) -> None:
+def test_device_variables_of_an_image_are_removed(node: DockerNode, runtime: DockerRuntime) -> None:
     image = image_with(node, "baked-all", ["ENV NVIDIA_GDS=enabled MOORING_SIMULATED_GPUS=GPU-x KEPT=1"])
     inside = output_of(runtime, start(runtime, assignment(image=image)), ["env"])
     assert "KEPT=1" in inside

@@ -1,6 +1,6 @@
-"""Who may run what is on a node: images that no registry gave, tags that moved, the operator's credentials.
+"""Access of tenants to images on a node: local images, moved tags, and the operator's credentials.
 
-Projects without `local_images` are the tenants here; a real registry and a real daemon.
+Tenants are projects without `local_images`. Uses a real registry and a real daemon.
 """
 
 import base64
@@ -28,16 +28,16 @@ NewRuntime = Callable[[], DockerRuntime]
 
 @pytest.fixture
 def new_runtime(node: DockerNode, tmp_path: Path) -> Iterator[NewRuntime]:
-    """The runtime of an agent that remembers in the test's folder, as often as it is started anew."""
+    """Creates runtimes of one agent, which saves its state in the test's folder; each is a restart."""
     made: list[DockerRuntime] = []
 
     def new() -> DockerRuntime:
         state = StateDirectory(tmp_path)
-        remembered = {
+        saved = {
             "private_images": PrivateImages.of_node(state),
             "pulled_images": PulledImages.of_node(state),
         }
-        made.append(runtime_on(node, **remembered))
+        made.append(runtime_on(node, **saved))
         return made[-1]
 
     yield new
@@ -64,8 +64,8 @@ def refusal_of(runtime: DockerRuntime, given: Assignment) -> Reason:
     return caught.value.reason
 
 
-def built_on(node: DockerNode, name: str, marker: str) -> str:
-    """An image that only this node has, as its operator would build it."""
+def build_on(node: DockerNode, name: str, marker: str) -> str:
+    """Create an image that only this node has, as its operator would build it."""
     repository, _, tag = name.rpartition(":")
     node.client.api.import_image_from_data(
         images.busybox_layer(), repository=repository, tag=tag, changes=[f"ENV BUILT={marker}"]
@@ -73,15 +73,15 @@ def built_on(node: DockerNode, name: str, marker: str) -> str:
     return name
 
 
-def test_an_image_that_only_the_node_has_is_not_given_to_a_tenant(
+def test_a_tenant_cannot_use_a_local_image(
     node: DockerNode, runtime: DockerRuntime, registry: Registry
 ) -> None:
-    image = built_on(node, f"{registry.name}/operators/own:1", "here")
+    image = build_on(node, f"{registry.name}/operators/own:1", "here")
     assert refusal_of(runtime, tenant(image)).code == "image_not_found"
     start(runtime, assignment(image=image))  # a project with `local_images` may run it
 
 
-def test_a_tag_is_what_its_registry_says_it_is(
+def test_a_tag_is_resolved_by_its_registry(
     node: DockerNode, runtime: DockerRuntime, registry: Registry
 ) -> None:
     image = registry.add_image("stale/tag", extra_layers=1)
@@ -90,18 +90,18 @@ def test_a_tag_is_what_its_registry_says_it_is(
     assert start(runtime, tenant(image)).image_digest == registry.digest(image) != old
 
 
-def test_a_tenants_pull_moves_no_tag_of_the_node(
+def test_a_tenants_pull_moves_no_tag_on_the_node(
     node: DockerNode, runtime: DockerRuntime, registry: Registry
 ) -> None:
-    """Otherwise who can publish under the name of another project's local build would replace that."""
+    """Otherwise anyone who can publish under that name would replace another project's local build."""
     image = registry.add_image("local/build", extra_layers=1)
-    built_on(node, image, "by-the-operator")
+    build_on(node, image, "by-the-operator")
     start(runtime, tenant(image))
     container = start(runtime, assignment(image=image))
     assert "by-the-operator" in output_of(runtime, container, ["env"])
 
 
-def test_what_was_pulled_is_given_again_by_its_digest_without_its_registry(
+def test_a_pulled_digest_starts_again_without_its_registry(
     new_runtime: NewRuntime, registry: Registry
 ) -> None:
     image = registry.add_image("pulled/once", extra_layers=1)
@@ -109,17 +109,17 @@ def test_what_was_pulled_is_given_again_by_its_digest_without_its_registry(
     pinned = tenant(image, image_digest=digest)
     registry.stop()
     try:
-        start(new_runtime(), pinned)  # also by an agent that was started since
+        start(new_runtime(), pinned)  # also after a restart of the agent
         assert refusal_of(new_runtime(), tenant(image)).code == "image_pull_failed"
     finally:
         registry.start()
     start(new_runtime(), tenant(image))
 
 
-def test_what_was_pulled_by_hand_is_asked_of_its_registry(
+def test_an_image_pulled_by_hand_needs_its_registrys_permission(
     node: DockerNode, runtime: DockerRuntime, private_registry: Registry
 ) -> None:
-    """Also by its digest: the daemon pulls no digest that it has, and would ask nobody."""
+    """Also by its digest: the daemon does not contact the registry for a digest that it has."""
     image = private_registry.add_image("by/hand", extra_layers=1)
     auth = {"username": "alice", "password": PASSWORDS["alice"]}
     node.client.api.pull(image.rpartition(":")[0], tag="1", auth_config=auth)
@@ -130,17 +130,17 @@ def test_what_was_pulled_by_hand_is_asked_of_its_registry(
 
 
 @pytest.mark.parametrize("local_images", [False, True])
-def test_a_private_image_on_the_node_is_refused_in_the_words_for_a_missing_one(
+def test_a_private_image_and_a_missing_one_have_the_same_error(
     runtime: DockerRuntime, private_registry: Registry, local_images: bool
 ) -> None:
     there = private_registry.add_image(f"oracle/there-{local_images}".lower(), extra_layers=1)
     digest = start(runtime, tenant(there, "alice")).image_digest
     missing = there.replace("there", "gone")
     for pinned in ({}, {"image_digest": digest}):
-        told = refusal_of(runtime, with_more(tenant(there, **pinned), local_images=local_images))
+        private = refusal_of(runtime, with_more(tenant(there, **pinned), local_images=local_images))
         of_missing = refusal_of(runtime, with_more(tenant(missing, **pinned), local_images=local_images))
-        assert told.code == of_missing.code
-        assert told.message == of_missing.message.replace("gone", "there")
+        assert private.code == of_missing.code
+        assert private.message == of_missing.message.replace("gone", "there")
 
 
 def test_tenants_do_not_pull_with_the_operators_credentials(

@@ -1,4 +1,4 @@
-"""Which images run, by their configuration."""
+"""Limits on the configuration of images."""
 
 from typing import Any
 
@@ -32,18 +32,18 @@ def why_not(config: Any) -> str | None:
         {"Env": [f"V{number}=x" for number in range(1024)]},
     ],
 )
-def test_images_as_they_are_built_are_run(config: Any) -> None:
+def test_common_configurations_are_accepted(config: Any) -> None:
     assert why_not(config) is None
 
 
 @pytest.mark.parametrize("name", ["mooring.cards", "mooring.", "Mooring.Instance", "mooring.anything"])
-def test_an_image_with_labels_of_ours_is_refused(name: str) -> None:
+def test_an_image_with_reserved_labels_is_rejected(name: str) -> None:
     message = why_not({"Labels": {name: "", "maintainer": "me"}})
     assert message is not None and name in message and "build the image" in message
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message_part"),
     [
         ({"Labels": {f"l{number}": "" for number in range(513)}}, "513 labels"),
         ({"Labels": {"l" * 20_000: ""}}, "names of its labels"),
@@ -55,12 +55,12 @@ def test_an_image_with_labels_of_ours_is_refused(name: str) -> None:
         ({"OnBuild": ["x" * 600_000]}, "bytes of configuration"),
     ],
 )
-def test_the_size_of_an_images_configuration_is_limited(config: Any, said: str) -> None:
+def test_the_size_of_an_images_configuration_is_limited(config: Any, message_part: str) -> None:
     message = why_not(config)
-    assert message is not None and said in message
+    assert message is not None and message_part in message
 
 
-def test_a_message_names_a_few_of_many() -> None:
+def test_a_message_names_only_a_few_labels() -> None:
     message = why_not({"Labels": {f"mooring.{'x' * 1000}{number}": "" for number in range(400)}})
     assert message is not None and len(message) < 1000
     assert policy.MAX_LABELS > 400

@@ -26,7 +26,9 @@ def refusal_of(runtime: DockerRuntime, image: str) -> Reason:
     return caught.value.reason
 
 
-def test_a_missing_image_is_pulled_and_its_digest_shown(runtime: DockerRuntime, registry: Registry) -> None:
+def test_a_missing_image_is_pulled_and_its_digest_reported(
+    runtime: DockerRuntime, registry: Registry
+) -> None:
     image = registry.add_image("pulled/once", extra_layers=2)
     said: list[Reason] = []
     container = pull_and_start(runtime, assignment(image=image, command=None), said.append, lambda: False)
@@ -44,7 +46,7 @@ def test_an_image_is_pulled_by_its_digest(runtime: DockerRuntime, registry: Regi
     assert start(runtime, assignment(image=image)).image_digest == digest
 
 
-def test_an_image_that_is_there_is_not_asked_for_again(runtime: DockerRuntime, registry: Registry) -> None:
+def test_an_image_on_the_node_is_not_pulled_again(runtime: DockerRuntime, registry: Registry) -> None:
     image = registry.add_image("pulled/kept")
     start(runtime, assignment(image=image))
     registry.freeze()
@@ -60,11 +62,11 @@ def test_an_image_that_does_not_exist(runtime: DockerRuntime, registry: Registry
     assert refusal_of(runtime, f"{registry.name}/some/image:9").code == "image_not_found"
 
 
-def test_a_registry_that_is_not_there(runtime: DockerRuntime) -> None:
+def test_an_unreachable_registry(runtime: DockerRuntime) -> None:
     assert refusal_of(runtime, "127.0.0.1:1/some/image:1").code == "image_pull_failed"
 
 
-def test_two_starts_pull_once(runtime: DockerRuntime, registry: Registry) -> None:
+def test_concurrent_starts_share_one_pull(runtime: DockerRuntime, registry: Registry) -> None:
     image = registry.add_image("pulled/twice", extra_layers=1)
     log_before = registry.daemon.log.stat().st_size
     threads = [threading.Thread(target=start, args=(runtime, assignment(image=image))) for _ in range(4)]
@@ -79,7 +81,7 @@ def test_two_starts_pull_once(runtime: DockerRuntime, registry: Registry) -> Non
     assert len(blobs) == len(set(blobs))
 
 
-def test_a_cancelled_pull_ends_although_the_registry_says_nothing(
+def test_a_cancelled_pull_ends_while_the_registry_does_not_answer(
     node: DockerNode, runtime: DockerRuntime, registry: Registry
 ) -> None:
     image = registry.add_image("pulled/never", extra_layers=1)
@@ -92,7 +94,7 @@ def test_a_cancelled_pull_ends_although_the_registry_says_nothing(
 
     registry.freeze()
     try:
-        # One of them pulls, the other waits for it.
+        # One pulls, the other waits for it.
         threads = [threading.Thread(target=pull) for _ in range(2)]
         for thread in threads:
             thread.start()
@@ -106,7 +108,7 @@ def test_a_cancelled_pull_ends_although_the_registry_says_nothing(
     assert node.client.api.containers(all=True) == []
 
 
-def test_a_pull_from_an_engine_that_dies_is_unknown(
+def test_an_engine_that_dies_during_a_pull_is_unavailable(
     new_docker_node: NewDockerNode, registry: Registry
 ) -> None:
     node = new_docker_node()
@@ -143,7 +145,7 @@ GIB = 2**30
 
 
 @pytest.mark.parametrize(
-    ("told", "message"),
+    ("lines", "message"),
     [
         (b"", "pulling x"),
         (b'{"status": "Pulling from x", "id": "latest"}\r\n', "pulling x"),
@@ -162,15 +164,15 @@ GIB = 2**30
         ),
     ],
 )
-def test_progress_adds_up_however_the_bytes_are_cut(told: bytes, message: str) -> None:
+def test_progress_is_summed_for_any_chunk_size(lines: bytes, message: str) -> None:
     for size in (1, 7, 10_000):
         layers = Layers("x")
-        for at in range(0, len(told), size):
-            layers.feed(told[at : at + size])
+        for at in range(0, len(lines), size):
+            layers.feed(lines[at : at + size])
         assert layers.reason().message == message
 
 
-def test_an_error_among_the_progress_is_raised() -> None:
+def test_an_error_line_is_raised() -> None:
     with pytest.raises(EngineRefused, match="manifest unknown"):
         Layers("x").feed(b'{"errorDetail": {"message": "manifest unknown"}, "error": "manifest unknown"}\r\n')
 
@@ -186,6 +188,6 @@ def test_an_error_among_the_progress_is_raised() -> None:
         ("r/x@sha256:9", ["r/x@sha256:2", "r/x@sha256:9"], "sha256:9"),
     ],
 )
-def test_the_digest_that_is_shown(reference: str, repo_digests: list[str], digest: str | None) -> None:
+def test_the_reported_digest(reference: str, repo_digests: list[str], digest: str | None) -> None:
     inspected = {"Id": "sha256:id", "RepoDigests": repo_digests, "Config": None}
     assert image_of(inspected, ImageName.parse(reference)).digest == digest

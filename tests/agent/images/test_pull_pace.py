@@ -1,4 +1,4 @@
-"""How long a pull may take, and which one gives way."""
+"""Timeouts of pulls, and which pull yields."""
 
 from contextlib import ExitStack
 
@@ -11,7 +11,7 @@ MIB = 2**20
 
 
 def states(**layers: str | tuple[str, int]) -> LayerStates:
-    """Each layer with its state, and the bytes of it that have come."""
+    """Return layers with these states, and with the bytes downloaded."""
     made = LayerStates()
     for layer, state in layers.items():
         status, current = (state, 0) if isinstance(state, str) else state
@@ -20,13 +20,13 @@ def states(**layers: str | tuple[str, int]) -> LayerStates:
     return made
 
 
-def test_a_pull_ends_that_makes_no_progress() -> None:
+def test_a_pull_without_progress_fails() -> None:
     deadline, layers = Deadline(PullTimeouts(10, 100), 0), states(a=("Downloading", 0))
     assert deadline.exceeded(layers, 9.9) is None
     assert "less than 1 MiB" in str(deadline.exceeded(layers, 10))
 
 
-def test_a_trickle_is_no_progress() -> None:
+def test_a_trickle_is_not_progress() -> None:
     deadline, layers = Deadline(PullTimeouts(10, 1000), 0), states(a=("Downloading", 0))
     for now in range(1, 10):
         layers.update("a", "Downloading", {"current": now * 1000})
@@ -35,7 +35,7 @@ def test_a_trickle_is_no_progress() -> None:
     assert deadline.exceeded(layers, 10) is not None
 
 
-def test_bytes_finished_layers_and_unpacking_are_progress() -> None:
+def test_bytes_completed_layers_and_unpacking_are_progress() -> None:
     deadline, layers = Deadline(PullTimeouts(10, 1000), 0), states(a=("Downloading", 0), b="Waiting")
     steps: list[tuple[str, str, dict[str, object]]] = [
         ("a", "Downloading", {"current": MIB}),
@@ -52,7 +52,7 @@ def test_bytes_finished_layers_and_unpacking_are_progress() -> None:
     assert deadline.exceeded(layers, 9.0 * len(steps) + 10) is not None
 
 
-def test_a_pull_ends_that_takes_too_long_altogether() -> None:
+def test_a_pull_fails_after_the_total_timeout() -> None:
     deadline, layers = Deadline(PullTimeouts(10, 20), 0), states(a=("Downloading", 0))
     for now in range(1, 20):
         layers.update("a", "Downloading", {"current": now * MIB})
@@ -61,7 +61,7 @@ def test_a_pull_ends_that_takes_too_long_altogether() -> None:
     assert "not complete after 20 s" in str(deadline.exceeded(layers, 20))
 
 
-def test_waiting_for_others_is_forgiven_for_longer() -> None:
+def test_a_starved_pull_has_a_longer_timeout() -> None:
     deadline, layers = Deadline(PullTimeouts(10, 1000), 0), states(a="Waiting", b="Download complete")
     layers.steps = 0
     assert layers.starved
@@ -72,19 +72,19 @@ def test_waiting_for_others_is_forgiven_for_longer() -> None:
 @pytest.mark.parametrize(
     "status", ["Downloading", "Extracting", "Verifying Checksum", "Retrying in 5 seconds"]
 )
-def test_who_works_on_a_layer_does_not_starve(status: str) -> None:
+def test_a_pull_with_a_layer_in_progress_is_not_starved(status: str) -> None:
     assert not states(a="Waiting", b=status).starved
 
 
-def test_the_lines_about_the_whole_image_are_of_no_layer() -> None:
+def test_lines_about_the_whole_image_are_not_layers() -> None:
     layers = states(a="Pull complete")
     layers.update("1", "Pulling from a/b", {})
     layers.update("None", "Digest: sha256:1", {})
     assert layers.left == []
 
 
-def gives_way(layers: LayerStates, among: dict[str, LayerStates], within_s: int) -> bool:
-    """Whether a pull of `attacker` is broken off in that time, while all stand where they stand."""
+def yields(layers: LayerStates, among: dict[str, LayerStates], within_s: int) -> bool:
+    """Return whether a pull of `attacker` is aborted in this time if no pull makes progress."""
     running_pulls = RunningPulls(PullTimeouts(1000, 1000))
     with ExitStack() as running:
         others = {name: running.enter_context(running_pulls.add(name)) for name in among}
@@ -104,19 +104,19 @@ def gives_way(layers: LayerStates, among: dict[str, LayerStates], within_s: int)
 SLOW, WAITING = ("Downloading", 0), "Waiting"
 
 
-def test_a_slow_pull_gives_way_to_another_projects_that_waits() -> None:
+def test_a_slow_pull_yields_to_a_starved_pull_of_another_project() -> None:
     slow, starving = states(a=SLOW, b=SLOW, c=SLOW), states(x=WAITING)
-    assert not gives_way(slow, {"victim": starving}, 14)
-    assert gives_way(slow, {"victim": starving}, 20)
+    assert not yields(slow, {"victim": starving}, 14)
+    assert yields(slow, {"victim": starving}, 20)
 
 
-def test_a_pull_gives_way_to_none_of_its_own_project_and_to_none_that_moves() -> None:
+def test_a_pull_does_not_yield_without_a_starved_pull() -> None:
     slow, moving = states(a=SLOW), states(x=("Downloading", 0))
-    assert not gives_way(slow, {}, 100)
-    assert not gives_way(slow, {"victim": moving}, 100)
+    assert not yields(slow, {}, 100)
+    assert not yields(slow, {"victim": moving}, 100)
 
 
-def test_a_fast_pull_does_not_give_way() -> None:
+def test_a_fast_pull_does_not_yield() -> None:
     running_pulls = RunningPulls(PullTimeouts(1000, 1000))
     fast, starving = states(a=SLOW), states(x=WAITING)
     with running_pulls.add("other") as waits, running_pulls.add("fast") as runs:
@@ -127,7 +127,7 @@ def test_a_fast_pull_does_not_give_way() -> None:
             running_pulls.check(runs, fast, "a", now)
 
 
-def test_a_pull_that_waits_is_spared_while_one_that_holds_layers_can_go() -> None:
+def test_a_downloading_pull_is_aborted_before_a_starved_one() -> None:
     starving, slow = states(x=WAITING), states(a=SLOW)
     running_pulls = RunningPulls(PullTimeouts(1000, 1000))
     with (
@@ -137,13 +137,13 @@ def test_a_pull_that_waits_is_spared_while_one_that_holds_layers_can_go() -> Non
         pytest.raises(StartDelayed, match="pulling the slow one"),
     ):
         for passed in range(100):
-            now = third.deadline._began + passed  # the last to join
+            now = third.deadline._began + passed  # the last to start
             running_pulls.check(first, starving, "1", now)
             running_pulls.check(third, starving, "3", now)
             running_pulls.check(second, slow, "the slow one", now)
 
 
-def test_what_never_ends_is_refused() -> None:
+def test_a_pull_without_progress_is_rejected() -> None:
     running_pulls = RunningPulls(PullTimeouts(5, 1000))
     with running_pulls.add("a") as puller, pytest.raises(StartRefused) as caught:
         for passed in range(10):

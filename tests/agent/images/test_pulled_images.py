@@ -1,4 +1,4 @@
-"""What the agent remembers of its pulls."""
+"""The agent's record of its pulls."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from mooring.agent.sync.identity import StateDirectory, StateError
 NAME = "docker.io/library/busybox@sha256:1"
 
 
-def test_a_pull_is_remembered_across_restarts(tmp_path: Path) -> None:
+def test_pulls_are_stored_across_restarts(tmp_path: Path) -> None:
     state = StateDirectory(tmp_path)
     PulledImages.of_node(state).add(NAME, "sha256:image", private=True)
     found = PulledImages.of_node(state).find(NAME, "sha256:image")
@@ -26,7 +26,7 @@ def test_only_the_image_that_was_pulled_is_found() -> None:
     assert pulled.find("docker.io/library/other@sha256:1", "sha256:image") is None
 
 
-def test_what_a_registry_gave_without_credentials_stays_free() -> None:
+def test_an_image_pulled_without_credentials_stays_public() -> None:
     pulled = PulledImages()
     pulled.add(NAME, "sha256:image", private=False)
     pulled.add(NAME, "sha256:image", private=True)
@@ -35,7 +35,7 @@ def test_what_a_registry_gave_without_credentials_stays_free() -> None:
     assert not found.private
 
 
-def test_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_references_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pulled_images, "_MAX_REFERENCES", 2)
     pulled = PulledImages()
     for number in range(3):
@@ -47,7 +47,7 @@ def test_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
-def test_a_damaged_file_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+def test_a_damaged_file_is_an_error(tmp_path: Path) -> None:
     StateDirectory(tmp_path).write(FILE, b"{")
     with pytest.raises(StateError, match=FILE):
         PulledImages.of_node(StateDirectory(tmp_path))

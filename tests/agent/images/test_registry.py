@@ -1,4 +1,4 @@
-"""Which image runs, and who may have it: real registries, one of which wants a password (R15, R16)."""
+"""Image digests and credentials, with real registries, one of which requires a password (R15, R16)."""
 
 import logging
 import threading
@@ -25,7 +25,7 @@ NewRuntime = Callable[[], DockerRuntime]
 
 @pytest.fixture
 def new_runtime(node: DockerNode, tmp_path: Path) -> Iterator[NewRuntime]:
-    """The runtime of an agent that remembers in the test's folder, as often as it is started anew."""
+    """Creates runtimes of one agent, which saves its state in the test's folder; each is a restart."""
     made: list[DockerRuntime] = []
 
     def new() -> DockerRuntime:
@@ -42,8 +42,8 @@ def runtime(new_runtime: NewRuntime) -> DockerRuntime:
     return new_runtime()
 
 
-def wants(image: str, user: str | None = None, password: str | None = None, **fields: Any) -> Assignment:
-    """An assignment of this image, in a project with these credentials of the image's registry."""
+def assign(image: str, user: str | None = None, password: str | None = None, **fields: Any) -> Assignment:
+    """Return an assignment of this image, with these credentials of its registry."""
     if user is not None:
         server = image.split("/", maxsplit=1)[0]
         known = password or PASSWORDS[user]
@@ -72,10 +72,10 @@ def test_a_private_image_is_pulled_with_the_projects_credentials(
     monkeypatch.setenv("HOME", str(home))
     caplog.set_level(logging.DEBUG)
     image = private_registry.add_image("private/once", extra_layers=1)
-    container = start(runtime, wants(image, "alice"))
+    container = start(runtime, assign(image, "alice"))
     assert container.image_digest == private_registry.digest(image)
     written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
-    assert b"private/once" in written  # so that what follows looks at what the agent wrote
+    assert b"private/once" in written  # proves that the next line searches the agent's files
     assert PASSWORDS["alice"].encode() not in written
     assert PASSWORDS["alice"] not in caplog.text
     assert not list(home.iterdir())
@@ -84,11 +84,11 @@ def test_a_private_image_is_pulled_with_the_projects_credentials(
 @pytest.mark.parametrize(
     ("user", "password"), [(None, None), ("alice", "wrong-and-quoted"), ("eve", "eve-s")]
 )
-def test_without_good_credentials_it_is_refused_and_none_is_quoted(
+def test_wrong_credentials_are_rejected_and_not_quoted(
     runtime: DockerRuntime, private_registry: Registry, user: str | None, password: str | None
 ) -> None:
     image = private_registry.add_image("private/refused", extra_layers=1)
-    given = wants(image, user, password)
+    given = assign(image, user, password)
     reason = refusal_of(runtime, given)
     assert reason.code == "image_access_denied"
     assert image in reason.message
@@ -97,125 +97,129 @@ def test_without_good_credentials_it_is_refused_and_none_is_quoted(
         assert password not in reason.message + repr(given)
 
 
-def test_credentials_are_not_shown_to_another_registry(
+def test_credentials_are_not_sent_to_another_registry(
     runtime: DockerRuntime, private_registry: Registry, registry: Registry
 ) -> None:
-    """Its owner would have the password."""
+    """Otherwise its owner would get the password."""
     image = private_registry.add_image("private/elsewhere", extra_layers=1)
     credentials = {"server": registry.name, "username": "alice", "password": PASSWORDS["alice"]}
-    assert refusal_of(runtime, wants(image, registry=credentials)).code == "image_access_denied"
+    assert refusal_of(runtime, assign(image, registry=credentials)).code == "image_access_denied"
 
 
 # --- R15: digests
 
 
-def test_a_tag_that_moves_moves_nobody_who_has_started(runtime: DockerRuntime, registry: Registry) -> None:
+def test_a_moved_tag_does_not_change_a_started_instance(runtime: DockerRuntime, registry: Registry) -> None:
     image = registry.add_image("moving/tag", extra_layers=1)
-    first = start(runtime, wants(image))
+    first = start(runtime, assign(image))
     registry.add_image("moving/tag", extra_layers=1, edition=2)
     assert registry.digest(image) != first.image_digest
-    again = start(runtime, wants(image, image_digest=first.image_digest))
+    again = start(runtime, assign(image, image_digest=first.image_digest))
     assert again.image_digest == first.image_digest
 
 
-def test_a_pinned_image_is_pulled_by_its_digest_where_its_tag_has_moved(
+def test_a_pinned_image_is_pulled_by_digest_after_its_tag_moved(
     node: DockerNode, runtime: DockerRuntime, registry: Registry
 ) -> None:
     image = registry.add_image("moving/pinned", extra_layers=1)
     digest = registry.digest(image)
     registry.add_image("moving/pinned", extra_layers=2, edition=2)
-    container = start(runtime, wants(image, image_digest=digest))
+    container = start(runtime, assign(image, image_digest=digest))
     assert container.image_digest == digest
     assert output_of(runtime, container, ["ls", "/"]).count("layer-") == 1
-    # The tag's own image is another one, and is there beside it.
-    newer = start(runtime, wants(image))
+    # The tag's current image is on the node as well.
+    newer = start(runtime, assign(image))
     assert newer.image_digest == registry.digest(image) != digest
-    assert start(runtime, wants(image, image_digest=digest)).image_digest == digest
+    assert start(runtime, assign(image, image_digest=digest)).image_digest == digest
 
 
-def test_a_digest_that_is_nowhere_is_refused(runtime: DockerRuntime, registry: Registry) -> None:
+def test_an_unknown_digest_is_rejected(runtime: DockerRuntime, registry: Registry) -> None:
     image = registry.add_image("moving/gone")
-    start(runtime, wants(image))
-    assert refusal_of(runtime, wants(image, image_digest=f"sha256:{0:064}")).code == "image_not_found"
+    start(runtime, assign(image))
+    assert refusal_of(runtime, assign(image, image_digest=f"sha256:{0:064}")).code == "image_not_found"
 
 
-# --- an image that one project pulled is not another's
+# --- private images
 
 
-def test_what_credentials_pulled_is_not_given_to_others(
+def test_an_image_pulled_with_credentials_requires_credentials(
     runtime: DockerRuntime, new_runtime: NewRuntime, private_registry: Registry
 ) -> None:
     image = private_registry.add_image("tenant/a", extra_layers=1)
-    digest = start(runtime, wants(image, "alice")).image_digest
-    for agent in (runtime, new_runtime()):  # also not by an agent that was started since
-        for given in (wants(image), wants(image, "eve", "nobodys"), wants(image, image_digest=digest)):
+    digest = start(runtime, assign(image, "alice")).image_digest
+    for agent in (runtime, new_runtime()):  # also after a restart of the agent
+        for given in (
+            assign(image),
+            assign(image, "eve", "nobodys"),
+            assign(image, image_digest=digest),
+        ):
             assert refusal_of(agent, given).code == "image_access_denied"
-        assert start(agent, wants(image, "bob")).image_digest == digest
-        assert start(agent, wants(image, "alice", image_digest=digest)).image_digest == digest
+        assert start(agent, assign(image, "bob")).image_digest == digest
+        assert start(agent, assign(image, "alice", image_digest=digest)).image_digest == digest
 
 
-def test_nor_under_the_name_of_another_registry(
+def test_another_registry_cannot_grant_access_to_a_private_image(
     runtime: DockerRuntime, private_registry: Registry, registry: Registry
 ) -> None:
-    """Anybody can run a registry that offers an image of this digest: Docker fetches nothing it has."""
+    """Anyone can run a registry that offers this digest: Docker does not download what it has."""
     image = private_registry.add_image("tenant/copied", extra_layers=1)
-    start(runtime, wants(image, "alice"))
+    start(runtime, assign(image, "alice"))
     same = registry.add_image("tenant/copied", extra_layers=1)
     assert registry.digest(same) == private_registry.digest(image)
     for name in (same, f"{same.rpartition(':')[0]}@{registry.digest(same)}"):
-        assert refusal_of(runtime, wants(name)).code == "image_pull_failed"
+        assert refusal_of(runtime, assign(name)).code == "image_pull_failed"
         shown = {"server": registry.name, "username": "eve", "password": "accepted-here"}
-        assert refusal_of(runtime, wants(name, registry=shown)).code == "image_pull_failed"
-    start(runtime, wants(image, "alice"))
+        assert refusal_of(runtime, assign(name, registry=shown)).code == "image_pull_failed"
+    start(runtime, assign(image, "alice"))
 
 
-def test_a_registry_that_is_away_is_asked_again(runtime: DockerRuntime, private_registry: Registry) -> None:
+def test_an_unreachable_registry_delays_the_start(runtime: DockerRuntime, private_registry: Registry) -> None:
     image = private_registry.add_image("tenant/away", extra_layers=1)
-    start(runtime, wants(image, "alice"))
+    start(runtime, assign(image, "alice"))
     private_registry.stop()
     try:
-        for given in (wants(image, "alice"), wants(image)):
+        for given in (assign(image, "alice"), assign(image)):
             with pytest.raises(StartDelayed) as caught:
                 start(runtime, given)
             assert caught.value.reason.code == "registry_unavailable"
             assert private_registry.name in caught.value.reason.message
     finally:
         private_registry.start()
-    start(runtime, wants(image, "alice"))
+    start(runtime, assign(image, "alice"))
 
 
-def test_a_public_image_stays_free_when_somebody_pulls_it_with_credentials(
+def test_a_public_image_stays_public_after_a_pull_with_credentials(
     node: DockerNode, runtime: DockerRuntime, registry: Registry
 ) -> None:
-    """As those do who have an account for the sake of its rate limits."""
+    """For example with an account that only raises the rate limit."""
     image = registry.add_image("public/with-account", extra_layers=1)
     credentials = {"server": registry.name, "username": "alice", "password": "whatever"}
-    start(runtime, wants(image, registry=credentials))
-    start(runtime, wants(image))
+    start(runtime, assign(image, registry=credentials))
+    start(runtime, assign(image))
     registry.freeze()
     try:
-        start(runtime, wants(image))  # and from then on without a word to the registry
+        start(runtime, assign(image))  # the registry is no longer contacted
     finally:
         registry.thaw()
 
 
-def test_what_was_there_for_all_stays_so(
+def test_a_public_image_stays_public_when_a_private_registry_has_it_too(
     runtime: DockerRuntime, private_registry: Registry, registry: Registry
 ) -> None:
     free = registry.add_image("free/first", extra_layers=1)
-    start(runtime, wants(free))
+    start(runtime, assign(free))
     same = private_registry.add_image("free/first", extra_layers=1)
-    start(runtime, wants(same, "alice"))
+    start(runtime, assign(same, "alice"))
     registry.freeze()
     private_registry.freeze()
     try:
-        start(runtime, wants(free))
+        start(runtime, assign(free))
     finally:
         registry.thaw()
         private_registry.thaw()
 
 
-def test_an_agent_that_dies_in_a_pull_has_guarded_what_comes_of_it(
+def test_an_image_of_an_aborted_pull_is_private(
     node: DockerNode,
     runtime: DockerRuntime,
     new_runtime: NewRuntime,
@@ -224,22 +228,22 @@ def test_an_agent_that_dies_in_a_pull_has_guarded_what_comes_of_it(
 ) -> None:
     image = private_registry.add_image("tenant/died", extra_layers=1)
     repository = image.rpartition(":")[0]
-    given_up = threading.Event()
+    aborted = threading.Event()
     pull = threading.Thread(
-        target=lambda: pull_and_start(runtime, wants(image, "alice"), lambda _reason: None, given_up.is_set)
+        target=lambda: pull_and_start(runtime, assign(image, "alice"), lambda _reason: None, aborted.is_set)
     )
     private_registry.freeze()
     try:
         pull.start()
         memory = tmp_path / "private_images"
         wait_until(lambda: memory.exists() and repository in memory.read_text())
-        given_up.set()
+        aborted.set()
         pull.join()
     finally:
         private_registry.thaw()
-    # The engine comes to the end of it all the same.
+    # The engine completes the pull.
     auth = {"username": "alice", "password": PASSWORDS["alice"]}
     node.client.api.pull(repository, tag="1", auth_config=auth)
     later = new_runtime()
-    assert refusal_of(later, wants(image)).code == "image_access_denied"
-    start(later, wants(image, "bob"))
+    assert refusal_of(later, assign(image)).code == "image_access_denied"
+    start(later, assign(image, "bob"))

@@ -1,4 +1,4 @@
-"""R16: whom a registry sees when the daemon asks it in the name of an assignment."""
+"""R16: the credentials that a registry receives for an assignment."""
 
 import base64
 import json
@@ -22,13 +22,13 @@ IMAGE = ImageName.parse("registry.example.com/team/image:1")
         ("docker.io", False),
     ],
 )
-def test_credentials_are_for_their_own_registry_alone(registry: str, given: bool) -> None:
+def test_credentials_are_sent_to_their_own_registry_only(registry: str, given: bool) -> None:
     credentials = {"server": "registry.example.com", "username": "ci", "password": "swordfish"}
     wanted = Wanted.by(with_more(assignment(image=str(IMAGE)), registry=credentials))
     assert (wanted.credentials_for(registry) is not None) is given
 
 
-def test_without_credentials_the_registry_sees_nobody() -> None:
-    """Said explicitly: left out, it could be the node's operator one day."""
+def test_without_credentials_the_header_is_empty() -> None:
+    """Sent explicitly: without the header, Docker might use the operator's credentials."""
     shown = headers(IMAGE, None)["X-Registry-Auth"]
     assert json.loads(base64.urlsafe_b64decode(shown)) == {}

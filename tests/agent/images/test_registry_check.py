@@ -1,4 +1,4 @@
-"""R25: where a node's Docker daemon is sent to by the names of registries and by what registries answer."""
+"""R25: the addresses that registry names and registries' answers make the Docker daemon connect to."""
 
 import socket
 import ssl
@@ -24,7 +24,7 @@ from tests.testbed.parts import program
 
 PUBLIC = "8.8.8.8"
 CANARY = "canary-of-the-inside"
-# Answers every request with the canary in a registry's error, and writes down each path.
+# Answers every request with the canary in a registry's error, and records each path.
 SERVER = f"""
 import http.server, json, sys
 class Inside(http.server.BaseHTTPRequestHandler):
@@ -46,7 +46,7 @@ server.serve_forever()
 
 @contextmanager
 def service_on_loopback_of(node: DockerNode, requests: Path) -> Iterator[int]:
-    """The port of something on the node that only the node itself reaches."""
+    """The port of a service that is reachable only on the node itself."""
     argv = node.inside(sys.executable, "-c", SERVER, str(requests))
     process = subprocess.Popen(argv, stdout=subprocess.PIPE)
     assert process.stdout is not None
@@ -65,7 +65,7 @@ def refusal_of(runtime: DockerRuntime, given: Assignment) -> Reason:
 
 @pytest.mark.parametrize("local_images", [False, True])
 @pytest.mark.parametrize("pinned", [{}, {"image_digest": f"sha256:{0:064}"}])
-def test_the_daemon_is_not_sent_to_the_nodes_loopback(
+def test_the_daemon_does_not_connect_to_the_nodes_loopback(
     node: DockerNode, runtime: DockerRuntime, tmp_path: Path, local_images: bool, pinned: dict[str, str]
 ) -> None:
     requests = tmp_path / "requests"
@@ -76,19 +76,17 @@ def test_the_daemon_is_not_sent_to_the_nodes_loopback(
     assert not requests.exists()
 
 
-def test_what_a_registry_answers_is_not_quoted(
-    node: DockerNode, runtime: DockerRuntime, tmp_path: Path
-) -> None:
+def test_a_registrys_answer_is_not_quoted(node: DockerNode, runtime: DockerRuntime, tmp_path: Path) -> None:
     requests = tmp_path / "requests"
     with service_on_loopback_of(node, requests) as port:
         for local_images in (False, True):
             given = assignment(image=f"127.0.0.1:{port}/containers/json:1")
             reason = refusal_of(runtime, with_more(given, local_images=local_images))
             assert CANARY not in reason.message
-    assert requests.exists()  # an admin lists it here, so it was asked
+    assert requests.exists()  # an admin has allowed this registry
 
 
-# --- the check by itself
+# --- the check alone
 
 
 def resolving(answers: dict[str, list[str]]) -> Resolve:
@@ -101,7 +99,7 @@ def resolving(answers: dict[str, list[str]]) -> Resolve:
 
 
 def check_of(registry: str, answers: dict[str, list[str]], *headers: str, proxied: bool = False) -> str:
-    """The code of the refusal; "" where the pull may begin."""
+    """Return the code of the rejection; "" if the pull may begin."""
     check = RegistryCheck(resolving(answers), lambda *_: headers)
     try:
         check.require_public(registry, proxied=proxied)
@@ -121,16 +119,16 @@ def check_of(registry: str, answers: dict[str, list[str]], *headers: str, proxie
         (["fd00:ec2::254"], "registry_not_allowed"),
     ],
 )
-def test_a_name_is_judged_by_all_of_its_addresses(addresses: list[str], code: str) -> None:
+def test_all_addresses_of_a_name_must_be_public(addresses: list[str], code: str) -> None:
     assert check_of("registry.example.com", {"registry.example.com": addresses}) == code
 
 
-def test_a_name_without_addresses_is_for_a_proxy_only() -> None:
+def test_a_name_without_addresses_is_accepted_only_with_a_proxy() -> None:
     assert check_of("registry.example.com", {}) == "image_pull_failed"
     assert check_of("registry.example.com", {}, proxied=True) == ""
 
 
-def test_docker_hub_is_judged_by_the_host_that_the_daemon_connects_to() -> None:
+def test_docker_hub_is_checked_by_its_real_host() -> None:
     assert check_of("docker.io", {"registry-1.docker.io": [PUBLIC]}) == ""
     assert check_of("docker.io", {"registry-1.docker.io": ["10.0.0.1"]}) == "registry_not_allowed"
 
@@ -150,7 +148,7 @@ def test_docker_hub_is_judged_by_the_host_that_the_daemon_connects_to() -> None:
         ('Bearer realm="gopher://auth.example.com/"', "registry_not_allowed"),
     ],
 )
-def test_the_place_for_tokens_is_judged_as_the_registry_is(header: str, code: str) -> None:
+def test_the_token_server_is_checked_like_the_registry(header: str, code: str) -> None:
     known = {
         "registry.example.com": [PUBLIC],
         "auth.example.com": [PUBLIC],
@@ -179,7 +177,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def answering(certificate: Path, chunks: list[bytes], *, then_silent: bool = False) -> Iterator[int]:
-    """A TLS server on loopback that says this to the first that connects."""
+    """A TLS server on loopback that sends this to the first client."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     over = threading.Event()
@@ -193,7 +191,7 @@ def answering(certificate: Path, chunks: list[bytes], *, then_silent: bool = Fal
                     for chunk in chunks:
                         channel.sendall(chunk)
                 except OSError:
-                    return  # the client has heard enough
+                    return  # the client has disconnected
                 if then_silent:
                     over.wait(30)
 
@@ -219,18 +217,18 @@ def test_challenges_are_read_and_redirects_are_not_followed(certificate: Path) -
         assert asked(port) == ['Bearer realm="https://a.example.com/"', "Basic"]
 
 
-def test_a_registry_that_says_nothing_is_not_waited_for(certificate: Path) -> None:
+def test_a_silent_registry_times_out(certificate: Path) -> None:
     with answering(certificate, [], then_silent=True) as port, pytest.raises(OSError, match="time"):
         asked(port, 0.5)
 
 
-def test_headers_without_an_end_are_cut_off(certificate: Path) -> None:
+def test_endless_headers_are_rejected(certificate: Path) -> None:
     chunks = [b"HTTP/1.1 401 No\r\n", *[b"X: " + b"x" * 1021 + b"\r\n"] * 4096]
     with answering(certificate, chunks) as port, pytest.raises(HeadersTooLong):
         asked(port)
 
 
-def test_names_are_resolved_as_the_system_does() -> None:
+def test_names_are_resolved_by_the_system() -> None:
     assert ip_address("127.0.0.1") in resolve("localhost", 5.0)
     with pytest.raises(OSError, match="no address"):
         resolve("no-such-name.invalid", 5.0)

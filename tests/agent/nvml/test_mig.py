@@ -1,4 +1,4 @@
-"""MIG devices: read from the real binding, given by their own UUID, and free when nothing is left on them."""
+"""MIG devices: read by the real binding, requested by UUID, and released when nothing is left on them."""
 
 from contextlib import closing
 from pathlib import Path
@@ -24,7 +24,7 @@ from tests.agent.builders import assignment as simulated
 from tests.agent.builders import container, decided, exited, pull_and_start, wanted
 from tests.agent.control_planes import TinyControlPlane
 from tests.agent.docker_assignments import assignment, output_of, runtime_on, start
-from tests.agent.grants import CARD, MIG_A, MIG_B, with_cards, with_mig
+from tests.agent.grants import GPU, MIG_A, MIG_B, with_gpus, with_mig
 from tests.agent.nvml_children import (
     SELDOM,
     Standin,
@@ -51,7 +51,7 @@ CUT = (
 )
 
 
-# --- what NVML tells
+# --- what NVML reports
 
 
 @pytest.mark.parametrize(
@@ -60,14 +60,14 @@ CUT = (
         ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None, "1g.5gb"),
         ("NVIDIA A100-SXM4-40GB MIG 1g.5gb+me", None, "1g.5gb+me"),
         ("NVIDIA H100 80GB HBM3 MIG 1c.3g.40gb", None, "1c.3g.40gb"),
-        ("MIG 1g.10gb", None, None),  # no name of this form is known, and nobody could ask for it
+        ("MIG 1g.10gb", None, None),  # names of this form are unknown and cannot be requested
         ("", (1, 1), "1g.10gb"),
         ("NVIDIA H100 80GB HBM3", (3, 3), "3g.10gb"),
         ("NVIDIA H100 80GB HBM3", (3, 1), "1c.3g.10gb"),
         ("NVIDIA H100 80GB HBM3", None, None),
     ],
 )
-def test_the_profile_is_in_the_name_or_made_of_the_parts(
+def test_the_profile_is_from_the_name_or_the_slices(
     standin: Standin, name: str, parts: tuple[int, int] | None, profile: str | None
 ) -> None:
     lines = [f"slice_parts 0 0 {parts[0]} {parts[1]}"] if parts else []
@@ -88,7 +88,7 @@ def test_the_profile_is_in_the_name_or_made_of_the_parts(
         (16_384, 143_771, "1g.18gb"),
     ],
 )
-def test_memory_is_named_as_nvidias_tools_name_it(
+def test_the_memory_of_a_profile_is_rounded_like_nvidias_tools(
     standin: Standin, memory_mib: int, card_mib: int, profile: str
 ) -> None:
     nvml = standin(
@@ -119,14 +119,14 @@ def test_samples_have_the_memory_and_the_processes_of_each_device(standin: Stand
     assert (whole["mig_devices"], whole["processes"]) == ([], [])
 
 
-def test_unknown_processes_are_null_and_not_an_empty_list(standin: Standin) -> None:
+def test_unknown_processes_are_null(standin: Standin) -> None:
     lists = [f"nvmlDeviceGetComputeRunningProcesses_v{version}" for version in (2, 3)]
     with asking(standin(*CUT, *(f"error {function} 4" for function in lists))) as ask:
         ask("inventory")
         assert samples_of(ask("sample"))[0]["processes"] is None
 
 
-def test_a_device_that_fails_once_is_still_listed(standin: Standin) -> None:
+def test_a_device_with_a_single_failure_is_still_listed(standin: Standin) -> None:
     nvml = standin(*CUT)
     with asking(nvml) as ask:
         before = gpus_of(ask("inventory"))[0]["mig_devices"]
@@ -142,27 +142,27 @@ def test_a_device_that_fails_once_is_still_listed(standin: Standin) -> None:
 @pytest.mark.parametrize(
     ("profile", "milli"), [("1g.10gb", 142), ("7g.80gb", 1000), ("1c.3g.40gb", 142), ("unknown", 1000)]
 )
-def test_what_a_device_counts_as(profile: str, milli: int) -> None:
+def test_the_share_of_a_device_in_its_gpu(profile: str, milli: int) -> None:
     assert mig_milli(profile) == milli
 
 
-# --- what a container gets
+# --- devices of a container
 
 ONE = with_mig(assignment(), MIG_A)
 TWO = with_mig(assignment(), MIG_A, MIG_B)
-CDI = Abilities(cdi_devices=frozenset({f"nvidia.com/gpu={MIG_A}", f"nvidia.com/gpu={CARD}"}))
+CDI = Abilities(cdi_devices=frozenset({f"nvidia.com/gpu={MIG_A}", f"nvidia.com/gpu={GPU}"}))
 
 
-def test_devices_are_asked_for_by_their_own_uuid() -> None:
+def test_devices_are_requested_by_uuid() -> None:
     devices = devices_of(TWO)
-    assert (devices.gpu_uuids, devices.parent_gpus) == ((MIG_A, MIG_B), (CARD, CARD))
+    assert (devices.gpu_uuids, devices.parent_gpus) == ((MIG_A, MIG_B), (GPU, GPU))
     [request] = device_requests(devices.gpu_uuids, Abilities())
     assert (request["Driver"], request["DeviceIDs"]) == ("nvidia", [MIG_A, MIG_B])
     assert f"NVIDIA_VISIBLE_DEVICES={MIG_A},{MIG_B}" in environment(TWO, Image("1", None), Abilities())
-    assert physical_gpu(devices, MIG_B) == CARD
+    assert physical_gpu(devices, MIG_B) == GPU
 
 
-def test_by_cdi_where_that_lists_them_all() -> None:
+def test_devices_are_requested_by_cdi_if_it_lists_all() -> None:
     [request] = device_requests(devices_of(ONE).gpu_uuids, CDI)
     assert (request["Driver"], request["DeviceIDs"]) == ("cdi", [f"nvidia.com/gpu={MIG_A}"])
     assert "NVIDIA_VISIBLE_DEVICES=void" in environment(ONE, Image("1", None), CDI)
@@ -174,15 +174,15 @@ def test_a_real_container_has_the_device_and_is_adopted(node: DockerNode, runtim
     made = start(runtime, ONE)
     inspected: Any = node.client.api.inspect_container(made.container_id)
     labels = inspected["Config"]["Labels"]
-    assert (labels["mooring.gpus"], labels["mooring.cards"]) == (MIG_A, CARD)
+    assert (labels["mooring.gpus"], labels["mooring.cards"]) == (MIG_A, GPU)
     assert f"NVIDIA_VISIBLE_DEVICES={MIG_A}" in output_of(runtime, made, ["env"]).splitlines()
     assert mismatch(inspected, [MIG_A], simulated=False) is None
-    for others in ([MIG_B], [CARD], [MIG_A, MIG_B]):
+    for others in ([MIG_B], [GPU], [MIG_A, MIG_B]):
         reason = mismatch(inspected, others, simulated=False)
         assert reason is not None and reason.code == "gpu_mismatch"
-    with closing(runtime_on(node, parent_of={MIG_A: CARD}.get)) as another:
+    with closing(runtime_on(node, parent_of={MIG_A: GPU}.get)) as another:
         [found], _ = another.containers()
-        assert (found.gpu_uuids, found.parent_gpus, found.share) == ((MIG_A,), (CARD,), None)
+        assert (found.gpu_uuids, found.parent_gpus, found.share) == ((MIG_A,), (GPU,), None)
 
 
 def test_the_gpu_seen_inside_is_the_parent_of_the_device(standin: Standin) -> None:
@@ -193,7 +193,7 @@ def test_the_gpu_seen_inside_is_the_parent_of_the_device(standin: Standin) -> No
         assert foreign_devices({1}, [MIG_A], lambda uuid: _minor_of(reader, uuid)) is not None
 
 
-# --- who may have what together
+# --- exclusive claims
 
 
 def started(*things: Any) -> set[str]:
@@ -201,18 +201,18 @@ def started(*things: Any) -> set[str]:
 
 
 def test_a_gpu_and_a_device_of_it_are_never_both_allocated() -> None:
-    on_it = container("c", gpu_uuids=(MIG_A,), parent_gpus=(CARD,))
-    assert started(with_cards(wanted("a"), CARD), on_it) == set()
-    assert started(with_mig(wanted("a"), MIG_A), container("c", gpu_uuids=(CARD,))) == set()
+    on_it = container("c", gpu_uuids=(MIG_A,), parent_gpus=(GPU,))
+    assert started(with_gpus(wanted("a"), GPU), on_it) == set()
+    assert started(with_mig(wanted("a"), MIG_A), container("c", gpu_uuids=(GPU,))) == set()
     assert started(with_mig(wanted("a"), MIG_A), on_it) == set()
     assert started(with_mig(wanted("a"), MIG_B), on_it) == {"a"}
     strangers = with_mig(wanted("a").model_copy(update={"project_id": "prj_2"}), MIG_B)
     assert started(strangers, on_it) == {"a"}
 
 
-# --- when it is free
+# --- release
 
-ENDED = exited("a", gpu_uuids=(MIG_A,), parent_gpus=(CARD,))
+ENDED = exited("a", gpu_uuids=(MIG_A,), parent_gpus=(GPU,))
 
 
 @pytest.fixture
@@ -220,7 +220,7 @@ def nvml(tmp_path: Path) -> NvmlStandin:
     return NvmlStandin(tmp_path, *CUT)
 
 
-def test_a_device_is_released_whatever_runs_beside_it(nvml: NvmlStandin, reader: NvmlGpuReader) -> None:
+def test_other_devices_do_not_delay_a_release(nvml: NvmlStandin, reader: NvmlGpuReader) -> None:
     gate = ReleaseGate(reader, lambda _: None, within_s=0.3)
     gate.learn(reader.latest(), in_use=())
     gate.note_start([MIG_A])
@@ -231,7 +231,7 @@ def test_a_device_is_released_whatever_runs_beside_it(nvml: NvmlStandin, reader:
         assert gate.wait(ENDED, [MIG_A]) == {}
 
 
-def test_what_is_left_on_a_device_delays_its_release(nvml: NvmlStandin, reader: NvmlGpuReader) -> None:
+def test_a_process_on_a_device_delays_its_release(nvml: NvmlStandin, reader: NvmlGpuReader) -> None:
     gate = ReleaseGate(reader, lambda _: None, within_s=0.3)
     gate.learn(reader.latest(), in_use=())
     gate.note_start([MIG_A])
@@ -249,7 +249,7 @@ def test_what_is_left_on_a_device_delays_its_release(nvml: NvmlStandin, reader: 
 
 
 def test_the_release_of_a_device_does_not_wait_for_its_gpu() -> None:
-    neighbour = container("b", gpu_uuids=(MIG_B,), parent_gpus=(CARD,))
+    neighbour = container("b", gpu_uuids=(MIG_B,), parent_gpus=(GPU,))
     [release] = decided(ENDED, neighbour, unreleased={A: ENDED}).actions
     assert release == Release(ENDED, (MIG_A,), ())
 
@@ -257,7 +257,7 @@ def test_the_release_of_a_device_does_not_wait_for_its_gpu() -> None:
 def test_the_incident_of_a_device_names_its_gpu(
     nvml: NvmlStandin, reader: NvmlGpuReader, tmp_path: Path
 ) -> None:
-    """Incidents are of GPUs; the quarantine of one keeps all its devices from being allocated."""
+    """Incidents concern GPUs; a quarantined GPU's devices are not allocated."""
     asked = with_mig(simulated(), MIG_A)
     with (
         process() as left,
@@ -268,7 +268,7 @@ def test_the_incident_of_a_device_names_its_gpu(
         nvml.write(*CUT, f"slice_process 0 0 {left} 100")
         server.wants(asked.model_copy(update={"want": "stopped", "may_start": False}))
         wait_until(lambda: server.phase(asked) == "exited")
-        assert {incident.uuid for incident in incidents(server)} == {CARD}
+        assert {incident.uuid for incident in incidents(server)} == {GPU}
 
 
 def incidents(server: TinyControlPlane) -> list[Any]:
@@ -289,7 +289,7 @@ def incidents(server: TinyControlPlane) -> list[Any]:
         ("1x1xH100:mig=1g.10gb+me+1g.10gb", SimulatedFleet(1, 1, "H100", mig=("1g.10gb+me", "1g.10gb"))),
     ],
 )
-def test_what_can_be_simulated(text: str, fleet: SimulatedFleet) -> None:
+def test_simulated_fleets_with_mig(text: str, fleet: SimulatedFleet) -> None:
     assert parse_simulate(text) == fleet
     assert parse_fleets(f"2x8xH100,{text}") == (SimulatedFleet(2, 8, "H100"), fleet)
 
@@ -306,7 +306,7 @@ def test_what_can_be_simulated(text: str, fleet: SimulatedFleet) -> None:
         ("1x1xA100:mig=1g.80gb+1g.20gb", "more than a GPU has"),
     ],
 )
-def test_what_cannot(text: str, said: str) -> None:
+def test_invalid_simulated_fleets(text: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         parse_simulate(text)
 
@@ -314,13 +314,13 @@ def test_what_cannot(text: str, said: str) -> None:
 def test_a_simulated_device_is_busy_with_its_own_instance() -> None:
     runtime = SimulatedRuntime(start_s=0, mps=True)
     reader = SimulatedGpuReader("n", 2, "A100", users=runtime.gpu_users, mig=("3g.40gb", "1g.10gb"))
-    cards = [GpuFacts.model_validate(gpu, extra="forbid") for gpu in reader.latest().inventory or ()]
-    assert [[one.profile for one in card.mig_devices] for card in cards] == [["3g.40gb", "1g.10gb"]] * 2
-    assert len({one.uuid for card in cards for one in card.mig_devices}) == 4
-    assert {card.mig_mode for card in cards} == {"enabled"}
-    small = cards[1].mig_devices[1].uuid
-    made = pull_and_start(runtime, with_mig(simulated(), small, card=cards[1].uuid))
-    assert made is not None and made.parent_gpus == (cards[1].uuid,)
+    gpus = [GpuFacts.model_validate(gpu, extra="forbid") for gpu in reader.latest().inventory or ()]
+    assert [[one.profile for one in gpu.mig_devices] for gpu in gpus] == [["3g.40gb", "1g.10gb"]] * 2
+    assert len({one.uuid for gpu in gpus for one in gpu.mig_devices}) == 4
+    assert {gpu.mig_mode for gpu in gpus} == {"enabled"}
+    small = gpus[1].mig_devices[1].uuid
+    made = pull_and_start(runtime, with_mig(simulated(), small, gpu=gpus[1].uuid))
+    assert made is not None and made.parent_gpus == (gpus[1].uuid,)
     idle, busy = (Sample.model_validate(one, extra="forbid") for one in reader.latest().samples)
     assert (idle.processes, idle.memory_used_mib, idle.utilization_gpu_pct) == ([], 0, None)
     assert [(one.mig_uuid, reader.container_of(one.pid)) for one in busy.processes or ()] == [

@@ -1,4 +1,4 @@
-"""Samples and process lists, with a library that can fail in every way the real one does."""
+"""Samples and process lists, with a library that simulates all failures of the real one."""
 
 import os
 import subprocess
@@ -29,7 +29,7 @@ PROCESSES = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRu
 
 
 def _nulls_become(ask: Ask, index: int, expected: set[str]) -> None:
-    """And the other GPUs' samples stay complete."""
+    """Assert that only these values are null, and other GPUs' samples are complete."""
     answer = asked_until(
         ask, "sample", lambda it: it["error"] is None and nulls_of(samples_of(it)[index]) == expected
     )
@@ -61,7 +61,7 @@ def test_all_values_of_a_sample(standin: Standin) -> None:
 
 
 @pytest.mark.parametrize("code", PASSING)
-def test_a_passing_error_is_null_this_time_only(standin: Standin, code: int) -> None:
+def test_a_transient_error_is_null_once(standin: Standin, code: int) -> None:
     nvml = standin("gpus 2")
     with asking(nvml) as ask:
         for function, fields in SAMPLED.items():
@@ -72,7 +72,7 @@ def test_a_passing_error_is_null_this_time_only(standin: Standin, code: int) -> 
 
 
 @pytest.mark.parametrize("code", UNSUPPORTED)
-def test_what_is_unsupported_is_null_and_not_asked_again(standin: Standin, code: int) -> None:
+def test_an_unsupported_value_is_null_and_not_read_again(standin: Standin, code: int) -> None:
     nvml = standin("gpus 2")
     gone: set[str] = set()
     with asking(nvml) as ask:
@@ -87,7 +87,7 @@ def test_what_is_unsupported_is_null_and_not_asked_again(standin: Standin, code:
 
 
 @pytest.mark.parametrize("code", UNSUPPORTED)
-def test_older_forms_stand_in(standin: Standin, code: int) -> None:
+def test_older_functions_are_the_fallback(standin: Standin, code: int) -> None:
     lines = [f"error {function} {code}" for function in (*OLDER, *PROCESSES)]
     pid = os.getpid()
     with asking(standin("gpus 1", f"process 0 compute {pid} 7", *lines)) as ask:
@@ -99,7 +99,7 @@ def test_older_forms_stand_in(standin: Standin, code: int) -> None:
         assert gpus_of(ask("inventory"))[0]["memory_mib"] == 81559
 
 
-def test_symbols_that_an_old_driver_lacks(standin: Standin) -> None:
+def test_an_old_driver_without_new_symbols(standin: Standin) -> None:
     lacking = [*OLDER, *PROCESSES, "nvmlDeviceGetMigMode", "nvmlDeviceGetTotalEnergyConsumption"]
     lacking += ["nvmlDeviceGetFieldValues", "nvmlEventSetWait_v2", "nvmlDeviceGetMemoryAffinity"]
     with asking(standin("gpus 2", f"process 1 compute {os.getpid()} 7", without=lacking)) as ask:
@@ -116,7 +116,7 @@ def test_a_library_without_any_process_list(standin: Standin) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), GPU_FAULTS.items())
-def test_a_gpu_lost_in_a_sample_hides_no_other(standin: Standin, number: int, code: str) -> None:
+def test_a_gpu_lost_in_a_sample_does_not_hide_others(standin: Standin, number: int, code: str) -> None:
     nvml = standin("gpus 3")
     with asking(nvml) as ask:
         for function in (*SAMPLED, *PROCESSES):
@@ -129,7 +129,7 @@ def test_a_gpu_lost_in_a_sample_hides_no_other(standin: Standin, number: int, co
             asked_until(ask, "sample", lambda it: not it["answer"]["faults"])
 
 
-def test_the_inventory_repeats_what_samples_found(standin: Standin) -> None:
+def test_the_inventory_has_the_faults_of_samples(standin: Standin) -> None:
     with asking(standin("gpus 2", "error nvmlDeviceGetPowerUsage 15 1")) as ask:
         ask("sample")
         assert [gpu["fault"] for gpu in gpus_of(ask("inventory"))] == [None, "gpu_lost"]
@@ -138,7 +138,7 @@ def test_the_inventory_repeats_what_samples_found(standin: Standin) -> None:
 # Processes
 
 
-def test_processes_are_those_that_exist_each_once(standin: Standin) -> None:
+def test_existing_processes_are_listed_once(standin: Standin) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
     me, parent = os.getpid(), os.getppid()
@@ -155,6 +155,6 @@ def test_processes_are_those_that_exist_each_once(standin: Standin) -> None:
     ]
 
 
-def test_a_list_that_cannot_be_read_is_null_and_an_empty_one_is_empty(standin: Standin) -> None:
+def test_an_unreadable_list_is_null_and_an_empty_one_is_empty(standin: Standin) -> None:
     nvml = standin("gpus 2", *[f"error {function} 4 1" for function in PROCESSES])
     assert [sample["processes"] for sample in samples_of(asked_once(nvml, "sample"))] == [[], None]

@@ -1,4 +1,4 @@
-"""NVML's process against a library that can fail in every way the real one does."""
+"""The NVML process, with a library that simulates all failures of the real one."""
 
 import subprocess
 import sys
@@ -38,7 +38,7 @@ INVENTORIED: dict[str, dict[str, Any]] = {
     "nvmlDeviceGetNvLinkRemoteDeviceType": {},
     "nvmlDeviceGetNvLinkRemotePciInfo_v2": {},
 }
-# Where a lane ends is asked once per life of the process; these are asked each time.
+# The remote ends of links are read once per process; these functions are called each time.
 EVERY_TIME = {name for name in INVENTORIED if "NvLinkRemote" not in name}
 LASTING = {
     name
@@ -58,8 +58,8 @@ INIT_FAULTS = NODE_FAULTS | {
 LINKS = ("nvlink 0 0 1", "nvlink 0 1 1", "nvlink 1 0 0", "nvlink 1 1 0", "nvlink 1 2 2", "nvlink 2 0 1")
 
 
-def _alone(gpu: dict[str, Any]) -> dict[str, Any]:
-    """Without what it shares with others."""
+def _without_peers(gpu: dict[str, Any]) -> dict[str, Any]:
+    """Return the facts without the links to other GPUs."""
     return {name: value for name, value in gpu.items() if name not in {"nvlink_peers", "topology"}}
 
 
@@ -91,7 +91,7 @@ def test_all_facts_of_a_gpu(standin: Standin) -> None:
     }
 
 
-def test_gpus_behind_switches_have_the_smaller_number_of_lanes(standin: Standin) -> None:
+def test_gpus_behind_switches_have_the_smaller_link_count(standin: Standin) -> None:
     lanes = [
         f"nvlink {gpu} {link} switch" for gpu, count in ((0, 18), (1, 18), (2, 17)) for link in range(count)
     ]
@@ -105,12 +105,12 @@ def test_the_cuda_version(standin: Standin, cuda: int, said: str) -> None:
 
 
 @pytest.mark.parametrize("code", [*UNSUPPORTED, 4, 999])
-def test_a_fact_that_one_gpu_lacks_is_null_and_hides_nothing(standin: Standin, code: int) -> None:
+def test_a_missing_fact_of_one_gpu_is_null(standin: Standin, code: int) -> None:
     whole = gpus_of(asked_once(standin("gpus 3", *LINKS), "inventory"))
     for function, lost in INVENTORIED.items():
         answer = asked_once(standin("gpus 3", *LINKS, f"error {function} {code} 1"), "inventory")
         expected = [whole[0], {**whole[1], **lost}, whole[2]]
-        assert [_alone(gpu) for gpu in gpus_of(answer)] == [_alone(gpu) for gpu in expected]
+        assert [_without_peers(gpu) for gpu in gpus_of(answer)] == [_without_peers(gpu) for gpu in expected]
         assert gpus_of(answer)[1] | lost == gpus_of(answer)[1]
 
 
@@ -144,13 +144,13 @@ def test_a_known_fact_survives_a_single_failure(standin: Standin) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), GPU_FAULTS.items())
-def test_a_gpu_with_a_fault_is_named_and_the_others_are_read(
+def test_a_gpu_with_a_fault_is_reported_and_the_others_are_read(
     standin: Standin, number: int, code: str
 ) -> None:
     nvml = standin("gpus 3", *LINKS)
     with asking(nvml) as ask:
         whole = ask("inventory")
-        for function in EVERY_TIME - {"nvmlDeviceGetTopologyCommonAncestor"}:  # of two cards: which is it?
+        for function in EVERY_TIME - {"nvmlDeviceGetTopologyCommonAncestor"}:  # its error names no GPU
             nvml.write("gpus 3", *LINKS, f"error {function} {number} 1")
             answer = asked_until(ask, "inventory", lambda it: it["answer"]["unreadable"])
             assert answer["answer"]["unreadable"] == [{"index": 1, "uuid": uuid_of(1), "code": code}]
@@ -161,7 +161,7 @@ def test_a_gpu_with_a_fault_is_named_and_the_others_are_read(
 
 @pytest.mark.parametrize(("number", "code"), NODE_FAULTS.items())
 @pytest.mark.parametrize("operation", ["inventory", "sample"])
-def test_a_fault_of_the_node_is_the_answer(standin: Standin, number: int, code: str, operation: str) -> None:
+def test_a_fault_of_the_node_is_reported(standin: Standin, number: int, code: str, operation: str) -> None:
     nvml = standin("gpus 2")
     functions = EVERY_TIME if operation == "inventory" else SAMPLED
     with asking(nvml) as ask:
@@ -177,13 +177,13 @@ def test_a_fault_of_the_node_is_the_answer(standin: Standin, number: int, code: 
 
 @pytest.mark.parametrize(("number", "code"), INIT_FAULTS.items())
 @pytest.mark.parametrize("function", ["nvmlInitWithFlags", "nvmlDeviceGetCount_v2"])
-def test_what_keeps_nvml_from_starting(standin: Standin, function: str, number: int, code: str) -> None:
+def test_errors_of_nvmls_start(standin: Standin, function: str, number: int, code: str) -> None:
     answer = asked_once(standin("gpus 2", f"error {function} {number}"), "inventory")
     assert answer["answer"] is None
     assert answer["error"]["code"] == code
 
 
-def test_no_library_is_an_answer_too(standin: Standin, tmp_path: Path) -> None:
+def test_a_missing_library_is_reported(standin: Standin, tmp_path: Path) -> None:
     nvml = standin("gpus 2")
     nvml.environment["LD_LIBRARY_PATH"] = str(tmp_path)
     assert asked_once(nvml, "inventory")["error"]["code"] == "library_not_found"
@@ -191,7 +191,7 @@ def test_no_library_is_an_answer_too(standin: Standin, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("code", [2, 4, 8, 11, 15, 16, 28, 999])
 @pytest.mark.parametrize("function", ["nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID"])
-def test_a_gpu_that_does_not_open_hides_no_other(standin: Standin, function: str, code: int) -> None:
+def test_a_gpu_that_does_not_open_does_not_hide_others(standin: Standin, function: str, code: int) -> None:
     with asking(standin("gpus 3", f"error {function} {code} 1")) as ask:
         answer = ask("inventory")
         assert [gpu["uuid"] for gpu in gpus_of(answer)] == [uuid_of(0), uuid_of(2)]
@@ -240,7 +240,7 @@ def test_a_recovery_action_is_a_fault(standin: Standin, setting: str, fault: str
     ("setting", "conditions"),
     [("remap_pending 1", ["row_remap_pending"]), ("retiring 1", ["page_retirement_pending"])],
 )
-def test_memory_that_waits_for_a_reset_is_a_condition_and_no_fault(
+def test_pending_memory_repair_is_a_condition_and_not_a_fault(
     standin: Standin, setting: str, conditions: list[str]
 ) -> None:
     gpus = gpus_of(asked_once(standin("gpus 2", f"set 1 {setting}"), "inventory"))
@@ -292,7 +292,7 @@ def test_a_gpu_without_mig_has_a_null_mode(standin: Standin) -> None:
     assert gpus_of(asked_once(standin("gpus 1", "set 0 mig -1"), "inventory"))[0]["mig_mode"] is None
 
 
-def test_turning_mig_off_asks_again_for_what_was_unsupported(standin: Standin) -> None:
+def test_unsupported_values_are_read_again_after_mig_is_disabled(standin: Standin) -> None:
     nvml = standin(*MIG)
     with asking(nvml) as ask:
         ask("inventory")
@@ -302,7 +302,7 @@ def test_turning_mig_off_asks_again_for_what_was_unsupported(standin: Standin) -
         assert samples_of(ask("sample"))[0]["utilization_gpu_pct"] == 37
 
 
-def test_mig_stays_known_when_the_mode_fails_for_once(standin: Standin) -> None:
+def test_the_mig_mode_survives_a_single_failure(standin: Standin) -> None:
     nvml = standin(*MIG)
     with asking(nvml) as ask:
         whole = ask("inventory")
@@ -315,7 +315,7 @@ def test_mig_stays_known_when_the_mode_fails_for_once(standin: Standin) -> None:
 
 
 def _events(ask: Ask, kinds: int) -> list[dict[str, Any]]:
-    """Events until this many kinds have arrived, each with its total count."""
+    """Return events, once this many kinds have arrived, with their total counts."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
 
     def enough(answer: dict[str, Any]) -> bool:
@@ -330,7 +330,7 @@ def _events(ask: Ask, kinds: int) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def _heard(ask: Ask, kinds: int) -> list[tuple[str | None, str]]:
+def _event_codes(ask: Ask, kinds: int) -> list[tuple[str | None, str]]:
     return [(event["uuid"], event["code"]) for event in _events(ask, kinds)]
 
 
@@ -340,7 +340,7 @@ def test_an_xid_is_delivered_once_with_its_gpu(standin: Standin, xid: int) -> No
     with asking(nvml) as ask:
         assert ask("sample")["answer"]["events"] == []
         nvml.write("gpus 2", f"xid 1 {xid}", f"xid -1 {xid}")
-        assert _heard(ask, 2) == [(uuid_of(1), f"xid_{xid}"), (None, f"xid_{xid}")]
+        assert _event_codes(ask, 2) == [(uuid_of(1), f"xid_{xid}"), (None, f"xid_{xid}")]
         assert ask("sample")["answer"]["events"] == []
 
 
@@ -357,18 +357,16 @@ def test_an_xid_is_delivered_once_with_its_gpu(standin: Standin, xid: int) -> No
         (0x8000, "recovery_action_changed"),
     ],
 )
-def test_other_events_are_delivered_where_the_gpu_supports_them(
-    standin: Standin, event_type: int, code: str
-) -> None:
+def test_supported_events_are_delivered(standin: Standin, event_type: int, code: str) -> None:
     nvml = standin("gpus 2", "set 0 events 8")
     announced = [f"event 0 {event_type} 1", f"event 1 {event_type} 1", "xid 0 31"]
     with asking(nvml) as ask:
         ask("sample")
         nvml.write("gpus 2", "set 0 events 8", *announced)
-        assert _heard(ask, 2) == [(uuid_of(1), code), (uuid_of(0), "xid_31")]
+        assert _event_codes(ask, 2) == [(uuid_of(1), code), (uuid_of(0), "xid_31")]
 
 
-def test_a_flood_of_application_faults_hides_no_event_of_the_hardware(standin: Standin) -> None:
+def test_many_application_faults_do_not_hide_hardware_events(standin: Standin) -> None:
     """Ten thousand faults between two samples: the XIDs before and after them are delivered."""
     flood = ["xid 0 79", *(f"xids {index} 31 1250" for index in range(8)), "xid 1 79"]
     nvml = standin("gpus 8")
@@ -391,19 +389,19 @@ def test_an_event_of_a_mig_device_names_it(standin: Standin) -> None:
     assert named == {"xid_31": [large], "xid_43": [small], "xid_79": [], "xid_13": []}
 
 
-def test_a_lost_gpu_is_still_named_by_its_xid(standin: Standin) -> None:
+def test_the_xid_of_a_lost_gpu_has_its_uuid(standin: Standin) -> None:
     nvml = standin("gpus 2")
     with asking(nvml) as ask:
         ask("sample")
         nvml.write("gpus 2", "lost 1", "xid 1 79")
-        assert _heard(ask, 1) == [(uuid_of(1), "xid_79")]
+        assert _event_codes(ask, 1) == [(uuid_of(1), "xid_79")]
 
 
 @pytest.mark.parametrize("call", ["nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents"])
 @pytest.mark.parametrize("code", [3, 15, 999])
-def test_a_gpu_without_events_does_not_stop_those_of_others(standin: Standin, call: str, code: int) -> None:
+def test_a_gpu_without_events_does_not_block_events_of_others(standin: Standin, call: str, code: int) -> None:
     with asking(standin("gpus 3", f"error {call} {code} 1", "xid 0 48", "xid 1 48", "xid 2 79")) as ask:
-        assert _heard(ask, 2) == [(uuid_of(0), "xid_48"), (uuid_of(2), "xid_79")]
+        assert _event_codes(ask, 2) == [(uuid_of(0), "xid_48"), (uuid_of(2), "xid_79")]
         assert ask("sample")["answer"]["deaf"] is False
 
 
@@ -411,7 +409,7 @@ def test_a_gpu_without_events_does_not_stop_those_of_others(standin: Standin, ca
     "call", ["nvmlEventSetCreate", "nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents"]
 )
 @pytest.mark.parametrize("code", [3, 15, 999])
-def test_without_events_samples_go_on(standin: Standin, call: str, code: int) -> None:
+def test_samples_work_without_events(standin: Standin, call: str, code: int) -> None:
     answer = asked_once(standin("gpus 2", f"error {call} {code}"), "sample")
     assert not any(nulls_of(sample) for sample in samples_of(answer))
     assert answer["answer"]["deaf"] is False
@@ -426,7 +424,7 @@ def test_a_failed_wait_is_reported(standin: Standin, code: int) -> None:
 # The process
 
 
-def test_what_the_library_prints_is_no_answer(standin: Standin) -> None:
+def test_output_of_the_library_is_not_an_answer(standin: Standin) -> None:
     assert gpus_of(asked_once(standin("gpus 1", "print {}"), "inventory"))
 
 
@@ -444,7 +442,7 @@ def test_the_process_ends_with_its_standard_input(standin: Standin) -> None:
     assert ended.stderr == b""
 
 
-def test_the_process_is_small(standin: Standin) -> None:
+def test_the_process_uses_little_memory(standin: Standin) -> None:
     program = (
         "import mooring.agent.nvml.process, mooring.agent.nvml.session as nvml, re, sys;"
         "session = nvml.Nvml(); session.inventory(); session.sample();"

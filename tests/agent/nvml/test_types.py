@@ -1,4 +1,4 @@
-"""The shapes that leave the NVML process are those that the rest of the agent validates."""
+"""The types that the NVML process sends match the models that the agent validates."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ ADDED_BY_THE_AGENT: dict[type[BaseModel], set[str]] = {gpu.Process: {"instance_i
 
 
 def as_model(annotation: Any) -> Any:
-    """The same type with each TypedDict replaced by its model."""
+    """Return the type with each TypedDict replaced by its model."""
     if annotation in SHAPES:
         return SHAPES[annotation]
     arguments = tuple(map(as_model, get_args(annotation)))
@@ -33,7 +33,7 @@ def as_model(annotation: Any) -> Any:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)
-def test_a_typed_dict_has_the_names_and_types_of_its_model(shape: type) -> None:
+def test_typed_dicts_match_their_models(shape: type) -> None:
     model = SHAPES[shape]
     hints = get_type_hints(model)
     names = model.model_fields.keys() - ADDED_BY_THE_AGENT.get(model, set())

@@ -12,7 +12,7 @@ from sqlalchemy import event
 
 from mooring.api.auth.rate_limits import (
     FAILED_ATTEMPTS,
-    KEYS_AT_FULL_RATE,
+    PROJECT_FACTOR,
     REQUESTS,
     WINDOW_S,
     FailedAttempts,
@@ -155,7 +155,7 @@ def test_a_window_admits_requests_after_the_announced_time() -> None:
         clock.now += 10
     refused = window.take("key")
     assert (refused.admitted, refused.remaining, refused.more_in_s) == (False, 0, 30)
-    assert window.full_for_s("key") == 30
+    assert window.wait_s_of("key") == 30
     clock.now += 29.9
     assert window.take("key").more_in_s == 1
     clock.now += 0.1
@@ -176,7 +176,7 @@ def test_more_keys_do_not_raise_the_limit_of_a_project() -> None:
         headers, refusal = rates.take(Caller(key, "key", key, project_id=project), ActionClass.EXEC)
         return dict(headers), refusal
 
-    most = REQUESTS[ActionClass.EXEC] * KEYS_AT_FULL_RATE
+    most = REQUESTS[ActionClass.EXEC] * PROJECT_FACTOR
     for number in range(most):
         assert take(f"key_{number}", "a")[1] is None
     headers, refusal = take("key_new", "a")

@@ -320,12 +320,12 @@ def test_a_paused_poll_checks_access_again_before_it_answers(
     project = shared.items("/v1/projects")[0]["id"]
     key, context = new_key(shared), _context(shared_service)
     path = f"/v1/events?wait_s=20&after={_last_seq(shared)}"
-    wait_until(lambda: not context.event_pages._reads)
+    wait_until(lambda: not context.event_pages._cached)
     with ExitStack() as held:
         for number in range(250):
             held.enter_context(context.open_streams.opened(_caller(f"key_{number}", project=project)))
         poll = Request(shared_service, key["key"], "GET", path)
-        wait_until(lambda: context.event_pages._reads)  # it found no event and waits
+        wait_until(lambda: context.event_pages._cached)  # it found no event and waits
         shared.create(gpus={"count": 64})
         assert shared.delete(f"/v1/api-keys/{key['id']}").status_code == 204
         poll.end()

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import event
 
 from mooring.api.auth.rate_limits import DELAY_S, REQUESTS
-from mooring.api.auth.rules import ASKS_SCHEDULER, AT_ONCE_EXTRA, DRY_RUN_EXTRA
+from mooring.api.auth.rules import DRY_RUN_EXTRA, IMMEDIATE_EXTRA, SCHEDULER_COST
 from mooring.control.scheduling.cache import SchedulerCache
 from tests.nodes import WireNode
 from tests.problems import problem
@@ -150,14 +150,14 @@ class TestRates:
 
             most = REQUESTS_OF["read"] - 1
             assert left("GET", f"/v1/instances/{made['id']}") == ("read", most - 1)
-            assert left("GET", f"/v1/instances/{made['id']}/explain") == ("read", most - 1 - ASKS_SCHEDULER)
-            assert left("GET", "/v1/queue") == ("read", most - 1 - 2 * ASKS_SCHEDULER)
+            assert left("GET", f"/v1/instances/{made['id']}/explain") == ("read", most - 1 - SCHEDULER_COST)
+            assert left("GET", "/v1/queue") == ("read", most - 1 - 2 * SCHEDULER_COST)
             group = {"name": "g", "count": 2, "template": PENDING}
             most = REQUESTS_OF["write"]
             assert left("POST", "/v1/instance-groups", json=group) == ("write", most - 2)
             after = most - 3 - DRY_RUN_EXTRA
             assert left("POST", "/v1/instances?dry_run=true", json=PENDING) == ("write", after)
-            after -= 1 + AT_ONCE_EXTRA
+            after -= 1 + IMMEDIATE_EXTRA
             at_once = {**PENDING, "on_capacity": "fail"}
             assert left("POST", "/v1/instances", json=at_once) == ("write", after)
 
@@ -167,10 +167,10 @@ class TestRates:
         with limited.client as admin, member(admin, "asks") as asks:
             made = asks.create(gpus={"count": 64})
             path = f"/v1/instances/{made['id']}/explain"
-            for _ in range((REQUESTS_OF["read"] - 1) // ASKS_SCHEDULER):
+            for _ in range((REQUESTS_OF["read"] - 1) // SCHEDULER_COST):
                 assert asks.get(path).status_code == 200
             refused = asks.get(path)
-            assert f"counts as {ASKS_SCHEDULER}" in problem(refused, 429, "too_many_requests")["detail"]
+            assert f"counts as {SCHEDULER_COST}" in problem(refused, 429, "too_many_requests")["detail"]
             assert refused.elapsed.total_seconds() >= DELAY_S
             assert asks.get(f"/v1/instances/{made['id']}").status_code == 200
             assert admin.get(path).elapsed.total_seconds() < DELAY_S

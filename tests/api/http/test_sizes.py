@@ -23,7 +23,7 @@ def test_a_page_of_large_instances_is_shortened_without_losing_any(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = [client.create(gpus={"count": 1}, env={"V": "x" * 10_000})["id"] for _ in range(5)]
-    monkeypatch.setattr(rendered, "_MOST_PAGE_BYTES", 25_000)
+    monkeypatch.setattr(rendered, "_MAX_PAGE_BYTES", 25_000)
     seen, sizes, cursor = [], [], None
     while True:
         asked = {"limit": 4} | ({"cursor": cursor} if cursor else {})

@@ -338,7 +338,7 @@ def test_the_frames_of_a_node_may_take_longer_than_a_body(service: RunningServic
         )
         _received, lasted = silent.rest()
     assert LIMITS.frames_s - EARLY_S <= lasted < LIMITS.frames_s + SLACK_S
-    service.service._server._context.channels.break_off()
+    service.service._server._context.channels.abort()
     thread.join(20)
     node.close()
 

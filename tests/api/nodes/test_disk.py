@@ -16,7 +16,7 @@ from tests.problems import problem
 GIB = 1024
 
 
-def disk(**changes: Any) -> DiskFacts:
+def disk_facts(**changes: Any) -> DiskFacts:
     return DiskFacts.model_validate(
         {
             "total_mib": 1000 * GIB,
@@ -59,7 +59,7 @@ def project(sandbox: Sandbox, **changes: Any) -> str:
 def test_a_node_shows_its_disk(sandbox: Sandbox) -> None:
     shown = sandbox.client.get(f"/v1/nodes/{sandbox.node.id}").json()
     assert (shown["disk_mib"], shown["disk_enforced"], shown["storage"]) == (None, None, None)
-    report(sandbox, disk())
+    report(sandbox, disk_facts())
     sandbox.placed(disk_mib=100 * GIB)
     shown = sandbox.client.get(f"/v1/nodes/{sandbox.node.id}").json()
     assert (shown["disk_mib"], shown["disk_allocatable_mib"]) == (1000 * GIB, 800 * GIB)
@@ -73,8 +73,8 @@ def test_a_node_shows_its_disk(sandbox: Sandbox) -> None:
     }
 
 
-def test_an_instance_is_given_its_disk_or_the_default(sandbox: Sandbox) -> None:
-    report(sandbox, disk())
+def test_an_instance_gets_its_requested_disk_or_the_default(sandbox: Sandbox) -> None:
+    report(sandbox, disk_facts())
     asked, left_open = sandbox.placed(disk_mib=100 * GIB), sandbox.placed()
     assert (asked.disk_mib, left_open.disk_mib) == (100 * GIB, 10 * GIB)
     shown = sandbox.client.instance(asked.instance_id)
@@ -83,8 +83,8 @@ def test_an_instance_is_given_its_disk_or_the_default(sandbox: Sandbox) -> None:
     assert (shown["disk_mib"], shown["granted"]["disk_mib"]) == (None, 10 * GIB)
 
 
-def test_disk_runs_out_and_comes_back(sandbox: Sandbox) -> None:
-    report(sandbox, disk())
+def test_allocated_disk_is_unavailable_until_its_release(sandbox: Sandbox) -> None:
+    report(sandbox, disk_facts())
     first = sandbox.running(disk_mib=700 * GIB)
     assert refusals(sandbox, disk_mib=101 * GIB) == [("insufficient_disk", "101 GiB", "100 GiB")]
     waits = sandbox.create(disk_mib=101 * GIB)["id"]
@@ -98,83 +98,88 @@ def test_disk_runs_out_and_comes_back(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.parametrize("asked", [63, 2**31, -1, 0.5, "64"])
-def test_what_is_no_size_is_refused(sandbox: Sandbox, asked: Any) -> None:
+def test_an_invalid_size_is_rejected(sandbox: Sandbox, asked: Any) -> None:
     answer = sandbox.client.post("/v1/instances", json={"image": "busybox", "disk_mib": asked})
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["pointer"] == "/disk_mib"
 
 
-def test_a_node_of_an_earlier_release_takes_what_asks_for_no_disk(sandbox: Sandbox) -> None:
+def test_a_node_of_an_earlier_release_runs_instances_without_a_disk_request(sandbox: Sandbox) -> None:
     assert sandbox.placed().disk_mib == 10 * GIB
     ((code, _wanted, had),) = refusals(sandbox, disk_mib=GIB)
     assert (code, had) == ("insufficient_disk", "unknown: its agent does not report it")
 
 
-def test_a_nearly_full_node_gets_nothing_new(sandbox: Sandbox) -> None:
-    report(sandbox, disk())
+def test_a_node_with_disk_pressure_gets_no_new_instances(sandbox: Sandbox) -> None:
+    report(sandbox, disk_facts())
     runs = sandbox.running()
-    report(sandbox, disk(pressure=True))
+    report(sandbox, disk_facts(pressure=True))
     assert [code for code, *_ in refusals(sandbox)] == ["disk_pressure"]
     shown = sandbox.client.get(f"/v1/nodes/{sandbox.node.id}").json()
     assert (shown["state"], shown["storage"]["pressure"]) == ("ready", True)
     assert sandbox.client.instance(runs.instance_id)["state"] == "running"
-    report(sandbox, disk())
+    report(sandbox, disk_facts())
     assert dry_run(sandbox)["placeable"]
 
 
 class TestQuotas:
-    def test_disk_is_counted_from_the_moment_it_is_asked_for(self, sandbox: Sandbox) -> None:
-        report(sandbox, disk())
-        of = project(sandbox, quotas={"disk_mib": 100 * GIB})
-        sandbox.placed(project_id=of, disk_mib=80 * GIB)
-        sandbox.placed(project_id=of)
-        usage = sandbox.client.get(f"/v1/projects/{of}").json()["usage"]
+    def test_disk_counts_from_the_request(self, sandbox: Sandbox) -> None:
+        report(sandbox, disk_facts())
+        limited = project(sandbox, quotas={"disk_mib": 100 * GIB})
+        sandbox.placed(project_id=limited, disk_mib=80 * GIB)
+        sandbox.placed(project_id=limited)
+        usage = sandbox.client.get(f"/v1/projects/{limited}").json()["usage"]
         assert usage["disk_mib"] == 90 * GIB
-        body = {"image": "busybox", "project_id": of, "disk_mib": 11 * GIB}
+        body = {"image": "busybox", "project_id": limited, "disk_mib": 11 * GIB}
         found = problem(sandbox.client.post("/v1/instances", json=body), 403, "quota_exceeded")
         assert (found["quota"], found["limit"], found["used"]) == ("disk_mib", 100 * GIB, 90 * GIB)
-        sandbox.placed(project_id=of, disk_mib=10 * GIB)
+        sandbox.placed(project_id=limited, disk_mib=10 * GIB)
 
-    def test_a_group_counts_as_all_of_its_members(self, sandbox: Sandbox) -> None:
-        of = project(sandbox, quotas={"disk_mib": 100 * GIB})
-        body = {"name": "g", "project_id": of, "count": 3, "template": {"image": "x", "disk_mib": 40 * GIB}}
+    def test_a_group_counts_all_members(self, sandbox: Sandbox) -> None:
+        limited = project(sandbox, quotas={"disk_mib": 100 * GIB})
+        body = {
+            "name": "g",
+            "project_id": limited,
+            "count": 3,
+            "template": {"image": "x", "disk_mib": 40 * GIB},
+        }
         found = problem(sandbox.client.post("/v1/instance-groups", json=body), 403, "quota_exceeded")
         assert found["asked"] == 120 * GIB
         body["template"] = {"image": "x"}
         answer = sandbox.client.post("/v1/instance-groups", json=body)
         assert answer.status_code == 201
-        assert sandbox.client.get(f"/v1/projects/{of}").json()["usage"]["disk_mib"] == 30 * GIB
+        assert sandbox.client.get(f"/v1/projects/{limited}").json()["usage"]["disk_mib"] == 30 * GIB
         sandbox.client.delete(f"/v1/instance-groups/{answer.json()['id']}")
 
 
 class TestRequiredLimits:
-    def test_its_instances_run_only_where_limits_are_enforced(self, sandbox: Sandbox) -> None:
-        report(sandbox, disk())  # what is approved of it
-        report(sandbox, disk(enforced=False))
-        of = project(sandbox, require_disk_limits=True)
-        ((code, wanted, _had),) = refusals(sandbox, project_id=of)
+    def test_instances_run_only_on_nodes_that_enforce_limits(self, sandbox: Sandbox) -> None:
+        report(sandbox, disk_facts())  # the first report is approved
+        report(sandbox, disk_facts(enforced=False))
+        limited = project(sandbox, require_disk_limits=True)
+        ((code, wanted, _had),) = refusals(sandbox, project_id=limited)
         assert (code, wanted) == ("disk_not_limited", "a node that enforces disk_mib")
-        waits = sandbox.create(project_id=of)["id"]
+        waits = sandbox.create(project_id=limited)["id"]
         assert sandbox.placed().disk_mib
         assert sandbox.client.instance(waits)["state"] == "pending"
-        report(sandbox, disk())
+        report(sandbox, disk_facts())
         sandbox.client.wait(waits, "scheduled")
 
-    def test_what_waits_heeds_a_change_of_its_project(self, sandbox: Sandbox) -> None:
-        report(sandbox, disk(enforced=False))
-        of = project(sandbox, require_disk_limits=True)
-        waits = sandbox.create(project_id=of)["id"]
-        assert [code for code, *_ in refusals(sandbox, project_id=of)] == ["disk_not_limited"]
-        sandbox.client.patch(f"/v1/projects/{of}", json={"require_disk_limits": False})
+    def test_pending_instances_follow_a_change_of_their_project(self, sandbox: Sandbox) -> None:
+        report(sandbox, disk_facts(enforced=False))
+        limited = project(sandbox, require_disk_limits=True)
+        waits = sandbox.create(project_id=limited)["id"]
+        assert [code for code, *_ in refusals(sandbox, project_id=limited)] == ["disk_not_limited"]
+        sandbox.client.patch(f"/v1/projects/{limited}", json={"require_disk_limits": False})
         sandbox.client.wait(waits, "scheduled")
 
-    def test_only_an_admin_says_so(self, sandbox: Sandbox) -> None:
-        of = project(sandbox)
+    def test_only_an_admin_changes_the_requirement(self, sandbox: Sandbox) -> None:
+        limited = project(sandbox)
         made = sandbox.client.post(
-            "/v1/api-keys", json={"name": "owner", "project_id": of, "role": "owner"}
+            "/v1/api-keys", json={"name": "owner", "project_id": limited, "role": "owner"}
         ).json()
         answer = sandbox.client.patch(
-            f"/v1/projects/{of}",
+            f"/v1/projects/{limited}",
             json={"require_disk_limits": True},
             headers={"Authorization": f"Bearer {made['key']}"},
         )
@@ -182,11 +187,11 @@ class TestRequiredLimits:
 
 
 class TestGuard:
-    """A plan that is wrong by now is not written down."""
+    """An outdated placement is not written."""
 
     def pending(self, sandbox: Sandbox, **fields: Any) -> str:
-        """One that the scheduler itself cannot place."""
-        report(sandbox, disk(pressure=True))
+        """The ID of an instance that the scheduler cannot place."""
+        report(sandbox, disk_facts(pressure=True))
         return str(sandbox.create(**fields)["id"])
 
     def assign(self, sandbox: Sandbox, instance_id: str, disk_mib: int) -> list[str]:
@@ -196,36 +201,36 @@ class TestGuard:
             session.rollback()
         return placed
 
-    def test_a_full_disk(self, sandbox: Sandbox) -> None:
+    def test_a_placement_on_a_full_disk_is_rejected(self, sandbox: Sandbox) -> None:
         waits = self.pending(sandbox, disk_mib=100 * GIB)
         node = sandbox.client.get(f"/v1/nodes/{sandbox.node.id}").json()
         assert self.assign(sandbox, waits, 100 * GIB) == []
-        self.unpressed(sandbox, allocatable_mib=99 * GIB)
+        self.report_without_pressure(sandbox, allocatable_mib=99 * GIB)
         assert self.assign(sandbox, waits, 100 * GIB) == []
         assert node["disk_mib_free"] == 800 * GIB
 
-    def test_less_than_was_asked_for(self, sandbox: Sandbox) -> None:
+    def test_a_placement_with_less_disk_than_requested_is_rejected(self, sandbox: Sandbox) -> None:
         waits = self.pending(sandbox, disk_mib=100 * GIB)
-        self.unpressed(sandbox, allocatable_mib=99 * GIB)
+        self.report_without_pressure(sandbox, allocatable_mib=99 * GIB)
         assert self.assign(sandbox, waits, 1) == []
 
-    def test_a_node_without_limits(self, sandbox: Sandbox) -> None:
-        of = project(sandbox, require_disk_limits=True)
-        waits = self.pending(sandbox, project_id=of)
-        self.unpressed(sandbox, enforced=False)
+    def test_a_placement_on_a_node_without_limits_is_rejected(self, sandbox: Sandbox) -> None:
+        limited = project(sandbox, require_disk_limits=True)
+        waits = self.pending(sandbox, project_id=limited)
+        self.report_without_pressure(sandbox, enforced=False)
         assert self.assign(sandbox, waits, 10 * GIB) == []
 
-    def unpressed(self, sandbox: Sandbox, **changes: Any) -> None:
-        """The node as it is told to the guard, on which the scheduler would place nothing of this either."""
-        report(sandbox, disk(**changes))
+    def report_without_pressure(self, sandbox: Sandbox, **changes: Any) -> None:
+        """Report a disk without pressure, on which the placement is still not allowed."""
+        report(sandbox, disk_facts(**changes))
 
 
-def test_an_instance_that_ran_before_the_upgrade_goes_on(sandbox: Sandbox) -> None:
-    """Its row has no disk: it holds none, and its node hears of no limit."""
+def test_an_instance_from_before_the_upgrade_keeps_running(sandbox: Sandbox) -> None:
+    """Its row has no disk: it uses none, and its assignment has no limit."""
     runs = sandbox.running()
     with sandbox.service.plane.database.write() as session:
         session.execute(update(Instance).where(Instance.id == runs.instance_id).values(disk_mib=None))
-    report(sandbox, disk())
+    report(sandbox, disk_facts())
     assert sandbox.assignment(runs.instance_id).disk_mib is None
     assert sandbox.client.instance(runs.instance_id)["granted"]["disk_mib"] is None
     sandbox.sync(observed(runs, "running"))

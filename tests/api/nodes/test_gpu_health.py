@@ -1,4 +1,4 @@
-"""GPU health over HTTP: who is quarantined for what, who is told, and who sees whose words."""
+"""GPU health over HTTP: quarantine, events, and the visibility of messages."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,8 +39,8 @@ def _incidents(client: Client, sandbox: Sandbox, index: int, **params: Any) -> l
     return client.items(f"/v1/gpus/{sandbox.node.gpus[index].uuid}/incidents", **params)
 
 
-def _told(sandbox: Sandbox, instance_id: str) -> list[tuple[str, str, str]]:
-    """What the instance was told of its GPUs."""
+def _gpu_events(sandbox: Sandbox, instance_id: str) -> list[tuple[str, str, str]]:
+    """The instance's events about its GPUs."""
     return [
         (event["type"], event["data"]["reason"]["code"], event["data"]["action"])
         for event in sandbox.client.items(f"/v1/instances/{instance_id}/events", limit=200)
@@ -67,8 +67,8 @@ def _run(sandbox: Sandbox, client: Client, **fields: Any) -> Assignment:
 
 
 @pytest.mark.parametrize("listed_as", ["incidents", "faults"])
-def test_an_application_fault_is_told_and_takes_no_gpu_out_of_use(sandbox: Sandbox, listed_as: str) -> None:
-    """An agent of an earlier release calls XID 32, 69, 80 and 94 incidents; each of them quarantined."""
+def test_an_application_fault_is_an_event_and_does_not_quarantine(sandbox: Sandbox, listed_as: str) -> None:
+    """An agent of an earlier release reports XID 32, 69, 80 and 94 as incidents."""
     assignment = sandbox.running(gpus={"count": 8})
     faults = [_incident(sandbox, 0, f"xid_{code}") for code in (32, 69, 80, 94)]
     sandbox.sync(*sandbox.ran, **{listed_as: faults})
@@ -76,13 +76,13 @@ def test_an_application_fault_is_told_and_takes_no_gpu_out_of_use(sandbox: Sandb
     assert (shown["health"], shown["reason"], shown["placement"]) == ("healthy", None, "normal")
     assert {each["code"] for each in shown["conditions"]} == {"xid_32", "xid_69", "xid_80", "xid_94"}
     assert {(each["severity"], each["action"]) for each in shown["conditions"]} == {("info", "restart_app")}
-    assert sorted(_told(sandbox, assignment.instance_id)) == [
+    assert sorted(_gpu_events(sandbox, assignment.instance_id)) == [
         ("instance.gpu_fault", f"xid_{code}", "restart_app") for code in (32, 69, 80, 94)
     ]
 
 
 @pytest.mark.parametrize("code", RESETS_AND_REBOOTS)
-def test_what_needs_a_reset_or_reboot_quarantines_and_its_instance_is_told(
+def test_an_error_that_needs_a_reset_or_reboot_quarantines_and_is_an_event(
     sandbox: Sandbox, code: int
 ) -> None:
     assignment = sandbox.running(gpus={"count": 8})
@@ -97,7 +97,7 @@ def test_what_needs_a_reset_or_reboot_quarantines_and_its_instance_is_told(
         (f"xid_{code}", "fatal", action)
     ]
     assert shown["recovery"] is None
-    assert _told(sandbox, assignment.instance_id) == [("instance.gpu_unhealthy", f"xid_{code}", action)]
+    assert _gpu_events(sandbox, assignment.instance_id) == [("instance.gpu_unhealthy", f"xid_{code}", action)]
     others = [_gpu(sandbox.client, sandbox, index)["health"] for index in (0, 1, 3, 7)]
     assert set(others) == {"healthy"}
 
@@ -106,12 +106,12 @@ def test_what_needs_a_reset_or_reboot_quarantines_and_its_instance_is_told(
     ("recovery_action", "health", "placement"),
     [("none", "healthy", "last"), (None, "quarantined", "none"), ("reset_required", "quarantined", "none")],
 )
-def test_an_error_that_the_catalogue_does_not_decide_is_decided_by_the_recovery_action(
+def test_the_recovery_action_decides_errors_that_the_catalogue_does_not(
     sandbox: Sandbox, recovery_action: str | None, health: str, placement: str
 ) -> None:
-    told = {"recovery_action": recovery_action}
-    cards = [sandbox.node.gpus[0].model_copy(update=told), *sandbox.node.gpus[1:]]
-    sandbox.sync(gpus=cards, incidents=[_incident(sandbox, 0, "xid_48")])
+    reported = {"recovery_action": recovery_action}
+    gpus_reported = [sandbox.node.gpus[0].model_copy(update=reported), *sandbox.node.gpus[1:]]
+    sandbox.sync(gpus=gpus_reported, incidents=[_incident(sandbox, 0, "xid_48")])
     shown = _gpu(sandbox.client, sandbox, 0)
     assert (shown["health"], shown["placement"]) == (health, placement)
 
@@ -124,7 +124,7 @@ def test_an_error_that_the_catalogue_does_not_decide_is_decided_by_the_recovery_
         ("recovery_system_reboot", "reboot"), ("recovery_action_9", "service"),
     ],
 )  # fmt: skip
-def test_every_recovery_action_quarantines_and_is_told(sandbox: Sandbox, fault: str, action: str) -> None:
+def test_every_recovery_action_quarantines_and_is_an_event(sandbox: Sandbox, fault: str, action: str) -> None:
     assignment = sandbox.running(gpus={"count": 8})
     broken = sandbox.node.gpus[0].model_copy(update={"fault": fault, "recovery_action": fault})
     for _ in range(3):
@@ -132,33 +132,33 @@ def test_every_recovery_action_quarantines_and_is_told(sandbox: Sandbox, fault: 
     shown = _gpu(sandbox.client, sandbox, 0)
     assert (shown["health"], shown["reason"]["code"]) == ("quarantined", fault)
     assert [(each["action"], each["count"]) for each in shown["conditions"]] == [(action, 1)]
-    assert _told(sandbox, assignment.instance_id) == [("instance.gpu_unhealthy", fault, action)]
+    assert _gpu_events(sandbox, assignment.instance_id) == [("instance.gpu_unhealthy", fault, action)]
 
 
-def test_ten_thousand_application_faults_quarantine_nothing_and_flood_nothing(sandbox: Sandbox) -> None:
-    """As an old agent may tell them, one by one, 1,000 a report; and as one that counts does."""
+def test_ten_thousand_application_faults_quarantine_nothing_and_add_few_rows(sandbox: Sandbox) -> None:
+    """An old agent may report them one by one, 1,000 per report."""
     assignment = sandbox.running(gpus={"count": 8})
     codes = [13, 31, 32, 43, 45, 68, 69, 80, 94, 8]
-    before = _counted(sandbox)
+    before = _count_rows(sandbox)
     for batch in range(10):
-        told = [
+        reported = [
             _incident(sandbox, number % 8, f"xid_{codes[number // 100]}", f"{batch}-{number}")
             for number in range(1000)
         ]
-        sandbox.sync(*sandbox.ran, incidents=told)
+        sandbox.sync(*sandbox.ran, incidents=reported)
     for index in range(8):
         shown = _gpu(sandbox.client, sandbox, index)
         assert (shown["health"], shown["placement"]) == ("healthy", "normal")
         assert sum(each["count"] for each in shown["conditions"]) == 1250
         assert sum(each["count"] for each in _incidents(sandbox.client, sandbox, index)) == 1250
-    assert len(_told(sandbox, assignment.instance_id)) == 8 * len(codes)
+    assert len(_gpu_events(sandbox, assignment.instance_id)) == 8 * len(codes)
     conditions, incidents, events = (
-        after - was for after, was in zip(_counted(sandbox), before, strict=True)
+        after - was for after, was in zip(_count_rows(sandbox), before, strict=True)
     )
     assert (conditions, incidents, events) == (80, 80, 80)
 
 
-def _counted(sandbox: Sandbox) -> list[int]:
+def _count_rows(sandbox: Sandbox) -> list[int]:
     uuids = [gpu.uuid for gpu in sandbox.node.gpus]
     with sandbox.service.plane.database.read() as session:
         return [
@@ -168,12 +168,12 @@ def _counted(sandbox: Sandbox) -> list[int]:
         ]
 
 
-def test_what_is_kept_of_a_gpu_is_bounded_and_faults_push_out_no_error_of_the_hardware(
+def test_stored_incidents_are_limited_and_faults_do_not_displace_hardware_errors(
     sandbox: Sandbox,
 ) -> None:
     sandbox.sync(incidents=[_incident(sandbox, 0, "xid_79")])
     for number in range(gpu_health.INCIDENTS_KEPT + 50):
-        # Each of another hour, so that none is counted with the one before.
+        # Each is in another hour, so that none is counted with the previous one.
         _age(sandbox, timedelta(hours=2))
         sandbox.sync(faults=[_incident(sandbox, 0, "xid_31", str(number))])
     found = _incidents(sandbox.client, sandbox, 0, limit=200)
@@ -185,19 +185,19 @@ def test_what_is_kept_of_a_gpu_is_bounded_and_faults_push_out_no_error_of_the_ha
 
 
 def _age(sandbox: Sandbox, age: timedelta) -> None:
-    """What is on record of the node's GPUs happened so much earlier."""
+    """Move the recorded incidents and conditions of the node's GPUs back in time."""
     uuids = [gpu.uuid for gpu in sandbox.node.gpus]
     with sandbox.service.plane.database.write() as session:
         for table in (GpuCondition, GpuIncident):
-            moments = {"since": now() - age, "last_at": now() - age}
-            session.execute(update(table).where(table.gpu_uuid.in_(uuids)).values(**moments))
+            timestamps = {"since": now() - age, "last_at": now() - age}
+            session.execute(update(table).where(table.gpu_uuid.in_(uuids)).values(**timestamps))
 
 
-def test_a_flood_of_one_fatal_error_is_one_change_of_health(sandbox: Sandbox) -> None:
+def test_a_repeated_fatal_error_changes_health_once(sandbox: Sandbox) -> None:
     assignment = sandbox.running(gpus={"count": 8})
     for number in range(20):
         sandbox.sync(*sandbox.ran, incidents=[_incident(sandbox, 0, "xid_79", str(number))])
-    assert len(_told(sandbox, assignment.instance_id)) == 1
+    assert len(_gpu_events(sandbox, assignment.instance_id)) == 1
     (condition,) = _gpu(sandbox.client, sandbox, 0)["conditions"]
     assert condition["count"] == 20
     (incident,) = _incidents(sandbox.client, sandbox, 0)
@@ -213,7 +213,7 @@ def test_a_fault_is_counted_once_however_often_it_is_reported(sandbox: Sandbox) 
     assert condition["count"] == 42
 
 
-def test_rows_that_wait_to_be_remapped_are_a_warning_and_last_for_new_work(sandbox: Sandbox) -> None:
+def test_pending_row_remapping_is_a_warning_and_the_gpu_is_placed_last(sandbox: Sandbox) -> None:
     waits = sandbox.node.gpus[0].model_copy(update={"conditions": ["row_remap_pending"]})
     for _ in range(2):
         sandbox.sync(gpus=[waits, *sandbox.node.gpus[1:]])
@@ -225,7 +225,7 @@ def test_rows_that_wait_to_be_remapped_are_a_warning_and_last_for_new_work(sandb
     sandbox.node.gpus[0] = waits
     first = sandbox.placed(gpus={"count": 7})
     assert waits.uuid not in first.gpu_uuids
-    assert sandbox.placed(gpus={"count": 1}).gpu_uuids == [waits.uuid]  # nothing else fits
+    assert sandbox.placed(gpus={"count": 1}).gpu_uuids == [waits.uuid]  # no other GPU is free
     sandbox.node.gpus[0] = waits.model_copy(update={"conditions": []})
     sandbox.sync(instances=None)
     shown = _gpu(sandbox.client, sandbox, 0)
@@ -252,9 +252,9 @@ def test_another_node_is_preferred_to_a_gpu_with_a_warning(sandbox: Sandbox, sha
         other.close()
 
 
-def test_a_warning_is_over_after_a_day_and_a_fatal_error_when_an_admin_says_so(sandbox: Sandbox) -> None:
-    told = [_incident(sandbox, 0, code) for code in ("xid_92", "xid_31")]
-    sandbox.sync(incidents=[_incident(sandbox, 0, "xid_79")], faults=told)
+def test_a_warning_expires_after_a_day_and_a_fatal_error_is_cleared_by_an_admin(sandbox: Sandbox) -> None:
+    reported = [_incident(sandbox, 0, code) for code in ("xid_92", "xid_31")]
+    sandbox.sync(incidents=[_incident(sandbox, 0, "xid_79")], faults=reported)
     sandbox.sync(faults=[_incident(sandbox, 1, "xid_92")])
     assert [_gpu(sandbox.client, sandbox, index)["placement"] for index in (0, 1)] == ["none", "last"]
     _age(sandbox, timedelta(hours=25))
@@ -267,11 +267,11 @@ def test_a_warning_is_over_after_a_day_and_a_fatal_error_when_an_admin_says_so(s
     assert (cleared["health"], cleared["conditions"], cleared["placement"]) == ("healthy", [], "normal")
 
 
-def test_a_node_cannot_say_anything_of_another_nodes_gpus(sandbox: Sandbox, shared: Client) -> None:
+def test_a_node_cannot_report_incidents_of_another_nodes_gpus(sandbox: Sandbox, shared: Client) -> None:
     thief = WireNode(shared, f"thief-{sandbox.node.name}", gpus=1)
     try:
-        told = [_incident(sandbox, 0, "xid_79"), _incident(sandbox, 1, "gpu_not_released")]
-        thief.sync(incidents=told, faults=[_incident(sandbox, 2, "xid_31")])
+        reported = [_incident(sandbox, 0, "xid_79"), _incident(sandbox, 1, "gpu_not_released")]
+        thief.sync(incidents=reported, faults=[_incident(sandbox, 2, "xid_31")])
         for index in range(3):
             shown = _gpu(sandbox.client, sandbox, index)
             assert (shown["health"], shown["conditions"]) == ("healthy", [])
@@ -281,17 +281,17 @@ def test_a_node_cannot_say_anything_of_another_nodes_gpus(sandbox: Sandbox, shar
         thief.close()
 
 
-def test_the_words_of_an_incident_are_for_admins_and_whoever_had_the_gpu(sandbox: Sandbox) -> None:
+def test_the_message_of_an_incident_is_visible_to_admins_and_the_gpus_project(sandbox: Sandbox) -> None:
     with (
         _member_of_a_project(sandbox, "holder") as (holder, _holders_project),
-        _member_of_a_project(sandbox, "stranger") as (stranger, _strangers_project),
+        _member_of_a_project(sandbox, "outsider") as (outsider, _strangers_project),
     ):
         assignment = _run(sandbox, holder, gpus={"count": 8})
         gone = observed(assignment, "exited", exit_code=0)
         uuids = [gpu.uuid for gpu in sandbox.node.gpus]
-        told = [_incident(sandbox, 0, "gpu_not_released"), _incident(sandbox, 1, "xid_79")]
-        sandbox.sync(gone, incidents=told, faults=[_incident(sandbox, 2, "xid_31", count=7)])
-        # It has ended, and its words are still its own.
+        reported = [_incident(sandbox, 0, "gpu_not_released"), _incident(sandbox, 1, "xid_79")]
+        sandbox.sync(gone, incidents=reported, faults=[_incident(sandbox, 2, "xid_31", count=7)])
+        # Its project still sees the messages after the instance has ended.
         paths = [
             "/v1/gpus",
             f"/v1/gpus?node_id={sandbox.node.id}",
@@ -300,16 +300,16 @@ def test_the_words_of_an_incident_are_for_admins_and_whoever_had_the_gpu(sandbox
         ]
         paths += [f"/v1/gpus/{uuid}{suffix}" for uuid in uuids[:3] for suffix in ("", "/incidents")]
         for path in paths:
-            assert "alice" not in stranger.get(path).text, path
-            assert assignment.instance_id not in stranger.get(path).text, path
-        assert "alice" not in stranger.get("/v1/events").text
+            assert "alice" not in outsider.get(path).text, path
+            assert assignment.instance_id not in outsider.get(path).text, path
+        assert "alice" not in outsider.get("/v1/events").text
         assert "alice" not in sandbox.client.get("/metrics").text
-        shown = _gpu(stranger, sandbox, 0)
+        shown = _gpu(outsider, sandbox, 0)
         assert (shown["health"], shown["reason"]["code"]) == ("quarantined", "gpu_not_released")
         assert [each["code"] for each in shown["conditions"]] == ["gpu_not_released"]
-        assert [each["code"] for each in _incidents(stranger, sandbox, 0)] == ["gpu_not_released"]
-        # Faults of its program are nobody else's business at all.
-        assert (_gpu(stranger, sandbox, 2)["conditions"], _incidents(stranger, sandbox, 2)) == ([], [])
+        assert [each["code"] for each in _incidents(outsider, sandbox, 0)] == ["gpu_not_released"]
+        # Application faults are not visible to other projects at all.
+        assert (_gpu(outsider, sandbox, 2)["conditions"], _incidents(outsider, sandbox, 2)) == ([], [])
         for client in (holder, sandbox.client):
             assert SECRET in _gpu(client, sandbox, 0)["reason"]["message"]
             assert SECRET in _incidents(client, sandbox, 0)[0]["message"]
@@ -319,7 +319,7 @@ def test_the_words_of_an_incident_are_for_admins_and_whoever_had_the_gpu(sandbox
         assert "alice" in holder.get("/v1/events", params={"limit": 200}).text
 
 
-def test_of_a_gpu_that_several_projects_have_parts_of_the_words_are_for_admins(sandbox: Sandbox) -> None:
+def test_on_a_gpu_of_several_projects_messages_are_visible_to_admins_only(sandbox: Sandbox) -> None:
     devices = [
         {"uuid": f"MIG-{sandbox.node.name}-{number}", "profile": "3g.40gb", "memory_mib": 40192}
         for number in range(2)
@@ -336,24 +336,26 @@ def test_of_a_gpu_that_several_projects_have_parts_of_the_words_are_for_admins(s
             _run(sandbox, client, gpus={"count": 1, "mig_profile": "3g.40gb"}) for client in (one, two)
         )
         mig_uuid = first.grants[0].mig_uuid
-        # A fault that names its MIG device is that one's; one that does not may be anybody's.
+        # A fault with a MIG device belongs to its instance; one without may belong to any.
         sandbox.sync(
             *sandbox.ran,
             faults=[
                 _incident(sandbox, 0, "xid_31", mig_uuids=[mig_uuid]), _incident(sandbox, 0, "xid_13"),
             ],
         )  # fmt: skip
-        assert _told(sandbox, first.instance_id) == [("instance.gpu_fault", "xid_31", "restart_app")]
-        assert _told(sandbox, second.instance_id) == []
-        # The release gate names the instance whose GPU it looked at.
+        assert _gpu_events(sandbox, first.instance_id) == [("instance.gpu_fault", "xid_31", "restart_app")]
+        assert _gpu_events(sandbox, second.instance_id) == []
+        # The check after a release names the instance that used the GPU.
         mine = _incident(sandbox, 0, "gpu_not_released", instance_id=first.instance_id)
         sandbox.sync(*sandbox.ran, incidents=[mine])
         assert SECRET in one.get(f"/v1/gpus/{cut.uuid}").text
         assert SECRET not in two.get(f"/v1/gpus/{cut.uuid}").text
-        # A fatal error of the whole card is told to both, in words of its code.
+        # Both get an event of a fatal error of the whole GPU, without the message.
         sandbox.sync(*sandbox.ran, incidents=[_incident(sandbox, 0, "xid_79")])
         for client, assignment in ((one, first), (two, second)):
-            assert ("instance.gpu_unhealthy", "xid_79", "reboot") in _told(sandbox, assignment.instance_id)
+            assert ("instance.gpu_unhealthy", "xid_79", "reboot") in _gpu_events(
+                sandbox, assignment.instance_id
+            )
             assert SECRET not in client.get(f"/v1/gpus/{cut.uuid}").text
         events = two.get("/v1/events", params={"limit": 200}).text
         assert "instance.gpu_unhealthy" in events
@@ -361,7 +363,7 @@ def test_of_a_gpu_that_several_projects_have_parts_of_the_words_are_for_admins(s
         assert SECRET in _gpu(sandbox.client, sandbox, 0)["reason"]["message"]
 
 
-def test_incidents_come_in_pages(sandbox: Sandbox) -> None:
+def test_incidents_are_paged(sandbox: Sandbox) -> None:
     codes = ["xid_79", "xid_48", "xid_31"]
     sandbox.sync(incidents=[_incident(sandbox, 0, code) for code in codes])
     path = f"/v1/gpus/{sandbox.node.gpus[0].uuid}/incidents"
@@ -372,7 +374,7 @@ def test_incidents_come_in_pages(sandbox: Sandbox) -> None:
     problem(sandbox.client.get("/v1/gpus/GPU-none/incidents"), 404, "not_found")
 
 
-def test_what_a_node_calls_a_code_must_be_one(sandbox: Sandbox) -> None:
+def test_an_invalid_incident_code_becomes_unknown_fault(sandbox: Sandbox) -> None:
     odd = ["<script>alert(1)</script>", "x" * 500]
     sandbox.sync(incidents=[_incident(sandbox, index, code) for index, code in enumerate(odd)])
     for index in (0, 1):

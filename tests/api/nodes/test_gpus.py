@@ -1,4 +1,4 @@
-"""GPUs: inventory, health and live figures."""
+"""GPUs: inventory, health and samples."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ def _incident(sandbox: Sandbox, index: int, number: str, code: str = "xid_79") -
     return {"id": number, "uuid": sandbox.node.gpus[index].uuid, "code": code, "message": "what happened"}
 
 
-def test_a_gpu_is_shown_with_what_its_node_says_of_it(sandbox: Sandbox) -> None:
+def test_a_gpu_shows_the_facts_that_its_node_reports(sandbox: Sandbox) -> None:
     peer = {"uuid": sandbox.node.gpus[1].uuid, "links": 18}
     facts: dict[str, Any] = {
         "pci_bus_id": "00000000:1B:00.0",
@@ -37,18 +37,18 @@ def test_a_gpu_is_shown_with_what_its_node_says_of_it(sandbox: Sandbox) -> None:
     shown = _gpu(sandbox, 0)
     assert {key: shown[key] for key in facts} == facts
     assert (shown["node_name"], shown["index"], shown["simulated"]) == (sandbox.node.name, 0, False)
-    assert _gpu(sandbox, 1)["numa_node"] is None  # not told is null, never 0
+    assert _gpu(sandbox, 1)["numa_node"] is None  # an unreported value is null, never 0
     problem(sandbox.client.get("/v1/gpus/GPU-none"), 404, "not_found")
     problem(sandbox.client.get("/v1/gpus/GPU-none/metrics"), 404, "not_found")
     problem(sandbox.client.post("/v1/gpus/GPU-none/clear"), 404, "not_found")
 
 
-def test_a_card_that_is_not_listed_is_lost_and_stays_quarantined_when_it_is_back(sandbox: Sandbox) -> None:
+def test_a_missing_gpu_is_lost_and_quarantined_after_its_return(sandbox: Sandbox) -> None:
     all_of_them = sandbox.node.gpus
     sandbox.sync(gpus=all_of_them[1:])
     assert _health(sandbox, 0) == ("lost", "gpu_missing")
     problem(sandbox.client.post(f"/v1/gpus/{all_of_them[0].uuid}/clear"), 409, "gpu_lost")
-    sandbox.sync(gpus=None)  # not known is not gone, nor is it back
+    sandbox.sync(gpus=None)  # an unknown list neither removes nor returns a GPU
     assert _health(sandbox, 0) == ("lost", "gpu_missing")
     for _ in range(2):
         sandbox.sync(gpus=all_of_them)
@@ -60,7 +60,7 @@ def test_a_card_that_is_not_listed_is_lost_and_stays_quarantined_when_it_is_back
     assert _health(sandbox, 0) == ("healthy", None)
 
 
-def test_a_lost_card_stays_with_its_holder(sandbox: Sandbox) -> None:
+def test_a_lost_gpu_stays_allocated(sandbox: Sandbox) -> None:
     assignment = sandbox.running(gpus={"count": 8})
     sandbox.sync(observed(assignment, "running"), gpus=sandbox.node.gpus[1:])
     assert _health(sandbox, 0) == ("lost", "gpu_missing")
@@ -72,37 +72,37 @@ def test_a_lost_card_stays_with_its_holder(sandbox: Sandbox) -> None:
     assert sandbox.client.instance(waiting["id"])["devices"] == []
 
 
-def test_a_fault_takes_a_card_out_until_it_is_mended(sandbox: Sandbox) -> None:
+def test_a_fault_quarantines_a_gpu_until_it_is_repaired_and_cleared(sandbox: Sandbox) -> None:
     broken = sandbox.node.gpus[0].model_copy(update={"fault": "reset_required"})
     sandbox.sync(gpus=[broken, *sandbox.node.gpus[1:]])
     assert _health(sandbox, 0) == ("quarantined", "reset_required")
     sandbox.client.post(f"/v1/gpus/{broken.uuid}/clear")
     sandbox.sync(gpus=[broken, *sandbox.node.gpus[1:]])
     assert _health(sandbox, 0) == ("quarantined", "reset_required")
-    sandbox.sync()  # mended: an admin still has to say so
+    sandbox.sync()  # repaired, but an admin must still clear it
     assert _health(sandbox, 0) == ("quarantined", "reset_required")
     sandbox.client.post(f"/v1/gpus/{broken.uuid}/clear")
     sandbox.sync()
     assert _health(sandbox, 0) == ("healthy", None)
 
 
-def test_an_incident_counts_once_however_often_it_is_told(sandbox: Sandbox) -> None:
+def test_an_incident_counts_once_however_often_it_is_reported(sandbox: Sandbox) -> None:
     first, second = _incident(sandbox, 0, "a"), _incident(sandbox, 0, "b", "xid_48")
     other = _incident(sandbox, 1, "c")
     sandbox.sync(incidents=[first, other, second])
     assert _health(sandbox, 0) == ("quarantined", "xid_48")
     sandbox.client.post(f"/v1/gpus/{first['uuid']}/clear")
-    sandbox.sync(incidents=[first, other, second])  # its answer was lost, so the node repeats
+    sandbox.sync(incidents=[first, other, second])  # the node repeats them, since the answer was lost
     assert _health(sandbox, 0) == ("healthy", None)
     sandbox.sync(incidents=[first, other, second, _incident(sandbox, 0, "d")])
     assert _health(sandbox, 0) == ("quarantined", "xid_79")
     assert _health(sandbox, 1) == ("quarantined", "xid_79")
-    kinds = [
+    transitions = [
         (event["data"]["from"], event["data"]["to"])
         for event in _events(sandbox.client)
         if event["data"].get("gpu_uuid") == first["uuid"]
     ]
-    assert kinds == [
+    assert transitions == [
         ("healthy", "quarantined"),
         ("quarantined", "quarantined"),
         ("quarantined", "healthy"),
@@ -117,7 +117,7 @@ def _events(client: Client) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_quarantined_card_is_not_given_out(sandbox: Sandbox) -> None:
+def test_a_quarantined_gpu_is_not_allocated(sandbox: Sandbox) -> None:
     sandbox.sync(incidents=[_incident(sandbox, index, f"i-{index}") for index in range(7)])
     first, second = sandbox.placed(gpus={"count": 1}), sandbox.create(gpus={"count": 1})
     assert first.gpu_uuids == [sandbox.node.gpus[7].uuid]
@@ -126,7 +126,7 @@ def test_a_quarantined_card_is_not_given_out(sandbox: Sandbox) -> None:
     assert sandbox.assignment(second["id"]).gpu_uuids == [sandbox.node.gpus[3].uuid]
 
 
-def test_a_gpu_that_two_nodes_list_stays_where_it_is_approved(sandbox: Sandbox, shared: Client) -> None:
+def test_a_gpu_that_two_nodes_report_stays_with_its_approved_node(sandbox: Sandbox, shared: Client) -> None:
     twin = WireNode(shared, f"twin-{sandbox.node.name}", gpus=1)
     both = [sandbox.node.gpus[0], twin.gpus[0]]
     for _ in range(3):
@@ -141,7 +141,7 @@ def test_a_gpu_that_two_nodes_list_stays_where_it_is_approved(sandbox: Sandbox, 
     assert [claim for claim in claims if claim["claimed_by"] == twin.id] == [
         {"gpu_uuid": both[0].uuid, "node_id": sandbox.node.id, "claimed_by": twin.id}
     ]
-    # A GPU that was put into another machine: an admin says so.
+    # An admin approves that the GPU was moved to another machine.
     sandbox.sync(gpus=sandbox.node.gpus[1:])
     twin.sync(gpus=both)
     assert _gpu(sandbox, 0)["node_id"] == sandbox.node.id
@@ -162,7 +162,7 @@ def test_a_gpu_that_two_nodes_list_stays_where_it_is_approved(sandbox: Sandbox, 
     twin.close()
 
 
-def test_a_card_that_is_held_does_not_move(sandbox: Sandbox, shared: Client) -> None:
+def test_an_allocated_gpu_cannot_be_approved_for_another_node(sandbox: Sandbox, shared: Client) -> None:
     assignment = sandbox.running(gpus={"count": 8})
     sandbox.sync(observed(assignment, "running"), gpus=[])
     twin = WireNode(shared, f"held-{sandbox.node.name}", gpus=0)
@@ -173,7 +173,7 @@ def test_a_card_that_is_held_does_not_move(sandbox: Sandbox, shared: Client) -> 
     twin.close()
 
 
-def test_a_card_listed_twice_is_one(sandbox: Sandbox) -> None:
+def test_a_gpu_reported_twice_is_one_gpu(sandbox: Sandbox) -> None:
     sandbox.sync(gpus=[*sandbox.node.gpus, sandbox.node.gpus[0]])
     new = sandbox.node.gpus[0].model_copy(update={"uuid": f"{sandbox.node.gpus[0].uuid}-new"})
     for _ in range(2):
@@ -182,7 +182,7 @@ def test_a_card_listed_twice_is_one(sandbox: Sandbox) -> None:
     assert len(sandbox.client.items("/v1/gpus", node_id=sandbox.node.id)) == 9
 
 
-def test_samples_are_shown_while_the_node_is_heard(sandbox: Sandbox) -> None:
+def test_samples_are_shown_while_the_node_is_reachable(sandbox: Sandbox) -> None:
     sample = {
         "uuid": sandbox.node.gpus[0].uuid,
         "index": 0,
@@ -204,7 +204,7 @@ def test_samples_are_shown_while_the_node_is_heard(sandbox: Sandbox) -> None:
     problem(sandbox.client.get("/v1/instances/none/metrics"), 404, "not_found")
 
 
-def test_a_sample_from_before_a_gpu_changed_hands_does_not_tell_the_new_holder_of_the_old_one(
+def test_an_old_sample_does_not_show_the_previous_holder_of_a_gpu(
     sandbox: Sandbox,
 ) -> None:
     former = sandbox.running(gpus={"count": 1})
@@ -222,7 +222,7 @@ def test_a_sample_from_before_a_gpu_changed_hands_does_not_tell_the_new_holder_o
         problem(other.get(path), 403, "forbidden")
         sandbox.client.delete(f"/v1/instances/{former.instance_id}")
         sandbox.sync(samples=[sample])
-        assert other.get(path).json()["processes"] == []  # nobody holds it
+        assert other.get(path).json()["processes"] == []  # the GPU is not allocated
         made = other.create(node_selector={"sandbox": sandbox.node.name}, gpus={"count": 8})
         sandbox.made.append(made["id"])
         other.wait(made["id"], "scheduled")

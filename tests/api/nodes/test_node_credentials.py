@@ -1,4 +1,4 @@
-"""A node's credential: renewed on an admin's word, and ended for good (R20)."""
+"""Renewal of a node's credential on an admin's request (R20)."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.service import Client, RunningService
 from tests.testbed.waiting import wait_until
 
 
-def renewed(node: WireNode) -> str:
+def post_renewal(node: WireNode) -> str:
     answer = node.http.post("/agent/v1/credential")
     assert answer.status_code == 201, answer.text
     return str(answer.json()["credential"])
@@ -24,19 +24,19 @@ def use(node: WireNode, credential: str) -> None:
     node.http.headers["Authorization"] = f"Bearer {credential}"
 
 
-def test_a_node_hears_that_it_should_renew_and_the_first_use_ends_the_old_one(sandbox: Sandbox) -> None:
+def test_the_first_use_of_a_renewed_credential_ends_the_old_one(sandbox: Sandbox) -> None:
     node, old = sandbox.node, sandbox.node.identity.credential
     assert not node.sync().renew_credential
-    asked = sandbox.client.post(f"/v1/nodes/{node.id}/renew-credential")
-    assert asked.status_code == 202
-    assert asked.json()["id"] == node.id
+    accepted = sandbox.client.post(f"/v1/nodes/{node.id}/renew-credential")
+    assert accepted.status_code == 202
+    assert accepted.json()["id"] == node.id
     assert node.sync().renew_credential
-    new = renewed(node)
-    node.sync()  # both are good until the new one is used: an agent may die before it has written it down
+    new = post_renewal(node)
+    node.sync()  # the old one is valid until the new one is used: an agent may die before storing it
     use(node, new)
     assert not node.sync().renew_credential
     use(node, old)
-    # Also on a replica that remembers the old one for a while yet.
+    # Also on a replica that has cached the old one.
     problem(node.post_sync(), 401, "unauthorized")
     problem(node.http.post("/agent/v1/session"), 401, "unauthorized")
     problem(node.http.post("/agent/v1/credential"), 401, "unauthorized")
@@ -44,24 +44,24 @@ def test_a_node_hears_that_it_should_renew_and_the_first_use_ends_the_old_one(sa
     node.sync()
 
 
-def test_one_that_was_fetched_and_never_used_is_forgotten_by_the_next(sandbox: Sandbox) -> None:
+def test_an_unused_renewed_credential_is_replaced_by_the_next(sandbox: Sandbox) -> None:
     node = sandbox.node
-    lost, kept = renewed(node), renewed(node)
+    lost, current = post_renewal(node), post_renewal(node)
     use(node, lost)
     problem(node.http.post("/agent/v1/session"), 401, "unauthorized")
-    use(node, kept)
+    use(node, current)
     node.sync()
 
 
-def test_only_hashes_are_kept(service: RunningService, client: Client, node: WireNode) -> None:
-    new = renewed(node)
+def test_only_hashes_are_stored(service: RunningService, client: Client, node: WireNode) -> None:
+    new = post_renewal(node)
     with service.plane.database.read() as session:
         row = session.get_one(Node, node.id)
         assert row.next_credential_hash == credentials.hashed(new)
         assert row.credential_hash == credentials.hashed(node.identity.credential)
 
 
-def test_an_agent_renews_writes_it_down_and_goes_on(client: Client, tmp_path: Path) -> None:
+def test_an_agent_renews_and_stores_its_credential(client: Client, tmp_path: Path) -> None:
     def on_disk() -> str:
         return str(json.loads((tmp_path / "node.json").read_text())["credential"])
 

@@ -1,4 +1,4 @@
-"""Nodes: how they join, who speaks for them, and how they are taken out of use."""
+"""Nodes: joining, sessions, cordon, drain and deletion."""
 
 import threading
 from collections import Counter
@@ -21,32 +21,30 @@ from tests.service import Client, RunningService
 from tests.testbed.waiting import wait_until
 
 
-def _join(client: Client, token: str, name: str | None = None) -> httpx.Response:
+def _post_join(client: Client, token: str, name: str | None = None) -> httpx.Response:
     body = {"token": token, "node_name": name, "hostname": "host"}
     return httpx.post(f"{client.base_url}/agent/v1/join", json=body, timeout=60)
 
 
-def test_of_fifty_that_redeem_one_token_one_joins(shared: Client) -> None:
+def test_one_of_fifty_concurrent_joins_with_one_token_succeeds(shared: Client) -> None:
     token = join_token(shared, node_name="raced")
-    answers = run_concurrently(50, lambda number: _join(shared, token, f"raced-{number}"))
+    answers = run_concurrently(50, lambda number: _post_join(shared, token, f"raced-{number}"))
     assert Counter(answer.status_code for answer in answers) == {201: 1, 401: 49}
     assert [item["name"] for item in shared.items("/v1/nodes", name="raced")] == ["raced"]
 
 
-def test_of_two_tokens_for_one_name_one_joins(shared: Client) -> None:
+def test_one_of_several_concurrent_joins_with_one_name_succeeds(shared: Client) -> None:
     tokens = [join_token(shared) for _ in range(8)]
-    answers = run_concurrently(8, lambda number: _join(shared, tokens[number], "same"))
+    answers = run_concurrently(8, lambda number: _post_join(shared, tokens[number], "same"))
     assert Counter(answer.status_code for answer in answers) == {201: 1, 409: 7}
     for answer in answers:
         if answer.status_code == 409:
             problem(answer, 409, "node_name_taken")
 
 
-def test_a_token_that_is_used_wrong_or_expired_joins_nobody(
-    shared_service: RunningService, shared: Client
-) -> None:
+def test_a_used_wrong_or_expired_token_is_rejected(shared_service: RunningService, shared: Client) -> None:
     used = join_token(shared)
-    assert _join(shared, used, "first-come").status_code == 201
+    assert _post_join(shared, used, "first-come").status_code == 201
     expired = join_token(shared, ttl_s=60)
     with shared_service.plane.database.write() as session:
         session.execute(
@@ -55,10 +53,10 @@ def test_a_token_that_is_used_wrong_or_expired_joins_nobody(
             .values(expires_at=now() - timedelta(seconds=1))
         )
     details = {
-        problem(_join(shared, token, "late"), 401, "unauthorized")["detail"]
+        problem(_post_join(shared, token, "late"), 401, "unauthorized")["detail"]
         for token in (used, expired, "mj_wrong", "", used + "x")
     }
-    assert len(details) == 1  # which of them it was is not told
+    assert len(details) == 1  # the answer does not show the cause
     assert shared.items("/v1/nodes", name="late") == []
 
 
@@ -71,19 +69,19 @@ def test_a_tokens_secret_is_not_in_the_database(shared_service: RunningService, 
         assert all(len(row.credential_hash) == 64 for row in session.scalars(select(Node)))
 
 
-def test_a_name_in_the_token_wins(shared: Client) -> None:
-    joined = _join(shared, join_token(shared, node_name="fixed"), "wished").json()
+def test_the_name_in_the_token_takes_precedence(shared: Client) -> None:
+    joined = _post_join(shared, join_token(shared, node_name="fixed"), "wished").json()
     assert joined["node_name"] == "fixed"
     assert shared.get(f"/v1/nodes/{joined['node_id']}").json()["name"] == "fixed"
-    problem(_join(shared, join_token(shared)), 409, "node_name_missing")
+    problem(_post_join(shared, join_token(shared)), 409, "node_name_missing")
 
 
-def test_a_name_that_is_taken_does_not_use_the_token_up(shared: Client) -> None:
-    first = _join(shared, join_token(shared), "unique").json()
+def test_a_join_with_a_name_in_use_does_not_use_up_the_token(shared: Client) -> None:
+    first = _post_join(shared, join_token(shared), "unique").json()
     token = join_token(shared)
-    problem(_join(shared, token, "unique"), 409, "node_name_taken")
+    problem(_post_join(shared, token, "unique"), 409, "node_name_taken")
     shared.delete(f"/v1/nodes/{first['node_id']}")
-    second = _join(shared, token, "unique")
+    second = _post_join(shared, token, "unique")
     assert second.status_code == 201
     assert second.json()["node_id"] != first["node_id"]
 
@@ -91,12 +89,12 @@ def test_a_name_that_is_taken_does_not_use_the_token_up(shared: Client) -> None:
 @pytest.mark.parametrize(
     "body", [{"ttl_s": 0}, {"ttl_s": 86_401}, {"ttl_s": 1.5}, {"node_name": "A b"}, {"x": 1}]
 )
-def test_a_token_out_of_bounds_is_refused(shared: Client, body: dict[str, object]) -> None:
+def test_an_invalid_join_token_request_is_rejected(shared: Client, body: dict[str, object]) -> None:
     problem(shared.post("/v1/join-tokens", json=body), 422, "validation_failed")
 
 
-def test_a_node_that_has_not_reported_says_so_and_gets_nothing(client: Client) -> None:
-    joined = _join(client, join_token(client), "quiet").json()
+def test_a_node_that_has_not_reported_is_unreachable_and_gets_no_instances(client: Client) -> None:
+    joined = _post_join(client, join_token(client), "quiet").json()
     shown = client.get(f"/v1/nodes/{joined['node_id']}").json()
     assert (shown["state"], shown["reason"]["code"]) == ("unreachable", "never_heard")
     assert (shown["hostname"], shown["cpus_free"], shown["last_heartbeat_at"]) == (None, None, None)
@@ -104,7 +102,7 @@ def test_a_node_that_has_not_reported_says_so_and_gets_nothing(client: Client) -
     wait_until(lambda: client.instance(made["id"])["reason"]["code"] == "no_nodes")
 
 
-def test_a_report_makes_a_node_ready_and_is_shown(sandbox: Sandbox) -> None:
+def test_the_first_report_makes_a_node_ready(sandbox: Sandbox) -> None:
     shown = sandbox.client.get(f"/v1/nodes/{sandbox.node.id}").json()
     assert (shown["state"], shown["reason"]) == ("ready", None)
     assert (shown["cpus"], shown["cpus_free"], shown["memory_mib"]) == (64, 64, 524_288)
@@ -118,7 +116,7 @@ def test_a_report_makes_a_node_ready_and_is_shown(sandbox: Sandbox) -> None:
     assert [gpu["instance_id"] for gpu in used["gpus"]].count(None) == 6
 
 
-def test_a_problem_of_the_node_keeps_instances_away_until_it_is_gone(sandbox: Sandbox) -> None:
+def test_a_node_with_a_problem_gets_no_instances(sandbox: Sandbox) -> None:
     sandbox.sync(problem={"code": "docker_unavailable", "message": "no docker"})
     shown = sandbox.client.get(f"/v1/nodes/{sandbox.node.id}").json()
     assert (shown["state"], shown["reason"]["code"]) == ("not_ready", "docker_unavailable")
@@ -128,7 +126,7 @@ def test_a_problem_of_the_node_keeps_instances_away_until_it_is_gone(sandbox: Sa
     sandbox.client.wait(made["id"], "scheduled")
 
 
-def test_a_cordon_keeps_new_ones_away_and_leaves_the_rest(sandbox: Sandbox) -> None:
+def test_a_cordoned_node_keeps_its_instances_and_gets_no_new_ones(sandbox: Sandbox) -> None:
     assignment = sandbox.running()
     path = f"/v1/nodes/{sandbox.node.id}"
     cordoned = sandbox.client.post(f"{path}/cordon").json()
@@ -141,7 +139,7 @@ def test_a_cordon_keeps_new_ones_away_and_leaves_the_rest(sandbox: Sandbox) -> N
     sandbox.client.wait(made["id"], "scheduled")
 
 
-def test_a_node_with_instances_is_not_deleted_unless_it_is_declared_dead(sandbox: Sandbox) -> None:
+def test_a_node_with_instances_is_deleted_only_by_force(sandbox: Sandbox) -> None:
     live, gone = sandbox.running(gpus={"count": 1}), sandbox.running(gpus={"count": 1})
     sandbox.client.delete(f"/v1/instances/{gone.instance_id}")
     path = f"/v1/nodes/{sandbox.node.id}"
@@ -152,10 +150,10 @@ def test_a_node_with_instances_is_not_deleted_unless_it_is_declared_dead(sandbox
     assert (shown["state"], shown["reason"]["code"], shown["devices"]) == ("failed", "node_lost", [])
     problem(sandbox.client.get(f"/v1/instances/{gone.instance_id}"), 404, "not_found")
     problem(sandbox.client.get(f"/v1/gpus/{sandbox.node.gpus[0].uuid}"), 404, "not_found")
-    # Its agent is told that it is no node any more.
+    # The credential of the deleted node is rejected.
     problem(sandbox.node.post_sync(), 401, "unauthorized")
     problem(sandbox.client.delete(path), 404, "not_found")
-    # What failed with it can be started again, elsewhere.
+    # The failed instance can be started on another node.
     assert sandbox.client.post(f"/v1/instances/{live.instance_id}/start").json()["state"] == "pending"
     deleted = [e for e in _node_events(sandbox) if e["node_id"] == sandbox.node.id]
     assert deleted[-1]["state"] == "deleted"
@@ -177,7 +175,7 @@ def test_a_node_with_ended_instances_only_can_be_deleted(sandbox: Sandbox) -> No
     assert sandbox.client.delete(f"/v1/instances/{assignment.instance_id}").json()["state"] == "deleted"
 
 
-def test_an_agent_of_a_session_that_a_restored_database_has_forgotten_goes_on(sandbox: Sandbox) -> None:
+def test_a_session_newer_than_a_restored_database_is_accepted(sandbox: Sandbox) -> None:
     sandbox.sync()
     with sandbox.service.plane.database.write() as session:
         session.execute(update(Node).where(Node.id == sandbox.node.id).values(session=0, seq=10**6))
@@ -186,7 +184,7 @@ def test_an_agent_of_a_session_that_a_restored_database_has_forgotten_goes_on(sa
     problem(sandbox.node.post_sync(), 409, "stale_session")
 
 
-def test_a_newer_agent_takes_over_and_the_older_one_hears_409_even_while_it_waits(sandbox: Sandbox) -> None:
+def test_a_newer_session_ends_the_older_one_even_while_it_waits(sandbox: Sandbox) -> None:
     sandbox.sync()
     old, answers = sandbox.node.session, []
     waiting = threading.Thread(target=lambda: answers.append(sandbox.node.post_sync(wait_s=60)))
@@ -203,7 +201,7 @@ def test_a_newer_agent_takes_over_and_the_older_one_hears_409_even_while_it_wait
     other.sync()
 
 
-def test_a_waiting_call_is_answered_as_soon_as_there_is_news(sandbox: Sandbox) -> None:
+def test_a_waiting_sync_is_answered_after_a_change(sandbox: Sandbox) -> None:
     sandbox.sync()
     answers: list[object] = []
     waiting = threading.Thread(target=lambda: answers.append(sandbox.sync(wait_s=60)))
@@ -211,13 +209,13 @@ def test_a_waiting_call_is_answered_as_soon_as_there_is_news(sandbox: Sandbox) -
     wait_until(lambda: Topic.node(sandbox.node.id) in sandbox.service.plane.database.signals._wakes)
     made = sandbox.create(gpus={"count": 1})
     waiting.join(20)
-    (heard,) = answers
-    assert [item.instance_id for item in heard.assignments] == [made["id"]]  # type: ignore[attr-defined]
-    # And one without news when its time is up.
+    (reply,) = answers
+    assert [item.instance_id for item in reply.assignments] == [made["id"]]  # type: ignore[attr-defined]
+    # Without a change it is answered at its timeout.
     assert sandbox.node.post_sync(wait_s=0.2).elapsed.total_seconds() >= 0.2
 
 
-def test_unknown_nodes(shared: Client) -> None:
+def test_operations_on_an_unknown_node_are_404(shared: Client) -> None:
     for verb in ("cordon", "uncordon", "drain"):
         problem(shared.post(f"/v1/nodes/nod_none/{verb}"), 404, "not_found")
     problem(shared.delete("/v1/nodes/nod_none"), 404, "not_found")
@@ -227,7 +225,7 @@ def test_unknown_nodes(shared: Client) -> None:
         problem(answer, 422, "validation_failed")
 
 
-def test_silence_again_changes_nothing(sandbox: Sandbox) -> None:
+def test_marking_a_node_unreachable_twice_changes_nothing_more(sandbox: Sandbox) -> None:
     assignment = sandbox.running()
     for _ in range(2):
         with sandbox.service.plane.database.write() as session:

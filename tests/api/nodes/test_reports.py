@@ -1,4 +1,4 @@
-"""What a node's report says, and what its silence says."""
+"""Reports of a node, and its absence."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,25 +14,27 @@ from tests.service import Client, RunningService, running, settings_for
 from tests.testbed.waiting import wait_until
 
 
-def _shown(sandbox: Sandbox, instance_id: str) -> tuple[str, str | None]:
+def _state_and_code(sandbox: Sandbox, instance_id: str) -> tuple[str, str | None]:
     shown = sandbox.client.instance(instance_id)
     return shown["state"], (shown["reason"] or {}).get("code")
 
 
-def _held(sandbox: Sandbox) -> int:
+def _allocated_gpus(sandbox: Sandbox) -> int:
     gpus = sandbox.client.items("/v1/gpus", node_id=sandbox.node.id)
     return sum(gpu["instance_id"] is not None for gpu in gpus)
 
 
 @pytest.fixture
-def quick(database_url: str, tmp_path: Path) -> Iterator[RunningService]:
-    """A service that takes half a second of silence for an absence."""
+def service_with_short_timeout(database_url: str, tmp_path: Path) -> Iterator[RunningService]:
+    """A service that marks a node unreachable half a second after its last report."""
     with running(settings_for(database_url, tmp_path / "data", unreachable_after_s=0.5)) as made:
         yield made
 
 
-def test_instances_of_a_silent_node_are_unreachable_until_it_reports_again(quick: RunningService) -> None:
-    with quick.client as client:
+def test_instances_of_a_silent_node_are_unreachable_until_it_reports_again(
+    service_with_short_timeout: RunningService,
+) -> None:
+    with service_with_short_timeout.client as client:
         node = WireNode(client, "gpu-1")
         node.sync()
         made = client.create(gpus={"count": 8})
@@ -63,78 +65,78 @@ def _endpoint() -> dict[str, Any]:
     return {"container": 80, "protocol": "tcp", "host": "127.0.0.1", "port": 32768}
 
 
-def _fall_silent(sandbox: Sandbox) -> None:
+def _mark_unreachable(sandbox: Sandbox) -> None:
     with sandbox.service.plane.database.write() as session:
         nodes.mark_unreachable(session, sandbox.node.id)
 
 
-def test_an_instance_that_ended_while_its_node_was_silent(sandbox: Sandbox) -> None:
+def test_an_instance_that_ended_while_its_node_was_unreachable_has_succeeded(sandbox: Sandbox) -> None:
     assignment = sandbox.running(gpus={"count": 8})
-    _fall_silent(sandbox)
-    sandbox.sync(instances=None)  # the node is back, and Docker on it does not answer
-    assert _shown(sandbox, assignment.instance_id) == ("unreachable", "node_unreachable")
-    assert _held(sandbox) == 8
+    _mark_unreachable(sandbox)
+    sandbox.sync(instances=None)  # the node reconnects, but its Docker does not answer
+    assert _state_and_code(sandbox, assignment.instance_id) == ("unreachable", "node_unreachable")
+    assert _allocated_gpus(sandbox) == 8
     sandbox.sync(observed(assignment, "exited", exit_code=0))
-    assert _shown(sandbox, assignment.instance_id) == ("succeeded", None)
-    assert _held(sandbox) == 0
+    assert _state_and_code(sandbox, assignment.instance_id) == ("succeeded", None)
+    assert _allocated_gpus(sandbox) == 0
 
 
-def test_an_instance_whose_container_is_gone_when_its_node_is_back_is_lost(sandbox: Sandbox) -> None:
+def test_an_instance_without_a_container_after_its_node_reconnects_has_failed(sandbox: Sandbox) -> None:
     assignment = sandbox.running(gpus={"count": 8})
-    _fall_silent(sandbox)
+    _mark_unreachable(sandbox)
     sandbox.sync()
-    assert _shown(sandbox, assignment.instance_id) == ("failed", "container_lost")
-    assert _held(sandbox) == 0
+    assert _state_and_code(sandbox, assignment.instance_id) == ("failed", "container_lost")
+    assert _allocated_gpus(sandbox) == 0
 
 
-def test_an_instance_that_never_started_is_started_when_its_node_is_back(sandbox: Sandbox) -> None:
+def test_an_unstarted_instance_is_started_after_its_node_reconnects(sandbox: Sandbox) -> None:
     assignment = sandbox.placed(gpus={"count": 1})
-    _fall_silent(sandbox)
-    assert _shown(sandbox, assignment.instance_id) == ("unreachable", "node_unreachable")
+    _mark_unreachable(sandbox)
+    assert _state_and_code(sandbox, assignment.instance_id) == ("unreachable", "node_unreachable")
     (again,) = sandbox.sync().assignments
     assert (again.attempt, again.may_start, again.want) == (1, True, "running")
-    assert _shown(sandbox, assignment.instance_id) == ("starting", None)
+    assert _state_and_code(sandbox, assignment.instance_id) == ("starting", None)
     sandbox.sync(observed(again, "running"))
-    assert _shown(sandbox, assignment.instance_id) == ("running", None)
+    assert _state_and_code(sandbox, assignment.instance_id) == ("running", None)
 
 
-def test_a_stop_asked_for_while_its_node_is_silent_is_carried_out_when_it_is_back(sandbox: Sandbox) -> None:
+def test_a_stop_of_an_unreachable_instance_is_carried_out_after_its_node_reconnects(sandbox: Sandbox) -> None:
     assignment = sandbox.running()
-    _fall_silent(sandbox)
+    _mark_unreachable(sandbox)
     stopped = sandbox.client.post(f"/v1/instances/{assignment.instance_id}/stop").json()
     assert (stopped["state"], stopped["desired_state"]) == ("unreachable", "stopped")
-    (told,) = sandbox.sync(observed(assignment, "running")).assignments
-    assert told.want == "stopped"
-    assert _shown(sandbox, assignment.instance_id) == ("stopping", "stopped_by_user")
+    (reported,) = sandbox.sync(observed(assignment, "running")).assignments
+    assert reported.want == "stopped"
+    assert _state_and_code(sandbox, assignment.instance_id) == ("stopping", "stopped_by_user")
     sandbox.sync(observed(assignment, "exited", exit_code=143))
-    assert _shown(sandbox, assignment.instance_id) == ("stopped", "stopped_by_user")
+    assert _state_and_code(sandbox, assignment.instance_id) == ("stopped", "stopped_by_user")
 
 
-def test_a_container_that_vanishes_has_failed(sandbox: Sandbox) -> None:
+def test_an_instance_whose_container_disappears_has_failed(sandbox: Sandbox) -> None:
     assignment = sandbox.running(gpus={"count": 1})
     sandbox.sync()
-    assert _shown(sandbox, assignment.instance_id) == ("failed", "container_lost")
+    assert _state_and_code(sandbox, assignment.instance_id) == ("failed", "container_lost")
 
 
-def test_an_instance_that_the_node_has_not_created_yet_is_not_lost(sandbox: Sandbox) -> None:
+def test_an_instance_that_its_node_has_not_created_yet_stays_scheduled(sandbox: Sandbox) -> None:
     assignment = sandbox.placed()
     sandbox.sync()
     sandbox.sync()
-    assert _shown(sandbox, assignment.instance_id) == ("scheduled", None)
+    assert _state_and_code(sandbox, assignment.instance_id) == ("scheduled", None)
 
 
 def test_a_report_older_than_an_attempt_does_not_change_it(sandbox: Sandbox) -> None:
     first = sandbox.running()
-    heard = sandbox.node.generation
+    generation = sandbox.node.generation
     sandbox.client.post(f"/v1/instances/{first.instance_id}/restart")
-    sandbox.node.generation = heard  # made before the restart was heard of
+    sandbox.node.generation = generation  # sent before the node received the restart
     sandbox.node.post_sync()
-    assert _shown(sandbox, first.instance_id) == ("scheduled", "restarting")
+    assert _state_and_code(sandbox, first.instance_id) == ("scheduled", "restarting")
     second = sandbox.running()
-    sandbox.node.generation = heard
+    sandbox.node.generation = generation
     answer = sandbox.node.post_sync()
     assert answer.status_code == 200
-    assert _shown(sandbox, second.instance_id) == ("running", None)
+    assert _state_and_code(sandbox, second.instance_id) == ("running", None)
 
 
 def test_a_late_report_is_answered_but_not_applied(sandbox: Sandbox) -> None:
@@ -143,19 +145,19 @@ def test_a_late_report_is_answered_but_not_applied(sandbox: Sandbox) -> None:
     answer = sandbox.node.post_sync(gpus=[], specs=None, problem={"code": "old", "message": "news"})
     assert answer.status_code == 200
     assert [item["instance_id"] for item in answer.json()["assignments"]] == [assignment.instance_id]
-    assert _shown(sandbox, assignment.instance_id) == ("running", None)
+    assert _state_and_code(sandbox, assignment.instance_id) == ("running", None)
     node = sandbox.client.get(f"/v1/nodes/{sandbox.node.id}").json()
     assert (node["state"], {gpu["health"] for gpu in node["gpus"]}) == ("ready", {"healthy"})
 
 
-def test_a_report_of_an_attempt_above_the_one_on_record_is_an_orphan_and_never_removed(
+def test_a_container_of_a_later_attempt_is_an_orphan_and_never_removed(
     sandbox: Sandbox,
 ) -> None:
-    # This database is older than the node: it was restored from a backup.
+    # The database is older than the node, since it was restored from a backup.
     assignment = sandbox.running()
     newer = observed(assignment, "running").model_copy(update={"attempt": 7})
-    heard = sandbox.sync(newer, observed(assignment, "running"))
-    assert heard.removals == []
+    reply = sandbox.sync(newer, observed(assignment, "running"))
+    assert reply.removals == []
     (orphan,) = sandbox.client.get(f"/v1/nodes/{sandbox.node.id}").json()["orphans"]
     assert orphan["name"] == f"mooring-{assignment.instance_id}-7"
     sandbox.client.delete(f"/v1/instances/{assignment.instance_id}")
@@ -172,8 +174,8 @@ def test_unknown_containers_are_listed_and_not_removed(sandbox: Sandbox) -> None
         "instance_id": "x",
         "control_plane_id": "cpl_other",
     }
-    heard = sandbox.sync(stranger, orphans=[foreign])
-    assert (heard.assignments, heard.removals) == ([], [])
+    reply = sandbox.sync(stranger, orphans=[foreign])
+    assert (reply.assignments, reply.removals) == ([], [])
     orphans = sandbox.client.get(f"/v1/nodes/{sandbox.node.id}").json()["orphans"]
     assert [orphan["container_id"] for orphan in orphans] == ["beef", "c0ffee"]
     sandbox.sync()
@@ -184,11 +186,11 @@ def test_a_node_cannot_report_instances_of_another_node(sandbox: Sandbox, shared
     assignment = sandbox.running(gpus={"count": 1})
     thief = WireNode(shared, f"thief-{sandbox.node.name}")
     thief.facts = thief.facts.model_copy(update={"labels": {}})
-    heard = thief.sync(observed(assignment, "exited", exit_code=0))
-    assert heard.assignments == []
-    # It holds a container of an instance that lives elsewhere: that one goes.
-    assert [gone.instance_id for gone in heard.removals] == [assignment.instance_id]
-    assert _shown(sandbox, assignment.instance_id) == ("running", None)
+    reply = thief.sync(observed(assignment, "exited", exit_code=0))
+    assert reply.assignments == []
+    # The node removes its container of an instance that is on another node.
+    assert [gone.instance_id for gone in reply.removals] == [assignment.instance_id]
+    assert _state_and_code(sandbox, assignment.instance_id) == ("running", None)
     incident = {"id": "i", "uuid": sandbox.node.gpus[0].uuid, "code": "xid_79", "message": "no"}
     thief.sync(incidents=[incident])
     assert sandbox.client.get(f"/v1/gpus/{sandbox.node.gpus[0].uuid}").json()["health"] == "healthy"
@@ -197,7 +199,7 @@ def test_a_node_cannot_report_instances_of_another_node(sandbox: Sandbox, shared
 
 
 @pytest.mark.parametrize(
-    ("told", "kept"),
+    ("reported", "kept"),
     [
         ({"started_at": "2001-01-01T00:00:00Z"}, False),
         ({"started_at": "2999-01-01T00:00:00Z"}, False),
@@ -208,20 +210,20 @@ def test_a_node_cannot_report_instances_of_another_node(sandbox: Sandbox, shared
         ({"started_at": ""}, False),
     ],
 )
-def test_times_of_a_node_are_used_only_within_plausible_bounds(
-    sandbox: Sandbox, told: dict[str, str], kept: bool
+def test_implausible_times_of_a_node_are_not_used(
+    sandbox: Sandbox, reported: dict[str, str], kept: bool
 ) -> None:
     assignment = sandbox.placed()
-    sandbox.sync(observed(assignment, "running", **told))
+    sandbox.sync(observed(assignment, "running", **reported))
     shown = sandbox.client.instance(assignment.instance_id)
     assert shown["scheduled_at"] <= shown["started_at"]
-    sandbox.sync(observed(assignment, "exited", exit_code=0, finished_at=told["started_at"]))
+    sandbox.sync(observed(assignment, "exited", exit_code=0, finished_at=reported["started_at"]))
     ended = sandbox.client.instance(assignment.instance_id)
     assert ended["started_at"] <= ended["stopped_at"]
     assert kept is False
 
 
-def test_endpoints_and_the_digest_are_shown_while_it_runs(sandbox: Sandbox) -> None:
+def test_endpoints_are_shown_only_while_the_instance_runs(sandbox: Sandbox) -> None:
     assignment = sandbox.placed(ports=[{"container": 80}])
     sandbox.sync(observed(assignment, "running", endpoints=[_endpoint()], image_digest="sha256:" + "a" * 64))
     shown = sandbox.client.instance(assignment.instance_id)
@@ -233,13 +235,13 @@ def test_endpoints_and_the_digest_are_shown_while_it_runs(sandbox: Sandbox) -> N
     assert (ended["endpoints"], ended["container_id"]) == ([], f"{assignment.instance_id}-1")
 
 
-def test_a_restarting_container_goes_back_to_starting(sandbox: Sandbox) -> None:
+def test_a_restarting_container_makes_its_instance_starting(sandbox: Sandbox) -> None:
     assignment = sandbox.running(restart="on_failure")
     backing_off = {"code": "restarting", "message": "exit 1, again in 2 s"}
     sandbox.sync(observed(assignment, "starting", reason=backing_off))
-    assert _shown(sandbox, assignment.instance_id) == ("starting", "restarting")
+    assert _state_and_code(sandbox, assignment.instance_id) == ("starting", "restarting")
     sandbox.sync(observed(assignment, "running"))
-    assert _shown(sandbox, assignment.instance_id) == ("running", None)
+    assert _state_and_code(sandbox, assignment.instance_id) == ("running", None)
 
 
 def test_an_unchanged_report_changes_nothing(sandbox: Sandbox) -> None:

@@ -1,4 +1,4 @@
-"""What a stolen node credential gives access to, and that it gives no more (findings 5 and 14)."""
+"""Limits of what a stolen node credential gives access to (findings 5 and 14)."""
 
 import threading
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ REGISTRY = "registry.victim.example.com"
 
 @pytest.fixture
 def thief(sandbox: Sandbox, shared: Client) -> Iterator[WireNode]:
-    """A node of one H100 that has joined and reported as its operator set it up."""
+    """A node with one H100 that has joined and reported honestly."""
     made = WireNode(shared, f"thief-{sandbox.node.name}", gpus=1)
     made.facts = made.facts.model_copy(update={"labels": {"zone": "thief"}})
     made.sync()
@@ -35,8 +35,8 @@ def thief(sandbox: Sandbox, shared: Client) -> Iterator[WireNode]:
     made.close()
 
 
-def victims(sandbox: Sandbox) -> dict[str, Any]:
-    """Fields of a create that names a secret, credentials of a registry and an env of the victim's."""
+def victim_fields(sandbox: Sandbox) -> dict[str, Any]:
+    """Fields of a create with the victim's secret, registry credentials and environment."""
     name = f"token-{sandbox.node.name}"
     sandbox.client.post("/v1/secrets", json={"name": name, "value": SECRET})
     body = {"server": REGISTRY, "username": "ci", "password": PASSWORD}
@@ -44,41 +44,45 @@ def victims(sandbox: Sandbox) -> dict[str, Any]:
     return {"image": f"{REGISTRY}/app:1", "env": {"TOKEN": {"secret": name}, "MARK": MARK}}
 
 
-def shown(sandbox: Sandbox, node: WireNode) -> dict[str, Any]:
+def get_node(sandbox: Sandbox, node: WireNode) -> dict[str, Any]:
     return dict(sandbox.client.get(f"/v1/nodes/{node.id}").json())
 
 
-def hears_nothing_of(answer: SyncAnswer, assignment: Assignment) -> None:
+def require_no_data_of(answer: SyncAnswer, assignment: Assignment) -> None:
     text = answer.model_dump_json()
     assert answer.assignments == []
     assert answer.streams == []
     for canary in (SECRET, PASSWORD, MARK, REGISTRY, assignment.name, assignment.project_id):
         assert canary not in text
-    # What it says that it holds and does not, it may remove: no more than it said is told of it.
-    told = {"instance_id": assignment.instance_id, "attempt": assignment.attempt, "stop_timeout_s": 10}
-    assert all(removal.model_dump() == told for removal in answer.removals)
+    # The node may remove containers that it reports wrongly; the answer only repeats what it reported.
+    expected_removal = {
+        "instance_id": assignment.instance_id,
+        "attempt": assignment.attempt,
+        "stop_timeout_s": 10,
+    }
+    assert all(removal.model_dump() == expected_removal for removal in answer.removals)
 
 
-def test_a_node_hears_of_its_own_instances_only(sandbox: Sandbox, thief: WireNode) -> None:
-    fields = victims(sandbox)
+def test_a_node_gets_only_its_own_instances(sandbox: Sandbox, thief: WireNode) -> None:
+    fields = victim_fields(sandbox)
     waiting, running = sandbox.placed(**fields), sandbox.running(gpus={"count": 1}, **fields)
     sandbox.client.post(f"/v1/instances/{running.instance_id}/stop", json={"timeout_s": 3333})
-    assert shown(sandbox, sandbox.node)["state"] == "ready"
+    assert get_node(sandbox, sandbox.node)["state"] == "ready"
     for assignment in (waiting, running):
         for phase in ("starting", "running", "exited", "refused"):
-            hears_nothing_of(thief.sync(observed(assignment, phase)), assignment)
+            require_no_data_of(thief.sync(observed(assignment, phase)), assignment)
         older = observed(assignment, "running").model_copy(update={"attempt": 0})
         answer = thief.sync(older)
         assert (answer.assignments, [gone.stop_timeout_s for gone in answer.removals]) == ([], [10])
         orphan = {
             "container_id": "c", "name": "n", "instance_id": assignment.instance_id, "control_plane_id": None
         }  # fmt: skip
-        hears_nothing_of(thief.sync(orphans=[orphan]), assignment)
-        hears_nothing_of(thief.sync(instances=None), assignment)
+        require_no_data_of(thief.sync(orphans=[orphan]), assignment)
+        require_no_data_of(thief.sync(instances=None), assignment)
     assert sandbox.client.instance(waiting.instance_id)["state"] == "scheduled"
 
 
-def test_a_node_hears_of_no_stream_of_another_node(sandbox: Sandbox, thief: WireNode) -> None:
+def test_a_node_gets_no_streams_of_another_node(sandbox: Sandbox, thief: WireNode) -> None:
     assignment = sandbox.running()
     answers: list[httpx.Response] = []
     path = f"/v1/instances/{assignment.instance_id}/exec"
@@ -90,7 +94,7 @@ def test_a_node_hears_of_no_stream_of_another_node(sandbox: Sandbox, thief: Wire
     assert thief.stream_requests() == []
     as_earlier_release = thief.facts.model_copy(update={"asks_for_streams": False})
     for facts in (thief.facts, as_earlier_release):
-        hears_nothing_of(thief.sync(observed(assignment, "running"), facts=facts), assignment)
+        require_no_data_of(thief.sync(observed(assignment, "running"), facts=facts), assignment)
     frames = b'{"stream": "stdout", "text": "forged"}\n{"exit_code": 0}\n'
     problem(thief.http.post(f"/agent/v1/streams/{stream.id}", content=frames), 404, "not_found")
     assert sandbox.node.http.post(f"/agent/v1/streams/{stream.id}", content=frames).status_code == 204
@@ -98,14 +102,14 @@ def test_a_node_hears_of_no_stream_of_another_node(sandbox: Sandbox, thief: Wire
     assert answers[0].status_code == 200
 
 
-def test_a_node_takes_only_its_own_gpus_out_of_use(sandbox: Sandbox, thief: WireNode) -> None:
+def test_a_node_quarantines_only_its_own_gpus(sandbox: Sandbox, thief: WireNode) -> None:
     incidents = [
         {"id": f"i-{gpu.uuid}", "uuid": gpu.uuid, "code": "xid_79", "message": "no"}
         for gpu in (*sandbox.node.gpus, *thief.gpus)
     ]
     thief.sync(incidents=incidents)
-    assert {gpu["health"] for gpu in shown(sandbox, sandbox.node)["gpus"]} == {"healthy"}
-    assert [gpu["health"] for gpu in shown(sandbox, thief)["gpus"]] == ["quarantined"]
+    assert {gpu["health"] for gpu in get_node(sandbox, sandbox.node)["gpus"]} == {"healthy"}
+    assert [gpu["health"] for gpu in get_node(sandbox, thief)["gpus"]] == ["quarantined"]
 
 
 GROWTH: dict[str, dict[str, Any]] = {
@@ -120,19 +124,19 @@ GROWTH: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("facts", GROWTH.values(), ids=GROWTH.keys())
-def test_a_node_that_reports_more_of_itself_gets_nothing(
+def test_a_node_that_reports_more_than_approved_gets_no_instances(
     sandbox: Sandbox, thief: WireNode, facts: dict[str, Any]
 ) -> None:
-    before = shown(sandbox, thief)
+    before = get_node(sandbox, thief)
     honest = thief.facts
     thief.facts = NodeFacts.model_validate({**honest.model_dump(), **facts})
     thief.sync()
-    after = shown(sandbox, thief)
+    after = get_node(sandbox, thief)
     assert (after["state"], after["reason"]["code"]) == ("not_ready", "facts_changed")
     effective = ("labels", "cpus", "memory_mib", "address", "simulated")
     assert all(after[name] == before[name] or name == "labels" for name in effective)
     assert after["labels"].items() <= before["labels"].items()
-    fields = {**victims(sandbox), "node_selector": facts.get("labels", {"zone": "thief"})}
+    fields = {**victim_fields(sandbox), "node_selector": facts.get("labels", {"zone": "thief"})}
     made = sandbox.client.create(**fields)
     sandbox.made.append(made["id"])
     wait_until(lambda: sandbox.client.instance(made["id"])["reason"]["code"] not in {"queued", "no_nodes"})
@@ -141,52 +145,52 @@ def test_a_node_that_reports_more_of_itself_gets_nothing(
     assert SECRET not in answer.model_dump_json()
     thief.facts = honest
     thief.sync()
-    assert shown(sandbox, thief)["state"] == "ready"
+    assert get_node(sandbox, thief)["state"] == "ready"
 
 
 @pytest.mark.parametrize(
     "claim", [{"allocatable_mib": 2**30}, {"enforced": True}], ids=["more disk", "limits on disk"]
 )
-def test_a_node_that_reports_more_of_its_disk_gets_nothing(
+def test_a_node_that_reports_more_disk_than_approved_is_not_ready(
     sandbox: Sandbox, thief: WireNode, claim: dict[str, Any]
 ) -> None:
     honest = {"total_mib": 2**20, "allocatable_mib": 2**20, "available_mib": 2**20, "driver": "overlay2"}
     thief.facts = NodeFacts.model_validate({**thief.facts.model_dump(), "disk": honest})
     thief.sync()
-    before = shown(sandbox, thief)
+    before = get_node(sandbox, thief)
     thief.facts = NodeFacts.model_validate({**thief.facts.model_dump(), "disk": {**honest, **claim}})
     thief.sync()
-    after = shown(sandbox, thief)
+    after = get_node(sandbox, thief)
     assert (after["state"], after["reason"]["code"]) == ("not_ready", "facts_changed")
     for name in ("disk_allocatable_mib", "disk_enforced"):
         assert after[name] == before[name]
 
 
-def test_a_node_cannot_make_up_gpus(sandbox: Sandbox, thief: WireNode) -> None:
+def test_a_node_cannot_add_or_change_gpus_without_approval(sandbox: Sandbox, thief: WireNode) -> None:
     evil = thief.gpus[0].model_copy(update={"uuid": f"GPU-evil-{thief.name}", "index": 1})
     bigger = thief.gpus[0].model_copy(update={"memory_mib": 2**20})
     better = thief.gpus[0].model_copy(update={"model": "NVIDIA B200"})
     for gpus in ([*thief.gpus, evil], [bigger], [better]):
         thief.sync(gpus=gpus)
-        after = shown(sandbox, thief)
+        after = get_node(sandbox, thief)
         assert (after["state"], after["reason"]["code"]) == ("not_ready", "facts_changed")
         assert [(gpu["uuid"], gpu["model"], gpu["memory_mib"]) for gpu in after["gpus"]] == [
             (gpu.uuid, gpu.model, gpu.memory_mib) for gpu in thief.gpus
         ]
 
 
-def test_a_claim_to_another_nodes_gpu_hurts_neither_node(sandbox: Sandbox, thief: WireNode) -> None:
+def test_reporting_another_nodes_gpu_affects_neither_node(sandbox: Sandbox, thief: WireNode) -> None:
     claimed = sandbox.node.gpus[0]
-    sandbox.sync(gpus=sandbox.node.gpus[1:])  # it fell off the bus: the claim comes while it is lost
+    sandbox.sync(gpus=sandbox.node.gpus[1:])  # the GPU is lost when the other node reports it
     for _ in range(2):
         thief.sync(gpus=[*thief.gpus, claimed])
     sandbox.sync()
-    honest, after = shown(sandbox, sandbox.node), shown(sandbox, thief)
+    honest, after = get_node(sandbox, sandbox.node), get_node(sandbox, thief)
     assert (honest["state"], len(honest["gpus"])) == ("ready", 8)
     assert (after["state"], [gpu["uuid"] for gpu in after["gpus"]]) == ("ready", [thief.gpus[0].uuid])
 
 
-def test_an_endpoint_is_at_the_nodes_approved_address(sandbox: Sandbox) -> None:
+def test_endpoints_have_the_nodes_approved_address(sandbox: Sandbox) -> None:
     assignment = sandbox.placed(ports=[{"container": 80}])
     forged = [
         {"container": 80, "protocol": "tcp", "host": "6.6.6.6", "port": 32768},
@@ -200,7 +204,7 @@ def test_an_endpoint_is_at_the_nodes_approved_address(sandbox: Sandbox) -> None:
     ]
 
 
-def test_what_a_node_says_of_an_instance_is_bounded(sandbox: Sandbox) -> None:
+def test_reported_fields_of_an_instance_are_validated_and_limited(sandbox: Sandbox) -> None:
     assignment = sandbox.placed()
     forged = {"container_id": "x" * 4000 + "\u202e", "image_digest": "registry.evil/x\n@latest"}
     sandbox.sync(observed(assignment, "running", **forged))
@@ -215,7 +219,7 @@ def test_what_a_node_says_of_an_instance_is_bounded(sandbox: Sandbox) -> None:
     assert "\u202e" not in after["reason"]["code"]
 
 
-def test_a_node_gives_no_figures_of_another_nodes_gpu(sandbox: Sandbox, thief: WireNode) -> None:
+def test_samples_of_another_nodes_gpu_are_ignored(sandbox: Sandbox, thief: WireNode) -> None:
     stolen = {
         "uuid": sandbox.node.gpus[0].uuid, "index": 0, "power_w": 66_666,
         "sampled_at": "2026-11-21T08:00:00Z",
@@ -225,7 +229,7 @@ def test_a_node_gives_no_figures_of_another_nodes_gpu(sandbox: Sandbox, thief: W
     assert "6.6666e" not in sandbox.client.get("/metrics").text
 
 
-def test_another_gpus_mig_device_is_not_listed_twice(sandbox: Sandbox, thief: WireNode) -> None:
+def test_a_mig_device_of_another_gpu_is_ignored(sandbox: Sandbox, thief: WireNode) -> None:
     device = {"uuid": f"MIG-{sandbox.node.name}", "profile": "1g.10gb", "memory_mib": 9728}
     mig = {"mig_mode": "enabled", "mig_devices": [device]}
     for node in (sandbox.node, thief):
@@ -234,21 +238,23 @@ def test_another_gpus_mig_device_is_not_listed_twice(sandbox: Sandbox, thief: Wi
         sandbox.client.post(f"/v1/nodes/{node.id}/approve")
     sandbox.sync(gpus=[{**sandbox.node.gpus[0].model_dump(), **mig}, *sandbox.node.gpus[1:]])
     thief.sync(gpus=[{**thief.gpus[0].model_dump(), **mig}])
-    (gpu,) = shown(sandbox, thief)["gpus"]
+    (gpu,) = get_node(sandbox, thief)["gpus"]
     assert gpu["mig_devices"] == []
-    (own, *_others) = shown(sandbox, sandbox.node)["gpus"]
+    (own, *_others) = get_node(sandbox, sandbox.node)["gpus"]
     assert [one["uuid"] for one in own["mig_devices"]] == [device["uuid"]]
 
 
 def test_secrets_are_not_in_any_answer_to_a_report(sandbox: Sandbox) -> None:
-    assignment = sandbox.placed(**victims(sandbox))
+    assignment = sandbox.placed(**victim_fields(sandbox))
     for answer in (sandbox.sync(instances=None), sandbox.sync(observed(assignment, "starting"))):
         assert [item.instance_id for item in answer.assignments] == [assignment.instance_id]
         assert SECRET not in answer.model_dump_json()
         assert PASSWORD not in answer.model_dump_json()
 
 
-def test_members_do_not_see_which_machine_to_attack(sandbox: Sandbox, shared: Client) -> None:
+def test_members_do_not_see_addresses_versions_and_overrides_of_nodes(
+    sandbox: Sandbox, shared: Client
+) -> None:
     sandbox.node.facts = sandbox.node.facts.model_copy(update={"overrides": ["allow_unsafe_toolkit"]})
     sandbox.sync()
     body = {"name": "k", "role": "member"}
@@ -263,27 +269,29 @@ def test_members_do_not_see_which_machine_to_attack(sandbox: Sandbox, shared: Cl
             assert (len(node["gpus"]), node["cpus"]) == (8, 64)
             assert (node["address"], node["hostname"], node["overrides"]) == (None, None, [])
             assert set(node["versions"].values()) == {None}
-    admin = shown(sandbox, sandbox.node)
+    admin = get_node(sandbox, sandbox.node)
     assert (admin["address"], admin["overrides"]) == ("127.0.0.1", ["allow_unsafe_toolkit"])
     assert admin["versions"]["docker"] == "20.10.24"
 
 
-def test_an_admin_approves_the_difference_that_they_have_read(sandbox: Sandbox, thief: WireNode) -> None:
+def test_an_admin_approves_only_the_difference_that_was_read(sandbox: Sandbox, thief: WireNode) -> None:
     path = f"/v1/nodes/{thief.id}/approve"
     thief.facts = thief.facts.model_copy(update={"cpus": 96, "labels": {"zone": "thief", "rack": "3"}})
     thief.sync()
-    read = shown(sandbox, thief)["facts_changed"]
+    read = get_node(sandbox, thief)["facts_changed"]
     by_name = {each["fact"]: (each["approved"], each["reported"]) for each in read["changes"]}
     assert by_name == {
         "cpus": (64, 96),
         "labels": ({"zone": "thief"}, {"zone": "thief", "rack": "3"}),
     }
-    thief.facts = thief.facts.model_copy(update={"cpus": 4096})  # while the admin is reading
+    thief.facts = thief.facts.model_copy(
+        update={"cpus": 4096}
+    )  # changes after the admin has read the difference
     thief.sync()
     stale = sandbox.client.post(path, json={"difference_id": read["id"]})
     problem(stale, 409, "facts_changed_again")
-    assert shown(sandbox, thief)["cpus"] == 64
-    version_read = shown(sandbox, thief)["version"]
+    assert get_node(sandbox, thief)["cpus"] == 64
+    version_read = get_node(sandbox, thief)["version"]
     thief.facts = thief.facts.model_copy(update={"cpus": 96})
     thief.sync()
     approved = sandbox.client.post(path, json={"difference_id": read["id"]}).json()
@@ -291,36 +299,38 @@ def test_an_admin_approves_the_difference_that_they_have_read(sandbox: Sandbox, 
     assert approved["labels"] == {"zone": "thief", "rack": "3"}
     assert approved["version"] == version_read + 1
     thief.sync()
-    assert shown(sandbox, thief)["state"] == "ready"
+    assert get_node(sandbox, thief)["state"] == "ready"
     entry = sandbox.client.items("/v1/audit-log", target_id=thief.id, limit=1)[0]
     assert entry["action"] == "node.approve"
     assert {each["fact"] for each in entry["after"]["changes"]} == {"cpus", "labels"}
-    assert sandbox.client.post(path).status_code == 200  # nothing to approve
+    assert sandbox.client.post(path).status_code == 200  # no difference is left to approve
 
 
-def test_what_shrinks_does_so_at_once_and_may_come_back(sandbox: Sandbox, thief: WireNode) -> None:
+def test_smaller_facts_apply_immediately_and_may_grow_back(sandbox: Sandbox, thief: WireNode) -> None:
     full = thief.facts
     less = {"cpus": 8, "memory_mib": 1024, "labels": {}}
     for facts in (full.model_copy(update=less), full, full.model_copy(update=less)):
         thief.facts = facts
         thief.sync()
-        after = shown(sandbox, thief)
+        after = get_node(sandbox, thief)
         assert (after["state"], after["cpus"], after["memory_mib"], after["labels"]) == (
             "ready", facts.cpus, facts.memory_mib, facts.labels
         )  # fmt: skip
 
 
-def test_small_steps_of_memory_gain_nothing(sandbox: Sandbox, thief: WireNode) -> None:
+def test_small_increases_of_memory_do_not_change_the_approved_amount(
+    sandbox: Sandbox, thief: WireNode
+) -> None:
     approved, state = thief.facts.memory_mib, "ready"
     for step in range(1, 8):
         thief.facts = thief.facts.model_copy(update={"memory_mib": approved * (100 + step) // 100})
         thief.sync()
-        after = shown(sandbox, thief)
+        after = get_node(sandbox, thief)
         state = "ready" if step <= 5 else "not_ready"
         assert (after["memory_mib"], after["state"]) == (approved, state)
 
 
-def test_a_node_whose_engine_is_away_approves_no_machine(sandbox: Sandbox, shared: Client) -> None:
+def test_facts_reported_without_docker_are_not_approved(sandbox: Sandbox, shared: Client) -> None:
     node = WireNode(shared, f"away-{sandbox.node.name}", gpus=0)
     away = {"code": "docker_unavailable", "message": "Docker does not answer"}
     docker, guessed = node.facts, node.facts.model_copy(update={"cpus": 128})
@@ -328,18 +338,18 @@ def test_a_node_whose_engine_is_away_approves_no_machine(sandbox: Sandbox, share
     node.sync(problem=away)
     node.facts = docker
     node.sync()
-    assert (shown(sandbox, node)["state"], shown(sandbox, node)["cpus"]) == ("ready", 64)
+    assert (get_node(sandbox, node)["state"], get_node(sandbox, node)["cpus"]) == ("ready", 64)
     node.facts = guessed
     node.sync(problem=away)
-    assert shown(sandbox, node)["reason"]["code"] == "docker_unavailable"
+    assert get_node(sandbox, node)["reason"]["code"] == "docker_unavailable"
     node.sync()
-    assert shown(sandbox, node)["reason"]["code"] == "facts_changed"
+    assert get_node(sandbox, node)["reason"]["code"] == "facts_changed"
     shared.delete(f"/v1/nodes/{node.id}")
     node.close()
 
 
-def test_secrets_are_handed_out_for_a_start_on_that_node_only(sandbox: Sandbox, thief: WireNode) -> None:
-    assignment = sandbox.placed(**victims(sandbox))
+def test_secrets_are_handed_out_only_for_a_start_on_their_node(sandbox: Sandbox, thief: WireNode) -> None:
+    assignment = sandbox.placed(**victim_fields(sandbox))
     for fields in ({}, {"attempt": 0}, {"attempt": 2}):
         problem(thief.post_start_secrets(assignment, **fields), 404, "not_found")
     problem(sandbox.node.post_start_secrets(assignment, attempt=2), 404, "not_found")
@@ -348,7 +358,7 @@ def test_secrets_are_handed_out_for_a_start_on_that_node_only(sandbox: Sandbox, 
     assert given.secrets == {"TOKEN": SECRET}
     assert given.registry is not None
     assert given.registry.password == PASSWORD
-    sandbox.node.start_secrets(assignment)  # a restarted agent asks again
+    sandbox.node.start_secrets(assignment)  # a restarted agent requests them again
     mine = {"target_id": assignment.instance_id, "action": "instance.hand_out_secrets"}
     (entry,) = sandbox.client.items("/v1/audit-log", **mine)
     assert (entry["actor"]["kind"], entry["actor"]["id"]) == ("node", sandbox.node.id)
@@ -359,8 +369,8 @@ def test_secrets_are_handed_out_for_a_start_on_that_node_only(sandbox: Sandbox, 
     problem(sandbox.node.post_start_secrets(assignment), 404, "not_found")
 
 
-def test_a_node_that_asks_for_secrets_again_and_again_is_refused(sandbox: Sandbox) -> None:
-    assignment = sandbox.placed(**victims(sandbox))
+def test_requests_for_secrets_are_limited_per_attempt(sandbox: Sandbox) -> None:
+    assignment = sandbox.placed(**victim_fields(sandbox))
     with sandbox.service.plane.database.write() as session:
         row = session.get_one(Instance, assignment.instance_id)
         row.handout_attempt, row.handout_count = 1, start_secrets.MAX_REQUESTS_PER_ATTEMPT - 1
@@ -370,38 +380,40 @@ def test_a_node_that_asks_for_secrets_again_and_again_is_refused(sandbox: Sandbo
     sandbox.node.start_secrets(sandbox.assignment(assignment.instance_id))
 
 
-def test_an_agent_of_the_release_before_waits_with_what_needs_secrets(sandbox: Sandbox) -> None:
+def test_an_agent_of_the_previous_release_gets_no_assignments_with_secrets(sandbox: Sandbox) -> None:
     sandbox.node.facts = sandbox.node.facts.model_copy(update={"asks_for_secrets": False})
     sandbox.sync()
-    needs, plain = sandbox.create(**victims(sandbox)), sandbox.create()
+    needs, plain = sandbox.create(**victim_fields(sandbox)), sandbox.create()
     for made in (needs, plain):
         sandbox.client.wait(made["id"], "scheduled")
     answer = sandbox.node.post_sync(specs=None)
     assert [each["instance_id"] for each in answer.json()["assignments"]] == [plain["id"]]
     assert SECRET not in answer.text
-    assert sandbox.client.instance(needs["id"])["state"] == "scheduled"  # waiting for it is no loss
+    assert (
+        sandbox.client.instance(needs["id"])["state"] == "scheduled"
+    )  # the missing assignment does not fail the instance
     sandbox.node.facts = sandbox.node.facts.model_copy(update={"asks_for_secrets": True})
     assert sandbox.assignment(needs["id"]).asks_for_secrets
 
 
-def test_a_spec_is_sent_once(sandbox: Sandbox) -> None:
+def test_a_known_spec_is_not_sent_again(sandbox: Sandbox) -> None:
     first = sandbox.running(env={"MARK": MARK})
     assert MARK not in sandbox.node.post_sync(*sandbox.ran).text
-    # An agent that has forgotten it, or has just started, hears it again.
+    # An agent that does not know the spec gets it again.
     assert MARK in sandbox.node.post_sync(*sandbox.ran, specs={}).text
     assert MARK in sandbox.node.post_sync(*sandbox.ran, specs=None).text
     assert MARK in sandbox.node.post_sync(*sandbox.ran, specs={first.instance_id: "of another attempt"}).text
     sandbox.client.post(f"/v1/instances/{first.instance_id}/restart")
     answer = sandbox.node.post_sync(*sandbox.ran)
     assert MARK in answer.text
-    # The new attempt's answer was lost: nothing is taken for known that the node has not said it has.
+    # If the answer was lost, the spec is sent until the node reports it as known.
     assert MARK in sandbox.node.post_sync(*sandbox.ran).text
 
 
-def test_every_call_of_a_stolen_credential(sandbox: Sandbox, thief: WireNode) -> None:
-    """Walks all of `/agent/v1` as the thief, with the victim's ids in every place that takes one."""
-    waiting = sandbox.placed(**victims(sandbox))
-    running = sandbox.running(gpus={"count": 1}, **victims(sandbox))
+def test_no_call_with_a_stolen_credential_returns_data_of_others(sandbox: Sandbox, thief: WireNode) -> None:
+    """Calls all of `/agent/v1` with the stolen credential and the victim's IDs."""
+    waiting = sandbox.placed(**victim_fields(sandbox))
+    running = sandbox.running(gpus={"count": 1}, **victim_fields(sandbox))
     theirs = [observed(each, "exited", exit_code=0) for each in (waiting, running)]
     calls: dict[str, list[httpx.Response]] = {
         "/agent/v1/join": [
@@ -439,8 +451,13 @@ def test_every_call_of_a_stolen_credential(sandbox: Sandbox, thief: WireNode) ->
             for canary in (SECRET, PASSWORD, MARK, REGISTRY, waiting.name, running.name):
                 assert canary not in answer.text, path
             if path == "/agent/v1/sync":
-                told = SyncAnswer.model_validate_json(answer.content)
-                assert (told.assignments, told.unchanged, told.streams, told.overlays) == ([], [], [], [])
+                expected_removal = SyncAnswer.model_validate_json(answer.content)
+                assert (
+                    expected_removal.assignments,
+                    expected_removal.unchanged,
+                    expected_removal.streams,
+                    expected_removal.overlays,
+                ) == ([], [], [], [])
     assert {path: {answer.status_code for answer in answers} for path, answers in calls.items()} == {
         "/agent/v1/join": {401},
         "/agent/v1/credential": {201},
@@ -450,25 +467,25 @@ def test_every_call_of_a_stolen_credential(sandbox: Sandbox, thief: WireNode) ->
         "/agent/v1/streams/{stream_id}": {404},
         "/agent/v1/session": {200},
     }
-    assert shown(sandbox, sandbox.node)["state"] == "ready"
-    assert len(shown(sandbox, sandbox.node)["gpus"]) == 8
+    assert get_node(sandbox, sandbox.node)["state"] == "ready"
+    assert len(get_node(sandbox, sandbox.node)["gpus"]) == 8
     assert sandbox.client.instance(running.instance_id)["state"] == "running"
     for each in (waiting, running):
         after = sandbox.client.instance(each.instance_id)
         assert (after["node_id"], after["exit_code"]) == (sandbox.node.id, None)
 
 
-def test_nodes_of_the_operators_own_process_may_change(sandbox: Sandbox, thief: WireNode) -> None:
-    """`mooring up` with another MOORING_SIMULATE: it says so in the database, which no node can."""
+def test_the_next_report_of_a_node_can_be_approved_in_advance(sandbox: Sandbox, thief: WireNode) -> None:
+    """`mooring up` does so in the database after a change of MOORING_SIMULATE."""
     thief.gpus = [gpu.model_copy(update={"model": "NVIDIA B200"}) for gpu in thief.gpus]
     thief.sync()
-    assert shown(sandbox, thief)["reason"]["code"] == "facts_changed"
+    assert get_node(sandbox, thief)["reason"]["code"] == "facts_changed"
     with sandbox.service.plane.database.write() as session:
         nodes.approve_next_report(session, on_host("node.approve"), [thief.id, "nod_none"])
     thief.sync()
-    after = shown(sandbox, thief)
+    after = get_node(sandbox, thief)
     assert (after["state"], after["facts_changed"]) == ("ready", None)
     assert [gpu["model"] for gpu in after["gpus"]] == ["NVIDIA B200"]
     thief.facts = thief.facts.model_copy(update={"cpus": 4096})
     thief.sync()
-    assert shown(sandbox, thief)["reason"]["code"] == "facts_changed"
+    assert get_node(sandbox, thief)["reason"]["code"] == "facts_changed"

@@ -1,4 +1,4 @@
-"""Pages that many followers share have what a page of one's own would have."""
+"""Shared pages of events have the same events as a separate read."""
 
 import asyncio
 import time
@@ -15,11 +15,11 @@ from tests.service import Client, RunningService
 
 pytestmark = pytest.mark.both_databases
 
-MADE = 7
+EVENTS = 7
 
 
 class Followers:
-    """Those of one project, who have read a page before."""
+    """Followers of one project's events."""
 
     def __init__(self, service: RunningService, project: str) -> None:
         self._database, self._project = service.plane.database, project
@@ -27,19 +27,19 @@ class Followers:
         self._access = Access(caller, Permission.READ)
         self.pages = EventPages()
 
-    def happens(self) -> None:
+    def append_event(self) -> None:
         with self._database.write() as session:
             events.append(session, EventKind.INSTANCE_STATE_CHANGED, {}, project_id=self._project)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """While others wait for events, as they do between two pages."""
+        """Within the block, another follower waits for events."""
         with self._database.signals.subscribed(*events.topics(self._access.projects)):
             yield
 
-    async def read(self, after: int, limit: int, listening_since: float | None = None) -> list[int]:
-        """The numbers of a page, for one who has just subscribed unless told otherwise."""
-        since = time.monotonic() if listening_since is None else listening_since
+    async def read(self, after: int, limit: int, subscribed_at: float | None = None) -> list[int]:
+        """The sequence numbers of a page; `subscribed_at` is when the follower subscribed."""
+        since = time.monotonic() if subscribed_at is None else subscribed_at
         page = await self.pages.page(self._database, self._access, after, limit, since)
         return [int(each.item["seq"]) for each in page]
 
@@ -50,30 +50,30 @@ def followers(service: RunningService, client: Client) -> Followers:
     return Followers(service, str(project))
 
 
-def test_nobody_misses_an_event_however_far_they_have_read(followers: Followers) -> None:
+def test_a_page_has_the_next_events_of_any_position(followers: Followers) -> None:
     async def check() -> None:
-        for _ in range(MADE):
-            followers.happens()
+        for _ in range(EVENTS):
+            followers.append_event()
         with followers.waiting():
-            made = (await followers.read(0, 200))[-MADE:]
+            made = (await followers.read(0, 200))[-EVENTS:]
             for limit in (200, 3, 1):
                 for after in (*made, made[0] - 1, made[-1], made[2]):
                     rest = [seq for seq in made if seq > after][:limit]
                     page = await followers.read(after, limit)
-                    # A part is as good: they come back for more. Nothing is only for who has read all.
+                    # A partial page is allowed; an empty one only at the end of the log.
                     assert page == rest[: len(page)]
                     assert page or not rest
 
     asyncio.run(check())
 
 
-def test_who_has_read_all_gets_what_happened_after_the_page_was_read(followers: Followers) -> None:
+def test_a_follower_at_the_end_gets_events_after_the_cached_page(followers: Followers) -> None:
     async def check() -> None:
-        followers.happens()
+        followers.append_event()
         with followers.waiting():
             last = (await followers.read(0, 200))[-1]
             assert await followers.read(last, 200) == []
-            followers.happens()
+            followers.append_event()
             (new,) = await followers.read(last, 200)
             assert new > last
             assert await followers.read(new, 200) == []
@@ -81,16 +81,16 @@ def test_who_has_read_all_gets_what_happened_after_the_page_was_read(followers: 
     asyncio.run(check())
 
 
-def test_who_was_woken_by_what_came_later_need_not_read_again(followers: Followers) -> None:
-    """What happened since they subscribed wakes them at once, and then they get it."""
+def test_a_page_cached_after_the_subscription_is_used(followers: Followers) -> None:
+    """An event since the subscription wakes the follower, which then reads it."""
 
     async def check() -> None:
-        followers.happens()
+        followers.append_event()
         with followers.waiting():
             since = time.monotonic()
             last = (await followers.read(0, 200))[-1]
-            followers.happens()
-            assert await followers.read(last, 200, listening_since=since) == []
+            followers.append_event()
+            assert await followers.read(last, 200, subscribed_at=since) == []
             assert await followers.read(last, 200) != []
 
     asyncio.run(check())

@@ -1,4 +1,4 @@
-"""Every change is one event, in order, and none is missed."""
+"""Events: one per change, in order and without gaps."""
 
 import json
 import threading
@@ -29,7 +29,7 @@ def _history(client: Client, instance_id: str) -> list[dict[str, Any]]:
     return client.items(f"/v1/instances/{instance_id}/events")
 
 
-def test_each_change_of_state_is_one_event_in_version_order(sandbox: Sandbox) -> None:
+def test_each_state_change_is_one_event_in_version_order(sandbox: Sandbox) -> None:
     assignment = sandbox.placed(gpus={"count": 1})
     path = f"/v1/instances/{assignment.instance_id}"
     sandbox.sync(observed(assignment, "starting"))
@@ -42,23 +42,23 @@ def test_each_change_of_state_is_one_event_in_version_order(sandbox: Sandbox) ->
     sandbox.client.post(f"{path}/start")
     sandbox.client.wait(assignment.instance_id, "scheduled")
 
-    told = _history(sandbox.client, assignment.instance_id)
-    steps = [(event["data"]["from"], event["data"]["to"]) for event in told]
+    changes = _history(sandbox.client, assignment.instance_id)
+    steps = [(event["data"]["from"], event["data"]["to"]) for event in changes]
     assert steps == [
         (None, "pending"), ("pending", "scheduled"), ("scheduled", "starting"), ("starting", "running"),
         ("running", "stopping"), ("stopping", "stopped"), ("stopped", "pending"), ("pending", "scheduled"),
     ]  # fmt: skip
-    versions = [event["data"]["version"] for event in told]
+    versions = [event["data"]["version"] for event in changes]
     assert versions == sorted(set(versions))
-    assert {event["type"] for event in told} == {"instance.state_changed"}
-    assert {event["data"]["instance_id"] for event in told} == {assignment.instance_id}
-    assert told[4]["data"]["reason"]["code"] == "stopped_by_user"
-    seqs = [event["seq"] for event in told]
-    assert sandbox.client.items(f"{path}/events", after=seqs[2], limit=2) == told[3:5]
+    assert {event["type"] for event in changes} == {"instance.state_changed"}
+    assert {event["data"]["instance_id"] for event in changes} == {assignment.instance_id}
+    assert changes[4]["data"]["reason"]["code"] == "stopped_by_user"
+    seqs = [event["seq"] for event in changes]
+    assert sandbox.client.items(f"{path}/events", after=seqs[2], limit=2) == changes[3:5]
     problem(sandbox.client.get("/v1/instances/none/events"), 404, "not_found")
 
 
-def test_the_log_is_read_in_pages_without_a_gap(client: Client, node: WireNode) -> None:
+def test_the_event_log_is_paged_without_gaps(client: Client, node: WireNode) -> None:
     made = run_concurrently(20, lambda _n: client.create(gpus={"count": 64})["id"])
     for instance_id in made[:5]:
         client.delete(f"/v1/instances/{instance_id}")
@@ -79,9 +79,9 @@ def test_the_log_is_read_in_pages_without_a_gap(client: Client, node: WireNode) 
     assert sorted(deleted) == sorted(made[:5])
 
 
-def test_a_follower_of_many_writers_misses_nothing(client: Client) -> None:
-    """Numbers are drawn before the commit: without an order at the end, 8 is seen before 7."""
-    heard: list[int] = []
+def test_a_follower_of_many_writers_misses_no_event(client: Client) -> None:
+    """Sequence numbers are drawn before the commit: without ordered commits, 8 could be visible before 7."""
+    received: list[int] = []
     done = threading.Event()
 
     def follow() -> None:
@@ -89,8 +89,8 @@ def test_a_follower_of_many_writers_misses_nothing(client: Client) -> None:
             after = 0
             while not (done.is_set() and not own.items("/v1/events", after=after)):
                 items = own.items("/v1/events", after=after, limit=200, wait_s=0.2)
-                heard.extend(item["seq"] for item in items)
-                after = heard[-1] if heard else 0
+                received.extend(item["seq"] for item in items)
+                after = received[-1] if received else 0
 
     follower = threading.Thread(target=follow)
     follower.start()
@@ -103,7 +103,7 @@ def test_a_follower_of_many_writers_misses_nothing(client: Client) -> None:
     while items := client.items("/v1/events", after=everything[-1] if everything else 0, limit=200):
         everything += [item["seq"] for item in items]
     assert len(everything) >= 64
-    assert heard == everything
+    assert received == everything
 
 
 def test_a_long_poll_is_answered_by_the_next_event(client: Client) -> None:
@@ -121,7 +121,7 @@ def test_a_long_poll_is_answered_by_the_next_event(client: Client) -> None:
 
 
 class Stream:
-    """An open SSE stream, and its parts one by one."""
+    """An open SSE stream."""
 
     def __init__(self, answer: httpx.Response) -> None:
         assert answer.status_code == 200
@@ -129,7 +129,7 @@ class Stream:
         self._lines: Iterator[str] = answer.iter_lines()
 
     def part(self) -> dict[str, str]:
-        """The fields of the next event; a comment is under `""`."""
+        """The fields of the next part; a comment has the key `""`."""
         fields: dict[str, str] = {}
         for line in self._lines:
             if not line:
@@ -150,7 +150,7 @@ class Stream:
 EVENTS = {"Accept": "text/event-stream"}
 
 
-def test_a_stream_follows_and_resumes_where_it_was(client: Client) -> None:
+def test_a_stream_resumes_after_its_last_event(client: Client) -> None:
     first = client.create(gpus={"count": 64})
     with client.stream("GET", "/v1/events", headers=EVENTS) as answer:
         assert answer.headers["cache-control"] == "no-cache"
@@ -165,9 +165,7 @@ def test_a_stream_follows_and_resumes_where_it_was(client: Client) -> None:
         assert Stream(answer).event() == then
 
 
-def test_a_stream_with_nothing_to_say_shows_that_it_lives(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_idle_stream_sends_keepalives(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sse.KEEPALIVE_S == 15
     monkeypatch.setattr(sse, "KEEPALIVE_S", 0.1)
     with client.stream("GET", "/v1/events", headers=EVENTS) as answer:
@@ -175,19 +173,17 @@ def test_a_stream_with_nothing_to_say_shows_that_it_lives(
 
 
 @pytest.mark.parametrize("given", ["-1", "x", "1.5", "", "٣", "9" * 31])
-def test_a_last_event_id_that_is_none_is_refused(shared: Client, given: str) -> None:
+def test_a_malformed_last_event_id_is_rejected(shared: Client, given: str) -> None:
     headers = EVENTS | {"Last-Event-ID": given.encode()}
     answer = shared.get("/v1/events", headers=headers)  # type: ignore[arg-type]
     problem(answer, 400, "bad_event_id")
 
 
-def test_a_last_event_id_beyond_all_bounds_is_refused(shared: Client) -> None:
+def test_a_last_event_id_that_is_too_long_is_rejected(shared: Client) -> None:
     problem(shared.get("/v1/events", headers=EVENTS | {"Last-Event-ID": "9" * 33}), 422)
 
 
-def test_what_is_too_old_is_gone_and_the_newest_is_never_forgotten(
-    service: RunningService, client: Client
-) -> None:
+def test_old_events_are_deleted_except_the_newest(service: RunningService, client: Client) -> None:
     for _ in range(4):
         client.create(gpus={"count": 64})
     seqs = [event["seq"] for event in client.items("/v1/events")]
@@ -195,7 +191,9 @@ def test_what_is_too_old_is_gone_and_the_newest_is_never_forgotten(
         old = now() - timedelta(days=31)
         session.execute(update(Event).where(Event.seq.in_(seqs[:2])).values(at=old))
     purge(service)
-    assert client.get("/v1/events").json()["items"][0]["seq"] == seqs[2]  # from the start is never refused
+    assert (
+        client.get("/v1/events").json()["items"][0]["seq"] == seqs[2]
+    )  # reading from the start is never rejected
     gone = problem(client.get("/v1/events", params={"after": seqs[0]}), 410, "events_expired")
     assert gone["oldest_seq"] == seqs[2]
     problem(client.get("/v1/events", params={"after": seqs[0]}, headers=EVENTS), 410, "events_expired")
@@ -210,7 +208,7 @@ def test_what_is_too_old_is_gone_and_the_newest_is_never_forgotten(
     assert client.items("/v1/events")[-1]["seq"] == seqs[3] + 1
 
 
-def test_a_follower_ends_with_the_service(database_url: str, tmp_path: Any) -> None:
+def test_a_stream_ends_when_the_service_stops(database_url: str, tmp_path: Any) -> None:
     with running(settings_for(database_url, tmp_path / "data")) as service, service.client as client:
         ended = threading.Event()
 

@@ -1,4 +1,4 @@
-"""Logs as the control plane passes them on from a node that may send anything."""
+"""Logs that the control plane relays from a node."""
 
 import json
 import threading
@@ -11,7 +11,7 @@ from tests.testbed.waiting import wait_until
 HOSTILE = "\x1b]0;title\x07safe\x1b[2J\u202egnp.exe\r\n" + "x" * 100_000
 
 
-def test_what_a_node_sends_as_logs_is_cleaned_and_cut(sandbox: Sandbox) -> None:
+def test_log_lines_of_a_node_are_sanitized_and_truncated(sandbox: Sandbox) -> None:
     assignment = sandbox.running()
     path = f"/v1/instances/{assignment.instance_id}/logs"
     for accept in ("text/plain", "text/event-stream"):
@@ -20,14 +20,14 @@ def test_what_a_node_sends_as_logs_is_cleaned_and_cut(sandbox: Sandbox) -> None:
         def ask(accept: str = accept, answers: list[httpx.Response] = answers) -> None:
             answers.append(sandbox.client.get(path, headers={"Accept": accept}))
 
-        asking = threading.Thread(target=ask)
-        asking.start()
+        thread = threading.Thread(target=ask)
+        thread.start()
         (stream,) = wait_until(sandbox.node.stream_requests)
         line = {"stream": "stdout", "text": HOSTILE, "at": "2026-11-22T08:00:00Z\ndata: forged"}
         frames = f"{json.dumps(line)}\n{json.dumps({'end': True})}\n"
         sent = sandbox.node.http.post(f"/agent/v1/streams/{stream.id}", content=frames.encode())
         assert sent.status_code == 204
-        asking.join(20)
+        thread.join(20)
         [answer] = answers
         assert "safegnp.exexxx" in answer.text
         assert not {"\x1b", "\u202e", "\r", "\x07"} & set(answer.text)

@@ -1,4 +1,4 @@
-"""What a node asks besides its reports: for which streams users wait."""
+"""Stream requests: a node polls for the streams that users wait for."""
 
 import threading
 import time
@@ -20,19 +20,19 @@ SHORT_S = 0.3
 
 @pytest.fixture
 def ask(sandbox: Sandbox) -> Callable[[], Callable[[], httpx.Response]]:
-    """A user's exec in an instance that runs, begun; what it returns waits for the answer."""
+    """Starts a user's exec in a running instance; the returned function waits for its answer."""
     assignment = sandbox.running()
     path = f"/v1/instances/{assignment.instance_id}/exec"
 
     def begin() -> Callable[[], httpx.Response]:
         answers: list[httpx.Response] = []
-        asking = threading.Thread(
+        thread = threading.Thread(
             target=lambda: answers.append(sandbox.client.post(path, json={"command": ["id"]}))
         )
-        asking.start()
+        thread.start()
 
         def answered() -> httpx.Response:
-            asking.join(20)
+            thread.join(20)
             return answers[0]
 
         return answered
@@ -43,12 +43,12 @@ def ask(sandbox: Sandbox) -> Callable[[], Callable[[], httpx.Response]]:
 Ask = Callable[[], Callable[[], httpx.Response]]
 
 
-def test_a_call_that_waits_is_answered_as_soon_as_a_user_asks(sandbox: Sandbox, ask: Ask) -> None:
-    heard: list[float] = []
+def test_a_waiting_call_is_answered_after_a_users_request(sandbox: Sandbox, ask: Ask) -> None:
+    received_at: list[float] = []
 
     def wait() -> None:
         (stream,) = sandbox.node.stream_requests(wait_s=30)
-        heard.append(time.monotonic())
+        received_at.append(time.monotonic())
         sandbox.node.http.post(f"/agent/v1/streams/{stream.id}", content=FRAMES)
 
     waiting = threading.Thread(target=wait)
@@ -58,10 +58,10 @@ def test_a_call_that_waits_is_answered_as_soon_as_a_user_asks(sandbox: Sandbox, 
     began = time.monotonic()
     assert ask()().json()["stdout"] == "hi\n"
     waiting.join(20)
-    assert heard[0] - began < 10
+    assert received_at[0] - began < 10
 
 
-def test_a_stream_that_the_node_knows_of_does_not_end_its_wait(sandbox: Sandbox, ask: Ask) -> None:
+def test_a_stream_known_to_the_node_does_not_end_its_wait(sandbox: Sandbox, ask: Ask) -> None:
     answered = ask()
     (stream,) = wait_until(sandbox.node.stream_requests)
     began = time.monotonic()
@@ -72,8 +72,8 @@ def test_a_stream_that_the_node_knows_of_does_not_end_its_wait(sandbox: Sandbox,
     assert sandbox.node.stream_requests() == []
 
 
-def test_a_users_request_does_not_end_the_wait_of_a_report(sandbox: Sandbox, ask: Ask) -> None:
-    """Each report costs more the more there is on the node; users would decide how many there are."""
+def test_a_users_request_does_not_end_a_waiting_sync(sandbox: Sandbox, ask: Ask) -> None:
+    """Reports are expensive, so users must not be able to trigger them."""
     answered = ask()
     (stream,) = wait_until(sandbox.node.stream_requests)
     began = time.monotonic()
@@ -83,9 +83,7 @@ def test_a_users_request_does_not_end_the_wait_of_a_report(sandbox: Sandbox, ask
     assert answered().status_code == 200
 
 
-def test_an_agent_of_an_earlier_release_hears_of_streams_with_the_answer_to_its_report(
-    sandbox: Sandbox, ask: Ask
-) -> None:
+def test_an_agent_of_an_earlier_release_gets_streams_in_the_sync_answer(sandbox: Sandbox, ask: Ask) -> None:
     sandbox.node.facts = sandbox.node.facts.model_copy(update={"asks_for_streams": False})
     answered = ask()
     (stream,) = wait_until(lambda: sandbox.node.sync(instances=None, wait_s=1).streams)
@@ -93,7 +91,7 @@ def test_an_agent_of_an_earlier_release_hears_of_streams_with_the_answer_to_its_
     assert answered().status_code == 200
 
 
-def test_an_agent_that_another_has_replaced_hears_of_no_stream(sandbox: Sandbox, ask: Ask) -> None:
+def test_a_stale_session_gets_no_streams(sandbox: Sandbox, ask: Ask) -> None:
     answered = ask()
     (stream,) = wait_until(sandbox.node.stream_requests)
     old = sandbox.node.session
@@ -103,7 +101,7 @@ def test_an_agent_that_another_has_replaced_hears_of_no_stream(sandbox: Sandbox,
     assert answered().status_code == 200
 
 
-def test_a_replaced_credential_hears_of_no_stream(sandbox: Sandbox) -> None:
+def test_a_replaced_credential_gets_no_streams(sandbox: Sandbox) -> None:
     old = sandbox.node.http.headers["Authorization"]
     credential = sandbox.node.http.post("/agent/v1/credential").json()["credential"]
     sandbox.node.http.headers["Authorization"] = f"Bearer {credential}"
@@ -113,7 +111,7 @@ def test_a_replaced_credential_hears_of_no_stream(sandbox: Sandbox) -> None:
     problem(sandbox.node.post_stream_requests(), 401, "unauthorized")
 
 
-def test_a_brief_answer_says_nothing_of_a_desired_state_that_the_node_knows(sandbox: Sandbox) -> None:
+def test_a_brief_answer_leaves_out_a_known_desired_state(sandbox: Sandbox) -> None:
     assignment = sandbox.running()
     reported = observed(assignment, "running")
 

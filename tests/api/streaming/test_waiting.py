@@ -1,4 +1,4 @@
-"""`/wait`: as soon as it is decided, whichever way."""
+"""`/wait` is answered when the state is reached or can no longer be reached."""
 
 import threading
 from collections.abc import Callable
@@ -36,7 +36,7 @@ class Waiting:
         return dict(self._answer.json())
 
 
-def _waiters_are_in(sandbox: Sandbox, instance_id: str) -> bool:
+def _is_waited_for(sandbox: Sandbox, instance_id: str) -> bool:
     return Topic.instance(instance_id) in sandbox.service.plane.database.signals._wakes
 
 
@@ -44,21 +44,23 @@ def _waiters_are_in(sandbox: Sandbox, instance_id: str) -> bool:
 def waiting(sandbox: Sandbox) -> Callable[..., Waiting]:
     def begin(instance_id: str, state: str, timeout_s: float = 60) -> Waiting:
         made = Waiting(sandbox.client, instance_id, state, timeout_s)
-        wait_until(lambda: _waiters_are_in(sandbox, instance_id))
+        wait_until(lambda: _is_waited_for(sandbox, instance_id))
         return made
 
     return begin
 
 
-def test_it_answers_when_the_state_is_reached(sandbox: Sandbox, waiting: Callable[..., Waiting]) -> None:
+def test_a_wait_is_answered_when_the_state_is_reached(
+    sandbox: Sandbox, waiting: Callable[..., Waiting]
+) -> None:
     assignment = sandbox.placed()
-    waits = waiting(assignment.instance_id, "running")
+    request = waiting(assignment.instance_id, "running")
     sandbox.sync(observed(assignment, "running"))
-    outcome = waits.answer()
+    outcome = request.answer()
     assert (outcome["reached"], outcome["instance"]["state"]) == (True, "running")
 
 
-def test_it_answers_at_once_when_it_is_there_or_has_passed_through(sandbox: Sandbox) -> None:
+def test_a_wait_for_a_current_or_passed_state_is_answered_immediately(sandbox: Sandbox) -> None:
     assignment = sandbox.running()
     for state in ("running", "starting", "scheduled"):
         outcome = sandbox.client.get(
@@ -67,11 +69,13 @@ def test_it_answers_at_once_when_it_is_there_or_has_passed_through(sandbox: Sand
         assert outcome["reached"] is True
 
 
-def test_it_answers_when_it_is_out_of_reach(sandbox: Sandbox, waiting: Callable[..., Waiting]) -> None:
+def test_a_wait_is_answered_when_the_state_becomes_unreachable(
+    sandbox: Sandbox, waiting: Callable[..., Waiting]
+) -> None:
     assignment = sandbox.placed()
-    waits = waiting(assignment.instance_id, "running")
+    request = waiting(assignment.instance_id, "running")
     sandbox.sync(observed(assignment, "refused", reason={"code": "image_not_found", "message": "no"}))
-    outcome = waits.answer()
+    outcome = request.answer()
     assert (outcome["reached"], outcome["instance"]["state"]) == (False, "failed")
     assert outcome["instance"]["reason"]["code"] == "image_not_found"
 
@@ -80,32 +84,32 @@ def test_it_answers_when_it_is_out_of_reach(sandbox: Sandbox, waiting: Callable[
     ("verb", "target"),
     [("stop", "running"), ("stop", "pending"), ("delete", "stopped"), ("delete", "running")],
 )
-def test_a_verb_puts_a_state_out_of_reach(
+def test_an_operation_can_make_a_state_unreachable(
     sandbox: Sandbox, waiting: Callable[..., Waiting], verb: str, target: str
 ) -> None:
     assignment = sandbox.placed()
-    waits = waiting(assignment.instance_id, target) if target != "pending" else None
+    request = waiting(assignment.instance_id, target) if target != "pending" else None
     path = f"/v1/instances/{assignment.instance_id}"
     answer = sandbox.client.delete(path) if verb == "delete" else sandbox.client.post(f"{path}/{verb}")
     assert answer.status_code == 202
-    waits = waits or Waiting(sandbox.client, assignment.instance_id, target)
-    outcome = waits.answer()
+    request = request or Waiting(sandbox.client, assignment.instance_id, target)
+    outcome = request.answer()
     assert (outcome["reached"], outcome["instance"]["state"]) == (False, "stopping")
 
 
 @pytest.mark.parametrize(("target", "reached"), [("deleted", True), ("running", False), ("failed", False)])
-def test_one_deleted_while_it_is_waited_for_is_told_not_404(
+def test_a_wait_for_a_deleted_instance_is_answered_without_404(
     sandbox: Sandbox, waiting: Callable[..., Waiting], target: str, reached: bool
 ) -> None:
     made = sandbox.create(gpus={"count": 60})
-    waits = waiting(made["id"], target)
+    request = waiting(made["id"], target)
     sandbox.client.delete(f"/v1/instances/{made['id']}")
-    outcome = waits.answer()
+    outcome = request.answer()
     assert (outcome["reached"], outcome["instance"]["state"]) == (reached, "deleted")
     problem(sandbox.client.get(f"/v1/instances/{made['id']}/wait"), 404, "not_found")
 
 
-def test_it_gives_up_at_the_timeout(sandbox: Sandbox) -> None:
+def test_a_wait_ends_at_its_timeout(sandbox: Sandbox) -> None:
     made = sandbox.create(gpus={"count": 60})
     answer = sandbox.client.get(f"/v1/instances/{made['id']}/wait?state=running&timeout_s=1")
     assert answer.json()["reached"] is False
@@ -125,5 +129,5 @@ def test_it_gives_up_at_the_timeout(sandbox: Sandbox) -> None:
         "timeout_s=",
     ],
 )
-def test_a_wait_out_of_bounds_is_refused(shared: Client, query: str) -> None:
+def test_an_invalid_wait_is_rejected(shared: Client, query: str) -> None:
     problem(shared.get(f"/v1/instances/{shared.create()['id']}/wait?{query}"), 422, "validation_failed")

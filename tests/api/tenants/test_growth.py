@@ -1,4 +1,4 @@
-"""One small key does not fill the database: finding 4, each attack with what it leaves behind."""
+"""A single key cannot fill the database (finding 4): the attacks and what they leave behind."""
 
 import sqlite3
 import threading
@@ -25,12 +25,12 @@ pytestmark = pytest.mark.both_databases
 
 IMAGE = "mooring-test/busybox:1"
 MIB = 1024 * 1024
-# 224 KiB, of the 256 that a spec may have. PostgreSQL would compress what repeats.
+# 224 KiB of the 256 KiB that a spec may have; random, since PostgreSQL would compress repetitions.
 LARGE_ENV = {f"V{number}": b64encode(Random(number).randbytes(24_576)).decode() for number in range(7)}
-# Nearly the largest labels there can be: 17 KiB.
+# 17 KiB, nearly the largest labels that are accepted.
 LARGE_LABELS = {f"label-{number}": "y" * 255 for number in range(63)}
-# Purged at once: the loop looks every second then.
-SHORTEST = {"deleted_kept_days": 1e-6, "idempotency_kept_hours": 1e-6}
+# Deleted immediately: with these settings, the loop runs every second.
+SHORTEST_RETENTION = {"deleted_kept_days": 1e-6, "idempotency_kept_hours": 1e-6}
 
 
 @contextmanager
@@ -39,8 +39,8 @@ def serving(database_url: str, folder: Path, **settings: Any) -> Iterator[Runnin
         yield made
 
 
-def tenant(admin: Client, **quotas: Any) -> Client:
-    """A member's key of a new project."""
+def member_of_new_project(admin: Client, **quotas: Any) -> Client:
+    """A client with a member's key of a new project."""
     project = admin.post("/v1/projects", json={"name": "small"}).json()["id"]
     if quotas:
         assert admin.patch(f"/v1/projects/{project}", json={"quotas": quotas}).status_code == 200
@@ -49,7 +49,7 @@ def tenant(admin: Client, **quotas: Any) -> Client:
 
 
 def size(url: str) -> int:
-    """SQLite: the file and its log, after a checkpoint. PostgreSQL: the whole database after VACUUM."""
+    """Bytes on disk. SQLite: file and log after a checkpoint. PostgreSQL: the database after VACUUM."""
     if url.startswith("sqlite"):
         path = Path(url.removeprefix("sqlite:///"))
         with closing(sqlite3.connect(path, timeout=10)) as connection:
@@ -63,14 +63,14 @@ def size(url: str) -> int:
         return int(found[0])
 
 
-def test_creates_and_deletes_under_a_quota_of_one_leave_nothing_behind(
+def test_creates_and_deletes_under_a_quota_of_one_do_not_grow_the_database(
     database_url: str, tmp_path: Path
 ) -> None:
-    """Each of the cycles stores 450 KiB: a spec and, for a replay, the answer that shows it."""
+    """Each cycle stores 450 KiB: a spec, and the answer for a replay."""
     with (
-        serving(database_url, tmp_path, **SHORTEST) as service,
+        serving(database_url, tmp_path, **SHORTEST_RETENTION) as service,
         service.client as admin,
-        tenant(admin, instances=1) as member,
+        member_of_new_project(admin, instances=1) as member,
     ):
         before = size(database_url)
         for number in range(60):
@@ -85,7 +85,11 @@ def test_creates_and_deletes_under_a_quota_of_one_leave_nothing_behind(
 
 
 def test_a_groups_template_is_stored_once(database_url: str, tmp_path: Path) -> None:
-    with serving(database_url, tmp_path) as service, service.client as admin, tenant(admin) as member:
+    with (
+        serving(database_url, tmp_path) as service,
+        service.client as admin,
+        member_of_new_project(admin) as member,
+    ):
         before = size(database_url)
         for _ in range(3):
             made = member.post(
@@ -115,7 +119,7 @@ def test_large_labels_are_not_repeated_in_the_audit_log(client: Client, service:
     assert client.instance(made["id"])["labels"] == labels
 
 
-def test_large_output_of_a_command_is_not_kept_and_the_command_runs_once(sandbox: Sandbox) -> None:
+def test_large_command_output_is_not_stored_and_the_command_runs_once(sandbox: Sandbox) -> None:
     assignment = sandbox.running()
     path, key = f"/v1/instances/{assignment.instance_id}/exec", f"large-{sandbox.node.name}"
     answers: list[httpx.Response] = []
@@ -124,12 +128,12 @@ def test_large_output_of_a_command_is_not_kept_and_the_command_runs_once(sandbox
         made = sandbox.client.post(path, json={"command": ["id"]}, headers={"Idempotency-Key": key})
         answers.append(made)
 
-    asking = threading.Thread(target=post)
-    asking.start()
+    thread = threading.Thread(target=post)
+    thread.start()
     (stream,) = wait_until(sandbox.node.stream_requests)
     frames = b'{"stream": "stdout", "text": "%b"}\n{"exit_code": 0}\n' % (b"z" * 224 * 1024)
     assert sandbox.node.http.post(f"/agent/v1/streams/{stream.id}", content=frames).status_code == 204
-    asking.join(20)
+    thread.join(20)
     assert (answers[0].status_code, len(answers[0].json()["stdout"])) == (200, 224 * 1024)
     assert _stored_body(sandbox.service, key) == 0
     post()
@@ -144,7 +148,7 @@ def _stored_body(service: RunningService, key: str) -> int:
     return stored or 0
 
 
-def test_a_large_answer_is_not_kept_and_its_repeat_says_where_to_look(client: Client) -> None:
+def test_a_large_answer_is_not_stored_and_its_repeat_has_the_location(client: Client) -> None:
     body = {"image": IMAGE, "env": LARGE_ENV}
     first, again = (
         client.post("/v1/instances", json=body, headers={"Idempotency-Key": "large"}) for _ in range(2)
@@ -156,11 +160,11 @@ def test_a_large_answer_is_not_kept_and_its_repeat_says_where_to_look(client: Cl
     assert len(client.items("/v1/instances")) == 1
 
 
-def test_a_project_stores_as_much_as_it_may(database_url: str, tmp_path: Path) -> None:
+def test_the_stored_bytes_of_a_project_are_limited(database_url: str, tmp_path: Path) -> None:
     with (
         serving(database_url, tmp_path, project_stored_mib=1) as service,
         service.client as admin,
-        tenant(admin) as member,
+        member_of_new_project(admin) as member,
     ):
         made = [member.create(env=LARGE_ENV)["id"] for _ in range(4)]
         refused = problem(
@@ -181,22 +185,22 @@ def test_a_project_stores_as_much_as_it_may(database_url: str, tmp_path: Path) -
             member.patch(f"/v1/instances/{made[0]}", json={"labels": LARGE_LABELS}), 403, "quota_exceeded"
         )
         assert member.instance(made[0])["labels"] == {}
-        # What makes room is never refused, nor is another project.
+        # Requests that free space and other projects are never rejected.
         assert member.patch(f"/v1/instances/{small[0]}", json={"labels": {}}).status_code == 200
         assert member.delete(f"/v1/instances/{made[0]}").status_code == 202
         admin.create(env=LARGE_ENV)
 
 
-def test_a_project_writes_as_much_in_a_day_as_it_may(database_url: str, tmp_path: Path) -> None:
+def test_the_written_bytes_of_a_project_per_day_are_limited(database_url: str, tmp_path: Path) -> None:
     with (
         serving(database_url, tmp_path, project_written_mib_per_day=1) as service,
         service.client as admin,
-        tenant(admin) as member,
+        member_of_new_project(admin) as member,
     ):
-        kept = member.create()["id"]
+        instance_id_to_change = member.create()["id"]
 
         def change() -> httpx.Response:
-            return member.patch(f"/v1/instances/{kept}", json={"labels": LARGE_LABELS})
+            return member.patch(f"/v1/instances/{instance_id_to_change}", json={"labels": LARGE_LABELS})
 
         answers = [change() for _ in range(60)]
         refused = problem(answers[-1], 429, "daily_write_limit")
@@ -205,7 +209,7 @@ def test_a_project_writes_as_much_in_a_day_as_it_may(database_url: str, tmp_path
         assert 0 < int(answers[-1].headers["retry-after"]) <= 86_400
         creates = [member.post("/v1/instances", json={"image": IMAGE}) for _ in range(10)]
         problem(creates[-1], 429, "daily_write_limit")
-        assert member.delete(f"/v1/instances/{kept}").status_code == 202
+        assert member.delete(f"/v1/instances/{instance_id_to_change}").status_code == 202
         admin.create()
 
 
@@ -227,7 +231,7 @@ def _members_spec(sandbox: Sandbox, instance_id: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("made_by", ["this release", "an earlier one"])
-def test_a_member_is_shown_and_started_with_all_of_its_groups_template(
+def test_a_member_is_shown_and_started_with_its_groups_template(
     sandbox: Sandbox, member_of_group: dict[str, Any], made_by: str
 ) -> None:
     ids = [member["instance_id"] for member in member_of_group["members"]]
@@ -244,15 +248,18 @@ def test_a_member_is_shown_and_started_with_all_of_its_groups_template(
         listed = sandbox.client.items("/v1/instances", name=shown["name"])[0]
         assert (listed["env"], listed["command"]) == ({"A": "1"}, ["a", "b"])
         sandbox.client.wait(instance_id, "scheduled")
-        told = sandbox.assignment(instance_id).spec
-        assert (told.env, told.command, told.working_dir, told.user) == ({"A": "1"}, ["a", "b"], "/w", "u")
-        assert [port.container for port in told.ports] == [80]
+        assigned = sandbox.assignment(instance_id).spec
+        assert (assigned.env, assigned.command, assigned.working_dir, assigned.user) == (
+            {"A": "1"},
+            ["a", "b"],
+            "/w",
+            "u",
+        )
+        assert [port.container for port in assigned.ports] == [80]
     sandbox.client.delete(f"/v1/instance-groups/{member_of_group['id']}")
 
 
-def test_a_long_reason_is_cut_short_in_events_and_whole_in_the_instance(
-    client: Client, node: WireNode
-) -> None:
+def test_a_long_reason_is_truncated_in_events_only(client: Client, node: WireNode) -> None:
     made = client.create()
     client.wait(made["id"], "scheduled")
     assignment = next(iter(node.sync(instances=None).assignments))

@@ -1,4 +1,4 @@
-"""Credentials for registries: who may keep them, and which pulls get them."""
+"""Registry credentials: access to them, and the starts that get them."""
 
 from collections.abc import Iterator
 from uuid import uuid4
@@ -25,7 +25,7 @@ def _body(**fields: object) -> dict[str, object]:
     return {"server": "registry.example", "username": "ci", "password": "swordfish", **fields}
 
 
-def test_a_password_goes_in_and_never_comes_out(tenant: Tenant) -> None:
+def test_a_password_is_stored_and_never_returned(tenant: Tenant) -> None:
     answer = tenant.owner.post("/v1/registries", json=_body())
     made = answer.json()
     path = answer.headers["location"]
@@ -48,7 +48,7 @@ def test_a_password_goes_in_and_never_comes_out(tenant: Tenant) -> None:
     assert "marlin" not in str(entries)
 
 
-def test_owners_keep_them_and_everybody_in_the_project_sees_them(shared: Client, tenant: Tenant) -> None:
+def test_owners_change_registries_and_all_members_see_them(shared: Client, tenant: Tenant) -> None:
     made = tenant.owner.post("/v1/registries", json=_body()).json()
     path = f"/v1/registries/{made['id']}"
     for caller in (tenant.member, tenant.viewer):
@@ -80,7 +80,7 @@ def test_owners_keep_them_and_everybody_in_the_project_sees_them(shared: Client,
         ("registry:5000", "registry:5000"),
     ],
 )
-def test_a_server_is_shown_as_images_name_it(tenant: Tenant, written: str, shown: str) -> None:
+def test_a_server_name_is_normalized(tenant: Tenant, written: str, shown: str) -> None:
     made = tenant.owner.post("/v1/registries", json=_body(server=written))
     assert made.json()["server"] == shown
     again = tenant.owner.post("/v1/registries", json=_body(server=f"https://{shown}/"))
@@ -91,7 +91,7 @@ def test_a_server_is_shown_as_images_name_it(tenant: Tenant, written: str, shown
     "server",
     ["", "registry", "ghcr.io/team", "a b.example", "ghcr.io:", "ftp://ghcr.io", "u:p@ghcr.io", "../x.y"],
 )
-def test_what_no_image_can_name_is_no_registry(tenant: Tenant, server: str) -> None:
+def test_an_invalid_server_name_is_rejected(tenant: Tenant, server: str) -> None:
     answer = tenant.owner.post("/v1/registries", json=_body(server=server))
     assert [item["pointer"] for item in problem(answer, 422)["errors"]] == ["/server"]
 
@@ -107,14 +107,16 @@ def test_what_no_image_can_name_is_no_registry(tenant: Tenant, server: str) -> N
         ["swordfish"],
     ],
 )
-def test_a_refusal_does_not_repeat_what_was_sent(tenant: Tenant, body: object) -> None:
+def test_a_rejection_does_not_contain_the_sent_values(tenant: Tenant, body: object) -> None:
     answer = tenant.owner.post("/v1/registries", json=body)
     assert answer.status_code in {400, 422}
     assert "swordfish" not in answer.text
 
 
-def test_a_pull_gets_its_projects_credentials_for_its_registry(sandbox: Sandbox, tenant: Tenant) -> None:
-    kept = tenant.owner.post("/v1/registries", json=_body()).json()
+def test_a_start_gets_the_projects_credentials_for_the_images_registry(
+    sandbox: Sandbox, tenant: Tenant
+) -> None:
+    credentials = tenant.owner.post("/v1/registries", json=_body()).json()
     tenant.owner.post("/v1/registries", json=_body(server="docker.io", password="of docker hub"))
     placed = sandbox.placed(project_id=tenant.id, image=IMAGE)
     expected = RegistryAuth(server="registry.example", username="ci", password="swordfish")
@@ -123,23 +125,23 @@ def test_a_pull_gets_its_projects_credentials_for_its_registry(sandbox: Sandbox,
     of_docker_hub = sandbox.node.start_secrets(official).registry
     assert of_docker_hub is not None
     assert of_docker_hub.password == "of docker hub"
-    for none in (
+    for without_credentials in (
         sandbox.placed(project_id=tenant.id, image="ghcr.io/x/y"),
-        sandbox.placed(image=IMAGE),  # another project's
+        sandbox.placed(image=IMAGE),  # an instance of another project
     ):
-        assert not none.asks_for_secrets
-        assert sandbox.node.start_secrets(none).registry is None
+        assert not without_credentials.asks_for_secrets
+        assert sandbox.node.start_secrets(without_credentials).registry is None
 
     sandbox.sync(observed(placed, "starting"))
     assert sandbox.node.start_secrets(placed).registry == expected
     sandbox.sync(observed(placed, "running"))
     problem(sandbox.node.post_start_secrets(placed), 404, "not_found")
 
-    tenant.owner.put(f"/v1/registries/{kept['id']}", json={"password": "marlin"})
+    tenant.owner.put(f"/v1/registries/{credentials['id']}", json={"password": "marlin"})
     sandbox.client.post(f"/v1/instances/{placed.instance_id}/restart")
     second = sandbox.assignment(placed.instance_id)
     again = sandbox.node.start_secrets(second).registry
     assert again is not None
     assert again.password == "marlin"
-    tenant.owner.delete(f"/v1/registries/{kept['id']}")
+    tenant.owner.delete(f"/v1/registries/{credentials['id']}")
     assert sandbox.node.start_secrets(second).registry is None

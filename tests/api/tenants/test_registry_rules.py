@@ -1,4 +1,4 @@
-"""R25: images and registries inside the operator's network are refused, unless an admin lists them."""
+"""R25: images and registries in the operator's network are rejected unless an admin lists them."""
 
 from collections.abc import Iterator
 from uuid import uuid4
@@ -10,7 +10,7 @@ from tests.api.tenants.test_secrets import Tenant
 from tests.problems import problem
 from tests.service import Client
 
-INSIDE = [
+INTERNAL_IMAGES = [
     "169.254.169.254/latest/meta-data:x",
     "localhost:8755/v1/instances",
     "LOCALHOST/v1/instances",
@@ -33,8 +33,8 @@ def tenant(shared: Client) -> Iterator[Tenant]:
         yield made
 
 
-@pytest.mark.parametrize("image", INSIDE)
-def test_an_image_inside_the_network_is_refused(tenant: Tenant, image: str) -> None:
+@pytest.mark.parametrize("image", INTERNAL_IMAGES)
+def test_an_image_in_the_operators_network_is_rejected(tenant: Tenant, image: str) -> None:
     body = {"image": image, "node_selector": {"sandbox": "nowhere"}}
     for answer in (
         tenant.member.post("/v1/instances", json=body),
@@ -48,25 +48,25 @@ def test_an_image_inside_the_network_is_refused(tenant: Tenant, image: str) -> N
 @pytest.mark.parametrize(
     "server", ["127.0.0.1:2375", "localhost", "10.0.0.1", "metadata.google.internal", "intern:5000"]
 )
-def test_credentials_for_the_inside_are_refused(tenant: Tenant, server: str) -> None:
+def test_credentials_for_an_internal_registry_are_rejected(tenant: Tenant, server: str) -> None:
     body = {"server": server, "username": "u", "password": "p"}
     document = problem(tenant.owner.post("/v1/registries", json=body), 422, "registry_not_allowed")
     assert document["errors"][0]["pointer"] == "/server"
 
 
-def test_what_an_admin_lists_is_allowed_and_its_node_is_told(
+def test_a_listed_registry_is_allowed_and_marked_in_the_assignment(
     sandbox: Sandbox, shared: Client, tenant: Tenant
 ) -> None:
-    told = {}
+    listed = {}
     for image in ("10.0.0.7:5000/team/image:1", "registry.example.com/team/image:1"):
         made = tenant.member.create(image=image, node_selector={"sandbox": sandbox.node.name})
         sandbox.made.append(made["id"])
         tenant.member.wait(made["id"], "scheduled")
-        told[image] = sandbox.assignment(made["id"]).registry_listed
-    assert told == {"10.0.0.7:5000/team/image:1": True, "registry.example.com/team/image:1": False}
+        listed[image] = sandbox.assignment(made["id"]).registry_listed
+    assert listed == {"10.0.0.7:5000/team/image:1": True, "registry.example.com/team/image:1": False}
 
 
-def test_loopback_is_for_the_default_project_of_a_service_on_loopback(
+def test_only_the_default_project_of_a_loopback_service_uses_loopback_registries(
     sandbox: Sandbox, tenant: Tenant
 ) -> None:
     made = sandbox.placed(image="localhost:5000/own/build:1")
@@ -75,10 +75,8 @@ def test_loopback_is_for_the_default_project_of_a_service_on_loopback(
     problem(tenant.member.post("/v1/instances", json=body), 422, "registry_not_allowed")
 
 
-def test_a_start_is_refused_when_the_list_no_longer_names_the_registry(
-    sandbox: Sandbox, tenant: Tenant
-) -> None:
-    """As it is of instances that were made before there was a list."""
+def test_a_start_is_rejected_when_the_registry_is_no_longer_listed(sandbox: Sandbox, tenant: Tenant) -> None:
+    """The rule also applies to instances that were created before the list."""
     made = tenant.member.create(image="10.0.0.7:5000/x", node_selector={"sandbox": "nowhere"})
     sandbox.made.append(made["id"])
     path = f"/v1/instances/{made['id']}"

@@ -1,4 +1,4 @@
-"""Secrets: they go in, containers get them, and nobody else ever sees them again."""
+"""Secrets: only containers get their values."""
 
 import base64
 import logging
@@ -26,7 +26,7 @@ from tests.service import Client, RunningService
 
 
 class Tenant(AbstractContextManager["Tenant"]):
-    """A project, and a key for each role in it."""
+    """A project with a key for each role."""
 
     def __init__(self, admin: Client, name: str) -> None:
         self.id: str = admin.post("/v1/projects", json={"name": name}).json()["id"]
@@ -44,8 +44,8 @@ class Tenant(AbstractContextManager["Tenant"]):
         for client in (self.owner, self.member, self.viewer):
             client.close()
 
-    def keep(self, name: str, value: str) -> str:
-        """The path of a new secret."""
+    def create_secret(self, name: str, value: str) -> str:
+        """Create a secret; return its path."""
         answer = self.member.post("/v1/secrets", json={"name": name, "value": value})
         assert answer.status_code == 201, answer.text
         return str(answer.headers["location"])
@@ -57,12 +57,12 @@ def tenant(shared: Client) -> Iterator[Tenant]:
         yield made
 
 
-def _naming(*names: str) -> dict[str, dict[str, str]]:
-    """An env of which each variable is a secret."""
+def _env_with_secrets(*names: str) -> dict[str, dict[str, str]]:
+    """An environment with one variable per secret."""
     return {f"V{number}": {"secret": name} for number, name in enumerate(names)}
 
 
-def test_a_value_goes_in_and_never_comes_out(tenant: Tenant) -> None:
+def test_a_value_is_stored_and_never_returned(tenant: Tenant) -> None:
     answer = tenant.member.post("/v1/secrets", json={"name": "hf-token", "value": "swordfish"})
     made = answer.json()
     path = answer.headers["location"]
@@ -83,8 +83,10 @@ def test_a_value_goes_in_and_never_comes_out(tenant: Tenant) -> None:
     assert "marlin" not in str(entries)
 
 
-def test_members_make_them_viewers_see_them_and_strangers_do_neither(shared: Client, tenant: Tenant) -> None:
-    path = tenant.keep("shared", "swordfish")
+def test_members_create_secrets_viewers_see_names_and_others_see_nothing(
+    shared: Client, tenant: Tenant
+) -> None:
+    path = tenant.create_secret("shared", "swordfish")
     problem(tenant.viewer.post("/v1/secrets", json={"name": "x", "value": "y"}), 403, "forbidden")
     problem(tenant.viewer.put(path, json={"value": "y"}), 403, "forbidden")
     problem(tenant.viewer.delete(path), 403, "forbidden")
@@ -98,22 +100,22 @@ def test_members_make_them_viewers_see_them_and_strangers_do_neither(shared: Cli
         ):
             problem(answer, 404, "not_found")
         assert other.owner.items("/v1/secrets") == []
-        other.keep("shared", "of another project")
-        # A name is looked up in the instance's own project.
-        naming = {"image": "busybox", "env": _naming("shared"), "project_id": tenant.id}
+        other.create_secret("shared", "of another project")
+        # A secret's name is resolved in the instance's project.
+        naming = {"image": "busybox", "env": _env_with_secrets("shared"), "project_id": tenant.id}
         problem(other.member.post("/v1/instances", json=naming), 404, "not_found")
     assert shared.items("/v1/secrets", project_id=tenant.id)[0]["name"] == "shared"
 
 
-def test_a_name_is_given_once_in_a_project(tenant: Tenant) -> None:
+def test_names_are_unique_in_a_project(tenant: Tenant) -> None:
     body = {"name": "token", "value": "swordfish"}
     answers = run_concurrently(8, lambda _: tenant.member.post("/v1/secrets", json=body))
     assert sorted(answer.status_code for answer in answers) == [201] + [409] * 7
     for answer in answers:
         if answer.status_code == 409:
             assert problem(answer, 409, "name_taken")["name"] == "token"
-    (kept,) = tenant.member.items("/v1/secrets")
-    deleted = run_concurrently(4, lambda _: tenant.member.delete(f"/v1/secrets/{kept['id']}"))
+    (secret,) = tenant.member.items("/v1/secrets")
+    deleted = run_concurrently(4, lambda _: tenant.member.delete(f"/v1/secrets/{secret['id']}"))
     assert sorted(answer.status_code for answer in deleted) == [204, 404, 404, 404]
 
 
@@ -133,23 +135,23 @@ def test_a_name_is_given_once_in_a_project(tenant: Tenant) -> None:
         ["swordfish"],
     ],
 )
-def test_a_refusal_does_not_repeat_what_was_sent(tenant: Tenant, body: object) -> None:
-    path = tenant.keep("kept", "y")
+def test_a_rejection_does_not_contain_the_sent_values(tenant: Tenant, body: object) -> None:
+    path = tenant.create_secret("kept", "y")
     for answer in (tenant.member.post("/v1/secrets", json=body), tenant.member.put(path, json=body)):
         assert answer.status_code in {400, 422}
         assert answer.headers["content-type"] == "application/problem+json"
         assert "swordfish" not in answer.text
 
 
-def test_a_value_may_be_long_and_of_any_language(sandbox: Sandbox, tenant: Tenant) -> None:
+def test_a_value_may_be_long_and_any_unicode(sandbox: Sandbox, tenant: Tenant) -> None:
     for name, value in (("long", "x" * 32_768), ("unicode", "žluťoučký kůň 🐎\n\ttail")):
-        tenant.keep(name, value)
-        placed = sandbox.placed(project_id=tenant.id, env=_naming(name))
+        tenant.create_secret(name, value)
+        placed = sandbox.placed(project_id=tenant.id, env=_env_with_secrets(name))
         assert sandbox.node.start_secrets(placed).secrets == {"V0": value}
 
 
-def test_only_an_attempt_that_may_start_is_given_values(sandbox: Sandbox, tenant: Tenant) -> None:
-    path = tenant.keep("token", "swordfish")
+def test_values_are_handed_out_only_to_an_attempt_that_may_start(sandbox: Sandbox, tenant: Tenant) -> None:
+    path = tenant.create_secret("token", "swordfish")
     env = {"TOKEN": {"secret": "token"}, "AGAIN": {"secret": "token"}, "PLAIN": "seen by all"}
     first = sandbox.placed(project_id=tenant.id, env=env)
     assert first.asks_for_secrets
@@ -158,48 +160,50 @@ def test_only_an_attempt_that_may_start_is_given_values(sandbox: Sandbox, tenant
     sandbox.sync(observed(first, "starting"))
     assert sandbox.node.start_secrets(first).secrets == {"TOKEN": "swordfish", "AGAIN": "swordfish"}
     sandbox.sync(observed(first, "running"))
-    _gets_none(sandbox, first)
+    _require_no_secrets(sandbox, first)
     tenant.member.put(path, json={"value": "marlin"})
-    _gets_none(sandbox, first)  # it has what it was started with
+    _require_no_secrets(sandbox, first)  # it keeps the value of its start
 
     one = f"/v1/instances/{first.instance_id}"
     tenant.member.post(f"{one}/restart")
     second = sandbox.assignment(first.instance_id)
-    _gets_none(sandbox, first)
+    _require_no_secrets(sandbox, first)
     assert sandbox.node.start_secrets(second).secrets == {"TOKEN": "marlin", "AGAIN": "marlin"}
     sandbox.sync(observed(second, "running"))
     tenant.member.post(f"{one}/stop")
-    _gets_none(sandbox, second)
+    _require_no_secrets(sandbox, second)
     sandbox.sync(observed(second, "exited", exit_code=0))
-    _gets_none(sandbox, second)
+    _require_no_secrets(sandbox, second)
     tenant.member.post(f"{one}/start")
     sandbox.client.wait(first.instance_id, "scheduled")
     third = sandbox.assignment(first.instance_id)
     assert sandbox.node.start_secrets(third).secrets == {"TOKEN": "marlin", "AGAIN": "marlin"}
     tenant.member.post(f"{one}/stop")
-    _gets_none(sandbox, third)
+    _require_no_secrets(sandbox, third)
 
 
-def _gets_none(sandbox: Sandbox, assignment: Assignment) -> None:
+def _require_no_secrets(sandbox: Sandbox, assignment: Assignment) -> None:
     problem(sandbox.node.post_start_secrets(assignment), 404, "not_found")
 
 
-def test_a_node_whose_docker_was_away_is_told_again(sandbox: Sandbox, tenant: Tenant) -> None:
-    """Unknown is not over: what has not begun may begin as soon as Docker is back, and needs its secrets."""
-    tenant.keep("token", "swordfish")
-    placed = sandbox.placed(project_id=tenant.id, env=_naming("token"))
+def test_a_node_that_lost_docker_before_the_start_gets_secrets_again(
+    sandbox: Sandbox, tenant: Tenant
+) -> None:
+    """The instance may still start when Docker is back, and then needs its secrets."""
+    tenant.create_secret("token", "swordfish")
+    placed = sandbox.placed(project_id=tenant.id, env=_env_with_secrets("token"))
     with sandbox.service.plane.database.write() as session:
         nodes.mark_unreachable(session, sandbox.node.id)
     assert sandbox.client.instance(placed.instance_id)["state"] == "unreachable"
     away = {"code": "docker_unavailable", "message": "Docker does not answer"}
-    (told,) = sandbox.sync(instances=None, problem=away).assignments
+    (assignment,) = sandbox.sync(instances=None, problem=away).assignments
     assert sandbox.client.instance(placed.instance_id)["state"] == "unreachable"
-    assert (told.want, told.may_start) == ("running", True)
-    assert sandbox.node.start_secrets(told).secrets == {"V0": "swordfish"}
+    assert (assignment.want, assignment.may_start) == ("running", True)
+    assert sandbox.node.start_secrets(assignment).secrets == {"V0": "swordfish"}
 
 
-def test_what_names_a_secret_that_is_not_there_is_not_started(sandbox: Sandbox, tenant: Tenant) -> None:
-    path = tenant.keep("there", "swordfish")
+def test_a_request_with_an_unknown_secret_is_rejected(sandbox: Sandbox, tenant: Tenant) -> None:
+    path = tenant.create_secret("there", "swordfish")
     body = {"image": "busybox", "env": {"A": {"secret": "there"}, "B": {"secret": "gone"}}}
     for query in ("", "?dry_run=true"):
         refused = problem(tenant.member.post(f"/v1/instances{query}", json=body), 422, "unknown_secret")
@@ -209,7 +213,7 @@ def test_what_names_a_secret_that_is_not_there_is_not_started(sandbox: Sandbox, 
         assert "gone" in refused["detail"]
     assert tenant.member.items("/v1/instances") == []
 
-    running = sandbox.placed(project_id=tenant.id, env=_naming("there"))
+    running = sandbox.placed(project_id=tenant.id, env=_env_with_secrets("there"))
     sandbox.sync(observed(running, "running"))
     tenant.member.delete(path)
     one = f"/v1/instances/{running.instance_id}"
@@ -220,128 +224,130 @@ def test_what_names_a_secret_that_is_not_there_is_not_started(sandbox: Sandbox, 
     refused = problem(tenant.member.post(f"{one}/start"), 422, "unknown_secret")
     assert refused["errors"][0]["pointer"] == "/env/V0"
     assert sandbox.client.instance(running.instance_id)["state"] == "stopped"
-    tenant.keep("there", "again")
+    tenant.create_secret("there", "again")
     assert tenant.member.post(f"{one}/start").status_code == 202
 
 
-def test_a_name_means_the_secret_of_the_instances_own_project(sandbox: Sandbox, tenant: Tenant) -> None:
-    tenant.keep("same", "swordfish")
-    tenant.keep("only-here", "swordfish")
+def test_a_name_refers_to_the_secret_of_the_instances_project(sandbox: Sandbox, tenant: Tenant) -> None:
+    tenant.create_secret("same", "swordfish")
+    tenant.create_secret("only-here", "swordfish")
     with Tenant(sandbox.client, f"others-{uuid4().hex[:8]}") as other:
-        other.keep("same", "marlin")
-        ours = sandbox.placed(project_id=tenant.id, env=_naming("same"))
-        theirs = sandbox.placed(project_id=other.id, env=_naming("same"))
+        other.create_secret("same", "marlin")
+        ours = sandbox.placed(project_id=tenant.id, env=_env_with_secrets("same"))
+        theirs = sandbox.placed(project_id=other.id, env=_env_with_secrets("same"))
         assert sandbox.node.start_secrets(ours).secrets == {"V0": "swordfish"}
         assert sandbox.node.start_secrets(theirs).secrets == {"V0": "marlin"}
-        body = {"image": "busybox", "env": _naming("only-here")}
+        body = {"image": "busybox", "env": _env_with_secrets("only-here")}
         problem(other.member.post("/v1/instances", json=body), 422, "unknown_secret")
 
 
-def test_a_secret_deleted_before_the_start_fails_it_with_its_name(
+def test_a_secret_deleted_before_the_start_fails_the_instance(
     client: Client, service: RunningService, tmp_path: Path
 ) -> None:
     with Tenant(client, "late") as tenant:
-        path = tenant.keep("token", "swordfish")
-        made = tenant.member.create(env=_naming("token"))
+        path = tenant.create_secret("token", "swordfish")
+        made = tenant.member.create(env=_env_with_secrets("token"))
         tenant.member.delete(path)
         with simulated_node(client, tmp_path / "node", "gpu-1"):
             failed = client.wait(made["id"], "failed")
             assert failed["reason"]["code"] == "secret_unavailable"
             assert "token" in failed["reason"]["message"]
-            tenant.keep("token", "swordfish")
+            tenant.create_secret("token", "swordfish")
             tenant.member.post(f"/v1/instances/{made['id']}/start")
             client.wait(made["id"], "running")
 
 
-def test_values_that_are_too_large_together_do_not_swell_the_answer(sandbox: Sandbox, tenant: Tenant) -> None:
-    path = tenant.keep("large", "x" * 32_768)
-    many = _naming(*["large"] * 100)
+def test_the_total_size_of_handed_out_values_is_limited(sandbox: Sandbox, tenant: Tenant) -> None:
+    path = tenant.create_secret("large", "x" * 32_768)
+    many = _env_with_secrets(*["large"] * 100)
     refused = tenant.member.post("/v1/instances", json={"image": "busybox", "env": many})
     problem(refused, 422, "secrets_too_large")
     tenant.member.put(path, json={"value": "x"})
     placed = sandbox.placed(project_id=tenant.id, env=many)
     assert len(sandbox.node.start_secrets(placed).secrets) == 100
-    tenant.member.put(path, json={"value": "x" * 32_768})  # grown since
+    tenant.member.put(path, json={"value": "x" * 32_768})  # larger than at the create
     secrets = sandbox.node.start_secrets(placed).secrets
     assert sum(map(len, secrets.values())) <= 1024 * 1024
 
 
-def test_one_that_cannot_be_decrypted_silences_no_node(
+def test_a_damaged_secret_does_not_block_the_others(
     sandbox: Sandbox, tenant: Tenant, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tenant.keep("good", "swordfish")
-    damaged = tenant.keep("bad", "marlin").rpartition("/")[2]
-    kept = tenant.owner.post("/v1/registries", json=_credentials()).json()["id"]
+    tenant.create_secret("good", "swordfish")
+    damaged = tenant.create_secret("bad", "marlin").rpartition("/")[2]
+    registry_id = tenant.owner.post("/v1/registries", json=_credentials()).json()["id"]
     image = "registry.example/x:1"
-    placed = sandbox.placed(project_id=tenant.id, image=image, env=_naming("good", "bad"))
+    placed = sandbox.placed(project_id=tenant.id, image=image, env=_env_with_secrets("good", "bad"))
     assert sandbox.node.start_secrets(placed).registry is not None
     with sandbox.service.plane.database.write() as session:
         session.execute(update(Secret).where(Secret.id == damaged).values(sealed_value=b"no token"))
-        session.execute(update(Registry).where(Registry.id == kept).values(sealed_password=b"no token"))
-    given = sandbox.node.start_secrets(placed)
-    assert (given.secrets, given.registry) == ({"V0": "swordfish"}, None)
+        session.execute(
+            update(Registry).where(Registry.id == registry_id).values(sealed_password=b"no token")
+        )
+    start_data = sandbox.node.start_secrets(placed)
+    assert (start_data.secrets, start_data.registry) == ({"V0": "swordfish"}, None)
     assert "bad" in caplog.text
     assert "swordfish" not in caplog.text
 
 
-def test_a_report_costs_no_look_at_secrets(sandbox: Sandbox, tenant: Tenant) -> None:
-    """Every report of every node passes here."""
-    tenant.keep("a", "swordfish")
-    tenant.keep("b", "marlin")
+def test_a_report_does_not_query_secrets(sandbox: Sandbox, tenant: Tenant) -> None:
+    """Reports are frequent and must stay cheap."""
+    tenant.create_secret("a", "swordfish")
+    tenant.create_secret("b", "marlin")
     fields: dict[str, Any] = {"project_id": tenant.id, "image": "registry.example/x:1"}
     placed = [
-        sandbox.placed(env=_naming("a", "b"), **fields),
-        sandbox.placed(env=_naming("b"), **fields),
+        sandbox.placed(env=_env_with_secrets("a", "b"), **fields),
+        sandbox.placed(env=_env_with_secrets("b"), **fields),
         sandbox.placed(**fields),
     ]
-    sandbox.node.specs = Specs()  # those of an agent that has just started
-    with _statements(sandbox.service) as asked:
-        heard = sandbox.sync(instances=None)
-    assert [item.asks_for_secrets for item in heard.assignments] == [True, True, False]
-    assert not any(" secrets" in statement for statement in asked)
-    assert sum(" registries" in statement for statement in asked) == 1
-    assert sum(" projects" in statement for statement in asked) == 1
+    sandbox.node.specs = Specs()  # as of an agent that has just started
+    with _statements(sandbox.service) as statements:
+        reply = sandbox.sync(instances=None)
+    assert [item.asks_for_secrets for item in reply.assignments] == [True, True, False]
+    assert not any(" secrets" in statement for statement in statements)
+    assert sum(" registries" in statement for statement in statements) == 1
+    assert sum(" projects" in statement for statement in statements) == 1
     running = [observed(item, "running") for item in placed]
     sandbox.sync(*running)
-    with _statements(sandbox.service) as asked:
+    with _statements(sandbox.service) as statements:
         sandbox.sync(*running)
-    assert not any(" secrets" in statement or " registries" in statement for statement in asked)
+    assert not any(" secrets" in statement or " registries" in statement for statement in statements)
 
 
 @contextmanager
 def _statements(service: RunningService) -> Iterator[list[str]]:
-    """What the database is asked during the block, on whichever connection."""
-    engine, asked = service.plane.database.engine, list[str]()
+    """The SQL statements within the block, on any connection."""
+    engine, statements = service.plane.database.engine, list[str]()
 
-    def note(*arguments: Any) -> None:
-        asked.append(arguments[2].replace("\n", " "))
+    def record(*arguments: Any) -> None:
+        statements.append(arguments[2].replace("\n", " "))
 
-    event.listen(engine, "before_cursor_execute", note)
-    yield asked
-    event.remove(engine, "before_cursor_execute", note)
+    event.listen(engine, "before_cursor_execute", record)
+    yield statements
+    event.remove(engine, "before_cursor_execute", record)
 
 
-# --- the canary: unmistakable values, looked for in everything that leaves the service or stays on the disk
+# --- canary values, searched in everything that the service sends or stores
 
 MARK = "CANARY7f3c9a51d2e8"
-PLAIN = "plain0c4bd6e7a1f9"  # an ordinary variable: what is looked for is found where it is
+PLAIN = "plain0c4bd6e7a1f9"  # an ordinary variable: shows that the search works
 VALUE, REPLACED = f"{MARK}-value", f"{MARK}-replaced"
 PASSWORD, NEW_PASSWORD = f"{MARK}-password", f"{MARK}-new-password"
 
 
 def _forms(mark: str) -> list[bytes]:
-    """The mark as it may lie in something: plain, in hexadecimal, in base64 at any offset."""
+    """Encodings of the mark: plain, hexadecimal, and base64 at any offset."""
     raw = mark.encode()
     shifted = [base64.b64encode(b"x" * shift + raw)[4:-4] for shift in range(3)]
     return [raw, raw.hex().encode(), *shifted]
 
 
-def _shows(content: bytes, mark: str = MARK) -> bool:
+def _contains(content: bytes, mark: str = MARK) -> bool:
     return any(form in content for form in _forms(mark))
 
 
-class Watched(Client):
-    """A client that keeps all that it is answered, heads and bodies."""
+class RecordingClient(Client):
+    """A client that records all answers, headers and bodies."""
 
     def __init__(self, url: str, key: str) -> None:
         super().__init__(url, key)
@@ -350,28 +356,28 @@ class Watched(Client):
     def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
         answer = super().send(request, **options)
         if not options.get("stream"):
-            self.keep(answer, answer.content)
+            self.record(answer, answer.content)
         return answer
 
-    def keep(self, answer: httpx.Response, content: bytes) -> None:
+    def record(self, answer: httpx.Response, content: bytes) -> None:
         self.answers.append(repr(answer.headers.multi_items()).encode() + content)
 
-    def must(self, status: int, method: str, path: str, **request: Any) -> dict[str, Any]:
+    def expect(self, status: int, method: str, path: str, **request: Any) -> dict[str, Any]:
         answer = self.request(method, path, **request)
         assert answer.status_code == status, answer.text
         return dict(answer.json()) if answer.content else {}
 
 
 @pytest.fixture
-def watched(service: RunningService, client: Client) -> Iterator[Watched]:
-    """An owner's client of a project of its own."""
-    with Tenant(client, "canary") as tenant, Watched(service.url, _key_of(tenant.owner)) as made:
+def recording_owner(service: RunningService, client: Client) -> Iterator[RecordingClient]:
+    """An owner's client in a new project."""
+    with Tenant(client, "canary") as tenant, RecordingClient(service.url, _key_of(tenant.owner)) as made:
         yield made
 
 
 @pytest.fixture
-def admin(service: RunningService, client: Client) -> Iterator[Watched]:
-    with Watched(service.url, _key_of(client)) as made:
+def admin(service: RunningService, client: Client) -> Iterator[RecordingClient]:
+    with RecordingClient(service.url, _key_of(client)) as made:
         yield made
 
 
@@ -379,70 +385,74 @@ def _key_of(client: Client) -> str:
     return client.headers["authorization"].removeprefix("Bearer ")
 
 
-def test_no_secret_is_found_anywhere_but_in_the_assignment_of_what_may_start(
+def test_secret_values_appear_only_in_the_start_data(
     service: RunningService,
-    watched: Watched,
-    admin: Watched,
+    recording_owner: RecordingClient,
+    admin: RecordingClient,
     node: WireNode,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    secret = watched.must(201, "POST", "/v1/secrets", json={"name": "token", "value": VALUE})
-    registry = watched.must(201, "POST", "/v1/registries", json=_credentials())
-    _provoke(watched, f"/v1/secrets/{secret['id']}", f"/v1/registries/{registry['id']}")
+    secret = recording_owner.expect(201, "POST", "/v1/secrets", json={"name": "token", "value": VALUE})
+    registry = recording_owner.expect(201, "POST", "/v1/registries", json=_credentials())
+    _send_rejected_requests(
+        recording_owner, f"/v1/secrets/{secret['id']}", f"/v1/registries/{registry['id']}"
+    )
 
     env = {"TOKEN": {"secret": "token"}, "PLAIN": PLAIN}
-    made = watched.create(image="registry.example/x:1", env=env, labels={"a": "b"}, gpus={"count": 1})
+    made = recording_owner.create(image="registry.example/x:1", env=env, labels={"a": "b"}, gpus={"count": 1})
     one = f"/v1/instances/{made['id']}"
-    watched.wait(made["id"], "scheduled")
+    recording_owner.wait(made["id"], "scheduled")
     first = _secret_assignment(node, VALUE, PASSWORD)
-    _walk(admin, watched, made["id"], secret["id"], registry["id"], first.gpu_uuids[0])
-    _silent(node, observed(first, "running"))
-    watched.must(200, "PUT", f"/v1/secrets/{secret['id']}", json={"value": REPLACED})
-    watched.must(200, "PUT", f"/v1/registries/{registry['id']}", json={"password": NEW_PASSWORD})
-    _silent(node, observed(first, "running"))
-    watched.must(202, "POST", f"{one}/restart")
+    _read_everything(admin, recording_owner, made["id"], secret["id"], registry["id"], first.gpu_uuids[0])
+    _require_no_secret_in_answer(node, observed(first, "running"))
+    recording_owner.expect(200, "PUT", f"/v1/secrets/{secret['id']}", json={"value": REPLACED})
+    recording_owner.expect(200, "PUT", f"/v1/registries/{registry['id']}", json={"password": NEW_PASSWORD})
+    _require_no_secret_in_answer(node, observed(first, "running"))
+    recording_owner.expect(202, "POST", f"{one}/restart")
     second = _secret_assignment(node, REPLACED, NEW_PASSWORD)
-    _silent(node, observed(second, "running"))
-    _walk(admin, watched, made["id"], secret["id"], registry["id"], first.gpu_uuids[0])
-    watched.must(202, "POST", f"{one}/stop")
-    _silent(node, observed(second, "running"))
-    _silent(node, observed(second, "exited", exit_code=0))
-    watched.must(204, "DELETE", f"/v1/secrets/{secret['id']}")
-    watched.must(422, "POST", f"{one}/start")
-    watched.must(204, "DELETE", f"/v1/registries/{registry['id']}")
-    watched.must(202, "DELETE", one)
-    _silent(node)
-    watched.must(201, "POST", "/v1/secrets", json={"name": "token", "value": VALUE})  # one stays
-    watched.must(201, "POST", "/v1/registries", json=_credentials())
-    _walk(admin, watched, made["id"], secret["id"], registry["id"], first.gpu_uuids[0])
+    _require_no_secret_in_answer(node, observed(second, "running"))
+    _read_everything(admin, recording_owner, made["id"], secret["id"], registry["id"], first.gpu_uuids[0])
+    recording_owner.expect(202, "POST", f"{one}/stop")
+    _require_no_secret_in_answer(node, observed(second, "running"))
+    _require_no_secret_in_answer(node, observed(second, "exited", exit_code=0))
+    recording_owner.expect(204, "DELETE", f"/v1/secrets/{secret['id']}")
+    recording_owner.expect(422, "POST", f"{one}/start")
+    recording_owner.expect(204, "DELETE", f"/v1/registries/{registry['id']}")
+    recording_owner.expect(202, "DELETE", one)
+    _require_no_secret_in_answer(node)
+    recording_owner.expect(
+        201, "POST", "/v1/secrets", json={"name": "token", "value": VALUE}
+    )  # this one is not deleted
+    recording_owner.expect(201, "POST", "/v1/registries", json=_credentials())
+    _read_everything(admin, recording_owner, made["id"], secret["id"], registry["id"], first.gpu_uuids[0])
 
-    assert len(watched.answers) + len(admin.answers) > 60
-    assert any(_shows(answer, PLAIN) for answer in watched.answers)
-    assert not [answer for answer in watched.answers + admin.answers if _shows(answer)]
-    assert not _shows(caplog.text.encode())
-    stored = _stored(service, tmp_path)
-    assert _shows(stored, PLAIN)
-    assert not _shows(stored)
-    _assert_sealed(service)
+    assert len(recording_owner.answers) + len(admin.answers) > 60
+    assert any(_contains(answer, PLAIN) for answer in recording_owner.answers)
+    assert not [answer for answer in recording_owner.answers + admin.answers if _contains(answer)]
+    assert not _contains(caplog.text.encode())
+    stored = _stored_bytes(service, tmp_path)
+    assert _contains(stored, PLAIN)
+    assert not _contains(stored)
+    _require_encrypted(service)
 
 
 def _credentials(**fields: Any) -> dict[str, Any]:
     return {"server": "registry.example", "username": "ci", "password": PASSWORD, **fields}
 
 
-def _provoke(client: Watched, secret: str, registry: str) -> None:
-    """Every kind of refusal, and of repetition, of bodies that hold what is secret."""
+def _send_rejected_requests(client: RecordingClient, secret: str, registry: str) -> None:
+    """Send repeated and rejected requests of every kind with secret values in the body."""
     good = {"name": "again", "value": VALUE}
     key = {"Idempotency-Key": "the-same"}
     for _ in range(2):
-        client.must(201, "POST", "/v1/secrets", json=good, headers=key)
+        client.expect(201, "POST", "/v1/secrets", json=good, headers=key)
     reused = client.post("/v1/secrets", json={**good, "value": REPLACED}, headers=key)
     problem(reused, 422, "idempotency_key_reused")
     credentials = _credentials(server="other.example")
     for _ in range(2):
-        client.must(201, "POST", "/v1/registries", json=credentials, headers={"Idempotency-Key": "another"})
+        client.expect(201, "POST", "/v1/registries", json=credentials, headers={"Idempotency-Key": "another"})
     problem(client.post("/v1/secrets", json=good), 409, "name_taken")
     problem(client.post("/v1/registries", json=_credentials()), 409, "name_taken")
     for wrong in ([VALUE], {"a": VALUE}, f"{VALUE}\0", VALUE * 2000):
@@ -464,33 +474,35 @@ def _provoke(client: Watched, secret: str, registry: str) -> None:
 
 
 def _secret_assignment(node: WireNode, value: str, password: str) -> Assignment:
-    """What the node is told to start, and given for it: the one place where the values are, each once."""
+    """The node's assignment; checks that its start data, and nothing else, has each value once."""
     answer = node.post_sync(instances=None, specs=None)
-    heard = SyncAnswer.model_validate_json(answer.content)
-    node.generation = heard.generation
-    (assignment,) = heard.assignments
+    reply = SyncAnswer.model_validate_json(answer.content)
+    node.generation = reply.generation
+    (assignment,) = reply.assignments
     assert (assignment.want, assignment.may_start) == ("running", True)
     assert answer.text.count(MARK) == 0
     handed = node.post_start_secrets(assignment)
-    given = StartSecrets.model_validate_json(handed.content)
-    assert given.secrets == {"TOKEN": value}
-    assert given.registry is not None
-    assert (given.registry.server, given.registry.password) == ("registry.example", password)
+    start_data = StartSecrets.model_validate_json(handed.content)
+    assert start_data.secrets == {"TOKEN": value}
+    assert start_data.registry is not None
+    assert (start_data.registry.server, start_data.registry.password) == ("registry.example", password)
     assert handed.text.count(MARK) == 2
-    assert MARK not in repr(given)
+    assert MARK not in repr(start_data)
     return assignment
 
 
-def _silent(node: WireNode, *reported: Any) -> None:
-    """A report whose answer carries nothing secret."""
+def _require_no_secret_in_answer(node: WireNode, *reported: Any) -> None:
+    """Send a report; fail if its answer contains a secret."""
     answer = node.post_sync(*reported)
     assert answer.status_code == 200, answer.text
     node.generation = answer.json()["generation"]
-    assert not _shows(answer.content)
+    assert not _contains(answer.content)
 
 
-def _walk(admin: Watched, owner: Watched, instance: str, secret: str, registry: str, gpu: str) -> None:
-    """Read every GET of the document, as an admin and as the project's owner, and the stream of events."""
+def _read_everything(
+    admin: RecordingClient, owner: RecordingClient, instance: str, secret: str, registry: str, gpu: str
+) -> None:
+    """Call every GET operation as an admin and as the project's owner, and read the event stream."""
     me = owner.get("/v1/me").json()
     known = {
         "instance_id": instance, "secret_id": secret, "registry_id": registry, "uuid": gpu,
@@ -498,7 +510,7 @@ def _walk(admin: Watched, owner: Watched, instance: str, secret: str, registry: 
         "key_id": me["key"]["id"],
     }  # fmt: skip
     for path, operations in admin.get("/openapi.json").json()["paths"].items():
-        # What a container prints is its node's to tell, and nobody brings it here.
+        # Logs come from the node; no node sends them in this test.
         if "get" not in operations or operations["get"]["operationId"] == "get_instance_logs":
             continue
         params = {"timeout_s": 1} if path.endswith("/wait") else {}
@@ -512,25 +524,25 @@ def _walk(admin: Watched, owner: Watched, instance: str, secret: str, registry: 
             lines.append(line)
             if line == f"id: {last}":
                 break
-        owner.keep(events, "\n".join(lines).encode())
+        owner.record(events, "\n".join(lines).encode())
 
 
-def _stored(service: RunningService, folder: Path) -> bytes:
-    """All that the service keeps: its files, and every row of a PostgreSQL database as text."""
-    kept = b"".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
+def _stored_bytes(service: RunningService, folder: Path) -> bytes:
+    """All that the service stores: its files, and every row of a PostgreSQL database as text."""
+    files = b"".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
     if service.plane.database.is_sqlite:
-        return kept
+        return files
     with service.plane.database.read() as session:
         rows = [
             row
             for table in Base.metadata.sorted_tables
             for row in session.scalars(text(f"SELECT kept::text FROM {table.name} AS kept"))
         ]
-    return kept + "\n".join(rows).encode()
+    return files + "\n".join(rows).encode()
 
 
-def _assert_sealed(service: RunningService) -> None:
-    """What was looked for is there all the same, under the key."""
+def _require_encrypted(service: RunningService) -> None:
+    """The value is stored, encrypted with the key."""
     with service.plane.database.read() as session:
-        (sealed,) = session.scalars(select(Secret.sealed_value).where(Secret.name == "token"))
-        assert service.plane.encryptor.decrypt(sealed).decode() == VALUE
+        (encrypted,) = session.scalars(select(Secret.sealed_value).where(Secret.name == "token"))
+        assert service.plane.encryptor.decrypt(encrypted).decode() == VALUE

@@ -1,4 +1,4 @@
-/* What the configuration file of the stand-in says; see standin.c for its directives. */
+/* The parsed configuration file; see standin.c for its directives. */
 #ifndef FLEET_H
 #define FLEET_H
 #include <pthread.h>
@@ -36,12 +36,12 @@ struct fleet {
     struct { unsigned pid; char name[256]; } name[NAMES];
 };
 
-/* Two, used by turns, so that a thread which looks while the file is read again sees a whole one. */
+/* Two, used alternately: a thread that reads while the file is parsed again sees a complete one. */
 static struct fleet fleets[2], *current = fleets;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int delivered;
 static u64 registered[GPUS]; /* the types of events */
-static int undefined; /* the event set, after an UNKNOWN error: only good for freeing */
+static int undefined; /* the event set, after an UNKNOWN error: can only be freed */
 
 static void decoded(char *to, const char *from, size_t size) {
     size_t n = 0;

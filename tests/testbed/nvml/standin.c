@@ -1,25 +1,25 @@
-/* A stand-in for libnvidia-ml.so.1, driven by the text file that NVIDIA_NVML_STANDIN names.
+/* A simulated libnvidia-ml.so.1, configured by the text file NVIDIA_NVML_STANDIN.
  *
- * The file is read again when it changed (looked at every 2 ms at most). One directive a line:
+ * The file is read again when it changes (checked every 2 ms at most). One directive per line:
  *
- *   gpus N                       cards, with plausible values of an H100
+ *   gpus N                       GPUs, with plausible values of an H100
  *   set I KEY VALUE              uuid name memory_mib used_mib util util_mem power_mw limit_mw temperature sm
  *                                mem_clock fan energy_mj minor numa mig (0 off, 1 on) remap_failed remap_pending
  *                                retiring recovery events (a mask of types) pci cc (90 is 9.0)
- *   process I KIND PID MIB       KIND compute, graphics or mps; MIB -1: the driver does not tell
+ *   process I KIND PID MIB       KIND compute, graphics or mps; MIB -1: unknown
  *   process_name PID NAME
- *   slice I UUID MIB NAME        a MIG device; J below is its place among those of its card. Its GPU instance
+ *   slice I UUID MIB NAME        a MIG device; J below is its index on its GPU. Its GPU instance
  *                                is J + 1, its compute instance 0
  *   slice_used I J MIB
- *   slice_parts I J GPU COMPUTE  its slices, of the card's and of its own
- *   slice_process I J PID MIB    listed by the device, and by the card too
- *   nvlink I LINK J|switch       a lane that is up
+ *   slice_parts I J GPU COMPUTE  its GPU slices and compute slices
+ *   slice_process I J PID MIB    listed by the device and by the GPU
+ *   nvlink I LINK J|switch       an active link
  *   topology LEVEL               of every pair (10 single ... 50 system)
- *   xid I CODE [GI CI]           announced once each, in order; I -1: no card; GI and CI of a MIG device
+ *   xid I CODE [GI CI]           reported once each, in order; I -1: no GPU; GI and CI of a MIG device
  *   xids I CODE TIMES
  *   event I TYPE DATA            as an XID, of this type (decimal)
- *   error FUNCTION CODE [I]      the function fails, on card I or everywhere
- *   lost I                       the card fell off the bus: 15 from every call
+ *   error FUNCTION CODE [I]      the function fails, on GPU I or everywhere
+ *   lost I                       the GPU is lost: every call returns 15
  *   hang FUNCTION SECONDS [I]
  *   driver VERSION | cuda N | cost_ns N | print TEXT (on standard output, at each init)
  *
@@ -32,7 +32,7 @@ static struct gpu *gpu_of(handle device) {
     return i >= 0 && i < GPUS ? &current->gpu[i] : 0;
 }
 
-/* What the file says of this call; takes the lock only for as long as it looks. */
+/* The configured result of this call. Holds the lock only while it reads. */
 static int ruled(const char *function, handle device) {
     struct gpu *gpu = gpu_of(device);
     double seconds = 0;
@@ -91,7 +91,7 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned i, handle *to) {
     return OK;
 }
 
-/* A slice's handle is 4096 + 16 * card + slice. */
+/* A slice's handle is 4096 + 16 * GPU + slice. */
 static struct slice *slice_of(handle device) {
     long n = (long)device - 4096;
     return n >= 0 ? &current->gpu[n / 16].slice[n % 16] : 0;

@@ -1,4 +1,4 @@
-"""A stand-in for NVIDIA's NVML library, so that the real pynvml can be driven without a card.
+"""A simulated NVML library, for tests of the real pynvml without a GPU.
 
 `standin.c` lists what its configuration can say; the file may be rewritten while a process uses it.
 """
@@ -15,12 +15,12 @@ SOURCES = ("standin.c", "fleet.h")
 
 
 def uuid_of(index: int) -> str:
-    """The UUID of a card that no `set` line named otherwise."""
+    """Return the default UUID of a GPU."""
     return f"GPU-00000000-0000-4000-8000-{index:012d}"
 
 
 def build(without: Iterable[str] = ()) -> Path:
-    """The folder that holds libnvidia-ml.so.1, compiled once per source; `without` are symbols it lacks."""
+    """Return the folder of libnvidia-ml.so.1, compiled once per source. `without`: symbols to omit."""
     lacking = sorted(without)
     source = b"".join((HERE / name).read_bytes() for name in SOURCES)
     digest = hashlib.sha256(source + repr(lacking).encode()).hexdigest()[:16]
@@ -32,7 +32,7 @@ def build(without: Iterable[str] = ()) -> Path:
 
 
 def _compile(library: Path, lacking: list[str]) -> None:
-    """Under another name first: several test runs may build at once."""
+    """Compile under a temporary name: several test runs may build at once."""
     half_done = library.with_suffix(f".{os.getpid()}")
     symbols = library.with_suffix(f".{os.getpid()}.map")
     hidden = "".join(f"{name}; " for name in lacking)
@@ -44,7 +44,7 @@ def _compile(library: Path, lacking: list[str]) -> None:
 
 
 class NvmlStandin:
-    """One configured library: start a process with `environment`, and rewrite the file at will."""
+    """One configured library. Processes with `environment` use it; `write` changes it at runtime."""
 
     def __init__(self, folder: Path, *lines: str, without: Iterable[str] = ()) -> None:
         self._configuration = folder / "nvml.txt"
@@ -56,7 +56,7 @@ class NvmlStandin:
         self.write(*lines)
 
     def write(self, *lines: str) -> None:
-        """Replaces the whole configuration at once; in effect within 2 ms."""
+        """Replace the whole configuration. It takes effect within 2 ms."""
         draft = self._configuration.with_suffix(".draft")
         draft.write_text("".join(f"{line}\n" for line in lines))
         draft.rename(self._configuration)

@@ -1,7 +1,7 @@
 """Authentication and authorization of every request, before its body is read.
 
-The gate checks who the caller is and whether they may call the operation at all. The operation itself checks
-the single resource, with the `Access` made here.
+The gate authenticates the caller and checks that they may call the operation in some project. The operation
+itself checks access to its resource, with the `Access` created here.
 """
 
 from collections.abc import Callable, Coroutine
@@ -41,7 +41,7 @@ _ANYBODY = Caller("anybody", "system", "anybody", everywhere=frozenset({Permissi
 # Requests of these classes may stay open for long.
 _LONG_RUNNING = frozenset({ActionClass.STREAM, ActionClass.EXEC})
 
-# These 429s are delayed. Other limits are hard to reach within the rate limits.
+# These 429s are delayed. The rate limits keep other 429s rare.
 _DELAYED = (TooManyRequests, TooManyQuestions)
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
@@ -76,9 +76,9 @@ class GatedRoute(APIRoute):
         return handle
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Around the whole answer: a stream's place is released even if the client never reads it.
-        with ExitStack() as places:
-            scope["state"]["places"] = places
+        # Around the whole answer: a stream slot is released even if the client never reads it.
+        with ExitStack() as slots:
+            scope["state"]["slots"] = slots
             await super().handle(scope, receive, send)
 
     def open_handler(self) -> Handler:
@@ -122,8 +122,8 @@ async def _authorize(request: Request, rule: Rule) -> None:
     access = Access(caller, needed, rule.action, address, request.state.request_id)
     request.state.access = access
     if rule.action_class in _LONG_RUNNING:
-        places: ExitStack = request.state.places
-        places.enter_context(context.open_streams.opened(caller))
+        slots: ExitStack = request.state.slots
+        slots.enter_context(context.open_streams.opened(caller))
         request.state.live = LiveAccess(access, context.credentials, secret)
 
 

@@ -23,8 +23,8 @@ from mooring.db.session import Database
 # than most requests do.
 CACHED_S = 0.5
 NODE_CACHED_S = 60.0
-# Streams must end within five seconds of a revocation: each checks its access at this interval, and accepts a
-# result of this age that another stream of the same key got.
+# Streams must end within five seconds of a revocation: each renews its access at this interval, and accepts a
+# cached result that is no older.
 RENEWED_S = 2.0
 _MAX_ENTRIES = 20_000
 
@@ -89,8 +89,8 @@ class Credentials:
         look_up = partial(self._caller_of, secret, hashed, address)
         return await self._looked_up(self._callers, look_up, hashed, address)
 
-    async def still(self, secret: str, address: str | None) -> Caller:
-        """The current caller of a credential that was valid at the start of its request; no guess is counted.
+    async def recheck(self, secret: str, address: str | None) -> Caller:
+        """The current caller of a credential that was valid at the start of its request. Counts no failure.
 
         Raises:
             Unauthorized, Unavailable: as `caller`.
@@ -181,7 +181,7 @@ class LiveAccess:
             Forbidden: the caller may no longer do this in any project.
         """
         try:
-            caller = await self._credentials.still(self._secret, self.access.address)
+            caller = await self._credentials.recheck(self._secret, self.access.address)
         except (SQLAlchemyError, Unavailable):
             return self.access  # without an answer, nothing is known to be revoked
         if not caller.may_somewhere(self.access.permission):

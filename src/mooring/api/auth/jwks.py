@@ -17,7 +17,7 @@ from mooring.settings import is_private_channel
 log = logging.getLogger(__name__)
 
 _RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
-# Asymmetric signatures only: anyone can make those of HS… (with the public key) and none.
+# Asymmetric signatures only: with HS… anyone could sign with the public key, and "none" has no signature.
 ALGORITHMS = frozenset({*_RSA, "ES256", "ES384", "ES512", "EdDSA"})
 
 # While the issuer answers, a withdrawn key is rejected after this time at the latest.

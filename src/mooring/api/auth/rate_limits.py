@@ -24,25 +24,25 @@ Clock = Callable[[], float]
 Headers = list[tuple[bytes, bytes]]
 
 WINDOW_S = 60
-# Enough for a program that polls ten resources a second and for a deployment of a hundred instances; beyond
-# that one caller would use most of a core.
+# Enough to poll ten resources a second and to deploy a hundred instances a minute. Much more would let one
+# caller use most of a core.
 REQUESTS: Final[Mapping[ActionClass, int]] = {
     ActionClass.READ: 600,
     ActionClass.WRITE: 120,
     ActionClass.EXEC: 60,
     ActionClass.STREAM: 300,  # long polls on a busy log return at once
 }
-# All keys of a project together may make this many times as many: more keys must not mean no limit.
-KEYS_AT_FULL_RATE = 10
+# The limit of a project is this multiple of a caller's limit: more keys must not raise it without end.
+PROJECT_FACTOR = 10
 FAILED_ATTEMPTS = 30
 # Four streams for each GPU of an 8-GPU node; each open stream uses memory.
 STREAMS_PER_CALLER = 32
-STREAMS_PER_PROJECT = 256  # so that no project takes them all
-# Per project and node: each uses a thread there. `agent/sync/worker_pools.py` has the same limit.
+STREAMS_PER_PROJECT = 256  # leaves streams for other projects
+# Each stream uses a thread on the node. `agent/sync/worker_pools.py` has the same limit.
 STREAMS_PER_PROJECT_AND_NODE = 16
 STREAMS = 1024
 STREAMS_RESERVED_FOR_ADMINS = 128
-# A 429 costs half a millisecond of the event loop; clients that retry in a loop got 1,500 a second.
+# A 429 takes half a millisecond of the event loop. Without a delay, a client can get 1,500 a second.
 DELAY_S = 1.0
 ANSWERS_PER_S = 50
 MAX_DELAYED = 256
@@ -95,8 +95,8 @@ class MovingWindow:
             over = 1 if admitted else len(times) + cost - self._limit
             return Count(admitted, self._limit - len(times), self._frees_in(times, now, over))
 
-    def full_for_s(self, key: str) -> int:
-        """Whole seconds until one more request is within the limit, which is not counted; 0: it is now."""
+    def wait_s_of(self, key: str) -> int:
+        """Whole seconds until another request would be within the limit; 0: it is now. Counts nothing."""
         now = self._clock()
         with self._lock:
             times = self._times.get(key, ())
@@ -124,9 +124,7 @@ class RequestRates:
     def __init__(self, *, on: bool, clock: Clock = time.monotonic) -> None:
         self._on = on
         self._callers = {kind: _Rate(kind, most, clock) for kind, most in REQUESTS.items()}
-        self._projects = {
-            kind: _Rate(kind, most * KEYS_AT_FULL_RATE, clock) for kind, most in REQUESTS.items()
-        }
+        self._projects = {kind: _Rate(kind, most * PROJECT_FACTOR, clock) for kind, most in REQUESTS.items()}
 
     def take(
         self, caller: Caller, kind: ActionClass, cost: int = 1
@@ -185,7 +183,7 @@ class FailedAttempts:
         """Check a credential within this block; Unauthorized raised in it counts as a failure.
 
         Args:
-            trusted: the credential was valid before, so it is checked whatever came from that address.
+            trusted: the credential was valid before, so it is checked in spite of earlier failures.
 
         Raises:
             TooManyRequests: too many recent failures from that address; the block was not entered.
@@ -194,7 +192,7 @@ class FailedAttempts:
             yield
             return
         network = network_of(address)
-        wait_s = 0 if trusted else self._window.full_for_s(network)
+        wait_s = 0 if trusted else self._window.wait_s_of(network)
         if wait_s:
             raise TooManyRequests(
                 f"too many invalid credentials came from your address; try again in {wait_s} s",
@@ -256,7 +254,7 @@ class OpenStreams:
         return self._total
 
     def of_same_project(self, caller: Caller) -> int:
-        """The open streams of the caller's project; of a caller without a single project, their own."""
+        """The open streams of the caller's project, or of an admin or a caller without a single project."""
         return self._open[caller.id if caller.is_admin else caller.project_id or caller.id]
 
     @contextmanager

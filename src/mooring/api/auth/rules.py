@@ -45,18 +45,18 @@ class Rule:
     cost: int = 1
 
 
-# An operation that runs the scheduler costs as much as about ten others (benchmarks/floods.py).
-ASKS_SCHEDULER = 10
+# An operation that runs the scheduler takes about ten times as long as others (benchmarks/floods.py).
+SCHEDULER_COST = 10
 # Extra cost of a create that runs the scheduler: with `dry_run`, and with `on_capacity: fail`.
 DRY_RUN_EXTRA = 3
-AT_ONCE_EXTRA = 1
+IMMEDIATE_EXTRA = 1
 
 
-def _reads(permission: Permission, action_class: ActionClass = ActionClass.READ, cost: int = 1) -> Rule:
+def _read_rule(permission: Permission, action_class: ActionClass = ActionClass.READ, cost: int = 1) -> Rule:
     return Rule(Who.CALLER, permission, None, action_class, cost)
 
 
-def _does(permission: Permission, action: str, action_class: ActionClass = ActionClass.WRITE) -> Rule:
+def _action_rule(permission: Permission, action: str, action_class: ActionClass = ActionClass.WRITE) -> Rule:
     return Rule(Who.CALLER, permission, action, action_class)
 
 
@@ -67,92 +67,92 @@ _OWN, _ADMIN, _STREAM = Permission.OWN, Permission.ADMIN, ActionClass.STREAM
 
 RULES: Final[Mapping[str, Rule]] = {
     # instances
-    "list_instances": _reads(_READ),
-    "get_instance": _reads(_READ),
-    "wait_for_instance": _reads(_READ, _STREAM),
-    "get_instance_logs": _reads(_READ, _STREAM),
-    "get_instance_metrics": _reads(_READ),
-    "list_instance_events": _reads(_READ),
-    "explain_instance": _reads(_READ, cost=ASKS_SCHEDULER),
-    "create_instance": _does(_WRITE, "instance.create"),
-    "update_instance": _does(_WRITE, "instance.update"),
-    "delete_instance": _does(_WRITE, "instance.delete"),
-    "stop_instance": _does(_WRITE, "instance.stop"),
-    "start_instance": _does(_WRITE, "instance.start"),
-    "restart_instance": _does(_WRITE, "instance.restart"),
-    "exec_in_instance": _does(_EXEC, "instance.exec", ActionClass.EXEC),
-    "list_instance_groups": _reads(_READ),
-    "get_instance_group": _reads(_READ),
-    "explain_instance_group": _reads(_READ, cost=ASKS_SCHEDULER),
-    "create_instance_group": _does(_WRITE, "instance_group.create"),
-    "delete_instance_group": _does(_WRITE, "instance_group.delete"),
-    "stop_instance_group": _does(_WRITE, "instance_group.stop"),
-    "start_instance_group": _does(_WRITE, "instance_group.start"),
-    # A reservation takes GPUs from all other projects, so only admins make one; its members see it
-    "list_reservations": _reads(_READ),
-    "get_reservation": _reads(_READ),
-    "create_reservation": _does(_ADMIN, "reservation.create"),
-    "update_reservation": _does(_ADMIN, "reservation.update"),
-    "delete_reservation": _does(_ADMIN, "reservation.delete"),
+    "list_instances": _read_rule(_READ),
+    "get_instance": _read_rule(_READ),
+    "wait_for_instance": _read_rule(_READ, _STREAM),
+    "get_instance_logs": _read_rule(_READ, _STREAM),
+    "get_instance_metrics": _read_rule(_READ),
+    "list_instance_events": _read_rule(_READ),
+    "explain_instance": _read_rule(_READ, cost=SCHEDULER_COST),
+    "create_instance": _action_rule(_WRITE, "instance.create"),
+    "update_instance": _action_rule(_WRITE, "instance.update"),
+    "delete_instance": _action_rule(_WRITE, "instance.delete"),
+    "stop_instance": _action_rule(_WRITE, "instance.stop"),
+    "start_instance": _action_rule(_WRITE, "instance.start"),
+    "restart_instance": _action_rule(_WRITE, "instance.restart"),
+    "exec_in_instance": _action_rule(_EXEC, "instance.exec", ActionClass.EXEC),
+    "list_instance_groups": _read_rule(_READ),
+    "get_instance_group": _read_rule(_READ),
+    "explain_instance_group": _read_rule(_READ, cost=SCHEDULER_COST),
+    "create_instance_group": _action_rule(_WRITE, "instance_group.create"),
+    "delete_instance_group": _action_rule(_WRITE, "instance_group.delete"),
+    "stop_instance_group": _action_rule(_WRITE, "instance_group.stop"),
+    "start_instance_group": _action_rule(_WRITE, "instance_group.start"),
+    # a reservation takes GPUs from other projects, so only admins create one; its project's members see it
+    "list_reservations": _read_rule(_READ),
+    "get_reservation": _read_rule(_READ),
+    "create_reservation": _action_rule(_ADMIN, "reservation.create"),
+    "update_reservation": _action_rule(_ADMIN, "reservation.update"),
+    "delete_reservation": _action_rule(_ADMIN, "reservation.delete"),
     # the queue hides who owns the entries of other projects; list_instance_types also shows what is free
-    "get_queue": _reads(_READ, cost=ASKS_SCHEDULER),
-    "get_fragmentation": _reads(_READ),
-    # nodes and GPUs: every caller sees all of them, but not what other projects run on them (api/views)
-    "list_nodes": _reads(_READ),
-    "get_node": _reads(_READ),
-    "list_gpus": _reads(_READ),
-    "get_gpu": _reads(_READ),
-    "get_gpu_metrics": _reads(_READ),
-    "list_gpu_incidents": _reads(_READ),
-    "list_instance_types": _reads(_READ),
-    "update_node": _does(_ADMIN, "node.update"),
-    "cordon_node": _does(_ADMIN, "node.cordon"),
-    "uncordon_node": _does(_ADMIN, "node.uncordon"),
-    "drain_node": _does(_ADMIN, "node.drain"),
-    "approve_node": _does(_ADMIN, "node.approve"),
-    "renew_credential": _does(_ADMIN, "node.ask_to_renew_credential"),
-    "delete_node": _does(_ADMIN, "node.delete"),
-    "clear_gpu": _does(_ADMIN, "gpu.clear"),
-    "create_join_token": _does(_ADMIN, "join_token.create"),
+    "get_queue": _read_rule(_READ, cost=SCHEDULER_COST),
+    "get_fragmentation": _read_rule(_READ),
+    # nodes and GPUs: every caller sees all of them, but not the instances of other projects (api/views)
+    "list_nodes": _read_rule(_READ),
+    "get_node": _read_rule(_READ),
+    "list_gpus": _read_rule(_READ),
+    "get_gpu": _read_rule(_READ),
+    "get_gpu_metrics": _read_rule(_READ),
+    "list_gpu_incidents": _read_rule(_READ),
+    "list_instance_types": _read_rule(_READ),
+    "update_node": _action_rule(_ADMIN, "node.update"),
+    "cordon_node": _action_rule(_ADMIN, "node.cordon"),
+    "uncordon_node": _action_rule(_ADMIN, "node.uncordon"),
+    "drain_node": _action_rule(_ADMIN, "node.drain"),
+    "approve_node": _action_rule(_ADMIN, "node.approve"),
+    "renew_credential": _action_rule(_ADMIN, "node.ask_to_renew_credential"),
+    "delete_node": _action_rule(_ADMIN, "node.delete"),
+    "clear_gpu": _action_rule(_ADMIN, "gpu.clear"),
+    "create_join_token": _action_rule(_ADMIN, "join_token.create"),
     # events
-    "list_events": _reads(_READ, _STREAM),
+    "list_events": _read_rule(_READ, _STREAM),
     # projects and people
-    "list_projects": _reads(_READ),
-    "get_project": _reads(_READ),
-    "create_project": _does(_ADMIN, "project.create"),
-    "update_project": _does(_OWN, "project.update"),  # quotas, weight, images and profile: admins only
-    "delete_project": _does(_ADMIN, "project.delete"),
-    "list_members": _reads(_READ),
-    "put_member": _does(_OWN, "member.put"),
-    "delete_member": _does(_READ, "member.delete"),  # yourself; others only as an owner
-    "list_users": _reads(_OWN),  # an owner finds one person by e-mail; admins see all
-    "get_user": _reads(_ADMIN),
-    "create_user": _does(_ADMIN, "user.create"),
-    "update_user": _does(_ADMIN, "user.update"),
-    "delete_user": _does(_ADMIN, "user.delete"),
-    # keys: all callers their own, owners those of their project
+    "list_projects": _read_rule(_READ),
+    "get_project": _read_rule(_READ),
+    "create_project": _action_rule(_ADMIN, "project.create"),
+    "update_project": _action_rule(_OWN, "project.update"),  # quotas, weight, images and profile: admins only
+    "delete_project": _action_rule(_ADMIN, "project.delete"),
+    "list_members": _read_rule(_READ),
+    "put_member": _action_rule(_OWN, "member.put"),
+    "delete_member": _action_rule(_READ, "member.delete"),  # members remove themselves, owners also others
+    "list_users": _read_rule(_OWN),  # an owner finds one person by e-mail; admins see all
+    "get_user": _read_rule(_ADMIN),
+    "create_user": _action_rule(_ADMIN, "user.create"),
+    "update_user": _action_rule(_ADMIN, "user.update"),
+    "delete_user": _action_rule(_ADMIN, "user.delete"),
+    # keys: every caller manages their own, owners also those of their project
     "get_me": Rule(Who.CALLER, None),
-    "list_api_keys": _reads(_READ),
-    "get_api_key": _reads(_READ),
-    "create_api_key": _does(_READ, "api_key.create"),
-    "delete_api_key": _does(_READ, "api_key.delete"),
-    "list_audit_log": _reads(_OWN, _STREAM),
-    "get_audit_head": _reads(_ADMIN),
+    "list_api_keys": _read_rule(_READ),
+    "get_api_key": _read_rule(_READ),
+    "create_api_key": _action_rule(_READ, "api_key.create"),
+    "delete_api_key": _action_rule(_READ, "api_key.delete"),
+    "list_audit_log": _read_rule(_OWN, _STREAM),
+    "get_audit_head": _read_rule(_ADMIN),
     # members use secrets, so they may create them
-    "list_secrets": _reads(_READ),
-    "get_secret": _reads(_READ),
-    "create_secret": _does(_WRITE, "secret.create"),
-    "replace_secret": _does(_WRITE, "secret.replace"),
-    "delete_secret": _does(_WRITE, "secret.delete"),
-    "list_registries": _reads(_READ),
-    "get_registry": _reads(_READ),
-    "create_registry": _does(_OWN, "registry.create"),
-    "replace_registry": _does(_OWN, "registry.replace"),
-    "delete_registry": _does(_OWN, "registry.delete"),
+    "list_secrets": _read_rule(_READ),
+    "get_secret": _read_rule(_READ),
+    "create_secret": _action_rule(_WRITE, "secret.create"),
+    "replace_secret": _action_rule(_WRITE, "secret.replace"),
+    "delete_secret": _action_rule(_WRITE, "secret.delete"),
+    "list_registries": _read_rule(_READ),
+    "get_registry": _read_rule(_READ),
+    "create_registry": _action_rule(_OWN, "registry.create"),
+    "replace_registry": _action_rule(_OWN, "registry.replace"),
+    "delete_registry": _action_rule(_OWN, "registry.delete"),
     # the service
     "get_health": _PUBLIC,
     "get_readiness": _PUBLIC,
-    "get_metrics": _reads(Permission.METRICS),
+    "get_metrics": _read_rule(Permission.METRICS),
     "docs": _PUBLIC,
     "asset": _PUBLIC,
     # nodes

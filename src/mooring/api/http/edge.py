@@ -60,8 +60,8 @@ class Edge:
         except ClientDisconnect:
             return  # the client cannot receive an answer
         except Exception as error:
-            # Starlette's handler of last resort is outside of this middleware: its answer would have no
-            # request id, and it raises the exception again, which closes the connection.
+            # Starlette's own handler is outside of this middleware: its answer would have no request id, and
+            # it raises the exception again, which closes the connection.
             if began:
                 raise
             await on_bug(Request(scope), error)(scope, receive, send_with_id)

@@ -37,10 +37,10 @@ def visible(query: Select[Any], project_id: InstrumentedAttribute[Any], access: 
     return query if access.projects is None else query.where(project_id.in_(access.projects))
 
 
-def matching(query: Select[Any], asked: PageQuery, *columns: InstrumentedAttribute[Any]) -> Select[Any]:
+def matching(query: Select[Any], params: PageQuery, *columns: InstrumentedAttribute[Any]) -> Select[Any]:
     """Keep only rows that match the filters named like these columns."""
     for column in columns:
-        if (value := getattr(asked, column.key)) is not None:
+        if (value := getattr(params, column.key)) is not None:
             query = query.where(column == value)
     return query
 
@@ -57,7 +57,7 @@ def page(
     session: Session,
     query: Select[Any],
     key: InstrumentedAttribute[str] | InstrumentedAttribute[int],
-    asked: PageQuery,
+    params: PageQuery,
     secret: bytes,
 ) -> tuple[Sequence[Row[Any]], str | None]:
     """One page and the cursor of the next, null on the last.
@@ -65,42 +65,42 @@ def page(
     Raises:
         BadCursor: the cursor is invalid, or of another list or other filters.
     """
-    scope = _scope(key, asked)
-    if asked.cursor is not None:
-        query = query.where(key < key.type.python_type(_verified(asked.cursor, scope, secret)))
-    query = query.add_columns(key.label("page_key")).order_by(key.desc()).limit(asked.limit + 1)
+    scope = _scope(key, params)
+    if params.cursor is not None:
+        query = query.where(key < key.type.python_type(_verified(params.cursor, scope, secret)))
+    query = query.add_columns(key.label("page_key")).order_by(key.desc()).limit(params.limit + 1)
     rows = session.execute(query).all()
-    if len(rows) <= asked.limit:
+    if len(rows) <= params.limit:
         return rows, None
-    return rows[: asked.limit], _signed(str(rows[asked.limit - 1].page_key), scope, secret)
+    return rows[: params.limit], _signed(str(rows[params.limit - 1].page_key), scope, secret)
 
 
-def slice_of(
-    items: Sequence[Item], asked: PageQuery, name: str, secret: bytes
+def page_of_items(
+    items: Sequence[Item], params: PageQuery, name: str, secret: bytes
 ) -> tuple[Sequence[Item], str | None]:
     """As `page`, for items that are not in a table: the cursor holds their offset.
 
     Raises:
         BadCursor.
     """
-    scope = f"{name}{sorted(asked.filters().items())}"
-    start = int(_verified(asked.cursor, scope, secret)) if asked.cursor is not None else 0
-    end = start + asked.limit
+    scope = f"{name}{sorted(params.filters().items())}"
+    start = int(_verified(params.cursor, scope, secret)) if params.cursor is not None else 0
+    end = start + params.limit
     return items[start:end], _signed(str(end), scope, secret) if end < len(items) else None
 
 
 def cursor_after(
     row: Row[Any],
     key: InstrumentedAttribute[str] | InstrumentedAttribute[int],
-    asked: PageQuery,
+    params: PageQuery,
     secret: bytes,
 ) -> str:
     """The cursor that continues after this row of `page`."""
-    return _signed(str(row.page_key), _scope(key, asked), secret)
+    return _signed(str(row.page_key), _scope(key, params), secret)
 
 
-def _scope(key: InstrumentedAttribute[str] | InstrumentedAttribute[int], asked: PageQuery) -> str:
-    return f"{key.class_.__name__}{sorted(asked.filters().items())}"
+def _scope(key: InstrumentedAttribute[str] | InstrumentedAttribute[int], params: PageQuery) -> str:
+    return f"{key.class_.__name__}{sorted(params.filters().items())}"
 
 
 def _signed(last: str, scope: str, secret: bytes) -> str:

@@ -25,9 +25,9 @@ from mooring.schemas.base import LONGEST_DETAIL, LONGEST_PATH, PROBLEM_MEDIA_TYP
 log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 2  # if the error does not say when to retry
-# Without a limit, the answer to a body of 100,000 unknown fields would be ten times its size.
+# Without a limit, a body of 100,000 unknown fields would get an answer of ten times its size.
 _MAX_FIELD_ERRORS = 100
-# The codes of field errors that are also an answer's code, which is used if a body has no other errors.
+# Codes of field errors that become the code of the whole answer if the body has no other errors.
 _OWN_CODES: Mapping[str, type[errors.Invalid]] = {
     kind.code: kind
     for kind in (errors.NotSupportedYet, errors.ReservedEnv, errors.ReservedLabel, errors.SpecTooLarge)

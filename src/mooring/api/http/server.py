@@ -1,8 +1,8 @@
 """uvicorn's HTTP/1.1 protocol with timeouts, and problem documents for requests that never reach the app.
 
-uvicorn itself waits forever for a head or a body. Here each part of a request has a timeout: it disconnects
-clients that trickle bytes, not clients that are merely slow. The kernel ends the connections of clients that
-read nothing (`set_kernel_timeouts`). tests/api/http/test_server.py lists the members of uvicorn used here.
+uvicorn itself waits forever for a head or a body. Here each part of a request has a timeout that disconnects
+clients that trickle bytes but not slow ones. The kernel closes connections whose clients do not read
+(`set_kernel_timeouts`). tests/api/http/test_server.py lists the members of uvicorn used here.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class ConnectionLimits:
         frames_s: between two pieces of a node's stream, which may go on for hours.
         linger_s: for the rest of a rejected body, so that the client can read the answer.
         reader_s: for a client that reads nothing of what is sent, or is gone.
-        connections: open at once. Beyond it an idle connection is closed, else the new one is rejected.
+        connections: may be open. At the limit an idle connection is closed, or else the new one is rejected.
     """
 
     head_s: float = 15.0
@@ -73,7 +73,7 @@ class _Receiving(Enum):
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One connection. Other arguments than `limits` are uvicorn's."""
+    """One connection. All arguments except `limits` are uvicorn's."""
 
     def __init__(self, *args: Any, limits: ConnectionLimits, **more: Any) -> None:
         super().__init__(*args, **more)

@@ -38,7 +38,7 @@ async def _call(
             min_length=1,
             max_length=255,
             pattern=r"^[\x21-\x7e]+$",
-            description="send the request again with the same key within 24 h to get the first answer again. "
+            description="a repeated request with the same key gets the first answer again, for 24 h. "
             "Answers over 64 KiB are not stored: 409 `replay_too_large`",
         ),
     ] = None,
@@ -63,7 +63,7 @@ def idempotent(context: Context, call: Call, operation: Operation) -> Response:
             return respond(stored, replayed=True)
         answer = _audited(session, call.access, operation)
         store(context, session, call, answer)
-    # Respond after the commit: a lost transaction must not be acknowledged.
+    # Respond after the commit: a failed transaction must not be acknowledged.
     return respond(answer)
 
 
@@ -77,8 +77,8 @@ def audited(context: Context, access: Access, operation: Operation) -> Response:
 
 def claim(context: Context, session: Session, call: Call) -> StoredAnswer | None:
     """Claim the call's key, if it has one; see `idempotency.claim`."""
-    kept, key = context.settings.idempotency_kept, call.idempotency_key or ""
-    return idempotency.claim(session, context.encryptor, call.access.caller.id, key, call.fingerprint, kept)
+    ttl, key = context.settings.idempotency_kept, call.idempotency_key or ""
+    return idempotency.claim(session, context.encryptor, call.access.caller.id, key, call.fingerprint, ttl)
 
 
 def store(context: Context, session: Session, call: Call, answer: StoredAnswer) -> None:

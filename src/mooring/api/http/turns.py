@@ -15,11 +15,11 @@ from typing import Final
 from mooring.core.access import Caller
 from mooring.core.errors import TooManyQuestions, TooManyRequests
 
-# A key can send about as many such requests in a minute; all of them may wait at once.
+# About as many such requests as a key can send in a minute.
 MAX_WAITING_PER_PROJECT: Final = 64
 MAX_WAIT_S: Final = 30.0
-# After a turn its project pauses for this many times the turn's length, so that one project uses at most a
-# third of the interpreter, which all requests share.
+# After a turn, its project pauses for this multiple of the turn's length, so that it uses the interpreter,
+# which all requests share, for at most a third of the time.
 PAUSE_FACTOR: Final = 2.0
 
 # Concurrent writes of one project: while one commits, the next is prepared.

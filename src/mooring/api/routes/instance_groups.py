@@ -20,7 +20,7 @@ from mooring.api.openapi.responses import ADMISSION, SPEC, errors
 from mooring.api.routes.instances import BY_USER
 from mooring.api.views import explanations
 from mooring.api.views import instance_groups as group_views
-from mooring.api.views.rendered import how_many_fit
+from mooring.api.views.rendered import count_fitting
 from mooring.control.idempotency import StoredAnswer
 from mooring.control.instances import instance_groups
 from mooring.control.instances.waiting_reasons import waiting_reason
@@ -105,7 +105,7 @@ def list_instance_groups(
         rows, cursor = pagination.page(session, query, row.id, asked, context.identity.cursor_secret)
         items = group_views.groups(session, [each[0] for each in rows], context.scheduler_cache.positions)
         # A template may have 256 KiB, so a page of large ones ends early.
-        fitting = how_many_fit([to_json(item) for item in items])
+        fitting = count_fitting([to_json(item) for item in items])
         if fitting < len(items):
             cursor = pagination.cursor_after(rows[fitting - 1], row.id, asked, context.identity.cursor_secret)
         content = {"items": items[:fitting], "next_cursor": cursor}

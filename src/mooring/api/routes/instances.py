@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mooring.api.auth.authorization import CurrentAccess, CurrentLiveAccess, count_request
-from mooring.api.auth.rules import AT_ONCE_EXTRA, DRY_RUN_EXTRA, ActionClass
+from mooring.api.auth.rules import DRY_RUN_EXTRA, IMMEDIATE_EXTRA, ActionClass
 from mooring.api.context import Context, Ctx
 from mooring.api.http import pagination, responses, transactions
 from mooring.api.http.body import StrictRoute
@@ -103,7 +103,7 @@ async def create_instance(
         async with context.turns.taken(caller):
             return await run_in_threadpool(_dry_run, context, call.access, body)
     if body.on_capacity == "fail":
-        count_request(request, caller, ActionClass.WRITE, AT_ONCE_EXTRA)
+        count_request(request, caller, ActionClass.WRITE, IMMEDIATE_EXTRA)
 
     def act(session: Session) -> StoredAnswer:
         project = projects.for_new(session, call.access, body.project_id, context.identity.default_project_id)

@@ -43,7 +43,7 @@ async def get_queue(
 def _queue(context: Context, access: Access, asked: pagination.PageQuery) -> Response:
     with context.database.read() as session:
         found = queue.view(session, context.scheduler_cache)
-        page, cursor = pagination.slice_of(found.entries, asked, "queue", context.identity.cursor_secret)
+        page, cursor = pagination.page_of_items(found.entries, asked, "queue", context.identity.cursor_secret)
         items = _entries(session, access, page)
     shares = [
         _standing(project_id, standing)

@@ -31,7 +31,7 @@ class Channel:
     async def closed(self) -> None:
         await self._closed.wait()
 
-    def break_off(self) -> None:
+    def abort(self) -> None:
         """End both sides because the process shuts down, without waiting for them."""
         with suppress(asyncio.QueueFull):
             self._frames.put_nowait(_ENDING)
@@ -79,9 +79,9 @@ class Channels:
     def find(self, stream_id: str) -> Channel | None:
         return self._open.get(stream_id)
 
-    def break_off(self) -> None:
+    def abort(self) -> None:
         for channel in self._open.values():
-            channel.break_off()
+            channel.abort()
 
     @contextmanager
     def opened(self, stream_id: str, node_id: str) -> Iterator[Channel]:

@@ -1,7 +1,7 @@
 """Pages of events, read once for all requests for the same events.
 
-An event wakes every stream and long poll of its project, and most of them need the same page. Those of one
-project read one after the other, so that a thousand of them do not delay other requests.
+An event wakes every stream and long poll of its project, and most of them need the same page. Requests of one
+project read one at a time, so that a thousand of them do not delay other requests.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from mooring.schemas.events import Event
 
 # Long enough for all readers that one event has woken.
 _CACHED_S = 1.0
-# Under load, a page may lack the events of the last 0.25 s: its readers come back for them.
+# Under load, a page may lack the events of the last 0.25 s: its readers get them with their next page.
 _FRESH_S = 0.25
 
 _PageKey = tuple[frozenset[str] | None, int]  # projects, and the number of events
@@ -59,36 +59,38 @@ class _Read:
     began: float
     found: list[PageEvent]
 
-    def since(self, after: int, fired: tuple[int, ...], listening_since: float) -> list[PageEvent] | None:
+    def events_after(
+        self, after: int, fired: tuple[int, ...], subscribed_at: float
+    ) -> list[PageEvent] | None:
         """The events of the page after this one, or None if a new read may find more.
 
-        A reader that gets no events waits for a notification. So either nothing may have happened since the
-        read began, or the reader has been subscribed since then and will be notified.
+        A reader without events waits for a notification. An empty result is safe only if no event followed
+        the read, or if the reader subscribed before the read and so will be notified.
         """
         if after < self.after:
             return None
         found = [each for each in self.found if each.item["seq"] > after]
         if found and time.monotonic() - self.began < _FRESH_S:
             return found
-        nothing_since = self.fired == fired and 0 not in fired
-        was_heard = self.began >= listening_since
-        return found if (nothing_since or was_heard) and (found or not self.is_full) else None
+        is_current = self.fired == fired and 0 not in fired
+        is_subscribed = self.began >= subscribed_at
+        return found if (is_current or is_subscribed) and (found or not self.is_full) else None
 
 
 class EventPages:
     """The pages read recently. For the event loop's thread only."""
 
     def __init__(self) -> None:
-        self._reads: dict[_PageKey, _Read] = {}
+        self._cached: dict[_PageKey, _Read] = {}
         self._turns = ProjectTurns(limit=1)
 
     async def page(
-        self, database: Database, access: Access, after: int, limit: int, listening_since: float | None = None
+        self, database: Database, access: Access, after: int, limit: int, subscribed_at: float | None = None
     ) -> list[PageEvent]:
         """As `events.page`. A caller that gets no events may wait for the topics if it subscribed before.
 
         Args:
-            listening_since: when the caller subscribed, by the monotonic clock; null for the first page of a
+            subscribed_at: when the caller subscribed, by the monotonic clock; null for the first page of a
                 request, which is always read from the database.
 
         Raises:
@@ -98,26 +100,26 @@ class EventPages:
         async with self._turns.taken(access.caller):
             page_key = (access.projects, limit)
             fired = database.signals.fired(*events.topics(access.projects))
-            shared = self._shared(page_key, after, fired, listening_since)
+            shared = self._shared(page_key, after, fired, subscribed_at)
             if shared is not None:
                 return shared
             began = time.monotonic()
             found = await run_in_threadpool(_page, database, page_key, after)
-            read = self._reads[page_key] = _Read(after, len(found) == limit, fired, began, found)
+            read = self._cached[page_key] = _Read(after, len(found) == limit, fired, began, found)
             asyncio.get_running_loop().call_later(_CACHED_S, self._forget, page_key, read)
             return found
 
     def _shared(
-        self, page_key: _PageKey, after: int, fired: tuple[int, ...], listening_since: float | None
+        self, page_key: _PageKey, after: int, fired: tuple[int, ...], subscribed_at: float | None
     ) -> list[PageEvent] | None:
-        read = self._reads.get(page_key)
-        if read is None or listening_since is None:
+        read = self._cached.get(page_key)
+        if read is None or subscribed_at is None:
             return None
-        return read.since(after, fired, listening_since)
+        return read.events_after(after, fired, subscribed_at)
 
     def _forget(self, page_key: _PageKey, read: _Read) -> None:
-        if self._reads.get(page_key) is read:
-            del self._reads[page_key]
+        if self._cached.get(page_key) is read:
+            del self._cached[page_key]
 
 
 def _page(database: Database, page_key: _PageKey, after: int) -> list[PageEvent]:

@@ -1,4 +1,4 @@
-"""Waits for an instance to reach a state, while its client is connected, without a database session."""
+"""Waits for an instance to reach a state while the client is connected; holds no database session."""
 
 import asyncio
 import time
@@ -19,8 +19,8 @@ from mooring.schemas.base import Json
 
 Result = TypeVar("Result")
 
-# Changes by other replicas arrive as notifications; a lost one is noticed after this time. Polling every
-# second or two for a thousand waiting clients would cost as much as all other requests.
+# Notifications report changes, also of other replicas; polling covers a lost notification. For a thousand
+# clients, polling every second or two would cost as much as all other requests.
 POLL_INTERVAL_S = 10.0
 
 # A state that the instance has passed counts as reached: `starting` may be too short to be seen.
@@ -51,7 +51,7 @@ async def while_connected(request: Request, waiting: Awaitable[Result]) -> Resul
     """Wait for a result while the client is connected.
 
     Raises:
-        ClientDisconnect: the client is gone; its poll must not occupy a place for another minute.
+        ClientDisconnect: the client is gone; its poll must not occupy a stream slot for another minute.
     """
     waited, gone = asyncio.ensure_future(waiting), asyncio.ensure_future(_disconnected(request))
     try:

@@ -1,4 +1,4 @@
-"""GPU health: everyone sees the codes; messages and application faults only their own project."""
+"""GPU health. All callers see codes; only the project concerned sees messages and application faults."""
 
 from collections import defaultdict
 from collections.abc import Sequence

@@ -53,7 +53,7 @@ def _instance(row: tables.Instance, spec: Json, devices: list[Json], node_name: 
     own = show(
         Instance,
         row,
-        _NOT_OF_ROW,
+        _FROM_SPEC,
         node_name=node_name,
         granted=granted,
         devices=devices,
@@ -62,8 +62,8 @@ def _instance(row: tables.Instance, spec: Json, devices: list[Json], node_name: 
     return {**spec, **own}
 
 
-# These come from the spec: a stored one may lack a field, and some columns have the name of a field.
-_NOT_OF_ROW = frozenset(InstanceSpec.model_fields) | {"queue_position"}
+# Fields that come from the spec, not from a column; some columns have the name of such a field.
+_FROM_SPEC = frozenset(InstanceSpec.model_fields) | {"queue_position"}
 
 
 def _placed_as(row: tables.Instance) -> Json:

@@ -34,11 +34,11 @@ def nodes(session: Session, access: Access, rows: Sequence[tables.Node]) -> list
         }
         for row in rows
     ]
-    return listed if access.caller.is_admin else [{**node, **_FOR_ADMINS} for node in listed]
+    return listed if access.caller.is_admin else [{**node, **_HIDDEN_FIELDS} for node in listed]
 
 
 # Fields that would help to attack a machine.
-_FOR_ADMINS: Json = {
+_HIDDEN_FIELDS: Json = {
     "orphans": [],
     "hostname": None,
     "address": None,

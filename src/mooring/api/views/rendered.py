@@ -1,7 +1,7 @@
-"""A cache of instances as JSON text, by version: pages are read often, and little of them changes.
+"""A cache of instances as JSON text, by version: lists are read often and change little.
 
-Every change of a shown field also changes `version`, which is the ETag. Only the queue position does not, so
-it is appended to the cached text.
+Every shown field but the queue position changes only with `version`, which is the ETag. The queue position is
+appended to the cached text.
 """
 
 from collections import OrderedDict
@@ -20,7 +20,7 @@ from mooring.core.instance.state import State
 from mooring.db.tables import Instance
 
 # An instance may have 256 KiB, so a page of large ones ends early.
-_MOST_PAGE_BYTES = 8 * 1024 * 1024
+_MAX_PAGE_BYTES = 8 * 1024 * 1024
 _CACHE_BYTES = 32 * 1024 * 1024  # of texts: about 20,000 usual instances
 
 Key = tuple[str, int]
@@ -35,12 +35,12 @@ def page_columns() -> Select[Any]:
     )
 
 
-def how_many_fit(texts: Sequence[bytes]) -> int:
-    """Return how many fit into one answer: at least one."""
+def count_fitting(texts: Sequence[bytes]) -> int:
+    """Return how many texts fit into one answer, at least one."""
     total = 0
     for number, text in enumerate(texts):
         total += len(text)
-        if total > _MOST_PAGE_BYTES and number:
+        if total > _MAX_PAGE_BYTES and number:
             return number
     return len(texts)
 
@@ -57,17 +57,17 @@ class RenderedInstances:
         self,
         session: Session,
         query: Select[Any],
-        asked: pagination.PageQuery,
+        params: pagination.PageQuery,
         secret: bytes,
         positions: Mapping[str, int],
     ) -> bytes:
         """Return the body of a page. `query` selects `page_columns`."""
-        rows, cursor = pagination.page(session, query, Instance.id, asked, secret)
+        rows, cursor = pagination.page(session, query, Instance.id, params, secret)
         texts = self._texts_of(session, rows)
-        fitting = how_many_fit([texts[row.id] for row in rows])
+        fitting = count_fitting([texts[row.id] for row in rows])
         if fitting < len(rows):
             rows = rows[:fitting]
-            cursor = pagination.cursor_after(rows[-1], Instance.id, asked, secret)
+            cursor = pagination.cursor_after(rows[-1], Instance.id, params, secret)
         waiting = {row.id for row in rows if row.state is State.PENDING and row.considered}
         queue_positions = (positions.get(row.id) if row.id in waiting else None for row in rows)
         items = (

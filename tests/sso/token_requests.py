@@ -1,0 +1,37 @@
+"""Requests with an access token."""
+
+import ssl
+from typing import Any
+
+import httpx
+
+from tests.problems import problem
+from tests.service import RunningService
+
+# Creating one takes 25 ms; httpx would create one per client even without TLS.
+TLS = ssl.create_default_context()
+
+
+def get_with_token(service: RunningService, token: str, path: str = "/v1/me") -> httpx.Response:
+    """Send a GET request with the token."""
+    return httpx.get(
+        f"{service.url}{path}", headers={"Authorization": f"Bearer {token}"}, verify=TLS, timeout=70
+    )
+
+
+def status(service: RunningService, token: str) -> int:
+    """The status of a request that needs a role in some project."""
+    return get_with_token(service, token, "/v1/instances").status_code
+
+
+def me(service: RunningService, token: str) -> dict[str, Any]:
+    answer = get_with_token(service, token)
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def require_unauthorized(service: RunningService, token: str, why: str) -> None:
+    """Fails unless the request is answered 401 and the detail contains `why`."""
+    answer = get_with_token(service, token)
+    assert why in problem(answer, 401, "unauthorized")["detail"]
+    assert answer.headers["www-authenticate"] == "Bearer"
