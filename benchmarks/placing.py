@@ -84,14 +84,14 @@ def _by_the_loop(url: str, instances: int) -> float:
 class _Timed(Scheduling):
     """The production loop, with the time spent writing."""
 
-    def __init__(self, database: Database, world: SchedulerCache) -> None:
-        super().__init__(database, world)
+    def __init__(self, database: Database, cache: SchedulerCache) -> None:
+        super().__init__(database, cache)
         self.commit_s = 0.0
         self.cycles = 0
 
     def load_nodes(self) -> None:
         with self.database.read() as session:
-            self._world.nodes(session)
+            self._cache.nodes(session)
 
     def tick(self) -> None:
         self.cycles += 1

@@ -161,19 +161,21 @@ def _answer(document: dict[str, Any], operation: dict[str, Any], code: str) -> d
 
 def test_every_operation_lists_its_errors_as_problems(document: dict[str, Any]) -> None:
     for name, operation in _operations(document):
-        refused = {code: _answer(document, operation, code) for code in operation["responses"] if code >= "4"}
-        for code, answer in refused.items():
+        rejected = {
+            code: _answer(document, operation, code) for code in operation["responses"] if code >= "4"
+        }
+        for code, answer in rejected.items():
             assert list(answer["content"]) == ["application/problem+json"], (name, code)
             schema = answer["content"]["application/problem+json"]["schema"]
             assert schema == {"$ref": "#/components/schemas/Problem"}, (name, code)
             assert answer["description"], (name, code)
-        assert {"400", "413", "431", "500"} <= refused.keys(), name
+        assert {"400", "413", "431", "500"} <= rejected.keys(), name
         if name not in {"GET /healthz", "GET /readyz"}:
-            assert {"401", "403", "422", "429", "503"} <= refused.keys(), name
+            assert {"401", "403", "422", "429", "503"} <= rejected.keys(), name
         if "{" in name and not name.startswith("POST /agent"):
-            assert "404" in refused, name
+            assert "404" in rejected, name
         if "requestBody" in operation:
-            assert "415" in refused, name
+            assert "415" in rejected, name
         assert any(code < "300" for code in operation["responses"]), name
 
 

@@ -68,8 +68,8 @@ def test_concurrent_operations_and_reports_leave_a_consistent_state(client: Clie
     def act(number: int) -> int:
         if number == 0:
             return node.post_sync(running).status_code
-        verb = ("stop", "restart", "start")[number % 3]
-        return client.post(f"/v1/instances/{made['id']}/{verb}").status_code
+        operation = ("stop", "restart", "start")[number % 3]
+        return client.post(f"/v1/instances/{made['id']}/{operation}").status_code
 
     assert set(run_concurrently(13, act)) <= {200, 202, 409}
     events = client.items(f"/v1/instances/{made['id']}/events")

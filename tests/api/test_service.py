@@ -19,9 +19,9 @@ pytestmark = pytest.mark.both_databases
 
 
 def test_healthz_and_readyz_need_no_valid_key(shared: Client) -> None:
-    with Client(str(shared.base_url), key="nobody") as stranger:
-        assert stranger.get("/healthz").json() == {"status": "ok"}
-        assert stranger.get("/readyz").json() == {"status": "ready"}
+    with Client(str(shared.base_url), key="nobody") as unauthorized:
+        assert unauthorized.get("/healthz").json() == {"status": "ok"}
+        assert unauthorized.get("/readyz").json() == {"status": "ready"}
 
 
 def test_a_database_that_is_not_migrated_is_not_ready(service: RunningService, client: Client) -> None:
@@ -148,10 +148,10 @@ def test_metrics_count_instances_nodes_and_gpus(client: Client, node: WireNode) 
 
 
 def test_metrics_need_a_key_with_the_scope(shared_service: RunningService, shared: Client) -> None:
-    with Client(shared_service.url, key="nobody") as stranger:
-        problem(stranger.get("/metrics"), 401, "unauthorized")
-        del stranger.headers["Authorization"]
-        problem(stranger.get("/metrics"), 401, "unauthorized")
+    with Client(shared_service.url, key="nobody") as unauthorized:
+        problem(unauthorized.get("/metrics"), 401, "unauthorized")
+        del unauthorized.headers["Authorization"]
+        problem(unauthorized.get("/metrics"), 401, "unauthorized")
     with Client(shared_service.url, key=make_key(shared_service, "metrics:read")) as reader:
         assert reader.get("/metrics").status_code == 200
     with Client(shared_service.url, key=make_key(shared_service, "instances:read")) as other:
@@ -160,9 +160,9 @@ def test_metrics_need_a_key_with_the_scope(shared_service: RunningService, share
 
 def test_metrics_can_be_made_public(database_url: str, tmp_path: Path) -> None:
     settings = settings_for(database_url, tmp_path / "data", metrics_public=True)
-    with running(settings) as service, Client(service.url, key="nobody") as stranger:
-        assert stranger.get("/metrics").status_code == 200
-        problem(stranger.get("/v1/instances"), 401, "unauthorized")
+    with running(settings) as service, Client(service.url, key="nobody") as unauthorized:
+        assert unauthorized.get("/metrics").status_code == 200
+        problem(unauthorized.get("/v1/instances"), 401, "unauthorized")
 
 
 @pytest.mark.parametrize("value", ["0.1", "1e5"])

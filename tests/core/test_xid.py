@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from mooring.core.xid import Action, Severity, judge, of_xid
+from mooring.core.xid import Action, Severity, classify, of_xid
 from mooring.core.xid_catalogue import CATALOGUE, DATE, LAST, rows
 
 APPLICATION = sorted(
@@ -117,5 +117,5 @@ def test_faults_of_programs_are_told_to_their_instance(code: int) -> None:
     ],
 )
 def test_the_other_codes(code: str, severity: str, action: str) -> None:
-    verdict = judge(code, None)
+    verdict = classify(code, None)
     assert (str(verdict.severity), str(verdict.action)) == (severity, action)

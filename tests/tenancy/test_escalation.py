@@ -37,8 +37,8 @@ FORBIDDEN_FIELDS: dict[str, Any] = {
 @pytest.mark.parametrize("field", FORBIDDEN_FIELDS)
 def test_an_instance_rejects_unknown_and_read_only_fields(setup: Setup, field: str) -> None:
     made = setup.a.member.post("/v1/instances", json={"image": IMAGE, field: FORBIDDEN_FIELDS[field]})
-    refused = problem(made, 422, "validation_failed")
-    assert [error["pointer"] for error in refused["errors"]] == [f"/{field}"]
+    rejected = problem(made, 422, "validation_failed")
+    assert [error["pointer"] for error in rejected["errors"]] == [f"/{field}"]
     changed = setup.a.member.patch(f"/v1/instances/{setup.pending}", json={field: FORBIDDEN_FIELDS[field]})
     problem(changed, 422, "validation_failed")
 
@@ -279,9 +279,9 @@ def test_one_of_many_concurrent_creates_gets_a_unique_name(
 ) -> None:
     body = {"name": "raced", field: value}
     answers = run_concurrently(6, lambda _: setup.admin.post(path, json=body))
-    refused = [answer for answer in answers if answer.status_code != 201]
-    assert len(refused) == 5
-    for answer in refused:
+    rejected = [answer for answer in answers if answer.status_code != 201]
+    assert len(rejected) == 5
+    for answer in rejected:
         problem(answer, 409, code)
 
 

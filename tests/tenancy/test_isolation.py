@@ -301,12 +301,12 @@ def test_no_answer_contains_data_of_another_tenant(setup: Setup) -> None:
         assert answer.status_code in {200, 403}, (path, answer.text)
         assert [trace for trace in gone if trace in answer.text.replace(setup.service.url, "")] == [], path
     dry_run = setup.b.owner.post("/v1/instances?dry_run=true", json={"image": IMAGE, "gpus": {"count": 4}})
-    refused = setup.b.owner.post(
+    rejected = setup.b.owner.post(
         "/v1/instances", json={"image": IMAGE, "gpus": {"count": 4, "model": "H100"}, "on_capacity": "fail",
                                "node_selector": {"sandbox": "working"}}
     )  # fmt: skip
-    assert (dry_run.status_code, refused.status_code) == (200, 409)
-    assert [trace for trace in gone if trace in dry_run.text + refused.text] == []
+    assert (dry_run.status_code, rejected.status_code) == (200, 409)
+    assert [trace for trace in gone if trace in dry_run.text + rejected.text] == []
     # A's own members do see these values.
     for path in (f"/v1/gpus/{setup.wire.gpus[0].uuid}", f"/v1/gpus/{setup.wire.gpus[0].uuid}/incidents"):
         assert "alphas-program" in setup.a.viewer.get(path).text

@@ -99,7 +99,7 @@ class RuntimeFacts:
     version: str | None
     cpus: int
     memory_mib: int
-    problem: Reason | None  # why nothing may be started here: toolkit too old, engine away, …
+    problem: Reason | None  # why nothing may be started here: toolkit too old, engine unreachable, …
     simulated: bool
     swarm: SwarmFacts | None = None
     mps: bool = False

@@ -141,7 +141,7 @@ def _require_no_gap(session: Session, after: int) -> None:
     oldest = max((first or 1) - 1, purged or 0) + 1
     if after < oldest - 1:
         raise Gone(
-            f"events up to {oldest - 1} are no longer kept; read the instances anew and follow from after=0",
+            f"events up to {oldest - 1} are no longer kept; read the instances again and follow from after=0",
             oldest_seq=oldest,
         )
 

@@ -99,7 +99,7 @@ _KNOWN: Final = {
 _XID: Final = re.compile(r"xid_(\d{1,10})", re.ASCII)
 
 
-def judge(code: str, recovery_action: str | None) -> XidVerdict:
+def classify(code: str, recovery_action: str | None) -> XidVerdict:
     """Return the verdict on a reported code.
 
     Args:

@@ -24,7 +24,7 @@ class Loop(ABC):
 
     topics: tuple[AnyTopic, ...] = ()
     interval_s: float = 5.0
-    # After a tick the loop rests in proportion to the tick's duration: many notifications must not make it
+    # After a tick the loop sleeps in proportion to the tick's duration: many notifications must not make it
     # block the interpreter.
     rest_factor: float = 2.0
 

@@ -12,11 +12,11 @@ class ReservationRepair(Loop):
     topics = (Topic.GPU_HEALTH,)
     interval_s = 10.0
 
-    def __init__(self, database: Database, world: SchedulerCache) -> None:
+    def __init__(self, database: Database, cache: SchedulerCache) -> None:
         super().__init__(database)
-        self._world = world
+        self._cache = cache
 
     def tick(self) -> None:
         with self.database.read() as session:
             incomplete = reservations.with_lost_gpus(session)
-        self.each(incomplete, lambda session, each: reservations.repair(session, SYSTEM, self._world, each))
+        self.each(incomplete, lambda session, each: reservations.repair(session, SYSTEM, self._cache, each))

@@ -44,9 +44,9 @@ class Scheduling(Loop):
     topics = (Topic.QUEUE, Topic.SCHEDULE)
     interval_s = 5.0
 
-    def __init__(self, database: Database, world: SchedulerCache) -> None:
+    def __init__(self, database: Database, cache: SchedulerCache) -> None:
         super().__init__(database)
-        self._world = world
+        self._cache = cache
         self._memory = CycleCache()
         self._learning: Learning | None = None
         self._written: dict[str, _WrittenReason] = {}
@@ -55,14 +55,14 @@ class Scheduling(Loop):
 
     def tick(self) -> None:
         with self.database.read() as session:
-            snapshot = self._world.snapshot(session)
+            snapshot = self._cache.snapshot(session)
             if self._learning is None:
                 self._learning = self._learn(session, snapshot)
                 freeze_gc(snapshot.nodes)
         snapshot = self._learning.learn(snapshot, self._memory)
         self._count_usage(snapshot)
         plan = schedule(snapshot, self._memory) if snapshot.requests else SchedulingPlan((), ())
-        self._world.publish(snapshot, plan)
+        self._cache.publish(snapshot, plan)
         self._place(plan.placements, snapshot.requests)
         if plan.evictions:
             self._evict(plan.evictions, snapshot)
@@ -92,7 +92,7 @@ class Scheduling(Loop):
             rejected += [each for each in batch if each.instance_id not in placed]
         if rejected:
             # The snapshot was outdated: read those nodes again, and plan again, unless all were rejected.
-            self._world.invalidate({each.node_id for each in rejected})
+            self._cache.invalidate({each.node_id for each in rejected})
             if len(rejected) < len(placements):
                 self.wake()
 

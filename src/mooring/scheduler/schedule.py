@@ -92,7 +92,7 @@ class SchedulingCycle:
             unplaced,
             tuple(self._deferral.evictions),
             tuple(self.backfill.forecasts),
-            tuple(told.instance_id for told in unplaced),
+            tuple(each.instance_id for each in unplaced),
             tuple(self._deferral.promised),
         )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mooring.agent.docker.verify import cards_in, foreign_devices, mismatch
+from mooring.agent.docker.verify import foreign_devices, gpu_minors_in, mismatch
 from tests.agent.docker_assignments import assignment, runtime_on, start
 from tests.testbed import images
 from tests.testbed.dockerd import DockerNode
@@ -109,9 +109,9 @@ def test_the_nodes_of_a_real_container_are_read(docker_node: DockerNode, dev: Pa
     try:
         api.start(made)
         pid = api.inspect_container(made)["State"]["Pid"]
-        assert cards_in(made, pid, dev=dev) == {1}
-        assert cards_in("another container", pid, dev=dev) is None
-        assert cards_in(made, 0, dev=dev) is None
+        assert gpu_minors_in(made, pid, dev=dev) == {1}
+        assert gpu_minors_in("another container", pid, dev=dev) is None
+        assert gpu_minors_in(made, 0, dev=dev) is None
     finally:
         api.remove_container(made, force=True)
 
@@ -120,10 +120,10 @@ def test_an_instance_without_gpus_has_no_card(docker_node: DockerNode, dev: Path
     runtime = runtime_on(docker_node)
     container = start(runtime, assignment())
     pid = docker_node.client.api.inspect_container(container.container_id)["State"]["Pid"]
-    assert cards_in(container.container_id, pid, dev=dev) == set()
+    assert gpu_minors_in(container.container_id, pid, dev=dev) == set()
     docker_node.remove_containers()
     runtime.close()
 
 
 def test_a_host_without_cards_has_nothing_to_compare(tmp_path: Path) -> None:
-    assert cards_in("any", 1, dev=tmp_path) is None
+    assert gpu_minors_in("any", 1, dev=tmp_path) is None

@@ -12,7 +12,7 @@ from mooring.agent.decide.reconcile import Kill, Release
 from mooring.agent.decide.snapshot import Key
 from mooring.agent.gpus.processes import ProcessContainers
 from mooring.agent.gpus.reader import NvmlGpuReader, Pace
-from mooring.agent.gpus.watchdog import ShareUsage, judge, missing, share_usages
+from mooring.agent.gpus.watchdog import ShareUsage, count_strikes, missing, share_usages
 from mooring.agent.nvml.types import NvmlSample
 from mooring.agent.runtime import Container
 from mooring.agent.simulated.gpus import SimulatedGpuReader
@@ -82,7 +82,9 @@ def victims_after(*rounds: dict[Key, int | None]) -> list[set[Key]]:
     strikes: dict[Key, int] = {}
     victims = []
     for used in rounds:
-        strikes, ended = judge(strikes, [ShareUsage(key, GPU, LIMIT, has) for key, has in used.items()])
+        strikes, ended = count_strikes(
+            strikes, [ShareUsage(key, GPU, LIMIT, has) for key, has in used.items()]
+        )
         victims.append({use.key for use in ended})
     return victims
 

@@ -129,14 +129,14 @@ def test_rate_limits_can_be_turned_off(database_url: str, tmp_path: Path) -> Non
         running(settings_for(database_url, tmp_path / "data", rate_limits="off")) as service,
         service.client as admin,
         Client(service.url, new_key(admin)["key"]) as member,
-        Client(service.url, "nobody") as stranger,
+        Client(service.url, "nobody") as unauthorized_client,
     ):
         for _ in range(REQUESTS[ActionClass.EXEC] + 1):
             answer = member.post(f"{MISSING_INSTANCE}/exec", json={"command": ["id"]})
             problem(answer, 404)
         assert "ratelimit" not in answer.headers
         for _ in range(FAILED_ATTEMPTS + 1):
-            problem(stranger.get("/v1/me"), 401, "unauthorized")
+            problem(unauthorized_client.get("/v1/me"), 401, "unauthorized")
 
 
 class Clock:
@@ -173,15 +173,15 @@ def test_more_keys_do_not_raise_the_limit_of_a_project() -> None:
     rates = RequestRates(on=True, clock=clock)
 
     def take(key: str, project: str) -> tuple[dict[bytes, bytes], TooManyRequests | None]:
-        headers, refusal = rates.take(Caller(key, "key", key, project_id=project), ActionClass.EXEC)
-        return dict(headers), refusal
+        headers, error = rates.take(Caller(key, "key", key, project_id=project), ActionClass.EXEC)
+        return dict(headers), error
 
     most = REQUESTS[ActionClass.EXEC] * PROJECT_FACTOR
     for number in range(most):
         assert take(f"key_{number}", "a")[1] is None
-    headers, refusal = take("key_new", "a")
-    assert refusal is not None
-    assert refusal.retry_after_s == WINDOW_S
+    headers, error = take("key_new", "a")
+    assert error is not None
+    assert error.retry_after_s == WINDOW_S
     assert headers[b"ratelimit-policy"] == f'"exec";q={most};w={WINDOW_S}'.encode()
     assert headers[b"ratelimit"] == f'"exec";r=0;t={WINDOW_S}'.encode()
     assert take("key_b", "b")[1] is None

@@ -30,7 +30,7 @@ from tests.service import Client, RunningService
 from tests.testbed.waiting import wait_until
 
 EVENTS = {"Accept": "text/event-stream"}
-# R29.
+# Rule R29 of docs/security.md.
 CLOSED_WITHIN_S = 5.0
 
 
@@ -64,9 +64,9 @@ def test_a_stream_over_the_callers_limit_is_rejected_until_another_ends(
         assert {answer.status_code for answer in opened} == {200}
         before = _open(shared_service)
         for _ in range(100):
-            refused = member.get("/v1/events", headers=EVENTS)
-            assert problem(refused, 429, "too_many_streams")["retryable"] is True
-            assert int(refused.headers["retry-after"]) >= 1
+            rejected = member.get("/v1/events", headers=EVENTS)
+            assert problem(rejected, 429, "too_many_streams")["retryable"] is True
+            assert int(rejected.headers["retry-after"]) >= 1
         problem(member.get("/v1/instances/ins_x/wait"), 429, "too_many_streams")
         problem(member.post("/v1/instances/ins_x/exec", json={"command": ["a"]}), 429, "too_many_streams")
         assert _open(shared_service) == before
@@ -253,9 +253,9 @@ def test_a_stream_over_the_nodes_limit_is_rejected_before_it_reaches_the_node(
         assert asked.begun.wait(10)
     instance = f"/v1/instances/{sandbox.ran[0].instance_id}"
     with Client(shared_service.url, new_key(shared)["key"]) as another:
-        refused = another.get(f"{instance}/logs")
-        assert problem(refused, 429, "too_many_streams_on_node")["retryable"] is True
-        assert int(refused.headers["retry-after"]) >= 1
+        rejected = another.get(f"{instance}/logs")
+        assert problem(rejected, 429, "too_many_streams_on_node")["retryable"] is True
+        assert int(rejected.headers["retry-after"]) >= 1
         again = {"Idempotency-Key": "exec-1"}
         for _ in range(2):  # no command ran, so the key stays unused
             answer = another.post(f"{instance}/exec", json={"command": ["a"]}, headers=again)
@@ -354,9 +354,9 @@ def test_losing_a_role_ends_the_streams_that_need_it(
     assert shared.delete(admin["member"]).status_code == 204
     demoted, _ = ask("events", new_key(shared, user_id=admin["user_id"])["key"])
     command, exec_node = ask("exec", narrowed["key"])
-    kept, kept_node = ask("logs", narrowed["key"])
+    remaining, remaining_node = ask("logs", narrowed["key"])
     assert logs.begun.wait(10)
-    assert kept.begun.wait(10)
+    assert remaining.begun.wait(10)
     wait_until(lambda: _open(shared_service) == 5)
     assert shared.delete(removed["member"]).status_code == 204
     assert shared.put(narrowed["member"], json={"role": "viewer"}).status_code == 200
@@ -371,14 +371,14 @@ def test_losing_a_role_ends_the_streams_that_need_it(
     assert '"error":{"code":"forbidden"' in demoted.text
     assert (command.status, json.loads(command.text)["code"]) == (403, "forbidden")
     # A viewer may still read logs.
-    assert kept.ended_at == 0.0
-    assert kept_node is not None
-    kept_node.finish()
-    ends = [node.end() for node in (logs_node, exec_node, kept_node) if node is not None]
+    assert remaining.ended_at == 0.0
+    assert remaining_node is not None
+    remaining_node.finish()
+    ends = [node.end() for node in (logs_node, exec_node, remaining_node) if node is not None]
     assert len(ends) == 3
     assert set(ends) <= {204, 410}
-    kept.end()
-    assert "broke off" not in kept.text
+    remaining.end()
+    assert "broke off" not in remaining.text
     wait_until(lambda: _open(shared_service) == 0)
 
 

@@ -169,9 +169,9 @@ class TestRates:
             path = f"/v1/instances/{made['id']}/explain"
             for _ in range((REQUESTS_OF["read"] - 1) // SCHEDULER_COST):
                 assert asks.get(path).status_code == 200
-            refused = asks.get(path)
-            assert f"counts as {SCHEDULER_COST}" in problem(refused, 429, "too_many_requests")["detail"]
-            assert refused.elapsed.total_seconds() >= DELAY_S
+            rejected = asks.get(path)
+            assert f"counts as {SCHEDULER_COST}" in problem(rejected, 429, "too_many_requests")["detail"]
+            assert rejected.elapsed.total_seconds() >= DELAY_S
             assert asks.get(f"/v1/instances/{made['id']}").status_code == 200
             assert admin.get(path).elapsed.total_seconds() < DELAY_S
 

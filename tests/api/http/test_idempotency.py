@@ -104,10 +104,10 @@ def test_a_rejected_request_does_not_use_up_its_key(sandbox: Sandbox) -> None:
     assert _post(sandbox.client, "/v1/instances", f"{key}-2", {"image": IMAGE}).status_code == 201
 
 
-@pytest.mark.parametrize("verb", ["stop", "restart"])
-def test_operations_act_once_per_key(sandbox: Sandbox, verb: str) -> None:
+@pytest.mark.parametrize("operation", ["stop", "restart"])
+def test_operations_act_once_per_key(sandbox: Sandbox, operation: str) -> None:
     assignment = sandbox.running()
-    path, key = f"/v1/instances/{assignment.instance_id}/{verb}", f"{verb}-{sandbox.node.name}"
+    path, key = f"/v1/instances/{assignment.instance_id}/{operation}", f"{operation}-{sandbox.node.name}"
     first, second = _post(sandbox.client, path, key), _post(sandbox.client, path, key)
     assert first.status_code == second.status_code == 202
     assert second.content == first.content

@@ -99,8 +99,8 @@ def test_the_cache_of_listed_instances_is_bounded(sandbox: Sandbox, monkeypatch:
         shown = sandbox.client.items("/v1/instances", label=f"n:{round_}")
         assert {item["id"] for item in shown} == set(made)
         assert {len(item["env"]["V"]) for item in shown} == {30_000}
-    kept = sandbox.service.service._server._context.rendered._texts
-    assert 0 < sum(map(len, kept.values())) <= 100_000
+    cached = sandbox.service.service._server._context.rendered._texts
+    assert 0 < sum(map(len, cached.values())) <= 100_000
 
 
 def test_a_cursor_is_valid_for_its_own_list_and_filters_only(sandbox: Sandbox) -> None:

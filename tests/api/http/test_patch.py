@@ -80,8 +80,8 @@ def test_a_stale_etag_changes_nothing(shared: Client) -> None:
     fresh, stale = answer.headers["etag"], '"1"'
     assert fresh == f'"{answer.json()["version"]}"' == shared.get(_path(made["id"])).headers["etag"]
     for header in (stale, '"nonsense"', "99999999999999999999", '"-1"', 'W/"1"'):
-        refused = shared.patch(_path(made["id"]), json={"labels": {}}, headers={"If-Match": header})
-        problem(refused, 412, "precondition_failed")
+        rejected = shared.patch(_path(made["id"]), json={"labels": {}}, headers={"If-Match": header})
+        problem(rejected, 412, "precondition_failed")
         problem(shared.delete(_path(made["id"]), headers={"If-Match": header}), 412, "precondition_failed")
     assert shared.instance(made["id"])["labels"] == {"a": "1"}
     assert shared.patch(_path(made["id"]), json={}, headers={"If-Match": "*"}).status_code == 200

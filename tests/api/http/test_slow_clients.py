@@ -332,11 +332,11 @@ def test_the_frames_of_a_node_may_take_longer_than_a_body(service: RunningServic
     thread.start()
     (stream,) = wait_until(node.stream_requests)
     head = f"POST /agent/v1/streams/{stream.id} HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n"
-    with raw_connection(service) as silent:
-        silent.send(
+    with raw_connection(service) as idle_node:
+        idle_node.send(
             f"{head}Authorization: {node.http.headers['Authorization']}\r\n\r\n3\r\n{{}}\n\r\n".encode()
         )
-        _received, lasted = silent.rest()
+        _received, lasted = idle_node.rest()
     assert LIMITS.frames_s - EARLY_S <= lasted < LIMITS.frames_s + SLACK_S
     service.service._server._context.channels.abort()
     thread.join(20)

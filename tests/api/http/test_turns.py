@@ -111,10 +111,10 @@ async def test_the_waiting_requests_of_a_project_are_limited() -> None:
     requests = TurnTakers(turns)
     for number in range(MAX_WAITING_PER_PROJECT + 1):
         await requests.ask(f"a{number}", caller(f"key {number}", "project a"))
-    with pytest.raises(TooManyRequests) as refused:
+    with pytest.raises(TooManyRequests) as rejected:
         async with turns.taken(A):
             pass
-    assert refused.value.code == "too_many_questions"
+    assert rejected.value.code == "too_many_questions"
     await requests.ask("b", B)
     assert len(turns) == MAX_WAITING_PER_PROJECT + 1
 
@@ -171,14 +171,14 @@ async def test_rejections_of_a_project_are_delayed_and_their_rate_is_limited() -
         waited[now[-1]].append(seconds)
         await asyncio.Event().wait()
 
-    async def refuse(key: str) -> None:
+    async def wait_delayed(key: str) -> None:
         now.append(key)
         await delayed.wait(key)
 
     delayed = DelayedAnswers(sleep)
     async with AsyncExitStack() as stack:
         for key in ["project a"] * (MAX_DELAYED + 1) + ["project b"]:
-            stack.callback(asyncio.create_task(refuse(key)).cancel)
+            stack.callback(asyncio.create_task(wait_delayed(key)).cancel)
         await settle()
         assert waited["project b"] == [DELAY_S]
         # Each second has its share, and a rejection over the limit is not delayed at all.

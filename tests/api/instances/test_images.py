@@ -30,9 +30,9 @@ def test_only_images_that_match_a_pattern_are_accepted(sandbox: Sandbox, project
     client = sandbox.client
     _change(client, project, allowed_images=[OURS, "ghcr.io/org/x"])
     body = {"image": "ghcr.io/org/other:1", "project_id": project}
-    refused = problem(client.post("/v1/instances", json=body), 403, "image_not_allowed")
-    assert (refused["image"], refused["allowed"]) == ("ghcr.io/org/other:1", [OURS, "ghcr.io/org/x"])
-    assert OURS in refused["detail"]
+    rejected = problem(client.post("/v1/instances", json=body), 403, "image_not_allowed")
+    assert (rejected["image"], rejected["allowed"]) == ("ghcr.io/org/other:1", [OURS, "ghcr.io/org/x"])
+    assert OURS in rejected["detail"]
     problem(client.post("/v1/instances?dry_run=true", json=body), 403, "image_not_allowed")
     assert client.items("/v1/instances", project_id=project) == []
     sandbox.create(image="pytorch/pytorch:2.8", project_id=project)
@@ -40,8 +40,8 @@ def test_only_images_that_match_a_pattern_are_accepted(sandbox: Sandbox, project
     sandbox.create(image="ghcr.io/org/x:1", project_id=project)
     sandbox.create(image="ghcr.io/org/other:1")  # of another project
     _change(client, project, allowed_images=[])
-    refused = problem(client.post("/v1/instances", json=body), 403, "image_not_allowed")
-    assert "none at all" in refused["detail"]
+    rejected = problem(client.post("/v1/instances", json=body), 403, "image_not_allowed")
+    assert "none at all" in rejected["detail"]
     _change(client, project, allowed_images=None)
     sandbox.create(**body)
 

@@ -1,4 +1,4 @@
-"""Instance groups: all members or none, one network, one end."""
+"""Instance groups: placement as a whole, networks and lifecycle."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -385,8 +385,8 @@ def test_a_quota_admits_all_members_or_none(shared: Client) -> None:
     shared.patch(f"/v1/projects/{project}", json={"quotas": {"gpus": 3}})
     template = {**_UNPLACEABLE, "gpus": {"count": 1}}
     body = {"count": 4, "project_id": project, "template": template}
-    refused = problem(shared.post(GROUPS, json=body), 403, "quota_exceeded")
-    assert (refused["limit"], refused["used"], refused["asked"]) == (3, 0, 4)
+    rejected = problem(shared.post(GROUPS, json=body), 403, "quota_exceeded")
+    assert (rejected["limit"], rejected["used"], rejected["asked"]) == (3, 0, 4)
     assert shared.items("/v1/instances", project_id=project) == []
     made = shared.post(GROUPS, json={**body, "count": 3})
     assert made.status_code == 201

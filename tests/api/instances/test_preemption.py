@@ -81,7 +81,7 @@ def test_a_preempted_instance_is_queued_and_runs_again(client: Client, tmp_path:
     transitions = [(event["data"]["to"], (event["data"]["reason"] or {}).get("code")) for event in moves]
     assert [state for state, code in transitions if code == "preempted"] == ["stopping", "stopped", "pending"]
     message = next(event["data"]["reason"]["message"] for event in moves if event["data"]["to"] == "stopping")
-    assert message == "it gave way to an instance of priority 60"
+    assert message == "preempted by an instance of priority 60"
 
 
 def test_a_recently_placed_instance_is_not_preempted(database_url: str, tmp_path: Path) -> None:
@@ -105,18 +105,18 @@ def test_with_on_preemption_stop_a_preempted_instance_stops(client: Client, tmp_
         assert client.wait(low["id"], "stopped")["reason"]["code"] == "preempted"
 
 
-@pytest.mark.parametrize("verb", ["stop", "delete"])
+@pytest.mark.parametrize("operation", ["stop", "delete"])
 def test_a_stop_or_delete_during_preemption_prevents_requeueing(
-    client: Client, runs: RunningInstances, verb: str
+    client: Client, runs: RunningInstances, operation: str
 ) -> None:
     low = runs(**LOW)
     client.create(gpus={"count": 8}, priority=60, **SMALL)
     client.wait(low, "stopping")
     path = f"/v1/instances/{low}"
-    answer = client.post(f"{path}/stop") if verb == "stop" else client.delete(path)
+    answer = client.post(f"{path}/stop") if operation == "stop" else client.delete(path)
     assert answer.status_code == 202
     runs.end(low)
-    if verb == "stop":
+    if operation == "stop":
         assert client.instance(low)["state"] == "stopped"
     else:
         assert client.get(path).status_code == 404
@@ -149,7 +149,7 @@ def test_a_project_reclaims_only_its_guaranteed_gpus(client: Client, runs: Runni
     for instance_id in stopping():
         assert client.instance(instance_id)["reason"] == {
             "code": "preempted",
-            "message": "it gave way to a project that took back its guaranteed GPUs",
+            "message": "preempted by a project that needs its guaranteed GPUs",
         }
     runs.end(*stopping())
     client.wait(asked["id"], "scheduled")

@@ -301,10 +301,10 @@ def test_default_memory_counts_from_placement(tenant: NewTenant) -> None:
 
 def test_default_cpus_leave_room_for_admitted_instances(tenant: NewTenant) -> None:
     project = tenant(cpus=CPUS_PER_GPU)
-    promised = project.create(60, cpus=1)
+    admitted_first = project.create(60, cpus=1)
     waiting = project.create(1)
     project.require_waiting_for_quota(waiting, "1 used, 8 asked")
-    project.client.delete(f"/v1/instances/{promised}")
+    project.client.delete(f"/v1/instances/{admitted_first}")
     project.client.wait(waiting, "scheduled")
 
 
@@ -361,8 +361,8 @@ class Ledger:
 
     def __init__(self, project: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
         self.project = project
-        self.moment = NOON
-        monkeypatch.setattr(quotas, "now", lambda: self.moment)
+        self.current_time = NOON
+        monkeypatch.setattr(quotas, "now", lambda: self.current_time)
         self.ended = project.create(60)
         project.client.post(f"/v1/instances/{self.ended}/stop")
 
@@ -380,9 +380,9 @@ class Ledger:
         usage = self.project.usage
         return usage["gpu_hours_today"], usage["gpu_hours_this_month"]
 
-    def set_time(self, moment: datetime) -> None:
+    def set_time(self, current_time: datetime) -> None:
         """Set the time and start a scheduling cycle."""
-        self.moment = moment
+        self.current_time = current_time
         self.project.sandbox.service.plane.database.signals.fire({Topic.SCHEDULE})
 
 
@@ -404,7 +404,7 @@ def test_gpu_hours_count_within_the_day_and_the_month(
     ledger.record_use(NOON - timedelta(hours=4), NOON, milli=250)  # a quarter of a GPU
     in_may = (NOON - timedelta(days=29) - datetime(2020, 5, 1, tzinfo=UTC)) / timedelta(hours=1)
     assert ledger.hours == pytest.approx((2.501, 3.501 + in_may), abs=1e-5)
-    ledger.moment = MIDNIGHT
+    ledger.current_time = MIDNIGHT
     assert ledger.hours == (0, 0)
 
 
@@ -427,10 +427,12 @@ def test_without_gpu_hours_instances_wait_until_the_next_window(
     project = tenant(**{quota: 2})
     ledger = Ledger(project, monkeypatch)
     turns = {1: MIDNIGHT - timedelta(days=1), 2: MIDNIGHT}[resets]
-    ledger.moment = turns - timedelta(hours=3)
-    ledger.record_use(ledger.moment - timedelta(hours=3), ledger.moment - timedelta(hours=1, seconds=1))
+    ledger.current_time = turns - timedelta(hours=3)
+    ledger.record_use(
+        ledger.current_time - timedelta(hours=3), ledger.current_time - timedelta(hours=1, seconds=1)
+    )
     goes_on = project.placed(1)
-    ledger.record_use(ledger.moment - timedelta(hours=1), ledger.moment)
+    ledger.record_use(ledger.current_time - timedelta(hours=1), ledger.current_time)
 
     waiting = project.create(1)
     project.require_waiting_for_quota(

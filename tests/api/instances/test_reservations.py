@@ -81,8 +81,8 @@ def test_reserved_gpus_are_for_the_project_only(model: ModelNode) -> None:
 def test_a_reservation_may_exceed_the_gpus_of_one_instance(shared: Client) -> None:
     model = ModelNode(shared, gpus=66)
     try:
-        refused = problem(model.reserve(640), 409, "insufficient_capacity")
-        assert (refused["most"], refused["earliest_at"]) == (66, None)
+        rejected = problem(model.reserve(640), 409, "insufficient_capacity")
+        assert (rejected["most"], rejected["earliest_at"]) == (66, None)
         made = model.reserve(65, begin=60)
         assert made.status_code == 201, made.text
         longer = shared.patch(f"{RESERVATIONS}/{made.json()['id']}", json={"to": _in(7200)})
@@ -94,8 +94,8 @@ def test_a_reservation_may_exceed_the_gpus_of_one_instance(shared: Client) -> No
 def test_reservations_at_the_maximum_datetime_work(model: ModelNode) -> None:
     last = "9999-12-31T23:59:59.999Z"
     assert model.reserve(4, to=last).json()["to"] == last
-    refused = problem(model.reserve(2, begin=60), 409, "insufficient_capacity")
-    assert (refused["most"], refused["earliest_at"]) == (0, last)
+    rejected = problem(model.reserve(2, begin=60), 409, "insufficient_capacity")
+    assert (rejected["most"], rejected["earliest_at"]) == (0, last)
     at_last: dict[str, Any] = {"from": "9999-12-31T23:59:59.998Z", "to": last}
     assert problem(model.reserve(1, **at_last), 409)["earliest_at"] == last
     first, second = (model.create(4, max_duration_s=600)["id"] for _ in range(2))
@@ -114,13 +114,13 @@ def test_before_a_reservation_its_gpus_run_instances_that_end_in_time(model: Mod
 
 def test_running_instances_delay_a_reservation_until_their_declared_end(model: ModelNode) -> None:
     model.client.wait(model.create(3)["id"], "scheduled")
-    refused = problem(model.reserve(2), 409, "insufficient_capacity")
-    assert (refused["most"], refused["earliest_at"]) == (1, None)
+    rejected = problem(model.reserve(2), 409, "insufficient_capacity")
+    assert (rejected["most"], rejected["earliest_at"]) == (1, None)
     model.client.wait(model.create(1, max_duration_s=600)["id"], "scheduled")
-    refused = problem(model.reserve(1), 409, "insufficient_capacity")
-    assert refused["most"] == 0
-    explanations = datetime.fromisoformat(refused["earliest_at"])
-    assert timedelta(seconds=590) < explanations - datetime.now(UTC) < timedelta(seconds=700)
+    rejected = problem(model.reserve(1), 409, "insufficient_capacity")
+    assert rejected["most"] == 0
+    earliest = datetime.fromisoformat(rejected["earliest_at"])
+    assert timedelta(seconds=590) < earliest - datetime.now(UTC) < timedelta(seconds=700)
     assert model.reserve(1, begin=700, end=7200).status_code == 201
 
 
@@ -130,8 +130,8 @@ def test_an_instance_on_reserved_gpus_cannot_extend_its_duration(model: ModelNod
     path = f"/v1/instances/{runs['id']}"
     assert model.client.patch(path, json={"max_duration_s": 900}).status_code == 200
     for longer in (5000, None):
-        refused = problem(model.client.patch(path, json={"max_duration_s": longer}), 409, "gpu_reserved")
-        assert refused["reserved_from"] > runs["created_at"]
+        rejected = problem(model.client.patch(path, json={"max_duration_s": longer}), 409, "gpu_reserved")
+        assert rejected["reserved_from"] > runs["created_at"]
     assert model.client.instance(runs["id"])["max_duration_s"] == 900
     assert model.client.post(f"{path}/restart").status_code == 202
     assert model.client.patch(path, json={"max_duration_s": 10}).status_code == 200
@@ -145,9 +145,9 @@ def test_an_instance_on_reserved_gpus_cannot_extend_its_duration(model: ModelNod
 
 def test_overlapping_reservations_use_different_gpus(model: ModelNode) -> None:
     first = model.reserve(3, begin=3600, end=7200).json()
-    refused = problem(model.reserve(2, begin=5000, end=9000), 409, "insufficient_capacity")
-    assert refused["most"] == 1
-    assert refused["earliest_at"] == first["to"]
+    rejected = problem(model.reserve(2, begin=5000, end=9000), 409, "insufficient_capacity")
+    assert rejected["most"] == 1
+    assert rejected["earliest_at"] == first["to"]
     assert model.reserve(2, begin=7200, end=9000).status_code == 201
     second = model.reserve(1, begin=3600, end=7200).json()
     shown = [first, second]
@@ -162,8 +162,8 @@ def test_a_reservation_can_be_extended_shortened_and_deleted(model: ModelNode) -
     assert longer.json()["devices"] == made["devices"]
     problem(model.client.patch(path, json={"name": "x"}, headers={"If-Match": '"1"'}), 412)
     model.reserve(4, begin=9000, end=10_000)
-    refused = problem(model.client.patch(path, json={"to": _in(9600)}), 409, "insufficient_capacity")
-    assert refused["most"] == 0
+    rejected = problem(model.client.patch(path, json={"to": _in(9600)}), 409, "insufficient_capacity")
+    assert rejected["most"] == 0
     assert model.client.get(path).json()["to"] == longer.json()["to"]
     assert model.client.patch(path, json={"to": _in(4000)}).status_code == 200
     problem(model.client.patch(path, json={"to": _in(60)}), 422, "bad_period")
@@ -178,12 +178,12 @@ def test_failed_gpus_of_a_reservation_are_replaced(model: ModelNode) -> None:
     path = f"{RESERVATIONS}/{made['id']}"
     lost = made["devices"][0]["uuid"]
     model.node.sync(incidents=[{"id": "i1", "uuid": lost, "code": "xid_79", "message": "fell off the bus"}])
-    mended = wait_until(
+    repaired = wait_until(
         lambda: found if (found := model.client.get(path).json())["missing"] == 0 else None, timeout_s=20
     )
-    assert lost not in {device["uuid"] for device in mended["devices"]}
-    assert made["devices"][1] in mended["devices"]
-    assert mended["version"] == 2
+    assert lost not in {device["uuid"] for device in repaired["devices"]}
+    assert made["devices"][1] in repaired["devices"]
+    assert repaired["version"] == 2
 
 
 def test_missing_gpus_of_a_reservation_are_counted(model: ModelNode) -> None:
@@ -206,8 +206,8 @@ def test_missing_gpus_of_a_reservation_are_counted(model: ModelNode) -> None:
     ],
 )
 def test_an_invalid_reservation_is_rejected(model: ModelNode, fields: dict[str, Any], code: str) -> None:
-    refused = problem(model.reserve(**fields), 422)
-    assert code in {refused["code"], *(each["code"] for each in refused.get("errors", ()))}
+    rejected = problem(model.reserve(**fields), 422)
+    assert code in {rejected["code"], *(each["code"] for each in rejected.get("errors", ()))}
 
 
 def test_alternative_models_are_tried_in_order(model: ModelNode) -> None:
@@ -248,11 +248,11 @@ def test_gpus_of_a_deleted_node_are_replaced(model: ModelNode) -> None:
     path = f"{RESERVATIONS}/{made['id']}"
     try:
         model.client.delete(f"/v1/nodes/{model.node.id}", params={"force": True})
-        mended = wait_until(
+        repaired = wait_until(
             lambda: found if (found := model.client.get(path).json())["version"] == 2 else None, timeout_s=20
         )
-        assert mended["missing"] == 0
-        assert {device["node_id"] for device in mended["devices"]} == {spare.id}
+        assert repaired["missing"] == 0
+        assert {device["node_id"] for device in repaired["devices"]} == {spare.id}
     finally:
         model.client.delete(f"/v1/nodes/{spare.id}", params={"force": True})
         spare.close()

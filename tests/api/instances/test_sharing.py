@@ -53,17 +53,17 @@ def test_only_instances_of_one_project_share_a_gpu(sandbox: Sandbox, sharers: Ca
     assert share == 0.5
     assert _devices(sandbox.client, quarter) == [(uuid, 0.25)]
     assert sandbox.client.instance(half)["granted"]["isolation"] == "shared"
-    stranger, too_large = _share(other, 0.25), _share(one, 0.5)
-    wait_until(lambda: other.reason(stranger)["code"] == "waiting_for_capacity")
+    other_instance, too_large = _share(other, 0.25), _share(one, 0.5)
+    wait_until(lambda: other.reason(other_instance)["code"] == "waiting_for_capacity")
     wait_until(lambda: one.reason(too_large)["code"] == "waiting_for_capacity")
-    (refusal,) = sandbox.client.get(f"/v1/instances/{stranger}/explain").json()["refusals"]
+    (refusal,) = sandbox.client.get(f"/v1/instances/{other_instance}/explain").json()["refusals"]
     assert refusal["code"] == "gpu_shared_by_other_project"
     # Another project can use the GPU immediately after its release.
     for instance_id in (half, quarter):
         sandbox.client.delete(f"/v1/instances/{instance_id}")
     sandbox.sync(instances=None)
     sandbox.sync()
-    assert _devices(sandbox.client, stranger) == [(uuid, 0.25)]
+    assert _devices(sandbox.client, other_instance) == [(uuid, 0.25)]
     assert one.reason(too_large)["code"] == "waiting_for_capacity"
 
 
@@ -103,11 +103,11 @@ def test_mig_devices_are_allocated_by_profile_and_their_gpu_is_not(sandbox: Sand
         MigDevice(uuid=f"MIG-{sandbox.node.name}-{number}", profile="1g.10gb", memory_mib=9728)
         for number in range(2)
     ]
-    card = GpuFacts(
+    mig_gpu = GpuFacts(
         uuid=uuid, index=8, model="NVIDIA H100 80GB HBM3", memory_mib=81_559, mig_mode="enabled",
         mig_devices=devices,
     )  # fmt: skip
-    sandbox.node.gpus = [*sandbox.node.gpus, card]
+    sandbox.node.gpus = [*sandbox.node.gpus, mig_gpu]
     sandbox.sync(gpus=sandbox.node.gpus)
     sandbox.client.post(f"/v1/nodes/{sandbox.node.id}/approve")
     sandbox.sync(gpus=sandbox.node.gpus)
@@ -145,27 +145,27 @@ def test_the_database_rejects_more_than_one_gpu(
     service: RunningService, two: list[dict[str, Any]], node: WireNode
 ) -> None:
     """The second of two concurrent transactions does not see the first until it commits."""
-    card = node.gpus[0].uuid
-    began, refused = threading.Event(), threading.Event()
+    mig_gpu = node.gpus[0].uuid
+    began, rejected = threading.Event(), threading.Event()
 
     def second() -> None:
         began.wait(10)
         try:
             with service.plane.database.write() as session:
-                session.add(_allocation(two[1], card, 600))
+                session.add(_allocation(two[1], mig_gpu, 600))
         except IntegrityError:
-            refused.set()
+            rejected.set()
 
     other = threading.Thread(target=second)
     other.start()
     with service.plane.database.write() as session:
-        session.add(_allocation(two[0], card, 600))
+        session.add(_allocation(two[0], mig_gpu, 600))
         session.flush()
         began.set()
     other.join(20)
-    assert refused.is_set()
+    assert rejected.is_set()
     with service.plane.database.write() as session:
-        session.add(_allocation(two[1], card, 400))
+        session.add(_allocation(two[1], mig_gpu, 400))
         revisions.changed_many(session, [node.id])
 
 

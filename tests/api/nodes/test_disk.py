@@ -1,4 +1,4 @@
-"""Disk space of nodes, instances and projects over the API, and the guard at the write."""
+"""Disk space of nodes, instances and projects, and the check when a placement is written."""
 
 from typing import Any
 

@@ -72,8 +72,8 @@ def test_an_agent_renews_and_stores_its_credential(client: Client, tmp_path: Pat
         wait_until(lambda: on_disk() != old)
         made = client.create(gpus={"count": 1})
         client.wait(made["id"], "running")
-        refused = httpx.post(
+        rejected = httpx.post(
             f"{client.base_url}/agent/v1/session", headers={"Authorization": f"Bearer {old}"}, timeout=10
         )
-        problem(refused, 401, "unauthorized")
+        problem(rejected, 401, "unauthorized")
         assert client.get(f"/v1/nodes/{node.id}").json()["state"] == "ready"

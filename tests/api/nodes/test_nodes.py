@@ -216,8 +216,8 @@ def test_a_waiting_sync_is_answered_after_a_change(sandbox: Sandbox) -> None:
 
 
 def test_operations_on_an_unknown_node_are_404(shared: Client) -> None:
-    for verb in ("cordon", "uncordon", "drain"):
-        problem(shared.post(f"/v1/nodes/nod_none/{verb}"), 404, "not_found")
+    for operation in ("cordon", "uncordon", "drain"):
+        problem(shared.post(f"/v1/nodes/nod_none/{operation}"), 404, "not_found")
     problem(shared.delete("/v1/nodes/nod_none"), 404, "not_found")
     problem(shared.get("/v1/nodes/nod_none"), 404, "not_found")
     for deadline in (-1, 31 * 86_400, 1.5, "1"):

@@ -81,8 +81,8 @@ def test_a_reserved_node_is_not_used_by_other_dry_runs_and_immediate_placements(
     outcome = outsider.member.post("/v1/instances", params={"dry_run": "true"}, json=body).json()
     assert outcome["placeable"] is False
     assert outcome["would_fit"]["max_count_now"] == 0
-    refused = outsider.member.post("/v1/instances", json={**body, "on_capacity": "fail"})
-    problem(refused, 409, "insufficient_capacity")
+    rejected = outsider.member.post("/v1/instances", json={**body, "on_capacity": "fail"})
+    problem(rejected, 409, "insufficient_capacity")
     mine = owner.member.post("/v1/instances", params={"dry_run": "true"}, json=body).json()
     assert mine["node_id"] == sandbox.node.id
 

@@ -31,7 +31,7 @@ def service_with_short_timeout(database_url: str, tmp_path: Path) -> Iterator[Ru
         yield made
 
 
-def test_instances_of_a_silent_node_are_unreachable_until_it_reports_again(
+def test_instances_of_an_unreachable_node_are_unreachable_until_its_next_report(
     service_with_short_timeout: RunningService,
 ) -> None:
     with service_with_short_timeout.client as client:
@@ -165,7 +165,7 @@ def test_a_container_of_a_later_attempt_is_an_orphan_and_never_removed(
 
 
 def test_unknown_containers_are_listed_and_not_removed(sandbox: Sandbox) -> None:
-    stranger = ObservedInstance.model_validate(
+    unknown = ObservedInstance.model_validate(
         {"instance_id": "ins_unknown", "attempt": 1, "phase": "running", "container_id": "c0ffee"}
     )
     foreign = {
@@ -174,7 +174,7 @@ def test_unknown_containers_are_listed_and_not_removed(sandbox: Sandbox) -> None
         "instance_id": "x",
         "control_plane_id": "cpl_other",
     }
-    reply = sandbox.sync(stranger, orphans=[foreign])
+    reply = sandbox.sync(unknown, orphans=[foreign])
     assert (reply.assignments, reply.removals) == ([], [])
     orphans = sandbox.client.get(f"/v1/nodes/{sandbox.node.id}").json()["orphans"]
     assert [orphan["container_id"] for orphan in orphans] == ["beef", "c0ffee"]
@@ -199,7 +199,7 @@ def test_a_node_cannot_report_instances_of_another_node(sandbox: Sandbox, shared
 
 
 @pytest.mark.parametrize(
-    ("reported", "kept"),
+    ("reported", "is_used"),
     [
         ({"started_at": "2001-01-01T00:00:00Z"}, False),
         ({"started_at": "2999-01-01T00:00:00Z"}, False),
@@ -211,7 +211,7 @@ def test_a_node_cannot_report_instances_of_another_node(sandbox: Sandbox, shared
     ],
 )
 def test_implausible_times_of_a_node_are_not_used(
-    sandbox: Sandbox, reported: dict[str, str], kept: bool
+    sandbox: Sandbox, reported: dict[str, str], is_used: bool
 ) -> None:
     assignment = sandbox.placed()
     sandbox.sync(observed(assignment, "running", **reported))
@@ -220,7 +220,7 @@ def test_implausible_times_of_a_node_are_not_used(
     sandbox.sync(observed(assignment, "exited", exit_code=0, finished_at=reported["started_at"]))
     ended = sandbox.client.instance(assignment.instance_id)
     assert ended["started_at"] <= ended["stopped_at"]
-    assert kept is False
+    assert is_used is False
 
 
 def test_endpoints_are_shown_only_while_the_instance_runs(sandbox: Sandbox) -> None:

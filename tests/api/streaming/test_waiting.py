@@ -81,16 +81,18 @@ def test_a_wait_is_answered_when_the_state_becomes_unreachable(
 
 
 @pytest.mark.parametrize(
-    ("verb", "target"),
+    ("operation", "target"),
     [("stop", "running"), ("stop", "pending"), ("delete", "stopped"), ("delete", "running")],
 )
 def test_an_operation_can_make_a_state_unreachable(
-    sandbox: Sandbox, waiting: Callable[..., Waiting], verb: str, target: str
+    sandbox: Sandbox, waiting: Callable[..., Waiting], operation: str, target: str
 ) -> None:
     assignment = sandbox.placed()
     request = waiting(assignment.instance_id, target) if target != "pending" else None
     path = f"/v1/instances/{assignment.instance_id}"
-    answer = sandbox.client.delete(path) if verb == "delete" else sandbox.client.post(f"{path}/{verb}")
+    answer = (
+        sandbox.client.delete(path) if operation == "delete" else sandbox.client.post(f"{path}/{operation}")
+    )
     assert answer.status_code == 202
     request = request or Waiting(sandbox.client, assignment.instance_id, target)
     outcome = request.answer()

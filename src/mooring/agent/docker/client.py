@@ -218,7 +218,7 @@ class Engine:
     def _client(self, *, streaming: bool = False) -> APIClient:
         with self._lock:
             if self._closed:
-                raise RuntimeUnavailable("the agent has let go of the container engine")
+                raise RuntimeUnavailable("the agent has closed its connection to the container engine")
             if self._control is None or self._streaming is None:
                 version = self._negotiate()
                 self._control = self._connect(version)

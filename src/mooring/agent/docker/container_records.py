@@ -156,7 +156,7 @@ class ContainerRecords:
 
 
 def _parsed(saved: bytes) -> dict[str, ContainerRecord]:
-    """The entries that can be read; the others are derived anew, as those of a lost file are."""
+    """Return the valid entries. The others are derived again, like those of a lost file."""
     try:
         content = json.loads(saved) if len(saved) <= _MOST_FILE_BYTES else None
     except (ValueError, RecursionError):

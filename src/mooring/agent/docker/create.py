@@ -185,7 +185,7 @@ def attached_to(assignment: Assignment) -> str:
         return network_name(assignment.project_id)
     if group.network == "host":
         return HOST_NETWORK
-    # By another name it might be the engine's `host`, or somebody else's network.
+    # Another name could be the engine's `host`, or a foreign network.
     if not (group.overlay_name or "").startswith(OVERLAY_PREFIX):
         message = f"the control plane named no network of its group: {group.overlay_name}"
         raise StartRefused(Reason(code="network_unavailable", message=message))

@@ -16,7 +16,7 @@ from mooring.agent.runtime import RuntimeUnavailable
 from mooring.schemas.agent_streams import ExecRequest, StreamError, StreamFrame
 
 _STILL_THERE_EVERY_S = 10.0
-_NOTED_WITHIN_S = 2.0  # the engine notes pid and exit code a moment after the stream shows their effect
+_NOTED_WITHIN_S = 2.0  # the engine records pid and exit code after the stream shows their effect
 _LOOK_EVERY_S = 0.01
 
 PROC = Path("/proc")
@@ -135,9 +135,9 @@ def _pid_of(engine: Engine, exec_id: str) -> int | None:
 
 
 def _signal(pid: int, number: signal.Signals, container_id: str, proc: Path) -> bool:
-    """Whether it was sent, or there is nobody left to send it to."""
+    """Return whether the signal was sent, or the process has ended."""
     try:
-        # Pids are given out again, and an agent in a pid namespace of its own would hit a stranger.
+        # Pids are reused, and in the agent's own pid namespace the pid may be another process.
         if container_id not in (proc / str(pid) / "cgroup").read_text():
             return False
         os.kill(pid, number)

@@ -51,8 +51,8 @@ def engine_time(rfc3339: str) -> str:
     if match is None:
         raise ValueError(rfc3339)
     whole, fraction, zone = match.groups()
-    moment = datetime.fromisoformat(whole + (zone or "Z")).astimezone(UTC)
-    return f"{int(moment.timestamp())}.{(fraction or '').ljust(9, '0')}"
+    at = datetime.fromisoformat(whole + (zone or "Z")).astimezone(UTC)
+    return f"{int(at.timestamp())}.{(fraction or '').ljust(9, '0')}"
 
 
 class LineCutter:

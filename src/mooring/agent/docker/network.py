@@ -83,7 +83,7 @@ class Attachments:
         else:
             if self._swarm() is None:
                 raise StartDelayed(waiting("its group's network needs this node's Docker to be in a swarm"))
-            self.overlays.refuse_others(where, control_plane_id)
+            self.overlays.require_own(where, control_plane_id)
             if self.overlays.ensure_gateway() not in (self._covered or ()):
                 self._cover(control_plane_id)
             yield
@@ -144,7 +144,7 @@ class Networks:
             idle = [network for network in networks if not self._held[network["Labels"][PROJECT]]]
         if not idle:
             return
-        # Only now: a start that has let go of a network by then has its container in this list.
+        # Listed last: a start that has released its network by then has its container in the list.
         in_use = {container["Labels"].get(PROJECT) for container in self._engine.containers(INSTANCE)}
         for network in idle:
             if network["Labels"][PROJECT] not in in_use:
@@ -154,7 +154,7 @@ class Networks:
         try:
             self._engine.remove_network(network["Id"])
         except EngineRefused as refusal:
-            if not is_gone(refusal):  # somebody attached a container of theirs
+            if not is_gone(refusal):  # a foreign container is attached
                 log.warning("network %s is not removed: %s", network["Name"], refusal.message)
         else:
             log.info("removed network %s: no instance of its project is left here", network["Name"])

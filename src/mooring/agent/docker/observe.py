@@ -24,7 +24,7 @@ from mooring.core.text import printable
 from mooring.schemas.agent import Assignment, Endpoint, Orphan
 
 _NEVER = "0001-01-01T00:00:00Z"  # Go's zero time
-# Somebody may restart a container by hand between two lists; its ports change and the list looks the same.
+# If a container is restarted by hand between two lists, its ports change but the lists are equal.
 _MAX_AGE_S = 60.0
 MOST_ORPHANS: Final = 1000
 _LONGEST_ORPHAN_TEXT: Final = 255

@@ -56,12 +56,8 @@ class Overlays:
         if missing:
             raise RuntimeUnavailable(f"not made: {', '.join(missing)}")
 
-    def refuse_others(self, name: str, control_plane_id: str) -> None:
-        """See that a network of this name, as far as this engine knows one, is ours.
-
-        Raises:
-            StartRefused: it is not.
-        """
+    def require_own(self, name: str, control_plane_id: str) -> None:
+        """Raises StartRefused: the engine has a network of this name that is not this control plane's."""
         found = self._find(name)
         if found is not None and not _is_ours(found, control_plane_id):
             message = f"the name {name} is taken on the node, by a network that is not this control plane's"
@@ -109,7 +105,7 @@ class Overlays:
         return [network["Name"] for network in listed if _is_ours(network, control_plane_id)]
 
     def _create(self, overlay: OverlayNetwork, control_plane_id: str) -> bool:
-        """Whether it is there. Every manager is told to make it; whoever comes second is refused."""
+        """Return whether the network exists. Every manager of the swarm tries to create it; one succeeds."""
         try:
             self._engine.create_network(overlay_config(overlay, control_plane_id))
         except EngineRefused as refusal:
@@ -189,11 +185,11 @@ def is_in_swarm(info: Mapping[str, Any]) -> bool:
 
 
 def swarm_of(info: Mapping[str, Any]) -> SwarmFacts | None:
-    """The swarm that an engine is in, by its `docker info`; None also when it cannot be told which."""
+    """Return the swarm of an engine, from its `docker info`; None if it is in none, or in an unknown one."""
     if not is_in_swarm(info):
         return None
     swarm = info["Swarm"]
-    # Only managers are told. To a worker, the swarm's id is the organization in its certificate.
+    # Only managers have the id. On a worker, it is the organization in its certificate.
     cluster_id = (swarm.get("Cluster") or {}).get("ID") or _organization(certificate_of(info))
     if cluster_id is None:
         return None
@@ -216,7 +212,7 @@ def _organization(certificate: Path) -> str | None:
 
 @cache
 def _warn_once(why: str) -> None:
-    log.warning("this node's swarm cannot be told, its groups get no network that spans nodes: %s", why)
+    log.warning("the id of this node's swarm is unknown, so groups have no network that spans nodes: %s", why)
 
 
 def _is_ours(network: Document, control_plane_id: str) -> bool:

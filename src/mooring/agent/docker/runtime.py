@@ -341,7 +341,7 @@ class DockerRuntime:
                 return
 
     def _refuse_wrong_devices(self, inspected: Document, uuids: Sequence[str]) -> None:
-        seen = verify.cards_in(inspected["Id"], inspected["State"]["Pid"])
+        seen = verify.gpu_minors_in(inspected["Id"], inspected["State"]["Pid"])
         reason = verify.mismatch(
             inspected, uuids, simulated=self._simulated_gpus, runtime=self._limits.runtime
         ) or verify.foreign_devices(seen, uuids, self._minor_of)

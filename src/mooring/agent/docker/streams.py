@@ -25,7 +25,7 @@ _WAITING_CHUNKS = 64  # then the engine, and with it the container, is slowed do
 
 
 class ByteStream:
-    """The body of one streamed answer. To be closed by whoever opened it, from any thread."""
+    """The body of one streamed answer. The caller must close it; any thread may."""
 
     def __init__(self, request: Callable[[], Response]) -> None:
         self._request = request

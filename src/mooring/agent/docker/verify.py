@@ -16,7 +16,7 @@ from mooring.core.instance.state import Reason
 MinorOf = Callable[[str], int | None]
 
 _NVIDIA_MAJOR = 195
-_FIRST_CONTROL_MINOR = 254  # nvidia-modeset, nvidiactl: no cards
+_FIRST_CONTROL_MINOR = 254  # nvidia-modeset, nvidiactl: no GPUs
 
 log = logging.getLogger(__name__)
 
@@ -40,10 +40,10 @@ def mismatch(
 
 
 def foreign_devices(seen: set[int] | None, uuids: Iterable[str], minor_of: MinorOf) -> Reason | None:
-    """Why the cards seen in the container's /dev are not the assigned ones; `seen` None: not known.
+    """Return why the GPUs in the container's /dev are not the assigned ones; `seen` None: unknown.
 
-    Fewer than assigned is no mismatch: root in the container may remove its own nodes at once, and must
-    not be able to have a GPU taken out of use by that.
+    Fewer than assigned is not a mismatch: root in the container can remove its device nodes, and must not be
+    able to have a GPU quarantined that way.
     """
     if seen is None:
         return None
@@ -51,24 +51,24 @@ def foreign_devices(seen: set[int] | None, uuids: Iterable[str], minor_of: Minor
     surplus = len(seen) > len(minors) if None in minors else bool(seen.difference(minors))
     if not surplus:
         return None
-    return _reason(f"it sees the cards with minor numbers {sorted(seen)}, and was assigned {minors}")
+    return _reason(f"it sees the GPUs with minor numbers {sorted(seen)}, and was assigned {minors}")
 
 
-def cards_in(
+def gpu_minors_in(
     container_id: str, pid: int, *, dev: Path = Path("/dev"), proc: Path = Path("/proc")
 ) -> set[int] | None:
-    """Minor numbers of the NVIDIA cards in a container's /dev; None when this cannot be known.
+    """Return the minor numbers of the NVIDIA GPUs in a container's /dev; None if they cannot be read.
 
-    That is: no card on this host, no right to look, or a process that has ended or is somebody else's.
+    They cannot without a GPU on the host, without root, or if the process ended or is not the container's.
     """
-    if not _cards(dev) or pid == 0:
+    if not _gpu_minors(dev) or pid == 0:
         return None
     try:
-        # An agent in a pid namespace of its own would look at a stranger with the same number.
+        # In the agent's own pid namespace, the pid may be another process.
         if container_id not in (proc / str(pid) / "cgroup").read_text():
             log.warning("the agent does not see its containers' processes; their devices go unverified")
             return None
-        return _cards(proc / str(pid) / "root" / "dev")
+        return _gpu_minors(proc / str(pid) / "root" / "dev")
     except PermissionError:
         log.warning("the agent is not root; its containers' devices go unverified")
     except OSError:
@@ -76,13 +76,13 @@ def cards_in(
     return None
 
 
-def _cards(dev: Path) -> set[int]:
+def _gpu_minors(dev: Path) -> set[int]:
     # By device number and not by name: root in the container may rename what it was given.
     with os.scandir(dev) as entries:
         stats = [entry.stat(follow_symlinks=False) for entry in entries]
     numbers = {found.st_rdev for found in stats if stat.S_ISCHR(found.st_mode)}
-    cards = {os.minor(number) for number in numbers if os.major(number) == _NVIDIA_MAJOR}
-    return {minor for minor in cards if minor < _FIRST_CONTROL_MINOR}
+    minors = {os.minor(number) for number in numbers if os.major(number) == _NVIDIA_MAJOR}
+    return {minor for minor in minors if minor < _FIRST_CONTROL_MINOR}
 
 
 def requested_devices(host: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:

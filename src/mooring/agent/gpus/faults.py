@@ -103,7 +103,7 @@ class GpuFaults:
 
     def _add(self, event: GpuEvent, new: int) -> None:
         uuid, code = event["uuid"], event["code"]
-        verdict = xid.judge(code, self._recovery_of(uuid) if uuid else None)
+        verdict = xid.classify(code, self._recovery_of(uuid) if uuid else None)
         if verdict.quarantines:
             log.error("%s on GPU %s at %s: %s", code, uuid or "(unknown)", event["last_at"], verdict.action)
         if uuid is None:

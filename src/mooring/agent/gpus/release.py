@@ -105,7 +105,7 @@ class ReleaseGate:
             for uuid in gpu_uuids:
                 self._prior_processes.pop(uuid, None)
             for uuid in busy:
-                # Learned again after somebody has cleared its quarantine.
+                # Learned again after an admin has cleared the quarantine.
                 self._idle_mib.pop(uuid, None)
         for uuid, why in busy.items():
             log.error("%s/%s has ended, but %s is not idle: %s", *key_of(container), uuid, why)

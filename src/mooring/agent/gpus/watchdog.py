@@ -76,7 +76,9 @@ def _memory_of(container: Container, sample: NvmlSample | None, container_of: Co
     return known
 
 
-def judge(strikes: Mapping[Key, int], seen: Iterable[ShareUsage]) -> tuple[dict[Key, int], list[ShareUsage]]:
+def count_strikes(
+    strikes: Mapping[Key, int], seen: Iterable[ShareUsage]
+) -> tuple[dict[Key, int], list[ShareUsage]]:
     """The strikes after these samples, and the usages that reached the limit of strikes.
 
     Unknown usage leaves the strikes unchanged; usage within the share clears them.
@@ -116,7 +118,7 @@ def missing(reading: GpuReading, holders: Iterable[Container]) -> list[tuple[Key
 
 
 def _device_lost(uuid: str) -> Reason:
-    message = f"{uuid} no longer exists: somebody has changed the MIG devices of its GPU on the node"
+    message = f"{uuid} no longer exists: the MIG devices of its GPU were changed on the node"
     return Reason(code="mig_device_lost", message=message)
 
 
@@ -138,7 +140,9 @@ class Watchdog:
         sharing = [one for one in containers if one.share]
         reading = self._reader.fresh(_SAMPLE_WITHIN_S) if sharing else None
         samples = reading.samples if reading is not None and reading.error is None else ()
-        self._strikes, exceeded = judge(self._strikes, share_usages(samples, sharing, self._container_of))
+        self._strikes, exceeded = count_strikes(
+            self._strikes, share_usages(samples, sharing, self._container_of)
+        )
         return exceeded
 
     def _lost(self, containers: Sequence[Container]) -> list[tuple[Key, str]]:

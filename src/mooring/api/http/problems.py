@@ -20,7 +20,7 @@ from starlette.routing import Match
 
 from mooring.core import errors
 from mooring.core.errors import MooringError
-from mooring.schemas.base import LONGEST_DETAIL, LONGEST_PATH, PROBLEM_MEDIA_TYPE
+from mooring.schemas.base import LONGEST_DETAIL, LONGEST_PATH, PROBLEM_MEDIA_TYPE, Json
 
 log = logging.getLogger(__name__)
 
@@ -40,20 +40,24 @@ _BY_STATUS: Mapping[int, type[MooringError]] = {
 
 def problem_response(request: Request, error: MooringError) -> Response:
     """The problem document of an error, with the headers that go with its status."""
-    status = error.status
-    document = {
+    # Not `request.url`: the Host header and control characters can change it.
+    path, request_id = request.scope["path"][:LONGEST_PATH], getattr(request.state, "request_id", "")
+    document = problem_document(error, path, request_id)
+    return Response(to_json(document), error.status, headers_of(error), PROBLEM_MEDIA_TYPE)
+
+
+def problem_document(error: MooringError, path: str | None, request_id: str) -> Json:
+    return {
         "type": f"urn:mooring:error:{error.code}",
         "title": error.title,
-        "status": status,
+        "status": error.status,
         "detail": _at_most(error.message, LONGEST_DETAIL),
-        # Not `request.url`: the Host header and control characters can change it.
-        "instance": request.scope["path"][:LONGEST_PATH],
+        "instance": path,
         "code": error.code,
-        "request_id": getattr(request.state, "request_id", ""),
+        "request_id": request_id,
         "retryable": error.retryable,
         **error.fields,
     }
-    return Response(to_json(document), status, headers_of(error), PROBLEM_MEDIA_TYPE)
 
 
 def _at_most(text: str, length: int) -> str:
@@ -168,11 +172,9 @@ async def _on_integrity_error(request: Request, error: Exception) -> Response:
     if "uq_projects_name" in constraint or "projects.name" in constraint:
         return problem_response(request, errors.NameTaken("another request just took this name"))
     if "uq_users_email" in constraint or "users.email" in constraint:
-        message = "another request just gave this e-mail to another user"
-        return problem_response(request, errors.EmailTaken(message))
+        return problem_response(request, errors.EmailTaken("another request just gave this e-mail to a user"))
     if "uq_nodes_name" in constraint or "nodes.name" in constraint:
-        message = "another machine just joined under this name"
-        return problem_response(request, errors.NodeNameTaken(message))
+        return problem_response(request, errors.NodeNameTaken("another machine just joined under this name"))
     log.warning("constraint violated: %s", error.orig)
     message = "another request changed the same resource at the same time; try again"
     return problem_response(request, errors.Conflict(message))

@@ -16,11 +16,11 @@ from pydantic_core import to_json
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from mooring.api.http.edge import MAX_HEAD_BYTES, is_stream
-from mooring.api.http.problems import headers_of
+from mooring.api.http.problems import headers_of, problem_document
 from mooring.core import errors, ids
 from mooring.core.errors import MooringError
 from mooring.db.types import new_id
-from mooring.schemas.base import PROBLEM_MEDIA_TYPE, Problem
+from mooring.schemas.base import PROBLEM_MEDIA_TYPE
 
 _MAX_PIPELINED = 64
 # Each byte of a body may arrive in a chunk of its own, which takes six bytes.
@@ -212,17 +212,7 @@ class HttpProtocol(HttpToolsProtocol):
 
 def _answer(error: MooringError) -> bytes:
     request_id = new_id(ids.REQUEST)
-    problem = Problem(
-        type=f"urn:mooring:error:{error.code}",
-        title=error.title,
-        status=error.status,
-        detail=error.message,
-        instance=None,
-        code=error.code,
-        request_id=request_id,
-        retryable=error.retryable,
-    )
-    body = to_json(problem.model_dump(exclude={"errors"}))
+    body = to_json(problem_document(error, None, request_id))
     headers = {
         "Content-Type": PROBLEM_MEDIA_TYPE,
         "Content-Length": str(len(body)),

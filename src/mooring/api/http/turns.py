@@ -91,8 +91,7 @@ class SchedulerTurns:
         """Wait for a turn; it lasts as long as the block.
 
         Raises:
-            TooManyQuestions: too many requests of the project wait, or no turn was
-                free within MAX_WAIT_S.
+            TooManyQuestions: too many requests of the project wait, or no turn was free within MAX_WAIT_S.
         """
         key = caller.project_id or caller.id
         await self._turn(key)

@@ -290,7 +290,7 @@ async def bring_stream(stream_id: str, request: Request, node: CurrentNode, cont
     closed = asyncio.ensure_future(channel.closed())
     try:
         await asyncio.wait({forwarding, closed}, return_when=asyncio.FIRST_COMPLETED)
-        # The reader closes the channel at the last frame; the node may need a moment to end the request.
+        # The reader closes the channel at the last frame; the node may end the request a little later.
         await asyncio.wait({forwarding}, timeout=_LAST_FRAME_GRACE_S)
         if forwarding.done():
             forwarding.result()

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from mooring.api.views.show import show
 from mooring.core.access import Access
 from mooring.core.gpu import GpuPlacement, Health
-from mooring.core.xid import Severity, judge
+from mooring.core.xid import Severity, classify
 from mooring.db import tables
 from mooring.schemas.base import Json
 from mooring.schemas.nodes import GpuCondition, GpuIncident
@@ -49,7 +49,7 @@ def _reason(row: tables.Gpu, access: Access) -> Json | None:
 
 
 def _meaning(code: str) -> str:
-    return judge(code, None).description
+    return classify(code, None).description
 
 
 def _is_shown(row: tables.GpuCondition, access: Access) -> bool:

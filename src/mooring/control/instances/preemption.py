@@ -146,9 +146,9 @@ class _Guard:
     def reason(self, waiting: Sequence[str], eviction: Eviction) -> Reason:
         """The victim's reason; it reveals nothing of the other tenant but why it may preempt."""
         if eviction.because == "reclaim":
-            return Reason(code=CODE, message="it gave way to a project that took back its guaranteed GPUs")
+            return Reason(code=CODE, message="preempted by a project that needs its guaranteed GPUs")
         priority = min(self._rows[key].priority for key in waiting)
-        return Reason(code=CODE, message=f"it gave way to an instance of priority {priority}")
+        return Reason(code=CODE, message=f"preempted by an instance of priority {priority}")
 
 
 def _is_pending(row: Instance) -> bool:
@@ -183,7 +183,7 @@ def _stop(session: Session, row: Instance, node: Node, reason: Reason) -> None:
 def requeue(session: Session, row: Instance, node: Node | None) -> None:
     """Queue a preempted instance again once its container is gone, at its old place in the queue."""
     if row.requeue and row.state in ENDED and row.desired_state is DesiredState.STOPPED:
-        message = "it gave way to others and waits to be placed again"
+        message = "preempted; it waits to be placed again"
         queued_at = row.queued_at
         instances.queue_again(session, row, node, Reason(code=CODE, message=message))
         row.queued_at = queued_at

@@ -3,8 +3,8 @@
     condition   a present fault: one row for each code; for application faults one for each code and project
     incident    something that happened: equal incidents within an hour are one row with a count
 
-Everybody sees the codes of fatal conditions and warnings: they concern the machine. Application faults and
-all messages concern somebody's work: only admins and the project whose instance used the GPU then see them.
+All users see the codes of fatal conditions and warnings: they concern the machine. Application faults and
+all messages concern one project: only admins and the project whose instance used the GPU see them.
 Both tables have a maximum number of rows for each GPU, however often a program faults.
 """
 
@@ -22,7 +22,7 @@ from mooring.control.events import EventKind
 from mooring.core import ids
 from mooring.core.gpu import Health
 from mooring.core.instance.state import Reason
-from mooring.core.xid import Severity, XidVerdict, judge
+from mooring.core.xid import Severity, XidVerdict, classify
 from mooring.db.session import notify
 from mooring.db.signals import Topic
 from mooring.db.tables import Allocation, Gpu, GpuCondition, GpuIncident
@@ -53,7 +53,7 @@ def code_of(reported: str) -> str:
 
 
 def verdict_of(row: Gpu, code: str) -> XidVerdict:
-    return judge(code, (row.facts or {}).get("recovery_action"))
+    return classify(code, (row.facts or {}).get("recovery_action"))
 
 
 def holders(session: Session, row: Gpu, incident: Incident | None = None) -> list[GpuHolder]:

@@ -53,7 +53,7 @@ class _Devices:
         )
 
 
-def derive(session: Session, world: SchedulerCache, access: Access) -> list[InstanceShape]:
+def derive(session: Session, cache: SchedulerCache, access: Access) -> list[InstanceShape]:
     """The instance types that the caller can see.
 
     One for each GPU model and each power of two up to the GPUs of its largest node (and that number), and one
@@ -61,7 +61,7 @@ def derive(session: Session, world: SchedulerCache, access: Access) -> list[Inst
     """
     types: dict[DeviceType, _Devices] = defaultdict(_Devices)
     selectors = placement_rules.selectors(session)
-    for node in world.nodes(session):
+    for node in cache.nodes(session):
         usable = _is_usable(node, access, selectors)
         for device_type, (healthy, free, share) in _count(node, access, usable=usable).items():
             devices = types[device_type]

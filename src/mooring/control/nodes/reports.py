@@ -156,7 +156,7 @@ def _apply_node(session: Session, node: Node, report: SyncRequest, facts: JsonOb
 
 
 def _audit_overrides(session: Session, node: Node, before: list[str], after: list[str]) -> None:
-    """Somebody with access to the machine turned a safeguard off there, or on again (R1)."""
+    """Audit that a safeguard was turned off, or on again, on the machine (R1)."""
     if before != after:
         access = Access(Caller(node.id, "node", node.name), Permission.ADMIN, "node.override")
         audit_log.record(

@@ -22,35 +22,35 @@ from mooring.scheduler.schedule import plan_for
 NOTHING_TO_EXPLAIN = Outcome(None, (), None)
 
 
-def dry_run(session: Session, world: SchedulerCache, project_id: str, asked: InstanceRequest) -> Outcome:
+def dry_run(session: Session, cache: SchedulerCache, project_id: str, asked: InstanceRequest) -> Outcome:
     """The outcome of a create. Raises QuotaExceeded where a create would."""
     project = session.get_one(Project, project_id)
     selector = placement_rules.selectors(session, [project_id]).get(project_id)
     request = replace(requests.of_spec(asked, project_id, selector), disk_limits=project.require_disk_limits)
     quota = quotas.with_request(session, request)
-    with world.evaluating(session) as evaluation:
+    with cache.evaluating(session) as evaluation:
         return evaluation.what_if(replace(request, queued_at=evaluation.snapshot.now), quota)
 
 
-def explain(session: Session, world: SchedulerCache, row: Instance) -> Outcome:
+def explain(session: Session, cache: SchedulerCache, row: Instance) -> Outcome:
     """Why an instance is pending; an empty outcome for an instance in any other state."""
     if row.state is not State.PENDING:
         return NOTHING_TO_EXPLAIN
-    with world.evaluating(session) as evaluation:
+    with cache.evaluating(session) as evaluation:
         request = evaluation.requests.get(row.id)
         return NOTHING_TO_EXPLAIN if request is None else evaluation.outcome(request)
 
 
-def explain_group(session: Session, world: SchedulerCache, group_id: str) -> Outcome:
+def explain_group(session: Session, cache: SchedulerCache, group_id: str) -> Outcome:
     """As `explain`, for the first pending member of the group."""
-    with world.evaluating(session) as evaluation:
+    with cache.evaluating(session) as evaluation:
         requests_ = evaluation.snapshot.requests
         members = (each for each in requests_ if each.gang and each.gang.group_id == group_id)
         first = min(members, key=lambda each: each.instance_id, default=None)
         return NOTHING_TO_EXPLAIN if first is None else evaluation.outcome(first)
 
 
-def place_now(session: Session, world: SchedulerCache, row: Instance) -> None:
+def place_now(session: Session, cache: SchedulerCache, row: Instance) -> None:
     """Place an instance in the transaction that creates it, if that delays nothing ahead of it in the queue.
 
     Raises:
@@ -60,10 +60,10 @@ def place_now(session: Session, world: SchedulerCache, row: Instance) -> None:
     session.flush()
     # Lock before reading, so that no other transaction allocates what is seen here as free.
     locks.placing(session)
-    snapshot = world.snapshot(session)
+    snapshot = cache.snapshot(session)
     request = next(each for each in snapshot.requests if each.instance_id == row.id)
     # Others wait for this transaction's locks, so it does not wait for running explanations.
-    with world.immediate_placement() as memory:
+    with cache.immediate_placement() as memory:
         plan = plan_for(snapshot, request.instance_id, memory)
         unplaced = next(iter(plan.unplaced), None)
         if unplaced is not None and unplaced.over is not None:

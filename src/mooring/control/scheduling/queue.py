@@ -55,11 +55,11 @@ class QueueView:
     standings: dict[str, ProjectStanding]  # of projects with pending instances, allocations or recent usage
 
 
-def view(session: Session, world: SchedulerCache) -> QueueView:
+def view(session: Session, cache: SchedulerCache) -> QueueView:
     """The current queue, with the backfill slots of the last scheduling cycle."""
-    last_cycle = world.last_cycle
+    last_cycle = cache.last_cycle
     forecasts = {each.instance_id: each for each in last_cycle.plan.forecasts} if last_cycle else {}
-    with world.evaluating(session) as evaluation:
+    with cache.evaluating(session) as evaluation:
         return QueueView(
             list(_entries(evaluation.snapshot, evaluation.line, forecasts)),
             _standings(evaluation.snapshot, evaluation.shares, evaluation.holders),

@@ -29,7 +29,7 @@ from mooring.schemas.base import timestamp, timestamp_of
 def create(
     session: Session,
     access: Access,
-    world: SchedulerCache,
+    cache: SchedulerCache,
     project: Project,
     name: str,
     gpus: JsonObject,
@@ -52,7 +52,7 @@ def create(
     locks.project_key(session, project.id)
     # Lock before reading, so that no other transaction allocates what is seen here as free.
     locks.placing(session)
-    _set_gpus(session, row, _choose(session, world, row))
+    _set_gpus(session, row, _choose(session, cache, row))
     session.add(row)
     session.flush()
     storage.add(session, project.id, stored=0)
@@ -74,21 +74,21 @@ def _described(row: Reservation) -> dict[str, Any]:
     }
 
 
-def _requirement(session: Session, row: Reservation, world: SchedulerCache) -> rules.Asked:
+def _requirement(session: Session, row: Reservation, cache: SchedulerCache) -> rules.Asked:
     gpus_only = {"gpus": row.asked, "cpus": 0, "memory_mib": 0}
     selector = placement_rules.selectors(session, [row.project_id]).get(row.project_id, {})
     request = replace(requests.of_columns(row.id, row.project_id, 0, gpus_only), project_selector=selector)
-    moment = now()
-    begin = max(row.from_at, moment)
-    overhead_s = world.policy.start_overhead_s
-    return rules.Asked(request, begin.timestamp(), row.to_at.timestamp(), moment.timestamp(), overhead_s)
+    at = now()
+    begin = max(row.from_at, at)
+    overhead_s = cache.policy.start_overhead_s
+    return rules.Asked(request, begin.timestamp(), row.to_at.timestamp(), at.timestamp(), overhead_s)
 
 
 def _choose(
-    session: Session, world: SchedulerCache, row: Reservation, kept: Collection[str] = ()
+    session: Session, cache: SchedulerCache, row: Reservation, kept: Collection[str] = ()
 ) -> tuple[str, ...]:
     """Raises InsufficientCapacity."""
-    nodes, asked = world.nodes(session), _requirement(session, row, world)
+    nodes, asked = cache.nodes(session), _requirement(session, row, cache)
     there = rules.stock(nodes, asked, but=row.id)
     chosen = rules.choose(there, asked, kept)
     if chosen is None:
@@ -146,7 +146,7 @@ def _visible(row: Reservation | None, access: Access, reservation_id: str) -> Re
 def patch(
     session: Session,
     access: Access,
-    world: SchedulerCache,
+    cache: SchedulerCache,
     reservation_id: str,
     changes: Mapping[str, Any],
     if_match: int | None,
@@ -167,7 +167,7 @@ def patch(
     if (row.from_at, row.to_at) != was:
         _require_valid_period(max(row.from_at, now()), row.to_at)
         shorter = was[0] <= row.from_at and row.to_at <= was[1]
-        _set_gpus(session, row, row.gpu_uuids if shorter else _choose(session, world, row, row.gpu_uuids))
+        _set_gpus(session, row, row.gpu_uuids if shorter else _choose(session, cache, row, row.gpu_uuids))
     row.version += 1
     changed, became = audit_log.changes(before, _described(row))
     audit_log.record(session, access, row.id, row.project_id, before=changed, after=became)
@@ -194,10 +194,10 @@ def delete_all(session: Session, project_id: str) -> None:
 
 
 def state_of(row: Reservation) -> str:
-    moment = now()
-    if moment >= row.to_at:
+    at = now()
+    if at >= row.to_at:
         return "ended"
-    return "active" if moment >= row.from_at else "scheduled"
+    return "active" if at >= row.from_at else "scheduled"
 
 
 def with_lost_gpus(session: Session) -> list[str]:
@@ -226,7 +226,7 @@ def usable(session: Session, rows: Sequence[Reservation]) -> dict[str, set[str]]
     }
 
 
-def repair(session: Session, access: Access, world: SchedulerCache, reservation_id: str) -> None:
+def repair(session: Session, access: Access, cache: SchedulerCache, reservation_id: str) -> None:
     """Replace its unusable GPUs if others are free for the rest of its time.
 
     Does nothing if the reservation was deleted meanwhile or has ended.
@@ -238,8 +238,8 @@ def repair(session: Session, access: Access, world: SchedulerCache, reservation_
     if state_of(row) == "ended":
         return
     kept = usable(session, [row])[row.id]
-    asked = _requirement(session, row, world)
-    chosen = rules.choose(rules.stock(world.nodes(session), asked, but=row.id, always=kept), asked, kept)
+    asked = _requirement(session, row, cache)
+    chosen = rules.choose(rules.stock(cache.nodes(session), asked, but=row.id, always=kept), asked, kept)
     if chosen is not None and set(chosen) != set(row.gpu_uuids):
         _set_gpus(session, row, chosen)
         row.version += 1

@@ -24,23 +24,23 @@ INTERVAL_S = 10.0
 
 def projects(session: Session, half_life_s: float) -> dict[str, model.ProjectView]:
     """Every project with what the order of the queue depends on."""
-    moment = now()
+    at = now()
     columns = (Project.id, Project.weight, Project.guaranteed_gpus, ProjectUsage)
     query = select(*columns).outerjoin(ProjectUsage, ProjectUsage.project_id == Project.id)
     return {
         project_id: model.ProjectView(
             weight=weight,
-            used=_decayed(used, moment, half_life_s),
+            used=_decayed(used, at, half_life_s),
             guaranteed_gpu_milli=None if guaranteed is None else guaranteed * WHOLE_MILLI,
         )
         for project_id, weight, guaranteed, used in session.execute(query.where(Project.deleted_at.is_(None)))
     }
 
 
-def _decayed(row: ProjectUsage | None, moment: datetime, half_life_s: float) -> model.ResourceUsage:
+def _decayed(row: ProjectUsage | None, at: datetime, half_life_s: float) -> model.ResourceUsage:
     if row is None:
         return model.ResourceUsage()
-    factor = 0.5 ** (max(0.0, (moment - row.as_of).total_seconds()) / half_life_s)
+    factor = 0.5 ** (max(0.0, (at - row.as_of).total_seconds()) / half_life_s)
     return model.ResourceUsage(row.gpu_s * factor, row.cpu_s * factor, row.memory_mib_s * factor)
 
 
@@ -53,18 +53,16 @@ def add_sample(
         within_s: upper bound of the time since the last sample, whatever the wall clock says.
     """
     locks.placing(session)  # one replica at a time
-    moment = now()
+    at = now()
     rows = {row.project_id: row for row in session.scalars(select(ProjectUsage))}
-    since_last = {
-        key: min(within_s, max(0.0, (moment - row.as_of).total_seconds())) for key, row in rows.items()
-    }
-    for project_id, added in _increases(nodes, since_last, within_s, moment.timestamp()).items():
+    since_last = {key: min(within_s, max(0.0, (at - row.as_of).total_seconds())) for key, row in rows.items()}
+    for project_id, added in _increases(nodes, since_last, within_s, at.timestamp()).items():
         row = rows.get(project_id)
-        used = _decayed(row, moment, half_life_s)
+        used = _decayed(row, at, half_life_s)
         if row is None:
             row = ProjectUsage(project_id=project_id)
             session.add(row)
-        row.as_of = moment
+        row.as_of = at
         row.gpu_s = used.gpu_s + added.gpu_s
         row.cpu_s = used.cpu_s + added.cpu_s
         row.memory_mib_s = used.memory_mib_s + added.memory_mib_s
@@ -78,7 +76,7 @@ class _Increase:
 
 
 def _increases(
-    nodes: Iterable[model.NodeView], since_last: Mapping[str, float], within_s: float, moment: float
+    nodes: Iterable[model.NodeView], since_last: Mapping[str, float], within_s: float, at: float
 ) -> dict[str, _Increase]:
     """Allocations times seconds, by project.
 
@@ -88,7 +86,7 @@ def _increases(
     """
     found: dict[str, _Increase] = {}
     for running in (each for node in nodes for each in node.running):
-        seconds = min(since_last.get(running.project_id, within_s), max(INTERVAL_S, moment - running.since))
+        seconds = min(since_last.get(running.project_id, within_s), max(INTERVAL_S, at - running.since))
         added = found.setdefault(running.project_id, _Increase())
         added.gpu_s += running.gpu_milli / 1000 * seconds
         added.cpu_s += running.cpu_milli / 1000 * seconds

@@ -226,7 +226,7 @@ def _described(row: ApiKey) -> dict[str, Any]:
 def visible(access: Access) -> ColumnElement[bool]:
     """The keys that a caller may see: owners all keys of the project, others their own.
 
-    A key (which an owner may have created for somebody else) sees that user's keys of its own project only.
+    A key (which an owner may have created for another user) sees that user's keys of its own project only.
     """
     if access.caller.is_admin:
         return true()

@@ -1,4 +1,4 @@
-"""Every operation in every state: what is allowed, what is refused, and where it leads."""
+"""Every operation in every state: allowed, rejected, and the resulting state."""
 
 from collections.abc import Callable
 from typing import Any
@@ -171,7 +171,7 @@ def test_a_restart_replaces_the_container_on_the_same_gpus(
     assert sandbox.client.instance(old.instance_id)["state"] == "running"
 
 
-def test_a_started_instance_is_placed_again_and_its_old_container_removed(sandbox: Sandbox) -> None:
+def test_a_start_places_the_instance_again_and_removes_the_old_container(sandbox: Sandbox) -> None:
     old = sandbox.running(gpus={"count": 8})
     ended = observed(old, "exited", exit_code=1, reason={"code": "exited_nonzero", "message": "exit 1"})
     sandbox.sync(ended)
