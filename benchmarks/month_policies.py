@@ -15,13 +15,13 @@ from mooring.scheduler.schedule import SchedulingCycle
 
 def production() -> Decide:
     cache, learning = CycleCache(), Learning()
-    promised: frozenset[str] = frozenset()
+    with_slots: frozenset[str] = frozenset()
 
     def decide(cluster: Cluster, waiting: Sequence[Request]) -> Sequence[Placement]:
-        nonlocal promised
-        snapshot = learning.learn(replace(cluster.snapshot(waiting), promised=promised), cache)
+        nonlocal with_slots
+        snapshot = learning.learn(replace(cluster.snapshot(waiting), with_slots=with_slots), cache)
         plan = SchedulingCycle(snapshot, cache).decisions()
-        promised = frozenset(plan.promised)
+        with_slots = frozenset(plan.with_slots)
         return plan.placements
 
     return decide

@@ -140,6 +140,7 @@ def assert_cache_matches_database(plane: ControlPlane, service: Service) -> None
 def _stable_fields(node: NodeView, timestamp: float) -> NodeView:
     """The node without reservations that are over: their end notifies nobody."""
     gpus = (
-        replace(gpu, holds=tuple(hold for hold in gpu.holds if hold.to_at > timestamp)) for gpu in node.gpus
+        replace(gpu, reserved=tuple(each for each in gpu.reserved if each.to_at > timestamp))
+        for gpu in node.gpus
     )
     return replace(node, gpus=tuple(gpus))

@@ -18,7 +18,7 @@ from mooring.settings import Settings
         ({"host": "10.0.0.7", "behind_tls_proxy": True}, False),
     ],
 )
-def test_isolation_is_required_wherever_others_can_ask_for_containers(
+def test_isolation_is_required_if_others_can_reach_the_api(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], relaxed: bool
 ) -> None:
     for name, value in relaxed_settings(Settings(**given)).items():

@@ -33,7 +33,7 @@ def _waits_for_a_lock(database: Database) -> bool:
         return bool(session.scalar(query))
 
 
-def test_a_restart_does_not_run_into_what_is_being_reserved(
+def test_a_restart_waits_for_a_reservation_in_progress(
     service: RunningService, client: Client, database: Database, node: WireNode
 ) -> None:
     course = client.post("/v1/projects", json={"name": "course"}).json()["id"]

@@ -37,7 +37,7 @@ def database(service: RunningService) -> Iterator[Database]:
     yield service.plane.database
 
 
-def test_one_that_fails_keeps_no_other_from_its_turn(database: Database) -> None:
+def test_a_failed_item_does_not_stop_the_others(database: Database) -> None:
     halves = Halves(database)
     with pytest.raises(ExceptionGroup) as told:
         halves.tick()
@@ -45,23 +45,21 @@ def test_one_that_fails_keeps_no_other_from_its_turn(database: Database) -> None
     assert [failure.args for failure in told.value.exceptions] == [(3,), (5,)]
 
 
-def test_a_new_process_knows_what_was_asked_for_lately(
-    client: Client, database: Database, node: WireNode
-) -> None:
+def test_a_new_process_reads_recent_requests(client: Client, database: Database, node: WireNode) -> None:
     for gpus in (3, 5):
         template = {"image": "mooring-test/busybox:1", "gpus": {"count": gpus}}
         group = client.post("/v1/instance-groups", json={"count": 30, "template": template}).json()
         client.delete(f"/v1/instance-groups/{group['id']}")
-    world = SchedulerCache()
-    Scheduling(database, world).tick()
-    assert world.last_cycle is not None
-    snapshot = world.last_cycle.snapshot
+    cache = SchedulerCache()
+    Scheduling(database, cache).tick()
+    assert cache.last_cycle is not None
+    snapshot = cache.last_cycle.snapshot
     assert snapshot.requests == ()
     assert snapshot.potential is not None
     assert len(snapshot.potential.needs([]).hosts) == 2  # shapes; at first there is one
 
 
-def test_the_newest_are_learnt_from(client: Client, database: Database) -> None:
+def test_the_newest_requests_are_read_first(client: Client, database: Database) -> None:
     made = [client.create(gpus={"count": count}) for count in (8, 2, 9)]
     client.delete(f"/v1/instances/{made[-1]['id']}")
     with database.read() as session:

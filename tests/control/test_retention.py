@@ -97,7 +97,7 @@ def test_a_deleted_instance_is_purged_and_its_gpu_hours_still_count(
     assert len(ledger) == 2
 
 
-def test_what_lives_or_holds_a_gpu_is_never_purged(
+def test_an_instance_with_a_gpu_is_never_purged(
     service: RunningService, client: Client, node: WireNode
 ) -> None:
     made = client.create(gpus={"count": 1})
@@ -115,7 +115,7 @@ def test_what_lives_or_holds_a_gpu_is_never_purged(
         revisions.changed(session, node.id)
 
 
-def test_what_holds_a_gpu_is_not_purged_once_it_was_found(
+def test_the_removal_skips_an_instance_that_has_a_gpu(
     service: RunningService, client: Client, node: WireNode
 ) -> None:
     made = client.create(gpus={"count": 1})
@@ -125,9 +125,7 @@ def test_what_holds_a_gpu_is_not_purged_once_it_was_found(
     assert client.instance(made["id"])["state"] == "scheduled"
 
 
-def test_who_reads_from_before_purged_events_is_told_that_some_are_gone(
-    service: RunningService, client: Client
-) -> None:
+def test_reading_purged_events_answers_410(service: RunningService, client: Client) -> None:
     kept, gone = client.create(gpus={"count": 64}), client.create(gpus={"count": 64})
     client.delete(f"/v1/instances/{gone['id']}")
     later = client.create(gpus={"count": 64})
@@ -165,7 +163,7 @@ def stored(service: RunningService) -> int:
         return session.scalar(select(func.sum(ProjectStorage.stored_bytes))) or 0
 
 
-def test_stored_bytes_are_counted_to_the_byte(service: RunningService, client: Client) -> None:
+def test_stored_bytes_are_counted_exactly(service: RunningService, client: Client) -> None:
     made = client.create(env={"A": "ü" * 1000}, labels={"a": "b"})
     client.patch(f"/v1/instances/{made['id']}", json={"labels": {}, "priority": 7, "max_duration_s": 999_999})
     length = retention._stored_bytes()
@@ -176,7 +174,7 @@ def test_stored_bytes_are_counted_to_the_byte(service: RunningService, client: C
     assert stored(service) == 0
 
 
-def test_a_crowded_project_loses_its_oldest_deleted_rows_only(
+def test_only_the_oldest_deleted_rows_of_a_project_over_its_limit_are_purged(
     service: RunningService, client: Client
 ) -> None:
     made = [client.create(env={"A": "x" * 10_000})["id"] for _ in range(6)]
@@ -196,7 +194,7 @@ def test_a_crowded_project_loses_its_oldest_deleted_rows_only(
         assert set(session.scalars(select(Instance.id))) == set(made[4:])
 
 
-def test_keys_tokens_users_and_reservations_go_and_what_refuses_somebody_stays(
+def test_old_rows_are_purged_except_those_that_deny_access(
     service: RunningService, client: Client, node: WireNode
 ) -> None:
     user = client.post("/v1/users", json={"name": "gone", "email": "gone@example.org"}).json()
@@ -242,7 +240,7 @@ def test_keys_tokens_users_and_reservations_go_and_what_refuses_somebody_stays(
     assert users == {"usr_signed_on"}
 
 
-def test_a_deleted_project_goes_when_nothing_refers_to_it(
+def test_a_deleted_project_is_purged_when_nothing_refers_to_it(
     service: RunningService, client: Client, node: WireNode
 ) -> None:
     used, unused = (client.post("/v1/projects", json={"name": name}).json()["id"] for name in ("u", "v"))
@@ -261,7 +259,7 @@ def test_a_deleted_project_goes_when_nothing_refers_to_it(
     assert unused not in left
 
 
-def test_a_running_command_keeps_its_key_whatever_the_setting(
+def test_the_idempotency_key_of_a_running_request_is_not_purged(
     service: RunningService, client: Client, node: WireNode
 ) -> None:
     client.post("/v1/instances", json={"image": IMAGE}, headers={"Idempotency-Key": "answered"})
@@ -309,7 +307,7 @@ def test_after_a_jump_of_the_clock_nothing_is_purged_for_an_hour(jump: timedelta
     assert clock.is_steady(fake.wall)
 
 
-def test_a_clock_that_runs_a_little_fast_is_believed() -> None:
+def test_a_slightly_fast_clock_is_trusted() -> None:
     fake = Fake()
     clock = fake.clock()
     for _ in range(1000):
@@ -318,7 +316,7 @@ def test_a_clock_that_runs_a_little_fast_is_believed() -> None:
         fake.wall += timedelta(seconds=10)
 
 
-def test_a_clock_that_jumped_while_the_service_was_down_is_not_believed() -> None:
+def test_a_clock_that_jumped_during_downtime_is_not_trusted() -> None:
     fake = Fake()
     assert fake.clock().is_steady(fake.wall - timedelta(hours=47))
     assert fake.clock().is_steady(None)  # nothing was ever written: nothing can be lost
@@ -328,7 +326,7 @@ def test_a_clock_that_jumped_while_the_service_was_down_is_not_believed() -> Non
     assert clock.is_steady(fake.wall)
 
 
-def test_retention_heeds_the_clock(service: RunningService, client: Client) -> None:
+def test_retention_waits_for_a_steady_clock(service: RunningService, client: Client) -> None:
     made = client.create(node_selector={"no": "where"})
     client.delete(f"/v1/instances/{made['id']}")
     fake = Fake()
@@ -374,13 +372,13 @@ def swept(service: RunningService, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     yield sweep
 
 
-def test_a_run_removes_only_so_many_in_batches_that_stay_short(
+def test_a_run_is_limited_in_rows_and_batch_time(
     swept: Callable[[Numbers], None],
 ) -> None:
     quick = Numbers(100_000, lambda count: count * 0.00001)
     swept(quick)
-    assert sum(quick.batches) == loop.MOST_IN_A_RUN
-    assert max(quick.batches) == loop.MOST_IN_A_BATCH
+    assert sum(quick.batches) == loop.MAX_PER_RUN
+    assert max(quick.batches) == loop.MAX_BATCH_SIZE
     slow = Numbers(1000, lambda count: count * 0.002)  # 40 ms for the first twenty
     swept(slow)
     assert sum(slow.batches) == 1000
@@ -390,7 +388,7 @@ def test_a_run_removes_only_so_many_in_batches_that_stay_short(
     assert slower.batches[:6] == [20, 10, 5, 2, 1, 1]
 
 
-def test_one_kind_that_fails_keeps_no_other_from_being_purged(
+def test_a_failed_sweep_does_not_stop_the_others(
     service: RunningService, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Broken(Sweep):
@@ -413,7 +411,7 @@ def test_one_kind_that_fails_keeps_no_other_from_being_purged(
     ("deleted", "answers", "interval_s"),
     [(timedelta(days=30), timedelta(hours=24), 600), (timedelta(seconds=80), timedelta(hours=1), 20)],
 )
-def test_it_looks_often_enough_for_its_settings(
+def test_the_interval_depends_on_the_shortest_retention(
     deleted: timedelta, answers: timedelta, interval_s: float
 ) -> None:
     kept = Kept(deleted, answers, timedelta(days=30))

@@ -30,7 +30,7 @@ H100 = "NVIDIA H100 80GB HBM3"
         ("", H100, True),
     ],
 )
-def test_a_model_is_asked_for_by_words_of_its_name(asked: str | None, model: str, matches: bool) -> None:
+def test_a_model_is_matched_by_words_of_its_name(asked: str | None, model: str, matches: bool) -> None:
     assert model_matches(asked, model) is matches
 
 
@@ -47,14 +47,14 @@ def test_a_model_is_asked_for_by_words_of_its_name(asked: str | None, model: str
         {"nvlink_peers": [{"uuid": "a", "links": 0}]},
     ],
 )
-def test_facts_that_cannot_be(fields: dict[str, object]) -> None:
+def test_impossible_facts_are_rejected(fields: dict[str, object]) -> None:
     good = {"uuid": "GPU-1", "index": 0, "model": H100, "memory_mib": 81559}
     assert GpuFacts.model_validate(good).fault is None
     with pytest.raises(ValidationError):
         GpuFacts.model_validate(good | fields)
 
 
-def test_what_a_card_does_not_tell_is_null() -> None:
+def test_a_missing_sample_value_is_null() -> None:
     sample = Sample(uuid="GPU-1", index=0, sampled_at="2026-11-21T08:00:00Z")
     told = sample.model_dump(exclude={"uuid", "index", "sampled_at", "mig_devices"})
     assert set(told.values()) == {None}

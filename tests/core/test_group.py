@@ -33,12 +33,12 @@ WANTED, STOPPED, DELETED = DesiredState.RUNNING, DesiredState.STOPPED, DesiredSt
         ("deleted deleted", DELETED, "stopped"),
     ],
 )
-def test_it_follows_from_those_of_its_members(members: str, desired: DesiredState, state: str) -> None:
+def test_the_state_follows_from_its_members(members: str, desired: DesiredState, state: str) -> None:
     assert group_state([State(each) for each in members.split()], desired, failed=False) == GroupState(state)
 
 
 @pytest.mark.parametrize(
     ("members", "state"), [("stopping failed", "stopping"), ("stopped failed", "failed")]
 )
-def test_a_failure_of_one_is_the_group_s_once_it_was_taken_for_it(members: str, state: str) -> None:
+def test_a_member_failure_fails_the_group_once_it_is_recorded(members: str, state: str) -> None:
     assert group_state([State(each) for each in members.split()], STOPPED, failed=True) == GroupState(state)

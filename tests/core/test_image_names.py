@@ -24,11 +24,11 @@ DIGEST = f"sha256:{'a' * 64}"
         ("4f3cdeadbeef", "docker.io/library/4f3cdeadbeef:latest"),
     ],
 )
-def test_a_name_in_full(written: str, full: str) -> None:
+def test_a_short_name_is_expanded(written: str, full: str) -> None:
     assert str(ImageName.parse(written)) == full
 
 
-def test_a_pin_outweighs_tag_and_digest() -> None:
+def test_a_pinned_digest_replaces_tag_and_digest() -> None:
     other = f"sha256:{'b' * 64}"
     for written in ("r.example/a:1", f"r.example/a@{other}", f"r.example/a:1@{other}"):
         assert str(ImageName.parse(written).pinned(DIGEST)) == f"r.example/a@{DIGEST}"
@@ -38,5 +38,5 @@ def test_a_pin_outweighs_tag_and_digest() -> None:
 @pytest.mark.parametrize(
     "server", ["docker.io", "index.docker.io", "registry-1.docker.io", "https://index.docker.io/v1/"]
 )
-def test_docker_hub_has_many_names(server: str) -> None:
+def test_all_names_of_docker_hub_are_recognized(server: str) -> None:
     assert registry_host(server) == ImageName.parse("busybox").registry

@@ -40,22 +40,22 @@ REPORTS = [
 
 @pytest.mark.parametrize("state", sorted(HOLDS_GPUS))
 @pytest.mark.parametrize(("desired", "phase", "exit_code", "began", "leads_to"), REPORTS)
-def test_what_a_report_makes_of_it(
+def test_a_report_sets_the_state(
     state: State, desired: DesiredState, phase: Phase, exit_code: int | None, began: bool, leads_to: State
 ) -> None:
     assert after_report(state, desired, phase, exit_code, began) is leads_to
 
 
 @pytest.mark.parametrize("state", sorted(HOLDS_GPUS - {State.UNREACHABLE}))
-def test_absent_before_it_began_is_not_yet(state: State) -> None:
+def test_a_missing_container_before_the_start_changes_nothing(state: State) -> None:
     assert after_report(state, RUN, Phase.ABSENT, None, began=False) is state
 
 
-def test_absent_before_it_began_on_a_node_that_is_back() -> None:
+def test_a_missing_container_on_a_node_that_reports_again() -> None:
     assert after_report(State.UNREACHABLE, RUN, Phase.ABSENT, None, began=False) is State.STARTING
 
 
-def test_every_report_leads_along_an_arrow() -> None:
+def test_every_report_causes_an_allowed_transition() -> None:
     """A verb has moved what is wanted to stop out of the states of one that runs before a report comes."""
     stopping = {State.STOPPING, State.UNREACHABLE}
     for state, desired, phase, code, began in product(
@@ -69,7 +69,7 @@ def test_every_report_leads_along_an_arrow() -> None:
         assert to is state or to in TRANSITIONS[state], (state, desired, phase, code, began, to)
 
 
-def test_the_states_fall_into_kinds() -> None:
+def test_the_sets_of_states_are_consistent() -> None:
     assert set(TRANSITIONS) == set(State)
     assert HOLDS_GPUS.isdisjoint(ENDED)
     assert set(State) - HOLDS_GPUS - ENDED == {State.PENDING, State.DELETED}
@@ -81,7 +81,7 @@ def test_the_states_fall_into_kinds() -> None:
         assert state not in TRANSITIONS[state]
 
 
-def test_actions_are_verbs_that_are_allowed() -> None:
+def test_actions_list_the_allowed_operations() -> None:
     assert actions(State.DELETED) == []
     for state in State:
         if state is not State.DELETED:
@@ -107,11 +107,11 @@ def test_actions_are_verbs_that_are_allowed() -> None:
         ("PATH", False),
     ],
 )
-def test_which_variables_are_the_agents(name: str, reserved: bool) -> None:
+def test_variables_of_the_agent_are_reserved(name: str, reserved: bool) -> None:
     assert is_reserved_env(name) is reserved
 
 
-def test_a_stored_spec_is_read_whatever_a_newer_release_added() -> None:
+def test_unknown_fields_of_a_stored_spec_are_ignored() -> None:
     request = InstanceRequest(image="busybox:1", name="x", labels={"a": "b"})
     spec = request.spec()
     assert spec.keys().isdisjoint({"name", "labels", "project_id"})
@@ -134,7 +134,7 @@ def test_a_stored_spec_is_read_whatever_a_newer_release_added() -> None:
         "UPPER.example/x",
     ],
 )
-def test_images_that_have_a_name(image: str) -> None:
+def test_valid_image_names_are_accepted(image: str) -> None:
     assert InstanceRequest(image=image).image == image
 
 
@@ -162,7 +162,7 @@ def test_images_that_have_a_name(image: str) -> None:
         "--privileged",
     ],
 )
-def test_images_that_have_none(image: str) -> None:
+def test_invalid_image_names_are_rejected(image: str) -> None:
     with pytest.raises(ValidationError):
         InstanceRequest(image=image)
 
@@ -170,7 +170,7 @@ def test_images_that_have_none(image: str) -> None:
 @pytest.mark.parametrize(
     "path", ["/proc/self/fd/8", "/proc", "//proc", "/sys/fs/cgroup", "/dev/", "/a/../proc", "/./dev/shm"]
 )
-def test_no_request_starts_in_a_file_system_of_the_kernel(path: str) -> None:
+def test_kernel_file_systems_are_rejected_as_working_directories(path: str) -> None:
     with pytest.raises(ValidationError, match="must not be in /proc, /sys or /dev"):
         InstanceRequest.model_validate({"image": "a", "working_dir": path})
     # What an earlier release has stored is read; its node refuses it.
@@ -178,5 +178,5 @@ def test_no_request_starts_in_a_file_system_of_the_kernel(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/processes", "/app/proc", "/device", "/a/../b"])
-def test_other_working_directories_are_taken_as_they_are(path: str) -> None:
+def test_other_working_directories_are_accepted(path: str) -> None:
     assert InstanceRequest.model_validate({"image": "a", "working_dir": path}).working_dir == path

@@ -24,13 +24,13 @@ def test_the_worst_state_is_shown() -> None:
 @pytest.mark.parametrize(
     ("memory", "kept"), [(1, 0), (600, 300), (1024, 512), (25_600, 512), (51_200, 1024), (524_288, 10_485)]
 )
-def test_something_is_kept_for_the_system(memory: int, kept: int) -> None:
+def test_some_memory_is_reserved_for_the_system(memory: int, kept: int) -> None:
     assert allocatable_memory_mib(memory) == memory - kept
 
 
 @pytest.mark.parametrize("total", [1, 7, 64, 513_803])
 @pytest.mark.parametrize("gpus", [1, 3, 8, 16])
-def test_shares_never_add_up_to_more_than_there_is(total: int, gpus: int) -> None:
+def test_shares_never_exceed_the_total(total: int, gpus: int) -> None:
     shares = [fair_share(total, 1, gpus)] * gpus
     assert sum(shares) <= total
     assert fair_share(total, gpus, gpus) == total
@@ -39,7 +39,7 @@ def test_shares_never_add_up_to_more_than_there_is(total: int, gpus: int) -> Non
 @pytest.mark.parametrize(
     "fields", [{"cpus": 0}, {"cpus": 2**40}, {"memory_mib": 0}, {"memory_mib": 2**31}, {"hostname": "a\x00"}]
 )
-def test_facts_that_cannot_be(fields: dict[str, object]) -> None:
+def test_impossible_facts_are_rejected(fields: dict[str, object]) -> None:
     good = {"hostname": "a", "address": "a", "cpus": 1, "memory_mib": 1, "agent_version": "1"}
     NodeFacts.model_validate(good)
     with pytest.raises(ValidationError):

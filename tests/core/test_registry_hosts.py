@@ -22,7 +22,7 @@ PROJECT, OTHER = "prj_default", "prj_other"
         "[64:ff9b::a9fe:a9fe]", "[::]", "[ff02::1]",
     ],
 )  # fmt: skip
-def test_the_inside_is_refused_however_it_is_spelt(registry: str) -> None:
+def test_internal_registries_are_rejected_in_any_spelling(registry: str) -> None:
     assert is_inside(registry)
     assert not RegistryRules().allows(registry, PROJECT)
 
@@ -36,7 +36,7 @@ def test_the_inside_is_refused_however_it_is_spelt(registry: str) -> None:
         "internal.example.com", "0x7f.example.com",
     ],
 )  # fmt: skip
-def test_the_public_internet_is_open_to_all(registry: str) -> None:
+def test_public_registries_are_allowed(registry: str) -> None:
     assert RegistryRules().allows(registry, PROJECT)
 
 
@@ -54,18 +54,18 @@ def test_the_public_internet_is_open_to_all(registry: str) -> None:
         ("", "localhost:5000", False),
     ],
 )
-def test_what_an_admin_lists_is_allowed_to_all(listed: str, registry: str, allowed: bool) -> None:
+def test_registries_listed_by_an_admin_are_allowed(listed: str, registry: str, allowed: bool) -> None:
     assert RegistryRules(parse_listed(listed)).allows(registry, OTHER) is allowed
 
 
 @pytest.mark.parametrize("listed", ["*", "https://registry", "user@registry", "a b", "reg*try.example.com"])
-def test_what_is_no_registry_is_refused(listed: str) -> None:
+def test_invalid_registry_names_are_rejected(listed: str) -> None:
     with pytest.raises(ValueError, match="not a registry"):
         parse_listed(listed)
 
 
 @pytest.mark.parametrize("registry", ["localhost:5000", "127.0.0.1:5000", "127.1:5000", "[::1]:5000"])
-def test_loopback_is_for_one_project(registry: str) -> None:
+def test_loopback_is_allowed_for_one_project_only(registry: str) -> None:
     rules = RegistryRules(loopback_project=PROJECT)
     assert rules.allows(registry, PROJECT)
     assert not rules.allows(registry, OTHER)

@@ -22,7 +22,7 @@ SPEECH = RoleGrant("speech", Role.OWNER)
         ("{}", {}),
     ],
 )
-def test_both_ways_of_writing_are_read(text: str, grants: dict[str, tuple[RoleGrant, ...]]) -> None:
+def test_both_forms_of_grants_are_parsed(text: str, grants: dict[str, tuple[RoleGrant, ...]]) -> None:
     assert parse_grants(text) == grants
 
 
@@ -33,12 +33,12 @@ def test_both_ways_of_writing_are_read(text: str, grants: dict[str, tuple[RoleGr
         "{", '{"a": 1}', '{"a": {"b": "admin"}}', '{"a": [["admin"]]}', '{"a": "vision:root"}',
     ],
 )  # fmt: skip
-def test_what_cannot_be_meant_is_refused(text: str) -> None:
+def test_invalid_grants_are_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         parse_grants(text)
 
 
-def test_all_values_count_together() -> None:
+def test_grants_of_all_values_are_combined() -> None:
     grants = {"a": (VISION,), "b": (SPEECH, VISION)}
     assert given(grants, ["a", "b", "c", "A"]) == {VISION, SPEECH}
     assert given(grants, []) == frozenset()

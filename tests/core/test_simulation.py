@@ -16,7 +16,7 @@ from mooring.core.simulation import MODELS, SimulatedFleet, model_key, parse_fle
         ("1000x16xL4", SimulatedFleet(1000, 16, "L4")),
     ],
 )
-def test_one_fleet(text: str, fleet: SimulatedFleet) -> None:
+def test_a_fleet_is_parsed(text: str, fleet: SimulatedFleet) -> None:
     assert parse_simulate(text) == fleet
 
 
@@ -35,18 +35,18 @@ def test_one_fleet(text: str, fleet: SimulatedFleet) -> None:
         ("1x1xH1000", "is not a GPU model that can be simulated: B200, H200"),
     ],
 )
-def test_what_is_wrong_is_said(text: str, said: str) -> None:
+def test_an_invalid_fleet_is_described(text: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         parse_simulate(text)
 
 
-def test_a_list_of_fleets() -> None:
+def test_a_list_of_fleets_is_parsed() -> None:
     assert parse_fleets("2x8xH100, 1x4xA100") == (SimulatedFleet(2, 8, "H100"), SimulatedFleet(1, 4, "A100"))
     assert parse_fleets(" ") == ()
 
 
 @pytest.mark.parametrize("text", ["2x8xH100,", ",", "600x1xT4,600x1xT4"])
-def test_a_list_is_as_good_as_its_parts(text: str) -> None:
+def test_an_invalid_list_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r"is not|more than"):
         parse_fleets(text)
 

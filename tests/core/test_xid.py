@@ -53,7 +53,7 @@ def test_the_catalogue_has_the_actions_of_nvidias_page(immediate: str) -> None:
 
 
 @pytest.mark.parametrize("recovery_action", [None, "none", "reset_required"])
-def test_every_code_has_a_verdict(recovery_action: str | None) -> None:
+def test_every_code_has_a_classification(recovery_action: str | None) -> None:
     for code in CATALOGUE:
         verdict = of_xid(code, recovery_action)
         assert verdict.description
@@ -62,27 +62,27 @@ def test_every_code_has_a_verdict(recovery_action: str | None) -> None:
 
 @pytest.mark.parametrize("code", APPLICATION)
 @pytest.mark.parametrize("recovery_action", [None, "none", "reset_required"])
-def test_what_a_program_can_cause_never_quarantines(code: int, recovery_action: str | None) -> None:
+def test_application_errors_never_quarantine(code: int, recovery_action: str | None) -> None:
     """A recovery action quarantines by itself: the inventory has it as a fault."""
     assert not of_xid(code, recovery_action).quarantines
 
 
 @pytest.mark.parametrize("code", MUST_QUARANTINE)
 @pytest.mark.parametrize("recovery_action", [None, "none", "reset_required"])
-def test_what_needs_a_reset_or_reboot_always_quarantines(code: int, recovery_action: str | None) -> None:
+def test_errors_that_need_a_reset_or_reboot_always_quarantine(code: int, recovery_action: str | None) -> None:
     verdict = of_xid(code, recovery_action)
     assert (verdict.quarantines, verdict.action) == (True, REPAIR[CATALOGUE[code].immediate])
 
 
 @pytest.mark.parametrize("code", [*UNDECIDED, 173, 4711, 10**9])
-def test_what_the_catalogue_does_not_decide_the_recovery_action_does(code: int) -> None:
+def test_the_recovery_action_decides_where_the_catalogue_does_not(code: int) -> None:
     assert of_xid(code, None).quarantines
     without = of_xid(code, "none")
     assert (without.quarantines, without.severity) == (False, Severity.WARN)
 
 
 @pytest.mark.parametrize("code", [13, 31, 32, 43, 45, 68, 69, 80, 94])
-def test_faults_of_programs_are_told_to_their_instance(code: int) -> None:
+def test_application_errors_notify_the_instance(code: int) -> None:
     assert of_xid(code, None).notify_instance
 
 
@@ -116,6 +116,6 @@ def test_faults_of_programs_are_told_to_their_instance(code: int) -> None:
         ("of a later release", "fatal", "service"),
     ],
 )
-def test_the_other_codes(code: str, severity: str, action: str) -> None:
+def test_other_codes_are_classified(code: str, severity: str, action: str) -> None:
     verdict = classify(code, None)
     assert (str(verdict.severity), str(verdict.action)) == (severity, action)

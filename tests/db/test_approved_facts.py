@@ -50,7 +50,7 @@ def _node(engine: Engine, node_id: str, facts: dict[str, Any] | None) -> None:
     )  # fmt: skip
 
 
-def test_present_facts_are_approved_by_the_upgrade(url: str) -> None:
+def test_the_upgrade_approves_the_facts_of_existing_nodes(url: str) -> None:
     engine = create_engine(normalized(url))
     command.upgrade(migrate.config(url), BEFORE)
     _node(engine, "nod_1", FACTS)

@@ -91,7 +91,7 @@ def _sorted(rows: Any) -> list[dict[str, Any]]:
     return sorted(map(_plain, rows), key=str)
 
 
-def test_up_to_the_tables_down_to_nothing_and_up_again(empty_database: str, engine: Engine) -> None:
+def test_migrations_upgrade_downgrade_and_upgrade_again(empty_database: str, engine: Engine) -> None:
     migrate.upgrade(empty_database)
     assert migrate.current(engine) == migrate.newest()
     command.check(migrate.config(empty_database))
@@ -105,7 +105,7 @@ def test_up_to_the_tables_down_to_nothing_and_up_again(empty_database: str, engi
     assert tables(engine) == set(Base.metadata.tables)
 
 
-def test_migrations_make_what_the_tables_say(empty_database: str, engine: Engine) -> None:
+def test_migrations_create_the_schema_of_the_models(empty_database: str, engine: Engine) -> None:
     Base.metadata.create_all(engine)
     wanted = described(inspect(engine))
     Base.metadata.drop_all(engine)
@@ -114,7 +114,7 @@ def test_migrations_make_what_the_tables_say(empty_database: str, engine: Engine
     assert described(inspect(engine)) == wanted
 
 
-def test_to_migrate_again_changes_nothing(empty_database: str, engine: Engine) -> None:
+def test_a_second_upgrade_changes_nothing(empty_database: str, engine: Engine) -> None:
     migrate.upgrade(empty_database)
     first = described(inspect(engine))
     migrate.upgrade(empty_database)
@@ -122,7 +122,7 @@ def test_to_migrate_again_changes_nothing(empty_database: str, engine: Engine) -
 
 
 @pytest.mark.parametrize("statements", [0, 1, 5, 15, 24])
-def test_an_upgrade_that_is_killed_half_way_is_finished_by_the_next(
+def test_the_next_upgrade_completes_a_killed_one(
     empty_database: str, engine: Engine, statements: int
 ) -> None:
     assert upgrade_until_killed(empty_database, statements) == KILLED
@@ -137,7 +137,7 @@ def upgrade_until_killed(url: str, statements: int) -> int:
     return subprocess.run(argv, check=False, env={**os.environ, "MOORING_DATABASE_URL": url}).returncode
 
 
-def test_two_that_start_together_both_find_the_newest_schema(empty_database: str, engine: Engine) -> None:
+def test_concurrent_upgrades_both_succeed(empty_database: str, engine: Engine) -> None:
     program = "import sys; from mooring.db import migrate; migrate.upgrade(sys.argv[1])"
     racers = [subprocess.Popen([sys.executable, "-c", program, empty_database]) for _ in range(2)]
     assert [racer.wait() for racer in racers] == [0, 0]
@@ -147,9 +147,7 @@ def test_two_that_start_together_both_find_the_newest_schema(empty_database: str
 GROWTH, BEFORE_GROWTH = "0008", "0007"
 
 
-def test_stored_bytes_are_counted_when_a_database_of_an_earlier_release_is_upgraded(
-    empty_database: str, engine: Engine
-) -> None:
+def test_an_upgrade_counts_the_stored_bytes_of_existing_rows(empty_database: str, engine: Engine) -> None:
     migrate.upgrade(empty_database, BEFORE_GROWTH)
     with engine.begin() as connection:
         connection.execute(text(PROJECT))
@@ -170,7 +168,7 @@ def test_stored_bytes_are_counted_when_a_database_of_an_earlier_release_is_upgra
     assert [tuple(row) for row in answers] == [("key_1", 1000)]
 
 
-def test_a_downgrade_gives_members_their_whole_specs_and_keeps_gpus_from_being_given_twice(
+def test_a_downgrade_restores_member_specs_and_the_check_against_double_allocation(
     empty_database: str, engine: Engine
 ) -> None:
     migrate.upgrade(empty_database, GROWTH)
@@ -192,9 +190,7 @@ def test_a_downgrade_gives_members_their_whole_specs_and_keeps_gpus_from_being_g
         connection.execute(text(ALLOCATION), {"instance": "ins_1"})
 
 
-def test_the_ledger_keeps_gpus_from_being_given_twice_after_the_upgrade(
-    empty_database: str, engine: Engine
-) -> None:
+def test_the_ledger_prevents_double_allocation_after_the_upgrade(empty_database: str, engine: Engine) -> None:
     migrate.upgrade(empty_database)
     with engine.begin() as connection:
         for statement in (NEWEST_PROJECT, NODE, GPU):

@@ -44,7 +44,7 @@ def _names(database: Database) -> list[str]:
         return sorted(session.scalars(select(Project.name)))
 
 
-def test_a_write_that_raises_leaves_nothing_and_notifies_nobody(database: Database) -> None:
+def test_a_failed_write_is_rolled_back_without_notification(database: Database) -> None:
     woken = threading.Event()
     with database.signals.waking(woken, Topic.QUEUE):
         with pytest.raises(RuntimeError, match="no"), database.write() as session:
@@ -60,14 +60,14 @@ def test_a_write_that_raises_leaves_nothing_and_notifies_nobody(database: Databa
         assert (_names(database), woken.is_set()) == (["a"], True)
 
 
-def test_what_is_read_is_never_written(database: Database) -> None:
+def test_a_read_transaction_never_commits(database: Database) -> None:
     with database.read() as session:
         session.add(_project("a"))
         session.flush()
     assert _names(database) == []
 
 
-def test_what_is_for_the_end_comes_last(database: Database) -> None:
+def test_ending_steps_run_in_order_before_the_commit(database: Database) -> None:
     order: list[str] = []
 
     def note(step: Ending, _session: object) -> None:
@@ -89,7 +89,7 @@ def test_what_is_for_the_end_comes_last(database: Database) -> None:
     assert _names(database) == ["a"]
 
 
-def test_writers_one_after_another_lose_nothing(database: Database) -> None:
+def test_concurrent_writers_lose_no_update(database: Database) -> None:
     with database.write() as session:
         session.add(_project("counter-0"))
 
@@ -103,7 +103,7 @@ def test_writers_one_after_another_lose_nothing(database: Database) -> None:
     assert _names(database) == ["counter-40"]
 
 
-def test_a_reader_sees_one_moment_and_keeps_no_writer_out(database: Database) -> None:
+def test_a_reader_sees_one_snapshot_and_does_not_block_writers(database: Database) -> None:
     with database.read() as session:
         assert session.scalars(select(Project)).all() == []
         with database.write() as other:
@@ -113,7 +113,7 @@ def test_a_reader_sees_one_moment_and_keeps_no_writer_out(database: Database) ->
 
 
 @only("sqlite")  # PostgreSQL has many writers
-def test_a_writer_that_does_not_get_its_turn_says_that_the_database_is_away(
+def test_a_writer_that_times_out_raises_an_operational_error(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sessions, "_WRITE_LOCK_TIMEOUT_S", 0.05)
@@ -124,7 +124,7 @@ def test_a_writer_that_does_not_get_its_turn_says_that_the_database_is_away(
 
 
 @only("sqlite")  # PostgreSQL ends a transaction whose commit fails
-def test_a_commit_that_fails_gives_the_connection_back_clean(database: Database) -> None:
+def test_a_failed_commit_leaves_no_open_transaction(database: Database) -> None:
     with database.engine.begin() as connection:
         reference = "REFERENCES projects (id) DEFERRABLE INITIALLY DEFERRED"
         connection.execute(text(f"CREATE TABLE child (id TEXT {reference})"))
@@ -138,7 +138,7 @@ def test_a_commit_that_fails_gives_the_connection_back_clean(database: Database)
         other.dispose()
 
 
-def test_an_error_of_the_database_names_no_values(database: Database) -> None:
+def test_database_errors_contain_no_parameter_values(database: Database) -> None:
     """They are logged, and among the values are users' env and what their commands print."""
     with pytest.raises(DBAPIError) as raised, database.write() as session:
         session.execute(text("SELECT * FROM nowhere WHERE a = :value"), {"value": "canary"})
@@ -146,7 +146,7 @@ def test_an_error_of_the_database_names_no_values(database: Database) -> None:
     assert "canary" not in str(raised.value)
 
 
-def test_foreign_keys_are_kept(database: Database) -> None:
+def test_foreign_keys_are_enforced(database: Database) -> None:
     with pytest.raises(IntegrityError), database.write() as session:
         session.add(
             ApiKey(
@@ -156,7 +156,7 @@ def test_foreign_keys_are_kept(database: Database) -> None:
         )  # fmt: skip
 
 
-def test_times_come_back_as_they_went_in(database: Database) -> None:
+def test_times_are_read_as_they_were_written(database: Database) -> None:
     moment = datetime(2026, 11, 21, 8, 0, 0, 123_000, tzinfo=timezone(timedelta(hours=5, minutes=30)))
     with database.write() as session:
         row = _project("a")
@@ -169,7 +169,7 @@ def test_times_come_back_as_they_went_in(database: Database) -> None:
     assert now().microsecond % 1000 == 0
 
 
-def test_many_replicas_agree_on_who_they_are(database: Database) -> None:
+def test_replicas_that_start_together_create_one_identity(database: Database) -> None:
     def begin(_number: int) -> tuple[str, str | None]:
         with database.write() as session:
             identity, key = bootstrap.ensure(session, None)
@@ -182,7 +182,7 @@ def test_many_replicas_agree_on_who_they_are(database: Database) -> None:
         assert len(session.scalars(select(ApiKey)).all()) == 1
 
 
-def test_an_admin_key_that_was_given_is_installed_once(database: Database) -> None:
+def test_a_given_admin_key_is_installed_once(database: Database) -> None:
     for key in ("a" * 32, "a" * 32, "b" * 32):
         with database.write() as session:
             assert bootstrap.ensure(session, key)[1] is None
@@ -195,12 +195,12 @@ def test_an_admin_key_that_was_given_is_installed_once(database: Database) -> No
     [("postgresql://u:p@h/d", "postgresql+psycopg"), ("postgres://u:p@h/d", "postgresql+psycopg"),
      ("postgresql+psycopg://h/d", "postgresql+psycopg"), ("sqlite:///x", "sqlite")],
 )  # fmt: skip
-def test_plain_urls_get_the_driver_that_is_shipped(given: str, driver: str) -> None:
+def test_plain_urls_get_the_shipped_driver(given: str, driver: str) -> None:
     assert normalized(given).drivername == driver
 
 
 @only("postgresql")  # SQLite has one process
-def test_what_one_replica_commits_wakes_the_waiters_of_another(database_url: str) -> None:
+def test_a_commit_wakes_waiters_of_another_replica(database_url: str) -> None:
     here, there = Database(database_url, Signals()), Database(database_url, Signals())
     listener = Listener(there)
     listener.start()

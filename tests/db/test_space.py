@@ -51,7 +51,7 @@ def of_an_earlier_release(path: Path) -> None:
 
 
 @pytest.mark.parametrize("made_by", ["this release", "an earlier one"])
-def test_the_pages_of_deleted_rows_are_given_back(tmp_path: Path, made_by: str) -> None:
+def test_free_pages_are_released_to_the_file_system(tmp_path: Path, made_by: str) -> None:
     path = tmp_path / "mooring.db"
     url = f"sqlite:///{path}"
     if made_by == "this release":
@@ -80,7 +80,7 @@ def test_the_pages_of_deleted_rows_are_given_back(tmp_path: Path, made_by: str) 
         database.dispose()
 
 
-def test_a_file_that_is_too_large_to_rewrite_is_left_as_it_is(
+def test_a_file_too_large_to_rewrite_is_not_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "mooring.db"
@@ -96,7 +96,7 @@ def test_a_file_that_is_too_large_to_rewrite_is_left_as_it_is(
     database.dispose()
 
 
-def test_a_file_that_somebody_writes_to_is_rewritten_at_another_start(tmp_path: Path) -> None:
+def test_a_locked_file_is_rewritten_at_the_next_start(tmp_path: Path) -> None:
     path = tmp_path / "mooring.db"
     of_an_earlier_release(path)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
@@ -113,7 +113,7 @@ def mode(path: Path) -> int:
 
 
 @pytest.mark.parametrize("made_by", ["this release", "an earlier one"])
-def test_nobody_else_reads_the_database(tmp_path: Path, made_by: str) -> None:
+def test_only_the_owner_can_read_the_database(tmp_path: Path, made_by: str) -> None:
     folder = tmp_path / "data"
     files = [folder / f"mooring.db{suffix}" for suffix in ("", "-wal", "-shm")]
     if made_by == "an earlier one":
@@ -133,7 +133,7 @@ def test_nobody_else_reads_the_database(tmp_path: Path, made_by: str) -> None:
     assert mode(folder / "encryption.key") == 0o600
 
 
-def test_a_directory_that_others_use_too_keeps_its_mode(tmp_path: Path) -> None:
+def test_a_shared_directory_keeps_its_mode(tmp_path: Path) -> None:
     folder = tmp_path / "shared"
     folder.mkdir(mode=0o755)
     (folder / "of-somebody-else").touch()
@@ -142,7 +142,7 @@ def test_a_directory_that_others_use_too_keeps_its_mode(tmp_path: Path) -> None:
     assert mode(folder / "mooring.db") == 0o600
 
 
-def test_commands_make_files_for_their_user_only(tmp_path: Path) -> None:
+def test_commands_create_private_files(tmp_path: Path) -> None:
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("MOORING_")},
         "MOORING_DATA_DIR": str(tmp_path / "data"),
@@ -154,7 +154,7 @@ def test_commands_make_files_for_their_user_only(tmp_path: Path) -> None:
     assert {mode(path) for path in (tmp_path / "data").iterdir()} == {0o600}
 
 
-def test_postgresql_has_no_files_here(tmp_path: Path) -> None:
+def test_postgresql_needs_no_files(tmp_path: Path) -> None:
     url = "postgresql://nobody@127.0.0.1:1/none"
     assert space.file_of(url) is None
     space.make_private(tmp_path / "data", url)

@@ -49,7 +49,9 @@ def _gpu(draw: st.DrawFn, node_id: str, place: int, model: str) -> GpuView:
         numa_node=draw(st.sampled_from([0, 1, None])),
         mig_enabled=with_mig,
         mig=tuple(MigView(f"MIG-{uuid}-{part}", PROFILE, free=True) for part in range(2)) if with_mig else (),
-        holds=(ReservedPeriod("r1", draw(st.sampled_from("ab")), begins, begins + 500),) if reserved else (),
+        reserved=(ReservedPeriod("r1", draw(st.sampled_from("ab")), begins, begins + 500),)
+        if reserved
+        else (),
     )
 
 
@@ -72,7 +74,7 @@ def _running(draw: st.DrawFn, node: NodeView, number: int) -> Running | None:
     return Running(
         instance_id=f"r-{node.id}-{number}",
         project_id=project,
-        grants=grants,
+        allocations=grants,
         cpu_milli=cpu_milli,
         memory_mib=memory_mib,
         disk_mib=disk_mib,
@@ -108,9 +110,9 @@ def with_running(node: NodeView, running: Running) -> NodeView:
     """The node with this instance, counted independently of the scheduler."""
     gpus = []
     for gpu in node.gpus:
-        mine = [grant for grant in running.grants if grant.gpu_uuid == gpu.uuid]
-        left = gpu.milli_free - sum(grant.milli for grant in mine)
-        given = {grant.mig_uuid for grant in mine}
+        mine = [allocation for allocation in running.allocations if allocation.gpu_uuid == gpu.uuid]
+        left = gpu.milli_free - sum(allocation.milli for allocation in mine)
+        given = {allocation.mig_uuid for allocation in mine}
         devices = tuple(replace(each, free=each.free and each.uuid not in given) for each in gpu.mig)
         owner = gpu.project_id or (running.project_id if mine else None)
         gpus.append(replace(gpu, milli_free=left, mig=devices, project_id=owner))
@@ -251,7 +253,7 @@ def as_running(placed: Placement, asked: Request, now: float) -> Running:
     return Running(
         placed.instance_id,
         asked.project_id,
-        placed.grants,
+        placed.allocations,
         placed.cpu_milli,
         placed.memory_mib,
         asked.priority,
@@ -303,14 +305,14 @@ def breaches(node: NodeView, snapshot: Snapshot, asked: dict[str, Request]) -> l
     owners: dict[str, set[str]] = defaultdict(set)
     devices: Counter[str] = Counter()
     for running in node.running:
-        for grant in running.grants:
-            gpu = gpus[grant.gpu_uuid]
-            if (grant.mig_uuid is not None) != gpu.mig_enabled:
+        for allocation in running.allocations:
+            gpu = gpus[allocation.gpu_uuid]
+            if (allocation.mig_uuid is not None) != gpu.mig_enabled:
                 found.append("a GPU and its MIG devices")
-            if grant.mig_uuid is not None:
-                devices[grant.mig_uuid] += 1
+            if allocation.mig_uuid is not None:
+                devices[allocation.mig_uuid] += 1
             else:
-                milli[gpu.uuid] += grant.milli
+                milli[gpu.uuid] += allocation.milli
                 owners[gpu.uuid].add(running.project_id)
             if running.instance_id in asked and _taken_from_others(gpu, running, snapshot):
                 found.append("reserved for others")
@@ -326,6 +328,6 @@ def _taken_from_others(gpu: GpuView, running: Running, snapshot: Snapshot) -> bo
     overhead = snapshot.policy.start_overhead_s
     ends = inf if running.ends_at is None else running.ends_at + overhead
     return any(
-        hold.project_id != running.project_id and hold.from_at < ends and hold.to_at > snapshot.now
-        for hold in gpu.holds
+        period.project_id != running.project_id and period.from_at < ends and period.to_at > snapshot.now
+        for period in gpu.reserved
     )

@@ -45,12 +45,12 @@ def test_shares_and_mig_devices_go_elsewhere_first_too() -> None:
     )
     asked = replace(request(1), mig_profile="1g.10gb", gpu_milli=142)
     placed = place_one([replace(here, gpus=cut)], asked, AT)
-    assert placed is not None and placed.grants[0].mig_uuid == "MIG-1"
+    assert placed is not None and placed.allocations[0].mig_uuid == "MIG-1"
 
 
 def test_a_reserved_gpu_with_a_warning_comes_after_the_other_reserved_ones() -> None:
     period = ReservedPeriod("r1", "p1", 0.0, 1000.0)
-    gpu_views = tuple(replace(gpu, holds=(period,)) for gpu in _warned(gpus(H100, 3, on="n1"), 0))
+    gpu_views = tuple(replace(gpu, reserved=(period,)) for gpu in _warned(gpus(H100, 3, on="n1"), 0))
     here = node("n1", gpu_views)
     asked = replace(request(1), project_id="p1")
     placed = place_one([here], asked, PlanTime(1.0))

@@ -87,7 +87,7 @@ def changes(outcome: Outcome) -> Iterator[tuple[float, int, str, str, int]]:
     """Time, sign, GPU or node, project, thousandths; at equal times, ends come before starts."""
     for each in outcome.started:
         placed, ends = each.placement, each.at + each.job.runs_s
-        taken = [(grant.gpu_uuid, grant.milli) for grant in placed.grants]
+        taken = [(allocation.gpu_uuid, allocation.milli) for allocation in placed.allocations]
         for name, amount in [*taken, (placed.node_id, placed.cpu_milli)]:
             yield each.at, 1, name, each.job.project, amount
             yield ends, -1, name, each.job.project, amount

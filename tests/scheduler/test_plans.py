@@ -45,8 +45,8 @@ def placements_match_their_requests(snapshot: Snapshot, plan: SchedulingPlan) ->
     for placed in plan.placements:
         request, node = asked[placed.instance_id], cluster[placed.node_id]
         gpu_views = [gpu for gpu in node.gpus if gpu.uuid in placed.gpu_uuids]
-        assert len(placed.grants) == request.gpu_count
-        assert all(grant.milli == request.gpu_milli for grant in placed.grants)
+        assert len(placed.allocations) == request.gpu_count
+        assert all(allocation.milli == request.gpu_milli for allocation in placed.allocations)
         assert len({gpu.model for gpu in gpu_views}) <= 1
         assert all(preference(request, gpu.model) is not None for gpu in gpu_views)
         assert all(
@@ -107,11 +107,11 @@ def forecast_requests_fit_at_their_start_time(snapshot: Snapshot, plan: Scheduli
 
 def _in_own_reservation(node: NodeView, each: Running, now: float) -> bool:
     """Whether it has GPUs that are reserved for its project, which takes precedence over backfill slots."""
-    held = {grant.gpu_uuid for grant in each.grants}
+    held = {allocation.gpu_uuid for allocation in each.allocations}
     return any(
-        gpu.uuid in held and hold.project_id == each.project_id and hold.from_at <= now < hold.to_at
+        gpu.uuid in held and period.project_id == each.project_id and period.from_at <= now < period.to_at
         for gpu in node.gpus
-        for hold in gpu.holds
+        for period in gpu.reserved
     )
 
 

@@ -71,7 +71,7 @@ def test_no_preemption_if_a_reservation_starts_too_early(begins_in: int, *, pree
     """The victims have stopped after 30 s; the request then takes 50 s and 30 s of overhead."""
     held = ReservedPeriod("r1", "others", NOW + begins_in, NOW + 600)
     spots = full(*[SPOT] * 4)
-    kept = replace(spots, gpus=tuple(replace(gpu, holds=(held,)) for gpu in spots.gpus))
+    kept = replace(spots, gpus=tuple(replace(gpu, reserved=(held,)) for gpu in spots.gpus))
     plan = schedule(at([kept], replace(URGENT, max_duration_s=50)))
     assert bool(plan.evictions) == preempted
 

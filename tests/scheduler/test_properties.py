@@ -47,7 +47,7 @@ def test_the_fleet_search_agrees_with_the_rules_of_the_nodes(snapshot: Snapshot)
             fits(node, replace(asked, gpu_models=asked.gpu_models[:1]), snapshot.at) for node in there
         )
         model = _model_of(snapshot, found.gpu_uuids[0])
-        holds = any(gpu.holds for node in snapshot.nodes for gpu in node.gpus)
+        holds = any(gpu.reserved for node in snapshot.nodes for gpu in node.gpus)
         assert preference(asked, model) == (0 if preferred else 1) or holds
 
 

@@ -72,10 +72,10 @@ def test_a_backfill_slot_keeps_its_turn_when_fair_shares_change() -> None:
     asked = waiting("first", "p", ago=500), waiting("second", "q")
     before = at([full], *asked)
     plan = schedule(before)
-    assert (plan.order, plan.promised) == (("first", "second"), ("first",))
+    assert (plan.order, plan.with_slots) == (("first", "second"), ("first",))
     p_used_some = replace(before, projects={"p": ProjectView(used=ResourceUsage(gpu_s=WEEK))})
     assert order(p_used_some) == ["second", "first"]
-    with_slot = replace(p_used_some, promised=frozenset(plan.promised))
+    with_slot = replace(p_used_some, with_slots=frozenset(plan.with_slots))
     assert order(with_slot) == ["first", "second"]
     assert [each.because for each in line(with_slot).ahead("second")] == ["promised"]
     owns = {"p": ProjectView(used=ResourceUsage(gpu_s=WEEK)), "q": ProjectView(guaranteed_gpu_milli=1000)}

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from mooring.core.node import NodeState
 from mooring.scheduler.model import GpuAllocation, NodeView, ReservedPeriod, Running
-from mooring.scheduler.reservations import Asked, choose, earliest, stock
+from mooring.scheduler.reservations import ReservationSpec, choose, earliest, reservable_gpus
 from tests.scheduler.worlds import A10, H100, cube_mesh, gpus, h100s, node, request
 
 DAY = 86_400.0
 
 
-def asked(count: int, begin: float = DAY, end: float = 2 * DAY, **gpu: Any) -> Asked:
-    return Asked(request(count, project_id="mine", **gpu), begin, end, now=0.0, overhead_s=0.0)
+def asked(count: int, begin: float = DAY, end: float = 2 * DAY, **gpu: Any) -> ReservationSpec:
+    return ReservationSpec(request(count, project_id="mine", **gpu), begin, end, now=0.0, overhead_s=0.0)
 
 
 def running(view: NodeView, places: range, ends_at: float | None, project: str = "other") -> NodeView:
@@ -34,12 +34,14 @@ def running(view: NodeView, places: range, ends_at: float | None, project: str =
 def held(view: NodeView, places: range, begin: float, end: float, reservation: str = "r") -> NodeView:
     period = ReservedPeriod(reservation, "other", begin, end)
     uuids = {view.gpus[place].uuid for place in places}
-    views = tuple(replace(gpu, holds=(*gpu.holds, period)) if gpu.uuid in uuids else gpu for gpu in view.gpus)
+    views = tuple(
+        replace(gpu, reserved=(*gpu.reserved, period)) if gpu.uuid in uuids else gpu for gpu in view.gpus
+    )
     return replace(view, gpus=views)
 
 
-def chosen(nodes: list[NodeView], what: Asked, **more: Any) -> list[str] | None:
-    found = choose(stock(nodes, what), what, **more)
+def chosen(nodes: list[NodeView], what: ReservationSpec, **more: Any) -> list[str] | None:
+    found = choose(reservable_gpus(nodes, what), what, **more)
     return None if found is None else sorted(found)
 
 
@@ -66,17 +68,17 @@ def test_well_connected_gpus_are_preferred() -> None:
 )
 def test_instances_that_end_before_do_not_block_gpus(ends_at: float | None, places: range) -> None:
     busy = running(h100s("n1"), range(4), ends_at)
-    there = stock([busy], asked(8))
+    there = reservable_gpus([busy], asked(8))
     assert there.most() == len(places)
 
 
 def test_instances_of_the_project_do_not_block_gpus() -> None:
-    assert stock([running(h100s("n1"), range(8), None, "mine")], asked(8)).most() == 8
+    assert reservable_gpus([running(h100s("n1"), range(8), None, "mine")], asked(8)).most() == 8
 
 
 def test_overdue_instances_block_gpus() -> None:
     stuck = running(h100s("n1"), range(8), -10.0)
-    assert stock([stuck], asked(8)).most() == 0
+    assert reservable_gpus([stuck], asked(8)).most() == 0
 
 
 @pytest.mark.parametrize(
@@ -84,12 +86,12 @@ def test_overdue_instances_block_gpus() -> None:
     [(0, DAY, 8), (2 * DAY, 3 * DAY, 8), (0, DAY + 1, 5), (DAY + 10, DAY + 20, 5), (2 * DAY - 1, 3 * DAY, 5)],
 )
 def test_reservations_do_not_overlap(begin: float, end: float, most: int) -> None:
-    assert stock([held(h100s("n1"), range(3), begin, end)], asked(8)).most() == most
+    assert reservable_gpus([held(h100s("n1"), range(3), begin, end)], asked(8)).most() == most
 
 
 def test_a_reservation_does_not_conflict_with_itself() -> None:
     there = held(h100s("n1"), range(8), DAY, 2 * DAY, "me")
-    assert stock([there], asked(8), but="me").most() == 8
+    assert reservable_gpus([there], asked(8), but="me").most() == 8
     what = asked(8, end=3 * DAY)
     assert chosen([there], what) is None
 
@@ -100,7 +102,7 @@ def test_unhealthy_and_unsuitable_gpus_are_left_out() -> None:
     mig = node("n3", tuple(replace(gpu, mig_enabled=True) for gpu in gpus(H100, 4, on="n3")))
     other = node("n4", gpus(A10, 4, on="n4"))
     what = asked(4, gpu_models=("H100",))
-    assert stock([quarantined, cordoned, mig, other], what).most() == 3
+    assert reservable_gpus([quarantined, cordoned, mig, other], what).most() == 3
 
 
 def test_models_are_tried_in_the_requested_order_and_never_mixed() -> None:
@@ -123,7 +125,7 @@ def test_it_keeps_its_gpus() -> None:
 def test_it_keeps_its_gpus_while_their_node_is_unreachable() -> None:
     silent = replace(h100s("n1"), state=NodeState.UNREACHABLE)
     kept = ["GPU-n1-0", "GPU-n1-1"]
-    there = stock([silent, h100s("n2")], asked(3), always=kept)
+    there = reservable_gpus([silent, h100s("n2")], asked(3), always=kept)
     assert set(kept) < set(choose(there, asked(3), kept) or ())
 
 

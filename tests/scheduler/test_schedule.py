@@ -124,7 +124,7 @@ def test_the_smallest_gpu_is_used_if_any_will_do(asked: Request) -> None:
 def test_gpus_reserved_for_the_project_come_first() -> None:
     held = h100s("n1")
     mine = ReservedPeriod("r1", "p", -10.0, 10.0)
-    gpu_views = tuple(replace(gpu, holds=(mine,)) if gpu.index > 5 else gpu for gpu in held.gpus)
+    gpu_views = tuple(replace(gpu, reserved=(mine,)) if gpu.index > 5 else gpu for gpu in held.gpus)
     # Two GPUs are free on another node, and better for any other project.
     cluster = (replace(held, gpus=gpu_views), h100s("n2", 6))
     asked = (request(2, project_id="p"), request(2, instance_id="i2", project_id="q"))
@@ -139,7 +139,7 @@ def _apart(numa_nodes: tuple[int, ...], *held: int) -> NodeView:
     gpu_views = zip(gpus([A10, A10, H100, H100]), numa_nodes, strict=True)
     return node(
         gpu_views=tuple(
-            replace(gpu, numa_node=numa_node, holds=(period,) if place in held else ())
+            replace(gpu, numa_node=numa_node, reserved=(period,) if place in held else ())
             for place, (gpu, numa_node) in enumerate(gpu_views)
         )
     )
@@ -183,10 +183,10 @@ def test_a_share_goes_to_the_gpu_that_is_already_shared() -> None:
     cluster = node(gpu_views=(first, replace(second, milli_free=500, project_id="p")))
     placed = place_one([cluster], request(1, gpu_milli=250, project_id="p"), AT)
     assert placed is not None
-    assert placed.grants == (GpuAllocation(second.uuid, 250),)
+    assert placed.allocations == (GpuAllocation(second.uuid, 250),)
     of_another = place_one([cluster], request(1, gpu_milli=250, project_id="q"), AT)
     assert of_another is not None
-    assert of_another.grants == (GpuAllocation(first.uuid, 250),)
+    assert of_another.allocations == (GpuAllocation(first.uuid, 250),)
 
 
 def test_mig_devices_come_from_the_gpu_with_the_fewest_free() -> None:
@@ -201,7 +201,10 @@ def test_mig_devices_come_from_the_gpu_with_the_fewest_free() -> None:
     asked = request(2, mig_profile="1g.10gb", gpu_milli=142)
     placed = place_one([node(gpu_views=(first, second))], asked, AT)
     assert placed is not None
-    assert [grant.mig_uuid for grant in placed.grants] == [f"{second.uuid}-0", f"{first.uuid}-0"]
+    assert [allocation.mig_uuid for allocation in placed.allocations] == [
+        f"{second.uuid}-0",
+        f"{first.uuid}-0",
+    ]
     assert place_one([node(gpu_views=(first, second))], replace(asked, gpu_count=5), AT) is None
 
 

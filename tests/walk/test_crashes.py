@@ -49,7 +49,7 @@ def kept(admin: Client, world: World) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("kept")
-def test_right_after_the_acknowledgement_of_a_create(admin: Client, world: World) -> None:
+def test_a_crash_right_after_a_create_is_acknowledged(admin: Client, world: World) -> None:
     made = [admin.create(gpus={"count": 1}, **SMALL) for _ in range(3)]
     kill_and_start(world)
     for instance in made:
@@ -57,7 +57,7 @@ def test_right_after_the_acknowledgement_of_a_create(admin: Client, world: World
 
 
 @pytest.mark.usefixtures("kept")
-def test_between_placement_and_the_nodes_hearing_of_it(admin: Client, world: World) -> None:
+def test_a_crash_between_placement_and_the_next_sync(admin: Client, world: World) -> None:
     for agent in world.agents:
         agent.freeze()
     made = admin.create(gpus={"count": 4}, **SMALL)
@@ -72,7 +72,7 @@ def test_between_placement_and_the_nodes_hearing_of_it(admin: Client, world: Wor
 
 
 @pytest.mark.usefixtures("kept")
-def test_during_a_start(admin: Client, world: World, registry: Registry) -> None:
+def test_a_crash_during_a_start(admin: Client, world: World, registry: Registry) -> None:
     image = registry.add_image(f"start-{uuid4().hex}", extra_layers=2, layer_bytes=8_000_000)
     made = admin.create(image=image, gpus={"count": 4}, **SMALL)
     freeze_in_mid_pull(registry, image)
@@ -86,7 +86,7 @@ def test_during_a_start(admin: Client, world: World, registry: Registry) -> None
 
 
 @pytest.mark.usefixtures("kept")
-def test_during_an_ending(admin: Client, world: World) -> None:
+def test_a_crash_while_instances_end(admin: Client, world: World) -> None:
     stopped, deleted = (admin.create(command=IGNORES_TERM, gpus={"count": 2}, **SMALL) for _ in range(2))
     for instance in (stopped, deleted):
         admin.wait(instance["id"], "running")
@@ -148,7 +148,7 @@ class Clients:
 
 
 @pytest.mark.usefixtures("kept")
-def test_in_a_storm_of_creates(admin: Client, world: World) -> None:
+def test_a_crash_during_many_creates(admin: Client, world: World) -> None:
     clients = Clients(world)
     clients.start()
     try:

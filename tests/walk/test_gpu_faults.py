@@ -113,7 +113,7 @@ def test_each_error_that_needs_a_reset_or_reboot_quarantines_within_six_seconds(
     assert node.gpu(GPUS - 1)["health"] == "healthy"
 
 
-def test_ten_thousand_application_faults_over_eight_gpus_take_none_away(node: Node) -> None:
+def test_ten_thousand_application_faults_quarantine_no_gpu(node: Node) -> None:
     instance = node.client.create(gpus={"count": GPUS})["id"]
     node.client.wait(instance, "running")
     codes = [13, 31, 32, 69, 80, 94]

@@ -58,7 +58,7 @@ def states_of(admin: Client, instance: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.usefixtures("kept")
-def test_a_killed_agent_adopts_what_runs(admin: Client, world: World, agent: AgentProcess) -> None:
+def test_a_new_agent_adopts_running_containers(admin: Client, world: World, agent: AgentProcess) -> None:
     made = admin.create(gpus={"count": 1}, **SMALL)
     admin.wait(made["id"], "running")
     before, children = world.container(made), agent.children()
@@ -81,7 +81,7 @@ def _executed(admin: Client, instance: dict[str, Any]) -> dict[str, Any] | None:
 
 @pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize("call", [CREATE, START])
-def test_an_agent_killed_in_the_middle_of_a_start_finishes_it_once(
+def test_an_agent_killed_during_a_start_completes_it_once(
     admin: Client, world: World, agent: AgentProcess, call: str
 ) -> None:
     killed = threading.Event()
@@ -100,7 +100,7 @@ def test_an_agent_killed_in_the_middle_of_a_start_finishes_it_once(
 
 
 @pytest.mark.usefixtures("kept")
-def test_an_agent_killed_in_mid_pull_pulls_again(
+def test_an_agent_killed_during_a_pull_pulls_again(
     admin: Client, world: World, agent: AgentProcess, registry: Registry
 ) -> None:
     image = registry.add_image(f"killed-{uuid4().hex}", extra_layers=2, layer_bytes=8_000_000)
@@ -117,7 +117,7 @@ def test_an_agent_killed_in_mid_pull_pulls_again(
 
 
 @pytest.mark.usefixtures("kept")
-def test_of_two_agents_with_one_identity_the_older_ends(
+def test_the_older_of_two_agents_with_one_identity_ends(
     admin: Client, world: World, agent: AgentProcess, tmp_path: Path
 ) -> None:
     twin = AgentProcess(agent.node, world.server, tmp_path)
@@ -136,7 +136,7 @@ def test_of_two_agents_with_one_identity_the_older_ends(
 # --- Docker
 
 
-def test_a_create_that_dies_with_a_frozen_docker_is_adopted(
+def test_a_container_created_by_a_frozen_docker_is_adopted(
     admin: Client, world: World, agent: AgentProcess, kept: dict[str, Any]
 ) -> None:
     frozen = threading.Event()
@@ -166,7 +166,7 @@ def _not_ready(admin: Client, agent: AgentProcess) -> dict[str, Any] | None:
     return node if node["state"] == "not_ready" else None
 
 
-def test_a_docker_that_is_down_is_unknown_and_never_free(
+def test_gpus_stay_allocated_while_docker_is_down(
     admin: Client, world: World, agent: AgentProcess, kept: dict[str, Any]
 ) -> None:
     stopping = admin.create(gpus={"count": 1}, **SMALL)
@@ -292,7 +292,7 @@ def _reason_code(admin: Client, instance: dict[str, Any]) -> str | None:
 
 
 @pytest.mark.usefixtures("kept")
-def test_a_container_that_others_remove_or_kill_has_failed(
+def test_a_container_removed_or_killed_by_others_has_failed(
     admin: Client, world: World, agent: AgentProcess
 ) -> None:
     removed, killed = (admin.create(gpus={"count": 1}, **SMALL) for _ in range(2))

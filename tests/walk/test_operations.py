@@ -35,7 +35,7 @@ def holders(admin: Client) -> set[str]:
     ("policy", "exit_code", "ends_as"),
     [("never", 0, "succeeded"), ("never", 3, "failed"), ("on_failure", 0, "succeeded")],
 )
-def test_an_end_that_the_policy_accepts_is_final(
+def test_an_accepted_exit_is_final(
     admin: Client, world: World, policy: str, exit_code: int, ends_as: str
 ) -> None:
     made = admin.create(restart=policy, command=["sh", "-c", f"exit {exit_code}"], gpus={"count": 1}, **SMALL)
@@ -46,13 +46,13 @@ def test_an_end_that_the_policy_accepts_is_final(
     assert not world.container(made).runs
 
 
-def test_an_end_is_noticed_long_before_the_next_full_listing(admin: Client) -> None:
+def test_an_exit_is_noticed_before_the_next_full_listing(admin: Client) -> None:
     made = admin.create(command=["sleep", "1"], gpus={"count": 1}, **SMALL)
     admin.wait(made["id"], "succeeded", 10)
 
 
 @pytest.mark.parametrize(("policy", "exit_code"), [("on_failure", 3), ("always", 0)])
-def test_an_end_that_the_policy_does_not_accept_is_followed_by_a_start_in_the_same_container(
+def test_the_restart_policy_restarts_the_same_container(
     admin: Client, world: World, policy: str, exit_code: int
 ) -> None:
     first = f"[ $(wc -l < /tmp/starts) -lt 2 ] && sleep 1 && exit {exit_code}"
@@ -81,7 +81,7 @@ def test_an_end_that_the_policy_does_not_accept_is_followed_by_a_start_in_the_sa
     assert admin.wait(made["id"], "stopped")["reason"]["code"] == "stopped_by_user"
 
 
-def test_the_restart_verb_is_a_new_attempt_on_the_same_gpus(admin: Client, world: World) -> None:
+def test_restart_is_a_new_attempt_on_the_same_gpus(admin: Client, world: World) -> None:
     made = admin.create(gpus={"count": 2}, **SMALL)
     before = admin.wait(made["id"], "running")
     was = world.container(made)
@@ -138,7 +138,7 @@ def test_max_duration_ends_an_instance(admin: Client) -> None:
 
 
 @pytest.mark.parametrize("after", ["scheduled", "starting"])
-def test_delete_while_it_is_being_placed_or_started(admin: Client, world: World, after: str) -> None:
+def test_delete_works_during_placement_and_start(admin: Client, world: World, after: str) -> None:
     for _ in range(5):
         made = admin.create(gpus={"count": 8}, **SMALL)
         admin.wait(made["id"], after)
@@ -151,7 +151,7 @@ def test_delete_while_it_is_being_placed_or_started(admin: Client, world: World,
 # --- images
 
 
-def test_a_missing_image_ends_in_a_reason(admin: Client, world: World, registry: Registry) -> None:
+def test_a_missing_image_fails_with_a_reason(admin: Client, world: World, registry: Registry) -> None:
     made = admin.create(image=f"{registry.name}/nobody/nothing:1", gpus={"count": 8}, **SMALL)
     failed = admin.wait(made["id"], "failed")
     assert failed["reason"]["code"] == "image_not_found"
@@ -198,7 +198,7 @@ def test_a_pull_shows_its_progress_and_is_cancelled_by_a_delete(
 # --- starts that Docker refuses
 
 
-def test_a_bad_command_ends_in_a_reason(admin: Client, world: World) -> None:
+def test_a_bad_command_fails_with_a_reason(admin: Client, world: World) -> None:
     made = admin.create(command=["no-such-program"], gpus={"count": 8}, **SMALL)
     failed = admin.wait(made["id"], "failed")
     assert failed["reason"]["code"] == "command_not_found"
@@ -238,7 +238,7 @@ def ports_held(node: DockerNode, first: int) -> Iterator[None]:
         holder.communicate()
 
 
-def test_a_port_in_use_ends_in_a_reason_and_another_start_succeeds(admin: Client, world: World) -> None:
+def test_a_port_in_use_fails_with_a_reason_and_another_start_succeeds(admin: Client, world: World) -> None:
     first = admin.create(ports=[{"container": 80}], gpus={"count": 8}, **SMALL)
     running = admin.wait(first["id"], "running")
     admin.post(f"/v1/instances/{first['id']}/stop")

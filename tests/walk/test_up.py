@@ -101,7 +101,7 @@ def _is_zombie(process: psutil.Process) -> bool:
         return True
 
 
-def test_a_simulated_fleet_from_the_first_start_to_the_second(up: Callable[..., Up]) -> None:
+def test_a_simulated_fleet_survives_a_restart(up: Callable[..., Up]) -> None:
     first = up(MOORING_SIMULATE="2x8xH100")
     key, data = first.key, Path(first.environment["MOORING_DATA_DIR"])
     printed = first.printed()
@@ -179,7 +179,7 @@ class _busy_clients:  # noqa: N801 - used as a function
             pass  # cut off, as it should be
 
 
-def test_the_local_node_gets_no_secret_of_the_server(up: Callable[..., Up]) -> None:
+def test_the_local_node_gets_no_server_secret(up: Callable[..., Up]) -> None:
     key = "canary-of-the-admin-key-0123456789abcdef"
     running = up(**NO_DOCKER, MOORING_SIMULATE="1x1xH100", MOORING_BOOTSTRAP_ADMIN_KEY=key)
     [agent, *_readers] = running.children()
@@ -202,7 +202,7 @@ def test_kill_9_of_the_parent_ends_everything(up: Callable[..., Up], tmp_path: P
     nothing_left_of(children)
 
 
-def test_a_setting_that_is_wrong_is_named_before_anything_is_made(tmp_path: Path) -> None:
+def test_a_wrong_setting_is_reported_before_anything_is_created(tmp_path: Path) -> None:
     """The admin key, which is shown once, would have been made and lost."""
     environment = {"MOORING_DATA_DIR": str(tmp_path / "data"), "MOORING_SIMULATE": "2x8xH1000"}
     ended = CliRunner().invoke(app, ["up"], env=environment)
@@ -210,7 +210,7 @@ def test_a_setting_that_is_wrong_is_named_before_anything_is_made(tmp_path: Path
     assert ended.stderr.startswith("MOORING_SIMULATE: 'H1000' is not a GPU model that can be simulated")
 
 
-def test_the_admin_key_of_a_start_that_fails_is_not_lost(tmp_path: Path) -> None:
+def test_the_admin_key_survives_a_failed_start(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         environment = clean_environment() | {
             "MOORING_DATA_DIR": str(tmp_path), "MOORING_PORT": str(taken.getsockname()[1]),
@@ -268,7 +268,7 @@ def test_real_containers_with_simulated_gpus(
         wait_until(lambda: not containers_on(node), 20)
 
 
-def test_a_docker_that_is_down_at_the_next_start_is_not_simulated(
+def test_a_stopped_docker_is_not_replaced_by_a_simulation(
     up: Callable[..., Up], docker_nodes: Callable[[int], list[DockerNode]]
 ) -> None:
     [node] = docker_nodes(1)
@@ -305,7 +305,7 @@ def mooring(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
     return subprocess.run(argv, env=whole, capture_output=True, text=True, check=False, timeout=60)
 
 
-def test_server_refuses_to_serve_plain_http_to_the_world(tmp_path: Path) -> None:
+def test_server_does_not_serve_plain_http_on_public_addresses(tmp_path: Path) -> None:
     ran = mooring("server", MOORING_HOST="0.0.0.0", MOORING_DATA_DIR=str(tmp_path))
     assert ran.returncode == 2
     assert "MOORING_BEHIND_TLS_PROXY" in ran.stderr
@@ -323,7 +323,7 @@ def test_db_commands(tmp_path: Path) -> None:
     assert (downgraded.returncode, "no revision" in downgraded.stdout) == (0, True)
 
 
-def test_doctor_says_what_is_wrong(docker_nodes: Callable[[int], list[DockerNode]], tmp_path: Path) -> None:
+def test_doctor_reports_problems(docker_nodes: Callable[[int], list[DockerNode]], tmp_path: Path) -> None:
     [node] = docker_nodes(1)
     # Docker's rules are in the node's network, and this is outside.
     outside = {
@@ -343,7 +343,7 @@ def test_doctor_says_what_is_wrong(docker_nodes: Callable[[int], list[DockerNode
     assert "2 GPUs" in broken.stdout
 
 
-def test_another_fleet_to_simulate_needs_no_approval(up: Callable[..., Up], tmp_path: Path) -> None:
+def test_a_changed_simulated_fleet_needs_no_approval(up: Callable[..., Up], tmp_path: Path) -> None:
     """The local nodes are the operator's own process, and so is what they make up."""
     first = up(MOORING_SIMULATE="1x2xH100", **NO_DOCKER)
     key = first.key

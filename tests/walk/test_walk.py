@@ -149,7 +149,7 @@ def test_users_cannot_name_devices_in_env(admin: Client) -> None:
     assert answer.json()["errors"][0]["code"] == "reserved_env"
 
 
-def test_an_image_that_asks_for_all_gpus_gets_its_own_or_none(
+def test_an_image_that_requests_all_gpus_gets_only_allocated_ones(
     admin: Client, world: World, cuda_env_image: str
 ) -> None:
     with_gpus = admin.create(image=cuda_env_image, gpus={"count": 3})

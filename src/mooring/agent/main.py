@@ -28,7 +28,7 @@ from mooring.agent.simulated.gpus import SimulatedGpuReader
 from mooring.agent.simulated.runtime import SimulatedRuntime
 from mooring.agent.sync.agent import Agent
 from mooring.agent.sync.client import ControlPlaneClient, InsecureUrl, RequestRejected, Unreachable
-from mooring.agent.sync.exchange import EXIT_UNAUTHORIZED, Backoff
+from mooring.agent.sync.exchange import EXIT_UNAUTHORIZED, new_backoff
 from mooring.agent.sync.identity import NodeIdentity, StateDirectory, StateError
 from mooring.agent.sync.reachability import Reachability
 from mooring.agent.sync.worker_pools import WorkerPools
@@ -172,7 +172,7 @@ class _Fleet:
             log.critical("node %s has not joined yet: set MOORING_JOIN_TOKEN to a new join token", plan.name)
             self.exit_code = EXIT_NOT_SET_UP
             return None
-        backoff = Backoff()
+        backoff = new_backoff()
         while not self.stopping.is_set():
             try:
                 answer = control_plane.join(token, plan.name, socket.gethostname())

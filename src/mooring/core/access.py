@@ -143,16 +143,16 @@ class Access:
             raise NotFound(missing)
         raise lacking(self.permission)
 
-    def project(self, asked: str | None, default: str) -> str:
+    def project(self, project_id: str | None, default: str) -> str:
         """The project of a new resource: the requested one, else the caller's only project or home.
 
         Raises:
             NotFound, Forbidden: as `require`.
             ProjectRequired: the caller has several projects and named none.
         """
-        if asked is not None:
-            self.require(asked, f"no project {asked}")
-            return asked
+        if project_id is not None:
+            self.require(project_id, f"no project {project_id}")
+            return project_id
         if self.projects is None:
             return default
         if len(self.projects) != 1 and self.caller.home in self.projects:

@@ -119,9 +119,9 @@ def mig_milli(profile: str) -> int:
     return max(1, min(1000, 1000 * int(slices[1]) // 7)) if slices else 1000
 
 
-def model_matches(asked: str | None, model: str) -> bool:
+def model_matches(wanted: str | None, model: str) -> bool:
     """Whether every requested word is a word of the NVML name: `A10` does not match an `A100`."""
-    return asked is None or _words(asked) <= _words(model)
+    return wanted is None or _words(wanted) <= _words(model)
 
 
 def _words(name: str) -> frozenset[str]:

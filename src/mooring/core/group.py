@@ -7,11 +7,11 @@ from typing import Final, Literal
 from mooring.core.instance.state import ENDED, DesiredState, State
 
 # One scheduling cycle places all members, in one transaction.
-MOST_MEMBERS: Final = 64
+MAX_MEMBERS: Final = 64
 # The group's name followed by a rank must still be a valid name.
 LONGEST_NAME: Final = 60
 # How often members are queued again after a failure before the group fails.
-MOST_RESTARTS: Final = 10
+MAX_RESTARTS: Final = 10
 
 OnMemberFailure = Literal["fail_group", "restart_member"]
 NetworkMode = Literal["auto", "overlay", "host"]

@@ -10,13 +10,14 @@ from typing import TypeVar
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
+from mooring.core.backoff import Backoff
 from mooring.db.session import Database
 from mooring.db.signals import AnyTopic
 
 Item = TypeVar("Item")
 
 log = logging.getLogger(__name__)
-_LONGEST_BACKOFF_S = 5.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 5.0
 
 
 class Loop(ABC):
@@ -69,13 +70,16 @@ class Loop(ABC):
         self._thread.join(timeout=10)
 
     def _run(self) -> None:
-        failures = 0
+        backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         with self.database.signals.waking(self._woken, *self.topics):
             while not self._stopping.is_set():
                 self._woken.clear()
                 began = time.monotonic()
-                failures = 0 if self._ticked() else failures + 1
-                self._rest(time.monotonic() - began, failures)
+                if self._ticked():
+                    backoff.reset()
+                    self._rest(time.monotonic() - began)
+                else:
+                    self._stopping.wait(backoff.pause_s())
 
     def _ticked(self) -> bool:
         try:
@@ -85,9 +89,6 @@ class Loop(ABC):
             return False
         return True
 
-    def _rest(self, took_s: float, failures: int) -> None:
-        if failures:
-            self._stopping.wait(min(2.0 ** (failures - 1), _LONGEST_BACKOFF_S))
-            return
+    def _rest(self, took_s: float) -> None:
         self._stopping.wait(took_s * self.rest_factor if took_s > 0.02 else 0)
         self._woken.wait(self.interval_s)

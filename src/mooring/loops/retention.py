@@ -18,10 +18,10 @@ from mooring.loops.loop import Loop
 log = logging.getLogger(__name__)
 
 # Rows of one kind that one run purges at most; the next run continues.
-MOST_IN_A_RUN: Final = 20_000
+MAX_PER_RUN: Final = 20_000
 # A batch grows and shrinks so that its transaction takes about this long.
 BATCH_S: Final = 0.05
-MOST_IN_A_BATCH: Final = 500
+MAX_BATCH_SIZE: Final = 500
 _FIRST_BATCH = 20
 
 
@@ -100,7 +100,7 @@ class Retention(Loop):
             raise ExceptionGroup("some rows were not purged", failures)
 
     def _sweep(self, sweep: Sweep) -> None:
-        left, batch = MOST_IN_A_RUN, _FIRST_BATCH
+        left, batch = MAX_PER_RUN, _FIRST_BATCH
         while left > 0 and not self._stopping.is_set():
             with self.database.read() as session:
                 keys = sweep.find(session, min(batch, left))
@@ -134,4 +134,4 @@ class Retention(Loop):
 def _next_batch(batch: int, took_s: float) -> int:
     if took_s > BATCH_S:
         return max(1, batch // 2)
-    return min(MOST_IN_A_BATCH, batch * 2) if took_s < BATCH_S / 3 else batch
+    return min(MAX_BATCH_SIZE, batch * 2) if took_s < BATCH_S / 3 else batch

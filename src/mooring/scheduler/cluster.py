@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from mooring.core.bounded_dict import BoundedDict
 from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.core.node import NodeState
 from mooring.scheduler.model import NodeView, Request, Running
@@ -27,8 +28,8 @@ from mooring.scheduler.packing.node_classes import (
     ask_of,
     fleet_node,
     kind_of,
+    places_of,
     suitable,
-    units,
 )
 from mooring.scheduler.packing.potential import Potential
 from mooring.scheduler.packing.shapes import NodeClass
@@ -77,9 +78,9 @@ class ClusterState:
         self._classes: list[NodeClass] = []
         self._as_given: list[NodeView | None] = []  # as in the snapshot; null: changed since
         self._last_given: Sequence[NodeView] | None = None  # null: nodes changed since the last snapshot
-        self._numbers: dict[object, _Numbers] = {}
+        self._numbers: BoundedDict[object, _Numbers] = BoundedDict(256)
         self._before: dict[int, NodeView] | None = None  # nodes before the current what-if
-        self._suitable: dict[tuple[int, Ask], Suitable] = {}
+        self._suitable: BoundedDict[tuple[int, Ask], Suitable] = BoundedDict(100_000)
         self._codes: dict[Hashable, int] = {None: 0}  # of the values that group nodes
 
     def __len__(self) -> int:
@@ -137,7 +138,7 @@ class ClusterState:
         before = self.nodes[index]
         if self._before is not None and before is not None:
             self._before.setdefault(index, before)
-        there = list(units(node))
+        there = list(places_of(node))
         number = self._kind_of[index] = self._number(kind_of(node, there))
         as_class = self._classes[number]
         self.fleet.refresh([fleet_node(node, as_class, there, open_=node.state is NodeState.READY)])
@@ -178,8 +179,6 @@ class ClusterState:
         key = number, ask_of(request)
         found = self._suitable.get(key)
         if found is None:
-            if len(self._suitable) > 100_000:
-                self._suitable.clear()
             found = self._suitable[key] = suitable(self.kinds[number], request)
         return found
 
@@ -215,7 +214,7 @@ class ClusterState:
         if old is not new:
             self._count_running(index, old, new)
         self.with_holds.discard(index)
-        if after is not None and any(gpu.holds for gpu in after.gpus):
+        if after is not None and any(gpu.reserved for gpu in after.gpus):
             self.with_holds.add(index)
         self.with_last.discard(index)
         if after is not None and any(gpu.last for gpu in after.gpus):
@@ -264,8 +263,6 @@ class ClusterState:
     def numbers(self, key: object, number: Callable[[NodeView], int]) -> Ints:
         """As `mask`, with a number for each node; 0 for removed nodes."""
         if key not in self._numbers:
-            if len(self._numbers) > 256:
-                self._numbers.clear()
             self._numbers[key] = _Numbers()
         return self._numbers[key].current(self, number)
 

@@ -50,7 +50,7 @@ class GpuView:
     numa_node: int | None = None
     mig_enabled: bool = False
     mig: tuple[MigView, ...] = ()
-    holds: tuple[ReservedPeriod, ...] = ()
+    reserved: tuple[ReservedPeriod, ...] = ()
     last: bool = False  # it has a fault: allocated only where nothing else fits
 
     @property
@@ -74,7 +74,7 @@ class Running:
 
     instance_id: str
     project_id: str
-    grants: tuple[GpuAllocation, ...]
+    allocations: tuple[GpuAllocation, ...]
     cpu_milli: int
     memory_mib: int
     priority: int
@@ -87,7 +87,7 @@ class Running:
 
     @property
     def gpu_milli(self) -> int:
-        return sum(grant.milli for grant in self.grants)
+        return sum(allocation.milli for allocation in self.allocations)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +232,7 @@ class Snapshot:
     now: float = 0.0
     policy: Policy = Policy()
     potential: Potential | None = None  # prices wasted GPUs; null: no demand was learnt yet
-    promised: frozenset[str] = frozenset()  # of the previous plan; they keep their place
+    with_slots: frozenset[str] = frozenset()  # of the previous plan; they keep their place
 
     @property
     def at(self) -> PlanTime:
@@ -254,7 +254,7 @@ class Refusal:
 class Placement:
     instance_id: str
     node_id: str
-    grants: tuple[GpuAllocation, ...]
+    allocations: tuple[GpuAllocation, ...]
     cpu_milli: int
     memory_mib: int
     link_score: float | None = None  # of several GPUs: 1 if no set of the node is better connected
@@ -263,7 +263,7 @@ class Placement:
 
     @property
     def gpu_uuids(self) -> tuple[str, ...]:
-        return tuple(grant.gpu_uuid for grant in self.grants)
+        return tuple(allocation.gpu_uuid for allocation in self.allocations)
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,4 +303,4 @@ class SchedulingPlan:
     evictions: tuple[Eviction, ...] = ()
     forecasts: tuple[Forecast, ...] = ()
     order: tuple[str, ...] = ()  # pending instances, in the order of the queue
-    promised: tuple[str, ...] = ()  # instances with a slot that come first among equals
+    with_slots: tuple[str, ...] = ()  # instances with a slot that come first among equals

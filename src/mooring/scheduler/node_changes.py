@@ -17,7 +17,7 @@ def as_running(placed: Placement, request: Request, at: PlanTime) -> Running:
     return Running(
         instance_id=request.instance_id,
         project_id=request.project_id,
-        grants=placed.grants,
+        allocations=placed.allocations,
         cpu_milli=placed.cpu_milli,
         memory_mib=placed.memory_mib,
         priority=request.priority,
@@ -35,7 +35,7 @@ def added(node: NodeView, running: Running) -> NodeView:
         cpu_milli_free=node.cpu_milli_free - running.cpu_milli,
         memory_mib_free=node.memory_mib_free - running.memory_mib,
         disk_mib_free=node.disk_mib_free - running.disk_mib,
-        gpus=_changed(node.gpus, running.grants, running.project_id, -1),
+        gpus=_changed(node.gpus, running.allocations, running.project_id, -1),
         running=(*node.running, running),
     )
 
@@ -46,7 +46,7 @@ def without(node: NodeView, gone: Iterable[Running]) -> NodeView:
         return node
     gpus = node.gpus
     for running in ended.values():
-        gpus = _changed(gpus, running.grants, running.project_id, +1)
+        gpus = _changed(gpus, running.allocations, running.project_id, +1)
     return replace(
         node,
         cpu_milli_free=node.cpu_milli_free + sum(running.cpu_milli for running in ended.values()),
@@ -73,26 +73,26 @@ def empty(node: NodeView) -> NodeView:
 
 def _emptied_gpu(gpu: GpuView) -> GpuView:
     devices = tuple(replace(device, free=True) for device in gpu.mig)
-    return replace(gpu, milli_free=WHOLE_MILLI, project_id=None, healthy=True, mig=devices, holds=())
+    return replace(gpu, milli_free=WHOLE_MILLI, project_id=None, healthy=True, mig=devices, reserved=())
 
 
 def _changed(
-    gpus: tuple[GpuView, ...], grants: Iterable[GpuAllocation], project_id: str, sign: int
+    gpus: tuple[GpuView, ...], allocations: Iterable[GpuAllocation], project_id: str, sign: int
 ) -> tuple[GpuView, ...]:
     """Args: sign: -1 to allocate, +1 to release."""
     by_gpu: dict[str, list[GpuAllocation]] = {}
-    for grant in grants:
-        by_gpu.setdefault(grant.gpu_uuid, []).append(grant)
+    for allocation in allocations:
+        by_gpu.setdefault(allocation.gpu_uuid, []).append(allocation)
     return tuple(
         _changed_gpu(gpu, by_gpu[gpu.uuid], project_id, sign) if gpu.uuid in by_gpu else gpu for gpu in gpus
     )
 
 
-def _changed_gpu(gpu: GpuView, grants: list[GpuAllocation], project_id: str, sign: int) -> GpuView:
-    free = gpu.milli_free + sign * sum(grant.milli for grant in grants)
+def _changed_gpu(gpu: GpuView, allocations: list[GpuAllocation], project_id: str, sign: int) -> GpuView:
+    free = gpu.milli_free + sign * sum(allocation.milli for allocation in allocations)
     owner = None if free == WHOLE_MILLI else gpu.project_id or project_id
     if not gpu.mig:
         return replace(gpu, milli_free=free, project_id=owner)
-    mig_uuids = {grant.mig_uuid for grant in grants}
+    mig_uuids = {allocation.mig_uuid for allocation in allocations}
     mig = (replace(device, free=sign > 0) if device.uuid in mig_uuids else device for device in gpu.mig)
     return replace(gpu, milli_free=free, project_id=owner, mig=tuple(mig))

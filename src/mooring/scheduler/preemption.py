@@ -201,8 +201,8 @@ class Preemption:
 
     def _by_fewest(self, unit: Unit, request: Request, among: Mask | None) -> Iterator[tuple[int, list[int]]]:
         """The nodes in order of id, grouped by the least number of victims that each needs."""
-        asked = (*shape(request), request.project_id, unit.priority, self._reclaims)
-        fewest = self.cluster.numbers(("fewest", asked), lambda node: self._fewest(unit, request, node))
+        key = (*shape(request), request.project_id, unit.priority, self._reclaims)
+        fewest = self.cluster.numbers(("fewest", key), lambda node: self._fewest(unit, request, node))
         for count in np.unique(fewest[fewest > 0]).tolist():
             there = np.flatnonzero(fewest == count).tolist()
             free = [
@@ -345,7 +345,7 @@ def _fewest(node: NodeView, request: Request, victims: Sequence[Running]) -> int
     # A MIG device is not counted: the result stays a lower bound.
     lacks = 0 if request.mig_profile is not None else request.gpu_count - free
     counts = (
-        _parts_needed(lacks, [len(victim.grants) for victim in victims]),
+        _parts_needed(lacks, [len(victim.allocations) for victim in victims]),
         _parts_needed(cpu_milli - node.cpu_milli_free, [victim.cpu_milli for victim in victims]),
         _parts_needed(memory_mib - node.memory_mib_free, [victim.memory_mib for victim in victims]),
         _parts_needed(disk.lacking(request, node), [victim.disk_mib for victim in victims]),

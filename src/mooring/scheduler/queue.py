@@ -136,7 +136,7 @@ class SchedulingQueue:
         return self._snapshot.now - unit.queued_at > self._snapshot.policy.overdue_after_s
 
     def _promised(self, unit: Unit) -> bool:
-        return unit.first.instance_id in self._snapshot.promised
+        return unit.first.instance_id in self._snapshot.with_slots
 
 
 def because(first: Rank, second: Rank) -> Because:

@@ -13,7 +13,7 @@ from mooring.scheduler.packing import links
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ReservationSpec:
     """A reservation to be made: whole GPUs of one model for a period."""
 
     gpus: Request
@@ -39,8 +39,8 @@ class ReservableGpus:
         return max(counts, default=0)
 
 
-def stock(
-    nodes: Iterable[NodeView], asked: Asked, but: str | None = None, always: Collection[str] = ()
+def reservable_gpus(
+    nodes: Iterable[NodeView], spec: ReservationSpec, but: str | None = None, always: Collection[str] = ()
 ) -> ReservableGpus:
     """The GPUs that are available at the requested time.
 
@@ -49,38 +49,38 @@ def stock(
         always: GPUs that count as available in any state of their node and whatever is allocated of them.
     """
     found: dict[str, dict[str, list[GpuView]]] = {}
-    for node, gpu, starts in _windows(nodes, asked, but, always):
-        if gpu.uuid in always or any(first <= asked.from_at <= last for first, last in starts):
+    for node, gpu, starts in _windows(nodes, spec, but, always):
+        if gpu.uuid in always or any(first <= spec.from_at <= last for first, last in starts):
             found.setdefault(gpu.model, {}).setdefault(node.id, []).append(gpu)
     return ReservableGpus(found)
 
 
-def choose(there: ReservableGpus, asked: Asked, kept: Collection[str] = ()) -> tuple[str, ...] | None:
+def choose(gpus: ReservableGpus, spec: ReservationSpec, kept: Collection[str] = ()) -> tuple[str, ...] | None:
     """UUIDs of the GPUs to reserve, on the fewest nodes and best connected; None if there are too few.
 
     Args:
         kept: GPUs to choose first if they are available.
     """
-    count = asked.gpus.gpu_count
-    models = sorted(there.by_model, key=lambda model: (_rank(there, asked, model, kept), model))
+    count = spec.gpus.gpu_count
+    models = sorted(gpus.by_model, key=lambda model: (_rank(gpus, spec, model, kept), model))
     for model in models:
-        nodes = there.by_model[model]
+        nodes = gpus.by_model[model]
         if sum(map(len, nodes.values())) >= count:
             return _of_model(nodes, count, kept)
     return None
 
 
-def earliest(nodes: Iterable[NodeView], asked: Asked, but: str | None = None) -> float | None:
+def earliest(nodes: Iterable[NodeView], spec: ReservationSpec, but: str | None = None) -> float | None:
     """The earliest start, not before the requested one, with enough GPUs for the whole duration.
 
     None if it depends on an instance without a declared end, or there are too few GPUs in total.
     """
     changes: dict[str, list[tuple[float, int]]] = {}
-    for _node, gpu, starts in _windows(nodes, asked, but):
+    for _node, gpu, starts in _windows(nodes, spec, but):
         for first, last in starts:
             # At equal times, begins count before ends: `last` itself is a valid start.
             changes.setdefault(gpu.model, []).extend([(first, 1), (last, -1)])
-    found = (_first_of_enough(of_model, asked.gpus.gpu_count) for of_model in changes.values())
+    found = (_first_of_enough(of_model, spec.gpus.gpu_count) for of_model in changes.values())
     return min((time for time in found if time is not None), default=None)
 
 
@@ -94,54 +94,54 @@ def _first_of_enough(changes: Iterable[tuple[float, int]], count: int) -> float 
 
 
 def _windows(
-    nodes: Iterable[NodeView], asked: Asked, but: str | None, always: Collection[str] = ()
+    nodes: Iterable[NodeView], spec: ReservationSpec, but: str | None, always: Collection[str] = ()
 ) -> Iterator[tuple[NodeView, GpuView, list[tuple[float, float]]]]:
     """Each suitable GPU, with the intervals (first, last) in which the reservation could start."""
     for node in sorted(nodes, key=lambda each: each.id):
-        ready = node.state is NodeState.READY and admits(node, asked.gpus)
-        busy = _busy_until(node, asked)
+        ready = node.state is NodeState.READY and admits(node, spec.gpus)
+        busy = _busy_until(node, spec)
         for gpu in links.in_order(node.gpus):
             if (
                 not gpu.healthy
-                or not gpu_offers.would_do(gpu, asked.gpus)
+                or not gpu_offers.would_do(gpu, spec.gpus)
                 or not (ready or gpu.uuid in always)
             ):
                 continue
-            others = tuple(period for period in gpu.holds if period.reservation_id != but)
-            yield node, gpu, list(_starts(others, busy.get(gpu.uuid, 0.0), asked))
+            others = tuple(period for period in gpu.reserved if period.reservation_id != but)
+            yield node, gpu, list(_starts(others, busy.get(gpu.uuid, 0.0), spec))
 
 
-def _busy_until(node: NodeView, asked: Asked) -> dict[str, float]:
+def _busy_until(node: NodeView, spec: ReservationSpec) -> dict[str, float]:
     """GPU -> end of the last allocation of other projects; infinite if one has no declared end."""
     busy: dict[str, float] = {}
     for running in node.running:
-        if running.project_id == asked.gpus.project_id:
+        if running.project_id == spec.gpus.project_id:
             continue
-        end = inf if running.ends_at is None else running.ends_at + asked.overhead_s
-        if end < asked.now:
+        end = inf if running.ends_at is None else running.ends_at + spec.overhead_s
+        if end < spec.now:
             end = inf  # overdue: its end is unknown
-        for grant in running.grants:
-            busy[grant.gpu_uuid] = max(busy.get(grant.gpu_uuid, 0.0), end)
+        for allocation in running.allocations:
+            busy[allocation.gpu_uuid] = max(busy.get(allocation.gpu_uuid, 0.0), end)
     return busy
 
 
 def _starts(
-    periods: Iterable[ReservedPeriod], busy_until: float, asked: Asked
+    periods: Iterable[ReservedPeriod], busy_until: float, spec: ReservationSpec
 ) -> Iterator[tuple[float, float]]:
     """The intervals in which it could start, one per gap between other reservations."""
-    free_from = max(asked.from_at, busy_until)
+    free_from = max(spec.from_at, busy_until)
     for period in sorted(periods, key=lambda each: each.from_at):
-        if free_from + asked.lasts_s <= period.from_at:
-            yield free_from, period.from_at - asked.lasts_s
+        if free_from + spec.lasts_s <= period.from_at:
+            yield free_from, period.from_at - spec.lasts_s
         free_from = max(free_from, period.to_at)
     if free_from < inf:
         yield free_from, inf
 
 
-def _rank(there: ReservableGpus, asked: Asked, model: str, kept: Collection[str]) -> tuple[bool, int]:
+def _rank(gpus: ReservableGpus, spec: ReservationSpec, model: str, kept: Collection[str]) -> tuple[bool, int]:
     """The model of the kept GPUs comes first, then the preferred one."""
-    keeps = any(gpu.uuid in kept for gpus in there.by_model[model].values() for gpu in gpus)
-    return not keeps, preference(asked.gpus, model) or 0
+    keeps = any(gpu.uuid in kept for there in gpus.by_model[model].values() for gpu in there)
+    return not keeps, preference(spec.gpus, model) or 0
 
 
 def _of_model(nodes: Mapping[str, Sequence[GpuView]], count: int, kept: Collection[str]) -> tuple[str, ...]:

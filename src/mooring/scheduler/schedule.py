@@ -93,7 +93,7 @@ class SchedulingCycle:
             tuple(self._deferral.evictions),
             tuple(self.backfill.forecasts),
             tuple(each.instance_id for each in unplaced),
-            tuple(self._deferral.promised),
+            tuple(self._deferral.with_slots),
         )
 
     def _decide(self, unit: Unit) -> None:
@@ -108,12 +108,12 @@ class SchedulingCycle:
 
     def _places(self, unit: Unit) -> list[Found] | None:
         """A request that failed is not tried again for its equals: nothing is released during a cycle."""
-        asked = gangs.key(self.cluster, unit)
-        if asked in self._failed or not gangs.whole(self.cluster, unit):
+        key = gangs.key(self.cluster, unit)
+        if key in self._failed or not gangs.whole(self.cluster, unit):
             return None
         found = gangs.place(self.cluster, unit, self._at, self.backfill.allowing)
         if found is None:
-            self._failed.add(asked)
+            self._failed.add(key)
         return found
 
     def _take(self, unit: Unit, found: list[Found]) -> None:
@@ -125,7 +125,7 @@ class SchedulingCycle:
                 self._quotas[unit.project_id] = quotas.after(
                     quota, member, each.model, placed.cpu_milli, placed.memory_mib
                 )
-            milli = sum(grant.milli for grant in placed.grants)
+            milli = sum(allocation.milli for allocation in placed.allocations)
             self._shares.take(unit.project_id, milli, placed.cpu_milli, placed.memory_mib)
             borrowed = bool(milli) and self._shares.beyond_guarantee(unit.project_id)
             self.placements.append(replace(placed, borrowed=True) if borrowed else placed)

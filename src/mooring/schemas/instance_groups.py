@@ -7,7 +7,7 @@ from pydantic_core import PydanticCustomError
 
 from mooring.core.group import (
     LONGEST_NAME,
-    MOST_MEMBERS,
+    MAX_MEMBERS,
     RENDEZVOUS_ENV,
     GroupState,
     NetworkMode,
@@ -97,7 +97,7 @@ class InstanceGroupCreate(Body):
     labels: Annotated[
         dict[LabelKey, LabelValue], Field(max_length=64, description="added to the labels of its members")
     ] = {}
-    count: Annotated[int, Field(ge=1, le=MOST_MEMBERS)]
+    count: Annotated[int, Field(ge=1, le=MAX_MEMBERS)]
     template: GroupTemplate
     on_member_failure: Annotated[
         OnMemberFailure,
@@ -190,7 +190,7 @@ class InstanceGroup(Answer):
     reason: Reason | None
     restarts: Annotated[int, Field(description="restarts of failed members since the last start")]
     queue_position: Annotated[int | None, Field(description="of its first pending member; null: none")]
-    members: Annotated[list[GroupMember], Field(max_length=MOST_MEMBERS, description="by rank")]
+    members: Annotated[list[GroupMember], Field(max_length=MAX_MEMBERS, description="by rank")]
     actions: list[str]
     version: Annotated[int, Field(description="rises with each change of the group or a member")]
     created_at: Timestamp

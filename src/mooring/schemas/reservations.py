@@ -11,7 +11,7 @@ from mooring.core.text import Name, Text
 from mooring.schemas.base import Answer, Body, Json, RequestTime, Timestamp
 
 ReservationState = Literal["scheduled", "active", "ended"]
-MOST_GPUS = 1024
+MAX_GPUS = 1024
 GPUS_EXAMPLE: Json = {"count": 8, "model": "H100"}
 CREATE_EXAMPLE: Json = {
     "name": "course",
@@ -24,7 +24,7 @@ CREATE_EXAMPLE: Json = {
 class ReservedGpus(Body):
     """Whole GPUs of one model, on as few nodes as possible."""
 
-    count: Annotated[int, Field(ge=1, le=MOST_GPUS)]
+    count: Annotated[int, Field(ge=1, le=MAX_GPUS)]
     model: Annotated[
         GpuModelName | Annotated[list[GpuModelName], Field(min_length=1, max_length=16)] | None,
         Field(description="as in an instance; several: the first available; null: any"),
@@ -87,7 +87,7 @@ class Reservation(Answer):
     from_at: Annotated[Timestamp, Field(alias="from")]
     to_at: Annotated[Timestamp, Field(alias="to")]
     state: ReservationState
-    devices: Annotated[list[ReservedDevice], Field(max_length=MOST_GPUS)]
+    devices: Annotated[list[ReservedDevice], Field(max_length=MAX_GPUS)]
     missing: Annotated[int, Field(description="number of its GPUs that are unhealthy; they are replaced")]
     awaited: Annotated[int, Field(description="number of its GPUs that other projects still use")]
     version: int

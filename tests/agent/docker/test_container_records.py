@@ -118,7 +118,7 @@ def test_a_field_of_a_later_release_is_ignored(tmp_path: Path) -> None:
 
 
 def test_there_is_a_most_of_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(container_records, "MOST_RECORDS", 1)
+    monkeypatch.setattr(container_records, "MAX_RECORDS", 1)
     records = ContainerRecords()
     records.remember(C1, record())
     with pytest.raises(TooManyContainersError):

@@ -26,8 +26,8 @@ QUICK = Pace(
     watchdog_s=0.3,
     start_watchdog_s=5,
     retry_pauses_s=(0.02, 0.05),
-    lost_pauses_s=(0.1,),
-    absent_pauses_s=(0.05,),
+    lost_pauses_s=(0.1, 0.1),
+    absent_pauses_s=(0.05, 0.05),
 )
 FREEZER = Path("/sys/fs/cgroup/freezer")
 
@@ -169,7 +169,7 @@ def test_a_hanging_call_is_aborted_and_delays_no_heartbeat(
 
 def test_a_hang_at_startup_is_aborted(nvml: NvmlStandin, tmp_path: Path) -> None:
     nvml.write("gpus 3", "hang nvmlInitWithFlags 30")
-    pace = Pace(start_watchdog_s=0.3, retry_pauses_s=(0.02,))
+    pace = Pace(start_watchdog_s=0.3, retry_pauses_s=(0.02, 0.02))
     with closing(NvmlGpuReader(pace, nvml.environment)) as reader:
         _until(reader, lambda it: _error(it) == "nvml_hung")
         nvml.write("gpus 3")
@@ -189,7 +189,7 @@ def test_closing_does_not_wait_for_a_hanging_call(nvml: NvmlStandin) -> None:
 
 
 def test_a_killed_child_is_replaced(started: Started) -> None:
-    reader = started(Pace(sample_interval_s=0.02, retry_pauses_s=(0.2,)))
+    reader = started(Pace(sample_interval_s=0.02, retry_pauses_s=(0.2, 0.2)))
     _until(reader, _is_healthy)
     assert reader.child_pid
     os.kill(reader.child_pid, signal.SIGKILL)

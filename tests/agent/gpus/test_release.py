@@ -150,7 +150,7 @@ def test_unknown_values_do_not_delay_the_release(
 
 def test_a_gpu_without_a_sample_is_not_released(tmp_path: Path) -> None:
     nvml = NvmlStandin(tmp_path, *TWO_GPUS)
-    pace = Pace(sample_interval_s=60, watchdog_s=0.1, retry_pauses_s=(60,))
+    pace = Pace(sample_interval_s=60, watchdog_s=0.1, retry_pauses_s=(60, 60))
     with closing(NvmlGpuReader(pace, nvml.environment)) as reader:
         assert wait_until(lambda: reader.latest().samples)
         gate = ReleaseGate(reader, lambda _: None, within_s=0.1)

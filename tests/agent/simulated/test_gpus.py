@@ -17,7 +17,7 @@ def _reader(model: str = "H100", *, busy: bool = False, count: int = 8, at: floa
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("busy", [False, True])
-def test_facts_and_samples_are_what_the_wire_takes(model: str, busy: bool) -> None:
+def test_facts_and_samples_match_the_protocol(model: str, busy: bool) -> None:
     reading = _reader(model, busy=busy).latest()
     facts = [GpuFacts.model_validate(gpu, extra="forbid") for gpu in reading.inventory or ()]
     samples = [Sample.model_validate(sample, extra="forbid") for sample in reading.samples]
@@ -65,13 +65,13 @@ def test_the_energy_counter_only_rises() -> None:
     assert 0 < (first or 0) < (later or 0)
 
 
-def test_simulated_processes_are_nobodys_on_this_machine() -> None:
+def test_simulated_process_ids_do_not_exist() -> None:
     samples = _reader(busy=True).latest().samples
     assert all(process["pid"] >= PID_MAX for sample in samples for process in sample["processes"] or [])
 
 
 @pytest.mark.parametrize(("model", "links"), [("H100", 18), ("H200", 18), ("A100", 12), ("B200", 18)])
-def test_a_switch_joins_every_pair(model: str, links: int) -> None:
+def test_a_switch_connects_every_pair(model: str, links: int) -> None:
     for gpu in _reader(model).latest().inventory or ():
         assert [peer["links"] for peer in gpu["nvlink_peers"]] == [links] * 7
 
@@ -85,14 +85,14 @@ def test_the_v100_mesh_has_six_lanes_each_and_is_mutual() -> None:
 
 
 @pytest.mark.parametrize("model", ["L40S", "L4", "A10", "T4", "RTX 4090"])
-def test_the_others_meet_on_pcie_only(model: str) -> None:
+def test_other_models_are_connected_by_pcie_only(model: str) -> None:
     gpus = _reader(model).latest().inventory or ()
     assert all(gpu["nvlink_peers"] == [] for gpu in gpus)
     assert {level for gpu in gpus for level in gpu["topology"].values()} == {"node", "system"}
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 16])
-def test_any_number_of_gpus(count: int) -> None:
+def test_any_number_of_gpus_is_simulated(count: int) -> None:
     reading = _reader("V100", count=count, busy=True).latest()
     assert len(reading.inventory or ()) == len(reading.samples) == count
 
@@ -103,7 +103,7 @@ def test_missing_features_of_a_model_are_null() -> None:
     assert (_reader("T4").latest().inventory or ())[0]["mig_mode"] is None
 
 
-def test_the_first_reading_is_there_at_once_and_closing_is_harmless() -> None:
+def test_the_first_reading_is_available_at_once_and_after_close() -> None:
     reader = _reader()
     assert reader.wait_first(0)
     reader.close()

@@ -59,7 +59,7 @@ def the_one(runtime: SimulatedRuntime) -> Container:
         ({"command": ["5"], "entrypoint": ["sleep"]}, 5, 0),
     ],
 )
-def test_programs_end_in_their_time(
+def test_programs_end_after_their_duration(
     runtime: SimulatedRuntime, clock: Clock, spec: dict[str, Any], runs_s: float, exit_code: int
 ) -> None:
     assert start(runtime, assignment(**spec)).status == "running"
@@ -71,7 +71,7 @@ def test_programs_end_in_their_time(
 
 
 @pytest.mark.parametrize("command", [None, ["python", "train.py"], ["sh", "-c", "echo hi"]])
-def test_others_run_until_they_are_stopped(
+def test_other_programs_run_until_stopped(
     runtime: SimulatedRuntime, clock: Clock, command: list[str] | None
 ) -> None:
     started = start(runtime, assignment(command=command))
@@ -135,7 +135,7 @@ def test_an_unavailable_engine_fails_every_call(runtime: SimulatedRuntime) -> No
     assert the_one(runtime).status == "running"
 
 
-def test_uses_gpus_while_it_runs(runtime: SimulatedRuntime, clock: Clock) -> None:
+def test_a_container_uses_its_gpus_while_it_runs(runtime: SimulatedRuntime, clock: Clock) -> None:
     start(runtime, assignment(gpu_uuids=("GPU-0",), command=["sleep", "5"]))
     assert runtime.gpu_users("GPU-0")
     assert not runtime.gpu_users("GPU-1")
@@ -189,7 +189,7 @@ def test_followed_logs_end_with_the_container() -> None:
         (["false"], None, 1),
     ],
 )
-def test_exec_answers(
+def test_exec_returns_output_and_exit_code(
     runtime: SimulatedRuntime, command: list[str], text: str | None, exit_code: int
 ) -> None:
     started = start(runtime, assignment(gpu_uuids=("GPU-7",)))
@@ -207,7 +207,7 @@ def test_exec_needs_a_running_container(runtime: SimulatedRuntime) -> None:
     assert frame.error is not None and frame.error.code == "not_running"
 
 
-def test_ports_are_given_once(runtime: SimulatedRuntime) -> None:
+def test_each_published_port_is_unique(runtime: SimulatedRuntime) -> None:
     ports = [{"container": 80}, {"container": 81, "protocol": "udp"}]
     endpoints = [
         *start(runtime, assignment(ports=ports)).endpoints,

@@ -1,8 +1,8 @@
 """Lists: filters, pages, cursors."""
 
 import pytest
+from cachetools import LRUCache
 
-from mooring.api.views import rendered
 from tests.api.conftest import Sandbox
 from tests.nodes import WireNode
 from tests.problems import problem
@@ -91,7 +91,8 @@ def test_paging_returns_every_instance_once_during_changes(shared: Client) -> No
 
 
 def test_the_cache_of_listed_instances_is_bounded(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendered, "_CACHE_BYTES", 100_000)
+    rendered = sandbox.service.service._server._context.rendered
+    monkeypatch.setattr(rendered, "_texts", LRUCache(100_000, getsizeof=len))
     made = [sandbox.create(env={"V": "x" * 30_000}, gpus={"count": 9})["id"] for _ in range(4)]
     for round_ in range(3):
         for instance_id in made:
@@ -99,8 +100,7 @@ def test_the_cache_of_listed_instances_is_bounded(sandbox: Sandbox, monkeypatch:
         shown = sandbox.client.items("/v1/instances", label=f"n:{round_}")
         assert {item["id"] for item in shown} == set(made)
         assert {len(item["env"]["V"]) for item in shown} == {30_000}
-    cached = sandbox.service.service._server._context.rendered._texts
-    assert 0 < sum(map(len, cached.values())) <= 100_000
+    assert 0 < sum(map(len, rendered._texts.values())) <= 100_000
 
 
 def test_a_cursor_is_valid_for_its_own_list_and_filters_only(sandbox: Sandbox) -> None:

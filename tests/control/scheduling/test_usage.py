@@ -35,7 +35,7 @@ class Samples:
         running = Running(
             instance_id="ins_1",
             project_id=self._project_id,
-            grants=tuple(GpuAllocation(f"GPU-{number}") for number in range(gpus)),
+            allocations=tuple(GpuAllocation(f"GPU-{number}") for number in range(gpus)),
             cpu_milli=2000,
             memory_mib=100,
             priority=50,

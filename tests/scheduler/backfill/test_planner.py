@@ -63,10 +63,10 @@ def test_the_first_request_that_does_not_fit_gets_a_slot_at_the_declared_end() -
 
 def test_a_reservation_takes_precedence_over_backfill_slots() -> None:
     held = ReservedPeriod("r1", "owner", NOW - 1, NOW + 3600)
-    reserved = replace(FOUR, gpus=tuple(replace(gpu, holds=(held,)) for gpu in FOUR.gpus))
+    reserved = replace(FOUR, gpus=tuple(replace(gpu, reserved=(held,)) for gpu in FOUR.gpus))
     first = waits("first", 2, ahead=10)
     own = waits("own", 4, project_id="owner")  # it declares no end
-    plan = schedule(replace(at([reserved], first, own), promised=frozenset({"first"})))
+    plan = schedule(replace(at([reserved], first, own), with_slots=frozenset({"first"})))
     assert [each.starts_at for each in schedule(at([reserved], first)).forecasts] == [NOW + 3600]
     assert placed(plan) == {"own": "n1"}
 
@@ -211,7 +211,7 @@ def test_the_longest_duration_that_starts_now() -> None:
 
 def test_the_longest_duration_ends_before_another_projects_reservation() -> None:
     reserved = ReservedPeriod("r1", "owner", NOW + 100, NOW + 600)
-    where = replace(FOUR, gpus=tuple(replace(gpu, holds=(reserved,)) for gpu in FOUR.gpus))
+    where = replace(FOUR, gpus=tuple(replace(gpu, reserved=(reserved,)) for gpu in FOUR.gpus))
     assert max_duration_now(at([where], waits("small", 1)), "small") == 100 - OVERHEAD
     assert "small" in placed(schedule(at([where], waits("small", 1, max_duration_s=70))))
     assert "small" not in placed(schedule(at([where], waits("small", 1, max_duration_s=71))))

@@ -28,7 +28,7 @@ def running(instance_id: str, disk_mib: int, **changes: Any) -> Running:
     made = Running(
         instance_id=instance_id,
         project_id="p",
-        grants=(),
+        allocations=(),
         cpu_milli=1000,
         memory_mib=1024,
         priority=50,

@@ -22,7 +22,7 @@ MIG = (
         mig=(MigView("MIG-a", "1g.10gb", free=False), MigView("MIG-b", "3g.40gb", free=True)),
     ),
 )
-OTHERS = (replace(ONE[0], holds=(ReservedPeriod("r1", "other", 100.0, 200.0),)),)
+OTHERS = (replace(ONE[0], reserved=(ReservedPeriod("r1", "other", 100.0, 200.0),)),)
 NUMA = tuple(replace(gpu, numa_node=gpu.index // 2) for gpu in gpus(H100, 4, in_use=(0, 2)))
 
 REFUSED: list[tuple[NodeView, Request, list[tuple[str, str, str]]]] = [

@@ -15,7 +15,7 @@ from mooring.scheduler.model import Gang, GpuAllocation, NodeView, Placement, Re
 from mooring.scheduler.packing.fragmentation import fragmentation
 from mooring.scheduler.preemption import Preemption
 from mooring.scheduler.queue import Shares
-from mooring.scheduler.reservations import Asked, choose, stock
+from mooring.scheduler.reservations import ReservationSpec, choose, reservable_gpus
 from mooring.scheduler.schedule import schedule
 from mooring.scheduler.units import units_of
 from tests.scheduler.worlds import AT, H100, h100s, place_one, request
@@ -129,8 +129,8 @@ def test_start_time_bounds_differ_by_project() -> None:
 
 def test_a_gpu_reservation_uses_no_nodes_of_other_projects() -> None:
     for project, found in ((OTHER, None), (OWNER, 8)):
-        asked = Asked(of(project, 8), 0.0, 100.0)
-        chosen = choose(stock([own()], asked), asked)
+        asked = ReservationSpec(of(project, 8), 0.0, 100.0)
+        chosen = choose(reservable_gpus([own()], asked), asked)
         assert (chosen and len(chosen)) == found
         assert (reservations.earliest([own()], asked) is None) is (found is None)
 

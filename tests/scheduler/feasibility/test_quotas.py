@@ -49,7 +49,7 @@ def _snapshots(draw: st.DrawFn) -> Snapshot:
         waiting: Counter[str] = Counter()
         for each in asked:
             if each.project_id == project:
-                waiting.update(quotas.wherever(limits, each))
+                waiting.update(quotas.fixed_amounts(limits, each))
         spent = draw(st.sampled_from([None] * 5 + [SPENT]))
         limited[project] = Quota(limits, placed, waiting, spent)
     # A node with free H100 and A10, so that the quotas decide often, and not the nodes.
@@ -85,7 +85,7 @@ def _quotas_after(snapshot: Snapshot, plan: SchedulingPlan) -> dict[str, Quota]:
         waiting: Counter[str] = Counter()
         for each in snapshot.requests:
             if each.project_id == project and each.instance_id in left:
-                waiting.update(quotas.wherever(quota.limits, each))
+                waiting.update(quotas.fixed_amounts(quota.limits, each))
         counted[project] = replace(quota, placed=held[project], waiting=waiting)
     return counted
 
@@ -162,7 +162,7 @@ def _counted(
         waiting: Counter[str] = Counter()
         for each in waiting_requests:
             if each.project_id == project:
-                waiting.update(quotas.wherever(quota.limits, each))
+                waiting.update(quotas.fixed_amounts(quota.limits, each))
         counted[project] = replace(quota, placed=held[project], waiting=waiting)
     return counted
 
@@ -239,7 +239,7 @@ def test_a_large_quota_changes_nothing(
 )
 def test_amounts_that_are_known_before_placement(asked: Request, expected: dict[str, int]) -> None:
     limits = {"gpus": 9, "gpus_by_model.H100": 9, "cpus": 9000}
-    assert {name: amount for name, amount in quotas.wherever(limits, asked).items() if amount} == {
+    assert {name: amount for name, amount in quotas.fixed_amounts(limits, asked).items() if amount} == {
         name: amount for name, amount in expected.items() if amount
     }
 

@@ -43,8 +43,8 @@ RESERVED = ReservedPeriod("r1", "p", NOW - 1, NOW + 1)
         (replace(TWO, state=NodeState.UNREACHABLE), {"node_unreachable": 2000}, 0),
         (_first(TWO, healthy=False), {"quarantined": 1000}, 1),
         (_first(TWO, milli_free=300, project_id="p"), {"shared_rest": 300}, 1),
-        (_first(TWO, holds=(RESERVED,)), {"reserved": 1000}, 1),
-        (_first(TWO, holds=(replace(RESERVED, from_at=NOW + 1, to_at=NOW + 2),)), {}, 2),
+        (_first(TWO, reserved=(RESERVED,)), {"reserved": 1000}, 1),
+        (_first(TWO, reserved=(replace(RESERVED, from_at=NOW + 1, to_at=NOW + 2),)), {}, 2),
         (replace(TWO, cpu_milli_free=0), {"no_cpu_left": 2000}, 0),
         (replace(TWO, cpu_milli_free=32_000), {"no_cpu_left": 1000}, 1),
         (replace(TWO, memory_mib_free=1000), {"no_memory_left": 2000}, 0),
@@ -69,7 +69,7 @@ def test_exactly_what_is_reported_to_fit_can_be_placed(snapshot: Snapshot) -> No
     for model, figures in fragmentation(snapshot.nodes, snapshot.at).items():
         for size in (1, 2):
             asked = tuple(_whole(f"i{number}", size, model) for number in range(figures.fits[size] + 1))
-            held = any(gpu.holds for each in snapshot.nodes for gpu in each.gpus)
+            held = any(gpu.reserved for each in snapshot.nodes for gpu in each.gpus)
             plan = schedule(replace(snapshot, requests=asked, projects={}))
             fitted = len(plan.placements)
             assert fitted == figures.fits[size] or (held and fitted < figures.fits[size])

@@ -16,6 +16,7 @@ from typing import Final
 from mooring.agent.decide.device_claims import ClaimTable, Devices, HasDevices, claimed_uuids, devices_of
 from mooring.agent.decide.snapshot import ActionKind, AgentSnapshot, Key, PlannedRestart, Work
 from mooring.agent.runtime import Container
+from mooring.core.backoff import backoff_s
 from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Assignment, OverlayNetwork, Removal
 
@@ -317,7 +318,7 @@ def _restart_after(container: Container, before: PlannedRestart | None, now: flo
     if before is not None and before.finished_at == container.finished_at:
         return before
     tries = 0 if before is None or ran_s(container) >= STEADY_AFTER_S else before.tries + 1
-    pause_s = LONGEST_PAUSE_S if tries >= 6 else 2**tries
+    pause_s = int(backoff_s(tries, 1, LONGEST_PAUSE_S))
     return PlannedRestart(container.finished_at, tries, pause_s, now + pause_s)
 
 

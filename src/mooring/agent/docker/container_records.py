@@ -23,7 +23,7 @@ from mooring.core.instance.spec import SecretReference
 from mooring.schemas.agent import Assignment
 
 FILE: Final = "containers.json"
-MOST_RECORDS: Final = 4096
+MAX_RECORDS: Final = 4096
 _MOST_FILE_BYTES: Final = 256 * 2**20
 
 log = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ class ContainerRecords:
             before = self._records.get(container_id)
             if before == record:
                 return
-            if before is None and len(self._records) >= MOST_RECORDS:
+            if before is None and len(self._records) >= MAX_RECORDS:
                 raise TooManyContainersError
             self._replace({**self._records, container_id: record})
 
@@ -169,7 +169,7 @@ def _parsed(saved: bytes) -> dict[str, ContainerRecord]:
 
 def _valid(content: Mapping[str, Any]) -> dict[str, ContainerRecord]:
     found: dict[str, ContainerRecord] = {}
-    for container_id, entry in list(content.items())[:MOST_RECORDS]:
+    for container_id, entry in list(content.items())[:MAX_RECORDS]:
         try:
             found[container_id] = ContainerRecord.model_validate(entry)
         except ValidationError:

@@ -26,7 +26,7 @@ from mooring.schemas.agent import Assignment, Endpoint, Orphan
 _NEVER = "0001-01-01T00:00:00Z"  # Go's zero time
 # If a container is restarted by hand between two lists, its ports change but the lists are equal.
 _MAX_AGE_S = 60.0
-MOST_ORPHANS: Final = 1000
+MAX_ORPHANS: Final = 1000
 _LONGEST_ORPHAN_TEXT: Final = 255
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class Observer:
             self._doubted.discard(gone)
             self._unrecorded.pop(gone, None)
         self._records.forget(recorded - there)
-        return ours, orphans[:MOST_ORPHANS]
+        return ours, orphans[:MAX_ORPHANS]
 
     def read(self, container_id: str, control_plane_id: str | None) -> Container | None:
         """One container as it is now; None when it is gone, or not ours."""

@@ -2,6 +2,9 @@
 
 import re
 from pathlib import Path
+from threading import Lock
+
+from cachetools import LRUCache
 
 PROC = Path("/proc")
 MAX_CACHED = 4096
@@ -23,28 +26,29 @@ def container_in(cgroup: str) -> str | None:
 
 
 class ProcessContainers:
-    """Caches the container of each pid for as long as the pid belongs to the same process."""
+    """Caches the container of each pid for as long as the pid belongs to the same process. Thread-safe."""
 
     def __init__(self, proc: Path = PROC) -> None:
         self._proc = proc
-        self._cached: dict[int, tuple[int, str | None]] = {}  # pid -> (start time, container)
+        self._lock = Lock()
+        # pid -> (start time, container)
+        self._cached: LRUCache[int, tuple[int, str | None]] = LRUCache(MAX_CACHED)
 
     def container_of(self, pid: int) -> str | None:
         """The container of a process; None: it runs in none, or does not exist."""
         started = self._started(pid)
-        cached = self._cached.get(pid)
+        with self._lock:
+            cached = self._cached.get(pid)
         if cached and cached[0] == started:
             return cached[1]
-        self._cached.pop(pid, None)
         return None if started is None else self._look_up(pid, started)
 
     def _look_up(self, pid: int, started: int) -> str | None:
         container = container_in(_text(self._proc / str(pid) / "cgroup"))
         if self._started(pid) != started:  # another process has the pid by now
             return None
-        if len(self._cached) >= MAX_CACHED:
-            self._cached.clear()
-        self._cached[pid] = (started, container)
+        with self._lock:
+            self._cached[pid] = (started, container)
         return container
 
     def _started(self, pid: int) -> int | None:

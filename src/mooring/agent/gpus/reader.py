@@ -11,9 +11,8 @@ one keeps the old library mapped. A GPU that the driver no longer lists is repor
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain, repeat
 from typing import Any, Final, Protocol, cast
 
 from mooring.agent.gpus.event_ledger import EventLedger
@@ -27,6 +26,7 @@ from mooring.agent.nvml.types import (
     NvmlSampleAnswer,
     UnreadableGpu,
 )
+from mooring.core.backoff import Backoff
 
 NOT_READ_YET: Final[NodeFault] = {"code": "not_read_yet", "message": "The GPUs have not been read yet"}
 EVENTS_LOST: Final[NodeFault] = {"code": "events_lost", "message": "NVML no longer delivers GPU events"}
@@ -81,7 +81,7 @@ class NodeUnreadableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Intervals in seconds. The pauses come before each new child; the last one repeats."""
+    """Intervals in seconds. The pauses (the first and the longest) come before each new child."""
 
     sample_interval_s: float = 1
     inventory_interval_s: float = 15
@@ -89,9 +89,9 @@ class Pace:
     inventory_gap_s: float = 2
     watchdog_s: float = 10
     start_watchdog_s: float = 60  # without persistence mode, starting NVML initialises every GPU
-    retry_pauses_s: tuple[float, ...] = (1, 2, 4, 8, 16, 30, 60)
-    lost_pauses_s: tuple[float, ...] = (15, 30, 60, 120, 300)  # while a GPU is lost
-    absent_pauses_s: tuple[float, ...] = (60, 300)  # while there is no NVML library: a CPU node
+    retry_pauses_s: tuple[float, float] = (1, 60)
+    lost_pauses_s: tuple[float, float] = (15, 300)  # while a GPU is lost
+    absent_pauses_s: tuple[float, float] = (60, 300)  # while there is no NVML library: a CPU node
 
 
 class NvmlGpuReader:
@@ -112,9 +112,9 @@ class NvmlGpuReader:
         self._child: NvmlChild | None = None
         self._unkillable: list[NvmlChild] = []
         self._renew_at = math.inf
-        self._retry_pauses = _pauses(self._pace.retry_pauses_s)
-        self._lost_pauses = _pauses(self._pace.lost_pauses_s)
-        self._absent_pauses = _pauses(self._pace.absent_pauses_s)
+        self._retries = Backoff(*self._pace.retry_pauses_s)
+        self._lost = Backoff(*self._pace.lost_pauses_s)
+        self._absent = Backoff(*self._pace.absent_pauses_s)
         self._first, self._closing = threading.Event(), threading.Event()
         self._wake = threading.Event()
         self._sampled = threading.Condition()
@@ -226,16 +226,17 @@ class NvmlGpuReader:
     def _plan_renewal(self, lost: bool) -> None:
         """A lost GPU may be back after a reset; only a new child sees it."""
         if not lost:
-            self._renew_at, self._lost_pauses = math.inf, _pauses(self._pace.lost_pauses_s)
+            self._renew_at = math.inf
+            self._lost.reset()
         elif self._renew_at == math.inf:
-            self._renew_at = time.monotonic() + next(self._lost_pauses)
+            self._renew_at = time.monotonic() + self._lost.pause_s()
 
     def _sample(self, child: NvmlChild) -> bool:
         """Read a sample. Returns whether there were events."""
         answer = cast(NvmlSampleAnswer, self._ask(child, "sample", self._pace.watchdog_s))
         is_new = self._ledger.add(answer["events"], time.monotonic())
-        self._retry_pauses = _pauses(self._pace.retry_pauses_s)
-        self._absent_pauses = _pauses(self._pace.absent_pauses_s)
+        self._retries.reset()
+        self._absent.reset()
         events = self._ledger.events()
         self._publish(replace(self._reading, samples=tuple(answer["samples"]), events=events, error=None))
         if is_new:
@@ -261,13 +262,13 @@ class NvmlGpuReader:
         """No NVML library and never a GPU: this is a CPU node, which is no error."""
         if fault["code"] == "library_not_found" and not self._reading.inventory:
             self._publish(replace(self._reading, inventory=(), error=None))
-            return next(self._absent_pauses)
+            return self._absent.pause_s()
         return self._failed(fault)
 
     def _failed(self, fault: NodeFault) -> float:
         if not self._closing.is_set():
             self._publish(replace(self._reading, samples=(), error=fault))
-        return next(self._retry_pauses)
+        return self._retries.pause_s()
 
     def _end_child(self) -> None:
         child, self._child = self._child, None
@@ -317,7 +318,3 @@ def _with_missing(before: Iterable[NvmlGpuFacts], now: NvmlInventory) -> tuple[N
         {**gpu, "fault": codes.get(gpu["uuid"], "gpu_lost")} for gpu in before if gpu["uuid"] not in present
     ]
     return (*now["gpus"], *cast(list[NvmlGpuFacts], missing))
-
-
-def _pauses(pauses_s: tuple[float, ...]) -> Iterator[float]:
-    return chain(pauses_s, repeat(pauses_s[-1]))

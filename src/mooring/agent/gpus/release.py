@@ -21,6 +21,7 @@ from mooring.agent.decide.reconcile import key_of
 from mooring.agent.gpus.reader import GpuReader, GpuReading
 from mooring.agent.nvml.types import NvmlMigSample, NvmlProcess, NvmlSample
 from mooring.agent.runtime import Container
+from mooring.core.backoff import Backoff
 
 RELEASE_WITHIN_S: Final = 30.0
 _SAMPLE_WITHIN_S: Final = 2.0
@@ -95,12 +96,12 @@ class ReleaseGate:
         Returns:
             Why a GPU is not idle in time, by UUID.
         """
-        until, pause_s = time.monotonic() + self._within_s, _FIRST_PAUSE_S
+        until = time.monotonic() + self._within_s
+        backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         while busy := self._busy(container, gpu_uuids, shared_gpus):
             if time.monotonic() >= until:
                 break
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            time.sleep(backoff.pause_s())
         with self._lock:
             for uuid in gpu_uuids:
                 self._prior_processes.pop(uuid, None)

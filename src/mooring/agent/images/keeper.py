@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
+from cachetools import TTLCache
+
 from mooring.agent.docker.client import Engine
 from mooring.agent.images.collector import names_of, remove_image
 from mooring.agent.images.policy import PullLimits
@@ -29,9 +31,11 @@ class ImageKeeper:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limits = PullLimits()
-        self._engine, self._usage, self._clock = engine, usage or ImageUsage(), clock
+        self._engine, self._usage = engine, usage or ImageUsage()
         self._lock = threading.Lock()
-        self._rejected: dict[str, tuple[float, Reason]] = {}  # by name, oldest first
+        self._rejected: TTLCache[str, Reason] = TTLCache(
+            _MAX_REJECTED, REJECTED_FOR_S, clock
+        )  # by image name
 
     def use(self, shown: str, image_id: str) -> None:
         """Mark the image as used. Raises StartDelayed: it is being removed."""
@@ -46,8 +50,8 @@ class ImageKeeper:
             StartRefused: `node_disk_full`, or `image_too_large` from a recent pull.
         """
         with self._lock:
-            rejected_at, reason = self._rejected.get(name, (0.0, None))
-        if reason is not None and self._clock() - rejected_at < REJECTED_FOR_S:
+            reason = self._rejected.get(name)
+        if reason is not None:
             raise StartRefused(reason)
         self.limits.before(shown)
         return self._engine.image_ids()
@@ -76,8 +80,5 @@ class ImageKeeper:
         except StartRefused as refusal:
             if refusal.reason.code == "image_too_large":
                 with self._lock:
-                    self._rejected.pop(name, None)
-                    self._rejected[name] = (self._clock(), refusal.reason)
-                    if len(self._rejected) > _MAX_REJECTED:
-                        del self._rejected[next(iter(self._rejected))]
+                    self._rejected[name] = refusal.reason
             raise

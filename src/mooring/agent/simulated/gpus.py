@@ -22,6 +22,7 @@ from mooring.agent.nvml.types import (
 )
 from mooring.agent.runtime import Container
 from mooring.agent.timestamps import rfc3339
+from mooring.core.bounded_dict import BoundedDict
 from mooring.core.simulation import MODELS, GpuModel, mig_memory_mib, model_key, supports_mig
 
 NAMESPACE: Final = uuid.UUID("6d6f6f72-696e-4700-8000-736967707573")
@@ -90,7 +91,7 @@ class SimulatedGpuReader:
             _facts(self._model, self._uuids, index, devices[index]) for index in range(count)
         )
         self._users, self._clock = users, clock
-        self._containers: dict[int, str] = {}  # by simulated pid
+        self._containers: BoundedDict[int, str] = BoundedDict(MAX_PIDS)  # by simulated pid
 
     def latest(self) -> GpuReading:
         return GpuReading(
@@ -136,9 +137,8 @@ class SimulatedGpuReader:
         }
 
     def _remember_pids(self, uuid: str, users: Sequence[GpuUser]) -> None:
-        if len(self._containers) > MAX_PIDS:
-            self._containers.clear()
-        self._containers.update({_pid(uuid, user): user.container_id for user in users})
+        for user in users:
+            self._containers[_pid(uuid, user)] = user.container_id
 
     def wait_first(self, timeout_s: float) -> bool:
         return True

@@ -17,6 +17,7 @@ from mooring.agent.decide.device_claims import Share, claimed_uuids
 from mooring.agent.decide.reconcile import ENDED, ReconcilePlan, is_live, key_of
 from mooring.agent.decide.snapshot import ActionKind, AgentSnapshot, Key, Pause, PlannedRestart, Work
 from mooring.agent.runtime import Container
+from mooring.core.backoff import backoff_s
 from mooring.core.instance.state import Reason
 from mooring.schemas.agent import Assignment, ObservedInstance, Orphan, Removal, SyncAnswer
 
@@ -292,8 +293,7 @@ class AgentState:
     def failed(self, key: Key, reason: Reason, now: float) -> None:
         """Work failed and is retried after a pause; the next listing shows the result."""
         tries = self._pauses[key].tries + 1 if key in self._pauses else 0
-        until = now + min(LONGEST_RETRY_S, 2.0**tries)
-        self._pauses[key] = Pause(tries, until, reason)
+        self._pauses[key] = Pause(tries, now + backoff_s(tries, 1, LONGEST_RETRY_S), reason)
         self._end_job(key)
 
     def _succeeded(self, key: Key, container: Container | None) -> None:

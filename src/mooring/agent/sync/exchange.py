@@ -13,7 +13,8 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from mooring.agent.sync.agent_state import AnswerOutcome
@@ -25,6 +26,7 @@ from mooring.agent.sync.client import (
     Unreachable,
 )
 from mooring.agent.sync.reachability import Reachability
+from mooring.core.backoff import Backoff
 from mooring.schemas.agent import SessionAnswer, SyncAnswer, SyncRequest
 
 EXIT_SESSION_TAKEN: Final = 3
@@ -41,18 +43,9 @@ NEWS_PAUSE_S: Final = 0.002
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class Backoff:
-    """Pauses from 0.2 to 5 s with jitter, so that the nodes of a fleet do not retry at the same time."""
-
-    _next_s: float = field(default=FIRST_PAUSE_S)
-
-    def pause_s(self) -> float:
-        pause_s, self._next_s = self._next_s, min(LONGEST_PAUSE_S, 2 * self._next_s)
-        return pause_s * random.uniform(0.5, 1)  # noqa: S311 - no secret
-
-    def reset(self) -> None:
-        self._next_s = FIRST_PAUSE_S
+def new_backoff() -> Backoff:
+    """With jitter, so that the nodes of a fleet do not retry at the same time."""
+    return Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, partial(random.uniform, 0.5, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +115,7 @@ class Exchange:
             self._push_wanted.notify()
 
     def _poll(self) -> None:
-        backoff = Backoff()
+        backoff = new_backoff()
         while not self._ended.is_set() and not self._open_session():
             self._ended.wait(backoff.pause_s())
         backoff.reset()
@@ -147,7 +140,7 @@ class Exchange:
         return news is not None
 
     def _push(self) -> None:
-        backoff = Backoff()
+        backoff = new_backoff()
         while self._wait_until_due():
             if self._call(0, brief=True) is None:
                 self._ended.wait(backoff.pause_s())

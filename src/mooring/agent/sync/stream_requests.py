@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from mooring.agent.sync.client import ControlPlaneClient, ControlPlaneError
-from mooring.agent.sync.exchange import NO_NEWS_PAUSE_S, Backoff
+from mooring.agent.sync.exchange import NO_NEWS_PAUSE_S, new_backoff
 from mooring.agent.sync.identity import NodeIdentity
 from mooring.schemas.agent_streams import StreamRequest, StreamRequests, StreamRequestsQuery
 
@@ -48,7 +48,7 @@ class StreamRequestsCall:
         self._thread.start()
 
     def _run(self) -> None:
-        backoff = Backoff()
+        backoff = new_backoff()
         while not self._ended.is_set():
             try:
                 self._call()

@@ -6,10 +6,11 @@ engine --iterator--> reader's thread --queue--> uploader's thread --NDJSON--> co
 import logging
 import queue
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Final
+
+from cachetools import FIFOCache
 
 from mooring.agent.decide.reconcile import is_live
 from mooring.agent.decide.snapshot import Key
@@ -46,7 +47,7 @@ class Streams:
         self._runtime, self._control_plane = runtime, control_plane
         self._container_of, self._workers = container_of, workers
         self._heartbeat_s = heartbeat_s
-        self._begun: OrderedDict[str, None] = OrderedDict()
+        self._begun: FIFOCache[str, None] = FIFOCache(MAX_IDS)
         self._lock = threading.Lock()
 
     def serve(self, requests: Iterable[StreamRequest]) -> None:
@@ -66,8 +67,6 @@ class Streams:
             if stream_id in self._begun:
                 return False
             self._begun[stream_id] = None
-            if len(self._begun) > MAX_IDS:
-                self._begun.popitem(last=False)
             return True
 
     def _run(self, request: StreamRequest) -> None:

@@ -5,12 +5,12 @@ readers must not be able to fill it.
 """
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from threading import Lock
 from typing import Any, Final
 
+from cachetools import TTLCache
 from sqlalchemy.orm import Session
 
 from mooring.control.audit import audit_log
@@ -26,9 +26,8 @@ class AuditedReads:
     """The reads that this replica has recorded recently."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
         self._lock = Lock()
-        self._recorded: OrderedDict[tuple[str, ...], float] = OrderedDict()
+        self._recorded: TTLCache[tuple[str, ...], bool] = TTLCache(_MAX_REMEMBERED, RECORD_INTERVAL_S, clock)
 
     def record(
         self,
@@ -44,14 +43,11 @@ class AuditedReads:
             audit_log.record(session, replace(access, action=action), target_id, project_id, after=after)
 
     def _is_new(self, *read: str) -> bool:
-        now = self._clock()
         with self._lock:
-            last = self._recorded.pop(read, None)
-            is_new = last is None or now - last >= RECORD_INTERVAL_S
-            self._recorded[read] = now if last is None or is_new else last
-            while len(self._recorded) > _MAX_REMEMBERED:
-                self._recorded.popitem(last=False)
-        return is_new
+            if self._recorded.get(read):
+                return False
+            self._recorded[read] = True
+            return True
 
 
 def is_of_others(access: Access, project_id: str) -> bool:

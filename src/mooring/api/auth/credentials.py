@@ -7,6 +7,7 @@ from functools import partial
 from threading import Lock
 from typing import Generic, TypeVar
 
+from cachetools import LRUCache
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
@@ -40,10 +41,11 @@ class _Cache(Generic[Known]):
     def __init__(self, ttl_s: float) -> None:
         self._ttl_s = ttl_s
         self._lock = Lock()
-        self._known: dict[str, tuple[float, float, Known]] = {}
+        self._known: LRUCache[str, tuple[float, float, Known]] = LRUCache(_MAX_ENTRIES)
 
     def get(self, hashed: str, within_s: float | None = None) -> Known | None:
-        found = self._known.get(hashed)
+        with self._lock:
+            found = self._known.get(hashed)
         if found is None:
             return None
         age_s, now = self._ttl_s if within_s is None else within_s, time.monotonic()
@@ -59,8 +61,6 @@ class _Cache(Generic[Known]):
 
     def put(self, hashed: str, known: Known, since: float, until: float = float("inf")) -> None:
         with self._lock:
-            if len(self._known) >= _MAX_ENTRIES:
-                self._known.clear()
             self._known[hashed] = (since, until, known)
 
 

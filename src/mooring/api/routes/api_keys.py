@@ -54,7 +54,7 @@ def create_api_key(body: ApiKeyCreate, context: Ctx, call: CurrentCall) -> Respo
 
     Members create keys for themselves (their own `user_id`), owners also for other members and services.
     """
-    asked = KeyRequest(
+    request = KeyRequest(
         name=body.name,
         project_id=body.project_id,
         user_id=body.user_id,
@@ -64,7 +64,7 @@ def create_api_key(body: ApiKeyCreate, context: Ctx, call: CurrentCall) -> Respo
     )
 
     def act(session: Session) -> StoredAnswer:
-        row, secret = api_keys.create(session, call.access, asked, context.identity.default_project_id)
+        row, secret = api_keys.create(session, call.access, request, context.identity.default_project_id)
         content = {**show(ApiKey, row), "key": secret}
         return responses.json_answer(content, 201, {"Location": f"/v1/api-keys/{row.id}"}, encrypted=True)
 
@@ -72,13 +72,13 @@ def create_api_key(body: ApiKeyCreate, context: Ctx, call: CurrentCall) -> Respo
 
 
 @router.get("", response_model=ApiKeyList, responses=errors(), operation_id="list_api_keys")
-def list_api_keys(context: Ctx, access: CurrentAccess, asked: Annotated[KeyQuery, Query()]) -> Response:
+def list_api_keys(context: Ctx, access: CurrentAccess, params: Annotated[KeyQuery, Query()]) -> Response:
     """List API keys. Returns keys that are not revoked, newest first, with prefix and last use."""
     query = select(tables.ApiKey).where(api_keys.not_revoked(), api_keys.visible(access))
-    query = pagination.matching(query, asked, tables.ApiKey.project_id, tables.ApiKey.user_id)
+    query = pagination.matching(query, params, tables.ApiKey.project_id, tables.ApiKey.user_id)
     with context.database.read() as session:
         rows, cursor = pagination.page(
-            session, query, tables.ApiKey.id, asked, context.identity.cursor_secret
+            session, query, tables.ApiKey.id, params, context.identity.cursor_secret
         )
         content = {"items": [show(ApiKey, row[0]) for row in rows], "next_cursor": cursor}
     return responses.respond(responses.json_answer(content))

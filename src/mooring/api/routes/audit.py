@@ -52,7 +52,7 @@ class AuditQuery(pagination.PageQuery):
 async def list_audit_log(
     context: Ctx,
     live: CurrentLiveAccess,
-    asked: Annotated[AuditQuery, Query()],
+    params: Annotated[AuditQuery, Query()],
     accept: Annotated[str | None, Header(include_in_schema=False)] = None,
 ) -> Response:
     """List audit log entries. Returns the newest first. Owners see those of their projects, admins all.
@@ -60,9 +60,9 @@ async def list_audit_log(
     With `Accept: application/x-ndjson`, the answer is the whole log as JSON lines, oldest first.
     """
     if accept is not None and JSON_LINES in accept:
-        await run_in_threadpool(_record_export, context, live.access, asked)
-        return StreamingResponse(_exported(context, live, asked), media_type=JSON_LINES)
-    content = await run_in_threadpool(_page, context, _filtered(live.access, asked), asked)
+        await run_in_threadpool(_record_export, context, live.access, params)
+        return StreamingResponse(_exported(context, live, params), media_type=JSON_LINES)
+    content = await run_in_threadpool(_page, context, _filtered(live.access, params), params)
     return responses.respond(responses.json_answer(content))
 
 
@@ -78,21 +78,21 @@ def get_audit_head(context: Ctx, _access: CurrentAccess) -> Response:
     return responses.respond(responses.json_answer(asdict(head)))
 
 
-def _record_export(context: Context, access: Access, asked: AuditQuery) -> None:
+def _record_export(context: Context, access: Access, params: AuditQuery) -> None:
     """Record who exported what. An export of one project is recorded in that project."""
     own = access.projects
-    project_id = next(iter(own)) if own is not None and len(own) == 1 else asked.project_id
+    project_id = next(iter(own)) if own is not None and len(own) == 1 else params.project_id
     if not access.caller.may(access.permission, project_id):
         project_id = None
     with context.database.write() as session:
         context.audited_reads.record(
-            session, access, audited_reads.EXPORT, None, project_id, {"filters": asked.filters()}
+            session, access, audited_reads.EXPORT, None, project_id, {"filters": params.filters()}
         )
 
 
-def _page(context: Context, query: Select[Any], asked: AuditQuery) -> Json:
+def _page(context: Context, query: Select[Any], params: AuditQuery) -> Json:
     with context.database.read() as session:
-        rows, cursor = pagination.page(session, query, AuditEntry.seq, asked, context.identity.cursor_secret)
+        rows, cursor = pagination.page(session, query, AuditEntry.seq, params, context.identity.cursor_secret)
         return {"items": _with_links(session, [row[0] for row in rows]), "next_cursor": cursor}
 
 
@@ -101,22 +101,22 @@ def _with_links(session: Session, rows: Sequence[AuditEntry]) -> list[Json]:
     return [show(AuditEntryShown, row, link=links.get(row.seq)) for row in rows]
 
 
-async def _exported(context: Context, live: LiveAccess, asked: AuditQuery) -> AsyncIterator[bytes]:
+async def _exported(context: Context, live: LiveAccess, params: AuditQuery) -> AsyncIterator[bytes]:
     """Yield the export. Fails, so that it does not look complete, when the caller loses access."""
     after = 0
     while True:
-        query = _filtered(await live.renewed(), asked)
+        query = _filtered(await live.renewed(), params)
         text, after = await run_in_threadpool(some_lines, context.database, query, after)
         if not text:
             return
         yield text
 
 
-def _filtered(access: Access, asked: AuditQuery) -> Select[Any]:
+def _filtered(access: Access, params: AuditQuery) -> Select[Any]:
     query = pagination.visible(select(AuditEntry), AuditEntry.project_id, access)
-    query = pagination.matching(query, asked, AuditEntry.project_id, AuditEntry.action, AuditEntry.target_id)
-    if asked.actor_id is not None:
-        query = query.where(AuditEntry.actor["id"].as_string() == asked.actor_id)
+    query = pagination.matching(query, params, AuditEntry.project_id, AuditEntry.action, AuditEntry.target_id)
+    if params.actor_id is not None:
+        query = query.where(AuditEntry.actor["id"].as_string() == params.actor_id)
     return query
 
 

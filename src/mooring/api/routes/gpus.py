@@ -34,12 +34,13 @@ class GpuQuery(pagination.PageQuery):
 
 
 @router.get("/gpus", response_model=GpuList, responses=errors(), operation_id="list_gpus")
-def list_gpus(context: Ctx, access: CurrentAccess, asked: Annotated[GpuQuery, Query()]) -> Response:
+def list_gpus(context: Ctx, access: CurrentAccess, params: Annotated[GpuQuery, Query()]) -> Response:
     """List GPUs. Each shows its health and the instances that use it."""
     query = select(tables.Gpu).join(tables.Node).where(tables.Node.deleted_at.is_(None))
-    query = pagination.matching(query, asked, tables.Gpu.node_id, tables.Gpu.health)
+    query = pagination.matching(query, params, tables.Gpu.node_id, tables.Gpu.health)
     with context.database.read() as session:
-        rows, cursor = pagination.page(session, query, tables.Gpu.uuid, asked, context.identity.cursor_secret)
+        secret = context.identity.cursor_secret
+        rows, cursor = pagination.page(session, query, tables.Gpu.uuid, params, secret)
         content = {"items": gpu_views.gpus(session, access, [row[0] for row in rows]), "next_cursor": cursor}
     return responses.respond(responses.json_answer(content))
 
@@ -62,13 +63,13 @@ def _shown(session: Session, access: Access, row: tables.Gpu) -> StoredAnswer:
     operation_id="list_gpu_incidents",
 )
 def list_gpu_incidents(
-    uuid: str, context: Ctx, access: CurrentAccess, asked: Annotated[pagination.PageQuery, Query()]
+    uuid: str, context: Ctx, access: CurrentAccess, params: Annotated[pagination.PageQuery, Query()]
 ) -> Response:
     """List GPU incidents. Returns the newest first. Only their own project sees application faults."""
     key = tables.GpuIncident.id
     with context.database.read() as session:
         query = health_views.visible_incidents(access, gpus.get(session, uuid).uuid)
-        rows, cursor = pagination.page(session, query, key, asked, context.identity.cursor_secret)
+        rows, cursor = pagination.page(session, query, key, params, context.identity.cursor_secret)
     items = [health_views.incident(access, row[0]) for row in rows]
     return responses.respond(responses.json_answer({"items": items, "next_cursor": cursor}))
 

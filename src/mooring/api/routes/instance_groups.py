@@ -94,20 +94,21 @@ def _shown(
 
 @router.get("", response_model=InstanceGroupList, responses=errors(), operation_id="list_instance_groups")
 def list_instance_groups(
-    context: Ctx, access: CurrentAccess, asked: Annotated[GroupQuery, Query()]
+    context: Ctx, access: CurrentAccess, params: Annotated[GroupQuery, Query()]
 ) -> Response:
     """List instance groups. Returns groups that are not deleted, newest first, with their members."""
     row = tables.InstanceGroup
     query = pagination.visible(select(row).where(row.deleted_at.is_(None)), row.project_id, access)
-    query = pagination.matching(query, asked, row.name, row.project_id)
-    query = pagination.labelled(query, row.labels, asked.label)
+    query = pagination.matching(query, params, row.name, row.project_id)
+    query = pagination.labelled(query, row.labels, params.label)
     with context.database.read() as session:
-        rows, cursor = pagination.page(session, query, row.id, asked, context.identity.cursor_secret)
+        secret = context.identity.cursor_secret
+        rows, cursor = pagination.page(session, query, row.id, params, secret)
         items = group_views.groups(session, [each[0] for each in rows], context.scheduler_cache.positions)
         # A template may have 256 KiB, so a page of large ones ends early.
         fitting = count_fitting([to_json(item) for item in items])
         if fitting < len(items):
-            cursor = pagination.cursor_after(rows[fitting - 1], row.id, asked, context.identity.cursor_secret)
+            cursor = pagination.cursor_after(rows[fitting - 1], row.id, params, secret)
         content = {"items": items[:fitting], "next_cursor": cursor}
     return responses.respond(responses.json_answer(content))
 

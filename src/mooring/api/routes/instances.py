@@ -125,7 +125,7 @@ def _dry_run(context: Context, access: Access, body: InstanceCreate) -> Response
         content = {
             "placeable": placed is not None,
             "node_id": placed.node_id if placed else None,
-            "devices": gpu_views.devices_of(session, placed.grants if placed else ()),
+            "devices": gpu_views.devices_of(session, placed.allocations if placed else ()),
             "reason": waiting_reason(why).model_dump() if why else None,
             **explanations.forecast_fields(session, access, outcome),
         }
@@ -145,16 +145,18 @@ def _shown(
 
 
 @router.get("", response_model=InstanceList, responses=errors(), operation_id="list_instances")
-def list_instances(context: Ctx, access: CurrentAccess, asked: Annotated[InstanceQuery, Query()]) -> Response:
+def list_instances(
+    context: Ctx, access: CurrentAccess, params: Annotated[InstanceQuery, Query()]
+) -> Response:
     """List instances. Returns instances that are not deleted, newest first."""
-    query = rendered.page_columns().where(tables.Instance.deleted_at.is_(None))
     row = tables.Instance
+    query = rendered.page_columns().where(row.deleted_at.is_(None))
     query = pagination.visible(query, row.project_id, access)
-    query = pagination.matching(query, asked, row.state, row.name, row.node_id, row.project_id)
-    query = pagination.labelled(query, row.labels, asked.label)
+    query = pagination.matching(query, params, row.state, row.name, row.node_id, row.project_id)
+    query = pagination.labelled(query, row.labels, params.label)
     with context.database.read() as session:
         page = context.rendered.page(
-            session, query, asked, context.identity.cursor_secret, context.scheduler_cache.positions
+            session, query, params, context.identity.cursor_secret, context.scheduler_cache.positions
         )
     return Response(page, media_type="application/json")
 

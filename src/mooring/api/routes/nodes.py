@@ -33,12 +33,12 @@ class NodeQuery(pagination.PageQuery):
 
 
 @router.get("/nodes", response_model=NodeList, responses=errors(), operation_id="list_nodes")
-def list_nodes(context: Ctx, access: CurrentAccess, asked: Annotated[NodeQuery, Query()]) -> Response:
+def list_nodes(context: Ctx, access: CurrentAccess, params: Annotated[NodeQuery, Query()]) -> Response:
     """List nodes. Returns nodes with their GPUs, newest first."""
     query = select(tables.Node).where(tables.Node.deleted_at.is_(None))
-    query = pagination.matching(query, asked, tables.Node.name)
+    query = pagination.matching(query, params, tables.Node.name)
     with context.database.read() as session:
-        rows, cursor = pagination.page(session, query, tables.Node.id, asked, context.identity.cursor_secret)
+        rows, cursor = pagination.page(session, query, tables.Node.id, params, context.identity.cursor_secret)
         content = {
             "items": node_views.nodes(session, access, [row[0] for row in rows]),
             "next_cursor": cursor,

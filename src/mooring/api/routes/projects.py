@@ -54,14 +54,14 @@ def create_project(body: ProjectCreate, context: Ctx, call: CurrentCall) -> Resp
 
 
 @router.get("", response_model=ProjectList, responses=errors(), operation_id="list_projects")
-def list_projects(context: Ctx, access: CurrentAccess, asked: Annotated[ProjectQuery, Query()]) -> Response:
+def list_projects(context: Ctx, access: CurrentAccess, params: Annotated[ProjectQuery, Query()]) -> Response:
     """List projects. Returns the projects of which you are a member, newest first; admins see all."""
     query = select(tables.Project).where(tables.Project.deleted_at.is_(None))
     query = pagination.visible(query, tables.Project.id, access)
-    query = pagination.matching(query, asked, tables.Project.name)
+    query = pagination.matching(query, params, tables.Project.name)
     with context.database.read() as session:
         rows, cursor = pagination.page(
-            session, query, tables.Project.id, asked, context.identity.cursor_secret
+            session, query, tables.Project.id, params, context.identity.cursor_secret
         )
         content = {"items": [tenant_views.project(row[0]) for row in rows], "next_cursor": cursor}
     return responses.respond(responses.json_answer(content))
@@ -123,13 +123,13 @@ def delete_project(project_id: str, context: Ctx, access: CurrentAccess, if_matc
     "/{project_id}/members", response_model=MemberList, responses=errors(), operation_id="list_members"
 )
 def list_members(
-    project_id: str, context: Ctx, access: CurrentAccess, asked: Annotated[pagination.PageQuery, Query()]
+    project_id: str, context: Ctx, access: CurrentAccess, params: Annotated[pagination.PageQuery, Query()]
 ) -> Response:
     """List project members. Each shows the user and their role."""
     member = tables.Member
     with context.database.read() as session:
         query = select(member).where(member.project_id == projects.get(session, access, project_id).id)
-        rows, cursor = pagination.page(session, query, member.user_id, asked, context.identity.cursor_secret)
+        rows, cursor = pagination.page(session, query, member.user_id, params, context.identity.cursor_secret)
         content = {"items": tenant_views.members(session, [row[0] for row in rows]), "next_cursor": cursor}
     return responses.respond(responses.json_answer(content))
 

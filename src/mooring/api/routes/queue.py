@@ -30,20 +30,22 @@ router = APIRouter(prefix="/v1", tags=["queue"], route_class=StrictRoute)
 
 @router.get("/queue", response_model=Queue, responses=errors(TooManyQuestions), operation_id="get_queue")
 async def get_queue(
-    context: Ctx, access: CurrentAccess, asked: Annotated[pagination.PageQuery, Query()]
+    context: Ctx, access: CurrentAccess, params: Annotated[pagination.PageQuery, Query()]
 ) -> Response:
     """Get the queue. Lists pending instances and groups in scheduling order, and the projects' shares.
 
     Entries of other projects show their size, but not their ids and names.
     """
     async with context.turns.taken(access.caller):
-        return await run_in_threadpool(_queue, context, access, asked)
+        return await run_in_threadpool(_queue, context, access, params)
 
 
-def _queue(context: Context, access: Access, asked: pagination.PageQuery) -> Response:
+def _queue(context: Context, access: Access, params: pagination.PageQuery) -> Response:
     with context.database.read() as session:
         found = queue.view(session, context.scheduler_cache)
-        page, cursor = pagination.page_of_items(found.entries, asked, "queue", context.identity.cursor_secret)
+        page, cursor = pagination.page_of_items(
+            found.entries, params, "queue", context.identity.cursor_secret
+        )
         items = _entries(session, access, page)
     shares = [
         _standing(project_id, standing)

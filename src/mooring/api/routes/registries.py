@@ -51,14 +51,14 @@ def create_registry(body: RegistryCreate, context: Ctx, call: CurrentCall) -> Re
 
 @router.get("", response_model=RegistryList, responses=errors(), operation_id="list_registries")
 def list_registries(
-    context: Ctx, access: CurrentAccess, asked: Annotated[RegistryQuery, Query()]
+    context: Ctx, access: CurrentAccess, params: Annotated[RegistryQuery, Query()]
 ) -> Response:
     """List registry credentials. Returns credentials without passwords, newest first."""
     query = pagination.visible(select(tables.Registry), tables.Registry.project_id, access)
-    query = pagination.matching(query, asked, tables.Registry.project_id)
+    query = pagination.matching(query, params, tables.Registry.project_id)
     with context.database.read() as session:
         rows, cursor = pagination.page(
-            session, query, tables.Registry.id, asked, context.identity.cursor_secret
+            session, query, tables.Registry.id, params, context.identity.cursor_secret
         )
         content = {"items": [show(Registry, row[0]) for row in rows], "next_cursor": cursor}
     return responses.respond(responses.json_answer(content))

@@ -104,14 +104,14 @@ def _reservation(
 
 @router.get("", response_model=ReservationList, responses=errors(), operation_id="list_reservations")
 def list_reservations(
-    context: Ctx, access: CurrentAccess, asked: Annotated[ReservationQuery, Query()]
+    context: Ctx, access: CurrentAccess, params: Annotated[ReservationQuery, Query()]
 ) -> Response:
     """List reservations. Returns those of your projects, newest first, including ended ones."""
     row = tables.Reservation
     query = pagination.visible(select(row).where(row.deleted_at.is_(None)), row.project_id, access)
-    query = pagination.matching(query, asked, row.project_id)
+    query = pagination.matching(query, params, row.project_id)
     with context.database.read() as session:
-        rows, cursor = pagination.page(session, query, row.id, asked, context.identity.cursor_secret)
+        rows, cursor = pagination.page(session, query, row.id, params, context.identity.cursor_secret)
         content = {"items": _shown(session, [each[0] for each in rows]), "next_cursor": cursor}
     return responses.respond(responses.json_answer(content))
 

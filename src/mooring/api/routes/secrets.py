@@ -49,14 +49,14 @@ def create_secret(body: SecretCreate, context: Ctx, call: CurrentCall) -> Respon
 
 
 @router.get("", response_model=SecretList, responses=errors(), operation_id="list_secrets")
-def list_secrets(context: Ctx, access: CurrentAccess, asked: Annotated[SecretQuery, Query()]) -> Response:
+def list_secrets(context: Ctx, access: CurrentAccess, params: Annotated[SecretQuery, Query()]) -> Response:
     """List secrets. Returns secrets without their values, newest first."""
     query = select(tables.Secret).options(defer(tables.Secret.sealed_value))
     query = pagination.visible(query, tables.Secret.project_id, access)
-    query = pagination.matching(query, asked, tables.Secret.name, tables.Secret.project_id)
+    query = pagination.matching(query, params, tables.Secret.name, tables.Secret.project_id)
     with context.database.read() as session:
         rows, cursor = pagination.page(
-            session, query, tables.Secret.id, asked, context.identity.cursor_secret
+            session, query, tables.Secret.id, params, context.identity.cursor_secret
         )
         content = {"items": [show(Secret, row[0]) for row in rows], "next_cursor": cursor}
     return responses.respond(responses.json_answer(content))

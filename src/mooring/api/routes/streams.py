@@ -133,13 +133,13 @@ class StreamRelay:
 
 
 async def _open(
-    context: Context, live: LiveAccess, instance_id: str, asked: LogsRequest | ExecRequest
+    context: Context, live: LiveAccess, instance_id: str, request: LogsRequest | ExecRequest
 ) -> StreamRelay:
-    target = await run_in_threadpool(_find, context, live.access, instance_id, asked)
+    target = await run_in_threadpool(_find, context, live.access, instance_id, request)
     # The channel must exist before the node can read the stream request.
     stream = StreamRelay(context, live, target, new_id(ids.STREAM))
     try:
-        await run_in_threadpool(_request, context, live.access, instance_id, stream.id, asked)
+        await run_in_threadpool(_request, context, live.access, instance_id, stream.id, request)
     except BaseException:
         await asyncio.shield(stream.close())
         raise
@@ -147,21 +147,21 @@ async def _open(
 
 
 def _find(
-    context: Context, access: Access, instance_id: str, asked: LogsRequest | ExecRequest
+    context: Context, access: Access, instance_id: str, request: LogsRequest | ExecRequest
 ) -> tuple[str, str]:
     """Return the ids of the instance's node and project."""
     with context.database.read() as session:
-        row, node_id = streams.check(session, access, instance_id, running=isinstance(asked, ExecRequest))
+        row, node_id = streams.check(session, access, instance_id, running=isinstance(request, ExecRequest))
         return node_id, row.project_id
 
 
 def _request(
-    context: Context, access: Access, instance_id: str, stream_id: str, asked: LogsRequest | ExecRequest
+    context: Context, access: Access, instance_id: str, stream_id: str, request: LogsRequest | ExecRequest
 ) -> None:
     with context.database.write() as session:
-        row, _node_id = streams.check(session, access, instance_id, running=isinstance(asked, ExecRequest))
-        streams.request(session, access, row, stream_id, asked, context.settings.advertise_url)
-        if isinstance(asked, LogsRequest) and audited_reads.is_of_others(access, row.project_id):
+        row, _node_id = streams.check(session, access, instance_id, running=isinstance(request, ExecRequest))
+        streams.request(session, access, row, stream_id, request, context.settings.advertise_url)
+        if isinstance(request, LogsRequest) and audited_reads.is_of_others(access, row.project_id):
             reads = context.audited_reads
             reads.record(session, access, audited_reads.READ_LOGS, row.id, row.project_id)
 
@@ -199,10 +199,10 @@ async def get_instance_logs(
 ) -> Response:
     """Get instance logs. They stay available until the instance is deleted or started again."""
     resumed = _line_time(last_event_id)
-    asked = LogsRequest(
+    request = LogsRequest(
         tail=None if resumed else tail, since=resumed or (since.isoformat() if since else None), follow=follow
     )
-    stream = await _open(context, live, instance_id, asked)
+    stream = await _open(context, live, instance_id, request)
     try:
         first = await stream.first()
     except BaseException:
@@ -307,8 +307,8 @@ def _abandon(context: Context, caller: str, key: str) -> None:
 
 
 async def _exec(context: Context, live: LiveAccess, instance_id: str, body: ExecBody) -> Json:
-    asked = ExecRequest(command=body.command, timeout_s=body.timeout_s, max_output_bytes=MAX_OUTPUT_BYTES)
-    stream = await _open(context, live, instance_id, asked)
+    request = ExecRequest(command=body.command, timeout_s=body.timeout_s, max_output_bytes=MAX_OUTPUT_BYTES)
+    stream = await _open(context, live, instance_id, request)
     try:
         return await _collected(stream, await stream.first())
     finally:

@@ -45,14 +45,14 @@ def create_user(body: UserCreate, context: Ctx, call: CurrentCall) -> Response:
 
 
 @router.get("", response_model=UserList, responses=errors(), operation_id="list_users")
-def list_users(context: Ctx, access: CurrentAccess, asked: Annotated[UserQuery, Query()]) -> Response:
+def list_users(context: Ctx, access: CurrentAccess, params: Annotated[UserQuery, Query()]) -> Response:
     """List users. Admins see all; project owners can find one user by the full `email`."""
-    if asked.email is None and not access.caller.is_admin:
+    if params.email is None and not access.caller.is_admin:
         raise lacking(Permission.ADMIN)
     query = select(tables.User).where(tables.User.deleted_at.is_(None))
-    query = pagination.matching(query, asked, tables.User.email)
+    query = pagination.matching(query, params, tables.User.email)
     with context.database.read() as session:
-        rows, cursor = pagination.page(session, query, tables.User.id, asked, context.identity.cursor_secret)
+        rows, cursor = pagination.page(session, query, tables.User.id, params, context.identity.cursor_secret)
         shown = [tenant_views.user(row[0], to_admin=access.caller.is_admin) for row in rows]
         content = {"items": shown, "next_cursor": cursor}
     return responses.respond(responses.json_answer(content))

@@ -4,11 +4,11 @@ Every shown field but the queue position changes only with `version`, which is t
 appended to the cached text.
 """
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from threading import Lock
 from typing import Any
 
+from cachetools import LRUCache
 from pydantic_core import to_json
 from sqlalchemy import Row, Select, select
 from sqlalchemy.orm import Session
@@ -50,8 +50,7 @@ class RenderedInstances:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._texts: OrderedDict[Key, bytes] = OrderedDict()
-        self._bytes = 0
+        self._texts: LRUCache[Key, bytes] = LRUCache(_CACHE_BYTES, getsizeof=len)
 
     def page(
         self,
@@ -77,7 +76,8 @@ class RenderedInstances:
         return b'{"items":[%b],"next_cursor":%b}' % (b",".join(items), to_json(cursor))
 
     def _texts_of(self, session: Session, rows: PageRows) -> dict[str, bytes]:
-        known = {row.id: text for row in rows if (text := self._texts.get((row.id, row.version)))}
+        with self._lock:
+            known = {row.id: text for row in rows if (text := self._texts.get((row.id, row.version)))}
         missing = [row.id for row in rows if row.id not in known]
         return known | self._rendered(session, missing) if missing else known
 
@@ -89,12 +89,5 @@ class RenderedInstances:
         }
         with self._lock:
             for row in rows:
-                self._store((row.id, row.version), texts[row.id])
+                self._texts[row.id, row.version] = texts[row.id]
         return texts
-
-    def _store(self, key: Key, text: bytes) -> None:
-        self._bytes += len(text) - len(self._texts.pop(key, b""))
-        self._texts[key] = text
-        while self._bytes > _CACHE_BYTES:
-            _oldest, dropped = self._texts.popitem(last=False)
-            self._bytes -= len(dropped)

@@ -22,7 +22,7 @@ from mooring.core.images import is_allowed
 from mooring.core.instance.spec import WHOLE_MILLI, InstanceSpec
 from mooring.db.tables import Instance, Project
 
-MOST_PORTS: Final = 8
+MAX_PORTS: Final = 8
 
 
 def generated_name(image: str) -> str:
@@ -73,9 +73,9 @@ def require(session: Session, project_id: str, spec: InstanceSpec) -> None:
 
 def _require_few_ports(spec: InstanceSpec) -> None:
     # Docker runs two processes for each published port, outside of the instance's own limits.
-    if len(spec.ports) > MOST_PORTS:
+    if len(spec.ports) > MAX_PORTS:
         raise TooManyPorts(
-            f"an instance may publish {MOST_PORTS} ports, this one has {len(spec.ports)}; run a proxy in the "
+            f"an instance may publish {MAX_PORTS} ports, this one has {len(spec.ports)}; run a proxy in the "
             "container to serve more",
         )
 

@@ -13,23 +13,23 @@ from mooring.db.types import now
 from mooring.scheduler.model import GpuAllocation
 
 
-def allocate(session: Session, row: Instance, grants: Iterable[GpuAllocation]) -> None:
+def allocate(session: Session, row: Instance, gpus: Iterable[GpuAllocation]) -> None:
     """Raises IntegrityError if a GPU would be allocated twice: see the triggers of migration 0003."""
-    if rows := entries(row.id, row.project_id, row.attempt, grants):
+    if rows := entries(row.id, row.project_id, row.attempt, gpus):
         session.execute(insert(Allocation), rows)
 
 
 def entries(
-    instance_id: str, project_id: str, attempt: int, grants: Iterable[GpuAllocation]
+    instance_id: str, project_id: str, attempt: int, gpus: Iterable[GpuAllocation]
 ) -> list[dict[str, Any]]:
     """The rows of `allocations` for a placement that begins now."""
     from_at = now()
     return [
         {
-            "gpu_uuid": grant.gpu_uuid, "instance_id": instance_id, "project_id": project_id,
-            "attempt": attempt, "milli": grant.milli, "mig_uuid": grant.mig_uuid, "from_at": from_at,
+            "gpu_uuid": gpu.gpu_uuid, "instance_id": instance_id, "project_id": project_id,
+            "attempt": attempt, "milli": gpu.milli, "mig_uuid": gpu.mig_uuid, "from_at": from_at,
         }
-        for grant in grants
+        for gpu in gpus
     ]  # fmt: skip
 
 
@@ -45,9 +45,9 @@ def of_instances(session: Session, instance_ids: Iterable[str]) -> dict[str, lis
 
 def renew(session: Session, row: Instance) -> None:
     """Allocate the same GPUs to a new attempt: its rows begin where those of the last attempt end."""
-    grants = of_instances(session, [row.id]).get(row.id, [])
+    gpus = of_instances(session, [row.id]).get(row.id, [])
     release(session, row)
-    allocate(session, row, grants)
+    allocate(session, row, gpus)
 
 
 def release(session: Session, row: Instance) -> None:

@@ -62,15 +62,15 @@ class LockedGpu:
     mig_free: frozenset[str] | None  # the free MIG devices; null: MIG is not enabled
     reserved: Sequence[ReservedPeriod] = ()
 
-    def allocated(self, grant: GpuAllocation, project_id: str, until: float) -> "LockedGpu | None":
+    def allocated(self, allocation: GpuAllocation, project_id: str, until: float) -> "LockedGpu | None":
         """The GPU after this allocation to the project until then; null if it is not possible."""
         if any(period.project_id != project_id and period.from_at < until for period in self.reserved):
             return None
-        held = self.milli_held + grant.milli
-        if held > WHOLE_MILLI or (grant.mig_uuid is None) != (self.mig_free is None):
+        held = self.milli_held + allocation.milli
+        if held > WHOLE_MILLI or (allocation.mig_uuid is None) != (self.mig_free is None):
             return None
-        if self.mig_free is not None and grant.mig_uuid is not None:
-            left = self.mig_free - {grant.mig_uuid}
+        if self.mig_free is not None and allocation.mig_uuid is not None:
+            left = self.mig_free - {allocation.mig_uuid}
             return replace(self, milli_held=held, mig_free=left) if left != self.mig_free else None
         if self.milli_held and self.held_by != project_id:
             return None  # one project has all shares of a GPU (R12)
@@ -154,13 +154,13 @@ class Guard:
         """The GPUs after the placement; null if one of them cannot be allocated."""
         until = inf if row.max_duration_s is None else self._now + row.max_duration_s
         after: dict[str, LockedGpu] = {}
-        for grant in placement.grants:
-            gpu = after.get(grant.gpu_uuid) or self._gpus.get(grant.gpu_uuid)
+        for allocation in placement.allocations:
+            gpu = after.get(allocation.gpu_uuid) or self._gpus.get(allocation.gpu_uuid)
             on_node = gpu is not None and gpu.node_id == placement.node_id
-            allocated = gpu.allocated(grant, row.project_id, until) if gpu and on_node else None
+            allocated = gpu.allocated(allocation, row.project_id, until) if gpu and on_node else None
             if allocated is None:
                 return None
-            after[grant.gpu_uuid] = allocated
+            after[allocation.gpu_uuid] = allocated
         return after
 
     def _fits(self, node: Row[Any], placement: Placement) -> bool:
@@ -175,7 +175,7 @@ class Guard:
         if quota is None:
             return True
         request = replace(self._requests[row.id], quota=quota)
-        model = self._gpus[placement.grants[0].gpu_uuid].model if placement.grants else ""
+        model = self._gpus[placement.allocations[0].gpu_uuid].model if placement.allocations else ""
         allocated = (model, placement.cpu_milli, placement.memory_mib)
         if rules.over(request, *allocated):
             return False
@@ -211,7 +211,7 @@ def _is_ready(node: Row[Any]) -> bool:
 
 
 def _gpus(session: Session, placements: Sequence[Placement]) -> dict[str, LockedGpu]:
-    uuids = {grant.gpu_uuid for placement in placements for grant in placement.grants}
+    uuids = {allocation.gpu_uuid for placement in placements for allocation in placement.allocations}
     if not uuids:
         return {}
     query = select(Allocation.mig_uuid).where(Allocation.to_at.is_(None), Allocation.mig_uuid.is_not(None))

@@ -22,7 +22,7 @@ from mooring.core.errors import HostNetworkNotAllowed, InvalidTransition, NameTa
 from mooring.core.group import (
     GROUP_ENDED,
     LONGEST_NAME,
-    MOST_RESTARTS,
+    MAX_RESTARTS,
     GroupState,
     group_state,
     member_name,
@@ -38,7 +38,7 @@ from mooring.schemas.instance_groups import InstanceGroupCreate
 MEMBER_FAILED = "member_failed"
 
 
-def create(session: Session, access: Access, into: Project, asked: InstanceGroupCreate) -> InstanceGroup:
+def create(session: Session, access: Access, into: Project, body: InstanceGroupCreate) -> InstanceGroup:
     """Insert a group with all its members, pending, into a project that the caller may use.
 
     Raises:
@@ -47,19 +47,19 @@ def create(session: Session, access: Access, into: Project, asked: InstanceGroup
         QuotaExceeded: all members together would exceed a quota of the project.
     """
     project = quotas.lock(session, into.id)
-    _require_network(project, asked.network.mode)
-    template = asked.template.model_copy(update={"labels": {**asked.labels, **asked.template.labels}})
+    _require_network(project, body.network.mode)
+    template = body.template.model_copy(update={"labels": {**body.labels, **body.template.labels}})
     admission.require(session, project.id, template)
     admission.require_priority(session, access, project.id, template.priority)
-    name = asked.name or admission.generated_name(template.image)[-LONGEST_NAME:].lstrip("-")
+    name = body.name or admission.generated_name(template.image)[-LONGEST_NAME:].lstrip("-")
     _require_free_name(session, project.id, name)
-    names = [member_name(name, rank) for rank in range(asked.count)]
+    names = [member_name(name, rank) for rank in range(body.count)]
     admission.require_free_names(session, project.id, names)
-    quotas.require_within_quota(session, project, template, asked.count)
+    quotas.require_within_quota(session, project, template, body.count)
     row = InstanceGroup(
-        id=new_id(ids.INSTANCE_GROUP), project_id=project.id, name=name, labels=asked.labels,
-        count=asked.count, template=template.spec(), on_member_failure=asked.on_member_failure,
-        network=asked.network.mode, encrypted=asked.network.encrypted, master_port=asked.master_port,
+        id=new_id(ids.INSTANCE_GROUP), project_id=project.id, name=name, labels=body.labels,
+        count=body.count, template=template.spec(), on_member_failure=body.on_member_failure,
+        network=body.network.mode, encrypted=body.network.encrypted, master_port=body.master_port,
         restarts=0, desired_state=DesiredState.RUNNING, reason=None, version=0, created_at=now(),
     )  # fmt: skip
     session.add(row)
@@ -295,7 +295,7 @@ def _react(session: Session, locked: LockedGroup) -> None:
 
 def _after_failure(session: Session, locked: LockedGroup, failed: Sequence[Instance]) -> None:
     row = locked.group
-    again = row.on_member_failure == "restart_member" and row.restarts + len(failed) <= MOST_RESTARTS
+    again = row.on_member_failure == "restart_member" and row.restarts + len(failed) <= MAX_RESTARTS
     if not again:
         _end(session, locked, DesiredState.STOPPED, None, _failure(failed[0]))
         return

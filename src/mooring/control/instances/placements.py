@@ -181,7 +181,7 @@ def _values(placement: Placement, row: Row[Any], node: Row[Any]) -> dict[str, An
         "new_memory_mib": placement.memory_mib,
         "new_disk_mib": placement.disk_mib,
         "new_placed_as": {
-            "isolation": _isolation(placement.grants, mps=bool(facts.get("mps"))),
+            "isolation": _isolation(placement.allocations, mps=bool(facts.get("mps"))),
             "link_score": placement.link_score,
             "borrowed": placement.borrowed,
         },
@@ -189,19 +189,19 @@ def _values(placement: Placement, row: Row[Any], node: Row[Any]) -> dict[str, An
     }
 
 
-def _isolation(grants: Sequence[GpuAllocation], *, mps: bool) -> str | None:
+def _isolation(gpus: Sequence[GpuAllocation], *, mps: bool) -> str | None:
     """How its GPUs are isolated from other instances; see schemas/instances.py."""
-    if not grants:
+    if not gpus:
         return None
-    if any(grant.mig_uuid for grant in grants):
+    if any(gpu.mig_uuid for gpu in gpus):
         return "mig"
-    if all(grant.milli == WHOLE_MILLI for grant in grants):
+    if all(gpu.milli == WHOLE_MILLI for gpu in gpus):
         return "exclusive"
     return "mps" if mps else "shared"
 
 
 def _entries(placement: Placement, row: Row[Any]) -> list[dict[str, Any]]:
-    return allocations.entries(row.id, row.project_id, row.attempt + 1, placement.grants)
+    return allocations.entries(row.id, row.project_id, row.attempt + 1, placement.allocations)
 
 
 def _expire(session: Session, ids: Collection[str]) -> None:

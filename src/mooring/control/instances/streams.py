@@ -39,20 +39,20 @@ def request(
     access: Access,
     row: Instance,
     stream_id: str,
-    asked: LogsRequest | ExecRequest,
+    request: LogsRequest | ExecRequest,
     url: str | None,
 ) -> None:
     """Store the request for the node, and notify its call that waits for streams."""
-    if isinstance(asked, ExecRequest):
+    if isinstance(request, ExecRequest):
         # Only the program is recorded: its arguments may contain secrets.
-        audit_log.record(session, access, row.id, row.project_id, after={"program": asked.command[0][:255]})
+        audit_log.record(session, access, row.id, row.project_id, after={"program": request.command[0][:255]})
     stream = StreamRequest(
         id=stream_id,
         instance_id=row.id,
         attempt=row.attempt,
         url=url,
-        logs=asked if isinstance(asked, LogsRequest) else None,
-        exec=asked if isinstance(asked, ExecRequest) else None,
+        logs=request if isinstance(request, LogsRequest) else None,
+        exec=request if isinstance(request, ExecRequest) else None,
     )
     session.add(
         Stream(id=stream_id, node_id=row.node_id, request=stream.model_dump(mode="json"), created_at=now())

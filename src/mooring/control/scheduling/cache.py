@@ -57,7 +57,7 @@ class SchedulerCache:
             self.policy,
             # From the scheduling loop, so that questions between its cycles use the same values.
             self._last_cycle.snapshot.potential if self._last_cycle else None,
-            frozenset(self._last_cycle.plan.promised) if self._last_cycle else frozenset(),
+            frozenset(self._last_cycle.plan.with_slots) if self._last_cycle else frozenset(),
         )
 
     @contextmanager

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from cachetools import LRUCache
+
 from mooring.scheduler.cycle_cache import CycleCache
 from mooring.scheduler.explain import forecasts
 from mooring.scheduler.explain.reasons import FittingAlternatives, would_fit
@@ -59,8 +61,7 @@ class Evaluation:
         self.snapshot = snapshot
         self._memory = memory
         self._forecast_memory = forecast_memory
-        self._outcomes: dict[str, Outcome] = {}
-        self._refusals = 0
+        self._outcomes: LRUCache[str, Outcome] = LRUCache(MAX_REFUSALS, getsizeof=_size)
 
     def is_valid_for(self, snapshot: Snapshot) -> bool:
         """Whether the results hold for `snapshot` too, since nothing that they depend on has changed."""
@@ -69,7 +70,7 @@ class Evaluation:
             snapshot.nodes is own.nodes
             and snapshot.requests == own.requests
             and snapshot.quotas == own.quotas
-            and snapshot.promised == own.promised
+            and snapshot.with_slots == own.with_slots
             and snapshot.potential is own.potential
             and _without_usage(snapshot.projects) == _without_usage(own.projects)
             and abs(snapshot.now - own.now) < MAX_AGE_S
@@ -97,8 +98,9 @@ class Evaluation:
 
     def outcome(self, request: Request) -> Outcome:
         """The outcome of one of the snapshot's requests."""
-        found = self._outcomes.get(request.instance_id)
-        return self._cached(request.instance_id, self._evaluate(request)) if found is None else found
+        if (found := self._outcomes.get(request.instance_id)) is None:
+            found = self._outcomes[request.instance_id] = self._evaluate(request)
+        return found
 
     def what_if(self, request: Request, quota: Quota | None) -> Outcome:
         """The outcome that a new request would have.
@@ -113,15 +115,8 @@ class Evaluation:
         quotas = own.quotas if quota is None else {**own.quotas, request.project_id: quota}
         changed = replace(own, requests=(*own.requests, request), quotas=quotas)
         # Evaluated once only, so it can use the same memory for its forecast.
-        return self._cached(key, Evaluation(changed, self._memory, self._memory).outcome(request))
-
-    def _cached(self, key: str, outcome: Outcome) -> Outcome:
-        self._refusals += len(outcome.refusals)
-        if self._refusals > MAX_REFUSALS:
-            self._outcomes.clear()
-            self._refusals = len(outcome.refusals)
-        self._outcomes[key] = outcome
-        return outcome
+        found = self._outcomes[key] = Evaluation(changed, self._memory, self._memory).outcome(request)
+        return found
 
     @cached_property
     def _plan(self) -> SchedulingPlan:
@@ -160,6 +155,10 @@ class Evaluation:
             forecast=self._forecasts.of(instance_id),
             snapshot=snapshot,
         )
+
+
+def _size(outcome: Outcome) -> int:
+    return min(1 + len(outcome.refusals), MAX_REFUSALS)
 
 
 def as_alternative(request: Request) -> Request:

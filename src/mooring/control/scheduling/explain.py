@@ -22,11 +22,11 @@ from mooring.scheduler.schedule import plan_for
 NOTHING_TO_EXPLAIN = Outcome(None, (), None)
 
 
-def dry_run(session: Session, cache: SchedulerCache, project_id: str, asked: InstanceRequest) -> Outcome:
+def dry_run(session: Session, cache: SchedulerCache, project_id: str, spec: InstanceRequest) -> Outcome:
     """The outcome of a create. Raises QuotaExceeded where a create would."""
     project = session.get_one(Project, project_id)
     selector = placement_rules.selectors(session, [project_id]).get(project_id)
-    request = replace(requests.of_spec(asked, project_id, selector), disk_limits=project.require_disk_limits)
+    request = replace(requests.of_spec(spec, project_id, selector), disk_limits=project.require_disk_limits)
     quota = quotas.with_request(session, request)
     with cache.evaluating(session) as evaluation:
         return evaluation.what_if(replace(request, queued_at=evaluation.snapshot.now), quota)

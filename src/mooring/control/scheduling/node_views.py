@@ -204,7 +204,7 @@ def _running_instance(row: Row[Any], allocations: Sequence[GpuAllocation]) -> Ru
     return Running(
         instance_id=row.id,
         project_id=row.project_id,
-        grants=tuple(allocations),
+        allocations=tuple(allocations),
         cpu_milli=row.cpu_milli or 0,
         memory_mib=row.memory_mib or 0,
         disk_mib=row.disk_mib or 0,
@@ -255,7 +255,7 @@ def _gpus(
                     MigView(mig_uuid, profile, mig_uuid not in allocations.mig_uuids)
                     for mig_uuid, profile in facts.mig
                 ),
-                holds=reserved.get(uuid, ()),
+                reserved=reserved.get(uuid, ()),
                 last=last,
             )
         )

@@ -108,7 +108,7 @@ def with_request(session: Session, request: Request) -> Quota | None:
     if quota is None:
         return None
     _require_room(quota, request)
-    return rules.promised(quota, request)
+    return rules.with_pending_request(quota, request)
 
 
 def of_projects(session: Session, project_ids: Iterable[str]) -> dict[str, Quota]:
@@ -180,7 +180,7 @@ def _counted(session: Session, limits: Mapping[str, Limits]) -> dict[str, Quota]
             placed[project_id].update(amounts)
     detailed = [key for key in limits if waiting[key][INSTANCES] and limits[key].keys() - _COUNTED_BY_ROWS]
     for request, count in _pending_alike(session, detailed):
-        amounts = rules.wherever(limits[request.project_id], request)
+        amounts = rules.fixed_amounts(limits[request.project_id], request)
         details = amounts.keys() - _COUNTED_BY_ROWS
         waiting[request.project_id].update({name: amounts[name] * count for name in details})
     by_model = [key for key in limits if any(name.startswith(OF_MODEL) for name in limits[key])]

@@ -52,10 +52,10 @@ def of_columns(
     )
 
 
-def _models(asked: str | list[str] | None) -> tuple[str, ...]:
-    if asked is None:
+def _models(wanted: str | list[str] | None) -> tuple[str, ...]:
+    if wanted is None:
         return ()
-    return (asked,) if isinstance(asked, str) else tuple(asked)
+    return (wanted,) if isinstance(wanted, str) else tuple(wanted)
 
 
 def _milli(gpus: JsonObject) -> int:

@@ -74,36 +74,35 @@ def _described(row: Reservation) -> dict[str, Any]:
     }
 
 
-def _requirement(session: Session, row: Reservation, cache: SchedulerCache) -> rules.Asked:
+def _spec(session: Session, row: Reservation, cache: SchedulerCache) -> rules.ReservationSpec:
     gpus_only = {"gpus": row.asked, "cpus": 0, "memory_mib": 0}
     selector = placement_rules.selectors(session, [row.project_id]).get(row.project_id, {})
     request = replace(requests.of_columns(row.id, row.project_id, 0, gpus_only), project_selector=selector)
     at = now()
-    begin = max(row.from_at, at)
-    overhead_s = cache.policy.start_overhead_s
-    return rules.Asked(request, begin.timestamp(), row.to_at.timestamp(), at.timestamp(), overhead_s)
+    start, end, now_s = (time.timestamp() for time in (max(row.from_at, at), row.to_at, at))
+    return rules.ReservationSpec(request, start, end, now_s, cache.policy.start_overhead_s)
 
 
 def _choose(
     session: Session, cache: SchedulerCache, row: Reservation, kept: Collection[str] = ()
 ) -> tuple[str, ...]:
     """Raises InsufficientCapacity."""
-    nodes, asked = cache.nodes(session), _requirement(session, row, cache)
-    there = rules.stock(nodes, asked, but=row.id)
-    chosen = rules.choose(there, asked, kept)
+    nodes, spec = cache.nodes(session), _spec(session, row, cache)
+    there = rules.reservable_gpus(nodes, spec, but=row.id)
+    chosen = rules.choose(there, spec, kept)
     if chosen is None:
-        raise _insufficient(there, asked, rules.earliest(nodes, asked, but=row.id))
+        raise _insufficient(there, spec, rules.earliest(nodes, spec, but=row.id))
     return chosen
 
 
 def _insufficient(
-    there: rules.ReservableGpus, asked: rules.Asked, earliest: float | None
+    there: rules.ReservableGpus, spec: rules.ReservationSpec, earliest: float | None
 ) -> InsufficientCapacity:
     when = timestamp_of(earliest)
     hint = f"enough GPUs are free from {when} on" if when else "it is unknown when enough will be free"
     most = there.most()
     return InsufficientCapacity(
-        f"cannot reserve {asked.gpus.gpu_count} such GPUs for all of that time, only {most}; {hint}",
+        f"cannot reserve {spec.gpus.gpu_count} such GPUs for all of that time, only {most}; {hint}",
         most=most,
         earliest_at=when,
     )
@@ -238,8 +237,9 @@ def repair(session: Session, access: Access, cache: SchedulerCache, reservation_
     if state_of(row) == "ended":
         return
     kept = usable(session, [row])[row.id]
-    asked = _requirement(session, row, cache)
-    chosen = rules.choose(rules.stock(cache.nodes(session), asked, but=row.id, always=kept), asked, kept)
+    spec = _spec(session, row, cache)
+    found = rules.reservable_gpus(cache.nodes(session), spec, but=row.id, always=kept)
+    chosen = rules.choose(found, spec, kept)
     if chosen is not None and set(chosen) != set(row.gpu_uuids):
         _set_gpus(session, row, chosen)
         row.version += 1

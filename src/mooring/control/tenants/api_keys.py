@@ -118,7 +118,7 @@ def record_use(session: Session, key_id: str) -> None:
     session.execute(update(ApiKey).where(ApiKey.id == key_id).values(last_used_at=now()))
 
 
-def create(session: Session, access: Access, asked: KeyRequest, default_project: str) -> tuple[ApiKey, str]:
+def create(session: Session, access: Access, request: KeyRequest, default_project: str) -> tuple[ApiKey, str]:
     """Create a key. Returns it with its secret, which is stored as a hash only.
 
     Raises:
@@ -126,35 +126,35 @@ def create(session: Session, access: Access, asked: KeyRequest, default_project:
         Forbidden: the key could do more, or last longer, than the caller's, or be for another user.
         Invalid: it has no permissions, or mixes project and service-wide ones.
     """
-    project_id = _project(access, asked, default_project)
+    project_id = _project(access, request, default_project)
     if project_id is not None:
         locks.live_project(session, project_id)
         row_limits.require_room(session, ApiKey, project_id)
-    _require_own_permissions(access, project_id, key_permissions(asked.role, asked.scopes))
-    if asked.user_id is None or asked.user_id != access.caller.user_id:
+    _require_own_permissions(access, project_id, key_permissions(request.role, request.scopes))
+    if request.user_id is None or request.user_id != access.caller.user_id:
         _require_owner(access, project_id)
-        _require_member(session, access, asked.user_id, project_id)
+        _require_member(session, access, request.user_id, project_id)
     else:
-        _require_membership(session, asked.user_id, project_id)
+        _require_membership(session, request.user_id, project_id)
     if not access.caller.may(Permission.OWN, project_id):
-        _require_own_expiry(session, access, asked.expires_at)
-    if asked.expires_at is not None and asked.expires_at <= now():
+        _require_own_expiry(session, access, request.expires_at)
+    if request.expires_at is not None and request.expires_at <= now():
         raise ExpiryInPast("expires_at lies in the past")
     secret = f"mk_{token_urlsafe(32)}"
-    row = _row(asked, project_id, secret)
+    row = _row(request, project_id, secret)
     session.add(row)
     session.flush()
     audit_log.record(session, access, row.id, project_id, after=_described(row))
     return row, secret
 
 
-def _project(access: Access, asked: KeyRequest, default: str) -> str | None:
-    if asked.role is None and not asked.scopes:
+def _project(access: Access, request: KeyRequest, default: str) -> str | None:
+    if request.role is None and not request.scopes:
         raise NoPermissions("say what the key may do: role (viewer, member, owner), scopes, or both")
-    if not asked.scopes & SERVICE_WIDE:
-        return access.project(asked.project_id, default)
-    if asked.project_id is not None or asked.role is not None:
-        wide = ", ".join(sorted(asked.scopes & SERVICE_WIDE))
+    if not request.scopes & SERVICE_WIDE:
+        return access.project(request.project_id, default)
+    if request.project_id is not None or request.role is not None:
+        wide = ", ".join(sorted(request.scopes & SERVICE_WIDE))
         raise ScopeOfNoProject(
             f"a key with the scope {wide} belongs to no project: leave project_id and role out"
         )
@@ -204,11 +204,11 @@ def _require_member(session: Session, access: Access, user_id: str | None, proje
         raise NotFound(f"no user {user_id} in this project")
 
 
-def _row(asked: KeyRequest, project_id: str | None, secret: str) -> ApiKey:
+def _row(request: KeyRequest, project_id: str | None, secret: str) -> ApiKey:
     return ApiKey(
-        id=new_id(ids.API_KEY), name=asked.name, prefix=secret[:_PREFIX_LENGTH], project_id=project_id,
-        user_id=asked.user_id, role=asked.role, scopes=sorted(asked.scopes),
-        secret_hash=credentials.hashed(secret), created_at=now(), expires_at=asked.expires_at,
+        id=new_id(ids.API_KEY), name=request.name, prefix=secret[:_PREFIX_LENGTH], project_id=project_id,
+        user_id=request.user_id, role=request.role, scopes=sorted(request.scopes),
+        secret_hash=credentials.hashed(secret), created_at=now(), expires_at=request.expires_at,
     )  # fmt: skip
 
 
@@ -311,8 +311,8 @@ def install_admin_key(session: Session, given: str | None) -> str | None:
 
 
 def _admin_key(secret: str) -> ApiKey:
-    asked = KeyRequest("bootstrap admin", None, None, None, frozenset({Permission.ADMIN}), None)
-    row = _row(asked, None, secret)
+    request = KeyRequest("bootstrap admin", None, None, None, frozenset({Permission.ADMIN}), None)
+    row = _row(request, None, secret)
     if not secret.startswith("mk_"):
         row.prefix = ""  # the operator's own key: its start may be half of a passphrase
     return row

@@ -71,7 +71,7 @@ def _visible(row: Project | None, access: Access, project_id: str) -> Project:
     return row
 
 
-def for_new(session: Session, access: Access, asked: str | None, default: str) -> Project:
+def for_new(session: Session, access: Access, project_id: str | None, default: str) -> Project:
     """The project that a new resource goes to; see `Access.project`.
 
     Raises:
@@ -79,7 +79,7 @@ def for_new(session: Session, access: Access, asked: str | None, default: str) -
         Forbidden: the caller is in it but may not do this.
         ProjectRequired.
     """
-    return locks.live_project(session, access.project(asked, default))
+    return locks.live_project(session, access.project(project_id, default))
 
 
 def patch(

@@ -87,13 +87,6 @@ class GpuRequest(_SpecModel):
         return self
 
     @property
-    def models(self) -> tuple[str, ...]:
-        """Acceptable models, the preferred one first; empty: any."""
-        if self.model is None:
-            return ()
-        return (self.model,) if isinstance(self.model, str) else tuple(self.model)
-
-    @property
     def milli(self) -> int:
         """Thousandths of a GPU that each requested GPU, share or MIG device counts as."""
         if self.mig_profile is not None:

@@ -49,7 +49,7 @@ class DeferralPlanner:
         self._without_start: set[Key] = set()
         self._failures = 0
         self._planned = 0
-        self.promised: list[str] = []  # as `SchedulingPlan.promised`
+        self.with_slots: list[str] = []  # as `SchedulingPlan.with_slots`
         self._covered: set[int] = set()  # node kinds that a unit further ahead waits for
         self._kinds_of: dict[Ask, frozenset[int]] = {}  # results of `_kinds_for`
 
@@ -67,18 +67,18 @@ class DeferralPlanner:
             return False
         self._backfill.add(unit, parts)
         if helped or first:
-            self.promised.extend(member.instance_id for member in unit.members)
+            self.with_slots.extend(member.instance_id for member in unit.members)
         return True
 
     # ---- room by stopping or evicting instances
 
     def _helped(self, unit: Unit) -> list[BackfillSlot] | None:
-        asked = (*gangs.key(self._cluster, unit), unit.priority)
-        if asked in self._without_help:
+        key = (*gangs.key(self._cluster, unit), unit.priority)
+        if key in self._without_help:
             return None
         parts = self._by_stopping(unit) or self._by_eviction(unit)
         if not parts:
-            self._without_help.add(asked)
+            self._without_help.add(key)
         return parts
 
     def _by_stopping(self, unit: Unit) -> list[BackfillSlot] | None:
@@ -143,8 +143,8 @@ class DeferralPlanner:
     # ---- backfill slots
 
     def _backfill_slots(self, unit: Unit) -> list[BackfillSlot] | None:
-        asked = gangs.key(self._cluster, unit)
-        if asked in self._without_start or self._failures >= _MAX_FAILURES:
+        key = gangs.key(self._cluster, unit)
+        if key in self._without_start or self._failures >= _MAX_FAILURES:
             return None
         conservative = self._snapshot.policy.backfill == "conservative"
         if self._planned >= MAX_CONSERVATIVE or not (conservative or self._is_head(unit)):
@@ -155,7 +155,7 @@ class DeferralPlanner:
             self._covered |= self._kinds(unit)
         else:
             self._failures += 1
-            self._without_start.add(asked)
+            self._without_start.add(key)
         return parts
 
     def _is_head(self, unit: Unit) -> bool:
@@ -168,14 +168,14 @@ class DeferralPlanner:
     def _kinds_for(self, member: Request) -> frozenset[int]:
         """The node kinds that have what it asks for, in use or not."""
         cluster = self._cluster
-        asked = ask_of(member) if member.gpu_count else ()
-        if asked not in self._kinds_of:
-            self._kinds_of[asked] = frozenset(
+        key = ask_of(member) if member.gpu_count else ()
+        if key not in self._kinds_of:
+            self._kinds_of[key] = frozenset(
                 number
                 for number in range(len(cluster.kinds))
                 if not member.gpu_count or cluster.suitable(number, member).models
             )
-        return self._kinds_of[asked]
+        return self._kinds_of[key]
 
     def _first(self, unit: Unit) -> list[BackfillSlot] | None:
         if unit.gang is not None:

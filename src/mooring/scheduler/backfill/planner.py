@@ -4,12 +4,12 @@ EASY: the first request that does not fit gets a slot, which is a node and a sta
 start only if the node can still host the first at that time. Conservative: each pending request gets a slot.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf, nan
 
 import numpy as np
+from cachetools import LRUCache
 from numpy.typing import NDArray
 
 from mooring.core.node import NodeState
@@ -103,7 +103,7 @@ class StartTimes:
 
     def __init__(self, cluster: ClusterState) -> None:
         self._cluster = cluster
-        self._bounds: OrderedDict[search.Key, _Bounds] = OrderedDict()
+        self._bounds: LRUCache[search.Key, _Bounds] = LRUCache(_MAX_SHAPES)
 
     def clear(self) -> None:
         self._bounds.clear()
@@ -166,9 +166,6 @@ class StartTimes:
         bounds = self._bounds.get(key)
         if bounds is None:
             bounds = self._bounds[key] = _Bounds()
-            if len(self._bounds) > _MAX_SHAPES:
-                self._bounds.popitem(last=False)
-        self._bounds.move_to_end(key)
         self._update(bounds, request, at)
         return bounds
 
@@ -218,11 +215,11 @@ def _bound(node: NodeView, request: Request, at: PlanTime) -> float:
         cpu_lacks -= running.cpu_milli
         memory_lacks -= running.memory_mib
         disk_lacks -= running.disk_mib
-        for grant in running.grants:
-            if grant.gpu_uuid in free:
-                before = free[grant.gpu_uuid]
-                free[grant.gpu_uuid] = before + grant.milli
-                lacks -= before < request.gpu_milli <= before + grant.milli
+        for allocation in running.allocations:
+            if allocation.gpu_uuid in free:
+                before = free[allocation.gpu_uuid]
+                free[allocation.gpu_uuid] = before + allocation.milli
+                lacks -= before < request.gpu_milli <= before + allocation.milli
         if max(lacks, cpu_lacks, memory_lacks, disk_lacks) <= 0:
             return end
     return nan

@@ -51,7 +51,7 @@ def start_on(
     if not could(node, request, at):
         return None
     times = sorted(_instants(node, at, slots))
-    held = any(gpu.holds for gpu in node.gpus)
+    held = any(gpu.reserved for gpu in node.gpus)
     if not held:
         times = times[_first_alone(node, times, request, at) :]
     if not held and not slots:
@@ -86,7 +86,7 @@ def must_end(node: NodeView, request: Request, at: PlanTime) -> frozenset[str]:
 
 def _fits_without(node: NodeView, gone: Iterable[Running], request: Request, at: PlanTime) -> bool:
     """Whether it fits once these instances and all reservations have ended."""
-    gpus = tuple(replace(gpu, holds=()) for gpu in node.gpus)
+    gpus = tuple(replace(gpu, reserved=()) for gpu in node.gpus)
     return fits(without(replace(node, gpus=gpus), gone), request, at)
 
 
@@ -94,7 +94,7 @@ def _instants(node: NodeView, at: PlanTime, slots: Iterable[BackfillSlot]) -> se
     times = {at.now}
     times.update(expected_end(running, at) for running in node.running)
     times.update(slot.ends_at(at) for slot in slots)
-    times.update(hold.to_at for gpu in node.gpus for hold in gpu.holds if hold.to_at > at.now)
+    times.update(period.to_at for gpu in node.gpus for period in gpu.reserved if period.to_at > at.now)
     return times - {inf}
 
 

@@ -101,7 +101,7 @@ def max_duration_now(snapshot: Snapshot, instance_id: str, cache: CycleCache | N
     slots = (slot for of_node in cycle.backfill.slots_by_node.values() for slot in of_node)
     ends = {slot.starts_at for slot in slots if slot.starts_at < inf}
     for index in cluster.with_holds:
-        periods = [period for gpu in cluster.node(index).gpus for period in gpu.holds]
+        periods = [period for gpu in cluster.node(index).gpus for period in gpu.reserved]
         ends.update(period.from_at for period in periods if period.project_id != request.project_id)
     for seconds in sorted({int(end - at.now - at.overhead_s) for end in ends}, reverse=True):
         if seconds < 1 or seconds >= (request.max_duration_s or inf):

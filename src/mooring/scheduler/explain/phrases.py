@@ -70,7 +70,7 @@ def gpu_counts(suitable: Mapping[str, Sequence[GpuView]], request: Request, at: 
 
 
 def _free(gpus: Sequence[GpuView], request: Request, at: PlanTime) -> int:
-    return sum(gpu_offers.units(gpu, request, at) for gpu in gpus)
+    return sum(gpu_offers.available(gpu, request, at) for gpu in gpus)
 
 
 def free_share(gpu: GpuView, request: Request, at: PlanTime) -> int:
@@ -83,7 +83,7 @@ def _why_not_free(gpus: Sequence[GpuView], request: Request, at: PlanTime) -> st
     """Counts each unusable GPU once, under the first reason that applies."""
     counts = {"quarantined": 0, "reserved": 0, "shared by another project": 0, "in use": 0}
     for gpu in gpus:
-        if not gpu_offers.units(gpu, request, at):
+        if not gpu_offers.available(gpu, request, at):
             counts[why_not(gpu, request, at)] += 1
     order = ("in use", "shared by another project", "reserved", "quarantined")
     parts = [f"{counts[word]} {word}" for word in order if counts[word]]
@@ -94,11 +94,11 @@ def why_not(gpu: GpuView, request: Request, at: PlanTime) -> str:
     """Why the request can use nothing of the GPU now."""
     if (
         gpu_offers.others_share(gpu, request)
-        and gpu_offers.unowned_units(gpu, request)
+        and gpu_offers.available_unowned(gpu, request)
         and request.gpu_milli < WHOLE_MILLI
     ):
         return "shared by another project"
-    if gpu_offers.unreserved_units(gpu, request):
+    if gpu_offers.available_unreserved(gpu, request):
         return "reserved"
     return "in use" if gpu.healthy or not gpu.free else "quarantined"
 

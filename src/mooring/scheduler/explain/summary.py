@@ -138,9 +138,10 @@ def _most_free_share(case: _Case, node: NodeView) -> int:
 
 
 def _free(gpus: Sequence[GpuView], request: Request, at: PlanTime) -> int:
-    """The most units that one allocation could have."""
+    """The most GPUs, MIG devices or shares that one allocation could have."""
     numa_groups = gpu_offers.numa_groups(gpus, request)
-    return max((sum(gpu_offers.units(gpu, request, at) for gpu in there) for there in numa_groups), default=0)
+    counts = (sum(gpu_offers.available(gpu, request, at) for gpu in there) for there in numa_groups)
+    return max(counts, default=0)
 
 
 def _none_left(case: _Case) -> str:

@@ -72,10 +72,10 @@ def _explain_request(
     at: PlanTime,
     known: dict[Key, Unplaced],
 ) -> Unplaced:
-    asked = search.key(request)
-    if asked not in known:
-        known[asked] = unplaced(cluster, node_groups, request, at)
-    return known[asked]
+    key = search.key(request)
+    if key not in known:
+        known[key] = unplaced(cluster, node_groups, request, at)
+    return known[key]
 
 
 def unplaced(cluster: ClusterState, node_groups: NodeGroups, request: Request, at: PlanTime) -> Unplaced:
@@ -111,14 +111,14 @@ def _over_where_it_fits(
     cluster: ClusterState, node_groups: NodeGroups, request: Request, at: PlanTime
 ) -> Over | None:
     survey = node_groups.now(request, at)
-    asked: dict[tuple[int, int], Over | None] = {}
+    overs_of: dict[tuple[int, int], Over | None] = {}
     fitting = survey.left() if survey.last == FITS else []
     for index in sorted(fitting, key=lambda index: cluster.node(index).id):
         group = int(survey.group[index]), int(cluster.kind_of[index])
-        if group not in asked:
+        if group not in overs_of:
             node = cluster.node(index)
             models = dict.fromkeys(offer.model for offer in gpu_offers.offers(node, request, at))
             overs = [quotas.over(request, model, *needs(request, node)) for model in models]
-            asked[group] = overs[0] if all(overs) else None
+            overs_of[group] = overs[0] if all(overs) else None
     # If one of them is within the quota, something else keeps the request out.
-    return next(iter(asked.values()), None) if all(asked.values()) else None
+    return next(iter(overs_of.values()), None) if all(overs_of.values()) else None

@@ -192,18 +192,18 @@ def _lack_of_gpus(groups: Sequence[Sequence[GpuView]], request: Request, at: Pla
     wanted = phrases.gpus(request)
     count = request.gpu_count
 
-    def enough(units: Callable[[GpuView], int]) -> bool:
-        return any(sum(units(gpu) for gpu in group) >= count for group in groups)
+    def enough(count_of: Callable[[GpuView], int]) -> bool:
+        return any(sum(count_of(gpu) for gpu in group) >= count for group in groups)
 
-    if enough(lambda gpu: gpu_offers.units(gpu, request, at)):
+    if enough(lambda gpu: gpu_offers.available(gpu, request, at)):
         return "gpus_not_on_one_numa_node", wanted
-    if enough(lambda gpu: gpu_offers.unreserved_units(gpu, request)):
+    if enough(lambda gpu: gpu_offers.available_unreserved(gpu, request)):
         return "gpu_reserved", wanted
     if request.mig_profile is not None:
         return "insufficient_mig_devices", wanted
     if request.gpu_milli == WHOLE_MILLI:
         return "insufficient_gpus", wanted
-    if enough(lambda gpu: gpu_offers.unowned_units(gpu, request)):
+    if enough(lambda gpu: gpu_offers.available_unowned(gpu, request)):
         return "gpu_shared_by_other_project", wanted
     return "insufficient_gpu_share", wanted
 

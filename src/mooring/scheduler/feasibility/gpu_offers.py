@@ -94,18 +94,18 @@ def version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".") if part.isdigit())
 
 
-def units(gpu: GpuView, request: Request, at: PlanTime) -> int:
+def available(gpu: GpuView, request: Request, at: PlanTime) -> int:
     """How many of the requested shares, MIG devices or whole GPUs this GPU can provide now."""
-    return 0 if reserved(gpu, request, at) else unreserved_units(gpu, request)
+    return 0 if reserved(gpu, request, at) else available_unreserved(gpu, request)
 
 
-def unreserved_units(gpu: GpuView, request: Request) -> int:
-    """As `units`, ignoring reservations."""
-    return 0 if others_share(gpu, request) else unowned_units(gpu, request)
+def available_unreserved(gpu: GpuView, request: Request) -> int:
+    """As `available`, ignoring reservations."""
+    return 0 if others_share(gpu, request) else available_unowned(gpu, request)
 
 
-def unowned_units(gpu: GpuView, request: Request) -> int:
-    """As `unreserved_units`, ignoring which project owns the shares on the GPU."""
+def available_unowned(gpu: GpuView, request: Request) -> int:
+    """As `available_unreserved`, ignoring which project owns the shares on the GPU."""
     if not gpu.healthy:
         return 0
     if request.mig_profile is not None:
@@ -122,15 +122,15 @@ def others_share(gpu: GpuView, request: Request) -> bool:
 
 def reserved(gpu: GpuView, request: Request, at: PlanTime) -> bool:
     """Whether a reservation of another project overlaps the time from now to the end of the request."""
-    return bool(gpu.holds) and any(
-        hold.project_id != request.project_id and hold.from_at < at.end_of(request) and hold.to_at > at.now
-        for hold in gpu.holds
+    return bool(gpu.reserved) and any(
+        each.project_id != request.project_id and each.from_at < at.end_of(request) and each.to_at > at.now
+        for each in gpu.reserved
     )
 
 
 def own_reserved(gpu: GpuView, request: Request, at: PlanTime) -> bool:
-    return bool(gpu.holds) and any(
-        hold.project_id == request.project_id and hold.from_at <= at.now < hold.to_at for hold in gpu.holds
+    return bool(gpu.reserved) and any(
+        each.project_id == request.project_id and each.from_at <= at.now < each.to_at for each in gpu.reserved
     )
 
 
@@ -148,7 +148,7 @@ def offers(node: NodeView, request: Request, at: PlanTime) -> list[Offer]:
 
 
 def usable(gpus: Iterable[GpuView], request: Request, at: PlanTime) -> list[GpuView]:
-    return [gpu for gpu in gpus if units(gpu, request, at)]
+    return [gpu for gpu in gpus if available(gpu, request, at)]
 
 
 def numa_groups(gpus: Sequence[GpuView], request: Request) -> list[tuple[GpuView, ...]]:
@@ -167,19 +167,19 @@ def enough(usable: Sequence[GpuView], request: Request, at: PlanTime) -> bool:
     """Whether these GPUs together provide what is requested."""
     if len(usable) >= request.gpu_count:
         return True
-    return sum(units(gpu, request, at) for gpu in usable) >= request.gpu_count
+    return sum(available(gpu, request, at) for gpu in usable) >= request.gpu_count
 
 
 def near_enough(node: NodeView, request: Request) -> bool:
     """Whether one NUMA node has enough free, ignoring reservations, which depend on the time."""
     return any(
-        sum(unreserved_units(gpu, request) for gpu in there) >= request.gpu_count
+        sum(available_unreserved(gpu, request) for gpu in there) >= request.gpu_count
         for of_model in suitable(node, request).values()
         for there in numa_groups(of_model, request)
     )
 
 
-def grants(request: Request, offer: Offer, at: PlanTime, prefer: str = "") -> tuple[GpuAllocation, ...]:
+def allocate(request: Request, offer: Offer, at: PlanTime, prefer: str = "") -> tuple[GpuAllocation, ...]:
     """Choose the allocations: the best connected whole GPUs, or the fullest GPU that has the share.
 
     Args:
@@ -193,16 +193,16 @@ def grants(request: Request, offer: Offer, at: PlanTime, prefer: str = "") -> tu
     if len(sound) < len(gpus) and enough(sound, request, at):
         gpus = sound
     if request.mig_profile is not None:
-        return _mig_grants(request, gpus)
+        return _allocate_mig(request, gpus)
     if request.gpu_milli < WHOLE_MILLI:
         fullest = min(gpus, key=lambda gpu: (gpu.uuid != prefer, gpu.milli_free, gpu.index, gpu.uuid))
         return (GpuAllocation(fullest.uuid, request.gpu_milli),)
     return tuple(GpuAllocation(uuid) for uuid in links.choose(gpus, request.gpu_count, offer.all_suitable))
 
 
-def _mig_grants(request: Request, gpus: Iterable[GpuView]) -> tuple[GpuAllocation, ...]:
+def _allocate_mig(request: Request, gpus: Iterable[GpuView]) -> tuple[GpuAllocation, ...]:
     """From the GPU with the fewest free devices first, to avoid fragmentation."""
-    fullest = sorted(gpus, key=lambda gpu: (gpu.last, unowned_units(gpu, request), gpu.index, gpu.uuid))
+    fullest = sorted(gpus, key=lambda gpu: (gpu.last, available_unowned(gpu, request), gpu.index, gpu.uuid))
     free = (
         sorted(each.uuid for each in gpu.mig if each.free and each.profile == request.mig_profile)
         for gpu in fullest

@@ -60,4 +60,4 @@ def preference(request: Request, model: str) -> int | None:
 
 @lru_cache(maxsize=16_384)
 def _place(wanted: tuple[str, ...], model: str) -> int | None:
-    return next((place for place, asked in enumerate(wanted) if matches(asked, model)), None)
+    return next((place for place, name in enumerate(wanted) if matches(name, model)), None)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from cachetools import LRUCache
 from numpy.typing import NDArray
 
 from mooring.core.instance.spec import WHOLE_MILLI
@@ -53,6 +54,7 @@ _GPU_FILTERS: tuple[filters.Filter, ...] = (
 
 # Different requests whose stages are cached.
 _MAX_CACHED = 512
+_StageCache = LRUCache[object, dict[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +118,8 @@ class NodeGroups:
         self._ready = np.zeros(0, np.bool_)
         self._there = np.zeros(0, np.bool_)
         # GPU part of a request -> group or node kind -> stage.
-        self._stages: dict[object, dict[int, int]] = {}
-        self._stages_if_empty: dict[object, dict[int, int]] = {}
+        self._stages: _StageCache = LRUCache(_MAX_CACHED)
+        self._stages_if_empty: _StageCache = LRUCache(_MAX_CACHED)
 
     def now(self, request: Request, at: PlanTime) -> Survey:
         self._update()
@@ -209,7 +211,7 @@ def _condition(gpu: GpuView) -> tuple[object, ...]:
         gpu.project_id if 0 < gpu.milli_free < WHOLE_MILLI else None,
         gpu.mig_enabled,
         tuple(sorted((device.profile, device.free) for device in gpu.mig)),
-        gpu.holds,
+        gpu.reserved,
     )
 
 
@@ -227,15 +229,13 @@ class _Stages:
         if stage is None:
             node = self.examples[group]
             stage = _gpu_stage(node, self.request, self.at)
-            if not any(gpu.holds for gpu in node.gpus):  # reservations depend on time
+            if not any(gpu.reserved for gpu in node.gpus):  # reservations depend on time
                 self.known[group] = stage
         return stage
 
 
-def _cached_stages(request: Request, stages: dict[object, dict[int, int]]) -> dict[int, int]:
+def _cached_stages(request: Request, stages: _StageCache) -> dict[int, int]:
     key = (request.gpu_count, request.gpu_milli, *ask_of(request), request.same_numa, owner_of(request))
-    if len(stages) >= _MAX_CACHED and key not in stages:
-        stages.clear()
     return stages.setdefault(key, {})
 
 

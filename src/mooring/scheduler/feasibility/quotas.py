@@ -22,12 +22,12 @@ DISK = "disk_mib"
 Amounts = Mapping[str, int]
 
 
-def wherever(limits: Amounts, request: Request) -> dict[str, int]:
+def fixed_amounts(limits: Amounts, request: Request) -> dict[str, int]:
     """The limited amounts that are the same on every node; others are omitted."""
     cpu_milli, memory_mib = fixed(request)
     amounts = _amounts(limits, request, cpu_milli, memory_mib)
     # A limit applies if each model that the request accepts matches it.
-    certain = [_of_models(limits, request, asked) for asked in request.gpu_models]
+    certain = [_of_models(limits, request, model) for model in request.gpu_models]
     of_all = set.intersection(*map(set, certain)) if certain else set()
     return amounts | {name: gpu_milli(request) for name in of_all}
 
@@ -60,7 +60,7 @@ def _of_models(limits: Amounts, request: Request, model: str) -> dict[str, int]:
 
 def over_when_asked(quota: Quota, request: Request, count: int = 1) -> Over | None:
     """The first limit that `count` such requests would exceed when they are queued."""
-    amounts = {name: count * amount for name, amount in wherever(quota.limits, request).items()}
+    amounts = {name: count * amount for name, amount in fixed_amounts(quota.limits, request).items()}
     return _first_over(quota, amounts, with_pending=quota.limits.keys())
 
 
@@ -70,7 +70,7 @@ def over_anywhere(request: Request) -> Over | None:
         return None
     if request.gpu_count and request.quota.spent:
         return request.quota.spent
-    return _first_over(request.quota, wherever(request.quota.limits, request))
+    return _first_over(request.quota, fixed_amounts(request.quota.limits, request))
 
 
 def over(request: Request, model: str, cpu_milli: int, memory_mib: int) -> Over | None:
@@ -81,17 +81,17 @@ def over(request: Request, model: str, cpu_milli: int, memory_mib: int) -> Over 
     if anywhere := over_anywhere(request):
         return anywhere
     amounts = there(quota.limits, request, model, cpu_milli, memory_mib)
-    node_dependent = amounts.keys() - wherever(quota.limits, request).keys()
+    node_dependent = amounts.keys() - fixed_amounts(quota.limits, request).keys()
     return _first_over(quota, amounts, with_pending=node_dependent)
 
 
 def _first_over(quota: Quota, amounts: Amounts, with_pending: Set[str] = frozenset()) -> Over | None:
     """Args: with_pending: the limits for which pending requests count as used, too."""
     for name, limit in quota.limits.items():
-        asked = amounts.get(name, 0)
+        wanted = amounts.get(name, 0)
         used = quota.placed.get(name, 0) + (quota.waiting.get(name, 0) if name in with_pending else 0)
-        if asked and used + asked > limit:
-            return Over(name, _shown(name, limit), _shown(name, used), _shown(name, asked))
+        if wanted and used + wanted > limit:
+            return Over(name, _shown(name, limit), _shown(name, used), _shown(name, wanted))
     return None
 
 
@@ -100,21 +100,21 @@ def _shown(name: str, amount: int) -> float:
     return amount / 1000 if in_thousandths else amount
 
 
-def promised(quota: Quota, request: Request) -> Quota:
+def with_pending_request(quota: Quota, request: Request) -> Quota:
     """The quota with the request pending."""
-    return replace(quota, waiting=_sum(quota.waiting, wherever(quota.limits, request)))
+    return replace(quota, waiting=_sum(quota.waiting, fixed_amounts(quota.limits, request)))
 
 
 def without(quota: Quota, request: Request) -> Quota:
     """The quota for a replacement of a pending request: amounts of other pending requests count as placed."""
-    others = _sum(quota.waiting, wherever(quota.limits, request), sign=-1)
+    others = _sum(quota.waiting, fixed_amounts(quota.limits, request), sign=-1)
     return replace(quota, placed=_sum(quota.placed, others), waiting={})
 
 
 def after(quota: Quota, request: Request, model: str, cpu_milli: int, memory_mib: int) -> Quota:
     """The quota after the placement of a pending request."""
     takes = there(quota.limits, request, model, cpu_milli, memory_mib)
-    waiting = _sum(quota.waiting, wherever(quota.limits, request), sign=-1)
+    waiting = _sum(quota.waiting, fixed_amounts(quota.limits, request), sign=-1)
     return replace(quota, placed=_sum(quota.placed, takes), waiting=waiting)
 
 

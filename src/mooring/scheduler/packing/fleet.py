@@ -4,11 +4,11 @@ Scores are cached per shape and node. A query scores only the nodes that changed
 shape. Nodes in the same state share one score.
 """
 
-from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+from cachetools import LRUCache
 
 from mooring.scheduler.packing.moves import Moves, Waste
 from mooring.scheduler.packing.node_table import RANK_BITS, NodeTable
@@ -34,9 +34,9 @@ class Fleet:
     def __init__(self, nodes: Iterable[FleetNode] = (), potential: Potential | None = None) -> None:
         self._nodes = NodeTable()
         self._waste = Waste(potential or Potential(), self._nodes.table)
-        self._scores: OrderedDict[Shape, _ShapeScores] = OrderedDict()
-        self._moves: OrderedDict[Shape, Moves] = OrderedDict()  # by shape without memory and owner
-        self._views: OrderedDict[str, _NodeValues] = OrderedDict()
+        self._scores: LRUCache[Shape, _ShapeScores] = LRUCache(MAX_SHAPES)
+        self._moves: LRUCache[Shape, Moves] = LRUCache(MAX_SHAPES)  # by shape without memory and owner
+        self._views: LRUCache[str, _NodeValues] = LRUCache(MAX_SHAPES)
         self.refresh(nodes)
 
     def __len__(self) -> int:
@@ -125,10 +125,6 @@ class Fleet:
         cached = self._scores.get(shape)
         if cached is None:
             cached = self._scores[shape] = _ShapeScores(shape, self._moves_of(shape))
-            if len(self._scores) > MAX_SHAPES:
-                self._scores.popitem(last=False)
-        else:
-            self._scores.move_to_end(shape)
         cached.add_classes(self._nodes.table.classes)
         return cached
 
@@ -137,9 +133,6 @@ class Fleet:
         moves = self._moves.get(without_memory)
         if moves is None:
             moves = self._moves[without_memory] = Moves(without_memory, self._nodes.table, self._waste)
-            if len(self._moves) > MAX_SHAPES:
-                self._moves.popitem(last=False)
-        self._moves.move_to_end(without_memory)
         return moves
 
     def _states_for(self, shape: Shape) -> Ints:
@@ -148,9 +141,6 @@ class Fleet:
         if not shape.share or not nodes.shared:
             return nodes.states
         view = self._views.setdefault(shape.owner, _NodeValues())
-        self._views.move_to_end(shape.owner)
-        if len(self._views) > MAX_SHAPES:
-            self._views.popitem(last=False)
         changed = view.next_changes(nodes)
         view.values[changed] = nodes.states[changed]
         for node in nodes.shared.intersection(changed.tolist()):

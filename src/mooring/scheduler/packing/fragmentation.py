@@ -99,7 +99,7 @@ def _closed(node: NodeView, gpu: GpuView, at: PlanTime) -> Stranding | None:
         return "disk_pressure"
     if node.reserved_for is not None:
         return "reserved"
-    reserved = any(period.from_at <= at.now < period.to_at for period in gpu.holds)
+    reserved = any(period.from_at <= at.now < period.to_at for period in gpu.reserved)
     return "reserved" if reserved else None
 
 

@@ -7,6 +7,7 @@ from math import comb
 from operator import attrgetter
 from typing import Any
 
+from mooring.core.bounded_dict import BoundedDict
 from mooring.scheduler.model import GpuView
 
 # How close two GPUs are on PCIe; an unknown connection counts as the farthest.
@@ -20,9 +21,9 @@ _MAX_SETS = 600
 
 # The link of each pair of GPUs. Nodes of one type have equal matrices, so the best sets are cached.
 Matrix = tuple[tuple[int, ...], ...]
-_MAX_MATRICES = 20_000
 _PLACE = attrgetter("index", "uuid")
-_matrices: dict[tuple[tuple[str, ...], tuple[int, ...]], tuple[list[Mapping[str, Any]], Matrix]] = {}
+_Key = tuple[tuple[str, ...], tuple[int, ...]]
+_matrices: BoundedDict[_Key, tuple[list[Mapping[str, Any]], Matrix]] = BoundedDict(20_000)
 
 
 def choose(free: Iterable[GpuView], count: int, of_the_node: Iterable[GpuView] = ()) -> tuple[str, ...]:
@@ -67,11 +68,8 @@ def matrix(gpus: Sequence[GpuView]) -> Matrix:
     """
     mappings = [each for gpu in gpus for each in (gpu.nvlink, gpu.topology)]
     key = (tuple(gpu.uuid for gpu in gpus), tuple(map(id, mappings)))
-    # One lookup only: another thread may clear the cache at any time.
     found = _matrices.get(key)
     if found is None:
-        if len(_matrices) >= _MAX_MATRICES:
-            _matrices.clear()
         links = tuple(tuple(0 if a is b else _link(a, b) for b in gpus) for a in gpus)
         found = _matrices[key] = mappings, links
     return found[1]

@@ -13,7 +13,7 @@ from mooring.scheduler.packing import links
 from mooring.scheduler.packing.shapes import FleetNode, NodeClass
 
 # What is allocated as one unit: a GPU, or a MIG device of one.
-Unit = tuple[GpuView, MigView | None]
+DeviceView = tuple[GpuView, MigView | None]
 Ask = tuple[object, ...]
 
 
@@ -60,7 +60,7 @@ class Suitable:
     unsuitable: tuple[int, ...]  # of a model of which other places suit
 
 
-def units(node: NodeView) -> Iterator[Unit]:
+def places_of(node: NodeView) -> Iterator[DeviceView]:
     """All places, in an order that does not depend on the order in which the node reports them."""
     for gpu in links.in_order(node.gpus):
         if not gpu.mig_enabled:
@@ -70,7 +70,7 @@ def units(node: NodeView) -> Iterator[Unit]:
                 yield gpu, device
 
 
-def kind_of(node: NodeView, devices: list[Unit]) -> NodeKind:
+def kind_of(node: NodeView, devices: list[DeviceView]) -> NodeKind:
     places = tuple(
         _place(gpu.model, gpu.memory_mib, gpu.compute_capability, device.profile if device else None)
         for gpu, device in devices
@@ -93,7 +93,7 @@ def _size(place: Place) -> int:
     return (round(memory_mib / 1024) * 100 + major) * 100 + minor
 
 
-def fleet_node(node: NodeView, as_class: NodeClass, places: list[Unit], *, open_: bool) -> FleetNode:
+def fleet_node(node: NodeView, as_class: NodeClass, places: list[DeviceView], *, open_: bool) -> FleetNode:
     """Args: open_: whether the node accepts placements."""
     if not open_:
         return FleetNode(node.id, as_class, -1, -1, (0,) * len(places))

@@ -157,7 +157,7 @@ class _Search:
 
     def _not_own(self, index: int) -> tuple[int, ...] | None:
         """The places that are not reserved for the project; None if the node has none that are."""
-        places = list(node_classes.units(self._cluster.node(index)))
+        places = list(node_classes.places_of(self._cluster.node(index)))
         own = [gpu_offers.own_reserved(gpu, self._request, self._at) for gpu, _device in places]
         if not any(own):
             return None
@@ -200,7 +200,7 @@ class _Search:
         return blocked
 
     def _reserved(self, index: int) -> list[int]:
-        places = enumerate(node_classes.units(self._cluster.node(index)))
+        places = enumerate(node_classes.places_of(self._cluster.node(index)))
         return [at for at, (gpu, _device) in places if gpu_offers.reserved(gpu, self._request, self._at)]
 
     def _best_of(
@@ -276,7 +276,7 @@ class _Search:
     def _on_node(self, move: Move, blocked: Collection[int]) -> Found | None:
         """The exact placement on the node, if the node and `allowed` permit one."""
         node = self._cluster.node(move.node)
-        places = list(node_classes.units(node)) if move.gpus else []
+        places = list(node_classes.places_of(node)) if move.gpus else []
         first = places[move.gpus[0]][0] if places else None
         closed = {places[place][0].uuid for place in blocked} if places else set()
         for offer in self._offers(node, first):
@@ -304,7 +304,7 @@ def placement(
     node: NodeView, request: Request, offer: gpu_offers.Offer, at: PlanTime, prefer: str = ""
 ) -> Placement:
     """The exact placement of the request on this offer."""
-    given = gpu_offers.grants(request, offer, at, prefer)
+    given = gpu_offers.allocate(request, offer, at, prefer)
     cpu_milli, memory_mib = needs(request, node)
     score = _link_score(node, offer.model, given)
     return Placement(
@@ -320,7 +320,7 @@ def _link_score(node: NodeView, model: str, given: Sequence[GpuAllocation]) -> f
 
 
 def _last_of(node: NodeView) -> list[int]:
-    return [place for place, (gpu, _device) in enumerate(node_classes.units(node)) if gpu.last]
+    return [place for place, (gpu, _device) in enumerate(node_classes.places_of(node)) if gpu.last]
 
 
 def admitting(cluster: ClusterState, request: Request) -> Mask | None:
