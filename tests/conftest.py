@@ -35,8 +35,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Tests with daemons wait for them most of the time, so there are two workers for each CPU."""
-    return (os.cpu_count() or 1) * (1 if config.getoption("quick") else 2)
+    """One worker more than there are CPUs: tests with daemons wait for them half of the time."""
+    return (os.cpu_count() or 1) + (not config.getoption("quick"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
