@@ -1,4 +1,4 @@
-"""kill -9 of the control plane at every step of the walk: nothing acknowledged is lost or runs twice."""
+"""SIGKILL of the control plane at every step: nothing acknowledged is lost or runs twice."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ from tests.walk.test_operations import IGNORES_TERM, SMALL, freeze_in_mid_pull, 
 
 pytestmark = [
     pytest.mark.parametrize("shared_world", ["sqlite", "postgresql"], indirect=True, scope="module"),
-    pytest.mark.timeout(300),  # several of its patient waits may follow one another
+    pytest.mark.timeout(300),  # several long waits may follow one another
 ]
 
 READY_WITHIN_S = 5
@@ -25,7 +25,7 @@ PATIENCE_S = 60
 
 
 def kill_and_start(world: World) -> None:
-    """The server is back, having worked no longer for it than it may take where nothing else runs."""
+    """Kill and start the server, and check the CPU time of its start."""
     world.server.kill()
     world.server.start(PATIENCE_S)
     assert world.server.processor_s() < READY_WITHIN_S
@@ -33,7 +33,7 @@ def kill_and_start(world: World) -> None:
 
 @pytest.fixture
 def kept(admin: Client, world: World) -> Iterator[None]:
-    """Two instances that run before the crash, one a node: they notice nothing of it."""
+    """Two instances, one per node, that run through the crash unchanged."""
     made = [admin.create(gpus={"count": 2}, name=f"kept-{number}") for number in (1, 2)]
     for instance in made:
         admin.wait(instance["id"], "running")
@@ -93,7 +93,7 @@ def test_a_crash_while_instances_end(admin: Client, world: World) -> None:
         admin.post(f"/v1/instances/{instance['id']}/stop", json={"timeout_s": 5})
     admin.delete(f"/v1/instances/{deleted['id']}")
     kill_and_start(world)
-    held = holders(admin)  # before the look at what runs, which may end at any moment
+    held = holders(admin)  # before checking the running ones, which may end at any time
     assert {found.instance for found in world.containers() if found.runs} <= held
     assert admin.wait(stopped["id"], "stopped")["exit_code"] == 137
     gone(admin, deleted)
@@ -140,7 +140,7 @@ class Clients:
                 answer = client.post("/v1/instances", json=body, headers=key)
             except httpx.TransportError:
                 return None
-            # 409: an earlier try of this very request is still under way, or so it seemed.
+            # 409: an earlier try of this request may still be running.
             assert answer.status_code in {201, 409, 503}, answer.text
             return str(answer.json()["id"]) if answer.status_code == 201 else None
 
@@ -162,5 +162,5 @@ def test_a_crash_during_many_creates(admin: Client, world: World) -> None:
     assert shown == clients.acknowledged
     assert set(shown) == set(clients.asked)
     world.check()
-    # Instances wait; so no GPU stays free.
+    # Instances are pending, so no GPU stays free.
     wait_until(lambda: all(gpu["instance_id"] for gpu in admin.items("/v1/gpus", limit=200)), PATIENCE_S)

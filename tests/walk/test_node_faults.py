@@ -1,4 +1,4 @@
-"""What may happen to a node: its agent or its Docker dies or freezes, it falls silent, others meddle."""
+"""Node faults: a dead or frozen agent or Docker, lost reports, interference by others."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ START = r"POST /v[0-9.]+/containers/[0-9a-f]+/start"
 
 @pytest.fixture
 def agent(world: World) -> Iterator[AgentProcess]:
-    """The agent of the one node that is given anything."""
+    """The agent of the only node that is not cordoned."""
     other = world.admin.items("/v1/nodes", name=world.nodes[1].name)[0]["id"]
     world.admin.post(f"/v1/nodes/{other}/cordon")
     yield world.agents[0]
@@ -34,13 +34,13 @@ def agent(world: World) -> Iterator[AgentProcess]:
 
 @pytest.fixture
 def kept(admin: Client, world: World, agent: AgentProcess) -> Iterator[dict[str, Any]]:
-    """An instance on that node whose process notices nothing of what happens."""
+    """An instance on that node that keeps running throughout the test."""
     made = admin.create(name="kept", gpus={"count": 2}, **SMALL)
     running = admin.wait(made["id"], "running")
     assert running["node_name"] == agent.node.name
     before = world.container(running)
     yield running
-    world.mend()
+    world.restore()
     wait_until(lambda: admin.instance(made["id"])["state"] == "running", 30)
     assert world.container(running) == before
 
@@ -192,7 +192,7 @@ def _waits(admin: Client, instance: dict[str, Any]) -> dict[str, Any] | None:
     return shown["reason"] if shown["reason"]["code"] != "queued" else None
 
 
-# --- silence
+# --- missing reports
 
 
 @pytest.fixture
@@ -204,7 +204,7 @@ def impatient(world: World) -> Iterator[None]:
     world.ready()
     yield
     del world.server.environment["MOORING_UNREACHABLE_AFTER_S"]
-    world.mend()
+    world.restore()
     world.server.stop()
     world.server.start()
 
@@ -248,7 +248,7 @@ def test_an_orphan_is_listed_and_left_alone(admin: Client, world: World, agent: 
         "mooring.gpus": ",".join(agent.gpu_uuids),
     }
     all_gpus = DeviceRequest(driver="nvidia", device_ids=agent.gpu_uuids, capabilities=[["gpu"]])
-    # Only what is named and confined as an agent does it passes for a container of the agent's.
+    # The agent only recognizes containers with its names and restrictions.
     orphans = {
         container_name(labels["mooring.instance"], 1): labels,
         f"foreign-{uuid4().hex}": {**labels, "mooring.control_plane": "cpl_another", "mooring.gpus": ""},
@@ -270,19 +270,19 @@ def test_an_orphan_is_listed_and_left_alone(admin: Client, world: World, agent: 
         )
         api.start(created["Id"])
         made_ids.add(created["Id"])
-        world.strangers.add(name)
+        world.foreign.add(name)
     try:
         wait_until(
             lambda: {item["container_id"] for item in node_of(admin, agent)["orphans"]} == made_ids, 20
         )
-        # Its GPUs are free by the database, and taken in reality.
+        # Its GPUs are free in the database, but in use.
         made = admin.create(gpus={"count": 8}, **SMALL)
         wait_until(lambda: _reason_code(admin, made) == "waiting_for_removal", 20)
         assert {each.name for each in world.containers() if each.runs} == set(orphans)
     finally:
         for name in orphans:
             api.remove_container(name, force=True)
-            world.strangers.discard(name)
+            world.foreign.discard(name)
     admin.wait(made["id"], "running")
     wait_until(lambda: not node_of(admin, agent)["orphans"], 20)
 

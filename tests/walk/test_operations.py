@@ -1,4 +1,4 @@
-"""What becomes of an instance after its create, on real containers: verbs, policies, limits, refusals."""
+"""Operations on instances with real containers: restarts, ends, images, failed starts."""
 
 import subprocess
 import sys
@@ -76,7 +76,7 @@ def test_the_restart_policy_restarts_the_same_container(
         change["reason"]["code"] for change in changes if change["to"] == "starting" and change["reason"]
     ]
     assert "restarting" in codes, changes
-    # Its user's stop outweighs the policy.
+    # A user's stop takes precedence over the policy.
     admin.post(f"/v1/instances/{made['id']}/stop")
     assert admin.wait(made["id"], "stopped")["reason"]["code"] == "stopped_by_user"
 
@@ -195,7 +195,7 @@ def test_a_pull_shows_its_progress_and_is_cancelled_by_a_delete(
     assert running["image_digest"] == registry.digest(large)
 
 
-# --- starts that Docker refuses
+# --- failed starts
 
 
 def test_a_bad_command_fails_with_a_reason(admin: Client, world: World) -> None:

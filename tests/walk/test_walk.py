@@ -1,4 +1,4 @@
-"""The main job, whole and real: a call becomes a container that holds exactly its GPUs, on two nodes."""
+"""The main path on two real nodes: a create starts a container with exactly its GPUs."""
 
 import json
 import threading
@@ -196,7 +196,7 @@ def test_64_clients_race_for_8_gpus(admin: Client, world: World) -> None:
     assert {found.requested[0] for found in running} == set(world.agents[0].gpu_uuids)
     waiting = admin.items("/v1/instances", state="pending", limit=200)
     assert len(waiting) == 56
-    # Eight may run before the scheduler has written down why the others wait.
+    # Eight may run before the scheduler has written the reasons of the others.
     wait_until(
         lambda: (
             {each["reason"]["code"] for each in admin.items("/v1/instances", state="pending", limit=200)}

@@ -24,17 +24,19 @@ from mooring.scheduler.model import (
 )
 from mooring.scheduler.schedule import SchedulingCycle, schedule
 from tests.scheduler.busy import NOW, after, rebuilt, snapshots, with_running
-from tests.scheduler.worlds import H100, gpus, node, request
+from tests.scheduler.clusters import H100, gpus, node, request
 
 OVERHEAD = Policy().start_overhead_s
 
 
 def running(where: NodeView, *places: int, ends_in: float | None, **changes: Any) -> NodeView:
     """The node with an instance on these GPUs."""
-    grants = tuple(GpuAllocation(where.gpus[place].uuid) for place in places)
+    allocations = tuple(GpuAllocation(where.gpus[place].uuid) for place in places)
     number = f"r{len(where.running)}-{where.id}"
     ends_at = None if ends_in is None else NOW + ends_in
-    there = Running(number, "p", grants, 1000, 1024, 50, preemptible=False, since=NOW - 4000, ends_at=ends_at)
+    there = Running(
+        number, "p", allocations, 1000, 1024, 50, preemptible=False, since=NOW - 4000, ends_at=ends_at
+    )
     return with_running(where, replace(there, **changes))
 
 
