@@ -1,13 +1,13 @@
 # One image for all of Mooring: `server` by default, `agent` on a node (docker-compose.yml shows both).
 #
-# BASE is any Debian-like image with Python 3.11 or later with its venv module. It is pinned by digest, so that a tag
-# that is moved changes nothing; take a new one (docker buildx imagetools inspect python:3.12-slim) with each release.
+# BASE is any Debian-like image with Python 3.11 or later with its venv module. It is pinned by digest, so that a moved
+# tag changes nothing; update it (docker buildx imagetools inspect python:3.12-slim) with each release.
 ARG BASE=python:3.12-slim@sha256:78387bc3881b8273120a12ebe6c1ab22b018ccc2c9adf565ae1ac9b536e184ea
 
 FROM ${BASE} AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /src
-# Packages change less often than the program, so they come first: their layer is built again only with the pins.
+# Packages change less often than the program, so their layer comes first and is reused until a pin changes.
 COPY requirements.txt requirements-build.txt ./
 RUN python3 -m venv /build \
     && /build/bin/pip install --require-hashes -r requirements-build.txt \
@@ -21,10 +21,10 @@ RUN /build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
     && python3 -m compileall -q /opt/mooring/lib
 
 FROM ${BASE}
-# For agents, which keep instances away from the node with packet filter rules.
+# For agents, whose packet filter rules isolate instances from the node.
 RUN command -v iptables >/dev/null \
     || { apt-get update && apt-get install --yes --no-install-recommends iptables && rm -rf /var/lib/apt/lists/*; }
-# The group too has a fixed number: a volume made by one release is read by the next.
+# User and group have fixed IDs, so that the next release can read an existing volume.
 RUN groupadd --gid 10001 mooring \
     && useradd --uid 10001 --gid mooring --no-create-home --shell /usr/sbin/nologin mooring \
     && install -d -o mooring -g mooring -m 0700 /var/lib/mooring
@@ -32,9 +32,9 @@ COPY --from=build /opt/mooring /opt/mooring
 ENV PATH=/opt/mooring/bin:$PATH PYTHONUNBUFFERED=1 MOORING_DATA_DIR=/var/lib/mooring
 VOLUME /var/lib/mooring
 EXPOSE 8700
-# Not root: the server needs nothing of its machine. An agent does (Docker's socket), and is run with --user 0.
+# Not root: the server needs no access to its machine. An agent needs Docker's socket: run it with --user 0.
 USER mooring
-# Of the server; an agent listens nowhere, so it is run with --no-healthcheck.
+# For the server. An agent does not listen: run it with --no-healthcheck.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
     CMD ["python3", "-c", "import os, urllib.request as r; r.urlopen(f'http://127.0.0.1:{os.environ.get(\"MOORING_PORT\", 8700)}/readyz', timeout=4)"]
 ENTRYPOINT ["mooring"]

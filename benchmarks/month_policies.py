@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from benchmarks.month_simulation import Cluster, Decide
+from mooring.core.policy import Policy
 from mooring.scheduler.cycle_cache import CycleCache
-from mooring.scheduler.model import Placement, Policy, Request
+from mooring.scheduler.model import Placement, Request
 from mooring.scheduler.node_changes import with_placement
 from mooring.scheduler.packing.learning import Learning
 from mooring.scheduler.packing.search import Key, find, shape
@@ -74,7 +75,7 @@ CONTENDERS: Mapping[str, Contender] = MappingProxyType(
     {
         "Mooring": Contender(production, Policy()),
         "Mooring, conservative": Contender(production, Policy(backfill="conservative")),
-        "FIFO + EASY": Contender(production, Policy(overdue_after_s=-1)),
+        "FIFO + EASY": Contender(production, Policy.model_construct(overdue_after_s=-1)),
         "FIFO": Contender(fifo, Policy()),
         "best fit": Contender(whatever_fits, Policy()),
     }

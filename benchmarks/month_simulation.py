@@ -13,12 +13,12 @@ from benchmarks.month_workload import Job
 from benchmarks.trace import Machine
 from mooring.core.instance.spec import WHOLE_MILLI
 from mooring.core.node import NodeState, allocatable_memory_mib
+from mooring.core.policy import Policy
 from mooring.scheduler.model import (
     GpuView,
     NodeView,
     Placement,
     PlanTime,
-    Policy,
     ProjectView,
     Request,
     ResourceUsage,

@@ -1,4 +1,4 @@
-"""Prints the figures of readability of a checkout: `python scripts/figures.py [FOLDER]`."""
+"""Prints readability metrics of a checkout: `python scripts/figures.py [FOLDER]`."""
 
 import ast
 import re

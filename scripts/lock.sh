@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Pins what pyproject.toml asks for, with the hashes of every wheel of each version:
+# Pins the dependencies of pyproject.toml, with the hashes of every wheel of each version:
 #
-#     requirements.txt          what the program runs on
-#     requirements-build.txt    what makes a wheel or an editable install of it
-#     requirements-dev.txt      both, and what checks and tests it
+#     requirements.txt          packages of the program
+#     requirements-build.txt    packages to build a wheel or an editable install
+#     requirements-dev.txt      both, and packages to check and test it
 #
 #     scripts/lock.sh              after a change of pyproject.toml; keeps the pins that still fit
-#     scripts/lock.sh --upgrade    takes the newest of everything
+#     scripts/lock.sh --upgrade    upgrades all packages
 #
-# It runs on the oldest Python that Mooring supports: what only that one needs is then in the files, and is
-# harmless elsewhere. The environment and pip's configuration are put aside, so that a private index or folder of
-# wheels can neither stand in the files nor decide what is in them.
+# It runs on the oldest Python that Mooring supports, so that packages which only that version needs are included.
+# It ignores pip's environment and configuration, so that a private index or folder of wheels does not affect the
+# files.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -20,7 +20,7 @@ PYTHON=${PYTHON:-python3.11}
 "$PYTHON" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' ||
     { echo "scripts/lock.sh needs Python 3.11 (PYTHON=${PYTHON} is not)" >&2 && exit 1; }
 
-# Where pip finds the certificates of this network is no choice of packages, so that setting stays.
+# Keep the setting for CA certificates, which does not affect the choice of packages.
 cert=${PIP_CERT:-$("$PYTHON" -m pip config get global.cert 2>/dev/null || true)}
 while IFS='=' read -r name _; do unset "$name"; done < <(env | grep '^PIP_' || true)
 export PIP_CONFIG_FILE=/dev/null ${cert:+PIP_CERT="$cert"}
@@ -37,7 +37,7 @@ compile() {
         --no-emit-find-links --no-emit-trusted-host --resolver=backtracking "$@" pyproject.toml
 }
 
-# Later files take the versions of earlier ones: all three can stand in one environment.
+# Later files use the versions of earlier ones, so that all three fit in one environment.
 compile --output-file=requirements.txt "$@"
 compile --output-file=requirements-build.txt --constraint=requirements.txt --only-build-deps \
     --build-deps-for=wheel "$@"
@@ -45,6 +45,6 @@ compile --output-file=requirements-dev.txt --constraint=requirements.txt --const
     --extra=dev --build-deps-for=wheel "$@"
 
 if grep -nE '://|^-|/(opt|home|root|work)/' requirements*.txt; then
-    echo "scripts/lock.sh: the lines above name a place that only this machine may know" >&2
+    echo "scripts/lock.sh: the lines above contain a path or address of this machine" >&2
     exit 1
 fi

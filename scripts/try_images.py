@@ -3,8 +3,7 @@
     sudo .venv/bin/python scripts/try_images.py
 
 For Debian as root, with debootstrap and docker-compose besides the test bed's parts. It takes minutes and
-some Debian packages from the network, so CI does not run it; run it after a change of Dockerfile or of
-docker-compose.yml.
+downloads Debian packages, so CI does not run it; run it after a change of Dockerfile or docker-compose.yml.
 
 No image comes from a registry: Debian with its own Python and PostgreSQL stands in for python:3.12-slim and
 for postgres:16, a wheelhouse in it for the package index, and the test bed's stand-ins for NVIDIA's parts.
@@ -39,7 +38,7 @@ BASE = "mooring-try/python:3"
 POSTGRES = "mooring-try/postgres:1"
 API = "http://127.0.0.1:8700"
 
-# What docker-compose.yml uses of the official image's behaviour.
+# The behaviour of the official image that docker-compose.yml relies on.
 POSTGRES_ENTRYPOINT = """\
 #!/bin/bash
 set -e
@@ -71,7 +70,7 @@ def main() -> None:
         import_tree(node, base, BASE)
         try_out(node, scratch)
     finally:
-        say("clearing away")
+        say("cleaning up")
         workspace.release()
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -109,13 +108,13 @@ def try_out(node: DockerNode, scratch: Path) -> None:
     make_postgres(node, scratch / "postgres")
     say("docker build")
     compose.run("build")
-    say_size(node)
+    print_size(node)
     say("docker-compose up")
     compose.run("up", "--detach")
     try:
         watch_an_instance(node, compose)
         restart(node, compose)
-        look_at_the_server(node, compose)
+        check_server(node, compose)
     except BaseException:
         print(compose.run("ps"), compose.run("logs", "--tail=40"), file=sys.stderr)
         raise
@@ -131,14 +130,14 @@ def make_postgres(node: DockerNode, folder: Path) -> None:
     run("docker", "build", "--quiet", "--tag", POSTGRES, str(folder), env=docker_environment(node))
 
 
-def say_size(node: DockerNode) -> None:
-    """Of what the Dockerfile adds: the base here is not the one that users have."""
+def print_size(node: DockerNode) -> None:
+    """The size that the Dockerfile adds: users have another base image."""
     sizes = {name: node.client.images.get(name).attrs["Size"] for name in (BASE, "mooring:local")}
     say(f"the image adds {(sizes['mooring:local'] - sizes[BASE]) / 1e6:.0f} MB to its base")
 
 
 class Compose:
-    """docker-compose.yml as it is, with a file beside it that puts the stand-ins into the agent."""
+    """docker-compose.yml, with an extra file that adds the stand-ins to the agent."""
 
     def __init__(self, node: DockerNode, scratch: Path) -> None:
         self.admin_key = secrets.token_hex(24)
@@ -158,7 +157,7 @@ class Compose:
         self._files = [self._given(scratch), self._stand_ins(scratch)]
 
     def _given(self, scratch: Path) -> str:
-        """Compose 1, all that Debian 12 has, refuses the option that Compose 2 needs to do the same."""
+        """Compose 1, the version in Debian 12, rejects an option that Compose 2 needs."""
         given = (ROOT / "docker-compose.yml").read_text()
         path = scratch / "docker-compose.yml"
         path.write_text(re.sub(r"^ +bind: .*\n", "", given, flags=re.MULTILINE))
@@ -171,7 +170,7 @@ class Compose:
             "environment": {
                 "LD_LIBRARY_PATH": "/nvml",
                 "NVIDIA_NVML_STANDIN": "/nvml-configuration/nvml.txt",
-                # The machine's Docker is its distribution's, which is below the floors.
+                # The machine's Docker is its distribution's, which is older than the minimum version.
                 "MOORING_ALLOW_UNSAFE_VERSIONS": "true",
             },
             "volumes": [f"{standin.build()}:/nvml:ro", f"{configuration}:/nvml-configuration:ro"],
@@ -204,8 +203,8 @@ def watch_an_instance(node: DockerNode, compose: Compose) -> None:
     environment = cast(bytes, container.exec_run("env").output).decode().splitlines()
     uuids = [device["uuid"] for device in instance["devices"]]
     assert f"NVIDIA_VISIBLE_DEVICES={uuids[0]}" in environment
-    said = client.call("POST", f"/v1/instances/{made['id']}/exec", {"command": ["id", "-u"]})
-    assert (said["exit_code"], said["stdout"]) == (0, "1000\n"), said
+    output = client.call("POST", f"/v1/instances/{made['id']}/exec", {"command": ["id", "-u"]})
+    assert (output["exit_code"], output["stdout"]) == (0, "1000\n"), output
     say(f"instance {made['id']} runs with {uuids[0]}; simulated: {instance['simulated']}")
 
 
@@ -228,9 +227,9 @@ def containers_of(instances: list[Any]) -> list[tuple[str, str]]:
     return [(instance["id"], instance["container_id"]) for instance in instances]
 
 
-def look_at_the_server(node: DockerNode, compose: Compose) -> None:
-    said = compose.run("exec", "-T", "server", "sh", "-c", "id -u; mooring join-token --node-name gpu-2")
-    user, token = said.split()
+def check_server(node: DockerNode, compose: Compose) -> None:
+    output = compose.run("exec", "-T", "server", "sh", "-c", "id -u; mooring join-token --node-name gpu-2")
+    user, token = output.split()
     assert user != "0"
     assert token.startswith("mj_")
     container = node.client.containers.get(compose.run("ps", "--quiet", "server").strip())
@@ -239,7 +238,7 @@ def look_at_the_server(node: DockerNode, compose: Compose) -> None:
     container.stop()
     took, status = time.monotonic() - started, container.wait()["StatusCode"]
     assert status == 0
-    say(f"the server, healthy and not root, hands out join tokens and stops in {took:.1f} s")
+    say(f"the server, healthy and not root, creates join tokens and stops in {took:.1f} s")
 
 
 class Client:

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Makes .venv, or brings it up to date, with the pinned packages and the program itself:
+# Creates or updates .venv with the pinned packages and the program itself:
 #
-#     scripts/venv.sh run    what `make up` needs
-#     scripts/venv.sh dev    that, and what checks and tests the program
+#     scripts/venv.sh run    the packages that `make up` needs
+#     scripts/venv.sh dev    also the packages that check and test the program
 #
-# PYTHON=/path/to/python3 chooses the interpreter; otherwise the first fit one in PATH is taken.
+# PYTHON=/path/to/python3 chooses the interpreter; the default is the first suitable one in PATH.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -15,12 +15,12 @@ is_fit() {
     "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
 }
 
-# Debian has `import venv` succeed and `python -m venv` fail: the part that it leaves out is ensurepip.
+# On Debian `import venv` succeeds but `python -m venv` fails, because ensurepip is missing.
 can_make_venv() {
     "$1" -c 'import ensurepip, venv' 2>/dev/null
 }
 
-# Names the interpreter on its output; all that is said goes to stderr.
+# Prints the interpreter; messages go to stderr.
 find_python() {
     local candidate
     for candidate in ${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11}; do
@@ -32,7 +32,7 @@ find_python() {
     return 1
 }
 
-# Only Debian splits venv from Python, and only root can put it back.
+# Only Debian splits venv from Python, and only root can install it.
 install_python() {
     [[ -z ${PYTHON:-} ]] && ((EUID == 0)) && [[ -e /etc/debian_version ]] && command -v apt-get >/dev/null || return 1
     echo "installing python3 and python3-venv by apt-get (once)…" >&2
@@ -42,12 +42,12 @@ install_python() {
         { apt-get update -qq >&2 && "${get[@]}" python3 python3-venv >/dev/null; }
 }
 
-say_what_is_missing() {
+print_requirements() {
     local found
     found=$(python3 --version 2>&1) || found="no python3 in PATH"
     echo "Mooring needs Python 3.11 or later with its venv module; here: ${PYTHON:-$found}."
     if is_fit "${PYTHON:-python3}"; then
-        echo "That Python is fit, but lacks venv. On Debian and Ubuntu: sudo apt-get install python3-venv"
+        echo "That Python lacks venv. On Debian and Ubuntu: sudo apt-get install python3-venv"
     else
         echo "On Debian 12, Ubuntu 24.04 or later: sudo apt-get install python3 python3-venv"
     fi
@@ -55,22 +55,22 @@ say_what_is_missing() {
 } >&2
 
 make_venv() {
-    # A broken one (its Python was upgraded or removed) is made anew rather than puzzled over.
+    # Recreate a broken one, whose Python was upgraded or removed.
     if is_fit "$VENV/bin/python" && "$VENV/bin/python" -m pip --version >/dev/null 2>&1; then
         echo "updating $VENV…"
         return
     fi
     local python
-    python=$(find_python) || { install_python && python=$(find_python); } || { say_what_is_missing && exit 1; }
+    python=$(find_python) || { install_python && python=$(find_python); } || { print_requirements && exit 1; }
     echo "creating $VENV (once, about a minute)…"
     "$python" -m venv --clear "$VENV"
 }
 
-# pip's own words matter only when it fails.
+# Show pip's output only when it fails.
 install() {
     "$VENV/bin/python" -m pip --disable-pip-version-check --no-input install --progress-bar=off "$@" >"$LOG" 2>&1 && return
     tail -n 30 "$LOG" >&2
-    echo "pip failed; all that it said is in $LOG" >&2
+    echo "pip failed; its output is in $LOG" >&2
     exit 1
 }
 
@@ -81,7 +81,7 @@ main() {
     make_venv
     install --require-hashes "${pins[@]}"
     install --no-deps --no-build-isolation --editable .
-    # `make` looks at these; the larger set serves for the smaller.
+    # `make` checks these files; `dev` includes `run`.
     touch "$VENV/.run"
     [[ $wanted == run ]] || touch "$VENV/.dev"
 }

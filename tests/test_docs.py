@@ -1,4 +1,4 @@
-"""The pages that promise something name the test that keeps them to it."""
+"""The documentation names existing tests and modules, and its links resolve."""
 
 import re
 from pathlib import Path

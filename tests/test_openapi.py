@@ -1,5 +1,6 @@
 """The OpenAPI document is valid, complete and as the API contract (api.md) requires."""
 
+import json
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -194,17 +195,38 @@ def test_problems_have_the_members_that_are_sent(document: dict[str, Any]) -> No
     assert "errors" in problem["properties"]
 
 
-def test_every_json_body_has_examples_that_validate(document: dict[str, Any]) -> None:
+def test_every_body_has_an_example_that_validates(document: dict[str, Any]) -> None:
     for name, operation in _operations(document):
-        content = operation.get("requestBody", {}).get("content", {}).get("application/json")
-        if content is None:
-            continue
-        schema = _schema(document, content)
-        reference = content["schema"]["$ref"].rsplit("/", 1)[-1]
-        examples = document["components"]["schemas"][reference].get("examples")
-        assert examples, name
-        for example in examples:
-            Draft202012Validator(schema).validate(example)
+        answers = [answer for code, answer in operation["responses"].items() if code < "300"]
+        for bearer in (operation.get("requestBody", {}), *answers):
+            for kind, content in bearer.get("content", {}).items():
+                examples = list(_examples(document, content))
+                assert examples, (name, kind)
+                for example in examples:
+                    _require_valid(document, kind, content, example)
+
+
+def _examples(document: dict[str, Any], content: dict[str, Any]) -> Iterator[Any]:
+    """Yield the examples of a body: its own, and those of its schema."""
+    if "example" in content:
+        yield content["example"]
+    reference = content.get("schema", {}).get("$ref", "").rpartition("/")[2]
+    yield from document["components"]["schemas"].get(reference, {}).get("examples", ())
+
+
+def _require_valid(document: dict[str, Any], kind: str, content: dict[str, Any], example: Any) -> None:
+    """Raises if an example does not match the schema, or is no text of its media type."""
+    if "schema" in content:
+        Draft202012Validator(_schema(document, content)).validate(example)
+    if kind == "application/x-ndjson":
+        for line in example.splitlines():
+            json.loads(line)
+    elif kind == "text/event-stream":
+        identifier, data, *rest = example.split("\n")
+        assert (identifier[:4], data[:6], rest) == ("id: ", "data: ", ["", ""])
+        json.loads(data[6:])
+    elif kind == "text/plain":
+        assert example.endswith("\n")
 
 
 def test_every_example_of_a_schema_validates(document: dict[str, Any]) -> None:

@@ -26,6 +26,7 @@ from mooring.control.retention import Kept
 from mooring.control.scheduling.cache import SchedulerCache
 from mooring.control.tenants import encryption, registry_rules, storage
 from mooring.control.tenants.encryption import Encryptor
+from mooring.core.policy import Policy
 from mooring.core.registry_hosts import RegistryRules
 from mooring.db import migrate, roles, space
 from mooring.db.notifications import Listener
@@ -40,7 +41,6 @@ from mooring.loops.refusals import RefusedRequests
 from mooring.loops.reservations import ReservationRepair
 from mooring.loops.retention import Retention
 from mooring.loops.scheduling import Scheduling
-from mooring.scheduler.model import Policy
 from mooring.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -129,7 +129,8 @@ class Service:
         connection_limits: ConnectionLimits | None = None,
     ) -> None:
         connection_limits = connection_limits or ConnectionLimits(connections=_connections())
-        self.scheduler_cache = SchedulerCache(_policy(plane.settings))
+        policy = plane.settings.model_dump(include=set(Policy.model_fields))
+        self.scheduler_cache = SchedulerCache(Policy(**policy))
         limited = plane.settings.rate_limits == "on"
         context = Context(
             settings=plane.settings,
@@ -181,15 +182,6 @@ def _loops(plane: ControlPlane, cache: SchedulerCache, limits: storage.StorageLi
         ReservationRepair(plane.database, cache),
         Retention(plane.database, kept, limits),
         AuditLinks(plane.database, plane.audit_keys, settings.audit_head_file),
-    )
-
-
-def _policy(settings: Settings) -> Policy:
-    return Policy(
-        backfill=settings.backfill,
-        usage_half_life_s=settings.usage_half_life_s,
-        overdue_after_s=settings.overdue_after_s,
-        preemption_min_run_s=settings.preemption_min_run_s,
     )
 
 

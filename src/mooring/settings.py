@@ -11,11 +11,12 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from mooring.core.policy import Policy
 from mooring.core.registry_hosts import parse_listed
 from mooring.core.sign_on import RoleGrant, parse_grants
 
 
-class Settings(BaseSettings):
+class Settings(Policy, BaseSettings):
     """The names are those of the API contract without the prefix; docs/operating.md describes each."""
 
     model_config = SettingsConfigDict(
@@ -79,13 +80,6 @@ class Settings(BaseSettings):
         int, Field(ge=1, description="specs and labels of a project's instances, deleted ones included")
     ] = 1024
     project_written_mib_per_day: Annotated[int, Field(ge=1)] = 2048
-    backfill: Annotated[
-        Literal["easy", "conservative"],
-        Field(description="backfill slots for the first pending request only, or for each"),
-    ] = "easy"
-    usage_half_life_s: Annotated[float, Field(gt=0)] = 7 * 86_400.0
-    overdue_after_s: Annotated[float, Field(ge=0)] = 86_400.0
-    preemption_min_run_s: Annotated[float, Field(ge=0)] = 300.0
 
     @field_validator("bootstrap_admin_key")
     @classmethod

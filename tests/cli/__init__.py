@@ -1,1 +1,1 @@
-"""The commands: what they pass on, print and refuse."""
+"""Tests of the command line."""

@@ -1,4 +1,4 @@
-"""What `mooring up` gives its local node."""
+"""The settings and environment that `mooring up` passes to its local node."""
 
 from typing import Any
 

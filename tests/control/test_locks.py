@@ -1,4 +1,4 @@
-"""What two transactions at once must not do to each other, on the database that lets two write at once."""
+"""Concurrent transactions on PostgreSQL, which allows several writers."""
 
 import threading
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ def test_a_restart_waits_for_a_reservation_in_progress(
     runs = client.wait(client.create(gpus={"count": 8}, max_duration_s=600)["id"], "scheduled")
     with database.write() as session:
         row = session.get_one(Instance, runs["id"])
-        row.scheduled_at = now() - timedelta(seconds=500)  # so it ends in a hundred seconds
+        row.scheduled_at = now() - timedelta(seconds=500)  # it ends in 100 s
         revisions.changed(session, row.node_id)
     told: list[httpx.Response] = []
     thread = threading.Thread(target=lambda: told.append(client.post(f"/v1/instances/{runs['id']}/restart")))

@@ -1,4 +1,4 @@
-"""Loops go on: whatever fails keeps nothing else from its turn, and a restart forgets nothing learnt."""
+"""A failed item does not stop a loop, and a restart keeps the recent requests."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.both_databases
 
 
 class Halves(Loop):
-    """Of some numbers, their halves; of an odd one there is none."""
+    """A loop that halves numbers and fails for odd ones."""
 
     def __init__(self, database: Database) -> None:
         super().__init__(database)
@@ -39,10 +39,10 @@ def database(service: RunningService) -> Iterator[Database]:
 
 def test_a_failed_item_does_not_stop_the_others(database: Database) -> None:
     halves = Halves(database)
-    with pytest.raises(ExceptionGroup) as told:
+    with pytest.raises(ExceptionGroup) as raised:
         halves.tick()
     assert halves.found == [1, 2, 3]
-    assert [failure.args for failure in told.value.exceptions] == [(3,), (5,)]
+    assert [failure.args for failure in raised.value.exceptions] == [(3,), (5,)]
 
 
 def test_a_new_process_reads_recent_requests(client: Client, database: Database, node: WireNode) -> None:
@@ -56,7 +56,7 @@ def test_a_new_process_reads_recent_requests(client: Client, database: Database,
     snapshot = cache.last_cycle.snapshot
     assert snapshot.requests == ()
     assert snapshot.potential is not None
-    assert len(snapshot.potential.needs([]).hosts) == 2  # shapes; at first there is one
+    assert len(snapshot.potential.needs([]).hosts) == 2  # shapes; without history there is one
 
 
 def test_the_newest_requests_are_read_first(client: Client, database: Database) -> None:

@@ -1,4 +1,4 @@
-"""Retention: what is purged, what is kept of it, and what must stay whatever its age."""
+"""Retention: rows that are purged, the records kept of them, and rows that are never purged."""
 
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -49,7 +49,7 @@ def count(service: RunningService, table: type[Base]) -> int:
 
 
 def age(service: RunningService, table: type[Base], **by: timedelta) -> None:
-    """Let the moments of all rows of a table have been so long ago."""
+    """Set time columns of all rows of a table to so long ago."""
     moments = {column: now() - each for column, each in by.items()}
     with service.plane.database.write() as session:
         session.execute(update(table).values(**moments))
@@ -88,7 +88,7 @@ def test_a_deleted_instance_is_purged_and_its_gpu_hours_still_count(
     problem(client.get(f"/v1/instances/{made['id']}"), 404, "not_found")
     assert client.get(project).json()["usage"] == used
     with service.plane.database.read() as session:
-        record = session.scalars(select(InstanceRecord)).one()  # none of what never had a place
+        record = session.scalars(select(InstanceRecord)).one()  # none for an instance that was never placed
         ledger = session.scalars(select(Allocation)).all()
     assert (record.id, record.name, record.project_id) == (made["id"], "trained", made["project_id"])
     assert (record.gpu_count, record.gpu_milli, record.attempts, record.preemptible) == (2, 2000, 1, True)
@@ -105,7 +105,7 @@ def test_an_instance_with_a_gpu_is_never_purged(
     age(service, Instance, created_at=LONG_AGO, queued_at=LONG_AGO)
     purge(service, IMMEDIATE)
     assert client.instance(made["id"])["state"] == "scheduled"
-    # A bug elsewhere must not be hidden: the row stays for as long as its GPU is held.
+    # Even if a bug marks it as deleted, the row stays while a GPU is allocated.
     age(service, Instance, deleted_at=LONG_AGO)
     purge(service, IMMEDIATE)
     assert count(service, Instance) == 1
@@ -133,8 +133,8 @@ def test_reading_purged_events_answers_410(service: RunningService, client: Clie
     purge(service, IMMEDIATE)
     left = client.items("/v1/events")
     assert {_instance_of(event) for event in left} == {kept["id"], later["id"]}
-    told = problem(client.get("/v1/events", params={"after": theirs[-1] - 1}), 410, "events_expired")
-    assert told["oldest_seq"] == theirs[-1] + 1
+    body = problem(client.get("/v1/events", params={"after": theirs[-1] - 1}), 410, "events_expired")
+    assert body["oldest_seq"] == theirs[-1] + 1
     following = client.items("/v1/events", after=theirs[-1])
     assert {_instance_of(event) for event in following} == {later["id"]}
     assert len(client.items(f"/v1/instances/{kept['id']}/events")) > 0
@@ -188,9 +188,9 @@ def test_only_the_oldest_deleted_rows_of_a_project_over_its_limit_are_purged(
     purge(service, limits=StorageLimits(80_000, 1))  # 64 KB are stored, and half of the limit is 40
     with service.plane.database.read() as session:
         assert set(session.scalars(select(Instance.id))) == set(made[3:])
-    assert count(service, Event) == events_before  # no project may take them from other readers
+    assert count(service, Event) == events_before  # one project must not remove events of other readers
     purge(service, limits=StorageLimits(2, 1))
-    with service.plane.database.read() as session:  # not what was deleted a moment ago
+    with service.plane.database.read() as session:  # recently deleted rows stay
         assert set(session.scalars(select(Instance.id))) == set(made[4:])
 
 
@@ -234,9 +234,9 @@ def test_old_rows_are_purged_except_those_that_deny_access(
         keys = set(session.scalars(select(ApiKey.id)))
         users = set(session.scalars(select(User.id)))
     assert revoked["id"] not in keys
-    # The settings may name an admin's revoked key: it would be installed anew.
+    # An admin key stays revoked even if the settings name it: its row prevents another installation.
     assert {admins["id"], kept["id"]} <= keys
-    # The row of a deleted person of the issuer's is what refuses their tokens.
+    # The row of a deleted user of an issuer rejects that user's tokens.
     assert users == {"usr_signed_on"}
 
 
@@ -319,7 +319,7 @@ def test_a_slightly_fast_clock_is_trusted() -> None:
 def test_a_clock_that_jumped_during_downtime_is_not_trusted() -> None:
     fake = Fake()
     assert fake.clock().is_steady(fake.wall - timedelta(hours=47))
-    assert fake.clock().is_steady(None)  # nothing was ever written: nothing can be lost
+    assert fake.clock().is_steady(None)  # without events there is nothing to lose
     clock = fake.clock()
     assert not clock.is_steady(fake.wall - timedelta(days=3))
     fake.pass_time(timedelta(minutes=61))
@@ -333,7 +333,7 @@ def test_retention_waits_for_a_steady_clock(service: RunningService, client: Cli
     fake.wall = now()
     keeper = Retention(service.plane.database, IMMEDIATE, LIMITS, fake.clock())
     fake.wall += timedelta(days=3650)
-    keeper.tick()  # its first look: three years after the last event
+    keeper.tick()  # the first run: ten years after the last event
     assert count(service, Instance) == 1
     fake.pass_time(timedelta(minutes=61))
     keeper.tick()
@@ -341,7 +341,7 @@ def test_retention_waits_for_a_steady_clock(service: RunningService, client: Cli
 
 
 class Numbers(Sweep):
-    """Numbers instead of rows; a removal takes as long as the test says."""
+    """A sweep of numbers instead of rows; the test sets how long a removal takes."""
 
     def __init__(self, there: int, takes_s: Callable[[int], float]) -> None:
         self.there, self._takes_s = there, takes_s

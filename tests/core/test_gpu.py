@@ -1,4 +1,4 @@
-"""How a GPU model is asked for, and what a sample may hold."""
+"""Matching of GPU models, and validation of facts and samples."""
 
 import pytest
 from pydantic import ValidationError

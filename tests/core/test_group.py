@@ -1,4 +1,4 @@
-"""A group's state as its members tell it."""
+"""The state of a group follows from its members."""
 
 import pytest
 

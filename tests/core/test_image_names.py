@@ -1,4 +1,4 @@
-"""One image, one name, however it is written."""
+"""Normalization of image names."""
 
 import pytest
 
@@ -20,7 +20,7 @@ DIGEST = f"sha256:{'a' * 64}"
         ("r.example/a/b", "r.example/a/b:latest"),
         (f"r.example:5000/a@{DIGEST}", f"r.example:5000/a@{DIGEST}"),
         (f"r.example:5000/a:1@{DIGEST}", f"r.example:5000/a@{DIGEST}"),
-        # The engine would take it for the id of whatever image of the node begins so.
+        # Docker would treat it as a prefix of an image ID.
         ("4f3cdeadbeef", "docker.io/library/4f3cdeadbeef:latest"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Which images a pattern names. Names themselves: test_image_names.py."""
+"""Which images a pattern matches. For names see test_image_names.py."""
 
 import time
 
@@ -14,7 +14,7 @@ DIGEST = f"sha256:{'a' * 64}"
     [
         ("Docker.IO/pytorch/pytorch", "docker.io/pytorch/pytorch:latest"),
         ("R.Example:5000/a/b:1", "r.example:5000/a/b:1"),
-        ("Registry/a", "registry/a:latest"),  # no path has capitals, so it is a host
+        ("Registry/a", "registry/a:latest"),  # a path has no capitals, so this is a host
     ],
 )
 def test_hosts_are_case_insensitive(written: str, full: str) -> None:
@@ -90,14 +90,14 @@ def test_a_pattern_matches_an_image(pattern: str, image: str) -> None:
         ("busybox", "localhost/busybox"),
         ("docker.io/library/*", "someone/busybox"),
         ("docker.io/*", "ghcr.io/x/y"),
-        ("*/*", "ghcr.io/x/y"),  # without a registry it is of Docker Hub
+        ("*/*", "ghcr.io/x/y"),  # no registry means Docker Hub
         ("*/x", "evil.example/x"),
-        # A registry's star ends with the registry.
+        # A wildcard in the registry does not match the path.
         ("*.example.com/x", "evil.net/a.example.com/x"),
         ("*.example.com/x", "example.com/x"),
         ("ghcr.io/*", "ghcr.io:5000/x"),
         ("localhost:5000/*", "localhost:5001/x"),
-        ("ghcr.io/a*b*b", "ghcr.io/ab"),  # no character serves two parts of a pattern
+        ("ghcr.io/a*b*b", "ghcr.io/ab"),  # parts of a pattern do not overlap
         ("ghcr.io/a*a", "ghcr.io/a"),
         ("ghcr.io/*-safe", "ghcr.io/un-safe/x"),
     ],

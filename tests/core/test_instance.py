@@ -1,4 +1,4 @@
-"""The instance's states, and what a report makes of them."""
+"""The states of an instance, and their transitions by reports."""
 
 from itertools import product
 
@@ -11,7 +11,7 @@ from mooring.core.instance.state import ENDED, HOLDS_GPUS, TRANSITIONS, DesiredS
 
 RUN, STOP, DELETE = DesiredState.RUNNING, DesiredState.STOPPED, DesiredState.DELETED
 
-# What is wanted, what is seen, the exit code, whether it had begun -> where it leads from each state.
+# Desired state, observed state, exit code, whether it had started -> next state for each state.
 REPORTS = [
     (RUN, Phase.STARTING, None, False, State.STARTING),
     (RUN, Phase.STARTING, None, True, State.STARTING),
@@ -31,7 +31,7 @@ REPORTS = [
     (STOP, Phase.ABSENT, None, False, State.STOPPED),
     (DELETE, Phase.STARTING, None, False, State.STOPPING),
     (DELETE, Phase.RUNNING, None, True, State.STOPPING),
-    (DELETE, Phase.EXITED, 0, True, State.STOPPING),  # a container is left
+    (DELETE, Phase.EXITED, 0, True, State.STOPPING),  # a container remains
     (DELETE, Phase.REFUSED, None, False, State.DELETED),
     (DELETE, Phase.ABSENT, None, True, State.DELETED),
     (DELETE, Phase.ABSENT, None, False, State.DELETED),
@@ -56,7 +56,7 @@ def test_a_missing_container_on_a_node_that_reports_again() -> None:
 
 
 def test_every_report_causes_an_allowed_transition() -> None:
-    """A verb has moved what is wanted to stop out of the states of one that runs before a report comes."""
+    """An operation changes the state before the desired state can be `stopped` here."""
     stopping = {State.STOPPING, State.UNREACHABLE}
     for state, desired, phase, code, began in product(
         HOLDS_GPUS, DesiredState, Phase, (None, 0, 1), (True, False)
@@ -75,7 +75,7 @@ def test_the_sets_of_states_are_consistent() -> None:
     assert set(State) - HOLDS_GPUS - ENDED == {State.PENDING, State.DELETED}
     assert TRANSITIONS[State.DELETED] == frozenset()
     for state in HOLDS_GPUS:
-        assert State.PENDING not in TRANSITIONS[state]  # GPUs are let go by an end, never by going back
+        assert State.PENDING not in TRANSITIONS[state]  # GPUs are released by an end only
     for state in State:
         assert state is State.DELETED or State.DELETED in TRANSITIONS[state]
         assert state not in TRANSITIONS[state]
@@ -173,7 +173,7 @@ def test_invalid_image_names_are_rejected(image: str) -> None:
 def test_kernel_file_systems_are_rejected_as_working_directories(path: str) -> None:
     with pytest.raises(ValidationError, match="must not be in /proc, /sys or /dev"):
         InstanceRequest.model_validate({"image": "a", "working_dir": path})
-    # What an earlier release has stored is read; its node refuses it.
+    # A stored spec of an earlier release is readable; the node rejects it.
     assert InstanceSpec.from_row({"image": "a", "working_dir": path}).working_dir == path
 
 

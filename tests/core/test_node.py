@@ -1,4 +1,4 @@
-"""What of a node can be given out, and which of its states is shown."""
+"""The allocatable part of a node, and the state that is shown."""
 
 from itertools import product
 

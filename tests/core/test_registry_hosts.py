@@ -1,4 +1,4 @@
-"""Which registries are on the public internet as far as their names say, and what an admin's list adds."""
+"""Which registry hosts are public by name, and which an admin's list adds."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What values of a claim give: as operators write it down."""
+"""The grants by claim values that operators configure."""
 
 import pytest
 

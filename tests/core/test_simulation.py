@@ -1,4 +1,4 @@
-"""The words that ask for a simulated fleet."""
+"""Parsing of simulated fleets."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The verdict on every code of NVIDIA's catalogue, and on codes that are in none."""
+"""The classification of every code of NVIDIA's catalogue, and of unknown codes."""
 
 from collections import Counter
 
@@ -19,7 +19,7 @@ NOT_DECIDED = {
     "CHECK_UVM", "",
 }  # fmt: skip
 UNDECIDED = sorted(code for code, entry in CATALOGUE.items() if entry.immediate in NOT_DECIDED)
-# As the issue and NVIDIA's page have them, written down a second time and by hand.
+# Copied by hand from NVIDIA's page, independently of the catalogue.
 ALSO_BY_HAND = {
     "RESTART_APP": [
         8, 11, 13, 25, 31, 32, 39, 40, 41, 60, 68, 69, 70, 71, 72, 75, 76, 77, 80, *range(82, 87), 88, 89, 94,
@@ -63,7 +63,7 @@ def test_every_code_has_a_classification(recovery_action: str | None) -> None:
 @pytest.mark.parametrize("code", APPLICATION)
 @pytest.mark.parametrize("recovery_action", [None, "none", "reset_required"])
 def test_application_errors_never_quarantine(code: int, recovery_action: str | None) -> None:
-    """A recovery action quarantines by itself: the inventory has it as a fault."""
+    """A recovery action quarantines as a fault of its own."""
     assert not of_xid(code, recovery_action).quarantines
 
 

@@ -1,4 +1,4 @@
-"""The upgrade to approved facts: what nodes report when the release is installed is approved."""
+"""The upgrade to approved facts approves the present facts of all nodes."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Migrations on both databases: up, the same as the tables, down to nothing, up again, killed half-way."""
+"""Migrations on both databases: upgrade, downgrade, comparison with the models, and interruption."""
 
 import json
 import os
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.both_databases
 VERSIONS = "alembic_version"
 KILLED = -9
 
-# Runs in a process of its own: dies, as by kill -9, before the n-th statement that changes the database.
+# Runs in its own process and kills it before the n-th statement that changes the database.
 UPGRADE_UNTIL_KILLED = """
 import os, signal, sys
 from sqlalchemy import Engine, event
@@ -66,14 +66,14 @@ def tables(engine: Engine) -> set[str]:
 
 
 def described(inspector: Inspector) -> dict[str, dict[str, Any]]:
-    """All that the database knows of its tables, in an order of its own making."""
+    """Everything that the database knows of its tables, sorted."""
     return {
         table: {
             "columns": {column["name"]: _plain(column) for column in inspector.get_columns(table)},
             "primary key": _plain(inspector.get_pk_constraint(table)),
             "unique": _sorted(inspector.get_unique_constraints(table)),
             "foreign keys": _sorted(inspector.get_foreign_keys(table)),
-            # `alembic check` compares no conditions, and one of them keeps a GPU from being given twice.
+            # `alembic check` ignores check constraints, and one of them prevents double allocation.
             "checks": _sorted(inspector.get_check_constraints(table)),
             "indexes": _sorted(inspector.get_indexes(table)),
         }
@@ -83,7 +83,7 @@ def described(inspector: Inspector) -> dict[str, dict[str, Any]]:
 
 
 def _plain(facts: Mapping[str, Any]) -> dict[str, Any]:
-    # Types and conditions are objects that are equal to nothing but themselves.
+    # Types and conditions have no useful equality, so compare their text.
     return {key: _plain(value) if isinstance(value, dict) else str(value) for key, value in facts.items()}
 
 

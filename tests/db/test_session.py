@@ -24,7 +24,7 @@ pytestmark = pytest.mark.both_databases
 
 
 def only(kind: str) -> pytest.MarkDecorator:
-    """For what one of the two databases cannot do, or cannot get wrong."""
+    """Run the test on one kind of database only."""
     return pytest.mark.parametrize("database_url", [kind], indirect=True)
 
 
@@ -131,7 +131,7 @@ def test_a_failed_commit_leaves_no_open_transaction(database: Database) -> None:
     for _ in range(3):
         with pytest.raises(IntegrityError), database.write() as session:
             session.execute(text("INSERT INTO child VALUES ('nobody')"))
-        # The lock of a transaction left open would keep every writer of every process out.
+        # An open transaction would block the writers of all processes.
         other = Database(database.url.render_as_string(hide_password=False), Signals())
         with other.write() as session:
             session.add(_project(new_id("x")))
@@ -139,7 +139,7 @@ def test_a_failed_commit_leaves_no_open_transaction(database: Database) -> None:
 
 
 def test_database_errors_contain_no_parameter_values(database: Database) -> None:
-    """They are logged, and among the values are users' env and what their commands print."""
+    """Errors are logged, and parameters include users' env and command output."""
     with pytest.raises(DBAPIError) as raised, database.write() as session:
         session.execute(text("SELECT * FROM nowhere WHERE a = :value"), {"value": "canary"})
     assert "nowhere" in str(raised.value)
@@ -157,14 +157,14 @@ def test_foreign_keys_are_enforced(database: Database) -> None:
 
 
 def test_times_are_read_as_they_were_written(database: Database) -> None:
-    moment = datetime(2026, 11, 21, 8, 0, 0, 123_000, tzinfo=timezone(timedelta(hours=5, minutes=30)))
+    time_sent = datetime(2026, 11, 21, 8, 0, 0, 123_000, tzinfo=timezone(timedelta(hours=5, minutes=30)))
     with database.write() as session:
         row = _project("a")
-        row.created_at = moment
+        row.created_at = time_sent
         session.add(row)
     with database.read() as session:
         (read,) = session.scalars(select(Project.created_at))
-    assert read == moment
+    assert read == time_sent
     assert read.tzinfo is UTC
     assert now().microsecond % 1000 == 0
 
@@ -213,7 +213,7 @@ def test_a_commit_wakes_waiters_of_another_replica(database_url: str) -> None:
                 if woken.wait(0.1):
                     break
             assert woken.is_set()
-            # And at once, not when the listener next looks.
+            # And immediately, not at the listener's next poll.
             began = time.monotonic()
             for _ in range(8):
                 woken.clear()

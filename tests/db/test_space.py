@@ -1,4 +1,4 @@
-"""An SQLite file gives back what was deleted, and is readable by its owner only."""
+"""An SQLite file releases free pages, and only its owner can read it."""
 
 import os
 import sqlite3
@@ -19,7 +19,7 @@ from tests.service import ADMIN_KEY, running, settings_for
 pytestmark = pytest.mark.both_databases
 
 MIB = 1024 * 1024
-SOME = 4000  # rows of a KiB each
+SOME = 4000  # rows of 1 KiB each
 
 
 def fill(path: Path) -> None:
@@ -65,7 +65,7 @@ def test_free_pages_are_released_to_the_file_system(tmp_path: Path, made_by: str
     database = Database(url, Signals())
     try:
         with database.read() as session:
-            session.execute(text("SELECT count(*) FROM filling"))  # as one of the service's that stays open
+            session.execute(text("SELECT count(*) FROM filling"))  # an open connection, as the service has
         assert path.stat().st_size > before + 4 * MIB
         empty(path)
         calls = 0
@@ -73,7 +73,7 @@ def test_free_pages_are_released_to_the_file_system(tmp_path: Path, made_by: str
             calls += 1
         space.truncate_log(database)
         assert path.stat().st_size < before + 2 * MIB
-        # A call is a short transaction: a MiB each, neither all at once nor a page at a time.
+        # Each call is a short transaction that frees about 1 MiB.
         assert SOME * 1024 / MIB - 1 <= calls <= SOME * 1024 / MIB + 4
         assert path.with_name("mooring.db-wal").stat().st_size == 0
     finally:

@@ -31,7 +31,7 @@ COPIED = (
     "README.md", "Makefile", "Dockerfile", "docker-compose.yml", ".dockerignore", "requirements.txt",
     "requirements-build.txt", "requirements-dev.txt",
 )  # fmt: skip
-# Installed tools: large, and not what a mutant changes.
+# Installed tools are large, and no mutant changes them.
 LINKED = ("tests/contract/node_modules", "tests/contract/.venv", "tests/sso/node_modules")
 
 
@@ -109,8 +109,8 @@ def _copy_tree(target: Path) -> Path:
             shutil.copytree(source, target / name, ignore=skipped)
         elif source.exists():
             shutil.copy2(source, target / name)
-    # Byte code is compared with its source by hash: by date, which counts in seconds, a file that a mutant
-    # changes could pass for unchanged.
+    # Compare byte code with its source by hash: dates have a resolution of seconds, so a file that a mutant
+    # changes could look unchanged.
     if not compileall.compile_dir(target, quiet=1, invalidation_mode=PycInvalidationMode.CHECKED_HASH):
         raise SystemExit("the tree does not compile; see above")
     for name in LINKED:

@@ -12,7 +12,7 @@ from tests.mutants.catalog import ROOT, Mutant, load
 
 MUTANTS = load()
 SECURITY = (ROOT / "docs" / "security.md").read_text()
-# Rules that no line of the product holds: R14 is a text, R25 has nothing to guard before webhooks exist.
+# Rules without a guard in the source: R14 is a text, R25 applies once webhooks exist.
 WITHOUT_GUARD = {"R14", "R25"}
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 from hypothesis import strategies as st
 
 from mooring.core.node import NodeState, allocatable_memory_mib
+from mooring.core.policy import Policy
 from mooring.scheduler.model import (
     Gang,
     GpuAllocation,
@@ -16,7 +17,6 @@ from mooring.scheduler.model import (
     NodeView,
     Placement,
     PlanTime,
-    Policy,
     ProjectView,
     Request,
     ReservedPeriod,
@@ -25,7 +25,7 @@ from mooring.scheduler.model import (
     SchedulingPlan,
     Snapshot,
 )
-from tests.scheduler.worlds import A10, H100, SIZES
+from tests.scheduler.clusters import A10, H100, SIZES
 
 NOW = 1_000_000.0
 PROFILE = "1g.10gb"
@@ -66,15 +66,15 @@ def _running(draw: st.DrawFn, node: NodeView, number: int) -> Running | None:
     if node.disk_mib is not None and disk_mib > node.disk_mib_free:
         return None
     kind = draw(st.sampled_from(["whole", "whole", "share", "mig", "cpu"]))
-    grants = _grants(node, kind, draw(st.integers(1, 2)), project)
-    if grants is None:
+    allocations = _allocations(node, kind, draw(st.integers(1, 2)), project)
+    if allocations is None:
         return None
     stopping = draw(st.integers(0, 5)) == 0
     ends = st.sampled_from([None, NOW + 100, NOW + 700, NOW + 7000])
     return Running(
         instance_id=f"r-{node.id}-{number}",
         project_id=project,
-        allocations=grants,
+        allocations=allocations,
         cpu_milli=cpu_milli,
         memory_mib=memory_mib,
         disk_mib=disk_mib,
@@ -87,7 +87,7 @@ def _running(draw: st.DrawFn, node: NodeView, number: int) -> Running | None:
     )
 
 
-def _grants(node: NodeView, kind: str, count: int, project: str) -> tuple[GpuAllocation, ...] | None:
+def _allocations(node: NodeView, kind: str, count: int, project: str) -> tuple[GpuAllocation, ...] | None:
     plain = [gpu for gpu in node.gpus if not gpu.mig_enabled]
     if kind == "whole":
         free = [gpu for gpu in plain if gpu.milli_free == 1000]

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from mooring.scheduler.model import GpuView, MigView, PlanTime, ReservedPeriod
-from tests.scheduler.worlds import A10, AT, H100, cube_mesh, gpus, node, place_one, request
+from tests.scheduler.clusters import A10, AT, H100, cube_mesh, gpus, node, place_one, request
 
 
 def _warned(gpu_views: tuple[GpuView, ...], *places: int) -> tuple[GpuView, ...]:

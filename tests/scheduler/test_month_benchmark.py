@@ -13,7 +13,8 @@ from benchmarks.month_simulation import CYCLE_S, Cluster, Interval, Outcome, Sta
 from benchmarks.month_workload import MONTH_S, Assumed, Job, gpu_seconds, month, nodes_for
 from benchmarks.trace import Machine, Recorded, synthetic
 
-from mooring.scheduler.model import Placement, Policy
+from mooring.core.policy import Policy
+from mooring.scheduler.model import Placement
 
 HOUR_S = 3600.0
 LONGEST_S = 12 * HOUR_S

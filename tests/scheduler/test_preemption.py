@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import event, given, settings
 
+from mooring.core.policy import Policy
 from mooring.scheduler.feasibility.filters import fits
 from mooring.scheduler.model import (
     NodeView,
-    Policy,
     ProjectView,
     Request,
     ReservedPeriod,
@@ -23,7 +23,7 @@ from mooring.scheduler.node_changes import without
 from mooring.scheduler.schedule import schedule
 from tests.scheduler.backfill.test_planner import at, placed, running, waits
 from tests.scheduler.busy import NOW, after, rebuilt, snapshots, then
-from tests.scheduler.worlds import H100, gpus, node
+from tests.scheduler.clusters import H100, gpus, node
 
 FOUR = node("n1", gpus(H100, 4))
 SPOT: dict[str, Any] = {"preemptible": True, "priority": 30}

@@ -15,7 +15,7 @@ from mooring.scheduler.feasibility.needs import preference
 from mooring.scheduler.model import NodeView, Request, SchedulingPlan, Snapshot
 from mooring.scheduler.schedule import schedule
 from tests.scheduler.busy import NOW, after, busy_node, request, snapshots
-from tests.scheduler.worlds import place_one
+from tests.scheduler.clusters import place_one
 
 T = TypeVar("T")
 
@@ -47,8 +47,8 @@ def test_the_fleet_search_agrees_with_the_rules_of_the_nodes(snapshot: Snapshot)
             fits(node, replace(asked, gpu_models=asked.gpu_models[:1]), snapshot.at) for node in there
         )
         model = _model_of(snapshot, found.gpu_uuids[0])
-        holds = any(gpu.reserved for node in snapshot.nodes for gpu in node.gpus)
-        assert preference(asked, model) == (0 if preferred else 1) or holds
+        reserved = any(gpu.reserved for node in snapshot.nodes for gpu in node.gpus)
+        assert preference(asked, model) == (0 if preferred else 1) or reserved
 
 
 def _model_of(snapshot: Snapshot, uuid: str) -> str:

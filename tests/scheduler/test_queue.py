@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
+from mooring.core.policy import Policy
 from mooring.scheduler.cycle_cache import CycleCache
 from mooring.scheduler.explain.forecasts import line
-from mooring.scheduler.model import Policy, ProjectView, Request, ResourceUsage, Snapshot
+from mooring.scheduler.model import ProjectView, Request, ResourceUsage, Snapshot
 from mooring.scheduler.schedule import schedule
 from tests.scheduler.backfill.test_planner import at, placed, running
 from tests.scheduler.busy import NOW, snapshots
-from tests.scheduler.worlds import H100, gpus, node, request
+from tests.scheduler.clusters import H100, gpus, node, request
 
 FULL = running(node("n1", gpus(H100, 4)), 0, 1, 2, 3, ends_in=None, project_id="busy")
 WEEK = 7 * 86_400.0

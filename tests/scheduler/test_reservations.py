@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mooring.core.node import NodeState
 from mooring.scheduler.model import GpuAllocation, NodeView, ReservedPeriod, Running
 from mooring.scheduler.reservations import ReservationSpec, choose, earliest, reservable_gpus
-from tests.scheduler.worlds import A10, H100, cube_mesh, gpus, h100s, node, request
+from tests.scheduler.clusters import A10, H100, cube_mesh, gpus, h100s, node, request
 
 DAY = 86_400.0
 
@@ -153,10 +153,10 @@ _TIMES = st.floats(0, 6 * DAY)
     st.integers(1, 4),
 )
 def test_enough_gpus_from_the_earliest_start_on_and_too_few_before(
-    holds: list[tuple[float, float]], ends: list[float | None], count: int
+    periods: list[tuple[float, float]], ends: list[float | None], count: int
 ) -> None:
     view = node("n1", gpus(H100, 4))
-    for number, (begin, lasts) in enumerate(holds):
+    for number, (begin, lasts) in enumerate(periods):
         view = held(view, range(number, 4), begin, begin + lasts, f"r{number}")
     for place, end in enumerate(ends):
         view = running(view, range(place, place + 1), end)
@@ -167,7 +167,7 @@ def test_enough_gpus_from_the_earliest_start_on_and_too_few_before(
         return
     later = replace(what, from_at=first, to_at=first + what.lasts_s)
     assert chosen([view], later) is not None
-    times = {what.from_at, *(end for end in ends if end), *(begin + lasts for begin, lasts in holds)}
+    times = {what.from_at, *(end for end in ends if end), *(begin + lasts for begin, lasts in periods)}
     for time in sorted(times - {inf}):
         if what.from_at <= time < first:
             assert chosen([view], replace(what, from_at=time, to_at=time + what.lasts_s)) is None

@@ -19,7 +19,7 @@ from mooring.scheduler.packing.demand import potential_for
 from mooring.scheduler.packing.search import key, shape
 from mooring.scheduler.packing.shapes import Shape
 from mooring.scheduler.schedule import schedule
-from tests.scheduler.worlds import A10, AT, H100, T4, gpus, h100s, node, pairs, place_one, request
+from tests.scheduler.clusters import A10, AT, H100, T4, gpus, h100s, node, pairs, place_one, request
 
 # One, two, four and eight GPUs are requested equally often, with their share of the CPUs.
 ALL_SIZES = potential_for({Shape(count, 1000, None, None): 1.0 for count in (1, 2, 4, 8)})

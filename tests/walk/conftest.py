@@ -1,7 +1,7 @@
 """The product on the test bed: one server, agents on two nodes, shared by the tests of a module.
 
-A test gets it whole and idle, and whatever it has done to it: afterwards everything is mended, the invariants
-are checked, its instances are deleted, and nothing may be left of them.
+Each test starts with an idle cluster. Afterwards all processes are restored, the invariants are checked,
+the instances are deleted, and no trace of them may remain.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ from tests.walk.product import AgentProcess, ServerProcess
 SETTLE_S = 60  # I12
 
 
-class World:
+class Cluster:
     """A server, its agents and their nodes."""
 
     def __init__(self, server: ServerProcess, nodes: list[DockerNode], folder: Path) -> None:
@@ -28,7 +28,7 @@ class World:
         self.server.start()
         self.admin: Client = server.client
         self.agents = [AgentProcess(node, server, folder / node.name) for node in nodes]
-        self.strangers: set[str] = set()
+        self.foreign: set[str] = set()
         for agent in self.agents:
             agent.start()
         self.ready()
@@ -49,8 +49,8 @@ class World:
         assert len(found) == 1, found
         return found[0]
 
-    def mend(self) -> None:
-        """Whatever was killed runs again, whatever was frozen goes on."""
+    def restore(self) -> None:
+        """Restart killed processes and thaw frozen ones."""
         for agent in self.agents:
             for daemon in (agent.node.containerd, agent.node.dockerd):
                 if daemon.running:
@@ -70,18 +70,18 @@ class World:
             agent.await_ready(self.admin)
 
     def invariants(self) -> Invariants:
-        return Invariants(self.admin, self.nodes, self.server.database_url, self.strangers)
+        return Invariants(self.admin, self.nodes, self.server.database_url, self.foreign)
 
     def check(self, within_s: float = SETTLE_S) -> None:
-        """Everything settles, and agrees."""
-        looking = self.invariants()
+        """Wait until the invariants hold."""
+        invariants = self.invariants()
         try:
-            wait_until(lambda: not looking.unmet(), within_s, 0.1)
+            wait_until(lambda: not invariants.unmet(), within_s, 0.1)
         except AssertionError:
-            raise AssertionError("\n".join(looking.problems or looking.unmet())) from None
+            raise AssertionError("\n".join(invariants.problems or invariants.unmet())) from None
 
     def clear(self) -> None:
-        """Delete every instance; nothing may be left anywhere."""
+        """Delete every instance, and check that nothing remains."""
         for instance_id, instance in all_instances(self.admin).items():
             if "stop" in instance["actions"]:
                 self.admin.post(f"/v1/instances/{instance_id}/stop", json={"timeout_s": 0})
@@ -89,7 +89,7 @@ class World:
             assert answer.status_code in {202, 404}, answer.text
         wait_until(lambda: not all_instances(self.admin), SETTLE_S, 0.05)
         self.check()
-        assert {found.name for found in self.containers()} == self.strangers
+        assert {found.name for found in self.containers()} == self.foreign
         held = [gpu for gpu in self.admin.items("/v1/gpus", limit=200) if gpu["instance_id"]]
         assert not held
 
@@ -107,7 +107,7 @@ NewServer = Callable[..., ServerProcess]
 def new_server(
     workspace: Workspace, root_address: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[NewServer]:
-    """Servers with settings of their own, not started."""
+    """Servers with their own settings, not started."""
     made: list[tuple[ServerProcess, int]] = []
 
     def new(**settings: str) -> ServerProcess:
@@ -123,19 +123,19 @@ def new_server(
 
 
 @pytest.fixture(scope="module")
-def shared_world(
+def shared_cluster(
     request: pytest.FixtureRequest,
     new_server: NewServer,
     docker_nodes: Callable[[int], list[DockerNode]],
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[World]:
+) -> Iterator[Cluster]:
     """On SQLite, unless a module asks for `postgresql` by an indirect parameter."""
     settings = {}
     if getattr(request, "param", "sqlite") == "postgresql":
         cluster: PostgresCluster = request.getfixturevalue("postgres_cluster")
         settings["MOORING_DATABASE_URL"] = cluster.create_database()
     nodes = docker_nodes(2)
-    made = World(new_server(**settings), nodes, tmp_path_factory.mktemp("agents"))
+    made = Cluster(new_server(**settings), nodes, tmp_path_factory.mktemp("agents"))
     yield made
     made.close()
     for node in nodes:
@@ -143,16 +143,16 @@ def shared_world(
 
 
 @pytest.fixture
-def world(shared_world: World) -> Iterator[World]:
-    shared_world.mend()
-    shared_world.ready()
-    yield shared_world
-    shared_world.mend()
-    shared_world.ready()
-    shared_world.check()
-    shared_world.clear()
+def cluster(shared_cluster: Cluster) -> Iterator[Cluster]:
+    shared_cluster.restore()
+    shared_cluster.ready()
+    yield shared_cluster
+    shared_cluster.restore()
+    shared_cluster.ready()
+    shared_cluster.check()
+    shared_cluster.clear()
 
 
 @pytest.fixture
-def admin(world: World) -> Client:
-    return world.admin
+def admin(cluster: Cluster) -> Client:
+    return cluster.admin

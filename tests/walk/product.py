@@ -20,7 +20,7 @@ MOORING = [sys.executable, "-m", "mooring.cli"]
 
 
 def clean_environment() -> dict[str, str]:
-    """This process's environment without what would configure Mooring or Docker behind a test's back."""
+    """This process's environment without variables that configure Mooring or Docker."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -29,7 +29,7 @@ def clean_environment() -> dict[str, str]:
 
 
 class Program:
-    """One `mooring` process; what it prints goes to a file."""
+    """One `mooring` process, whose output goes to a file."""
 
     def __init__(self, argv: list[str], environment: dict[str, str], log: Path) -> None:
         self.argv, self.environment, self.log = argv, environment, log
@@ -51,11 +51,11 @@ class Program:
             )
 
     def kill(self) -> None:
-        """kill -9, as the kernel or a power cut would."""
+        """Kill with SIGKILL, as the kernel or a power failure would."""
         self._end(signal.SIGKILL)
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """The orderly way; its exit status."""
+        """Stop with a signal; returns the exit status."""
         return self._end(number)
 
     def freeze(self) -> None:
@@ -65,7 +65,7 @@ class Program:
         os.kill(self.pid, signal.SIGCONT)
 
     def wait(self, timeout_s: float = 20) -> int:
-        """Its exit status, once it has ended by itself."""
+        """Wait until it exits; returns the exit status."""
         assert self._process is not None
         return self._process.wait(timeout_s)
 
@@ -84,7 +84,7 @@ class Program:
         return self.printed()[-3000:]
 
     def processor_s(self) -> float:
-        """For how long it has had a processor: unlike a clock, no other program's work is in it."""
+        """CPU time of the process, which other programs do not affect."""
         times = psutil.Process(self.pid).cpu_times()
         return float(times.user + times.system)
 
@@ -93,7 +93,7 @@ class Program:
 
 
 class ServerProcess(Program):
-    """`mooring server`, on an address that nodes in their namespaces reach."""
+    """`mooring server` on an address that is reachable from the nodes' namespaces."""
 
     def __init__(self, folder: Path, host: str, port: int, **settings: str) -> None:
         environment = {
@@ -101,7 +101,7 @@ class ServerProcess(Program):
             "MOORING_DATA_DIR": str(folder),
             "MOORING_HOST": host,
             "MOORING_PORT": str(port),
-            "MOORING_BEHIND_TLS_PROXY": "true",  # the namespaces of this machine are the only network
+            "MOORING_BEHIND_TLS_PROXY": "true",  # the network has only namespaces of this machine
             "MOORING_BOOTSTRAP_ADMIN_KEY": ADMIN_KEY,
             "MOORING_REPORT_INTERVAL_S": "1",
             "MOORING_ALLOWED_REGISTRIES": host,  # where the registries of the test bed are
@@ -123,7 +123,7 @@ class ServerProcess(Program):
     def _is_ready(self) -> bool:
         assert self.running, self.tail()
         try:
-            # Reading the world's certificates at every try would take the processor that it starts on.
+            # Loading CA certificates at every try would use the CPU that the server starts on.
             return httpx.get(f"{self.url}/readyz", verify=False).status_code == 200
         except httpx.TransportError:
             return False
@@ -132,7 +132,7 @@ class ServerProcess(Program):
 class AgentProcess(Program):
     """`mooring agent` on a node of the test bed, with the NVML stand-in for its GPUs.
 
-    It reaches Docker through `engine`, which a test may have tamper with single calls.
+    It reaches Docker through `engine`, with which a test can intercept single calls.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class AgentProcess(Program):
             "MOORING_NODE_NAME": node.name,
             "MOORING_SERVER_URL": server.url,
             "MOORING_INSECURE_HTTP": "true",
-            # The distribution's Docker, with which the tests run, is below the floors.
+            # The tests run with the distribution's Docker, which is older than the minimum versions.
             "MOORING_ALLOW_UNSAFE_VERSIONS": "true",
             **settings,
         }
@@ -168,12 +168,12 @@ class AgentProcess(Program):
         ]
 
     def close(self) -> None:
-        """Ends the agent, and then the way to its engine."""
+        """Stop the agent, then its proxy."""
         self.stop()
         self.engine.close()
 
     def await_ready(self, admin: Client) -> str:
-        """The node's id, once its agent has reported Docker and all GPUs."""
+        """Wait until the agent has reported Docker and all GPUs; returns the node's ID."""
         return wait_until(lambda: self._ready_id(admin), 30)
 
     def _ready_id(self, admin: Client) -> str | None:

@@ -1,4 +1,4 @@
-"""What stands between an agent and its Docker, so that a test can act in the middle of one call."""
+"""A proxy between an agent and Docker, so that a test can act in the middle of a call."""
 
 import itertools
 import re
@@ -15,7 +15,7 @@ _NUMBERS = itertools.count(1)
 
 
 class EngineProxy:
-    """A Unix socket whose bytes go to dockerd and back unchanged, but for the calls that a test has named."""
+    """A Unix socket that forwards to dockerd, and runs a test's actions at the calls it names."""
 
     def __init__(self, node: DockerNode) -> None:
         self._node = node
@@ -32,7 +32,7 @@ class EngineProxy:
         self._threads[0].start()
 
     def before_next(self, call: str, action: Action) -> None:
-        """Run `action` when the next call that matches comes, just before Docker gets it."""
+        """Run `action` just before the next matching call is forwarded to Docker."""
         self._before = (re.compile(call.encode()), action)
 
     def after_next(self, call: str, action: Action) -> None:
@@ -65,7 +65,7 @@ class EngineProxy:
         self._threads[-1].start()
 
     def _asked(self, request: bytes) -> Action | None:
-        """Act on a request that is about to go to Docker; what is to be done before its answer goes back."""
+        """Run the actions before a request; returns the action to run before its answer is forwarded."""
         before = self._take("_before", request)
         if before is not None:
             before()
@@ -81,7 +81,7 @@ class EngineProxy:
 
 
 class _Pair:
-    """One connection of the agent's and its counterpart to Docker."""
+    """A connection of the agent and its counterpart to Docker."""
 
     def __init__(self, proxy: EngineProxy, client: socket.socket) -> None:
         self._proxy, self._client = proxy, client
@@ -98,7 +98,7 @@ class _Pair:
                 self._requests(engine)
                 back.join()
             except OSError:
-                pass  # one of the two went away: closing both tells the other
+                pass  # one side closed: close both
             finally:
                 with self._proxy._lock:
                     self._proxy._open -= {self._client, engine}

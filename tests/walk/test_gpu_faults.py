@@ -1,4 +1,4 @@
-"""From the driver to the API: the real reader on a stand-in of NVML, a whole agent, a whole control plane."""
+"""GPU faults from the driver to the API: the real reader on an NVML stand-in, agent and control plane."""
 
 import threading
 import time
@@ -23,7 +23,7 @@ from tests.testbed.waiting import wait_until
 
 WITHIN_S = 6.0
 GPUS = 8
-# XIDs of one agent are announced in the order of the configuration, so each case adds to the ones before.
+# The stand-in reports XIDs in the order of its configuration, so each case adds to those before.
 FATAL = [
     ("xid {gpu} 79", "xid_79", "reboot"),
     ("xid {gpu} 109", "xid_109", "reset"),
@@ -126,7 +126,7 @@ def test_ten_thousand_application_faults_quarantine_no_gpu(node: Node) -> None:
         return sum(map(int, found)) == 10_000
 
     wait_until(counted, timeout_s=40)
-    # The one error of the hardware comes through at the end of the flood, and so does the warning.
+    # The hardware error and the warning are reported at the end of the flood.
     wait_until(lambda: node.gpu(5)["health"] == "quarantined", timeout_s=20)
     wait_until(lambda: node.gpu(3)["placement"] == "last", timeout_s=20)
     assert [node.gpu(gpu)["health"] for gpu in range(GPUS) if gpu != 5] == ["healthy"] * 7
@@ -136,7 +136,7 @@ def test_ten_thousand_application_faults_quarantine_no_gpu(node: Node) -> None:
         for gpu in range(GPUS)
     )
     assert node.client.instance(instance)["state"] == "running"
-    # Its end frees all GPUs but the one: application faults do not hold the release gate.
+    # Its end frees all GPUs but one: application faults do not delay the release.
     node.client.post(f"/v1/instances/{instance}/stop")
     node.client.wait(instance, "stopped")
     assert node.client.wait(node.client.create(gpus={"count": GPUS - 1})["id"], "running")["devices"]

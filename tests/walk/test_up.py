@@ -1,4 +1,4 @@
-"""`mooring up` and its sisters, as typed into a shell: what they print, and that they end as one."""
+"""`mooring up` and the other commands, run as from a shell."""
 
 import json
 import os
@@ -30,7 +30,7 @@ NO_DOCKER = {"DOCKER_HOST": "unix:///nonexistent/docker.sock"}
 
 
 class Up(Program):
-    """`mooring up` in a data directory; everything it prints since its last start is in `printed`."""
+    """`mooring up` in a data directory; `printed` is its output since the last start."""
 
     def __init__(self, folder: Path, port: int, **environment: str) -> None:
         folder.mkdir(exist_ok=True)
@@ -59,7 +59,7 @@ class Up(Program):
 
     @property
     def curl(self) -> str:
-        """The command it shows, word for word."""
+        """The curl command that it prints."""
         found = re.search(r"^ *curl .*?(?<!\\)$", self.printed(), re.MULTILINE | re.DOTALL)
         assert found is not None, self.printed()
         return found[0]
@@ -82,7 +82,7 @@ def up(workspace: Workspace, tmp_path: Path) -> Iterator[Callable[..., Up]]:
 
 
 def pasted(command: str, **environment: str) -> dict[str, Any]:
-    """What a user's shell makes of it."""
+    """Run the text in a shell."""
     shell = {"PATH": os.environ["PATH"], **environment}
     ran = subprocess.run(["bash", "-c", command], env=shell, capture_output=True, text=True, check=True)
     return dict(json.loads(ran.stdout))
@@ -142,7 +142,7 @@ def test_a_simulated_fleet_survives_a_restart(up: Callable[..., Up]) -> None:
 
 
 class _busy_clients:  # noqa: N801 - used as a function
-    """Threads that read what has no end, until the server cuts them off."""
+    """Threads that read endless streams until the server closes them."""
 
     def __init__(self, url: str, key: str, instance_id: str) -> None:
         follow = f"/v1/instances/{instance_id}"
@@ -176,7 +176,7 @@ class _busy_clients:  # noqa: N801 - used as a function
                     self._begun.wait(20)
                 answer.read()
         except httpx.HTTPError:
-            pass  # cut off, as it should be
+            pass  # closed, as expected
 
 
 def test_the_local_node_gets_no_server_secret(up: Callable[..., Up]) -> None:
@@ -187,8 +187,8 @@ def test_the_local_node_gets_no_server_secret(up: Callable[..., Up]) -> None:
 
 
 def test_kill_9_of_the_parent_ends_everything(up: Callable[..., Up], tmp_path: Path) -> None:
-    cards = NvmlStandin(tmp_path, "gpus 2")
-    library = {name: cards.environment[name] for name in ("LD_LIBRARY_PATH", "NVIDIA_NVML_STANDIN")}
+    nvml = NvmlStandin(tmp_path, "gpus 2")
+    library = {name: nvml.environment[name] for name in ("LD_LIBRARY_PATH", "NVIDIA_NVML_STANDIN")}
     running = up(**NO_DOCKER, **library)
     with Client(running.url, running.key) as admin:
         gpus = wait_until(lambda: admin.items("/v1/gpus"))
@@ -203,7 +203,7 @@ def test_kill_9_of_the_parent_ends_everything(up: Callable[..., Up], tmp_path: P
 
 
 def test_a_wrong_setting_is_reported_before_anything_is_created(tmp_path: Path) -> None:
-    """The admin key, which is shown once, would have been made and lost."""
+    """Otherwise the admin key, which is shown once, would be lost."""
     environment = {"MOORING_DATA_DIR": str(tmp_path / "data"), "MOORING_SIMULATE": "2x8xH1000"}
     ended = CliRunner().invoke(app, ["up"], env=environment)
     assert (ended.exit_code, list(tmp_path.iterdir())) == (2, [])
@@ -242,7 +242,7 @@ def test_real_containers_with_simulated_gpus(
     with Client(running.url, running.key) as admin:
         made = admin.create(image="mooring-test/cuda-env:1", gpus={"count": 2})
         shown = admin.wait(made["id"], "running")
-        # Docker's network is not this process's, as for anybody who tries it out without being root.
+        # Docker is in another network namespace, as for users without root.
         assert "containers of this node reach the node itself" in running.printed()
         assert shown["simulated"]
         assert [device["model"] for device in shown["devices"]] == ["NVIDIA H100 80GB HBM3"] * 2
@@ -254,7 +254,7 @@ def test_real_containers_with_simulated_gpus(
         without = admin.create(cpus=0.1, memory_mib=64)
         assert not admin.wait(without["id"], "running")["simulated"]
 
-        # It ends, its containers do not, and the next start finds them.
+        # The containers outlive the process, and the next start adopts them.
         before = containers_on(node)
         assert running.stop(signal.SIGINT) == 0
         assert containers_on(node) == before
@@ -325,7 +325,7 @@ def test_db_commands(tmp_path: Path) -> None:
 
 def test_doctor_reports_problems(docker_nodes: Callable[[int], list[DockerNode]], tmp_path: Path) -> None:
     [node] = docker_nodes(1)
-    # Docker's rules are in the node's network, and this is outside.
+    # This process is outside the node's network namespace, which has Docker's rules.
     outside = {
         "DOCKER_HOST": node.url,
         "MOORING_NETWORK_ISOLATION": "best_effort",
@@ -335,8 +335,8 @@ def test_doctor_reports_problems(docker_nodes: Callable[[int], list[DockerNode]]
     assert fine.returncode == 0, fine.stdout
     assert re.search(r"^(ok|warn) +network isolation", fine.stdout, re.MULTILINE)
     assert re.search(r"^warn +docker +runc .* has known container escapes", fine.stdout, re.MULTILINE)
-    cards = NvmlStandin(tmp_path, "gpus 2")
-    library = {name: cards.environment[name] for name in ("LD_LIBRARY_PATH", "NVIDIA_NVML_STANDIN")}
+    nvml = NvmlStandin(tmp_path, "gpus 2")
+    library = {name: nvml.environment[name] for name in ("LD_LIBRARY_PATH", "NVIDIA_NVML_STANDIN")}
     broken = mooring("doctor", **NO_DOCKER, **library)
     assert broken.returncode == 1
     assert re.search(r"^FAIL +docker +", broken.stdout, re.MULTILINE)
@@ -344,7 +344,7 @@ def test_doctor_reports_problems(docker_nodes: Callable[[int], list[DockerNode]]
 
 
 def test_a_changed_simulated_fleet_needs_no_approval(up: Callable[..., Up], tmp_path: Path) -> None:
-    """The local nodes are the operator's own process, and so is what they make up."""
+    """The operator's own process simulates the local nodes."""
     first = up(MOORING_SIMULATE="1x2xH100", **NO_DOCKER)
     key = first.key
     first.stop()

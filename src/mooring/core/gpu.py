@@ -15,14 +15,6 @@ class Health(StrEnum):
     LOST = "lost"  # the node no longer lists it, or the driver reports that it fell off the bus
 
 
-class GpuPlacement(StrEnum):
-    """Whether new instances are placed on a GPU."""
-
-    NORMAL = "normal"
-    LAST = "last"  # only if no other GPU fits
-    NONE = "none"
-
-
 class _Fact(BaseModel):
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 

@@ -82,7 +82,7 @@ class Scheduling(Loop):
         self._counted_at = time.monotonic()
         if any(node.running for node in snapshot.nodes):
             with self.database.write() as session:
-                usage.add_sample(session, snapshot.nodes, snapshot.policy.usage_half_life_s, passed_s)
+                usage.add_sample(session, snapshot.nodes, snapshot.policy, passed_s)
 
     def _place(self, placements: Sequence[Placement], requests: Sequence[Request]) -> None:
         rejected: list[Placement] = []

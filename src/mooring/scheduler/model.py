@@ -11,6 +11,7 @@ from typing import Literal
 
 from mooring.core.instance.spec import DEFAULT_PRIORITY, WHOLE_MILLI
 from mooring.core.node import NodeState
+from mooring.core.policy import Policy
 from mooring.scheduler.packing.potential import Potential
 
 
@@ -199,22 +200,11 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
-    """Scheduling policy; each field is a setting of the server."""
-
-    backfill: Literal["easy", "conservative"] = "easy"  # a slot for the first pending request, or for each
-    usage_half_life_s: float = 7 * 86_400.0
-    overdue_after_s: float = 86_400.0  # requests that waited longer come first within their priority
-    preemption_min_run_s: float = 300.0  # instances placed more recently are not evicted
-    start_overhead_s: float = 30.0  # added to each predicted end for stopping, starting and pulling
-
-
-@dataclass(frozen=True, slots=True)
 class PlanTime:
     """The time at which a request would be placed."""
 
     now: float
-    overhead_s: float = 30.0  # as `Policy.start_overhead_s`
+    overhead_s: float = Policy.start_overhead_s
 
     def end_of(self, request: Request) -> float:
         """When the request will have ended if it is placed now; infinite without a declared duration."""
@@ -230,7 +220,7 @@ class Snapshot:
     quotas: Mapping[str, Quota] = field(default_factory=dict)  # of the projects that have limits
     projects: Mapping[str, ProjectView] = field(default_factory=dict)
     now: float = 0.0
-    policy: Policy = Policy()
+    policy: Policy = field(default_factory=Policy)
     potential: Potential | None = None  # prices wasted GPUs; null: no demand was learnt yet
     with_slots: frozenset[str] = frozenset()  # of the previous plan; they keep their place
 

@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 
 from mooring.core.node import NodeState
+from mooring.core.policy import Policy
 from mooring.scheduler.backfill.planner import BackfillPlanner
 from mooring.scheduler.backfill.timeline import BackfillSlot
 from mooring.scheduler.cluster import ClusterState, Mask
@@ -21,7 +22,7 @@ from mooring.scheduler.feasibility import disk, gpu_offers
 from mooring.scheduler.feasibility.filters import admits, fits, fitting_offers
 from mooring.scheduler.feasibility.needs import needs
 from mooring.scheduler.gangs import gangs
-from mooring.scheduler.model import Eviction, NodeView, PlanTime, Policy, Request, Running
+from mooring.scheduler.model import Eviction, NodeView, PlanTime, Request, Running
 from mooring.scheduler.node_changes import with_placement, without
 from mooring.scheduler.packing.search import Allowed, find, placement, shape
 from mooring.scheduler.queue import Shares

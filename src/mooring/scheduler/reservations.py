@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import inf
 
 from mooring.core.node import NodeState
+from mooring.core.policy import Policy
 from mooring.scheduler.feasibility import gpu_offers
 from mooring.scheduler.feasibility.filters import admits
 from mooring.scheduler.feasibility.needs import preference
@@ -20,7 +21,7 @@ class ReservationSpec:
     from_at: float
     to_at: float
     now: float = 0.0
-    overhead_s: float = 30.0  # as `Policy.start_overhead_s`
+    overhead_s: float = Policy.start_overhead_s
 
     @property
     def lasts_s(self) -> float:

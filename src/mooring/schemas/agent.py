@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, Field
 
 from mooring.core.gpu import GpuFacts, Sample
 from mooring.core.instance.report import Phase
@@ -12,25 +12,7 @@ from mooring.core.instance.state import Reason
 from mooring.core.node import NodeFacts
 from mooring.core.text import EnvName, EnvValue, GpuUuid, Name, Text, printable
 from mooring.schemas.agent_streams import StreamRequest
-from mooring.schemas.base import Json
 from mooring.schemas.peer import Peer
-
-JOIN_EXAMPLE: Json = {"token": "mj_…", "node_name": "gpu-7", "hostname": "gpu-7.example"}
-SYNC_EXAMPLE: Json = {
-    "session": 1,
-    "seq": 42,
-    "generation": 7,
-    "wait_s": 5,
-    "facts": {
-        "hostname": "gpu-7.example",
-        "address": "10.0.0.7",
-        "cpus": 192,
-        "memory_mib": 2063937,
-        "agent_version": "0.1.0",
-    },
-    "gpus": [{"uuid": "GPU-7f3c", "index": 0, "model": "NVIDIA H100 80GB HBM3", "memory_mib": 81559}],
-    "instances": [{"instance_id": "ins_01k…", "attempt": 1, "phase": "running", "container_id": "4f3c…"}],
-}
 
 # The sizes of the database columns: 64 bits for counters, 32 for the rest.
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -39,8 +21,6 @@ Small = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 
 class JoinRequest(Peer):
     """The body of `POST /agent/v1/join`. Its token works once and is the only credential."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [JOIN_EXAMPLE]})
 
     token: Text
     node_name: Annotated[Name | None, Field(description="ignored if the token fixes a name")] = None
@@ -136,8 +116,6 @@ class Incident(Peer):
 
 class SyncRequest(Peer):
     """The complete state of a node. Null means unknown, not empty."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [SYNC_EXAMPLE]})
 
     # Below the column's limit, so that the next session number fits.
     session: Annotated[int, Field(ge=0, lt=2**30)]
@@ -246,8 +224,6 @@ class KnownAssignment(Peer):
 
 class StartSecretsRequest(Peer):
     """The body of `POST /agent/v1/instances/{id}/start-secrets`, sent before an attempt is started."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [{"session": 1, "attempt": 1}]})
 
     session: Annotated[int, Field(ge=0, lt=2**30)]
     attempt: Annotated[int, Field(ge=0, lt=2**31)]

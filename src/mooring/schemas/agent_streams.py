@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from mooring.core.text import LongText, Text
 from mooring.schemas.peer import Peer
@@ -33,8 +33,6 @@ class StreamRequest(Peer):
 
 class StreamRequestsQuery(Peer):
     """The body of `POST /agent/v1/stream-requests`."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [{"session": 1, "wait_s": 25, "known": []}]})
 
     session: Annotated[int, Field(ge=0, lt=2**30)]
     wait_s: Annotated[float, Field(ge=0, le=60, description="seconds to wait for a new stream")] = 0

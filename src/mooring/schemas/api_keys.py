@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from mooring.core.access import Role
 from mooring.core.text import Text
@@ -14,8 +14,6 @@ Scope = Literal["instances:read", "instances:write", "instances:exec", "usage:re
 
 class ApiKeyCreate(Body):
     """A new key with a role, scopes or both. Scopes narrow the role; without a role they stand alone."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [{"name": "ci", "role": "member"}]})
 
     name: DisplayName
     project_id: Annotated[Text | None, Field(max_length=64, description="null: your project")] = None

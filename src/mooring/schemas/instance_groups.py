@@ -23,25 +23,13 @@ from mooring.core.instance.spec import (
 )
 from mooring.core.instance.state import DesiredState, Reason, State
 from mooring.core.text import DNS_LABEL, LabelKey, LabelValue, Name, Text
-from mooring.schemas.base import Answer, Body, Json, Timestamp
+from mooring.schemas.base import Answer, Body, Timestamp
 from mooring.schemas.instances import Forecast, RefusalItem
 
 TORCHRUN = (
     "torchrun --nnodes=$WORLD_SIZE --node-rank=$NODE_RANK --nproc-per-node=gpu "
     "--master-addr=$MASTER_ADDR --master-port=$MASTER_PORT train.py"
 )
-CREATE_EXAMPLE: Json = {
-    "name": "llm",
-    "count": 4,
-    "template": {
-        "image": "pytorch/pytorch:2.8.0-cuda12.9-cudnn9-runtime",
-        "command": ["sh", "-c", TORCHRUN],
-        "gpus": {"count": 8, "model": "H100"},
-        "max_duration_s": 86400,
-    },
-    "on_member_failure": "fail_group",
-    "network": {"mode": "auto", "encrypted": False},
-}
 
 
 class GroupTemplate(InstanceTemplate):
@@ -81,10 +69,6 @@ class GroupNetwork(Body):
 class InstanceGroupCreate(Body):
     """Instances that are placed all together or not at all, and reach one another by name."""
 
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [CREATE_EXAMPLE, {"count": 2, "template": {"image": "busybox:1.36"}}]}
-    )
-
     name: Annotated[
         Name | None,
         Field(
@@ -115,38 +99,6 @@ class InstanceGroupCreate(Body):
         return require_no_reserved_labels(labels)
 
 
-GROUP_EXAMPLE: Json = {
-    **CREATE_EXAMPLE,
-    "id": "grp_01m7ytn7kexrn34wn367q44k9v",
-    "project_id": "prj_01m7ytkz3cq1f7r8v2w9x4a6bd",
-    "labels": {},
-    "count": 1,
-    "network": {"mode": "auto", "encrypted": False, "used": "overlay"},
-    "master_port": 29500,
-    "state": "running",
-    "desired_state": "running",
-    "reason": None,
-    "restarts": 0,
-    "queue_position": None,
-    "members": [
-        {
-            "rank": 0,
-            "instance_id": "ins_01m7ytn7kexrn34wn367q44k9w",
-            "name": "llm-0",
-            "state": "running",
-            "reason": None,
-            "node_id": "nod_01m7ytm2d5e8g0h3j6k9m1n4pq",
-            "node_name": "gpu-7",
-            "attempt": 1,
-            "exit_code": None,
-        }
-    ],
-    "actions": ["stop", "delete"],
-    "version": 5,
-    "created_at": "2026-11-21T08:00:00.000Z",
-}
-
-
 class GroupMember(Answer):
     rank: int
     instance_id: str
@@ -173,8 +125,6 @@ class GroupTemplateShown(InstanceSpec):
 
 class InstanceGroup(Answer):
     """An instance group with its members."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [GROUP_EXAMPLE]})
 
     id: str
     name: str

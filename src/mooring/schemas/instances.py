@@ -14,88 +14,20 @@ from mooring.core.instance.spec import (
 from mooring.core.instance.state import DesiredState, Reason, State
 from mooring.core.text import LabelKey, LabelValue, LongText, Name
 from mooring.schemas.agent import Endpoint
-from mooring.schemas.base import Answer, Body, Json, Timestamp
+from mooring.schemas.base import Answer, Body, Timestamp
 from mooring.schemas.queue import Because
 
 # exclusive: whole GPUs. mig: a MIG device. mps: the MPS daemon limits memory and SMs. shared: the agent kills
 # containers that exceed their share of memory; nothing limits SMs.
 Isolation = Literal["exclusive", "mig", "mps", "shared"]
 
-CREATE_EXAMPLE: Json = {
-    "name": "train-1",
-    "image": "pytorch/pytorch:2.8.0-cuda12.9-cudnn9-runtime",
-    "command": ["python", "train.py"],
-    "env": {"EPOCHS": "10"},
-    "gpus": {"count": 2, "model": "H100", "min_memory_mib": 40000},
-    "cpus": 8,
-    "memory_mib": 65536,
-    "shm_mib": 8192,
-    "disk_mib": 102400,
-    "ports": [{"container": 8888, "protocol": "tcp"}],
-    "labels": {"team": "vision"},
-    "max_duration_s": 86400,
-    "node_selector": {"zone": "a"},
-}
-
-
-INSTANCE_EXAMPLE: Json = {
-    **CREATE_EXAMPLE,
-    "id": "ins_01m7ytn7kexrn34wn367q44k9v",
-    "project_id": "prj_01m7ytkz3cq1f7r8v2w9x4a6bd",
-    "state": "running",
-    "desired_state": "running",
-    "reason": None,
-    "version": 5,
-    "generation": 1,
-    "attempt": 1,
-    "node_id": "nod_01m7ytm2d5e8g0h3j6k9m1n4pq",
-    "node_name": "gpu-7",
-    "group_id": None,
-    "group_rank": None,
-    "granted": {
-        "cpus": 8,
-        "memory_mib": 65536,
-        "disk_mib": 102400,
-        "isolation": "exclusive",
-        "link_score": 1.0,
-        "borrowed": False,
-    },
-    "devices": [
-        {
-            "uuid": f"GPU-e13a6c75-b0f2-5f46-b758-cf8891cf4ff{index}",
-            "index": index,
-            "model": "NVIDIA H100 80GB HBM3",
-            "memory_mib": 81559,
-            "share": 1.0,
-            "mig_uuid": None,
-        }
-        for index in (0, 1)
-    ],
-    "endpoints": [{"container": 8888, "protocol": "tcp", "host": "10.0.0.7", "port": 32768}],
-    "container_id": "4f3c2a",
-    "image_digest": f"sha256:{'0123456789abcdef' * 4}",
-    "exit_code": None,
-    "queue_position": None,
-    "actions": ["stop", "restart", "delete"],
-    "simulated": False,
-    "created_at": "2026-11-21T08:00:00.000Z",
-    "scheduled_at": "2026-11-21T08:00:00.020Z",
-    "started_at": "2026-11-21T08:00:00.300Z",
-    "stopped_at": None,
-    "expires_at": "2026-11-22T08:00:00.300Z",
-}
-
 
 class InstanceCreate(InstanceRequest):
     """A new instance. Only `image` is required; without `gpus`, the container has no GPU."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [CREATE_EXAMPLE, {"image": "busybox:1.36"}]})
-
 
 class InstancePatch(Body):
     """The fields to change. Omitted fields stay unchanged."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [{"labels": {"team": "speech"}}]})
 
     # The defaults are never read: only fields that were sent are.
     name: Annotated[Name, Field(default_factory=str)]
@@ -110,8 +42,6 @@ class InstancePatch(Body):
 
 
 class InstanceStop(Body):
-    model_config = ConfigDict(json_schema_extra={"examples": [{"timeout_s": 10}]})
-
     timeout_s: Annotated[int, Field(ge=0, le=3600, description="seconds between SIGTERM and SIGKILL")] = 10
 
 
@@ -138,9 +68,7 @@ class Granted(Answer):
 class Instance(InstanceSpec):
     """An instance: the fields of its request, its state and its placement."""
 
-    model_config = ConfigDict(
-        extra="ignore", strict=False, json_schema_extra={"examples": [INSTANCE_EXAMPLE]}
-    )
+    model_config = ConfigDict(extra="ignore", strict=False)
 
     id: str
     name: str
@@ -245,8 +173,6 @@ class WaitResult(Answer):
 
 
 class ExecBody(Body):
-    model_config = ConfigDict(json_schema_extra={"examples": [{"command": ["nvidia-smi"], "timeout_s": 30}]})
-
     command: Annotated[list[LongText], Field(min_length=1, max_length=1024)]
     timeout_s: Annotated[int, Field(ge=1, le=3600, description="in seconds; then it is killed")] = 30
 

@@ -1,10 +1,11 @@
 """Schemas of nodes, GPUs, instance types and join tokens."""
 
+from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, JsonValue
+from pydantic import Field, JsonValue
 
-from mooring.core.gpu import GpuPlacement, Health, NvLinkPeer
+from mooring.core.gpu import Health, NvLinkPeer
 from mooring.core.instance.state import Reason
 from mooring.core.node import NodeState
 from mooring.core.text import Name, Text
@@ -27,6 +28,14 @@ class GpuHolder(Answer):
     instance_id: str
     share: Annotated[float, Field(description="the allocated part of the GPU")]
     mig_uuid: str | None
+
+
+class Placement(StrEnum):
+    """Whether new instances are placed on a GPU."""
+
+    NORMAL = "normal"
+    LAST = "last"  # only if no other GPU fits
+    NONE = "none"
 
 
 class GpuCondition(Answer):
@@ -84,7 +93,7 @@ class Gpu(Answer):
     health: Health
     reason: Annotated[Reason | None, Field(description="why it is unhealthy; null: healthy")]
     conditions: Annotated[list[GpuCondition], Field(max_length=64, description="problems, worst first")]
-    placement: Annotated[GpuPlacement, Field(description="last: used only if no other GPU fits")]
+    placement: Annotated[Placement, Field(description="last: used only if no other GPU fits")]
     recovery: GpuRecovery | None
     share_free: Annotated[float, Field(description="the part of it that is not allocated")]
     instance_id: Annotated[str | None, Field(description="its only user; null: none, several or hidden")]
@@ -169,8 +178,6 @@ class NodeList(Answer):
 
 
 class NodePatch(Body):
-    model_config = ConfigDict(json_schema_extra={"examples": [{"reserved_for": ["prj_01k…"]}]})
-
     # The default is never read: only a field that was sent is.
     reserved_for: Annotated[
         list[Annotated[Text, Field(max_length=64)]] | None,
@@ -183,8 +190,6 @@ class NodePatch(Body):
 
 
 class Approve(Body):
-    model_config = ConfigDict(json_schema_extra={"examples": [{"difference_id": "5f2b8c1d9e0a4476"}]})
-
     difference_id: Annotated[
         Text | None,
         Field(
@@ -195,8 +200,6 @@ class Approve(Body):
 
 
 class Drain(Body):
-    model_config = ConfigDict(json_schema_extra={"examples": [{"deadline_s": 3600}]})
-
     deadline_s: Annotated[
         int | None,
         Field(ge=0, le=30 * 86_400, description="seconds until instances are stopped; null: never"),
@@ -230,8 +233,6 @@ class InstanceTypeList(Answer):
 
 
 class JoinTokenCreate(Body):
-    model_config = ConfigDict(json_schema_extra={"examples": [{"ttl_s": 3600, "node_name": "gpu-7"}]})
-
     ttl_s: Annotated[int, Field(ge=1, le=86_400, description="lifetime in seconds")] = 3600
     node_name: Annotated[Name | None, Field(description="name of the node; null: its own choice")] = None
 

@@ -2,14 +2,12 @@
 
 from typing import Annotated
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from mooring.core.access import Role
 from mooring.core.instance.spec import SecurityProfile
 from mooring.core.text import LabelKey, LabelValue, Name, Text
-from mooring.schemas.base import Answer, Body, Json, Timestamp
-
-QUOTAS_EXAMPLE: Json = {"gpus": 8, "gpus_by_model": {"H100": 4}, "instances": 20, "disk_mib": 1048576}
+from mooring.schemas.base import Answer, Body, Timestamp
 
 Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=64)]
 Amount = Annotated[int, Field(ge=0, le=2**31)]
@@ -51,20 +49,12 @@ class QuotaValues(Body):
 
 
 class ProjectCreate(Body):
-    model_config = ConfigDict(json_schema_extra={"examples": [{"name": "vision"}]})
-
     name: Name
     labels: Labels = {}
 
 
 class ProjectPatch(Body):
     """The fields to change. Owners change name and labels, admins all; `quotas` are merged."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [{"quotas": QUOTAS_EXAMPLE, "allowed_images": ["docker.io/pytorch/*"]}]
-        }
-    )
 
     # The defaults are never read: only fields that were sent are.
     name: Annotated[Name, Field(default_factory=str)]
@@ -141,8 +131,6 @@ class ProjectList(Answer):
 
 
 class MemberPut(Body):
-    model_config = ConfigDict(json_schema_extra={"examples": [{"role": "member"}]})
-
     role: Annotated[Role, Field(strict=False)]
 
 
@@ -161,16 +149,12 @@ class MemberList(Answer):
 
 
 class UserCreate(Body):
-    model_config = ConfigDict(json_schema_extra={"examples": [{"name": "Ada", "email": "ada@example.com"}]})
-
     name: DisplayName
     email: Email | None = None
     is_admin: bool = False
 
 
 class UserPatch(Body):
-    model_config = ConfigDict(json_schema_extra={"examples": [{"is_admin": True}]})
-
     # The defaults are never read: only fields that were sent are.
     name: Annotated[DisplayName, Field(default_factory=str)]
     email: Email | None = None

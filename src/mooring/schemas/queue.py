@@ -2,65 +2,16 @@
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from mooring.core.instance.state import Reason
-from mooring.schemas.base import Answer, Json, Timestamp
+from mooring.schemas.base import Answer, Timestamp
 
 Because = Literal["priority", "overdue", "guarantee", "promised", "fair_share", "age"]
 Stranding = Literal[
     "node_cordoned", "node_draining", "node_not_ready", "node_unreachable", "quarantined", "reserved",
     "disk_pressure", "shared_rest", "no_cpu_left", "no_memory_left", "no_disk_left",
 ]  # fmt: skip
-
-QUEUE_EXAMPLE: Json = {
-    "items": [
-        {
-            "position": 1,
-            "instance_id": "ins_01m7ytn7kexrn34wn367q44k9v",
-            "group_id": None,
-            "name": "train-1",
-            "project_id": "prj_01m7ytkz3cq1f7r8v2w9x4a6bd",
-            "count": 1,
-            "gpus": 8.0,
-            "priority": 50,
-            "waits_since": "2026-11-21T08:00:00.000Z",
-            "reason": {
-                "code": "waiting_for_capacity",
-                "message": "no node has 8 free H100 (best: 4 on gpu-7)",
-            },
-            "behind": None,
-            "starts_at": "2026-11-21T12:00:30.000Z",
-            "node_ids": ["nod_01m7ytm2d5e8g0h3j6k9m1n4pq"],
-        },
-        {
-            "position": 2,
-            "instance_id": None,
-            "group_id": None,
-            "name": None,
-            "project_id": None,
-            "count": 4,
-            "gpus": 32.0,
-            "priority": 50,
-            "waits_since": "2026-11-21T07:00:00.000Z",
-            "reason": None,
-            "behind": "fair_share",
-            "starts_at": None,
-            "node_ids": [],
-        },
-    ],
-    "next_cursor": None,
-    "shares": [
-        {
-            "project_id": "prj_01m7ytkz3cq1f7r8v2w9x4a6bd",
-            "weight": 1.0,
-            "guaranteed_gpus": None,
-            "gpus": 4.0,
-            "gpu_hours_of_late": 31.5,
-            "dominant_share": 0.0625,
-        }
-    ],
-}
 
 
 class QueueEntry(Answer):
@@ -96,8 +47,6 @@ class ProjectShare(Answer):
 
 class Queue(Answer):
     """The queue in scheduling order."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [QUEUE_EXAMPLE]})
 
     items: Annotated[list[QueueEntry], Field(max_length=200)]
     next_cursor: str | None
@@ -137,30 +86,6 @@ class ModelFragmentation(Answer):
     mig: list[FreeMigDevices]
 
 
-FRAGMENTATION_EXAMPLE: Json = {
-    "items": [
-        {
-            "model": "NVIDIA H100 80GB HBM3",
-            "gpus": 16,
-            "gpus_free": 7,
-            "share_free": 7.5,
-            "fits": [
-                {"count": 1, "instances": 6},
-                {"count": 2, "instances": 3},
-                {"count": 4, "instances": 1},
-                {"count": 8, "instances": 0},
-            ],
-            "shares_fit": [{"share": 0.25, "instances": 24}, {"share": 0.5, "instances": 12}],
-            "stranded": [{"by": "quarantined", "gpus": 1.0}, {"by": "shared_rest", "gpus": 0.5}],
-            "mig": [],
-        }
-    ],
-    "next_cursor": None,
-}
-
-
 class Fragmentation(Answer):
-    model_config = ConfigDict(json_schema_extra={"examples": [FRAGMENTATION_EXAMPLE]})
-
     items: list[ModelFragmentation]
     next_cursor: None

@@ -27,10 +27,7 @@ Password = Annotated[Text, Field(min_length=1, repr=False, description="a passwo
 class RegistryCreate(Body):
     """New credentials for pulling the project's images."""
 
-    model_config = ConfigDict(
-        hide_input_in_errors=True,
-        json_schema_extra={"examples": [{"server": "ghcr.io", "username": "ci", "password": "ghp_…"}]},
-    )
+    model_config = ConfigDict(hide_input_in_errors=True)
 
     server: RegistryServer
     username: Username
@@ -39,9 +36,7 @@ class RegistryCreate(Body):
 
 
 class RegistryPut(Body):
-    model_config = ConfigDict(
-        hide_input_in_errors=True, json_schema_extra={"examples": [{"password": "ghp_…"}]}
-    )
+    model_config = ConfigDict(hide_input_in_errors=True)
 
     password: Password
 

@@ -3,22 +3,15 @@
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from mooring.core.gpu import Health
 from mooring.core.instance.spec import GpuModelName
 from mooring.core.text import Name, Text
-from mooring.schemas.base import Answer, Body, Json, RequestTime, Timestamp
+from mooring.schemas.base import Answer, Body, RequestTime, Timestamp
 
 ReservationState = Literal["scheduled", "active", "ended"]
 MAX_GPUS = 1024
-GPUS_EXAMPLE: Json = {"count": 8, "model": "H100"}
-CREATE_EXAMPLE: Json = {
-    "name": "course",
-    "gpus": GPUS_EXAMPLE,
-    "from": "2099-01-05T08:00:00Z",
-    "to": "2099-01-09T18:00:00Z",
-}
 
 
 class ReservedGpus(Body):
@@ -38,8 +31,6 @@ class ReservedGpus(Body):
 class ReservationCreate(Body):
     """A new reservation. During its period, only the project's instances run on its GPUs."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [CREATE_EXAMPLE]})
-
     name: Name
     project_id: Annotated[Text | None, Field(max_length=64, description="null: the default project")] = None
     gpus: ReservedGpus
@@ -53,8 +44,6 @@ def _now() -> datetime:
 
 class ReservationPatch(Body):
     """The fields to change. Omitted fields stay unchanged."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [{"to": "2099-01-16T18:00:00Z"}]})
 
     # The defaults are never read: only fields that were sent are.
     name: Annotated[Name, Field(default_factory=str)]

@@ -14,9 +14,7 @@ SecretValue = Annotated[EnvValue, Field(min_length=1, repr=False, description="w
 class SecretCreate(Body):
     """A new secret. Instances name it in `env`: `{"TOKEN": {"secret": "<name>"}}`."""
 
-    model_config = ConfigDict(
-        hide_input_in_errors=True, json_schema_extra={"examples": [{"name": "hf-token", "value": "hf_…"}]}
-    )
+    model_config = ConfigDict(hide_input_in_errors=True)
 
     name: SecretName
     value: SecretValue
@@ -24,7 +22,7 @@ class SecretCreate(Body):
 
 
 class SecretPut(Body):
-    model_config = ConfigDict(hide_input_in_errors=True, json_schema_extra={"examples": [{"value": "hf_…"}]})
+    model_config = ConfigDict(hide_input_in_errors=True)
 
     value: SecretValue
 

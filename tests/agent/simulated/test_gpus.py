@@ -1,4 +1,4 @@
-"""Simulated GPUs: the same at every start, busy while in use, and valid for the protocol."""
+"""Simulated GPUs are stable across starts, busy while in use, and valid for the protocol."""
 
 import pytest
 

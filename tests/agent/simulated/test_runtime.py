@@ -1,4 +1,4 @@
-"""The engine in memory: the same promises as Docker's, on a clock of its own."""
+"""The simulated engine behaves like Docker, with a clock that the test sets."""
 
 import threading
 from typing import Any
@@ -17,7 +17,7 @@ ALL = LogsRequest(tail=None, since=None, follow=False)
 
 
 class Clock:
-    """Seconds that pass when the test says so."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.now = 1000.0

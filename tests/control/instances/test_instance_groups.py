@@ -1,4 +1,4 @@
-"""Instance groups between two moments: what is gone but not written down yet, what is half on its way out."""
+"""Instance groups in transitional states: deletion not yet recorded, members being stopped."""
 
 from typing import Any
 
@@ -34,13 +34,13 @@ def _made(client: Client, **fields: Any) -> dict[str, Any]:
 
 def test_the_name_of_a_group_is_free_as_soon_as_it_answers_404(client: Client, database: Database) -> None:
     group = _made(client, name="train", template={**TEMPLATE, "gpus": {"count": 1}})
-    asked = InstanceGroupCreate.model_validate({"name": "train", "count": 2, "template": TEMPLATE})
+    body = InstanceGroupCreate.model_validate({"name": "train", "count": 2, "template": TEMPLATE})
     with database.write() as session:
         instance_groups.delete(session, SYSTEM, group["id"], None)
-        # As a node's report leaves it: the last member is gone, and no loop has looked at the group since.
+        # As after a node's report: the last member is gone, and no loop has processed the group yet.
         session.get_one(InstanceGroup, group["id"]).deleted_at = None
         session.flush()
-        again = instance_groups.create(session, SYSTEM, session.get_one(Project, group["project_id"]), asked)
+        again = instance_groups.create(session, SYSTEM, session.get_one(Project, group["project_id"]), body)
         assert again.name == "train"
     assert client.get(f"{GROUPS}/{again.id}").status_code == 200
     assert client.get(f"{GROUPS}/{group['id']}").status_code == 404

@@ -1,4 +1,4 @@
-"""A plan of evictions is asked again under locks: it may have been true a moment ago."""
+"""Planned evictions are validated again under locks, because the state may have changed."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,7 +25,7 @@ def database(service: RunningService) -> Database:
 
 @pytest.fixture
 def waiting(client: Client, node: WireNode) -> str:
-    """One of priority 60 that waits for more than there is: nothing is evicted for it of itself."""
+    """A pending instance of priority 60 that no preemption can place."""
     made = client.create(gpus={"count": 9}, priority=60, **SMALL)
     wait_until(lambda: client.instance(made["id"])["reason"]["code"] != "queued")
     return str(made["id"])
@@ -51,7 +51,7 @@ def test_a_valid_eviction_is_applied(
     plan = [Eviction(victim, node.id, waiting, "priority") for victim in victims]
     assert _evicted(database, *plan) == victims
     assert {client.instance(victim)["state"] for victim in victims} == {"stopping"}
-    assert _evicted(database, *plan, going=victims) == []  # they are on their way
+    assert _evicted(database, *plan, going=victims) == []  # they are stopping already
 
 
 def test_two_replicas_do_not_both_preempt(
@@ -60,7 +60,7 @@ def test_two_replicas_do_not_both_preempt(
     first, second = (_placed(client) for _ in range(2))
     assert _evicted(database, Eviction(first, node.id, waiting, "priority")) == [first]
     other = Eviction(second, node.id, waiting, "priority")
-    assert _evicted(database, other) == []  # it was planned before the first was seen to go
+    assert _evicted(database, other) == []  # planned without knowledge of the first eviction
     assert _evicted(database, other, going=[first]) == [second]
 
 
@@ -69,10 +69,10 @@ def test_two_replicas_do_not_both_preempt(
     [
         ({"preemptible": False}, {}, 0),
         ({"priority": 60}, {}, 0),
-        ({}, {}, 300),  # it was placed a moment ago
+        ({}, {}, 300),  # it has not run for long enough
         ({}, {"node_id": "nod_other"}, 0),
         ({}, {"for_instance_id": "ins_none"}, 0),
-        ({"preemptible": False}, {"because": "reclaim"}, 0),  # nothing is guaranteed to anybody
+        ({"preemptible": False}, {"because": "reclaim"}, 0),  # no project has a guarantee
     ],
 )
 def test_an_outdated_eviction_is_not_applied(
@@ -103,7 +103,7 @@ def test_all_victims_of_an_instance_are_stopped_or_none(
 def test_all_members_of_a_group_count_against_the_guarantee(
     client: Client, database: Database, node: WireNode
 ) -> None:
-    """It holds four and owns two: a group of two may be taken back, and then nothing more."""
+    """A project uses four GPUs and is guaranteed two: only one group of two can be reclaimed."""
     owner = client.post("/v1/projects", json={"name": "owner"}).json()["id"]
     client.patch(f"/v1/projects/{owner}", json={"guaranteed_gpus": 9})
     waits = client.create(gpus={"count": 9}, project_id=owner, **SMALL)["id"]

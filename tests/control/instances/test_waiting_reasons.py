@@ -1,4 +1,4 @@
-"""Telling those that wait why they do: in everybody's way only for as long as it takes."""
+"""Writing waiting reasons takes locks in the usual order."""
 
 import threading
 
@@ -21,14 +21,14 @@ def test_instances_with_new_reasons_are_locked_in_the_usual_order(
     first, second = (client.create(gpus={"count": 1})["id"] for _ in range(2))
     for each in (first, second):
         wait_until(lambda: client.instance(each)["reason"]["code"] != "queued")  # noqa: B023 - used at once
-    told = [
+    unplaced = [
         Unplaced(second, (), ever=True, summary="a sentence"),
         Unplaced(first, (), ever=True, summary="behind it"),
     ]
     failures: list[BaseException] = []
     with database.write() as session:
         locks.instances(session, [first])
-        thread = threading.Thread(target=_explain, args=(database, told, failures))
+        thread = threading.Thread(target=_explain, args=(database, unplaced, failures))
         thread.start()
         wait_until(lambda: _waits(database))
         assert locks.instances(session, [second]).keys() == {second}
@@ -37,10 +37,10 @@ def test_instances_with_new_reasons_are_locked_in_the_usual_order(
     assert client.instance(first)["reason"]["message"] == "behind it"
 
 
-def _explain(database: Database, told: list[Unplaced], failures: list[BaseException]) -> None:
+def _explain(database: Database, unplaced: list[Unplaced], failures: list[BaseException]) -> None:
     try:
         with database.write() as session:
-            waiting_reasons.set_reasons(session, told)
+            waiting_reasons.set_reasons(session, unplaced)
     except Exception as failure:
         failures.append(failure)
 

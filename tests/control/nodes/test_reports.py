@@ -1,4 +1,4 @@
-"""What a report costs: every node reports every few seconds, so each statement counts a thousand times."""
+"""The cost of a report: every node sends one every few seconds."""
 
 import threading
 from collections import Counter
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.both_databases
 
 
 @contextmanager
-def _of_requests(engine: Engine) -> Iterator[list[str]]:
-    """The statements of the threads that answer requests; the loops have threads of their own."""
+def _request_statements(engine: Engine) -> Iterator[list[str]]:
+    """The SQL statements of request threads, without those of the loops."""
     found: list[str] = []
 
     def note(_connection: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
@@ -41,11 +41,11 @@ def test_an_unchanged_report_is_cheap(service: RunningService, client: Client, n
         client.wait(each["id"], "scheduled")
     assignments = node.sync(instances=None).assignments
     node.sync(*(observed(each, "running") for each in assignments))
-    with _of_requests(service.plane.database.engine) as statements:
-        heard = node.sync(*(observed(each, "running") for each in assignments))
-    assert len(heard.assignments) == len(made)
+    with _request_statements(service.plane.database.engine) as statements:
+        answer = node.sync(*(observed(each, "running") for each in assignments))
+    assert len(answer.assignments) == len(made)
     assert 5 < len(statements) <= 11, statements
-    assert sum("gpus.facts" in statement for statement in statements) == 1  # they are long
+    assert sum("gpus.facts" in statement for statement in statements) == 1  # facts are large
 
 
 MANY = 2 * CHANGES_AT_ONCE + 3
@@ -62,8 +62,8 @@ def _states(client: Client) -> Counter[str]:
     return Counter(each["state"] for each in client.items("/v1/instances", limit=200))
 
 
-class _InParts:
-    """A report that all of these run, taken in one transaction after the other; begins with the first."""
+class _PartialReport:
+    """A report that all instances run, applied in several transactions; the constructor runs the first."""
 
     def __init__(self, service: RunningService, node: WireNode, assignments: Sequence[Assignment]) -> None:
         self._database, self._node_id = service.plane.database, node.id
@@ -73,7 +73,7 @@ class _InParts:
         with self._database.write() as session:
             self.left = reports.apply(session, self._node_id, self._credential_hash, self._report)
 
-    def go_on(self) -> None:
+    def apply_next(self) -> None:
         with self._database.write() as session:
             self.left = reports.apply_rest(
                 session, self._node_id, self._credential_hash, self._report, self.left
@@ -88,11 +88,11 @@ def test_a_report_of_many_changes_is_answered_once_all_are_applied(client: Clien
 def test_other_writers_wait_for_a_few_changes_at_a_time(
     service: RunningService, client: Client, node: WireNode
 ) -> None:
-    parts = _InParts(service, node, _scheduled(client, node))
+    parts = _PartialReport(service, node, _scheduled(client, node))
     assert _states(client) == {"running": CHANGES_AT_ONCE, "scheduled": MANY - CHANGES_AT_ONCE}
-    parts.go_on()
+    parts.apply_next()
     assert _states(client) == {"running": 2 * CHANGES_AT_ONCE, "scheduled": 3}
-    parts.go_on()
+    parts.apply_next()
     assert not parts.left
     assert _states(client) == {"running": MANY}
 
@@ -101,9 +101,9 @@ def test_the_rest_of_a_report_is_dropped_after_a_newer_one(
     service: RunningService, client: Client, node: WireNode
 ) -> None:
     assignments = _scheduled(client, node)
-    older = _InParts(service, node, assignments)
+    older = _PartialReport(service, node, assignments)
     node.sync(*(observed(each, "running", container_id="newer") for each in assignments))
-    older.go_on()
+    older.apply_next()
     assert not older.left
     shown = client.items("/v1/instances", limit=200)
     assert [each["container_id"] for each in shown] == ["newer"] * MANY
@@ -112,10 +112,10 @@ def test_the_rest_of_a_report_is_dropped_after_a_newer_one(
 def test_an_instance_that_is_deleted_between_two_parts_does_not_run_again(
     service: RunningService, client: Client, node: WireNode
 ) -> None:
-    parts = _InParts(service, node, _scheduled(client, node))
+    parts = _PartialReport(service, node, _scheduled(client, node))
     instance_id = parts.left[0]
     assert client.delete(f"/v1/instances/{instance_id}").is_success
     deleted = client.instance(instance_id)["state"]
-    parts.go_on()
+    parts.apply_next()
     assert client.instance(instance_id)["state"] == deleted != "running"
     assert _states(client)["running"] == 2 * CHANGES_AT_ONCE - 1

@@ -7,6 +7,7 @@ import pytest
 
 from mooring.control.scheduling import usage
 from mooring.core.node import NodeState
+from mooring.core.policy import Policy
 from mooring.db.session import Database
 from mooring.scheduler.model import GpuAllocation, NodeView, ResourceUsage, Running
 from tests.nodes import WireNode, observed
@@ -47,13 +48,13 @@ class Samples:
             "nod_1", "n", NodeState.READY, {}, 8000, 1000, 0, 0, (), running=(running,) if gpus else ()
         )
         with self._database.write() as session:
-            usage.add_sample(session, [node], HALF_LIFE_S, within_s)
+            usage.add_sample(session, [node], Policy(usage_half_life_s=HALF_LIFE_S), within_s)
         return self.now
 
     @property
     def now(self) -> ResourceUsage:
         with self._database.read() as session:
-            return usage.projects(session, HALF_LIFE_S)[self._project_id].used
+            return usage.projects(session, Policy(usage_half_life_s=HALF_LIFE_S))[self._project_id].used
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
+from mooring.core.policy import Policy
 from mooring.scheduler.cycle_cache import CycleCache
 from mooring.scheduler.explain.forecasts import Forecasts, max_duration_now
 from mooring.scheduler.model import (
@@ -15,7 +16,6 @@ from mooring.scheduler.model import (
     GpuAllocation,
     NodeView,
     Placement,
-    Policy,
     Request,
     ReservedPeriod,
     Running,
@@ -24,17 +24,19 @@ from mooring.scheduler.model import (
 )
 from mooring.scheduler.schedule import SchedulingCycle, schedule
 from tests.scheduler.busy import NOW, after, rebuilt, snapshots, with_running
-from tests.scheduler.worlds import H100, gpus, node, request
+from tests.scheduler.clusters import H100, gpus, node, request
 
 OVERHEAD = Policy().start_overhead_s
 
 
 def running(where: NodeView, *places: int, ends_in: float | None, **changes: Any) -> NodeView:
     """The node with an instance on these GPUs."""
-    grants = tuple(GpuAllocation(where.gpus[place].uuid) for place in places)
+    allocations = tuple(GpuAllocation(where.gpus[place].uuid) for place in places)
     number = f"r{len(where.running)}-{where.id}"
     ends_at = None if ends_in is None else NOW + ends_in
-    there = Running(number, "p", grants, 1000, 1024, 50, preemptible=False, since=NOW - 4000, ends_at=ends_at)
+    there = Running(
+        number, "p", allocations, 1000, 1024, 50, preemptible=False, since=NOW - 4000, ends_at=ends_at
+    )
     return with_running(where, replace(there, **changes))
 
 

@@ -8,7 +8,7 @@ from mooring.core.node import NodeState
 from mooring.scheduler.explain.reasons import FittingAlternatives, explain, would_fit
 from mooring.scheduler.model import NodeView, Request, Snapshot, Unplaced
 from mooring.scheduler.schedule import schedule
-from tests.scheduler.worlds import A10, AT, H100, T4, gpus, h100s, node, request
+from tests.scheduler.clusters import A10, AT, H100, T4, gpus, h100s, node, request
 
 
 def _unplaced(nodes: list[NodeView], asked: Request) -> Unplaced:

@@ -11,7 +11,7 @@ from mooring.scheduler.explain.reasons import unplaced
 from mooring.scheduler.feasibility.filters import refusals
 from mooring.scheduler.model import NodeView, Quota, Request, Running, Snapshot
 from mooring.scheduler.schedule import schedule
-from tests.scheduler.worlds import AT, node, place_one, request
+from tests.scheduler.clusters import AT, node, place_one, request
 
 GIB = 1024
 

@@ -9,7 +9,7 @@ from mooring.core.node import NodeState
 from mooring.scheduler.feasibility.filters import fits, refusals
 from mooring.scheduler.feasibility.needs import needs
 from mooring.scheduler.model import MigView, NodeView, Request, ReservedPeriod
-from tests.scheduler.worlds import A10, AT, H100, T4, gpus, h100s, node, request
+from tests.scheduler.clusters import A10, AT, H100, T4, gpus, h100s, node, request
 
 FULL = gpus(H100, 8, in_use=(0, 1, 2, 3, 4, 5), quarantined=(6,))
 

@@ -18,7 +18,7 @@ from mooring.scheduler.queue import Shares
 from mooring.scheduler.reservations import ReservationSpec, choose, reservable_gpus
 from mooring.scheduler.schedule import schedule
 from mooring.scheduler.units import units_of
-from tests.scheduler.worlds import AT, H100, h100s, place_one, request
+from tests.scheduler.clusters import AT, H100, h100s, place_one, request
 
 OWNER, OTHER = "prj_owner", "prj_stranger"
 OWN = frozenset({OWNER})
@@ -38,9 +38,9 @@ def placed(nodes: list[NodeView], *asked: Request, **more: Any) -> dict[str, str
 
 
 def running(project: str, node_id: str, **changes: Any) -> Running:
-    grants = tuple(GpuAllocation(f"GPU-{node_id}-{place}") for place in range(8))
+    allocations = tuple(GpuAllocation(f"GPU-{node_id}-{place}") for place in range(8))
     made = Running(
-        f"r-{project}", project, grants, 1000, 1024, 10, preemptible=True, since=-1e6, ends_at=None
+        f"r-{project}", project, allocations, 1000, 1024, 10, preemptible=True, since=-1e6, ends_at=None
     )
     return replace(made, **changes)
 

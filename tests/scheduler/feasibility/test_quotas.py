@@ -15,8 +15,8 @@ from mooring.scheduler.feasibility.filters import fits
 from mooring.scheduler.model import NodeView, Over, Placement, Quota, Request, SchedulingPlan, Snapshot
 from mooring.scheduler.schedule import SchedulingCycle, schedule
 from tests.scheduler.busy import after
+from tests.scheduler.clusters import A10, AT, H100, gpus, h100s, node, nodes, place_one, request, requests
 from tests.scheduler.test_properties import _shuffled
-from tests.scheduler.worlds import A10, AT, H100, gpus, h100s, node, nodes, place_one, request, requests
 
 SPENT = Over("gpu_hours_per_day", 1, 2, None, "2026-11-22T00:00:00.000Z")
 LIMITS = st.fixed_dictionaries(

@@ -10,7 +10,7 @@ from mooring.scheduler.model import Gang, NodeView, ProjectView, Quota, Request,
 from mooring.scheduler.schedule import schedule
 from tests.scheduler.backfill.test_planner import at, placed, running, waits
 from tests.scheduler.busy import NOW, with_running
-from tests.scheduler.worlds import H100, gpus, node
+from tests.scheduler.clusters import H100, gpus, node
 
 
 def where(node_id: str, free: int, **changes: Any) -> NodeView:

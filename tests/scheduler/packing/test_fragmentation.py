@@ -12,7 +12,7 @@ from mooring.scheduler.packing.fragmentation import fragmentation
 from mooring.scheduler.schedule import schedule
 from tests.scheduler.backfill.test_planner import running
 from tests.scheduler.busy import NOW, snapshots
-from tests.scheduler.worlds import A10, AT, H100, gpus, node, request
+from tests.scheduler.clusters import A10, AT, H100, gpus, node, request
 
 HALF = running(node("n1", gpus(H100, 8)), 0, 1, 2, ends_in=None)
 

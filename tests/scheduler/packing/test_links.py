@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mooring.scheduler.model import GpuView
 from mooring.scheduler.packing.links import choose
-from tests.scheduler.worlds import H100, V100, Lanes, cube_mesh, gpus, no_links, pairs
+from tests.scheduler.clusters import H100, V100, Lanes, cube_mesh, gpus, no_links, pairs
 
 
 def _chosen(node_gpus: tuple[GpuView, ...], count: int) -> list[int]:

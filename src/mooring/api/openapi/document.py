@@ -1,18 +1,18 @@
 """The OpenAPI document: FastAPI's, with Mooring's error model, headers, limits and links."""
 
+import json
 import re
+from importlib.resources import files
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from mooring.api.openapi import answers, limits, links
-from mooring.core.instance.spec import InstanceSpec
 from mooring.schemas.agent import JoinRequest, StartSecretsRequest, SyncRequest
 from mooring.schemas.agent_streams import StreamRequestsQuery
-from mooring.schemas.base import Answer, Json, Problem
+from mooring.schemas.base import Json, Problem
 
 DESCRIPTION = """GPU-as-a-Service on the GPU servers you own.
 
@@ -75,9 +75,8 @@ def _document(app: FastAPI) -> Json:
         ref_template=_REF,
     )
     schemas.update({name: schema for name, schema in extra["$defs"].items() if name not in schemas})
-    _restore_examples(schemas, Answer)
-    _restore_examples(schemas, InstanceSpec)
     _set_summaries(document)
+    _add_examples(document)
     answers.complete(document)
     links.add(document)
     limits.state(document)
@@ -91,10 +90,22 @@ def _set_summaries(document: Json) -> None:
         operation.update(summary=summary, description=description)
 
 
-def _restore_examples(schemas: dict[str, Any], model: type[BaseModel]) -> None:
-    """Put back the nulls that FastAPI drops from the examples of a model and its subclasses."""
-    extra = model.model_config.get("json_schema_extra")
-    if isinstance(extra, dict) and model.__name__ in schemas:
-        schemas[model.__name__].update(extra)
-    for derived in model.__subclasses__():
-        _restore_examples(schemas, derived)
+def _add_examples(document: Json) -> None:
+    """Add `examples.json`: examples by schema, and texts by operation and media type."""
+    examples = json.loads(files(__package__).joinpath("examples.json").read_bytes())
+
+    def resolved(part: Any) -> Any:
+        """Replace `$Name` by the first example of that schema."""
+        if isinstance(part, dict):
+            return {key: resolved(value) for key, value in part.items()}
+        if isinstance(part, list):
+            return [resolved(value) for value in part]
+        return resolved(examples[part[1:]][0]) if isinstance(part, str) and part[:1] == "$" else part
+
+    for name, schema in document["components"]["schemas"].items():
+        if name in examples:
+            schema["examples"] = resolved(examples[name])
+    for _path, _method, operation in answers.operations(document):
+        for kind, content in operation["responses"].get("200", {}).get("content", {}).items():
+            if (name := f"{operation['operationId']} {kind}") in examples:
+                content["example"] = examples[name][0]

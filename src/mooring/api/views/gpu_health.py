@@ -9,23 +9,23 @@ from sqlalchemy.orm import Session
 
 from mooring.api.views.show import show
 from mooring.core.access import Access
-from mooring.core.gpu import GpuPlacement, Health
+from mooring.core.gpu import Health
 from mooring.core.xid import Severity, classify
 from mooring.db import tables
 from mooring.schemas.base import Json
-from mooring.schemas.nodes import GpuCondition, GpuIncident
+from mooring.schemas.nodes import GpuCondition, GpuIncident, Placement
 
 _WORST_FIRST = {str(severity): place for place, severity in enumerate(reversed(Severity))}
 
 
 def health(row: tables.Gpu, conditions: Sequence[tables.GpuCondition], access: Access) -> Json:
     """Return the health fields of a GPU."""
-    placement = GpuPlacement.LAST if row.placed_last else GpuPlacement.NORMAL
+    placement = Placement.LAST if row.placed_last else Placement.NORMAL
     return {
         "health": row.health,
         "reason": _reason(row, access),
         "conditions": [show(GpuCondition, each) for each in conditions if _is_shown(each, access)],
-        "placement": placement if row.health is Health.HEALTHY else GpuPlacement.NONE,
+        "placement": placement if row.health is Health.HEALTHY else Placement.NONE,
         "recovery": None,
     }
 

@@ -13,9 +13,10 @@ from mooring.control.scheduling import quotas, usage
 from mooring.control.scheduling.evaluation import Evaluation
 from mooring.control.scheduling.node_views import NodeViews
 from mooring.control.scheduling.pending import Pending
+from mooring.core.policy import Policy
 from mooring.db.types import now
 from mooring.scheduler.cycle_cache import CycleCache
-from mooring.scheduler.model import NodeView, Policy, SchedulingPlan, Snapshot
+from mooring.scheduler.model import NodeView, SchedulingPlan, Snapshot
 
 
 class SchedulerCache:
@@ -52,7 +53,7 @@ class SchedulerCache:
             nodes,
             requests,
             quotas.of_projects(session, {request.project_id for request in requests}),
-            usage.projects(session, self.policy.usage_half_life_s),
+            usage.projects(session, self.policy),
             now().timestamp(),
             self.policy,
             # From the scheduling loop, so that questions between its cycles use the same values.

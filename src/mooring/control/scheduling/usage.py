@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from mooring.control import locks
 from mooring.core.instance.spec import WHOLE_MILLI
+from mooring.core.policy import Policy
 from mooring.db.tables import Project, ProjectUsage
 from mooring.db.types import now
 from mooring.scheduler import model
@@ -22,7 +23,7 @@ from mooring.scheduler import model
 INTERVAL_S = 10.0
 
 
-def projects(session: Session, half_life_s: float) -> dict[str, model.ProjectView]:
+def projects(session: Session, policy: Policy) -> dict[str, model.ProjectView]:
     """Every project with what the order of the queue depends on."""
     at = now()
     columns = (Project.id, Project.weight, Project.guaranteed_gpus, ProjectUsage)
@@ -30,22 +31,22 @@ def projects(session: Session, half_life_s: float) -> dict[str, model.ProjectVie
     return {
         project_id: model.ProjectView(
             weight=weight,
-            used=_decayed(used, at, half_life_s),
+            used=_decayed(used, at, policy),
             guaranteed_gpu_milli=None if guaranteed is None else guaranteed * WHOLE_MILLI,
         )
         for project_id, weight, guaranteed, used in session.execute(query.where(Project.deleted_at.is_(None)))
     }
 
 
-def _decayed(row: ProjectUsage | None, at: datetime, half_life_s: float) -> model.ResourceUsage:
+def _decayed(row: ProjectUsage | None, at: datetime, policy: Policy) -> model.ResourceUsage:
     if row is None:
         return model.ResourceUsage()
-    factor = 0.5 ** (max(0.0, (at - row.as_of).total_seconds()) / half_life_s)
+    factor = 0.5 ** (max(0.0, (at - row.as_of).total_seconds()) / policy.usage_half_life_s)
     return model.ResourceUsage(row.gpu_s * factor, row.cpu_s * factor, row.memory_mib_s * factor)
 
 
 def add_sample(
-    session: Session, nodes: Iterable[model.NodeView], half_life_s: float, within_s: float = inf
+    session: Session, nodes: Iterable[model.NodeView], policy: Policy, within_s: float = inf
 ) -> None:
     """Add the current allocations, times the seconds since the last sample, to the recent usage.
 
@@ -58,7 +59,7 @@ def add_sample(
     since_last = {key: min(within_s, max(0.0, (at - row.as_of).total_seconds())) for key, row in rows.items()}
     for project_id, added in _increases(nodes, since_last, within_s, at.timestamp()).items():
         row = rows.get(project_id)
-        used = _decayed(row, at, half_life_s)
+        used = _decayed(row, at, policy)
         if row is None:
             row = ProjectUsage(project_id=project_id)
             session.add(row)

@@ -59,7 +59,7 @@ class Forecasts:
     """
 
     def __init__(self, snapshot: Snapshot, cache: CycleCache) -> None:
-        policy = replace(snapshot.policy, backfill="conservative")
+        policy = snapshot.policy.model_copy(update={"backfill": "conservative"})
         self._now = snapshot.now
         self._cycle = SchedulingCycle(replace(snapshot, policy=policy), cache)
         self._steps = self._cycle.steps()
