@@ -11,6 +11,8 @@ ARGS ?=
 # The interpreter of a new .venv; empty: the first suitable one in PATH.
 PYTHON ?=
 export PYTHON
+# The tests start hundreds of processes: compiled modules are reused, also where the environment disables it.
+unexport PYTHONDONTWRITEBYTECODE
 
 help: ## list the targets
 	awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,10 +22,10 @@ up: .venv/.run ## start the control plane with this machine as its node, on http
 
 test: .venv/.dev ## run all tests (installs the test bed's parts first); ARGS='-k join -x' for pytest, ARGS=--every-database
 	tests/testbed/install.sh
-	$(BIN)/pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/pytest --numprocesses=auto --maxprocesses=8 --dist=loadfile --no-loadscope-reorder $(ARGS)
 
 test-quick: .venv/.dev ## run the tests that need no daemon (dockerd, PostgreSQL, Node.js), on SQLite; ARGS as for test
-	$(BIN)/pytest --quick --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/pytest --quick --numprocesses=auto --maxprocesses=8 --dist=loadfile --no-loadscope-reorder $(ARGS)
 
 check: .venv/.dev ## check style, types, imports, and the rules of source and language
 	$(BIN)/ruff check

@@ -33,6 +33,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--every-database", action="store_true", help="every test on SQLite and PostgreSQL")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One worker more than there are CPUs: tests with daemons wait for them half of the time."""
+    return (os.cpu_count() or 1) + (not config.getoption("quick"))
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",

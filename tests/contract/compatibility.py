@@ -8,11 +8,13 @@ the JSON Schema that FastAPI and pydantic generate.
 """
 
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 Schema = dict[str, Any]
 METHODS = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
+_TEXTS = ("description", "summary", "title", "example", "examples")
 _UPPER = ("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties")
 _LOWER = ("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties")
 
@@ -20,6 +22,38 @@ _LOWER = ("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties
 def breaks(old: Schema, new: Schema) -> list[str]:
     """A text for each breaking change; empty if every client of `old` works with `new`."""
     return list(dict.fromkeys(_Comparison(old, new).operations()))
+
+
+def differences(old: Any, new: Any, path: str = "") -> list[str]:
+    """The paths of all differences but texts, examples and the components of answers, which are inlined."""
+    if not path:
+        old, new = _inlined(old), _inlined(new)
+    if isinstance(old, dict) and isinstance(new, dict):
+        texts = () if path.endswith("/properties") else _TEXTS
+        names = sorted((old.keys() | new.keys()).difference(texts))
+        return [
+            found
+            for name in names
+            for found in (
+                differences(old[name], new[name], f"{path}/{name}")
+                if name in old and name in new
+                else [f"{path}/{name} is {'gone' if name in old else 'new'}"]
+            )
+        ]
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        pairs = enumerate(zip(old, new, strict=True))
+        return [found for at, (was, now) in pairs for found in differences(was, now, f"{path}/{at}")]
+    return [] if old == new else [f"{path} was {old}, is {new}"]
+
+
+def _inlined(document: Schema) -> Schema:
+    made = deepcopy(document)
+    for _name, operation in _operations(made):
+        answers = operation["responses"]
+        operation["responses"] = {status: _resolved(made, answer) for status, answer in answers.items()}
+    for shared in ("responses", "examples"):
+        made["components"].pop(shared, None)
+    return made
 
 
 @dataclass(frozen=True)

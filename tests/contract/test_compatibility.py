@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.contract.compatibility import breaks
+from tests.contract.compatibility import breaks, differences
 
 OWNER: dict[str, Any] = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
 
@@ -194,3 +194,12 @@ def test_a_breaking_change_is_found_and_nothing_else(name: str) -> None:
 @pytest.mark.parametrize("name", ADDITIONS)
 def test_an_addition_is_compatible(name: str) -> None:
     assert breaks(DOCUMENT, _changed(ADDITIONS[name])) == []
+
+
+def test_differences_other_than_texts_are_listed() -> None:
+    assert differences(DOCUMENT, _changed((f"{POST}/description", "makes a pet"))) == []
+    assert differences(DOCUMENT, _changed((f"{ANSWER}/examples", [{"id": "1", "kind": "cat"}]))) == []
+    name = ("components/schemas/PetOwner/properties/name/maxLength", 9)
+    assert differences(DOCUMENT, _changed(name)) == [f"/{name[0]} is new"]
+    status = (f"{POST}/responses/404", REMOVED)
+    assert differences(DOCUMENT, _changed(status)) == ["/paths//pets/post/responses/404 is gone"]

@@ -1,4 +1,7 @@
-"""Every operation with every kind of credential, and the audit rows of each request."""
+"""Every operation with every kind of credential, and the audit rows of each request.
+
+On SQLite: `test_database_roles.py` runs every operation on PostgreSQL.
+"""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -13,8 +16,6 @@ from tests.problems import problem
 from tests.tenancy.calls import CALLS, Callers, awaited_stream
 from tests.tenancy.matrix import MATRIX
 from tests.tenancy.tenants import Setup
-
-pytestmark = pytest.mark.both_databases
 
 # Pages of the documentation, which the OpenAPI document does not list.
 UNDOCUMENTED = {"docs", "asset"}

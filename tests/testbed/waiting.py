@@ -5,14 +5,18 @@ from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
+MAX_PAUSE_S = 0.1
 
 
 def wait_until(predicate: Callable[[], T | None], timeout_s: float = 10, interval_s: float = 0.01) -> T:
     """Return the first true result of `predicate`. Fails the test after the timeout.
 
+    The pause between two calls is a tenth of the time waited so far, from `interval_s` to 0.1 s: many tests
+    wait at the same time, and calls of a predicate take the CPU from what they wait for.
     A call that began before the timeout may return after it, as on a busy machine.
     """
-    deadline = time.monotonic() + timeout_s
+    began = time.monotonic()
+    deadline = began + timeout_s
     while True:
         asked_at = time.monotonic()
         answer = predicate()
@@ -20,4 +24,4 @@ def wait_until(predicate: Callable[[], T | None], timeout_s: float = 10, interva
             return answer
         if asked_at >= deadline:
             raise AssertionError(f"not within {timeout_s:g} s: {predicate}")
-        time.sleep(interval_s)
+        time.sleep(max(interval_s, min((time.monotonic() - began) / 10, MAX_PAUSE_S)))

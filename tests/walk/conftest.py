@@ -20,7 +20,7 @@ from tests.walk.product import AgentProcess, ServerProcess
 SETTLE_S = 60  # I12
 
 
-class World:
+class Cluster:
     """A server, its agents and their nodes."""
 
     def __init__(self, server: ServerProcess, nodes: list[DockerNode], folder: Path) -> None:
@@ -123,19 +123,19 @@ def new_server(
 
 
 @pytest.fixture(scope="module")
-def shared_world(
+def shared_cluster(
     request: pytest.FixtureRequest,
     new_server: NewServer,
     docker_nodes: Callable[[int], list[DockerNode]],
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[World]:
+) -> Iterator[Cluster]:
     """On SQLite, unless a module asks for `postgresql` by an indirect parameter."""
     settings = {}
     if getattr(request, "param", "sqlite") == "postgresql":
         cluster: PostgresCluster = request.getfixturevalue("postgres_cluster")
         settings["MOORING_DATABASE_URL"] = cluster.create_database()
     nodes = docker_nodes(2)
-    made = World(new_server(**settings), nodes, tmp_path_factory.mktemp("agents"))
+    made = Cluster(new_server(**settings), nodes, tmp_path_factory.mktemp("agents"))
     yield made
     made.close()
     for node in nodes:
@@ -143,16 +143,16 @@ def shared_world(
 
 
 @pytest.fixture
-def world(shared_world: World) -> Iterator[World]:
-    shared_world.restore()
-    shared_world.ready()
-    yield shared_world
-    shared_world.restore()
-    shared_world.ready()
-    shared_world.check()
-    shared_world.clear()
+def cluster(shared_cluster: Cluster) -> Iterator[Cluster]:
+    shared_cluster.restore()
+    shared_cluster.ready()
+    yield shared_cluster
+    shared_cluster.restore()
+    shared_cluster.ready()
+    shared_cluster.check()
+    shared_cluster.clear()
 
 
 @pytest.fixture
-def admin(world: World) -> Client:
-    return world.admin
+def admin(cluster: Cluster) -> Client:
+    return cluster.admin

@@ -12,11 +12,11 @@ from tests.service import Client
 from tests.testbed.registry import Registry
 from tests.testbed.waiting import wait_until
 from tests.walk.checker import all_instances
-from tests.walk.conftest import World
+from tests.walk.conftest import Cluster
 from tests.walk.test_operations import IGNORES_TERM, SMALL, freeze_in_mid_pull, gone, holders
 
 pytestmark = [
-    pytest.mark.parametrize("shared_world", ["sqlite", "postgresql"], indirect=True, scope="module"),
+    pytest.mark.parametrize("shared_cluster", ["sqlite", "postgresql"], indirect=True, scope="module"),
     pytest.mark.timeout(300),  # several long waits may follow one another
 ]
 
@@ -24,61 +24,61 @@ READY_WITHIN_S = 5
 PATIENCE_S = 60
 
 
-def kill_and_start(world: World) -> None:
+def kill_and_start(cluster: Cluster) -> None:
     """Kill and start the server, and check the CPU time of its start."""
-    world.server.kill()
-    world.server.start(PATIENCE_S)
-    assert world.server.processor_s() < READY_WITHIN_S
+    cluster.server.kill()
+    cluster.server.start(PATIENCE_S)
+    assert cluster.server.processor_s() < READY_WITHIN_S
 
 
 @pytest.fixture
-def kept(admin: Client, world: World) -> Iterator[None]:
+def kept(admin: Client, cluster: Cluster) -> Iterator[None]:
     """Two instances, one per node, that run through the crash unchanged."""
     made = [admin.create(gpus={"count": 2}, name=f"kept-{number}") for number in (1, 2)]
     for instance in made:
         admin.wait(instance["id"], "running")
-    before = {instance["id"]: world.container(instance) for instance in made}
+    before = {instance["id"]: cluster.container(instance) for instance in made}
     yield
     wait_until(
         lambda: all(admin.instance(instance_id)["state"] == "running" for instance_id in before), PATIENCE_S
     )
-    assert {instance_id: world.container({"id": instance_id}) for instance_id in before} == before
+    assert {instance_id: cluster.container({"id": instance_id}) for instance_id in before} == before
     for instance_id in before:
         states = [event["data"]["to"] for event in admin.items(f"/v1/instances/{instance_id}/events")]
         assert states == ["pending", "scheduled", *(["starting"] * (len(states) - 3)), "running"]
 
 
 @pytest.mark.usefixtures("kept")
-def test_a_crash_right_after_a_create_is_acknowledged(admin: Client, world: World) -> None:
+def test_a_crash_right_after_a_create_is_acknowledged(admin: Client, cluster: Cluster) -> None:
     made = [admin.create(gpus={"count": 1}, **SMALL) for _ in range(3)]
-    kill_and_start(world)
+    kill_and_start(cluster)
     for instance in made:
         assert admin.wait(instance["id"], "running")["attempt"] == 1
 
 
 @pytest.mark.usefixtures("kept")
-def test_a_crash_between_placement_and_the_next_sync(admin: Client, world: World) -> None:
-    for agent in world.agents:
+def test_a_crash_between_placement_and_the_next_sync(admin: Client, cluster: Cluster) -> None:
+    for agent in cluster.agents:
         agent.freeze()
     made = admin.create(gpus={"count": 4}, **SMALL)
     placed = admin.wait(made["id"], "scheduled")
-    kill_and_start(world)
+    kill_and_start(cluster)
     shown = admin.instance(made["id"])
     assert (shown["state"], shown["devices"]) == ("scheduled", placed["devices"])
-    for agent in world.agents:
+    for agent in cluster.agents:
         agent.thaw()
     running = admin.wait(made["id"], "running")
     assert (running["attempt"], running["devices"]) == (1, placed["devices"])
 
 
 @pytest.mark.usefixtures("kept")
-def test_a_crash_during_a_start(admin: Client, world: World, registry: Registry) -> None:
+def test_a_crash_during_a_start(admin: Client, cluster: Cluster, registry: Registry) -> None:
     image = registry.add_image(f"start-{uuid4().hex}", extra_layers=2, layer_bytes=8_000_000)
     made = admin.create(image=image, gpus={"count": 4}, **SMALL)
     freeze_in_mid_pull(registry, image)
     try:
         admin.wait(made["id"], "starting")
-        kill_and_start(world)
+        kill_and_start(cluster)
         wait_until(lambda: admin.instance(made["id"])["state"] == "starting")
     finally:
         registry.thaw()
@@ -86,15 +86,15 @@ def test_a_crash_during_a_start(admin: Client, world: World, registry: Registry)
 
 
 @pytest.mark.usefixtures("kept")
-def test_a_crash_while_instances_end(admin: Client, world: World) -> None:
+def test_a_crash_while_instances_end(admin: Client, cluster: Cluster) -> None:
     stopped, deleted = (admin.create(command=IGNORES_TERM, gpus={"count": 2}, **SMALL) for _ in range(2))
     for instance in (stopped, deleted):
         admin.wait(instance["id"], "running")
         admin.post(f"/v1/instances/{instance['id']}/stop", json={"timeout_s": 5})
     admin.delete(f"/v1/instances/{deleted['id']}")
-    kill_and_start(world)
+    kill_and_start(cluster)
     held = holders(admin)  # before checking the running ones, which may end at any time
-    assert {found.instance for found in world.containers() if found.runs} <= held
+    assert {found.instance for found in cluster.containers() if found.runs} <= held
     assert admin.wait(stopped["id"], "stopped")["exit_code"] == 137
     gone(admin, deleted)
 
@@ -102,8 +102,8 @@ def test_a_crash_while_instances_end(admin: Client, world: World) -> None:
 class Clients:
     """Users who create instances, and repeat unanswered calls with the same key, until stopped."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, cluster: Cluster) -> None:
+        self._world = cluster
         self._ended = threading.Event()
         self.acknowledged: dict[str, str] = {}  # name -> id
         self.asked: list[str] = []
@@ -148,19 +148,19 @@ class Clients:
 
 
 @pytest.mark.usefixtures("kept")
-def test_a_crash_during_many_creates(admin: Client, world: World) -> None:
-    clients = Clients(world)
+def test_a_crash_during_many_creates(admin: Client, cluster: Cluster) -> None:
+    clients = Clients(cluster)
     clients.start()
     try:
         for _ in range(3):
             more = len(clients.acknowledged) + 8
             wait_until(lambda: len(clients.acknowledged) >= more, PATIENCE_S)  # noqa: B023 - used at once
-            kill_and_start(world)
+            kill_and_start(cluster)
     finally:
         clients.end()
     shown = {item["name"]: item["id"] for item in all_instances(admin).values() if "storm" in item["name"]}
     assert shown == clients.acknowledged
     assert set(shown) == set(clients.asked)
-    world.check()
+    cluster.check()
     # Instances are pending, so no GPU stays free.
     wait_until(lambda: all(gpu["instance_id"] for gpu in admin.items("/v1/gpus", limit=200)), PATIENCE_S)

@@ -15,7 +15,7 @@ from mooring.agent.docker.create import container_name
 from tests.service import Client
 from tests.testbed.registry import Registry
 from tests.testbed.waiting import wait_until
-from tests.walk.conftest import World
+from tests.walk.conftest import Cluster
 from tests.walk.product import AgentProcess
 from tests.walk.test_operations import IGNORES_TERM, SMALL, freeze_in_mid_pull, holders
 
@@ -24,25 +24,25 @@ START = r"POST /v[0-9.]+/containers/[0-9a-f]+/start"
 
 
 @pytest.fixture
-def agent(world: World) -> Iterator[AgentProcess]:
+def agent(cluster: Cluster) -> Iterator[AgentProcess]:
     """The agent of the only node that is not cordoned."""
-    other = world.admin.items("/v1/nodes", name=world.nodes[1].name)[0]["id"]
-    world.admin.post(f"/v1/nodes/{other}/cordon")
-    yield world.agents[0]
-    world.admin.post(f"/v1/nodes/{other}/uncordon")
+    other = cluster.admin.items("/v1/nodes", name=cluster.nodes[1].name)[0]["id"]
+    cluster.admin.post(f"/v1/nodes/{other}/cordon")
+    yield cluster.agents[0]
+    cluster.admin.post(f"/v1/nodes/{other}/uncordon")
 
 
 @pytest.fixture
-def kept(admin: Client, world: World, agent: AgentProcess) -> Iterator[dict[str, Any]]:
+def kept(admin: Client, cluster: Cluster, agent: AgentProcess) -> Iterator[dict[str, Any]]:
     """An instance on that node that keeps running throughout the test."""
     made = admin.create(name="kept", gpus={"count": 2}, **SMALL)
     running = admin.wait(made["id"], "running")
     assert running["node_name"] == agent.node.name
-    before = world.container(running)
+    before = cluster.container(running)
     yield running
-    world.restore()
+    cluster.restore()
     wait_until(lambda: admin.instance(made["id"])["state"] == "running", 30)
-    assert world.container(running) == before
+    assert cluster.container(running) == before
 
 
 def node_of(admin: Client, agent: AgentProcess) -> dict[str, Any]:
@@ -58,18 +58,18 @@ def states_of(admin: Client, instance: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.usefixtures("kept")
-def test_a_new_agent_adopts_running_containers(admin: Client, world: World, agent: AgentProcess) -> None:
+def test_a_new_agent_adopts_running_containers(admin: Client, cluster: Cluster, agent: AgentProcess) -> None:
     made = admin.create(gpus={"count": 1}, **SMALL)
     admin.wait(made["id"], "running")
-    before, children = world.container(made), agent.children()
+    before, children = cluster.container(made), agent.children()
     agent.kill()
-    assert world.container(made) == before
+    assert cluster.container(made) == before
     assert children, "a process that calls NVML"
     wait_until(lambda: not any(each.is_running() for each in children))
     agent.start()
     ran = wait_until(lambda: _executed(admin, made), 30, 0.1)
     assert ran["stdout"] == "here\n"
-    assert world.container(made) == before
+    assert cluster.container(made) == before
     admin.post(f"/v1/instances/{made['id']}/stop")
     assert admin.wait(made["id"], "stopped")["exit_code"] == 0
 
@@ -82,7 +82,7 @@ def _executed(admin: Client, instance: dict[str, Any]) -> dict[str, Any] | None:
 @pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize("call", [CREATE, START])
 def test_an_agent_killed_during_a_start_completes_it_once(
-    admin: Client, world: World, agent: AgentProcess, call: str
+    admin: Client, cluster: Cluster, agent: AgentProcess, call: str
 ) -> None:
     killed = threading.Event()
 
@@ -93,7 +93,7 @@ def test_an_agent_killed_during_a_start_completes_it_once(
     agent.engine.after_next(call, kill)
     made = admin.create(gpus={"count": 1}, **SMALL)
     assert killed.wait(20)
-    left = wait_until(lambda: [each for each in world.containers() if each.instance == made["id"]])
+    left = wait_until(lambda: [each for each in cluster.containers() if each.instance == made["id"]])
     agent.start()
     running = admin.wait(made["id"], "running")
     assert (running["attempt"], running["container_id"]) == (1, left[0].id)
@@ -101,7 +101,7 @@ def test_an_agent_killed_during_a_start_completes_it_once(
 
 @pytest.mark.usefixtures("kept")
 def test_an_agent_killed_during_a_pull_pulls_again(
-    admin: Client, world: World, agent: AgentProcess, registry: Registry
+    admin: Client, cluster: Cluster, agent: AgentProcess, registry: Registry
 ) -> None:
     image = registry.add_image(f"killed-{uuid4().hex}", extra_layers=2, layer_bytes=8_000_000)
     made = admin.create(image=image, gpus={"count": 1}, **SMALL)
@@ -113,14 +113,14 @@ def test_an_agent_killed_during_a_pull_pulls_again(
     finally:
         registry.thaw()
     assert admin.wait(made["id"], "running")["attempt"] == 1
-    assert world.container(made).runs
+    assert cluster.container(made).runs
 
 
 @pytest.mark.usefixtures("kept")
 def test_the_older_of_two_agents_with_one_identity_ends(
-    admin: Client, world: World, agent: AgentProcess, tmp_path: Path
+    admin: Client, cluster: Cluster, agent: AgentProcess, tmp_path: Path
 ) -> None:
-    twin = AgentProcess(agent.node, world.server, tmp_path)
+    twin = AgentProcess(agent.node, cluster.server, tmp_path)
     shutil.copytree(agent.folder / "agent", tmp_path / "agent")
     twin.start()
     try:
@@ -128,7 +128,7 @@ def test_the_older_of_two_agents_with_one_identity_ends(
         assert "taken over" in agent.printed()
         made = admin.create(gpus={"count": 1}, **SMALL)
         admin.wait(made["id"], "running")
-        assert world.container(made).runs
+        assert cluster.container(made).runs
     finally:
         twin.close()
 
@@ -137,7 +137,7 @@ def test_the_older_of_two_agents_with_one_identity_ends(
 
 
 def test_a_container_created_by_a_frozen_docker_is_adopted(
-    admin: Client, world: World, agent: AgentProcess, kept: dict[str, Any]
+    admin: Client, cluster: Cluster, agent: AgentProcess, kept: dict[str, Any]
 ) -> None:
     frozen = threading.Event()
 
@@ -157,7 +157,7 @@ def test_a_container_created_by_a_frozen_docker_is_adopted(
     agent.node.thaw()
     running = admin.wait(made["id"], "running", 40)
     assert running["attempt"] == 1
-    assert world.container(made).id == running["container_id"]
+    assert cluster.container(made).id == running["container_id"]
     wait_until(lambda: node_of(admin, agent)["state"] == "ready", 20)
 
 
@@ -167,7 +167,7 @@ def _not_ready(admin: Client, agent: AgentProcess) -> dict[str, Any] | None:
 
 
 def test_gpus_stay_allocated_while_docker_is_down(
-    admin: Client, world: World, agent: AgentProcess, kept: dict[str, Any]
+    admin: Client, cluster: Cluster, agent: AgentProcess, kept: dict[str, Any]
 ) -> None:
     stopping = admin.create(gpus={"count": 1}, **SMALL)
     admin.wait(stopping["id"], "running")
@@ -196,23 +196,23 @@ def _waits(admin: Client, instance: dict[str, Any]) -> dict[str, Any] | None:
 
 
 @pytest.fixture
-def impatient(world: World) -> Iterator[None]:
+def impatient(cluster: Cluster) -> Iterator[None]:
     """A control plane that calls a node unreachable after two seconds."""
-    world.server.environment["MOORING_UNREACHABLE_AFTER_S"] = "2"
-    world.server.stop()
-    world.server.start()
-    world.ready()
+    cluster.server.environment["MOORING_UNREACHABLE_AFTER_S"] = "2"
+    cluster.server.stop()
+    cluster.server.start()
+    cluster.ready()
     yield
-    del world.server.environment["MOORING_UNREACHABLE_AFTER_S"]
-    world.restore()
-    world.server.stop()
-    world.server.start()
+    del cluster.server.environment["MOORING_UNREACHABLE_AFTER_S"]
+    cluster.restore()
+    cluster.server.stop()
+    cluster.server.start()
 
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("fault", ["agent stopped", "agent frozen", "network cut"])
 def test_a_silent_node_keeps_everything_until_it_reports_again(
-    admin: Client, world: World, agent: AgentProcess, kept: dict[str, Any], fault: str
+    admin: Client, cluster: Cluster, agent: AgentProcess, kept: dict[str, Any], fault: str
 ) -> None:
     stopping = admin.create(gpus={"count": 1}, **SMALL)
     admin.wait(stopping["id"], "running")
@@ -229,7 +229,7 @@ def test_a_silent_node_keeps_everything_until_it_reports_again(
     assert admin.post(f"/v1/instances/{stopping['id']}/stop").status_code == 202
     assert admin.post(f"/v1/instances/{kept['id']}/exec", json={"command": ["id"]}).status_code == 503
     assert holders(admin) == {kept["id"], stopping["id"]}
-    assert world.container(stopping).runs
+    assert cluster.container(stopping).runs
     end()
     assert admin.wait(stopping["id"], "stopped", 40)["reason"]["code"] == "stopped_by_user"
     wait_until(lambda: admin.instance(kept["id"])["state"] == "running", 20)
@@ -239,7 +239,7 @@ def test_a_silent_node_keeps_everything_until_it_reports_again(
 # --- other people on the node
 
 
-def test_an_orphan_is_listed_and_left_alone(admin: Client, world: World, agent: AgentProcess) -> None:
+def test_an_orphan_is_listed_and_left_alone(admin: Client, cluster: Cluster, agent: AgentProcess) -> None:
     identity = json.loads((agent.folder / "agent" / "node.json").read_text())
     labels = {
         "mooring.instance": "ins_00000000000000000000000000",
@@ -270,7 +270,7 @@ def test_an_orphan_is_listed_and_left_alone(admin: Client, world: World, agent: 
         )
         api.start(created["Id"])
         made_ids.add(created["Id"])
-        world.foreign.add(name)
+        cluster.foreign.add(name)
     try:
         wait_until(
             lambda: {item["container_id"] for item in node_of(admin, agent)["orphans"]} == made_ids, 20
@@ -278,11 +278,11 @@ def test_an_orphan_is_listed_and_left_alone(admin: Client, world: World, agent: 
         # Its GPUs are free in the database, but in use.
         made = admin.create(gpus={"count": 8}, **SMALL)
         wait_until(lambda: _reason_code(admin, made) == "waiting_for_removal", 20)
-        assert {each.name for each in world.containers() if each.runs} == set(orphans)
+        assert {each.name for each in cluster.containers() if each.runs} == set(orphans)
     finally:
         for name in orphans:
             api.remove_container(name, force=True)
-            world.foreign.discard(name)
+            cluster.foreign.discard(name)
     admin.wait(made["id"], "running")
     wait_until(lambda: not node_of(admin, agent)["orphans"], 20)
 
@@ -293,13 +293,13 @@ def _reason_code(admin: Client, instance: dict[str, Any]) -> str | None:
 
 @pytest.mark.usefixtures("kept")
 def test_a_container_removed_or_killed_by_others_has_failed(
-    admin: Client, world: World, agent: AgentProcess
+    admin: Client, cluster: Cluster, agent: AgentProcess
 ) -> None:
     removed, killed = (admin.create(gpus={"count": 1}, **SMALL) for _ in range(2))
     for made in (removed, killed):
         admin.wait(made["id"], "running")
-    agent.node.client.api.remove_container(world.container(removed).id, force=True)
-    agent.node.client.api.kill(world.container(killed).id)
+    agent.node.client.api.remove_container(cluster.container(removed).id, force=True)
+    agent.node.client.api.kill(cluster.container(killed).id)
     assert admin.wait(removed["id"], "failed")["reason"]["code"] == "container_lost"
     ended = admin.wait(killed["id"], "failed")
     assert (ended["reason"]["code"], ended["exit_code"]) == ("killed", 137)
@@ -308,23 +308,23 @@ def test_a_container_removed_or_killed_by_others_has_failed(
 
 @pytest.mark.usefixtures("kept")
 def test_a_container_removed_while_it_is_being_stopped_is_stopped(
-    admin: Client, world: World, agent: AgentProcess
+    admin: Client, cluster: Cluster, agent: AgentProcess
 ) -> None:
     made = admin.create(command=IGNORES_TERM, gpus={"count": 1}, **SMALL)
     admin.wait(made["id"], "running")
     admin.post(f"/v1/instances/{made['id']}/stop", json={"timeout_s": 60})
-    agent.node.client.api.remove_container(world.container(made).id, force=True)
+    agent.node.client.api.remove_container(cluster.container(made).id, force=True)
     assert admin.wait(made["id"], "stopped")["reason"]["code"] == "stopped_by_user"
 
 
 @pytest.mark.usefixtures("kept")
 def test_a_container_removed_while_the_agent_was_down_is_not_started_again(
-    admin: Client, world: World, agent: AgentProcess
+    admin: Client, cluster: Cluster, agent: AgentProcess
 ) -> None:
     made = admin.create(gpus={"count": 1}, restart="always", **SMALL)
     admin.wait(made["id"], "running")
     agent.kill()
-    agent.node.client.api.remove_container(world.container(made).id, force=True)
+    agent.node.client.api.remove_container(cluster.container(made).id, force=True)
     agent.start()
     assert admin.wait(made["id"], "failed")["reason"]["code"] == "container_lost"
-    assert not [found for found in world.containers() if found.instance == made["id"]]
+    assert not [found for found in cluster.containers() if found.instance == made["id"]]

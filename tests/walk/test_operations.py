@@ -13,7 +13,7 @@ from tests.service import Client
 from tests.testbed.dockerd import DockerNode
 from tests.testbed.registry import Registry
 from tests.testbed.waiting import wait_until
-from tests.walk.conftest import World
+from tests.walk.conftest import Cluster
 
 SMALL: dict[str, Any] = {"cpus": 0.1, "memory_mib": 64}
 WAITER = "/bin/wait-for-term"
@@ -36,14 +36,14 @@ def holders(admin: Client) -> set[str]:
     [("never", 0, "succeeded"), ("never", 3, "failed"), ("on_failure", 0, "succeeded")],
 )
 def test_an_accepted_exit_is_final(
-    admin: Client, world: World, policy: str, exit_code: int, ends_as: str
+    admin: Client, cluster: Cluster, policy: str, exit_code: int, ends_as: str
 ) -> None:
     made = admin.create(restart=policy, command=["sh", "-c", f"exit {exit_code}"], gpus={"count": 1}, **SMALL)
     ended = admin.wait(made["id"], ends_as)
     assert ended["exit_code"] == exit_code
     assert ended["devices"] == []
     assert (ended["reason"] or {}).get("code") == (None if exit_code == 0 else "exited_nonzero")
-    assert not world.container(made).runs
+    assert not cluster.container(made).runs
 
 
 def test_an_exit_is_noticed_before_the_next_full_listing(admin: Client) -> None:
@@ -53,7 +53,7 @@ def test_an_exit_is_noticed_before_the_next_full_listing(admin: Client) -> None:
 
 @pytest.mark.parametrize(("policy", "exit_code"), [("on_failure", 3), ("always", 0)])
 def test_the_restart_policy_restarts_the_same_container(
-    admin: Client, world: World, policy: str, exit_code: int
+    admin: Client, cluster: Cluster, policy: str, exit_code: int
 ) -> None:
     first = f"[ $(wc -l < /tmp/starts) -lt 2 ] && sleep 1 && exit {exit_code}"
     command = ["sh", "-c", f"echo began >> /tmp/starts; {first}; exec {WAITER}"]
@@ -66,7 +66,7 @@ def test_the_restart_policy_restarts_the_same_container(
     wait_until(ran_twice, 20, 0.1)
     running = admin.wait(made["id"], "running")
     assert running["attempt"] == 1
-    assert {found.instance for found in world.containers()} == {made["id"]}
+    assert {found.instance for found in cluster.containers()} == {made["id"]}
     changes = [
         event["data"]
         for event in admin.items(f"/v1/instances/{made['id']}/events")
@@ -81,16 +81,16 @@ def test_the_restart_policy_restarts_the_same_container(
     assert admin.wait(made["id"], "stopped")["reason"]["code"] == "stopped_by_user"
 
 
-def test_restart_is_a_new_attempt_on_the_same_gpus(admin: Client, world: World) -> None:
+def test_restart_is_a_new_attempt_on_the_same_gpus(admin: Client, cluster: Cluster) -> None:
     made = admin.create(gpus={"count": 2}, **SMALL)
     before = admin.wait(made["id"], "running")
-    was = world.container(made)
+    was = cluster.container(made)
     answer = admin.post(f"/v1/instances/{made['id']}/restart")
     assert answer.status_code == 202, answer.text
     assert answer.json()["attempt"] == 2
     after = wait_until(lambda: _running_as(admin, made["id"], 2), 20)
     assert after["devices"] == before["devices"]
-    now = world.container(made)
+    now = cluster.container(made)
     assert (now.attempt, now.requested) == (2, was.requested)
     assert now.id != was.id
 
@@ -100,29 +100,29 @@ def _running_as(admin: Client, instance_id: str, attempt: int) -> dict[str, Any]
     return shown if (shown["state"], shown["attempt"]) == ("running", attempt) else None
 
 
-def test_a_stopped_instance_starts_again_in_a_new_container(admin: Client, world: World) -> None:
+def test_a_stopped_instance_starts_again_in_a_new_container(admin: Client, cluster: Cluster) -> None:
     made = admin.create(gpus={"count": 1}, **SMALL)
     admin.wait(made["id"], "running")
-    was = world.container(made)
+    was = cluster.container(made)
     admin.post(f"/v1/instances/{made['id']}/stop")
     stopped = admin.wait(made["id"], "stopped")
     assert (stopped["exit_code"], stopped["devices"]) == (0, [])
     assert admin.post(f"/v1/instances/{made['id']}/start").status_code == 202
     running = wait_until(lambda: _running_as(admin, made["id"], 2), 20)
     assert running["exit_code"] is None
-    assert world.container(made).id != was.id
+    assert cluster.container(made).id != was.id
 
 
 # --- endings
 
 
-def test_a_process_that_ignores_sigterm_is_killed_after_the_timeout(admin: Client, world: World) -> None:
+def test_a_process_that_ignores_sigterm_is_killed_after_the_timeout(admin: Client, cluster: Cluster) -> None:
     made = admin.create(command=IGNORES_TERM, gpus={"count": 1}, **SMALL)
     admin.wait(made["id"], "running")
     assert admin.post(f"/v1/instances/{made['id']}/stop", json={"timeout_s": 2}).status_code == 202
     stopping = admin.instance(made["id"])
     assert stopping["state"] == "stopping"
-    assert world.container(made).runs
+    assert cluster.container(made).runs
     assert holders(admin) == {made["id"]}, "GPUs were let go while the container runs"
     stopped = admin.wait(made["id"], "stopped")
     assert stopped["exit_code"] == 137
@@ -138,26 +138,26 @@ def test_max_duration_ends_an_instance(admin: Client) -> None:
 
 
 @pytest.mark.parametrize("after", ["scheduled", "starting"])
-def test_delete_works_during_placement_and_start(admin: Client, world: World, after: str) -> None:
+def test_delete_works_during_placement_and_start(admin: Client, cluster: Cluster, after: str) -> None:
     for _ in range(5):
         made = admin.create(gpus={"count": 8}, **SMALL)
         admin.wait(made["id"], after)
         assert admin.delete(f"/v1/instances/{made['id']}").status_code == 202
         gone(admin, made)
     assert not holders(admin)
-    assert not world.containers()
+    assert not cluster.containers()
 
 
 # --- images
 
 
-def test_a_missing_image_fails_with_a_reason(admin: Client, world: World, registry: Registry) -> None:
+def test_a_missing_image_fails_with_a_reason(admin: Client, cluster: Cluster, registry: Registry) -> None:
     made = admin.create(image=f"{registry.name}/nobody/nothing:1", gpus={"count": 8}, **SMALL)
     failed = admin.wait(made["id"], "failed")
     assert failed["reason"]["code"] == "image_not_found"
     assert "nobody/nothing" in failed["reason"]["message"]
     assert not holders(admin)
-    assert not world.containers()
+    assert not cluster.containers()
 
 
 def freeze_in_mid_pull(registry: Registry, image: str) -> None:
@@ -173,7 +173,7 @@ def reason_with(admin: Client, instance: dict[str, Any], words: str) -> dict[str
 
 
 def test_a_pull_shows_its_progress_and_is_cancelled_by_a_delete(
-    admin: Client, world: World, registry: Registry
+    admin: Client, cluster: Cluster, registry: Registry
 ) -> None:
     large = registry.add_image("large", extra_layers=4, layer_bytes=8_000_000)
     small = registry.add_image("small", extra_layers=1)
@@ -198,13 +198,13 @@ def test_a_pull_shows_its_progress_and_is_cancelled_by_a_delete(
 # --- failed starts
 
 
-def test_a_bad_command_fails_with_a_reason(admin: Client, world: World) -> None:
+def test_a_bad_command_fails_with_a_reason(admin: Client, cluster: Cluster) -> None:
     made = admin.create(command=["no-such-program"], gpus={"count": 8}, **SMALL)
     failed = admin.wait(made["id"], "failed")
     assert failed["reason"]["code"] == "command_not_found"
     assert "no-such-program" in failed["reason"]["message"]
     assert not holders(admin)
-    assert not world.containers()
+    assert not cluster.containers()
 
 
 HOLD_PORTS = """
@@ -238,13 +238,13 @@ def ports_held(node: DockerNode, first: int) -> Iterator[None]:
         holder.communicate()
 
 
-def test_a_port_in_use_fails_with_a_reason_and_another_start_succeeds(admin: Client, world: World) -> None:
+def test_a_port_in_use_fails_with_a_reason_and_a_retry_succeeds(admin: Client, cluster: Cluster) -> None:
     first = admin.create(ports=[{"container": 80}], gpus={"count": 8}, **SMALL)
     running = admin.wait(first["id"], "running")
     admin.post(f"/v1/instances/{first['id']}/stop")
     admin.wait(first["id"], "stopped")
-    node = world.agent_of(running).node
-    other = next(each for each in world.nodes if each is not node)
+    node = cluster.agent_of(running).node
+    other = next(each for each in cluster.nodes if each is not node)
     other_id = admin.items("/v1/nodes", name=other.name)[0]["id"]
     admin.post(f"/v1/nodes/{other_id}/cordon")
     try:
@@ -253,7 +253,7 @@ def test_a_port_in_use_fails_with_a_reason_and_another_start_succeeds(admin: Cli
             failed = admin.wait(made["id"], "failed")
             assert failed["reason"]["code"] == "port_in_use"
             assert not holders(admin)
-            assert {found.instance for found in world.containers()} == {first["id"]}
+            assert {found.instance for found in cluster.containers()} == {first["id"]}
         admin.post(f"/v1/instances/{made['id']}/start")
         assert wait_until(lambda: _running_as(admin, made["id"], 2), 20)["endpoints"]
     finally:

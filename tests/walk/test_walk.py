@@ -10,13 +10,13 @@ import pytest
 
 from tests.service import Client
 from tests.testbed.waiting import wait_until
-from tests.walk.conftest import World
+from tests.walk.conftest import Cluster
 from tests.walk.product import AgentProcess
 
 SMALL: dict[str, Any] = {"cpus": 0.1, "memory_mib": 64}
 
 
-def test_a_create_becomes_a_container_with_exactly_its_gpus(admin: Client, world: World) -> None:
+def test_a_create_becomes_a_container_with_exactly_its_gpus(admin: Client, cluster: Cluster) -> None:
     made = admin.create(
         name="train-1", gpus={"count": 2}, env={"EPOCHS": "3"}, ports=[{"container": 80}], labels={"a": "b"}
     )
@@ -24,7 +24,7 @@ def test_a_create_becomes_a_container_with_exactly_its_gpus(admin: Client, world
 
     uuids = sorted(device["uuid"] for device in running["devices"])
     assert len(uuids) == 2
-    node = world.agent_of(running).node
+    node = cluster.agent_of(running).node
     container = node.client.containers.get(running["container_id"])
     requests = container.attrs["HostConfig"]["DeviceRequests"]
     assert sorted(uuid for request in requests for uuid in request["DeviceIDs"]) == uuids
@@ -46,16 +46,16 @@ def test_a_create_becomes_a_container_with_exactly_its_gpus(admin: Client, world
 
 
 @pytest.fixture
-def one_on_each(admin: Client, world: World) -> list[dict[str, Any]]:
+def one_on_each(admin: Client, cluster: Cluster) -> list[dict[str, Any]]:
     """Two instances that need a whole node each."""
     command = [
         "sh",
         "-c",
         "echo out; echo err >&2; trap 'echo end; exit 0' TERM; while :; do sleep 0.05; done",
     ]
-    made = [admin.create(gpus={"count": 8}, command=command) for _ in world.agents]
+    made = [admin.create(gpus={"count": 8}, command=command) for _ in cluster.agents]
     running = [admin.wait(instance["id"], "running") for instance in made]
-    assert {instance["node_name"] for instance in running} == {node.name for node in world.nodes}
+    assert {instance["node_name"] for instance in running} == {node.name for node in cluster.nodes}
     return running
 
 
@@ -113,8 +113,8 @@ def test_followed_logs_end_with_the_container(admin: Client, one_on_each: list[d
 
 
 @pytest.mark.usefixtures("one_on_each")
-def test_a_node_opens_no_port_for_the_control_plane(world: World) -> None:
-    for agent in world.agents:
+def test_a_node_opens_no_port_for_the_control_plane(cluster: Cluster) -> None:
+    for agent in cluster.agents:
         processes = [psutil.Process(agent.pid), *agent.children()]
         assert not [
             listening
@@ -130,15 +130,15 @@ def _listening_in_the_namespace_of(agent: AgentProcess) -> list[str]:
     return [line for table in tables for line in table if line.split()[3] == "0A"]
 
 
-def test_a_join_token_works_once(world: World, tmp_path: Path) -> None:
-    late = AgentProcess(world.nodes[0], world.server, tmp_path)
+def test_a_join_token_works_once(cluster: Cluster, tmp_path: Path) -> None:
+    late = AgentProcess(cluster.nodes[0], cluster.server, tmp_path)
     late.environment["MOORING_NODE_NAME"] = "another"
-    late.environment["MOORING_JOIN_TOKEN"] = world.agents[0].environment["MOORING_JOIN_TOKEN"]
+    late.environment["MOORING_JOIN_TOKEN"] = cluster.agents[0].environment["MOORING_JOIN_TOKEN"]
     late.start()
     assert late.wait() == 4
     assert "join token" in late.printed()
     late.close()
-    assert len(world.admin.items("/v1/nodes")) == len(world.agents)
+    assert len(cluster.admin.items("/v1/nodes")) == len(cluster.agents)
 
 
 def test_users_cannot_name_devices_in_env(admin: Client) -> None:
@@ -150,7 +150,7 @@ def test_users_cannot_name_devices_in_env(admin: Client) -> None:
 
 
 def test_an_image_that_requests_all_gpus_gets_only_allocated_ones(
-    admin: Client, world: World, cuda_env_image: str
+    admin: Client, cluster: Cluster, cuda_env_image: str
 ) -> None:
     with_gpus = admin.create(image=cuda_env_image, gpus={"count": 3})
     without = admin.create(image=cuda_env_image, **SMALL)
@@ -166,19 +166,19 @@ def test_an_image_that_requests_all_gpus_gets_only_allocated_ones(
 
     devices = admin.instance(with_gpus["id"])["devices"]
     assert sorted(visible(with_gpus).split(",")) == sorted(device["uuid"] for device in devices)
-    assert len(world.container(with_gpus).requested) == 3
+    assert len(cluster.container(with_gpus).requested) == 3
     assert visible(without) == "void"
-    assert world.container(without).requested == ()
+    assert cluster.container(without).requested == ()
 
 
-def test_64_clients_race_for_8_gpus(admin: Client, world: World) -> None:
-    node_id = admin.items("/v1/nodes", name=world.nodes[1].name)[0]["id"]
+def test_64_clients_race_for_8_gpus(admin: Client, cluster: Cluster) -> None:
+    node_id = admin.items("/v1/nodes", name=cluster.nodes[1].name)[0]["id"]
     assert admin.post(f"/v1/nodes/{node_id}/cordon").status_code == 200
     gate = threading.Barrier(64)
     ids: list[str] = []
 
     def race() -> None:
-        with world.server.client as client:
+        with cluster.server.client as client:
             gate.wait()
             ids.append(client.create(gpus={"count": 1}, **SMALL)["id"])
 
@@ -190,10 +190,10 @@ def test_64_clients_race_for_8_gpus(admin: Client, world: World) -> None:
     assert len(set(ids)) == 64
     wait_until(lambda: len(admin.items("/v1/instances", state="running", limit=200)) == 8, 60)
 
-    world.check()
-    running = [found for found in world.containers() if found.runs]
+    cluster.check()
+    running = [found for found in cluster.containers() if found.runs]
     assert len(running) == 8
-    assert {found.requested[0] for found in running} == set(world.agents[0].gpu_uuids)
+    assert {found.requested[0] for found in running} == set(cluster.agents[0].gpu_uuids)
     waiting = admin.items("/v1/instances", state="pending", limit=200)
     assert len(waiting) == 56
     # Eight may run before the scheduler has written the reasons of the others.

@@ -3,21 +3,15 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-_MOST_DOUBLINGS = 64  # a float overflows after 1,023
-
 
 def backoff_s(retries: int, first_s: float, longest_s: float) -> float:
     """Seconds before the next try: doubled by each earlier retry, up to `longest_s`."""
-    return min(longest_s, first_s * 2.0 ** min(retries, _MOST_DOUBLINGS))
+    return min(longest_s, first_s * 2.0 ** min(retries, 64))  # a float overflows after 1,023 doublings
 
 
 @dataclass(slots=True)
 class Backoff:
-    """Counts the retries since the last success.
-
-    Args:
-        jitter: returns a factor for each pause, so that many clients do not retry at the same time.
-    """
+    """Counts the retries since the last success. `jitter` returns a factor for each pause."""
 
     first_s: float
     longest_s: float

@@ -7,10 +7,7 @@ Value = TypeVar("Value")
 
 
 class BoundedDict(dict[Key, Value]):
-    """A dict that is cleared when a new key finds it full. Threads may share it without a lock.
-
-    Only `d[key] = value` respects the bound. Look up with one call: another thread may clear it at any time.
-    """
+    """Cleared by `d[key] = value` if full. Threads may share it, if each lookup is a single call."""
 
     def __init__(self, maxsize: int) -> None:
         super().__init__()

@@ -17,7 +17,6 @@ from mooring.db.signals import AnyTopic
 Item = TypeVar("Item")
 
 log = logging.getLogger(__name__)
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 5.0
 
 
 class Loop(ABC):
@@ -70,7 +69,7 @@ class Loop(ABC):
         self._thread.join(timeout=10)
 
     def _run(self) -> None:
-        backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+        backoff = Backoff(1.0, 5.0)
         with self.database.signals.waking(self._woken, *self.topics):
             while not self._stopping.is_set():
                 self._woken.clear()

@@ -155,7 +155,7 @@ def test_exec_whose_reader_goes_away_is_killed(runtime: DockerRuntime) -> None:
     request = ExecRequest(command=["sh", "-c", "echo up; sleep 6666"], timeout_s=100, max_output_bytes=100)
     frames = runtime.exec(container.container_id, request)
     assert next(frames).text == "up\n"
-    assert processes_of(runtime, container, "6666")
+    wait_until(lambda: processes_of(runtime, container, "6666"))
     frames.close()
     wait_until(lambda: not processes_of(runtime, container, "6666"))
 

@@ -31,8 +31,7 @@ class ProcessContainers:
     def __init__(self, proc: Path = PROC) -> None:
         self._proc = proc
         self._lock = Lock()
-        # pid -> (start time, container)
-        self._cached: LRUCache[int, tuple[int, str | None]] = LRUCache(MAX_CACHED)
+        self._cached: LRUCache[int, tuple[int, str | None]] = LRUCache(MAX_CACHED)  # start time, container
 
     def container_of(self, pid: int) -> str | None:
         """The container of a process; None: it runs in none, or does not exist."""

@@ -25,8 +25,6 @@ from mooring.core.backoff import Backoff
 
 RELEASE_WITHIN_S: Final = 30.0
 _SAMPLE_WITHIN_S: Final = 2.0
-_FIRST_PAUSE_S: Final = 0.05
-_LONGEST_PAUSE_S: Final = 1.0
 _LEAST_TOLERANCE_MIB: Final = 64
 _TOLERANCE: Final = 0.01  # of the GPU's memory
 _MAX_NAMED: Final = 5  # processes in a message
@@ -97,7 +95,7 @@ class ReleaseGate:
             Why a GPU is not idle in time, by UUID.
         """
         until = time.monotonic() + self._within_s
-        backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+        backoff = Backoff(0.05, 1.0)
         while busy := self._busy(container, gpu_uuids, shared_gpus):
             if time.monotonic() >= until:
                 break

@@ -32,7 +32,6 @@ from mooring.schemas.agent import SessionAnswer, SyncAnswer, SyncRequest
 EXIT_SESSION_TAKEN: Final = 3
 EXIT_UNAUTHORIZED: Final = 4
 
-FIRST_PAUSE_S: Final = 0.2
 LONGEST_PAUSE_S: Final = 5.0
 LONGEST_WAIT_S: Final = 55.0  # the protocol allows 60
 NO_NEWS_PAUSE_S: Final = 0.1
@@ -45,7 +44,7 @@ log = logging.getLogger(__name__)
 
 def new_backoff() -> Backoff:
     """With jitter, so that the nodes of a fleet do not retry at the same time."""
-    return Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, partial(random.uniform, 0.5, 1))
+    return Backoff(0.2, LONGEST_PAUSE_S, partial(random.uniform, 0.5, 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,10 +64,9 @@ class Streams:
 
     def _is_new(self, stream_id: str) -> bool:
         with self._lock:
-            if stream_id in self._begun:
-                return False
+            is_new = stream_id not in self._begun
             self._begun[stream_id] = None
-            return True
+        return is_new
 
     def _run(self, request: StreamRequest) -> None:
         pipe = _Pipe(self._heartbeat_s)

@@ -44,10 +44,9 @@ class AuditedReads:
 
     def _is_new(self, *read: str) -> bool:
         with self._lock:
-            if self._recorded.get(read):
-                return False
-            self._recorded[read] = True
-            return True
+            is_new = read not in self._recorded
+            self._recorded.setdefault(read, True)
+        return is_new
 
 
 def is_of_others(access: Access, project_id: str) -> bool:

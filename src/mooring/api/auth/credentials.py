@@ -46,11 +46,8 @@ class _Cache(Generic[Known]):
     def get(self, hashed: str, within_s: float | None = None) -> Known | None:
         with self._lock:
             found = self._known.get(hashed)
-        if found is None:
-            return None
         age_s, now = self._ttl_s if within_s is None else within_s, time.monotonic()
-        since, until, known = found
-        return known if now - since < age_s and now < until else None
+        return found[2] if found and now - found[0] < age_s and now < found[1] else None
 
     def was_valid(self, hashed: str) -> bool:
         return hashed in self._known

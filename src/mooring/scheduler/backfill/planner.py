@@ -163,9 +163,7 @@ class StartTimes:
     def bounds(self, request: Request, at: PlanTime) -> _Bounds:
         own = self._cluster.reserved_for(request.project_id)
         key = (*search.shape(request), owner_of(request), own, *search.choices(self._cluster, request))
-        bounds = self._bounds.get(key)
-        if bounds is None:
-            bounds = self._bounds[key] = _Bounds()
+        bounds = self._bounds.setdefault(key, _Bounds())
         self._update(bounds, request, at)
         return bounds
 

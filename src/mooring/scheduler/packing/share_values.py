@@ -10,7 +10,6 @@ from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linprog
 
 from mooring.core.instance.spec import WHOLE_MILLI
 
@@ -41,6 +40,8 @@ def free_milli_values(shares: Mapping[int, float]) -> NDArray[np.int64]:
 
 def _prices(sizes: NDArray[np.int64], demand: Floats) -> Floats:
     """The dual prices, by column generation: a pattern with a value above one GPU becomes a constraint."""
+    from scipy.optimize import linprog  # noqa: PLC0415 (0.4 s, which only clusters with shares need)
+
     patterns = {
         tuple(WHOLE_MILLI // int(size) if row == column else 0 for column in range(len(sizes))): None
         for row, size in enumerate(sizes)
