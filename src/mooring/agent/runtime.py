@@ -1,4 +1,4 @@
-"""What the agent needs of a container engine; `docker.py` is the real one, `simulated.py` lives in memory."""
+"""The interface to a container engine: `docker/runtime.py`, and `simulated/runtime.py` in memory."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -19,11 +19,11 @@ Start = Callable[[], "Container | None"]
 
 
 class RuntimeUnavailable(Exception):
-    """The engine does not answer: what it holds is unknown, which is never the same as nothing."""
+    """The engine does not answer. The state of its containers is unknown; it must not count as none."""
 
 
 class StartDelayed(RuntimeUnavailable):
-    """A start that is to be tried again: something else than the engine does not answer."""
+    """A start that must be retried, for a reason other than the engine."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason.message)
@@ -31,10 +31,10 @@ class StartDelayed(RuntimeUnavailable):
 
 
 class PullNeeded(Exception):
-    """A start whose image is not on the node: `Runtime.pull` goes on from here.
+    """A start whose image is not on the node: call `Runtime.pull`.
 
     Attributes:
-        image: what has to be pulled, the same for all who need it.
+        image: identifies the pull; starts that need the same image share it.
     """
 
     def __init__(self, image: str) -> None:
@@ -43,7 +43,7 @@ class PullNeeded(Exception):
 
 
 class StartRefused(Exception):
-    """A start that failed for good and left nothing behind; `reason` is what the user reads."""
+    """A start that failed and must not be retried. Nothing is left of it; users see `reason`."""
 
     def __init__(self, reason: Reason, *, wrong_gpus: bool = False) -> None:
         super().__init__(reason.message)
@@ -52,7 +52,7 @@ class StartRefused(Exception):
 
 
 def secret_values(assignment: Assignment) -> dict[str, str]:
-    """The values of the variables that name a secret.
+    """Return the values of the variables that refer to a secret.
 
     Raises:
         StartRefused: `secret_unavailable`: the control plane did not send one of them.
@@ -70,13 +70,13 @@ def secret_values(assignment: Assignment) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """One container that carries this control plane's labels."""
+    """One container of this control plane."""
 
     instance_id: str
     attempt: int
     container_id: str
-    status: str  # Docker's word: created, running, restarting, removing, paused, exited, dead
-    gpu_uuids: tuple[str, ...]  # of MIG devices: their own
+    status: str  # Docker's: created, running, restarting, removing, paused, exited, dead
+    gpu_uuids: tuple[str, ...]  # or of MIG devices
     exit_code: int | None = None
     oom_killed: bool = False
     error: str | None = None
@@ -84,13 +84,13 @@ class Container:
     finished_at: str | None = None
     image_digest: str | None = None
     endpoints: tuple[Endpoint, ...] = ()
-    parent_gpus: tuple[str, ...] = ()  # that its MIG devices are on, in their order
+    parent_gpus: tuple[str, ...] = ()  # of its MIG devices, in their order
     share: Share | None = None
     project_id: str = ""
 
     @property
     def owner(self) -> str:
-        """Whose share of the node's workers is used for it."""
+        """Return the owner in the fair queues of the worker pools."""
         return self.project_id or self.instance_id
 
 
@@ -107,7 +107,7 @@ class RuntimeFacts:
 
 
 def facts_without_engine() -> RuntimeFacts:
-    """What this machine says of itself while Docker does not answer."""
+    """Return the facts of this machine while Docker does not answer."""
     pages, page_bytes = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     return RuntimeFacts(
         version=None,
@@ -119,55 +119,55 @@ def facts_without_engine() -> RuntimeFacts:
 
 
 class Runtime(Protocol):
-    """Every call may block on the engine and may raise RuntimeUnavailable."""
+    """Every call may wait for the engine, and may raise RuntimeUnavailable."""
 
     def facts(self) -> RuntimeFacts: ...
 
     def containers(self) -> tuple[list[Container], list[Orphan]]:
-        """All containers of this control plane, and labelled ones that belong to another."""
+        """Return all containers of this control plane, and labelled ones of others."""
 
     def assigned(self, assignments: Sequence[Assignment]) -> None:
-        """What the node should have, at every answer: for containers that the agent has no record of."""
+        """Set the node's assignments, which complete the records of containers."""
 
     def start(self, assignment: Assignment, progress: Progress, cancelled: Cancelled) -> Container | None:
-        """Create, start and verify, or adopt what an earlier call left; None when cancelled.
+        """Create, start and verify a container, or adopt that of an earlier call. None if cancelled.
 
         Raises:
             PullNeeded: its image is not on the node.
-            StartRefused: it will not run, and nothing is left of it.
+            StartRefused: it cannot run; nothing is left of it.
         """
 
     def pull(self, assignment: Assignment, progress: Progress, cancelled: Cancelled) -> Start | None:
-        """Pull the image; returns what starts the container with it, as `start` does. None when cancelled.
+        """Pull the image. Return a function that then does the work of `start`; None if cancelled.
 
         Raises:
-            StartRefused: it cannot be had.
+            StartRefused: the image cannot be pulled.
         """
 
     def restart(self, container: Container) -> None:
         """Start an exited container again, for `restart: on_failure | always`."""
 
     def begin_stop(self, container: Container) -> bool:
-        """Send its stop signal and return at once; False: it has ended, or is gone."""
+        """Send the stop signal without waiting. Return False if it has ended, or does not exist."""
 
     def kill(self, container: Container) -> None:
-        """SIGKILL, at once. Ended or gone already is success."""
+        """Send SIGKILL. Succeeds if the container has ended, or does not exist."""
 
     def remove(self, container: Container) -> None:
-        """Remove a container that has ended. Gone already is success."""
+        """Remove a container that has ended. Succeeds if it does not exist."""
 
     def keep_overlays(self, wanted: Sequence[OverlayNetwork]) -> None:
-        """See that the swarm has these networks, and no others of this control plane but those in use.
+        """Create these networks of the swarm, and remove others of this control plane that are not in use.
 
-        Only for an engine that `facts` calls a manager.
+        Only for managers of the swarm, according to `facts`.
         """
 
     def logs(self, container_id: str, request: LogsRequest) -> Iterator[StreamFrame]:
-        """Lines with their time; closing the iterator ends a follow."""
+        """Yield lines with their time. Closing the iterator ends a follow."""
 
     def exec(self, container_id: str, request: ExecRequest) -> Iterator[StreamFrame]: ...
 
     def changes(self) -> Iterator[None]:
-        """Yields whenever something may have changed; a hint only. Ends or raises when the engine goes."""
+        """Yield whenever something may have changed. Ends or raises if the connection is lost."""
 
     def close(self) -> None: ...

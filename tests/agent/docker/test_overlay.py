@@ -15,7 +15,7 @@ import pytest
 from mooring.agent.docker.client import Engine
 from mooring.agent.docker.create import Abilities, Image, environment
 from mooring.agent.docker.errors import EngineRefused
-from mooring.agent.docker.overlay import GATEWAY, Overlays, started_when_there, swarm_of
+from mooring.agent.docker.overlay import GATEWAY, Overlays, start_with_network, swarm_of
 from mooring.agent.docker.runtime import DockerRuntime
 from mooring.agent.host.firewall import Isolation, forward_rules, input_rules
 from mooring.agent.host.preflight import Check, engine_checks
@@ -284,7 +284,7 @@ def test_a_start_that_waited_long_is_tried_again_later() -> None:
         raise EngineRefused(500, "Could not attach to network n: rpc error: code = NotFound desc = …")
 
     with pytest.raises(StartDelayed) as caught:
-        started_when_there(not_there, "n", lambda _: None, lambda: False, wait_s=0)
+        start_with_network(not_there, "n", lambda _: None, lambda: False, wait_s=0)
     assert caught.value.reason.code == "waiting_for_network"
 
 

@@ -1,8 +1,8 @@
-"""The container of an assignment: created and recorded, or what an earlier call left under its name.
+"""Creates and records the container of an assignment, or adopts the one that an earlier call created.
 
     create -> record on disk -> (the caller starts it)
 
-So a container that runs without a record was not started by this release.
+A running container without a record was therefore started by an earlier release.
 """
 
 import logging
@@ -19,7 +19,7 @@ from mooring.schemas.agent import Assignment
 
 NOT_RECORDED = Reason(
     code="state_not_saved",
-    message="The node cannot write down what the container is given (its disk is full?); it is tried again",
+    message="The node cannot save the record of the container, perhaps because its disk is full; it retries",
 )
 
 log = logging.getLogger(__name__)
@@ -33,12 +33,12 @@ def create_or_adopt(
     config: Document,
     control_plane_id: str,
 ) -> tuple[str, str]:
-    """The container's id and status.
+    """Return the container's id and status.
 
     Raises:
-        StartRefused: it cannot be created, or its name is held by something else, which is left alone.
-        StartDelayed: it cannot be recorded; what was created is removed.
-        RuntimeUnavailable: it is just being created, or removed.
+        StartRefused: it cannot be created, or a foreign container, which is left alone, has its name.
+        StartDelayed: it cannot be recorded; if this call created it, it is removed.
+        RuntimeUnavailable: another call is creating or removing it.
     """
     name = container_name(assignment.instance_id, assignment.attempt)
     try:
@@ -59,11 +59,11 @@ def create_or_adopt(
 
 
 def _adopted(engine: Engine, assignment: Assignment, name: str, control_plane_id: str) -> tuple[str, str]:
-    """What an earlier call left under this name: one that timed out, or an agent that was killed."""
+    """Adopt the container of a call that timed out, or of an agent that was killed."""
     found = engine.container(name)
     labels = found["Config"]["Labels"] or {}
     if not is_ours(labels, control_plane_id) or labels.get(SPEC) != spec_hash(assignment):
-        message = f"a container named {name} is on the node already and is not this instance's"
+        message = f"the node has a container named {name} that does not belong to this instance"
         raise StartRefused(Reason(code="container_name_taken", message=message))
     log.info("adopted container %s, %s", name, found["State"]["Status"])
     return found["Id"], found["State"]["Status"]

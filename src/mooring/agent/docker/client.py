@@ -1,6 +1,6 @@
-"""The engine's HTTP API as far as the agent uses it: each call once, typed, with a timeout, errors mapped.
+"""The calls of the engine's HTTP API that the agent uses: typed, with a timeout, and with mapped errors.
 
-The low-level client of Docker's library: its high-level objects inspect on every turn.
+Uses the low-level client of Docker's library, because its high-level objects send extra inspect requests.
 """
 
 import threading
@@ -20,17 +20,17 @@ from mooring.agent.runtime import RuntimeUnavailable
 
 Document = dict[str, Any]
 
-# The newest API this code was written against. A newer engine still speaks it, so that an upgrade of Docker
-# changes nothing under us.
+# The newest API that this code was written for. Newer engines support it too, so an upgrade of Docker does
+# not change their answers.
 NEWEST_API = "1.51"
 _OLDEST_API = "1.41"
-# Starting runs the NVIDIA hooks, which take seconds on a cold driver.
+# A start runs the NVIDIA hooks, which take seconds if the driver is not loaded.
 _START_TIMEOUTS = 6
 _POOL_SIZE = 64
 
 
 class Engine:
-    """One engine; connects at the first call, so that an agent may start before it.
+    """One engine. It connects at the first call, so an agent may start before its engine.
 
     Every method may raise RuntimeUnavailable, and EngineRefused for an answer that is an error.
     """
@@ -49,7 +49,7 @@ class Engine:
             self._client().ping()
 
     def info(self) -> Document:
-        """What `docker info` says, with the `Components` of `docker version`."""
+        """Return `docker info`, with the `Components` of `docker version`."""
         with engine_call("info"):
             components = self._client().version(api_version=False).get("Components")
             return {**self._client().info(), "Components": components}
@@ -66,7 +66,7 @@ class Engine:
         return {str(image["Id"]) for image in self.images()}
 
     def image_ids_in_use(self) -> set[str]:
-        """Of all containers of the engine, also those that others made, in any state."""
+        """Return the images of all containers of the engine, in any state, including foreign ones."""
         with engine_call("list"):
             return {str(each["ImageID"]) for each in self._client().containers(all=True)}
 
@@ -80,10 +80,10 @@ class Engine:
             _untyped(self._client()).remove_image(reference)
 
     def ask_registry(self, image: str, headers: Mapping[str, str]) -> str:
-        """Have the engine look an image up in its registry; a refusal is the registry's, or about it.
+        """Return the digest of an image in its registry, which the engine asks.
 
-        Returns:
-            The digest of what the reference names there now.
+        Raises:
+            EngineRefused: the registry denied access, or cannot be reached.
         """
         with engine_call("ask a registry"):
             client = self._client()
@@ -121,7 +121,7 @@ class Engine:
             self._client().kill(container, signal)
 
     def limit_cpus(self, container: str, cpus: int) -> None:
-        """Another CPU limit for a container that runs; the library's own call has no such argument."""
+        """Change the CPU limit of a running container. The library's own call lacks this argument."""
         with engine_call("update"):
             client = self._client()
             url = self._url(client, f"/containers/{container}/update")
@@ -170,10 +170,10 @@ class Engine:
         headers: Mapping[str, str] | None = None,
         headers_in_s: float | None = None,
     ) -> ByteStream:
-        """Ask for a streamed answer; a refusal shows at the first read.
+        """Send a request with a streamed answer. An error of the engine is raised at the first read.
 
         Args:
-            headers_in_s: how long the engine may take before it begins to answer.
+            headers_in_s: how long the engine may take to send the headers of its answer.
         """
 
         def request() -> Response:
@@ -196,7 +196,7 @@ class Engine:
         return stream
 
     def close(self) -> None:
-        """For good: streams end, and every later call finds the engine unavailable."""
+        """End all streams. Later calls raise RuntimeUnavailable."""
         with self._lock:
             self._closed = True
             streams = list(self._streams)
@@ -205,7 +205,7 @@ class Engine:
             stream.close()
 
     def forget_version(self) -> None:
-        """Negotiate again at the next call: the engine may have been replaced by another release."""
+        """Negotiate the version again at the next call: the engine may have been upgraded."""
         with self._lock:
             self._forget_clients()
 
@@ -222,12 +222,12 @@ class Engine:
             if self._control is None or self._streaming is None:
                 version = self._negotiate()
                 self._control = self._connect(version)
-                # Of its own, so that a hundred followed logs never keep a kill from a connection.
+                # A separate pool, so that followed logs do not use all connections that a kill needs.
                 self._streaming = self._connect(version)
             return self._streaming if streaming else self._control
 
     def _negotiate(self) -> str:
-        # Not the library's own "auto": that asks from within its constructor, before `share_connections`.
+        # The library's "auto" sends its request in the constructor, before `share_connections`.
         client = self._connect(_OLDEST_API)
         try:
             newest = str(client.version(api_version=False)["ApiVersion"])
@@ -243,7 +243,7 @@ class Engine:
 
     def _without_timeout(self, client: APIClient, response: Response) -> Response:
         self._check(client, response)
-        # The timeout was for the headers; a quiet container may say nothing for days.
+        # The timeout was for the headers; a container may print nothing for days.
         library = _untyped(client)
         library._disable_socket_timeout(library._get_raw_response_socket(response))
         return response
@@ -262,7 +262,7 @@ class Engine:
 
 
 def is_gone(refusal: EngineRefused) -> bool:
-    """Whether a refused stop or remove means that there is nothing left to do."""
+    """Return whether the error of a stop or remove means that nothing is left to do."""
     return refusal.status == 404 or "already in progress" in refusal.message
 
 

@@ -1,8 +1,8 @@
-"""Whether a container's command was found, when its first process is Docker's own `docker-init`.
+"""Detects that a container's command was not found, if its first process is Docker's `docker-init`.
 
-docker-init reaps zombies and passes SIGTERM on, so a stop need not wait for the grace period of a program
-that is not made to be process 1. Its price: the engine has started a container even if the command in it
-does not exist, and the container ends at once with 127, as a shell's "not found" does. So we look.
+docker-init reaps zombies and forwards SIGTERM, so a stop does not take the whole grace period of a program
+that handles no signals as process 1. But with it, the engine reports a successful start even if the
+command does not exist; the container then exits with 127, like a shell whose command is not found.
 """
 
 import logging
@@ -16,8 +16,8 @@ from mooring.agent.docker.streams import Demultiplexer
 from mooring.core.instance.state import Reason
 
 _NOT_FOUND_CODES = {126, 127}
-_LOOK_EVERY_S = 0.001
-# Measured: under 5 ms on an idle machine, over 0.3 s on a busy one. Only a start that slow waits for so long.
+_POLL_S = 0.001
+# Measured: under 5 ms on an idle machine, over 0.3 s on a busy one.
 _PATIENCE_S = 3.0
 _ENGINE_NOTICES_S = 5.0
 _FATAL = re.compile(r"\[FATAL +tini \(\d+\)\] (exec .* failed: .*)")
@@ -26,9 +26,9 @@ log = logging.getLogger(__name__)
 
 
 def ended_at_once(pid: int, proc: Path = Path("/proc")) -> bool:
-    """Wait until docker-init has become the parent of the command; true if it ended instead."""
+    """Wait until docker-init has started the command. Return whether docker-init ended instead."""
     if not (proc / "thread-self" / "children").exists():
-        return False  # a kernel without CONFIG_PROC_CHILDREN: not known
+        return False  # unknown: a kernel without CONFIG_PROC_CHILDREN
     until = time.monotonic() + _PATIENCE_S
     while time.monotonic() < until:
         if pid == 0 or _has_ended(pid, proc):
@@ -37,27 +37,27 @@ def ended_at_once(pid: int, proc: Path = Path("/proc")) -> bool:
             if _runs_something_else(pid, proc):
                 return False
         except PermissionError:
-            return False  # not ours to look at, so not known
+            return False  # unknown: the agent may not read it
         except OSError:
-            log.debug("process %s or its child ended between two looks", pid)
-        time.sleep(_LOOK_EVERY_S)
+            log.debug("process %s or its child ended while it was read", pid)
+        time.sleep(_POLL_S)
     return False
 
 
 def why_not_run(engine: Engine, inspected: Document, command: list[str]) -> Reason | None:
-    """Why the command of an ended container never ran, in docker-init's words; None if it did run.
+    """Return why the command of an ended container never ran, from docker-init's log; None if it did run.
 
     Raises:
-        RuntimeUnavailable: the engine went away.
+        RuntimeUnavailable: the engine does not answer.
     """
     if inspected["State"]["ExitCode"] not in _NOT_FOUND_CODES:
         return None
-    match = _FATAL.search(_last_words(engine, inspected["Id"]))
+    match = _FATAL.search(_stderr_tail(engine, inspected["Id"]))
     return start_failure(match.group(1), command) if match else None
 
 
 def wait_for_end(engine: Engine, container_id: str) -> None:
-    """Until the engine, too, knows that the container's process has ended."""
+    """Wait until the engine has noticed the end of the container's process."""
     engine.wait(container_id, _ENGINE_NOTICES_S)
 
 
@@ -69,13 +69,13 @@ def _has_ended(pid: int, proc: Path) -> bool:
 
 
 def _runs_something_else(pid: int, proc: Path) -> bool:
-    """Whether it has a child that no longer is a copy of itself.
+    """Return whether the process has a child that runs another program.
 
-    Its own program is read last: before docker-init it is runc, which has no children, so where there is a
-    child the parent is docker-init by now.
+    The program of the process itself is read last. Before docker-init it is runc, which has no children: if
+    there is a child, the parent is docker-init.
 
     Raises:
-        OSError: one of them ended meanwhile, or is not ours to look at.
+        OSError: one of them has ended, or may not be read.
     """
     children = (proc / str(pid) / "task" / str(pid) / "children").read_text().split()
     programs = {_program(int(child), proc) for child in children}
@@ -87,7 +87,7 @@ def _program(pid: int, proc: Path) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-def _last_words(engine: Engine, container_id: str) -> str:
+def _stderr_tail(engine: Engine, container_id: str) -> str:
     stream = engine.stream(
         "GET", f"/containers/{container_id}/logs", params={"stderr": "1", "tail": "5"}, headers_in_s=10
     )

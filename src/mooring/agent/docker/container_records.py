@@ -1,11 +1,11 @@
-"""What the agent must remember of each container that it made, in a file of its own.
+"""A record of each container that the agent created, in one file.
 
     <data directory>/containers.json    {"<container id>": {"instance_id": …, "gpu_uuids": […], …}, …}
 
-Docker merges the labels of an image into those of its containers, so labels cannot be memory: the author of
-an image would write it. An entry is on disk before its container starts. The file is replaced as a whole, and
-entries of containers that no longer exist are removed. A damaged file does not stop the node: what it said is
-derived again (`derive.py`), and completed from the control plane's next answer.
+Docker merges the labels of an image into those of its containers, so the author of an image could write what
+the agent read from labels. An entry is on disk before its container starts. The file is replaced as a whole,
+and entries of containers that no longer exist are removed. If the file is damaged, the records are derived
+again (`derive.py`), and completed from the control plane's next answer.
 """
 
 import json
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class TooManyContainersError(Exception):
-    """No further container can be remembered."""
+    """The file of records is full."""
 
 
 class _Part(BaseModel):
@@ -51,7 +51,7 @@ class HostPort(_Part):
 
 
 class ContainerRecord(_Part):
-    """One container. `secret_env` null: which variables are secrets is not known, so all count as such."""
+    """One container. If `secret_env` is None, the secret variables are unknown, and all count as secret."""
 
     control_plane_id: str
     instance_id: str
@@ -101,7 +101,7 @@ class ContainerRecord(_Part):
 
 
 class ContainerRecords:
-    """The records of one node, kept on disk by `save`. Any thread may call."""
+    """The records of one node, which `save` writes to disk. Any thread may call it."""
 
     def __init__(self, saved: bytes | None = None, save: Callable[[bytes], None] = lambda _: None) -> None:
         self._lock = threading.Lock()
@@ -121,11 +121,11 @@ class ContainerRecords:
             return frozenset(self._records)
 
     def remember(self, container_id: str, record: ContainerRecord) -> None:
-        """On disk when this returns.
+        """Save a record. It is on disk when this returns.
 
         Raises:
             TooManyContainersError: the file is full.
-            OSError: it cannot be written. The record is not kept in memory either.
+            OSError: the file cannot be written. The record is not kept in memory either.
         """
         with self._lock:
             before = self._records.get(container_id)
@@ -136,7 +136,7 @@ class ContainerRecords:
             self._replace({**self._records, container_id: record})
 
     def forget(self, container_ids: Collection[str]) -> None:
-        """These containers no longer exist. What cannot be written is tried again at the next listing."""
+        """Remove the records of removed containers. A failed write is retried at the next list."""
         with self._lock:
             kept = {known: record for known, record in self._records.items() if known not in container_ids}
             if len(kept) == len(self._records):
@@ -144,7 +144,7 @@ class ContainerRecords:
             try:
                 self._replace(kept)
             except OSError:
-                log.exception("records of containers that are gone cannot be removed")
+                log.exception("records of removed containers cannot be deleted")
 
     def _replace(self, records: dict[str, ContainerRecord]) -> None:
         content = {

@@ -1,8 +1,7 @@
-"""From an assignment to the body of the engine's "create container": pure, and an allow-list (R6).
+"""Converts an assignment to the body of the engine's "create container". Pure, and an allow-list (R6).
 
-Whatever is not written here cannot be asked for: no binds but the two of MPS for a share, no devices, no
-privileges, no host namespaces but the network's, which the control plane gives to groups of projects that an
-admin allowed it.
+Containers get nothing that is not listed here: no bind mounts except the two of MPS for a share, no devices,
+no privileges, and no host namespace except the network's, for groups of projects that an admin allowed to.
 """
 
 import hashlib
@@ -30,20 +29,20 @@ CDI_KIND = "nvidia.com/gpu"
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 NO_DEVICES = "void"
 
-BRIDGE_PREFIX = "mr-"  # of the kernel's interfaces, by which the firewall knows them
+BRIDGE_PREFIX = "mr-"  # of network interfaces; the firewall's rules match it
 RUNC = "runc"
 
 HOST_NETWORK = "host"
 OVERLAY_PREFIX = "mooring-"
-# Which interfaces the libraries that train over several nodes talk through, unless the user says so. Left to
-# themselves, NCCL takes all that it finds, and Gloo the one of the container's own name.
+# The default interfaces of the libraries that train on several nodes. Without them, NCCL uses all interfaces,
+# and Gloo the one of the container's host name.
 _INTERFACES: Mapping[str, Mapping[str, str]] = {
-    # A member's only network is its first interface; the way out of the node, which Docker adds, is another.
+    # The overlay is a member's first interface; the second, which Docker adds, leads out of the node.
     "overlay": {"NCCL_SOCKET_IFNAME": "eth0", "GLOO_SOCKET_IFNAME": "eth0"},
     "host": {"NCCL_SOCKET_IFNAME": f"^lo,docker,br-,veth,{BRIDGE_PREFIX}"},
 }
 
-# R7. The standard ones are enough for apt, pip and sshd as root; never NET_RAW, MKNOD or SYS_ADMIN.
+# R7. `standard` is enough for apt, pip and sshd as root. Never NET_RAW, MKNOD or SYS_ADMIN.
 CAPABILITIES: Mapping[SecurityProfile, tuple[str, ...]] = {
     "standard": (
         "CHOWN",
@@ -61,7 +60,8 @@ CAPABILITIES: Mapping[SecurityProfile, tuple[str, ...]] = {
 
 STOP_SIGNAL = "SIGTERM"
 
-# What an image may bake in to be given devices that nobody assigned. A name without `=` takes it away.
+# Variables of an image that would give a container devices that are not assigned to it. In a request, a name
+# without `=` removes the variable.
 DEVICE_ENV = {
     "NVIDIA_MIG_CONFIG_DEVICES",
     "NVIDIA_MIG_MONITOR_DEVICES",
@@ -71,24 +71,24 @@ DEVICE_ENV = {
     "NVIDIA_NVSWITCH",
     "NVIDIA_GDRCOPY",
 }
-# And what it would fake: ours.
+# Variables that only Mooring may set.
 DEVICE_ENV_PREFIXES = ("DOCKER_RESOURCE_", "CUDA_MPS_", "MOORING_")
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerLimits:
-    """What every instance gets besides the CPUs and memory it was assigned."""
+    """The limits that are the same for every container."""
 
     pids: int = 4096
     open_files: int = 65_536
     log_max_size: str = "50m"
     log_max_files: int = 3
-    runtime: str = RUNC  # R14: or a stronger one that the operator chose, such as runsc
+    runtime: str = RUNC  # R14: the operator may choose a stronger one, such as runsc
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A local image: `id` is what runs, `digest` what is shown, null if it never was in a registry."""
+    """A local image. Containers run `id`; users see `digest`, which is None if it was never in a registry."""
 
     id: str
     digest: str | None
@@ -103,23 +103,22 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """What this engine can do."""
+    """The features of an engine."""
 
     cdi_devices: frozenset[str] = frozenset()  # qualified names, as `docker info` lists them
     has_init: bool = True
     simulated_gpus: bool = False
     mps: Mps = field(default_factory=Mps)
     storage_driver: str = ""
-    disk_limits: bool = False  # the engine holds a container to its `StorageOpt`
+    disk_limits: bool = False  # the engine enforces `StorageOpt`
 
 
 def abilities_of(
     info: Mapping[str, Any], *, simulated_gpus: bool, mps: Mps | None = None, disk_limits: bool = False
 ) -> Abilities:
-    """What `docker info` says the engine can do."""
+    """Return the features of an engine from its `docker info`."""
     devices = [device.get("ID", "") for device in info.get("DiscoveredDevices") or []]
-    # Its version could not be read: docker-init (Debian: package tini) is not there, and a start with it
-    # would fail.
+    # "N/A": docker-init (Debian: package tini) is not installed, and a start with it would fail.
     init_commit = (info.get("InitCommit") or {}).get("ID")
     return Abilities(
         cdi_devices=frozenset(device for device in devices if device.startswith(f"{CDI_KIND}=")),
@@ -132,27 +131,27 @@ def abilities_of(
 
 
 def container_name(instance_id: str, attempt: int) -> str:
-    """The same for every try of one attempt: a create that timed out is found again, never repeated."""
+    """Return the name, which is the same for every try of one attempt, so that no create is repeated."""
     return f"mooring-{instance_id}-{attempt}"
 
 
 def network_name(project_id: str) -> str:
-    """One network per project and node; a project belongs to one control plane."""
+    """Return the name of a project's network on each node."""
     return f"mooring-{project_id}"
 
 
 def bridge_name(project_id: str, control_plane_id: str) -> str:
-    """Of the network's interface: 15 characters, as many as the kernel takes."""
+    """Return the name of the network's interface: 15 characters, the kernel's maximum."""
     return BRIDGE_PREFIX + hashlib.sha256(f"{control_plane_id}/{project_id}".encode()).hexdigest()[:12]
 
 
 def container_config(
     assignment: Assignment, image: Image, abilities: Abilities, limits: ContainerLimits, control_plane_id: str
 ) -> dict[str, Any]:
-    """The whole request, in the words of the Engine API."""
+    """Return the body of the request, in the notation of the Engine API."""
     spec = assignment.spec
     return {
-        "Image": image.id,  # by id: a tag may have moved since its environment was read
+        "Image": image.id,  # not by tag, which may name another image by now
         "Hostname": assignment.group.hostname if assignment.group else assignment.name,
         "Entrypoint": spec.entrypoint,
         "Cmd": spec.command,
@@ -163,7 +162,7 @@ def container_config(
         "ExposedPorts": {_port(port.container, port.protocol): {} for port in spec.ports},
         "Tty": False,
         "OpenStdin": False,
-        # Both would come from the image: a health check as often as every millisecond, a stop signal of none.
+        # An image could set a health check that runs every millisecond, or a signal that stops nothing.
         "Healthcheck": {"Test": ["NONE"]},
         "StopSignal": STOP_SIGNAL,
         "HostConfig": _host_config(assignment, abilities, limits) | _disk(assignment, image, abilities),
@@ -172,20 +171,20 @@ def container_config(
 
 
 def attached_to(assignment: Assignment) -> str:
-    """The one network that its container is on.
+    """Return the one network of the container.
 
-    A member is on its group's overlay alone. Docker joins two networks in any order, and with it changes
-    which interface is the first, and which address is that of the container's own name.
+    A member of a group with an overlay has no second network: Docker would attach two in any order, which
+    decides which interface is first, and which address the container's host name has.
 
     Raises:
-        StartRefused: the control plane did not name it, or not as ours are named.
+        StartRefused: the control plane sent no name of an overlay, or an invalid one.
     """
     group = assignment.group
     if group is None or group.network == "bridge":
         return network_name(assignment.project_id)
     if group.network == "host":
         return HOST_NETWORK
-    # Another name could be the engine's `host`, or a foreign network.
+    # Any other name could be the engine's `host`, or a foreign network.
     if not (group.overlay_name or "").startswith(OVERLAY_PREFIX):
         message = f"the control plane named no network of its group: {group.overlay_name}"
         raise StartRefused(Reason(code="network_unavailable", message=message))
@@ -193,7 +192,7 @@ def attached_to(assignment: Assignment) -> str:
 
 
 def environment(assignment: Assignment, image: Image, abilities: Abilities) -> list[str]:
-    """The user's variables, then ours; the engine adds the image's where neither names them."""
+    """Return the user's variables, then Mooring's. The engine adds the image's others."""
     devices = devices_of(assignment)
     baked = (entry.split("=", 1)[0] for entry in image.env)
     bad = [name for name in baked if name in DEVICE_ENV or name.startswith(DEVICE_ENV_PREFIXES)]
@@ -215,14 +214,14 @@ def environment(assignment: Assignment, image: Image, abilities: Abilities) -> l
 
 
 def visible_devices(uuids: Sequence[str], abilities: Abilities) -> str:
-    """Always set, because most CUDA images bake in `all` (R4). CDI needs it to be `void`."""
+    """Return NVIDIA_VISIBLE_DEVICES: always set, as most CUDA images set `all` (R4). CDI needs `void`."""
     if not uuids or abilities.simulated_gpus or _has_cdi_for(uuids, abilities):
         return NO_DEVICES
     return ",".join(uuids)
 
 
 def device_requests(uuids: Sequence[str], abilities: Abilities) -> list[dict[str, Any]]:
-    """GPUs by UUID only (R3): a count always means the first ones, and an index changes at a reboot."""
+    """Return requests by UUID (R3): a count selects the first GPUs, and an index may change at a reboot."""
     if not uuids or abilities.simulated_gpus:
         return []
     if _has_cdi_for(uuids, abilities):
@@ -235,17 +234,17 @@ def share_label(share: Share) -> str:
 
 
 def _mps_daemon(devices: Devices, abilities: Abilities) -> Daemon | None:
-    """None: the container has nothing to do with MPS."""
+    """Return the MPS daemon of the GPU; None if the container does not use MPS."""
     if devices.share is None or devices.share.isolation != "mps" or abilities.simulated_gpus:
         return None
     return abilities.mps.of(devices.gpu_uuids[0])
 
 
 def labels(assignment: Assignment, image: Image, control_plane_id: str) -> dict[str, str]:
-    """For people, and for telling our containers from others; what was given is in the agent's records.
+    """Return the labels, which are for people and to find containers; devices are in the agent's records.
 
-    Every label is set, empty where there is nothing to say, so that none of an image's is taken for ours; and
-    the image's own are emptied, for other programs on the node that obey labels.
+    Every label is set, possibly to "", so that no label of the image passes for one of Mooring's. The image's
+    own labels are set to "", because other programs on the node may act on them.
     """
     devices = devices_of(assignment)
     group = assignment.group
@@ -266,7 +265,7 @@ def labels(assignment: Assignment, image: Image, control_plane_id: str) -> dict[
 
 
 def _labels_of_earlier_releases(assignment: Assignment) -> dict[str, str]:
-    """These were their memory, and are for a node that goes back to one; nothing here reads them."""
+    """Return the labels that an earlier release needs after a downgrade. This release does not read them."""
     devices, group = devices_of(assignment), assignment.group
     on_host = group is not None and group.network == "host"
     ports = [_port(port.container, port.protocol) for port in assignment.spec.ports] if on_host else []
@@ -279,10 +278,10 @@ def _labels_of_earlier_releases(assignment: Assignment) -> dict[str, str]:
 
 
 def working_dir(spec: InstanceSpec, image: Image) -> str:
-    """Where its program starts; "": the engine's default.
+    """Return the working directory; "" is the engine's default.
 
     Raises:
-        StartRefused: in a file system of the kernel.
+        StartRefused: it is in a file system of the kernel.
     """
     asked = spec.working_dir or image.working_dir
     if not asked:
@@ -296,7 +295,7 @@ def working_dir(spec: InstanceSpec, image: Image) -> str:
 
 
 def spec_hash(assignment: Assignment) -> str:
-    """Tells two specs apart; defaults are left out, so that a release with new fields agrees."""
+    """Return a hash of the spec without defaults, so that a release with new fields computes the same."""
     asked = assignment.spec.model_dump(mode="json", exclude_defaults=True)
     devices = devices_of(assignment)
     given: list[Any] = [list(devices.gpu_uuids), assignment.cpus, assignment.memory_mib]
@@ -310,7 +309,7 @@ def spec_hash(assignment: Assignment) -> str:
 
 
 def command_line(spec: InstanceSpec, image: Image) -> list[str]:
-    """What will run, for messages. Docker drops the image's command when an entrypoint is given."""
+    """Return the command for messages. Docker ignores the image's command if an entrypoint is given."""
     if spec.entrypoint:
         return [*spec.entrypoint, *(spec.command or ())]
     entrypoint = image.entrypoint if spec.entrypoint is None else ()
@@ -321,7 +320,7 @@ def _host_config(assignment: Assignment, abilities: Abilities, limits: Container
     spec, devices = assignment.spec, devices_of(assignment)
     memory, daemon = assignment.memory_mib * 2**20, _mps_daemon(devices, abilities)
     return {
-        # R2: a default runtime `nvidia` would give every GPU to an image that bakes in `all`.
+        # R2: with the default runtime `nvidia`, an image that sets `all` would get every GPU.
         "Runtime": limits.runtime,
         "Privileged": False,
         "CapDrop": ["ALL"],
@@ -330,7 +329,7 @@ def _host_config(assignment: Assignment, abilities: Abilities, limits: Container
         "NetworkMode": attached_to(assignment),
         "IpcMode": "private",
         "Memory": memory,
-        "MemorySwap": memory,  # the same number: no swap at all
+        "MemorySwap": memory,  # equal to Memory: no swap
         "NanoCpus": round(assignment.cpus * 1e9),
         "PidsLimit": limits.pids,
         "ShmSize": (spec.shm_mib or max(1, assignment.memory_mib // 2)) * 2**20,
@@ -343,12 +342,12 @@ def _host_config(assignment: Assignment, abilities: Abilities, limits: Container
             "Type": "json-file",
             "Config": {"max-size": limits.log_max_size, "max-file": str(limits.log_max_files)},
         },
-        "RestartPolicy": {"Name": "no"},  # restarts are the agent's: it must count and report them
+        "RestartPolicy": {"Name": "no"},  # the agent restarts containers, to count and report it
         "Init": abilities.has_init,
         "PortBindings": {
             _port(port.container, port.protocol): [{"HostIp": "", "HostPort": ""}]
             for port in spec.ports
-            if attached_to(assignment) != HOST_NETWORK  # where each is a port of the node as it is
+            if attached_to(assignment) != HOST_NETWORK  # on it, each is a port of the node
         },
         "DeviceRequests": device_requests(devices.gpu_uuids, abilities),
         **({"Mounts": daemon.mounts()} if daemon else {}),
@@ -356,7 +355,7 @@ def _host_config(assignment: Assignment, abilities: Abilities, limits: Container
 
 
 def _disk(assignment: Assignment, image: Image, abilities: Abilities) -> dict[str, Any]:
-    """What keeps it from filling the node's disk; images' volumes would be outside of every limit."""
+    """Return the disk limits. The image's volumes, which have none, become file systems in memory."""
     daemon = _mps_daemon(devices_of(assignment), abilities)
     ours = [str(mount["Target"]) for mount in daemon.mounts()] if daemon else []
     masks = volume_masks(assignment.spec.image, image.volumes, assignment.memory_mib, ours)
@@ -372,7 +371,7 @@ def _disk(assignment: Assignment, image: Image, abilities: Abilities) -> dict[st
 
 
 def _networking(assignment: Assignment) -> dict[str, Any]:
-    """Beside the name that Docker gives them, containers know each other by instance and by member."""
+    """Return the container's network, where other containers find it by the instance's and member's name."""
     network = attached_to(assignment)
     if network == HOST_NETWORK:
         return {}

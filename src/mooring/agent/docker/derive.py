@@ -1,14 +1,14 @@
-"""What the agent knows of a container that it has no record of. Pure.
+"""Derives the record of a container that has none. Pure.
 
-Such containers were made by a release without records, or before the file was lost, or by a create whose
-answer never came. Nothing is taken from what an image can write:
+Such a container was created by a release without records, or before the file was lost, or by a create whose
+answer did not arrive. Nothing is read from what an image can set:
 
-- the name and the HostConfig are the creator's alone, and must be as the agent makes them;
-- of the labels, only those that every release has set on every container, and so over the image's own;
-- GPUs are the ones in `DeviceRequests`; the parent GPU of a MIG device is asked of the driver.
+- the name and the HostConfig are set by the creator only, and must be as the agent sets them;
+- of the labels, only those that every release has set on every container, which replace those of the image;
+- GPUs are those in `DeviceRequests`; the driver reports the parent GPU of a MIG device.
 
-What cannot be known this way (shares, ports on the host's network, names of secret variables) is missing
-until the control plane's answer has the assignment of the same spec hash (`Observer.expect`).
+The rest (shares, ports on the host's network, names of secret variables) is missing until the control plane
+sends the assignment with the same spec hash (`Observer.expect`).
 """
 
 import re
@@ -36,7 +36,7 @@ _ATTEMPT: Final = re.compile(r"[0-9]{1,9}", re.ASCII)
 
 
 def is_ours(labels: Mapping[str, str], control_plane_id: str | None) -> bool:
-    """Whether these labels name an instance of this control plane; anybody may write labels."""
+    """Return whether the labels name an instance of this control plane. Any program may set labels."""
     return (
         control_plane_id is not None
         and labels.get(CONTROL_PLANE) == control_plane_id
@@ -46,14 +46,14 @@ def is_ours(labels: Mapping[str, str], control_plane_id: str | None) -> bool:
 
 
 def has_our_name(labels: Mapping[str, str], name: str) -> bool:
-    """Whether a container is named after the instance in its labels: an image names no container."""
+    """Return whether a container is named after the instance in its labels. No image can set the name."""
     return name.lstrip("/") == container_name(labels[INSTANCE], int(labels[ATTEMPT]))
 
 
 def derived(
     inspected: Mapping[str, Any], control_plane_id: str | None, parent_of: ParentOf, *, simulated_gpus: bool
 ) -> ContainerRecord | None:
-    """The record of a container that has none; null: it is not one that this control plane's agent made."""
+    """Return the record of a container; None if no agent of this control plane created it."""
     labels, host = inspected["Config"]["Labels"] or {}, inspected["HostConfig"]
     if control_plane_id is None or not is_ours(labels, control_plane_id):
         return None
@@ -62,7 +62,7 @@ def derived(
     requested, counted = requested_devices(host)
     if counted:
         return None
-    # Simulated GPUs are not requested of Docker. Every release has set this label on every container.
+    # Simulated GPUs are not in DeviceRequests. Every release has set this label on every container.
     gpu_uuids = tuple(filter(None, labels.get(GPUS, "").split(","))) if simulated_gpus else requested
     parents = [parent_of(uuid) for uuid in gpu_uuids]
     return ContainerRecord(
@@ -79,7 +79,7 @@ def derived(
 
 
 def _is_confined(host: Mapping[str, Any]) -> bool:
-    """As every release has made containers."""
+    """Return whether the container is restricted as every release restricts containers."""
     network = host.get("NetworkMode") or ""
     return (
         not host.get("Privileged")

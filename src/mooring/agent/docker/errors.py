@@ -48,7 +48,7 @@ def engine_call(what: str) -> Iterator[None]:
     except APIError as error:
         message = str(error.explanation or error)
         if _GOING_AWAY.search(message):
-            raise RuntimeUnavailable(f"{what}: the container engine is going away: {message}") from error
+            raise RuntimeUnavailable(f"{what}: the container engine is shutting down: {message}") from error
         raise EngineRefused(error.status_code or 0, message) from error
     except (RequestException, HTTPError, HTTPException, DockerException, OSError) as error:
         raise RuntimeUnavailable(
@@ -61,7 +61,7 @@ _START_FAILURES = [
     (
         r"could not select device driver|unresolvable CDI device|CDI device injection failed",
         "gpu_runtime_missing",
-        "the node's Docker cannot hand out its GPUs; its operator must install nvidia-container-toolkit",
+        "the node's Docker cannot provide GPUs; its operator must install nvidia-container-toolkit",
     ),
     (
         r"nvidia-container-cli|nvidia-container-runtime|nvidia-cdi-hook|libnvidia",
@@ -129,7 +129,7 @@ _START_FAILURES = [
     (
         r"--storage-opt is supported only|invalid storage option",
         "disk_limits_unavailable",
-        "the node can no longer limit the disk that a container uses; its operator must see to it",
+        "the node can no longer limit a container's disk; its operator must repair Docker's storage driver",
     ),
     (
         r"no space left on device",
@@ -187,10 +187,10 @@ def pull_failure(engine_message: str, image: str, status: int = 0, *, credential
 
 def is_denial(engine_message: str, status: int) -> bool:
     """Return whether the registry answered and denied access."""
-    said_no = re.search(
+    denied = re.search(
         r"unauthorized|denied|forbidden|basic auth|authentication required", engine_message, re.I
     )
-    return status in {401, 403} or said_no is not None
+    return status in {401, 403} or denied is not None
 
 
 def _brief(text: str) -> str:

@@ -1,4 +1,4 @@
-"""A command run in a container, as frames: what it prints, then how it ended."""
+"""Runs a command in a container and yields its output and exit code as frames."""
 
 import codecs
 import logging
@@ -15,9 +15,9 @@ from mooring.agent.docker.streams import ByteStream, Demultiplexer, StreamName
 from mooring.agent.runtime import RuntimeUnavailable
 from mooring.schemas.agent_streams import ExecRequest, StreamError, StreamFrame
 
-_STILL_THERE_EVERY_S = 10.0
-_NOTED_WITHIN_S = 2.0  # the engine records pid and exit code after the stream shows their effect
-_LOOK_EVERY_S = 0.01
+_KEEP_ALIVE_S = 10.0
+_RECORDED_WITHIN_S = 2.0  # the engine records pid and exit code some time after the stream shows them
+_POLL_S = 0.01
 
 PROC = Path("/proc")
 
@@ -27,10 +27,10 @@ log = logging.getLogger(__name__)
 def exec_frames(
     engine: Engine, container_id: str, request: ExecRequest
 ) -> Generator[StreamFrame, None, None]:
-    """Frames, of which the last has `exit_code` or `error`. Closing the iterator kills the command.
+    """Yield frames; the last one has `exit_code` or `error`. Closing the iterator kills the command.
 
     Raises:
-        RuntimeUnavailable: the engine went away before the end.
+        RuntimeUnavailable: the connection to the engine was lost.
     """
     try:
         exec_id = engine.exec_create(container_id, request.command)
@@ -52,7 +52,7 @@ def _run(
         ended = yield from _output(stream, request)
         yield StreamFrame(exit_code=_exit_code(engine, exec_id)) if ended else _timed_out(request)
     finally:
-        # Also when the reader went away: nobody is left to hold it to its timeout.
+        # Also if the reader closed the iterator: then nothing else would enforce the timeout.
         if not ended:
             with suppress(RuntimeUnavailable):
                 kill_exec(engine, exec_id, container_id)
@@ -60,11 +60,11 @@ def _run(
 
 
 def _output(stream: ByteStream, request: ExecRequest) -> Generator[StreamFrame, None, bool]:
-    """Gives out what comes; its value is whether the command ended, in time."""
+    """Yield the output. Return whether the command ended before its timeout."""
     deadline = time.monotonic() + request.timeout_s
     output = Output(request.max_output_bytes)
     while (left := deadline - time.monotonic()) > 0:
-        chunk = stream.read(min(left, _STILL_THERE_EVERY_S))
+        chunk = stream.read(min(left, _KEEP_ALIVE_S))
         if chunk == b"":
             yield from output.rest()
             return True
@@ -73,11 +73,11 @@ def _output(stream: ByteStream, request: ExecRequest) -> Generator[StreamFrame, 
 
 
 class Output:
-    """Bytes to text, each stream on its own, up to a limit; after that it only swallows."""
+    """Decodes the output, each stream separately, up to a limit, and discards the rest."""
 
     def __init__(self, max_bytes: int) -> None:
         self._left = max_bytes
-        self._told = False
+        self._truncated = False
         self._demultiplexer = Demultiplexer()
         make = codecs.getincrementaldecoder("utf-8")
         self._decoders: dict[StreamName, codecs.IncrementalDecoder] = {
@@ -90,32 +90,32 @@ class Output:
             kept, cut = payload[: self._left], len(payload) > self._left
             self._left -= len(kept)
             text = self._decoders[stream].decode(kept)
-            if text or (cut and not self._told):
+            if text or (cut and not self._truncated):
                 yield StreamFrame(stream=stream, text=text, truncated=cut)
-            self._told = self._told or cut
+            self._truncated = self._truncated or cut
 
     def rest(self) -> Iterator[StreamFrame]:
         for stream, decoder in self._decoders.items():
-            if not self._told and (text := decoder.decode(b"", final=True)):
+            if not self._truncated and (text := decoder.decode(b"", final=True)):
                 yield StreamFrame(stream=stream, text=text)
 
 
 def kill_exec(engine: Engine, exec_id: str, container_id: str, proc: Path = PROC) -> bool:
-    """Kill what an exec started, and its children; whether that was possible.
+    """Kill the process of an exec and its children. Return whether that was possible.
 
-    The engine has no call for it. A privileged agent on the host can, as the pid it names is the host's.
+    The engine has no call for it, but reports the host's pid, so a privileged agent on the host can do it.
 
     Raises:
-        RuntimeUnavailable: the engine does not tell which process it is.
+        RuntimeUnavailable: the engine does not report the pid.
     """
     pid = _pid_of(engine, exec_id)
     if pid is None:
         return True
-    # Stopped first, from the top: a process that is listed and then forks would leave a child behind.
+    # First stop all, parents first: a process that forks after its children are listed would leave one.
     pids = [pid]
     for parent in pids:
         if not _signal(parent, signal.SIGSTOP, container_id, proc):
-            log.warning("the command of exec %s cannot be killed and runs on in its container", exec_id)
+            log.warning("the command of exec %s cannot be killed and still runs in its container", exec_id)
             return False
         pids += _children(parent, proc)
     killed = [_signal(each, signal.SIGKILL, container_id, proc) for each in pids]
@@ -123,14 +123,14 @@ def kill_exec(engine: Engine, exec_id: str, container_id: str, proc: Path = PROC
 
 
 def _pid_of(engine: Engine, exec_id: str) -> int | None:
-    """The process of an exec that runs; its output may come before the engine has noted its pid."""
-    until = time.monotonic() + _NOTED_WITHIN_S
+    """Return the pid of a running exec, which may follow its first output; None if it has ended."""
+    until = time.monotonic() + _RECORDED_WITHIN_S
     while (state := engine.exec_state(exec_id))["Running"]:
         if state["Pid"]:
             return int(state["Pid"])
         if time.monotonic() > until:
-            raise RuntimeUnavailable("the engine names no process for a command that runs")
-        time.sleep(_LOOK_EVERY_S)
+            raise RuntimeUnavailable("the engine reports no process for a running command")
+        time.sleep(_POLL_S)
     return None
 
 
@@ -157,13 +157,13 @@ def _children(pid: int, proc: Path) -> list[int]:
 
 
 def _exit_code(engine: Engine, exec_id: str) -> int:
-    until = time.monotonic() + _NOTED_WITHIN_S
+    until = time.monotonic() + _RECORDED_WITHIN_S
     while time.monotonic() < until:
         state = engine.exec_state(exec_id)
         if state["ExitCode"] is not None and not state["Running"]:
             return int(state["ExitCode"])
-        time.sleep(_LOOK_EVERY_S)
-    # An engine that is shut down lets the stream go while the command runs on.
+        time.sleep(_POLL_S)
+    # An engine that shuts down ends the stream while the command still runs.
     raise RuntimeUnavailable("the engine ended the output of a command that has not ended")
 
 

@@ -1,4 +1,4 @@
-"""An instance's logs as frames: one per line, with its time, safe to show (R18)."""
+"""Reads the logs of an instance as frames: one per line, with its time, without control characters (R18)."""
 
 import codecs
 import re
@@ -13,16 +13,16 @@ from mooring.agent.runtime import RuntimeUnavailable
 from mooring.core.text import MAX_LINE_BYTES, clean_line
 from mooring.schemas.agent_streams import LogsRequest, StreamError, StreamFrame
 
-STILL_THERE_EVERY_S: Final = 10.0
+KEEP_ALIVE_S: Final = 10.0
 
 _ENDED = {"exited", "dead"}
 
 
 def log_frames(engine: Engine, container_id: str, request: LogsRequest) -> Generator[StreamFrame, None, None]:
-    """Frames, of which the last has `end` or `error`; empty ones in between say that we are still here.
+    """Yield frames; the last one has `end` or `error`. Empty frames keep the connection alive.
 
     Raises:
-        RuntimeUnavailable: the engine went away before the end.
+        RuntimeUnavailable: the connection to the engine was lost.
     """
     try:
         params = _params(request)
@@ -36,16 +36,16 @@ def log_frames(engine: Engine, container_id: str, request: LogsRequest) -> Gener
     except EngineRefused as refusal:
         if refusal.status not in {404, 409}:
             raise
-        yield _error("not_found", "the instance has no container any more, and so no logs")
+        yield _error("not_found", "the container of the instance was removed, and its logs with it")
     finally:
         stream.close()
 
 
 def engine_time(rfc3339: str) -> str:
-    """The engine's own notation, seconds and nanoseconds since 1970.
+    """Convert a time to the engine's notation: seconds and nanoseconds since 1970.
 
     Raises:
-        ValueError: not RFC 3339.
+        ValueError: it is not in RFC 3339 notation.
     """
     match = re.fullmatch(r"(.+?:\d\d)(?:\.(\d{1,9}))?\d*(Z|[+-]\d\d:\d\d)?", rfc3339.strip().upper())
     if match is None:
@@ -56,10 +56,10 @@ def engine_time(rfc3339: str) -> str:
 
 
 class LineCutter:
-    """Puts the pieces together in which the engine delivers a line of more than 16 KiB, and cuts it there."""
+    """Truncates lines of more than 16 KiB, which the engine sends in parts, to their first part."""
 
     def __init__(self) -> None:
-        self._cut: set[StreamName] = set()  # streams in the middle of a line whose beginning was given out
+        self._cut: set[StreamName] = set()  # streams whose current line was truncated
 
     def frame(self, stream: StreamName, payload: bytes) -> StreamFrame | None:
         at, _, line = payload.partition(b" ")
@@ -72,7 +72,7 @@ class LineCutter:
         truncated = len(text) > MAX_LINE_BYTES or (not complete and len(text) == MAX_LINE_BYTES)
         if not complete and truncated:
             self._cut.add(stream)
-        # Not final where it is cut: a character of which half is left is dropped.
+        # Not final if truncated: then an incomplete character at the end is dropped.
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         decoded = clean_line(decoder.decode(text[:MAX_LINE_BYTES], final=not truncated))
         return StreamFrame(stream=stream, at=at.decode(errors="replace"), text=decoded, truncated=truncated)
@@ -91,7 +91,7 @@ def _params(request: LogsRequest) -> dict[str, str]:
 
 def _lines(stream: ByteStream) -> Iterator[StreamFrame]:
     demultiplexer, cutter = Demultiplexer(), LineCutter()
-    while (chunk := stream.read(STILL_THERE_EVERY_S)) != b"":
+    while (chunk := stream.read(KEEP_ALIVE_S)) != b"":
         if chunk is None:
             yield StreamFrame()
             continue

@@ -1,7 +1,7 @@
-"""R10: one bridge network per project and node, made when first needed, removed when nothing is left on it.
+"""R10: one bridge network per project and node, created when needed, and removed when it has no container.
 
-Members of a project find one another by the instance's name, in Docker's own name server. IPv6 stays off.
-Those of a group may be on its overlay, or on their node's own network, in place of their project's.
+Instances of a project find each other by name, through Docker's name server. IPv6 is off. Members of a group
+may be on the group's overlay, or on the network of their node, instead of the project's network.
 """
 
 import logging
@@ -30,33 +30,33 @@ from mooring.core.node import SwarmFacts
 from mooring.schemas.agent import Assignment
 
 _NO_RANGE_LEFT: Final = "network_unavailable"
-_CONFLICTS: Final = {403, 409}  # its interface exists, or its name
+_CONFLICTS: Final = {403, 409}  # the interface or the name exists
 _APPEARS_WITHIN_S: Final = 5.0
-_LOOK_AGAIN_S: Final = 0.05
+_POLL_S: Final = 0.05
 
 log = logging.getLogger(__name__)
 
 
-# The bridges that must be covered -> why nothing may be started without the rules.
+# Applies the rules to these bridges. Returns why nothing may start if it cannot.
 Isolate = Callable[[Collection[str]], Reason | None]
 
 
 class Attachments:
-    """Where containers are attached, with the rules around it. May be called from any thread.
+    """The networks of containers, with their firewall rules. May be called from any thread.
 
     Args:
-        swarm: the swarm that the engine is in.
-        isolate: makes the rules around these bridges, or says why it cannot.
+        swarm: returns the swarm of the engine.
+        isolate: applies the firewall rules to bridges, or returns why it cannot.
     """
 
     def __init__(self, engine: Engine, swarm: Callable[[], SwarmFacts | None], isolate: Isolate) -> None:
         self.networks, self.overlays = Networks(engine), Overlays(engine)
         self._swarm, self._isolate = swarm, isolate
-        # Yet, in this process: rules do not outlive a reboot, networks do.
+        # By this process: a reboot removes the rules, but not the networks.
         self._covered: frozenset[str] | None = None
 
     def guard(self, control_plane_id: str | None) -> Reason | None:
-        """Why nothing may be started here: containers cannot be kept from what they must not reach."""
+        """Apply the rules to all bridges. Return why nothing may start if that fails."""
         bridges = set() if control_plane_id is None else set(self.networks.bridges(control_plane_id))
         if self._swarm() is not None and (gateway := self.overlays.gateway()) is not None:
             bridges.add(gateway)
@@ -66,14 +66,14 @@ class Attachments:
 
     @contextmanager
     def of(self, assignment: Assignment, control_plane_id: str) -> Iterator[None]:
-        """The network of this container, as far as it is this node's to make, with the rules around it.
+        """Create the network of a container, if this node has to, and apply the rules to it.
 
         Raises:
-            StartRefused: it cannot be had.
-            RuntimeUnavailable: to be tried again; if for want of rules, the next look at the node says why.
+            StartRefused: the network cannot be created.
+            RuntimeUnavailable: try again. If rules are missing, the next report of the node says why.
         """
         where = attached_to(assignment)
-        if where == HOST_NETWORK:  # no rule of ours holds there
+        if where == HOST_NETWORK:  # the rules do not apply to it
             yield
         elif where == network_name(assignment.project_id):
             with self.networks.held(assignment.project_id, control_plane_id) as is_new:
@@ -98,20 +98,20 @@ class Networks:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._changing = threading.Lock()  # of networks at the engine
+        self._changing = threading.Lock()  # while networks are created or removed
         self._counting = threading.Lock()
-        self._held: Counter[str] = Counter()  # by project: containers just being made
+        self._held: Counter[str] = Counter()  # containers being created, by project
 
     @contextmanager
     def held(self, project_id: str, control_plane_id: str) -> Iterator[bool]:
-        """The project's network, which is there, and stays, while a container is made on it.
+        """Create the project's network if needed, and keep it while a container is created on it.
 
         Yields:
-            Whether it was made just now.
+            Whether this call created it.
 
         Raises:
-            StartRefused: it cannot be made.
-            RuntimeUnavailable
+            StartRefused: it cannot be created.
+            RuntimeUnavailable: the engine does not answer.
         """
         with self._counting:
             self._held[project_id] += 1
@@ -124,13 +124,13 @@ class Networks:
                 self._held[project_id] -= 1
 
     def bridges(self, control_plane_id: str) -> list[str]:
-        """The kernel's names of all networks of ours."""
+        """Return the interfaces of all project networks of this control plane."""
         return [network["Options"][BRIDGE_OPTION] for network in self._ours(control_plane_id)]
 
     def sweep(self, control_plane_id: str) -> None:
-        """Remove networks that no container is left for, stopped ones included: they may start again.
+        """Remove networks whose project has no container, running or stopped.
 
-        Not while another thread makes one: the engine may hang, and who sweeps has better things to do.
+        Does nothing while another thread creates a network: that may take long, and the caller must not wait.
         """
         if self._changing.acquire(blocking=False):
             try:
@@ -144,7 +144,7 @@ class Networks:
             idle = [network for network in networks if not self._held[network["Labels"][PROJECT]]]
         if not idle:
             return
-        # Listed last: a start that has released its network by then has its container in the list.
+        # Listed after the count: a start that no longer counts has its container in this list.
         in_use = {container["Labels"].get(PROJECT) for container in self._engine.containers(INSTANCE)}
         for network in idle:
             if network["Labels"][PROJECT] not in in_use:
@@ -157,7 +157,7 @@ class Networks:
             if not is_gone(refusal):  # a foreign container is attached
                 log.warning("network %s is not removed: %s", network["Name"], refusal.message)
         else:
-            log.info("removed network %s: no instance of its project is left here", network["Name"])
+            log.info("removed network %s: the node has no instance of its project", network["Name"])
 
     def _ours(self, control_plane_id: str) -> list[Document]:
         networks = self._engine.networks(f"{CONTROL_PLANE}={control_plane_id}")
@@ -168,7 +168,7 @@ class Networks:
         ]
 
     def _ensure(self, project_id: str, control_plane_id: str) -> bool:
-        if self._is_there(project_id, control_plane_id):
+        if self._exists(project_id, control_plane_id):
             return False
         config = _config(project_id, control_plane_id)
         try:
@@ -176,30 +176,31 @@ class Networks:
         except EngineRefused as refusal:
             if start_failure(refusal.message, []).code == _NO_RANGE_LEFT:
                 self._sweep(control_plane_id)
-                self._create_at_last(config)
+                self._create_again(config)
             elif refusal.status not in _CONFLICTS:
                 raise _unavailable(f"Docker refused to make one: {refusal.message}") from refusal
             elif not self._appears(project_id, control_plane_id):
-                raise  # unknown, to be tried again
+                raise  # the outcome is unknown: try again
         return True
 
     def _appears(self, project_id: str, control_plane_id: str) -> bool:
-        """Another agent, or a call of ours that timed out, makes it: the interface comes before the name."""
+        """Wait for a network that another call is creating: its interface exists before its name does."""
         until = time.monotonic() + _APPEARS_WITHIN_S
-        while not (there := self._is_there(project_id, control_plane_id)) and time.monotonic() < until:
-            time.sleep(_LOOK_AGAIN_S)
+        while not (there := self._exists(project_id, control_plane_id)) and time.monotonic() < until:
+            time.sleep(_POLL_S)
         return there
 
-    def _create_at_last(self, config: Document) -> None:
+    def _create_again(self, config: Document) -> None:
         try:
             self._engine.create_network(config)
         except EngineRefused as refusal:
             raise StartRefused(start_failure(refusal.message, [])) from refusal
 
-    def _is_there(self, project_id: str, control_plane_id: str) -> bool:
-        """
+    def _exists(self, project_id: str, control_plane_id: str) -> bool:
+        """Return whether the project's network exists.
+
         Raises:
-            StartRefused: something else has its name.
+            StartRefused: a foreign network has its name.
         """
         name = network_name(project_id)
         try:
@@ -213,7 +214,7 @@ class Networks:
         # The engine also finds a network by the beginning of its id.
         if found["Name"] != name:
             return False
-        # Labels can be written by hand; without this bridge our rules would not hold on it.
+        # Labels can be set by hand. The rules apply only to a network with this bridge.
         if labels.get(CONTROL_PLANE) != control_plane_id or options.get(BRIDGE_OPTION) != bridge:
             raise _unavailable(
                 f"the name {name} is taken on the node, by a network that is not this control plane's"

@@ -1,7 +1,7 @@
-"""What the engine says about our containers, read cheaply: only those that changed are inspected.
+"""Reads the state of Mooring's containers from the engine, and inspects only those that changed.
 
-What a container was given comes from the agent's record of it (container_records.py), never from labels that
-its image may have written. A container that cannot be interpreted is an orphan, and no error of the node.
+The devices of a container come from the agent's record of it (container_records.py), never from labels, which
+its image could have set. A container that cannot be interpreted is an orphan; it does not fail the node.
 """
 
 import logging
@@ -35,15 +35,15 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class _Known:
     looks: tuple[str, str]
-    container: Container | None  # None: it is not ours, or cannot be interpreted
+    container: Container | None  # None: foreign, or it cannot be interpreted
     read_at: float
 
 
 class Observer:
-    """Lists containers, from one thread at a time; the rest may be called from any.
+    """Lists containers, from one thread at a time; other methods may be called from any thread.
 
     Args:
-        parent_of: UUID of a MIG device -> that of its GPU, as far as the driver tells.
+        parent_of: UUID of a MIG device -> that of its GPU, if the driver reports it.
     """
 
     def __init__(
@@ -63,14 +63,14 @@ class Observer:
         self._unrecorded: dict[str, Key] = {}
 
     def containers(self, control_plane_id: str | None) -> tuple[list[Container], list[Orphan]]:
-        """Ours, and labelled ones that belong to another control plane or make no sense.
+        """Return the containers of this control plane, and labelled ones that are foreign or invalid.
 
         Raises:
-            RuntimeUnavailable: the list is not to be had, which does not mean that it is empty.
+            RuntimeUnavailable: the engine returned no list. That does not mean that there are no containers.
         """
         ours: list[Container] = []
         orphans: list[Orphan] = []
-        recorded = self._records.ids()  # before the list: what is recorded meanwhile is not in it
+        recorded = self._records.ids()  # before the list, which lacks containers that are recorded after it
         listed = self._engine.containers(INSTANCE)
         for entry in listed:
             found = self._observe(entry, control_plane_id)
@@ -87,7 +87,7 @@ class Observer:
         return ours, orphans[:MAX_ORPHANS]
 
     def read(self, container_id: str, control_plane_id: str | None) -> Container | None:
-        """One container as it is now; None when it is gone, or not ours."""
+        """Return the present state of a container; None if it was removed, or is foreign."""
         try:
             inspected = self._engine.container(container_id)
         except EngineRefused as refusal:
@@ -97,12 +97,12 @@ class Observer:
         return self.interpret(inspected, control_plane_id)
 
     def interpret(self, inspected: Document, control_plane_id: str | None) -> Container | None:
-        """A container from the engine's "inspect"; None when it is not ours, or makes no sense."""
+        """Return the container of an "inspect" answer; None if it is foreign, or cannot be interpreted."""
         try:
             record = self._record_of(inspected, control_plane_id)
             return container_of(inspected, record, self._address) if record else None
         except Exception:
-            # Whatever an image brings along must not cost the node the sight of its other containers.
+            # Invalid data of one image must not hide the other containers.
             log.exception("container %s cannot be interpreted", inspected["Id"])
             return self._recorded_only(inspected["Id"], inspected["State"]["Status"], control_plane_id)
 
@@ -110,35 +110,35 @@ class Observer:
         return self._records.get(inspected["Id"])
 
     def remember(self, container_id: str, record: ContainerRecord) -> None:
-        """Raises OSError or TooManyContainersError: it is not on disk."""
+        """Save a record. Raises OSError or TooManyContainersError if it could not be saved."""
         self._records.remember(container_id, record)
         self.forget(container_id)
 
     def expect(self, assignments: Iterable[Assignment]) -> None:
-        """What the node should have: completes what is known of containers that have no record."""
+        """Set the node's assignments, which complete the records of containers that have none."""
         self._expected = {key_of(assignment): assignment for assignment in assignments}
         for container_id, key in list(self._unrecorded.items()):
             if key in self._expected:
                 self.forget(container_id)
 
     def on(self, gpu_uuid: str) -> list[Container]:
-        """The containers that ran at the last listing with this GPU or MIG device."""
+        """Return the containers with this GPU or MIG device that were running in the last list."""
         seen = [known.container for known in list(self._known.values()) if known.container]
         return [one for one in seen if one.status == "running" and gpu_uuid in one.gpu_uuids]
 
     def forget(self, container_id: str) -> None:
-        """It was changed by us, perhaps back into what it looked like before."""
+        """Read the container again in the next list, even if its entry is unchanged."""
         self._known.pop(container_id, None)
 
     def doubt(self, container_id: str) -> None:
-        """Something happened to it that the engine's list may not show yet.
+        """Read the container again in the next list: its entry may not show a change yet.
 
-        The engine tells of an end before its list does, some 100 ms later; "inspect" waits in between.
+        The engine's event of an end comes up to 100 ms before the list shows it; "inspect" waits for it.
         """
         self._doubted.add(container_id)
 
     def _observe(self, entry: Document, control_plane_id: str | None) -> Container | Orphan | None:
-        """None: it is gone."""
+        """Return None if the container was removed."""
         try:
             if not self._may_be_ours(entry, control_plane_id):
                 return _orphan(entry)
@@ -147,7 +147,7 @@ class Observer:
             log.warning("container %s cannot be inspected: %s", entry["Id"], refusal)
             return self._listed_only(entry, control_plane_id) or _orphan(entry)
         except RuntimeUnavailable:
-            self._engine.ping()  # if it answers, what did not is this container
+            self._engine.ping()  # if it answers, only this container is the problem
             if (listed := self._listed_only(entry, control_plane_id)) is None:
                 raise
             log.warning("container %s cannot be inspected: no answer", entry["Id"])
@@ -163,7 +163,7 @@ class Observer:
     def _present(self, entry: Document, control_plane_id: str | None) -> Container | Orphan | None:
         container_id, looks = entry["Id"], _looks(entry)
         if container_id in self._doubted:
-            self._doubted.discard(container_id)  # before it is read: what happens later is another doubt
+            self._doubted.discard(container_id)  # before the read: a later change sets it again
             self.forget(container_id)
         known = self._known.get(container_id)
         if not known or known.looks != looks or time.monotonic() - known.read_at >= _MAX_AGE_S:
@@ -184,13 +184,13 @@ class Observer:
     def _recorded_only(
         self, container_id: str, status: str, control_plane_id: str | None
     ) -> Container | None:
-        """A container that says nothing more of itself: it holds what it was given all the same."""
+        """Return the container as recorded: it keeps its devices even if it cannot be read."""
         if (record := self._recorded(container_id, control_plane_id)) is None:
             return None
         return container_of({"Id": container_id, "State": {"Status": status}}, record, self._address)
 
     def _listed_only(self, entry: Document, control_plane_id: str | None) -> Container | None:
-        """A recorded container as the list shows it, while it cannot be inspected."""
+        """Return a recorded container with the state in the list, if it cannot be inspected."""
         status, code = entry["State"], re.match(r"\w+ \((-?\d+)\)", entry.get("Status") or "")
         if (known := self._recorded_only(entry["Id"], status, control_plane_id)) is None:
             return None
@@ -214,7 +214,7 @@ class Observer:
     def _completed(
         self, container_id: str, assignment: Assignment, found: ContainerRecord
     ) -> ContainerRecord:
-        """The whole record of a container that had none, from the assignment that it was made for."""
+        """Save and return the complete record of a container, from its assignment."""
         record = ContainerRecord.of(assignment, found.image_digest, found.control_plane_id)
         self._unrecorded.pop(container_id, None)
         try:
@@ -229,12 +229,12 @@ class Observer:
 def _is_made_for(assignment: Assignment, found: ContainerRecord) -> bool:
     try:
         return spec_hash(assignment) == found.spec
-    except StartRefused:  # it names no network that we would use
+    except StartRefused:  # the assignment has an invalid network
         return False
 
 
 def container_of(inspected: Document, record: ContainerRecord, address: str) -> Container:
-    """A container that was given what its record says, from the engine's "inspect"."""
+    """Return the container of an "inspect" answer, with the devices of its record."""
     state = inspected["State"]
     ended = state["Status"] in {"exited", "dead"}
     return Container(
@@ -269,17 +269,17 @@ def _error_of(inspected: Document, record: ContainerRecord) -> str | None:
 
 
 def _looks(entry: Document) -> tuple[str, str]:
-    """What a change would show in; `Status` without its age ("Exited (1) 2 minutes ago")."""
+    """Return what changes with the container: `Status` without its age ("Exited (1) 2 minutes ago")."""
     code = re.match(r"\w+ \(-?\d+\)", entry.get("Status") or "")
     return entry["State"], code.group() if code else ""
 
 
 def _endpoints(ports: Mapping[str, Any], address: str) -> tuple[Endpoint, ...]:
-    """The published ports. Those that only the image exposes are not bound, whatever they are called."""
+    """Return the published ports. Ports that only the image exposes are not bound."""
     found = []
     for name, bindings in sorted(ports.items()):
         number, _, protocol = name.partition("/")
-        # The engine publishes on IPv6 too, on a port of its own; one that works from anywhere is enough.
+        # The engine also publishes on IPv6, on another port; the IPv4 port is enough.
         bound = [binding for binding in bindings or [] if ":" not in binding.get("HostIp", "")] or bindings
         if bound and protocol in {"tcp", "udp"}:
             port = int(bound[0]["HostPort"])
@@ -288,7 +288,7 @@ def _endpoints(ports: Mapping[str, Any], address: str) -> tuple[Endpoint, ...]:
 
 
 def _orphan(entry: Document) -> Orphan:
-    """Its labels and its name are anybody's text."""
+    """Return the orphan. Its labels and its name are untrusted text."""
     labels = entry["Labels"] or {}
     name = (entry["Names"] or [entry["Id"]])[0].lstrip("/")
     control_plane_id = labels.get(CONTROL_PLANE)

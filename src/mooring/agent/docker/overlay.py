@@ -1,9 +1,9 @@
 """Networks of instance groups that span nodes: Docker Swarm's attachable overlays.
 
-    managers of the swarm    make those that the control plane lists, remove those that it does not
-    every node               attaches members to them; a worker's engine sees one only once a manager made it
+    managers of the swarm    create those that the control plane lists, and remove the others
+    every node               attaches members to them; a worker sees a network only after a manager created it
 
-A member's way to the outside is the bridge that Docker gives to all overlays of a node, `docker_gwbridge`.
+Members reach other networks through `docker_gwbridge`, the bridge that all overlays of a node share.
 """
 
 import logging
@@ -28,11 +28,11 @@ from mooring.schemas.agent import OverlayNetwork
 
 GATEWAY: Final = "docker_gwbridge"
 BRIDGE_OPTION: Final = "com.docker.network.bridge.name"
-_MEET_OPTION: Final = "com.docker.network.bridge.enable_icc"
-# What a swarm's manager, and an engine that is in no swarm, say of a network that is not there yet.
-_NOT_THERE: Final = re.compile(r"could not attach to network|network \S+ not found", re.IGNORECASE)
-WAIT_S: Final = 10.0  # for so long a start waits by itself; after that it is tried again, ever more slowly
-_LOOK_AGAIN_S: Final = 0.25
+_ICC_OPTION: Final = "com.docker.network.bridge.enable_icc"
+# The errors of a manager, and of an engine outside a swarm, for a network that does not exist yet.
+_NO_NETWORK: Final = re.compile(r"could not attach to network|network \S+ not found", re.IGNORECASE)
+WAIT_S: Final = 10.0  # how long a start waits; after that, it is retried with a back-off
+_POLL_S: Final = 0.25
 
 log = logging.getLogger(__name__)
 
@@ -44,45 +44,45 @@ class Overlays:
         self._engine = engine
 
     def keep(self, wanted: Iterable[OverlayNetwork], control_plane_id: str) -> None:
-        """Make what is missing, remove what is not wanted and not in use. For an engine that is a manager.
+        """Create missing networks, and remove unwanted ones that are not in use. For managers of the swarm.
 
         Raises:
-            RuntimeUnavailable: one that is wanted is not there; the others were seen to.
+            RuntimeUnavailable: some network could not be created; all were tried.
         """
         changes = overlay_changes(wanted, self._names(control_plane_id))
         missing = [overlay.name for overlay in changes.create if not self._create(overlay, control_plane_id)]
         for name in changes.remove:
             self._remove(name)
         if missing:
-            raise RuntimeUnavailable(f"not made: {', '.join(missing)}")
+            raise RuntimeUnavailable(f"not created: {', '.join(missing)}")
 
     def require_own(self, name: str, control_plane_id: str) -> None:
-        """Raises StartRefused: the engine has a network of this name that is not this control plane's."""
+        """Raises StartRefused if the engine has a foreign network of this name."""
         found = self._find(name)
         if found is not None and not _is_ours(found, control_plane_id):
             message = f"the name {name} is taken on the node, by a network that is not this control plane's"
             raise StartRefused(Reason(code="network_unavailable", message=message))
 
     def gateway(self) -> str | None:
-        """The kernel's name of the bridge by which members leave their node; None before it is made."""
+        """Return the interface of docker_gwbridge; None before it exists."""
         found = self._find(GATEWAY)
         if found is None:
             return None
         return str((found["Options"] or {}).get(BRIDGE_OPTION) or f"br-{found['Id'][:12]}")
 
     def ensure_gateway(self) -> str:
-        """As `gateway`; made as Docker makes it, if need be: members of different projects share it.
+        """Create docker_gwbridge if needed, with Docker's options, and return its interface.
 
         Raises:
-            StartRefused: they would meet on it.
+            StartRefused: instances of different projects could reach each other on it.
         """
         if self._find(GATEWAY) is None:
             self._create_gateway()
         found = self._engine.network(GATEWAY)
-        if (found["Options"] or {}).get(_MEET_OPTION) != "false":
+        if (found["Options"] or {}).get(_ICC_OPTION) != "false":
             message = (
-                f"instances of all projects meet on the node's {GATEWAY}; its operator must make it with "
-                f"--opt {_MEET_OPTION}=false"
+                f"instances of all projects can reach each other on the node's {GATEWAY}; its operator must "
+                f"create it with --opt {_ICC_OPTION}=false"
             )
             raise StartRefused(Reason(code="network_unavailable", message=message))
         return str(self.gateway())
@@ -90,7 +90,7 @@ class Overlays:
     def _create_gateway(self) -> None:
         options = {
             BRIDGE_OPTION: GATEWAY,
-            _MEET_OPTION: "false",
+            _ICC_OPTION: "false",
             "com.docker.network.bridge.enable_ip_masquerade": "true",
         }
         config = {"Name": GATEWAY, "CheckDuplicate": True, "Driver": "bridge", "Options": options}
@@ -111,20 +111,20 @@ class Overlays:
         except EngineRefused as refusal:
             found = self._find(overlay.name)
             if found is None or not _is_ours(found, control_plane_id):
-                log.warning("network %s cannot be made: %s", overlay.name, refusal.message)
+                log.warning("network %s cannot be created: %s", overlay.name, refusal.message)
                 return False
         else:
-            log.info("made network %s for group %s", overlay.name, overlay.group_id)
+            log.info("created network %s for group %s", overlay.name, overlay.group_id)
         return True
 
     def _remove(self, name: str) -> None:
         try:
             self._engine.remove_network(name)
         except EngineRefused as refusal:
-            if not is_gone(refusal):  # in use, on whatever node: it is tried again
+            if not is_gone(refusal):  # in use on some node: retried later
                 log.debug("network %s is not removed: %s", name, refusal.message)
         else:
-            log.info("removed network %s: its group is gone", name)
+            log.info("removed network %s: its group was deleted", name)
 
     def _find(self, name: str) -> Document | None:
         try:
@@ -151,28 +151,30 @@ def overlay_config(overlay: OverlayNetwork, control_plane_id: str) -> Document:
     }
 
 
-def started_when_there(
+def start_with_network(
     start: Callable[[], object], name: str, progress: Progress, cancelled: Cancelled, wait_s: float = WAIT_S
 ) -> None:
-    """Start a container, again and again until its network is there.
+    """Start a container, and retry until its network exists.
 
     Raises:
-        StartDelayed: it is not there yet, or the start was cancelled meanwhile.
+        StartDelayed: the network does not exist yet, or the start was cancelled.
     """
     until = time.monotonic() + wait_s
     while True:
         try:
             start()
         except EngineRefused as refusal:
-            if not _NOT_THERE.search(refusal.message):
+            if not _NO_NETWORK.search(refusal.message):
                 raise
         else:
             return
-        reason = waiting(f"the network {name} of its group is not there yet; a manager of the swarm makes it")
+        reason = waiting(
+            f"the network {name} of its group does not exist yet; a manager of the swarm creates it"
+        )
         if cancelled() or time.monotonic() > until:
             raise StartDelayed(reason)
         progress(reason)
-        time.sleep(_LOOK_AGAIN_S)
+        time.sleep(_POLL_S)
 
 
 def waiting(message: str) -> Reason:
@@ -180,7 +182,7 @@ def waiting(message: str) -> Reason:
 
 
 def is_in_swarm(info: Mapping[str, Any]) -> bool:
-    """Whether an engine takes part in one, by its `docker info`."""
+    """Return whether an engine is in a swarm, from its `docker info`."""
     return bool((info.get("Swarm") or {}).get("LocalNodeState") == "active")
 
 
@@ -197,7 +199,7 @@ def swarm_of(info: Mapping[str, Any]) -> SwarmFacts | None:
 
 
 def certificate_of(info: Mapping[str, Any]) -> Path:
-    """The engine's own certificate as a member of its swarm."""
+    """Return the path of the engine's certificate in its swarm."""
     return Path(str(info.get("DockerRootDir")), "swarm/certificates/swarm-node.crt")
 
 
@@ -216,6 +218,6 @@ def _warn_once(why: str) -> None:
 
 
 def _is_ours(network: Document, control_plane_id: str) -> bool:
-    # Not by its driver: a swarm fills that in some time after it has made the network.
+    # Not by its driver, which a swarm sets some time after it creates the network.
     labels = network["Labels"] or {}
     return network["Scope"] == "swarm" and labels.get(CONTROL_PLANE) == control_plane_id and GROUP in labels

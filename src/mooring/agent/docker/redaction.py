@@ -1,4 +1,4 @@
-"""Secrets and passwords, kept out of what the engine's and registries' errors quote (R16, R17)."""
+"""Removes secrets and passwords from error messages of engines and registries (R16, R17)."""
 
 import base64
 import json
@@ -12,16 +12,16 @@ from mooring.agent.runtime import RuntimeUnavailable
 from mooring.schemas.agent import Assignment
 
 MASK = "[withheld]"
-# A shorter one is only masked beside its variable's name: to mask every `1` in a message tells what it is.
+# Shorter values are masked only after their variable's name: masking every `1` of a message would reveal it.
 _TELLING_LENGTH = 4
-_MASKED = "\0"  # in no text and no secret; the mask itself might hold a word that is a secret
+_MASKED = "\0"  # in no text and no secret; the text of the mask could contain a secret
 
 
 class SecretRedactor:
-    """What must not be said, in all the forms in which it may be quoted.
+    """Replaces secrets in a text, in all forms in which they may be quoted.
 
-    The forms are built when there is a text to be masked: that is seldom, and the secrets of one instance may
-    be half a megabyte.
+    The forms are computed at the first text, because texts are rare, and an instance may have half a megabyte
+    of secrets.
     """
 
     def __init__(self, words: Callable[[], Iterator[str]]) -> None:
@@ -35,10 +35,10 @@ class SecretRedactor:
 
     @classmethod
     def of_container(cls, inspected: Mapping[str, Any], secret_env: Collection[str] | None) -> Self:
-        """As a later agent knows it.
+        """Return the redactor of a container from its "inspect" answer.
 
         Args:
-            secret_env: the names of the variables whose values are secrets; null: all may be.
+            secret_env: names of the secret variables; if None, all values count as secrets.
         """
         entries = inspected.get("Config", {}).get("Env") or ()
         variables = (entry.partition("=") for entry in entries)
@@ -55,23 +55,23 @@ class SecretRedactor:
 
     @cached_property
     def _forms(self) -> list[str]:
-        """The longest first, so that no end of one is left over."""
+        """Return the longest forms first, so that no part of one is left over."""
         quoted = {form for word in self._words() for form in (word, *_escaped(word)) if form.strip(_MASKED)}
         return sorted(quoted, key=len, reverse=True)
 
     @contextmanager
     def masking(self) -> Iterator[None]:
-        """Raises the engine's errors without what they quote, and without the errors behind them."""
+        """Re-raise the engine's errors with masked messages, and without their causes."""
         try:
             yield
         except EngineRefused as refusal:
             raise EngineRefused(refusal.status, self.mask(refusal.message)) from None
-        except RuntimeUnavailable as away:
-            raise RuntimeUnavailable(self.mask(str(away))) from None
+        except RuntimeUnavailable as error:
+            raise RuntimeUnavailable(self.mask(str(error))) from None
 
 
 def _words(env: Mapping[str, str], passwords: Mapping[str, str]) -> Iterator[str]:
-    """Args: `env`: variables whose values are secrets. `passwords`: by user name."""
+    """Args: env: variables with secret values. passwords: by user name."""
     for name, value in env.items():
         if value:
             yield f"{name}={value}"
@@ -83,5 +83,5 @@ def _words(env: Mapping[str, str], passwords: Mapping[str, str]) -> Iterator[str
 
 
 def _escaped(word: str) -> tuple[str, str]:
-    """As in Go's and JSON's quotes."""
+    """Return the word as it is quoted in JSON and Go."""
     return json.dumps(word)[1:-1], json.dumps(word, ensure_ascii=False)[1:-1]

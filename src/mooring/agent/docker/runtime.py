@@ -1,6 +1,6 @@
-"""The real container engine behind `Runtime`: instances are Docker containers that carry our labels.
+"""The `Runtime` for Docker: each instance is a container with Mooring's labels.
 
-    start:  image there? (pull) -> create by name (or adopt) -> start -> inspect and verify (R5)
+    start:  image (pull) -> create by name (or adopt) -> start -> inspect and verify (R5)
 
 A successful start takes four requests. A failed start removes the container that it created. If the engine
 does not answer, the outcome is unknown, and the next call finds the container by its name.
@@ -36,7 +36,7 @@ from mooring.agent.docker.exec import exec_frames
 from mooring.agent.docker.logs import log_frames
 from mooring.agent.docker.network import Attachments, Isolate
 from mooring.agent.docker.observe import Observer
-from mooring.agent.docker.overlay import started_when_there, swarm_of
+from mooring.agent.docker.overlay import start_with_network, swarm_of
 from mooring.agent.docker.redaction import SecretRedactor
 from mooring.agent.docker.verify import MinorOf
 from mooring.agent.gpus.mps import Mps
@@ -63,7 +63,7 @@ from mooring.core.node import SwarmFacts
 from mooring.schemas.agent import Assignment, Orphan, OverlayNetwork
 from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamFrame
 
-_INFO_EVERY_S = 60.0  # `docker info` runs two programs; what we read from it changes with a daemon restart
+_INFO_EVERY_S = 60.0  # `docker info` runs two programs; what is used of it changes only at a restart
 _PORT_TRIES = 3
 # Only the ends of containers: the agent knows of starts from its own calls, and listing containers during a
 # start would add load to dockerd. The next resync finds containers that others started.
@@ -78,16 +78,16 @@ class DockerRuntime:
     """Containers of one control plane on one engine. Every method may be called from any thread.
 
     Args:
-        control_plane_id: may be set later, once the node has joined; until then no container is ours.
+        control_plane_id: set once the node has joined; until then, all containers are foreign.
         address: the host of published ports, as users reach it.
         minor_of: UUID -> minor number of a GPU, if NVML reports it.
-        preflight: why nothing may start on this node although the engine answers (R1, R8).
+        preflight: returns why nothing may start on this node although the engine answers (R1, R8).
         isolate: blocks containers from forbidden networks, or returns why it cannot (R10).
         private_images, pulled_images: their records on disk; none by default.
         pull_timeouts: how long a pull may take.
         records: the containers' records on disk; by default in memory only.
         parent_of: UUID of a MIG device -> that of its GPU, if NVML reports it.
-        container_runtime: its name in the engine's configuration (R14).
+        container_runtime: name of the OCI runtime in the engine's configuration (R14).
         mps: the daemon that enforces the limits of GPU shares, where it runs.
         disk: how much disk images and containers may use; the defaults if None.
     """
@@ -160,7 +160,7 @@ class DockerRuntime:
         )
 
     def info(self) -> Document:
-        """Return the engine's `docker info`, at most a minute old.
+        """Return the engine's `docker info`, at limit a minute old.
 
         Raises:
             RuntimeUnavailable: the engine does not answer.
@@ -188,7 +188,7 @@ class DockerRuntime:
         return self._start_from(image, assignment, progress, cancelled)
 
     def pull(self, assignment: Assignment, progress: Progress, cancelled: Cancelled) -> Start | None:
-        self._require(assignment)  # before a pull of minutes
+        self._require(assignment)  # before a pull, which may take minutes
         image = self._images.ensure(assignment, progress, cancelled)
         if image is None:
             return None
@@ -220,13 +220,13 @@ class DockerRuntime:
             return self._observer.read(container_id, self.control_plane_id)
         begin = partial(self._start, container_id, SecretRedactor.of(assignment))
         if assignment.group and assignment.group.network == "overlay":
-            begin = partial(started_when_there, begin, attached_to(assignment), progress, cancelled)
+            begin = partial(start_with_network, begin, attached_to(assignment), progress, cancelled)
         command = command_line(assignment.spec, image)
         uuids = devices_of(assignment).gpu_uuids
         try:
             return self._run(container_id, uuids, command, begin if status == "created" else None)
         except StartDelayed:
-            self._remove_by_force(container_id)  # the next try creates it from the assignment of that time
+            self._remove_by_force(container_id)  # the next try uses the assignment as it is then
             if cancelled():
                 return None
             raise
@@ -243,12 +243,12 @@ class DockerRuntime:
             raise _gone_or(refusal) from refusal
         if inspected["HostConfig"]["Runtime"] != self._limits.runtime:
             self._remove_by_force(container.container_id)
-            message = "the node's operator has changed what runs containers; start the instance again"
+            message = "the node's operator has changed the container runtime; start the instance again"
             raise StartRefused(Reason(code="runtime_changed", message=message))
         self._require_mps(container)
         record = self._observer.record_of(inspected)
-        withheld = SecretRedactor.of_container(inspected, record.secret_env if record else None)
-        begin = partial(self._start, container.container_id, withheld)
+        redactor = SecretRedactor.of_container(inspected, record.secret_env if record else None)
+        begin = partial(self._start, container.container_id, redactor)
         self._run(container.container_id, container.gpu_uuids, command_of(inspected), begin)
 
     def begin_stop(self, container: Container) -> bool:
@@ -322,25 +322,25 @@ class DockerRuntime:
         except EngineRefused as refusal:
             self._remove_by_force(container_id)
             raise StartRefused(start_failure(refusal.message, command)) from refusal
-        self._refuse_wrong_devices(inspected, uuids)
-        container = self._observer.interpret(self._once_it_runs(inspected, command), self.control_plane_id)
+        self._require_right_devices(inspected, uuids)
+        container = self._observer.interpret(self._once_running(inspected, command), self.control_plane_id)
         if container is None:
-            raise RuntimeUnavailable(f"container {container_id} makes no sense after its start")
+            raise RuntimeUnavailable(f"container {container_id} cannot be interpreted after its start")
         return container
 
-    def _start(self, container_id: str, withheld: SecretRedactor) -> None:
+    def _start(self, container_id: str, redactor: SecretRedactor) -> None:
         for tries_left in reversed(range(_PORT_TRIES)):
             try:
-                with withheld.masking():
+                with redactor.masking():
                     self._engine.start(container_id)
             except EngineRefused as refusal:
-                # The engine takes its next free port at each try; another process may hold that one.
+                # The engine tries its next free port each time, which another process may use.
                 if not tries_left or start_failure(refusal.message, []).code != "port_in_use":
                     raise
             else:
                 return
 
-    def _refuse_wrong_devices(self, inspected: Document, uuids: Sequence[str]) -> None:
+    def _require_right_devices(self, inspected: Document, uuids: Sequence[str]) -> None:
         seen = verify.gpu_minors_in(inspected["Id"], inspected["State"]["Pid"])
         reason = verify.mismatch(
             inspected, uuids, simulated=self._simulated_gpus, runtime=self._limits.runtime
@@ -349,7 +349,7 @@ class DockerRuntime:
             self._remove_by_force(inspected["Id"])
             raise StartRefused(reason, wrong_gpus=True)
 
-    def _once_it_runs(self, inspected: Document, command: list[str]) -> Document:
+    def _once_running(self, inspected: Document, command: list[str]) -> Document:
         container_id = inspected["Id"]
         has_init, pid = inspected["HostConfig"].get("Init"), inspected["State"]["Pid"]
         if not has_init or not command_failure.ended_at_once(pid):
@@ -374,16 +374,16 @@ class DockerRuntime:
 
 
 def limits_here() -> ContainerLimits:
-    """The default limits, with no more open files than this machine lets an engine give.
+    """Return the default limits, with as many open files as the engine may set.
 
-    An engine without CAP_SYS_RESOURCE (inside a container or a sandbox) fails every start that asks for
-    more than it has itself; the agent is started beside it and has the same.
+    An engine without CAP_SYS_RESOURCE (in a container or a sandbox) fails every start with a higher limit
+    than its own. The agent runs beside it and has the same limit.
     """
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     default = ContainerLimits()
-    if most == resource.RLIM_INFINITY or most >= default.open_files:
+    if limit == resource.RLIM_INFINITY or limit >= default.open_files:
         return default
-    return replace(default, open_files=most)
+    return replace(default, open_files=limit)
 
 
 def command_of(inspected: Document) -> list[str]:

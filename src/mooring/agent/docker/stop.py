@@ -1,7 +1,7 @@
-"""Signals to containers, sent without waiting for what they lead to.
+"""Sends signals to containers without waiting for their effect.
 
-The engine's own stop is not used: it holds its caller until the end, for as long as the user allows, and
-forgets the SIGKILL that should follow when it is restarted. When that is due is decided in reconcile.py.
+The engine's own stop blocks its caller for the whole stop timeout, and a restart of the engine cancels the
+SIGKILL that should follow. Therefore reconcile.py decides when to kill.
 """
 
 import logging
@@ -11,7 +11,7 @@ from mooring.agent.docker.client import Engine, is_gone
 from mooring.agent.docker.errors import EngineRefused
 from mooring.agent.runtime import RuntimeUnavailable
 
-STOP_SIGNAL: Final = "SIGTERM"  # unless the container's configuration names another
+STOP_SIGNAL: Final = "SIGTERM"  # unless the container's configuration has another
 _NO_SUCH_SIGNAL: Final = 400
 _NOT_RUNNING: Final = 409
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 def begin_stop(engine: Engine, container_id: str) -> bool:
-    """Send the container's stop signal; False: it has ended, or is gone."""
+    """Send the container's stop signal. Return False if it has ended, or does not exist."""
     try:
         signal = engine.container(container_id)["Config"].get("StopSignal") or STOP_SIGNAL
     except EngineRefused as refusal:
@@ -33,7 +33,7 @@ def begin_stop(engine: Engine, container_id: str) -> bool:
 
 
 def kill(engine: Engine, container_id: str, signal: str = "SIGKILL") -> bool:
-    """Send a signal; False: the container has ended, or is gone."""
+    """Send a signal. Return False if the container has ended, or does not exist."""
     try:
         engine.kill(container_id, signal)
     except EngineRefused as refusal:
@@ -42,12 +42,11 @@ def kill(engine: Engine, container_id: str, signal: str = "SIGKILL") -> bool:
 
 
 def kill_all(engine: Engine, container_id: str) -> None:
-    """Send SIGKILL, and see to it that the container's processes get the CPU time that they need to end.
+    """Send SIGKILL, and raise the CPU limit if the container does not end.
 
-    A killed process ends when the kernel runs it next. A fork bomb has used minutes of CPU time in advance,
-    and under the container's limit none of its processes runs before that is paid back; until then the engine
-    does not answer. A new limit, here all CPUs of the machine, clears the debt. What was killed executes none
-    of its own code.
+    A killed process ends when the kernel next runs it. A fork bomb may have used minutes of CPU time beyond
+    its limit, and the kernel runs none of its processes until that time has passed; meanwhile the engine does
+    not answer. A new limit, here all CPUs of the machine, resets this. Killed processes run no more code.
     """
     try:
         kill(engine, container_id)
@@ -55,11 +54,11 @@ def kill_all(engine: Engine, container_id: str) -> None:
         raise
     except RuntimeUnavailable:
         engine.limit_cpus(container_id, engine.info()["NCPU"])
-        log.warning("container %s did not end when it was killed; its CPU limit is lifted", container_id)
+        log.warning("container %s did not end after SIGKILL; its CPU limit is raised", container_id)
 
 
 def _has_ended(refusal: EngineRefused) -> bool:
-    """False, as the answer of who asks; raises what says something else than that."""
+    """Return False, for the caller to return, if the error means that; otherwise raise the error."""
     if is_gone(refusal) or refusal.status == _NOT_RUNNING:
         return False
     raise refusal

@@ -1,7 +1,7 @@
-"""Streamed answers of the engine: read by a thread of their own, and taken apart into frames.
+"""Reads streamed answers of the engine in a thread, and splits them into frames.
 
-A blocking read cannot be given up, and the engine's streams fall silent for ever when it freezes. So a
-thread reads, and its reader may wait for as long as it likes and close from any thread.
+A blocking read cannot be cancelled, and would last forever if the engine froze. With a thread of its own, the
+reader can use any timeout, and close the stream from any thread.
 """
 
 import queue
@@ -14,14 +14,14 @@ from typing import Any, Literal, cast
 from requests import Response
 
 from mooring.agent.docker.errors import engine_call
-from mooring.agent.docker.transport import connection_told_to
+from mooring.agent.docker.transport import listening_to_connections
 from mooring.agent.runtime import RuntimeUnavailable
 
 StreamName = Literal["stdout", "stderr"]
 
 _READ_BYTES = 65_536
 _HEADER_BYTES = 8  # stream number, three zeros, length as four bytes
-_WAITING_CHUNKS = 64  # then the engine, and with it the container, is slowed down
+_WAITING_CHUNKS = 64  # then the engine, and with it the container's output, has to wait
 
 
 class ByteStream:
@@ -30,7 +30,7 @@ class ByteStream:
     def __init__(self, request: Callable[[], Response]) -> None:
         self._request = request
         self._response: Response | None = None
-        self._connection: Any = None  # while the engine's headers are waited for
+        self._connection: Any = None  # while waiting for the engine's headers
         self._chunks: queue.Queue[bytes | Exception] = queue.Queue(_WAITING_CHUNKS)
         self._lock = threading.Lock()
         self._closed = False
@@ -38,11 +38,11 @@ class ByteStream:
         self._thread.start()
 
     def read(self, timeout_s: float | None = None) -> bytes | None:
-        """The next bytes; none at all at the end, None when nothing came for that long.
+        """Return the next bytes; b"" at the end, None after the timeout.
 
         Raises:
-            EngineRefused: the request was refused.
-            RuntimeUnavailable: the engine went away in the middle.
+            EngineRefused: the engine answered the request with an error.
+            RuntimeUnavailable: the connection was lost.
         """
         try:
             chunk = self._chunks.get(timeout=timeout_s)
@@ -54,21 +54,21 @@ class ByteStream:
         return chunk
 
     def close(self) -> None:
-        """Cut the stream off; a reader in another thread sees its end."""
+        """End the stream, also for a reader in another thread."""
         with self._lock:
             self._closed = True
             response, self._response = self._response, None
-            self._cut_off()
+            self._shut_down()
         if response is not None:
-            # Released already (the end was read), or gone: then there is nothing to wake.
+            # Fails if the connection was released (at the end) or lost: then no thread has to be woken.
             with suppress(RuntimeError, ValueError, OSError):
                 cast(Any, response.raw).shutdown()
             self._thread.join()
             response.close()
-        self._end_a_waiting_read()
+        self._wake_reader()
 
-    def _cut_off(self) -> None:
-        """End a request that has no answer yet; the engine then gives up what it was to do."""
+    def _shut_down(self) -> None:
+        """End a request that has no answer yet; the engine then cancels its work."""
         if self._connection is not None and self._connection.sock is not None:
             with suppress(OSError):
                 self._connection.sock.shutdown(socket.SHUT_RDWR)
@@ -79,15 +79,15 @@ class ByteStream:
                 raise RuntimeUnavailable("the stream was closed before its request was sent")
             self._connection = connection
 
-    def _asked(self) -> Response:
+    def _send(self) -> Response:
         try:
-            with connection_told_to(self._connected):
+            with listening_to_connections(self._connected):
                 return self._request()
         finally:
             with self._lock:
                 self._connection = None
 
-    def _end_a_waiting_read(self) -> None:
+    def _wake_reader(self) -> None:
         with suppress(queue.Empty):
             while True:
                 self._chunks.get_nowait()
@@ -96,18 +96,18 @@ class ByteStream:
 
     def _pump(self) -> None:
         try:
-            response = self._asked()
+            response = self._send()
             if not self._keep(response):
                 response.close()
                 return
             raw: Any = response.raw
-            # read1, not read: it gives what is there, and takes what was read ahead with the headers,
-            # which reading the bare socket as Docker's library does for exec would lose.
+            # read1 returns what has arrived, including bytes that were read with the headers. Reading the
+            # socket, as Docker's library does for exec, would lose those.
             while chunk := raw.read1(_READ_BYTES):
-                self._hand_over(chunk)
-            self._hand_over(b"")
-        except Exception as error:  # it belongs to the reader: see `read`
-            self._hand_over(error)
+                self._put(chunk)
+            self._put(b"")
+        except Exception as error:  # `read` raises it
+            self._put(error)
 
     def _keep(self, response: Response) -> bool:
         with self._lock:
@@ -115,7 +115,7 @@ class ByteStream:
                 self._response = response
             return not self._closed
 
-    def _hand_over(self, chunk: bytes | Exception) -> None:
+    def _put(self, chunk: bytes | Exception) -> None:
         while not self._closed:
             with suppress(queue.Full):
                 self._chunks.put(chunk, timeout=0.2)
@@ -123,7 +123,7 @@ class ByteStream:
 
 
 class Demultiplexer:
-    """Takes the engine's stream without a terminal apart: bytes in, whole (stream, payload) frames out."""
+    """Splits the engine's stream of a container without a terminal into (stream, payload) frames."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()

@@ -1,7 +1,7 @@
-"""One pool of connections to the engine's unix socket, in place of the library's own.
+"""One pool of connections to the engine's unix socket, instead of those of Docker's library.
 
-Docker's library keeps a pool per URL, so that every container's every call opens a connection of its own,
-and it forgets to close the socket when nobody listens.
+The library has one pool per URL, so each call of each container opens a new connection, and it leaves the
+socket open if the engine does not listen.
 """
 
 import socket
@@ -18,11 +18,11 @@ _local = threading.local()
 
 
 @contextmanager
-def connection_told_to(listener: Callable[[Any], None]) -> Iterator[None]:
-    """Call `listener` with each connection that this thread begins to use within the block.
+def listening_to_connections(listener: Callable[[Any], None]) -> Iterator[None]:
+    """Call `listener` with each connection that this thread uses within the block.
 
-    So another thread can cut a request off that waits for the engine's headers, as a pull does while its
-    registry says nothing. What the listener raises ends the request.
+    With it, another thread can end a request that waits for the engine's headers, such as a pull whose
+    registry does not answer. An exception of the listener ends the request.
     """
     _local.listener = listener
     try:
@@ -31,7 +31,7 @@ def connection_told_to(listener: Callable[[Any], None]) -> Iterator[None]:
         del _local.listener
 
 
-def _tell(connection: Any) -> None:
+def _notify(connection: Any) -> None:
     if (listener := getattr(_local, "listener", None)) is not None:
         listener(connection)
 
@@ -46,7 +46,7 @@ class _Connection(UnixHTTPConnection):
             made.close()
             raise
         self.sock = made
-        _tell(self)
+        _notify(self)
 
 
 class _Pool(UnixHTTPConnectionPool):
@@ -55,7 +55,7 @@ class _Pool(UnixHTTPConnectionPool):
 
     def _make_request(self, conn: Any, *arguments: Any, **options: Any) -> Any:
         if conn.sock is not None:
-            _tell(conn)
+            _notify(conn)
         return super()._make_request(conn, *arguments, **options)
 
 
@@ -73,7 +73,7 @@ class _Adapter(UnixHTTPAdapter):
 
 
 def share_connections(client: APIClient, timeout_s: int, pool_size: int) -> None:
-    """Has a client that talks to a unix socket do so over one pool; TCP and SSH stay the library's."""
+    """Make a client use one pool for its unix socket. TCP and SSH are left to the library."""
     adapter = client.get_adapter(client.base_url)
     if isinstance(adapter, UnixHTTPAdapter):
         client.mount("http+docker://", _Adapter(adapter.socket_path, timeout_s, pool_size))

@@ -1,6 +1,6 @@
-"""R5: what a started container really got, against what it was assigned.
+"""R5: compares the devices of a started container with those assigned to it.
 
-The engine's word is compared first, then the kernel's: the device nodes in the container's own /dev.
+First by the engine's description of it, then by the kernel's: the device nodes in the container's /dev.
 """
 
 import logging
@@ -24,18 +24,18 @@ log = logging.getLogger(__name__)
 def mismatch(
     inspected: dict[str, Any], uuids: Iterable[str], *, simulated: bool, runtime: str = RUNC
 ) -> Reason | None:
-    """Why the container is not what was asked for, by the engine's own description of it."""
+    """Return why the container is not as requested, according to the engine."""
     host = inspected["HostConfig"]
     wanted = set() if simulated else set(uuids)
     requested, counted = requested_devices(host)
     if (given := set(requested)) != wanted or counted:
-        return _reason(f"it was given {_names(given)} instead of {_names(wanted)}")
+        return _reason(f"it got {_names(given)} instead of {_names(wanted)}")
     by_driver = any(request["Driver"] != "cdi" for request in host.get("DeviceRequests") or [])
     visible = _values(inspected["Config"]["Env"] or [], VISIBLE_DEVICES)
     if visible != [",".join(uuids) if by_driver else NO_DEVICES]:
         return _reason(f"{VISIBLE_DEVICES} is {visible}")
     if host["Runtime"] != runtime or host["Privileged"] or host.get("Devices"):
-        return _reason("it runs with other rights than it was created with")
+        return _reason("it has other privileges than it was created with")
     return None
 
 
@@ -77,7 +77,7 @@ def gpu_minors_in(
 
 
 def _gpu_minors(dev: Path) -> set[int]:
-    # By device number and not by name: root in the container may rename what it was given.
+    # By device number: root in the container can rename device nodes.
     with os.scandir(dev) as entries:
         stats = [entry.stat(follow_symlinks=False) for entry in entries]
     numbers = {found.st_rdev for found in stats if stat.S_ISCHR(found.st_mode)}
@@ -86,7 +86,7 @@ def _gpu_minors(dev: Path) -> set[int]:
 
 
 def requested_devices(host: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
-    """UUIDs asked of the engine, and whether any request counts GPUs, as `all` does."""
+    """Return the requested UUIDs, and whether any request is for a number of GPUs, or all."""
     requests = host.get("DeviceRequests") or []
     ids = [name for request in requests for name in request.get("DeviceIDs") or []]
     counted = any(request.get("Count") or not request.get("DeviceIDs") for request in requests)
