@@ -62,7 +62,7 @@ def on_the_hosts_network(given: Assignment) -> Assignment:
 # --- the file
 
 
-def test_what_was_remembered_is_there_after_a_restart(tmp_path: Path) -> None:
+def test_records_survive_a_restart(tmp_path: Path) -> None:
     secret = with_more(
         assignment(env={"A": "1", "TOKEN": {"secret": "t"}}, ports=[{"container": 80}]),
         secrets={"TOKEN": "canary-value"},
@@ -84,7 +84,7 @@ def test_what_was_remembered_is_there_after_a_restart(tmp_path: Path) -> None:
     assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
 
 
-def test_records_of_containers_that_are_gone_are_removed(tmp_path: Path) -> None:
+def test_records_of_removed_containers_are_deleted(tmp_path: Path) -> None:
     records = kept_in(tmp_path)
     records.remember(C1, record())
     records.remember(C2, record())
@@ -93,7 +93,7 @@ def test_records_of_containers_that_are_gone_are_removed(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"null", b'"x"', b"\xff\xfe", b"[" * 100_000])
-def test_a_damaged_file_is_no_records_and_no_error(tmp_path: Path, damage: bytes) -> None:
+def test_a_damaged_file_counts_as_empty(tmp_path: Path, damage: bytes) -> None:
     (tmp_path / FILE).write_bytes(damage)
     records = kept_in(tmp_path)
     assert records.ids() == frozenset()
@@ -102,7 +102,7 @@ def test_a_damaged_file_is_no_records_and_no_error(tmp_path: Path, damage: bytes
 
 
 @pytest.mark.parametrize("entry", [None, 1, {}, {"instance_id": 7}, {"host_ports": [{"port": 0}]}])
-def test_one_damaged_entry_costs_no_other(tmp_path: Path, entry: Any) -> None:
+def test_a_damaged_entry_does_not_affect_others(tmp_path: Path, entry: Any) -> None:
     kept_in(tmp_path).remember(C1, record())
     content = json.loads((tmp_path / FILE).read_bytes())
     broken = {**content[C1], **entry} if isinstance(entry, dict) and entry else entry
@@ -117,7 +117,7 @@ def test_a_field_of_a_later_release_is_ignored(tmp_path: Path) -> None:
     assert kept_in(tmp_path).ids() == {C1}
 
 
-def test_there_is_a_most_of_records(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_records_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(container_records, "MAX_RECORDS", 1)
     records = ContainerRecords()
     records.remember(C1, record())
@@ -127,7 +127,7 @@ def test_there_is_a_most_of_records(monkeypatch: pytest.MonkeyPatch) -> None:
     assert records.ids() == {C1}
 
 
-def test_what_is_not_on_disk_is_not_remembered() -> None:
+def test_a_record_that_is_not_on_disk_is_not_kept() -> None:
     def full(_content: bytes) -> None:
         raise OSError(28, "No space left on device")
 
@@ -137,9 +137,7 @@ def test_what_is_not_on_disk_is_not_remembered() -> None:
     assert records.get(C1) is None
 
 
-def test_a_disk_that_takes_a_part_at_a_time_gets_it_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_partial_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, content: write(descriptor, bytes(content)[:7]))
     kept_in(tmp_path).remember(C1, record())
@@ -200,7 +198,7 @@ def test_labels_claim_no_gpu() -> None:
         {"Config": {"Labels": None}},
     ],
 )
-def test_a_container_that_the_agent_would_not_have_made_is_not_ours(changes: dict[str, Any]) -> None:
+def test_a_container_with_other_privileges_is_foreign(changes: dict[str, Any]) -> None:
     assert derive(inspected(assignment())) is not None
     assert derive(inspected(assignment(), **changes)) is None
 
@@ -223,9 +221,7 @@ def kinds_of_assignments() -> list[Assignment]:
     ]
 
 
-def test_a_later_agent_knows_all_that_the_first_one_did(
-    node: DockerNode, first: DockerRuntime, tmp_path: Path
-) -> None:
+def test_a_restarted_agent_reads_all_records(node: DockerNode, first: DockerRuntime, tmp_path: Path) -> None:
     made = [start(first, given) for given in kinds_of_assignments()]
     with closing(runtime_on(node, records=kept_in(tmp_path))) as later:
         containers, orphans = later.containers()
@@ -236,7 +232,7 @@ def test_a_later_agent_knows_all_that_the_first_one_did(
     assert made[3].endpoints[0].port == 8080
 
 
-def test_a_lost_file_costs_no_container_and_the_next_answer_completes_it(
+def test_a_lost_file_is_derived_and_completed_by_the_next_answer(
     node: DockerNode, first: DockerRuntime, tmp_path: Path
 ) -> None:
     """So does a first start of this release on a node with running containers of an earlier one."""
@@ -288,7 +284,7 @@ def test_records_follow_the_containers_of_the_node(
     assert kept_in(tmp_path).ids() == frozenset()
 
 
-def test_what_cannot_be_recorded_is_not_started(node: DockerNode) -> None:
+def test_a_container_that_cannot_be_recorded_is_not_started(node: DockerNode) -> None:
     def full(_content: bytes) -> None:
         raise OSError(28, "No space left on device")
 
@@ -299,7 +295,7 @@ def test_what_cannot_be_recorded_is_not_started(node: DockerNode) -> None:
         assert all_containers(node) == []
 
 
-def test_an_adopted_container_is_recorded_as_it_was_asked_for(
+def test_an_adopted_container_is_recorded_as_requested(
     node: DockerNode, first: DockerRuntime, tmp_path: Path
 ) -> None:
     given = with_share(assignment(), 20_000)
@@ -392,9 +388,7 @@ BROKEN: list[Any] = [
 
 @pytest.mark.parametrize("broken", BROKEN)
 @pytest.mark.parametrize("recorded", [True, False])
-def test_a_container_that_cannot_be_read_keeps_nobody_elses_from_being_seen(
-    broken: Any, *, recorded: bool
-) -> None:
+def test_an_unreadable_container_does_not_hide_others(broken: Any, *, recorded: bool) -> None:
     bad, good = assignment(gpu_uuids=("GPU-a",)), assignment()
     records = ContainerRecords()
     if recorded:
@@ -413,7 +407,7 @@ def test_a_container_that_cannot_be_read_keeps_nobody_elses_from_being_seen(
         engine.close()
 
 
-def test_a_container_that_the_engine_hangs_on_is_what_the_list_shows() -> None:
+def test_a_container_whose_inspect_hangs_has_the_state_of_the_list() -> None:
     """Docker's list does not wait for the lock of a container, its "inspect" does."""
     bad, good = assignment(gpu_uuids=("GPU-a",)), assignment()
     records = ContainerRecords()

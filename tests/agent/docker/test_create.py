@@ -50,13 +50,13 @@ ALLOWED_OF_THE_HOST = {
 }  # fmt: skip
 
 
-def test_nothing_is_asked_that_is_not_on_the_list() -> None:
+def test_a_request_contains_only_listed_fields() -> None:
     config = config_of(assignment(gpu_uuids=("GPU-a",), ports=[{"container": 80}]))
     assert set(config) == ALLOWED
     assert set(config["HostConfig"]) == ALLOWED_OF_THE_HOST
 
 
-def test_the_container_is_confined() -> None:
+def test_the_container_is_restricted() -> None:
     host = config_of(assignment())["HostConfig"]
     assert host["Runtime"] == "runc"
     assert host["Privileged"] is False
@@ -95,7 +95,7 @@ def test_a_strict_project_has_no_capability() -> None:
         ),
     ],
 )
-def test_what_was_asked_for_reaches_the_engine(asked: dict[str, Any], field: str, value: Any) -> None:
+def test_the_requested_values_reach_the_engine(asked: dict[str, Any], field: str, value: Any) -> None:
     assert config_of(assignment(**asked))["HostConfig"][field] == value
 
 
@@ -139,7 +139,7 @@ def test_what_was_asked_for_reaches_the_engine(asked: dict[str, Any], field: str
         (SIMULATED, ("GPU-a", "GPU-b"), [], "void"),
     ],
 )
-def test_gpus_are_asked_for_by_uuid_alone(
+def test_gpus_are_requested_by_uuid_only(
     abilities: Abilities, uuids: Any, requests: list[dict[str, Any]], visible: str
 ) -> None:
     assert device_requests(uuids, abilities) == requests
@@ -164,7 +164,7 @@ def test_gpus_are_asked_for_by_uuid_alone(
         "MOORING_SIMULATED_GPUS",
     ],
 )
-def test_what_an_image_bakes_in_to_get_devices_is_taken_away(name: str) -> None:
+def test_device_variables_of_an_image_are_unset(name: str) -> None:
     image = Image(id="sha256:1", digest=None, env=(f"{name}=all", "PATH=/bin"))
     for given in (assignment(), assignment(gpu_uuids=("GPU-a",))):
         env = environment(given, image, DRIVER)
@@ -172,7 +172,7 @@ def test_what_an_image_bakes_in_to_get_devices_is_taken_away(name: str) -> None:
         assert not any(entry.startswith(("PATH", f"{name}=")) for entry in env)
 
 
-def test_what_an_image_says_of_health_checks_and_stop_signals_is_replaced() -> None:
+def test_health_check_and_stop_signal_of_an_image_are_replaced() -> None:
     config = config_of(assignment())
     assert (config["Healthcheck"], config["StopSignal"]) == ({"Test": ["NONE"]}, "SIGTERM")
 
@@ -190,7 +190,7 @@ def test_what_an_image_says_of_health_checks_and_stop_signals_is_replaced() -> N
         (None, "dev", None),
     ],
 )
-def test_the_working_directory_is_none_of_the_kernels(
+def test_the_working_directory_is_not_in_a_kernel_file_system(
     asked: str | None, image: str, used: str | None
 ) -> None:
     given, found = assignment(working_dir=asked), Image(id="1", digest=None, working_dir=image)
@@ -202,7 +202,7 @@ def test_the_working_directory_is_none_of_the_kernels(
     assert caught.value.reason.code == "working_dir_unusable"
 
 
-def test_the_labels_of_the_image_are_emptied_and_never_outweigh_ours() -> None:
+def test_labels_of_the_image_are_emptied_and_never_replace_ours() -> None:
     image = Image(id="1", digest=None, labels=("traefik.enable", "mooring.instance"))
     given = assignment(instance_id="i-9")
     found = config_of(given, image=image)["Labels"]
@@ -215,7 +215,7 @@ def test_simulated_gpus_are_named_and_the_users_variables_come_through() -> None
     assert "A=1=2" in env
 
 
-def test_the_users_variables_never_win_over_ours() -> None:
+def test_variables_of_the_user_never_replace_ours() -> None:
     given = assignment()
     spec = given.spec.model_copy(update={"env": {"NVIDIA_VISIBLE_DEVICES": "all"}})  # past the API's refusal
     env = environment(given.model_copy(update={"spec": spec}), IMAGE, DRIVER)
@@ -223,7 +223,7 @@ def test_the_users_variables_never_win_over_ours() -> None:
     assert "NVIDIA_VISIBLE_DEVICES=all" not in env
 
 
-def test_every_label_that_was_ever_read_is_set_so_that_no_image_sets_it() -> None:
+def test_every_label_that_a_release_has_read_is_set() -> None:
     given = assignment(instance_id="i-9", gpu_uuids=("GPU-a", "GPU-b"))
     assert config_of(given)["Labels"] == {
         "mooring.instance": "i-9",
@@ -243,7 +243,7 @@ def test_every_label_that_was_ever_read_is_set_so_that_no_image_sets_it() -> Non
     }
 
 
-def test_the_hash_tells_specs_apart_and_not_generations() -> None:
+def test_the_spec_hash_depends_on_the_spec_and_not_the_generation() -> None:
     one = assignment(env={"A": "1"})
     assert spec_hash(one) == spec_hash(one.model_copy(update={"generation": 99}))
     assert spec_hash(one) != spec_hash(assignment(env={"A": "2"}))

@@ -65,9 +65,7 @@ def engine(silent: SilentEngine, tmp_path: Path) -> Iterator[Engine]:
         yield made
 
 
-def test_a_stream_without_an_answer_is_cut_off_when_it_is_closed(
-    silent: SilentEngine, engine: Engine
-) -> None:
+def test_closing_a_stream_ends_a_request_without_an_answer(silent: SilentEngine, engine: Engine) -> None:
     stream = engine.stream("POST", "/images/create", params={"fromImage": "r.example.com/x"})
     assert silent.asked.wait(5)
     assert stream.read(0.05) is None
@@ -76,7 +74,7 @@ def test_a_stream_without_an_answer_is_cut_off_when_it_is_closed(
     wait_until(lambda: not stream._thread.is_alive())
 
 
-def test_a_stream_that_is_closed_at_once_leaves_no_request_behind(engine: Engine) -> None:
+def test_closing_a_stream_at_once_leaves_no_request(engine: Engine) -> None:
     streams = [engine.stream("POST", "/images/create") for _ in range(20)]
     for stream in streams:
         stream.close()

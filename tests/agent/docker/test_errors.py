@@ -100,7 +100,7 @@ def test_pull_failures(message: str, status: int, code: str) -> None:
         BrokenPipeError(),
     ],
 )
-def test_whatever_the_library_lets_through_means_unknown(raised: Exception) -> None:
+def test_unexpected_exceptions_mean_unknown(raised: Exception) -> None:
     with pytest.raises(RuntimeUnavailable) as caught, engine_call("list"):
         raise raised
     assert not isinstance(caught.value, EngineRefused)
@@ -110,19 +110,19 @@ def test_whatever_the_library_lets_through_means_unknown(raised: Exception) -> N
     "message",
     ["context canceled", "grpc: the client connection is closing", "rpc error: code = Unavailable desc"],
 )
-def test_an_engine_on_its_way_down_says_nothing_about_the_container(message: str) -> None:
+def test_an_error_of_a_stopping_engine_means_unknown(message: str) -> None:
     with pytest.raises(RuntimeUnavailable) as caught, engine_call("start"):
         raise docker.errors.APIError("500", response(500), explanation=message)
     assert not isinstance(caught.value, EngineRefused)
 
 
-def test_a_refusal_keeps_its_status_and_words() -> None:
+def test_an_engine_error_keeps_its_status_and_message() -> None:
     with pytest.raises(EngineRefused, match="No such container") as caught, engine_call("start"):
         raise docker.errors.NotFound("404", response(404), explanation="No such container: x")
     assert caught.value.status == 404
 
 
-def test_long_words_are_cut_and_the_nodes_folders_left_out() -> None:
+def test_long_messages_are_cut_and_paths_of_the_node_removed() -> None:
     reason = start_failure("x" * 5000, [])
     assert len(reason.message) < 600
     assert "overlay2" not in start_failure("bad /var/lib/docker/overlay2/ab12/merged/app", []).message
@@ -142,7 +142,7 @@ def response(status: int) -> requests.Response:
         "unknown: canary",
     ],
 )
-def test_what_a_registry_answers_is_not_quoted(message: str) -> None:
+def test_a_registrys_answer_is_not_quoted(message: str) -> None:
     """Quoted, a pull would read from the node's network, and tell open ports from closed ones."""
     reason = pull_failure(message, "r/x:1", 500)
     assert reason == pull_failure("something else", "r/x:1", 500)

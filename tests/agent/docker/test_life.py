@@ -24,9 +24,7 @@ from tests.testbed.fixtures import NewDockerNode
 from tests.testbed.waiting import wait_until
 
 
-def test_stop_takes_sigterm_to_the_program_and_remove_leaves_nothing(
-    node: DockerNode, runtime: DockerRuntime
-) -> None:
+def test_stop_sends_sigterm_and_remove_leaves_nothing(node: DockerNode, runtime: DockerRuntime) -> None:
     container = start(
         runtime, assignment(command=["sh", "-c", "trap 'exit 7' TERM; while :; do sleep 0.1; done"])
     )
@@ -54,7 +52,7 @@ def test_a_running_container_is_not_removed(node: DockerNode, runtime: DockerRun
     assert all_containers(node) == [container.container_id]
 
 
-def test_a_program_that_takes_too_much_memory_is_reported_as_such(runtime: DockerRuntime) -> None:
+def test_a_program_over_its_memory_limit_is_reported_as_oom_killed(runtime: DockerRuntime) -> None:
     start(runtime, assignment(command=["tail", "/dev/zero"]))
     ended = the_ended(runtime)
     assert (ended.exit_code, ended.oom_killed) == (137, True)
@@ -93,9 +91,7 @@ def test_labels_that_are_not_this_control_planes_make_orphans(
     }
 
 
-def test_a_node_that_has_not_joined_starts_nothing_and_owns_nothing(
-    node: DockerNode, runtime: DockerRuntime
-) -> None:
+def test_a_node_that_has_not_joined_has_no_containers(node: DockerNode, runtime: DockerRuntime) -> None:
     start(runtime, assignment())
     stranger = runtime_on(node, control_plane_id=None)
     containers, orphans = stranger.containers()
@@ -105,7 +101,9 @@ def test_a_node_that_has_not_joined_starts_nothing_and_owns_nothing(
     stranger.close()
 
 
-def test_listing_survives_containers_that_come_and_go(node: DockerNode, runtime: DockerRuntime) -> None:
+def test_a_list_tolerates_containers_that_appear_and_disappear(
+    node: DockerNode, runtime: DockerRuntime
+) -> None:
     done = threading.Event()
 
     def churn() -> None:
@@ -130,7 +128,7 @@ def test_facts(node: DockerNode, runtime: DockerRuntime) -> None:
     assert facts.memory_mib > 1000
 
 
-def test_an_engine_that_is_away_makes_everything_unknown_until_it_is_back(
+def test_an_unreachable_engine_makes_everything_unknown(
     new_docker_node: NewDockerNode,
 ) -> None:
     node = new_docker_node()
@@ -158,7 +156,7 @@ def test_an_engine_that_is_away_makes_everything_unknown_until_it_is_back(
     runtime.close()
 
 
-def test_ends_are_hinted_at_until_the_engine_goes(new_docker_node: NewDockerNode) -> None:
+def test_changes_are_yielded_until_the_engine_stops(new_docker_node: NewDockerNode) -> None:
     node = new_docker_node()
     runtime = runtime_on(node)
     hints: list[None] = []

@@ -18,7 +18,7 @@ FLOOD_KIB = 4096
 LOG_KIB = 64
 
 
-def test_a_fork_bomb_fills_its_own_limit_and_no_more(node: DockerNode) -> None:
+def test_a_fork_bomb_is_limited_to_its_own_pids(node: DockerNode) -> None:
     runtime = runtime_on(node, limits=replace(limits_here(), pids=PIDS))
     bomb = start(runtime, assignment(command=FORK_BOMB))
 
@@ -34,7 +34,7 @@ def test_a_fork_bomb_fills_its_own_limit_and_no_more(node: DockerNode) -> None:
     runtime.close()
 
 
-def test_a_fork_bomb_that_owes_cpu_time_ends_when_it_is_killed(node: DockerNode) -> None:
+def test_a_throttled_fork_bomb_ends_when_killed(node: DockerNode) -> None:
     """Under its own CPU limit none of its processes runs for minutes, and what does not run does not die."""
     runtime = runtime_on(node)
     bomb = start(runtime, assignment(command=WIDE_FORK_BOMB, cpus=0.1, memory_mib=64))
@@ -44,7 +44,7 @@ def test_a_fork_bomb_that_owes_cpu_time_ends_when_it_is_killed(node: DockerNode)
     runtime.close()
 
 
-def test_the_runtime_that_the_operator_chose_runs_it_or_nothing_does(node: DockerNode) -> None:
+def test_only_the_configured_runtime_runs_containers(node: DockerNode) -> None:
     other_name = "io.containerd.runc.v2"  # what Docker also knows without being told
     runtime = runtime_on(node, container_runtime=other_name)
     container = start(runtime, assignment())

@@ -57,7 +57,7 @@ def test_the_last_line_needs_no_newline() -> None:
     assert (frame.text, frame.truncated) == ("no newline", False)
 
 
-def test_bytes_that_are_no_text_are_replaced_and_half_a_character_is_dropped() -> None:
+def test_invalid_utf8_is_replaced_and_a_truncated_character_dropped() -> None:
     assert cut_by(LineCutter(), "stdout", AT + b"a\xffb\n").text == "a\ufffdb"
     cut = cut_by(LineCutter(), "stdout", AT + b"x" * (MAX_LINE_BYTES - 1) + "é".encode() + b"\n")
     assert (cut.text, cut.truncated) == ("x" * (MAX_LINE_BYTES - 1), True)
@@ -78,7 +78,7 @@ def test_since_keeps_its_nanoseconds(given: str, engines: str) -> None:
 
 
 @pytest.mark.parametrize("given", ["", "yesterday", "2026-13-01T00:00:00Z", "12", "2026-11-21"])
-def test_since_that_is_no_time_is_refused(given: str) -> None:
+def test_an_invalid_since_is_rejected(given: str) -> None:
     with pytest.raises(ValueError):
         engine_time(given)
 
@@ -87,7 +87,7 @@ def packet(stream: int, payload: bytes) -> bytes:
     return bytes([stream, 0, 0, 0]) + len(payload).to_bytes(4, "big") + payload
 
 
-def test_frames_come_out_whole_wherever_the_bytes_are_cut() -> None:
+def test_frames_are_whole_wherever_the_bytes_are_split() -> None:
     sent = packet(1, b"one") + packet(2, b"two") + packet(1, b"") + packet(1, b"three")
     wanted = [("stdout", b"one"), ("stderr", b"two"), ("stdout", b""), ("stdout", b"three")]
     for size in range(1, len(sent) + 1):
@@ -96,7 +96,7 @@ def test_frames_come_out_whole_wherever_the_bytes_are_cut() -> None:
         assert [frame for piece in pieces for frame in demultiplexer.feed(piece)] == wanted
 
 
-def test_output_is_cut_at_its_limit_and_says_so_once() -> None:
+def test_output_is_truncated_at_its_limit_with_one_notice() -> None:
     output = Output(5)
     frames = [frame for part in (b"abc", b"defg", b"hij") for frame in output.frames(packet(1, part))]
     assert [(frame.text, frame.truncated) for frame in frames] == [("abc", False), ("de", True)]
@@ -106,7 +106,7 @@ def test_output_of_exactly_the_limit_is_not_truncated() -> None:
     assert [frame.truncated for frame in Output(3).frames(packet(1, b"abc"))] == [False]
 
 
-def test_characters_cut_between_packets_are_put_together() -> None:
+def test_characters_split_between_packets_are_joined() -> None:
     output, sign = Output(100), "é".encode()
     frames = [
         *output.frames(packet(1, sign[:1])),

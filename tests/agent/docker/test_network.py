@@ -50,7 +50,7 @@ def address_of(node: DockerNode, container: Container) -> str:
     return str(network["IPAddress"])
 
 
-def test_a_project_meets_by_name_and_another_project_is_out_of_reach(
+def test_instances_reach_their_own_project_by_name_and_no_other(
     node: DockerNode, runtime: DockerRuntime
 ) -> None:
     flush_rules(node)
@@ -72,9 +72,7 @@ def test_a_project_meets_by_name_and_another_project_is_out_of_reach(
     assert answers(lambda *argv: list(argv), f"{node.address}:{port}")
 
 
-def test_a_network_is_labelled_and_its_interface_known_by_name(
-    node: DockerNode, runtime: DockerRuntime
-) -> None:
+def test_a_network_has_labels_and_a_named_interface(node: DockerNode, runtime: DockerRuntime) -> None:
     container = start(runtime, of_project("proj-1"))
     assert "eth0" not in output_of(runtime, container, ["cat", "/proc/net/if_inet6"])
     found = node.client.api.inspect_network("mooring-proj-1")
@@ -84,7 +82,7 @@ def test_a_network_is_labelled_and_its_interface_known_by_name(
     assert interface.startswith("mr-") and len(interface) <= 15
 
 
-def test_many_starts_at_once_make_one_network(node: DockerNode, runtime: DockerRuntime) -> None:
+def test_concurrent_starts_create_one_network(node: DockerNode, runtime: DockerRuntime) -> None:
     second_agent = runtime_on(node)
     given = [of_project("proj-1") for _ in range(4)]
     with ThreadPoolExecutor() as starts:
@@ -94,9 +92,7 @@ def test_many_starts_at_once_make_one_network(node: DockerNode, runtime: DockerR
     second_agent.close()
 
 
-def test_a_network_goes_after_the_last_instance_and_not_before(
-    node: DockerNode, runtime: DockerRuntime
-) -> None:
+def test_a_network_is_removed_after_its_last_instance(node: DockerNode, runtime: DockerRuntime) -> None:
     first, second = start(runtime, of_project("proj-1")), start(runtime, of_project("proj-1"))
     other_plane = runtime_on(node, control_plane_id="cp-other")
     start(other_plane, of_project("proj-3"))
@@ -111,7 +107,7 @@ def test_a_network_goes_after_the_last_instance_and_not_before(
     other_plane.close()
 
 
-def test_a_network_that_a_start_counts_on_is_not_swept_away(node: DockerNode, runtime: DockerRuntime) -> None:
+def test_a_network_that_a_start_uses_is_not_removed(node: DockerNode, runtime: DockerRuntime) -> None:
     def sweep_at_the_worst_moment() -> bool:
         runtime.facts()
         return False
@@ -121,7 +117,7 @@ def test_a_network_that_a_start_counts_on_is_not_swept_away(node: DockerNode, ru
     assert networks(node) == {"mooring-proj-1"}
 
 
-def test_a_network_with_the_name_of_ours_is_not_used(node: DockerNode, runtime: DockerRuntime) -> None:
+def test_a_foreign_network_with_a_projects_name_is_not_used(node: DockerNode, runtime: DockerRuntime) -> None:
     node.client.networks.create(network_name("proj-1"))
     with pytest.raises(StartRefused) as caught:
         start(runtime, of_project("proj-1"))
@@ -130,7 +126,7 @@ def test_a_network_with_the_name_of_ours_is_not_used(node: DockerNode, runtime: 
     assert networks(node) == {"mooring-proj-1"}
 
 
-def test_when_docker_has_no_address_range_left_unused_networks_go_first(
+def test_unused_networks_are_removed_when_address_ranges_run_out(
     node: DockerNode, runtime: DockerRuntime
 ) -> None:
     for number, range_ in enumerate(LATER_RANGES):

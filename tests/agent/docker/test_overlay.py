@@ -124,7 +124,7 @@ def ended(runtime: DockerRuntime, container: Container) -> None:
 # --- what a node says
 
 
-def test_both_nodes_tell_the_same_swarm_and_who_manages_it(
+def test_both_nodes_report_the_same_swarm_and_their_role(
     runtimes: tuple[DockerRuntime, DockerRuntime],
 ) -> None:
     manager, worker = (runtime.facts().swarm for runtime in runtimes)
@@ -134,7 +134,7 @@ def test_both_nodes_tell_the_same_swarm_and_who_manages_it(
     assert manager.cluster_id == worker.cluster_id
 
 
-def test_a_daemon_on_its_own_tells_no_swarm_and_its_members_wait_for_one(docker_node: DockerNode) -> None:
+def test_a_daemon_outside_a_swarm_reports_none_and_members_wait(docker_node: DockerNode) -> None:
     runtime = runtime_on(docker_node)
     assert runtime.info()["Swarm"]["LocalNodeState"] == "inactive"
     assert runtime.facts().swarm is None
@@ -145,12 +145,12 @@ def test_a_daemon_on_its_own_tells_no_swarm_and_its_members_wait_for_one(docker_
     runtime.close()
 
 
-def test_a_worker_whose_certificate_cannot_be_read_tells_no_swarm(tmp_path: Path) -> None:
+def test_a_worker_with_an_unreadable_certificate_reports_no_swarm(tmp_path: Path) -> None:
     swarm = {"LocalNodeState": "active", "ControlAvailable": False}
     assert swarm_of({"Swarm": swarm, "DockerRootDir": str(tmp_path)}) is None
 
 
-def test_the_doctor_tells_the_swarm_and_what_it_costs(
+def test_doctor_reports_the_swarm_and_its_requirements(
     swarm: Swarm, runtimes: tuple[DockerRuntime, DockerRuntime], tmp_path: Path
 ) -> None:
     def told(info: dict[str, Any]) -> dict[str, Check]:
@@ -182,7 +182,7 @@ def test_members_on_two_nodes_find_each_other_by_name_and_exchange_bytes(
     assert answers(swarm.manager.inside, f"{swarm.worker.address}:{second.endpoints[0].port}")
 
 
-def test_a_member_knows_itself_by_its_groups_network_alone(
+def test_a_members_host_name_resolves_to_its_group_address(
     swarm: Swarm, runtimes: tuple[DockerRuntime, DockerRuntime]
 ) -> None:
     manager, worker = runtimes
@@ -213,7 +213,7 @@ def test_members_on_one_node_find_each_other_on_their_projects_bridge(docker_nod
         runtime.close()
 
 
-def test_on_its_hosts_network_a_member_is_reached_at_the_port_that_it_listens_on(
+def test_a_member_on_the_host_network_is_reachable_at_its_port(
     docker_node: DockerNode,
 ) -> None:
     runtime = runtime_on(docker_node)
@@ -229,7 +229,7 @@ def test_on_its_hosts_network_a_member_is_reached_at_the_port_that_it_listens_on
         runtime.close()
 
 
-def test_only_an_assignment_that_says_so_gets_another_network(docker_node: DockerNode) -> None:
+def test_only_a_group_gets_another_network(docker_node: DockerNode) -> None:
     runtime = runtime_on(docker_node)
     sly = member(replace_name(overlay(), "host"), 0)
     with pytest.raises(StartRefused) as caught:
@@ -242,7 +242,7 @@ def replace_name(given: OverlayNetwork, name: str) -> OverlayNetwork:
     return given.model_copy(update={"name": name})
 
 
-def test_what_the_group_tells_its_members_wins_and_interfaces_are_the_users_to_choose() -> None:
+def test_group_variables_win_and_users_choose_interfaces() -> None:
     env = {"RANK": "7", "MASTER_PORT": "1", "GLOO_SOCKET_IFNAME": "eth9"}
     given = environment(member(overlay(), 1, env=env), Image("sha256:0", None), Abilities())
     assert {"RANK=1", "MASTER_ADDR=train-0", "MASTER_PORT=1"} <= set(given)
@@ -253,7 +253,7 @@ def test_what_the_group_tells_its_members_wins_and_interfaces_are_the_users_to_c
 # --- networks come and go
 
 
-def test_a_start_waits_until_a_manager_has_made_the_network(
+def test_a_start_waits_until_a_manager_has_created_the_network(
     swarm: Swarm, runtimes: tuple[DockerRuntime, DockerRuntime]
 ) -> None:
     manager, worker = runtimes
@@ -271,7 +271,7 @@ def test_a_start_waits_until_a_manager_has_made_the_network(
     assert shared.name in waited[0].message
 
 
-def test_a_start_that_is_cancelled_while_it_waits_leaves_nothing(
+def test_a_start_cancelled_while_it_waits_leaves_no_container(
     swarm: Swarm, runtimes: tuple[DockerRuntime, DockerRuntime]
 ) -> None:
     waited: list[Reason] = []
@@ -279,7 +279,7 @@ def test_a_start_that_is_cancelled_while_it_waits_leaves_nothing(
     assert all_containers(swarm.worker) == []
 
 
-def test_a_start_that_waited_long_is_tried_again_later() -> None:
+def test_a_start_without_network_is_retried_later() -> None:
     def not_there() -> None:
         raise EngineRefused(500, "Could not attach to network n: rpc error: code = NotFound desc = …")
 
@@ -288,7 +288,7 @@ def test_a_start_that_waited_long_is_tried_again_later() -> None:
     assert caught.value.reason.code == "waiting_for_network"
 
 
-def test_a_network_is_labelled_stays_while_it_is_used_on_any_node_and_goes_with_its_group(
+def test_an_overlay_is_removed_with_its_group_when_no_node_uses_it(
     swarm: Swarm, runtimes: tuple[DockerRuntime, DockerRuntime]
 ) -> None:
     manager, worker = runtimes
@@ -321,7 +321,7 @@ def test_a_network_is_labelled_stays_while_it_is_used_on_any_node_and_goes_with_
     strangers.close()
 
 
-def test_many_managers_make_one_network(swarm: Swarm) -> None:
+def test_many_managers_create_one_network(swarm: Swarm) -> None:
     shared = overlay()
     managers = [runtime_on(swarm.manager) for _ in range(4)]
     with ThreadPoolExecutor() as making:
@@ -331,7 +331,7 @@ def test_many_managers_make_one_network(swarm: Swarm) -> None:
         manager.close()
 
 
-def test_a_network_with_the_name_of_a_groups_is_not_used(
+def test_a_foreign_network_with_a_groups_name_is_not_used(
     swarm: Swarm, runtimes: tuple[DockerRuntime, DockerRuntime]
 ) -> None:
     shared = overlay()
@@ -358,7 +358,7 @@ def guarded(swarm: Swarm, *management: str) -> Iterator[tuple[DockerRuntime, Doc
         worker.close()
 
 
-def test_strangers_reach_no_member_and_members_no_stranger(
+def test_members_and_foreign_hosts_cannot_reach_each_other(
     swarm: Swarm, runtimes: tuple[DockerRuntime, DockerRuntime]
 ) -> None:
     manager, worker = runtimes
@@ -390,7 +390,7 @@ def test_strangers_reach_no_member_and_members_no_stranger(
     assert all(answers(swarm.manager.inside, door) for door in doors)
 
 
-def test_metadata_management_and_the_node_are_out_of_a_members_reach(swarm: Swarm) -> None:
+def test_members_cannot_reach_metadata_management_or_the_node(swarm: Swarm) -> None:
     targets = {f"{host}:{PORT}" for host in (METADATA, swarm.manager.address, swarm.worker.address)}
     route = ["ip", "route", "add", METADATA, "via", swarm.manager.address]
     subprocess.run(swarm.manager.inside("ip", "address", "add", f"{METADATA}/32", "dev", "lo"), check=True)
@@ -412,7 +412,7 @@ def test_metadata_management_and_the_node_are_out_of_a_members_reach(swarm: Swar
     subprocess.run(swarm.worker.inside("ip", "route", "del", METADATA), check=True)
 
 
-def test_a_stranger_cannot_slip_packets_into_a_groups_network(
+def test_foreign_hosts_cannot_inject_packets_into_an_overlay(
     swarm: Swarm, runtimes: tuple[DockerRuntime, DockerRuntime]
 ) -> None:
     """A node takes whatever comes to its VXLAN port for a packet of the network that it names."""
@@ -480,7 +480,7 @@ def vxlan(vni: int, to: str, payload: bytes) -> bytes:
     return b"\x08\0\0\0" + vni.to_bytes(3) + b"\0" + ethernet + header + udp
 
 
-def test_the_bridge_that_members_of_all_projects_share_must_keep_them_apart(docker_node: DockerNode) -> None:
+def test_the_shared_gateway_must_isolate_projects(docker_node: DockerNode) -> None:
     engine = Engine({"DOCKER_HOST": docker_node.url})
     overlays = Overlays(engine)
     assert overlays.gateway() is None
@@ -495,7 +495,7 @@ def test_the_bridge_that_members_of_all_projects_share_must_keep_them_apart(dock
         engine.close()
 
 
-def test_the_rules_of_a_shared_bridge_are_those_of_projects_and_one_more() -> None:
+def test_a_shared_bridge_has_the_rules_of_projects_and_one_more() -> None:
     rules = forward_rules(4, [], ["gw"])
     assert {"-i mr-+ -o gw -j DROP", "-i gw -o mr-+ -j DROP", "-i gw -o gw -j DROP"} <= set(rules)
     assert "-i gw -d 169.254.0.0/16 -j DROP" in rules
@@ -525,9 +525,7 @@ class ManagingRuntime(CountingRuntime):
     ("swarm", "is_told"),
     [(SwarmFacts(cluster_id="c", manager=True), True), (SwarmFacts(cluster_id="c", manager=False), False)],
 )
-def test_only_an_agent_that_said_it_manages_a_swarm_acts_on_networks(
-    tmp_path: Path, swarm: SwarmFacts, is_told: bool
-) -> None:
+def test_only_agents_of_managers_manage_overlays(tmp_path: Path, swarm: SwarmFacts, is_told: bool) -> None:
     wanted = overlay()
     with control_plane(overlays=[wanted]) as server:
         node = Node(server, tmp_path)

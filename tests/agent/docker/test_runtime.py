@@ -33,7 +33,9 @@ def refused(runtime: DockerRuntime, given: Assignment) -> StartRefused:
     return caught.value
 
 
-def test_a_start_is_confined_labelled_and_listed(node: DockerNode, runtime: DockerRuntime) -> None:
+def test_a_started_container_is_restricted_labelled_and_listed(
+    node: DockerNode, runtime: DockerRuntime
+) -> None:
     given = assignment(gpu_uuids=("GPU-aaaa", "GPU-bbbb"), cpus=0.5)
     container = start(runtime, given)
     assert (container.instance_id, container.attempt, container.status) == (given.instance_id, 1, "running")
@@ -61,16 +63,14 @@ def test_root_in_the_container_can_do_what_the_projects_profile_allows(
 
 
 @pytest.mark.parametrize(("uuids", "visible"), [((), "void"), (("GPU-aaaa",), "GPU-aaaa")])
-def test_an_image_that_bakes_in_all_gets_only_its_own_gpus(
+def test_an_image_that_sets_all_gets_only_the_assigned_gpus(
     runtime: DockerRuntime, cuda_env_image: str, uuids: Any, visible: str
 ) -> None:
     container = start(runtime, assignment(image=cuda_env_image, gpu_uuids=uuids))
     assert visible_in(runtime, container) == [visible]
 
 
-def test_device_variables_that_an_image_bakes_in_are_gone_inside(
-    node: DockerNode, runtime: DockerRuntime
-) -> None:
+def test_device_variables_of_an_image_are_removed(node: DockerNode, runtime: DockerRuntime) -> None:
     baked = ["ENV NVIDIA_MIG_CONFIG_DEVICES=all DOCKER_RESOURCE_GPU=GPU-x KEPT=1"]
     container = start(runtime, assignment(image=image_with(node, "baked", baked)))
     inside = output_of(runtime, container, ["env"])
@@ -89,7 +89,7 @@ def test_simulated_gpus_need_no_driver_and_are_named(node: DockerNode) -> None:
     runtime.close()
 
 
-def test_a_published_port_is_reached_where_the_endpoint_says(runtime: DockerRuntime) -> None:
+def test_a_published_port_is_reachable_at_its_endpoint(runtime: DockerRuntime) -> None:
     served = ["sh", "-c", "echo hello > /tmp/index.html; exec httpd -f -p 80 -h /tmp"]
     container = start(
         runtime, assignment(command=served, ports=[{"container": 80}, {"container": 53, "protocol": "udp"}])
@@ -114,7 +114,7 @@ def test_a_published_port_is_reached_where_the_endpoint_says(runtime: DockerRunt
         ({"working_dir": "/etc/passwd/x"}, "working_dir_unusable"),
     ],
 )
-def test_a_start_that_fails_says_why_and_leaves_nothing(
+def test_a_failed_start_has_a_reason_and_leaves_no_container(
     node: DockerNode, runtime: DockerRuntime, asked: dict[str, Any], code: Any
 ) -> None:
     refusal = refused(runtime, assignment(**asked))
@@ -133,13 +133,13 @@ def test_an_image_without_a_command(node: DockerNode, runtime: DockerRuntime) ->
 
 
 @pytest.mark.parametrize("code", [127, 126, 1])
-def test_a_program_that_fails_by_itself_has_run(runtime: DockerRuntime, code: Any) -> None:
+def test_a_failing_program_counts_as_started(runtime: DockerRuntime, code: Any) -> None:
     container = start(runtime, assignment(command=["sh", "-c", f"exit {code}"]))
     ended = the_ended(runtime)
     assert (ended.container_id, ended.exit_code) == (container.container_id, code)
 
 
-def test_no_nvidia_driver_in_docker(new_docker_node: NewDockerNode) -> None:
+def test_a_docker_without_nvidia_driver_is_explained(new_docker_node: NewDockerNode) -> None:
     bare = new_docker_node()
     bare.stop()
     (bare.bin_dir / "nvidia-container-runtime-hook").unlink()
@@ -150,7 +150,7 @@ def test_no_nvidia_driver_in_docker(new_docker_node: NewDockerNode) -> None:
     runtime.close()
 
 
-def test_a_port_that_another_program_holds_is_passed_over_and_given_up_at_last(
+def test_an_occupied_port_is_skipped_a_limited_number_of_times(
     node: DockerNode, runtime: DockerRuntime
 ) -> None:
     first = start(runtime, assignment(ports=[{"container": 80}])).endpoints[0].port
@@ -161,7 +161,7 @@ def test_a_port_that_another_program_holds_is_passed_over_and_given_up_at_last(
         assert refused(runtime, assignment(ports=[{"container": 80}])).reason.code == "port_in_use"
 
 
-def test_starting_again_adopts_what_runs(node: DockerNode, runtime: DockerRuntime) -> None:
+def test_a_second_start_adopts_the_running_container(node: DockerNode, runtime: DockerRuntime) -> None:
     given = assignment()
     container = start(runtime, given)
     restarted_agent = runtime_on(node)
@@ -169,16 +169,14 @@ def test_starting_again_adopts_what_runs(node: DockerNode, runtime: DockerRuntim
     restarted_agent.close()
 
 
-def test_a_container_that_was_only_created_is_started(node: DockerNode, runtime: DockerRuntime) -> None:
+def test_a_created_container_is_started(node: DockerNode, runtime: DockerRuntime) -> None:
     given = assignment()
     created = create_by_hand(node, given)
     container = start(runtime, given)
     assert (container.container_id, container.status) == (created, "running")
 
 
-def test_a_container_that_ran_and_ended_is_not_started_again(
-    node: DockerNode, runtime: DockerRuntime
-) -> None:
+def test_an_exited_container_is_not_started_again(node: DockerNode, runtime: DockerRuntime) -> None:
     given = assignment(command=["true"])
     first = start(runtime, given)
     the_ended(runtime)
@@ -187,7 +185,7 @@ def test_a_container_that_ran_and_ended_is_not_started_again(
 
 
 @pytest.mark.parametrize("labels", [{}, {"mooring.control_plane": "another"}, {"mooring.spec": "other"}])
-def test_a_stranger_with_our_name_is_left_alone(
+def test_a_foreign_container_with_our_name_is_left_alone(
     node: DockerNode, runtime: DockerRuntime, labels: dict[str, str]
 ) -> None:
     given = assignment()
@@ -216,9 +214,7 @@ def test_a_create_that_timed_out_is_adopted_and_never_repeated(new_docker_node: 
     runtime.close()
 
 
-def test_a_start_cancelled_before_or_after_create_leaves_nothing(
-    node: DockerNode, runtime: DockerRuntime
-) -> None:
+def test_a_cancelled_start_leaves_no_container(node: DockerNode, runtime: DockerRuntime) -> None:
     for calls in (1, 2):
         answers = [False] * (calls - 1) + [True] * 9
         assert runtime.start(assignment(), lambda _reason: None, iter(answers).__next__) is None
@@ -239,7 +235,7 @@ def test_a_start_cancelled_before_or_after_create_leaves_nothing(
         },
     ],
 )
-def test_a_container_with_other_devices_than_assigned_is_killed_and_its_gpus_distrusted(
+def test_a_container_with_wrong_devices_is_killed_and_its_gpus_quarantined(
     node: DockerNode, runtime: DockerRuntime, wrong: dict[str, Any]
 ) -> None:
     given = assignment(gpu_uuids=("GPU-aaaa",))
@@ -249,7 +245,7 @@ def test_a_container_with_other_devices_than_assigned_is_killed_and_its_gpus_dis
     assert all_containers(node) == []
 
 
-def test_a_container_that_would_see_all_gpus_by_its_environment_is_killed(
+def test_a_container_with_all_gpus_in_its_environment_is_killed(
     node: DockerNode, runtime: DockerRuntime
 ) -> None:
     given = assignment()

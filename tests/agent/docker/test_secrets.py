@@ -44,7 +44,7 @@ def test_a_reference_becomes_its_value_and_only_in_the_environment() -> None:
 
 
 @pytest.mark.parametrize("simulated", [False, True])
-def test_without_its_secret_it_is_refused(runtime: DockerRuntime, *, simulated: bool) -> None:
+def test_a_start_without_its_secret_is_rejected(runtime: DockerRuntime, *, simulated: bool) -> None:
     given = with_more(with_secret(), secrets={})
     engine: Runtime = SimulatedRuntime() if simulated else runtime
     with pytest.raises(StartRefused, match="my-token") as caught:
@@ -52,7 +52,7 @@ def test_without_its_secret_it_is_refused(runtime: DockerRuntime, *, simulated: 
     assert caught.value.reason.code == "secret_unavailable"
 
 
-def test_nothing_that_the_agent_writes_or_says_holds_a_secret(
+def test_files_and_logs_of_the_agent_contain_no_secret(
     node: DockerNode, runtime: DockerRuntime, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What runs, what fails and what is restarted: files, logs at DEBUG, reports and labels."""
@@ -100,7 +100,7 @@ def test_nothing_that_the_agent_writes_or_says_holds_a_secret(
         "401 for Basic YWxpY2U6cmVnaXN0cnktY2FuYXJ5LTc3YWE=",
     ],
 )
-def test_what_an_engine_quotes_is_masked(quoted: str) -> None:
+def test_quotes_in_engine_errors_are_masked(quoted: str) -> None:
     withheld = SecretRedactor.of(with_secret())
     with pytest.raises(EngineRefused) as refused, withheld.masking():
         raise EngineRefused(400, quoted)
@@ -113,7 +113,7 @@ def test_what_an_engine_quotes_is_masked(quoted: str) -> None:
     assert refused.value.status == 400
 
 
-def test_a_later_agent_knows_what_to_mask_from_the_container() -> None:
+def test_a_restarted_agent_masks_the_secrets_of_a_container() -> None:
     inspected = {"Config": {"Env": [f"TOKEN={CANARY}", "PLAIN=told", "OTHER=1"]}}
     said = f"PLAIN=told OTHER=1 {CANARY} 1 of 1"
     assert (
@@ -134,7 +134,7 @@ def test_a_secret_that_is_part_of_the_mask_or_of_another_is_masked_once(secret: 
     assert "and-more" not in masked and secret not in masked.replace(MASK, "")
 
 
-def test_masking_costs_nothing_until_there_is_something_to_mask() -> None:
+def test_a_redactor_is_cheap_until_it_masks_a_text() -> None:
     """Each start and each inspect of an instance with many large secrets makes one of these."""
     secrets = {f"S{number}": '"\\' * 8192 for number in range(24)}
     inspected = {"Config": {"Env": [f"{name}={value}" for name, value in secrets.items()]}}

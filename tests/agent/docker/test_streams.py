@@ -63,7 +63,7 @@ def test_tail_and_since(runtime: DockerRuntime) -> None:
     assert lines(since) == [("stdout", "4"), ("stdout", "5")]
 
 
-def test_a_since_that_is_no_time(runtime: DockerRuntime) -> None:
+def test_an_invalid_since_is_an_error(runtime: DockerRuntime) -> None:
     container = sh(runtime, "sleep 100")
     request = LogsRequest(tail=None, since="yesterday", follow=False)
     assert errors(runtime.logs(container.container_id, request)) == ["bad_since"]
@@ -78,7 +78,7 @@ def test_a_long_line_is_cut(runtime: DockerRuntime) -> None:
     ]
 
 
-def test_a_follow_shows_what_comes_and_ends_with_the_container(runtime: DockerRuntime) -> None:
+def test_a_follow_yields_new_lines_and_ends_with_the_container(runtime: DockerRuntime) -> None:
     container = sh(runtime, "echo first; while [ ! -e /tmp/go ]; do sleep 0.05; done; echo last")
     frames = runtime.logs(container.container_id, FOLLOW)
     assert next(frames).text == "first"
@@ -99,7 +99,7 @@ def test_logs_of_nothing(runtime: DockerRuntime) -> None:
 
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
-def test_a_follow_does_not_end_cleanly_when_the_engine_goes(new_docker_node: NewDockerNode, how: str) -> None:
+def test_a_follow_fails_when_the_engine_stops(new_docker_node: NewDockerNode, how: str) -> None:
     node = new_docker_node()
     runtime = runtime_on(node)
     container = sh(runtime, "echo first; sleep 1000")
@@ -126,7 +126,7 @@ def test_exec_loses_no_output(runtime: DockerRuntime) -> None:
         assert frames[-1].exit_code == 0
 
 
-def test_exec_of_a_command_that_is_not_there(runtime: DockerRuntime) -> None:
+def test_exec_of_a_missing_command(runtime: DockerRuntime) -> None:
     container = start(runtime, assignment())
     assert run(runtime, container, "nosuch")[-1].exit_code in {126, 127}
 
@@ -150,7 +150,7 @@ def test_exec_that_takes_too_long_is_killed_with_its_children(runtime: DockerRun
     assert runtime.containers()[0][0].status == "running"
 
 
-def test_exec_whose_reader_goes_away_is_killed(runtime: DockerRuntime) -> None:
+def test_closing_the_reader_of_an_exec_kills_it(runtime: DockerRuntime) -> None:
     container = start(runtime, assignment())
     request = ExecRequest(command=["sh", "-c", "echo up; sleep 6666"], timeout_s=100, max_output_bytes=100)
     frames = runtime.exec(container.container_id, request)
@@ -167,7 +167,7 @@ def test_exec_in_a_container_that_does_not_run(runtime: DockerRuntime) -> None:
     assert errors(run(runtime, container, "true")) == ["not_running"]
 
 
-def test_exec_does_not_end_cleanly_when_the_engine_goes(new_docker_node: NewDockerNode) -> None:
+def test_exec_fails_when_the_engine_stops(new_docker_node: NewDockerNode) -> None:
     node = new_docker_node()
     runtime = runtime_on(node)
     container = start(runtime, assignment())

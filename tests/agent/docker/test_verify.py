@@ -30,7 +30,7 @@ MINORS = {"GPU-a": 0, "GPU-b": 1}
         ({7, 8}, ["GPU-unknown"], True),
     ],
 )
-def test_cards_seen_against_cards_assigned(seen: set[int] | None, uuids: Any, bad: bool) -> None:
+def test_visible_gpus_are_compared_with_assigned_ones(seen: set[int] | None, uuids: Any, bad: bool) -> None:
     reason = foreign_devices(seen, uuids, MINORS.get)
     assert (reason and reason.code) == ("gpu_mismatch" if bad else None)
 
@@ -81,7 +81,7 @@ def by_cdi(*uuids: str) -> list[dict[str, Any]]:
         (inspected(None, Devices=[{"PathOnHost": "/dev/nvidia0"}]), [], False, True),
     ],
 )
-def test_the_engines_description_against_the_assignment(
+def test_the_engines_description_is_compared_with_the_assignment(
     found: dict[str, Any], uuids: Any, simulated: bool, bad: bool
 ) -> None:
     reason = mismatch(found, uuids, simulated=simulated)
@@ -100,7 +100,7 @@ def dev(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_nodes_of_a_real_container_are_read(docker_node: DockerNode, dev: Path) -> None:
+def test_device_nodes_of_a_real_container_are_read(docker_node: DockerNode, dev: Path) -> None:
     api = docker_node.client.api
     devices = [f"{dev}/nvidia1:/dev/renamed", f"{dev}/nvidiactl:/dev/nvidiactl"]
     made = api.create_container(
@@ -116,7 +116,7 @@ def test_the_nodes_of_a_real_container_are_read(docker_node: DockerNode, dev: Pa
         api.remove_container(made, force=True)
 
 
-def test_an_instance_without_gpus_has_no_card(docker_node: DockerNode, dev: Path) -> None:
+def test_an_instance_without_gpus_has_no_devices(docker_node: DockerNode, dev: Path) -> None:
     runtime = runtime_on(docker_node)
     container = start(runtime, assignment())
     pid = docker_node.client.api.inspect_container(container.container_id)["State"]["Pid"]
@@ -125,5 +125,5 @@ def test_an_instance_without_gpus_has_no_card(docker_node: DockerNode, dev: Path
     runtime.close()
 
 
-def test_a_host_without_cards_has_nothing_to_compare(tmp_path: Path) -> None:
+def test_a_host_without_gpus_verifies_nothing(tmp_path: Path) -> None:
     assert gpu_minors_in("any", 1, dev=tmp_path) is None
