@@ -1,4 +1,4 @@
-"""What the Docker tests share: assignments, runtimes on a node, and hands that do what no agent would."""
+"""Helpers of the Docker tests: assignments, runtimes on a node, and calls that an agent does not make."""
 
 import hashlib
 import io
@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import tarfile
+from pathlib import Path
 from typing import Any
 
 from mooring.agent.decide.reconcile import is_live
@@ -178,3 +179,15 @@ def image_of_config(node: DockerNode, name: str, **config: Any) -> str:
     buffer.seek(0)
     node.client.images.load(buffer.read())
     return tag
+
+
+def processes_in(container: Container) -> list[str]:
+    """The command lines of a container's processes, NUL-separated, as the host sees them; no engine is asked."""
+    found = []
+    for cgroup in Path("/proc").glob("[0-9]*/cgroup"):
+        try:
+            if container.container_id in cgroup.read_text():
+                found.append((cgroup.parent / "cmdline").read_text())
+        except OSError:
+            continue
+    return found

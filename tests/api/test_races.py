@@ -103,7 +103,7 @@ def _placement(instance_id: str, node: WireNode, *indexes: int, **more: Any) -> 
     return Placement(
         **{
             "instance_id": instance_id, "node_id": node.id, "cpu_milli": 1000, "memory_mib": 64,
-            "grants": tuple(GpuAllocation(node.gpus[index].uuid) for index in indexes), **more,
+            "allocations": tuple(GpuAllocation(node.gpus[index].uuid) for index in indexes), **more,
         }
     )  # fmt: skip
 
@@ -139,9 +139,9 @@ def test_only_the_first_of_overlapping_placements_in_one_plan_is_written(
         {"node_id": "nod_none"},
         {"cpu_milli": 64_001},
         {"memory_mib": 524_288},
-        {"grants": (GpuAllocation("GPU-of-nobody"),)},
-        {"grants": (GpuAllocation("GPU-gpu-1-0", 142, "MIG-of-nobody"),)},
-        {"grants": (GpuAllocation("GPU-gpu-1-0"), GpuAllocation("GPU-gpu-1-0", 1))},
+        {"allocations": (GpuAllocation("GPU-of-nobody"),)},
+        {"allocations": (GpuAllocation("GPU-gpu-1-0", 142, "MIG-of-nobody"),)},
+        {"allocations": (GpuAllocation("GPU-gpu-1-0"), GpuAllocation("GPU-gpu-1-0", 1))},
         {"instance_id": "ins_none"},
     ],
 )
@@ -208,7 +208,7 @@ def test_a_placement_that_shares_a_gpu_with_another_project_is_rejected(
     wait_until(lambda: client.instance(other_projects_instance)["reason"]["code"] != "queued")
     half = (GpuAllocation(node.gpus[0].uuid, 500),)
     plans = [
-        _placement(instance_id, node, grants=half) for instance_id in (one, other_projects_instance, two)
+        _placement(instance_id, node, allocations=half) for instance_id in (one, other_projects_instance, two)
     ]
     assert _assign(service, node.id, *plans) == [one, two]
 

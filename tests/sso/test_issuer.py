@@ -12,7 +12,7 @@ import jwt
 import pytest
 
 from mooring.api.auth.jwks import IssuerKeys, keys_in
-from mooring.core.errors import Unauthorized, Unavailable
+from mooring.core.errors import SsoUnavailable, Unauthorized
 from tests.problems import problem
 from tests.service import RunningService, running, settings_for
 from tests.sso.provider import AUDIENCE, Provider, new_keys
@@ -127,10 +127,10 @@ def test_a_withdrawn_key_expires_unless_the_issuer_is_unreachable(
         for clock.now in (302, 700, 24 * 3600 - 1):
             assert (await keys.key(new, "ES256")).id == new
         clock.now = 24 * 3600 + 302
-        with pytest.raises(Unavailable):
+        with pytest.raises(SsoUnavailable):
             await keys.key(new, "ES256")
         own_provider.start()
-        with pytest.raises(Unavailable):  # the last attempt was too recent
+        with pytest.raises(SsoUnavailable):  # the last attempt was too recent
             await keys.key(new, "ES256")
         clock.now += 10
         assert (await keys.key(new, "ES256")).id == new
@@ -153,7 +153,7 @@ def test_an_unresponsive_issuer_does_not_delay_tokens_with_known_keys(own_provid
             waiting = [asyncio.create_task(keys.key("unknown", "ES256")) for _ in range(5)]
             async with asyncio.timeout(10):
                 outcomes = await asyncio.gather(*waiting, return_exceptions=True)
-            assert {type(outcome) for outcome in outcomes} == {Unavailable}
+            assert {type(outcome) for outcome in outcomes} == {SsoUnavailable}
         finally:
             own_provider.thaw()
         clock.now = 320

@@ -243,7 +243,7 @@ def test_real_containers_with_simulated_gpus(
         made = admin.create(image="mooring-test/cuda-env:1", gpus={"count": 2})
         shown = admin.wait(made["id"], "running")
         # Docker is in another network namespace, as for users without root.
-        assert "containers of this node reach the node itself" in running.printed()
+        assert "containers of this node can reach the node itself" in running.printed()
         assert shown["simulated"]
         assert [device["model"] for device in shown["devices"]] == ["NVIDIA H100 80GB HBM3"] * 2
         [container] = containers_on(node)

@@ -174,6 +174,7 @@ class _Fleet:
             return None
         backoff = new_backoff()
         while not self.stopping.is_set():
+            sent_at = time.monotonic()
             try:
                 answer = control_plane.join(token, plan.name, socket.gethostname())
             except Unreachable as error:
@@ -184,7 +185,7 @@ class _Fleet:
                 self.exit_code = EXIT_UNAUTHORIZED
                 return None
             else:
-                self._reachability.succeeded(plan.name)
+                self._reachability.succeeded(plan.name, sent_at)
                 identity = NodeIdentity.from_answer(answer)
                 state.save_joined(identity)
                 log.info("joined %s as node %s", self._settings.server_url, identity.node_name)

@@ -7,7 +7,15 @@ import pytest
 
 from mooring.agent.docker.runtime import limits_here
 from mooring.agent.runtime import StartRefused
-from tests.agent.docker_assignments import assignment, output_of, runtime_on, start, stop, the_ended
+from tests.agent.docker_assignments import (
+    assignment,
+    output_of,
+    processes_in,
+    runtime_on,
+    start,
+    stop,
+    the_ended,
+)
 from tests.testbed.dockerd import DockerNode
 from tests.testbed.waiting import wait_until
 
@@ -38,8 +46,10 @@ def test_a_throttled_fork_bomb_ends_when_killed(node: DockerNode) -> None:
     """Under its own CPU limit none of its processes runs for minutes, and what does not run does not die."""
     runtime = runtime_on(node)
     bomb = start(runtime, assignment(command=WIDE_FORK_BOMB, cpus=0.1, memory_mib=64))
-    wait_until(lambda: len(node.client.api.top(bomb.container_id)["Processes"]) >= 300, 60)
-    runtime.kill(bomb)
+    try:
+        wait_until(lambda: len(processes_in(bomb)) >= 300, 60)
+    finally:
+        runtime.kill(bomb)
     assert the_ended(runtime).instance_id == bomb.instance_id
     runtime.close()
 

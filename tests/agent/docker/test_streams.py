@@ -3,7 +3,6 @@
 import re
 import threading
 from collections.abc import Iterable
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,7 @@ from mooring.agent.docker.runtime import DockerRuntime
 from mooring.agent.runtime import Container, RuntimeUnavailable
 from mooring.core.text import MAX_LINE_BYTES
 from mooring.schemas.agent_streams import ExecRequest, LogsRequest, StreamFrame
-from tests.agent.docker_assignments import assignment, runtime_on, start, the_ended
+from tests.agent.docker_assignments import assignment, processes_in, runtime_on, start, the_ended
 from tests.testbed.dockerd import DockerNode
 from tests.testbed.fixtures import NewDockerNode
 from tests.testbed.waiting import wait_until
@@ -144,9 +143,7 @@ def test_exec_that_takes_too_long_is_killed_with_its_children(runtime: DockerRun
     container = start(runtime, assignment())
     *_, last = run(runtime, container, "sh", "-c", "sleep 4444 & sleep 5555", timeout_s=1)
     assert errors([last]) == ["exec_timeout"]
-    wait_until(
-        lambda: not processes_of(runtime, container, "4444") and not processes_of(runtime, container, "5555")
-    )
+    wait_until(lambda: not processes_of(container, "4444") and not processes_of(container, "5555"))
     assert runtime.containers()[0][0].status == "running"
 
 
@@ -155,9 +152,9 @@ def test_closing_the_reader_of_an_exec_kills_it(runtime: DockerRuntime) -> None:
     request = ExecRequest(command=["sh", "-c", "echo up; sleep 6666"], timeout_s=100, max_output_bytes=100)
     frames = runtime.exec(container.container_id, request)
     assert next(frames).text == "up\n"
-    wait_until(lambda: processes_of(runtime, container, "6666"))
+    wait_until(lambda: processes_of(container, "6666"))
     frames.close()
-    wait_until(lambda: not processes_of(runtime, container, "6666"))
+    wait_until(lambda: not processes_of(container, "6666"))
 
 
 def test_exec_in_a_container_that_does_not_run(runtime: DockerRuntime) -> None:
@@ -197,14 +194,6 @@ def test_a_slow_reader_of_much_output_can_close(node: DockerNode) -> None:
     runtime.close()
 
 
-def processes_of(runtime: DockerRuntime, container: Container, word: str) -> list[str]:
+def processes_of(container: Container, word: str) -> list[str]:
     """Processes in the container with this word in their command line, as the host sees them."""
-    found = []
-    for cgroup in Path("/proc").glob("[0-9]*/cgroup"):
-        try:
-            if container.container_id in cgroup.read_text():
-                command = (cgroup.parent / "cmdline").read_text()
-                found += [command] if word in command.split("\0") else []
-        except OSError:
-            continue
-    return found
+    return [command for command in processes_in(container) if word in command.split("\0")]

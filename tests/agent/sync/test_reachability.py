@@ -1,6 +1,7 @@
 """How often the log says that the control plane is unreachable."""
 
 import logging
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -24,15 +25,16 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def test_the_first_failure_and_the_last_recovery_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    reachability, error = Reachability(), Unreachable("503")
+    reachability, error, failed_before = Reachability(), Unreachable("503"), time.monotonic()
     for node in ("a", "b", "a"):
         reachability.failed(node, error)
     assert lines(caplog) == [DOWN]
+    reachability.succeeded("b", failed_before)  # a long poll that was sent before the failure
     for node in ("c", "a", "a"):
-        reachability.succeeded(node)
+        reachability.succeeded(node, time.monotonic())
     assert lines(caplog) == [DOWN]
-    reachability.succeeded("b")
-    reachability.succeeded("b")
+    reachability.succeeded("b", time.monotonic())
+    reachability.succeeded("b", time.monotonic())
     assert lines(caplog) == [DOWN, UP]
 
 

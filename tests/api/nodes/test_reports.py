@@ -26,8 +26,8 @@ def _allocated_gpus(sandbox: Sandbox) -> int:
 
 @pytest.fixture
 def service_with_short_timeout(database_url: str, tmp_path: Path) -> Iterator[RunningService]:
-    """A service that marks a node unreachable half a second after its last report."""
-    with running(settings_for(database_url, tmp_path / "data", unreachable_after_s=0.5)) as made:
+    """A service that marks a node unreachable one second after its last report."""
+    with running(settings_for(database_url, tmp_path / "data", unreachable_after_s=1)) as made:
         yield made
 
 
@@ -38,8 +38,7 @@ def test_instances_of_an_unreachable_node_are_unreachable_until_its_next_report(
         node = WireNode(client, "gpu-1")
         node.sync()
         made = client.create(gpus={"count": 8})
-        client.wait(made["id"], "scheduled")
-        (assignment,) = node.sync().assignments
+        (assignment,) = wait_until(lambda: node.sync().assignments)  # reports, so that it stays reachable
         node.sync(observed(assignment, "running", endpoints=[_endpoint()]))
         before = client.instance(made["id"])
         waiting = client.create(gpus={"count": 1})

@@ -159,17 +159,19 @@ class Exchange:
         return False
 
     def _open_session(self) -> bool:
+        sent_at = time.monotonic()
         try:
             answer = self._control_plane.open_session()
         except ControlPlaneError as error:
             self._failed(error)
             return False
-        self._succeeded()
+        self._succeeded(sent_at)
         return self._on_session(answer)
 
     def _call(self, wait_s: float, *, brief: bool = False) -> bool | None:
         """Send one report. Whether its answer was news; None: the call failed, or its answer was rejected."""
         report = self._make_report(min(wait_s, LONGEST_WAIT_S), brief)
+        sent_at = time.monotonic()
         try:
             answer = self._control_plane.sync(report.request)
         except ControlPlaneError as error:
@@ -177,7 +179,7 @@ class Exchange:
             return None
         if self._ended.is_set():
             return None
-        self._succeeded()
+        self._succeeded(sent_at)
         self._interval_s = answer.report_interval_s
         if answer.renew_credential:
             self._renew()
@@ -210,8 +212,8 @@ class Exchange:
             self._rejected = True
             log.warning("the control plane rejects this node's reports (%s); retrying", error)
 
-    def _succeeded(self) -> None:
-        self._reachability.succeeded(self._node)
+    def _succeeded(self, sent_at: float) -> None:
+        self._reachability.succeeded(self._node, sent_at)
         if self._rejected:
             self._rejected = False
             log.info("the control plane accepts this node's reports again")

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 
 log = logging.getLogger(__name__)
 
@@ -11,20 +12,22 @@ class Reachability:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._failing: set[str] = set()
+        self._failed_at: dict[str, float] = {}  # by node, on the monotonic clock
 
     def failed(self, node: str, error: Exception) -> None:
         """A call of this node failed and will be retried."""
         with self._lock:
-            if not self._failing:
+            if not self._failed_at:
                 log.warning("cannot reach the control plane (%s); containers keep running, retrying", error)
-            self._failing.add(node)
+            self._failed_at[node] = time.monotonic()
 
-    def succeeded(self, node: str) -> None:
-        """A call of this node was answered."""
-        if node not in self._failing:  # without the lock: the usual case, several times a second
+    def succeeded(self, node: str, sent_at: float) -> None:
+        """A call of this node, sent at this time, was answered. It may be older than a call that failed."""
+        if node not in self._failed_at:  # without the lock: the usual case, several times a second
             return
         with self._lock:
-            self._failing.discard(node)
-            if not self._failing:
+            if sent_at <= self._failed_at.get(node, sent_at):
+                return
+            del self._failed_at[node]
+            if not self._failed_at:
                 log.info("the control plane is reachable again")
