@@ -182,7 +182,7 @@ def image_of_config(node: DockerNode, name: str, **config: Any) -> str:
 
 
 def processes_in(container: Container) -> list[str]:
-    """The command lines of a container's processes, NUL-separated, as the host sees them; no engine is asked."""
+    """The NUL-separated command lines of a container's processes, as the host sees them."""
     found = []
     for cgroup in Path("/proc").glob("[0-9]*/cgroup"):
         try:
